@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * See cpu.h; the cgroups are read by cgroup.c. */
+#include "base/cpu.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/cgroup.h"
+
+/* Bits of the affinity mask that is asked for: the kernel refuses a mask shorter than its own, and
+ * NR_CPUS is 8192 at most on x86-64. */
+#define MASK_CPUS 8192
+
+static uint32_t
+affinity_cpus(void)
+{
+    cpu_set_t mask[MASK_CPUS / CPU_SETSIZE];
+
+    if (sched_getaffinity(0, sizeof(mask), mask) == 0)
+        return (uint32_t)CPU_COUNT_S(sizeof(mask), mask);
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (uint32_t)online : 1;
+}
+
+uint32_t
+rdti_cpu_usable(void)
+{
+    const uint32_t cpus = affinity_cpus();
+    const uint64_t quota = rdti_cgroup_cpu_millis("") / 1000;
+
+    if (quota < 1 || cpus < 1)
+        return 1;
+    return quota < cpus ? (uint32_t)quota : cpus;
+}
+
+/* MemAvailable in bytes; UINT64_MAX if the kernel does not say. */
+static uint64_t
+system_memory_available(void)
+{
+    char line[128];
+    uint64_t kib = UINT64_MAX;
+    FILE *f = fopen("/proc/meminfo", "re");
+
+    if (f == NULL)
+        return UINT64_MAX;
+    while (kib == UINT64_MAX && fgets(line, sizeof(line), f) != NULL) {
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) != 1)
+            kib = UINT64_MAX;
+    }
+    (void)fclose(f);
+    return kib > UINT64_MAX / 1024 ? UINT64_MAX : kib * 1024;
+}
+
+uint64_t
+rdti_memory_available(char *limit_out, size_t cap)
+{
+    const uint64_t system = system_memory_available();
+    const uint64_t group = rdti_cgroup_memory_left("", limit_out, cap);
+
+    if (group < system)
+        return group;
+    if (system == UINT64_MAX)
+        (void)snprintf(limit_out, cap, "no bound known: /proc/meminfo has no MemAvailable");
+    else
+        (void)snprintf(limit_out, cap, "MemAvailable %" PRIu64, system);
+    return system;
+}
