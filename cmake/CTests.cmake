@@ -1,0 +1,41 @@
+# tests/c/<layer>/<file>_test.c: one program and one CTest entry each, labelled by its folder.
+# tests/c/support and tests/sim, where they have sources, are linked into all.
+set(tests_dir "${CMAKE_CURRENT_SOURCE_DIR}/tests")
+file(GLOB test_sources CONFIGURE_DEPENDS "${tests_dir}/c/*/*_test.c")
+file(GLOB support_sources CONFIGURE_DEPENDS "${tests_dir}/c/support/*.c" "${tests_dir}/sim/*.c")
+
+# The harness ends a test long before; this bounds a program that is stuck outside of any test.
+set(test_timeout_s 600)
+set(test_environment "RDT_TEST_TIMEOUT_SCALE=1")
+if(RDMATENSOR_SANITIZE)
+    set(test_environment
+        "RDT_TEST_TIMEOUT_SCALE=6" # TSan on two cores: five times slower where it was measured
+        "ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1"
+        "UBSAN_OPTIONS=print_stacktrace=1"
+        "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+endif()
+
+if(support_sources)
+    add_library(rdmatensor_test_support STATIC ${support_sources})
+    target_include_directories(rdmatensor_test_support PUBLIC "${tests_dir}")
+    target_link_libraries(rdmatensor_test_support PRIVATE rdmatensor_flags
+                          PUBLIC rdmatensor_static)
+endif()
+
+foreach(source IN LISTS test_sources)
+    get_filename_component(name "${source}" NAME_WE)
+    get_filename_component(layer "${source}" DIRECTORY)
+    get_filename_component(layer "${layer}" NAME)
+    set(target "${layer}_${name}")
+    add_executable(${target} "${source}")
+    target_include_directories(${target} PRIVATE "${tests_dir}/c")
+    target_link_libraries(${target} PRIVATE rdmatensor_flags rdmatensor_static)
+    if(support_sources)
+        target_link_libraries(${target} PRIVATE rdmatensor_test_support)
+    endif()
+    set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+    add_test(NAME "${layer}/${name}" COMMAND ${target})
+    set_tests_properties("${layer}/${name}" PROPERTIES
+        LABELS "${layer}" TIMEOUT ${test_timeout_s} SKIP_RETURN_CODE 77
+        ENVIRONMENT "${test_environment}")
+endforeach()

@@ -1,0 +1,50 @@
+# librdmatensor: compiled once, linked twice. The shared library exports what rdmatensor.map lists;
+# the static one is for C tests, which may reach private functions.
+set(RDMATENSOR_CSRC "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
+set(layers base wire transport transport/shm transport/tcp transport/verbs core gpu api collectives)
+list(TRANSFORM layers PREPEND "${RDMATENSOR_CSRC}/")
+list(TRANSFORM layers APPEND "/*.c")
+file(GLOB RDMATENSOR_SOURCES CONFIGURE_DEPENDS ${layers})
+if(NOT RDMATENSOR_SOURCES)
+    message(FATAL_ERROR "no C source under ${RDMATENSOR_CSRC}")
+endif()
+
+add_library(rdmatensor_objects OBJECT ${RDMATENSOR_SOURCES})
+target_include_directories(rdmatensor_objects
+    PUBLIC "${RDMATENSOR_CSRC}/include"
+    PRIVATE "${RDMATENSOR_CSRC}")
+target_compile_definitions(rdmatensor_objects PRIVATE RDT_VERSION_TEXT="${PROJECT_VERSION}")
+target_link_libraries(rdmatensor_objects PRIVATE rdmatensor_flags)
+
+set(link_libs Threads::Threads ${CMAKE_DL_LIBS} m)
+
+add_library(rdmatensor_static STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:rdmatensor_objects>)
+target_include_directories(rdmatensor_static PUBLIC
+    "${RDMATENSOR_CSRC}/include" "${RDMATENSOR_CSRC}")
+target_link_libraries(rdmatensor_static PUBLIC ${link_libs})
+
+set(map "${RDMATENSOR_CSRC}/api/rdmatensor.map")
+add_library(rdmatensor SHARED $<TARGET_OBJECTS:rdmatensor_objects>)
+target_include_directories(rdmatensor PUBLIC "${RDMATENSOR_CSRC}/include")
+target_link_libraries(rdmatensor PRIVATE ${link_libs})
+target_link_options(rdmatensor PRIVATE "LINKER:--version-script=${map}" LINKER:-z,relro,-z,now)
+if(NOT RDMATENSOR_SANITIZE)
+    # A symbol missing here must fail this link, not somebody's dlopen; sanitizers' come later.
+    target_link_options(rdmatensor PRIVATE LINKER:--no-undefined)
+endif()
+set_target_properties(rdmatensor PROPERTIES LINK_DEPENDS "${map}")
+
+# The ABI's major number, from the header. A wheel cannot hold symbolic links, and its copy is
+# private to the package, so there the file's plain name is the soname.
+file(STRINGS "${RDMATENSOR_CSRC}/include/rdmatensor.h" line REGEX "^#define RDT_ABI_MAJOR [0-9]+")
+if(NOT line MATCHES "([0-9]+)$")
+    message(FATAL_ERROR "no RDT_ABI_MAJOR in rdmatensor.h")
+endif()
+set(abi_major "${CMAKE_MATCH_1}")
+if(NOT SKBUILD)
+    include(GNUInstallDirs)
+    set_target_properties(rdmatensor PROPERTIES SOVERSION ${abi_major})
+    install(TARGETS rdmatensor LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT c)
+    install(FILES "${RDMATENSOR_CSRC}/include/rdmatensor.h"
+            DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT c)
+endif()
