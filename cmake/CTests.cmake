@@ -1,8 +1,9 @@
 # tests/c/<layer>/<file>_test.c: one program and one CTest entry each, labelled by its folder.
-# tests/c/support and tests/sim, where they have sources, are linked into all.
+# tests/c/support, tests/sim and fake_*.c of a layer, where they have sources, are linked into all.
 set(tests_dir "${CMAKE_CURRENT_SOURCE_DIR}/tests")
 file(GLOB test_sources CONFIGURE_DEPENDS "${tests_dir}/c/*/*_test.c")
-file(GLOB support_sources CONFIGURE_DEPENDS "${tests_dir}/c/support/*.c" "${tests_dir}/sim/*.c")
+file(GLOB support_sources CONFIGURE_DEPENDS "${tests_dir}/c/support/*.c" "${tests_dir}/sim/*.c"
+     "${tests_dir}/c/*/fake_*.c")
 
 # The harness ends a test long before; this bounds a program that is stuck outside of any test.
 set(test_timeout_s 600)

@@ -46,7 +46,8 @@ struct test_case {
 
 /* Filled by constructors, which gcc and clang run in the order of definition within a file. */
 static struct test_case *test_first;
-static struct test_case **test_tail = &test_first;
+/* unused: in helpers of tests, which define none themselves */
+static struct test_case **test_tail __attribute__((unused)) = &test_first;
 
 #define TEST_TIMEOUT(test_name, seconds)                                          \
     static void test_name(void);                                                  \
