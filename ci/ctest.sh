@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Build and run the C tests of one preset, warnings as errors. Usage: ci/ctest.sh dev|asan|tsan|release
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+PATH="$VENV/bin:$PATH"
+preset="${1:?usage: ci/ctest.sh PRESET}"
+OUTPUT_BYTES=1000000 # the totals stand at the end of a program's output
+STUCK_S=1800 # far above the sum of the tests; a stuck runner must end
+
+logged "ctest-$preset-configure" cmake --preset "$preset" -DRDMATENSOR_WERROR=ON
+logged "ctest-$preset-build" cmake --build --preset "$preset"
+
+# gcc 12's TSan wants the small address randomisation of its time.
+personality=()
+if [[ "$preset" == tsan ]] && setarch -R true 2>/dev/null; then
+    personality=(setarch -R)
+fi
+junit="$LOGS/ctest-$preset.xml"
+rm -f "$junit"
+logged "ctest-$preset" timeout --kill-after=10 "$STUCK_S" "${personality[@]}" \
+    ctest --preset "$preset" --no-tests=error --output-junit "$junit" \
+    --test-output-size-passed "$OUTPUT_BYTES" --test-output-size-failed "$OUTPUT_BYTES"
+# The harness's line per program says how many tests there were; green must not mean "none".
+"$VENV/bin/python" ci/ctest_summary.py "$preset" "$junit"

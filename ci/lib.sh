@@ -1,0 +1,30 @@
+# Shared by the scripts of this folder; sourced, not run. Changes into the repository's root.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+exec </dev/null # nothing here asks questions
+
+ROOT="$PWD"
+VENV="$ROOT/.venv"
+LOGS="$ROOT/build/logs"
+mkdir -p "$LOGS"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
+export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
+
+say() { printf '== %s\n' "$*"; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# logged NAME COMMAND...: quiet on success, the end of its log on failure.
+logged() {
+    local name="$1" status=0
+    shift
+    "$@" >"$LOGS/$name.log" 2>&1 || status=$?
+    if ((status != 0)); then
+        grep -v '^WARNING: Location' "$LOGS/$name.log" | tail -n 60 >&2
+        printf 'error: %s failed with status %d; the whole log: %s\n' \
+            "$name" "$status" "${LOGS#"$ROOT"/}/$name.log" >&2
+    fi
+    return "$status"
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# The C tests under sanitizers. Usage: ci/sanitize.sh [asan] [tsan]; both without arguments.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+presets=("$@")
+((${#presets[@]} > 0)) || presets=(asan tsan)
+
+status=0
+for preset in "${presets[@]}"; do
+    bash ci/ctest.sh "$preset" || status=1
+done
+exit "$status"

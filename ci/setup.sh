@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Everything that building, testing and the demo need: Debian packages, .venv with torch and the
+# pinned tools, and this package, installed for editing (a changed .py file needs no new build).
+# Safe to call at any time and twice at once; does nothing, in about a second, when all is there.
+# PYTHON=python3.12 chooses the interpreter for a new .venv.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+TORCH_VERSION=2.13.0
+LOCK_WAIT_S=1800 # another set-up at work may be compiling on a slow machine
+WERROR="$([[ -n "${CI:-}" ]] && echo ON || echo OFF)" # a newer compiler's warning stops no user
+PYTHON_CANDIDATES=(python3.11 python3.12 python3.13 python3.10 python3)
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} "${PYTHON_CANDIDATES[@]}"; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+# What is looked for is the thing itself, not the package: it may come from elsewhere.
+missing_packages() {
+    local python
+    if python="$(find_python)"; then
+        "$python" -c 'import ensurepip, venv' 2>/dev/null || {
+            "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
+        }
+        "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || {
+            "$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])'
+        }
+    else
+        echo python3 python3-venv python3-dev
+    fi
+    command -v gcc >/dev/null || echo gcc libc6-dev
+    command -v g++ >/dev/null || echo g++
+    command -v cmake >/dev/null || echo cmake
+    command -v ninja >/dev/null || echo ninja-build
+    command -v pkg-config >/dev/null || echo pkg-config
+    [[ -e /usr/include/infiniband/verbs.h ]] || echo libibverbs-dev
+}
+
+install_packages() {
+    local sudo=()
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || die "as root, run: apt-get install $*"
+        sudo=(sudo -n)
+    fi
+    say "installing Debian packages: $*"
+    logged apt-update "${sudo[@]}" apt-get -q update
+    logged apt-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -q -y --no-install-recommends install "$@"
+}
+
+# Stamps: a hash of what a step depends on, kept in .venv, which they vanish with.
+stamp_matches() { [[ -f "$VENV/.stamp-$1" && "$(<"$VENV/.stamp-$1")" == "$2" ]]; }
+write_stamp() { printf '%s\n' "$2" >"$VENV/.stamp-$1"; }
+
+environment_hash() {
+    { echo "torch $TORCH_VERSION" && cat ci/requirements.txt; } | sha256sum
+}
+
+# All that the compiled part depends on. A new .py file is not among it: Python finds it itself.
+build_hash() {
+    {
+        environment_hash
+        grep '^version' "$VENV/pyvenv.cfg"
+        echo "werror=$WERROR"
+        find csrc cmake CMakeLists.txt pyproject.toml rdmatensor/_ffi_build.py -type f -print0 |
+            LC_ALL=C sort -z | xargs -0 sha256sum
+    } | sha256sum
+}
+
+is_installed() { compgen -G "$VENV/lib/python3*/site-packages/$1-*.dist-info" >/dev/null; }
+
+make_environment() {
+    local python
+    if [[ ! -x "$VENV/bin/python" ]]; then
+        python="$(find_python)" || die "no Python 3.10 or later; set PYTHON="
+        say "making .venv with $python"
+        logged venv "$python" -m venv "$VENV"
+    fi
+    say "installing torch $TORCH_VERSION and the tools of ci/requirements.txt"
+    logged pip-torch "$VENV/bin/python" -m pip install "torch==$TORCH_VERSION"
+    logged pip-tools "$VENV/bin/python" -m pip install -r ci/requirements.txt
+}
+
+build_package() {
+    say "building and installing rdmatensor (log: build/logs/build.log)"
+    PATH="$VENV/bin:$PATH" logged build "$VENV/bin/python" -m pip install -v \
+        --no-build-isolation --no-deps --config-settings=cmake.define.RDMATENSOR_WERROR="$WERROR" \
+        --editable .
+}
+
+exec 9>"$ROOT/build/setup.lock"
+flock -w "$LOCK_WAIT_S" 9 || die "another set-up has held build/setup.lock for $LOCK_WAIT_S s"
+
+mapfile -t packages < <(missing_packages | tr ' ' '\n')
+((${#packages[@]} == 0)) || install_packages "${packages[@]}"
+
+wanted="$(environment_hash)"
+if ! stamp_matches environment "$wanted" || ! is_installed torch; then
+    make_environment
+    write_stamp environment "$wanted"
+fi
+wanted="$(build_hash)"
+if ! stamp_matches build "$wanted" || ! is_installed rdmatensor; then
+    build_package
+    write_stamp build "$wanted"
+fi

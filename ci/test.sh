@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Set up what is missing, then every test, in steps that each run alone too. A failed step fails
+# the whole, after the later ones have run. Arguments go to pytest.
+here="$(dirname "${BASH_SOURCE[0]}")"
+source "$here/lib.sh"
+PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
+
+names=()
+seconds=()
+results=()
+overall=0
+
+# record NAME START_S STATUS
+record() {
+    names+=("$1")
+    seconds+=("$((SECONDS - $2))")
+    if (($3 == 0)); then results+=(ok); else results+=("FAILED") && overall=1; fi
+}
+
+step() {
+    local name="$1" start="$SECONDS" status=0
+    shift
+    say "$name"
+    "$@" || status=$?
+    record "$name" "$start" "$status"
+}
+
+print_times() {
+    local i total=0
+    printf '\n%-24s %8s  %s\n' step seconds result
+    for i in "${!names[@]}"; do
+        printf '%-24s %8d  %s\n' "${names[i]}" "${seconds[i]}" "${results[i]}"
+        total=$((total + seconds[i]))
+    done
+    printf '%-24s %8d\n\n' total "$total"
+}
+
+step setup bash ci/setup.sh
+if ((overall != 0)); then # nothing after it could run
+    print_times
+    exit 1
+fi
+step lint bash ci/lint.sh
+step 'C tests' bash ci/ctest.sh dev
+step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
+step 'C tests, TSan' bash ci/sanitize.sh tsan
+step wheel bash ci/wheel.sh
+
+# pytest's closing line is held back, to stand last, under the table.
+say pytest
+start="$SECONDS"
+status=0
+closing="$LOGS/pytest-closing-line"
+timeout --kill-after=10 "$PYTEST_STUCK_S" "$VENV/bin/pytest" --continue-on-collection-errors \
+    --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
+    awk -v closing="$closing" 'NR > 1 { print last; fflush() } { last = $0 } END { print last > closing }' ||
+    status=$?
+record pytest "$start" "$status"
+print_times
+cat "$closing"
+exit "$overall"

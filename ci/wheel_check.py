@@ -1,0 +1,70 @@
+"""Run inside an environment that has the wheel: is it whole? Usage: wheel_check.py bare|torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(*arguments: str) -> str:
+    """Run this interpreter anew and return what it printed."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=120
+    ).stdout.strip()
+
+
+def check_packages() -> None:
+    """Both packages stand in this environment, typed, with entry point and command."""
+    for name in ("rdmatensor", "graph_analysis"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, f"{name} is not installed"
+        assert spec.origin is not None, f"{name} has no __init__.py"
+        folder = Path(spec.origin).parent
+        assert Path(sys.prefix) in folder.parents, f"{name} is imported from {folder}"
+        assert (folder / "py.typed").is_file(), f"{name} has no py.typed"
+        run("-c", f"import {name}")
+    entries = importlib.metadata.entry_points(group="torch.backends", name="rdmatensor")
+    assert [entry.value for entry in entries] == ["rdmatensor._autoload:register"]
+    command = Path(sys.prefix) / "bin" / "rdmatensor"
+    subprocess.run([command, "--help"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def check_library() -> None:
+    """The cffi module loads its library, of the version that the package claims."""
+    code = (
+        "from rdmatensor._rdmatensor_cffi import ffi, lib;"
+        "print(ffi.string(lib.rdt_version()).decode(), lib.rdt_abi_version() >> 16)"
+    )
+    version, abi_major = run("-c", code).split()
+    assert version == importlib.metadata.version("rdmatensor")
+    assert int(abi_major) > 0
+
+
+def check_bare() -> None:
+    """Without torch: said by the stamp, and nothing that the package imports needs it."""
+    assert importlib.util.find_spec("torch") is None
+    stamp = run("-c", "from rdmatensor._build_stamp import TORCH_VERSION as t; print(t)")
+    assert stamp == "None", stamp
+    assert importlib.util.find_spec("rdmatensor._c10d") is None
+
+
+def check_torch() -> None:
+    """With torch: the backend is there after `import torch`, whoever is imported first."""
+    available = "torch.distributed.is_backend_available('rdmatensor')"
+    for first in ("torch.distributed", "rdmatensor, torch.distributed"):
+        assert run("-W", "error", "-c", f"import {first}; print({available})") == "True", first
+    code = (
+        "import torch, rdmatensor._c10d; from rdmatensor._build_stamp import TORCH_VERSION as t;"
+        "print(t == torch.__version__)"
+    )
+    assert run("-c", code) == "True"
+
+
+if __name__ == "__main__":
+    check_packages()
+    check_library()
+    {"bare": check_bare, "torch": check_torch}[sys.argv[1]]()
