@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The one pass over payload bytes. How to store is the largest gain on shared memory: rewriting lines
+ * that another core has read costs a round of ownership for each line with ordinary stores and none with
+ * non-temporal ones, while a ring that stays in cache is faster with ordinary stores. */
+#ifndef RDTI_BASE_COPY_H
+#define RDTI_BASE_COPY_H
+
+#include <stddef.h>
+
+enum rdti_copy_kind {
+    RDTI_COPY_MEMCPY = 0,
+    RDTI_COPY_MOVSB = 1,
+    RDTI_COPY_STREAM = 2 /* non-temporal stores, ended by a store fence */
+};
+
+/* What the destination's lines were used for since they were written last. */
+enum rdti_copy_pattern {
+    RDTI_COPY_TO_PEER_READ = 0, /* another core has read them: slots, regions */
+    RDTI_COPY_TO_OWN = 1        /* only this core uses them */
+};
+
+/* Regions must not overlap. A STREAM copy is ordered before every later store of this thread. */
+void rdti_copy_as(void *dst, const void *src, size_t len_bytes, enum rdti_copy_kind kind);
+
+/* The kind that the measured table (limits.h, bench/floor) gives for this size and pattern. */
+enum rdti_copy_kind rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern);
+
+/* rdti_copy_as() with rdti_copy_choose(). */
+void rdti_copy(void *dst, const void *src, size_t len_bytes, enum rdti_copy_pattern pattern);
+
+#endif

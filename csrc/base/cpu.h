@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What this process may use of the machine: affinity, cgroup quota and cgroup memory, not nproc and RAM. */
+#ifndef RDTI_BASE_CPU_H
+#define RDTI_BASE_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Whole CPUs this process may use at once: the affinity mask bounded by the cgroup v1 or v2 quota
+ * (rounded down, at least 1). Read afresh at each call. */
+uint32_t rdti_cpu_usable(void);
+
+/*
+ * Bytes that can still be populated: the least of MemAvailable and what the memory cgroups (v1 or v2,
+ * every ancestor) leave. `limit_out` (cap >= 128) gets the name of the bound that is the least, with its
+ * value, for error messages.
+ */
+uint64_t rdti_memory_available(char *limit_out, size_t cap);
+
+/* Hint to the core that this is a spin loop. */
+static inline void
+rdti_cpu_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The doorbell: how a process that publishes something in shared memory wakes one that may sleep.
+ *
+ * No lost wake-up. Writer: (1) publish with a seq_cst store, (2) load the sleeper counts seq_cst, wake if
+ * any. Sleeper: (a) raise its count seq_cst, (b) look again with seq_cst loads, (c) sleep on `sequence`
+ * as read before (a). In the single total order of those operations either (2) sees the count of (a), or
+ * (b) sees what (1) published. While nobody sleeps a ring costs one load and no system call.
+ */
+#ifndef RDTI_BASE_DOORBELL_H
+#define RDTI_BASE_DOORBELL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One per process, in a page that its peers map. */
+struct rdti_doorbell {
+    _Atomic uint32_t futex_sleepers; /* threads asleep on `sequence`: wake by futex */
+    _Atomic uint32_t epoll_sleepers; /* threads asleep in epoll: wake by the event descriptor */
+    _Atomic uint32_t background;     /* the progress thread sleeps in epoll; wants urgent rings only */
+    _Atomic uint32_t sequence;       /* futex word; changes with every ring that found a sleeper */
+};
+
+/*
+ * Wake whoever sleeps behind the bell. `event_fd` is the owner's eventfd. `is_urgent`: nobody waits for
+ * it, but the progress thread has to act (a request, a full ring). Returns the number of
+ * system calls made (0 while the owner is awake). Any thread, any process that maps the page.
+ */
+uint32_t rdti_doorbell_ring(struct rdti_doorbell *bell, int event_fd, bool is_urgent);
+
+/* The word to hand to rdti_doorbell_sleep(); read it before raising the count. */
+uint32_t rdti_doorbell_begin_sleep(struct rdti_doorbell *bell);
+/* Sleep on the futex until a ring after begin_sleep() or the time-out. */
+void rdti_doorbell_sleep(struct rdti_doorbell *bell, uint32_t sequence, uint64_t timeout_ns);
+void rdti_doorbell_end_sleep(struct rdti_doorbell *bell);
+
+#endif

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rdmatensor.h - the whole C interface of rdmatensor.
+ *
+ * Objects, from the bottom up:
+ *   rdt_context   one per process: the arena, the transports found, the progress engine
+ *   rdt_region    a span of registered memory in which a tensor can be born
+ *   rdt_endpoint  the connection to one peer over the best path that a probe proved
+ *   rdt_transfer  one operation in flight
+ *   rdt_slot      the landing place of one fixed-shape tensor, matched by name (receiver)
+ *   rdt_slot_tx   its counterpart on the sender
+ *   rdt_group     ranks mapped to peers: mailbox (tagged send and receive) and collectives
+ *
+ * Rules that hold for every call:
+ *   - Handles are opaque. A parent with live children refuses to close (RDT_EBUSY).
+ *   - A call that fails leaves its outputs untouched and undoes what it began. `err` may be NULL.
+ *   - Every wait takes a time-out in nanoseconds; RDT_NO_WAIT polls once. None waits for ever.
+ *   - Threads: any thread may call anything, except that one endpoint's notifications, one slot
+ *     and one transfer each belong to one thread at a time. No callback runs with a lock held.
+ *   - Public structs begin with struct_size, the size that the caller compiled; zero in any other
+ *     field means "default". They grow at the end only.
+ *   - In a forked child every call returns RDT_EFORKED, and handles may be dropped but not used.
+ */
+#ifndef RDMATENSOR_H
+#define RDMATENSOR_H
+
+#ifndef RDT_FFI
+#include <stddef.h>
+#include <stdint.h>
+#endif
+
+#ifdef RDT_FFI
+#define RDT_API
+#define RDT_NODISCARD
+#else
+#define RDT_API __attribute__((visibility("default")))
+#define RDT_NODISCARD __attribute__((warn_unused_result))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Status and errors ------------------------------------------------------------------- */
+
+/* Append-only. The first function to decide an error fills struct rdt_error. */
+typedef enum rdt_status {
+    RDT_OK = 0,
+    RDT_EINVAL = -1,       /* an argument is wrong: the message says which, with its value */
+    RDT_ENOMEM = -2,       /* memory, cgroup or memlock limit: the message has the line that fixes it */
+    RDT_EAGAIN = -3,       /* not now: poll and try again */
+    RDT_ETIMEDOUT = -4,    /* the deadline passed */
+    RDT_ECLOSED = -5,      /* the object was closed on this side */
+    RDT_EPEER = -6,        /* a peer died, left or cannot be reached */
+    RDT_EPROTO = -7,       /* a peer sent bytes that break the protocol */
+    RDT_EAUTH = -8,        /* a peer could not prove that it knows the secret */
+    RDT_EVERSION = -9,     /* protocol or library versions differ between peers */
+    RDT_EDEVICE = -10,     /* operating system or device: see sys_errno, wc_status, vendor_err */
+    RDT_ESTALE = -11,      /* the remote region was freed: its generation is over */
+    RDT_ERANGE = -12,      /* offset + length leaves the region */
+    RDT_EBUSY = -13,       /* live children or operations in flight */
+    RDT_EFORKED = -14,     /* called in a forked child */
+    RDT_EMISMATCH = -15,   /* both sides disagree on a slot's or a collective's description */
+    RDT_ENOTSUP = -16,     /* this path or build cannot do it */
+    RDT_ECANCELED = -17,   /* cancelled on this side before it was done */
+    RDT_ENOTVIABLE = -18,  /* a transport cannot be used here, because ... */
+    RDT_EINTERNAL = -19    /* a promise of ours is broken: please report */
+} rdt_status;
+
+#define RDT_ERROR_MESSAGE_BYTES 768
+#define RDT_RANK_UNKNOWN (-1)
+
+/* Filled by the call that failed; owned by the caller. Valid only after a failure. */
+struct rdt_error {
+    int32_t status;    /* rdt_status */
+    int32_t sys_errno; /* errno of the system call that failed, else 0 */
+    int32_t wc_status; /* ibv_wc_status where verbs reported it, else 0 */
+    uint32_t vendor_err;
+    int32_t peer_rank; /* global rank at fault, or RDT_RANK_UNKNOWN */
+    uint32_t reserved;
+    char message[RDT_ERROR_MESSAGE_BYTES]; /* what, with which values, what to try; UTF-8 */
+};
+
+/* Name of a status, e.g. "RDT_EPEER"; never NULL. */
+RDT_API const char *rdt_status_name(int32_t status);
+
+#define RDT_ABI_MAJOR 1
+#define RDT_ABI_MINOR 0
+/* (major << 16) | minor of the library that is loaded. */
+RDT_API uint32_t rdt_abi_version(void);
+/* "1.2.3", the version of the library. Static storage. */
+RDT_API const char *rdt_version(void);
+
+enum { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_LOG_DEBUG = 3 };
+/* Lines at or below `level` go to stderr; the default is RDT_LOG_WARN. Any thread. */
+RDT_API void rdt_log_set_level(int32_t level);
+
+#define RDT_NO_WAIT UINT64_C(0)
+/* "The context's deadline" wherever a time-out is asked for. */
+#define RDT_TIMEOUT_DEFAULT UINT64_MAX
+
+/* ---- Context ----------------------------------------------------------------------------- */
+
+typedef struct rdt_context rdt_context;
+typedef struct rdt_region rdt_region;
+typedef struct rdt_endpoint rdt_endpoint;
+typedef struct rdt_transfer rdt_transfer;
+typedef struct rdt_slot rdt_slot;
+typedef struct rdt_slot_tx rdt_slot_tx;
+typedef struct rdt_group rdt_group;
+
+#define RDT_UUID_BYTES 16
+
+enum { RDT_TRANSPORT_AUTO = 0, RDT_TRANSPORT_SHM = 1, RDT_TRANSPORT_TCP = 2, RDT_TRANSPORT_VERBS = 3 };
+
+struct rdt_context_opts {
+    uint32_t struct_size;
+    uint32_t force_transport;   /* RDT_TRANSPORT_*: this path for every pair; AUTO chooses by probe */
+    uint32_t require_transport; /* floor for pairs that cross hosts: fail instead of falling back */
+    uint32_t tcp_streams;       /* sockets per peer for large payloads; default: limits.h */
+    uint32_t port_from;         /* listening ports, inclusive; 0: any port */
+    uint32_t port_to;
+    uint32_t loopback_only;     /* 1: listen on 127.0.0.1 and ::1 only */
+    uint32_t local_ranks;       /* processes of the job that share these cores; 0: counted from peers */
+    uint64_t timeout_ns;        /* default deadline of every wait */
+    uint64_t peer_timeout_ns;   /* silence of a peer's progress thread that counts as death */
+    uint64_t arena_chunk_bytes; /* the arena grows in pieces of at least this */
+    uint64_t arena_max_bytes;   /* 0: bound by RAM and the memory cgroup only */
+    const char *ifname;         /* listen on this interface's addresses; NULL: all */
+    const char *addr;           /* listen on and advertise this numeric address; NULL: by ifname */
+};
+
+/*
+ * Open the process's context: transports, listeners, arena, progress thread.
+ *   RDT_EINVAL a field is out of range   RDT_EDEVICE a system call failed   RDT_ENOMEM
+ * One process may hold several contexts (tests do); they share nothing.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_context_open(const struct rdt_context_opts *opts,
+                                                  rdt_context **out, struct rdt_error *err);
+/* RDT_EBUSY while regions, endpoints, groups or transfers live. NULL is legal. */
+RDT_API rdt_status rdt_context_close(rdt_context *ctx, struct rdt_error *err);
+
+/* 128 random bits that identify the process to its peers. */
+RDT_API void rdt_context_uuid(const rdt_context *ctx, uint8_t uuid_out[RDT_UUID_BYTES]);
+
+/*
+ * Let peers of `job_id` (at most 63 bytes of text) in: both sides must know `secret`
+ * (1 to 64 bytes). The same job again replaces its secret. `epoch` is the job's membership epoch:
+ * peers of the same job and another epoch are refused by name.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_context_add_job(rdt_context *ctx, const char *job_id,
+                                                     const uint8_t *secret, uint32_t secret_bytes,
+                                                     uint32_t epoch, int32_t rank,
+                                                     struct rdt_error *err);
+
+#define RDT_BLOB_MAX_BYTES 1024
+/*
+ * The address blob that a peer needs for rdt_endpoint_open(); at most RDT_BLOB_MAX_BYTES, carries no
+ * secret. Publish it in a key-value store. RDT_EINVAL if cap is too small.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_context_blob(rdt_context *ctx, uint8_t *buf, size_t cap,
+                                                  size_t *len_out, struct rdt_error *err);
+
+/*
+ * A JSON object that describes the live state: settings, arena, every endpoint with its path, the
+ * reason for it and why not a better one, counters. `needed_out` gets the bytes without the final
+ * NUL; RDT_EINVAL with needed_out set where cap is too small (call again).
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_context_describe(rdt_context *ctx, char *buf, size_t cap,
+                                                      size_t *needed_out, struct rdt_error *err);
+
+/* Totals since the context was opened. moves, copies and so on as the design's page of words has. */
+struct rdt_counters {
+    uint32_t struct_size;
+    uint32_t reserved;
+    uint64_t writes;           /* one-sided writes posted by us */
+    uint64_t reads;            /* one-sided reads posted by us */
+    uint64_t notifications;    /* notifications received */
+    uint64_t moved_bytes;      /* payload that a transport moved into its final place for us */
+    uint64_t copied_bytes;     /* any other pass over payload bytes by our code */
+    uint64_t control_messages; /* messages with an address, a shape or a request that we sent */
+    uint64_t credits_alone;    /* credits that rode on no data */
+    uint64_t registrations;    /* regions registered or allocated */
+    uint64_t wakeups_sent;     /* system calls made only to wake a sleeping peer */
+    uint64_t wire_bytes;       /* bytes handed to sockets: headers and payload */
+    uint64_t mailbox_eager;    /* messages sent through an eager ring */
+    uint64_t mailbox_rendezvous;
+};
+RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
+
+/* Drive the engine once without waiting: for callers with a loop of their own. Any thread. */
+RDT_API rdt_status rdt_context_progress(rdt_context *ctx);
+
+/*
+ * A file descriptor that becomes readable when the engine has something to do while no thread of
+ * ours waits; call rdt_context_progress() then. It belongs to the context; do not read from it.
+ */
+RDT_API int rdt_context_fd(rdt_context *ctx);
+
+/*
+ * A task is driven in every pass of the engine until it returns RDT_OK or an error; RDT_EAGAIN means
+ * "again". It runs under the engine's lock: it may post operations of this header but must not
+ * wait. Done or failed tasks are dropped.
+ */
+typedef rdt_status (*rdt_task_fn)(void *arg);
+RDT_API RDT_NODISCARD rdt_status rdt_context_add_task(rdt_context *ctx, rdt_task_fn step, void *arg,
+                                                      struct rdt_error *err);
+
+/* ---- Regions ----------------------------------------------------------------------------- */
+
+enum {
+    RDT_REGION_ZERO = 1 /* the bytes are zero; without it they are undefined */
+};
+
+/*
+ * Allocate len_bytes (0 is legal) in the arena, aligned to 64 bytes.
+ *   RDT_ENOMEM the message names the limit and the line that lifts it
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes,
+                                                  uint32_t flags, rdt_region **out,
+                                                  struct rdt_error *err);
+/*
+ * Make memory that the caller already has a target of peers' writes and reads. The caller keeps it
+ * alive and in place until rdt_region_free() has returned RDT_OK and the drain callback ran.
+ * Peers on this host reach it over tcp or, where permitted, through the kernel, never by mapping.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_region_register(rdt_context *ctx, void *addr,
+                                                     uint64_t len_bytes, rdt_region **out,
+                                                     struct rdt_error *err);
+RDT_API void *rdt_region_addr(const rdt_region *region);
+RDT_API uint64_t rdt_region_len_bytes(const rdt_region *region);
+/*
+ * Give the region up. The handle is gone at once. Bytes that were exported stay in quarantine until
+ * no peer can write them any more: then an arena span is reused, and for registered memory
+ * `drained(arg)` is called (may be NULL). NULL region is legal.
+ */
+RDT_API void rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg);
+
+/* What a peer needs to reach a region: a value, copied freely, encoded for transport. */
+struct rdt_remote_region {
+    uint8_t owner[RDT_UUID_BYTES];
+    uint64_t addr;            /* in the owner's address space */
+    uint64_t len_bytes;
+    uint64_t segment_off;     /* bytes from the start of the segment */
+    uint32_t segment;         /* arena piece, or RDT_SEGMENT_NONE for registered memory */
+    uint32_t index;           /* entry of the owner's region table */
+    uint32_t generation;      /* of that entry: a freed region's is over */
+    uint32_t rkey;            /* verbs only, else 0 */
+};
+#define RDT_SEGMENT_NONE UINT32_C(0xffffffff)
+#define RDT_REMOTE_REGION_BYTES 64
+
+/* Export pins: from now on the region's bytes go through quarantine when freed. */
+RDT_API RDT_NODISCARD rdt_status rdt_region_export(rdt_region *region,
+                                                   struct rdt_remote_region *out,
+                                                   struct rdt_error *err);
+RDT_API void rdt_remote_region_encode(const struct rdt_remote_region *remote,
+                                      uint8_t out[RDT_REMOTE_REGION_BYTES]);
+RDT_API RDT_NODISCARD rdt_status rdt_remote_region_decode(const uint8_t *buf, size_t len_bytes,
+                                                          struct rdt_remote_region *out,
+                                                          struct rdt_error *err);
+/* The region that holds all of [addr, addr + len_bytes), or NULL. The region stays the owner's. */
+RDT_API rdt_region *rdt_region_find(rdt_context *ctx, const void *addr, uint64_t len_bytes);
+
+/* ---- Endpoints --------------------------------------------------------------------------- */
+
+struct rdt_endpoint_opts {
+    uint32_t struct_size;
+    int32_t peer_rank;   /* global rank for messages, or RDT_RANK_UNKNOWN */
+    uint64_t timeout_ns; /* of the whole set-up; RDT_TIMEOUT_DEFAULT or 0: the context's */
+    const char *job_id;  /* a job that rdt_context_add_job() knows */
+};
+
+/*
+ * The endpoint to the process that published `blob`; returns at once, set-up goes on behind.
+ * The same peer again gives the same endpoint, counted.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob,
+                                                   size_t blob_bytes,
+                                                   const struct rdt_endpoint_opts *opts,
+                                                   rdt_endpoint **out, struct rdt_error *err);
+/* Until both sides have proved the path. RDT_EPEER, RDT_EAUTH, RDT_EVERSION, RDT_ETIMEDOUT. */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_ready(rdt_endpoint *ep, uint64_t timeout_ns,
+                                                         struct rdt_error *err);
+/* Drop one count. The last one closes after flushing; the peer sees "left", not "died". */
+RDT_API void rdt_endpoint_close(rdt_endpoint *ep);
+/* RDT_TRANSPORT_* of the path in use, or RDT_TRANSPORT_AUTO while there is none. */
+RDT_API uint32_t rdt_endpoint_transport(const rdt_endpoint *ep);
+
+/* User notifications carry 18 bits. */
+#define RDT_NOTIFY_NONE UINT32_C(0xffffffff)
+#define RDT_NOTIFY_MAX UINT32_C(0x3ffff)
+
+/*
+ * Write len_bytes from src to dst_off of the remote region, then, if `notify` is not
+ * RDT_NOTIFY_NONE, deliver it to the peer after the bytes are in place. Writes and notifications to one
+ * peer arrive in order. src must stay unchanged until the transfer is done; with `out` NULL that
+ * is when a later transfer on this endpoint is done.
+ *   RDT_ERANGE  RDT_ESTALE  RDT_ECLOSED  RDT_EPEER  RDT_EINVAL
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_write(rdt_endpoint *ep, const void *src,
+                                                    uint64_t len_bytes,
+                                                    const struct rdt_remote_region *dst,
+                                                    uint64_t dst_off, uint32_t notify,
+                                                    rdt_transfer **out, struct rdt_error *err);
+struct rdt_block {
+    const void *src;
+    uint64_t len_bytes;
+    uint64_t dst_off;
+};
+/* All blocks go to one remote region; one notification after the last. `blocks` is copied. */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_write_many(rdt_endpoint *ep,
+                                                         const struct rdt_block *blocks,
+                                                         uint32_t count,
+                                                         const struct rdt_remote_region *dst,
+                                                         uint32_t notify, rdt_transfer **out,
+                                                         struct rdt_error *err);
+/* Read len_bytes from src_off of the remote region into dst, which must stay until it is done. */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
+                                                   const struct rdt_remote_region *src,
+                                                   uint64_t src_off, rdt_transfer **out,
+                                                   struct rdt_error *err);
+/* The oldest user notification from this peer. RDT_EAGAIN with RDT_NO_WAIT, else RDT_ETIMEDOUT. */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns,
+                                                          uint32_t *out, struct rdt_error *err);
+/*
+ * The remote region in this process's address space, where the path is shm; it stays valid while the
+ * endpoint lives. RDT_ENOTSUP elsewhere. May wait for the peer to hand over a piece of its arena.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
+                                                  const struct rdt_remote_region *remote,
+                                                  void **out, struct rdt_error *err);
+
+/* ---- Transfers --------------------------------------------------------------------------- */
+
+/* RDT_OK done, RDT_EAGAIN in flight, else the error that ended it. Does not drive the engine. */
+RDT_API rdt_status rdt_transfer_test(rdt_transfer *t, struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns,
+                                                   struct rdt_error *err);
+/*
+ * `done(arg)` is called once, without a lock held, by whatever thread sees the end; at once if it is over
+ * already. At most one per transfer.
+ */
+RDT_API void rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg);
+/* After a receive: bytes that arrived and the group rank they came from. */
+RDT_API uint64_t rdt_transfer_len_bytes(const rdt_transfer *t);
+RDT_API int32_t rdt_transfer_source(const rdt_transfer *t);
+/*
+ * Give the handle up. One in flight goes on; its buffers must stay until it ends. A receive that has
+ * not matched is cancelled.
+ */
+RDT_API void rdt_transfer_free(rdt_transfer *t);
+
+/*
+ * A transfer that the caller ends itself: the handle under operations that are composed of others.
+ * rdt_transfer_finish() is called exactly once, by any thread or task; `err` may be NULL for RDT_OK.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_transfer_create(rdt_context *ctx, rdt_transfer **out,
+                                                     struct rdt_error *err);
+RDT_API void rdt_transfer_finish(rdt_transfer *t, rdt_status status, const struct rdt_error *err);
+
+/* ---- Slots ------------------------------------------------------------------------------- */
+
+enum {
+    RDT_BOOL = 1, RDT_U8, RDT_I8, RDT_I16, RDT_U16, RDT_I32, RDT_U32, RDT_I64, RDT_U64,
+    RDT_F16, RDT_BF16, RDT_F32, RDT_F64, RDT_C64, RDT_C128
+};
+/* Bytes of one element, or 0 for an unknown dtype. */
+RDT_API uint32_t rdt_dtype_bytes(uint32_t dtype);
+
+enum { RDT_SLOT_STATIC = 1, RDT_SLOT_BOUNDED = 2, RDT_SLOT_DYNAMIC = 3 };
+#define RDT_MAX_NDIM 8
+#define RDT_SLOT_NAME_BYTES 128
+
+/* Both sides state it; they must agree. For RDT_SLOT_BOUNDED the dims are the maximum. For
+ * RDT_SLOT_DYNAMIC they are ignored but ndim. */
+struct rdt_tensor_desc {
+    uint32_t struct_size;
+    uint32_t kind; /* RDT_SLOT_* */
+    uint32_t dtype;
+    uint32_t ndim;
+    uint64_t dims[RDT_MAX_NDIM];
+};
+
+/* Receiver: make the landing place and announce it to the peer; returns at once. */
+RDT_API RDT_NODISCARD rdt_status rdt_slot_create(rdt_endpoint *ep, const char *name,
+                                                 const struct rdt_tensor_desc *desc, rdt_slot **out,
+                                                 struct rdt_error *err);
+struct rdt_slot_view {
+    void *addr;                  /* owned by the slot until rdt_slot_release() */
+    uint64_t len_bytes;
+    uint64_t dims[RDT_MAX_NDIM]; /* the dims that the sender gave */
+    uint32_t ndim;
+    uint32_t epoch;
+};
+/* The next tensor, in the sender's order. RDT_EMISMATCH if the sender asked for another shape. */
+RDT_API RDT_NODISCARD rdt_status rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns,
+                                              struct rdt_slot_view *out, struct rdt_error *err);
+/* Give the oldest tensor that was got back to the sender: its credit returns. */
+RDT_API RDT_NODISCARD rdt_status rdt_slot_release(rdt_slot *slot, struct rdt_error *err);
+RDT_API void rdt_slot_destroy(rdt_slot *slot);
+
+/* Sender: the peer's slot of that name; waits for its announcement. RDT_EMISMATCH, RDT_ETIMEDOUT */
+RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_open(rdt_endpoint *ep, const char *name,
+                                                  const struct rdt_tensor_desc *desc,
+                                                  uint64_t timeout_ns, rdt_slot_tx **out,
+                                                  struct rdt_error *err);
+/*
+ * One-sided write of a tensor of the given dims (NULL: the slot's) into the slot. Waits for a credit until the
+ * deadline. src stays the caller's and unchanged until *out is done; out may be NULL on shm only.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_put(rdt_slot_tx *tx, const void *src,
+                                                 const uint64_t *dims, uint64_t timeout_ns,
+                                                 rdt_transfer **out, struct rdt_error *err);
+/*
+ * The memory in which the next tensor can be born: the receiver's own on shm, arena memory of ours
+ * elsewhere. Waits for a credit. Valid until rdt_slot_tx_post(). Static and bounded slots only.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns,
+                                                    void **out, struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims,
+                                                  rdt_transfer **out, struct rdt_error *err);
+RDT_API void rdt_slot_tx_destroy(rdt_slot_tx *tx);
+
+/* ---- Groups and the mailbox -------------------------------------------------------------- */
+
+/* Fetches the blob of one member; called at most once per member, without a lock, from the thread
+ * that first needs the member. Returns RDT_OK and fills buf, or an error. */
+typedef rdt_status (*rdt_blob_fn)(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
+                                  size_t cap, size_t *len_out, struct rdt_error *err);
+
+struct rdt_group_opts {
+    uint32_t struct_size;
+    uint32_t rank; /* ours in the group */
+    uint32_t size;
+    uint32_t reserved;
+    const char *name;            /* the same on all members and unique among the job's live groups;
+                                    a group made again needs another name */
+    const char *job_id;
+    const int32_t *global_ranks; /* size entries for messages; NULL: equal to group ranks */
+    uint64_t timeout_ns;         /* default deadline of the group's operations */
+    rdt_blob_fn blob;            /* must stay callable until the group is destroyed */
+    void *blob_arg;
+};
+RDT_API RDT_NODISCARD rdt_status rdt_group_create(rdt_context *ctx,
+                                                  const struct rdt_group_opts *opts,
+                                                  rdt_group **out, struct rdt_error *err);
+/* Operations in flight end with RDT_ECANCELED. Members that still use the group see "left". */
+RDT_API void rdt_group_destroy(rdt_group *group);
+RDT_API uint32_t rdt_group_rank(const rdt_group *group);
+RDT_API uint32_t rdt_group_size(const rdt_group *group);
+RDT_API rdt_context *rdt_group_context(rdt_group *group);
+RDT_API void rdt_group_set_timeout(rdt_group *group, uint64_t timeout_ns);
+RDT_API uint64_t rdt_group_timeout(const rdt_group *group);
+/* The endpoint of a member, opened at first use and owned by the group. May wait for its blob. */
+RDT_API RDT_NODISCARD rdt_status rdt_group_endpoint(rdt_group *group, uint32_t rank,
+                                                    rdt_endpoint **out, struct rdt_error *err);
+/* A counter of the group's collectives: 0, 1, ... in the order of calls. Any thread. */
+RDT_API uint64_t rdt_group_next_sequence(rdt_group *group);
+/* End every operation of the group on every member with an error that carries `reason`. */
+RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
+/* RDT_OK, or the error that broke the group: the member that died first, an abort's reason. */
+RDT_API rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
+
+#define RDT_SOURCE_ANY UINT32_C(0xffffffff)
+
+/* What the sender is doing, so that ranks that disagree learn how. Zero for plain messages. */
+struct rdt_message_desc {
+    uint32_t op;       /* RDT_COLL_* or 0 */
+    uint32_t dtype;
+    uint32_t reduce_op;
+    uint32_t root;
+    uint64_t count;    /* elements */
+    uint64_t sequence; /* of the group's collectives */
+};
+
+/*
+ * Send and receive between two members, FIFO per (group, source, tag); self-send is legal. Buffers
+ * stay the caller's and unchanged until the transfer is done. A message longer than
+ * the receive's buffer ends the receive with RDT_EMISMATCH, naming both sizes; a shorter one is
+ * legal, see rdt_transfer_len_bytes(). `desc` NULL: a plain message. If both sides gave a desc and they
+ * differ the receive ends with RDT_EMISMATCH, saying how.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,
+                                                const void *src, uint64_t len_bytes,
+                                                const struct rdt_message_desc *desc,
+                                                rdt_transfer **out, struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag,
+                                                void *dst, uint64_t cap_bytes,
+                                                const struct rdt_message_desc *desc,
+                                                rdt_transfer **out, struct rdt_error *err);
+
+/* ---- Collectives ------------------------------------------------------------------------- */
+
+enum {
+    RDT_COLL_BROADCAST = 1, RDT_COLL_ALLREDUCE, RDT_COLL_REDUCE, RDT_COLL_ALLGATHER,
+    RDT_COLL_REDUCE_SCATTER, RDT_COLL_GATHER, RDT_COLL_SCATTER, RDT_COLL_ALLTOALL,
+    RDT_COLL_BARRIER
+};
+enum {
+    RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR
+};
+
+/*
+ * One collective. Members call the same collectives of a group in the same order; several may be in
+ * flight. Counts are in elements of dtype. Buffers stay the caller's and unchanged until it is done.
+ *   BROADCAST       recv: count in and out (root: in)
+ *   ALLREDUCE       send (may equal recv), recv: count
+ *   REDUCE          send: count; recv: count on the root, may equal send; untouched elsewhere
+ *   ALLGATHER       send: count; recv: size x count, in rank order
+ *   REDUCE_SCATTER  send: size x count; recv: count
+ *   GATHER          send: count; recv on the root: size x count
+ *   SCATTER         send on the root: size x count; recv: count
+ *   ALLTOALL        send_counts/recv_counts with offsets (elements), or NULL: count to each member
+ *   BARRIER         nothing
+ * Members' blocks may also lie apart: `blocks`, where not NULL, has one address per member in place of
+ * recv (ALLGATHER, GATHER, ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
+ */
+struct rdt_coll_args {
+    uint32_t struct_size;
+    uint32_t op;        /* RDT_COLL_* */
+    uint32_t dtype;     /* RDT_BOOL ... */
+    uint32_t reduce_op; /* RDT_SUM ... */
+    uint32_t root;      /* group rank */
+    uint32_t reserved;
+    uint64_t count;
+    const void *send;
+    void *recv;
+    void *const *blocks;
+    void *const *send_blocks; /* ALLTOALL only: one source address per member in place of send */
+    const uint64_t *send_counts;
+    const uint64_t *send_offs;
+    const uint64_t *recv_counts;
+    const uint64_t *recv_offs;
+    uint64_t timeout_ns; /* RDT_TIMEOUT_DEFAULT or 0: the group's */
+};
+/* Begin a collective; the arrays are copied. The transfer ends with RDT_EMISMATCH, naming the rank and the
+ * difference, where members disagree. */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args,
+                                                rdt_transfer **out, struct rdt_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

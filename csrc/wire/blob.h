@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The address blob: where a process listens. Published by its owner in a key-value store, so it is untrusted input. */
+#ifndef RDTI_WIRE_BLOB_H
+#define RDTI_WIRE_BLOB_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+#include "wire/handshake.h"
+
+#define RDTI_BLOB_ADDRS_MAX 16
+#define RDTI_UNIX_NAME_BYTES 64 /* abstract name without the leading NUL, NUL-terminated; empty: none */
+
+struct rdti_blob_addr {
+    uint8_t family;    /* 4 or 6 */
+    uint8_t is_loopback;
+    uint16_t port;
+    uint32_t scope_id; /* always 0 on the wire: link-local addresses are not published */
+    uint8_t addr[16];  /* network order; IPv4 in the first 4 bytes */
+};
+
+struct rdti_blob {
+    char library_version[RDTI_VERSION_BYTES];
+    uint8_t uuid[RDT_UUID_BYTES];
+    uint8_t host_hint[16]; /* hash of boot id: equal means "maybe the same host", never more */
+    uint32_t pid_hint;
+    char unix_name[RDTI_UNIX_NAME_BYTES];
+    uint32_t addr_count;
+    struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
+};
+
+/* Encodes into at most RDT_BLOB_MAX_BYTES; RDT_EINVAL if cap is too small. Begins with magic, wire version, length. */
+rdt_status rdti_blob_encode(const struct rdti_blob *in, uint8_t *buf, size_t cap, size_t *len_out,
+                            struct rdt_error *err);
+/* RDT_EPROTO, RDT_EVERSION (naming both wire and library versions). */
+rdt_status rdti_blob_decode(const uint8_t *buf, size_t len_bytes, struct rdti_blob *out, struct rdt_error *err);
+
+#endif

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Frames of the side channel: u16 type, u16 zero, u32 payload length, payload. All set-up goes through it, and
+ * nothing of a step: addresses, descriptors, revocation, heartbeats, deaths. */
+#ifndef RDTI_WIRE_FRAME_H
+#define RDTI_WIRE_FRAME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+#include "wire/limits.h"
+
+#define RDTI_FRAME_HEAD_BYTES 8
+#define RDTI_FRAME_PAYLOAD_MAX 4096
+#define RDTI_REASON_BYTES 384
+
+enum rdti_frame_type {
+    RDTI_FRAME_PATH = 1,        /* rdti_path; fds: the offer's */
+    RDTI_FRAME_PATH_FAILED = 2, /* rdti_text: why this path will not do; the connector tries the next */
+    RDTI_FRAME_READY = 3,       /* empty: your probe arrived whole */
+    RDTI_FRAME_HEARTBEAT = 4,   /* empty */
+    RDTI_FRAME_DEATH = 5,       /* rdti_death: a process is dead, as somebody saw it */
+    RDTI_FRAME_GOODBYE = 6,     /* empty: no more ops; all that was sent is acknowledged */
+    RDTI_FRAME_REVOKE = 7,      /* rdti_revoke: a region was freed */
+    RDTI_FRAME_REVOKED = 8,     /* rdti_revoke: no access of mine is in flight any more */
+    RDTI_FRAME_SEGMENT_GET = 9, /* rdti_segment (len 0) */
+    RDTI_FRAME_SEGMENT = 10,    /* rdti_segment; fds: 1 */
+    RDTI_FRAME_SLOT = 11,       /* rdti_slot_announce */
+    RDTI_FRAME_SLOT_GONE = 12,  /* rdti_slot_gone */
+    RDTI_FRAME_SLOT_REFUSED = 13, /* rdti_slot_gone: the sender's description differs; text says how */
+    RDTI_FRAME_ABORT = 14       /* rdti_abort: a group ends */
+};
+
+/* One side's half of a lane, with the landing place of its mailbox ring and the nonce of its probe. */
+struct rdti_path {
+    uint32_t transport; /* RDT_TRANSPORT_* */
+    uint8_t session_id[16];
+    uint8_t nonce[16];                 /* this side will write these bytes at the start of the peer's ring */
+    struct rdt_remote_region ring;     /* this side's inbound mailbox ring */
+    char reason[RDTI_REASON_BYTES];    /* why not a better path, for describe() */
+    uint32_t offer_bytes;
+    uint8_t offer[RDTI_OFFER_MAX_BYTES];
+};
+
+struct rdti_text {
+    char text[RDTI_REASON_BYTES];
+};
+
+struct rdti_death {
+    uint8_t uuid[RDT_UUID_BYTES];
+    int32_t rank;     /* global rank as the first witness knew it */
+    uint32_t is_left; /* 1: it left by itself */
+    char reason[RDTI_REASON_BYTES];
+};
+
+struct rdti_revoke {
+    uint32_t index;
+    uint32_t generation;
+};
+
+struct rdti_segment {
+    uint32_t segment;
+    uint64_t len_bytes;
+};
+
+struct rdti_slot_announce {
+    uint32_t slot_id; /* given out by the receiver */
+    uint32_t buffers; /* 2 */
+    char name[RDT_SLOT_NAME_BYTES];
+    struct rdt_tensor_desc desc;
+    uint64_t stride_bytes; /* from one buffer to the next in the region */
+    struct rdt_remote_region region;
+};
+
+struct rdti_slot_gone {
+    uint32_t slot_id;
+    char text[RDTI_REASON_BYTES];
+};
+
+struct rdti_abort {
+    uint64_t group_id;
+    int32_t rank; /* global rank that began it */
+    char reason[RDTI_REASON_BYTES];
+};
+
+/* The head of a frame. RDT_EPROTO: an unknown type, a length over the maximum, a non-zero filler. */
+void rdti_frame_head_encode(uint16_t type, uint32_t payload_bytes, uint8_t out[RDTI_FRAME_HEAD_BYTES]);
+rdt_status rdti_frame_head_decode(const uint8_t head[RDTI_FRAME_HEAD_BYTES], uint16_t *type_out,
+                                  uint32_t *payload_bytes_out, struct rdt_error *err);
+
+/*
+ * Payloads. encode returns the bytes written into out (RDTI_FRAME_PAYLOAD_MAX is always enough) ; decode wants the exact length,
+ * refuses text without a final NUL, more than RDT_MAX_NDIM dims, an unknown transport, with RDT_EPROTO and an untouched output.
+ */
+size_t rdti_path_encode(const struct rdti_path *in, uint8_t *out);
+rdt_status rdti_path_decode(const uint8_t *buf, size_t len_bytes, struct rdti_path *out, struct rdt_error *err);
+size_t rdti_text_encode(const struct rdti_text *in, uint8_t *out);
+rdt_status rdti_text_decode(const uint8_t *buf, size_t len_bytes, struct rdti_text *out, struct rdt_error *err);
+size_t rdti_death_encode(const struct rdti_death *in, uint8_t *out);
+rdt_status rdti_death_decode(const uint8_t *buf, size_t len_bytes, struct rdti_death *out, struct rdt_error *err);
+size_t rdti_revoke_encode(const struct rdti_revoke *in, uint8_t *out);
+rdt_status rdti_revoke_decode(const uint8_t *buf, size_t len_bytes, struct rdti_revoke *out, struct rdt_error *err);
+size_t rdti_segment_encode(const struct rdti_segment *in, uint8_t *out);
+rdt_status rdti_segment_decode(const uint8_t *buf, size_t len_bytes, struct rdti_segment *out, struct rdt_error *err);
+size_t rdti_slot_announce_encode(const struct rdti_slot_announce *in, uint8_t *out);
+rdt_status rdti_slot_announce_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_announce *out,
+                                     struct rdt_error *err);
+size_t rdti_slot_gone_encode(const struct rdti_slot_gone *in, uint8_t *out);
+rdt_status rdti_slot_gone_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_gone *out,
+                                 struct rdt_error *err);
+size_t rdti_abort_encode(const struct rdti_abort *in, uint8_t *out);
+rdt_status rdti_abort_decode(const uint8_t *buf, size_t len_bytes, struct rdti_abort *out, struct rdt_error *err);
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Messages in a mailbox ring: a head of 64 bytes, then the payload, padded to 64. */
+#ifndef RDTI_WIRE_MESSAGE_H
+#define RDTI_WIRE_MESSAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+
+#define RDTI_MESSAGE_HEAD_BYTES 64
+#define RDTI_MESSAGE_INLINE_BYTES 8 /* a payload of at most this lies in the head itself */
+#define RDTI_MESSAGE_ALIGN 64
+
+enum rdti_message_kind {
+    RDTI_MESSAGE_EAGER = 1,  /* payload follows (or is inline) */
+    RDTI_MESSAGE_RTS = 2,    /* rendezvous: rdti_rts follows; the payload waits at the sender */
+    RDTI_MESSAGE_CTS = 3,    /* answer to id: rdti_cts follows; write the payload there, then send FIN */
+    RDTI_MESSAGE_FIN = 4,    /* the transfer `id` is over: by the reader (RTS) or by the writer (CTS) */
+    RDTI_MESSAGE_CREDIT = 5, /* consumed and delivered only */
+    RDTI_MESSAGE_PAD = 6,    /* the rest of the ring up to its end is empty */
+    RDTI_MESSAGE_GROW = 7,   /* please give a larger ring */
+    RDTI_MESSAGE_RING = 8,   /* here it is: a remote region follows */
+    RDTI_MESSAGE_SWITCH = 9, /* the sender's next message lies at the start of the larger ring */
+    RDTI_MESSAGE_NACK = 10   /* the transfer `id` cannot be done: status in len_bytes' place, text follows */
+};
+
+/* Wire order is the order below: kind, op, dtype, reduce_op u8; source, root u16; group, tag, len_bytes, count, id u64;
+ * consumed, delivered u32; inline 8 bytes. */
+struct rdti_message {
+    uint8_t kind;
+    uint8_t op;        /* of rdt_message_desc, as all up to root */
+    uint8_t dtype;
+    uint8_t reduce_op;
+    uint16_t source;   /* group rank of the sender */
+    uint16_t root;
+    uint64_t group_id;
+    uint64_t tag;
+    uint64_t len_bytes; /* of the user's payload */
+    uint64_t count;
+    uint64_t id;        /* rendezvous: the sender's number of it, answered unchanged */
+    uint32_t consumed;  /* units of 64 bytes that the sender of this message has taken from its inbound ring, modulo 2^32 */
+    uint32_t delivered; /* bytes of eager payload it has handed to receives, modulo 2^32 */
+    uint8_t inlined[RDTI_MESSAGE_INLINE_BYTES];
+};
+
+/* Behind an RTS. Where the source lies, in each way it can be reached. */
+struct rdti_rts {
+    uint8_t has_region;  /* 1: source is a region of the sender's */
+    uint8_t has_process; /* 1: pid and addr may be read by process_vm_readv, if the receiver is allowed to */
+    uint32_t pid;
+    uint64_t addr;
+    uint64_t region_off;
+    uint64_t canary_addr;  /* 8 bytes of canary lie there: proves that pid is the sender in the reader's pid namespace */
+    uint64_t canary;
+    struct rdt_remote_region region;
+};
+#define RDTI_RTS_BYTES (8 + 4 * 8 + RDT_REMOTE_REGION_BYTES) /* 2 flags, 2 zero bytes, pid; four u64; region */
+
+/* Behind a CTS: the destination. */
+struct rdti_cts {
+    uint64_t region_off;
+    struct rdt_remote_region region;
+};
+#define RDTI_CTS_BYTES (8 + RDT_REMOTE_REGION_BYTES)
+
+void rdti_message_encode(const struct rdti_message *in, uint8_t out[RDTI_MESSAGE_HEAD_BYTES]);
+/* RDT_EPROTO: unknown kind. Lengths are checked by the mailbox, which knows the ring. */
+rdt_status rdti_message_decode(const uint8_t *buf, size_t len_bytes, struct rdti_message *out, struct rdt_error *err);
+void rdti_rts_encode(const struct rdti_rts *in, uint8_t out[RDTI_RTS_BYTES]);
+rdt_status rdti_rts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_rts *out, struct rdt_error *err);
+void rdti_cts_encode(const struct rdti_cts *in, uint8_t out[RDTI_CTS_BYTES]);
+rdt_status rdti_cts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_cts *out, struct rdt_error *err);
+
+/* Bytes that a message with this much payload takes in the ring. */
+static inline uint64_t
+rdti_message_footprint(uint64_t payload_bytes)
+{
+    if (payload_bytes <= RDTI_MESSAGE_INLINE_BYTES)
+        return RDTI_MESSAGE_HEAD_BYTES;
+    return RDTI_MESSAGE_HEAD_BYTES +
+           (payload_bytes + RDTI_MESSAGE_ALIGN - 1) / RDTI_MESSAGE_ALIGN * RDTI_MESSAGE_ALIGN;
+}
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The 32 bits that are delivered with a write.
+ *
+ *   slot data     slot id (20 bits, below 0xfff00, per endpoint and direction) | epoch (12 bits)
+ *   reserved      0xfff | 20 bits:
+ *     1 sssssssssssssssssss   credit for one buffer of slot s (19 bits)
+ *     01 uuuuuuuuuuuuuuuuuu   user notification u (18 bits)
+ *     0000 ................   a message lies in the mailbox ring
+ *     0001 ................   probe: the nonce has been written
+ * Everything else is a protocol error. An immediate of verbs has the same 32 bits.
+ */
+#ifndef RDTI_WIRE_NOTIFY_H
+#define RDTI_WIRE_NOTIFY_H
+
+#include <stdint.h>
+
+/* No notification; never on the wire (it would be a credit for slot 0x7ffff, which is never given out). */
+#define RDTI_NOTIFY_NONE UINT32_C(0xffffffff)
+#define RDTI_NOTIFY_MESSAGE UINT32_C(0xfff00000)
+#define RDTI_NOTIFY_PROBE UINT32_C(0xfff10000)
+#define RDTI_SLOT_ID_MAX UINT32_C(0x7fffe)
+#define RDTI_EPOCH_MASK UINT32_C(0xfff)
+
+enum rdti_notify_kind {
+    RDTI_NOTIFY_IS_SLOT,
+    RDTI_NOTIFY_IS_CREDIT,
+    RDTI_NOTIFY_IS_USER,
+    RDTI_NOTIFY_IS_MESSAGE,
+    RDTI_NOTIFY_IS_PROBE,
+    RDTI_NOTIFY_IS_INVALID
+};
+
+static inline uint32_t
+rdti_notify_slot(uint32_t slot_id, uint32_t epoch)
+{
+    return slot_id << 12 | (epoch & RDTI_EPOCH_MASK);
+}
+
+static inline uint32_t
+rdti_notify_credit(uint32_t slot_id)
+{
+    return UINT32_C(0xfff80000) | slot_id;
+}
+
+static inline uint32_t
+rdti_notify_user(uint32_t value)
+{
+    return UINT32_C(0xfff40000) | value;
+}
+
+/* Splits a notification: *value is the slot id, the user's value or 0; *epoch only for slots. */
+static inline enum rdti_notify_kind
+rdti_notify_parse(uint32_t notification, uint32_t *value, uint32_t *epoch)
+{
+    *value = 0;
+    *epoch = 0;
+    if (notification >> 20 != 0xfff) {
+        *value = notification >> 12;
+        *epoch = notification & RDTI_EPOCH_MASK;
+        return *value <= RDTI_SLOT_ID_MAX ? RDTI_NOTIFY_IS_SLOT : RDTI_NOTIFY_IS_INVALID;
+    }
+    if (notification >> 19 & 1) {
+        *value = notification & UINT32_C(0x7ffff);
+        return *value <= RDTI_SLOT_ID_MAX ? RDTI_NOTIFY_IS_CREDIT : RDTI_NOTIFY_IS_INVALID;
+    }
+    if (notification >> 18 & 1) {
+        *value = notification & UINT32_C(0x3ffff);
+        return RDTI_NOTIFY_IS_USER;
+    }
+    if (notification == RDTI_NOTIFY_MESSAGE)
+        return RDTI_NOTIFY_IS_MESSAGE;
+    if (notification == RDTI_NOTIFY_PROBE)
+        return RDTI_NOTIFY_IS_PROBE;
+    return RDTI_NOTIFY_IS_INVALID;
+}
+
+#endif

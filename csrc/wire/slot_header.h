@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What is written beside the payload of a bounded slot, and instead of it for a dynamic one. */
+#ifndef RDTI_WIRE_SLOT_HEADER_H
+#define RDTI_WIRE_SLOT_HEADER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+
+struct rdti_slot_header {
+    uint32_t epoch;
+    uint32_t dtype;
+    uint32_t ndim;
+    uint64_t dims[RDT_MAX_NDIM];
+    uint64_t region_off;             /* dynamic only, else 0 */
+    struct rdt_remote_region region; /* dynamic only, else zero */
+};
+#define RDTI_SLOT_HEADER_BYTES 192 /* 16 + 64 + 8 + 64, padded to a multiple of 64 with zeros */
+
+void rdti_slot_header_encode(const struct rdti_slot_header *in, uint8_t out[RDTI_SLOT_HEADER_BYTES]);
+/* RDT_EPROTO: ndim over RDT_MAX_NDIM, dims whose product overflows 63 bits, unknown dtype. */
+rdt_status rdti_slot_header_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_header *out,
+                                   struct rdt_error *err);
+
+/* Product of dims times element bytes; RDT_EINVAL on overflow or an unknown dtype. */
+rdt_status rdti_tensor_bytes(uint32_t dtype, uint32_t ndim, const uint64_t *dims, uint64_t *out,
+                             struct rdt_error *err);
+
+#endif
