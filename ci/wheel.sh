@@ -16,15 +16,16 @@ logged wheel-bare-install "$work/bare/bin/pip" install --no-build-isolation \
     --config-settings=build-dir=build/wheel-bare .
 
 logged wheel-build "$python" -m pip wheel --no-build-isolation --no-deps --wheel-dir "$work" .
-logged wheel-torch-venv "$python" -m venv "$work/torch"
-logged wheel-torch-install "$work/torch/bin/pip" install --no-deps "$work"/rdmatensor-*.whl
+logged wheel-torch-venv "$python" -m venv "$work/beside-torch"
+logged wheel-torch-install "$work/beside-torch/bin/pip" install --no-deps "$work"/rdmatensor-*.whl
 # torch and numpy as they are installed here; a plain path line does not carry over the editable
 # install that stands beside them.
-"$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-    >"$work"/torch/lib/python3.*/site-packages/tools.pth
+site_of() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+site_of "$python" >"$(site_of "$work/beside-torch/bin/python")/tools.pth"
 
-cp ci/wheel_check.py "$work/check.py"
-cd "$work"
+mkdir "$work/elsewhere"
+cp ci/wheel_check.py "$work/elsewhere/check.py"
+cd "$work/elsewhere"
 logged wheel-bare-check "$work/bare/bin/python" check.py bare
-logged wheel-torch-check "$work/torch/bin/python" check.py torch
+logged wheel-torch-check "$work/beside-torch/bin/python" check.py torch
 say "wheel: installs and imports with and without torch"
