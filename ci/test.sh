@@ -42,6 +42,7 @@ if ((overall != 0)); then # nothing after it could run
 fi
 step lint bash ci/lint.sh
 step 'C tests' bash ci/ctest.sh dev
+step tidy bash ci/tidy.sh
 step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
 step 'C tests, TSan' bash ci/sanitize.sh tsan
 step wheel bash ci/wheel.sh
