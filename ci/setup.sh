@@ -59,6 +59,9 @@ install_packages() {
 stamp_matches() { [[ -f "$VENV/.stamp-$1" && "$(<"$VENV/.stamp-$1")" == "$2" ]]; }
 write_stamp() { printf '%s\n' "$2" >"$VENV/.stamp-$1"; }
 
+# installed PATTERN: the record that pip left, e.g. torch-2.13.0+cpu.dist-info; fails if there is none.
+installed() { compgen -G "$VENV/lib/python3*/site-packages/$1.dist-info"; }
+
 environment_hash() {
     { echo "torch $TORCH_VERSION" && cat ci/requirements.txt; } | sha256sum
 }
@@ -67,14 +70,13 @@ environment_hash() {
 build_hash() {
     {
         environment_hash
+        installed 'torch-*'
         grep '^version' "$VENV/pyvenv.cfg"
         echo "werror=$WERROR"
         find csrc cmake CMakeLists.txt pyproject.toml rdmatensor/_ffi_build.py -type f -print0 |
             LC_ALL=C sort -z | xargs -0 sha256sum
     } | sha256sum
 }
-
-is_installed() { compgen -G "$VENV/lib/python3*/site-packages/$1-*.dist-info" >/dev/null; }
 
 make_environment() {
     local python
@@ -102,12 +104,12 @@ mapfile -t packages < <(missing_packages | tr ' ' '\n')
 ((${#packages[@]} == 0)) || install_packages "${packages[@]}"
 
 wanted="$(environment_hash)"
-if ! stamp_matches environment "$wanted" || ! is_installed torch; then
+if ! stamp_matches environment "$wanted" || ! installed "torch-$TORCH_VERSION*" >/dev/null; then
     make_environment
     write_stamp environment "$wanted"
 fi
 wanted="$(build_hash)"
-if ! stamp_matches build "$wanted" || ! is_installed rdmatensor; then
+if ! stamp_matches build "$wanted" || ! installed "rdmatensor-*" >/dev/null; then
     build_package
     write_stamp build "$wanted"
 fi
