@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The address blob: where a process listens. Published by its owner in a key-value store, so it is untrusted input. */
+ * The address blob: where a process listens. Its owner publishes it in a key-value store, so it is
+ * untrusted input. */
 #ifndef RDTI_WIRE_BLOB_H
 #define RDTI_WIRE_BLOB_H
 
@@ -10,10 +11,16 @@
 #include "wire/handshake.h"
 
 #define RDTI_BLOB_ADDRS_MAX 16
-#define RDTI_UNIX_NAME_BYTES 64 /* abstract name without the leading NUL, NUL-terminated; empty: none */
+#define RDTI_UNIX_NAME_BYTES \
+    64 /* abstract name without the leading NUL, NUL-terminated; empty: none */
+
+#define RDTI_BLOB_FIXED_BYTES \
+    (8 + RDTI_VERSION_BYTES + RDT_UUID_BYTES + 16 + 4 + RDTI_UNIX_NAME_BYTES + 4)
+#define RDTI_BLOB_ADDR_BYTES 24
+#define RDTI_BLOB_BYTES_MAX (RDTI_BLOB_FIXED_BYTES + RDTI_BLOB_ADDRS_MAX * RDTI_BLOB_ADDR_BYTES)
 
 struct rdti_blob_addr {
-    uint8_t family;    /* 4 or 6 */
+    uint8_t family; /* 4 or 6 */
     uint8_t is_loopback;
     uint16_t port;
     uint32_t scope_id; /* always 0 on the wire: link-local addresses are not published */
@@ -30,10 +37,13 @@ struct rdti_blob {
     struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
 };
 
-/* Encodes into at most RDT_BLOB_MAX_BYTES; RDT_EINVAL if cap is too small. Begins with magic, wire version, length. */
+/* Writes at most RDTI_BLOB_BYTES_MAX; RDT_EINVAL if cap is too small or a field is out of range.
+ * Begins with the head of handshake.h. */
 rdt_status rdti_blob_encode(const struct rdti_blob *in, uint8_t *buf, size_t cap, size_t *len_out,
                             struct rdt_error *err);
-/* RDT_EPROTO, RDT_EVERSION (naming both wire and library versions). */
-rdt_status rdti_blob_decode(const uint8_t *buf, size_t len_bytes, struct rdti_blob *out, struct rdt_error *err);
+/* RDT_EPROTO, RDT_EVERSION (naming both wire and library versions). *out is untouched on
+ * failure. */
+rdt_status rdti_blob_decode(const uint8_t *buf, size_t len_bytes, struct rdti_blob *out,
+                            struct rdt_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Fields that the formats share, read by rules that leave one encoding for each value: what a decoder
- * accepts, its encoder writes again byte for byte. Any thread; nothing is kept. */
+ * Fields that the formats share, read by rules that leave one encoding for each value: what a
+ * decoder accepts, its encoder writes again byte for byte. Any thread; nothing is kept. */
 #ifndef RDTI_WIRE_FIELDS_H
 #define RDTI_WIRE_FIELDS_H
 
@@ -34,9 +34,9 @@ void rdti_fields_region(struct rdti_fields *f, bool is_present, struct rdt_remot
 
 void rdti_write_zeros(struct rdti_writer *w, size_t len_bytes);
 /*
- * The counterpart of rdti_fields_text(): control characters become spaces, so that a peer's words cannot
- * forge lines of a log, and what is too long is cut before a UTF-8 sequence. For reasons; names must be
- * rdti_text_is_plain() before they get here, else two names could become one.
+ * The counterpart of rdti_fields_text(): control characters become spaces, so that a peer's words
+ * cannot forge lines of a log, and what is too long is cut before a UTF-8 sequence. For reasons;
+ * names must be rdti_text_is_plain() before they get here, else two names could become one.
  */
 void rdti_write_text(struct rdti_writer *w, const char *text, size_t field_bytes);
 void rdti_write_region(struct rdti_writer *w, bool is_present,

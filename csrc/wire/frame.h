@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Frames of the side channel: u16 type, u16 zero, u32 payload length, payload. All set-up goes through it, and
- * nothing of a step: addresses, descriptors, revocation, heartbeats, deaths. */
+ * Frames of the side channel: u16 type, u16 zero, u32 payload length, payload. All set-up goes
+ * through it, and nothing of a step: addresses, descriptors, revocation, heartbeats, deaths. */
 #ifndef RDTI_WIRE_FRAME_H
 #define RDTI_WIRE_FRAME_H
 
@@ -14,10 +14,22 @@
 #define RDTI_FRAME_PAYLOAD_MAX 4096
 #define RDTI_REASON_BYTES 384
 
+/* Payload bytes of each type; of PATH without its offer. */
+#define RDTI_PATH_FIXED_BYTES (4 + 16 + 16 + RDT_REMOTE_REGION_BYTES + RDTI_REASON_BYTES + 4)
+#define RDTI_TEXT_BYTES RDTI_REASON_BYTES
+#define RDTI_DEATH_BYTES (RDT_UUID_BYTES + 8 + RDTI_REASON_BYTES)
+#define RDTI_REVOKE_BYTES 8
+#define RDTI_SEGMENT_BYTES 12
+#define RDTI_SLOT_ANNOUNCE_BYTES \
+    (8 + RDT_SLOT_NAME_BYTES + 16 + 8 * RDT_MAX_NDIM + 8 + RDT_REMOTE_REGION_BYTES)
+#define RDTI_SLOT_GONE_BYTES (4 + RDTI_REASON_BYTES)
+#define RDTI_ABORT_BYTES (12 + RDTI_REASON_BYTES)
+
 enum rdti_frame_type {
-    RDTI_FRAME_PATH = 1,        /* rdti_path; fds: the offer's */
-    RDTI_FRAME_PATH_FAILED = 2, /* rdti_text: why this path will not do; the connector tries the next */
-    RDTI_FRAME_READY = 3,       /* empty: your probe arrived whole */
+    RDTI_FRAME_PATH = 1, /* rdti_path; fds: the offer's */
+    RDTI_FRAME_PATH_FAILED =
+        2,                /* rdti_text: why this path will not do; the connector tries the next */
+    RDTI_FRAME_READY = 3, /* empty: your probe arrived whole */
     RDTI_FRAME_HEARTBEAT = 4,   /* empty */
     RDTI_FRAME_DEATH = 5,       /* rdti_death: a process is dead, as somebody saw it */
     RDTI_FRAME_GOODBYE = 6,     /* empty: no more ops; all that was sent is acknowledged */
@@ -27,17 +39,18 @@ enum rdti_frame_type {
     RDTI_FRAME_SEGMENT = 10,    /* rdti_segment; fds: 1 */
     RDTI_FRAME_SLOT = 11,       /* rdti_slot_announce */
     RDTI_FRAME_SLOT_GONE = 12,  /* rdti_slot_gone */
-    RDTI_FRAME_SLOT_REFUSED = 13, /* rdti_slot_gone: the sender's description differs; text says how */
-    RDTI_FRAME_ABORT = 14       /* rdti_abort: a group ends */
+    RDTI_FRAME_SLOT_REFUSED =
+        13,               /* rdti_slot_gone: the sender's description differs; text says how */
+    RDTI_FRAME_ABORT = 14 /* rdti_abort: a group ends */
 };
 
-/* One side's half of a lane, with the landing place of its mailbox ring and the nonce of its probe. */
+/* One side's half of a lane, with the landing place of its mailbox ring and its probe's nonce. */
 struct rdti_path {
     uint32_t transport; /* RDT_TRANSPORT_* */
     uint8_t session_id[16];
-    uint8_t nonce[16];                 /* this side will write these bytes at the start of the peer's ring */
-    struct rdt_remote_region ring;     /* this side's inbound mailbox ring */
-    char reason[RDTI_REASON_BYTES];    /* why not a better path, for describe() */
+    uint8_t nonce[16]; /* this side will write these bytes at the start of the peer's ring */
+    struct rdt_remote_region ring;  /* this side's inbound mailbox ring */
+    char reason[RDTI_REASON_BYTES]; /* why not a better path, for describe() */
     uint32_t offer_bytes;
     uint8_t offer[RDTI_OFFER_MAX_BYTES];
 };
@@ -83,32 +96,43 @@ struct rdti_abort {
     char reason[RDTI_REASON_BYTES];
 };
 
-/* The head of a frame. RDT_EPROTO: an unknown type, a length over the maximum, a non-zero filler. */
-void rdti_frame_head_encode(uint16_t type, uint32_t payload_bytes, uint8_t out[RDTI_FRAME_HEAD_BYTES]);
+/* The head of a frame. RDT_EPROTO: an unknown type, a length that its payload cannot have, a
+ * non-zero filler. */
+void rdti_frame_head_encode(uint16_t type, uint32_t payload_bytes,
+                            uint8_t out[RDTI_FRAME_HEAD_BYTES]);
 rdt_status rdti_frame_head_decode(const uint8_t head[RDTI_FRAME_HEAD_BYTES], uint16_t *type_out,
                                   uint32_t *payload_bytes_out, struct rdt_error *err);
 
 /*
- * Payloads. encode returns the bytes written into out (RDTI_FRAME_PAYLOAD_MAX is always enough) ; decode wants the exact length,
- * refuses text without a final NUL, more than RDT_MAX_NDIM dims, an unknown transport, with RDT_EPROTO and an untouched output.
+ * Payloads. encode returns the bytes written into out (RDTI_FRAME_PAYLOAD_MAX is always enough);
+ * decode wants the exact length and refuses, with RDT_EPROTO and an untouched output, text that is
+ * not plain (fields.h), more than RDT_MAX_NDIM dims, an unknown transport, dtype, kind or flag, a
+ * slot id that cannot be notified. The dims of a dynamic slot, and those beyond ndim, are zero on
+ * the wire; struct_size is not there at all.
  */
 size_t rdti_path_encode(const struct rdti_path *in, uint8_t *out);
-rdt_status rdti_path_decode(const uint8_t *buf, size_t len_bytes, struct rdti_path *out, struct rdt_error *err);
+rdt_status rdti_path_decode(const uint8_t *buf, size_t len_bytes, struct rdti_path *out,
+                            struct rdt_error *err);
 size_t rdti_text_encode(const struct rdti_text *in, uint8_t *out);
-rdt_status rdti_text_decode(const uint8_t *buf, size_t len_bytes, struct rdti_text *out, struct rdt_error *err);
+rdt_status rdti_text_decode(const uint8_t *buf, size_t len_bytes, struct rdti_text *out,
+                            struct rdt_error *err);
 size_t rdti_death_encode(const struct rdti_death *in, uint8_t *out);
-rdt_status rdti_death_decode(const uint8_t *buf, size_t len_bytes, struct rdti_death *out, struct rdt_error *err);
+rdt_status rdti_death_decode(const uint8_t *buf, size_t len_bytes, struct rdti_death *out,
+                             struct rdt_error *err);
 size_t rdti_revoke_encode(const struct rdti_revoke *in, uint8_t *out);
-rdt_status rdti_revoke_decode(const uint8_t *buf, size_t len_bytes, struct rdti_revoke *out, struct rdt_error *err);
+rdt_status rdti_revoke_decode(const uint8_t *buf, size_t len_bytes, struct rdti_revoke *out,
+                              struct rdt_error *err);
 size_t rdti_segment_encode(const struct rdti_segment *in, uint8_t *out);
-rdt_status rdti_segment_decode(const uint8_t *buf, size_t len_bytes, struct rdti_segment *out, struct rdt_error *err);
+rdt_status rdti_segment_decode(const uint8_t *buf, size_t len_bytes, struct rdti_segment *out,
+                               struct rdt_error *err);
 size_t rdti_slot_announce_encode(const struct rdti_slot_announce *in, uint8_t *out);
-rdt_status rdti_slot_announce_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_announce *out,
-                                     struct rdt_error *err);
+rdt_status rdti_slot_announce_decode(const uint8_t *buf, size_t len_bytes,
+                                     struct rdti_slot_announce *out, struct rdt_error *err);
 size_t rdti_slot_gone_encode(const struct rdti_slot_gone *in, uint8_t *out);
 rdt_status rdti_slot_gone_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_gone *out,
                                  struct rdt_error *err);
 size_t rdti_abort_encode(const struct rdti_abort *in, uint8_t *out);
-rdt_status rdti_abort_decode(const uint8_t *buf, size_t len_bytes, struct rdti_abort *out, struct rdt_error *err);
+rdt_status rdti_abort_decode(const uint8_t *buf, size_t len_bytes, struct rdti_abort *out,
+                             struct rdt_error *err);
 
 #endif

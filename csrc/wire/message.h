@@ -15,47 +15,47 @@
 enum rdti_message_kind {
     RDTI_MESSAGE_EAGER = 1,  /* payload follows (or is inline) */
     RDTI_MESSAGE_RTS = 2,    /* rendezvous: rdti_rts follows; the payload waits at the sender */
-    RDTI_MESSAGE_CTS = 3,    /* answer to id: rdti_cts follows; write the payload there, then send FIN */
-    RDTI_MESSAGE_FIN = 4,    /* the transfer `id` is over: by the reader (RTS) or by the writer (CTS) */
+    RDTI_MESSAGE_CTS = 3,    /* answer to `id`: rdti_cts follows; write there, then send FIN */
+    RDTI_MESSAGE_FIN = 4,    /* `id` is over: from the reader (RTS) or from the writer (CTS) */
     RDTI_MESSAGE_CREDIT = 5, /* consumed and delivered only */
     RDTI_MESSAGE_PAD = 6,    /* the rest of the ring up to its end is empty */
     RDTI_MESSAGE_GROW = 7,   /* please give a larger ring */
     RDTI_MESSAGE_RING = 8,   /* here it is: a remote region follows */
     RDTI_MESSAGE_SWITCH = 9, /* the sender's next message lies at the start of the larger ring */
-    RDTI_MESSAGE_NACK = 10   /* the transfer `id` cannot be done: status in len_bytes' place, text follows */
+    RDTI_MESSAGE_NACK = 10   /* `id` cannot be done: len_bytes is the status, text follows */
 };
 
-/* Wire order is the order below: kind, op, dtype, reduce_op u8; source, root u16; group, tag, len_bytes, count, id u64;
- * consumed, delivered u32; inline 8 bytes. */
+/* On the wire in the order below without gaps: 4 u8, 2 u16, 5 u64, 2 u32, 8 bytes. */
 struct rdti_message {
     uint8_t kind;
-    uint8_t op;        /* of rdt_message_desc, as all up to root */
+    uint8_t op; /* of rdt_message_desc, as all up to root */
     uint8_t dtype;
     uint8_t reduce_op;
-    uint16_t source;   /* group rank of the sender */
+    uint16_t source; /* group rank of the sender */
     uint16_t root;
     uint64_t group_id;
     uint64_t tag;
-    uint64_t len_bytes; /* of the user's payload */
+    uint64_t len_bytes; /* of the user's payload; NACK: rdt_status, sign-extended */
     uint64_t count;
     uint64_t id;        /* rendezvous: the sender's number of it, answered unchanged */
-    uint32_t consumed;  /* units of 64 bytes that the sender of this message has taken from its inbound ring, modulo 2^32 */
-    uint32_t delivered; /* bytes of eager payload it has handed to receives, modulo 2^32 */
+    uint32_t consumed;  /* units of 64 bytes taken from the inbound ring of this message's sender */
+    uint32_t delivered; /* bytes of eager payload it has handed to receives; both modulo 2^32 */
     uint8_t inlined[RDTI_MESSAGE_INLINE_BYTES];
 };
 
-/* Behind an RTS. Where the source lies, in each way it can be reached. */
+/* Behind an RTS. Where the source lies, in each way it can be reached; maybe none. */
 struct rdti_rts {
-    uint8_t has_region;  /* 1: source is a region of the sender's */
-    uint8_t has_process; /* 1: pid and addr may be read by process_vm_readv, if the receiver is allowed to */
+    uint8_t has_region;  /* 1: region is valid and holds the source at region_off */
+    uint8_t has_process; /* 1: process_vm_readv of pid at addr may work, if the reader may */
     uint32_t pid;
     uint64_t addr;
     uint64_t region_off;
-    uint64_t canary_addr;  /* 8 bytes of canary lie there: proves that pid is the sender in the reader's pid namespace */
-    uint64_t canary;
+    uint64_t canary_addr;
+    uint64_t canary; /* lies at canary_addr: shows the reader that pid, in its namespace, is us */
     struct rdt_remote_region region;
 };
-#define RDTI_RTS_BYTES (8 + 4 * 8 + RDT_REMOTE_REGION_BYTES) /* 2 flags, 2 zero bytes, pid; four u64; region */
+/* 2 flags, 2 zero bytes, pid; four u64; region */
+#define RDTI_RTS_BYTES (8 + 4 * 8 + RDT_REMOTE_REGION_BYTES)
 
 /* Behind a CTS: the destination. */
 struct rdti_cts {
@@ -65,12 +65,18 @@ struct rdti_cts {
 #define RDTI_CTS_BYTES (8 + RDT_REMOTE_REGION_BYTES)
 
 void rdti_message_encode(const struct rdti_message *in, uint8_t out[RDTI_MESSAGE_HEAD_BYTES]);
-/* RDT_EPROTO: unknown kind. Lengths are checked by the mailbox, which knows the ring. */
-rdt_status rdti_message_decode(const uint8_t *buf, size_t len_bytes, struct rdti_message *out, struct rdt_error *err);
+/* Reads the first RDTI_MESSAGE_HEAD_BYTES of buf. RDT_EPROTO: fewer bytes, unknown kind. Lengths
+ * inside are checked by the mailbox, which knows the ring. */
+rdt_status rdti_message_decode(const uint8_t *buf, size_t len_bytes, struct rdti_message *out,
+                               struct rdt_error *err);
+/* RDT_EPROTO: another length, bad flags, descriptor or offset. The output is untouched on
+ * failure. */
 void rdti_rts_encode(const struct rdti_rts *in, uint8_t out[RDTI_RTS_BYTES]);
-rdt_status rdti_rts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_rts *out, struct rdt_error *err);
+rdt_status rdti_rts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_rts *out,
+                           struct rdt_error *err);
 void rdti_cts_encode(const struct rdti_cts *in, uint8_t out[RDTI_CTS_BYTES]);
-rdt_status rdti_cts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_cts *out, struct rdt_error *err);
+rdt_status rdti_cts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_cts *out,
+                           struct rdt_error *err);
 
 /* Bytes that a message with this much payload takes in the ring. */
 static inline uint64_t

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The 32 bits that are delivered with a write.
  *
- *   slot data     slot id (20 bits, below 0xfff00, per endpoint and direction) | epoch (12 bits)
+ *   slot data     slot id (20 bits, per endpoint and direction) | epoch (12 bits); ids go to
+ *                 0x7fffe, so that a credit's 19 bits hold each
  *   reserved      0xfff | 20 bits:
  *     1 sssssssssssssssssss   credit for one buffer of slot s (19 bits)
  *     01 uuuuuuuuuuuuuuuuuu   user notification u (18 bits)
@@ -14,7 +15,7 @@
 
 #include <stdint.h>
 
-/* No notification; never on the wire (it would be a credit for slot 0x7ffff, which is never given out). */
+/* No notification; never on the wire (it would be a credit for slot 0x7ffff, never given out). */
 #define RDTI_NOTIFY_NONE UINT32_C(0xffffffff)
 #define RDTI_NOTIFY_MESSAGE UINT32_C(0xfff00000)
 #define RDTI_NOTIFY_PROBE UINT32_C(0xfff10000)

@@ -16,14 +16,21 @@ struct rdti_slot_header {
     uint64_t region_off;             /* dynamic only, else 0 */
     struct rdt_remote_region region; /* dynamic only, else zero */
 };
-#define RDTI_SLOT_HEADER_BYTES 192 /* 16 + 64 + 8 + 64, padded to a multiple of 64 with zeros */
+/* epoch, dtype, ndim, zero; dims; region_off; region, or zeros: 152, padded to 64s with zeros */
+#define RDTI_SLOT_HEADER_BYTES 192
 
-void rdti_slot_header_encode(const struct rdti_slot_header *in, uint8_t out[RDTI_SLOT_HEADER_BYTES]);
-/* RDT_EPROTO: ndim over RDT_MAX_NDIM, dims whose product overflows 63 bits, unknown dtype. */
-rdt_status rdti_slot_header_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_header *out,
-                                   struct rdt_error *err);
+void rdti_slot_header_encode(const struct rdti_slot_header *in,
+                             uint8_t out[RDTI_SLOT_HEADER_BYTES]);
+/* RDT_EPROTO: ndim over RDT_MAX_NDIM, dims that rdti_tensor_bytes() refuses or are not zero beyond
+ * ndim, unknown dtype, a bad descriptor, an offset outside of it. *out is untouched on failure. */
+rdt_status rdti_slot_header_decode(const uint8_t *buf, size_t len_bytes,
+                                   struct rdti_slot_header *out, struct rdt_error *err);
 
-/* Product of dims times element bytes; RDT_EINVAL on overflow or an unknown dtype. */
+/*
+ * Product of dims times element bytes. RDT_EINVAL: unknown dtype, ndim over RDT_MAX_NDIM, or the
+ * product, with ones in place of zero dims, exceeds 63 bits: so no stride of the tensor overflows
+ * either.
+ */
 rdt_status rdti_tensor_bytes(uint32_t dtype, uint32_t ndim, const uint64_t *dims, uint64_t *out,
                              struct rdt_error *err);
 
