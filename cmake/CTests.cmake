@@ -1,9 +1,9 @@
 # tests/c/<layer>/<file>_test.c: one program and one CTest entry each, labelled by its folder.
-# tests/c/support, tests/sim and fake_*.c of a layer, where they have sources, are linked into all.
+# The other sources of those folders, and of tests/sim, are helpers: one archive, linked into all.
 set(tests_dir "${CMAKE_CURRENT_SOURCE_DIR}/tests")
 file(GLOB test_sources CONFIGURE_DEPENDS "${tests_dir}/c/*/*_test.c")
-file(GLOB support_sources CONFIGURE_DEPENDS "${tests_dir}/c/support/*.c" "${tests_dir}/sim/*.c"
-     "${tests_dir}/c/*/fake_*.c")
+file(GLOB support_sources CONFIGURE_DEPENDS "${tests_dir}/c/*/*.c" "${tests_dir}/sim/*.c")
+list(FILTER support_sources EXCLUDE REGEX "_test\\.c$")
 
 # The harness ends a test long before; this bounds a program that is stuck outside of any test.
 set(test_timeout_s 600)
@@ -18,7 +18,7 @@ endif()
 
 if(support_sources)
     add_library(rdmatensor_test_support STATIC ${support_sources})
-    target_include_directories(rdmatensor_test_support PUBLIC "${tests_dir}")
+    target_include_directories(rdmatensor_test_support PUBLIC "${tests_dir}" "${tests_dir}/c")
     target_link_libraries(rdmatensor_test_support PRIVATE rdmatensor_flags
                           PUBLIC rdmatensor_static)
 endif()
