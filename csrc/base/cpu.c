@@ -2,10 +2,10 @@
  * See cpu.h; the cgroups are read by cgroup.c. */
 #include "base/cpu.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -41,18 +41,19 @@ rdti_cpu_usable(void)
 static uint64_t
 system_memory_available(void)
 {
+    static const char key[] = "MemAvailable:"; /* in KiB, whatever the unit is called there */
     char line[128];
-    uint64_t kib = UINT64_MAX;
+    uint64_t bytes = UINT64_MAX;
     FILE *f = fopen("/proc/meminfo", "re");
 
     if (f == NULL)
         return UINT64_MAX;
-    while (kib == UINT64_MAX && fgets(line, sizeof(line), f) != NULL) {
-        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) != 1)
-            kib = UINT64_MAX;
+    while (bytes == UINT64_MAX && fgets(line, sizeof(line), f) != NULL) {
+        if (strncmp(line, key, sizeof(key) - 1) == 0)
+            bytes = strtoull(line + sizeof(key) - 1, NULL, 10) * 1024;
     }
     (void)fclose(f);
-    return kib > UINT64_MAX / 1024 ? UINT64_MAX : kib * 1024;
+    return bytes;
 }
 
 uint64_t

@@ -72,7 +72,7 @@ rdti_log(int32_t level, const char *fmt, ...)
     size_t len = (size_t)head + (size_t)body;
     if (len > sizeof(line) - 1) {
         len = sizeof(line) - 1;
-        memcpy(line + len - 3, "...", 3);
+        memset(line + len - 3, '.', 3);
     }
     blank_control_bytes(line, len);
     line[len++] = '\n'; /* in the place of the NUL */
