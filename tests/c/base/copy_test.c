@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/copy.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+#include "base/limits.h"
+#include "harness.h"
+
+static const enum rdti_copy_kind kinds[] = {RDTI_COPY_MEMCPY, RDTI_COPY_MOVSB, RDTI_COPY_STREAM};
+
+#define GUARD_BYTES 192
+
+static uint8_t
+pattern(size_t i)
+{
+    return (uint8_t)(i * 131 + (i >> 8) * 7 + (i >> 16) * 29 + 1);
+}
+
+/* Copy and check the bytes and that nothing beside them changed. */
+static void
+check_copy(uint8_t *dst_base, uint8_t *src_base, size_t dst_shift, size_t src_shift,
+           size_t len_bytes, enum rdti_copy_kind kind)
+{
+    uint8_t *dst = dst_base + GUARD_BYTES + dst_shift;
+    const uint8_t *src = src_base + src_shift;
+
+    memset(dst - GUARD_BYTES, 0xee, len_bytes + 2 * GUARD_BYTES);
+    rdti_copy_as(dst, src, len_bytes, kind);
+    if (memcmp(dst, src, len_bytes) != 0)
+        CHECK_MEM_EQ(dst, src, len_bytes);
+    for (size_t i = 0; i < GUARD_BYTES; i++) {
+        CHECK_MSG(dst[-1 - (ptrdiff_t)i] == 0xee && dst[len_bytes + i] == 0xee,
+                  "kind %d wrote beside its %zu bytes at shift %zu", (int)kind, len_bytes,
+                  dst_shift);
+    }
+}
+
+static uint8_t *
+buffer(size_t len_bytes)
+{
+    uint8_t *p = aligned_alloc(64, (len_bytes + 63) & ~(size_t)63);
+
+    CHECK_NOT_NULL(p);
+    for (size_t i = 0; i < len_bytes; i++)
+        p[i] = pattern(i);
+    return p;
+}
+
+TEST(every_kind_copies_every_short_length_at_every_alignment)
+{
+    uint8_t *dst = buffer(1024 + 2 * GUARD_BYTES);
+    uint8_t *src = buffer(1024);
+
+    for (size_t k = 0; k < 3; k++) {
+        for (size_t len = 0; len <= 330; len++) {
+            for (size_t shift = 0; shift < 64; shift += len < 140 ? 1 : 7)
+                check_copy(dst, src, shift, (shift * 5 + len) % 64, len, kinds[k]);
+        }
+    }
+    free(dst);
+    free(src);
+}
+
+/* Around the place where one stream becomes four lanes, and where several blocks of them follow. */
+TEST_TIMEOUT(every_kind_copies_around_the_lanes, 60)
+{
+    const size_t block = 4 * RDTI_COPY_LANE_BYTES;
+    static const ptrdiff_t offsets[] = {-129, -64, -1, 0, 1, 63, 64, 65, 127, 128, 200};
+    uint8_t *dst = buffer(2 * block + 4096);
+    uint8_t *src = buffer(2 * block + 4096);
+
+    for (size_t k = 0; k < 3; k++) {
+        for (size_t blocks = 1; blocks <= 2; blocks++) {
+            for (size_t i = 0; i < sizeof(offsets) / sizeof(offsets[0]); i++) {
+                const size_t len = (size_t)((ptrdiff_t)(blocks * block) + offsets[i]);
+
+                check_copy(dst, src, 0, 0, len, kinds[k]);
+                check_copy(dst, src, 13, 3, len, kinds[k]);
+            }
+        }
+    }
+    free(dst);
+    free(src);
+}
+
+TEST(nothing_is_copied_from_and_to_null)
+{
+    for (size_t k = 0; k < 3; k++)
+        rdti_copy_as(NULL, NULL, 0, kinds[k]);
+    rdti_copy(NULL, NULL, 0, RDTI_COPY_TO_PEER_READ);
+}
+
+/* Not a byte beyond the source is read: it ends at an unmapped page. */
+TEST(no_kind_reads_beyond_the_source)
+{
+    char *pages = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *dst = buffer(8192);
+
+    CHECK(pages != MAP_FAILED);
+    CHECK_INT_EQ(munmap(pages + 8192, 4096), 0);
+    CHECK_INT_EQ(munmap(pages, 4096), 0);
+    for (size_t k = 0; k < 3; k++) {
+        for (size_t len = 1; len <= 4096; len += len < 200 ? 1 : 61) {
+            rdti_copy_as(dst, pages + 8192 - len, len, kinds[k]);
+            rdti_copy_as(dst + 3, pages + 4096, len, kinds[k]);
+        }
+    }
+    free(dst);
+}
+
+TEST(the_table_changes_where_limits_say)
+{
+    const size_t peer = RDTI_COPY_STREAM_TO_PEER_FROM_BYTES;
+    const size_t own = RDTI_COPY_STREAM_TO_OWN_FROM_BYTES;
+
+    CHECK_INT_EQ(rdti_copy_choose(0, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MEMCPY);
+    CHECK_INT_EQ(rdti_copy_choose(peer - 1, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MEMCPY);
+    CHECK_INT_EQ(rdti_copy_choose(peer, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
+    CHECK_INT_EQ(rdti_copy_choose(SIZE_MAX, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
+    CHECK_INT_EQ(rdti_copy_choose(own - 1, RDTI_COPY_TO_OWN), RDTI_COPY_MEMCPY);
+    CHECK_INT_EQ(rdti_copy_choose(own, RDTI_COPY_TO_OWN), RDTI_COPY_STREAM);
+}
+
+/* copy.h promises that a STREAM copy is ordered before later stores: without its fence the reader
+ * would now and then see a flag before the bytes. */
+enum { LITMUS_BYTES = 4096, LITMUS_ROUNDS = 20000 };
+static _Alignas(64) uint8_t litmus_buf[LITMUS_BYTES];
+static _Atomic uint32_t litmus_flag;
+static _Atomic uint32_t litmus_answer;
+
+/* acquire: pairs with the other side's release. Yields at length: the machine may have one core. */
+static void
+await(_Atomic uint32_t *word, uint32_t want)
+{
+    for (unsigned spins = 1; atomic_load_explicit(word, memory_order_acquire) != want; spins++)
+        if (spins % 4096 == 0)
+            (void)sched_yield();
+}
+
+static void *
+litmus_writer(void *arg)
+{
+    static uint8_t src[LITMUS_BYTES];
+
+    for (uint32_t round = 1; round <= LITMUS_ROUNDS; round++) {
+        memset(src, (int)(round & 0xff), sizeof(src));
+        rdti_copy_as(litmus_buf, src, sizeof(src), RDTI_COPY_STREAM);
+        /* release: pairs with await(); x86 makes it a plain store, so that only the copy's own
+         * fence orders the stores that went past the cache */
+        atomic_store_explicit(&litmus_flag, round, memory_order_release);
+        await(&litmus_answer, round);
+    }
+    return arg;
+}
+
+TEST_TIMEOUT(a_stream_copy_is_seen_before_a_later_flag, 60)
+{
+    pthread_t writer;
+
+    CHECK_INT_EQ(pthread_create(&writer, NULL, litmus_writer, NULL), 0);
+    for (uint32_t round = 1; round <= LITMUS_ROUNDS; round++) {
+        await(&litmus_flag, round);
+        /* Backwards: the end was written last. */
+        for (size_t i = LITMUS_BYTES; i-- > 0;)
+            CHECK_MSG(litmus_buf[i] == (round & 0xff), "round %u, byte %zu", round, i);
+        atomic_store_explicit(&litmus_answer, round, memory_order_release); /* pairs with await() */
+    }
+    CHECK_INT_EQ(pthread_join(writer, NULL), 0);
+}
+
+TEST_MAIN()
