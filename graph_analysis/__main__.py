@@ -1,0 +1,81 @@
+"""Command line: python -m graph_analysis MODULE:FACTORY --strategy dp --world 4 -o plan.json.
+
+FACTORY() takes no argument and returns (model, inputs) or (model, inputs, loss_fn); loss_fn is
+called as loss_fn(output, *inputs). The report goes to standard output, the plan to the file.
+Exit status: 0 planned, 2 bad arguments or nothing to plan.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from graph_analysis.build import analyze
+from graph_analysis.crossing import DataParallel
+from graph_analysis.errors import CaptureError, GraphAnalysisError
+from graph_analysis.plan_json import plan_to_json
+from graph_analysis.report import render_text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m graph_analysis",
+        description="Plan the transfers of a training step before it runs.",
+    )
+    parser.add_argument(
+        "factory",
+        metavar="MODULE:FACTORY",
+        help="FACTORY() returns (model, inputs) or (model, inputs, loss_fn)",
+    )
+    parser.add_argument("--batch", type=int, help="re-size dimension 0 of every input tensor")
+    parser.add_argument("--strategy", choices=["dp"], default="dp", help="dp: data parallel")
+    parser.add_argument("--world", type=int, required=True, help="number of ranks")
+    parser.add_argument("-o", "--output", type=Path, help="write the plan as JSON to this file")
+    return parser
+
+
+def _load(spec: str) -> tuple[object, ...]:
+    """What the factory returns: a tuple of two or three."""
+    module_name, colon, name = spec.partition(":")
+    if not (module_name and colon and name):
+        raise CaptureError(f"{spec!r} is not MODULE:FACTORY")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise CaptureError(f"cannot load {spec}: {error}") from error
+    made = factory()
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise CaptureError(f"{spec}() must return (model, inputs) or (model, inputs, loss_fn)")
+    return made
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    strategy = DataParallel(arguments.world)
+    made = _load(arguments.factory)
+    from graph_analysis.capture import check_factory, resize_batch  # needs torch, --help not
+
+    model, inputs, loss_fn = check_factory(made)
+    if arguments.batch is not None:
+        inputs = resize_batch(inputs, arguments.batch)
+    plan = analyze(model, inputs, loss_fn=loss_fn, strategy=strategy)
+    if arguments.output is not None:
+        arguments.output.write_text(plan_to_json(plan), encoding="ascii")
+    sys.stdout.write(render_text(plan))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        _run(arguments)
+    except (GraphAnalysisError, OSError) as error:
+        print(f"graph_analysis: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Capture of a training step with torch: the only part of graph_analysis that imports torch."""
+
+from graph_analysis.capture.step import capture, check_factory, resize_batch
+
+__all__ = ["capture", "check_factory", "resize_batch"]

@@ -1,0 +1,155 @@
+"""The transfer plan: everything that is known of a step's transfers before the step runs.
+
+Plans are values. plan_json stores them, plan_check refuses contradictions. Offsets are bytes
+from the start of the arena; times are operation indices, or ns where the name says so.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from graph_analysis.ir import (
+    CostModel,
+    Crossing,
+    Group,
+    Loss,
+    Omission,
+    Operation,
+    Phase,
+    Role,
+    Source,
+    Symbol,
+    TensorClass,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """One tensor that owns memory. shape holds integers, or expressions over plan.symbols.
+
+    size_bytes is None unless kind is static; max_bytes is None when kind is dynamic. symbols
+    and inputs say what makes it bounded or dynamic. producer is the operation that makes it,
+    None for what exists before the step. ready_order numbers the gradients as they become
+    ready, parameter is the one that a gradient belongs to.
+    """
+
+    name: str
+    role: Role
+    dtype: str
+    item_bytes: int
+    shape: tuple[int | str, ...]
+    kind: TensorClass
+    size_bytes: int | None
+    max_bytes: int | None
+    symbols: tuple[str, ...]
+    inputs: tuple[str, ...]
+    producer: str | None
+    first_use: int
+    last_use: int
+    ready_order: int | None
+    parameter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBucket:
+    """Tensors that leave in one message, in arena order from offset on.
+
+    payload_bytes counts the tensors, span_bytes also the alignment gaps between them, which the
+    message carries and whose content means nothing. The times are those of the cost model.
+    """
+
+    operation: Operation
+    phase: Phase
+    group: str
+    root: int | None
+    dtype: str
+    tensors: tuple[str, ...]
+    payload_bytes: int
+    span_bytes: int
+    offset: int
+    ready_ns: int
+    start_ns: int
+    finish_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a tensor stands in the arena."""
+
+    tensor: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Memory for everything that crosses in a step.
+
+    naive_bytes is the size without reuse, lower_bound_bytes the largest live set; both count
+    whole buckets rounded up to the alignment, as peak_bytes does.
+    """
+
+    alignment_bytes: int
+    peak_bytes: int
+    naive_bytes: int
+    lower_bound_bytes: int
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRecord:
+    """The strategy as data: its kind, its ranks and every option as an integer."""
+
+    kind: str
+    world_size: int
+    options: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """The plan of one training step. The same graph and strategy give the same plan."""
+
+    strategy: StrategyRecord
+    groups: tuple[Group, ...]
+    source: Source
+    loss: Loss
+    captured_with: str
+    cost: CostModel
+    op_count: int
+    symbols: tuple[Symbol, ...]
+    tensors: tuple[PlannedTensor, ...]
+    crossings: tuple[Crossing, ...]
+    buckets: tuple[PlannedBucket, ...]
+    arena: Arena
+    omissions: tuple[Omission, ...]
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of all that decides a transfer: ranks with equal ones agree.
+
+        Left out are the texts of omissions and the tool's version, which decide nothing.
+        """
+        facts = asdict(self)
+        del facts["omissions"], facts["captured_with"]
+        return hashlib.sha256(canonical_json(facts).encode()).hexdigest()
+
+
+def canonical_json(facts: object) -> str:
+    """JSON without a choice left: sorted keys, no blanks, ASCII."""
+    return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def first_difference(mine: TransferPlan, theirs: TransferPlan) -> str | None:
+    """What two plans first disagree on, a tensor where possible; None if they agree."""
+    if mine.fingerprint() == theirs.fingerprint():
+        return None
+    other = {tensor.name: tensor for tensor in theirs.tensors}
+    for tensor in mine.tensors:
+        if tensor != other.get(tensor.name):
+            return f"tensor {tensor.name}: {tensor} here, {other.get(tensor.name)} there"
+    known = {tensor.name for tensor in mine.tensors}
+    for tensor in theirs.tensors:
+        if tensor.name not in known:
+            return f"tensor {tensor.name}: unknown here, {tensor} there"
+    here, there = asdict(mine), asdict(theirs)
+    section = next(key for key in here if here[key] != there[key])
+    return f"{section} differ, all tensors agree"
