@@ -26,22 +26,20 @@
 #define RDTI_ABORT_BYTES (12 + RDTI_REASON_BYTES)
 
 enum rdti_frame_type {
-    RDTI_FRAME_PATH = 1, /* rdti_path; fds: the offer's */
-    RDTI_FRAME_PATH_FAILED =
-        2,                /* rdti_text: why this path will not do; the connector tries the next */
-    RDTI_FRAME_READY = 3, /* empty: your probe arrived whole */
-    RDTI_FRAME_HEARTBEAT = 4,   /* empty */
-    RDTI_FRAME_DEATH = 5,       /* rdti_death: a process is dead, as somebody saw it */
-    RDTI_FRAME_GOODBYE = 6,     /* empty: no more ops; all that was sent is acknowledged */
-    RDTI_FRAME_REVOKE = 7,      /* rdti_revoke: a region was freed */
-    RDTI_FRAME_REVOKED = 8,     /* rdti_revoke: no access of mine is in flight any more */
-    RDTI_FRAME_SEGMENT_GET = 9, /* rdti_segment (len 0) */
-    RDTI_FRAME_SEGMENT = 10,    /* rdti_segment; fds: 1 */
-    RDTI_FRAME_SLOT = 11,       /* rdti_slot_announce */
-    RDTI_FRAME_SLOT_GONE = 12,  /* rdti_slot_gone */
-    RDTI_FRAME_SLOT_REFUSED =
-        13,               /* rdti_slot_gone: the sender's description differs; text says how */
-    RDTI_FRAME_ABORT = 14 /* rdti_abort: a group ends */
+    RDTI_FRAME_PATH = 1,          /* rdti_path; fds: the offer's */
+    RDTI_FRAME_PATH_FAILED = 2,   /* rdti_text: why this path fails; the connector tries the next */
+    RDTI_FRAME_READY = 3,         /* empty: your probe arrived whole */
+    RDTI_FRAME_HEARTBEAT = 4,     /* empty */
+    RDTI_FRAME_DEATH = 5,         /* rdti_death: a process is dead, as somebody saw it */
+    RDTI_FRAME_GOODBYE = 6,       /* empty: no more ops; all that was sent is acknowledged */
+    RDTI_FRAME_REVOKE = 7,        /* rdti_revoke: a region was freed */
+    RDTI_FRAME_REVOKED = 8,       /* rdti_revoke: no access of mine is in flight any more */
+    RDTI_FRAME_SEGMENT_GET = 9,   /* rdti_segment (len 0) */
+    RDTI_FRAME_SEGMENT = 10,      /* rdti_segment; fds: 1 */
+    RDTI_FRAME_SLOT = 11,         /* rdti_slot_announce */
+    RDTI_FRAME_SLOT_GONE = 12,    /* rdti_slot_gone */
+    RDTI_FRAME_SLOT_REFUSED = 13, /* rdti_slot_gone: the sender describes it otherwise: text */
+    RDTI_FRAME_ABORT = 14         /* rdti_abort: a group ends */
 };
 
 /* One side's half of a lane, with the landing place of its mailbox ring and its probe's nonce. */
