@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The receiving machine of one stream: a head, for some a list, then payload straight into its
+ * place. The vector of the payload's recvmsg ends with room for the next head, so that a run of
+ * messages costs one call each. */
+#include <errno.h>
+#include <sys/socket.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transport/tcp/tcp.h"
+
+enum outcome {
+    OUTCOME_GO,    /* the machine has moved on */
+    OUTCOME_WAIT,  /* no room for what was announced: again in a later pass */
+    OUTCOME_EMPTY, /* over without payload: nothing says that more is here */
+    OUTCOME_BROKEN /* the lane has failed */
+};
+
+void
+rdti_tcp_release_target(struct rdti_tcp_stream *stream)
+{
+    const struct rdti_host *host = stream->lane->tcp->host;
+
+    if (!stream->rx.has_target)
+        return;
+    stream->rx.has_target = false;
+    host->target_release(host->core, &stream->rx.target);
+}
+
+/* The peer broke the protocol: what was found is said with who it was. */
+static enum outcome
+fail_protocol(struct rdti_tcp_stream *s, const struct rdt_error *why)
+{
+    struct rdt_error err;
+
+    (void)rdti_error_set_rank(&err, (rdt_status)why->status, s->lane->args.peer_rank,
+                              "rank %d at %s, stream %u: %s; both sides need the same version, and "
+                              "nobody else may write into the connection",
+                              s->lane->args.peer_rank, s->lane->peer_text, s->index, why->message);
+    rdti_tcp_fail(s->lane, &err);
+    return OUTCOME_BROKEN;
+}
+
+static enum outcome
+end_part(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    const bool is_empty = rx->head_have == 0;
+
+    rdti_tcp_release_target(s);
+    rx->state = RDTI_TCP_RX_HEAD;
+    if (rx->head.op == RDTI_STREAM_READ_DATA)
+        rdti_tcp_read_part_done(s->lane, rx->head.value);
+    else
+        rdti_tcp_part_done(s);
+    return is_empty ? OUTCOME_EMPTY : OUTCOME_GO;
+}
+
+static enum outcome
+begin_payload(struct rdti_tcp_stream *s, enum rdti_tcp_rx_state state, uint64_t len_bytes)
+{
+    s->rx.state = state;
+    s->rx.left = len_bytes;
+    s->rx.iov_at = 0;
+    return len_bytes == 0 ? end_part(s) : OUTCOME_GO;
+}
+
+/* Pin the range that a part goes to, the whole of it even where only a stripe comes here: a part
+ * that is refused is refused as a whole. NULL: refused, rx.refused says why. */
+static uint8_t *
+acquire(struct rdti_tcp_stream *s, uint64_t off_bytes, uint64_t len_bytes)
+{
+    const struct rdti_host *host = s->lane->tcp->host;
+    struct rdti_tcp_rx *rx = &s->rx;
+
+    rx->refused = s->index == 0 ? s->lane->refusing : RDT_OK;
+    if (rx->refused == RDT_OK) {
+        struct rdt_error why;
+
+        rx->refused = host->target_acquire(host->core, rx->head.index, rx->head.generation,
+                                           off_bytes, len_bytes, &rx->target, &why);
+        rx->has_target = rx->refused == RDT_OK;
+    }
+    if (s->index == 0)
+        s->lane->refusing = (rx->head.flags & RDTI_STREAM_MORE) != 0 ? rx->refused : RDT_OK;
+    return rx->has_target ? rx->target.addr : NULL;
+}
+
+static enum outcome
+begin_write(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    uint32_t off = 0;
+    uint32_t len = rx->head.len_bytes;
+
+    if (!rdti_tcp_part_has_room(s))
+        return OUTCOME_WAIT;
+    rx->head_have = 0;
+    if (rx->head.op == RDTI_STREAM_WRITE_LIST) {
+        rx->list_have = 0;
+        rx->state = RDTI_TCP_RX_LIST;
+        return OUTCOME_GO;
+    }
+    if ((rx->head.flags & RDTI_STREAM_STRIPED) != 0)
+        rdti_stream_stripe(rx->head.len_bytes, s->index, s->lane->stream_count, &off, &len);
+    uint8_t *at = acquire(s, rx->head.off_bytes, rx->head.len_bytes);
+    if (at == NULL)
+        return begin_payload(s, RDTI_TCP_RX_DRAIN, len);
+    rx->iov[0] = (struct iovec){.iov_base = at + off, .iov_len = len};
+    rx->iov_count = 1;
+    return begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
+}
+
+/* The list is here: one pin over all its entries. */
+static enum outcome
+begin_list(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    struct rdti_stream_entry entries[RDTI_STREAM_LIST_MAX];
+    struct rdt_error err;
+    uint64_t lo;
+    uint64_t hi;
+
+    if (rdti_stream_list_decode(rx->list_buf, rx->list_have, rx->head.aux, rx->head.len_bytes,
+                                entries, &lo, &hi, &err) != RDT_OK)
+        return fail_protocol(s, &err);
+    uint8_t *base = acquire(s, lo, hi - lo);
+    if (base == NULL)
+        return begin_payload(s, RDTI_TCP_RX_DRAIN, rx->head.len_bytes);
+    for (uint32_t i = 0; i < rx->head.aux; i++)
+        rx->iov[i] = (struct iovec){.iov_base = base + (entries[i].off_bytes - lo),
+                                    .iov_len = entries[i].len_bytes};
+    rx->iov_count = rx->head.aux;
+    return begin_payload(s, RDTI_TCP_RX_PAYLOAD, rx->head.len_bytes);
+}
+
+static enum outcome
+begin_read_data(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    struct rdt_error err;
+    uint8_t *dst;
+    uint32_t len;
+
+    if (rdti_tcp_claim_read(s, &dst, &len, &err) != RDT_OK)
+        return fail_protocol(s, &err);
+    rx->head_have = 0;
+    rx->iov[0] = (struct iovec){.iov_base = dst, .iov_len = len};
+    rx->iov_count = 1;
+    return begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
+}
+
+/* Heads without payload. */
+static enum outcome
+take_control(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_lane *lane = s->lane;
+    const struct rdti_stream_head *head = &s->rx.head;
+    rdt_status status = RDT_OK;
+    bool is_stalled = false;
+    struct rdt_error err;
+
+    switch (head->op) {
+    case RDTI_STREAM_READ_REQUEST:
+        status = rdti_tcp_take_request(lane, head, &is_stalled, &err);
+        break;
+    case RDTI_STREAM_READ_REFUSED:
+        status = rdti_tcp_read_refused(lane, head, &err);
+        break;
+    default: /* ACK and REFUSED: the ack was all */
+        break;
+    }
+    if (status != RDT_OK)
+        return fail_protocol(s, &err);
+    if (is_stalled)
+        return OUTCOME_WAIT;
+    s->rx.head_have = 0;
+    return OUTCOME_EMPTY;
+}
+
+/* Before the lane is ready there may be READY, on the connector's stream 0, and stripes beside
+ * it. */
+static enum outcome
+take_early(struct rdti_tcp_stream *s)
+{
+    struct rdt_error err;
+
+    if (s->rx.head.op == RDTI_STREAM_READY && s->lane->args.is_connector) {
+        s->rx.head_have = 0;
+        rdti_tcp_become_ready(s->lane);
+        return OUTCOME_GO;
+    }
+    (void)rdti_error_set(&err, RDT_EPROTO, 0, "tcp stream: op %u before the lane is ready",
+                         s->rx.head.op);
+    return fail_protocol(s, &err);
+}
+
+/* A whole head is here. */
+static enum outcome
+begin_part(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    struct rdti_tcp_lane *lane = s->lane;
+    const bool is_ready = rdti_tcp_phase_of(lane) == RDTI_TCP_READY;
+    struct rdt_error err;
+
+    rdt_status status = rdti_stream_head_decode(rx->head_buf, sizeof(rx->head_buf), s->index,
+                                                lane->stream_count, &rx->head, &err);
+    if (status != RDT_OK)
+        return fail_protocol(s, &err);
+    if (!is_ready && (s->index == 0 || !lane->args.is_connector))
+        return take_early(s);
+    if (rx->head.op == RDTI_STREAM_READY) {
+        (void)rdti_error_set(&err, RDT_EPROTO, 0, "tcp stream: READY again");
+        return fail_protocol(s, &err);
+    }
+    if (s->index == 0) {
+        const bool is_refusal = rx->head.op == RDTI_STREAM_REFUSED;
+
+        status = rdti_tcp_take_ack(lane, rx->head.ack,
+                                   is_refusal ? -(rdt_status)rx->head.aux : RDT_OK, &err);
+        if (status != RDT_OK)
+            return fail_protocol(s, &err);
+    }
+    switch (rx->head.op) {
+    case RDTI_STREAM_WRITE:
+    case RDTI_STREAM_WRITE_LIST:
+        return begin_write(s);
+    case RDTI_STREAM_READ_DATA:
+        return begin_read_data(s);
+    default:
+        return take_control(s);
+    }
+}
+
+/* ---- Bytes --------------------------------------------------------------------------------- */
+
+/* Take n payload bytes; what goes beyond is of the next head. */
+static void
+advance_payload(struct rdti_tcp_rx *rx, size_t n)
+{
+    const size_t taken = n < rx->left ? n : (size_t)rx->left;
+    size_t rest = taken;
+
+    while (rest > 0 && rx->iov_at < rx->iov_count && rest >= rx->iov[rx->iov_at].iov_len)
+        rest -= rx->iov[rx->iov_at++].iov_len;
+    if (rest > 0) {
+        rx->iov[rx->iov_at].iov_base = (uint8_t *)rx->iov[rx->iov_at].iov_base + rest;
+        rx->iov[rx->iov_at].iov_len -= rest;
+    }
+    rx->left -= taken;
+    rx->head_have = (uint32_t)(n - taken);
+}
+
+static ssize_t
+recv_payload(struct rdti_tcp_stream *s, size_t *asked_out)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    struct msghdr msg = {.msg_iov = rx->iov + rx->iov_at,
+                         .msg_iovlen = rx->iov_count - rx->iov_at + 1};
+
+    rx->iov[rx->iov_count] =
+        (struct iovec){.iov_base = rx->head_buf, .iov_len = sizeof(rx->head_buf)};
+    *asked_out = (size_t)rx->left + sizeof(rx->head_buf);
+    return recvmsg(s->fd, &msg, MSG_DONTWAIT);
+}
+
+/* One system call; *asked_out is what it could have brought. */
+static ssize_t
+recv_some(struct rdti_tcp_stream *s, size_t *asked_out)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    struct rdti_tcp *tcp = s->lane->tcp;
+    uint8_t *at;
+
+    switch (rx->state) {
+    case RDTI_TCP_RX_HEAD:
+        at = rx->head_buf + rx->head_have;
+        *asked_out = sizeof(rx->head_buf) - rx->head_have;
+        break;
+    case RDTI_TCP_RX_LIST:
+        at = rx->list_buf + rx->list_have;
+        *asked_out = (size_t)rx->head.aux * RDTI_STREAM_ENTRY_BYTES - rx->list_have;
+        break;
+    case RDTI_TCP_RX_DRAIN:
+        at = tcp->drain;
+        *asked_out = rx->left < sizeof(tcp->drain) ? (size_t)rx->left : sizeof(tcp->drain);
+        break;
+    default:
+        return recv_payload(s, asked_out);
+    }
+    return recv(s->fd, at, *asked_out, MSG_DONTWAIT);
+}
+
+static enum outcome
+take_bytes(struct rdti_tcp_stream *s, size_t n)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+
+    switch (rx->state) {
+    case RDTI_TCP_RX_HEAD:
+        rx->head_have += (uint32_t)n;
+        return OUTCOME_GO; /* the loop looks whether it is whole */
+    case RDTI_TCP_RX_LIST:
+        rx->list_have += (uint32_t)n;
+        if (rx->list_have < (uint32_t)rx->head.aux * RDTI_STREAM_ENTRY_BYTES)
+            return OUTCOME_GO;
+        return begin_list(s);
+    case RDTI_TCP_RX_DRAIN:
+        rx->left -= n;
+        break;
+    default:
+        advance_payload(rx, n);
+        break;
+    }
+    return rx->left == 0 ? end_part(s) : OUTCOME_GO;
+}
+
+/* Received n <= 0: whether to go on, and if the lane broke. */
+static enum outcome
+take_end(struct rdti_tcp_stream *s, ssize_t n, int sys_errno)
+{
+    if (n == 0) {
+        rdti_tcp_fail_socket(s, "the peer closed the connection", 0);
+        return OUTCOME_BROKEN;
+    }
+    if (sys_errno == EINTR)
+        return OUTCOME_GO;
+    if (sys_errno == EAGAIN || sys_errno == EWOULDBLOCK)
+        return OUTCOME_EMPTY;
+    rdti_tcp_fail_socket(s, "receiving failed", sys_errno);
+    return OUTCOME_BROKEN;
+}
+
+/* Whether the head that waits can begin now. */
+static enum outcome
+step_head(struct rdti_tcp_stream *s)
+{
+    const enum outcome outcome = begin_part(s);
+
+    if (outcome != OUTCOME_BROKEN)
+        s->is_stalled = outcome == OUTCOME_WAIT;
+    return outcome;
+}
+
+uint32_t
+rdti_tcp_receive(struct rdti_tcp_stream *stream, uint64_t *budget_bytes)
+{
+    struct rdti_tcp_rx *rx = &stream->rx;
+    enum outcome outcome = OUTCOME_GO;
+    uint32_t work = 0;
+
+    while (outcome == OUTCOME_GO && *budget_bytes > 0) {
+        size_t asked;
+
+        if (rx->state == RDTI_TCP_RX_HEAD && rx->head_have == sizeof(rx->head_buf)) {
+            const bool was_stalled = stream->is_stalled;
+
+            outcome = step_head(stream);
+            work += outcome != OUTCOME_WAIT || !was_stalled;
+            continue;
+        }
+        const ssize_t n = recv_some(stream, &asked);
+        if (n <= 0) {
+            outcome = take_end(stream, n, errno);
+            continue;
+        }
+        work++;
+        *budget_bytes -= (uint64_t)n < *budget_bytes ? (uint64_t)n : *budget_bytes;
+        outcome = take_bytes(stream, (size_t)n);
+        if (outcome == OUTCOME_GO && (size_t)n < asked && rx->head_have < sizeof(rx->head_buf))
+            outcome = OUTCOME_EMPTY; /* the socket is dry */
+    }
+    return work;
+}

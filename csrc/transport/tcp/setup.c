@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The sockets of a lane: made, connected, joined, watched, closed. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "transport/tcp/tcp.h"
+
+/* Seconds. A machine that vanished while nothing is sent; the core's heartbeat notices much
+ * earlier, this is for lanes without one. TCP_USER_TIMEOUT stays unset: it would also end a
+ * connection whose peer is alive and merely does not read, and how long that may last is the
+ * core's to say. */
+#define KEEPALIVE_IDLE_S 30
+#define KEEPALIVE_INTERVAL_S 10
+#define KEEPALIVE_PROBES 3
+
+uint32_t
+rdti_tcp_streams_wanted(const struct rdti_host *host, const struct rdti_lane_args *args)
+{
+    uint32_t streams = host->tcp_streams;
+
+    if (streams == 0)
+        streams = args->is_loopback ? RDTI_TCP_STREAMS_LOOPBACK : RDTI_TCP_STREAMS_REMOTE;
+    return streams < RDTI_STREAM_STREAMS_MAX ? streams : RDTI_STREAM_STREAMS_MAX;
+}
+
+static void
+format_address(const struct sockaddr_storage *addr, char *buf, size_t cap)
+{
+    char text[INET6_ADDRSTRLEN] = "?";
+
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)addr;
+
+        (void)inet_ntop(AF_INET, &in->sin_addr, text, sizeof(text));
+        (void)snprintf(buf, cap, "%s:%u", text, ntohs(in->sin_port));
+    } else if (addr->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)addr;
+
+        (void)inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof(text));
+        (void)snprintf(buf, cap, "[%s]:%u", text, ntohs(in6->sin6_port));
+    } else {
+        (void)snprintf(buf, cap, "a socket of family %d", addr->ss_family);
+    }
+}
+
+static rdt_status
+set_option(int fd, int level, int name, int value, const char *text, struct rdt_error *err)
+{
+    if (setsockopt(fd, level, name, &value, sizeof(value)) != 0)
+        return rdti_error_set(err, RDT_EDEVICE, errno, "setsockopt(%s, %d)", text, value);
+    return RDT_OK;
+}
+
+/* Buffer sizes are left to the kernel: it grows them as the path needs, and a size of ours would
+ * be cut to net.core.rmem_max, which is less. (Loopback, 64 MiB: 5.6 GB/s so, 5.1 to 5.3 with
+ * 0.25 to 4 MiB set.) */
+static rdt_status
+set_options(int fd, int family, struct rdt_error *err)
+{
+    rdt_status status;
+
+    if (family != AF_INET && family != AF_INET6)
+        return RDT_OK; /* a Unix socket has none of these, and needs none */
+    status = set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY", err);
+    if (status == RDT_OK)
+        status = set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE", err);
+    if (status == RDT_OK)
+        status = set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S, "TCP_KEEPIDLE", err);
+    if (status == RDT_OK)
+        status =
+            set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S, "TCP_KEEPINTVL", err);
+    if (status == RDT_OK)
+        status = set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES, "TCP_KEEPCNT", err);
+    return status;
+}
+
+/* [driver] The engine saw something on the socket: look at it in the next pass. */
+static void
+on_event(void *arg, uint32_t epoll_events)
+{
+    struct rdti_tcp_stream *stream = arg;
+
+    (void)epoll_events;
+    stream->hot_left = RDTI_TCP_HOT_PASSES;
+    rdti_tcp_make_hot(stream->lane);
+}
+
+void
+rdti_tcp_update_watch(struct rdti_tcp_stream *stream)
+{
+    const struct rdti_host *host = stream->lane->tcp->host;
+
+    (void)pthread_mutex_lock(&stream->lane->watch_lock);
+    if (stream->watch != NULL) {
+        /* relaxed: set before this lock was taken, by us or by one who takes it after us */
+        const bool in = atomic_load_explicit(&stream->wants_in, memory_order_relaxed);
+        const bool out = atomic_load_explicit(&stream->wants_out, memory_order_relaxed);
+        const uint32_t events = (in ? (uint32_t)EPOLLIN : 0) | (out ? (uint32_t)EPOLLOUT : 0);
+
+        if (events != stream->watched_events) {
+            host->rewatch(host->core, stream->watch, events);
+            stream->watched_events = events;
+        }
+    }
+    (void)pthread_mutex_unlock(&stream->lane->watch_lock);
+}
+
+/* A stream over fd, which is taken over in every case. */
+static rdt_status
+add_socket(struct rdti_tcp_lane *lane, int fd, uint32_t index, bool is_connecting,
+           struct rdt_error *err)
+{
+    const struct rdti_host *host = lane->tcp->host;
+    const uint32_t events = is_connecting ? (uint32_t)EPOLLOUT : (uint32_t)EPOLLIN;
+    rdt_status status;
+
+    struct rdti_tcp_stream *s = calloc(1, sizeof(*s));
+    if (s == NULL) {
+        status = rdti_error_set(err, RDT_ENOMEM, 0, "tcp stream: %zu bytes", sizeof(*s));
+        goto err_close;
+    }
+    s->lane = lane;
+    s->index = index;
+    s->fd = fd;
+    s->is_connecting = is_connecting;
+    s->hot_left = RDTI_TCP_HOT_PASSES;
+    s->watched_events = events;
+    atomic_init(&s->wants_in, !is_connecting);
+    atomic_init(&s->wants_out, is_connecting);
+    if (!rdti_fork_close_add(fd)) {
+        status = rdti_error_set(err, RDT_EDEVICE, 0,
+                                "tcp stream: descriptor %d is too large to be closed in a forked "
+                                "child; lower the limit of open files",
+                                fd);
+        goto err_free;
+    }
+    status = host->watch(host->core, fd, events, on_event, s, &s->watch, err);
+    if (status != RDT_OK)
+        goto err_forget;
+
+    lane->streams_present++;
+    rdti_tcp_start_stream(s);
+    return RDT_OK;
+
+err_forget:
+    rdti_fork_close_remove(fd);
+err_free:
+    free(s);
+err_close:
+    (void)close(fd);
+    return status;
+}
+
+void
+rdti_tcp_close_stream(struct rdti_tcp_stream *stream)
+{
+    const struct rdti_host *host = stream->lane->tcp->host;
+
+    (void)pthread_mutex_lock(&stream->lane->watch_lock);
+    struct rdti_watch *watch = stream->watch;
+    stream->watch = NULL;
+    (void)pthread_mutex_unlock(&stream->lane->watch_lock);
+    if (watch != NULL)
+        host->unwatch(host->core, watch);
+    if (stream->fd >= 0) {
+        rdti_fork_close_remove(stream->fd);
+        (void)close(stream->fd);
+        stream->fd = -1;
+    }
+}
+
+static rdt_status
+connect_one(struct rdti_tcp_lane *lane, uint32_t index, struct rdt_error *err)
+{
+    const int family = lane->peer_sockaddr.ss_family;
+    const struct sockaddr *addr = (const struct sockaddr *)(const void *)&lane->peer_sockaddr;
+    rdt_status status;
+
+    const int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return rdti_error_set(err, RDT_EDEVICE, errno, "socket(family %d) for stream %u", family,
+                              index);
+    status = set_options(fd, family, err);
+    if (status != RDT_OK)
+        goto err_close;
+    if (connect(fd, addr, lane->args.peer_sockaddr_bytes) != 0 && errno != EINPROGRESS &&
+        errno != EINTR) {
+        status = rdti_error_set(err, RDT_ENOTVIABLE, errno, "tcp: connect to %s", lane->peer_text);
+        goto err_close;
+    }
+    return add_socket(lane, fd, index, true, err); /* takes fd over */
+
+err_close:
+    (void)close(fd);
+    return status;
+}
+
+rdt_status
+rdti_tcp_connect_streams(struct rdti_tcp_lane *lane, struct rdt_error *err)
+{
+    const struct rdti_lane_args *args = &lane->args;
+
+    if (args->peer_sockaddr == NULL || args->peer_sockaddr_bytes > sizeof(lane->peer_sockaddr) ||
+        args->peer_sockaddr_bytes < sizeof(sa_family_t))
+        return rdti_error_set(err, RDT_EINVAL, 0, "tcp: an address of %u bytes to connect to",
+                              args->peer_sockaddr_bytes);
+    format_address(&lane->peer_sockaddr, lane->peer_text, sizeof(lane->peer_text));
+    for (uint32_t i = 0; i < lane->stream_count; i++) {
+        const rdt_status status = connect_one(lane, i, err);
+
+        if (status != RDT_OK)
+            return status;
+    }
+    return RDT_OK;
+}
+
+rdt_status
+rdti_tcp_adopt_stream(struct rdti_tcp_lane *lane, int fd, uint32_t index, struct rdt_error *err)
+{
+    struct sockaddr_storage addr = {0};
+    socklen_t addr_bytes = sizeof(addr);
+    rdt_status status;
+
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        fcntl(fd, F_SETFD, FD_CLOEXEC) != 0 ||
+        getpeername(fd, (struct sockaddr *)(void *)&addr, &addr_bytes) != 0) {
+        status = rdti_error_set(err, RDT_EPEER, errno, "tcp: taking stream %u over", index);
+        goto err_close;
+    }
+    status = set_options(fd, addr.ss_family, err);
+    if (status != RDT_OK)
+        goto err_close;
+    format_address(&addr, lane->peer_text, sizeof(lane->peer_text));
+    return add_socket(lane, fd, index, false, err); /* takes fd over */
+
+err_close:
+    (void)close(fd);
+    return status;
+}
+
+/* ---- Steps --------------------------------------------------------------------------------- */
+
+void
+rdti_tcp_become_ready(struct rdti_tcp_lane *lane)
+{
+    const struct rdti_host *host = lane->tcp->host;
+
+    (void)pthread_mutex_lock(&lane->lock);
+    lane->owes_ready = !lane->args.is_connector;
+    /* release: pairs with rdti_tcp_phase_of() */
+    atomic_store_explicit(&lane->phase, RDTI_TCP_READY, memory_order_release);
+    (void)pthread_mutex_unlock(&lane->lock);
+    lane->last_progress_ns = rdti_now_ns();
+    for (uint32_t i = 0; i < lane->stream_count; i++) /* READY, and what was queued */
+        (void)rdti_tcp_push(lane->streams[i], RDTI_TCP_PASS_BYTES);
+    host->on_ready(host->core, &lane->base);
+}
+
+void
+rdti_tcp_check_ready(struct rdti_tcp_lane *lane)
+{
+    if (!lane->args.is_connector && lane->stream_count > 0 &&
+        lane->streams_present == lane->stream_count && rdti_tcp_phase_of(lane) == RDTI_TCP_SETUP)
+        rdti_tcp_become_ready(lane);
+}
+
+/* The first bytes of a stream; they fit into the buffer of a socket that has sent nothing. */
+static rdt_status
+send_join(struct rdti_tcp_stream *s, struct rdt_error *err)
+{
+    const struct rdti_lane_args *args = &s->lane->args;
+    struct rdti_join join = {.index = s->index};
+    uint8_t bytes[RDTI_JOIN_BYTES];
+
+    memcpy(join.session_id, args->session_id, sizeof(join.session_id));
+    const rdt_status status = rdti_random_bytes(join.nonce, sizeof(join.nonce), err);
+    if (status != RDT_OK)
+        return status;
+    rdti_join_encode(&join, bytes);
+    rdti_join_mac(args->session_key, bytes, join.mac);
+    rdti_join_encode(&join, bytes);
+    const ssize_t n = send(s->fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n != (ssize_t)sizeof(bytes))
+        return rdti_error_set(err, RDT_EPEER, n < 0 ? errno : 0,
+                              "tcp: JOIN of stream %u to %s: %zd of %zu bytes sent", s->index,
+                              s->lane->peer_text, n, sizeof(bytes));
+    rdti_count(&s->lane->tcp->host->counters->wire_bytes, sizeof(bytes));
+    return RDT_OK;
+}
+
+static void
+finish_connect(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_lane *lane = s->lane;
+    int sys_errno = 0;
+    socklen_t errno_bytes = sizeof(sys_errno);
+    struct rdt_error err;
+
+    if (getsockopt(s->fd, SOL_SOCKET, SO_ERROR, &sys_errno, &errno_bytes) != 0)
+        sys_errno = errno;
+    if (sys_errno != 0) {
+        rdti_tcp_fail_socket(s, "connecting failed", sys_errno);
+        return;
+    }
+    s->is_connecting = false;
+    /* relaxed: see the fields */
+    atomic_store_explicit(&s->wants_out, false, memory_order_relaxed);
+    atomic_store_explicit(&s->wants_in, true, memory_order_relaxed);
+    rdti_tcp_update_watch(s);
+    if (send_join(s, &err) != RDT_OK)
+        rdti_tcp_fail(lane, &err);
+}
+
+/* Asked of the kernel in each pass instead of trusting events alone: there are few passes before
+ * ready. */
+static uint32_t
+check_connecting(struct rdti_tcp_lane *lane)
+{
+    uint32_t work = 0;
+
+    for (uint32_t i = 0; i < lane->stream_count; i++) {
+        struct rdti_tcp_stream *s = lane->streams[i];
+
+        if (s == NULL || !s->is_connecting || rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
+            continue;
+        struct pollfd pfd = {.fd = s->fd, .events = POLLOUT};
+        if (poll(&pfd, 1, 0) <= 0)
+            continue; /* not yet, or interrupted: again in the next pass */
+        finish_connect(s);
+        work++;
+    }
+    return work;
+}
+
+uint32_t
+rdti_tcp_setup_step(struct rdti_tcp_lane *lane)
+{
+    const uint32_t work = lane->args.is_connector ? check_connecting(lane) : 0;
+    struct rdt_error err;
+
+    if (rdti_tcp_phase_of(lane) != RDTI_TCP_SETUP || rdti_remaining_ns(lane->args.deadline_ns) > 0)
+        return work;
+    (void)rdti_error_set_rank(
+        &err, RDT_ETIMEDOUT, lane->args.peer_rank,
+        "tcp lane to rank %d at %s: not ready within its deadline, %u of %u streams; check that a "
+        "firewall lets the listening ports through (RDMATENSOR_PORT_RANGE) and that the address is "
+        "one the peer can be reached at (RDMATENSOR_IFNAME, RDMATENSOR_ADDR)",
+        lane->args.peer_rank, lane->peer_text[0] != '\0' ? lane->peer_text : "an unknown address",
+        lane->streams_present, lane->stream_count);
+    rdti_tcp_fail(lane, &err);
+    return work + 1;
+}

@@ -1,0 +1,590 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The tcp transport's table of operations and its pass over the lanes. */
+#include "transport/tcp/tcp.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+
+/* ---- Attention ----------------------------------------------------------------------------- */
+
+void
+rdti_tcp_make_hot(struct rdti_tcp_lane *lane)
+{
+    if (rdti_list_is_empty(&lane->hot_link) && !lane->is_closed)
+        rdti_list_append(&lane->tcp->hot, &lane->hot_link);
+}
+
+void
+rdti_tcp_call_attention(struct rdti_tcp_lane *lane)
+{
+    struct rdti_tcp *tcp = lane->tcp;
+
+    (void)pthread_mutex_lock(&tcp->attention_lock);
+    if (rdti_list_is_empty(&lane->attention_link))
+        rdti_list_append(&tcp->attention, &lane->attention_link);
+    /* release: pairs with the acquire in take_attention() */
+    atomic_store_explicit(&tcp->has_attention, true, memory_order_release);
+    (void)pthread_mutex_unlock(&tcp->attention_lock);
+}
+
+static void
+take_attention(struct rdti_tcp *tcp)
+{
+    struct rdti_list *node;
+
+    if (!atomic_load_explicit(&tcp->has_attention, memory_order_acquire))
+        return;
+    (void)pthread_mutex_lock(&tcp->attention_lock);
+    while ((node = rdti_list_take_first(&tcp->attention)) != NULL)
+        rdti_tcp_make_hot(RDTI_CONTAINER(node, struct rdti_tcp_lane, attention_link));
+    /* relaxed: under the lock of those who set it */
+    atomic_store_explicit(&tcp->has_attention, false, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&tcp->attention_lock);
+}
+
+/* ---- Ends ---------------------------------------------------------------------------------- */
+
+static rdt_status
+refusal_error(const struct rdti_tcp_lane *lane, const struct rdti_op *op, rdt_status status,
+              struct rdt_error *err)
+{
+    return rdti_error_set_rank(
+        err, status, lane->args.peer_rank,
+        "rank %d at %s refused a %s of %llu bytes: region %u, generation %u: %s",
+        lane->args.peer_rank, lane->peer_text, op->kind == RDTI_OP_READ ? "read" : "write",
+        (unsigned long long)op->len_bytes, op->remote.index, op->remote.generation,
+        status == RDT_ESTALE   ? "the region was freed"
+        : status == RDT_ERANGE ? "the range leaves the region"
+                               : rdt_status_name(status));
+}
+
+void
+rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
+                      const struct rdt_error *err)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(ops)) != NULL) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+        const rdt_status status = (rdt_status)(int64_t)op->scratch[RDTI_TCP_OP_STATUS];
+        struct rdt_error refusal;
+
+        /* acq_rel: is_idle() sees what was done before */
+        (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
+        if (err != NULL) {
+            op->complete(op, (rdt_status)err->status, err);
+        } else if (status != RDT_OK) {
+            (void)refusal_error(lane, op, status, &refusal);
+            op->complete(op, status, &refusal);
+        } else {
+            rdti_count(&lane->tcp->host->counters->moved_bytes, op->len_bytes);
+            op->complete(op, RDT_OK, NULL);
+        }
+    }
+}
+
+void
+rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err)
+{
+    const struct rdti_host *host = lane->tcp->host;
+    struct rdti_list ops;
+
+    rdti_list_init(&ops);
+    (void)pthread_mutex_lock(&lane->lock);
+    if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED) {
+        (void)pthread_mutex_unlock(&lane->lock);
+        return;
+    }
+    lane->error = *err;
+    rdti_list_splice(&ops, &lane->ops);
+    rdti_list_splice(&ops, &lane->reads);
+    lane->read_cursor = NULL;
+    for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++)
+        if (lane->streams[i] != NULL)
+            lane->streams[i]->cursor = NULL;
+    for (uint32_t i = 0; i < RDTI_STREAM_READS_MAX; i++)
+        lane->requests[i].op = NULL;
+    /* release: pairs with rdti_tcp_phase_of(); from here on nobody sends */
+    atomic_store_explicit(&lane->phase, RDTI_TCP_FAILED, memory_order_release);
+    (void)pthread_mutex_unlock(&lane->lock);
+
+    for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++) {
+        if (lane->streams[i] == NULL)
+            continue;
+        rdti_tcp_close_stream(lane->streams[i]);
+        rdti_tcp_release_target(lane->streams[i]);
+    }
+    for (; lane->response_out != lane->response_in; lane->response_out++)
+        host->target_release(host->core,
+                             &lane->responses[lane->response_out % RDTI_STREAM_READS_MAX].target);
+    rdti_tcp_complete_all(lane, &ops, err);
+}
+
+void
+rdti_tcp_fail(struct rdti_tcp_lane *lane, const struct rdt_error *err)
+{
+    const struct rdti_host *host = lane->tcp->host;
+    const struct rdt_error copy = *err;
+
+    if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
+        return;
+    rdti_tcp_teardown(lane, &copy);
+    if (!lane->is_closed)
+        host->on_error(host->core, &lane->base, &copy);
+}
+
+void
+rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_errno)
+{
+    struct rdti_tcp_lane *lane = stream->lane;
+    struct rdt_error err;
+    char progress[96] = "none yet";
+
+    if (lane->last_progress_ns != 0)
+        (void)snprintf(progress, sizeof(progress),
+                       "%.3f s ago, %llu messages received, %u of %u sent are acknowledged",
+                       (double)(rdti_now_ns() - lane->last_progress_ns) * 1e-9,
+                       (unsigned long long)lane->rx_messages, lane->tx_acked, lane->tx_number);
+    (void)rdti_error_set(&err, RDT_EPEER, sys_errno,
+                         "tcp lane to rank %d at %s, stream %u of %u: %s (last progress: %s); look "
+                         "at what that process logged last, and whether its host or the path to it "
+                         "is down",
+                         lane->args.peer_rank, lane->peer_text, stream->index, lane->stream_count,
+                         what, progress);
+    err.peer_rank = lane->args.peer_rank;
+    rdti_tcp_fail(lane, &err);
+}
+
+/* ---- The pass ------------------------------------------------------------------------------ */
+
+static uint32_t
+receive_all(struct rdti_tcp_lane *lane)
+{
+    uint64_t budget_bytes = RDTI_TCP_PASS_BYTES;
+    uint32_t work = 0;
+
+    for (uint32_t i = 0; i < lane->stream_count; i++) {
+        /* Another stream begins each time, so that none uses up the budget for ever. */
+        const uint32_t index = (i + lane->tcp->pass) % lane->stream_count;
+        struct rdti_tcp_stream *s = lane->streams[index];
+
+        if (s == NULL || s->is_connecting || rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
+            continue;
+        if (s->hot_left == 0 && !s->is_stalled)
+            continue;
+        const uint32_t done = rdti_tcp_receive(s, &budget_bytes);
+        work += done;
+        if (done > 0)
+            s->hot_left = RDTI_TCP_HOT_PASSES;
+        else if (s->hot_left > 0)
+            s->hot_left--;
+    }
+    return work;
+}
+
+/* A stalled stream must not wake a sleeper over and over. */
+static void
+watch_stalled(struct rdti_tcp_lane *lane)
+{
+    for (uint32_t i = 0; i < lane->stream_count; i++) {
+        struct rdti_tcp_stream *s = lane->streams[i];
+
+        if (s == NULL || s->is_connecting ||
+            atomic_load_explicit(&s->wants_in, memory_order_relaxed) == !s->is_stalled)
+            continue;
+        atomic_store_explicit(&s->wants_in, !s->is_stalled, memory_order_relaxed);
+        rdti_tcp_update_watch(s);
+    }
+}
+
+static uint32_t
+send_all(struct rdti_tcp_lane *lane)
+{
+    const uint32_t kicks = lane->kicks;
+    uint64_t budget_bytes = RDTI_TCP_PASS_BYTES;
+    uint32_t work = 0;
+
+    lane->kicks = 0;
+    for (uint32_t i = 0; i < lane->stream_count; i++) {
+        const uint32_t index = (i + lane->tcp->pass) % lane->stream_count;
+        struct rdti_tcp_stream *s = lane->streams[index];
+
+        /* relaxed: only a hint, push() looks under the lock */
+        if ((kicks >> index & 1) == 0 && !atomic_load_explicit(&s->wants_out, memory_order_relaxed))
+            continue;
+        const uint64_t sent = rdti_tcp_push(s, budget_bytes);
+        work += sent > 0;
+        budget_bytes -= sent < budget_bytes ? sent : budget_bytes;
+    }
+    return work;
+}
+
+static void
+fail_sending(struct rdti_tcp_lane *lane)
+{
+    (void)pthread_mutex_lock(&lane->lock);
+    const int sys_errno = lane->tx_errno;
+    const uint32_t index = lane->tx_errno_stream;
+    (void)pthread_mutex_unlock(&lane->lock);
+    if (sys_errno != 0)
+        rdti_tcp_fail_socket(lane->streams[index], "sending failed", sys_errno);
+}
+
+static bool
+is_busy(const struct rdti_tcp_lane *lane)
+{
+    if (lane->kicks != 0 || lane->parts_count != 0 || lane->response_in != lane->response_out)
+        return true;
+    for (uint32_t i = 0; i < lane->stream_count; i++) {
+        const struct rdti_tcp_stream *s = lane->streams[i];
+
+        /* relaxed: a writer that sets it calls for attention as well */
+        if (s->hot_left > 0 || s->is_stalled ||
+            atomic_load_explicit(&s->wants_out, memory_order_relaxed))
+            return true;
+    }
+    return false;
+}
+
+/* One lane; cooled down it leaves the list. *hold_ns: the shortest time that an ack may still be
+ * held. */
+static uint32_t
+serve(struct rdti_tcp_lane *lane, uint64_t *hold_ns)
+{
+    uint32_t work = 0;
+    uint64_t held_ns = 0;
+
+    if (rdti_tcp_phase_of(lane) == RDTI_TCP_SETUP)
+        work += rdti_tcp_setup_step(lane);
+    work += receive_all(lane);
+    if (rdti_tcp_phase_of(lane) == RDTI_TCP_READY) {
+        lane->last_progress_ns = work > 0 ? rdti_now_ns() : lane->last_progress_ns;
+        rdti_tcp_drain_parts(lane);
+        watch_stalled(lane);
+        work += send_all(lane);
+        held_ns = rdti_tcp_settle_acks(lane);
+        rdti_tcp_release_responses(lane);
+        fail_sending(lane);
+    }
+    if (held_ns > 0 && held_ns < *hold_ns)
+        *hold_ns = held_ns;
+    const uint32_t phase = rdti_tcp_phase_of(lane);
+    if (phase == RDTI_TCP_FAILED || (phase == RDTI_TCP_READY && held_ns == 0 && !is_busy(lane)))
+        rdti_list_remove(&lane->hot_link);
+    return work;
+}
+
+/* One stream of one cold lane, in turn. */
+static void
+try_cold(struct rdti_tcp *tcp)
+{
+    struct rdti_list *node = rdti_list_take_first(&tcp->lanes);
+
+    if (node == NULL)
+        return;
+    rdti_list_append(&tcp->lanes, node);
+    struct rdti_tcp_lane *lane = RDTI_CONTAINER(node, struct rdti_tcp_lane, all_link);
+    if (rdti_tcp_phase_of(lane) != RDTI_TCP_READY)
+        return;
+    struct rdti_tcp_stream *s = lane->streams[tcp->pass / RDTI_TCP_COLD_EVERY % lane->stream_count];
+    if (s->hot_left == 0)
+        s->hot_left = 1;
+    rdti_tcp_make_hot(lane);
+}
+
+/* [driver] Only to end a sleep: the pass that follows looks at the held acknowledgements. */
+static void
+on_timer(void *arg, uint32_t epoll_events)
+{
+    struct rdti_tcp *tcp = arg;
+    uint64_t expirations;
+
+    (void)epoll_events;
+    if (read(tcp->timer_fd, &expirations, sizeof(expirations)) == (ssize_t)sizeof(expirations))
+        tcp->is_timer_armed = false;
+}
+
+/* One that runs already ends earlier: all are held equally long. */
+static void
+arm_timer(struct rdti_tcp *tcp, uint64_t hold_ns)
+{
+    const struct itimerspec when = {.it_value = {.tv_nsec = (long)hold_ns}};
+
+    if (!tcp->is_timer_armed)
+        tcp->is_timer_armed = timerfd_settime(tcp->timer_fd, 0, &when, NULL) == 0;
+}
+
+static void
+free_lane(struct rdti_tcp_lane *lane)
+{
+    for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++)
+        free(lane->streams[i]);
+    (void)pthread_mutex_destroy(&lane->lock);
+    (void)pthread_mutex_destroy(&lane->watch_lock);
+    explicit_bzero(lane->args.session_key, sizeof(lane->args.session_key));
+    free(lane);
+}
+
+static uint32_t
+tcp_poll(void *state)
+{
+    struct rdti_tcp *tcp = state;
+    struct rdti_list *node;
+    uint64_t hold_ns = UINT64_MAX;
+    uint32_t work = 0;
+
+    tcp->pass++;
+    take_attention(tcp);
+    if (tcp->pass % RDTI_TCP_COLD_EVERY == 0)
+        try_cold(tcp);
+    tcp->is_polling = true;
+    for (node = tcp->hot.next; node != &tcp->hot;) {
+        struct rdti_tcp_lane *lane = RDTI_CONTAINER(node, struct rdti_tcp_lane, hot_link);
+
+        node = node->next; /* serve() removes no lane but its own; close_lane() only buries */
+        work += serve(lane, &hold_ns);
+    }
+    tcp->is_polling = false;
+    if (hold_ns != UINT64_MAX && work == 0)
+        arm_timer(tcp, hold_ns);
+    while ((node = rdti_list_take_first(&tcp->graveyard)) != NULL) {
+        struct rdti_tcp_lane *lane = RDTI_CONTAINER(node, struct rdti_tcp_lane, attention_link);
+
+        rdti_list_remove(&lane->hot_link);
+        free_lane(lane);
+    }
+    return work;
+}
+
+/* ---- The table ----------------------------------------------------------------------------- */
+
+static rdt_status
+tcp_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
+{
+    rdt_status status;
+
+    struct rdti_tcp *tcp = calloc(1, sizeof(*tcp));
+    if (tcp == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "tcp: %zu bytes", sizeof(*tcp));
+    tcp->host = host;
+    rdti_list_init(&tcp->lanes);
+    rdti_list_init(&tcp->hot);
+    rdti_list_init(&tcp->graveyard);
+    rdti_list_init(&tcp->attention);
+    (void)pthread_mutex_init(&tcp->attention_lock, NULL);
+    tcp->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (tcp->timer_fd < 0) {
+        status = rdti_error_set(err, RDT_EDEVICE, errno, "timerfd_create");
+        goto err_free;
+    }
+    status = host->watch(host->core, tcp->timer_fd, EPOLLIN, on_timer, tcp, &tcp->timer_watch, err);
+    if (status != RDT_OK)
+        goto err_close;
+    rdti_fork_guard();
+    *state_out = tcp;
+    return RDT_OK;
+
+err_close:
+    (void)close(tcp->timer_fd);
+err_free:
+    (void)pthread_mutex_destroy(&tcp->attention_lock);
+    free(tcp);
+    return status;
+}
+
+static void
+tcp_close(void *state)
+{
+    struct rdti_tcp *tcp = state;
+
+    tcp->host->unwatch(tcp->host->core, tcp->timer_watch);
+    (void)close(tcp->timer_fd);
+    (void)pthread_mutex_destroy(&tcp->attention_lock);
+    free(tcp);
+}
+
+static rdt_status
+tcp_make_offer(void *state, const struct rdti_lane_args *args, struct rdti_lane **out,
+               struct rdti_offer *offer, struct rdt_error *err)
+{
+    struct rdti_tcp *tcp = state;
+    struct rdti_tcp_lane *lane = calloc(1, sizeof(*lane));
+
+    if (lane == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "tcp lane: %zu bytes", sizeof(*lane));
+    lane->base.transport = &rdti_transport_tcp;
+    lane->tcp = tcp;
+    lane->args = *args;
+    if (args->peer_sockaddr != NULL && args->peer_sockaddr_bytes <= sizeof(lane->peer_sockaddr)) {
+        memcpy(&lane->peer_sockaddr, args->peer_sockaddr, args->peer_sockaddr_bytes);
+        lane->args.peer_sockaddr = &lane->peer_sockaddr;
+    }
+    lane->streams_offered = rdti_tcp_streams_wanted(tcp->host, args);
+    (void)pthread_mutex_init(&lane->lock, NULL);
+    (void)pthread_mutex_init(&lane->watch_lock, NULL);
+    atomic_init(&lane->is_patient, true);
+    rdti_list_init(&lane->ops);
+    rdti_list_init(&lane->reads);
+    rdti_list_init(&lane->hot_link);
+    rdti_list_init(&lane->attention_link);
+    rdti_list_append(&tcp->lanes, &lane->all_link);
+    rdti_tcp_make_hot(lane); /* the deadline of its set-up runs */
+    (void)atomic_fetch_add_explicit(&tcp->lane_count, 1, memory_order_relaxed);
+
+    memset(offer, 0, sizeof(*offer));
+    rdti_stream_offer_encode((uint16_t)lane->streams_offered, offer->bytes);
+    offer->len_bytes = RDTI_STREAM_OFFER_BYTES;
+    *out = &lane->base;
+    return RDT_OK;
+}
+
+static rdt_status
+tcp_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_error *err)
+{
+    struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)base;
+    struct rdt_error why;
+    uint16_t streams = 0;
+    rdt_status status;
+
+    for (uint32_t i = 0; i < peer->fd_count && i < RDTI_OFFER_MAX_FDS; i++)
+        (void)close(peer->fds[i]); /* ours by contract; tcp has no use for any */
+    if (peer->fd_count > 0)
+        status =
+            rdti_error_set(&why, RDT_EPROTO, 0, "tcp offer with %u descriptors", peer->fd_count);
+    else
+        status = rdti_stream_offer_decode(peer->bytes, peer->len_bytes, &streams, &why);
+    if (status != RDT_OK)
+        goto err_teardown;
+
+    lane->stream_count = streams < lane->streams_offered ? streams : lane->streams_offered;
+    for (uint32_t i = lane->stream_count; i < lane->streams_offered; i++) {
+        if (lane->streams[i] == NULL)
+            continue;
+        status = rdti_error_set(&why, RDT_EPROTO, 0, "tcp stream %u joined, the peer offered %u", i,
+                                streams);
+        goto err_teardown;
+    }
+    if (lane->args.is_connector) {
+        status = rdti_tcp_connect_streams(lane, &why);
+        if (status != RDT_OK)
+            goto err_teardown;
+    }
+    rdti_tcp_make_hot(lane);
+    rdti_tcp_check_ready(lane);
+    return RDT_OK;
+
+err_teardown:
+    rdti_tcp_teardown(lane, &why);
+    return rdti_error_copy(err, &why);
+}
+
+static rdt_status
+tcp_add_stream(struct rdti_lane *base, int fd, uint32_t index, struct rdt_error *err)
+{
+    struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)base;
+    const uint32_t bound = lane->stream_count > 0 ? lane->stream_count : lane->streams_offered;
+    rdt_status status;
+
+    if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
+        status = rdti_error_copy(err, &lane->error); /* written by the driver, which we are */
+    else if (lane->args.is_connector || index >= bound || lane->streams[index] != NULL)
+        status = rdti_error_set(err, RDT_EPROTO, 0, "tcp: stream %u of %u joined%s", index, bound,
+                                index < bound ? " again" : "");
+    else {
+        status = rdti_tcp_adopt_stream(lane, fd, index, err); /* takes fd over */
+        if (status == RDT_OK) {
+            rdti_tcp_make_hot(lane);
+            rdti_tcp_check_ready(lane);
+        }
+        return status;
+    }
+    (void)close(fd);
+    return status;
+}
+
+static bool
+tcp_needs_epoll(void *state)
+{
+    struct rdti_tcp *tcp = state;
+
+    return atomic_load_explicit(&tcp->lane_count, memory_order_relaxed) > 0;
+}
+
+static void
+tcp_explain(const struct rdti_lane *base, char *buf, size_t cap)
+{
+    const struct rdti_tcp_lane *lane = (const struct rdti_tcp_lane *)base;
+
+    (void)snprintf(buf, cap, "%u of %u streams to %s%s", lane->streams_present, lane->stream_count,
+                   lane->peer_text[0] != '\0' ? lane->peer_text : "a peer that has not joined",
+                   lane->args.is_loopback ? " (loopback)" : "");
+}
+
+static bool
+tcp_is_idle(struct rdti_lane *base)
+{
+    struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)base;
+
+    /* acquire: pairs with the decrement before complete() */
+    return atomic_load_explicit(&lane->ops_open, memory_order_acquire) == 0;
+}
+
+static void
+tcp_close_lane(struct rdti_lane *base, const struct rdt_error *err)
+{
+    struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)base;
+    struct rdti_tcp *tcp = lane->tcp;
+
+    if (rdti_tcp_phase_of(lane) == RDTI_TCP_READY) {
+        /* What is in place is acknowledged while that is possible: the peer's last writes
+         * succeeded. */
+        (void)pthread_mutex_lock(&lane->lock);
+        lane->owes_ack = atomic_load_explicit(&lane->rx_done, memory_order_relaxed) !=
+                         atomic_load_explicit(&lane->ack_built, memory_order_relaxed);
+        (void)pthread_mutex_unlock(&lane->lock);
+        (void)rdti_tcp_push(lane->streams[0], RDTI_TCP_PASS_BYTES);
+    }
+    lane->is_closed = true;
+    rdti_tcp_teardown(lane, err);
+    rdti_list_remove(&lane->all_link);
+    (void)atomic_fetch_sub_explicit(&tcp->lane_count, 1, memory_order_relaxed);
+    (void)pthread_mutex_lock(&tcp->attention_lock);
+    rdti_list_remove(&lane->attention_link);
+    (void)pthread_mutex_unlock(&tcp->attention_lock);
+    if (tcp->is_polling) {
+        rdti_list_append(&tcp->graveyard, &lane->attention_link);
+        return;
+    }
+    rdti_list_remove(&lane->hot_link);
+    free_lane(lane);
+}
+
+const struct rdti_transport rdti_transport_tcp = {
+    .name = "tcp",
+    .id = RDT_TRANSPORT_TCP,
+    .caps = {.can_map = false,
+             .target_checks = true,
+             .is_same_host = false,
+             .eager_max_bytes = RDTI_TCP_EAGER_MAX_BYTES},
+    .open = tcp_open,
+    .close = tcp_close,
+    .make_offer = tcp_make_offer,
+    .connect = tcp_connect,
+    .add_stream = tcp_add_stream,
+    .write = rdti_tcp_write,
+    .read = rdti_tcp_read,
+    .poll = tcp_poll,
+    .needs_epoll = tcp_needs_epoll,
+    .explain = tcp_explain,
+    .is_idle = tcp_is_idle,
+    .close_lane = tcp_close_lane,
+};

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Inside the tcp transport: one lane is N sockets to one peer, driven by wire/stream.h.
+ *
+ *   tcp.c    the table of operations, the pass over all lanes
+ *   setup.c  sockets: making, connecting, joining, closing
+ *   batch.c  what is sent next on a stream
+ *   tx.c     write() and read(), sendmsg
+ *   rx.c     the receiving machine of one stream
+ *   parts.c  messages in order, notifications, acknowledgements, answers to reads
+ *
+ * Who may touch what. "driver": only with the engine's lock. "lock": only with lane->lock, which is
+ * never held while the host or an op's complete() is called. Whoever sends holds it through
+ * sendmsg(), which does not block, because the order of write() is the order of the bytes.
+ * watch_lock is a leaf: held while the host is told what to watch, so that the last word is the
+ * right one.
+ */
+#ifndef RDTI_TRANSPORT_TCP_H
+#define RDTI_TRANSPORT_TCP_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "base/list.h"
+#include "transport/transport.h"
+#include "wire/handshake.h"
+#include "wire/stream.h"
+
+/* One core saturates a loopback socket and two sockets only add switches between them
+ * (bench/floor: 1 stream 5.3 GB/s, 4 streams no more); a NIC of 25 Gbit/s and more needs several
+ * flows. */
+#define RDTI_TCP_STREAMS_LOOPBACK 1
+#define RDTI_TCP_STREAMS_REMOTE 4
+
+/* From here on a part goes over all streams: below, the slowest of N heads costs more than N
+ * flows gain. */
+#define RDTI_TCP_STRIPE_MIN_BYTES (UINT64_C(512) << 10)
+/* A block of at least this is a part of its own; smaller ones share a list, a head and a system
+ * call. */
+#define RDTI_TCP_LIST_BLOCK_MAX_BYTES (UINT64_C(64) << 10)
+
+/* One sendmsg: enough vectors for a full list, heads for 128 small writes. 8 KiB a stream. */
+#define RDTI_TCP_BATCH_IOVS 256
+#define RDTI_TCP_BATCH_HEAD_BYTES 4096
+#define RDTI_TCP_BATCH_MARKS 128
+/* A batch takes no further part from here on: what is behind can then still be reordered with
+ * controls. */
+#define RDTI_TCP_BATCH_BYTES (UINT64_C(256) << 10)
+
+/* Work per lane and pass, each direction: 1 ms at 4 GB/s, so that a bulk lane delays its
+ * neighbours by no more. */
+#define RDTI_TCP_PASS_BYTES (UINT64_C(4) << 20)
+
+/* Parts of messages that wait for stripes of earlier ones; stripes that one stream may be ahead
+ * of another. */
+#define RDTI_TCP_PARTS_MAX 256
+#define RDTI_TCP_STRIPES_MAX 64
+#define RDTI_TCP_REFUSALS_MAX 64
+
+/* Acknowledgements: how long, how many messages and bytes may wait for a ride. A reply to an 8 B
+ * message leaves within 30 us of sleeping and waking, so that 200 us lets nearly all ride; the
+ * counts bound what a sender keeps. */
+#define RDTI_TCP_ACK_HOLD_NS UINT64_C(200000)
+#define RDTI_TCP_ACK_MESSAGES 64
+#define RDTI_TCP_ACK_BYTES (UINT64_C(1) << 20)
+/* A write of this size, or one without a notification (nobody will answer it), asks for its ack
+ * at once. */
+#define RDTI_TCP_ACK_NOW_BYTES (UINT64_C(64) << 10)
+
+/* Passes without arrivals after which a stream is left to epoll: a spinning waiter's, some 100
+ * us. */
+#define RDTI_TCP_HOT_PASSES 256
+/* Every so many passes one cold stream is tried anyway, for an engine that spins without asking
+ * epoll. */
+#define RDTI_TCP_COLD_EVERY 32
+
+/* An eager message costs one copy out of the ring, a rendezvous one round trip (30 us and more
+ * when sleeping): at 10 GB/s a copy of 64 KiB takes 7 us, of 256 KiB as long as the round trip. */
+#define RDTI_TCP_EAGER_MAX_BYTES (UINT64_C(64) << 10)
+
+/* Refused bytes are read into this. */
+#define RDTI_TCP_DRAIN_BYTES 65536
+
+enum rdti_tcp_phase { RDTI_TCP_SETUP = 0, RDTI_TCP_READY = 1, RDTI_TCP_FAILED = 2 };
+
+struct rdti_tcp_lane;
+
+/* A point in a batch: when all vectors before iov_end are sent, `number` is. */
+struct rdti_tcp_mark {
+    uint32_t iov_end;
+    bool is_response; /* else a write op */
+    uint32_t number;
+};
+
+/* What is being sent on one stream: built whole, sent in as many pieces as the socket takes. */
+struct rdti_tcp_batch {
+    uint32_t iov_at;
+    uint32_t iov_count;
+    uint32_t mark_at;
+    uint32_t mark_count;
+    uint32_t head_bytes;
+    uint64_t bytes;
+    struct iovec iov[RDTI_TCP_BATCH_IOVS];
+    struct rdti_tcp_mark marks[RDTI_TCP_BATCH_MARKS];
+    uint8_t heads[RDTI_TCP_BATCH_HEAD_BYTES];
+};
+
+enum rdti_tcp_rx_state {
+    RDTI_TCP_RX_HEAD,
+    RDTI_TCP_RX_LIST,
+    RDTI_TCP_RX_PAYLOAD,
+    RDTI_TCP_RX_DRAIN /* payload of a refused part */
+};
+
+/* driver */
+struct rdti_tcp_rx {
+    enum rdti_tcp_rx_state state;
+    uint32_t head_have;
+    uint32_t list_have;
+    uint32_t iov_at;
+    uint32_t iov_count;
+    uint64_t left; /* payload bytes that are not here yet */
+    rdt_status refused;
+    bool has_target;
+    struct rdti_target target;
+    struct rdti_stream_head head;
+    uint8_t head_buf[RDTI_STREAM_HEAD_BYTES];
+    uint8_t list_buf[RDTI_STREAM_LIST_MAX * RDTI_STREAM_ENTRY_BYTES];
+    struct iovec iov[RDTI_STREAM_LIST_MAX + 1]; /* one more for the next head */
+};
+
+struct rdti_tcp_stream {
+    struct rdti_tcp_lane *lane;
+    uint32_t index;
+    int fd; /* driver closes it after the phase is FAILED; used for sending under lock */
+    bool is_connecting;       /* driver */
+    uint32_t hot_left;        /* driver: passes until it is left to epoll */
+    uint32_t stripes_taken;   /* driver: striped writes of which our part is over */
+    bool is_stalled;          /* driver: its head waits for room, do not read */
+    struct rdti_watch *watch; /* watch_lock */
+    uint32_t watched_events;  /* watch_lock */
+    _Atomic bool wants_in;    /* relaxed: watch_lock orders it */
+    _Atomic bool wants_out;   /* relaxed: lock and watch_lock order it; poll only peeks */
+    /* lock: the next op and place in it, the next answer to a read */
+    struct rdti_op *cursor;
+    uint32_t cursor_block;
+    uint64_t cursor_off;
+    uint32_t response_next;
+    struct rdti_tcp_batch batch;
+    struct rdti_tcp_rx rx;
+};
+
+/* A read request of ours in flight. lock; the driver writes into dst after claiming its stripe. */
+struct rdti_tcp_request {
+    struct rdti_op *op; /* NULL: free */
+    uint8_t *dst;
+    uint32_t id;
+    uint32_t len_bytes;
+    uint32_t seen;       /* bit i: stream i has begun its part */
+    uint32_t parts_left; /* 0 until the first head came */
+    bool is_striped;
+};
+
+/* An answer that we owe. lock; `target` is released by the driver. */
+struct rdti_tcp_response {
+    struct rdti_target target;
+    uint32_t id;
+    uint32_t len_bytes;
+    uint32_t streams_left;
+    bool is_striped;
+};
+
+struct rdti_tcp_refusal {
+    bool is_read;
+    uint16_t status; /* negated */
+    uint32_t number; /* of the message, or the read's id */
+};
+
+/* A part that is in place but for stripes, in the order of stream 0. driver */
+struct rdti_tcp_part {
+    uint8_t flags;
+    rdt_status refused;
+    uint32_t notify;
+    uint32_t len_bytes;
+};
+
+struct rdti_tcp_stripe {
+    uint32_t done; /* streams whose part is in place */
+    rdt_status refused;
+};
+
+/* Indices of op->scratch. Writes: NUMBER, IS_STRIPED, STATUS. Reads: NEXT_OFF, CHUNKS_LEFT,
+ * STATUS. */
+enum {
+    RDTI_TCP_OP_NUMBER = 0,
+    RDTI_TCP_OP_IS_STRIPED = 1,
+    RDTI_TCP_OP_NEXT_OFF = 0,
+    RDTI_TCP_OP_CHUNKS_LEFT = 1,
+    RDTI_TCP_OP_STATUS = 2
+};
+
+struct rdti_tcp {
+    const struct rdti_host *host;
+    struct rdti_list lanes;     /* driver */
+    struct rdti_list hot;       /* driver */
+    struct rdti_list graveyard; /* driver: closed while a pass was running */
+    bool is_polling;            /* driver */
+    uint32_t pass;              /* driver */
+    _Atomic uint32_t
+        lane_count; /* relaxed: needs_epoll() is a hint that the engine's lock orders */
+    int timer_fd;
+    bool is_timer_armed; /* driver */
+    struct rdti_watch *timer_watch;
+    pthread_mutex_t attention_lock;
+    struct rdti_list attention; /* attention_lock */
+    _Atomic bool has_attention; /* set under attention_lock; release, pairs with poll's acquire */
+    uint8_t drain[RDTI_TCP_DRAIN_BYTES]; /* driver */
+};
+
+struct rdti_tcp_lane {
+    struct rdti_lane base; /* first */
+    struct rdti_tcp *tcp;
+    struct rdti_list all_link;       /* driver */
+    struct rdti_list hot_link;       /* driver */
+    struct rdti_list attention_link; /* attention_lock; also the graveyard's */
+    struct rdti_lane_args args;
+    struct sockaddr_storage peer_sockaddr;
+    char peer_text[80];
+    uint32_t streams_offered;
+    uint32_t stream_count; /* agreed by connect(), 0 before */
+    uint32_t streams_present;
+    struct rdti_tcp_stream *streams[RDTI_STREAM_STREAMS_MAX];
+    _Atomic uint32_t
+        phase;      /* written under lock by the driver; release, pairs with acquire loads */
+    bool is_closed; /* driver */
+    uint64_t last_progress_ns; /* driver; 0: none yet */
+    uint64_t rx_messages;      /* driver: since the start, for people */
+    _Atomic uint64_t ops_open; /* accepted and not completed; acq_rel, is_idle() acquires */
+
+    pthread_mutex_t watch_lock;
+    pthread_mutex_t lock;
+    /* lock */
+    struct rdt_error error; /* the first, once FAILED */
+    int tx_errno;           /* sendmsg failed with it; the driver makes the error of it */
+    uint32_t tx_errno_stream;
+    struct rdti_list ops; /* writes that are not acknowledged, in order */
+    uint32_t tx_number;   /* of the last write */
+    bool owes_ready;
+    bool owes_ack;
+    bool is_response_turn;
+    uint32_t refusal_first;
+    uint32_t refusal_count;
+    struct rdti_tcp_refusal refusals[RDTI_TCP_REFUSALS_MAX];
+    struct rdti_list reads;      /* that are not complete, in order */
+    struct rdti_op *read_cursor; /* the next to ask for */
+    uint32_t request_next;       /* id */
+    uint32_t request_open;
+    struct rdti_tcp_request requests[RDTI_STREAM_READS_MAX];
+    uint32_t response_in; /* the ring is [response_out, response_in) */
+    uint32_t response_out;
+    struct rdti_tcp_response responses[RDTI_STREAM_READS_MAX];
+
+    /* Acknowledgements. relaxed: a number of bytes already in place; lock orders it against
+     * refusals */
+    _Atomic uint32_t rx_done;      /* messages of the peer that are in place */
+    _Atomic uint32_t ack_built;    /* the last number that a head of ours carries */
+    _Atomic bool is_patient;       /* holding acks back pays here; relaxed, a heuristic */
+    _Atomic uint64_t ack_alone_ns; /* when the last one went alone while impatient; relaxed */
+    /* driver */
+    uint32_t tx_acked;
+    bool is_ack_now;
+    uint32_t ack_seen; /* ack_built when ack_since_ns began */
+    uint64_t ack_bytes;
+    uint64_t ack_since_ns;      /* 0: nothing has been looked at since */
+    rdt_status message_refused; /* of parts so far of the message that parts_first begins in */
+    rdt_status refusing;        /* of the message that stream 0 is receiving */
+    uint32_t parts_first;
+    uint32_t parts_count;
+    struct rdti_tcp_part parts[RDTI_TCP_PARTS_MAX];
+    uint32_t stripes_first; /* ordinal of the oldest striped write that is not over */
+    struct rdti_tcp_stripe stripes[RDTI_TCP_STRIPES_MAX];
+    uint32_t kicks; /* bit i: stream i has something new to send */
+};
+
+/* ---- tcp.c */
+/* Have the driver look at the lane in its next pass. */
+void rdti_tcp_make_hot(struct rdti_tcp_lane *lane);       /* driver */
+void rdti_tcp_call_attention(struct rdti_tcp_lane *lane); /* any thread, lock not held */
+/* End the lane: its first error, all ops complete with it, sockets closed. Once; later calls do
+ * nothing. driver */
+void rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err);
+/* teardown, and the host is told. driver */
+void rdti_tcp_fail(struct rdti_tcp_lane *lane, const struct rdt_error *err);
+/* The peer is gone or the socket broken: EPEER with address, progress and what to try. driver */
+void rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_errno);
+/* Complete ops of a list that is the caller's alone: with their own status, or with *err. lock
+ * not held */
+void rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
+                           const struct rdt_error *err);
+
+static inline uint32_t
+rdti_tcp_phase_of(const struct rdti_tcp_lane *lane)
+{
+    /* acquire: pairs with the release when the driver changes it */
+    return atomic_load_explicit(&lane->phase, memory_order_acquire);
+}
+
+/* ---- setup.c */
+uint32_t rdti_tcp_streams_wanted(const struct rdti_host *host, const struct rdti_lane_args *args);
+rdt_status rdti_tcp_connect_streams(struct rdti_tcp_lane *lane, struct rdt_error *err); /* driver */
+rdt_status rdti_tcp_adopt_stream(struct rdti_tcp_lane *lane, int fd, uint32_t index,
+                                 struct rdt_error *err);
+/* Ready if everything is there (listener). driver */
+void rdti_tcp_check_ready(struct rdti_tcp_lane *lane);
+void rdti_tcp_become_ready(struct rdti_tcp_lane *lane);
+/* Connections in progress, deadline. Returns work done. driver */
+uint32_t rdti_tcp_setup_step(struct rdti_tcp_lane *lane);
+/* Tell the host what wants_in and wants_out say now. Any thread, lock not held. */
+void rdti_tcp_update_watch(struct rdti_tcp_stream *stream);
+void rdti_tcp_close_stream(struct rdti_tcp_stream *stream); /* driver, phase is FAILED */
+
+/* ---- batch.c: all under lock */
+/* Begin with `op`, or with the first one after it that this stream has a part of; NULL: none. */
+void rdti_tcp_set_cursor(struct rdti_tcp_stream *stream, struct rdti_op *op);
+/* Build the next batch; the last one is sent. False: there is nothing to send. */
+bool rdti_tcp_fill(struct rdti_tcp_stream *stream);
+/* The most bytes that one READ_REQUEST asks for; what goes over all streams. */
+uint32_t rdti_tcp_read_chunk_bytes(const struct rdti_tcp_lane *lane);
+bool rdti_tcp_is_striped(const struct rdti_tcp_lane *lane, uint64_t len_bytes);
+
+/* ---- tx.c */
+/* The stream is the lane's from now on; what was queued before it came is its to send. Takes
+ * lock. */
+void rdti_tcp_start_stream(struct rdti_tcp_stream *stream);
+rdt_status rdti_tcp_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
+rdt_status rdti_tcp_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
+/* Send what is queued on a stream, at most budget_bytes. Takes lock. driver. Returns bytes sent. */
+uint64_t rdti_tcp_push(struct rdti_tcp_stream *stream, uint64_t budget_bytes);
+/* The number of the last write of which every byte was handed to a socket. lock */
+uint32_t rdti_tcp_sent_number(const struct rdti_tcp_lane *lane);
+
+/* ---- rx.c */
+/* Receive on one stream until it is dry or the budget is used up. Returns bytes and heads taken.
+ * driver */
+uint32_t rdti_tcp_receive(struct rdti_tcp_stream *stream, uint64_t *budget_bytes);
+void rdti_tcp_release_target(struct rdti_tcp_stream *stream); /* driver */
+
+/* ---- parts.c: all driver */
+/* A head's ack (and refusal). RDT_EPROTO if it goes back or passes what was sent. */
+rdt_status rdti_tcp_take_ack(struct rdti_tcp_lane *lane, uint32_t ack, rdt_status refused,
+                             struct rdt_error *err);
+bool rdti_tcp_part_has_room(const struct rdti_tcp_stream *stream);
+/* The part that stream->rx.head announced is over on this stream. */
+void rdti_tcp_part_done(struct rdti_tcp_stream *stream);
+/* Finish messages whose parts are all in place; deliver their notifications in order. */
+void rdti_tcp_drain_parts(struct rdti_tcp_lane *lane);
+/* Send or hold back what we owe. Returns how many ns an acknowledgement may still be held, 0:
+ * none is. */
+uint64_t rdti_tcp_settle_acks(struct rdti_tcp_lane *lane);
+/* A READ_REQUEST: pinned and queued, or refused; stalled: again later, nothing was done. */
+rdt_status rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head *head,
+                                 bool *is_stalled_out, struct rdt_error *err);
+void rdti_tcp_release_responses(struct rdti_tcp_lane *lane);
+/* The place for our stripe of an answer. */
+rdt_status rdti_tcp_claim_read(struct rdti_tcp_stream *stream, uint8_t **dst_out, uint32_t *len_out,
+                               struct rdt_error *err);
+void rdti_tcp_read_part_done(struct rdti_tcp_lane *lane, uint32_t id);
+rdt_status rdti_tcp_read_refused(struct rdti_tcp_lane *lane, const struct rdti_stream_head *head,
+                                 struct rdt_error *err);
+
+#endif

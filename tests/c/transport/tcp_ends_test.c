@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Two hosts of one process over tcp: acknowledgements, set-up, ends. */
+#include "../harness.h"
+
+#include <fcntl.h>
+
+#include "base/clock.h"
+#include "fake_tcp.h"
+#include "transport/tcp/tcp.h"
+#include "wire/notify.h"
+
+/* ---- Acknowledgements ---------------------------------------------------------------------- */
+
+struct pinger {
+    struct fake_link *link;
+    struct fake_op ops[2];
+    const struct rdt_remote_region *remote;
+    uint64_t value;
+    uint32_t rounds_left;
+    uint32_t posted;
+};
+
+static void
+ping(struct pinger *p)
+{
+    /* Two ops in turn: the ack of the last rides on the message that this one answers. */
+    struct fake_op *op = &p->ops[p->posted % 2];
+
+    if (p->posted >= 2)
+        CHECK(fake_op_is_done(op));
+    p->posted++;
+    fake_write(op, &p->value, 8, p->remote, 0, rdti_notify_user(1));
+    fake_must_start(p->link, op);
+}
+
+static void
+pong(struct fake_link *link, uint32_t notification, void *arg)
+{
+    struct pinger *p = arg;
+
+    (void)link;
+    (void)notification;
+    if (p->rounds_left == 0)
+        return;
+    p->rounds_left--;
+    ping(p);
+}
+
+TEST(acks_ride_on_replies)
+{
+    enum { ROUNDS = 1000 };
+    struct fake_tcp_pair p = {0};
+
+    fake_tcp_pair_open(&p, 1, AF_INET);
+    struct fake_region *at_a = fake_region(&p.a, 64);
+    struct fake_region *at_b = fake_region(&p.b, 64);
+    struct pinger pa = {.link = &p.ab, .remote = &at_b->remote, .rounds_left = ROUNDS};
+    struct pinger pb = {.link = &p.ba, .remote = &at_a->remote, .rounds_left = ROUNDS};
+    p.ab.on_notify = pong;
+    p.ab.on_notify_arg = &pa;
+    p.ba.on_notify = pong;
+    p.ba.on_notify_arg = &pb;
+    const uint64_t before =
+        atomic_load(&p.a.counters.wire_bytes) + atomic_load(&p.b.counters.wire_bytes);
+    ping(&pa);
+    FAKE_TCP_PUMP(&p, pa.rounds_left == 0 && pb.rounds_left == 0);
+    const uint64_t sent =
+        atomic_load(&p.a.counters.wire_bytes) + atomic_load(&p.b.counters.wire_bytes) - before;
+    const uint64_t writes = pa.posted + pb.posted;
+    CHECK_UINT_EQ(sent, writes * (8 + RDTI_STREAM_HEAD_BYTES));
+    FAKE_TCP_PUMP(&p,
+                  rdti_transport_tcp.is_idle(p.ab.lane) && rdti_transport_tcp.is_idle(p.ba.lane));
+    fake_tcp_pair_close(&p);
+}
+
+struct sleeper {
+    struct fake_host *host;
+    _Atomic bool is_over; /* seq_cst: a flag of the test */
+};
+
+static void *
+sleep_on_host(void *arg)
+{
+    struct sleeper *s = arg;
+
+    while (!atomic_load(&s->is_over))
+        (void)fake_pump_or_sleep(s->host, UINT64_C(1000000000));
+    return NULL;
+}
+
+/* Nothing goes the other way: the ack comes alone after the hold, though its sender sleeps. */
+TEST(an_ack_is_not_held_longer_than_the_hold)
+{
+    struct fake_tcp_pair p = {0};
+    uint64_t value = 3;
+    uint64_t best_ns = UINT64_MAX;
+    struct fake_op op;
+    pthread_t thread;
+
+    fake_tcp_pair_open(&p, 1, AF_INET);
+    struct fake_region *region = fake_region(&p.b, 64);
+    struct sleeper sleeper = {.host = &p.b};
+    CHECK_INT_EQ(pthread_create(&thread, NULL, sleep_on_host, &sleeper), 0);
+    for (uint32_t i = 0; i < 50; i++) {
+        const uint64_t start = rdti_now_ns();
+
+        if (i == 49)
+            atomic_store(&sleeper.is_over, true);
+        fake_write(&op, &value, 8, &region->remote, 0, rdti_notify_user(i));
+        fake_must_start(&p.ab, &op);
+        if (i == 49)
+            break; /* only wakes the sleeper */
+        FAKE_PUMP_UNTIL(&p.a, NULL, fake_op_is_done(&op), 10);
+        const uint64_t took = rdti_now_ns() - start;
+        CHECK_UINT_LE(took,
+                      UINT64_C(500000000)); /* woken by the timer, not by the end of its sleep */
+        best_ns = took < best_ns ? took : best_ns;
+    }
+    CHECK_INT_EQ(pthread_join(thread, NULL), 0);
+    CHECK_UINT_LE(best_ns, RDTI_TCP_ACK_HOLD_NS); /* after the first it no longer waits */
+    fake_tcp_pair_close(&p);
+}
+
+TEST(a_stream_of_small_writes_is_acknowledged_in_batches)
+{
+    enum { COUNT = 4096 };
+    struct fake_tcp_pair p = {0};
+    static struct fake_op ops[COUNT];
+    uint64_t value = 3;
+
+    fake_tcp_pair_open(&p, 1, AF_INET);
+    struct fake_region *region = fake_region(&p.b, 64);
+    const uint64_t before_a = atomic_load(&p.a.counters.wire_bytes);
+    const uint64_t before_b = atomic_load(&p.b.counters.wire_bytes);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        fake_write(&ops[i], &value, 8, &region->remote, 0, RDTI_NOTIFY_NONE);
+        fake_must_start(&p.ab, &ops[i]);
+    }
+    for (uint32_t i = 0; i < COUNT; i++)
+        FAKE_TCP_PUMP(&p, fake_op_is_done(&ops[i]));
+    CHECK_UINT_EQ(atomic_load(&p.a.counters.wire_bytes) - before_a,
+                  COUNT * (8 + RDTI_STREAM_HEAD_BYTES));
+    CHECK_UINT_LE(atomic_load(&p.b.counters.wire_bytes) - before_b,
+                  COUNT / 8 * RDTI_STREAM_HEAD_BYTES);
+    CHECK_UINT_EQ(atomic_load(&p.a.counters.moved_bytes), COUNT * 8);
+    CHECK_UINT_EQ(atomic_load(&p.b.counters.copied_bytes), 0);
+    fake_tcp_pair_close(&p);
+}
+
+/* ---- Ends ---------------------------------------------------------------------------------- */
+
+TEST(closing_one_side_fails_the_other_once_with_its_address)
+{
+    struct fake_tcp_pair p = {0};
+    uint8_t *src = calloc(1, 64 << 20);
+    struct fake_op ops[3];
+    uint64_t got = 0;
+
+    CHECK_NOT_NULL(src);
+    fake_tcp_pair_open(&p, 2, AF_INET);
+    struct fake_region *region = fake_region(&p.b, 64 << 20);
+    fake_write(&ops[0], src, 64 << 20, &region->remote, 0, rdti_notify_user(1));
+    fake_write(&ops[1], src, 8, &region->remote, 0, rdti_notify_user(2));
+    fake_read(&ops[2], &got, 8, &region->remote, 0);
+    for (int i = 0; i < 3; i++)
+        fake_must_start(&p.ab, &ops[i]);
+    fake_link_close(&p.ba, RDT_ECLOSED);
+    FAKE_PUMP_UNTIL(&p.a, NULL, p.ab.error_count == 1, 10);
+    CHECK_INT_EQ(p.ab.error.status, RDT_EPEER);
+    CHECK_STR_CONTAINS(p.ab.error.message, "127.0.0.1:");
+    for (int i = 0; i < 3; i++) {
+        CHECK(fake_op_is_done(&ops[i]));
+        CHECK_INT_EQ(ops[i].status, RDT_EPEER);
+    }
+    struct fake_op late;
+    struct rdt_error err;
+    fake_write(&late, src, 8, &region->remote, 0, RDTI_NOTIFY_NONE);
+    CHECK_STATUS(fake_start(&p.ab, &late, &err), RDT_EPEER);
+    CHECK_STR_EQ(err.message, p.ab.error.message);
+    for (int i = 0; i < 100; i++)
+        (void)fake_pump(&p.a);
+    CHECK(rdti_transport_tcp.is_idle(p.ab.lane));
+    fake_link_close(&p.ab, RDT_ECLOSED);
+    fake_link_free(&p.ab);
+    fake_link_free(&p.ba);
+    fake_host_close(&p.a);
+    fake_host_close(&p.b);
+    free(src);
+}
+
+TEST(closing_completes_what_is_left_with_its_reason)
+{
+    struct fake_tcp_pair p = {0};
+    uint8_t *src = calloc(1, 32 << 20);
+    struct fake_op op;
+
+    CHECK_NOT_NULL(src);
+    fake_tcp_pair_open(&p, 1, AF_INET);
+    struct fake_region *region = fake_region(&p.b, 32 << 20);
+    fake_write(&op, src, 32 << 20, &region->remote, 0, RDTI_NOTIFY_NONE);
+    fake_must_start(&p.ab, &op);
+    fake_link_close(&p.ab, RDT_ECANCELED);
+    CHECK(fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_ECANCELED);
+    fake_link_close(&p.ba, RDT_ECLOSED);
+    fake_link_free(&p.ab);
+    fake_link_free(&p.ba);
+    fake_host_close(&p.a);
+    fake_host_close(&p.b);
+    free(src);
+}
+
+TEST(nothing_leaks_over_many_lanes)
+{
+    struct fake_tcp_pair p = {0};
+
+    fake_tcp_pair_open(&p, 4, AF_INET);
+    fake_disconnect(&p.ab, &p.ba);
+    const uint32_t fds = fake_count_fds();
+    for (int i = 0; i < 20; i++) {
+        fake_tcp_connect(&p.a, &p.ab, &p.b, &p.ba, i % 2 == 0 ? AF_INET : AF_INET6);
+        CHECK(rdti_transport_tcp.needs_epoll(p.a.state));
+        fake_disconnect(&p.ab, &p.ba);
+    }
+    CHECK(!rdti_transport_tcp.needs_epoll(p.a.state));
+    CHECK_INT_EQ(fake_count_fds(), fds);
+    fake_host_close(&p.a);
+    fake_host_close(&p.b);
+}
+
+TEST(ops_before_ready_are_queued)
+{
+    struct fake_host a;
+    struct fake_host b;
+    struct fake_link ab = {0};
+    struct fake_link ba = {0};
+    struct fake_tcp_listener listener;
+    uint8_t *src = malloc(3 << 20);
+    uint64_t got = 0;
+    struct fake_op ops[4];
+    int side[2];
+
+    CHECK_NOT_NULL(src);
+    fake_tcp_pattern(src, 3 << 20, 5);
+    fake_host_open(&a, &rdti_transport_tcp);
+    fake_host_open(&b, &rdti_transport_tcp);
+    struct fake_region *at_a = fake_region(&a, 3 << 20);
+    struct fake_region *at_b = fake_region(&b, 3 << 20);
+    fake_tcp_listen(&listener, AF_INET);
+    const struct rdti_lane_args args = fake_tcp_args(&listener);
+    struct rdti_lane_args other = args;
+    other.is_connector = false;
+    fake_side_channel(side);
+    fake_link_open(&a, &ab, side[0], &args);
+    fake_link_open(&b, &ba, side[1], &other);
+    FAKE_PUMP_UNTIL(&a, &b, ab.is_offered && ba.is_offered, 10);
+    CHECK_INT_EQ(ab.ready_count + ba.ready_count, 0);
+    fake_write(&ops[0], src, 3 << 20, &at_b->remote, 0, rdti_notify_user(1));
+    fake_write(&ops[1], src, 3 << 20, &at_a->remote, 0, rdti_notify_user(2));
+    fake_read(&ops[2], &got, 8, &at_b->remote, 8);
+    fake_write(&ops[3], src, 8, &at_a->remote, 0, rdti_notify_user(3));
+    fake_must_start(&ab, &ops[0]);
+    fake_must_start(&ba, &ops[1]);
+    fake_must_start(&ab, &ops[2]);
+    fake_must_start(&ba, &ops[3]);
+    const uint64_t deadline = fake_deadline_ns(10);
+    while (ab.notify_count < 2 || ba.notify_count < 1 || !fake_op_is_done(&ops[2])) {
+        (void)fake_pump(&a);
+        (void)fake_pump(&b);
+        fake_tcp_accept(&listener, &ba, &other);
+        fake_check_deadline(deadline, __FILE__, __LINE__, "queued ops arrive");
+    }
+    CHECK_MEM_EQ(at_a->addr, src, 3 << 20);
+    CHECK_MEM_EQ(at_b->addr, src, 3 << 20);
+    fake_disconnect(&ab, &ba);
+    fake_tcp_unlisten(&listener);
+    fake_host_close(&a);
+    fake_host_close(&b);
+    free(src);
+}
+
+TEST(a_lane_that_does_not_get_ready_in_time_fails_by_name)
+{
+    struct fake_host a;
+    struct fake_link ab = {0};
+    struct fake_tcp_listener listener;
+    struct rdti_offer offer;
+    struct rdti_offer peer = {.len_bytes = RDTI_STREAM_OFFER_BYTES};
+    struct rdt_error err;
+
+    fake_host_open(&a, &rdti_transport_tcp);
+    fake_tcp_listen(&listener, AF_INET);
+    struct rdti_lane_args args = fake_tcp_args(&listener);
+    args.deadline_ns = rdti_deadline_after(UINT64_C(50000000));
+    fake_link_offer(&a, &ab, -1, &args, &offer);
+    rdti_stream_offer_encode(2, peer.bytes);
+    CHECK_OK(rdti_transport_tcp.connect(ab.lane, &peer, &err), &err);
+    FAKE_PUMP_UNTIL(&a, NULL, ab.error_count == 1,
+                    10); /* accepted by nobody: READY does not come */
+    CHECK_INT_EQ(ab.error.status, RDT_ETIMEDOUT);
+    CHECK_STR_CONTAINS(ab.error.message, "2 of 2 streams");
+    fake_link_close(&ab, RDT_ECLOSED);
+    fake_link_free(&ab);
+    fake_tcp_unlisten(&listener);
+    fake_host_close(&a);
+}
+
+TEST(connecting_to_a_closed_port_fails_with_the_address)
+{
+    struct fake_host a;
+    struct fake_link ab = {0};
+    struct fake_tcp_listener listener;
+    struct rdti_offer offer;
+    struct rdti_offer peer = {.len_bytes = RDTI_STREAM_OFFER_BYTES};
+    struct rdt_error err;
+    char port[16];
+
+    fake_host_open(&a, &rdti_transport_tcp);
+    fake_tcp_listen(&listener, AF_INET);
+    const struct rdti_lane_args args = fake_tcp_args(&listener);
+    fake_tcp_unlisten(&listener);
+    fake_link_offer(&a, &ab, -1, &args, &offer);
+    rdti_stream_offer_encode(1, peer.bytes);
+    const rdt_status status = rdti_transport_tcp.connect(ab.lane, &peer, &err);
+    if (status == RDT_OK) {
+        FAKE_PUMP_UNTIL(&a, NULL, ab.error_count == 1, 10);
+        err = ab.error;
+        CHECK_INT_EQ(err.status, RDT_EPEER);
+    }
+    CHECK_INT_EQ(err.sys_errno, ECONNREFUSED);
+    (void)snprintf(port, sizeof(port), ":%u",
+                   ntohs(((struct sockaddr_in *)(void *)&listener.addr)->sin_port));
+    CHECK_STR_CONTAINS(err.message, port);
+    fake_link_close(&ab, RDT_ECLOSED);
+    fake_link_free(&ab);
+    fake_host_close(&a);
+}
+
+TEST(malformed_offers_are_refused)
+{
+    const struct {
+        uint8_t bytes[5];
+        uint32_t len_bytes;
+        rdt_status want;
+    } cases[] = {
+        {{0}, 0, RDT_EPROTO},
+        {{1}, 1, RDT_EPROTO},
+        {{1, 0, 1}, 3, RDT_EPROTO},
+        {{1, 0, 0, 0}, 4, RDT_EPROTO},
+        {{1, 0, 17, 0}, 4, RDT_EPROTO},
+        {{2, 0, 1, 0}, 4, RDT_EVERSION},
+        {{1, 0, 1, 0, 0}, 5, RDT_EPROTO},
+    };
+    struct fake_host a;
+
+    fake_host_open(&a, &rdti_transport_tcp);
+    const uint32_t fds = fake_count_fds();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct rdti_lane_args args = fake_lane_args(false);
+        struct rdti_offer peer = {.len_bytes = cases[i].len_bytes, .fd_count = 1};
+        struct fake_link link = {0};
+        struct rdti_offer offer;
+        struct rdt_error err;
+
+        fake_link_offer(&a, &link, -1, &args, &offer);
+        memcpy(peer.bytes, cases[i].bytes, 5);
+        peer.fd_count = 0;
+        CHECK_STATUS(rdti_transport_tcp.connect(link.lane, &peer, &err), cases[i].want);
+        CHECK_INT_EQ(err.status, cases[i].want);
+        fake_link_close(&link, RDT_ECLOSED);
+        fake_link_free(&link);
+    }
+    struct rdti_offer with_fd = {.len_bytes = 4, .fd_count = 1, .fds = {dup(0)}};
+    const struct rdti_lane_args args = fake_lane_args(false);
+    struct fake_link link = {0};
+    struct rdti_offer offer;
+    rdti_stream_offer_encode(1, with_fd.bytes);
+    fake_link_offer(&a, &link, -1, &args, &offer);
+    CHECK_STATUS(rdti_transport_tcp.connect(link.lane, &with_fd, NULL), RDT_EPROTO);
+    fake_link_close(&link, RDT_ECLOSED);
+    fake_link_free(&link);
+    CHECK_INT_EQ(fake_count_fds(), fds);
+    fake_host_close(&a);
+}
+
+TEST(a_forked_child_has_no_socket_of_ours)
+{
+    struct fake_tcp_pair p = {0};
+    int status;
+
+    fake_tcp_pair_open(&p, 2, AF_INET);
+    struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)p.ab.lane;
+    fflush(NULL);
+    const pid_t child = fork();
+    CHECK_INT_GE(child, 0);
+    if (child == 0)
+        _exit(fcntl(lane->streams[0]->fd, F_GETFD) == -1 && errno == EBADF &&
+                      fcntl(lane->streams[1]->fd, F_GETFD) == -1
+                  ? 0
+                  : 1);
+    CHECK_INT_EQ(waitpid(child, &status, 0), child);
+    CHECK_INT_EQ(status, 0);
+    fake_tcp_write_and_check(&p, 100);
+    CHECK_INT_EQ(fcntl(lane->streams[0]->fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+    fake_tcp_pair_close(&p);
+}
+
+TEST_MAIN()
