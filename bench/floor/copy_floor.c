@@ -78,7 +78,7 @@ now_ns(void)
 static void
 die(const char *what)
 {
-    fprintf(stderr, "copy_floor: %s: %s\n", what, strerror(errno));
+    (void)fprintf(stderr, "copy_floor: %s: %s\n", what, strerror(errno));
     exit(1);
 }
 
@@ -147,7 +147,7 @@ flush_source(const char *src, size_t len_bytes)
 {
     (void)src;
     (void)len_bytes;
-    fprintf(stderr, "copy_floor: --cold is written for x86-64 only\n");
+    (void)fprintf(stderr, "copy_floor: --cold is written for x86-64 only\n");
     exit(1);
 }
 #endif
@@ -275,15 +275,16 @@ report(const char *kind, const char *pattern, size_t len_bytes, bool is_cold, ui
     qsort(read_ns, samples, sizeof(*read_ns), compare);
     const uint64_t median = write_ns[samples / 2];
 
-    printf("{\"bench\": \"copy_floor\", \"size\": %zu, \"kind\": \"%s\", \"pattern\": \"%s\", "
-           "\"source\": \"%s\", \"median_ns\": %llu, \"p10\": %llu, \"p90\": %llu, \"gbps\": %.2f, "
-           "\"read_ns\": %llu, \"samples\": %zu}\n",
-           len_bytes, kind, pattern, is_cold ? "cold" : "warm", (unsigned long long)median,
-           (unsigned long long)write_ns[samples / 10],
-           (unsigned long long)write_ns[samples - 1 - samples / 10],
-           (double)len_bytes / (double)(median > 0 ? median : 1),
-           (unsigned long long)read_ns[samples / 2], samples);
-    fflush(stdout);
+    (void)printf(
+        "{\"bench\": \"copy_floor\", \"size\": %zu, \"kind\": \"%s\", \"pattern\": \"%s\", "
+        "\"source\": \"%s\", \"median_ns\": %llu, \"p10\": %llu, \"p90\": %llu, \"gbps\": %.2f, "
+        "\"read_ns\": %llu, \"samples\": %zu}\n",
+        len_bytes, kind, pattern, is_cold ? "cold" : "warm", (unsigned long long)median,
+        (unsigned long long)write_ns[samples / 10],
+        (unsigned long long)write_ns[samples - 1 - samples / 10],
+        (double)len_bytes / (double)(median > 0 ? median : 1),
+        (unsigned long long)read_ns[samples / 2], samples);
+    (void)fflush(stdout);
 }
 
 /* All kinds at one size and pattern. */
@@ -331,8 +332,8 @@ parse_sizes(const char *text, size_t sizes[MAX_SIZES])
         const unsigned long long size = strtoull(text, &end, 10);
 
         if (end == text || size == 0 || size > MAX_BYTES || (*end != ',' && *end != '\0')) {
-            fprintf(stderr, "copy_floor: --sizes wants bytes up to %zu, got \"%s\"\n", MAX_BYTES,
-                    text);
+            (void)fprintf(stderr, "copy_floor: --sizes wants bytes up to %zu, got \"%s\"\n",
+                          MAX_BYTES, text);
             exit(1);
         }
         sizes[n++] = (size_t)size;
@@ -368,7 +369,7 @@ main(int argc, char **argv)
         } else if (strcmp(argv[i], "--sizes") == 0 && i + 1 < argc) {
             size_count = parse_sizes(argv[++i], sizes);
         } else {
-            fprintf(stderr, "usage: copy_floor [--seconds S] [--sizes N,N,...] [--cold]\n");
+            (void)fprintf(stderr, "usage: copy_floor [--seconds S] [--sizes N,N,...] [--cold]\n");
             return 1;
         }
     }
@@ -397,10 +398,10 @@ main(int argc, char **argv)
     memset(b.src, 0x5a, MAX_BYTES);
 
     int status;
-    const struct timespec moment = {.tv_nsec = 50 * 1000 * 1000}; /* the child pins or gives up */
+    const struct timespec moment = {.tv_nsec = 50000000}; /* the child pins or gives up */
     (void)nanosleep(&moment, NULL);
     if (waitpid(child, &status, WNOHANG) == child) {
-        fprintf(stderr, "copy_floor: needs two cores\n");
+        (void)fprintf(stderr, "copy_floor: needs two cores\n");
         return 77;
     }
     for (size_t i = 0; i < size_count; i++) {
