@@ -330,7 +330,7 @@ add_configs(struct config *out, size_t len_bytes, bool is_quick)
 
         if (k > 0 && chunks[k - 1] >= len_bytes)
             continue; /* the same as the chunk before */
-        if (is_quick && (b == 2 || k < 2 || s == 2))
+        if (is_quick && (b == 2 || s == 2 || (k < 2 && chunks[k] < len_bytes)))
             continue;
         out[n++] = (struct config){.is_spinning = i / 72 == 1,
                                    .streams = streams[s],
