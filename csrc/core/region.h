@@ -22,6 +22,12 @@
 
 struct rdti_regions;
 
+/*
+ * Any thread. rdt_region_free()'s drained(arg) runs for arena spans too, in whatever thread ended the
+ * quarantine: that of rdt_region_free(), rdti_regions_release(), rdti_regions_acknowledge() or
+ * rdti_regions_destroy(); no lock of this table is held then.
+ */
+
 #define RDTI_REGION_INDEX_MAX UINT32_C(0xfffff) /* 20 bits: one million exported regions */
 
 /*
@@ -38,6 +44,7 @@ rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, 
                               struct rdt_error *err);
 rdt_status rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes, rdt_region **out,
                                  struct rdt_error *err);
+/* Registered regions may overlap others; then any that holds the whole range. In a forked child: NULL. */
 rdt_region *rdti_regions_find(struct rdti_regions *regions, const void *addr, uint64_t len_bytes);
 
 /* transport.h: target_acquire / target_release. Any thread. */
@@ -51,6 +58,8 @@ void rdti_regions_expect(struct rdti_regions *regions, uint32_t index, uint32_t 
 /* One of them did, or is dead. Unknown pairs are ignored and return false (a peer may lie). */
 bool rdti_regions_acknowledge(struct rdti_regions *regions, uint32_t index, uint32_t generation);
 
+/* The table of generations, for peers to map read-only (a writable mapping is refused by its seals): uint32_t
+ * by index. A live exported region's entry is its generation; a freed one's differs from the time of the free on. */
 int rdti_regions_generation_fd(const struct rdti_regions *regions);
 
 struct rdti_region_stats {
