@@ -7,6 +7,8 @@
 
 #include <stddef.h>
 
+#include "rdmatensor.h"
+
 enum rdti_copy_kind {
     RDTI_COPY_MEMCPY = 0,
     RDTI_COPY_MOVSB = 1,
@@ -21,6 +23,14 @@ enum rdti_copy_pattern {
 
 /* Regions must not overlap. A STREAM copy is ordered before every later store of this thread. */
 void rdti_copy_as(void *dst, const void *src, size_t len_bytes, enum rdti_copy_kind kind);
+
+/*
+ * Several copies as one, each from block.src to dst + block.dst_off: streamed blocks go four at a time, side by
+ * side, with one fence at the end, so that many of some KiB move as fast as one of their sum. No block overlaps
+ * another.
+ */
+void rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count,
+                      enum rdti_copy_kind kind);
 
 /* The kind that the measured table (limits.h, bench/floor) gives for this size and pattern. */
 enum rdti_copy_kind rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern);
