@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A lane of the shm transport and the promises that its parts keep together.
+ *
+ * Transmit. write() copies into the peer's mapped memory and publishes the notification, all in the caller's
+ * thread under tx_lock: when it returns without having queued, everything is over and the op is complete. Three things make
+ * it queue instead: an op that is queued already (order), a segment that is not mapped yet, a ring that is
+ * full. Queued ops are pushed, in order, by poll() and by the arrival of a segment.
+ *
+ *   state of an op   may its source be read?   leaves by
+ *   in write()       yes                       done -> complete(RDT_OK); else QUEUED, or refused
+ *   QUEUED           yes                       pushed -> complete(RDT_OK); its generation over -> complete(RDT_ESTALE);
+ *                                              the lane's error, close_lane() -> complete(that)
+ *
+ * Revocation. The owner of a region ends its generation in the table (shared memory) and only then asks for the
+ * acknowledgement, through a socket. Each write compares the generation under tx_lock just before its copy, a queued one
+ * again when it is pushed. So an access that saw the old generation is over once its write() or read() has returned (the core
+ * counts the threads inside and answers when it has seen none), and no later access sees it. Where nobody counts, is_idle()
+ * is the barrier: it takes both locks, so that when it has returned, true or false, every earlier access is over.
+ * This is co-operation, not isolation: a peer's library that does not look can write anywhere in a segment that it mapped.
+ *
+ * Receive. poll() alone takes from the inbound ring, under the engine's lock; it needs no lock of the lane.
+ *
+ * Locks: engine, then read_lock, then tx_lock. No callback and no completion happens under them, and no system
+ * call but those that are the copy (process_vm_writev) or prepare its first one (MADV_POPULATE_WRITE).
+ */
+#ifndef RDTI_SHM_LANE_H
+#define RDTI_SHM_LANE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/doorbell.h"
+#include "base/list.h"
+#include "transport/shm/limits.h"
+#include "transport/shm/process.h"
+#include "transport/shm/ring.h"
+#include "transport/shm/segments.h"
+#include "transport/transport.h"
+
+struct shm_state {
+    const struct rdti_host *host;
+    struct rdti_list lanes;  /* [driver] connected or not */
+    struct rdti_list closed; /* [driver] closed inside a callback of poll(), freed at its end */
+    bool is_polling;         /* [driver] */
+};
+
+/* Bits of `attention`: poll() has something to do besides the ring. */
+enum { SHM_ATTENTION_QUEUE = 1, SHM_ATTENTION_ERROR = 2 };
+
+struct shm_lane {
+    struct rdti_lane base;
+    struct rdti_list node; /* [driver] in the state's lists */
+    struct shm_state *state;
+    int32_t peer_rank;
+    bool is_connected;      /* [driver]; set once, before on_ready() */
+    bool is_closed;         /* [driver] */
+    bool is_error_reported; /* [driver] */
+    int ring_fd;            /* ours, for the offer */
+    struct shm_ring *ring;  /* inbound, ours */
+
+    /* Receive side [driver]. */
+    _Alignas(SHM_LINE_BYTES) struct shm_cursor rx;
+    uint32_t rx_unpublished; /* taken since head was stored */
+
+    /* Immutable after connect(). */
+    struct shm_ring *peer_ring;          /* outbound, the peer's */
+    struct rdti_doorbell *bell;          /* the peer's */
+    int event_fd;                        /* the peer's */
+    const _Atomic uint32_t *generations; /* the peer's, read-only */
+    uint32_t generation_count;
+    struct shm_process process;
+
+    /* Transmit side, under tx_lock. */
+    _Alignas(SHM_LINE_BYTES) pthread_mutex_t tx_lock;
+    struct shm_cursor tx;
+    uint32_t tx_head; /* the peer's head as read last */
+    struct rdti_list queue;
+    struct shm_segments segments;
+    bool is_failed;
+    struct rdt_error error;    /* the first, if is_failed */
+    pthread_mutex_t read_lock; /* one read at a time, so that is_idle() can wait for it */
+
+    /* Set under tx_lock, read by poll() without: acquire pairs with the release of the setter. */
+    _Alignas(SHM_LINE_BYTES) _Atomic uint32_t attention;
+
+    /* What the peer reads to know us for the process of the offer. */
+    uint8_t nonce[SHM_NONCE_BYTES];
+};
+
+static inline struct shm_lane *
+shm_lane_of(struct rdti_lane *lane)
+{
+    return RDTI_CONTAINER(lane, struct shm_lane, base);
+}
+
+/* Spins a little before it sleeps: most holders are done in less time than a sleep takes. */
+void rdti_shm_lock(pthread_mutex_t *lock);
+void rdti_shm_unlock(pthread_mutex_t *lock);
+
+/* lane.c: set-up and end; entries of struct rdti_transport. */
+rdt_status rdti_shm_make_offer(void *state, const struct rdti_lane_args *args,
+                               struct rdti_lane **out, struct rdti_offer *offer,
+                               struct rdt_error *err);
+rdt_status rdti_shm_connect(struct rdti_lane *lane, struct rdti_offer *peer, struct rdt_error *err);
+void rdti_shm_close_lane(struct rdti_lane *lane, const struct rdt_error *err);
+/* Unmap and free a lane whose ops are all complete. */
+void rdti_shm_lane_free(struct shm_lane *l);
+
+/* transmit.c: entries of struct rdti_transport. */
+rdt_status rdti_shm_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
+rdt_status rdti_shm_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
+rdt_status rdti_shm_map_region(struct rdti_lane *lane, const struct rdt_remote_region *remote,
+                               void **out, struct rdt_error *err);
+bool rdti_shm_is_idle(struct rdti_lane *lane);
+
+/* queue.c. [driver] fd -1: the peer has no such segment. */
+void rdti_shm_segment_arrived(struct rdti_lane *lane, uint32_t segment, int fd, uint64_t len_bytes);
+/* [driver] Push queued ops; once the lane failed, complete them with its error. Returns their number. */
+uint32_t rdti_shm_push(struct shm_lane *l);
+/* Make *err the lane's first error, unless it has one. */
+void rdti_shm_fail(struct shm_lane *l, const struct rdt_error *err);
+/* [driver] Complete every queued op with *err. */
+void rdti_shm_drain(struct shm_lane *l, const struct rdt_error *err);
+
+#endif
