@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "collectives/coll.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+enum {
+    HAS_ROOT = 1 << 0,
+    HAS_REDUCTION = 1 << 1,
+    /* Which buffers a member needs; those of the root only where it has one. */
+    SEND_ALL = 1 << 2,
+    SEND_ROOT = 1 << 3,
+    RECV_ALL = 1 << 4,
+    RECV_ROOT = 1 << 5,
+    /* `blocks` may stand for one of them. */
+    BLOCKS_RECV = 1 << 6,
+    BLOCKS_SEND = 1 << 7,
+};
+
+static const struct {
+    const char *name;
+    unsigned traits;
+} operations[] = {
+    [RDT_COLL_BROADCAST] = {"broadcast", HAS_ROOT | RECV_ALL},
+    [RDT_COLL_ALLREDUCE] = {"all_reduce", HAS_REDUCTION | SEND_ALL | RECV_ALL},
+    [RDT_COLL_REDUCE] = {"reduce", HAS_ROOT | HAS_REDUCTION | SEND_ALL | RECV_ROOT},
+    [RDT_COLL_ALLGATHER] = {"all_gather", SEND_ALL | RECV_ALL | BLOCKS_RECV},
+    [RDT_COLL_REDUCE_SCATTER] = {"reduce_scatter",
+                                 HAS_REDUCTION | SEND_ALL | RECV_ALL | BLOCKS_SEND},
+    [RDT_COLL_GATHER] = {"gather", HAS_ROOT | SEND_ALL | RECV_ROOT | BLOCKS_RECV},
+    [RDT_COLL_SCATTER] = {"scatter", HAS_ROOT | SEND_ROOT | RECV_ALL | BLOCKS_SEND},
+    [RDT_COLL_ALLTOALL] = {"all_to_all", 0},
+    [RDT_COLL_BARRIER] = {"barrier", 0},
+};
+
+static const struct {
+    const char *name;
+    uint32_t elem_bytes;
+} dtypes[RDTI_DTYPE_LIMIT] = {
+    [RDT_BOOL] = {"bool", 1}, [RDT_U8] = {"u8", 1},     [RDT_I8] = {"i8", 1},
+    [RDT_I16] = {"i16", 2},   [RDT_U16] = {"u16", 2},   [RDT_I32] = {"i32", 4},
+    [RDT_U32] = {"u32", 4},   [RDT_I64] = {"i64", 8},   [RDT_U64] = {"u64", 8},
+    [RDT_F16] = {"f16", 2},   [RDT_BF16] = {"bf16", 2}, [RDT_F32] = {"f32", 4},
+    [RDT_F64] = {"f64", 8},   [RDT_C64] = {"c64", 8},   [RDT_C128] = {"c128", 16},
+};
+
+static const char *const reductions[RDTI_REDUCE_OP_LIMIT] = {
+    [RDT_SUM] = "sum", [RDT_AVG] = "avg",   [RDT_PRODUCT] = "product", [RDT_MIN] = "min",
+    [RDT_MAX] = "max", [RDT_BAND] = "band", [RDT_BOR] = "bor",         [RDT_BXOR] = "bxor",
+};
+
+const char *
+rdti_coll_name(uint32_t op)
+{
+    if (op < RDT_COLL_BROADCAST || op > RDT_COLL_BARRIER)
+        return "unknown";
+    return operations[op].name;
+}
+
+rdt_status
+rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format, ...)
+{
+    va_list values;
+
+    if (err == NULL)
+        return status;
+    *err = (struct rdt_error){.status = status, .peer_rank = RDT_RANK_UNKNOWN};
+    va_start(values, format);
+    (void)vsnprintf(err->message, sizeof(err->message), format, values);
+    va_end(values);
+    return status;
+}
+
+/* RDT_EINVAL with "all_reduce: <what>". */
+static rdt_status
+refuse(const struct rdti_coll *coll, struct rdt_error *err, const char *what)
+{
+    return rdti_coll_error_set(err, RDT_EINVAL, "%s: %s", rdti_coll_name(coll->args.op), what);
+}
+
+static rdt_status
+accept_dtype(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const struct rdt_coll_args *args = &coll->args;
+    uint64_t total_bytes;
+
+    if (args->dtype >= RDTI_DTYPE_LIMIT || dtypes[args->dtype].elem_bytes == 0)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s: %u is no dtype", rdti_coll_name(args->op),
+                                   args->dtype);
+    coll->elem_bytes = dtypes[args->dtype].elem_bytes;
+    /* Half of the 64 bits, so that sums of an address and a size stay clear of the end. */
+    if (__builtin_mul_overflow(args->count, coll->elem_bytes, &coll->block_bytes) ||
+        __builtin_mul_overflow(coll->block_bytes, coll->size, &total_bytes) ||
+        total_bytes > INT64_MAX)
+        return rdti_coll_error_set(err, RDT_EINVAL,
+                                   "%s: %llu elements of %s from %u ranks exceed memory",
+                                   rdti_coll_name(args->op), (unsigned long long)args->count,
+                                   dtypes[args->dtype].name, coll->size);
+    return RDT_OK;
+}
+
+static rdt_status
+accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const struct rdti_reduce_table *table = rdti_reduce_best();
+    const uint32_t dtype = coll->args.dtype;
+    const uint32_t op = coll->args.reduce_op;
+
+    if (op >= RDTI_REDUCE_OP_LIMIT || reductions[op] == NULL)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s: %u is no reduction",
+                                   rdti_coll_name(coll->args.op), op);
+    coll->reduce = table->reduce[dtype][op];
+    if (coll->reduce == NULL)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s: no %s of %s",
+                                   rdti_coll_name(coll->args.op), reductions[op],
+                                   dtypes[dtype].name);
+    coll->divide = op == RDT_AVG ? table->divide[dtype] : NULL;
+    return RDT_OK;
+}
+
+static rdt_status
+accept_blocks(const struct rdti_coll *coll, void *const *blocks, const uint64_t *counts,
+              const char *name, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < coll->size; i++)
+        if (blocks[i] == NULL && (counts == NULL ? coll->args.count : counts[i]) > 0)
+            return rdti_coll_error_set(err, RDT_EINVAL, "%s: %s[%u] is NULL",
+                                       rdti_coll_name(coll->args.op), name, i);
+    return RDT_OK;
+}
+
+static bool
+needs(const struct rdti_coll *coll, unsigned traits, unsigned of_all, unsigned of_root)
+{
+    return (traits & of_all) != 0 || ((traits & of_root) != 0 && coll->rank == coll->args.root);
+}
+
+/* A buffer that this member needs: `blocks`, where they may stand for it and do, else `flat`. */
+static rdt_status
+accept_buffer(const struct rdti_coll *coll, bool may_be_blocks, const void *flat, const char *name,
+              struct rdt_error *err)
+{
+    if (may_be_blocks && coll->args.blocks != NULL)
+        return accept_blocks(coll, coll->args.blocks, NULL, "blocks", err);
+    if (flat == NULL && coll->args.count > 0)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s: %s is NULL", rdti_coll_name(coll->args.op),
+                                   name);
+    return RDT_OK;
+}
+
+/* Also clears `blocks` where they have no meaning. */
+static rdt_status
+accept_buffers(struct rdti_coll *coll, unsigned traits, struct rdt_error *err)
+{
+    struct rdt_coll_args *args = &coll->args;
+    const bool needs_send = needs(coll, traits, SEND_ALL, SEND_ROOT);
+    const bool needs_recv = needs(coll, traits, RECV_ALL, RECV_ROOT);
+    const bool may_send_blocks = needs_send && (traits & BLOCKS_SEND) != 0;
+    const bool may_recv_blocks = needs_recv && (traits & BLOCKS_RECV) != 0;
+    rdt_status status = RDT_OK;
+
+    if (!may_send_blocks && !may_recv_blocks)
+        args->blocks = NULL;
+    if (needs_send)
+        status = accept_buffer(coll, may_send_blocks, args->send, "send", err);
+    if (status == RDT_OK && needs_recv)
+        status = accept_buffer(coll, may_recv_blocks, args->recv, "recv", err);
+    return status;
+}
+
+/* [0, off + count) elements lie within what an address can reach. */
+static bool
+is_reachable(const struct rdti_coll *coll, uint64_t off, uint64_t count)
+{
+    uint64_t end;
+    uint64_t end_bytes;
+
+    return !__builtin_add_overflow(off, count, &end) &&
+           !__builtin_mul_overflow(end, coll->elem_bytes, &end_bytes) && end_bytes <= INT64_MAX;
+}
+
+/* One direction of ALLTOALL: counts with offsets or blocks, or neither and args->count each. */
+static rdt_status
+accept_uneven(const struct rdti_coll *coll, const uint64_t *counts, const uint64_t *offs,
+              void *const *blocks, const void *flat, struct rdt_error *err)
+{
+    uint64_t any = counts == NULL ? coll->args.count : 0;
+
+    if (counts != NULL && offs == NULL && blocks == NULL)
+        return refuse(coll, err, "counts without offsets");
+    for (uint32_t i = 0; counts != NULL && i < coll->size; i++) {
+        if (!is_reachable(coll, offs == NULL ? 0 : offs[i], counts[i]))
+            return refuse(coll, err, "a count or an offset exceeds memory");
+        any |= counts[i];
+    }
+    if (blocks != NULL)
+        return accept_blocks(coll, blocks, counts, "blocks", err);
+    return flat == NULL && any > 0 ? refuse(coll, err, "send or recv is NULL") : RDT_OK;
+}
+
+static rdt_status
+accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
+{
+    const struct rdt_coll_args *args = &coll->args;
+    rdt_status status =
+        accept_uneven(coll, args->send_counts, args->send_offs, args->send_blocks, args->send, err);
+
+    if (status == RDT_OK)
+        status =
+            accept_uneven(coll, args->recv_counts, args->recv_offs, args->blocks, args->recv, err);
+    if (status != RDT_OK)
+        return status;
+    const uint64_t to_self =
+        args->send_counts == NULL ? args->count : args->send_counts[coll->rank];
+    const uint64_t of_self =
+        args->recv_counts == NULL ? args->count : args->recv_counts[coll->rank];
+    if (to_self != of_self)
+        return rdti_coll_error_set(
+            err, RDT_EINVAL, "all_to_all: rank %u sends itself %llu elements and receives %llu",
+            coll->rank, (unsigned long long)to_self, (unsigned long long)of_self);
+    if (coll->size > 1 && args->send != NULL && args->send == args->recv &&
+        args->send_blocks == NULL && args->blocks == NULL)
+        return refuse(coll, err, "send and recv are the same, and it does not work in place");
+    return RDT_OK;
+}
+
+/* What has no meaning for the operation must not make members differ. */
+static void
+clear_unused(struct rdt_coll_args *args, unsigned traits)
+{
+    if ((traits & HAS_ROOT) == 0)
+        args->root = 0;
+    if ((traits & HAS_REDUCTION) == 0)
+        args->reduce_op = 0;
+    if (args->op == RDT_COLL_BARRIER) {
+        args->dtype = 0;
+        args->count = 0;
+    }
+}
+
+rdt_status
+rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll_args *args,
+                 struct rdt_error *err)
+{
+    rdt_status status = RDT_OK;
+
+    if (args->struct_size < sizeof(*args))
+        return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_args.struct_size is %u, want %zu",
+                                   args->struct_size, sizeof(*args));
+    if (args->op < RDT_COLL_BROADCAST || args->op > RDT_COLL_BARRIER)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%u is no collective", args->op);
+    coll->group = group;
+    coll->rank = rdt_group_rank(group);
+    coll->size = rdt_group_size(group);
+    coll->args = *args;
+    if (args->reserved != 0)
+        return refuse(coll, err, "rdt_coll_args.reserved is not 0");
+    const unsigned traits = operations[args->op].traits;
+    clear_unused(&coll->args, traits);
+    if (coll->args.root >= coll->size)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s: root %u of a group of %u",
+                                   rdti_coll_name(args->op), args->root, coll->size);
+    if (args->op != RDT_COLL_BARRIER)
+        status = accept_dtype(coll, err);
+    if (status == RDT_OK && (traits & HAS_REDUCTION) != 0)
+        status = accept_reduction(coll, err);
+    if (status == RDT_OK && args->op == RDT_COLL_ALLTOALL)
+        return accept_alltoall(coll, err);
+    return status == RDT_OK ? accept_buffers(coll, traits, err) : status;
+}

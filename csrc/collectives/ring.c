@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rings: a rank receives from the one before and sends to the one after, size - 1 times. Each byte
+ * crosses each link once per phase, the least that is possible, and no link carries two messages.
+ */
+#include "collectives/coll.h"
+#include "collectives/schedule.h"
+
+/* Chunk boundaries of an all_reduce lie on cache lines, so that no two ranks share one. */
+#define CHUNK_ALIGNMENT_BYTES 64
+
+static uint64_t
+chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
+{
+    const uint64_t granule = CHUNK_ALIGNMENT_BYTES / coll->elem_bytes;
+    const uint64_t count = coll->args.count;
+    const uint64_t share = count / coll->size + (count % coll->size != 0);
+    const uint64_t step = (share + granule - 1) / granule * granule;
+
+    return step != 0 && chunk > count / step ? count : chunk * step;
+}
+
+static uint64_t
+chunk_count(const struct rdti_coll *coll, uint32_t chunk)
+{
+    return chunk_begin(coll, chunk + 1) - chunk_begin(coll, chunk);
+}
+
+/*
+ * Reduce-scatter, then all-gather, both in recv. The sum of chunk c begins at rank c + 1 and ends at
+ * rank c, "partial op own" at each: one rank has the last word on each chunk, and all get its bits.
+ */
+static void
+build_allreduce_ring(struct rdti_coll *coll)
+{
+    const uint32_t n = coll->size;
+    const uint32_t next = rdti_coll_after(coll, 1);
+    const uint32_t last = rdti_coll_before(coll, 1);
+    const void *send = coll->args.send;
+    void *recv = coll->args.recv;
+    void *landing =
+        n > 1 ? rdti_schedule_temp(coll, chunk_begin(coll, 1) * coll->elem_bytes) : NULL;
+
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        const uint32_t out = rdti_coll_before(coll, i + 1);
+        const uint32_t in = rdti_coll_before(coll, i + 2);
+        const uint64_t out_off = chunk_begin(coll, out) * coll->elem_bytes;
+        const uint64_t in_off = chunk_begin(coll, in) * coll->elem_bytes;
+        rdti_schedule_recv_reduce(coll, last, landing, rdti_coll_at(recv, in_off), landing,
+                                  rdti_coll_at_const(send, in_off), chunk_count(coll, in));
+        rdti_schedule_send(coll, next, rdti_coll_at_const(i == 0 ? send : recv, out_off),
+                           chunk_count(coll, out));
+        rdti_schedule_end_round(coll);
+    }
+    const uint64_t own_off = chunk_begin(coll, coll->rank) * coll->elem_bytes;
+    if (n == 1)
+        rdti_schedule_copy(coll, recv, send, coll->args.count);
+    rdti_schedule_average(coll, rdti_coll_at(recv, own_off), chunk_count(coll, coll->rank));
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        const uint32_t out = rdti_coll_before(coll, i);
+        const uint32_t in = rdti_coll_before(coll, i + 1);
+        rdti_schedule_recv(coll, last, rdti_coll_at(recv, chunk_begin(coll, in) * coll->elem_bytes),
+                           chunk_count(coll, in));
+        rdti_schedule_send(coll, next,
+                           rdti_coll_at(recv, chunk_begin(coll, out) * coll->elem_bytes),
+                           chunk_count(coll, out));
+        rdti_schedule_end_round(coll);
+    }
+}
+
+/*
+ * As the first phase above, but the input is not ours to change: partial sums live in two temporaries
+ * in turn, one being sent while the other is filled. recv may be the rank's own block of send.
+ */
+static void
+build_reduce_scatter_ring(struct rdti_coll *coll)
+{
+    const uint64_t count = coll->args.count;
+    const uint32_t n = coll->size;
+    void *temps[2] = {NULL, NULL};
+    const void *out = rdti_coll_send_block(coll, rdti_coll_before(coll, 1));
+
+    if (n > 1)
+        temps[0] = rdti_schedule_temp(coll, coll->block_bytes);
+    if (n > 2)
+        temps[1] = rdti_schedule_temp(coll, coll->block_bytes);
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        void *landing = temps[i % 2];
+        void *sum = i + 2 == n ? coll->args.recv : landing;
+        const void *own = rdti_coll_send_block(coll, rdti_coll_before(coll, i + 2));
+        rdti_schedule_recv_reduce(coll, rdti_coll_before(coll, 1), landing, sum, landing, own,
+                                  count);
+        rdti_schedule_send(coll, rdti_coll_after(coll, 1), out, count);
+        rdti_schedule_end_round(coll);
+        out = sum;
+    }
+    if (n == 1)
+        rdti_schedule_copy(coll, coll->args.recv, out, count);
+    rdti_schedule_average(coll, coll->args.recv, count);
+}
+
+static void
+build_allgather_ring(struct rdti_coll *coll)
+{
+    const uint64_t count = coll->args.count;
+
+    rdti_schedule_copy(coll, rdti_coll_recv_block(coll, coll->rank), coll->args.send, count);
+    for (uint32_t i = 0; i + 1 < coll->size; i++) {
+        const void *out = rdti_coll_recv_block(coll, rdti_coll_before(coll, i));
+        rdti_schedule_recv(coll, rdti_coll_before(coll, 1),
+                           rdti_coll_recv_block(coll, rdti_coll_before(coll, i + 1)), count);
+        rdti_schedule_send(coll, rdti_coll_after(coll, 1), out, count);
+        rdti_schedule_end_round(coll);
+    }
+}
+
+RDTI_SCHEDULE_ALGORITHM(allreduce_ring, "ring");
+RDTI_SCHEDULE_ALGORITHM(reduce_scatter_ring, "ring");
+RDTI_SCHEDULE_ALGORITHM(allgather_ring, "ring");

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "collectives/coll.h"
+#include "collectives/schedule.h"
+#include "collectives/step.h"
+
+#include <stdlib.h>
+
+enum {
+    TEMP_ALIGNMENT = 64,  /* a cache line, and the widest vector */
+    FIRST_STEPS = 16,     /* a small collective of a few ranks allocates once */
+    ORDINAL_MAX = 0xffff, /* 16 bits of the tag */
+};
+
+void *
+rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
+{
+    struct rdti_schedule *s = &coll->schedule;
+    void *temp = NULL;
+
+    if (s->status != RDT_OK)
+        return NULL;
+    /* The size is bounded by a buffer that the caller has, so rounding up cannot overflow. */
+    const uint64_t rounded = (len_bytes / TEMP_ALIGNMENT + 1) * TEMP_ALIGNMENT;
+    if (s->temp_count < RDTI_TEMP_LIMIT)
+        temp = aligned_alloc(TEMP_ALIGNMENT, (size_t)rounded);
+    if (temp == NULL) {
+        s->status = RDT_ENOMEM;
+        s->temp_bytes_wanted = rounded;
+        return NULL;
+    }
+    s->temps[s->temp_count++] = temp;
+    return temp;
+}
+
+void
+rdti_schedule_end_round(struct rdti_coll *coll)
+{
+    coll->schedule.round_count++;
+}
+
+/* A zeroed step of the current round, or NULL when the schedule has failed. */
+static struct rdti_step *
+add_step(struct rdti_coll *coll, uint32_t kind, uint64_t count)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    if (s->status != RDT_OK)
+        return NULL;
+    if (s->step_count == s->step_cap) {
+        const uint32_t cap = s->step_cap == 0 ? FIRST_STEPS : 2 * s->step_cap;
+        struct rdti_step *steps = realloc(s->steps, cap * sizeof(*steps));
+        if (steps == NULL) {
+            s->status = RDT_ENOMEM;
+            s->temp_bytes_wanted = cap * sizeof(*steps);
+            return NULL;
+        }
+        s->steps = steps;
+        s->step_cap = cap;
+    }
+    struct rdti_step *step = &s->steps[s->step_count++];
+    *step = (struct rdti_step){.kind = kind, .round = s->round_count, .count = count};
+    return step;
+}
+
+static struct rdti_step *
+add_message(struct rdti_coll *coll, uint32_t kind, uint32_t peer, uint64_t count)
+{
+    struct rdti_schedule *s = &coll->schedule;
+    struct rdti_step *step = add_step(coll, kind, count);
+
+    if (step == NULL)
+        return NULL;
+    uint16_t *ordinal = &s->ordinals[kind == RDTI_STEP_SEND ? peer : coll->size + (size_t)peer];
+    if (*ordinal == ORDINAL_MAX) {
+        s->status = RDT_ENOTSUP;
+        return NULL;
+    }
+    step->peer = peer;
+    step->ordinal = (*ordinal)++;
+    return step;
+}
+
+void
+rdti_schedule_send(struct rdti_coll *coll, uint32_t peer, const void *src, uint64_t count)
+{
+    struct rdti_step *step = add_message(coll, RDTI_STEP_SEND, peer, count);
+
+    if (step != NULL)
+        step->lhs = src;
+}
+
+void
+rdti_schedule_recv(struct rdti_coll *coll, uint32_t peer, void *dst, uint64_t count)
+{
+    struct rdti_step *step = add_message(coll, RDTI_STEP_RECV, peer, count);
+
+    if (step != NULL)
+        step->landing = dst;
+}
+
+void
+rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst,
+                          const void *lhs, const void *rhs, uint64_t count)
+{
+    struct rdti_step *step = add_message(coll, RDTI_STEP_RECV_REDUCE, peer, count);
+
+    if (step == NULL)
+        return;
+    step->landing = landing;
+    step->dst = dst;
+    step->lhs = lhs;
+    step->rhs = rhs;
+}
+
+void
+rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const void *rhs,
+                     uint64_t count)
+{
+    struct rdti_step *step = add_step(coll, RDTI_STEP_REDUCE, count);
+
+    if (step == NULL)
+        return;
+    step->dst = dst;
+    step->lhs = lhs;
+    step->rhs = rhs;
+}
+
+void
+rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t count)
+{
+    if (dst == src || count == 0)
+        return;
+    struct rdti_step *step = add_step(coll, RDTI_STEP_COPY, count);
+    if (step == NULL)
+        return;
+    step->dst = dst;
+    step->lhs = src;
+}
+
+void
+rdti_schedule_average(struct rdti_coll *coll, void *dst, uint64_t count)
+{
+    if (coll->divide == NULL)
+        return;
+    struct rdti_step *step = add_step(coll, RDTI_STEP_AVERAGE, count);
+    if (step != NULL)
+        step->dst = dst;
+}
+
+/*
+ * Endpoints are opened here because the first use of a member may wait for its address, which the
+ * task must not do.
+ */
+static rdt_status
+open_endpoints(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const struct rdti_schedule *s = &coll->schedule;
+
+    for (uint32_t i = 0; i < s->step_count; i++) {
+        const struct rdti_step *step = &s->steps[i];
+        rdt_endpoint *ignored;
+        if (!rdti_step_is_message(step) || step->ordinal != 0)
+            continue;
+        const rdt_status status = rdt_group_endpoint(coll->group, step->peer, &ignored, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    return RDT_OK;
+}
+
+rdt_status
+rdti_schedule_prepare(struct rdti_coll *coll, void (*build)(struct rdti_coll *coll),
+                      struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+    rdt_status status = RDT_OK;
+
+    s->ordinals = calloc(2 * (size_t)coll->size, sizeof(*s->ordinals));
+    if (s->ordinals == NULL) {
+        s->status = RDT_ENOMEM;
+        s->temp_bytes_wanted = 2 * (uint64_t)coll->size * sizeof(*s->ordinals);
+    } else {
+        build(coll);
+        /* A builder may end rounds to which it then adds nothing. */
+        s->round_count = s->step_count == 0 ? 0 : s->steps[s->step_count - 1].round + 1;
+    }
+    if (s->status == RDT_ENOMEM)
+        status = rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for %llu temporary bytes",
+                                     rdti_coll_name(coll->args.op),
+                                     (unsigned long long)s->temp_bytes_wanted);
+    else if (s->status != RDT_OK)
+        status = rdti_coll_error_set(err, s->status, "%s: %u ranks exchange too many messages",
+                                     rdti_coll_name(coll->args.op), coll->size);
+    else
+        status = open_endpoints(coll, err);
+    if (status != RDT_OK) {
+        rdti_schedule_release(coll);
+        return status;
+    }
+    free(s->ordinals);
+    s->ordinals = NULL;
+    return RDT_OK;
+}
+
+void
+rdti_schedule_release(struct rdti_coll *coll)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    for (uint32_t i = s->previous; i < s->next; i++)
+        rdt_transfer_free(s->steps[i].transfer);
+    for (uint32_t i = 0; i < s->temp_count; i++)
+        free(s->temps[i]);
+    free(s->ordinals);
+    free(s->steps);
+    *s = (struct rdti_schedule){0};
+}

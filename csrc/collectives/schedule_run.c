@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "collectives/coll.h"
+#include "collectives/schedule.h"
+#include "collectives/step.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Tags of collectives have the upper bit; 40 bits of sequence do not come round in a job's life. */
+#define TAG_COLLECTIVE (UINT64_C(1) << 63)
+#define TAG_SEQUENCE_MASK ((UINT64_C(1) << 40) - 1)
+#define TAG_SEQUENCE_SHIFT 16
+
+enum {
+    NAMED_RANKS_MAX = 8 /* ranks that a message names; the others are counted */
+};
+
+/* "all_reduce #12, round 2 of 6, receive from rank 3: " before what the mailbox said. */
+static rdt_status
+with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_status status,
+             struct rdt_error *err)
+{
+    char said[RDT_ERROR_MESSAGE_BYTES];
+    const bool is_send = step->kind == RDTI_STEP_SEND;
+
+    if (err == NULL)
+        return status;
+    memcpy(said, err->message, sizeof(said));
+    said[sizeof(said) - 1] = '\0';
+    /* A message that would not fit loses its end. */
+    const int written =
+        snprintf(err->message, sizeof(err->message), "%s #%llu, round %u of %u, %s rank %u: %s",
+                 rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence, step->round + 1,
+                 coll->schedule.round_count, is_send ? "send to" : "receive from", step->peer,
+                 said);
+    if (written < 0)
+        memcpy(err->message, said, sizeof(said));
+    err->status = status;
+    return status;
+}
+
+static rdt_status
+post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+{
+    const struct rdt_coll_args *args = &coll->args;
+    const bool is_uneven = args->op == RDT_COLL_ALLTOALL;
+    const struct rdt_message_desc desc = {
+        .op = args->op,
+        .dtype = args->dtype,
+        .reduce_op = args->reduce_op,
+        .root = args->root,
+        .count = is_uneven ? step->count : args->count,
+        .sequence = coll->sequence,
+    };
+    const uint64_t tag =
+        TAG_COLLECTIVE | (coll->sequence & TAG_SEQUENCE_MASK) << TAG_SEQUENCE_SHIFT | step->ordinal;
+    const uint64_t len_bytes = step->count * coll->elem_bytes;
+    rdt_status status;
+
+    if (step->kind == RDTI_STEP_SEND)
+        status = rdt_group_send(coll->group, step->peer, tag, step->lhs, len_bytes, &desc,
+                                &step->transfer, err);
+    else
+        status = rdt_group_recv(coll->group, step->peer, tag, step->landing, len_bytes, &desc,
+                                &step->transfer, err);
+    if (status != RDT_OK)
+        return with_context(coll, step, status, err);
+    step->is_pending = true;
+    coll->schedule.pending++;
+    return RDT_OK;
+}
+
+static rdt_status
+begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+{
+    switch (step->kind) {
+    case RDTI_STEP_REDUCE:
+        coll->reduce(step->dst, step->lhs, step->rhs, step->count);
+        return RDT_OK;
+    case RDTI_STEP_COPY:
+        memmove(step->dst, step->lhs, step->count * coll->elem_bytes);
+        return RDT_OK;
+    case RDTI_STEP_AVERAGE:
+        coll->divide(step->dst, step->count, coll->size);
+        return RDT_OK;
+    default:
+        return post_message(coll, step, err);
+    }
+}
+
+/*
+ * The handles of the round before are given up only here, so that a running collective always holds
+ * one of its group.
+ */
+static rdt_status
+begin_round(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+    const uint32_t round = s->steps[s->next].round;
+    const uint32_t begin = s->next;
+    rdt_status status = RDT_OK;
+
+    while (s->next < s->step_count && s->steps[s->next].round == round && status == RDT_OK)
+        status = begin_step(coll, &s->steps[s->next++], err);
+    for (uint32_t i = s->previous; i < begin; i++) {
+        rdt_transfer_free(s->steps[i].transfer);
+        s->steps[i].transfer = NULL;
+    }
+    s->previous = begin;
+    s->first = begin;
+    return status;
+}
+
+/* A message of the current round has ended well. */
+static rdt_status
+end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+{
+    const uint64_t want_bytes = step->count * coll->elem_bytes;
+
+    if (step->kind == RDTI_STEP_SEND)
+        return RDT_OK;
+    const uint64_t got_bytes = rdt_transfer_len_bytes(step->transfer);
+    if (got_bytes != want_bytes) {
+        const rdt_status status =
+            rdti_coll_error_set(err, RDT_EMISMATCH, "it sent %llu bytes where %llu were expected",
+                                (unsigned long long)got_bytes, (unsigned long long)want_bytes);
+        return with_context(coll, step, status, err);
+    }
+    if (step->kind == RDTI_STEP_RECV_REDUCE)
+        coll->reduce(step->dst, step->lhs, step->rhs, step->count);
+    return RDT_OK;
+}
+
+/* Look at everything in flight. RDT_OK: the round is over. */
+static rdt_status
+test_round(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    for (uint32_t i = s->first; i < s->next && s->pending > 0; i++) {
+        struct rdti_step *step = &s->steps[i];
+        if (!step->is_pending)
+            continue;
+        rdt_status status = rdt_transfer_test(step->transfer, err);
+        if (status == RDT_EAGAIN)
+            continue;
+        step->is_pending = false;
+        s->pending--;
+        status =
+            status == RDT_OK ? end_message(coll, step, err) : with_context(coll, step, status, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    return s->pending == 0 ? RDT_OK : RDT_EAGAIN;
+}
+
+rdt_status
+rdti_schedule_advance(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    for (;;) {
+        rdt_status status = test_round(coll, err);
+        if (status != RDT_OK)
+            return status;
+        if (s->next == s->step_count)
+            return RDT_OK;
+        status = begin_round(coll, err);
+        if (status != RDT_OK)
+            return status;
+    }
+}
+
+bool
+rdti_schedule_is_quiet(struct rdti_coll *coll)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    for (uint32_t i = s->first; i < s->next; i++) {
+        struct rdti_step *step = &s->steps[i];
+        if (!step->is_pending || rdt_transfer_test(step->transfer, NULL) == RDT_EAGAIN)
+            continue;
+        step->is_pending = false;
+        s->pending--;
+    }
+    return s->pending == 0;
+}
+
+void
+rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
+{
+    const struct rdti_schedule *s = &coll->schedule;
+    char ranks[NAMED_RANKS_MAX * 12 + 32] = "";
+    size_t used = 0;
+    uint32_t named = 0;
+    uint32_t late = 0;
+    bool is_receiving = false;
+
+    for (uint32_t i = s->first; i < s->next; i++)
+        is_receiving |= s->steps[i].is_pending && s->steps[i].kind != RDTI_STEP_SEND;
+    for (uint32_t i = s->first; i < s->next; i++) {
+        const struct rdti_step *step = &s->steps[i];
+        if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != is_receiving)
+            continue;
+        late++;
+        if (named == NAMED_RANKS_MAX)
+            continue;
+        used += (size_t)snprintf(ranks + used, sizeof(ranks) - used, "%s%u", named == 0 ? "" : ", ",
+                                 step->peer);
+        named++;
+    }
+    if (late > named)
+        (void)snprintf(ranks + used, sizeof(ranks) - used, " and %u more", late - named);
+    (void)snprintf(text, cap, "%s rank%s %s (round %u of %u)",
+                   is_receiving ? "nothing from" : "what was sent is not taken by",
+                   late == 1 ? "" : "s", ranks,
+                   s->first < s->step_count ? s->steps[s->first].round + 1 : s->round_count,
+                   s->round_count);
+}
