@@ -17,8 +17,8 @@
 struct rdti_doorbell {
     _Atomic uint32_t futex_sleepers; /* threads asleep on `sequence`: wake by futex */
     _Atomic uint32_t epoll_sleepers; /* threads asleep in epoll: wake by the event descriptor */
-    _Atomic uint32_t background;     /* the progress thread sleeps in epoll; wants urgent rings only */
-    _Atomic uint32_t sequence;       /* futex word; changes with every ring that found a sleeper */
+    _Atomic uint32_t background; /* the progress thread sleeps in epoll; wants urgent rings only */
+    _Atomic uint32_t sequence;   /* futex word; changes with every ring that found a sleeper */
 };
 
 /*

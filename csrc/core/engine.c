@@ -199,11 +199,19 @@ rdti_engine_wake(struct rdti_engine *engine)
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
 }
 
+void
+rdti_engine_poke(struct rdti_engine *engine)
+{
+    const uint64_t one = 1;
+
+    (void)!write(engine->event_fd, &one, sizeof(one)); /* EAGAIN: it is readable already */
+}
+
 /* ---- What is driven ---------------------------------------------------------------------- */
 
 rdt_status
-rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state), bool (*needs_epoll)(void *state),
-                       void *state, struct rdt_error *err)
+rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
+                       bool (*needs_epoll)(void *state), void *state, struct rdt_error *err)
 {
     if (engine->poller_count == POLLERS_MAX)
         return rdti_error_set(err, RDT_EINTERNAL, 0, "more than %d transports", POLLERS_MAX);
@@ -226,7 +234,8 @@ rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg, st
 }
 
 rdt_status
-rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns, void (*fn)(void *arg), void *arg, struct rdt_error *err)
+rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns, void (*fn)(void *arg), void *arg,
+                  struct rdt_error *err)
 {
     struct tick *tick = calloc(1, sizeof(*tick));
 
@@ -243,8 +252,8 @@ rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns, void (*fn)(voi
 }
 
 rdt_status
-rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
-                  struct rdti_watch **out, struct rdt_error *err)
+rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdti_watch_fn fn,
+                  void *arg, struct rdti_watch **out, struct rdt_error *err)
 {
     struct rdti_watch *watch = calloc(1, sizeof(*watch));
 
@@ -258,7 +267,8 @@ rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdt
     if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
         const int sys_errno = errno;
         free(watch);
-        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "epoll_ctl(ADD, %d): %s", fd, strerror(sys_errno));
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "epoll_ctl(ADD, %d): %s", fd,
+                              strerror(sys_errno));
     }
     rdti_list_append(&engine->watches, &watch->link);
     *out = watch;
@@ -402,7 +412,8 @@ void
 rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
 {
     /* seq_cst: set against active_waiters in end_wait(), so that one of the two raises the proxy. */
-    const int32_t count = atomic_fetch_add_explicit(&engine->async_count, delta, memory_order_seq_cst) + delta;
+    const int32_t count =
+        atomic_fetch_add_explicit(&engine->async_count, delta, memory_order_seq_cst) + delta;
 
     if (atomic_load_explicit(&engine->active_waiters, memory_order_seq_cst) > 0)
         return;
@@ -423,7 +434,8 @@ end_wait(struct rdti_engine *engine)
     /* seq_cst: see rdti_engine_async_add(). */
     if (atomic_fetch_sub_explicit(&engine->active_waiters, 1, memory_order_seq_cst) > 1)
         return;
-    if (atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0 && set_proxy(engine, true))
+    if (atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0 &&
+        set_proxy(engine, true))
         (void)try_pass(engine, false);
 }
 
@@ -542,7 +554,8 @@ progress_main(void *arg)
     (void)pthread_setname_np(pthread_self(), "rdmatensor");
     /* acquire: pairs with the release in rdti_engine_stop() */
     while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
-        const bool is_contended = atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) > 0;
+        const bool is_contended =
+            atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) > 0;
         if (is_contended && needs_epoll(engine)) {
             rdti_futex_wait(&engine->park_word, 0, PARK_NS);
             if (atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) > 0)
@@ -591,10 +604,13 @@ open_bell(struct rdti_engine *engine, struct rdt_error *err)
         return rdti_error_set(err, RDT_EDEVICE, errno, "memfd_create: %s", strerror(errno));
     if (ftruncate(engine->bell_fd, page_bytes) != 0 ||
         fcntl(engine->bell_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "sealing the doorbell page: %s", strerror(errno));
-    void *page = mmap(NULL, (size_t)page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, engine->bell_fd, 0);
+        return rdti_error_set(err, RDT_EDEVICE, errno, "sealing the doorbell page: %s",
+                              strerror(errno));
+    void *page = mmap(NULL, (size_t)page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+                      engine->bell_fd, 0);
     if (page == MAP_FAILED)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "mmap of the doorbell page: %s", strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "mmap of the doorbell page: %s",
+                              strerror(errno));
     engine->bell = page;
     return RDT_OK;
 }
@@ -656,7 +672,8 @@ rdti_engine_start(struct rdti_engine *engine, struct rdt_error *err)
     const int code = pthread_create(&engine->thread, NULL, progress_main, engine);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code != 0)
-        return rdti_error_set(err, RDT_EDEVICE, code, "pthread_create of the progress thread: %s", strerror(code));
+        return rdti_error_set(err, RDT_EDEVICE, code, "pthread_create of the progress thread: %s",
+                              strerror(code));
     engine->has_thread = true;
     return RDT_OK;
 }

@@ -29,7 +29,8 @@
 struct rdti_engine;
 
 /* local_ranks: processes of the job on these cores, 0 if unknown (see rdti_engine_set_local_ranks). */
-rdt_status rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_error *err);
+rdt_status rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out,
+                              struct rdt_error *err);
 rdt_status rdti_engine_start(struct rdti_engine *engine, struct rdt_error *err);
 void rdti_engine_stop(struct rdti_engine *engine); /* joins the progress thread */
 void rdti_engine_destroy(struct rdti_engine *engine);
@@ -50,18 +51,22 @@ struct rdti_deferred {
 void rdti_engine_defer(struct rdti_engine *engine, struct rdti_deferred *node);
 
 /* [driver] `poll` runs in every pass. */
-rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state), bool (*needs_epoll)(void *state),
-                                  void *state, struct rdt_error *err);
+rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
+                                  bool (*needs_epoll)(void *state), void *state,
+                                  struct rdt_error *err);
 /* [driver] */
-rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg, struct rdt_error *err);
+rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg,
+                                struct rdt_error *err);
 /* [driver] `tick` runs about every period_ns, at the earliest; there is no way to remove it but destroy. */
-rdt_status rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns, void (*tick)(void *arg), void *arg,
-                             struct rdt_error *err);
+rdt_status rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns,
+                             void (*tick)(void *arg), void *arg, struct rdt_error *err);
 
 /* [driver] transport.h: watch, rewatch (any thread), unwatch. */
-rdt_status rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
-                             struct rdti_watch **out, struct rdt_error *err);
-void rdti_engine_rewatch(struct rdti_engine *engine, struct rdti_watch *watch, uint32_t epoll_events);
+rdt_status rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events,
+                             rdti_watch_fn fn, void *arg, struct rdti_watch **out,
+                             struct rdt_error *err);
+void rdti_engine_rewatch(struct rdti_engine *engine, struct rdti_watch *watch,
+                         uint32_t epoll_events);
 void rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch);
 
 /* Something outstanding that nobody may be waiting for (a callback, a pollable descriptor): +1 / -1. Any thread. */
@@ -70,12 +75,16 @@ void rdti_engine_async_add(struct rdti_engine *engine, int32_t delta);
 /* Somebody's condition may have become true: wakes the waiters that sleep. Any thread. */
 void rdti_engine_wake(struct rdti_engine *engine);
 
+/* Wake the progress thread: there is work that no arrival announces. Any thread. */
+void rdti_engine_poke(struct rdti_engine *engine);
+
 /* One pass; false if another thread drives. */
 bool rdti_engine_progress(struct rdti_engine *engine);
 
 /* Drive until done(arg), which must be cheap and lock-free. RDT_OK or RDT_ETIMEDOUT; [driver]s get RDT_EINVAL: they must not wait. */
 typedef bool (*rdti_done_fn)(void *arg);
-rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns);
+rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg,
+                            uint64_t deadline_ns);
 
 int rdti_engine_doorbell_fd(const struct rdti_engine *engine);
 int rdti_engine_event_fd(const struct rdti_engine *engine);

@@ -46,25 +46,25 @@ extern "C" {
 /* Append-only. The first function to decide an error fills struct rdt_error. */
 typedef enum rdt_status {
     RDT_OK = 0,
-    RDT_EINVAL = -1,       /* an argument is wrong: the message says which, with its value */
-    RDT_ENOMEM = -2,       /* memory, cgroup or memlock limit: the message has the line that fixes it */
-    RDT_EAGAIN = -3,       /* not now: poll and try again */
-    RDT_ETIMEDOUT = -4,    /* the deadline passed */
-    RDT_ECLOSED = -5,      /* the object was closed on this side */
-    RDT_EPEER = -6,        /* a peer died, left or cannot be reached */
-    RDT_EPROTO = -7,       /* a peer sent bytes that break the protocol */
-    RDT_EAUTH = -8,        /* a peer could not prove that it knows the secret */
-    RDT_EVERSION = -9,     /* protocol or library versions differ between peers */
-    RDT_EDEVICE = -10,     /* operating system or device: see sys_errno, wc_status, vendor_err */
-    RDT_ESTALE = -11,      /* the remote region was freed: its generation is over */
-    RDT_ERANGE = -12,      /* offset + length leaves the region */
-    RDT_EBUSY = -13,       /* live children or operations in flight */
-    RDT_EFORKED = -14,     /* called in a forked child */
-    RDT_EMISMATCH = -15,   /* both sides disagree on a slot's or a collective's description */
-    RDT_ENOTSUP = -16,     /* this path or build cannot do it */
-    RDT_ECANCELED = -17,   /* cancelled on this side before it was done */
-    RDT_ENOTVIABLE = -18,  /* a transport cannot be used here, because ... */
-    RDT_EINTERNAL = -19    /* a promise of ours is broken: please report */
+    RDT_EINVAL = -1, /* an argument is wrong: the message says which, with its value */
+    RDT_ENOMEM = -2, /* memory, cgroup or memlock limit: the message has the line that fixes it */
+    RDT_EAGAIN = -3, /* not now: poll and try again */
+    RDT_ETIMEDOUT = -4,   /* the deadline passed */
+    RDT_ECLOSED = -5,     /* the object was closed on this side */
+    RDT_EPEER = -6,       /* a peer died, left or cannot be reached */
+    RDT_EPROTO = -7,      /* a peer sent bytes that break the protocol */
+    RDT_EAUTH = -8,       /* a peer could not prove that it knows the secret */
+    RDT_EVERSION = -9,    /* protocol or library versions differ between peers */
+    RDT_EDEVICE = -10,    /* operating system or device: see sys_errno, wc_status, vendor_err */
+    RDT_ESTALE = -11,     /* the remote region was freed: its generation is over */
+    RDT_ERANGE = -12,     /* offset + length leaves the region */
+    RDT_EBUSY = -13,      /* live children or operations in flight */
+    RDT_EFORKED = -14,    /* called in a forked child */
+    RDT_EMISMATCH = -15,  /* both sides disagree on a slot's or a collective's description */
+    RDT_ENOTSUP = -16,    /* this path or build cannot do it */
+    RDT_ECANCELED = -17,  /* cancelled on this side before it was done */
+    RDT_ENOTVIABLE = -18, /* a transport cannot be used here, because ... */
+    RDT_EINTERNAL = -19   /* a promise of ours is broken: please report */
 } rdt_status;
 
 #define RDT_ERROR_MESSAGE_BYTES 768
@@ -111,18 +111,23 @@ typedef struct rdt_group rdt_group;
 
 #define RDT_UUID_BYTES 16
 
-enum { RDT_TRANSPORT_AUTO = 0, RDT_TRANSPORT_SHM = 1, RDT_TRANSPORT_TCP = 2, RDT_TRANSPORT_VERBS = 3 };
+enum {
+    RDT_TRANSPORT_AUTO = 0,
+    RDT_TRANSPORT_SHM = 1,
+    RDT_TRANSPORT_TCP = 2,
+    RDT_TRANSPORT_VERBS = 3
+};
 
 struct rdt_context_opts {
     uint32_t struct_size;
-    uint32_t force_transport;   /* RDT_TRANSPORT_*: this path for every pair; AUTO chooses by probe */
+    uint32_t force_transport; /* RDT_TRANSPORT_*: this path for every pair; AUTO chooses by probe */
     uint32_t require_transport; /* floor for pairs that cross hosts: fail instead of falling back */
     uint32_t tcp_streams;       /* sockets per peer for large payloads; default: limits.h */
     uint32_t port_from;         /* listening ports, inclusive; 0: any port */
     uint32_t port_to;
-    uint32_t loopback_only;     /* 1: listen on 127.0.0.1 and ::1 only */
-    uint32_t local_ranks;       /* processes of the job that share these cores; 0: counted from peers */
-    uint64_t timeout_ns;        /* default deadline of every wait */
+    uint32_t loopback_only; /* 1: listen on 127.0.0.1 and ::1 only */
+    uint32_t local_ranks;   /* processes of the job that share these cores; 0: counted from peers */
+    uint64_t timeout_ns;    /* default deadline of every wait */
     uint64_t peer_timeout_ns;   /* silence of a peer's progress thread that counts as death */
     uint64_t arena_chunk_bytes; /* the arena grows in pieces of at least this */
     uint64_t arena_max_bytes;   /* 0: bound by RAM and the memory cgroup only */
@@ -239,13 +244,13 @@ RDT_API void rdt_region_free(rdt_region *region, void (*drained)(void *arg), voi
 /* What a peer needs to reach a region: a value, copied freely, encoded for transport. */
 struct rdt_remote_region {
     uint8_t owner[RDT_UUID_BYTES];
-    uint64_t addr;            /* in the owner's address space */
+    uint64_t addr; /* in the owner's address space */
     uint64_t len_bytes;
-    uint64_t segment_off;     /* bytes from the start of the segment */
-    uint32_t segment;         /* arena piece, or RDT_SEGMENT_NONE for registered memory */
-    uint32_t index;           /* entry of the owner's region table */
-    uint32_t generation;      /* of that entry: a freed region's is over */
-    uint32_t rkey;            /* verbs only, else 0 */
+    uint64_t segment_off; /* bytes from the start of the segment */
+    uint32_t segment;     /* arena piece, or RDT_SEGMENT_NONE for registered memory */
+    uint32_t index;       /* entry of the owner's region table */
+    uint32_t generation;  /* of that entry: a freed region's is over */
+    uint32_t rkey;        /* verbs only, else 0 */
 };
 #define RDT_SEGMENT_NONE UINT32_C(0xffffffff)
 #define RDT_REMOTE_REGION_BYTES 64
@@ -362,8 +367,21 @@ RDT_API void rdt_transfer_finish(rdt_transfer *t, rdt_status status, const struc
 /* ---- Slots ------------------------------------------------------------------------------- */
 
 enum {
-    RDT_BOOL = 1, RDT_U8, RDT_I8, RDT_I16, RDT_U16, RDT_I32, RDT_U32, RDT_I64, RDT_U64,
-    RDT_F16, RDT_BF16, RDT_F32, RDT_F64, RDT_C64, RDT_C128
+    RDT_BOOL = 1,
+    RDT_U8,
+    RDT_I8,
+    RDT_I16,
+    RDT_U16,
+    RDT_I32,
+    RDT_U32,
+    RDT_I64,
+    RDT_U64,
+    RDT_F16,
+    RDT_BF16,
+    RDT_F32,
+    RDT_F64,
+    RDT_C64,
+    RDT_C128
 };
 /* Bytes of one element, or 0 for an unknown dtype. */
 RDT_API uint32_t rdt_dtype_bytes(uint32_t dtype);
@@ -387,7 +405,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_slot_create(rdt_endpoint *ep, const char *n
                                                  const struct rdt_tensor_desc *desc, rdt_slot **out,
                                                  struct rdt_error *err);
 struct rdt_slot_view {
-    void *addr;                  /* owned by the slot until rdt_slot_release() */
+    void *addr; /* owned by the slot until rdt_slot_release() */
     uint64_t len_bytes;
     uint64_t dims[RDT_MAX_NDIM]; /* the dims that the sender gave */
     uint32_t ndim;
@@ -434,8 +452,8 @@ struct rdt_group_opts {
     uint32_t rank; /* ours in the group */
     uint32_t size;
     uint32_t reserved;
-    const char *name;            /* the same on all members and unique among the job's live groups;
-                                    a group made again needs another name */
+    const char *name; /* the same on all members and unique among the job's live groups;
+                         a group made again needs another name */
     const char *job_id;
     const int32_t *global_ranks; /* size entries for messages; NULL: equal to group ranks */
     uint64_t timeout_ns;         /* default deadline of the group's operations */
@@ -466,7 +484,7 @@ RDT_API rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
 
 /* What the sender is doing, so that ranks that disagree learn how. Zero for plain messages. */
 struct rdt_message_desc {
-    uint32_t op;       /* RDT_COLL_* or 0 */
+    uint32_t op; /* RDT_COLL_* or 0 */
     uint32_t dtype;
     uint32_t reduce_op;
     uint32_t root;
@@ -493,13 +511,17 @@ RDT_API RDT_NODISCARD rdt_status rdt_group_recv(rdt_group *group, uint32_t src, 
 /* ---- Collectives ------------------------------------------------------------------------- */
 
 enum {
-    RDT_COLL_BROADCAST = 1, RDT_COLL_ALLREDUCE, RDT_COLL_REDUCE, RDT_COLL_ALLGATHER,
-    RDT_COLL_REDUCE_SCATTER, RDT_COLL_GATHER, RDT_COLL_SCATTER, RDT_COLL_ALLTOALL,
+    RDT_COLL_BROADCAST = 1,
+    RDT_COLL_ALLREDUCE,
+    RDT_COLL_REDUCE,
+    RDT_COLL_ALLGATHER,
+    RDT_COLL_REDUCE_SCATTER,
+    RDT_COLL_GATHER,
+    RDT_COLL_SCATTER,
+    RDT_COLL_ALLTOALL,
     RDT_COLL_BARRIER
 };
-enum {
-    RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR
-};
+enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR };
 
 /*
  * One collective. Members call the same collectives of a group in the same order; several may be in

@@ -85,8 +85,9 @@ struct rdti_host {
      * Check that (index, generation) is a live exported region of ours and that the range lies in it, and pin it.
      *   RDT_ESTALE  RDT_ERANGE  RDT_EPROTO (no such index)
      */
-    rdt_status (*target_acquire)(void *core, uint32_t index, uint32_t generation, uint64_t off_bytes,
-                                 uint64_t len_bytes, struct rdti_target *out, struct rdt_error *err);
+    rdt_status (*target_acquire)(void *core, uint32_t index, uint32_t generation,
+                                 uint64_t off_bytes, uint64_t len_bytes, struct rdti_target *out,
+                                 struct rdt_error *err);
     void (*target_release)(void *core, struct rdti_target *target);
 
     /* shm: ask the peer for the descriptor of a piece of its arena; segment_arrived() answers. Any thread. */
@@ -135,9 +136,9 @@ struct rdti_offer {
 #define RDTI_SESSION_KEY_BYTES 32
 
 struct rdti_lane_args {
-    bool is_connector;    /* this side opened the side channel */
-    int32_t peer_rank;    /* for messages */
-    bool is_loopback;     /* the peer is reached over 127/8 or ::1 */
+    bool is_connector; /* this side opened the side channel */
+    int32_t peer_rank; /* for messages */
+    bool is_loopback;  /* the peer is reached over 127/8 or ::1 */
     /* The address at which the peer listens; connector only. */
     const void *peer_sockaddr;
     uint32_t peer_sockaddr_bytes;
@@ -154,10 +155,12 @@ struct rdti_lane {
 
 /* Facts that do not change after open(). */
 struct rdti_transport_caps {
-    bool can_map;          /* map() works */
-    bool target_checks;    /* a stale generation is refused at the target; else quarantine needs acknowledgement */
-    bool is_same_host;     /* only between processes that share memory */
-    uint64_t eager_max_bytes; /* above it a receive is cheaper than a copy: where rendezvous begins */
+    bool can_map; /* map() works */
+    bool
+        target_checks; /* a stale generation is refused at the target; else quarantine needs acknowledgement */
+    bool is_same_host; /* only between processes that share memory */
+    uint64_t
+        eager_max_bytes; /* above it a receive is cheaper than a copy: where rendezvous begins */
 };
 
 struct rdti_transport {

@@ -1,0 +1,602 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The context: what a process has one of. */
+#include "core/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/crypto.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "core/endpoint_impl.h"
+#include "core/group.h"
+#include "core/listener.h"
+#include "wire/blob.h"
+#include "wire/fields.h"
+
+/* Defaults of struct rdt_context_opts. */
+#define DEFAULT_TIMEOUT_NS \
+    UINT64_C(300000000000) /* five minutes: longer than any set-up, shorter than a night */
+#define DEFAULT_PEER_TIMEOUT_NS UINT64_C(10000000000) /* ten heartbeats */
+#define DEFAULT_CHUNK_BYTES (UINT64_C(64) << 20)
+/* Goodbyes at close: each endpoint lingers at most two seconds, all at the same time. */
+#define CLOSE_LINGER_NS UINT64_C(3000000000)
+
+rdt_status
+rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *err)
+{
+    if (ctx == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s: the context is NULL", call);
+    if (rdti_in_forked_child())
+        return rdti_error_set(err, RDT_EFORKED, 0,
+                              "%s: this process was forked; only its parent may use the context. "
+                              "Open a context of its own "
+                              "in a process that was spawned, or keep rdmatensor out of the worker",
+                              call);
+    return RDT_OK;
+}
+
+/* ---- Host: what transports see ------------------------------------------------------------ */
+
+static void
+host_on_notify(void *core, struct rdti_lane *lane, uint32_t notification)
+{
+    (void)core;
+    rdti_endpoint_on_notify(lane->owner, notification);
+}
+
+static void
+host_on_error(void *core, struct rdti_lane *lane, const struct rdt_error *err)
+{
+    (void)core;
+    rdti_endpoint_on_lane_error(lane->owner, err);
+}
+
+static void
+host_on_ready(void *core, struct rdti_lane *lane)
+{
+    (void)core;
+    rdti_path_on_lane_ready(lane->owner);
+}
+
+static rdt_status
+host_target_acquire(void *core, uint32_t index, uint32_t generation, uint64_t off_bytes,
+                    uint64_t len_bytes, struct rdti_target *out, struct rdt_error *err)
+{
+    rdt_context *ctx = core;
+
+    return rdti_regions_acquire(ctx->regions, index, generation, off_bytes, len_bytes, out, err);
+}
+
+static void
+host_target_release(void *core, struct rdti_target *target)
+{
+    rdt_context *ctx = core;
+
+    rdti_regions_release(ctx->regions, target);
+}
+
+static void
+host_request_segment(void *core, struct rdti_lane *lane, uint32_t segment)
+{
+    rdt_context *ctx = core;
+    const struct rdti_segment request = {.segment = segment};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    rdt_endpoint *ep = lane->owner;
+
+    rdti_count(&ctx->counters.control_messages, 1);
+    /* Called from inside write() with the lane in use, so the channel cannot go away: bury() waits for the writer. */
+    rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT_GET, payload,
+                      rdti_segment_encode(&request, payload), NULL, 0);
+}
+
+static rdt_status
+host_watch(void *core, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
+           struct rdti_watch **out, struct rdt_error *err)
+{
+    rdt_context *ctx = core;
+
+    return rdti_engine_watch(ctx->engine, fd, epoll_events, fn, arg, out, err);
+}
+
+static void
+host_rewatch(void *core, struct rdti_watch *watch, uint32_t epoll_events)
+{
+    rdt_context *ctx = core;
+
+    rdti_engine_rewatch(ctx->engine, watch, epoll_events);
+}
+
+static void
+host_unwatch(void *core, struct rdti_watch *watch)
+{
+    rdt_context *ctx = core;
+
+    rdti_engine_unwatch(ctx->engine, watch);
+}
+
+static void
+fill_host(rdt_context *ctx)
+{
+    ctx->host = (struct rdti_host){
+        .core = ctx,
+        .on_notify = host_on_notify,
+        .on_error = host_on_error,
+        .on_ready = host_on_ready,
+        .target_acquire = host_target_acquire,
+        .target_release = host_target_release,
+        .request_segment = host_request_segment,
+        .watch = host_watch,
+        .rewatch = host_rewatch,
+        .unwatch = host_unwatch,
+        .doorbell_fd = rdti_engine_doorbell_fd(ctx->engine),
+        .event_fd = rdti_engine_event_fd(ctx->engine),
+        .generation_fd = rdti_regions_generation_fd(ctx->regions),
+        .counters = &ctx->moved,
+        .is_loopback_only = ctx->opts.loopback_only != 0,
+        .tcp_streams = ctx->opts.tcp_streams,
+    };
+}
+
+/* A region was freed: peers that check nothing themselves are told, and their answers awaited. */
+static void
+on_revoke(void *arg, uint32_t index, uint32_t generation)
+{
+    rdt_context *ctx = arg;
+    const struct rdti_revoke revoke = {.index = index, .generation = generation};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    const size_t payload_bytes = rdti_revoke_encode(&revoke, payload);
+    uint32_t count = 0;
+
+    rdti_engine_enter(ctx->engine);
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks &&
+            ep->setup == NULL)
+            count++;
+    }
+    if (count > 0)
+        rdti_regions_expect(ctx->regions, index, generation, count);
+    for (struct rdti_list *node = ctx->endpoints.next; count > 0 && node != &ctx->endpoints;
+         node = node->next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (ep->lane == NULL || ep->channel == NULL || ep->lane->transport->caps.target_checks ||
+            ep->setup != NULL)
+            continue;
+        /* Without room to remember it the answer is never counted: the bytes stay in quarantine until the peer goes. */
+        if (rdti_endpoint_push_revoke(&ep->revokes, &ep->revoke_count, &ep->revoke_cap, &revoke) !=
+            RDT_OK)
+            rdti_log(RDT_LOG_WARN,
+                     "rank %d answers no revocations: freed memory stays in quarantine",
+                     (int)ep->rank);
+        else
+            rdti_channel_send(ep->channel, RDTI_FRAME_REVOKE, payload, payload_bytes, NULL, 0);
+    }
+    rdti_engine_leave(ctx->engine);
+}
+
+/* ---- Deaths ------------------------------------------------------------------------------- */
+
+const struct rdti_obituary *
+rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    for (const struct rdti_list *node = ctx->obituaries.next; node != &ctx->obituaries;
+         node = node->next) {
+        const struct rdti_obituary *obituary =
+            RDTI_CONTAINER(node, const struct rdti_obituary, link);
+        if (memcmp(obituary->uuid, uuid, RDT_UUID_BYTES) == 0)
+            return obituary;
+    }
+    return NULL;
+}
+
+void
+rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
+                            const rdt_endpoint *source)
+{
+    struct rdti_death death = {.rank = news->rank, .is_left = news->is_left};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    struct rdti_obituary *obituary;
+
+    if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
+        return;
+    obituary = malloc(sizeof(*obituary));
+    if (obituary != NULL) {
+        *obituary = *news;
+        rdti_list_append(&ctx->obituaries, &obituary->link);
+    }
+    memcpy(death.uuid, news->uuid, RDT_UUID_BYTES);
+    rdti_text_copy(death.reason, sizeof(death.reason), news->reason);
+    const size_t payload_bytes = rdti_death_encode(&death, payload);
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (ep != source && rdti_endpoint_get_state(ep) == RDTI_EP_READY)
+            rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, payload_bytes, NULL, 0);
+    }
+    rdti_groups_on_death(ctx->groups, news);
+}
+
+void
+rdti_context_recount_local(rdt_context *ctx)
+{
+    uint32_t count = 1;
+
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (rdti_endpoint_get_state(ep) == RDTI_EP_READY && ep->is_local)
+            count++;
+    }
+    rdti_engine_set_local_ranks(ctx->engine,
+                                ctx->opts.local_ranks > count ? ctx->opts.local_ranks : count);
+}
+
+/* ---- Open and close ----------------------------------------------------------------------- */
+
+static rdt_status
+take_opts(rdt_context *ctx, const struct rdt_context_opts *opts, struct rdt_error *err)
+{
+    if (opts == NULL || opts->struct_size < sizeof(*opts))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "context_open: opts and its struct_size are needed");
+    if (opts->force_transport > RDT_TRANSPORT_VERBS ||
+        opts->require_transport > RDT_TRANSPORT_VERBS)
+        return rdti_error_set(err, RDT_EINVAL, 0, "context_open: transport %u or %u is unknown",
+                              opts->force_transport, opts->require_transport);
+    if (opts->port_from > 65535 || opts->port_to > 65535 || opts->port_from > opts->port_to)
+        return rdti_error_set(err, RDT_EINVAL, 0, "context_open: ports %u to %u are no range",
+                              opts->port_from, opts->port_to);
+    ctx->opts = *opts;
+    if (ctx->opts.timeout_ns == 0)
+        ctx->opts.timeout_ns = DEFAULT_TIMEOUT_NS;
+    if (ctx->opts.peer_timeout_ns == 0)
+        ctx->opts.peer_timeout_ns = DEFAULT_PEER_TIMEOUT_NS;
+    if (ctx->opts.arena_chunk_bytes == 0)
+        ctx->opts.arena_chunk_bytes = DEFAULT_CHUNK_BYTES;
+    if (opts->ifname != NULL && (ctx->ifname = strdup(opts->ifname)) == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "context_open: a copy of ifname");
+    if (opts->addr != NULL && (ctx->addr = strdup(opts->addr)) == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "context_open: a copy of addr");
+    ctx->opts.ifname = ctx->ifname;
+    ctx->opts.addr = ctx->addr;
+    return RDT_OK;
+}
+
+static void
+close_transports(rdt_context *ctx)
+{
+    for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
+        if (ctx->found[id].is_viable)
+            ctx->found[id].transport->close(ctx->found[id].state);
+        ctx->found[id].is_viable = false;
+    }
+}
+
+static rdt_status
+find_transports(rdt_context *ctx, struct rdt_error *err)
+{
+    static const struct rdti_transport *const known[] = {&rdti_transport_shm, &rdti_transport_tcp};
+
+    rdti_text_copy(ctx->found[RDT_TRANSPORT_VERBS].reason, sizeof(ctx->found[0].reason),
+                   "this build has no verbs transport");
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        struct rdti_found *found = &ctx->found[known[i]->id];
+        struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+        found->transport = known[i];
+        if (known[i]->open(&ctx->host, &found->state, &why) != RDT_OK) {
+            rdti_text_copy(found->reason, sizeof(found->reason), why.message);
+            continue;
+        }
+        found->is_viable = true;
+        const rdt_status status = rdti_engine_add_poller(ctx->engine, known[i]->poll,
+                                                         known[i]->needs_epoll, found->state, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    const uint32_t force = ctx->opts.force_transport;
+    if (force != RDT_TRANSPORT_AUTO && !ctx->found[force].is_viable)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                              "the transport that is forced cannot be used here: %s",
+                              ctx->found[force].reason);
+    return rdti_engine_add_poller(ctx->engine, rdti_endpoints_poll, rdti_endpoints_need_epoll, ctx,
+                                  err);
+}
+
+/* What needs no order of undoing: everything is NULL-safe. */
+static void
+free_context(rdt_context *ctx)
+{
+    struct rdti_list *node;
+
+    if (ctx->engine != NULL)
+        rdti_engine_stop(ctx->engine);
+    rdti_listener_close(ctx->listener);
+    close_transports(ctx);
+    if (ctx->groups != NULL)
+        (void)rdti_groups_destroy(ctx->groups, NULL);
+    rdti_transfer_pool_destroy(ctx->pool);
+    if (ctx->regions != NULL)
+        (void)rdti_regions_destroy(ctx->regions, NULL);
+    rdti_arena_destroy(ctx->arena);
+    rdti_engine_destroy(ctx->engine);
+    while ((node = rdti_list_take_first(&ctx->jobs)) != NULL) {
+        struct rdti_job *job = RDTI_CONTAINER(node, struct rdti_job, link);
+        explicit_bzero(job, sizeof(*job)); /* it holds the secret */
+        free(job);
+    }
+    while ((node = rdti_list_take_first(&ctx->obituaries)) != NULL)
+        free(RDTI_CONTAINER(node, struct rdti_obituary, link));
+    free(ctx->ifname);
+    free(ctx->addr);
+    free(ctx);
+}
+
+static rdt_status
+build_context(rdt_context *ctx, struct rdt_error *err)
+{
+    rdt_status status = rdti_random_bytes(ctx->uuid, sizeof(ctx->uuid), err);
+
+    if (status == RDT_OK)
+        status = rdti_engine_create(ctx->opts.local_ranks, &ctx->engine, err);
+    if (status == RDT_OK)
+        status = rdti_arena_create(ctx->opts.arena_chunk_bytes, ctx->opts.arena_max_bytes,
+                                   &ctx->arena, err);
+    if (status == RDT_OK)
+        status = rdti_regions_create(ctx->arena, ctx->uuid, on_revoke, ctx, &ctx->regions, err);
+    if (status == RDT_OK)
+        status = rdti_transfer_pool_create(ctx->engine, &ctx->pool, err);
+    if (status == RDT_OK)
+        status = rdti_groups_create(ctx, &ctx->groups, err);
+    if (status != RDT_OK)
+        return status;
+    fill_host(ctx);
+    status = find_transports(ctx, err);
+    if (status == RDT_OK)
+        status = rdti_listener_open(ctx, &rdti_path_handshake_events, &ctx->listener, err);
+    if (status == RDT_OK)
+        status = rdti_engine_every(ctx->engine, RDTI_TICK_NS, rdti_path_tick, ctx, err);
+    if (status == RDT_OK)
+        status = rdti_engine_start(ctx->engine, err);
+    return status;
+}
+
+rdt_status
+rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct rdt_error *err)
+{
+    rdt_context *ctx;
+    rdt_status status;
+
+    if (rdti_in_forked_child())
+        return rdti_error_set(err, RDT_EFORKED, 0,
+                              "context_open: this process was forked from one that used "
+                              "rdmatensor; spawn it instead");
+    rdti_fork_guard();
+    ctx = calloc(1, sizeof(*ctx));
+    if (ctx == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a context of %zu bytes", sizeof(*ctx));
+    rdti_list_init(&ctx->jobs);
+    rdti_list_init(&ctx->endpoints);
+    rdti_list_init(&ctx->obituaries);
+    ctx->last_tick_ns = rdti_now_ns();
+    status = take_opts(ctx, opts, err);
+    if (status == RDT_OK)
+        status = build_context(ctx, err);
+    if (status != RDT_OK) {
+        free_context(ctx);
+        return status;
+    }
+    *out = ctx;
+    return RDT_OK;
+}
+
+static bool
+has_no_endpoints(void *arg)
+{
+    rdt_context *ctx = arg;
+
+    rdti_engine_enter(ctx->engine);
+    const bool is_empty = rdti_list_is_empty(&ctx->endpoints);
+    rdti_engine_leave(ctx->engine);
+    return is_empty;
+}
+
+/* Endpoints that only peers opened, and those that still say goodbye. */
+static rdt_status
+close_endpoints(rdt_context *ctx, struct rdt_error *err)
+{
+    rdt_status status = RDT_OK;
+
+    rdti_engine_enter(ctx->engine);
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (ep->refs > 0)
+            status = rdti_error_set(
+                err, RDT_EBUSY, 0,
+                "context_close: the endpoint to rank %d, or a slot or group on it, is open",
+                (int)ep->rank);
+    }
+    for (struct rdti_list *node = ctx->endpoints.next; status == RDT_OK && node != &ctx->endpoints;
+         node = node->next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        ep->refs++; /* the last close is ours */
+        rdt_endpoint_close(ep);
+    }
+    ctx->is_closing = status == RDT_OK;
+    rdti_engine_leave(ctx->engine);
+    if (status == RDT_OK && rdti_engine_wait(ctx->engine, has_no_endpoints, ctx,
+                                             rdti_deadline_after(CLOSE_LINGER_NS)) != RDT_OK)
+        status =
+            rdti_error_set(err, RDT_EBUSY, 0, "context_close: an endpoint did not end in time");
+    return status;
+}
+
+rdt_status
+rdt_context_close(rdt_context *ctx, struct rdt_error *err)
+{
+    struct rdti_region_stats stats;
+    rdt_status status;
+
+    if (ctx == NULL)
+        return RDT_OK;
+    status = rdti_context_check(ctx, "context_close", err);
+    if (status != RDT_OK)
+        return status;
+    status = close_endpoints(ctx, err);
+    if (status != RDT_OK)
+        return status;
+    rdti_regions_get_stats(ctx->regions, &stats);
+    if (stats.live_count > 0)
+        return rdti_error_set(err, RDT_EBUSY, 0,
+                              "context_close: %llu regions (%llu bytes) are live",
+                              (unsigned long long)stats.live_count,
+                              (unsigned long long)stats.live_bytes);
+    if (rdti_transfer_pool_live(ctx->pool) > 0)
+        return rdti_error_set(err, RDT_EBUSY, 0, "context_close: %llu transfers were not freed",
+                              (unsigned long long)rdti_transfer_pool_live(ctx->pool));
+    status = rdti_groups_check_empty(ctx->groups, err);
+    if (status != RDT_OK)
+        return status;
+    free_context(ctx);
+    return RDT_OK;
+}
+
+/* ---- Small calls --------------------------------------------------------------------------- */
+
+void
+rdt_context_uuid(const rdt_context *ctx, uint8_t uuid_out[RDT_UUID_BYTES])
+{
+    memcpy(uuid_out, ctx->uuid, RDT_UUID_BYTES);
+}
+
+struct rdti_job *
+rdti_context_find_job(rdt_context *ctx, const char *job_id)
+{
+    for (struct rdti_list *node = ctx->jobs.next; node != &ctx->jobs; node = node->next) {
+        struct rdti_job *job = RDTI_CONTAINER(node, struct rdti_job, link);
+        if (strcmp(job->job_id, job_id) == 0)
+            return job;
+    }
+    return NULL;
+}
+
+rdt_status
+rdt_context_add_job(rdt_context *ctx, const char *job_id, const uint8_t *secret,
+                    uint32_t secret_bytes, uint32_t epoch, int32_t rank, struct rdt_error *err)
+{
+    rdt_status status = rdti_context_check(ctx, "add_job", err);
+
+    if (status != RDT_OK)
+        return status;
+    if (job_id == NULL || job_id[0] == '\0' ||
+        strnlen(job_id, RDTI_JOB_ID_BYTES) == RDTI_JOB_ID_BYTES ||
+        !rdti_text_is_plain(job_id, strlen(job_id)))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "add_job: job_id must be 1 to %d bytes of plain text",
+                              RDTI_JOB_ID_BYTES - 1);
+    if (secret == NULL || secret_bytes == 0 ||
+        secret_bytes > sizeof(((struct rdti_job *)0)->secret))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "add_job: the secret of job '%s' must have 1 to 64 bytes, not %u",
+                              job_id, secret_bytes);
+    rdti_engine_enter(ctx->engine);
+    struct rdti_job *job = rdti_context_find_job(ctx, job_id);
+    if (job == NULL && (job = calloc(1, sizeof(*job))) != NULL) {
+        rdti_text_copy(job->job_id, sizeof(job->job_id), job_id);
+        rdti_list_append(&ctx->jobs, &job->link);
+    }
+    if (job != NULL) {
+        memset(job->secret, 0, sizeof(job->secret));
+        memcpy(job->secret, secret, secret_bytes);
+        job->secret_bytes = secret_bytes;
+        job->epoch = epoch;
+        job->rank = rank;
+    }
+    rdti_engine_leave(ctx->engine);
+    return job != NULL ? RDT_OK
+                       : rdti_error_set(err, RDT_ENOMEM, 0, "add_job: %zu bytes", sizeof(*job));
+}
+
+rdt_status
+rdt_context_blob(rdt_context *ctx, uint8_t *buf, size_t cap, size_t *len_out, struct rdt_error *err)
+{
+    const rdt_status status = rdti_context_check(ctx, "context_blob", err);
+
+    return status == RDT_OK
+               ? rdti_blob_encode(rdti_listener_blob(ctx->listener), buf, cap, len_out, err)
+               : status;
+}
+
+rdt_status
+rdt_context_progress(rdt_context *ctx)
+{
+    const rdt_status status = rdti_context_check(ctx, "context_progress", NULL);
+
+    if (status == RDT_OK)
+        (void)rdti_engine_progress(ctx->engine);
+    return status;
+}
+
+int
+rdt_context_fd(rdt_context *ctx)
+{
+    uint32_t none = 0;
+
+    /* From now on every notification rings: somebody may be in a poll loop of their own. seq_cst as all of the doorbell. */
+    if (atomic_compare_exchange_strong_explicit(&ctx->has_fd_user, &none, 1, memory_order_seq_cst,
+                                                memory_order_seq_cst))
+        rdti_engine_async_add(ctx->engine, 1);
+    return rdti_engine_epoll_fd(ctx->engine);
+}
+
+rdt_status
+rdt_context_add_task(rdt_context *ctx, rdt_task_fn step, void *arg, struct rdt_error *err)
+{
+    rdt_status status = rdti_context_check(ctx, "add_task", err);
+
+    if (status != RDT_OK)
+        return status;
+    rdti_engine_enter(ctx->engine);
+    status = rdti_engine_add_task(ctx->engine, step, arg, err);
+    rdti_engine_leave(ctx->engine);
+    return status;
+}
+
+rdt_status
+rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes, uint32_t flags, rdt_region **out,
+                 struct rdt_error *err)
+{
+    const rdt_status status = rdti_context_check(ctx, "region_alloc", err);
+
+    return status == RDT_OK ? rdti_regions_alloc(ctx->regions, len_bytes, flags, out, err) : status;
+}
+
+rdt_status
+rdt_region_register(rdt_context *ctx, void *addr, uint64_t len_bytes, rdt_region **out,
+                    struct rdt_error *err)
+{
+    const rdt_status status = rdti_context_check(ctx, "region_register", err);
+
+    return status == RDT_OK ? rdti_regions_register(ctx->regions, addr, len_bytes, out, err)
+                            : status;
+}
+
+rdt_region *
+rdt_region_find(rdt_context *ctx, const void *addr, uint64_t len_bytes)
+{
+    return rdti_context_check(ctx, "region_find", NULL) == RDT_OK
+               ? rdti_regions_find(ctx->regions, addr, len_bytes)
+               : NULL;
+}
+
+rdt_status
+rdt_transfer_create(rdt_context *ctx, rdt_transfer **out, struct rdt_error *err)
+{
+    const rdt_status status = rdti_context_check(ctx, "transfer_create", err);
+
+    if (status != RDT_OK)
+        return status;
+    *out = rdti_transfer_new(ctx->pool);
+    return *out != NULL ? RDT_OK : rdti_error_set(err, RDT_ENOMEM, 0, "a transfer");
+}

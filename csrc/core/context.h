@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The context's shared state, visible inside core/ only. */
+#ifndef RDTI_CORE_CONTEXT_H
+#define RDTI_CORE_CONTEXT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/list.h"
+#include "core/arena.h"
+#include "core/engine.h"
+#include "core/region.h"
+#include "core/transfer.h"
+#include "rdmatensor.h"
+#include "transport/transport.h"
+#include "wire/handshake.h"
+
+/* How often deadlines of set-up are looked at, and how often a progress thread says that it lives. */
+#define RDTI_TICK_NS UINT64_C(50000000)
+#define RDTI_HEARTBEAT_NS UINT64_C(1000000000)
+
+struct rdti_listener;
+struct rdti_groups;
+
+/* Raised by the core; relaxed, read by rdt_context_counters(). The transports' own are in `moved`. */
+struct rdti_core_counters {
+    _Atomic uint64_t writes;
+    _Atomic uint64_t reads;
+    _Atomic uint64_t copied_bytes;
+    _Atomic uint64_t control_messages;
+    _Atomic uint64_t credits_alone;
+    _Atomic uint64_t mailbox_eager;
+    _Atomic uint64_t mailbox_rendezvous;
+};
+
+struct rdti_job {
+    struct rdti_list link;
+    char job_id[RDTI_JOB_ID_BYTES];
+    uint8_t secret[64];
+    uint32_t secret_bytes;
+    uint32_t epoch;
+    int32_t rank;
+};
+
+/* A transport as the context found it. */
+struct rdti_found {
+    const struct rdti_transport *transport;
+    void *state;
+    bool is_viable;
+    char reason[RDT_ERROR_MESSAGE_BYTES]; /* why not */
+};
+#define RDTI_TRANSPORT_COUNT 4 /* indexed by RDT_TRANSPORT_*; entry 0 is empty */
+
+/* A process that is known to be dead or gone, so that everybody names the one that died first. */
+struct rdti_obituary {
+    struct rdti_list link;
+    uint8_t uuid[RDT_UUID_BYTES];
+    int32_t rank;
+    bool is_left;
+    char reason[384];
+};
+
+struct rdt_context {
+    struct rdt_context_opts opts; /* with defaults filled in; strings are the copies below */
+    char *ifname;
+    char *addr;
+    uint8_t uuid[RDT_UUID_BYTES];
+    struct rdti_engine *engine;
+    struct rdti_arena *arena;
+    struct rdti_regions *regions;
+    struct rdti_transfer_pool *pool;
+    struct rdti_listener *listener;
+    struct rdti_host host; /* what transports see */
+    struct rdti_counters_ref moved;
+    struct rdti_core_counters counters;
+    struct rdti_found found[RDTI_TRANSPORT_COUNT];
+
+    /* Under the engine's lock: */
+    struct rdti_list jobs;       /* struct rdti_job */
+    struct rdti_list endpoints;  /* every endpoint that is not freed, by its link */
+    struct rdti_list obituaries; /* in the order of death */
+    struct rdti_groups *groups;
+    _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
+    bool has_core_work;           /* rdti_endpoints_poll() has something to look at */
+    uint64_t last_tick_ns;
+    uint64_t last_beat_ns;
+    bool is_closing; /* no connection is admitted any more */
+};
+
+/* RDT_EFORKED in a forked child, RDT_EINVAL for NULL; `call` is for the message. */
+rdt_status rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *err);
+
+/* [driver] The job, or NULL. */
+struct rdti_job *rdti_context_find_job(rdt_context *ctx, const char *job_id);
+
+/* [driver] Remember a death and tell every endpoint but `source` (may be NULL) and every group. First news wins. */
+void rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
+                                 const rdt_endpoint *source);
+/* [driver] The number of peers that share our cores changed: may waiters spin? */
+void rdti_context_recount_local(rdt_context *ctx);
+/* [driver] The obituary of a process, or NULL. */
+const struct rdti_obituary *rdti_context_find_obituary(const rdt_context *ctx,
+                                                       const uint8_t uuid[RDT_UUID_BYTES]);
+
+#endif

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * describe() and counters: what the context is doing, from live state, as JSON. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "core/endpoint_impl.h"
+#include "core/group.h"
+#include "core/listener.h"
+#include "core/netaddr.h"
+
+/* Text that grows past its buffer only in `used`, so that one pass tells how much is needed. */
+struct json {
+    char *buf;
+    size_t cap;
+    size_t used;
+};
+
+static void put(struct json *json, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static void
+put(struct json *json, const char *fmt, ...)
+{
+    va_list args;
+    const bool fits = json->used < json->cap;
+
+    va_start(args, fmt);
+    const int len = vsnprintf(fits ? json->buf + json->used : NULL,
+                              fits ? json->cap - json->used : 0, fmt, args);
+    va_end(args);
+    json->used += len > 0 ? (size_t)len : 0;
+}
+
+static void
+put_text(struct json *json, const char *text)
+{
+    put(json, "\"");
+    for (const char *p = text; *p != '\0'; p++) {
+        const unsigned char c = (unsigned char)*p;
+        if (c == '"' || c == '\\')
+            put(json, "\\%c", c);
+        else if (c < 0x20)
+            put(json, "\\u%04x", c);
+        else
+            put(json, "%c", c);
+    }
+    put(json, "\"");
+}
+
+static void
+put_uuid(struct json *json, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    put(json, "\"");
+    for (int i = 0; i < RDT_UUID_BYTES; i++)
+        put(json, "%02x", uuid[i]);
+    put(json, "\"");
+}
+
+static const char *
+path_name(uint32_t transport)
+{
+    static const char *const names[RDTI_TRANSPORT_COUNT] = {"none", "shm", "tcp", "verbs"};
+
+    return transport < RDTI_TRANSPORT_COUNT ? names[transport] : "?";
+}
+
+static void
+put_endpoint(struct json *json, rdt_endpoint *ep)
+{
+    static const char *const states[] = {"connecting", "ready", "closing", "left", "failed"};
+    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
+    char lane[256] = "";
+
+    if (ep->lane != NULL && state == RDTI_EP_READY)
+        ep->lane->transport->explain(ep->lane, lane, sizeof(lane));
+    put(json, "{\"rank\":%d,\"uuid\":", (int)ep->rank);
+    put_uuid(json, ep->uuid);
+    put(json, ",\"state\":\"%s\",\"path\":\"%s\",\"lane\":", states[state],
+        path_name(ep->transport_id));
+    put_text(json, lane);
+    put(json, ",\"why_not_better\":");
+    put_text(json, ep->setup != NULL ? ep->setup->reasons : ep->reason);
+    put(json, ",\"error\":");
+    put_text(json, rdti_endpoint_is_ended(ep) ? ep->error.message : "");
+    put(json, ",\"set_up_ms\":%.3f,\"pid\":%d}", (double)ep->ready_after_ns / 1e6,
+        (int)ep->peer_pid);
+}
+
+static void
+put_transports(struct json *json, const rdt_context *ctx)
+{
+    put(json, "\"transports\":{");
+    for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
+        put(json, "%s\"%s\":{\"is_viable\":%s,\"reason\":", id > 1 ? "," : "", path_name(id),
+            ctx->found[id].is_viable ? "true" : "false");
+        put_text(json, ctx->found[id].reason);
+        put(json, "}");
+    }
+    put(json, "},");
+}
+
+static void
+put_memory(struct json *json, rdt_context *ctx)
+{
+    struct rdti_arena_stats arena;
+    struct rdti_region_stats regions;
+
+    rdti_arena_get_stats(ctx->arena, &arena);
+    rdti_regions_get_stats(ctx->regions, &regions);
+    put(json,
+        "\"arena\":{\"segments\":%" PRIu64 ",\"mapped_bytes\":%" PRIu64
+        ",\"allocated_bytes\":%" PRIu64 ",\"peak_allocated_bytes\":%" PRIu64
+        ",\"populate_s\":%.6f,\"huge_bytes\":%" PRIu64 "},",
+        arena.segment_count, arena.mapped_bytes, arena.allocated_bytes, arena.peak_allocated_bytes,
+        (double)arena.populate_ns / 1e9, arena.huge_bytes);
+    put(json,
+        "\"regions\":{\"live\":%" PRIu64 ",\"live_bytes\":%" PRIu64 ",\"exported\":%" PRIu64
+        ",\"quarantine\":%" PRIu64 ",\"quarantine_bytes\":%" PRIu64 ",\"registrations\":%" PRIu64
+        "},",
+        regions.live_count, regions.live_bytes, regions.exported_count, regions.quarantine_count,
+        regions.quarantine_bytes, regions.registrations);
+}
+
+static void
+put_counters(struct json *json, rdt_context *ctx)
+{
+    struct rdt_counters c = {.struct_size = sizeof(c)};
+
+    rdt_context_counters(ctx, &c);
+    put(json,
+        "\"counters\":{\"writes\":%" PRIu64 ",\"reads\":%" PRIu64 ",\"notifications\":%" PRIu64
+        ",\"moved_bytes\":%" PRIu64 ",\"copied_bytes\":%" PRIu64 ",\"control_messages\":%" PRIu64
+        ",\"credits_alone\":%" PRIu64 ",\"registrations\":%" PRIu64 ",\"wakeups_sent\":%" PRIu64
+        ",\"wire_bytes\":%" PRIu64 ",\"mailbox_eager\":%" PRIu64 ",\"mailbox_rendezvous\":%" PRIu64
+        "}",
+        c.writes, c.reads, c.notifications, c.moved_bytes, c.copied_bytes, c.control_messages,
+        c.credits_alone, c.registrations, c.wakeups_sent, c.wire_bytes, c.mailbox_eager,
+        c.mailbox_rendezvous);
+}
+
+static void
+put_listener(struct json *json, const rdt_context *ctx)
+{
+    const struct rdti_blob *blob = rdti_listener_blob(ctx->listener);
+
+    put(json, "\"listens\":[");
+    for (uint32_t i = 0; i < blob->addr_count; i++) {
+        struct sockaddr_storage addr;
+        char text[96];
+        (void)rdti_sockaddr_from_blob(&blob->addrs[i], &addr);
+        rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
+        put(json, "%s\"%s\"", i > 0 ? "," : "", text);
+    }
+    put(json, "],");
+}
+
+rdt_status
+rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out,
+                     struct rdt_error *err)
+{
+    struct json json = {.buf = buf, .cap = cap};
+    const rdt_status status = rdti_context_check(ctx, "describe", err);
+    bool is_first = true;
+
+    if (status != RDT_OK)
+        return status;
+    rdti_engine_enter(ctx->engine);
+    put(&json, "{\"version\":\"%s\",\"uuid\":", rdt_version());
+    put_uuid(&json, ctx->uuid);
+    put(&json,
+        ",\"forced_path\":\"%s\",\"required_path\":\"%s\",\"timeout_s\":%.3f,\"peer_timeout_s\":%."
+        "3f,\"usable_cpus\":%u,",
+        path_name(ctx->opts.force_transport), path_name(ctx->opts.require_transport),
+        (double)ctx->opts.timeout_ns / 1e9, (double)ctx->opts.peer_timeout_ns / 1e9,
+        rdti_cpu_usable());
+    put_transports(&json, ctx);
+    put_listener(&json, ctx);
+    put_memory(&json, ctx);
+    put(&json, "\"endpoints\":[");
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        put(&json, "%s", is_first ? "" : ",");
+        put_endpoint(&json, RDTI_CONTAINER(node, rdt_endpoint, link));
+        is_first = false;
+    }
+    put(&json, "],\"groups\":");
+    const bool fits = json.used < json.cap;
+    json.used += rdti_groups_describe(ctx->groups, fits ? json.buf + json.used : NULL,
+                                      fits ? json.cap - json.used : 0);
+    put(&json, ",");
+    put_counters(&json, ctx);
+    put(&json, "}");
+    rdti_engine_leave(ctx->engine);
+    if (needed_out != NULL)
+        *needed_out = json.used;
+    if (json.used >= cap)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "describe: %zu bytes are needed, the buffer has %zu", json.used + 1,
+                              cap);
+    return RDT_OK;
+}
+
+static uint64_t
+load(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed); /* a statistic */
+}
+
+void
+rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
+{
+    struct rdti_region_stats regions = {0};
+    const uint32_t struct_size = out->struct_size;
+    const struct rdti_core_counters *core = &ctx->counters;
+
+    rdti_regions_get_stats(ctx->regions, &regions);
+    const struct rdt_counters all = {
+        .struct_size = struct_size,
+        .writes = load(&core->writes),
+        .reads = load(&core->reads),
+        .notifications = load(&ctx->moved.notifications),
+        .moved_bytes = load(&ctx->moved.moved_bytes),
+        .copied_bytes = load(&ctx->moved.copied_bytes) + load(&core->copied_bytes),
+        .control_messages = load(&core->control_messages),
+        .credits_alone = load(&core->credits_alone),
+        .registrations = regions.registrations,
+        .wakeups_sent = load(&ctx->moved.wakeups_sent),
+        .wire_bytes = load(&ctx->moved.wire_bytes),
+        .mailbox_eager = load(&core->mailbox_eager),
+        .mailbox_rendezvous = load(&core->mailbox_rendezvous),
+    };
+    /* An older caller's struct is shorter: fields are only ever added at the end. */
+    memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));
+}

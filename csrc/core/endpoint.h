@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Endpoints: the connection to one peer.
+ *
+ *   state       ops are        may bytes of accepted ops still move?   leaves by
+ *   CONNECTING  queued         no                                      both probes proved -> READY; error, deadline -> FAILED
+ *   READY       given to lane  yes                                     peer dies, lane breaks -> FAILED; goodbye -> LEFT;
+ *                                                                      last close -> CLOSING
+ *   CLOSING     refused        yes, until flushed                      idle or 2 s -> goodbye, FREED
+ *   LEFT        refused        no                                      last close -> FREED
+ *   FAILED      refused        no (the lane is closed first)           last close -> FREED
+ *
+ * FAILED keeps the first error for ever: every later call returns it. All state is under the engine's lock, but for
+ * the path of a write in READY, which takes a reference on the lane (lane_users) and no lock of ours.
+ */
+#ifndef RDTI_CORE_ENDPOINT_H
+#define RDTI_CORE_ENDPOINT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/context.h"
+#include "core/transfer.h"
+#include "rdmatensor.h"
+#include "wire/frame.h"
+
+struct rdti_mailbox;
+struct rdti_slots;
+
+enum rdti_endpoint_state {
+    RDTI_EP_CONNECTING,
+    RDTI_EP_READY,
+    RDTI_EP_CLOSING,
+    RDTI_EP_LEFT,
+    RDTI_EP_FAILED
+};
+
+enum rdti_endpoint_state rdti_endpoint_get_state(const rdt_endpoint *ep); /* any thread */
+rdt_context *rdti_endpoint_context(const rdt_endpoint *ep);
+const uint8_t *rdti_endpoint_uuid(const rdt_endpoint *ep);
+/* Global rank for messages, or RDT_RANK_UNKNOWN. */
+int32_t rdti_endpoint_rank(const rdt_endpoint *ep);
+struct rdti_mailbox *rdti_endpoint_mailbox(rdt_endpoint *ep);
+struct rdti_slots *rdti_endpoint_slots(rdt_endpoint *ep);
+/* Of the path in use; caps of an endpoint that has none yet are all false. */
+struct rdti_transport_caps rdti_endpoint_caps(const rdt_endpoint *ep);
+/* The error that ended it, with its status, or RDT_OK. [driver] */
+rdt_status rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
+
+/*
+ * Give an op (op.kind, notify, remote, blocks, len_bytes, is_urgent filled in) to the lane, or queue it while CONNECTING. Any thread.
+ * On RDT_OK the transfer belongs to the lane until op.complete; on an error nothing happened.
+ * Counts writes and reads.
+ */
+rdt_status rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err);
+/* A write without a handle: `blocks` (at most 2) are copied into the op; the sources must stay until `on_release` of the transfer,
+ * which gets `owner`, unless the lane took them at once (shm). */
+rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *blocks,
+                                    uint32_t count, const struct rdt_remote_region *dst,
+                                    uint32_t notify, bool is_urgent,
+                                    void (*on_release)(struct rdt_transfer *t), void *owner,
+                                    struct rdt_error *err);
+/* A bare notification (a write of no bytes into the peer's mailbox ring region). */
+rdt_status rdti_endpoint_post_notify(rdt_endpoint *ep, uint32_t notify, bool is_urgent,
+                                     struct rdt_error *err);
+
+/* A frame on the side channel; dropped silently once the endpoint has ended. Any thread. */
+void rdti_endpoint_send_frame(rdt_endpoint *ep, enum rdti_frame_type type, const uint8_t *payload,
+                              size_t len_bytes);
+
+/* The region of the peer's inbound mailbox ring as it told us at set-up, and ours. [driver], READY */
+const struct rdt_remote_region *rdti_endpoint_peer_ring(const rdt_endpoint *ep);
+rdt_region *rdti_endpoint_own_ring(rdt_endpoint *ep);
+
+/* [driver] Find by uuid among those that are not LEFT or FAILED; NULL if none. */
+rdt_endpoint *rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]);
+
+/* [driver] One more count; dropped by rdt_endpoint_close(). */
+void rdti_endpoint_ref(rdt_endpoint *ep);
+
+/* A mapped buffer of the peer's is in the user's hands: revocations wait for the unpin. */
+void rdti_endpoint_pin_mapping(rdt_endpoint *ep);
+void rdti_endpoint_unpin_mapping(rdt_endpoint *ep);
+
+/* [driver] End it: closes the lane (completing its ops), fails mailbox and slots, tells everybody if `is_death`. */
+void rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death);
+
+#endif

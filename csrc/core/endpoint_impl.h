@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The endpoint's body, shared by endpoint.c (in use) and path.c (set-up) only. */
+#ifndef RDTI_CORE_ENDPOINT_IMPL_H
+#define RDTI_CORE_ENDPOINT_IMPL_H
+
+#include "core/channel.h"
+#include "core/endpoint.h"
+#include "core/handshake.h"
+#include "wire/blob.h"
+#include "wire/frame.h"
+
+#define RDTI_PLACES_MAX (1 + RDTI_BLOB_ADDRS_MAX)
+
+/* What an endpoint needs only until it is READY. */
+struct rdti_setup {
+    struct rdti_place places[RDTI_PLACES_MAX];
+    uint32_t place_count;
+    uint32_t next_place;
+    struct rdti_handshake *handshake; /* ours, under way; NULL while none or once authenticated */
+    uint64_t begun_ns;
+    uint64_t deadline_ns;
+    uint64_t retry_ns;               /* try all places again at this time; 0: no */
+    struct rdti_hello hello;         /* ours, as connector */
+    char reasons[RDTI_REASON_BYTES]; /* why better paths failed, for describe() */
+    struct rdt_error last_error;
+    struct rdti_authenticated authenticated; /* fd is the channel's */
+    struct rdti_path own_path;
+    struct rdti_path peer_path;
+    bool is_passive; /* the peer connects to us: crossing connections, or nobody here asked */
+    bool has_path_in;
+    bool is_lane_ready;
+    bool said_ready;
+    bool heard_ready;
+};
+
+struct rdt_endpoint {
+    struct rdti_list link; /* ctx->endpoints */
+    rdt_context *ctx;
+    uint8_t uuid[RDT_UUID_BYTES];
+    int32_t rank;
+    char job_id[RDTI_JOB_ID_BYTES];
+    uint32_t refs; /* handles, groups and slots; 0 for one that only the peer opened */
+    _Atomic uint32_t state;
+    _Atomic uint32_t lane_users; /* threads inside the lane's write() or read() */
+    _Atomic uint32_t
+        map_pins; /* mapped buffers of the peer's in users' hands; the lane keeps its mappings until it is closed */
+    struct rdti_lane *lane;
+    struct rdti_channel *channel;
+    struct rdti_watch *pidfd_watch;
+    int pidfd;
+    int32_t peer_pid;
+    uint32_t transport_id;
+    char reason[RDTI_REASON_BYTES]; /* why this path and not a better one */
+    uint8_t session_id[16];
+    uint8_t session_key[RDTI_SHA256_BYTES];
+    struct rdti_list pending; /* ops posted while CONNECTING */
+    struct rdt_error error;   /* LEFT, FAILED */
+    struct rdt_error lane_error;
+    uint64_t lane_broken_ns;
+    uint64_t linger_until_ns;
+    uint64_t ready_after_ns; /* how long set-up took, for describe() */
+    bool is_local;           /* shares our cores: shm, or loopback */
+    bool is_death;
+    bool is_buried;
+    bool said_goodbye;
+    rdt_region *ring;
+    struct rdt_remote_region peer_ring;
+    struct rdti_setup *setup;
+    struct rdti_mailbox *mailbox;
+    struct rdti_slots *slots;
+    uint32_t *inbox; /* circular: user notifications */
+    uint32_t inbox_cap;
+    uint32_t inbox_head;
+    uint32_t inbox_count;
+    _Atomic uint32_t inbox_ready; /* inbox_count for waiters */
+    struct rdti_revoke *revokes;  /* sent to this peer and not acknowledged */
+    uint32_t revoke_count;
+    uint32_t revoke_cap;
+    struct rdti_revoke
+        *answers; /* of this peer, to acknowledge once no writer is inside the lane */
+    uint32_t answer_count;
+    uint32_t answer_cap;
+};
+
+/* endpoint.c */
+void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);
+bool rdti_endpoint_is_ended(const rdt_endpoint *ep);
+void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
+void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
+/* The peer said goodbye. */
+void rdti_endpoint_leave(rdt_endpoint *ep);
+/* Closes lane and channel, completing the lane's ops with err. */
+void rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err);
+/* The engine's poller of the core: ends, goodbyes, acknowledgements. state is the context. */
+uint32_t rdti_endpoints_poll(void *state);
+bool rdti_endpoints_need_epoll(void *state);
+
+/* path.c */
+extern const struct rdti_handshake_events rdti_path_handshake_events;
+rdt_status rdti_path_on_probe(rdt_endpoint *ep, struct rdt_error *err);
+void rdti_path_on_lane_ready(rdt_endpoint *ep);
+void rdti_path_end_setup(rdt_endpoint *ep);
+void rdti_path_drop_pidfd(rdt_endpoint *ep);
+/* Deadlines, retries, heartbeats: the engine's tick; arg is the context. */
+void rdti_path_tick(void *arg);
+
+/* frames.c: the side channel's frames once it is authenticated. */
+extern const struct rdti_channel_events rdti_endpoint_channel_events;
+/* path.c: the frames of set-up. */
+rdt_status rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                             struct rdt_error *err);
+rdt_status rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload,
+                                    uint32_t payload_bytes, struct rdt_error *err);
+rdt_status rdti_path_on_ready_frame(rdt_endpoint *ep, struct rdt_error *err);
+/* path.c: the channel ended while CONNECTING: try the next place. */
+void rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err);
+/* frames.c: append to a list of revocations that grows within bounds. */
+rdt_status rdti_endpoint_push_revoke(struct rdti_revoke **list, uint32_t *count, uint32_t *cap,
+                                     const struct rdti_revoke *revoke);
+
+#endif

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What an endpoint does with the frames of its side channel. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "core/endpoint_impl.h"
+#include "core/group.h"
+#include "core/slot.h"
+
+/* A peer may have this many revocations of ours, or we of it, open at once before one side is taken for broken. */
+#define REVOKES_MAX 65536
+
+static rdt_status
+on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+{
+    struct rdti_death death;
+    struct rdti_obituary news = {0};
+    const rdt_status status = rdti_death_decode(payload, payload_bytes, &death, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (memcmp(death.uuid, ep->ctx->uuid, RDT_UUID_BYTES) == 0)
+        return RDT_OK; /* somebody takes us for dead; we know better, and they will refuse us by name */
+    memcpy(news.uuid, death.uuid, RDT_UUID_BYTES);
+    news.rank = death.rank;
+    news.is_left = death.is_left != 0;
+    rdti_text_copy(news.reason, sizeof(news.reason), death.reason);
+    rdti_context_announce_death(ep->ctx, &news, ep);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_endpoint_push_revoke(struct rdti_revoke **list, uint32_t *count, uint32_t *cap,
+                          const struct rdti_revoke *revoke)
+{
+    if (*count == *cap) {
+        const uint32_t grown = *cap == 0 ? 16 : *cap * 2;
+        struct rdti_revoke *bigger =
+            grown > REVOKES_MAX ? NULL : realloc(*list, sizeof(*bigger) * grown);
+        if (bigger == NULL)
+            return RDT_ENOMEM;
+        *list = bigger;
+        *cap = grown;
+    }
+    (*list)[(*count)++] = *revoke;
+    return RDT_OK;
+}
+
+static rdt_status
+on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+{
+    struct rdti_revoke revoke;
+    const rdt_status status = rdti_revoke_decode(payload, payload_bytes, &revoke, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (rdti_endpoint_push_revoke(&ep->answers, &ep->answer_count, &ep->answer_cap, &revoke) !=
+        RDT_OK)
+        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                                   "rank %d freed more than %d regions at once", (int)ep->rank,
+                                   REVOKES_MAX);
+    ep->ctx->has_core_work = true; /* answered once no writer of ours is inside the lane */
+    return RDT_OK;
+}
+
+static rdt_status
+on_revoked(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+{
+    struct rdti_revoke revoke;
+    const rdt_status status = rdti_revoke_decode(payload, payload_bytes, &revoke, err);
+
+    if (status != RDT_OK)
+        return status;
+    for (uint32_t i = 0; i < ep->revoke_count; i++) {
+        if (ep->revokes[i].index != revoke.index || ep->revokes[i].generation != revoke.generation)
+            continue;
+        ep->revokes[i] = ep->revokes[--ep->revoke_count];
+        (void)rdti_regions_acknowledge(ep->ctx->regions, revoke.index, revoke.generation);
+        return RDT_OK;
+    }
+    return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                               "rank %d acknowledged a revocation that was not sent",
+                               (int)ep->rank);
+}
+
+static rdt_status
+on_segment_get(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+               struct rdt_error *err)
+{
+    struct rdti_segment segment;
+    uint8_t out[RDTI_FRAME_PAYLOAD_MAX];
+    int fd;
+    rdt_status status = rdti_segment_decode(payload, payload_bytes, &segment, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (ep->transport_id != RDT_TRANSPORT_SHM)
+        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                                   "rank %d asks for memory over a path that shares none",
+                                   (int)ep->rank);
+    if (rdti_arena_segment(ep->ctx->arena, segment.segment, &fd, &segment.len_bytes) != RDT_OK)
+        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                                   "rank %d asks for piece %u of the arena, which is none",
+                                   (int)ep->rank, segment.segment);
+    rdti_count(&ep->ctx->counters.control_messages, 1);
+    rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT, out, rdti_segment_encode(&segment, out), &fd,
+                      1);
+    return RDT_OK;
+}
+
+static rdt_status
+on_segment(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+{
+    struct rdti_segment segment;
+    int fd;
+    rdt_status status = rdti_segment_decode(payload, payload_bytes, &segment, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (ep->lane == NULL || ep->lane->transport->segment_arrived == NULL)
+        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                                   "rank %d sent a piece of memory that nobody asked for",
+                                   (int)ep->rank);
+    if (rdti_channel_take_fds(ep->channel, &fd, 1) != 1)
+        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                                   "rank %d sent a piece of memory without its descriptor",
+                                   (int)ep->rank);
+    ep->lane->transport->segment_arrived(ep->lane, segment.segment, fd, segment.len_bytes);
+    rdti_engine_wake(ep->ctx->engine);
+    return RDT_OK;
+}
+
+static rdt_status
+on_slot_frame(rdt_endpoint *ep, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
+              struct rdt_error *err)
+{
+    struct rdti_slot_announce announce;
+    struct rdti_slot_gone gone;
+    rdt_status status;
+
+    if (type == RDTI_FRAME_SLOT) {
+        status = rdti_slot_announce_decode(payload, payload_bytes, &announce, err);
+        return status == RDT_OK ? rdti_slots_on_announce(ep->slots, &announce, err) : status;
+    }
+    status = rdti_slot_gone_decode(payload, payload_bytes, &gone, err);
+    if (status != RDT_OK)
+        return status;
+    if (type == RDTI_FRAME_SLOT_GONE)
+        rdti_slots_on_gone(ep->slots, &gone);
+    else
+        rdti_slots_on_refused(ep->slots, &gone);
+    return RDT_OK;
+}
+
+static rdt_status
+on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
+{
+    struct rdti_abort abort;
+    const rdt_status status = rdti_abort_decode(payload, payload_bytes, &abort, err);
+
+    if (status == RDT_OK)
+        rdti_groups_on_abort(ep->ctx->groups, &abort, ep);
+    return status;
+}
+
+static rdt_status
+on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
+         struct rdt_error *err)
+{
+    rdt_endpoint *ep = arg;
+
+    if (rdti_endpoint_is_ended(ep))
+        return RDT_OK;
+    switch ((enum rdti_frame_type)type) {
+    case RDTI_FRAME_PATH:
+        return rdti_path_on_path(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_PATH_FAILED:
+        return rdti_path_on_path_failed(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_READY:
+        return rdti_path_on_ready_frame(ep, err);
+    case RDTI_FRAME_HEARTBEAT:
+        return RDT_OK; /* the channel has noted the time */
+    case RDTI_FRAME_DEATH:
+        return on_death(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_GOODBYE:
+        rdti_endpoint_leave(ep);
+        return RDT_OK;
+    case RDTI_FRAME_REVOKE:
+        return on_revoke(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_REVOKED:
+        return on_revoked(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_SEGMENT_GET:
+        return on_segment_get(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_SEGMENT:
+        return on_segment(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_SLOT:
+    case RDTI_FRAME_SLOT_GONE:
+    case RDTI_FRAME_SLOT_REFUSED:
+        return on_slot_frame(ep, type, payload, payload_bytes, err);
+    case RDTI_FRAME_ABORT:
+        return on_abort(ep, payload, payload_bytes, err);
+    }
+    return rdti_error_set_rank(err, RDT_EPROTO, ep->rank, "rank %d sent a frame of unknown type %u",
+                               (int)ep->rank, (unsigned)type);
+}
+
+static void
+on_end(void *arg, const struct rdt_error *why)
+{
+    rdt_endpoint *ep = arg;
+    struct rdt_error err = {.peer_rank = ep->rank};
+
+    if (rdti_endpoint_is_ended(ep))
+        return;
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
+        (void)rdti_error_set_rank(&err, (rdt_status)why->status, ep->rank,
+                                  "rank %d: %s during set-up", (int)ep->rank, why->message);
+        rdti_path_channel_lost(ep, &err);
+        return;
+    }
+    (void)rdti_error_set_rank(&err, (rdt_status)why->status, ep->rank, "rank %d died: %s",
+                              (int)ep->rank, why->message);
+    rdti_endpoint_fail(ep, &err, true);
+}
+
+const struct rdti_channel_events rdti_endpoint_channel_events = {.on_frame = on_frame,
+                                                                 .on_end = on_end};

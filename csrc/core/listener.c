@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Listening sockets. */
+#include "core/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/crypto.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "core/netaddr.h"
+
+#define SOCKETS_MAX (1 + RDTI_BLOB_ADDRS_MAX)
+/* Peers of a large job may all arrive in the same moment. */
+#define BACKLOG 512
+#define EXPIRE_PERIOD_NS UINT64_C(100000000)
+
+struct listening {
+    struct rdti_listener *listener;
+    struct rdti_watch *watch;
+    int fd;
+    bool is_unix;
+};
+
+struct rdti_listener {
+    rdt_context *ctx;
+    const struct rdti_handshake_events *events;
+    struct rdti_list handshakes;
+    struct listening sockets[SOCKETS_MAX];
+    uint32_t socket_count;
+    struct rdti_blob blob;
+};
+
+static uint32_t
+count_handshakes(const struct rdti_listener *listener)
+{
+    uint32_t count = 0;
+
+    for (const struct rdti_list *node = listener->handshakes.next; node != &listener->handshakes;
+         node = node->next)
+        count++;
+    return count;
+}
+
+static bool
+is_same_user(int fd)
+{
+    struct ucred cred;
+    socklen_t len = sizeof(cred);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0)
+        return false;
+    if (cred.uid == geteuid())
+        return true;
+    rdti_log(RDT_LOG_WARN,
+             "refused process %d of user %u at the Unix socket: this process belongs to user %u",
+             (int)cred.pid, (unsigned)cred.uid, (unsigned)geteuid());
+    return false;
+}
+
+static void
+on_accept(void *arg, uint32_t epoll_events)
+{
+    struct listening *socket = arg;
+    struct rdti_listener *listener = socket->listener;
+
+    (void)epoll_events;
+    for (int i = 0; i < 64; i++) { /* the rest of a storm waits for the next pass */
+        const int fd = accept4(socket->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) {
+            if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED)
+                rdti_log(RDT_LOG_WARN, "accept: %s", strerror(errno));
+            return;
+        }
+        if ((socket->is_unix && !is_same_user(fd)) ||
+            count_handshakes(listener) >= RDTI_HANDSHAKES_MAX) {
+            (void)close(fd);
+            continue;
+        }
+        rdti_handshake_accept(listener->ctx, fd, socket->is_unix, listener->events,
+                              &listener->handshakes);
+    }
+}
+
+static rdt_status
+add_socket(struct rdti_listener *listener, int fd, bool is_unix, struct rdt_error *err)
+{
+    struct listening *socket = &listener->sockets[listener->socket_count];
+
+    *socket = (struct listening){.listener = listener, .fd = fd, .is_unix = is_unix};
+    const rdt_status status = rdti_engine_watch(listener->ctx->engine, fd, EPOLLIN, on_accept,
+                                                socket, &socket->watch, err);
+    if (status != RDT_OK)
+        return status;
+    (void)rdti_fork_close_add(fd);
+    listener->socket_count++;
+    return RDT_OK;
+}
+
+static rdt_status
+listen_unix(struct rdti_listener *listener, struct rdt_error *err)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    const uint8_t *u = listener->ctx->uuid;
+
+    (void)snprintf(listener->blob.unix_name, sizeof(listener->blob.unix_name),
+                   "rdmatensor-%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x%02x",
+                   u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12],
+                   u[13], u[14], u[15]);
+    const size_t name_bytes = strlen(listener->blob.unix_name);
+    memcpy(addr.sun_path + 1, listener->blob.unix_name, name_bytes);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return rdti_error_set(err, RDT_EDEVICE, errno, "socket(AF_UNIX): %s", strerror(errno));
+    if (bind(fd, (const struct sockaddr *)&addr,
+             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes)) != 0 ||
+        listen(fd, BACKLOG) != 0) {
+        const int sys_errno = errno;
+        (void)close(fd);
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "listening on the Unix socket @%s: %s",
+                              listener->blob.unix_name, strerror(sys_errno));
+    }
+    const rdt_status status = add_socket(listener, fd, true, err);
+    if (status != RDT_OK)
+        (void)close(fd);
+    return status;
+}
+
+/* Binds to the first free port of the range; 0 to 0 means any. */
+static int
+bind_in_range(int fd, struct sockaddr_storage *addr, socklen_t addr_bytes, uint32_t from,
+              uint32_t to)
+{
+    in_port_t *port = addr->ss_family == AF_INET
+                          ? &((struct sockaddr_in *)(void *)addr)->sin_port
+                          : &((struct sockaddr_in6 *)(void *)addr)->sin6_port;
+
+    for (uint32_t candidate = from;; candidate++) {
+        *port = htons((uint16_t)candidate);
+        if (bind(fd, (const struct sockaddr *)addr, addr_bytes) == 0)
+            return 0;
+        if (errno != EADDRINUSE || candidate >= to)
+            return -1;
+    }
+}
+
+static rdt_status
+listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, struct rdt_error *err)
+{
+    const struct rdt_context_opts *opts = &listener->ctx->opts;
+    const int one = 1;
+    struct sockaddr_storage addr;
+    socklen_t addr_bytes = rdti_sockaddr_from_blob(blob_addr, &addr);
+    char text[96];
+
+    rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
+    const int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return rdti_error_set(err, RDT_EDEVICE, errno, "%s: socket: %s", text, strerror(errno));
+    if (addr.ss_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
+    if (bind_in_range(fd, &addr, addr_bytes, opts->port_from, opts->port_to) != 0 ||
+        listen(fd, BACKLOG) != 0 || getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) != 0) {
+        const int sys_errno = errno;
+        (void)close(fd);
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "listening on %s, ports %u to %u: %s",
+                              text, opts->port_from, opts->port_to, strerror(sys_errno));
+    }
+    blob_addr->port =
+        ntohs(addr.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&addr)->sin_port
+                                        : ((struct sockaddr_in6 *)(void *)&addr)->sin6_port);
+    const rdt_status status = add_socket(listener, fd, false, err);
+    if (status != RDT_OK)
+        (void)close(fd);
+    return status;
+}
+
+/* One socket per address: what is published is what is bound, and nothing else of the host is open. */
+static rdt_status
+listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
+{
+    const struct rdt_context_opts *opts = &listener->ctx->opts;
+    struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
+    struct rdt_error last = {.peer_rank = RDT_RANK_UNKNOWN};
+    uint32_t count = 0;
+    rdt_status status =
+        rdti_local_addrs(listener->ctx->ifname, listener->ctx->addr, opts->loopback_only != 0,
+                         addrs, RDTI_BLOB_ADDRS_MAX, &count, err);
+
+    if (status != RDT_OK)
+        return status;
+    for (uint32_t i = 0; i < count; i++) {
+        status = listen_tcp(listener, &addrs[i], &last);
+        if (status == RDT_OK)
+            listener->blob.addrs[listener->blob.addr_count++] = addrs[i];
+    }
+    if (listener->blob.addr_count == 0)
+        return rdti_error_copy(err, &last);
+    return RDT_OK;
+}
+
+/* Equal on two processes: maybe the same host. A container may show the host's boot id from another namespace, so it proves nothing. */
+static void
+read_host_hint(uint8_t out[16])
+{
+    char boot_id[64] = {0};
+    uint8_t digest[RDTI_SHA256_BYTES];
+    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        (void)!read(fd, boot_id,
+                    sizeof(boot_id) -
+                        1); /* without it the hint is that of "unknown", which is only a hint */
+        (void)close(fd);
+    }
+    rdti_sha256(boot_id, sizeof(boot_id), digest);
+    memcpy(out, digest, 16);
+}
+
+static void
+expire(void *arg)
+{
+    struct rdti_listener *listener = arg;
+
+    rdti_handshakes_expire(&listener->handshakes, rdti_now_ns());
+}
+
+rdt_status
+rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_events *events,
+                   struct rdti_listener **out, struct rdt_error *err)
+{
+    struct rdti_listener *listener = calloc(1, sizeof(*listener));
+
+    if (listener == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a listener of %zu bytes", sizeof(*listener));
+    listener->ctx = ctx;
+    listener->events = events;
+    rdti_list_init(&listener->handshakes);
+    rdti_text_copy(listener->blob.library_version, sizeof(listener->blob.library_version),
+                   rdt_version());
+    memcpy(listener->blob.uuid, ctx->uuid, RDT_UUID_BYTES);
+    listener->blob.pid_hint = (uint32_t)getpid();
+    read_host_hint(listener->blob.host_hint);
+    rdt_status status = RDT_OK;
+    if (ctx->found[RDT_TRANSPORT_SHM].is_viable)
+        status = listen_unix(listener, err);
+    if (status == RDT_OK)
+        status = listen_all_tcp(listener, err);
+    if (status == RDT_OK)
+        status = rdti_engine_every(ctx->engine, EXPIRE_PERIOD_NS, expire, listener, err);
+    if (status != RDT_OK) {
+        rdti_listener_close(listener);
+        return status;
+    }
+    *out = listener;
+    return RDT_OK;
+}
+
+void
+rdti_listener_close(struct rdti_listener *listener)
+{
+    if (listener == NULL)
+        return;
+    rdti_handshakes_cancel_all(&listener->handshakes);
+    for (uint32_t i = 0; i < listener->socket_count; i++) {
+        rdti_engine_unwatch(listener->ctx->engine, listener->sockets[i].watch);
+        rdti_fork_close_remove(listener->sockets[i].fd);
+        (void)close(listener->sockets[i].fd);
+    }
+    free(listener);
+}
+
+struct rdti_list *
+rdti_listener_handshakes(struct rdti_listener *listener)
+{
+    return &listener->handshakes;
+}
+
+const struct rdti_blob *
+rdti_listener_blob(const struct rdti_listener *listener)
+{
+    return &listener->blob;
+}

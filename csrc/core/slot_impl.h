@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The bodies of both halves of a slot, shared by slot.c (receiver, table) and slot_tx.c (sender) only. */
+#ifndef RDTI_CORE_SLOT_IMPL_H
+#define RDTI_CORE_SLOT_IMPL_H
+
+#include "core/slot.h"
+#include "core/transfer.h"
+#include "wire/slot_header.h"
+
+struct rdt_slot {
+    rdt_endpoint *ep; /* counted */
+    uint32_t id;
+    char name[RDT_SLOT_NAME_BYTES];
+    struct rdt_tensor_desc desc;
+    uint64_t payload_bytes; /* of one buffer; 0 for dynamic */
+    uint64_t header_off;    /* of the header in a buffer */
+    uint64_t stride_bytes;
+    rdt_region *region;
+    struct rdt_remote_region remote;
+    rdt_region *pulled[RDTI_SLOT_BUFFERS]; /* dynamic: the payload that was read, while held */
+    bool is_announced;
+    uint32_t got;              /* of the thread that uses the slot */
+    _Atomic uint32_t arrived;  /* stored by drivers */
+    _Atomic uint32_t released; /* stored by the thread that uses the slot */
+    _Atomic uint32_t is_ended;
+    struct rdt_error error;
+};
+
+/* A slot of the peer's, as it told us. */
+struct rdti_announced {
+    struct rdti_list link;
+    struct rdti_slot_announce info;
+    rdt_slot_tx *tx; /* our half, if opened */
+};
+
+/* A dynamic tensor on its way: the receiver reads it; its credit says that it has. */
+struct rdti_dynamic {
+    struct rdt_transfer *transfer;
+    rdt_region *registered; /* made for this one send, or NULL */
+};
+
+struct rdt_slot_tx {
+    rdt_endpoint *ep;                 /* counted */
+    struct rdti_announced *announced; /* NULL once the peer's half is gone */
+    struct rdti_slot_announce info;
+    uint64_t payload_bytes;
+    uint64_t header_off;
+    uint8_t headers[RDTI_SLOT_BUFFERS]
+                   [RDTI_SLOT_HEADER_BYTES]; /* one is free again when its credit is back */
+    struct rdti_dynamic dynamic[RDTI_SLOT_BUFFERS];
+    rdt_region
+        *staging;    /* where tensors are born when the path shares no memory; made at first use */
+    bool is_filling; /* between buffer() and post() */
+    bool is_mapped;  /* the buffer in the user's hands is the receiver's own */
+    _Atomic uint32_t sent;
+    _Atomic uint32_t returned;
+    _Atomic uint32_t is_ended;
+    struct rdt_error error;
+};
+
+struct rdti_slots {
+    rdt_endpoint *ep;
+    rdt_slot **table; /* by id */
+    uint32_t table_cap;
+    uint32_t next_id;
+    struct rdti_list announced;
+    _Atomic uint32_t announce_count; /* only grows: a waiter sees that there is something new */
+};
+
+static inline uint64_t
+rdti_slot_header_off(uint64_t payload_bytes)
+{
+    return (payload_bytes + 63) / 64 * 64;
+}
+
+rdt_status rdti_slot_check_desc(const char *call, const char *name,
+                                const struct rdt_tensor_desc *desc, uint64_t *payload_bytes_out,
+                                struct rdt_error *err);
+struct rdti_announced *rdti_slots_find_announced(struct rdti_slots *slots, const char *name);
+/* [driver] Every later call returns err. */
+void rdti_slot_end(rdt_slot *slot, const struct rdt_error *err);
+void rdti_slot_tx_end(rdt_slot_tx *tx, const struct rdt_error *err);
+/* [driver] The dynamic tensor of this epoch is over. */
+void rdti_slot_tx_end_dynamic(rdt_slot_tx *tx, uint32_t epoch, rdt_status status,
+                              const struct rdt_error *err);
+
+#endif
