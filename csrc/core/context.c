@@ -491,7 +491,7 @@ rdt_context_add_job(rdt_context *ctx, const char *job_id, const uint8_t *secret,
         return status;
     if (job_id == NULL || job_id[0] == '\0' ||
         strnlen(job_id, RDTI_JOB_ID_BYTES) == RDTI_JOB_ID_BYTES ||
-        !rdti_text_is_plain(job_id, strlen(job_id)))
+        !rdti_text_is_plain(job_id, RDTI_JOB_ID_BYTES))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "add_job: job_id must be 1 to %d bytes of plain text",
                               RDTI_JOB_ID_BYTES - 1);

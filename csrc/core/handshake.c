@@ -68,8 +68,12 @@ fail(struct rdti_handshake *hs, const struct rdt_error *err)
     const struct rdti_handshake_events *events = hs->events;
     const bool is_connector = hs->result.is_connector;
 
+    /* Crossing connections and peers that give up are the ordinary course of set-up. */
+    const bool is_notable = err->status == RDT_EAUTH || err->status == RDT_EPROTO ||
+                            err->status == RDT_EVERSION || err->status == RDT_EMISMATCH;
     if (!is_connector)
-        rdti_log(RDT_LOG_WARN, "refused a connection: %s", err->message);
+        rdti_log(is_notable ? RDT_LOG_WARN : RDT_LOG_DEBUG, "refused a connection: %s",
+                 err->message);
     dispose(hs);
     if (is_connector)
         events->failed(ctx, arg, err);

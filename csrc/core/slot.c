@@ -10,6 +10,7 @@
 #include "base/fork.h"
 #include "base/text.h"
 #include "core/slot_impl.h"
+#include "wire/fields.h"
 #include "wire/notify.h"
 
 /* ---- The table of an endpoint ------------------------------------------------------------ */
@@ -258,10 +259,9 @@ rdt_status
 rdti_slot_check_desc(const char *call, const char *name, const struct rdt_tensor_desc *desc,
                      uint64_t *payload_bytes_out, struct rdt_error *err)
 {
-    if (name == NULL || name[0] == '\0' ||
-        strnlen(name, RDT_SLOT_NAME_BYTES) == RDT_SLOT_NAME_BYTES)
-        return rdti_error_set(err, RDT_EINVAL, 0, "%s: a name of 1 to %d bytes is needed", call,
-                              RDT_SLOT_NAME_BYTES - 1);
+    if (name == NULL || name[0] == '\0' || !rdti_text_is_plain(name, RDT_SLOT_NAME_BYTES))
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s: a name of 1 to %d bytes of text is needed",
+                              call, RDT_SLOT_NAME_BYTES - 1);
     if (desc == NULL || desc->struct_size < sizeof(*desc))
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "%s: slot '%s' needs a description with its struct_size", call, name);
