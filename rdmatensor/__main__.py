@@ -1,0 +1,7 @@
+"""Entry of `python -m rdmatensor`."""
+
+import sys
+
+from rdmatensor.cli import main
+
+sys.exit(main())

@@ -1,0 +1,108 @@
+"""What can go wrong, as exceptions.
+
+Local fault and remote fault are never one class: InvalidArgument is yours, PeerError is the other
+side's. Each message says what happened, with which values, and what to try.
+"""
+
+from __future__ import annotations
+
+RANK_UNKNOWN = -1
+
+
+class RdmaTensorError(Exception):
+    """Base of everything this package raises on purpose.
+
+    code: the C library's status by name, for example "RDT_EPEER"; call: the operation that failed;
+    detail: the message.
+    """
+
+    def __init__(self, code: str, call: str, detail: str) -> None:
+        # Not super(): subclasses that are OSErrors too would take the three for errno and text.
+        Exception.__init__(self, code, call, detail)
+        self.code = code
+        self.call = call
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.detail} [{self.call}: {self.code}]"
+
+
+class InvalidArgument(RdmaTensorError, ValueError):
+    """An argument is wrong; the message says which one, with its value."""
+
+
+class OutOfMemory(RdmaTensorError, MemoryError):
+    """A limit on memory was hit; the message has the line that lifts it."""
+
+
+class TransferTimeout(RdmaTensorError, TimeoutError):
+    """The deadline passed. The operation may still end; its buffers stay in use until it does."""
+
+
+class Closed(RdmaTensorError):
+    """The object was closed on this side."""
+
+
+class Canceled(RdmaTensorError):
+    """The operation was cancelled on this side before it was done."""
+
+
+class Busy(RdmaTensorError):
+    """The object still has live children or operations in flight."""
+
+
+class NotSupported(RdmaTensorError):
+    """This path or this build cannot do it."""
+
+
+class TransportNotViable(RdmaTensorError):
+    """A transport cannot be used here; the message says why."""
+
+
+class ForkedProcess(RdmaTensorError):
+    """Called in a forked child, which must open a Context of its own in a fresh process."""
+
+
+class Mismatch(RdmaTensorError):
+    """Both sides disagree on the description of a slot, a message or a collective."""
+
+    rank = RANK_UNKNOWN
+
+
+class StaleRegion(RdmaTensorError):
+    """The remote region was freed by its owner; ask the owner for a new one."""
+
+
+class DeviceError(RdmaTensorError):
+    """The operating system refused a call; see sys_errno."""
+
+    sys_errno = 0
+
+
+class CompletionError(DeviceError):
+    """A NIC reported a failed work request; see wc_status and vendor_err."""
+
+    wc_status = 0
+    vendor_err = 0
+
+
+class PeerError(RdmaTensorError):
+    """A peer died, left, or cannot be reached; rank is its global rank, or -1 where unknown."""
+
+    rank = RANK_UNKNOWN
+
+
+class ProtocolError(PeerError):
+    """A peer sent bytes that break the protocol."""
+
+
+class AuthenticationError(PeerError):
+    """A peer could not prove that it knows the job's secret."""
+
+
+class VersionMismatch(PeerError):
+    """The peer runs another version of the protocol or the library; the message names both."""
+
+
+class InternalError(RdmaTensorError):
+    """A promise of this library is broken: please report it with the message."""
