@@ -28,9 +28,9 @@ struct span {
 };
 
 /*
- * Defines name(dst, src, len_bytes), dst on a line boundary and len_bytes whole lines. Blocks of four lanes
- * are moved a step of each lane in turn: the four source streams keep four hardware prefetchers
- * busy, where one stream waits for memory at each page's end (limits.h has the gain).
+ * Defines name(dst, src, len_bytes), dst on a line boundary and len_bytes whole lines. Blocks of
+ * four lanes are moved a step of each lane in turn: the four source streams keep four hardware
+ * prefetchers busy, where one stream waits for memory at each page's end (limits.h has the gain).
  */
 #define DEFINE_STREAM(name, attribute, vector, load, store)                                    \
     attribute static inline void name##_step(char *dst, const char *src, size_t step_bytes)    \
@@ -84,8 +84,8 @@ stream_lines(char *dst, const char *src, size_t len_bytes)
 }
 
 /*
- * Whole lines go past the cache; the two ends, which share their lines with foreign bytes, do not: they are
- * copied here. Returns the lines between them.
+ * Whole lines go past the cache; the two ends, which share their lines with foreign bytes, do not:
+ * they are copied here. Returns the lines between them.
  */
 static struct span
 copy_ends(char *dst, const char *src, size_t len_bytes)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The one pass over payload bytes. How to store is the largest gain on shared memory: rewriting lines
- * that another core has read costs a round of ownership for each line with ordinary stores and none with
- * non-temporal ones, while a ring that stays in cache is faster with ordinary stores. */
+ * The one pass over payload bytes. How to store is the largest gain on shared memory: rewriting
+ * lines that another core has read costs a round of ownership for each line with ordinary stores
+ * and none with non-temporal ones, while a ring that stays in cache is faster with ordinary stores.
+ * */
 #ifndef RDTI_BASE_COPY_H
 #define RDTI_BASE_COPY_H
 
@@ -25,9 +26,9 @@ enum rdti_copy_pattern {
 void rdti_copy_as(void *dst, const void *src, size_t len_bytes, enum rdti_copy_kind kind);
 
 /*
- * Several copies as one, each from block.src to dst + block.dst_off: streamed blocks go four at a time, side by
- * side, with one fence at the end, so that many of some KiB move as fast as one of their sum. No block overlaps
- * another.
+ * Several copies as one, each from block.src to dst + block.dst_off: streamed blocks go four at a
+ * time, side by side, with one fence at the end, so that many of some KiB move as fast as one of
+ * their sum. No block overlaps another.
  */
 void rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count,
                       enum rdti_copy_kind kind);

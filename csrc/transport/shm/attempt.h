@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One attempt to do an operation now: how far it came, and what is left to do once the locks are released. */
+ * One attempt to do an operation now: how far it came, and what is left to do once the locks are
+ * released. */
 #ifndef RDTI_SHM_ATTEMPT_H
 #define RDTI_SHM_ATTEMPT_H
 
@@ -26,8 +27,9 @@ struct shm_attempt {
 };
 
 /*
- * The first byte of a region of the peer in our memory, if its generation lives and its segment is mapped; the
- * ranges of the blocks, which lie in the region, are brought into our page table. Under tx_lock.
+ * The first byte of a region of the peer in our memory, if its generation lives and its segment is
+ * mapped; the ranges of the blocks, which lie in the region, are brought into our page table. Under
+ * tx_lock.
  */
 enum shm_progress rdti_shm_reach(struct shm_lane *l, const struct rdt_remote_region *remote,
                                  const struct rdt_block *blocks, uint32_t count,
@@ -54,7 +56,8 @@ void rdti_shm_finish(struct shm_lane *l, struct rdti_op *op);
 void rdti_shm_enqueue(struct shm_lane *l, struct rdti_op *op);
 void rdti_shm_fail_locked(struct shm_lane *l, const struct rdt_error *err);
 
-/* Whether a write names a region at all: a notification alone has index 0, which is never given out. */
+/* Whether a write names a region at all: a notification alone has index 0, which is never given
+ * out. */
 static inline bool
 shm_names_region(const struct rdti_op *op)
 {

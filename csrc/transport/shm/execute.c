@@ -24,8 +24,8 @@ has_room(struct shm_lane *l)
 }
 
 /*
- * Ask the peer to wake us for room, then look again: see ring.h, "room". If this is news to the peer its bell
- * is rung: it may be computing, and then its progress thread has to take.
+ * Ask the peer to wake us for room, then look again: see ring.h, "room". If this is news to the
+ * peer its bell is rung: it may be computing, and then its progress thread has to take.
  */
 static bool
 has_room_at_last(struct shm_lane *l, struct shm_attempt *attempt)

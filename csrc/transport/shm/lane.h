@@ -1,27 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A lane of the shm transport and the promises that its parts keep together.
  *
- * Transmit. write() copies into the peer's mapped memory and publishes the notification, all in the caller's
- * thread under tx_lock: when it returns without having queued, everything is over and the op is complete. Three things make
- * it queue instead: an op that is queued already (order), a segment that is not mapped yet, a ring that is
- * full. Queued ops are pushed, in order, by poll() and by the arrival of a segment.
+ * Transmit. write() copies into the peer's mapped memory and publishes the notification, all in the
+ * caller's thread under tx_lock: when it returns without having queued, everything is over and the
+ * op is complete. Three things make it queue instead: an op that is queued already (order), a
+ * segment that is not mapped yet, a ring that is full. Queued ops are pushed, in order, by poll()
+ * and by the arrival of a segment.
  *
  *   state of an op   may its source be read?   leaves by
  *   in write()       yes                       done -> complete(RDT_OK); else QUEUED, or refused
- *   QUEUED           yes                       pushed -> complete(RDT_OK); its generation over -> complete(RDT_ESTALE);
- *                                              the lane's error, close_lane() -> complete(that)
+ *   QUEUED           yes                       pushed -> complete(RDT_OK); its generation over ->
+ *                                              complete(RDT_ESTALE); the lane's error or
+ *                                              close_lane() -> complete(that)
  *
- * Revocation. The owner of a region ends its generation in the table (shared memory) and only then asks for the
- * acknowledgement, through a socket. Each write compares the generation under tx_lock just before its copy, a queued one
- * again when it is pushed. So an access that saw the old generation is over once its write() or read() has returned (the core
- * counts the threads inside and answers when it has seen none), and no later access sees it. Where nobody counts, is_idle()
- * is the barrier: it takes both locks, so that when it has returned, true or false, every earlier access is over.
- * This is co-operation, not isolation: a peer's library that does not look can write anywhere in a segment that it mapped.
+ * Revocation. The owner of a region ends its generation in the table (shared memory) and only then
+ * asks for the acknowledgement, through a socket. Each access compares the generation just before
+ * its copy, a queued one again when it is pushed. So an access that saw the old generation is over
+ * once its write() or read() has returned (the core counts the threads inside and answers when it
+ * has seen none), and no later access sees it. Where nobody counts, is_idle() is the barrier: it
+ * takes both locks, so that when it has returned, true or false, every earlier access is over. This
+ * is co-operation, not isolation: a peer's library that does not look can write anywhere in a
+ * segment that it mapped.
  *
- * Receive. poll() alone takes from the inbound ring, under the engine's lock; it needs no lock of the lane.
+ * Receive. poll() alone takes from the inbound ring, under the engine's lock; it needs no lock of
+ * the lane.
  *
- * Locks: engine, then read_lock, then tx_lock. No callback and no completion happens under them, and no system
- * call but those that are the copy (process_vm_writev) or prepare its first one (MADV_POPULATE_WRITE).
+ * Locks: engine, then read_lock, then tx_lock. No callback and no completion happens under them,
+ * and no system call but those that are the copy (process_vm_writev) or prepare its first one
+ * (MADV_POPULATE_WRITE).
  */
 #ifndef RDTI_SHM_LANE_H
 #define RDTI_SHM_LANE_H
@@ -117,7 +123,8 @@ bool rdti_shm_is_idle(struct rdti_lane *lane);
 
 /* queue.c. [driver] fd -1: the peer has no such segment. */
 void rdti_shm_segment_arrived(struct rdti_lane *lane, uint32_t segment, int fd, uint64_t len_bytes);
-/* [driver] Push queued ops; once the lane failed, complete them with its error. Returns their number. */
+/* [driver] Push queued ops; once the lane failed, complete them with its error. Returns their
+ * number. */
 uint32_t rdti_shm_push(struct shm_lane *l);
 /* Make *err the lane's first error, unless it has one. */
 void rdti_shm_fail(struct shm_lane *l, const struct rdt_error *err);

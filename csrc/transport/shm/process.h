@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Registered private memory of a peer, reached through the kernel (process_vm_readv and _writev) where it permits
- * that. It depends on ptrace rights (yama, user and pid namespaces, seccomp), so it is tried, once per lane.
+ * Registered private memory of a peer, reached through the kernel (process_vm_readv and _writev)
+ * where it permits that. It depends on ptrace rights (yama, user and pid namespaces, seccomp), so
+ * it is tried, once per lane.
  *
- * A process id alone names nobody: it may come from another pid namespace, the process may have executed another
- * program, or may be dead and its number given away. So the peer keeps random bytes in private memory, and they are
- * read again before each access: they vanish with the address space. This guards against accidents; whether
- * the peer may name this process at all is for the side channel (SO_PEERCRED) to say.
+ * A process id alone names nobody: it may come from another pid namespace, the process may have
+ * executed another program, or may be dead and its number given away. So the peer keeps random
+ * bytes in private memory, and they are read again before each access: they vanish with the address
+ * space. This guards against accidents; whether the peer may name this process at all is for the
+ * side channel (SO_PEERCRED) to say.
  */
 #ifndef RDTI_SHM_PROCESS_H
 #define RDTI_SHM_PROCESS_H

@@ -14,9 +14,11 @@ rdti_shm_check_generation(const struct shm_lane *l, const struct rdt_remote_regi
                                          remote->index, l->generation_count);
         return SHM_REFUSED;
     }
-    /* acquire: pairs with the owner's store when it exports the region or ends its generation. */
+    /* seq_cst: pairs with the owner's store when it exports the region or ends its generation, and
+     * stands behind the core's count of this thread: who saw no count has a later look see the end.
+     * */
     const uint32_t generation =
-        atomic_load_explicit(&l->generations[remote->index], memory_order_acquire);
+        atomic_load_explicit(&l->generations[remote->index], memory_order_seq_cst);
     if (generation == remote->generation)
         return SHM_DONE;
     attempt->status = rdti_error_set(attempt->err, RDT_ESTALE, 0,

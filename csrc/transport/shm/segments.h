@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The pieces of the peer's arena that a lane has mapped, by the peer's number. A piece stays mapped until the
- * lane closes. Guarded by the lane's tx_lock. */
+ * The pieces of the peer's arena that a lane has mapped, by the peer's number. A piece stays mapped
+ * until the lane closes. Guarded by the lane's tx_lock. */
 #ifndef RDTI_SHM_SEGMENTS_H
 #define RDTI_SHM_SEGMENTS_H
 
@@ -41,13 +41,15 @@ shm_segments_find(const struct shm_segments *segments, uint32_t number)
 rdt_status rdti_shm_segments_get(struct shm_segments *segments, uint32_t number,
                                  struct shm_segment **out, struct rdt_error *err);
 
-/* Check, map and fill in a segment that the peer handed over; fd stays the caller's. RDT_EPROTO, RDT_ENOMEM. */
+/* Check, map and fill in a segment that the peer handed over; fd stays the caller's. RDT_EPROTO,
+ * RDT_ENOMEM. */
 rdt_status rdti_shm_segment_map(int fd, int32_t peer_rank, uint64_t len_bytes,
                                 struct shm_segment *out, struct rdt_error *err);
 
 /*
- * Populate the granules of a range that were not touched before. The owner has their pages in memory since it gave
- * out the first span in them, so none is made here that was not there. RDT_ENOMEM.
+ * Populate the granules of a range that were not touched before. The owner has their pages in
+ * memory since it gave out the first span in them, so none is made here that was not there.
+ * RDT_ENOMEM.
  */
 rdt_status rdti_shm_segment_populate(struct shm_segment *segment, uint64_t off_bytes,
                                      uint64_t len_bytes, struct rdt_error *err);

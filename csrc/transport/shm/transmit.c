@@ -94,8 +94,8 @@ begin_read(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt, 
 }
 
 /*
- * Reads are ordered behind nothing, so one whose segment is mapped passes the queue; the copy is made without
- * tx_lock, which writers need, and under read_lock, which is_idle() waits for.
+ * Reads are ordered behind nothing, so one whose segment is mapped passes the queue; the copy is
+ * made without tx_lock, which writers need, and under read_lock, which is_idle() waits for.
  */
 rdt_status
 rdti_shm_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err)

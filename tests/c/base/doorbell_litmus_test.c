@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Litmus test of the wake-up protocol (base/doorbell.h): two processes hand a number to and fro, and each waits
- * for it by a mixture of spinning and sleeping that brings publication and sleep close together. A sleep that
- * lasts to its end although the number was there is a lost wake-up.
+ * Litmus test of the wake-up protocol (base/doorbell.h): two processes hand a number back and forth,
+ * and each waits for it by a mixture of spinning and sleeping that brings publication and sleep
+ * close together. A sleep that lasts to its end although the number was there is a lost wake-up.
  *
- * It fails on x86-64 within a second if the publication is a release store instead of a seq_cst one.
+ * It fails on x86-64 within a second if the publication is a release store instead of a seq_cst
+ * one.
  */
 #include "harness.h"
 
@@ -113,9 +114,9 @@ sleep_by_epoll(struct player *p, uint64_t hop)
 static void
 wait_for(struct player *p, uint64_t hop)
 {
-    /* Now and then hardly any spinning, so that the sleep meets the publication; else long enough that
-     * a hop on two free cores does not sleep. */
-    uint32_t spins = draw(p) % 16 == 0 ? draw(p) % 8 : 20000;
+    /* Now and then hardly any spinning, so that the sleep meets the publication; else long enough
+     * that a hop on two free cores does not sleep. */
+    uint32_t spins = draw(p) % 16 == 0 ? draw(p) % 8 : 2000;
 
     for (; spins > 0; spins--) {
         if (has_come(p, hop))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fake_host.h - a small core for tests of any transport: regions, engine and side channel without
- * endpoints. Two hosts may live in one process, or in two that fork() made; the side channel is a Unix
- * socket pair in both cases, so that descriptors and bytes go the same way.
+ * endpoints. Two hosts may live in one process, or in two that fork() made; the side channel is a
+ * Unix socket pair in both cases, so that descriptors and bytes go the same way.
  *
  *     struct fake_host a, b;
  *     struct fake_link ab, ba;
@@ -12,8 +12,8 @@
  *     ... fake_region() on b, fake_write() on ab, FAKE_PUMP_UNTIL(&a, &b, ba.notify_count == 1, 5);
  *     fake_disconnect(&ab, &ba); fake_host_close(&a); fake_host_close(&b);
  *
- * A broken expectation ends the test at once (harness.h, FAIL). Threads: the pump takes the host's engine
- * lock, as do open, close and connect; everything else is for one thread unless it says so.
+ * A broken expectation ends the test at once (harness.h, FAIL). Threads: the pump takes the host's
+ * engine lock, as do open, close and connect; everything else is for one thread unless it says so.
  */
 #ifndef RDT_TESTS_FAKE_HOST_H
 #define RDT_TESTS_FAKE_HOST_H
@@ -125,8 +125,9 @@ struct rdti_lane_args fake_lane_args(bool is_connector);
 void fake_side_channel(int out[2]);
 
 /*
- * make_offer(), and the offer goes to the peer through side_fd (taken over). The peer's offer is taken by
- * the pump, which calls connect(): then is_offered, connect_status and ready_count say how it went.
+ * make_offer(), and the offer goes to the peer through side_fd (taken over). The peer's offer is
+ * taken by the pump, which calls connect(): then is_offered, connect_status and ready_count say how
+ * it went.
  */
 void fake_link_open(struct fake_host *host, struct fake_link *link, int side_fd,
                     const struct rdti_lane_args *args);
@@ -149,11 +150,13 @@ void fake_disconnect(struct fake_link *ab, struct fake_link *ba);
 
 /* ---- Engine ------------------------------------------------------------------------------ */
 
-/* One pass: side channels, ready descriptors, transport->poll(). Returns how much was done. Any thread. */
+/* One pass: side channels, ready descriptors, transport->poll(). Returns how much was done. Any
+ * thread. */
 uint32_t fake_pump(struct fake_host *host);
 /*
- * A pass, then, if nothing was done, one sleep of at most timeout_ns by the wake-up protocol: epoll where
- * needs_epoll(), else the futex (side channels are not heard then). Any thread. Returns the pass's work.
+ * A pass, then, if nothing was done, one sleep of at most timeout_ns by the wake-up protocol: epoll
+ * where needs_epoll(), else the futex (side channels are not heard then). Any thread. Returns the
+ * pass's work.
  */
 uint32_t fake_pump_or_sleep(struct fake_host *host, uint64_t timeout_ns);
 
@@ -194,6 +197,7 @@ bool fake_op_is_done(struct fake_op *op);
 /* ---- Witnesses --------------------------------------------------------------------------- */
 
 uint32_t fake_count_fds(void);
-uint32_t fake_count_mappings(void); /* lines of /proc/self/maps */
+uint32_t fake_count_mappings(void); /* shared ones: those of sanitizers are private */
+uint64_t fake_address_space_bytes(void);
 
 #endif

@@ -117,12 +117,26 @@ uint32_t
 fake_count_mappings(void)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
-    uint32_t lines = 0;
-    int c;
+    char line[512];
+    uint32_t count = 0;
 
     CHECK_NOT_NULL(maps);
-    while ((c = fgetc(maps)) != EOF)
-        lines += c == '\n';
+    while (fgets(line, sizeof(line), maps) != NULL) {
+        const char *permissions = strchr(line, ' ');
+        count += permissions != NULL && strlen(permissions) > 4 && permissions[4] == 's';
+    }
     CHECK_INT_EQ(fclose(maps), 0);
-    return lines;
+    return count;
+}
+
+uint64_t
+fake_address_space_bytes(void)
+{
+    FILE *statm = fopen("/proc/self/statm", "re");
+    uint64_t pages;
+
+    CHECK_NOT_NULL(statm);
+    CHECK_INT_EQ(fscanf(statm, "%" SCNu64, &pages), 1);
+    CHECK_INT_EQ(fclose(statm), 0);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }

@@ -18,6 +18,8 @@ fake_side_send(int side_fd, const struct fake_frame *frame, const int *fds, uint
     } control = {0};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
 
+    if (side_fd < 0) /* a link without a peer */
+        return false;
     if (fd_count > 0) {
         msg.msg_control = control.buf;
         msg.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
