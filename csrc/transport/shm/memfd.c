@@ -172,9 +172,9 @@ rdt_status
 rdti_shm_map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out,
                      struct rdt_error *err)
 {
-    uint64_t block_bytes;
+    uint64_t block_bytes = 0;
     uint64_t size;
-    void *addr;
+    void *addr = NULL;
 
     rdt_status status = check_kind(fd, "segment", peer_rank, true, &block_bytes, err);
     if (status == RDT_OK)
@@ -214,8 +214,8 @@ rdt_status
 rdti_shm_viable(struct rdt_error *err)
 {
     struct rdt_error why;
-    void *addr;
-    int fd;
+    void *addr = NULL;
+    int fd = -1;
 
     rdt_status status = rdti_shm_memfd_create("rdmatensor-probe", SHM_RING_BYTES, &fd, &why);
     if (status == RDT_OK) {

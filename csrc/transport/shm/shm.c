@@ -28,10 +28,10 @@ shm_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
 static void
 shm_close(void *state)
 {
-    const struct shm_state *s = state;
+    struct shm_state *s = state;
 
     assert(rdti_list_is_empty(&s->lanes) && rdti_list_is_empty(&s->closed));
-    free(state);
+    free(s);
 }
 
 /* Tell the sender how far we are, and wake it if it waits for room. */
