@@ -1,10 +1,18 @@
-# bench/floor/<name>.c: one program each, built into <build>/bench. A floor is what the hardware
-# and the kernel give without us; those that measure us link the shared library as a user would.
-file(GLOB bench_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/bench/floor/*.c")
+# bench/floor/<name>.c and bench/core/<name>.c: one program each, built into <build>/bench. A floor is
+# what the hardware and the kernel give without us; the others measure the library through its public
+# header and link the shared library, as a user would. bench/support: what they share.
+set(bench_dir "${CMAKE_CURRENT_SOURCE_DIR}/bench")
+file(GLOB bench_support CONFIGURE_DEPENDS "${bench_dir}/support/*.c")
+add_library(rdmatensor_bench_support STATIC ${bench_support})
+target_include_directories(rdmatensor_bench_support PUBLIC "${bench_dir}/support")
+target_link_libraries(rdmatensor_bench_support
+    PRIVATE rdmatensor_flags PUBLIC rdmatensor Threads::Threads)
+
+file(GLOB bench_sources CONFIGURE_DEPENDS "${bench_dir}/floor/*.c" "${bench_dir}/core/*.c")
 foreach(source IN LISTS bench_sources)
     get_filename_component(name "${source}" NAME_WE)
     add_executable(bench_${name} "${source}")
-    target_link_libraries(bench_${name} PRIVATE rdmatensor_flags rdmatensor Threads::Threads m)
+    target_link_libraries(bench_${name} PRIVATE rdmatensor_flags rdmatensor_bench_support m)
     set_target_properties(bench_${name} PROPERTIES
         OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bench")
 endforeach()

@@ -33,6 +33,8 @@
 #include <immintrin.h>
 #endif
 
+#include "copy_kinds.h"
+
 #define MAX_BYTES ((size_t)64 << 20)
 #define MAX_SIZES 64
 #define TIMED_PER_ROUND 3
@@ -40,13 +42,6 @@
 #define MAX_SAMPLES 30000 /* for each kind; at 8 B a second gives more, which adds nothing */
 #define EXIT_REQUEST UINT64_MAX
 #define PATIENCE_NS UINT64_C(20000000000) /* silence of the other process that ends this one */
-
-typedef void (*copy_fn)(char *dst, const char *src, size_t len_bytes);
-
-struct kind {
-    const char *name;
-    copy_fn copy;
-};
 
 /* In shared memory; each word on lines of its own. */
 struct handshake {
@@ -82,58 +77,7 @@ die(const char *what)
     exit(1);
 }
 
-static void
-copy_memcpy(char *dst, const char *src, size_t len_bytes)
-{
-    memcpy(dst, src, len_bytes);
-}
-
 #if defined(__x86_64__)
-static void
-copy_movsb(char *dst, const char *src, size_t len_bytes)
-{
-    __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(len_bytes) : : "memory");
-}
-
-/* One stream of 32-byte stores, four lines a turn. */
-__attribute__((target("avx2"))) static void
-copy_stream(char *dst, const char *src, size_t len_bytes)
-{
-    size_t i = 0;
-
-    for (; i + 256 <= len_bytes; i += 256) {
-        for (size_t j = 0; j < 256; j += 32)
-            _mm256_stream_si256((__m256i *)(void *)(dst + i + j),
-                                _mm256_loadu_si256((const __m256i *)(const void *)(src + i + j)));
-    }
-    for (; i + 32 <= len_bytes; i += 32)
-        _mm256_stream_si256((__m256i *)(void *)(dst + i),
-                            _mm256_loadu_si256((const __m256i *)(const void *)(src + i)));
-    memcpy(dst + i, src + i, len_bytes - i);
-    _mm_sfence();
-}
-
-/* Four streams a quarter of a MiB apart, two lines of each in turn: better prefetching of a source in
- * memory. Below 1 MiB the same as one stream. */
-__attribute__((target("avx2"))) static void
-copy_stream_lanes(char *dst, const char *src, size_t len_bytes)
-{
-    const size_t lane = (size_t)256 << 10;
-    size_t done = 0;
-
-    for (; done + 4 * lane <= len_bytes; done += 4 * lane) {
-        for (size_t i = done; i < done + lane; i += 128) {
-            for (size_t j = i; j < i + 4 * lane; j += lane) {
-                for (size_t k = j; k < j + 128; k += 32)
-                    _mm256_stream_si256((__m256i *)(void *)(dst + k),
-                                        _mm256_loadu_si256(
-                                            (const __m256i *)(const void *)(src + k)));
-            }
-        }
-    }
-    copy_stream(dst + done, src + done, len_bytes - done);
-}
-
 static void
 flush_source(const char *src, size_t len_bytes)
 {
@@ -151,23 +95,6 @@ flush_source(const char *src, size_t len_bytes)
     exit(1);
 }
 #endif
-
-/* Kinds that this processor has. */
-static size_t
-find_kinds(struct kind out[4])
-{
-    size_t n = 0;
-
-    out[n++] = (struct kind){"memcpy", copy_memcpy};
-#if defined(__x86_64__)
-    out[n++] = (struct kind){"movsb", copy_movsb};
-    if (__builtin_cpu_supports("avx2")) {
-        out[n++] = (struct kind){"stream", copy_stream};
-        out[n++] = (struct kind){"stream_lanes", copy_stream_lanes};
-    }
-#endif
-    return n;
-}
 
 /* Pin to the index-th core that this process may use. */
 static bool
@@ -291,10 +218,10 @@ report(const char *kind, const char *pattern, size_t len_bytes, bool is_cold, ui
 static void
 measure(struct bench *b, size_t len_bytes, bool is_read_by_peer)
 {
-    static uint64_t write_ns[4][MAX_SAMPLES];
-    static uint64_t read_ns[4][MAX_SAMPLES];
-    struct kind kinds[4];
-    const size_t kind_count = find_kinds(kinds);
+    static uint64_t write_ns[COPY_KINDS_MAX][MAX_SAMPLES];
+    static uint64_t read_ns[COPY_KINDS_MAX][MAX_SAMPLES];
+    struct copy_kind kinds[COPY_KINDS_MAX];
+    const size_t kind_count = copy_kinds_find(kinds);
     const uint64_t end_ns = now_ns() + (uint64_t)(b->seconds * 1e9);
     size_t samples = 0;
 
