@@ -143,6 +143,17 @@ rdti_endpoint_unpin_mapping(rdt_endpoint *ep)
     (void)atomic_fetch_sub_explicit(&ep->map_pins, 1, memory_order_seq_cst);
 }
 
+bool
+rdti_endpoint_hold(rdt_endpoint *ep)
+{
+    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
+
+    if (state != RDTI_EP_CONNECTING && state != RDTI_EP_READY)
+        return false;
+    ep->refs++;
+    return true;
+}
+
 /* ---- Posting ----------------------------------------------------------------------------- */
 
 static rdt_status

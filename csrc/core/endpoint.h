@@ -81,6 +81,9 @@ void rdti_endpoint_ref(rdt_endpoint *ep);
 void rdti_endpoint_pin_mapping(rdt_endpoint *ep);
 void rdti_endpoint_unpin_mapping(rdt_endpoint *ep);
 
+/* [driver] One count more, which rdt_endpoint_close() drops; false if it is closing or has ended. */
+bool rdti_endpoint_hold(rdt_endpoint *ep);
+
 /* [driver] End it: closes the lane (completing its ops), fails mailbox and slots, tells everybody if `is_death`. */
 void rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death);
 

@@ -197,8 +197,10 @@ RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
 RDT_API rdt_status rdt_context_progress(rdt_context *ctx);
 
 /*
- * A file descriptor that becomes readable when the engine has something to do while no thread of
- * ours waits; call rdt_context_progress() then. It belongs to the context; do not read from it.
+ * A file descriptor for callers with a poll loop of their own: it becomes readable when something
+ * arrived, ended or changed; then call rdt_context_progress(), which makes it unreadable again, and after
+ * that look at your transfers, slots and notifications. It belongs to the context; do not read from it.
+ * -1 in a forked child.
  */
 RDT_API int rdt_context_fd(rdt_context *ctx);
 
@@ -498,6 +500,11 @@ struct rdt_message_desc {
  * the receive's buffer ends the receive with RDT_EMISMATCH, naming both sizes; a shorter one is
  * legal, see rdt_transfer_len_bytes(). `desc` NULL: a plain message. If both sides gave a desc and they
  * differ the receive ends with RDT_EMISMATCH, saying how.
+ *
+ * The first use of a member waits for its blob (RDT_SOURCE_ANY: for the blobs of all members). A task
+ * must not wait: it gets RDT_EAGAIN, and calls on a user's thread to rdt_group_endpoint() go before.
+ * `out` may be NULL for sends. Giving up the handle of a receive that has not matched cancels it.
+ *   RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,
                                                 const void *src, uint64_t len_bytes,

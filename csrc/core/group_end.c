@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How a group ends: destroyed here, aborted by a member, broken by a death; and its page of describe(). */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/text.h"
+#include "core/group.h"
+#include "core/group_impl.h"
+
+/* [driver] The first error stays. */
+static void
+end_group(rdt_group *group, const struct rdt_error *err)
+{
+    struct rdti_list seen;
+
+    if (group->error.status == RDT_OK)
+        group->error = *err;
+    rdti_list_init(&seen);
+    while (!rdti_list_is_empty(&group->requests)) { /* one may end others */
+        struct rdti_list *node = rdti_list_take_first(&group->requests);
+        rdti_list_append(&seen, node);
+        rdti_request_cancel(RDTI_CONTAINER(node, struct rdti_request, group_link), err);
+    }
+    rdti_list_splice(&group->requests, &seen); /* what has yet to let go of its buffers */
+    while (!rdti_list_is_empty(&group->arrivals))
+        rdti_arrival_drop(RDTI_CONTAINER(group->arrivals.next, struct rdti_arrival, group_link),
+                          (rdt_status)err->status, err->message);
+}
+
+void
+rdt_group_destroy(rdt_group *group)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    rdt_context *ctx = group->ctx;
+    struct rdti_groups *groups = ctx->groups;
+    (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the group '%s' was destroyed", group->name);
+    rdti_engine_enter(ctx->engine);
+    group->is_destroyed = true;
+    rdti_list_remove(&group->bucket);
+    groups->live_count--;
+    groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE] = group->id;
+    end_group(group, &err);
+    for (uint32_t i = 0; i < group->size; i++) {
+        rdt_endpoint_close(group->members[i].ep);
+        group->members[i].ep = NULL;
+    }
+    rdti_group_unref(group);
+    rdti_engine_leave(ctx->engine);
+}
+
+static uint32_t
+find_member(const rdt_group *group, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    for (uint32_t i = 0; i < group->size; i++) {
+        const struct rdti_member *member = &group->members[i];
+        if ((member->has_uuid && memcmp(member->uuid, uuid, RDT_UUID_BYTES) == 0) ||
+            (member->ep != NULL &&
+             memcmp(rdti_endpoint_uuid(member->ep), uuid, RDT_UUID_BYTES) == 0))
+            return i;
+    }
+    return group->size;
+}
+
+/* "rank 2 (group rank 1) died: ..." */
+static void
+obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary *news,
+               struct rdt_error *err)
+{
+    const int32_t global_rank = rdti_group_global_rank(group, rank);
+    const char *reason = news->reason;
+    char prefix[48];
+
+    (void)snprintf(prefix, sizeof(prefix), "rank %d died: ", (int)global_rank);
+    if (strncmp(reason, prefix, strlen(prefix)) == 0)
+        reason += strlen(prefix);
+    (void)rdti_error_set_rank(err, RDT_EPEER, global_rank, "rank %d (group rank %u) %s: %s",
+                              (int)global_rank, rank, news->is_left ? "left" : "died", reason);
+}
+
+/* [driver] A member left by itself: what needs it ends, the rest of the group goes on. */
+static void
+on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
+{
+    bool is_anybody_left = false;
+
+    if (group->left.status == RDT_OK)
+        group->left = *err;
+    rdti_group_end_receives(group, rank, err);
+    for (uint32_t i = 0; i < group->size; i++)
+        is_anybody_left |=
+            i != group->rank && i != rank &&
+            (group->members[i].ep == NULL || !rdti_member_has_ended(group->members[i].ep));
+    if (!is_anybody_left)
+        rdti_group_end_receives(group, RDT_SOURCE_ANY, err);
+}
+
+void
+rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news)
+{
+    for (struct rdti_list *node = groups->all.next, *next; node != &groups->all; node = next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        next = node->next;
+        const uint32_t rank = group->is_destroyed ? group->size : find_member(group, news->uuid);
+        if (rank == group->size)
+            continue;
+        obituary_error(group, rank, news, &err);
+        group->refs++; /* its requests end */
+        if (news->is_left)
+            on_member_left(group, rank, &err);
+        else if (group->error.status == RDT_OK)
+            end_group(group, &err);
+        next = node->next;
+        rdti_group_unref(group);
+    }
+}
+
+void
+rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct rdt_error *err)
+{
+    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        for (uint32_t i = 0; !group->is_destroyed && i < group->size; i++)
+            if (group->members[i].ep == ep)
+                on_member_left(group, i, err);
+    }
+}
+
+/* [driver] Once per group, to everybody who is connected but `source`. */
+static void
+forward_abort(rdt_group *group, const rdt_endpoint *source)
+{
+    struct rdti_abort abort = {.group_id = group->id, .rank = group->error.peer_rank};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    if (group->has_forwarded)
+        return;
+    group->has_forwarded = true;
+    rdti_text_copy(abort.reason, sizeof(abort.reason), group->error.message);
+    const size_t payload_bytes = rdti_abort_encode(&abort, payload);
+    for (uint32_t i = 0; i < group->size; i++)
+        if (group->members[i].ep != NULL && group->members[i].ep != source)
+            rdti_endpoint_send_frame(group->members[i].ep, RDTI_FRAME_ABORT, payload,
+                                     payload_bytes);
+}
+
+void
+rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
+                     rdt_endpoint *source)
+{
+    rdt_group *group = rdti_groups_find(groups, abort->group_id);
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL) {
+        if (!rdti_groups_is_gone(groups, abort->group_id))
+            groups->early[groups->early_count++ % RDTI_ABORTS_EARLY] = *abort;
+        return;
+    }
+    (void)rdti_error_set_rank(&err, RDT_EPEER, abort->rank, "%s", abort->reason);
+    if (group->error.status == RDT_OK)
+        end_group(group, &err);
+    forward_abort(group, source);
+}
+
+void
+rdt_group_abort(rdt_group *group, const char *reason)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+    rdti_engine_enter(group->ctx->engine);
+    /* Whoever left first is the cause, not the one who noticed. */
+    if (group->left.status != RDT_OK)
+        err = group->left;
+    else
+        (void)rdti_error_set_rank(&err, RDT_ECANCELED, own_rank,
+                                  "rank %d aborted the group '%s': %s", (int)own_rank, group->name,
+                                  reason != NULL ? reason : "no reason was given");
+    if (group->error.status == RDT_OK)
+        end_group(group, &err);
+    forward_abort(group, NULL);
+    rdti_engine_leave(group->ctx->engine);
+}
+
+/* ---- describe() -------------------------------------------------------------------------- */
+
+struct json {
+    char *buf;
+    size_t cap;
+    size_t used;
+};
+
+static void
+put_char(struct json *json, char c)
+{
+    if (json->used + 1 < json->cap)
+        json->buf[json->used] = c;
+    json->used++;
+}
+
+static void
+put_text(struct json *json, const char *text)
+{
+    while (*text != '\0')
+        put_char(json, *text++);
+}
+
+static void
+put_string(struct json *json, const char *text)
+{
+    char code[8];
+
+    put_char(json, '"');
+    for (; *text != '\0'; text++) {
+        if (*text == '"' || *text == '\\') {
+            put_char(json, '\\');
+            put_char(json, *text);
+        } else if ((unsigned char)*text < ' ') {
+            (void)snprintf(code, sizeof(code), "\\u%04x", (unsigned)*text);
+            put_text(json, code);
+        } else {
+            put_char(json, *text);
+        }
+    }
+    put_char(json, '"');
+}
+
+size_t
+rdti_groups_describe(struct rdti_groups *groups, char *buf, size_t cap)
+{
+    struct json json = {buf, cap, 0};
+    bool is_first = true;
+    char numbers[96];
+
+    put_char(&json, '[');
+    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        if (group->is_destroyed)
+            continue;
+        put_text(&json, is_first ? "{\"name\":" : ",{\"name\":");
+        is_first = false;
+        put_string(&json, group->name);
+        (void)snprintf(numbers, sizeof(numbers),
+                       ",\"rank\":%u,\"size\":%u,\"opened\":%u,\"collectives\":%" PRIu64,
+                       group->rank, group->size, group->opened,
+                       atomic_load_explicit(&group->sequence, memory_order_relaxed));
+        put_text(&json, numbers);
+        put_text(&json, ",\"error\":");
+        if (group->error.status == RDT_OK)
+            put_text(&json, "null");
+        else
+            put_string(&json, group->error.message);
+        put_char(&json, '}');
+    }
+    put_char(&json, ']');
+    if (cap > 0)
+        buf[json.used < cap ? json.used : cap - 1] = '\0';
+    return json.used;
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ranks that disagree learn how. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/error.h"
+#include "core/group_impl.h"
+
+/* An operation in words fits. */
+#define WORDS_BYTES 160
+
+static const char *
+name_of(const char *const *names, uint32_t count, uint32_t value)
+{
+    return value < count && names[value] != NULL ? names[value] : "unknown";
+}
+
+static const char *
+dtype_name(uint32_t dtype)
+{
+    static const char *const names[] = {[RDT_BOOL] = "bool",      [RDT_U8] = "uint8",
+                                        [RDT_I8] = "int8",        [RDT_I16] = "int16",
+                                        [RDT_U16] = "uint16",     [RDT_I32] = "int32",
+                                        [RDT_U32] = "uint32",     [RDT_I64] = "int64",
+                                        [RDT_U64] = "uint64",     [RDT_F16] = "float16",
+                                        [RDT_BF16] = "bfloat16",  [RDT_F32] = "float32",
+                                        [RDT_F64] = "float64",    [RDT_C64] = "complex64",
+                                        [RDT_C128] = "complex128"};
+
+    return name_of(names, sizeof(names) / sizeof(names[0]), dtype);
+}
+
+static const char *
+reduce_name(uint32_t reduce_op)
+{
+    static const char *const names[] = {[RDT_SUM] = "sum",         [RDT_AVG] = "avg",
+                                        [RDT_PRODUCT] = "product", [RDT_MIN] = "min",
+                                        [RDT_MAX] = "max",         [RDT_BAND] = "band",
+                                        [RDT_BOR] = "bor",         [RDT_BXOR] = "bxor"};
+
+    return name_of(names, sizeof(names) / sizeof(names[0]), reduce_op);
+}
+
+static const char *
+op_name(uint32_t op)
+{
+    static const char *const names[] = {
+        [RDT_COLL_BROADCAST] = "broadcast", [RDT_COLL_ALLREDUCE] = "all_reduce",
+        [RDT_COLL_REDUCE] = "reduce",       [RDT_COLL_ALLGATHER] = "all_gather",
+        [RDT_COLL_GATHER] = "gather",       [RDT_COLL_REDUCE_SCATTER] = "reduce_scatter",
+        [RDT_COLL_SCATTER] = "scatter",     [RDT_COLL_ALLTOALL] = "all_to_all",
+        [RDT_COLL_BARRIER] = "barrier"};
+
+    return name_of(names, sizeof(names) / sizeof(names[0]), op);
+}
+
+/* "all_reduce (sum) of 4 float32", "broadcast of 4 float32 from root 0". */
+static void
+in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
+{
+    const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
+                              desc->op == RDT_COLL_REDUCE_SCATTER;
+    const bool is_from_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER;
+    const bool is_to_root = desc->op == RDT_COLL_REDUCE || desc->op == RDT_COLL_GATHER;
+    char root[32] = "";
+
+    if (desc->op == RDT_COLL_BARRIER) {
+        (void)snprintf(words, cap, "barrier");
+        return;
+    }
+    if (is_from_root || is_to_root)
+        (void)snprintf(root, sizeof(root), " %s root %" PRIu32, is_to_root ? "to" : "from",
+                       desc->root);
+    (void)snprintf(words, cap, "%s%s%s%s of %" PRIu64 " %s%s", op_name(desc->op),
+                   is_reduction ? " (" : "", is_reduction ? reduce_name(desc->reduce_op) : "",
+                   is_reduction ? ")" : "", desc->count, dtype_name(desc->dtype), root);
+}
+
+void
+rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc)
+{
+    head->op = (uint8_t)desc->op;
+    head->dtype = (uint8_t)desc->dtype;
+    head->reduce_op = (uint8_t)desc->reduce_op;
+    head->root = (uint16_t)desc->root;
+    head->count = desc->count;
+}
+
+static bool
+is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
+{
+    return head->op == desc->op && head->dtype == desc->dtype &&
+           head->reduce_op == desc->reduce_op && head->root == desc->root &&
+           head->count == desc->count;
+}
+
+rdt_status
+rdti_match_check(const struct rdti_request *receive, uint32_t source,
+                 const struct rdti_message *head, struct rdt_error *err)
+{
+    const rdt_group *group = receive->group;
+    const int32_t source_rank = rdti_group_global_rank(group, source);
+    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+
+    if (receive->has_desc && receive->desc.op != 0 && head->op != 0 &&
+        !is_equal(head, &receive->desc)) {
+        const struct rdt_message_desc theirs = {.op = head->op,
+                                                .dtype = head->dtype,
+                                                .root = head->root,
+                                                .reduce_op = head->reduce_op,
+                                                .count = head->count};
+        char they[WORDS_BYTES];
+        char we[WORDS_BYTES];
+        in_words(&theirs, they, sizeof(they));
+        in_words(&receive->desc, we, sizeof(we));
+        return rdti_error_set_rank(err, RDT_EMISMATCH, source_rank,
+                                   "rank %d called %s as collective #%" PRIu64
+                                   ", this rank (%d) %s",
+                                   (int)source_rank, they, receive->desc.sequence, (int)own_rank,
+                                   we);
+    }
+    if (head->len_bytes > receive->len_bytes)
+        return rdti_error_set_rank(err, RDT_EMISMATCH, source_rank,
+                                   "rank %d sent %" PRIu64 " bytes (tag %" PRIu64
+                                   "), but the receive of rank %d "
+                                   "has room for %" PRIu64 " bytes",
+                                   (int)source_rank, head->len_bytes, head->tag, (int)own_rank,
+                                   receive->len_bytes);
+    return RDT_OK;
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Several contexts in one process, each a member of one group, for tests of the whole core. */
+#ifndef RDTI_TESTS_GROUP_RIG_H
+#define RDTI_TESTS_GROUP_RIG_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+#include "rdmatensor.h"
+
+#define RIG_SECOND UINT64_C(1000000000)
+#define RIG_RANKS_MAX 4
+
+struct rig {
+    uint32_t size;
+    rdt_context *ctx[RIG_RANKS_MAX];
+    rdt_group *group[RIG_RANKS_MAX];
+};
+
+static inline rdt_status
+rig_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+         struct rdt_error *err)
+{
+    const struct rig *rig = arg;
+
+    (void)timeout_ns;
+    return rdt_context_blob(rig->ctx[rank], buf, cap, len_out, err);
+}
+
+static inline rdt_group *
+rig_group(struct rig *rig, uint32_t rank, const char *name)
+{
+    struct rdt_error err = {0};
+    rdt_group *group = NULL;
+    const struct rdt_group_opts opts = {
+        .struct_size = sizeof(opts),
+        .rank = rank,
+        .size = rig->size,
+        .name = name,
+        .job_id = "job",
+        .timeout_ns = 10 * RIG_SECOND,
+        .blob = rig_blob,
+        .blob_arg = rig,
+    };
+
+    CHECK_OK(rdt_group_create(rig->ctx[rank], &opts, &group, &err), &err);
+    return group;
+}
+
+static inline rdt_context *
+rig_context(uint32_t transport, int32_t rank)
+{
+    struct rdt_error err = {0};
+    rdt_context *ctx = NULL;
+    const struct rdt_context_opts opts = {
+        .struct_size = sizeof(opts),
+        .force_transport = transport,
+        .loopback_only = 1,
+        .timeout_ns = 10 * RIG_SECOND,
+        .arena_chunk_bytes = 1 << 20,
+    };
+
+    CHECK_OK(rdt_context_open(&opts, &ctx, &err), &err);
+    CHECK_OK(rdt_context_add_job(ctx, "job", (const uint8_t *)"secret", 6, 1, rank, &err), &err);
+    return ctx;
+}
+
+static inline void
+rig_open(struct rig *rig, uint32_t size, uint32_t transport)
+{
+    *rig = (struct rig){.size = size};
+    for (uint32_t i = 0; i < size; i++)
+        rig->ctx[i] = rig_context(transport, (int32_t)i);
+    for (uint32_t i = 0; i < size; i++)
+        rig->group[i] = rig_group(rig, i, "world");
+}
+
+static inline void
+rig_close_context(rdt_context *ctx)
+{
+    struct rdt_error err = {0};
+    rdt_status status;
+    const uint64_t deadline_ns = test_now_ns() + 10 * RIG_SECOND;
+
+    while ((status = rdt_context_close(ctx, &err)) == RDT_EBUSY && test_now_ns() < deadline_ns)
+        test_sleep_ns(1000000);
+    CHECK_OK(status, &err);
+}
+
+static inline void
+rig_close(struct rig *rig)
+{
+    for (uint32_t i = 0; i < rig->size; i++)
+        rdt_group_destroy(rig->group[i]);
+    for (uint32_t i = 0; i < rig->size; i++)
+        rig_close_context(rig->ctx[i]);
+}
+
+/* Waits for a transfer and gives it up. */
+static inline rdt_status
+rig_end(rdt_transfer *t, struct rdt_error *err)
+{
+    const rdt_status status = rdt_transfer_wait(t, 10 * RIG_SECOND, err);
+
+    rdt_transfer_free(t);
+    return status;
+}
+
+static inline rdt_transfer *
+rig_send(struct rig *rig, uint32_t from, uint32_t to, uint64_t tag, const void *src,
+         uint64_t len_bytes)
+{
+    struct rdt_error err = {0};
+    rdt_transfer *t = NULL;
+
+    CHECK_OK(rdt_group_send(rig->group[from], to, tag, src, len_bytes, NULL, &t, &err), &err);
+    return t;
+}
+
+static inline rdt_transfer *
+rig_recv(struct rig *rig, uint32_t at, uint32_t from, uint64_t tag, void *dst, uint64_t cap_bytes)
+{
+    struct rdt_error err = {0};
+    rdt_transfer *t = NULL;
+
+    CHECK_OK(rdt_group_recv(rig->group[at], from, tag, dst, cap_bytes, NULL, &t, &err), &err);
+    return t;
+}
+
+static inline void
+rig_fill(uint8_t *buf, uint64_t len_bytes, uint64_t seed)
+{
+    uint64_t x = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
+
+    for (uint64_t i = 0; i < len_bytes; i++) {
+        x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        buf[i] = (uint8_t)(x >> 56);
+    }
+}
+
+#endif
