@@ -13,8 +13,10 @@ class RdmaTensorError(Exception):
     """Base of everything this package raises on purpose.
 
     code: the C library's status by name, for example "RDT_EPEER"; call: the operation that failed;
-    detail: the message.
+    detail: the message; rank: global rank at fault, or -1 where none is known to be.
     """
+
+    rank = RANK_UNKNOWN
 
     def __init__(self, code: str, call: str, detail: str) -> None:
         # Not super(): subclasses that are OSErrors too would take the three for errno and text.
@@ -66,8 +68,6 @@ class ForkedProcess(RdmaTensorError):
 class Mismatch(RdmaTensorError):
     """Both sides disagree on the description of a slot, a message or a collective."""
 
-    rank = RANK_UNKNOWN
-
 
 class StaleRegion(RdmaTensorError):
     """The remote region was freed by its owner; ask the owner for a new one."""
@@ -88,8 +88,6 @@ class CompletionError(DeviceError):
 
 class PeerError(RdmaTensorError):
     """A peer died, left, or cannot be reached; rank is its global rank, or -1 where unknown."""
-
-    rank = RANK_UNKNOWN
 
 
 class ProtocolError(PeerError):

@@ -1,0 +1,248 @@
+"""Settings, and the only place that reads the environment.
+
+VARIABLES is the whole list of RDMATENSOR_* variables; the README's table is made from it. A name
+that is not on it is refused, because a misspelt setting that does nothing is worse than an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rdmatensor.errors import InvalidArgument
+from rdmatensor.types import TransportName
+
+PREFIX = "RDMATENSOR_"
+# Families of names that belong to the project's own programs and tests; never read here.
+FOREIGN_PREFIXES = ("RDMATENSOR_DEMO_", "RDMATENSOR_TEST_", "RDMATENSOR_BENCH_")
+
+LogLevel = Literal["error", "warn", "info", "debug"]
+
+_SECONDS_MAX = 365 * 86400.0  # a year: longer waits are a slip of the keyboard
+_SECRET_BYTES_MAX = 4096
+_STREAMS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set. Fields have the defaults that an empty environment gives."""
+
+    transport: TransportName = "auto"
+    require: TransportName = "auto"
+    ifname: str | None = None
+    addr: str | None = None
+    ports: tuple[int, int] | None = None
+    loopback: bool = False
+    secret: bytes | None = None
+    secret_source: Literal["environment", "file", "argument"] | None = None
+    timeout_s: float = 300.0
+    peer_timeout_s: float = 10.0
+    arena_mb: int = 64
+    arena_max_mb: int | None = None
+    tcp_streams: int | None = None
+    log: LogLevel = "warn"
+
+    def __repr__(self) -> str:
+        """Without the secret, which would end up in logs."""
+        shown = (
+            f"{name}={getattr(self, name)!r}"
+            for name in self.__dataclass_fields__
+            if name != "secret"
+        )
+        return f"Settings({', '.join(shown)})"
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"it must be one of {', '.join(allowed)}")
+        return text.lower()
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 < value <= _SECONDS_MAX):
+        raise ValueError(f"it must be above 0 and at most {_SECONDS_MAX:.0f} seconds")
+    return value
+
+
+def _count(most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not 1 <= value <= most:
+            raise ValueError(f"it must be from 1 to {most}")
+        return value
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("it must be 0 or 1")
+    return text == "1"
+
+
+def _ports(text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    ports = (int(first), int(last if dash else first))
+    if not 1 <= ports[0] <= ports[1] <= 65535:
+        raise ValueError("it must be FROM-TO with 1 <= FROM <= TO <= 65535")
+    return ports
+
+
+def _address(text: str) -> str:
+    return str(ipaddress.ip_address(text))
+
+
+def _text(text: str) -> str:
+    if text.strip() != text or not text.isprintable():
+        raise ValueError("it has spaces around it or characters that cannot be printed")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: RDMATENSOR_<name> sets the field of that name in Settings."""
+
+    name: str
+    form: str
+    meaning: str
+    parse: Callable[[str], object]
+
+    @property
+    def full_name(self) -> str:
+        """As it is written in the environment."""
+        return PREFIX + self.name
+
+    @property
+    def field(self) -> str:
+        """The field of Settings."""
+        return {"TIMEOUT": "timeout_s"}.get(self.name, self.name.lower())
+
+
+_MB_MAX = 1 << 34  # 16 PiB in MiB: more than any machine has, far from overflow in bytes
+
+VARIABLES = (
+    Variable(
+        "TRANSPORT",
+        "auto, shm, tcp or verbs",
+        "the path of every pair of processes; `auto` takes the best that a probe proved",
+        _choice("auto", "shm", "tcp", "verbs"),
+    ),
+    Variable(
+        "REQUIRE",
+        "auto, tcp or verbs",
+        "a floor for pairs on different hosts: fail instead of falling back below it",
+        _choice("auto", "tcp", "verbs"),
+    ),
+    Variable("IFNAME", "eth0", "listen on the addresses of this interface only", _text),
+    Variable("ADDR", "10.0.0.1", "listen on and advertise this numeric address", _address),
+    Variable("PORTS", "20000-20100", "range of the listening ports, both included", _ports),
+    Variable("LOOPBACK", "0 or 1", "1: listen on 127.0.0.1 and ::1 only", _flag),
+    Variable("SECRET", "text", "what the members of a job must know to be let in", str.encode),
+    Variable("SECRET_FILE", "path", "a file with the secret; its last line break is dropped", str),
+    Variable("TIMEOUT", "seconds", "the deadline of every wait that is not given one", _seconds),
+    Variable(
+        "PEER_TIMEOUT_S",
+        "seconds",
+        "silence of a peer's progress thread after which it counts as dead",
+        _seconds,
+    ),
+    Variable("ARENA_MB", "MiB", "the arena grows in pieces of at least this", _count(_MB_MAX)),
+    Variable(
+        "ARENA_MAX_MB",
+        "MiB",
+        "the arena never exceeds this; unset: bound by RAM and the memory cgroup",
+        _count(_MB_MAX),
+    ),
+    Variable("TCP_STREAMS", "count", "sockets per peer for large payloads", _count(_STREAMS_MAX)),
+    Variable(
+        "LOG",
+        "error, warn, info or debug",
+        "lines up to this level go to standard error",
+        _choice("error", "warn", "info", "debug"),
+    ),
+)
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings; environment defaults to the process's.
+
+    Raises InvalidArgument for an unknown RDMATENSOR_* name, with the nearest one that exists, and
+    for a value that does not parse, with the form it must have.
+    """
+    source = os.environ if environment is None else environment
+    known = {variable.full_name: variable for variable in VARIABLES}
+    fields: dict[str, object] = {}
+    for name in sorted(source):
+        if not name.startswith(PREFIX) or name.startswith(FOREIGN_PREFIXES):
+            continue
+        if name not in known:
+            raise _unknown(name, list(known))
+        if source[name] != "":  # an empty variable is one that somebody unset
+            fields[known[name].field] = _parse(known[name], source[name])
+    _take_secret(fields)
+    settings = Settings()
+    values = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+    return Settings(**{**values, **fields})
+
+
+def _parse(variable: Variable, text: str) -> object:
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        shown = "(not shown)" if variable.name == "SECRET" else repr(text)
+        raise InvalidArgument(
+            "RDT_EINVAL",
+            "settings",
+            f"{variable.full_name}={shown}: {error}; it is written as: {variable.form}",
+        ) from None
+
+
+def _unknown(name: str, known: list[str]) -> InvalidArgument:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return InvalidArgument("RDT_EINVAL", "settings", f"{name} is no setting of rdmatensor; {hint}")
+
+
+def _take_secret(fields: dict[str, object]) -> None:
+    """Turn SECRET and SECRET_FILE into the secret and where it came from."""
+    path = fields.pop("secret_file", None)
+    if path is not None and "secret" in fields:
+        raise InvalidArgument(
+            "RDT_EINVAL",
+            "settings",
+            "RDMATENSOR_SECRET and RDMATENSOR_SECRET_FILE are both set; unset one",
+        )
+    if "secret" in fields:
+        fields["secret_source"] = "environment"
+    if path is not None:
+        fields["secret"] = read_secret(Path(str(path)))
+        fields["secret_source"] = "file"
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the content of a secret file without its last line break."""
+    try:
+        with path.open("rb") as file:
+            secret = file.read(_SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidArgument(
+            "RDT_EINVAL", "settings", f"RDMATENSOR_SECRET_FILE={path}: {error.strerror}"
+        ) from error
+    secret = secret.removesuffix(b"\n").removesuffix(b"\r")
+    if not 1 <= len(secret) <= _SECRET_BYTES_MAX:
+        raise InvalidArgument(
+            "RDT_EINVAL",
+            "settings",
+            f"RDMATENSOR_SECRET_FILE={path}: a secret has 1 to {_SECRET_BYTES_MAX} bytes",
+        )
+    return secret

@@ -1,0 +1,78 @@
+"""Plain values that the other modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TransportName = Literal["auto", "shm", "tcp", "verbs"]
+SlotKind = Literal["static", "bounded", "dynamic"]
+# A string: this module is imported where numpy is not.
+Array: TypeAlias = "NDArray[np.generic]"
+ReduceOp = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
+
+# The order is that of RDT_BOOL ... RDT_C128 in the C header; a test compares them.
+DTYPE_NAMES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+
+
+class TorchTensor(Protocol):
+    """What is used of a torch.Tensor, which is thus accepted without torch being imported."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Sizes of the dims."""
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie row-major without gaps."""
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+
+    def numel(self) -> int:
+        """Count of the elements."""
+
+
+# numpy arrays, whatever has the buffer protocol, and CPU torch tensors.
+TensorLike: TypeAlias = "Array | bytes | bytearray | memoryview | TorchTensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals since a context was opened; docs of each: struct rdt_counters in rdmatensor.h."""
+
+    writes: int
+    reads: int
+    notifications: int
+    moved_bytes: int
+    copied_bytes: int
+    control_messages: int
+    credits_alone: int
+    registrations: int
+    wakeups_sent: int
+    wire_bytes: int
+    mailbox_eager: int
+    mailbox_rendezvous: int
