@@ -18,6 +18,61 @@ from pathlib import Path
 import cffi
 
 MODULE_NAME = "rdmatensor._rdmatensor_cffi"
+
+# Callbacks in C, for threads of the library: one that waited for Python's lock there would stop
+# the heartbeats of a process that computes, and its peers would call it dead.
+GLUE_DECLARATIONS = """
+void rdtpy_raise_flag(void *flag);
+void rdtpy_ring(void *event_fd);
+struct rdtpy_blobs { uint32_t count; const uint8_t *const *bytes; const size_t *len_bytes; };
+rdt_status rdtpy_give_blob(void *blobs, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
+                           size_t cap, size_t *len_out, struct rdt_error *err);
+"""
+GLUE = """
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+struct rdtpy_blobs { uint32_t count; const uint8_t *const *bytes; const size_t *len_bytes; };
+
+/* Release; partner: Python reads the flag in a later call, after which it drops the memory. */
+static void
+rdtpy_raise_flag(void *flag)
+{
+    __atomic_store_n((int32_t *)flag, 1, __ATOMIC_RELEASE);
+}
+
+static void
+rdtpy_ring(void *event_fd)
+{
+    /* It fails only where the count is near 2^64, and then the descriptor is readable anyway. */
+    (void)eventfd_write((int)(intptr_t)event_fd, 1);
+}
+
+/* An rdt_blob_fn over blobs that were fetched before the group was made. */
+static rdt_status
+rdtpy_give_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+                size_t *len_out, struct rdt_error *err)
+{
+    const struct rdtpy_blobs *blobs = arg;
+
+    (void)timeout_ns;
+    if (rank >= blobs->count || blobs->len_bytes[rank] > cap) {
+        if (err != NULL) {
+            memset(err, 0, sizeof(*err));
+            err->status = RDT_EINVAL;
+            err->peer_rank = RDT_RANK_UNKNOWN;
+            (void)snprintf(err->message, sizeof(err->message),
+                           "the blob of rank %u of %u does not fit %zu bytes", (unsigned)rank,
+                           (unsigned)blobs->count, cap);
+        }
+        return RDT_EINVAL;
+    }
+    memcpy(buf, blobs->bytes[rank], blobs->len_bytes[rank]);
+    *len_out = blobs->len_bytes[rank];
+    return RDT_OK;
+}
+"""
 # Object-like, ours, and with a value: not an include guard, not an attribute that is empty here.
 _MACRO = re.compile(r"^#define (RDT_[A-Z0-9_]+) +(\S.*)$", re.MULTILINE)
 
@@ -48,8 +103,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     builder = cffi.FFI()
-    builder.cdef(declarations(arguments.header, arguments.cc))
-    builder.set_source(MODULE_NAME, f'#include "{arguments.header.name}"')
+    builder.cdef(declarations(arguments.header, arguments.cc) + GLUE_DECLARATIONS)
+    builder.set_source(MODULE_NAME, f'#include "{arguments.header.name}"\n{GLUE}')
     builder.emit_c_code(str(arguments.out))
 
 

@@ -1,0 +1,274 @@
+"""The one door to the C library: statuses become exceptions here, and handles are guarded here.
+
+Everything that knows cffi's untyped values says so with CData; no other module uses Any.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
+
+from rdmatensor import errors
+from rdmatensor.types import DTYPE_NAMES
+
+try:
+    from rdmatensor._rdmatensor_cffi import ffi as ffi
+    from rdmatensor._rdmatensor_cffi import lib as lib
+except ImportError as error:
+    raise ImportError(
+        f"the C library of rdmatensor does not load ({error}); build and install it with "
+        "`pip install --no-build-isolation .`, then ask `python -m rdmatensor doctor`"
+    ) from error
+
+CData: TypeAlias = Any
+# cffi's array of bytes over an object with the buffer protocol; it holds the object's buffer.
+BYTES: CData = ffi.typeof("char[]")
+
+OK: int = lib.RDT_OK
+AGAIN: int = lib.RDT_EAGAIN
+TIMED_OUT: int = lib.RDT_ETIMEDOUT
+
+# A waiting thread comes back to Python this often, so that Ctrl-C and close() are noticed.
+SLICE_S = 0.1
+SLICE_NS = 100_000_000
+# A year. More is refused, as for ever is.
+_TIMEOUT_MAX_S = 365 * 86400.0
+
+RAISE_FLAG: CData = ffi.addressof(lib, "rdtpy_raise_flag")
+RING: CData = ffi.addressof(lib, "rdtpy_ring")
+GIVE_BLOB: CData = ffi.addressof(lib, "rdtpy_give_blob")
+
+_CLASSES: dict[int, type[errors.RdmaTensorError]] = {
+    lib.RDT_EINVAL: errors.InvalidArgument,
+    lib.RDT_ENOMEM: errors.OutOfMemory,
+    lib.RDT_EAGAIN: errors.TransferTimeout,
+    lib.RDT_ETIMEDOUT: errors.TransferTimeout,
+    lib.RDT_ECLOSED: errors.Closed,
+    lib.RDT_EPEER: errors.PeerError,
+    lib.RDT_EPROTO: errors.ProtocolError,
+    lib.RDT_EAUTH: errors.AuthenticationError,
+    lib.RDT_EVERSION: errors.VersionMismatch,
+    lib.RDT_EDEVICE: errors.DeviceError,
+    lib.RDT_ESTALE: errors.StaleRegion,
+    lib.RDT_ERANGE: errors.InvalidArgument,
+    lib.RDT_EBUSY: errors.Busy,
+    lib.RDT_EFORKED: errors.ForkedProcess,
+    lib.RDT_EMISMATCH: errors.Mismatch,
+    lib.RDT_ENOTSUP: errors.NotSupported,
+    lib.RDT_ECANCELED: errors.Canceled,
+    lib.RDT_ENOTVIABLE: errors.TransportNotViable,
+    lib.RDT_EINTERNAL: errors.InternalError,
+}
+
+_DTYPE_CODES = {name: getattr(lib, code) for name, code in zip(
+    DTYPE_NAMES,
+    ("RDT_BOOL", "RDT_U8", "RDT_I8", "RDT_I16", "RDT_U16", "RDT_I32", "RDT_U32", "RDT_I64",
+     "RDT_U64", "RDT_F16", "RDT_BF16", "RDT_F32", "RDT_F64", "RDT_C64", "RDT_C128"),
+    strict=True,
+)}  # fmt: skip
+
+KINDS: dict[str, int] = {
+    "static": lib.RDT_SLOT_STATIC,
+    "bounded": lib.RDT_SLOT_BOUNDED,
+    "dynamic": lib.RDT_SLOT_DYNAMIC,
+}
+TRANSPORTS: dict[str, int] = {
+    "auto": lib.RDT_TRANSPORT_AUTO,
+    "shm": lib.RDT_TRANSPORT_SHM,
+    "tcp": lib.RDT_TRANSPORT_TCP,
+    "verbs": lib.RDT_TRANSPORT_VERBS,
+}
+TRANSPORT_NAMES = {code: name for name, code in TRANSPORTS.items()}
+REDUCE_OPS: dict[str, int] = {
+    "sum": lib.RDT_SUM,
+    "avg": lib.RDT_AVG,
+    "product": lib.RDT_PRODUCT,
+    "min": lib.RDT_MIN,
+    "max": lib.RDT_MAX,
+    "band": lib.RDT_BAND,
+    "bor": lib.RDT_BOR,
+    "bxor": lib.RDT_BXOR,
+}
+
+
+class _Scratch(threading.local):
+    """Outputs of calls, one set per thread: an ffi.new() for each call would double its price."""
+
+    def __init__(self) -> None:
+        self.err: CData = ffi.new("struct rdt_error *")
+        self.transfer: CData = ffi.new("rdt_transfer **")
+        self.number: CData = ffi.new("uint32_t *")
+        self.pointer: CData = ffi.new("void **")
+        self.view: CData = ffi.new("struct rdt_slot_view *")
+        self.dims: CData = ffi.new("uint64_t[]", lib.RDT_MAX_NDIM)
+
+
+scratch = _Scratch()
+
+
+def status_name(status: int) -> str:
+    """Return for example "RDT_EPEER"."""
+    name: str = ffi.string(lib.rdt_status_name(status)).decode()
+    return name
+
+
+def error_of(status: int, call: str, err: CData) -> errors.RdmaTensorError:
+    """Make the exception of a status that is not RDT_OK; err is what the call filled."""
+    cls = _CLASSES.get(status, errors.InternalError)
+    detail = ffi.string(err.message).decode("utf-8", "replace") if err.status == status else ""
+    if cls is errors.DeviceError and err.status == status and err.wc_status != 0:
+        cls = errors.CompletionError
+    error = cls(status_name(status), call, detail or f"{call} ended with {status_name(status)}")
+    if err.status == status:
+        error.rank = err.peer_rank
+        if isinstance(error, errors.DeviceError):
+            error.sys_errno = err.sys_errno
+        if isinstance(error, errors.CompletionError):
+            error.wc_status, error.vendor_err = err.wc_status, err.vendor_err
+    return error
+
+
+def fail(status: int, call: str, err: CData | None = None) -> NoReturn:
+    """Raise the exception of a status; err None: what this thread's scratch holds."""
+    raise error_of(status, call, scratch.err if err is None else err)
+
+
+def check(status: int, call: str) -> None:
+    """Raise unless the call, which was given scratch.err, returned RDT_OK."""
+    if status != OK:
+        fail(status, call)
+
+
+def invalid(call: str, detail: str) -> errors.InvalidArgument:
+    """Make the exception for an argument that is found wrong on the Python side."""
+    return errors.InvalidArgument("RDT_EINVAL", call, detail)
+
+
+def timeout_s_of(timeout_s: float | None, default_s: float, call: str) -> float:
+    """Return a wait's length in seconds, checked."""
+    if timeout_s is None:
+        return default_s
+    value = float(timeout_s)
+    if not 0 <= value <= _TIMEOUT_MAX_S or not math.isfinite(value):
+        raise invalid(call, f"timeout_s={timeout_s!r} is not from 0 to {_TIMEOUT_MAX_S:.0f}")
+    return value
+
+
+class Waiters:
+    """The threads that wait inside C, so that closing can wait for them to come back."""
+
+    __slots__ = ("_threads", "is_closing")
+
+    def __init__(self) -> None:
+        self.is_closing = False
+        self._threads: set[int] = set()
+
+    def wait(self, attempt: Callable[[int], int], call: str, timeout_s: float) -> None:
+        """Call attempt(nanoseconds), in slices, until it returns RDT_OK or the deadline passes.
+
+        attempt is one C call that may be repeated after a time-out; it gets scratch.err.
+        """
+        me = threading.get_ident()
+        is_outermost = me not in self._threads
+        self._threads.add(me)
+        try:
+            if self.is_closing:
+                raise errors.Closed("RDT_ECLOSED", call, "the context was closed")
+            if timeout_s <= SLICE_S:
+                status = attempt(int(timeout_s * 1e9))
+            else:
+                status = self._wait_sliced(attempt, call, timeout_s)
+        finally:
+            if is_outermost:
+                self._threads.discard(me)
+        if status != OK:
+            raise _with_whole_time(error_of(status, call, scratch.err), timeout_s)
+
+    def _wait_sliced(self, attempt: Callable[[int], int], call: str, timeout_s: float) -> int:
+        deadline_s = time.monotonic() + timeout_s
+        left_s = timeout_s
+        while True:
+            status = attempt(SLICE_NS if left_s > SLICE_S else int(left_s * 1e9))
+            if status not in (TIMED_OUT, AGAIN):
+                return status
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return status
+            if self.is_closing:
+                raise errors.Closed("RDT_ECLOSED", call, "the context was closed during the wait")
+
+    def close(self) -> None:
+        """Make every waiter raise Closed, and return when all others have, or after 2 s."""
+        self.is_closing = True
+        deadline_s = time.monotonic() + 20 * SLICE_S
+        while self._threads - {threading.get_ident()} and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+
+
+def _with_whole_time(error: errors.RdmaTensorError, timeout_s: float) -> errors.RdmaTensorError:
+    """C reports the length of the last slice; a user is told that of the whole wait."""
+    if isinstance(error, errors.TransferTimeout):
+        whole = f"within {timeout_s:.3f} s"
+        told = re.sub(r"within [0-9.]+ s", whole, error.detail)
+        error.detail = told if whole in told else f"{told} ({whole})"
+        error.args = (error.code, error.call, error.detail)
+    return error
+
+
+class Handle:
+    """A C handle that is destroyed once, by its owner or by the context's close()."""
+
+    __slots__ = ("_destroy", "name", "ptr")
+
+    def __init__(self, name: str, ptr: CData, destroy: Callable[[CData], object]) -> None:
+        self.name = name
+        self.ptr: CData | None = ptr
+        self._destroy = destroy
+
+    def get(self, call: str) -> CData:
+        """Return the pointer; raises Closed after close()."""
+        if self.ptr is None:
+            raise errors.Closed("RDT_ECLOSED", call, f"the {self.name} was closed")
+        return self.ptr
+
+    def close(self) -> None:
+        """Destroy the object; again is legal."""
+        ptr, self.ptr = self.ptr, None
+        if ptr is not None:
+            self._destroy(ptr)
+
+
+def dtype_code(name: str, call: str) -> int:
+    """Return the C code of a dtype's name."""
+    code: int | None = _DTYPE_CODES.get(name)
+    if code is None:
+        raise invalid(call, f"dtype {name!r} is none of {', '.join(DTYPE_NAMES)}")
+    return code
+
+
+def shape_of(shape: int | tuple[int, ...] | list[int], call: str) -> tuple[int, ...]:
+    """Return a shape as a checked tuple; an int means one dim."""
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    if len(dims) > lib.RDT_MAX_NDIM:
+        raise invalid(call, f"shape {dims} has {len(dims)} dims, at most {lib.RDT_MAX_NDIM}")
+    if any(not isinstance(dim, int) or not 0 <= dim < 1 << 62 for dim in dims):
+        raise invalid(call, f"shape {dims!r}: each dim must be an integer from 0")
+    return dims
+
+
+def tensor_desc(kind: str, dtype: str, shape: tuple[int, ...], call: str) -> CData:
+    """Make a struct rdt_tensor_desc."""
+    if kind not in KINDS:
+        raise invalid(call, f"kind {kind!r} is none of {', '.join(KINDS)}")
+    desc = ffi.new("struct rdt_tensor_desc *")
+    desc.struct_size = ffi.sizeof("struct rdt_tensor_desc")
+    desc.kind = KINDS[kind]
+    desc.dtype = dtype_code(dtype, call)
+    desc.ndim = len(shape)
+    for index, dim in enumerate(shape):
+        desc.dims[index] = dim
+    return desc
