@@ -10,20 +10,75 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rdmatensor.bootstrap import World as World
+    from rdmatensor.bootstrap import join as join
+    from rdmatensor.config import Settings as Settings
+    from rdmatensor.context import Context as Context
+    from rdmatensor.context import default_context as default_context
+    from rdmatensor.endpoint import Blocks as Blocks
+    from rdmatensor.endpoint import Endpoint as Endpoint
+    from rdmatensor.endpoint import PreparedWrite as PreparedWrite
+    from rdmatensor.errors import AuthenticationError as AuthenticationError
+    from rdmatensor.errors import Busy as Busy
+    from rdmatensor.errors import Canceled as Canceled
+    from rdmatensor.errors import Closed as Closed
+    from rdmatensor.errors import CompletionError as CompletionError
+    from rdmatensor.errors import DeviceError as DeviceError
+    from rdmatensor.errors import ForkedProcess as ForkedProcess
+    from rdmatensor.errors import InternalError as InternalError
+    from rdmatensor.errors import InvalidArgument as InvalidArgument
+    from rdmatensor.errors import Mismatch as Mismatch
+    from rdmatensor.errors import NotSupported as NotSupported
+    from rdmatensor.errors import OutOfMemory as OutOfMemory
+    from rdmatensor.errors import PeerError as PeerError
+    from rdmatensor.errors import ProtocolError as ProtocolError
     from rdmatensor.errors import RdmaTensorError as RdmaTensorError
+    from rdmatensor.errors import StaleRegion as StaleRegion
+    from rdmatensor.errors import TransferTimeout as TransferTimeout
+    from rdmatensor.errors import TransportNotViable as TransportNotViable
+    from rdmatensor.errors import VersionMismatch as VersionMismatch
+    from rdmatensor.group import Group as Group
+    from rdmatensor.memory import Region as Region
+    from rdmatensor.memory import RemoteRegion as RemoteRegion
+    from rdmatensor.slot import Held as Held
+    from rdmatensor.slot import Slot as Slot
+    from rdmatensor.slot import SlotSender as SlotSender
+    from rdmatensor.store import FileStore as FileStore
+    from rdmatensor.store import Store as Store
+    from rdmatensor.transfer import Reception as Reception
+    from rdmatensor.transfer import Transfer as Transfer
+    from rdmatensor.types import Counters as Counters
 
-# Public name -> the module that has it. The block above says the same to type checkers.
-_HOMES = {
-    "RdmaTensorError": "errors",
+# Module -> its public names. The block above says the same to type checkers; a test compares them.
+_MODULES = {
+    "bootstrap": ("World", "join"),
+    "config": ("Settings",),
+    "context": ("Context", "default_context"),
+    "endpoint": ("Blocks", "Endpoint", "PreparedWrite"),
+    "errors": (
+        *("AuthenticationError", "Busy", "Canceled", "Closed", "CompletionError", "DeviceError"),
+        *("ForkedProcess", "InternalError", "InvalidArgument", "Mismatch", "NotSupported"),
+        *("OutOfMemory", "PeerError", "ProtocolError", "RdmaTensorError", "StaleRegion"),
+        *("TransferTimeout", "TransportNotViable", "VersionMismatch"),
+    ),
+    "group": ("Group",),
+    "memory": ("Region", "RemoteRegion"),
+    "slot": ("Held", "Slot", "SlotSender"),
+    "store": ("FileStore", "Store"),
+    "transfer": ("Reception", "Transfer"),
+    "types": ("Counters",),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["RdmaTensorError", "__version__"]
+__all__ = sorted((*_HOMES, "__version__"))  # noqa: PLE0605 - the names are strings, of _MODULES
 
 
 def __getattr__(name: str) -> object:
     """PEP 562: load a public name at its first use."""
     if name == "__version__":
-        return importlib.import_module("rdmatensor._build_stamp").VERSION
+        from rdmatensor._build_stamp import VERSION
+
+        return VERSION
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'rdmatensor' has no attribute {name!r}")

@@ -1,0 +1,174 @@
+"""What the objects of one context share, and how it ends.
+
+A Context is the user's handle; the Core below it lives until the last array of its arena is gone,
+so that no array ever points to memory that was unmapped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+import weakref
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rdmatensor import errors
+from rdmatensor._ffi import (
+    AGAIN,
+    OK,
+    RAISE_FLAG,
+    CData,
+    Handle,
+    Waiters,
+    error_of,
+    ffi,
+    lib,
+    scratch,
+)
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from rdmatensor.transfer import Transfer, Waker
+
+# Endpoints linger two seconds at most for their goodbyes (rdt_context_close()); then some slack.
+_CLOSE_S = 5.0
+
+
+class Core:
+    """One C context with everything that must not outlive it.
+
+    Threads: any thread; the collections are changed by single operations that the interpreter
+    does not split.
+    """
+
+    def __init__(self, ptr: CData, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.waiters = Waiters()
+        self.transfers: weakref.WeakSet[Transfer] = weakref.WeakSet()
+        self.bells: list[int] = []  # event descriptors that no event loop uses now
+        self.wakers: dict[AbstractEventLoop, Waker] = {}
+        self._ptr: CData | None = ptr
+        self._pid = os.getpid()
+        self._handles: dict[int, Handle] = {}
+        self._orphans: deque[tuple[CData, object]] = deque()
+        self._drains: deque[tuple[CData, object]] = deque()
+        self._memory: set[int] = set()  # arrays alive, by a number of their own
+        self._next_id = 0
+
+    @property
+    def is_foreign(self) -> bool:
+        """True in a forked child, where nothing may be destroyed."""
+        return os.getpid() != self._pid
+
+    def get(self, call: str) -> CData:
+        """Return the rdt_context *; raises Closed."""
+        if self._ptr is None or self.waiters.is_closing:
+            raise errors.Closed("RDT_ECLOSED", call, "the context was closed")
+        return self._ptr
+
+    def adopt(self, handle: Handle) -> Handle:
+        """Close handle when the context closes, children before what they were made from."""
+        self._handles[id(handle)] = handle
+        return handle
+
+    def release(self, handle: Handle) -> None:
+        """Close a handle now."""
+        self._handles.pop(id(handle), None)
+        if not self.is_foreign:
+            handle.close()
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def buffer(self, ptr: CData, len_bytes: int, region: CData | None = None) -> CData:
+        """Return a writable buffer over C memory that keeps the context mapped while it lives.
+
+        region, if given, is freed with the buffer.
+        """
+        self._next_id += 1
+        number = self._next_id
+        self._memory.add(number)
+        # The pointer owns the region; the buffer, and each array over it, keeps the pointer.
+        owner = ffi.gc(ffi.cast("char *", ptr), partial(self._drop, number, region))
+        return ffi.buffer(owner, len_bytes)
+
+    def _drop(self, number: int, region: CData | None, _owner: CData) -> None:
+        if self.is_foreign or sys.is_finalizing():
+            return
+        if region is not None:
+            lib.rdt_region_free(region, ffi.NULL, ffi.NULL)
+        self._memory.discard(number)
+        if self.waiters.is_closing and not self._memory:
+            self._close_c(0.0)
+
+    def drain(self, region: CData, pin: object) -> None:
+        """Free registered memory; pin, its owner, is kept until no peer can write it any more."""
+        flag = ffi.new("int32_t *")
+        self._drains.append((flag, pin))
+        lib.rdt_region_free(region, RAISE_FLAG, ffi.cast("void *", flag))
+
+    # ---- transfers -----------------------------------------------------------------------------
+
+    def orphan(self, transfer: CData, pin: object) -> None:
+        """Take over a transfer in flight that its user dropped; pin is what it still uses."""
+        self._orphans.append((transfer, pin))
+
+    def reap(self) -> None:
+        """Let go what orphans and drained regions held; cheap where there are none."""
+        for _ in range(len(self._orphans)):
+            transfer, pin = self._orphans.popleft()
+            status = lib.rdt_transfer_test(transfer, scratch.err)
+            if status == AGAIN:
+                self._orphans.append((transfer, pin))
+                break  # in order: what was posted later is hardly done earlier
+            if status != OK and not self.waiters.is_closing:
+                error = error_of(status, "transfer", scratch.err)
+                warnings.warn(f"a transfer that nobody waited for: {error}", stacklevel=3)
+            lib.rdt_transfer_free(transfer)
+        for _ in range(len(self._drains)):
+            flag, pin = self._drains.popleft()
+            if flag[0] == 0:
+                self._drains.append((flag, pin))
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close everything; idempotent. Arrays of the arena stay valid until they are dropped."""
+        if self._ptr is None or self.waiters.is_closing:
+            return
+        if self.is_foreign:
+            self._ptr = None
+            return
+        self.waiters.close()
+        for handle in reversed(list(self._handles.values())):
+            handle.close()
+        self._handles.clear()
+        for transfer in list(self.transfers):
+            transfer.abandon()
+        self._close_c(_CLOSE_S)
+
+    def _close_c(self, patience_s: float) -> None:
+        """Close the C context, unless arrays are alive: then the last one's end does it."""
+        deadline_s = time.monotonic() + patience_s
+        pins = list(self._orphans)  # kept until the bytes are nobody's
+        for transfer, _ in pins:
+            lib.rdt_transfer_free(transfer)
+        self._orphans.clear()
+        while True:
+            err = scratch.err
+            status = lib.rdt_context_close(self._ptr, err)
+            if status == OK:
+                break
+            if self._memory:
+                return
+            if status != lib.RDT_EBUSY or time.monotonic() >= deadline_s:
+                raise error_of(status, "close", err)
+            time.sleep(0.001)  # the last hooks of transfers are running
+        self._ptr = None
+        self._drains.clear()
+        for bell in self.bells:
+            os.close(bell)
+        self.bells.clear()

@@ -1,0 +1,307 @@
+"""The context: what a process has one of."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import fields
+from hashlib import sha256
+from types import TracebackType
+from typing import cast
+
+from rdmatensor import config, memory
+from rdmatensor._core import Core
+from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, invalid, lib, scratch
+from rdmatensor.endpoint import Endpoint, open_endpoint
+from rdmatensor.errors import RANK_UNKNOWN
+from rdmatensor.memory import Region, RemoteRegion
+from rdmatensor.slot import Slot
+from rdmatensor.types import Array, Counters, SlotKind, TensorLike
+
+DEFAULT_JOB = "default"
+_LOG_LEVELS = {
+    "error": lib.RDT_LOG_ERROR,
+    "warn": lib.RDT_LOG_WARN,
+    "info": lib.RDT_LOG_INFO,
+    "debug": lib.RDT_LOG_DEBUG,
+}
+# Contexts to close when the interpreter ends, before it takes itself apart.
+_open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+class Context:
+    """The transports found, the arena, the progress engine, and the settings of one process.
+
+    settings: None reads the environment. Use it as a context manager, or close() it; what is open
+    when the interpreter ends is closed then. Arrays of its arena stay valid until they are
+    dropped, also after close().
+    Raises: InvalidArgument (a setting), TransportNotViable (the forced one), DeviceError,
+        OutOfMemory, ForkedProcess.
+    Threads: any thread may call everything but close().
+    """
+
+    def __init__(self, settings: config.Settings | None = None) -> None:
+        self.settings = config.from_environment() if settings is None else settings
+        self.notes: dict[str, object] = {}  # what describe() tells beside the C library's words
+        lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
+        opts, _texts = _options(self.settings)
+        out = ffi.new("rdt_context **")
+        check(lib.rdt_context_open(opts, out, scratch.err), "Context")
+        self._core = Core(out[0], self.settings.timeout_s)
+        self._jobs: set[str] = set()
+        self._peers: Callable[[int], Endpoint] | None = None
+        _open_contexts.add(self)
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def empty(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Array:
+        """Return a numpy array in the arena, its content undefined.
+
+        Shapes: any of at most 8 dims; zero-size is legal. dtype: a name, or numpy's or torch's.
+        Ownership: freed with the last array or view of it; bytes that peers may still write are
+            not used again before they cannot. DLPack and the buffer protocol are numpy's.
+        Raises: OutOfMemory with the line that lifts the limit, InvalidArgument.
+        """
+        return memory.new_array(self._core, shape, dtype, zero=False, call="empty")
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Array:
+        """Return a numpy array in the arena, filled with zeros; see empty()."""
+        return memory.new_array(self._core, shape, dtype, zero=True, call="zeros")
+
+    def register(self, tensor: TensorLike) -> Region:
+        """Let peers reach memory that you have already, without moving it.
+
+        Peers on this host reach it over tcp or through the kernel, never by mapping it: memory of
+        the arena is faster. See Region for ownership.
+        """
+        return Region(self._core, tensor)
+
+    def export(self, tensor: TensorLike) -> RemoteRegion:
+        """Return what a peer needs to reach an array of the arena, or registered memory.
+
+        The tensor must be the whole array that empty(), zeros() or register() knows. The same
+        again gives the same; when the array is freed, what peers have becomes stale.
+        """
+        return memory.export(self._core, tensor)
+
+    # ---- peers ---------------------------------------------------------------------------------
+
+    @property
+    def blob(self) -> bytes:
+        """What peers need for connect(): addresses, no secret. Hand it over as you like."""
+        buf = ffi.new("uint8_t[]", lib.RDT_BLOB_MAX_BYTES)
+        length = ffi.new("size_t *")
+        status = lib.rdt_context_blob(self.c_ptr("blob"), buf, len(buf), length, scratch.err)
+        check(status, "blob")
+        return bytes(ffi.buffer(buf, length[0]))
+
+    @property
+    def uuid(self) -> bytes:
+        """128 random bits that name this process to its peers."""
+        buf = ffi.new("uint8_t[]", lib.RDT_UUID_BYTES)
+        lib.rdt_context_uuid(self.c_ptr("uuid"), buf)
+        return bytes(ffi.buffer(buf))
+
+    def add_job(
+        self,
+        job: str = DEFAULT_JOB,
+        secret: bytes | None = None,
+        *,
+        epoch: int = 0,
+        rank: int = RANK_UNKNOWN,
+    ) -> None:
+        """Let peers of a job in: those that know the secret and have the same epoch.
+
+        secret: any bytes, only their SHA-256 is used; None takes the settings' secret.
+        rank: ours in the job, for messages.
+        """
+        secret = self.settings.secret if secret is None else secret
+        if not secret:
+            raise invalid(
+                "add_job",
+                f"job {job!r} has no secret: set RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE in "
+                "all processes, or use rdmatensor.join(), which shares one through the store",
+            )
+        key = sha256(secret).digest()
+        status = lib.rdt_context_add_job(
+            self.c_ptr("add_job"), job.encode(), key, len(key), epoch, rank, scratch.err
+        )
+        check(status, "add_job")
+        self._jobs.add(job)
+
+    def connect(
+        self,
+        blob: bytes,
+        *,
+        job: str = DEFAULT_JOB,
+        rank: int = RANK_UNKNOWN,
+        timeout_s: float | None = None,
+    ) -> Endpoint:
+        """Return the endpoint to the process whose blob this is; set-up goes on behind.
+
+        rank: the peer's, for messages and PeerError.rank. timeout_s bounds the whole set-up.
+        Both sides must have the job, see add_job(); it is added here if the settings have a secret.
+        """
+        if job not in self._jobs:
+            self.add_job(job)
+        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        return open_endpoint(self._core, blob, job, rank, limit_s)
+
+    def slot(
+        self,
+        name: str,
+        shape: int | tuple[int, ...],
+        dtype: object = "float32",
+        *,
+        src: Endpoint | int,
+        kind: SlotKind = "static",
+    ) -> Slot:
+        """Make the place where tensors of src land, and announce it; returns at once.
+
+        Shapes: every tensor has this shape (static), at most it in each dim (bounded: the actual
+            one travels with the payload), or any of its ndim (dynamic: pulled by a read).
+        src: the sender, an Endpoint or, after join(), a rank. The sender says
+            `Endpoint.slot(name)`.
+        Raises: InvalidArgument, OutOfMemory, PeerError.
+        """
+        if isinstance(src, Endpoint):
+            endpoint = src
+        elif self._peers is None:
+            raise invalid("slot", f"src={src!r} is a rank, and only join() gives ranks a meaning")
+        else:
+            endpoint = self._peers(src)
+        return Slot(self._core, endpoint.ptr("slot"), name, shape, dtype, kind)
+
+    def set_peers(self, peers: Callable[[int], Endpoint] | None) -> None:
+        """Say how slot() finds the endpoint of a rank; join() does this."""
+        self._peers = peers
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, object]:
+        """Return the live state: settings, arena, each peer's path and why, counters."""
+        size, needed = 1 << 14, ffi.new("size_t *")
+        while True:
+            buf = ffi.new("char[]", size)
+            ptr, err = self.c_ptr("describe"), scratch.err
+            status = lib.rdt_context_describe(ptr, buf, size, needed, err)
+            if status == OK:
+                break
+            if status != lib.RDT_EINVAL or needed[0] < size:
+                fail(status, "describe", err)
+            size = needed[0] + 4096  # some room: the state may grow between the calls
+        state = json.loads(bytes(ffi.buffer(buf, needed[0])).decode("utf-8", "replace"))
+        return {**cast("dict[str, object]", state), **self.notes}
+
+    def counters(self) -> Counters:
+        """Return the totals since the context was opened."""
+        struct = ffi.new("struct rdt_counters *")
+        struct.struct_size = ffi.sizeof("struct rdt_counters")
+        lib.rdt_context_counters(self.c_ptr("counters"), struct)
+        return Counters(**{field.name: getattr(struct, field.name) for field in fields(Counters)})
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the engine has something to do.
+
+        For loops of your own: call progress() then. Do not read from it. `await` needs none of it.
+        """
+        return int(lib.rdt_context_fd(self.c_ptr("fileno")))
+
+    def progress(self) -> None:
+        """Drive the engine once, without waiting."""
+        status = lib.rdt_context_progress(self.c_ptr("progress"))
+        if status != OK:
+            fail(status, "progress", ffi.new("struct rdt_error *"))
+        self._core.reap()
+
+    def c_ptr(self, call: str = "c_ptr") -> CData:
+        """Return the rdt_context *, for modules of this package; raises Closed."""
+        return self._core.get(call)
+
+    @property
+    def c_addr(self) -> int:
+        """The address of the rdt_context, for C and C++ code of the same process."""
+        return int(ffi.cast("uintptr_t", self.c_ptr()))
+
+    @property
+    def core(self) -> Core:
+        """What the objects of this context share, for modules of this package."""
+        return self._core
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._core.waiters.is_closing
+
+    def close(self) -> None:
+        """Close endpoints and slots, then the context; idempotent, and does nothing after a fork.
+
+        Threads that wait get Closed. Memory stays mapped while arrays of it are alive.
+        """
+        _open_contexts.discard(self)
+        self._core.close()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None and not core.waiters.is_closing and not core.is_foreign:
+            warnings.warn("a Context was dropped without close()", ResourceWarning, stacklevel=2)
+
+
+def _options(settings: config.Settings) -> tuple[CData, list[CData]]:
+    """Make struct rdt_context_opts, and what its strings point to."""
+    opts = ffi.new("struct rdt_context_opts *")
+    texts = []
+    opts.struct_size = ffi.sizeof("struct rdt_context_opts")
+    opts.force_transport = TRANSPORTS[settings.transport]
+    opts.require_transport = TRANSPORTS[settings.require]
+    opts.tcp_streams = settings.tcp_streams or 0
+    opts.port_from, opts.port_to = settings.ports or (0, 0)
+    opts.loopback_only = settings.loopback
+    opts.timeout_ns = int(settings.timeout_s * 1e9)
+    opts.peer_timeout_ns = int(settings.peer_timeout_s * 1e9)
+    opts.arena_chunk_bytes = settings.arena_mb << 20
+    opts.arena_max_bytes = (settings.arena_max_mb or 0) << 20
+    for name in ("ifname", "addr"):
+        text = getattr(settings, name)
+        if text is not None:
+            texts.append(ffi.new("char[]", text.encode()))
+            setattr(opts, name, texts[-1])
+    return opts, texts
+
+
+def _close_all() -> None:
+    for context in list(_open_contexts):
+        context.close()
+
+
+atexit.register(_close_all)
+
+_default_lock = threading.Lock()
+_default: Context | None = None
+
+
+def default_context() -> Context:
+    """Return the process's own context, opened from the environment at the first call.
+
+    It is closed when the interpreter ends, or by close(); then the next call opens another.
+    """
+    global _default
+    with _default_lock:
+        if _default is None or _default.is_closed:
+            _default = Context()
+        return _default

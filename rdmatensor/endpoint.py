@@ -1,0 +1,330 @@
+"""The connection to one peer: one-sided writes and reads, and notifications."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from functools import partial
+from types import TracebackType
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdmatensor._core import Core
+from rdmatensor._ffi import (
+    OK,
+    TRANSPORT_NAMES,
+    CData,
+    Handle,
+    check,
+    fail,
+    ffi,
+    invalid,
+    lib,
+    scratch,
+    timeout_s_of,
+)
+from rdmatensor.errors import RANK_UNKNOWN
+from rdmatensor.memory import RemoteRegion, span
+from rdmatensor.slot import SlotSender
+from rdmatensor.transfer import Transfer
+from rdmatensor.types import SlotKind, TensorLike, TransportName
+
+_NO_NOTIFY: int = lib.RDT_NOTIFY_NONE
+NOTIFY_MAX: int = lib.RDT_NOTIFY_MAX
+
+
+class Blocks:
+    """Pieces of local memory and where each goes: made once, written with write_many() often.
+
+    blocks: pairs (tensor, dst_offset_bytes); each tensor goes whole to that offset, in bytes, of
+    the remote region. Ownership: the tensors are kept alive by this object.
+    """
+
+    __slots__ = ("_kept", "count", "len_bytes", "ptr")
+
+    def __init__(self, blocks: Iterable[tuple[TensorLike, int]]) -> None:
+        rows = [(*span(tensor, "write_many"), offset) for tensor, offset in blocks]
+        if any(offset < 0 for _, _, offset in rows):
+            raise invalid("write_many", "an offset is negative")
+        self.count = len(rows)
+        self.len_bytes = sum(row[1] for row in rows)
+        self.ptr: CData = ffi.new("struct rdt_block[]", rows)
+        self._kept: object = rows
+
+    @classmethod
+    def of_parts(
+        cls,
+        src: TensorLike,
+        block_bytes: int,
+        src_offsets_bytes: NDArray[np.integer[np.typing.NBitBase]] | Iterable[int],
+        dst_offsets_bytes: NDArray[np.integer[np.typing.NBitBase]] | Iterable[int],
+    ) -> Blocks:
+        """Make blocks of one length out of parts of one tensor; costs no Python step per block.
+
+        Units: bytes. Raises InvalidArgument where a part leaves src.
+        """
+        data, len_bytes = span(src, "write_many")
+        starts = np.asarray(src_offsets_bytes, dtype=np.int64).reshape(-1)
+        goals = np.asarray(dst_offsets_bytes, dtype=np.int64).reshape(-1)
+        if len(starts) != len(goals):
+            raise invalid("write_many", f"{len(starts)} source and {len(goals)} target offsets")
+        if block_bytes < 0 or (len(starts) and starts.max() > len_bytes - block_bytes):
+            raise invalid("write_many", f"a block of {block_bytes} B leaves src of {len_bytes} B")
+        if len(starts) and min(starts.min(), goals.min()) < 0:
+            raise invalid("write_many", "an offset is negative")
+        rows = np.empty((len(starts), 3), dtype=np.uint64)  # struct rdt_block is three words
+        rows[:, 0] = starts + int(ffi.cast("intptr_t", data))
+        rows[:, 1] = block_bytes
+        rows[:, 2] = goals
+        made = cls.__new__(cls)
+        made.count = len(starts)
+        made.len_bytes = block_bytes * len(starts)
+        made.ptr = ffi.cast("struct rdt_block *", ffi.from_buffer(rows))
+        made._kept = (rows, data)
+        return made
+
+
+assert ffi.sizeof("struct rdt_block") == 24, "Blocks.of_parts() lays three words over it"
+
+
+class PreparedWrite:
+    """A write that was checked once and is posted by each call; made by prepare_write()."""
+
+    __slots__ = ("_dst", "_endpoint", "_len_bytes", "_notify", "_offset_bytes", "_src", "_what")
+
+    def __init__(
+        self, endpoint: Endpoint, src: TensorLike, dst: RemoteRegion, offset: int, notify: int
+    ) -> None:
+        self._endpoint = endpoint
+        self._src, self._len_bytes = span(src, "write")
+        self._dst = dst.c_struct
+        self._offset_bytes = offset
+        self._notify = notify
+        self._what = partial(endpoint.operation, "write", self._len_bytes)
+
+    def __call__(self, notify: int | None = None) -> Transfer:
+        """Post it; notify replaces the prepared one for this call."""
+        endpoint, out, err = self._endpoint, scratch.transfer, scratch.err
+        word = self._notify if notify is None else notify_word(notify)
+        status = lib.rdt_endpoint_write(
+            endpoint.ptr("write"), self._src, self._len_bytes, self._dst, self._offset_bytes,
+            word, out, err,
+        )  # fmt: skip
+        if status != OK:
+            fail(status, "write", err)
+        return Transfer(endpoint.core, out[0], self._src, self._what)
+
+
+def notify_word(notify: int | None) -> int:
+    """Check a notification; None means none."""
+    if notify is None:
+        return _NO_NOTIFY
+    if not 0 <= notify <= NOTIFY_MAX:
+        raise invalid("notify", f"{notify} is not from 0 to {NOTIFY_MAX} (18 bits)")
+    return notify
+
+
+class Endpoint:
+    """The connection to one peer, over the best path that a probe proved; see Context.connect().
+
+    Writes and notifications to one peer arrive in order. Operations may be posted before the
+    connection stands; they wait for it.
+    Threads: any thread may post; notifications are taken by one thread at a time.
+    """
+
+    def __init__(self, core: Core, ptr: CData, rank: int) -> None:
+        self.core = core
+        self.rank = rank
+        self._handle = core.adopt(Handle("endpoint", ptr, lib.rdt_endpoint_close))
+
+    def ptr(self, call: str) -> CData:
+        """Return the rdt_endpoint *; raises Closed."""
+        return self._handle.ptr or self._handle.get(call)
+
+    @property
+    def transport(self) -> TransportName:
+        """The path in use, or "auto" while there is none."""
+        code = lib.rdt_endpoint_transport(self.ptr("transport"))
+        return cast("TransportName", TRANSPORT_NAMES[code])
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until both sides have proved the path.
+
+        Raises: PeerError, AuthenticationError (another secret), VersionMismatch, Mismatch,
+            TransportNotViable, TransferTimeout.
+        """
+        ptr, err = self.ptr("wait_ready"), scratch.err
+        self.core.waiters.wait(
+            lambda slice_ns: cast("int", lib.rdt_endpoint_wait_ready(ptr, slice_ns, err)),
+            "wait_ready",
+            timeout_s_of(timeout_s, self.core.timeout_s, "wait_ready"),
+        )
+
+    def write(
+        self,
+        src: TensorLike,
+        dst: RemoteRegion,
+        *,
+        dst_offset_bytes: int = 0,
+        notify: int | None = None,
+    ) -> Transfer:
+        """Start a one-sided write of a whole tensor into the peer's memory.
+
+        Shapes: src is any row-major tensor without gaps (numpy, a buffer, a CPU torch tensor);
+            all its bytes leave, no copy is made. Zero-size is legal.
+        Units: dst_offset_bytes from the start of dst; notify is 0 to 2**18 - 1, delivered to the
+            peer's wait_notify() after the bytes are in place.
+        Ownership: src is kept alive, and must not change, until the Transfer is done.
+        Raises: InvalidArgument (not contiguous, or the range leaves dst), Closed, PeerError,
+            StaleRegion (the owner freed dst; on tcp this comes from Transfer.wait()).
+        """
+        data, len_bytes = span(src, "write")
+        out, err = scratch.transfer, scratch.err
+        if dst_offset_bytes < 0:
+            raise invalid("write", f"dst_offset_bytes={dst_offset_bytes} is negative")
+        status = lib.rdt_endpoint_write(
+            self._handle.ptr or self._handle.get("write"), data, len_bytes, dst.c_struct,
+            dst_offset_bytes, notify_word(notify), out, err,
+        )  # fmt: skip
+        if status != OK:
+            fail(status, "write", err)
+        return Transfer(self.core, out[0], data, partial(self.operation, "write", len_bytes))
+
+    def prepare_write(
+        self,
+        src: TensorLike,
+        dst: RemoteRegion,
+        *,
+        dst_offset_bytes: int = 0,
+        notify: int | None = None,
+    ) -> PreparedWrite:
+        """Check a write once; each call of what is returned posts it. See write()."""
+        if dst_offset_bytes < 0:
+            raise invalid("write", f"dst_offset_bytes={dst_offset_bytes} is negative")
+        return PreparedWrite(self, src, dst, dst_offset_bytes, notify_word(notify))
+
+    def write_many(
+        self,
+        blocks: Blocks | Iterable[tuple[TensorLike, int]],
+        dst: RemoteRegion,
+        *,
+        notify: int | None = None,
+    ) -> Transfer:
+        """Start one write of many blocks into one remote region, with one notification.
+
+        blocks: pairs (tensor, dst_offset_bytes), or Blocks, which are checked once for many calls.
+        The notification comes after all of them are in place. The rest is as with write().
+        """
+        made = blocks if isinstance(blocks, Blocks) else Blocks(blocks)
+        out, err = scratch.transfer, scratch.err
+        status = lib.rdt_endpoint_write_many(
+            self.ptr("write_many"), made.ptr, made.count, dst.c_struct, notify_word(notify), out,
+            err,
+        )  # fmt: skip
+        if status != OK:
+            fail(status, "write_many", err)
+        what = partial(self.operation, f"write of {made.count} blocks,", made.len_bytes)
+        return Transfer(self.core, out[0], made, what)
+
+    def read(self, dst: TensorLike, src: RemoteRegion, *, src_offset_bytes: int = 0) -> Transfer:
+        """Start a one-sided read that fills a whole tensor from the peer's memory.
+
+        Ownership: dst is kept alive, and must not be used, until the Transfer is done.
+        Units and exceptions: as with write().
+        """
+        data, len_bytes = span(dst, "read", writable=True)
+        out, err = scratch.transfer, scratch.err
+        if src_offset_bytes < 0:
+            raise invalid("read", f"src_offset_bytes={src_offset_bytes} is negative")
+        status = lib.rdt_endpoint_read(
+            self.ptr("read"), data, len_bytes, src.c_struct, src_offset_bytes, out, err
+        )
+        if status != OK:
+            fail(status, "read", err)
+        return Transfer(self.core, out[0], data, partial(self.operation, "read", len_bytes))
+
+    def notify(self, notification: int, dst: RemoteRegion) -> Transfer:
+        """Send a notification alone; it arrives after all that was written before.
+
+        dst is any region of the peer: notifications are parts of writes, this is one of no bytes.
+        """
+        return self.write(b"", dst, notify=notification)
+
+    def wait_notify(self, timeout_s: float | None = None) -> int:
+        """Return the oldest notification of this peer; timeout_s=0 looks once.
+
+        Raises: TransferTimeout, PeerError (nothing more can come), Closed.
+        """
+        ptr, err, out = self.ptr("wait_notify"), scratch.err, scratch.number
+        self.core.waiters.wait(
+            lambda slice_ns: cast("int", lib.rdt_endpoint_wait_notify(ptr, slice_ns, out, err)),
+            "wait_notify",
+            timeout_s_of(timeout_s, self.core.timeout_s, "wait_notify"),
+        )
+        return int(out[0])
+
+    def slot(
+        self,
+        name: str,
+        shape: int | tuple[int, ...] | None = None,
+        dtype: object = None,
+        *,
+        kind: SlotKind = "static",
+        timeout_s: float | None = None,
+    ) -> SlotSender:
+        """Return the sending side of the peer's slot of that name.
+
+        shape, dtype: what the receiver said, or the maximum for kind="bounded"; left out, they are
+            those of the first tensor that is put. They are compared when the slot is found, which
+            is at once where they are given, else at the first put().
+        Raises: Mismatch (on both sides), TransferTimeout (no such slot was announced), PeerError.
+        """
+        return SlotSender(self.core, self.ptr, name, shape, dtype, kind, timeout_s)
+
+    def operation(self, verb: str, len_bytes: int) -> str:
+        """Describe an operation for a message."""
+        path = self.transport if self._handle.ptr is not None else "a closed path"
+        peer = f"rank {self.rank}" if self.rank != RANK_UNKNOWN else "the peer"
+        return f"{verb} of {len_bytes} B, {peer} over {path}"
+
+    def close(self) -> None:
+        """Flush and close; the peer sees that we left. Idempotent."""
+        self.core.release(self._handle)
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = self.transport if self._handle.ptr is not None else "closed"
+        return f"<Endpoint rank={self.rank} {state}>"
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.ptr is not None and not self.core.is_foreign:
+            warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2)
+
+
+def open_endpoint(core: Core, blob: bytes, job: str, rank: int, timeout_s: float) -> Endpoint:
+    """Open the endpoint to the process that published blob."""
+    opts = ffi.new("struct rdt_endpoint_opts *")
+    job_id = ffi.new("char[]", job.encode())
+    opts.struct_size = ffi.sizeof("struct rdt_endpoint_opts")
+    opts.peer_rank = rank
+    opts.timeout_ns = max(1, int(timeout_s * 1e9))
+    opts.job_id = job_id
+    out = ffi.new("rdt_endpoint **")
+    check(
+        lib.rdt_endpoint_open(core.get("connect"), blob, len(blob), opts, out, scratch.err),
+        "connect",
+    )
+    return Endpoint(core, out[0], rank)

@@ -1,0 +1,281 @@
+"""Memory: arrays born in the arena, regions over memory that the user has, and what peers get."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, fields
+from functools import cached_property
+from types import TracebackType
+from typing import cast
+
+import numpy as np
+
+from rdmatensor._core import Core
+from rdmatensor._ffi import (
+    BYTES,
+    CData,
+    Handle,
+    check,
+    dtype_code,
+    ffi,
+    invalid,
+    lib,
+    scratch,
+    shape_of,
+)
+from rdmatensor.types import Array, TensorLike, TorchTensor
+
+
+@dataclass(frozen=True)
+class RemoteRegion:
+    """What a peer needs to reach a region of ours: a value. Pickle it, or encode() it.
+
+    It is a capability: who has it and is let into the job may write the region until its owner
+    frees it.
+    """
+
+    owner: bytes
+    addr: int
+    len_bytes: int
+    segment_off: int
+    segment: int
+    index: int
+    generation: int
+    rkey: int
+
+    @cached_property
+    def c_struct(self) -> CData:
+        """The struct rdt_remote_region *."""
+        struct = ffi.new("struct rdt_remote_region *")
+        ffi.memmove(struct.owner, self.owner, lib.RDT_UUID_BYTES)
+        for field in fields(self)[1:]:
+            setattr(struct, field.name, getattr(self, field.name))
+        return struct
+
+    @staticmethod
+    def of_struct(struct: CData) -> RemoteRegion:
+        """Copy a struct rdt_remote_region *."""
+        names = [field.name for field in fields(RemoteRegion)[1:]]
+        owner = bytes(ffi.buffer(struct.owner, lib.RDT_UUID_BYTES))
+        return RemoteRegion(owner, *(getattr(struct, name) for name in names))
+
+    def encode(self) -> bytes:
+        """Return RDT_REMOTE_REGION_BYTES (64) bytes; docs/wire.md has the format."""
+        out = ffi.new("uint8_t[]", lib.RDT_REMOTE_REGION_BYTES)
+        lib.rdt_remote_region_encode(self.c_struct, out)
+        return bytes(ffi.buffer(out))
+
+    @staticmethod
+    def decode(data: bytes) -> RemoteRegion:
+        """Read what encode() wrote; ProtocolError for damaged bytes, VersionMismatch."""
+        struct = ffi.new("struct rdt_remote_region *")
+        check(
+            lib.rdt_remote_region_decode(data, len(data), struct, scratch.err),
+            "RemoteRegion.decode",
+        )
+        return RemoteRegion.of_struct(struct)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RemoteRegion.decode, (self.encode(),))
+
+    def __repr__(self) -> str:
+        """Without the rkey, which is a secret of sorts."""
+        return (
+            f"RemoteRegion(owner={self.owner.hex()[:8]}, {self.len_bytes} B, "
+            f"index={self.index}, generation={self.generation})"
+        )
+
+
+def dtype_name(dtype: object) -> str:
+    """Return the name of a dtype given as a name, a numpy dtype or type, or a torch dtype."""
+    text = dtype if isinstance(dtype, str) else str(dtype)
+    if text.startswith("torch."):
+        return text[len("torch.") :]
+    try:
+        found = np.dtype(cast("str", dtype))
+    except TypeError:
+        return text  # bfloat16, or unknown: dtype_code() judges
+    if not found.isnative:
+        raise invalid("dtype", f"dtype {found!r} is not in this machine's byte order")
+    return str(found.name)
+
+
+def numpy_dtype(name: str, call: str) -> np.dtype[np.generic]:
+    """Return numpy's dtype. bfloat16, which numpy has none for, is ml_dtypes' or raw uint16."""
+    dtype_code(name, call)
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        return np.dtype("bfloat16")  # known once ml_dtypes is imported
+    except TypeError:
+        return np.dtype("uint16")
+
+
+def span(tensor: TensorLike, call: str, *, writable: bool = False) -> tuple[CData, int]:
+    """The entry check of every tensor: return its bytes as cffi char[] and their count.
+
+    The char[] keeps what it points into alive. Refused, never copied: what is not row-major without
+    gaps, not on the CPU, not writable where it must be, or of a dtype whose bytes mean nothing
+    to another process.
+    """
+    if isinstance(tensor, np.ndarray):
+        if tensor.dtype.hasobject:
+            raise invalid(call, f"dtype {tensor.dtype} holds Python objects; their bytes are local")
+    elif hasattr(tensor, "data_ptr"):
+        return _torch_span(cast("TorchTensor", tensor), call)
+    try:
+        data = ffi.from_buffer(BYTES, tensor, require_writable=writable)
+    except (TypeError, ValueError, BufferError) as error:
+        raise invalid(call, f"{_shown(tensor)}: {error}; nothing is copied silently") from None
+    return data, len(data)
+
+
+def _torch_span(tensor: TorchTensor, call: str) -> tuple[CData, int]:
+    layout = str(getattr(tensor, "layout", "torch.strided"))
+    device = getattr(getattr(tensor, "device", None), "type", "cpu")
+    if layout != "torch.strided":
+        raise invalid(call, f"{_shown(tensor)} has layout {layout}, not torch.strided")
+    if device != "cpu":
+        raise invalid(call, f"{_shown(tensor)} is on {device!r}: copy it to the CPU yourself")
+    if not tensor.is_contiguous():
+        raise invalid(call, f"{_shown(tensor)} is not contiguous; nothing is copied silently")
+    if any(getattr(tensor, ask, bool)() for ask in ("is_conj", "is_neg")):
+        raise invalid(call, f"{_shown(tensor)} is a lazy conjugate or negative: resolve it first")
+    len_bytes = tensor.numel() * tensor.element_size()
+    # from_buffer() cannot be used on it, so a cffi owner keeps the tensor.
+    data = ffi.gc(ffi.cast("char *", tensor.data_ptr()), _Keep(tensor))
+    return data, len_bytes
+
+
+class _Keep:
+    """A destructor that does nothing but keep an object alive until it is dropped itself."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: object) -> None:
+        self.kept = kept
+
+    def __call__(self, _: CData) -> None:
+        """Nothing to destroy."""
+
+
+def _shown(tensor: object) -> str:
+    shape = getattr(tensor, "shape", None)
+    return type(tensor).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+
+
+def describe_tensor(tensor: TensorLike, call: str) -> tuple[str, tuple[int, ...]]:
+    """Return (dtype name, shape) of a tensor; bytes-like objects are uint8 vectors."""
+    dtype = getattr(tensor, "dtype", None)
+    if dtype is None:
+        return "uint8", (memoryview(cast("bytes", tensor)).nbytes,)
+    name = dtype_name(dtype)
+    dtype_code(name, call)
+    return name, tuple(int(dim) for dim in cast("Array", tensor).shape)
+
+
+def array_over(
+    core: Core, ptr: CData, shape: tuple[int, ...], dtype: str, region: CData | None = None
+) -> Array:
+    """Return an array over C memory; region, if given, is freed with its last view."""
+    kind = numpy_dtype(dtype, "array")
+    len_bytes = math.prod(shape) * kind.itemsize
+    array: Array = np.ndarray(shape, kind, buffer=core.buffer(ptr, len_bytes, region))
+    return array
+
+
+def new_array(
+    core: Core, shape: int | tuple[int, ...], dtype: object, *, zero: bool, call: str
+) -> Array:
+    """Allocate an array in the arena."""
+    dims, name = shape_of(shape, call), dtype_name(dtype)
+    len_bytes = math.prod(dims) * numpy_dtype(name, call).itemsize
+    if len_bytes >= 1 << 62:
+        raise invalid(call, f"shape {dims} of {name} has {len_bytes} bytes")
+    core.reap()
+    out = ffi.new("rdt_region **")
+    flags = lib.RDT_REGION_ZERO if zero else 0
+    check(lib.rdt_region_alloc(core.get(call), len_bytes, flags, out, scratch.err), call)
+    return array_over(core, lib.rdt_region_addr(out[0]), dims, name, out[0])
+
+
+def export(core: Core, tensor: TensorLike) -> RemoteRegion:
+    """Make the region that a whole tensor lies in reachable by peers."""
+    data, len_bytes = span(tensor, "export")
+    ptr = core.get("export")
+    region = lib.rdt_region_find(ptr, data, len_bytes)
+    if region == ffi.NULL:
+        raise invalid(
+            "export",
+            f"{_shown(tensor)} lies in no region: make it with empty() or zeros(), or register() "
+            "what you have",
+        )
+    has_start = lib.rdt_region_addr(region) == ffi.cast("void *", data)
+    if not has_start or lib.rdt_region_len_bytes(region) != len_bytes:
+        raise invalid(
+            "export",
+            f"{_shown(tensor)} is {len_bytes} bytes of a region of "
+            f"{lib.rdt_region_len_bytes(region)}: export the whole array, and let peers write a "
+            "part of it with dst_offset_bytes",
+        )
+    return export_region(region)
+
+
+def export_region(region: CData) -> RemoteRegion:
+    """Export a C region."""
+    struct = ffi.new("struct rdt_remote_region *")
+    check(lib.rdt_region_export(region, struct, scratch.err), "export")
+    return RemoteRegion.of_struct(struct)
+
+
+class Region:
+    """Memory of the user's own that peers may write and read; made by Context.register().
+
+    Ownership: the memory is kept alive until close(), and after it until no peer can write it any
+        more; it must not be moved or resized meanwhile (a bytearray refuses to).
+    Threads: any thread.
+    """
+
+    def __init__(self, core: Core, tensor: TensorLike) -> None:
+        data, self.len_bytes = span(tensor, "register", writable=True)
+        out = ffi.new("rdt_region **")
+        check(
+            lib.rdt_region_register(core.get("register"), data, self.len_bytes, out, scratch.err),
+            "register",
+        )
+        self._core = core
+
+        def destroy(region: CData) -> None:
+            core.drain(region, data)
+
+        self._handle = core.adopt(Handle("region", out[0], destroy))
+
+    def export(self) -> RemoteRegion:
+        """Return what a peer needs to reach it."""
+        return export_region(self._handle.get("export"))
+
+    def close(self) -> None:
+        """Take it away from peers; what they have of it is stale from now on. Idempotent."""
+        self._core.release(self._handle)
+        self._core.reap()
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
+            warnings.warn(
+                f"a Region of {self.len_bytes} B was dropped without close()",
+                ResourceWarning,
+                stacklevel=2,
+            )

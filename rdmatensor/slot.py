@@ -1,0 +1,349 @@
+"""Slots: the landing places of tensors, matched by name.
+
+The receiver makes the slot with Context.slot() and takes tensors with get(); the sender opens its
+side with Endpoint.slot() and put()s tensors, or lets them be born in buffer() and calls post().
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import cast
+
+from rdmatensor import errors
+from rdmatensor._core import Core
+from rdmatensor._ffi import (
+    OK,
+    CData,
+    Handle,
+    check,
+    fail,
+    ffi,
+    invalid,
+    lib,
+    scratch,
+    shape_of,
+    tensor_desc,
+    timeout_s_of,
+)
+from rdmatensor.memory import array_over, describe_tensor, dtype_name, numpy_dtype, span
+from rdmatensor.transfer import Transfer
+from rdmatensor.types import Array, SlotKind, TensorLike
+
+
+class Held:
+    """A tensor that was got from a slot; `with` gives the array and returns the credit at the end.
+
+    Ownership: the array is the slot's memory, yours until release(): then the sender may write it.
+    """
+
+    __slots__ = ("_is_released", "_slot", "array", "epoch")
+
+    def __init__(self, slot: Slot, array: Array, epoch: int) -> None:
+        self._slot = slot
+        self.array = array
+        self.epoch = epoch
+        self._is_released = False
+
+    def release(self) -> None:
+        """Give the buffer back to the sender; idempotent."""
+        if not self._is_released:
+            self._is_released = True
+            self._slot.take_back()
+
+    @property
+    def is_released(self) -> bool:
+        """Whether release() was called."""
+        return self._is_released
+
+    def __enter__(self) -> Array:
+        return self.array
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Slot:
+    """The receiver's side; made by Context.slot(). Two buffers: one can be read while one fills.
+
+    Threads: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        endpoint: CData,
+        name: str,
+        shape: int | tuple[int, ...],
+        dtype: object,
+        kind: SlotKind,
+    ) -> None:
+        self.name = name
+        self.shape = shape_of(shape, "slot")
+        self.dtype = dtype_name(dtype)
+        self.kind: SlotKind = kind
+        desc = tensor_desc(kind, self.dtype, self.shape, "slot")
+        out = ffi.new("rdt_slot **")
+        check(lib.rdt_slot_create(endpoint, _name(name), desc, out, scratch.err), "slot")
+        self._core = core
+        self._handle = core.adopt(Handle(f"slot {name!r}", out[0], lib.rdt_slot_destroy))
+        self._held: deque[Held] = deque()
+        self._arrays: dict[int, Array] = {}  # static: the two buffers, by address
+
+    def get(self, timeout_s: float | None = None) -> Held:
+        """Wait for the next tensor, in the sender's order.
+
+        Use: `with slot.get(timeout_s=5) as t:`; t is a numpy array over the slot's memory, of the
+            shape that the sender gave, until the block ends.
+        Raises: TransferTimeout, Mismatch (the sender wants another shape or dtype), PeerError,
+            Busy (two are held already), Closed.
+        """
+        ptr, err, view = self._handle.get("get"), scratch.err, scratch.view
+        self._core.waiters.wait(
+            lambda slice_ns: cast("int", lib.rdt_slot_get(ptr, slice_ns, view, err)),
+            "get",
+            timeout_s_of(timeout_s, self._core.timeout_s, "get"),
+        )
+        held = Held(self, self._array_of(view), view.epoch)
+        self._held.append(held)
+        return held
+
+    def _array_of(self, view: CData) -> Array:
+        if self.kind != "static":
+            dims = tuple(view.dims[index] for index in range(view.ndim))
+            return array_over(self._core, view.addr, dims, self.dtype)
+        addr = int(ffi.cast("uintptr_t", view.addr))
+        array = self._arrays.get(addr)
+        if array is None:
+            array = array_over(self._core, view.addr, self.shape, self.dtype)
+            self._arrays[addr] = array
+        return array
+
+    def take_back(self) -> None:
+        """Return the credits of what was released; in order, since the sender fills in order."""
+        while self._held and self._held[0].is_released:
+            self._held.popleft()
+            ptr = self._handle.ptr
+            if ptr is None:
+                continue  # closed meanwhile: no sender wants it
+            status = lib.rdt_slot_release(ptr, scratch.err)
+            # A peer that is gone wants no credit; get() tells of it.
+            if status not in (OK, lib.RDT_EPEER, lib.RDT_ECLOSED):
+                fail(status, "release")
+
+    def close(self) -> None:
+        """Destroy the slot; the sender's next put() fails. Idempotent."""
+        self._arrays.clear()
+        self._core.release(self._handle)
+
+    def __enter__(self) -> Slot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.name!r} {self.kind} {self.dtype} {list(self.shape)}>"
+
+    def __del__(self) -> None:
+        _warn_if_open(self, getattr(self, "_handle", None))
+
+
+class SlotSender:
+    """The sender's side; made by Endpoint.slot(). Threads: one thread at a time."""
+
+    def __init__(
+        self,
+        core: Core,
+        endpoint: Callable[[str], CData],
+        name: str,
+        shape: int | tuple[int, ...] | None,
+        dtype: object,
+        kind: SlotKind,
+        timeout_s: float | None,
+    ) -> None:
+        self.name = name
+        self.kind: SlotKind = kind
+        self.shape: tuple[int, ...] | None = None
+        self.dtype: str | None = None
+        self._core = core
+        self._endpoint = endpoint
+        self._handle: Handle | None = None
+        self._filling: tuple[int, ...] | None = None
+        self._arrays: dict[int, Array] = {}
+        self._timeout_s = timeout_s_of(timeout_s, core.timeout_s, "slot")
+        if (shape is None) != (dtype is None):
+            raise invalid("slot", f"slot {name!r}: give shape and dtype, or neither")
+        if shape is not None:
+            self._open(shape_of(shape, "slot"), dtype_name(dtype))
+        elif kind == "bounded":
+            raise invalid("slot", f"slot {name!r} is bounded: give the maximum shape and the dtype")
+
+    def _open(self, shape: tuple[int, ...], dtype: str) -> CData:
+        desc = tensor_desc(self.kind, dtype, shape, "slot")
+        name, endpoint, err = _name(self.name), self._endpoint("slot"), scratch.err
+        made = ffi.new("rdt_slot_tx **")
+        self._core.waiters.wait(
+            lambda slice_ns: cast(
+                "int", lib.rdt_slot_tx_open(endpoint, name, desc, slice_ns, made, err)
+            ),
+            "slot",
+            self._timeout_s,
+        )
+        handle = Handle(f"slot {self.name!r}", made[0], lib.rdt_slot_tx_destroy)
+        self._handle = self._core.adopt(handle)
+        self.shape, self.dtype = shape, dtype
+        return handle.get("slot")
+
+    def put(self, tensor: TensorLike, timeout_s: float | None = None) -> Transfer:
+        """Write a tensor into the slot, one-sided; waits for a free buffer.
+
+        Shapes: the slot's; at most it in each dim for a bounded slot; any of its ndim for a
+            dynamic one. No copy is made.
+        Ownership: the tensor is kept alive, and must not change, until the Transfer is done: on shm
+            mostly at once, for a dynamic slot when the receiver has read it.
+        Raises: TransferTimeout (the receiver released nothing), Mismatch, InvalidArgument (dtype or
+            ndim is not the slot's), PeerError, Closed.
+        """
+        dtype, shape = describe_tensor(tensor, "put")
+        if self._handle is None:
+            self._open(shape, dtype)
+        self._check(dtype, shape, "put")
+        data, len_bytes = span(tensor, "put")
+        ptr, err, out = self._ptr("put"), scratch.err, scratch.transfer
+        dims = _dims(shape)
+        self._core.waiters.wait(
+            lambda slice_ns: cast("int", lib.rdt_slot_tx_put(ptr, data, dims, slice_ns, out, err)),
+            "put",
+            timeout_s_of(timeout_s, self._core.timeout_s, "put"),
+        )
+        return Transfer(self._core, out[0], data, partial(self._operation, len_bytes))
+
+    def buffer(
+        self, shape: int | tuple[int, ...] | None = None, timeout_s: float | None = None
+    ) -> Array:
+        """Return memory for the next tensor to be born in; waits for a free buffer.
+
+        Shapes: the slot's, or for a bounded slot any within it. The content is undefined.
+        Ownership: yours until post(); do not touch the array after it, nor after close(): on shm it
+            is the receiver's own memory.
+        Raises: as put(); NotSupported for a dynamic slot (put a tensor instead).
+        """
+        ptr = self._ptr("buffer")
+        whole = cast("tuple[int, ...]", self.shape)
+        dims = whole if shape is None else shape_of(shape, "buffer")
+        self._check(cast("str", self.dtype), dims, "buffer")
+        if any(dim > most for dim, most in zip(dims, whole, strict=True)) or (
+            self.kind == "static" and dims != whole
+        ):
+            raise errors.Mismatch(
+                "RDT_EMISMATCH", "buffer", f"slot {self.name!r} has {whole}, not {dims}"
+            )
+        out, err = scratch.pointer, scratch.err
+        self._core.waiters.wait(
+            lambda slice_ns: cast("int", lib.rdt_slot_tx_buffer(ptr, slice_ns, out, err)),
+            "buffer",
+            timeout_s_of(timeout_s, self._core.timeout_s, "buffer"),
+        )
+        self._filling = dims
+        addr = int(ffi.cast("uintptr_t", out[0]))
+        array = self._arrays.get(addr)
+        if array is None or array.shape != dims:
+            array = array_over(self._core, out[0], dims, cast("str", self.dtype))
+            self._arrays[addr] = array
+        return array
+
+    def post(self) -> Transfer:
+        """Send what buffer() returned; returns at once."""
+        if self._filling is None:
+            raise invalid("post", f"slot {self.name!r}: buffer() comes first")
+        out, err = scratch.transfer, scratch.err
+        check(
+            lib.rdt_slot_tx_post(self._ptr("post"), _dims(self._filling), out, err),
+            "post",
+        )
+        item_bytes = numpy_dtype(cast("str", self.dtype), "post").itemsize
+        len_bytes = item_bytes * math.prod(self._filling)
+        self._filling = None
+        return Transfer(self._core, out[0], None, partial(self._operation, len_bytes))
+
+    def _ptr(self, call: str) -> CData:
+        if self._handle is None:
+            raise invalid(
+                call,
+                f"slot {self.name!r}: give Endpoint.slot() a shape and a dtype, or put() a "
+                "tensor first",
+            )
+        return self._handle.get(call)
+
+    def _check(self, dtype: str, shape: tuple[int, ...], call: str) -> None:
+        """Dims are C's to check; these two it cannot see."""
+        if dtype != self.dtype:
+            raise errors.Mismatch(
+                "RDT_EMISMATCH", call, f"slot {self.name!r} has dtype {self.dtype}, not {dtype}"
+            )
+        if len(shape) != len(cast("tuple[int, ...]", self.shape)):
+            raise errors.Mismatch(
+                "RDT_EMISMATCH", call, f"slot {self.name!r} has shape {self.shape}, not {shape}"
+            )
+
+    def _operation(self, len_bytes: int) -> str:
+        return f"slot {self.name!r}: put of {len_bytes} B"
+
+    def close(self) -> None:
+        """Close this side; idempotent."""
+        self._arrays.clear()
+        if self._handle is not None:
+            self._core.release(self._handle)
+
+    def __enter__(self) -> SlotSender:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SlotSender {self.name!r} {self.kind} {self.dtype} {self.shape}>"
+
+    def __del__(self) -> None:
+        _warn_if_open(self, getattr(self, "_handle", None))
+
+
+def _name(name: str) -> bytes:
+    data = name.encode()
+    if not 1 <= len(data) < lib.RDT_SLOT_NAME_BYTES or b"\0" in data:
+        raise invalid(
+            "slot", f"name {name!r} must have 1 to {lib.RDT_SLOT_NAME_BYTES - 1} bytes, no NUL"
+        )
+    return data
+
+
+def _dims(shape: tuple[int, ...]) -> CData:
+    dims = scratch.dims
+    for index, dim in enumerate(shape):
+        dims[index] = dim
+    return dims
+
+
+def _warn_if_open(owner: Slot | SlotSender, handle: Handle | None) -> None:
+    if handle is not None and handle.ptr is not None:
+        warnings.warn(f"{owner!r} was dropped without close()", ResourceWarning, stacklevel=3)

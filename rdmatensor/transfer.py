@@ -1,0 +1,224 @@
+"""Operations in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Generator
+
+from rdmatensor import errors
+from rdmatensor._core import Core
+from rdmatensor._ffi import AGAIN, OK, RING, CData, error_of, ffi, lib, scratch, timeout_s_of
+
+_LOOK_AGAIN_S = 0.05
+
+
+class Transfer:
+    """One operation in flight. Wait for it, poll `done`, or `await` it.
+
+    Ownership: the memory that it reads or writes is kept alive until it has ended, also if the
+        Transfer itself is dropped; it must not be changed (source) or used (destination) before.
+        After a time-out the operation is still in flight, and so is that rule.
+    Threads: one thread at a time.
+    """
+
+    __slots__ = ("__weakref__", "_core", "_error", "_is_hooked", "_pin", "_ptr", "_what")
+
+    def __init__(self, core: Core, ptr: CData, pin: object, what: Callable[[], str]) -> None:
+        self._core = core
+        self._ptr: CData | None = ptr
+        self._pin = pin
+        self._what = what
+        self._error: errors.RdmaTensorError | None = None
+        self._is_hooked = False
+        err = scratch.err
+        status = lib.rdt_transfer_test(ptr, err)
+        if status == AGAIN:
+            core.transfers.add(self)
+        else:
+            self._end(status, err)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not; drives the engine once if not. Never waits."""
+        if self._ptr is None:
+            return True
+        err = scratch.err
+        status = lib.rdt_transfer_test(self._ptr, err)
+        if status == AGAIN:
+            lib.rdt_context_progress(self._core.get("done"))
+            status = lib.rdt_transfer_test(self._ptr, err)
+        if status == AGAIN:
+            return False
+        self._end(status, err)
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended well.
+
+        Units: timeout_s runs from now; None takes the context's deadline.
+        Raises: TransferTimeout (it is still in flight), PeerError, StaleRegion, and whatever
+            else ended it; the same again at each later call.
+        """
+        if self._ptr is not None:
+            self._wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+
+    def _wait(self, timeout_s: float | None) -> None:
+        ptr, err = self._ptr, scratch.err
+
+        def attempt(slice_ns: int) -> int:
+            status: int = lib.rdt_transfer_wait(ptr, slice_ns, err)
+            is_over = status == OK or lib.rdt_transfer_test(ptr, ffi.NULL) != AGAIN
+            return OK if is_over else status
+
+        try:
+            self._core.waiters.wait(
+                attempt, "wait", timeout_s_of(timeout_s, self._core.timeout_s, "wait")
+            )
+        except errors.TransferTimeout:
+            raise self.timed_out(timeout_s_of(timeout_s, self._core.timeout_s, "wait")) from None
+        if self._ptr is not None:  # None: closed meanwhile, which left its error
+            self._end(lib.rdt_transfer_test(ptr, err), err)
+
+    def timed_out(self, timeout_s: float) -> errors.TransferTimeout:
+        """Make the exception of a wait that was too short."""
+        return errors.TransferTimeout(
+            "RDT_ETIMEDOUT",
+            "wait",
+            f"{self._what()} was not done within {timeout_s:.3f} s and is still in flight: ask "
+            "describe() for the peer's state, or give it more time (timeout_s, RDMATENSOR_TIMEOUT)",
+        )
+
+    def _end(self, status: int, err: CData) -> None:
+        """Take the result over and give the C handle up."""
+        if status != OK:
+            self._error = error_of(status, self._what(), err)
+        ptr, self._ptr, self._pin = self._ptr, None, None
+        lib.rdt_transfer_free(ptr)
+
+    def abandon(self) -> None:
+        """End the Python side because the context closes."""
+        if self._ptr is None:
+            return
+        err = scratch.err
+        status = lib.rdt_transfer_test(self._ptr, err)
+        if status != AGAIN:
+            self._end(status, err)
+            return
+        self._error = errors.Closed(
+            "RDT_ECLOSED", self._what(), "the context was closed while it was in flight"
+        )
+        ptr, self._ptr = self._ptr, None
+        self._core.orphan(ptr, self._pin)
+        self._pin = None
+
+    def __del__(self) -> None:
+        ptr = getattr(self, "_ptr", None)
+        if ptr is not None and not self._core.is_foreign:
+            self._core.orphan(ptr, self._pin)
+
+    def __await__(self) -> Generator[object, None, None]:
+        """Wait in an asyncio event loop; the context's deadline holds here too."""
+        if not self.done:
+            yield from Waker.of(self._core).wait(self).__await__()
+        if self._error is not None:
+            raise self._error
+
+    def __repr__(self) -> str:
+        state = "in flight" if self._ptr is not None else "failed" if self._error else "done"
+        return f"<Transfer {self._what()}: {state}>"
+
+    def ring_when_done(self, event_fd: int) -> None:
+        """Write to an eventfd once when it has ended; only the first call of a transfer counts."""
+        if not self._is_hooked and self._ptr is not None:
+            self._is_hooked = True
+            lib.rdt_transfer_on_done(self._ptr, RING, ffi.cast("void *", event_fd))
+
+
+class Reception(Transfer):
+    """A receive in flight; after wait(): how much came, and from whom."""
+
+    __slots__ = ("len_bytes", "source")
+
+    def __init__(self, core: Core, ptr: CData, pin: object, what: Callable[[], str]) -> None:
+        self.len_bytes = 0
+        self.source = errors.RANK_UNKNOWN
+        super().__init__(core, ptr, pin, what)
+
+    def _end(self, status: int, err: CData) -> None:
+        if status == OK:
+            self.len_bytes = lib.rdt_transfer_len_bytes(self._ptr)
+            self.source = lib.rdt_transfer_source(self._ptr)
+        super()._end(status, err)
+
+
+class Waker:
+    """Wakes one asyncio loop when a transfer of one context ends.
+
+    The end is told by the C library writing to an eventfd, not by a Python callback: that would
+    make the progress thread wait for the interpreter's lock. The context's own descriptor would not
+    do: its progress thread may take the event away before the loop looks.
+    """
+
+    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop) -> None:
+        self._core = core
+        self._loop = loop
+        self._waiting: list[tuple[Transfer, asyncio.Future[None], float]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        self._bell = core.bells.pop() if core.bells else os.eventfd(0, flags)
+        loop.add_reader(self._bell, self._on_bell)
+
+    @staticmethod
+    def of(core: Core) -> Waker:
+        """Return the one of the running loop; it goes when nothing waits any more."""
+        loop = asyncio.get_running_loop()
+        waker = core.wakers.get(loop)
+        if waker is None:
+            waker = core.wakers[loop] = Waker(core, loop)
+        return waker
+
+    async def wait(self, transfer: Transfer) -> None:
+        """Return when the transfer has ended; TransferTimeout at the context's deadline."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        deadline_s = time.monotonic() + self._core.timeout_s
+        self._waiting.append((transfer, future, deadline_s))
+        transfer.ring_when_done(self._bell)
+        if self._timer is None:
+            self._look_again()
+        await future
+
+    def _on_bell(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # another read took the count already
+            os.eventfd_read(self._bell)
+        self._check()
+
+    def _look_again(self) -> None:
+        """Deadlines, and transfers whose one bell belongs to a loop that was there before."""
+        self._timer = None
+        self._check()
+        if self._waiting:
+            self._timer = self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _check(self) -> None:
+        still = []
+        for transfer, future, deadline_s in self._waiting:
+            if future.done():  # cancelled
+                continue
+            if transfer.done:
+                future.set_result(None)
+            elif time.monotonic() >= deadline_s:
+                future.set_exception(transfer.timed_out(self._core.timeout_s))
+            else:
+                still.append((transfer, future, deadline_s))
+        self._waiting = still
+        if not still and self._core.wakers.get(self._loop) is self:
+            del self._core.wakers[self._loop]
+            self._loop.remove_reader(self._bell)
+            self._core.bells.append(self._bell)  # late rings find it open, and wake for nothing
+            if self._timer is not None:
+                self._timer.cancel()
