@@ -1,0 +1,253 @@
+"""Joining a job: ranks find each other through a store, and share a secret."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from types import TracebackType
+
+from rdmatensor.config import Settings
+from rdmatensor.context import Context
+from rdmatensor.endpoint import Endpoint
+from rdmatensor.errors import InvalidArgument, Mismatch
+from rdmatensor.group import Group
+from rdmatensor.slot import Slot
+from rdmatensor.store import Store, wait_for
+from rdmatensor.types import SlotKind
+
+# Blobs of this many neighbours are fetched with one request.
+BATCH = 64
+_INCARNATION_BYTES = 8
+_JOB_BYTES_MAX = 63 - 2 * _INCARNATION_BYTES - 1  # the C library's job id has 63 in all
+
+
+def join(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    job: str = "job",
+    context: Context | None = None,
+    timeout_s: float | None = None,
+) -> World:
+    """Join a job of `size` processes as one of its ranks; all use the same store and job.
+
+    store: FileStore, or any torch.distributed.Store, used by one run of the job at a time.
+    context: the one to use, which the World then leaves open; None opens one from the environment.
+    Secret: RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE; else rank 0 makes one and puts it into the
+        store, which keeps strays out but nobody who can read the store. describe() says which.
+    Returns once the ranks have agreed on the job, not on connections: those are made at first use.
+    Raises: TransferTimeout (rank 0 is missing), Mismatch (another size, another kind of secret).
+    """
+    if not 0 <= rank < size:
+        raise InvalidArgument("RDT_EINVAL", "join", f"rank {rank} is not from 0 to {size - 1}")
+    if not 1 <= len(job.encode()) <= _JOB_BYTES_MAX:
+        raise InvalidArgument(
+            "RDT_EINVAL", "join", f"job {job!r} must have 1 to {_JOB_BYTES_MAX} bytes"
+        )
+    own = Context() if context is None else None
+    used = context if context is not None else own
+    assert used is not None
+    try:
+        return World(store, rank, size, job, used, owns_context=own is not None, wait_s=timeout_s)
+    except BaseException:
+        if own is not None:
+            own.close()
+        raise
+
+
+class World:
+    """The ranks of a job as this process sees them; made by join(). A context manager.
+
+    Threads: any thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        job: str,
+        context: Context,
+        *,
+        owns_context: bool,
+        wait_s: float | None,
+    ) -> None:
+        self.rank, self.size, self.context = rank, size, context
+        self._store, self._owns_context = store, owns_context
+        self._timeout_s = context.settings.timeout_s if wait_s is None else wait_s
+        self._lock = threading.Lock()
+        self._blobs: dict[int, bytes] = {}
+        self._endpoints: dict[int, Endpoint] = {}
+        self._groups: list[Group] = []
+        self._root = f"rdmatensor/{job}/root"
+        root = self._publish_root() if rank == 0 else self._read_root()
+        secret, self.secret_source = _secret(root, context.settings)
+        self._prefix = f"rdmatensor/{job}/{root['incarnation']}"
+        self.job = f"{job}.{root['incarnation']}"
+        context.add_job(self.job, secret, rank=rank)
+        context.set_peers(self.endpoint)
+        context.notes["job"] = {"id": self.job, "rank": rank, "size": size}
+        context.notes["secret"] = self.secret_source
+        store.set(self._key(rank), context.blob.hex())
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{rank}"
+
+    def _publish_root(self) -> dict[str, object]:
+        has_secret = self.context.settings.secret is not None
+        root: dict[str, object] = {
+            "incarnation": secrets.token_hex(_INCARNATION_BYTES),
+            "size": self.size,
+            "secret": None if has_secret else secrets.token_hex(32),
+        }
+        self._store.set(self._root, json.dumps(root))
+        return root
+
+    def _read_root(self) -> dict[str, object]:
+        wait_for(self._store, {self._root: "rank 0"}, self._timeout_s, "join")
+        root: dict[str, object] = json.loads(self._store.get(self._root))
+        if root.get("size") != self.size:
+            raise Mismatch(
+                "RDT_EMISMATCH",
+                "join",
+                f"rank 0 joined a job of {root.get('size')} ranks, rank {self.rank} one of "
+                f"{self.size}",
+            )
+        return root
+
+    # ---- peers ---------------------------------------------------------------------------------
+
+    def endpoint(self, rank: int) -> Endpoint:
+        """Return the endpoint of a rank; it belongs to the World. Waits for the rank to join."""
+        if not 0 <= rank < self.size or rank == self.rank:
+            raise InvalidArgument(
+                "RDT_EINVAL",
+                "endpoint",
+                f"rank {rank} is not one of the others of 0 to {self.size - 1}",
+            )
+        with self._lock:
+            endpoint = self._endpoints.get(rank)
+            if endpoint is None:
+                blob = self._fetch([rank])[rank]
+                endpoint = self.context.connect(blob, job=self.job, rank=rank)
+                self._endpoints[rank] = endpoint
+        return endpoint
+
+    def __getitem__(self, rank: int) -> Endpoint:
+        return self.endpoint(rank)
+
+    def slot(
+        self,
+        name: str,
+        shape: int | tuple[int, ...],
+        dtype: object = "float32",
+        *,
+        src: int,
+        kind: SlotKind = "static",
+    ) -> Slot:
+        """Make the place where tensors of rank src land; see Context.slot()."""
+        return self.context.slot(name, shape, dtype, src=self.endpoint(src), kind=kind)
+
+    def group(self, name: str, ranks: list[int] | None = None) -> Group:
+        """Make a group of ranks (None: all) for messages and collectives; the World's to close.
+
+        All members call this with the same name, which no other live group of the job has, and
+        the same ranks; a rank's place in the list is its rank in the group. Waits for all of them.
+        """
+        members = list(range(self.size)) if ranks is None else list(ranks)
+        with self._lock:
+            self._fetch([member for member in members if member != self.rank])
+            blobs = [self._blobs.get(member, b"") for member in members]
+        group = Group(
+            self.context.core,
+            name=name,
+            job=self.job,
+            members=members,
+            rank=self.rank,
+            blobs=blobs,
+            timeout_s=self._timeout_s,
+        )
+        self._groups.append(group)
+        return group
+
+    def _fetch(self, ranks: list[int]) -> dict[int, bytes]:
+        """Return the blobs of ranks, in few requests: neighbours that have joined come along."""
+        missing = [rank for rank in ranks if rank not in self._blobs]
+        deadline_s = time.monotonic() + self._timeout_s
+        for start in range(0, len(missing), BATCH):
+            batch = {self._key(rank): f"rank {rank}" for rank in missing[start : start + BATCH]}
+            wait_for(self._store, batch, max(0.0, deadline_s - time.monotonic()), "join")
+            values = self._store.multi_get(list(batch))
+            for rank, value in zip(missing[start : start + BATCH], values, strict=True):
+                self._blobs[rank] = bytes.fromhex(value.decode())
+        if len(ranks) == 1 and missing:
+            self._fetch_neighbours(ranks[0])
+        return {rank: self._blobs[rank] for rank in ranks}
+
+    def _fetch_neighbours(self, rank: int) -> None:
+        first = rank // BATCH * BATCH
+        near = [
+            other
+            for other in range(first, min(first + BATCH, self.size))
+            if other != self.rank and other not in self._blobs
+        ]
+        if near and self._store.check([self._key(other) for other in near]):
+            values = self._store.multi_get([self._key(other) for other in near])
+            for other, value in zip(near, values, strict=True):
+                self._blobs[other] = bytes.fromhex(value.decode())
+
+    def describe(self) -> dict[str, object]:
+        """Return Context.describe(), with the job and where its secret came from."""
+        return self.context.describe()
+
+    def close(self) -> None:
+        """Close groups and endpoints, take our keys out of the store, close our context."""
+        for group in self._groups:
+            group.close()
+        self._groups.clear()
+        with self._lock:
+            endpoints, self._endpoints = self._endpoints, {}
+        for endpoint in endpoints.values():
+            endpoint.close()
+        self.context.set_peers(None)
+        # The store may be gone before us: rank 0 of torch hosts it.
+        with contextlib.suppress(RuntimeError, OSError):
+            self._store.delete_key(self._key(self.rank))
+            if self.rank == 0:
+                self._store.delete_key(self._root)
+        if self._owns_context:
+            self.context.close()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<World rank {self.rank} of {self.size}, job {self.job!r}>"
+
+
+def _secret(root: dict[str, object], settings: Settings) -> tuple[bytes, str]:
+    """Return the job's secret and where it came from; both sides must get it in the same way."""
+    shared = root.get("secret")
+    if settings.secret is not None and shared is None:
+        return settings.secret, f"from the {settings.secret_source or 'argument'}"
+    if settings.secret is None and isinstance(shared, str):
+        return bytes.fromhex(shared), "generated by rank 0 into the store: stops strays only"
+    has, lacks = ("rank 0", "this rank") if shared is None else ("this rank", "rank 0")
+    raise Mismatch(
+        "RDT_EMISMATCH",
+        "join",
+        f"{has} has RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE set and {lacks} has not; set it "
+        "for all ranks or for none",
+    )

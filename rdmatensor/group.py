@@ -1,0 +1,290 @@
+"""Groups of ranks: tagged messages and collectives over numpy arrays, without torch.
+
+Every operation returns a Transfer at once; several may be in flight. All members call the same
+collectives in the same order; where they disagree, they get Mismatch that says how.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+from types import TracebackType
+
+from rdmatensor import memory
+from rdmatensor._core import Core
+from rdmatensor._ffi import (
+    GIVE_BLOB,
+    REDUCE_OPS,
+    CData,
+    Handle,
+    check,
+    dtype_code,
+    ffi,
+    invalid,
+    lib,
+    scratch,
+)
+from rdmatensor.transfer import Reception, Transfer
+from rdmatensor.types import ReduceOp, TensorLike
+
+
+class Group:
+    """Ranks that talk to each other; made by World.group(). Ranks below are those of the group.
+
+    Ownership: all tensors are kept alive, sources must not change and destinations must not be used
+        until the Transfer is done.
+    Threads: any thread, but collectives of one group in the same order on all members.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        name: str,
+        job: str,
+        members: list[int],
+        rank: int,
+        blobs: list[bytes],
+        timeout_s: float,
+    ) -> None:
+        if rank not in members or len(set(members)) != len(members):
+            raise invalid("group", f"ranks {members} must be distinct and have rank {rank}")
+        self.name = name
+        self.rank, self.size = members.index(rank), len(members)
+        self._core = core
+        opts = ffi.new("struct rdt_group_opts *")
+        opts.struct_size = ffi.sizeof("struct rdt_group_opts")
+        opts.rank, opts.size = self.rank, self.size
+        opts.timeout_ns = int(timeout_s * 1e9)
+        texts = [ffi.new("char[]", text.encode()) for text in (name, job)]
+        opts.name, opts.job_id = texts
+        ranks = ffi.new("int32_t[]", members)
+        opts.global_ranks = ranks
+        table, self._kept = _blob_table(blobs)
+        opts.blob, opts.blob_arg = GIVE_BLOB, table
+        out = ffi.new("rdt_group **")
+        check(lib.rdt_group_create(core.get("group"), opts, out, scratch.err), "group")
+        self._handle = core.adopt(Handle(f"group {name!r}", out[0], lib.rdt_group_destroy))
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def send(self, tensor: TensorLike, dst: int, *, tag: int = 0) -> Transfer:
+        """Send a whole tensor; FIFO for each (source, tag)."""
+        data, len_bytes = memory.span(tensor, "send")
+        out = scratch.transfer
+        check(
+            lib.rdt_group_send(
+                self._handle.get("send"), dst, tag, data, len_bytes, ffi.NULL, out, scratch.err
+            ),
+            "send",
+        )
+        return Transfer(self._core, out[0], data, partial(self._what, f"send to {dst}", len_bytes))
+
+    def recv(self, tensor: TensorLike, src: int | None = None, *, tag: int = 0) -> Reception:
+        """Receive into a tensor; src None takes a message of any member.
+
+        A shorter message is legal: Reception.len_bytes says how much came, Reception.source from
+        whom. A longer one is Mismatch.
+        """
+        data, len_bytes = memory.span(tensor, "recv", writable=True)
+        out = scratch.transfer
+        source = lib.RDT_SOURCE_ANY if src is None else src
+        check(
+            lib.rdt_group_recv(
+                self._handle.get("recv"), source, tag, data, len_bytes, ffi.NULL, out, scratch.err
+            ),
+            "recv",
+        )
+        what = partial(self._what, f"recv from {'any' if src is None else src}", len_bytes)
+        return Reception(self._core, out[0], data, what)
+
+    # ---- collectives ---------------------------------------------------------------------------
+
+    def broadcast(self, tensor: TensorLike, root: int = 0) -> Transfer:
+        """Copy the root's tensor (any shape, the same on all) into everybody's, in place."""
+        dtype, shape = memory.describe_tensor(tensor, "broadcast")
+        return self._start(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=root)
+
+    def all_reduce(
+        self, tensor: TensorLike, op: ReduceOp = "sum", *, out: TensorLike | None = None
+    ) -> Transfer:
+        """Reduce element by element over all members, into out or in place."""
+        dtype, shape = memory.describe_tensor(tensor, "all_reduce")
+        into = tensor if out is None else _like(out, dtype, math.prod(shape), "all_reduce")
+        return self._start(
+            lib.RDT_COLL_ALLREDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op
+        )
+
+    def reduce(
+        self,
+        tensor: TensorLike,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        *,
+        out: TensorLike | None = None,
+    ) -> Transfer:
+        """Reduce onto the root, into its out or in place; others' tensors are only read."""
+        dtype, shape = memory.describe_tensor(tensor, "reduce")
+        into = None
+        if self.rank == root:
+            into = tensor if out is None else _like(out, dtype, math.prod(shape), "reduce")
+        return self._start(
+            lib.RDT_COLL_REDUCE, dtype, math.prod(shape), send=tensor, recv=into, op=op, root=root
+        )
+
+    def all_gather(self, out: TensorLike, tensor: TensorLike) -> Transfer:
+        """Collect everybody's tensor into out, of size times as many elements, in rank order."""
+        dtype, shape = memory.describe_tensor(tensor, "all_gather")
+        count = math.prod(shape)
+        _like(out, dtype, count * self.size, "all_gather")
+        return self._start(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
+
+    def reduce_scatter(self, out: TensorLike, tensor: TensorLike, op: ReduceOp = "sum") -> Transfer:
+        """Reduce everybody's tensor, of size times out's elements; rank r gets the r-th part."""
+        dtype, shape = memory.describe_tensor(out, "reduce_scatter")
+        count = math.prod(shape)
+        _like(tensor, dtype, count * self.size, "reduce_scatter")
+        return self._start(lib.RDT_COLL_REDUCE_SCATTER, dtype, count, send=tensor, recv=out, op=op)
+
+    def gather(
+        self, tensor: TensorLike, root: int = 0, *, out: TensorLike | None = None
+    ) -> Transfer:
+        """Collect everybody's tensor into the root's out, in rank order."""
+        dtype, shape = memory.describe_tensor(tensor, "gather")
+        count, into = math.prod(shape), None
+        if self.rank == root:
+            into = _like(_needed(out, "gather"), dtype, count * self.size, "gather")
+        return self._start(lib.RDT_COLL_GATHER, dtype, count, send=tensor, recv=into, root=root)
+
+    def scatter(
+        self, out: TensorLike, root: int = 0, *, tensor: TensorLike | None = None
+    ) -> Transfer:
+        """Deal the root's tensor, of size times out's elements, out in rank order."""
+        dtype, shape = memory.describe_tensor(out, "scatter")
+        count, source = math.prod(shape), None
+        if self.rank == root:
+            source = _like(_needed(tensor, "scatter"), dtype, count * self.size, "scatter")
+        return self._start(lib.RDT_COLL_SCATTER, dtype, count, send=source, recv=out, root=root)
+
+    def all_to_all(self, out: TensorLike, tensor: TensorLike) -> Transfer:
+        """Send the r-th part of tensor to rank r, and put what rank r sent at the r-th of out."""
+        dtype, shape = memory.describe_tensor(tensor, "all_to_all")
+        total = math.prod(shape)
+        if total % self.size:
+            raise invalid("all_to_all", f"{total} elements do not divide by {self.size} ranks")
+        _like(out, dtype, total, "all_to_all")
+        return self._start(lib.RDT_COLL_ALLTOALL, dtype, total // self.size, send=tensor, recv=out)
+
+    def barrier(self) -> Transfer:
+        """Done when every member has called it."""
+        return self._start(lib.RDT_COLL_BARRIER, "uint8", 0)
+
+    def _start(
+        self,
+        collective: int,
+        dtype: str,
+        count: int,
+        *,
+        send: TensorLike | None = None,
+        recv: TensorLike | None = None,
+        op: str = "sum",
+        root: int = 0,
+    ) -> Transfer:
+        call = _NAMES[collective]
+        if op not in REDUCE_OPS:
+            raise invalid(call, f"op {op!r} is none of {', '.join(REDUCE_OPS)}")
+        if not 0 <= root < self.size:
+            raise invalid(call, f"root {root} is not from 0 to {self.size - 1}")
+        args = ffi.new("struct rdt_coll_args *")
+        args.struct_size = ffi.sizeof("struct rdt_coll_args")
+        args.op, args.dtype, args.count = collective, dtype_code(dtype, call), count
+        args.reduce_op, args.root = REDUCE_OPS[op], root
+        args.timeout_ns = lib.RDT_TIMEOUT_DEFAULT
+        pins = []
+        if send is not None:
+            data, _ = memory.span(send, call)
+            args.send = data
+            pins.append(data)
+        if recv is not None:
+            data, _ = memory.span(recv, call, writable=True)
+            args.recv = data
+            pins.append(data)
+        out = scratch.transfer
+        check(lib.rdt_coll_start(self._handle.get(call), args, out, scratch.err), call)
+        what = partial(self._what, call, count)
+        return Transfer(self._core, out[0], pins, what)
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """End every operation of the group on every member with an error that carries reason."""
+        lib.rdt_group_abort(self._handle.get("abort"), reason.encode())
+
+    def _what(self, verb: str, amount: int) -> str:
+        unit = "B" if " " in verb else "elements"
+        return f"group {self.name!r}: {verb} of {amount} {unit}"
+
+    def close(self) -> None:
+        """Leave the group; what is in flight ends with Canceled. Idempotent."""
+        self._core.release(self._handle)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name!r} rank {self.rank} of {self.size}>"
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
+            warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2)
+
+
+_NAMES = {
+    lib.RDT_COLL_BROADCAST: "broadcast",
+    lib.RDT_COLL_ALLREDUCE: "all_reduce",
+    lib.RDT_COLL_REDUCE: "reduce",
+    lib.RDT_COLL_ALLGATHER: "all_gather",
+    lib.RDT_COLL_REDUCE_SCATTER: "reduce_scatter",
+    lib.RDT_COLL_GATHER: "gather",
+    lib.RDT_COLL_SCATTER: "scatter",
+    lib.RDT_COLL_ALLTOALL: "all_to_all",
+    lib.RDT_COLL_BARRIER: "barrier",
+}
+
+
+def _blob_table(blobs: list[bytes]) -> tuple[CData, list[CData]]:
+    """Make struct rdtpy_blobs, and what must live as long as the group."""
+    data = [ffi.from_buffer("uint8_t[]", blob) for blob in blobs]
+    pointers = ffi.new("uint8_t *[]", data)
+    lengths = ffi.new("size_t[]", [len(blob) for blob in blobs])
+    table = ffi.new("struct rdtpy_blobs *")
+    table.count = len(blobs)
+    table.bytes = ffi.cast("const uint8_t *const *", pointers)
+    table.len_bytes = lengths
+    return table, [table, pointers, lengths, *data]
+
+
+def _like(tensor: TensorLike, dtype: str, count: int, call: str) -> TensorLike:
+    """Check that a tensor has a dtype and a count of elements."""
+    found, shape = memory.describe_tensor(tensor, call)
+    if found != dtype or math.prod(shape) != count:
+        raise invalid(
+            call, f"a tensor of {math.prod(shape)} {found} stands where {count} {dtype} belong"
+        )
+    return tensor
+
+
+def _needed(tensor: TensorLike | None, call: str) -> TensorLike:
+    if tensor is None:
+        raise invalid(call, "the root needs a tensor for all members' parts")
+    return tensor

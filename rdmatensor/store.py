@@ -1,0 +1,141 @@
+"""Key-value stores through which processes find each other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+from rdmatensor.errors import InvalidArgument, PeerError, TransferTimeout
+
+# Polling: a store has no other wait that Ctrl-C can end.
+_POLL_FIRST_S = 0.0005
+_POLL_MOST_S = 0.05
+_PATIENCE_S = 10.0  # then one line says who is missing
+
+log = logging.getLogger("rdmatensor")
+
+
+class Store(Protocol):
+    """What is asked of a store. Every torch.distributed.Store has it, and so has FileStore.
+
+    Values are text when they are set and bytes when they are got, as torch has it.
+    """
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set a key, whole or not at all."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of a key that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all the keys are there."""
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        """Return the values of keys that are there."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Delete a key; whether it was there."""
+
+
+class FileStore:
+    """A store in a folder that all processes of a job see, for users without torch.
+
+    The folder belongs to one run of the job: give each run a fresh one, or one whose earlier run
+    has closed its World, which deletes its keys. It is made if it is not there, for its owner
+    only, since it may hold the job's secret.
+    Threads and processes: any.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._folder = Path(path)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = self._folder.stat()
+        if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidArgument(
+                "RDT_EINVAL",
+                "FileStore",
+                f"{self._folder} must belong to you and be closed to others, since it may hold a "
+                f"secret: chmod 700 {self._folder}",
+            )
+
+    def _file(self, key: str) -> Path:
+        return self._folder / (quote(key, safe="") + ".value")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key by renaming a complete file, so that readers see all of it or nothing."""
+        data = value.encode() if isinstance(value, str) else value
+        handle, name = tempfile.mkstemp(dir=self._folder, prefix=".new-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            Path(name).replace(self._file(key))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def get(self, key: str, timeout_s: float = 300.0) -> bytes:
+        """Return the value of a key, waiting for it; raises TransferTimeout."""
+        wait_for(self, {key: f"key {key!r}"}, timeout_s, "FileStore.get")
+        return self._file(key).read_bytes()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all the keys are there."""
+        return all(self._file(key).exists() for key in keys)
+
+    def multi_get(self, keys: Sequence[str], timeout_s: float = 300.0) -> list[bytes]:
+        """Return the values of keys, waiting for each; the deadline is for all together."""
+        deadline_s = time.monotonic() + timeout_s
+        return [self.get(key, max(0.0, deadline_s - time.monotonic())) for key in keys]
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; returns whether it was there."""
+        try:
+            self._file(key).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def wait_for(store: Store, keys: dict[str, str], timeout_s: float, call: str) -> None:
+    """Wait until all keys (key: who sets it) are in the store.
+
+    Raises TransferTimeout with the names of those that set nothing. After 10 s one log line names
+    them too. Ctrl-C works at any time.
+    """
+    start_s = time.monotonic()
+    pause_s, has_said = _POLL_FIRST_S, False
+    while not _check(store, list(keys), call):
+        waited_s = time.monotonic() - start_s
+        if waited_s >= timeout_s or (waited_s >= _PATIENCE_S and not has_said):
+            missing = [who for key, who in keys.items() if not _check(store, [key], call)]
+            if missing and waited_s >= timeout_s:
+                raise TransferTimeout(
+                    "RDT_ETIMEDOUT",
+                    call,
+                    f"nothing from {_listed(missing)} within {timeout_s:.3f} s: did they start, "
+                    "with the same store and job?",
+                )
+            if missing:
+                log.warning("%s: still waiting for %s", call, _listed(missing))
+            has_said = True
+        time.sleep(min(pause_s, max(0.0, start_s + timeout_s - time.monotonic())))
+        pause_s = min(2 * pause_s, _POLL_MOST_S)
+
+
+def _check(store: Store, keys: list[str], call: str) -> bool:
+    try:
+        return store.check(keys)
+    except RuntimeError as error:  # torch's stores: the process that hosts it is gone
+        raise PeerError("RDT_EPEER", call, f"the store cannot be reached: {error}") from error
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
