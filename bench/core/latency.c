@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * latency - one way of a small write: a ping-pong of write + notify, half a round trip, both cores busy,
+ * beside its floor in the same run: over shared memory two lines that the sides store into and spin on, over
+ * TCP a plain socket that is waited for in the same way.
+ *
+ *   latency [--transport shm|tcp] [--wait spin|sleep] [--size N] [--rounds N] [--trips N]
+ *
+ * Each round gives each contestant `trips` round trips in one sample, and one that is timed alone. Defaults: shm,
+ * spin, 8 bytes, 200 rounds of 100 trips. "spin": the library may spin, as it does where cores
+ * allow; "sleep": it is told that many ranks share the cores, and the floor blocks.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "pair.h"
+#include "raw_tcp.h"
+
+#define MAX_BYTES ((size_t)64 << 10)
+#define SINGLES 20 /* trips of each round that are timed alone */
+
+struct settings {
+    const char *transport;
+    bool sleeps;
+    size_t len_bytes;
+    size_t rounds;
+    size_t trips;
+    const struct raw_tcp_config *raw;
+};
+
+/* One side's ends of both contestants. */
+struct ends {
+    struct pair *pair;
+    const struct settings *settings;
+    rdt_region *region;
+    struct rdt_remote_region remote;
+    char *src;
+    struct raw_tcp raw;
+    uint64_t line_round;
+};
+
+static void
+send_ours(struct ends *e)
+{
+    pair_write(e->pair, e->src, e->settings->len_bytes, &e->remote, 0, 7);
+}
+
+static void
+recv_ours(struct ends *e)
+{
+    (void)pair_wait_notify(e->pair);
+}
+
+static void
+send_floor(struct ends *e)
+{
+    const struct settings *settings = e->settings;
+    const int side = e->pair->side;
+
+    if (strcmp(settings->transport, "tcp") == 0) {
+        raw_tcp_move(&e->raw, true, e->src, settings->len_bytes, 1);
+        return;
+    }
+    /* relaxed: the payload, in the line of the flag; release: pairs with bench_await() opposite */
+    atomic_store_explicit(&e->pair->board->ping[side][1], ++e->line_round, memory_order_relaxed);
+    atomic_store_explicit(&e->pair->board->ping[side][0], e->line_round, memory_order_release);
+}
+
+static void
+recv_floor(struct ends *e)
+{
+    const struct settings *settings = e->settings;
+    const int side = e->pair->side;
+
+    if (strcmp(settings->transport, "tcp") == 0) {
+        raw_tcp_move(&e->raw, false, e->src, settings->len_bytes, 1);
+        return;
+    }
+    /* The first side sends first, so its counter is the one to come. */
+    bench_await(&e->pair->board->ping[1 - side][0], e->line_round + (side == 1 ? 1 : 0),
+                "the other side");
+}
+
+struct way {
+    const char *name;
+    void (*send)(struct ends *e);
+    void (*recv)(struct ends *e);
+    struct bench_series batch;
+    struct bench_series single;
+};
+
+static const struct way ways[2] = {
+    {.name = "ours", .send = send_ours, .recv = recv_ours},
+    {.name = "floor", .send = send_floor, .recv = recv_floor},
+};
+
+static void
+open_ends(struct ends *e, struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    struct sockaddr_in addr;
+
+    *e = (struct ends){.pair = p, .settings = settings};
+    if (p->side == 0) {
+        e->region = pair_offer(p, MAX_BYTES);
+        pair_barrier(p);
+        e->remote = pair_take_offer(p);
+        pair_barrier(p);
+    } else {
+        e->remote = pair_take_offer(p);
+        pair_barrier(p);
+        e->region = pair_offer(p, MAX_BYTES);
+        pair_barrier(p);
+    }
+    e->src = calloc(1, MAX_BYTES);
+    if (e->src == NULL)
+        bench_die("calloc");
+    if (strcmp(settings->transport, "tcp") != 0)
+        return;
+    if (p->side == 0) {
+        const int listener = raw_tcp_listen(settings->raw, &addr);
+
+        memcpy(p->board->scratch, &addr, sizeof(addr));
+        pair_barrier(p);
+        raw_tcp_accept(&e->raw, settings->raw, listener);
+        (void)close(listener);
+    } else {
+        pair_barrier(p);
+        memcpy(&addr, p->board->scratch, sizeof(addr));
+        raw_tcp_connect(&e->raw, settings->raw, &addr);
+    }
+}
+
+static void
+close_ends(struct ends *e)
+{
+    if (strcmp(e->settings->transport, "tcp") == 0)
+        raw_tcp_close(&e->raw);
+    rdt_region_free(e->region, NULL, NULL);
+    free(e->src);
+}
+
+static void
+report(struct way *w, const struct settings *settings)
+{
+    char fields[160];
+
+    (void)snprintf(fields, sizeof(fields),
+                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"trips\": %zu",
+                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes,
+                   settings->trips);
+    bench_series_print(&w->batch, fields);
+    (void)snprintf(fields, sizeof(fields),
+                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"trips\": 1",
+                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes);
+    bench_series_print(&w->single, fields);
+    bench_series_free(&w->batch);
+    bench_series_free(&w->single);
+}
+
+static void
+report_all(struct way *mine, const struct settings *settings)
+{
+    const uint64_t ours_ns = bench_series_quantile(&mine[0].batch, 0.5);
+    const uint64_t floor_ns = bench_series_quantile(&mine[1].batch, 0.5);
+
+    (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"wait\": \"%s\", "
+                 "\"size\": %zu, \"ours_ns\": %llu, \"floor_ns\": %llu, \"times_floor\": %.3f}\n",
+                 bench_name, settings->transport, settings->sleeps ? "sleep" : "spin",
+                 settings->len_bytes, (unsigned long long)ours_ns, (unsigned long long)floor_ns,
+                 (double)ours_ns / (double)floor_ns);
+    for (size_t i = 0; i < 2; i++)
+        report(&mine[i], settings);
+}
+
+/* ns of `trips` round trips over two, for each trip. */
+static uint64_t
+ping(struct ends *e, const struct way *w, size_t trips)
+{
+    const uint64_t start_ns = bench_now_ns();
+
+    for (size_t i = 0; i < trips; i++) {
+        w->send(e);
+        w->recv(e);
+    }
+    return (bench_now_ns() - start_ns) / (2 * trips);
+}
+
+static void
+first_side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    struct way mine[2] = {ways[0], ways[1]};
+    struct ends e;
+
+    open_ends(&e, p);
+    for (size_t i = 0; i < 2; i++) {
+        bench_series_init(&mine[i].batch, mine[i].name, settings->rounds);
+        bench_series_init(&mine[i].single, mine[i].name, settings->rounds * SINGLES);
+    }
+    for (size_t round = 0; round <= settings->rounds; round++) {
+        for (size_t i = 0; i < 2; i++) {
+            (void)ping(&e, &mine[i], 1); /* both sides are here */
+            const uint64_t batch_ns = ping(&e, &mine[i], settings->trips);
+            for (size_t k = 0; k < SINGLES; k++) {
+                const uint64_t single_ns = ping(&e, &mine[i], 1);
+                if (round > 0)
+                    bench_series_add(&mine[i].single, single_ns);
+            }
+            if (round > 0)
+                bench_series_add(&mine[i].batch, batch_ns);
+        }
+    }
+    report_all(mine, settings);
+    close_ends(&e);
+}
+
+static void
+second_side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    struct ends e;
+
+    open_ends(&e, p);
+    for (size_t round = 0; round <= settings->rounds; round++) {
+        for (size_t i = 0; i < 2; i++) {
+            for (size_t k = 0; k < 1 + settings->trips + SINGLES; k++) {
+                ways[i].recv(&e);
+                ways[i].send(&e);
+            }
+        }
+    }
+    close_ends(&e);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const char *const known[] = {"--transport=", "--wait=",  "--size=",
+                                        "--rounds=",    "--trips=", NULL};
+
+    bench_name = "latency";
+    bench_check_args(argc, argv, known);
+    const char *transport = bench_arg(argc, argv, "--transport");
+    const char *wait = bench_arg(argc, argv, "--wait");
+    const bool sleeps = wait != NULL && strcmp(wait, "sleep") == 0;
+    if (wait != NULL && !sleeps && strcmp(wait, "spin") != 0)
+        bench_fail("--wait is spin or sleep, not \"%s\"", wait);
+    if (sleeps && (transport == NULL || strcmp(transport, "tcp") != 0))
+        bench_fail("--wait sleep has a floor on tcp only");
+    const struct raw_tcp_config raw = {.is_spinning = !sleeps,
+                                       .streams = 1,
+                                       .chunk_bytes = MAX_BYTES};
+    const struct settings settings = {
+        .transport = transport != NULL ? transport : "shm",
+        .sleeps = sleeps,
+        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 8),
+        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 200),
+        .trips = (size_t)bench_arg_number(argc, argv, "--trips", 100),
+        .raw = &raw,
+    };
+    if (settings.len_bytes > MAX_BYTES)
+        bench_fail("--size is at most %zu", MAX_BYTES);
+    const struct pair_opts opts = {.transport = settings.transport, .sleeps = sleeps};
+    pair_run(&opts, first_side, second_side, &settings);
+    return 0;
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * registration - what memory costs before it can be written to, and that it costs that only once.
+ *
+ *   registration [--bytes N] [--rounds N]        default 1 GiB, 3 rounds
+ *
+ * In each round, in processes of its own: "alloc": rdt_region_alloc() of the whole, from nothing; "alloc again": the
+ * same after it was freed; "register": rdt_region_register() of memory that exists and is populated. Floor: "populate",
+ * a memfd of that size, mapped and populated by one thread. Then, between two processes: "first
+ * write" of 8 B into a region of that size, which maps it, and "second write".
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "pair.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; older libcs do not name it */
+#endif
+
+enum { ALLOC, ALLOC_AGAIN, REGISTER, POPULATE, FIRST_WRITE, SECOND_WRITE, SERIES };
+
+struct settings {
+    uint64_t len_bytes;
+    uint64_t *took_ns; /* [SERIES], shared by all processes */
+};
+
+static rdt_region *
+alloc(rdt_context *ctx, uint64_t len_bytes, uint64_t *took_ns)
+{
+    struct rdt_error err;
+    rdt_region *region;
+
+    const uint64_t start_ns = bench_now_ns();
+    pair_check(rdt_region_alloc(ctx, len_bytes, 0, &region, &err), &err, "rdt_region_alloc");
+    *took_ns = bench_now_ns() - start_ns;
+    return region;
+}
+
+static void
+register_existing(rdt_context *ctx, uint64_t len_bytes, uint64_t *took_ns)
+{
+    struct rdt_error err;
+    rdt_region *region;
+    void *memory = bench_map(len_bytes, MAP_PRIVATE);
+
+    const uint64_t start_ns = bench_now_ns();
+    pair_check(rdt_region_register(ctx, memory, len_bytes, &region, &err), &err,
+               "rdt_region_register");
+    *took_ns = bench_now_ns() - start_ns;
+    rdt_region_free(region, NULL, NULL);
+    (void)munmap(memory, len_bytes);
+}
+
+static void
+populate(uint64_t len_bytes, uint64_t *took_ns)
+{
+    const uint64_t start_ns = bench_now_ns();
+    const int fd = memfd_create("registration", MFD_CLOEXEC);
+
+    if (fd < 0 || ftruncate(fd, (off_t)len_bytes) != 0)
+        bench_die("memfd");
+    void *p = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        bench_die("mmap");
+    if (madvise(p, len_bytes, MADV_POPULATE_WRITE) != 0) {
+        if (errno != EINVAL)
+            bench_die("madvise");
+        for (uint64_t i = 0; i < len_bytes; i += 4096) /* an older kernel: page by page */
+            ((volatile char *)p)[i] = 0;
+    }
+    *took_ns = bench_now_ns() - start_ns;
+    (void)munmap(p, len_bytes);
+    (void)close(fd);
+}
+
+static void
+measure_alone(const struct settings *settings)
+{
+    const struct pair_opts opts = {.transport = "shm"};
+    const uint64_t len_bytes = settings->len_bytes;
+    uint64_t *took_ns = settings->took_ns;
+    struct rdt_error err;
+    rdt_context *ctx = pair_open_context(&opts, 0);
+    rdt_region *region = alloc(ctx, len_bytes, &took_ns[ALLOC]);
+
+    rdt_region_free(region, NULL, NULL);
+    region = alloc(ctx, len_bytes, &took_ns[ALLOC_AGAIN]);
+    rdt_region_free(region, NULL, NULL);
+    register_existing(ctx, len_bytes, &took_ns[REGISTER]);
+    pair_check(rdt_context_close(ctx, &err), &err, "rdt_context_close");
+    populate(len_bytes, &took_ns[POPULATE]);
+}
+
+static void
+write_side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    const struct rdt_remote_region remote = pair_take_offer(p);
+    const uint64_t word = 1;
+
+    for (int i = FIRST_WRITE; i <= SECOND_WRITE; i++) {
+        const uint64_t start_ns = bench_now_ns();
+
+        pair_write(p, &word, sizeof(word), &remote, settings->len_bytes - sizeof(word), 7);
+        settings->took_ns[i] = bench_now_ns() - start_ns;
+        bench_spin_ns(1000000);
+    }
+}
+
+static void
+own_side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    rdt_region *region = pair_offer(p, settings->len_bytes);
+
+    for (int i = FIRST_WRITE; i <= SECOND_WRITE; i++)
+        (void)pair_wait_notify(p);
+    rdt_region_free(region, NULL, NULL);
+}
+
+/* In a process of its own: the library does not work on in children of processes that used it. */
+static void
+run_round(const struct settings *settings)
+{
+    const struct pair_opts opts = {.transport = "shm"};
+    int status;
+
+    (void)fflush(NULL);
+    const pid_t child = fork();
+    if (child < 0)
+        bench_die("fork");
+    if (child == 0) {
+        pair_run(&opts, write_side, own_side, settings);
+        measure_alone(settings);
+        exit(0);
+    }
+    if (waitpid(child, &status, 0) != child || status != 0)
+        bench_fail("a round failed");
+}
+
+int
+main(int argc, char **argv)
+{
+    static const char *const known[] = {"--bytes=", "--rounds=", NULL};
+    static const char *const names[SERIES] = {"alloc",    "alloc again", "register",
+                                              "populate", "first write", "second write"};
+    struct bench_series series[SERIES];
+    char fields[64];
+
+    bench_name = "registration";
+    bench_check_args(argc, argv, known);
+    const size_t rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 3);
+    const struct settings settings = {
+        .len_bytes = (uint64_t)bench_arg_number(argc, argv, "--bytes", 1 << 30),
+        .took_ns = bench_map(SERIES * sizeof(uint64_t), MAP_SHARED),
+    };
+    for (size_t i = 0; i < SERIES; i++)
+        bench_series_init(&series[i], names[i], rounds);
+    for (size_t round = 0; round < rounds; round++) {
+        run_round(&settings);
+        for (size_t i = 0; i < SERIES; i++)
+            bench_series_add(&series[i], settings.took_ns[i]);
+    }
+    (void)snprintf(fields, sizeof(fields), "\"size\": %llu",
+                   (unsigned long long)settings.len_bytes);
+    for (size_t i = 0; i < SERIES; i++) {
+        bench_series_print(&series[i], fields);
+        bench_series_free(&series[i]);
+    }
+    return 0;
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * write_many - a list of blocks with one notification against one write of their sum, over shared memory
+ * or TCP. "in order": block i goes where a single write would put it; "shuffled": the blocks lie in
+ * another order on both sides. "one by one": a write for each block, the last with the
+ * notification, which is what a program without write_many would do.
+ *
+ *   write_many [--transport shm|tcp] [--blocks N] [--block-bytes N] [--seconds S]
+ *
+ * Defaults: shm, 4096 blocks of 16384 bytes, 3 s. The summary line has the ratio of the one write's median
+ * to that of each list.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "turns.h"
+
+#define CONTESTANTS 4
+
+struct settings {
+    const char *transport;
+    uint32_t block_count;
+    size_t block_bytes;
+    double seconds;
+};
+
+struct many {
+    struct pair *pair;
+    struct rdt_remote_region remote;
+    const char *src;
+    struct rdt_block *in_order;
+    struct rdt_block *shuffled;
+    uint32_t block_count;
+};
+
+static void
+finish(rdt_transfer *transfer)
+{
+    struct rdt_error err;
+
+    pair_check(rdt_transfer_wait(transfer, PAIR_TIMEOUT_NS, &err), &err, "rdt_transfer_wait");
+    rdt_transfer_free(transfer);
+}
+
+static void
+write_list(struct many *m, const struct rdt_block *blocks)
+{
+    rdt_transfer *transfer;
+    struct rdt_error err;
+
+    pair_check(rdt_endpoint_write_many(m->pair->ep, blocks, m->block_count, &m->remote, 7,
+                                       &transfer, &err),
+               &err, "rdt_endpoint_write_many");
+    finish(transfer);
+}
+
+static void
+act_one_write(void *arg, size_t len_bytes)
+{
+    struct many *m = arg;
+
+    pair_write(m->pair, m->src, len_bytes, &m->remote, 0, 7);
+}
+
+static void
+act_in_order(void *arg, size_t len_bytes)
+{
+    struct many *m = arg;
+
+    (void)len_bytes;
+    write_list(m, m->in_order);
+}
+
+static void
+act_shuffled(void *arg, size_t len_bytes)
+{
+    struct many *m = arg;
+
+    (void)len_bytes;
+    write_list(m, m->shuffled);
+}
+
+static void
+act_one_by_one(void *arg, size_t len_bytes)
+{
+    struct many *m = arg;
+    rdt_transfer *last = NULL;
+    struct rdt_error err;
+
+    (void)len_bytes;
+    for (uint32_t i = 0; i < m->block_count; i++) {
+        const struct rdt_block *block = &m->in_order[i];
+        const bool is_last = i + 1 == m->block_count;
+
+        pair_check(rdt_endpoint_write(m->pair->ep, block->src, block->len_bytes, &m->remote,
+                                      block->dst_off, is_last ? 7 : RDT_NOTIFY_NONE,
+                                      is_last ? &last : NULL, &err),
+                   &err, "rdt_endpoint_write");
+    }
+    finish(last);
+}
+
+static void
+build_lists(struct many *m, const struct settings *settings)
+{
+    uint64_t random = 88172645463325252u; /* xorshift64: any seed but zero */
+
+    m->block_count = settings->block_count;
+    m->in_order = calloc(m->block_count, sizeof(*m->in_order));
+    m->shuffled = calloc(m->block_count, sizeof(*m->shuffled));
+    if (m->in_order == NULL || m->shuffled == NULL)
+        bench_die("calloc");
+    for (uint32_t i = 0; i < m->block_count; i++) {
+        const uint64_t off = (uint64_t)i * settings->block_bytes;
+
+        m->in_order[i] = (struct rdt_block){m->src + off, settings->block_bytes, off};
+        m->shuffled[i] = m->in_order[i];
+    }
+    for (uint32_t i = m->block_count - 1; i > 0; i--) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        const uint32_t j = (uint32_t)(random % (i + 1));
+        const struct rdt_block swapped = m->shuffled[i];
+
+        m->shuffled[i] = m->shuffled[j];
+        m->shuffled[j] = swapped;
+    }
+    /* Scattered on the other side too: mirrored, so that neither side's order is the other's. */
+    for (uint32_t i = 0; i < m->block_count; i++)
+        m->shuffled[i].dst_off =
+            (uint64_t)(m->block_count - 1) * settings->block_bytes - m->shuffled[i].dst_off;
+}
+
+static void
+write_side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    const size_t total = settings->block_count * settings->block_bytes;
+    struct many m = {.pair = p, .remote = pair_take_offer(p)};
+    struct turns turns = {.pair = p};
+    struct contestant list[CONTESTANTS] = {
+        {.name = "one write", .act = act_one_write},
+        {.name = "write_many in order", .act = act_in_order},
+        {.name = "write_many shuffled", .act = act_shuffled},
+        {.name = "one by one", .act = act_one_by_one},
+    };
+    char fields[160];
+
+    char *src = bench_map(total, MAP_PRIVATE);
+    memset(src, 0x5a, total);
+    m.src = src;
+    build_lists(&m, settings);
+    for (size_t i = 0; i < CONTESTANTS; i++) {
+        list[i].wait = TURN_NOTIFY;
+        list[i].buffer = TURN_REGION;
+        list[i].arg = &m;
+    }
+    turns_measure(&turns, list, CONTESTANTS, total, settings->seconds, 3);
+    const double one_ns = (double)bench_series_quantile(&list[0].series, 0.5);
+    (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"blocks\": %u, "
+                 "\"block_bytes\": %zu, \"one_ns\": %.0f, \"ratio\": %.3f, "
+                 "\"ratio_shuffled\": %.3f, \"ratio_one_by_one\": %.3f}\n",
+                 bench_name, settings->transport, settings->block_count, settings->block_bytes,
+                 one_ns, one_ns / (double)bench_series_quantile(&list[1].series, 0.5),
+                 one_ns / (double)bench_series_quantile(&list[2].series, 0.5),
+                 one_ns / (double)bench_series_quantile(&list[3].series, 0.5));
+    (void)snprintf(fields, sizeof(fields),
+                   "\"transport\": \"%s\", \"blocks\": %u, \"block_bytes\": %zu",
+                   settings->transport, settings->block_count, settings->block_bytes);
+    turns_report(list, CONTESTANTS, fields);
+    turns_end(&turns);
+    free(m.in_order);
+    free(m.shuffled);
+    (void)munmap(src, total);
+}
+
+static void
+read_side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    rdt_region *region = pair_offer(p, settings->block_count * settings->block_bytes);
+
+    turns_serve(p, rdt_region_addr(region), NULL, false);
+    rdt_region_free(region, NULL, NULL);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const char *const known[] = {"--transport=", "--blocks=", "--block-bytes=", "--seconds=",
+                                        NULL};
+
+    bench_name = "write_many";
+    bench_check_args(argc, argv, known);
+    const char *transport = bench_arg(argc, argv, "--transport");
+    const struct settings settings = {
+        .transport = transport != NULL ? transport : "shm",
+        .block_count = (uint32_t)bench_arg_number(argc, argv, "--blocks", 4096),
+        .block_bytes = (size_t)bench_arg_number(argc, argv, "--block-bytes", 16384),
+        .seconds = bench_arg_number(argc, argv, "--seconds", 3.0),
+    };
+    const struct pair_opts opts = {.transport = settings.transport};
+    pair_run(&opts, write_side, read_side, &settings);
+    return 0;
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Two processes with a context each, connected over one path, the main thread of each pinned to a core of its
+ * own once the context is open (a context that is opened on one core would take it for all there is). They meet at
+ * a board in shared memory, which is no part of what is measured. */
+#ifndef RDT_BENCH_PAIR_H
+#define RDT_BENCH_PAIR_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+
+#define PAIR_BOARD_BYTES ((size_t)1 << 20)
+#define PAIR_TIMEOUT_NS UINT64_C(20000000000)
+
+struct pair_board {
+    _Alignas(256) _Atomic uint64_t arrived[2]; /* at barriers: how many each side has passed */
+    _Alignas(256) _Atomic uint64_t request;    /* for the benchmark: see turns.h */
+    uint64_t act;
+    uint64_t len_bytes;
+    _Alignas(256) _Atomic uint64_t ready;
+    _Alignas(256) _Atomic uint64_t published;
+    _Alignas(256) _Atomic uint64_t answer;
+    uint64_t seen_ns;
+    uint64_t read_ns;
+    uint64_t checksum;                          /* so that the reads are not optimised away */
+    _Alignas(256) _Atomic uint64_t ping[2][32]; /* [side]: a line, for the floor of a ping-pong */
+    size_t blob_bytes[2];
+    uint8_t blob[2][RDT_BLOB_MAX_BYTES];
+    uint8_t remote[2][RDT_REMOTE_REGION_BYTES];
+    unsigned char scratch[64 << 10]; /* the benchmark's own; zero at first */
+};
+
+struct pair_opts {
+    const char *transport; /* "shm" or "tcp": nothing else will do */
+    bool sleeps;           /* tell the library that many ranks share the cores: it never spins */
+    uint32_t tcp_streams;  /* 0: default */
+    bool is_unpinned;
+};
+
+struct pair {
+    int side; /* 0 began the other */
+    struct pair_board *board;
+    rdt_context *ctx;
+    rdt_endpoint *ep;
+    uint64_t barriers;
+    const void *arg;
+};
+
+typedef void (*pair_side_fn)(struct pair *p);
+
+/* Run both sides to their end; what fails ends the program. `arg` reaches both as p->arg. */
+void pair_run(const struct pair_opts *opts, pair_side_fn first, pair_side_fn second,
+              const void *arg);
+
+/* RDT_* to its end: the message with the call's name. */
+void pair_check(rdt_status status, const struct rdt_error *err, const char *call);
+/* Wait until the other side is here too. */
+void pair_barrier(struct pair *p);
+/* Allocate in this side's arena and tell the other where; a barrier on both sides. */
+rdt_region *pair_offer(struct pair *p, uint64_t len_bytes);
+struct rdt_remote_region pair_take_offer(struct pair *p);
+
+/* Write, wait until it is done, free the transfer. */
+void pair_write(struct pair *p, const void *src, uint64_t len_bytes,
+                const struct rdt_remote_region *dst, uint64_t dst_off, uint32_t notify);
+uint32_t pair_wait_notify(struct pair *p);
+struct rdt_counters pair_counters(struct pair *p);
+
+/* For programs that open contexts themselves. */
+rdt_context *pair_open_context(const struct pair_opts *opts, int rank);
+rdt_endpoint *pair_open_endpoint(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes,
+                                 int peer_rank);
+void pair_require_transport(const struct pair_opts *opts, rdt_endpoint *ep);
+
+#endif
