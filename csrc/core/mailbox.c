@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The mailbox: what goes out in which order, and taking what arrives. */
+ * The mailbox: its life, and what goes out in which order. */
 #include "core/mailbox.h"
 
 #include <stdlib.h>
@@ -7,13 +7,8 @@
 
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/log.h"
-#include "base/range.h"
 #include "core/mailbox_impl.h"
 
-#define SMALL_UNITS (RDTI_RING_SMALL_BYTES / RDTI_MESSAGE_ALIGN)
-#define LARGE_UNITS (RDTI_RING_LARGE_BYTES / RDTI_MESSAGE_ALIGN)
-#define RESERVE_UNITS (RDTI_RING_RESERVE_BYTES / RDTI_MESSAGE_ALIGN)
 /* Credit goes alone once this part of the ring, or of the budget of unexpected bytes, was not reported.
  * The reserve holds as many CREDITs as a ring brings about. */
 #define CREDIT_PARTS 4
@@ -36,7 +31,7 @@ rdti_mailbox_create(rdt_endpoint *ep, struct rdti_mailbox **out, struct rdt_erro
     m->ctx = rdti_endpoint_context(ep);
     m->groups = m->ctx->groups;
     m->rx = rdt_region_addr(rdti_endpoint_own_ring(ep));
-    m->rx_units = SMALL_UNITS;
+    m->rx_units = RDTI_RING_SMALL_UNITS;
     rdti_list_init(&m->control);
     rdti_list_init(&m->sends);
     rdti_list_init(&m->offered);
@@ -137,7 +132,7 @@ void
 rdti_mailbox_on_ready(struct rdti_mailbox *m)
 {
     m->ring = *rdti_endpoint_peer_ring(m->ep);
-    m->tx_units = SMALL_UNITS;
+    m->tx_units = RDTI_RING_SMALL_UNITS;
     m->is_ready = true;
     rdti_mailbox_flush(m);
 }
@@ -239,7 +234,7 @@ try_eager(struct rdti_mailbox *m, const struct rdti_message *head, const void *s
                                      (unsigned long long)head->len_bytes);
         return true;
     }
-    if (!rdti_ring_reserve(m, units, RESERVE_UNITS, &off)) {
+    if (!rdti_ring_reserve(m, units, RDTI_RING_RESERVE_UNITS, &off)) {
         rdti_parcel_free(parcel);
         return false;
     }
@@ -281,7 +276,7 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
     rdt_status status;
 
     if (send->len_bytes > rdti_ring_eager_max(m, m->tx_units)) {
-        if (send->len_bytes <= rdti_ring_eager_max(m, LARGE_UNITS))
+        if (send->len_bytes <= rdti_ring_eager_max(m, RDTI_RING_LARGE_UNITS))
             ask_growth(m);
         return rdti_offer_send(m, send);
     }
@@ -306,7 +301,7 @@ switch_ring(struct rdti_mailbox *m)
     struct rdti_parcel *parcel = rdti_parcel_new(&m->groups->parcels, RDTI_MESSAGE_HEAD_BYTES);
     uint64_t off;
 
-    if (parcel == NULL || !rdti_ring_reserve(m, 1, RESERVE_UNITS, &off)) {
+    if (parcel == NULL || !rdti_ring_reserve(m, 1, RDTI_RING_RESERVE_UNITS, &off)) {
         rdti_parcel_free(parcel); /* the small ring works too, and the next flush tries again */
         return;
     }
@@ -314,7 +309,7 @@ switch_ring(struct rdti_mailbox *m)
     rdti_ring_place(m, parcel, off);
     m->ring = m->next_ring;
     m->has_next_ring = false;
-    m->tx_units = LARGE_UNITS;
+    m->tx_units = RDTI_RING_LARGE_UNITS;
     m->tx_pos = 0;
 }
 
@@ -329,7 +324,7 @@ flush_control(struct rdti_mailbox *m)
         const uint64_t footprint = RDTI_MESSAGE_HEAD_BYTES + (uint64_t)parcel->body_bytes;
         const uint32_t units =
             (uint32_t)((footprint + RDTI_MESSAGE_ALIGN - 1) / RDTI_MESSAGE_ALIGN);
-        if (!rdti_ring_reserve(m, units, RESERVE_UNITS, &off))
+        if (!rdti_ring_reserve(m, units, RDTI_RING_RESERVE_UNITS, &off))
             return false;
         rdti_list_remove(&parcel->link);
         rdti_ring_place(m, parcel, off);
@@ -381,250 +376,4 @@ rdti_mailbox_delivered(struct rdti_mailbox *m, uint64_t bytes)
 {
     m->delivered += (uint32_t)bytes;
     report_credit(m);
-}
-
-/* ---- Coming in --------------------------------------------------------------------------- */
-
-static rdt_status
-broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
-{
-    const int32_t rank = rdti_endpoint_rank(m->ep);
-
-    return rdti_error_set_rank(err, RDT_EPROTO, rank, "mailbox: rank %d %s", (int)rank, how);
-}
-
-static rdt_status
-take_credit(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
-{
-    if (head->consumed - m->tx_consumed > m->tx_sent - m->tx_consumed)
-        return broken(m, err, "says that it took more out of its ring than was put there");
-    if (head->delivered - m->eager_delivered > m->eager_sent - m->eager_delivered)
-        return broken(m, err, "says that it received more than was sent");
-    m->tx_consumed = head->consumed;
-    m->eager_delivered = head->delivered;
-    return RDT_OK;
-}
-
-static rdt_status
-on_grow(struct rdti_mailbox *m, struct rdt_error *err)
-{
-    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
-    struct rdti_message head = {.kind = RDTI_MESSAGE_RING};
-    struct rdt_remote_region remote;
-    uint8_t body[RDT_REMOTE_REGION_BYTES];
-
-    if (m->large != NULL)
-        return broken(m, err, "asks for a second large ring");
-    rdt_status status =
-        rdti_regions_alloc(m->ctx->regions, RDTI_RING_LARGE_BYTES, 0, &m->large, &why);
-    if (status == RDT_OK)
-        status = rdt_region_export(m->large, &remote, &why);
-    if (status != RDT_OK) {
-        rdti_log(RDT_LOG_WARN, "no larger mailbox ring for rank %d, messages to us are slower: %s",
-                 (int)rdti_endpoint_rank(m->ep), why.message);
-        rdt_region_free(m->large, NULL, NULL);
-        m->large = NULL;
-        return RDT_OK;
-    }
-    rdt_remote_region_encode(&remote, body);
-    queue_control(m, &head, body, sizeof(body));
-    return RDT_OK;
-}
-
-static rdt_status
-on_ring(struct rdti_mailbox *m, const uint8_t *body, struct rdt_error *err)
-{
-    struct rdt_remote_region remote;
-    const rdt_status status = rdt_remote_region_decode(body, RDT_REMOTE_REGION_BYTES, &remote, err);
-
-    if (status != RDT_OK)
-        return broken(m, err, "offers a ring in bytes that are none");
-    if (!m->has_asked_growth || m->has_next_ring || m->tx_units != SMALL_UNITS)
-        return broken(m, err, "offers a larger ring that nobody asked for");
-    if (memcmp(remote.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
-        remote.len_bytes < RDTI_RING_LARGE_BYTES)
-        return broken(m, err, "offers a larger ring that is not its own or too small");
-    m->next_ring = remote;
-    m->has_next_ring = true;
-    return RDT_OK;
-}
-
-static rdt_status
-on_switch(struct rdti_mailbox *m, struct rdt_error *err)
-{
-    if (m->large == NULL || m->is_large)
-        return broken(m, err, "switches to a ring that it was not given");
-    m->is_large = true; /* take_message() goes there once this message is counted */
-    return RDT_OK;
-}
-
-static rdt_status
-on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
-       struct rdt_error *err)
-{
-    struct rdti_rts rts;
-    rdt_status status = rdti_rts_decode(body, RDTI_RTS_BYTES, &rts, err);
-
-    if (status != RDT_OK)
-        return status;
-    if (rts.has_region &&
-        (memcmp(rts.region.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
-         !rdti_range_ok(rts.region_off, head->len_bytes, rts.region.len_bytes)))
-        return broken(m, err, "offers a message outside of its own memory");
-    if (m->offer_count >= RDTI_OFFERS_MAX)
-        return broken(m, err, "sent more messages than can wait for a receive");
-    return rdti_groups_on_arrival(m->groups, m, head, NULL, &rts, err);
-}
-
-static rdt_status
-on_eager(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
-         struct rdt_error *err)
-{
-    const bool is_inlined = head->len_bytes <= RDTI_MESSAGE_INLINE_BYTES;
-
-    const uint64_t footprint = rdti_message_footprint(head->len_bytes);
-
-    if ((uint64_t)(m->eager_received - m->delivered) + footprint > RDTI_UNEXPECTED_MAX_BYTES)
-        return broken(m, err, "sent more bytes that nobody receives than it may");
-    m->eager_received += (uint32_t)footprint;
-    return rdti_groups_on_arrival(m->groups, m, head, is_inlined ? head->inlined : body, NULL, err);
-}
-
-/* The peer's status and words, made harmless. */
-static rdt_status
-on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
-        struct rdt_error *err)
-{
-    struct rdt_error why = {.peer_rank = rdti_endpoint_rank(m->ep)};
-    const int64_t status = (int64_t)head->len_bytes;
-    char text[RDTI_NACK_TEXT_BYTES];
-
-    if (status >= RDT_OK || status < RDT_EINTERNAL)
-        return broken(m, err, "refuses a message with a status that is none");
-    memcpy(text, body, sizeof(text));
-    text[sizeof(text) - 1] = '\0';
-    for (char *c = text; *c != '\0'; c++)
-        if (*c < ' ' || *c > '~')
-            *c = '?';
-    (void)rdti_error_set_rank(&why, (rdt_status)status, why.peer_rank,
-                              "rank %d ended the message: %s", (int)why.peer_rank, text);
-    if (head->tag == RDTI_ID_IS_YOURS)
-        rdti_offer_on_nack(m, head->id, &why);
-    else
-        rdti_receive_on_nack(m, head->id, &why);
-    return RDT_OK;
-}
-
-/* Bytes behind the head, as far as the kind and the head say; RDT_EPROTO for what no ring can hold. */
-static rdt_status
-body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uint64_t *out,
-              struct rdt_error *err)
-{
-    switch ((enum rdti_message_kind)head->kind) {
-    case RDTI_MESSAGE_EAGER:
-        *out = head->len_bytes <= RDTI_MESSAGE_INLINE_BYTES ? 0 : head->len_bytes;
-        break;
-    case RDTI_MESSAGE_RTS:
-        *out = RDTI_RTS_BYTES;
-        break;
-    case RDTI_MESSAGE_CTS:
-        *out = RDTI_CTS_BYTES;
-        break;
-    case RDTI_MESSAGE_RING:
-        *out = RDT_REMOTE_REGION_BYTES;
-        break;
-    case RDTI_MESSAGE_NACK:
-        *out = RDTI_NACK_TEXT_BYTES;
-        break;
-    default:
-        *out = 0;
-        break;
-    }
-    const uint64_t room =
-        (uint64_t)(m->rx_units - m->rx_pos) * RDTI_MESSAGE_ALIGN - RDTI_MESSAGE_HEAD_BYTES;
-    if (*out > room)
-        return broken(m, err, "sent a message that leaves the ring");
-    return RDT_OK;
-}
-
-static rdt_status
-dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *in_ring,
-         uint64_t body_bytes, struct rdt_error *err)
-{
-    uint8_t body
-        [RDTI_NACK_TEXT_BYTES]; /* the largest of all but EAGER; a copy, as the peer may write on */
-
-    if (head->kind == RDTI_MESSAGE_EAGER)
-        return on_eager(m, head, in_ring, err);
-    memcpy(body, in_ring, body_bytes);
-    switch ((enum rdti_message_kind)head->kind) {
-    case RDTI_MESSAGE_RTS:
-        return on_rts(m, head, body, err);
-    case RDTI_MESSAGE_CTS:
-        return rdti_offer_on_cts(m, head, body, err);
-    case RDTI_MESSAGE_FIN:
-        if (head->tag == RDTI_ID_IS_YOURS)
-            return rdti_offer_on_fin(m, head->id, err);
-        rdti_receive_on_fin(m, head->id);
-        return RDT_OK;
-    case RDTI_MESSAGE_CREDIT:
-        if (head->group_id != 0)
-            rdti_groups_on_interest(m->groups, m, head->group_id, head->source);
-        return RDT_OK;
-    case RDTI_MESSAGE_GROW:
-        return on_grow(m, err);
-    case RDTI_MESSAGE_RING:
-        return on_ring(m, body, err);
-    case RDTI_MESSAGE_SWITCH:
-        return on_switch(m, err);
-    case RDTI_MESSAGE_NACK:
-        return on_nack(m, head, body, err);
-    default:
-        return broken(m, err, "sent padding in the place of a message");
-    }
-}
-
-static rdt_status
-read_head(struct rdti_mailbox *m, struct rdti_message *head, struct rdt_error *err)
-{
-    uint8_t bytes[RDTI_MESSAGE_HEAD_BYTES];
-
-    memcpy(bytes, m->rx + (size_t)m->rx_pos * RDTI_MESSAGE_ALIGN, sizeof(bytes));
-    return rdti_message_decode(bytes, sizeof(bytes), head, err);
-}
-
-rdt_status
-rdti_mailbox_on_message(struct rdti_mailbox *m, struct rdt_error *err)
-{
-    struct rdti_message head;
-    uint64_t body_bytes;
-    rdt_status status = read_head(m, &head, err);
-
-    if (status == RDT_OK && head.kind == RDTI_MESSAGE_PAD) {
-        m->rx_consumed += m->rx_units - m->rx_pos;
-        m->rx_pos = 0;
-        status = read_head(m, &head, err);
-    }
-    if (status == RDT_OK)
-        status = body_bytes_of(m, &head, &body_bytes, err);
-    if (status == RDT_OK)
-        status = take_credit(m, &head, err);
-    if (status == RDT_OK)
-        status = dispatch(m, &head,
-                          m->rx + (size_t)m->rx_pos * RDTI_MESSAGE_ALIGN + RDTI_MESSAGE_HEAD_BYTES,
-                          body_bytes, err);
-    if (status != RDT_OK)
-        return status;
-    const uint32_t units =
-        (uint32_t)((RDTI_MESSAGE_HEAD_BYTES + body_bytes + RDTI_MESSAGE_ALIGN - 1) /
-                   RDTI_MESSAGE_ALIGN);
-    m->rx_consumed += units;
-    m->rx_pos = m->rx_pos + units == m->rx_units ? 0 : m->rx_pos + units;
-    if (head.kind == RDTI_MESSAGE_SWITCH) {
-        m->rx = rdt_region_addr(m->large);
-        m->rx_units = LARGE_UNITS;
-        m->rx_pos = 0;
-    }
-    rdti_mailbox_flush(m);
-    return RDT_OK;
 }

@@ -9,7 +9,6 @@
 #include "core/mailbox_impl.h"
 #include "wire/notify.h"
 
-#define RESERVE_UNITS (RDTI_RING_RESERVE_BYTES / RDTI_MESSAGE_ALIGN)
 #define RTS_UNITS \
     ((RDTI_MESSAGE_HEAD_BYTES + RDTI_RTS_BYTES + RDTI_MESSAGE_ALIGN - 1) / RDTI_MESSAGE_ALIGN)
 #define IDS_AT_FIRST 16
@@ -115,7 +114,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
         rdti_request_finish(send, status, &err);
         return true;
     }
-    if (!rdti_ring_reserve(m, RTS_UNITS, RESERVE_UNITS, &off)) {
+    if (!rdti_ring_reserve(m, RTS_UNITS, RDTI_RING_RESERVE_UNITS, &off)) {
         rdti_parcel_free(parcel);
         return false;
     }
