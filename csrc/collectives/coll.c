@@ -68,6 +68,7 @@ finish(struct rdti_coll *coll, rdt_status status)
     rdt_transfer *transfer = coll->transfer;
 
     coll->algorithm->release(coll);
+    rdt_group_release(coll->group);
     coll->group = NULL;
     coll->state = RDTI_COLL_FINISHED;
     rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
@@ -181,6 +182,7 @@ make(rdt_group *group, const struct rdt_coll_args *args, struct rdti_coll **out,
     status = rdt_transfer_create(rdt_group_context(group), &coll->transfer, err);
     if (status != RDT_OK)
         goto err_release;
+    rdt_group_retain(group); /* it may be destroyed while we are between two rounds */
     *out = coll;
     return RDT_OK;
 
@@ -214,6 +216,7 @@ rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer 
     if (status != RDT_OK) {
         /* An unfinished transfer may not be dropped, so that it is ended first. */
         coll->algorithm->release(coll);
+        rdt_group_release(group);
         rdt_transfer_finish(coll->transfer, status, err);
         rdt_transfer_free(coll->transfer);
         free(coll);

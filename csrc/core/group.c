@@ -405,6 +405,24 @@ rdti_group_unref(rdt_group *group)
     free_group(group);
 }
 
+void
+rdt_group_retain(rdt_group *group)
+{
+    rdti_engine_enter(group->ctx->engine);
+    group->refs++;
+    rdti_engine_leave(group->ctx->engine);
+}
+
+void
+rdt_group_release(rdt_group *group)
+{
+    struct rdti_engine *engine = group->ctx->engine;
+
+    rdti_engine_enter(engine);
+    rdti_group_unref(group);
+    rdti_engine_leave(engine);
+}
+
 /* ---- Small calls ------------------------------------------------------------------------- */
 
 uint32_t

@@ -467,6 +467,12 @@ RDT_API RDT_NODISCARD rdt_status rdt_group_create(rdt_context *ctx,
                                                   rdt_group **out, struct rdt_error *err);
 /* Operations in flight end with RDT_ECANCELED. Members that still use the group see "left". */
 RDT_API void rdt_group_destroy(rdt_group *group);
+/*
+ * For operations composed on a group: its memory stays until the last release, also when it is
+ * destroyed meanwhile; what is called on it then ends with RDT_ECANCELED. Tasks may call both.
+ */
+RDT_API void rdt_group_retain(rdt_group *group);
+RDT_API void rdt_group_release(rdt_group *group);
 RDT_API uint32_t rdt_group_rank(const rdt_group *group);
 RDT_API uint32_t rdt_group_size(const rdt_group *group);
 RDT_API rdt_context *rdt_group_context(rdt_group *group);

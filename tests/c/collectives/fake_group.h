@@ -415,6 +415,18 @@ rdt_group_timeout(const rdt_group *group)
     return group->timeout_ns;
 }
 
+void
+rdt_group_retain(rdt_group *group)
+{
+    (void)group; /* the fake's groups outlive their operations */
+}
+
+void
+rdt_group_release(rdt_group *group)
+{
+    (void)group;
+}
+
 uint64_t
 rdt_group_next_sequence(rdt_group *group)
 {
