@@ -163,41 +163,12 @@ build_configs(struct config *configs, const char *sizes, bool is_quick)
     return n;
 }
 
-int
-main(int argc, char **argv)
+/* Every configuration, and the fastest throughput of each size again. */
+static void
+report_all(struct config *configs, size_t count)
 {
-    static struct config configs[MAX_CONFIGS];
-    const char *sizes = "1048576,67108864";
-    unsigned long passes = 3;
-    bool is_quick = false;
-
-    bench_name = "tcp_floor";
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0) {
-            is_quick = true;
-        } else if (strcmp(argv[i], "--passes") == 0 && i + 1 < argc) {
-            passes = strtoul(argv[++i], NULL, 10);
-        } else if (strcmp(argv[i], "--sizes") == 0 && i + 1 < argc) {
-            sizes = argv[++i];
-        } else {
-            (void)fprintf(stderr, "usage: tcp_floor [--passes N] [--sizes N,N,...] [--quick]\n");
-            return 1;
-        }
-    }
-    if (bench_cores() < 2) {
-        (void)fprintf(stderr, "tcp_floor: needs two cores\n");
-        return BENCH_EXIT_SKIP;
-    }
-
-    const size_t count = build_configs(configs, sizes, is_quick);
-    char *src = bench_map(MAX_BYTES, MAP_SHARED);
-    char *dst = bench_map(MAX_BYTES, MAP_SHARED);
-    memset(src, 0x5a, MAX_BYTES);
-    for (unsigned long pass = 0; pass < (passes > 0 ? passes : 1); pass++)
-        for (size_t i = 0; i < count; i++)
-            run_once(&configs[i], src, dst);
-
     const struct config *best = NULL;
+
     for (size_t i = 0; i < count; i++) {
         struct config *c = &configs[i];
 
@@ -209,5 +180,31 @@ main(int argc, char **argv)
         if (best != NULL && (i + 1 == count || configs[i + 1].len_bytes != best->len_bytes))
             report(best, true);
     }
+}
+
+int
+main(int argc, char **argv)
+{
+    static const char *const known[] = {"--passes=", "--sizes=", "--quick", NULL};
+    static struct config configs[MAX_CONFIGS];
+
+    bench_name = "tcp_floor";
+    bench_check_args(argc, argv, known);
+    const char *sizes = bench_arg(argc, argv, "--sizes");
+    const size_t passes = (size_t)bench_arg_number(argc, argv, "--passes", 3);
+    if (bench_cores() < 2) {
+        (void)fprintf(stderr, "tcp_floor: needs two cores\n");
+        return BENCH_EXIT_SKIP;
+    }
+
+    const size_t count = build_configs(configs, sizes != NULL ? sizes : "1048576,67108864",
+                                       bench_has(argc, argv, "--quick"));
+    char *src = bench_map(MAX_BYTES, MAP_SHARED);
+    char *dst = bench_map(MAX_BYTES, MAP_SHARED);
+    memset(src, 0x5a, MAX_BYTES);
+    for (size_t pass = 0; pass < passes; pass++)
+        for (size_t i = 0; i < count; i++)
+            run_once(&configs[i], src, dst);
+    report_all(configs, count);
     return 0;
 }

@@ -115,14 +115,51 @@ wait_for_any(const struct raw_tcp *c, short events, const size_t left[RAW_TCP_MA
         bench_die("poll");
 }
 
-static ssize_t
-move_part(const struct raw_tcp_config *config, bool is_sending, int fd, char *buf, size_t left,
-          int flags)
+/* One message on its way. */
+struct moving {
+    const struct raw_tcp *c;
+    bool is_sending;
+    bool is_blocking; /* the calls themselves wait */
+    size_t left[RAW_TCP_MAX_STREAMS];
+    char *at[RAW_TCP_MAX_STREAMS];
+};
+
+/* One call on one stream; returns the bytes that moved. */
+static size_t
+move_some(struct moving *m, unsigned stream)
 {
-    if (!is_sending)
-        return recv(fd, buf, left, flags);
-    return send(fd, buf, left < config->chunk_bytes ? left : config->chunk_bytes,
-                flags | MSG_NOSIGNAL);
+    const struct raw_tcp_config *config = m->c->config;
+    const int fd = m->c->fds[stream];
+    const int flags = m->is_blocking ? 0 : MSG_DONTWAIT;
+    const size_t left = m->left[stream];
+    ssize_t n;
+
+    if (m->is_sending)
+        n = send(fd, m->at[stream], left < config->chunk_bytes ? left : config->chunk_bytes,
+                 flags | MSG_NOSIGNAL);
+    else
+        n = recv(fd, m->at[stream], left, flags);
+    if (n == 0)
+        errno = ECONNRESET;
+    if (n == 0 || (n < 0 && (m->is_blocking || errno != EAGAIN)))
+        bench_die(m->is_sending ? "send" : "recv");
+    if (n < 0)
+        return 0;
+    m->at[stream] += n;
+    m->left[stream] -= (size_t)n;
+    return (size_t)n;
+}
+
+/* Each stream its contiguous part. */
+static void
+share_out(struct moving *m, char *buf, size_t len_bytes, unsigned streams)
+{
+    for (unsigned i = 0; i < streams; i++) {
+        const size_t from = len_bytes / streams * i;
+
+        m->at[i] = buf + from;
+        m->left[i] = (i + 1 == streams ? len_bytes : len_bytes / streams * (i + 1)) - from;
+    }
 }
 
 void
@@ -130,41 +167,24 @@ raw_tcp_move(const struct raw_tcp *c, bool is_sending, char *buf, size_t len_byt
              unsigned streams)
 {
     const uint64_t deadline_ns = bench_now_ns() + BENCH_PATIENCE_NS;
-    const bool is_blocking = !c->config->is_spinning && streams == 1;
-    size_t left[RAW_TCP_MAX_STREAMS] = {0};
-    char *at[RAW_TCP_MAX_STREAMS];
+    struct moving m = {.c = c,
+                       .is_sending = is_sending,
+                       .is_blocking = !c->config->is_spinning && streams == 1};
     size_t total = len_bytes;
 
-    for (unsigned i = 0; i < streams; i++) {
-        const size_t from = len_bytes / streams * i;
-
-        at[i] = buf + from;
-        left[i] = (i + 1 == streams ? len_bytes : len_bytes / streams * (i + 1)) - from;
-    }
+    share_out(&m, buf, len_bytes, streams);
     for (unsigned spins = 1; total > 0; spins++) {
         const size_t before = total;
 
-        for (unsigned i = 0; i < streams; i++) {
-            if (left[i] == 0)
-                continue;
-            const ssize_t n = move_part(c->config, is_sending, c->fds[i], at[i], left[i],
-                                        is_blocking ? 0 : MSG_DONTWAIT);
-            if (n == 0)
-                errno = ECONNRESET;
-            if (n == 0 || (n < 0 && (is_blocking || errno != EAGAIN)))
-                bench_die(is_sending ? "send" : "recv");
-            if (n > 0) {
-                at[i] += n;
-                left[i] -= (size_t)n;
-                total -= (size_t)n;
-            }
-        }
+        for (unsigned i = 0; i < streams; i++)
+            if (m.left[i] > 0)
+                total -= move_some(&m, i);
         if (total < before || total == 0)
             continue;
         if (!c->config->is_spinning)
-            wait_for_any(c, is_sending ? POLLOUT : POLLIN, left);
+            wait_for_any(c, is_sending ? POLLOUT : POLLIN, m.left);
         else if (spins % 65536 == 0 && bench_now_ns() > deadline_ns)
-            bench_die("spinning");
+            bench_fail("nothing moves over the sockets");
     }
 }
 
