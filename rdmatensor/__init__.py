@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rdmatensor.config import Settings as Settings
     from rdmatensor.context import Context as Context
     from rdmatensor.context import default_context as default_context
+    from rdmatensor.distributed import describe as describe
+    from rdmatensor.distributed import monitored_barrier as monitored_barrier
     from rdmatensor.endpoint import Blocks as Blocks
     from rdmatensor.endpoint import Endpoint as Endpoint
     from rdmatensor.endpoint import PreparedWrite as PreparedWrite
@@ -54,6 +56,7 @@ _MODULES = {
     "bootstrap": ("World", "join"),
     "config": ("Settings",),
     "context": ("Context", "default_context"),
+    "distributed": ("describe", "monitored_barrier"),
     "endpoint": ("Blocks", "Endpoint", "PreparedWrite"),
     "errors": (
         *("AuthenticationError", "Busy", "Canceled", "Closed", "CompletionError", "DeviceError"),

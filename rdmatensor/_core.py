@@ -12,6 +12,7 @@ import time
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ class Core:
         self._orphans: deque[tuple[CData, object]] = deque()
         self._drains: deque[tuple[CData, object]] = deque()
         self._memory: set[int] = set()  # arrays alive, by a number of their own
+        self.is_held: list[Callable[[], bool]] = []  # asked of those with C objects of their own
         self._next_id = 0
 
     @property
@@ -162,7 +164,7 @@ class Core:
             status = lib.rdt_context_close(self._ptr, err)
             if status == OK:
                 break
-            if self._memory:
+            if self._memory or any(is_held() for is_held in self.is_held):
                 return
             if status != lib.RDT_EBUSY or time.monotonic() >= deadline_s:
                 raise error_of(status, "close", err)

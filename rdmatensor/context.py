@@ -295,13 +295,14 @@ _default_lock = threading.Lock()
 _default: Context | None = None
 
 
-def default_context() -> Context:
+def default_context(settings: Callable[[], config.Settings] | None = None) -> Context:
     """Return the process's own context, opened from the environment at the first call.
 
+    settings: gives those of a context that has to be opened; None reads the environment.
     It is closed when the interpreter ends, or by close(); then the next call opens another.
     """
     global _default
     with _default_lock:
         if _default is None or _default.is_closed:
-            _default = Context()
+            _default = Context(None if settings is None else settings())
         return _default

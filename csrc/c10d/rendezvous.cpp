@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "c10d/rendezvous.hpp"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/exception.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/tensors.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+/* Blobs fetched in one request: with 1 KiB each a request stays near what a socket buffer holds. */
+constexpr int batch_ranks = 64;
+/* From "soon", for members that start together, to what a store of a thousand waiting members bears. */
+constexpr milliseconds first_pause{1};
+constexpr milliseconds longest_pause{50};
+constexpr std::chrono::seconds progress_after{10};
+constexpr size_t secret_bytes = 32;
+constexpr size_t id_bytes = 12;
+/* In place of a secret that is not told. */
+constexpr const char *given_outside = "-";
+
+std::vector<uint8_t>
+to_bytes(const std::string &text)
+{
+    return {text.begin(), text.end()};
+}
+
+std::string
+to_text(const std::vector<uint8_t> &bytes)
+{
+    return {bytes.begin(), bytes.end()};
+}
+
+std::string
+from_hex(const std::string &hex)
+{
+    std::string bytes;
+
+    TORCH_CHECK(hex.size() % 2 == 0 &&
+                    hex.find_first_not_of("0123456789abcdef") == std::string::npos,
+                "the store has a secret that is not hexadecimal");
+    for (size_t i = 0; i < hex.size(); i += 2)
+        bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+    return bytes;
+}
+
+/* "rank 3" or "ranks 3, 5 and 12 more" of keys that end in "/<rank>"; other keys as they are. */
+std::string
+ranks_of(const std::vector<std::string> &keys)
+{
+    constexpr size_t shown = 8;
+    std::string text = keys.size() == 1 ? "rank " : "ranks ";
+
+    for (size_t i = 0; i < std::min(keys.size(), shown); i++) {
+        const std::string last = keys[i].substr(keys[i].rfind('/') + 1);
+        text += (i > 0 ? ", " : "") + (last == "job" ? "0" : last);
+    }
+    return keys.size() > shown ? c10::str(text, " and ", keys.size() - shown, " more") : text;
+}
+
+thread_local std::exception_ptr kept_exception;
+
+} // namespace
+
+std::string
+random_bytes(size_t bytes)
+{
+    std::string random(bytes, '\0');
+    const ssize_t got = getrandom(random.data(), bytes, 0); /* up to 256 bytes never partial */
+
+    TORCH_CHECK(got == static_cast<ssize_t>(bytes), "getrandom: ", std::strerror(errno));
+    return random;
+}
+
+std::string
+to_hex(const std::string &bytes)
+{
+    constexpr const char *digits = "0123456789abcdef";
+    std::string hex;
+
+    for (const char c : bytes) {
+        const auto byte = static_cast<unsigned char>(c);
+        hex += {digits[byte >> 4], digits[byte & 15]};
+    }
+    return hex;
+}
+
+void
+keep_exception(std::exception_ptr error)
+{
+    kept_exception = std::move(error);
+}
+
+void
+rethrow_kept_exception()
+{
+    if (const std::exception_ptr error = std::exchange(kept_exception, nullptr))
+        std::rethrow_exception(error);
+}
+
+Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                       milliseconds timeout)
+    : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout),
+      blobs_(static_cast<size_t>(size))
+{
+    TORCH_CHECK(store_, "a group needs a store");
+    TORCH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of a group of ", size);
+    incarnation_ =
+        static_cast<uint32_t>(store_->add(c10::str("rdmatensor/", size, "/arrivals/", rank), 1));
+}
+
+std::string
+Rendezvous::key(const std::string &what) const
+{
+    return c10::str("rdmatensor/", size_, "/", incarnation_, "/", what);
+}
+
+std::string
+Rendezvous::key(const std::string &what, int number) const
+{
+    return c10::str(key(what), "/", number);
+}
+
+std::vector<std::string>
+Rendezvous::missing(const std::vector<std::string> &keys)
+{
+    std::vector<std::string> missing;
+
+    for (const std::string &key : keys)
+        if (!store_->check({key}))
+            missing.push_back(key);
+    return missing;
+}
+
+void
+Rendezvous::await(const std::vector<std::string> &keys, milliseconds timeout)
+{
+    const auto start = Clock::now();
+    milliseconds pause = first_pause;
+    bool has_told = false;
+
+    while (!store_->check(keys)) {
+        const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+        if (waited >= timeout)
+            C10D_THROW_ERROR(TimeoutError, "rdmatensor: ", ranks_of(missing(keys)), " of ", size_,
+                             " did not join the group within ", timeout.count(), " ms");
+        if (waited >= progress_after && !has_told) {
+            (void)std::fprintf(stderr, "rdmatensor: rank %d still waits for %s to join a group\n",
+                               rank_, ranks_of(missing(keys)).c_str());
+            has_told = true;
+        }
+        std::this_thread::sleep_for(std::min(pause, timeout - waited));
+        pause = std::min(pause * 2, longest_pause);
+        check_signals();
+    }
+}
+
+std::string
+Rendezvous::read(const std::string &key, milliseconds timeout)
+{
+    await({key}, timeout);
+    return to_text(store_->get(key));
+}
+
+/* Of keys that are there. */
+std::vector<std::string>
+Rendezvous::read_all(const std::vector<std::string> &keys)
+{
+    std::vector<std::string> values;
+
+    if (store_->hasExtendedApi()) {
+        for (const std::vector<uint8_t> &value : store_->multiGet(keys))
+            values.push_back(to_text(value));
+        TORCH_CHECK(values.size() == keys.size(), "the store gave ", values.size(), " values for ",
+                    keys.size(), " keys");
+        return values;
+    }
+    for (const std::string &key : keys)
+        values.push_back(to_text(store_->get(key)));
+    return values;
+}
+
+std::vector<std::string>
+Rendezvous::everyone(const std::string &what, const std::string &mine)
+{
+    std::vector<std::string> keys;
+
+    for (int rank = 0; rank < size_; rank++)
+        keys.push_back(key(what, rank));
+    store_->set(keys[static_cast<size_t>(rank_)], to_bytes(mine));
+    await(keys, timeout_);
+    return read_all(keys);
+}
+
+Rendezvous::Agreement
+Rendezvous::agree(const Job &proposal, const std::string &secret)
+{
+    Agreement agreed{proposal, to_hex(random_bytes(id_bytes))};
+
+    if (rank_ == 0) {
+        if (agreed.job.id.empty())
+            agreed.job = {to_hex(random_bytes(id_bytes)), secret, incarnation_};
+        if (agreed.job.secret.empty())
+            agreed.job.secret = random_bytes(secret_bytes);
+        const std::string told = secret.empty() ? to_hex(agreed.job.secret) : given_outside;
+        store_->set(key("job"), to_bytes(c10::str(agreed.job.id, " ", agreed.job.epoch, " ", told,
+                                                  " ", agreed.group_id)));
+        return agreed;
+    }
+    std::istringstream text(read(key("job"), timeout_));
+    std::string told;
+    text >> agreed.job.id >> agreed.job.epoch >> told >> agreed.group_id;
+    TORCH_CHECK(!text.fail(), "the store has no valid job under ", key("job"));
+    if ((told == given_outside) != !secret.empty())
+        C10D_THROW_ERROR(DistStoreError, "rdmatensor: rank ", secret.empty() ? 0 : rank_,
+                         " has a secret from RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE, rank ",
+                         secret.empty() ? rank_ : 0,
+                         " has none; set one of them to the same on every rank");
+    agreed.job.secret = told == given_outside ? secret : from_hex(told);
+    return agreed;
+}
+
+void
+Rendezvous::publish(rdt_context *context)
+{
+    std::vector<uint8_t> blob(RDT_BLOB_MAX_BYTES);
+    size_t len_bytes = 0;
+    rdt_error error = {};
+    const rdt_status status =
+        rdt_context_blob(context, blob.data(), blob.size(), &len_bytes, &error);
+
+    if (status != RDT_OK)
+        std::rethrow_exception(make_error(status, "init_process_group", error));
+    blob.resize(len_bytes);
+    store_->set(key("blob", rank_), blob);
+}
+
+/* With mutex_: the whole batch of `rank`, if it is there. */
+void
+Rendezvous::prefetch(int rank)
+{
+    const int first = rank / batch_ranks * batch_ranks;
+    std::vector<std::string> keys;
+
+    for (int other = first; other < std::min(first + batch_ranks, size_); other++)
+        keys.push_back(key("blob", other));
+    if (!store_->check(keys))
+        return;
+    std::vector<std::string> blobs = read_all(keys);
+    std::move(blobs.begin(), blobs.end(), blobs_.begin() + first);
+    if (store_->add(key("read", first / batch_ranks), 1) == size_)
+        for (const std::string &key : keys)
+            (void)store_->deleteKey(key); /* false: a store that cannot */
+}
+
+std::string
+Rendezvous::blob_of(int rank, milliseconds timeout)
+{
+    const std::lock_guard lock(mutex_);
+    std::string &blob = blobs_.at(static_cast<size_t>(rank));
+
+    if (blob.empty())
+        prefetch(rank);
+    if (blob.empty())
+        blob = read(key("blob", rank), timeout);
+    return blob;
+}
+
+rdt_status
+Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+                       size_t *len_out, rdt_error *error)
+{
+    auto *const self = static_cast<Rendezvous *>(arg);
+    const auto fail = [error](rdt_status status, const char *message) {
+        if (error == nullptr)
+            return status;
+        *error = {};
+        error->status = status;
+        error->peer_rank = RDT_RANK_UNKNOWN;
+        (void)std::snprintf(error->message, sizeof(error->message), "%s", message);
+        return status;
+    };
+
+    try {
+        const auto timeout = timeout_ns == RDT_TIMEOUT_DEFAULT
+                                 ? self->timeout_
+                                 : milliseconds(timeout_ns / UINT64_C(1000000));
+        const std::string blob = self->blob_of(static_cast<int>(rank), timeout);
+        if (blob.empty() || blob.size() > cap)
+            return fail(RDT_EPROTO, "the store has an address of a wrong size");
+        std::memcpy(buf, blob.data(), blob.size());
+        *len_out = blob.size();
+        return RDT_OK;
+    } catch (const pybind11::error_already_set &) {
+        keep_exception(std::current_exception());
+        return fail(RDT_ECANCELED, "interrupted while waiting for a peer's address");
+    } catch (const c10d::TimeoutError &timeout_error) {
+        return fail(RDT_ETIMEDOUT, timeout_error.what_without_backtrace());
+    } catch (const c10::Error &store_error) {
+        return fail(RDT_EPEER, store_error.what_without_backtrace());
+    } catch (const std::exception &other) {
+        return fail(RDT_EPEER, other.what());
+    }
+}
+
+} // namespace rdmatensor

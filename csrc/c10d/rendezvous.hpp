@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rendezvous.hpp - what the members of one group tell each other through torch's store.
+ *
+ * Keys, below the prefix that torch gave the group:
+ *   rdmatensor/<size>/arrivals/<rank>       how often this rank has made a group here: the *incarnation*
+ *   rdmatensor/<size>/<incarnation>/...
+ *     job          by rank 0: job, epoch, secret (if it is not given from outside) and a random id
+ *     blob/<rank>  the address of each member
+ *     read/<batch> how many members have fetched these blobs; the last one deletes them
+ *     <what>/<rank>  of everyone()
+ * Counting by rank makes a store serve the same group again, also with other processes as its ranks,
+ * as long as all members make it equally often.
+ *
+ * Any thread. Every wait polls, so that one member's wait does not hold up other users of the store's
+ * connection, has a deadline, hears Ctrl-C, and after ten seconds says once who is missing.
+ */
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "rdmatensor.h"
+
+namespace rdmatensor
+{
+
+/* The processes that trust each other: one for all groups that grow from one default group. */
+struct Job {
+    std::string id;
+    std::string secret; /* bytes */
+    uint32_t epoch = 0;
+};
+
+class Rendezvous final : public torch::CustomClassHolder
+{
+  public:
+    Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+               std::chrono::milliseconds timeout);
+
+    int rank() const
+    {
+        return rank_;
+    }
+    int size() const
+    {
+        return size_;
+    }
+
+    /* Every member's value, in rank order. Waits for all members. */
+    std::vector<std::string> everyone(const std::string &what, const std::string &mine);
+    /*
+     * The job that rank 0 proposes, and the group's random id. `secret` is the one given from
+     * outside or empty; the members must agree on which of the two it is.
+     */
+    struct Agreement {
+        Job job;
+        std::string group_id;
+    };
+    Agreement agree(const Job &proposal, const std::string &secret);
+    void publish(rdt_context *context);
+    /* An rdt_blob_fn; `arg` is the Rendezvous. */
+    static rdt_status fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
+                                 size_t cap, size_t *len_out, rdt_error *error);
+
+  private:
+    std::string key(const std::string &what) const;
+    std::string key(const std::string &what, int number) const;
+    std::vector<std::string> missing(const std::vector<std::string> &keys);
+    void await(const std::vector<std::string> &keys, std::chrono::milliseconds timeout);
+    std::string read(const std::string &key, std::chrono::milliseconds timeout);
+    std::vector<std::string> read_all(const std::vector<std::string> &keys);
+    void prefetch(int rank);
+    std::string blob_of(int rank, std::chrono::milliseconds timeout);
+
+    const c10::intrusive_ptr<c10d::Store> store_;
+    const int rank_;
+    const int size_;
+    const std::chrono::milliseconds timeout_;
+    uint32_t incarnation_ = 0;
+    std::mutex mutex_;               /* guards blobs_ */
+    std::vector<std::string> blobs_; /* by rank, empty where not fetched yet */
+};
+
+/* `bytes` random bytes of the operating system. */
+std::string random_bytes(size_t bytes);
+std::string to_hex(const std::string &bytes);
+
+/*
+ * What a callback below C code raised, to be thrown again once that code has returned: exceptions
+ * must not cross C. Of this thread only; rethrow forgets it.
+ */
+void keep_exception(std::exception_ptr error);
+void rethrow_kept_exception();
+
+} // namespace rdmatensor

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "c10d/work.hpp"
+
+#include <ATen/record_function.h>
+
+#include "c10d/tensors.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+/* How long Ctrl-C may go unheard, and other threads that want to look at the Work may be held off. */
+constexpr std::chrono::milliseconds slice{100};
+/* The library ends a collective at its deadline and then waits until no peer touches the buffers; past this
+ * nobody does, and the wait ends all the same. */
+constexpr std::chrono::seconds grace{5};
+/* So that adding a time-out to the clock cannot overflow. */
+constexpr std::chrono::hours forever{24 * 365};
+
+std::atomic<uint64_t> transfer_count{0};
+
+void
+free_transfers(const std::vector<rdt_transfer *> &transfers)
+{
+    for (rdt_transfer *const transfer : transfers)
+        rdt_transfer_free(transfer);
+    transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* a mere number */
+}
+
+/* Keeps the tensors of a Work that was dropped while PENDING. Deletes itself after the last transfer. */
+class Orphan final : public Ending
+{
+  public:
+    Orphan(std::vector<rdt_transfer *> transfers, Operation operation)
+        : transfers_(std::move(transfers)), operation_(std::move(operation)),
+          left_(transfers_.size())
+    {
+    }
+
+    /* With `is_canceled` receives that have not matched end now. Not to be touched afterwards. */
+    void adopt(bool is_canceled)
+    {
+        const std::vector<rdt_transfer *> transfers = transfers_;
+
+        if (is_canceled)
+            transfers_.clear();
+        for (rdt_transfer *const transfer : transfers)
+            rdt_transfer_on_done(transfer, on_done, this);
+        if (is_canceled)
+            free_transfers(transfers);
+    }
+
+    void end() noexcept override
+    {
+        free_transfers(transfers_);
+        delete this;
+    }
+
+  private:
+    static void on_done(void *arg)
+    {
+        auto *const orphan = static_cast<Orphan *>(arg);
+
+        /* acq_rel: the last of several callbacks hands over what all of them saw */
+        if (orphan->left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+            Finisher::enqueue(orphan);
+    }
+
+    std::vector<rdt_transfer *> transfers_;
+    const Operation operation_; /* for its tensors */
+    std::atomic<size_t> left_;
+};
+
+/* The base class begins an event even where no profiler listens, which is not free. */
+const char *
+title_if_profiled(const char *title)
+{
+    return at::hasCallbacks() ? title : nullptr;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future>
+new_future()
+{
+    return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+void
+complete(c10::ivalue::Future &future, const std::exception_ptr &error,
+         const std::vector<at::Tensor> &outputs)
+{
+    if (error)
+        future.setError(error);
+    else
+        future.markCompleted(c10::IValue(outputs));
+}
+
+} // namespace
+
+uint64_t
+live_transfers() noexcept
+{
+    return transfer_count.load(std::memory_order_relaxed);
+}
+
+Work::Work(int rank, Operation operation)
+    : c10d::Work(rank, operation.type, title_if_profiled(operation.title),
+                 at::hasCallbacks() ? std::optional(operation.inputs) : std::nullopt),
+      operation_(std::move(operation))
+{
+}
+
+Work::~Work()
+{
+    if (is_settled_.load(std::memory_order_acquire) || transfers_.empty())
+        return;
+    if (is_forked_child())
+        return; /* transfers are the parent's; tensors here are copies, or their deleters know */
+    if (is_over()) {
+        release_transfers();
+        return;
+    }
+    (new Orphan(std::move(transfers_), std::move(operation_)))->adopt(false);
+}
+
+void
+Work::add(rdt_transfer *transfer)
+{
+    transfers_.push_back(transfer);
+    transfer_count.fetch_add(1, std::memory_order_relaxed); /* a mere number */
+}
+
+void
+Work::release_transfers()
+{
+    free_transfers(transfers_);
+    transfers_.clear();
+}
+
+/* With driver_mutex_ (or alone with the Work). */
+bool
+Work::is_over()
+{
+    while (next_ < transfers_.size() && rdt_transfer_test(transfers_[next_], nullptr) != RDT_EAGAIN)
+        next_++;
+    return next_ == transfers_.size();
+}
+
+/* ---- The end ---- */
+
+/* With driver_mutex_, every transfer over. */
+void
+Work::settle()
+{
+    std::exception_ptr first_error;
+
+    for (rdt_transfer *const transfer : transfers_) {
+        rdt_error error = {};
+        const rdt_status status = rdt_transfer_test(transfer, &error);
+        if (status != RDT_OK && !first_error)
+            first_error =
+                make_error(status, c10::str(operation_.title, operation_.target, ": ",
+                                            error.message, " [", rdt_status_name(status), "]"));
+        source_ = rdt_transfer_source(transfer);
+    }
+    release_transfers();
+    settle_with(first_error);
+}
+
+/* With driver_mutex_, which it does not need: callbacks of the Future may look at this Work again. */
+void
+Work::settle_with(const std::exception_ptr &error)
+{
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+        const std::lock_guard lock(mutex_);
+        exception_ = error;
+        settler_ = std::this_thread::get_id();
+        future = future_;
+        /* release: pairs with the acquire of whoever asks for the result without mutex_ */
+        is_settled_.store(true, std::memory_order_release);
+    }
+    operation_.inputs.clear();
+    if (future)
+        complete(*future, error, operation_.outputs);
+    finish(error);
+}
+
+/* Another thread has settled; its callbacks may still run. Those of them that ask must not wait. */
+void
+Work::await_settler()
+{
+    std::unique_lock lock(mutex_);
+
+    if (settler_ == std::this_thread::get_id())
+        return;
+    while (!completed_)
+        if (cv_.wait_for(lock, slice) == std::cv_status::timeout) {
+            lock.unlock();
+            check_signals();
+            lock.lock();
+        }
+}
+
+/* ---- Nobody waits ---- */
+
+void
+Work::on_transfer_done(void *arg)
+{
+    auto *const work = static_cast<Work *>(arg);
+
+    /* acq_rel: the last of several callbacks hands over what all of them saw */
+    if (work->armed_left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+        Finisher::enqueue(work);
+}
+
+/* With driver_mutex_, PENDING. The callbacks own one reference of the Work. */
+void
+Work::arm()
+{
+    if (is_armed_)
+        return;
+    is_armed_ = true;
+    /* One more than there are, so that the reference is there before the last callback. */
+    armed_left_.store(transfers_.size() + 1, std::memory_order_relaxed);
+    c10::raw::intrusive_ptr::incref(this);
+    for (rdt_transfer *const transfer : transfers_)
+        rdt_transfer_on_done(transfer, on_transfer_done, this);
+    on_transfer_done(this);
+}
+
+/* Without driver_mutex_: whoever holds it now asks the same question when it lets go. */
+void
+Work::arm_if_wanted()
+{
+    /* seq_cst: partner of the store in getFuture() and isCompleted(); either they find the mutex free
+     * or the holder finds the wish. */
+    if (!is_arming_wanted_.load(std::memory_order_seq_cst) || !driver_mutex_.try_lock())
+        return;
+    const std::lock_guard lock(driver_mutex_, std::adopt_lock);
+    if (!is_settled_.load(std::memory_order_acquire))
+        arm();
+}
+
+void
+Work::end() noexcept
+{
+    {
+        const std::lock_guard lock(driver_mutex_);
+        if (!is_settled_.load(std::memory_order_acquire))
+            settle();
+    }
+    c10::raw::intrusive_ptr::decref(this); /* may be the last */
+}
+
+/* ---- What torch asks ---- */
+
+bool
+Work::isCompleted()
+{
+    if (is_settled_.load(std::memory_order_acquire))
+        return true;
+    std::unique_lock lock(driver_mutex_, std::try_to_lock);
+    if (!lock.owns_lock())
+        return false; /* somebody waits, and will settle */
+    if (is_settled_.load(std::memory_order_acquire))
+        return true;
+    if (is_over()) {
+        settle();
+        return true;
+    }
+    /* A caller that polls does not drive; from now on the progress thread attends to it. */
+    is_arming_wanted_.store(true, std::memory_order_seq_cst);
+    arm();
+    return false;
+}
+
+bool
+Work::isSuccess() const
+{
+    return exception() == nullptr;
+}
+
+std::exception_ptr
+Work::exception() const
+{
+    const std::lock_guard lock(mutex_);
+
+    return exception_;
+}
+
+int
+Work::sourceRank() const
+{
+    TORCH_CHECK(operation_.type == c10d::OpType::RECV ||
+                    operation_.type == c10d::OpType::RECVANYSOURCE,
+                operation_.title, " has no source rank; only receives have one");
+    TORCH_CHECK(is_settled_.load(std::memory_order_acquire),
+                "the source rank of a receive is known after wait()");
+    return source_;
+}
+
+std::vector<at::Tensor>
+Work::result()
+{
+    TORCH_CHECK(isCompleted(), operation_.title, " is not complete; call wait() before result()");
+    return operation_.outputs;
+}
+
+uint64_t
+Work::getSequencenumber() const
+{
+    return operation_.sequence;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future>
+Work::getFuture()
+{
+    std::exception_ptr error;
+    bool was_settled = false;
+    {
+        const std::lock_guard lock(mutex_);
+        if (future_)
+            return future_;
+        future_ = new_future();
+        error = exception_;
+        was_settled = is_settled_.load(std::memory_order_relaxed); /* written under mutex_ */
+    }
+    if (was_settled) {
+        complete(*future_, error, operation_.outputs);
+        return future_;
+    }
+    is_arming_wanted_.store(true, std::memory_order_seq_cst);
+    arm_if_wanted();
+    return future_;
+}
+
+/* ---- Waiting ---- */
+
+/* With driver_mutex_: one slice of driving the library, or until the next transfer is over. */
+void
+Work::drive_slice(Clock::time_point deadline)
+{
+    const auto left = deadline - Clock::now();
+    const auto wait = std::clamp<Clock::duration>(left, Clock::duration::zero(), slice);
+    const auto wait_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(wait).count();
+    rdt_error error = {};
+    const rdt_status status =
+        rdt_transfer_wait(transfers_[next_], static_cast<uint64_t>(wait_ns), &error);
+
+    /* What the transfer ended with is settle()'s; a wait that could not wait is ours. */
+    if (status != RDT_OK && status != RDT_ETIMEDOUT &&
+        rdt_transfer_test(transfers_[next_], nullptr) == RDT_EAGAIN)
+        std::rethrow_exception(
+            make_error(status, c10::str(operation_.title, operation_.target, ": ", error.message)));
+}
+
+/* With driver_mutex_: the deadline passed. Throws. */
+void
+Work::give_up(std::chrono::milliseconds waited)
+{
+    const std::exception_ptr error =
+        make_error(RDT_ETIMEDOUT,
+                   c10::str(operation_.title, operation_.target, ": timed out, not done after ",
+                            static_cast<double>(waited.count()) / 1000.0, " s [RDT_ETIMEDOUT]"));
+
+    /* A collective goes on: the members still count on this one. A receive would take the message
+     * that the next one waits for. */
+    if (!operation_.has_own_deadline && !is_armed_) {
+        auto *const orphan = new Orphan(std::move(transfers_), operation_);
+        transfers_.clear();
+        orphan->adopt(true);
+        settle_with(error);
+    }
+    std::rethrow_exception(error);
+}
+
+/* Throws at the deadline, or what drive_slice() throws. */
+void
+Work::wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience)
+{
+    const std::unique_lock driver(driver_mutex_, std::try_to_lock);
+
+    if (!driver.owns_lock()) {
+        std::unique_lock lock(mutex_);
+        if (!completed_)
+            (void)cv_.wait_for(lock, slice);
+        return;
+    }
+    if (is_settled_.load(std::memory_order_acquire))
+        return;
+    if (!is_over())
+        drive_slice(deadline);
+    if (is_over())
+        settle();
+    else if (Clock::now() >= deadline)
+        give_up(patience);
+}
+
+bool
+Work::wait(std::chrono::milliseconds timeout)
+{
+    const bool has_timeout = timeout != kNoTimeout && timeout != c10d::kUnsetTimeout;
+    const auto own = operation_.timeout + (operation_.has_own_deadline ? grace : grace.zero());
+    const auto patience = std::min<std::chrono::milliseconds>(has_timeout ? timeout : own, forever);
+    const auto deadline = Clock::now() + patience;
+
+    while (!is_settled_.load(std::memory_order_acquire)) {
+        try {
+            wait_slice(deadline, patience);
+        } catch (...) {
+            arm_if_wanted();
+            throw;
+        }
+        if (is_settled_.load(std::memory_order_acquire))
+            break;
+        arm_if_wanted();
+        check_signals();
+    }
+    await_settler();
+    if (const std::exception_ptr error = exception())
+        std::rethrow_exception(error);
+    return true;
+}
+
+} // namespace rdmatensor

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * work.hpp - an operation that torch was promised, over one or more of the library's transfers.
+ *
+ *   state    may the tensors still be read or written?   leaves by
+ *   PENDING  yes                                          settle() once every transfer is over -> SETTLED
+ *                                                         the deadline of a send or receive -> SETTLED
+ *   SETTLED  no (after a deadline: by its Orphan)         -
+ *
+ * Whoever waits drives the library itself and settles; where nobody waits but somebody wants to hear
+ * of the end (a Future, polling) the Work is *armed*: the library calls back and the finisher's thread
+ * settles. A Work dropped while PENDING leaves its tensors to an Orphan that ends with the transfers.
+ *
+ * Threads: any. `driver_mutex_` guards the transfers, the base class's `mutex_` the result.
+ */
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "c10d/finisher.hpp"
+#include "rdmatensor.h"
+
+namespace rdmatensor
+{
+
+/* What an operation is, for messages, the profiler and the result. */
+struct Operation {
+    c10d::OpType type;
+    const char *title;  /* "rdmatensor:all_reduce", static */
+    std::string target; /* " from rank 3, tag 0", may be empty */
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs; /* the result; kept with the Work */
+    std::chrono::milliseconds timeout;
+    uint64_t sequence;
+    bool has_own_deadline; /* the library ends it in time; else wait() does */
+};
+
+/* Transfers that Works hold: while there are any, the context cannot be closed. */
+uint64_t live_transfers() noexcept;
+
+class Work final : public c10d::Work, public Ending
+{
+  public:
+    Work(int rank, Operation operation);
+    ~Work() override;
+    Work(const Work &) = delete;
+    Work &operator=(const Work &) = delete;
+
+    /* Before the Work is seen by others: takes the transfer over. */
+    void add(rdt_transfer *transfer);
+
+    bool isCompleted() override;
+    bool isSuccess() const override;
+    std::exception_ptr exception() const override;
+    int sourceRank() const override;
+    std::vector<at::Tensor> result() override;
+    bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+    uint64_t getSequencenumber() const override;
+
+    void end() noexcept override; /* of Ending */
+
+  private:
+    using Clock = std::chrono::steady_clock;
+
+    static void on_transfer_done(void *arg);
+    bool is_over();
+    void arm();
+    void arm_if_wanted();
+    void settle();
+    void settle_with(const std::exception_ptr &error);
+    void await_settler();
+    void drive_slice(Clock::time_point deadline);
+    void wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience);
+    void give_up(std::chrono::milliseconds waited);
+    void release_transfers();
+
+    Operation operation_; /* its inputs are let go at the end */
+    std::mutex driver_mutex_;
+    std::vector<rdt_transfer *> transfers_;
+    size_t next_ = 0; /* the transfers before it are over */
+    bool is_armed_ = false;
+    std::atomic<size_t> armed_left_{0};
+    std::atomic<bool> is_arming_wanted_{false};
+    std::atomic<bool> is_settled_{false};
+    std::thread::id settler_; /* written before is_settled_, under mutex_ */
+    int source_ = -1;
+    c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+} // namespace rdmatensor

@@ -1,0 +1,42 @@
+"""What torch calls at the end of `import torch`: makes the backend's name known, no more.
+
+An exception here would break `import torch` for everybody, so there is none; the C++ extension is
+loaded when the first group is made.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+
+BACKEND_NAME = "rdmatensor"
+
+
+def register() -> None:
+    """Register the backend with torch.distributed; again is harmless. Never raises, but warns."""
+    try:
+        _register()
+    except Exception as error:  # noqa: BLE001 - `import torch` must work whatever is broken here
+        warnings.warn(
+            f"the torch.distributed backend {BACKEND_NAME!r} is not available: "
+            f"{type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _register() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available() or BACKEND_NAME.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: _DistributedBackendOptions, backend_options: object) -> Backend:
+    from rdmatensor.distributed import create
+
+    return create(options, backend_options)

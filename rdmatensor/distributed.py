@@ -1,0 +1,215 @@
+"""The torch.distributed backend: making a group, and asking about it.
+
+`init_process_group("rdmatensor")` comes to create(). All groups of a process share its context.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+from dataclasses import replace
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, TypedDict, cast
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as torch_c10d
+
+from rdmatensor import config
+from rdmatensor._autoload import BACKEND_NAME
+from rdmatensor._ffi import Handle
+from rdmatensor.context import Context, default_context
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, ProcessGroup, _DistributedBackendOptions
+
+_REBUILD = (
+    "pip install --no-build-isolation --no-deps --force-reinstall --no-cache-dir rdmatensor, or "
+    "`pip install --no-build-isolation --no-deps --force-reinstall .` in its source folder"
+)
+# Contexts whose groups are shut down before they close.
+_tied: set[int] = set()
+
+
+class Rendezvous(Protocol):
+    """What is used here of rdmatensor._c10d.Rendezvous."""
+
+    def everyone(self, what: str, mine: str) -> list[str]:
+        """Return every rank's value, in rank order."""
+
+
+class Peer(TypedDict):
+    """How one member of a group is reached from here. rank: global."""
+
+    rank: int
+    path: str
+    reason: str
+
+
+def load_extension() -> ModuleType:
+    """Return rdmatensor._c10d; ImportError if it was built for another torch, naming both.
+
+    C++ cannot check this itself: the loader would find a symbol missing, or, worse, none.
+    """
+    from rdmatensor._build_stamp import TORCH_VERSION
+
+    if TORCH_VERSION is None:
+        raise ImportError(
+            "this copy of rdmatensor was built without torch, so it has no torch.distributed "
+            f"backend; install it again where torch {torch.__version__} is: {_REBUILD}"
+        )
+    if torch.__version__ != TORCH_VERSION:
+        raise ImportError(
+            f"this copy of rdmatensor was built for torch {TORCH_VERSION}, but torch "
+            f"{torch.__version__} is loaded; build it again: {_REBUILD}"
+        )
+    return importlib.import_module("rdmatensor._c10d")
+
+
+def create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
+    """Make the backend of one group; torch calls it on every member.
+
+    backend_options: none exist besides torch's own; anything else is a TypeError.
+    Blocks until rank 0 of the group has come, and, for the process's first group and where the
+        launcher did not say whether all ranks share a host, until all have. Bounded by
+        the group's time-out.
+    Raises: ImportError (built for another torch), InvalidArgument (a setting), DistBackendError,
+        DistStoreError.
+    """
+    c10d = load_extension()
+    if backend_options is not None and not isinstance(backend_options, torch_c10d.Backend.Options):
+        raise TypeError(
+            f"the backend {BACKEND_NAME!r} takes no options of type "
+            f"{type(backend_options).__name__}; it is set up by RDMATENSOR_* variables"
+        )
+    timeout = options.timeout
+    rank, size = options.group_rank, options.group_size
+    rendezvous = c10d.Rendezvous(options.store, rank, size, timeout)
+    context = _process_context(c10d, rendezvous, size)
+    secret = context.settings.secret
+    global_ranks = list(options.global_ranks_in_group)
+    backend = c10d.create_backend(
+        rendezvous=rendezvous,
+        context=context.c_addr,
+        group_name=options.group_id,
+        global_ranks=global_ranks,
+        timeout=timeout,
+        secret=b"" if secret is None else sha256(secret).digest(),
+        is_default_group=not global_ranks,
+    )
+    context.notes["secret"] = context.settings.secret_source or "store"
+    return cast("Backend", backend)
+
+
+def _process_context(c10d: ModuleType, rendezvous: Rendezvous, size: int) -> Context:
+    def settings() -> config.Settings:
+        found = config.from_environment()
+        is_local = found.loopback or _is_one_host(rendezvous, size)
+        return replace(found, loopback=is_local and found.addr is None and found.ifname is None)
+
+    context = default_context(settings)
+    tie_to_context(c10d, context)
+    return context
+
+
+def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
+    """Whether loopback reaches every rank. A hint: a wrong one shows as an unreachable peer."""
+    # Of torchrun and its kin, not settings of ours.
+    local, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    if local is not None and world is not None:
+        return local == world
+    if size == 1:
+        return True
+    # Containers of one host share its boot id, but not its loopback device.
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    network = Path("/proc/self/ns/net").stat()
+    mine = json.dumps([boot_id, network.st_dev, network.st_ino])
+    return len(set(rendezvous.everyone("host", mine))) == 1
+
+
+def tie_to_context(c10d: ModuleType, context: Context) -> None:
+    """Shut the context's groups down before it closes, and keep it while torch has parts of it."""
+    addr = context.c_addr
+    if addr in _tied:
+        return
+    _tied.add(addr)
+
+    def close(address: int) -> None:
+        _tied.discard(address)
+        c10d.shutdown_groups(address)
+
+    context.core.adopt(Handle("torch groups", addr, close))
+    context.core.is_held.append(lambda: bool(c10d.is_context_in_use(addr)))
+    # Runs before the context's own, which was registered earlier; again is harmless.
+    atexit.register(_before_exit, c10d)
+
+
+def _before_exit(c10d: ModuleType) -> None:
+    """While Python's lock can still be had: a thread that asks for it later ends the process."""
+    c10d.shutdown_groups()
+    c10d.stop_finisher()
+
+
+def describe(group: ProcessGroup | None = None) -> dict[str, object]:
+    """Return the live state of this process, with "peers": how each member is reached, and why.
+
+    group: None is the default group. Peers are all other members, by global rank, as
+        {"rank", "path", "reason"}; the path is "none" where nothing was sent or received yet.
+    Raises: ValueError if the group has no rdmatensor backend or this process is no member.
+    """
+    context = default_context()
+    state = context.describe()
+    members = _members(group) if dist.is_initialized() else []
+    endpoints = cast("list[dict[str, object]]", state["endpoints"])
+    state["peers"] = [_peer(rank, endpoints) for rank in members if rank != dist.get_rank()]
+    return state
+
+
+def _members(group: ProcessGroup | None) -> list[int]:
+    chosen = dist.group.WORLD if group is None else group
+    if chosen is None or dist.get_rank(chosen) < 0:
+        raise ValueError("this process is not a member of the group")
+    if BACKEND_NAME not in dist.get_backend_config(chosen):
+        raise ValueError(
+            f"the group's backend is {dist.get_backend_config(chosen)!r}, not {BACKEND_NAME!r}; "
+            "pass the group to describe(group)"
+        )
+    return dist.get_process_group_ranks(chosen)
+
+
+def _peer(rank: int, endpoints: list[dict[str, object]]) -> Peer:
+    of_rank = [endpoint for endpoint in endpoints if endpoint["rank"] == rank]
+    if not of_rank:
+        return Peer(rank=rank, path="none", reason="nothing was sent or received yet")
+    # A rank that was started again has the endpoints of its predecessors too.
+    ready = [endpoint for endpoint in of_rank if endpoint["state"] == "ready"]
+    endpoint = (ready or of_rank)[-1]
+    texts = [str(endpoint[key]) for key in ("error", "lane", "why_not_better") if endpoint[key]]
+    if endpoint["state"] != "ready":
+        texts.insert(0, str(endpoint["state"]))
+    return Peer(rank=rank, path=str(endpoint["path"]), reason="; ".join(texts))
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """Do what torch.distributed.monitored_barrier() does, which refuses every backend but Gloo.
+
+    Rank 0 of the group learns who did not come within the time-out: the first such rank, or with
+        wait_all_ranks all of them.
+    Raises: RuntimeError naming the ranks, on rank 0; on the others, that rank 0 did not answer.
+    """
+    chosen = dist.group.WORLD if group is None else group
+    if chosen is None:
+        raise ValueError("init_process_group() has not been called")
+    limit = chosen._get_backend(torch.device("cpu")).options._timeout
+    chosen.monitored_barrier(  # type: ignore[attr-defined]
+        limit if timeout is None else timeout, wait_all_ranks=wait_all_ranks
+    )
