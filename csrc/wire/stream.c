@@ -3,6 +3,7 @@
 #include "wire/stream.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "wire/bytes.h"
@@ -48,6 +49,14 @@ static const struct shape shapes[] = {
                                .has_value = true,
                                .has_len = true,
                                .name = "READ_DATA"},
+    [RDTI_STREAM_WRITE_INLINE] = {.flags =
+                                      RDTI_STREAM_NOTIFY | RDTI_STREAM_MORE | RDTI_STREAM_ACK_NOW,
+                                  .has_aux = true,
+                                  .has_value = true,
+                                  .has_region = true,
+                                  .has_len = true,
+                                  .has_off = true,
+                                  .name = "WRITE_INLINE"},
     [RDTI_STREAM_READ_REFUSED] = {.has_aux = true, .has_value = true, .name = "READ_REFUSED"},
 };
 
@@ -63,8 +72,32 @@ rdti_stream_head_encode(const struct rdti_stream_head *in, uint8_t out[RDTI_STRE
     rdti_put_u32(out + 8, in->value);
     rdti_put_u32(out + 12, in->index);
     rdti_put_u32(out + 16, in->generation);
+    if (in->op == RDTI_STREAM_WRITE_INLINE) {
+        rdti_put_u16(out + 2, (uint16_t)in->len_bytes);
+        memset(out + 20, 0, RDTI_STREAM_INLINE_BYTES);
+        memcpy(out + 20, in->inlined, in->len_bytes);
+        rdti_put_u32(out + 28, (uint32_t)in->off_bytes);
+        return;
+    }
     rdti_put_u32(out + 20, in->len_bytes);
     rdti_put_u64(out + 24, in->off_bytes);
+}
+
+/* The bytes from 20 on; aux has been read. */
+static bool
+decode_inline(const uint8_t *buf, struct rdti_stream_head *h)
+{
+    const uint32_t len = h->aux;
+
+    if (len == 0 || len > RDTI_STREAM_INLINE_BYTES)
+        return false;
+    for (uint32_t i = len; i < RDTI_STREAM_INLINE_BYTES; i++)
+        if (buf[20 + i] != 0)
+            return false;
+    h->len_bytes = len;
+    h->off_bytes = rdti_get_u32(buf + 28);
+    memcpy(h->inlined, buf + 20, RDTI_STREAM_INLINE_BYTES);
+    return true;
 }
 
 static rdt_status
@@ -121,6 +154,7 @@ check_values(const struct rdti_stream_head *h, const struct shape *shape, uint32
             return refuse(err, shape, "entries", h->aux);
         return check_notification(h, shape, err);
     case RDTI_STREAM_WRITE:
+    case RDTI_STREAM_WRITE_INLINE:
         return check_notification(h, shape, err);
     case RDTI_STREAM_REFUSED:
     case RDTI_STREAM_READ_REFUSED:
@@ -150,7 +184,7 @@ rdti_stream_head_decode(const uint8_t *buf, size_t len_bytes, uint32_t stream, u
     if (len_bytes != RDTI_STREAM_HEAD_BYTES)
         return rdti_error_set(err, RDT_EPROTO, 0, "tcp stream: a head of %zu bytes", len_bytes);
 
-    const struct rdti_stream_head h = {
+    struct rdti_stream_head h = {
         .op = buf[0],
         .flags = buf[1],
         .aux = rdti_get_u16(buf + 2),
@@ -165,6 +199,8 @@ rdti_stream_head_decode(const uint8_t *buf, size_t len_bytes, uint32_t stream, u
         return rdti_error_set(err, RDT_EPROTO, 0, "tcp stream: unknown op %u", h.op);
 
     const struct shape *shape = &shapes[h.op];
+    if (h.op == RDTI_STREAM_WRITE_INLINE && !decode_inline(buf, &h))
+        return refuse(err, shape, "padding or length", h.aux);
     rdt_status status = check_unused(&h, shape, err);
     if (status == RDT_OK)
         status = check_values(&h, shape, streams, err);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * From ops to bytes: what waits to be sent on a stream becomes parts, gathered into a batch that
  * goes out in as few sendmsg as the socket allows. All of it runs under lane->lock. */
+#include <string.h>
+
 #include "base/clock.h"
 #include "transport/tcp/tcp.h"
 #include "wire/notify.h"
@@ -167,6 +169,9 @@ has_response(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
+    /* What was released without this stream was not striped, and its place may be in use again. */
+    if (s->response_next - lane->response_out > RDTI_STREAM_READS_MAX)
+        s->response_next = lane->response_out;
     while (s->response_next != lane->response_in) {
         if (s->index == 0 || lane->responses[s->response_next % RDTI_STREAM_READS_MAX].is_striped)
             return true;
@@ -353,6 +358,29 @@ add_small(struct rdti_tcp_stream *s)
     step_cursor(s);
 }
 
+/* A block that fits into the head itself. */
+static bool
+can_inline(const struct rdti_op *op)
+{
+    return op->block_count == 1 && op->len_bytes > 0 && op->len_bytes <= RDTI_STREAM_INLINE_BYTES &&
+           op->blocks[0].dst_off <= UINT32_MAX;
+}
+
+static void
+add_inline(struct rdti_tcp_stream *s)
+{
+    const struct rdt_block *block = s->cursor->blocks;
+    struct rdti_stream_head head = {.op = RDTI_STREAM_WRITE_INLINE,
+                                    .len_bytes = (uint32_t)block->len_bytes,
+                                    .off_bytes = block->dst_off};
+
+    memcpy(head.inlined, block->src, block->len_bytes);
+    s->cursor_off = block->len_bytes;
+    finish_head(s, &head);
+    add_head(s, &head);
+    step_cursor(s);
+}
+
 /* False where the batch has no room for it. */
 static bool
 add_write(struct rdti_tcp_stream *s)
@@ -362,6 +390,10 @@ add_write(struct rdti_tcp_stream *s)
 
     if (s->index == 0 && s->cursor_block == 0 && s->cursor_off == 0)
         learn_patience(s->lane);
+    if (can_inline(op)) {
+        add_inline(s);
+        return true;
+    }
     const bool has_bytes = seek_in_op(s);
     if (has_bytes &&
         op->blocks[s->cursor_block].len_bytes - s->cursor_off >= RDTI_TCP_LIST_BLOCK_MAX_BYTES) {

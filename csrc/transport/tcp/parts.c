@@ -166,7 +166,7 @@ send_ack_alone(struct rdti_tcp_lane *lane)
 }
 
 uint64_t
-rdti_tcp_settle_acks(struct rdti_tcp_lane *lane)
+rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
 {
     const uint32_t built = atomic_load_explicit(&lane->ack_built, memory_order_relaxed);
     const uint32_t owed = atomic_load_explicit(&lane->rx_done, memory_order_relaxed) - built;
@@ -186,6 +186,8 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane)
         send_ack_alone(lane);
         return 0;
     }
+    if (is_patient && !is_idle)
+        return RDTI_TCP_ACK_HOLD_NS; /* a reply may be on its way up the stack */
     const uint64_t now_ns = rdti_now_ns();
     if (lane->ack_since_ns == 0)
         lane->ack_since_ns = now_ns;

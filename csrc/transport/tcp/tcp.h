@@ -81,6 +81,10 @@
  * when sleeping): at 10 GB/s a copy of 64 KiB takes 7 us, of 256 KiB as long as the round trip. */
 #define RDTI_TCP_EAGER_MAX_BYTES (UINT64_C(64) << 10)
 
+/* Payloads below this may be received by a call of their own: rx.c. Above it a call more does
+ * not show. */
+#define RDTI_TCP_LONE_MAX_BYTES 4096
+
 /* Refused bytes are read into this. */
 #define RDTI_TCP_DRAIN_BYTES 65536
 
@@ -122,6 +126,8 @@ struct rdti_tcp_rx {
     uint32_t list_have;
     uint32_t iov_at;
     uint32_t iov_count;
+    bool was_busy; /* the last pass brought bytes */
+    bool is_run;   /* parts follow each other without a pause */
     uint64_t left; /* payload bytes that are not here yet */
     rdt_status refused;
     bool has_target;
@@ -237,8 +243,11 @@ struct rdti_tcp_lane {
         phase;      /* written under lock by the driver; release, pairs with acquire loads */
     bool is_closed; /* driver */
     uint64_t last_progress_ns; /* driver; 0: none yet */
+    bool is_progress_new;      /* driver: there was some since; the clock is read when idle */
     uint64_t rx_messages;      /* driver: since the start, for people */
     _Atomic uint64_t ops_open; /* accepted and not completed; acq_rel, is_idle() acquires */
+
+    _Atomic bool is_tx_broken; /* set under lock with tx_errno; relaxed, a hint for the driver */
 
     pthread_mutex_t watch_lock;
     pthread_mutex_t lock;
@@ -357,9 +366,9 @@ bool rdti_tcp_part_has_room(const struct rdti_tcp_stream *stream);
 void rdti_tcp_part_done(struct rdti_tcp_stream *stream);
 /* Finish messages whose parts are all in place; deliver their notifications in order. */
 void rdti_tcp_drain_parts(struct rdti_tcp_lane *lane);
-/* Send or hold back what we owe. Returns how many ns an acknowledgement may still be held, 0:
- * none is. */
-uint64_t rdti_tcp_settle_acks(struct rdti_tcp_lane *lane);
+/* Send or hold back what we owe; only an idle pass looks at how long it has been. Returns how
+ * many ns an acknowledgement may still be held, 0: none is. */
+uint64_t rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle);
 /* A READ_REQUEST: pinned and queued, or refused; stalled: again later, nothing was done. */
 rdt_status rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head *head,
                                  bool *is_stalled_out, struct rdt_error *err);

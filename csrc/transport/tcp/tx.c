@@ -50,7 +50,11 @@ send_some(struct rdti_tcp_stream *s)
     ssize_t n;
 
     do {
-        n = sendmsg(s->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (msg.msg_iovlen == 1) /* copying in a msghdr shows in the latency of a small write */
+            n = send(s->fd, msg.msg_iov->iov_base, msg.msg_iov->iov_len,
+                     MSG_NOSIGNAL | MSG_DONTWAIT);
+        else
+            n = sendmsg(s->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (n < 0 && errno == EINTR);
     if (n >= 0) {
         rdti_count(&s->lane->tcp->host->counters->wire_bytes, (uint64_t)n);
@@ -61,6 +65,7 @@ send_some(struct rdti_tcp_stream *s)
         return 0;
     s->lane->tx_errno = errno;
     s->lane->tx_errno_stream = s->index;
+    atomic_store_explicit(&s->lane->is_tx_broken, true, memory_order_relaxed);
     return -1;
 }
 

@@ -67,7 +67,7 @@ TEST(acks_ride_on_replies)
     const uint64_t sent =
         atomic_load(&p.a.counters.wire_bytes) + atomic_load(&p.b.counters.wire_bytes) - before;
     const uint64_t writes = pa.posted + pb.posted;
-    CHECK_UINT_EQ(sent, writes * (8 + RDTI_STREAM_HEAD_BYTES));
+    CHECK_UINT_EQ(sent, writes * RDTI_STREAM_HEAD_BYTES);
     FAKE_TCP_PUMP(&p,
                   rdti_transport_tcp.is_idle(p.ab.lane) && rdti_transport_tcp.is_idle(p.ba.lane));
     fake_tcp_pair_close(&p);
@@ -126,23 +126,23 @@ TEST(a_stream_of_small_writes_is_acknowledged_in_batches)
     enum { COUNT = 4096 };
     struct fake_tcp_pair p = {0};
     static struct fake_op ops[COUNT];
-    uint64_t value = 3;
+    uint64_t value[2] = {3, 4};
 
     fake_tcp_pair_open(&p, 1, AF_INET);
     struct fake_region *region = fake_region(&p.b, 64);
     const uint64_t before_a = atomic_load(&p.a.counters.wire_bytes);
     const uint64_t before_b = atomic_load(&p.b.counters.wire_bytes);
     for (uint32_t i = 0; i < COUNT; i++) {
-        fake_write(&ops[i], &value, 8, &region->remote, 0, RDTI_NOTIFY_NONE);
+        fake_write(&ops[i], value, 16, &region->remote, 0, RDTI_NOTIFY_NONE);
         fake_must_start(&p.ab, &ops[i]);
     }
     for (uint32_t i = 0; i < COUNT; i++)
         FAKE_TCP_PUMP(&p, fake_op_is_done(&ops[i]));
     CHECK_UINT_EQ(atomic_load(&p.a.counters.wire_bytes) - before_a,
-                  COUNT * (8 + RDTI_STREAM_HEAD_BYTES));
+                  COUNT * (16 + RDTI_STREAM_HEAD_BYTES));
     CHECK_UINT_LE(atomic_load(&p.b.counters.wire_bytes) - before_b,
                   COUNT / 8 * RDTI_STREAM_HEAD_BYTES);
-    CHECK_UINT_EQ(atomic_load(&p.a.counters.moved_bytes), COUNT * 8);
+    CHECK_UINT_EQ(atomic_load(&p.a.counters.moved_bytes), COUNT * 16);
     CHECK_UINT_EQ(atomic_load(&p.b.counters.copied_bytes), 0);
     fake_tcp_pair_close(&p);
 }
