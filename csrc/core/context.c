@@ -88,7 +88,8 @@ host_request_segment(void *core, struct rdti_lane *lane, uint32_t segment)
     rdt_endpoint *ep = lane->owner;
 
     rdti_count(&ctx->counters.control_messages, 1);
-    /* Called from inside write() with the lane in use, so the channel cannot go away: bury() waits for the writer. */
+    /* Called from inside write() with the lane in use, so the channel cannot go away: bury() waits
+     * for the writer. */
     rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT_GET, payload,
                       rdti_segment_encode(&request, payload), NULL, 0);
 }
@@ -166,7 +167,8 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
         if (ep->lane == NULL || ep->channel == NULL || ep->lane->transport->caps.target_checks ||
             ep->setup != NULL)
             continue;
-        /* Without room to remember it the answer is never counted: the bytes stay in quarantine until the peer goes. */
+        /* Without room to remember it the answer is never counted: the bytes stay in quarantine
+         * until the peer goes. */
         if (rdti_endpoint_push_revoke(&ep->revokes, &ep->revoke_count, &ep->revoke_cap, &revoke) !=
             RDT_OK)
             rdti_log(RDT_LOG_WARN,
@@ -313,6 +315,7 @@ free_context(rdt_context *ctx)
     if (ctx->engine != NULL)
         rdti_engine_stop(ctx->engine);
     rdti_listener_close(ctx->listener);
+    rdti_channels_expire(&ctx->retired, UINT64_MAX);
     close_transports(ctx);
     if (ctx->groups != NULL)
         (void)rdti_groups_destroy(ctx->groups, NULL);
@@ -379,6 +382,7 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
     rdti_list_init(&ctx->jobs);
     rdti_list_init(&ctx->endpoints);
     rdti_list_init(&ctx->obituaries);
+    rdti_list_init(&ctx->retired);
     ctx->last_tick_ns = rdti_now_ns();
     status = take_opts(ctx, opts, err);
     if (status == RDT_OK)
@@ -397,7 +401,8 @@ has_no_endpoints(void *arg)
     rdt_context *ctx = arg;
 
     rdti_engine_enter(ctx->engine);
-    const bool is_empty = rdti_list_is_empty(&ctx->endpoints);
+    const bool is_empty =
+        rdti_list_is_empty(&ctx->endpoints) && rdti_list_is_empty(&ctx->retired);
     rdti_engine_leave(ctx->engine);
     return is_empty;
 }
@@ -533,9 +538,13 @@ rdt_context_progress(rdt_context *ctx)
 {
     const rdt_status status = rdti_context_check(ctx, "context_progress", NULL);
 
-    if (status == RDT_OK)
-        (void)rdti_engine_progress(ctx->engine);
-    return status;
+    if (status != RDT_OK)
+        return status;
+    /* acquire: pairs with rdt_context_fd() */
+    if (atomic_load_explicit(&ctx->has_fd_user, memory_order_acquire) != 0)
+        (void)rdti_engine_arm_fd(ctx->engine);
+    (void)rdti_engine_progress(ctx->engine);
+    return RDT_OK;
 }
 
 int
@@ -543,24 +552,23 @@ rdt_context_fd(rdt_context *ctx)
 {
     uint32_t none = 0;
 
-    /* From now on every notification rings: somebody may be in a poll loop of their own. seq_cst as all of the doorbell. */
-    if (atomic_compare_exchange_strong_explicit(&ctx->has_fd_user, &none, 1, memory_order_seq_cst,
-                                                memory_order_seq_cst))
+    if (rdti_context_check(ctx, "context_fd", NULL) != RDT_OK)
+        return -1;
+    const int fd = rdti_engine_arm_fd(ctx->engine);
+    /* From now on every notification rings, so that the progress thread sees it and signals.
+     * release: the descriptor is armed */
+    if (atomic_compare_exchange_strong_explicit(&ctx->has_fd_user, &none, 1, memory_order_release,
+                                                memory_order_relaxed))
         rdti_engine_async_add(ctx->engine, 1);
-    return rdti_engine_epoll_fd(ctx->engine);
+    return fd;
 }
 
 rdt_status
 rdt_context_add_task(rdt_context *ctx, rdt_task_fn step, void *arg, struct rdt_error *err)
 {
-    rdt_status status = rdti_context_check(ctx, "add_task", err);
+    const rdt_status status = rdti_context_check(ctx, "add_task", err);
 
-    if (status != RDT_OK)
-        return status;
-    rdti_engine_enter(ctx->engine);
-    status = rdti_engine_add_task(ctx->engine, step, arg, err);
-    rdti_engine_leave(ctx->engine);
-    return status;
+    return status == RDT_OK ? rdti_engine_add_task(ctx->engine, step, arg, err) : status;
 }
 
 rdt_status

@@ -15,14 +15,16 @@
 #include "transport/transport.h"
 #include "wire/handshake.h"
 
-/* How often deadlines of set-up are looked at, and how often a progress thread says that it lives. */
+/* How often deadlines of set-up are looked at, and how often a progress thread says that it
+ * lives. */
 #define RDTI_TICK_NS UINT64_C(50000000)
 #define RDTI_HEARTBEAT_NS UINT64_C(1000000000)
 
 struct rdti_listener;
 struct rdti_groups;
 
-/* Raised by the core; relaxed, read by rdt_context_counters(). The transports' own are in `moved`. */
+/* Raised by the core; relaxed, read by rdt_context_counters(). The transports' own are in
+ * `moved`. */
 struct rdti_core_counters {
     _Atomic uint64_t writes;
     _Atomic uint64_t reads;
@@ -78,6 +80,7 @@ struct rdt_context {
     /* Under the engine's lock: */
     struct rdti_list jobs;       /* struct rdti_job */
     struct rdti_list endpoints;  /* every endpoint that is not freed, by its link */
+    struct rdti_list retired;     /* side channels that wait for the peer's end */
     struct rdti_list obituaries; /* in the order of death */
     struct rdti_groups *groups;
     _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
@@ -93,7 +96,8 @@ rdt_status rdti_context_check(const rdt_context *ctx, const char *call, struct r
 /* [driver] The job, or NULL. */
 struct rdti_job *rdti_context_find_job(rdt_context *ctx, const char *job_id);
 
-/* [driver] Remember a death and tell every endpoint but `source` (may be NULL) and every group. First news wins. */
+/* [driver] Remember a death and tell every endpoint but `source` (may be NULL) and every group.
+ * First news wins. */
 void rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
                                  const rdt_endpoint *source);
 /* [driver] The number of peers that share our cores changed: may waiters spin? */

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The progress engine; the header says who drives and who is woken. */
-#include "core/engine.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,37 +13,20 @@
 
 #include "base/clock.h"
 #include "base/cpu.h"
-#include "base/doorbell.h"
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/futex.h"
 #include "base/log.h"
+#include "core/engine_impl.h"
 
-/* One sleep never lasts longer: signals, deaths seen by the progress thread and clock ticks are looked at in between. */
-#define SLICE_NS UINT64_C(100000000)
-/* How long a waiter spins before it sleeps. A futex hop costs about 3 us each way, a wake-up through epoll up to 30 us:
- * spinning for twice the sum loses little when the wait is long. */
-#define SPIN_NS UINT64_C(60000)
-/* The progress thread looks again this often whether a waiter is still active. */
-#define PARK_NS UINT64_C(1000000)
-/* A spinning waiter looks at sockets once in this many passes: an epoll_wait costs about as much as eight empty passes. */
-#define PASSES_PER_EPOLL 64
 #define EVENTS_PER_PASS 32
-#define POLLERS_MAX 4
 
 struct rdti_watch {
     struct rdti_list link; /* engine->watches, or engine->graveyard once dead */
     int fd;
-    uint32_t events;
     rdti_watch_fn fn;
     void *arg;
     bool is_dead;
-};
-
-struct poller {
-    uint32_t (*poll)(void *state);
-    bool (*needs_epoll)(void *state);
-    void *state;
 };
 
 struct task {
@@ -60,38 +41,6 @@ struct tick {
     uint64_t due_ns;
     void (*fn)(void *arg);
     void *arg;
-};
-
-struct rdti_engine {
-    pthread_mutex_t lock;
-    _Atomic uintptr_t owner; /* thread mark of the driver, 0 if none */
-    uint32_t depth;          /* of enter(); driver only */
-    bool wake_at_leave;      /* driver only */
-    struct rdti_list deferred;
-
-    struct poller pollers[POLLERS_MAX];
-    uint32_t poller_count;
-    struct rdti_list tasks;
-    struct rdti_list ticks;
-    uint64_t next_tick_ns;
-    struct rdti_list watches;
-    struct rdti_list graveyard;
-
-    int epoll_fd;
-    int event_fd;
-    int bell_fd;
-    struct rdti_doorbell *bell; /* one page of bell_fd */
-
-    _Atomic int32_t active_waiters;
-    _Atomic int32_t async_count; /* tasks and callbacks outstanding */
-    _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
-    _Atomic uint32_t can_spin;
-    uint32_t usable_cpus;
-
-    pthread_t thread;
-    bool has_thread;
-    _Atomic uint32_t is_stopping;
-    _Atomic uint32_t park_word; /* private futex of the progress thread */
 };
 
 /* Its address tells threads apart. */
@@ -136,8 +85,8 @@ rdti_engine_enter(struct rdti_engine *engine)
     take_ownership(engine);
 }
 
-static bool
-try_enter(struct rdti_engine *engine)
+bool
+rdti_engine_try_enter(struct rdti_engine *engine)
 {
     if (pthread_mutex_trylock(&engine->lock) != 0)
         return false;
@@ -154,6 +103,35 @@ bury_watches(struct rdti_engine *engine)
         free(RDTI_CONTAINER(node, struct rdti_watch, link));
 }
 
+static void
+write_one(int fd)
+{
+    const uint64_t one = 1;
+
+    (void)!write(fd, &one, sizeof(one)); /* EAGAIN: it is readable already */
+}
+
+/* Somebody's condition may have become true: tell a poll loop of the program's own. */
+static void
+signal_user(struct rdti_engine *engine)
+{
+    /* seq_cst: after the publication; pairs with rdti_engine_arm_fd(), after which the program
+     * looks at its conditions. */
+    if (atomic_load_explicit(&engine->is_fd_armed, memory_order_seq_cst) != 0 &&
+        atomic_exchange_explicit(&engine->is_fd_armed, 0, memory_order_seq_cst) != 0)
+        write_one(engine->user_fd);
+}
+
+int
+rdti_engine_arm_fd(struct rdti_engine *engine)
+{
+    uint64_t count;
+
+    (void)!read(engine->user_fd, &count, sizeof(count)); /* EAGAIN: nothing was signalled */
+    atomic_store_explicit(&engine->is_fd_armed, 1, memory_order_seq_cst); /* see signal_user() */
+    return engine->user_fd;
+}
+
 void
 rdti_engine_leave(struct rdti_engine *engine)
 {
@@ -164,7 +142,7 @@ rdti_engine_leave(struct rdti_engine *engine)
         engine->depth--;
         return;
     }
-    const bool wake = engine->wake_at_leave;
+    const bool has_news = engine->wake_at_leave;
     engine->wake_at_leave = false;
     rdti_list_init(&todo);
     rdti_list_splice(&todo, &engine->deferred);
@@ -172,8 +150,13 @@ rdti_engine_leave(struct rdti_engine *engine)
     atomic_store_explicit(&engine->owner, 0, memory_order_relaxed);
     (void)pthread_mutex_unlock(&engine->lock);
 
-    if (wake)
-        (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
+    /* acq_rel, after the unlock: pairs with the exchange in rdti_engine_pass_or_ask(). */
+    const bool is_asked =
+        atomic_exchange_explicit(&engine->is_pass_wanted, 0, memory_order_acq_rel) != 0;
+    if (has_news || is_asked)
+        (void)rdti_doorbell_ring(engine->bell, engine->event_fd, is_asked);
+    if (has_news)
+        signal_user(engine);
     while ((node = rdti_list_take_first(&todo)) != NULL) {
         struct rdti_deferred *deferred = RDTI_CONTAINER(node, struct rdti_deferred, link);
         deferred->run(deferred);
@@ -193,18 +176,18 @@ rdti_engine_defer(struct rdti_engine *engine, struct rdti_deferred *node)
 void
 rdti_engine_wake(struct rdti_engine *engine)
 {
-    if (rdti_engine_is_driver(engine))
+    if (rdti_engine_is_driver(engine)) {
         engine->wake_at_leave = true; /* no system call under the lock */
-    else
-        (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
+        return;
+    }
+    (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
+    signal_user(engine);
 }
 
 void
 rdti_engine_poke(struct rdti_engine *engine)
 {
-    const uint64_t one = 1;
-
-    (void)!write(engine->event_fd, &one, sizeof(one)); /* EAGAIN: it is readable already */
+    write_one(engine->event_fd);
 }
 
 /* ---- What is driven ---------------------------------------------------------------------- */
@@ -213,9 +196,9 @@ rdt_status
 rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
                        bool (*needs_epoll)(void *state), void *state, struct rdt_error *err)
 {
-    if (engine->poller_count == POLLERS_MAX)
-        return rdti_error_set(err, RDT_EINTERNAL, 0, "more than %d transports", POLLERS_MAX);
-    engine->pollers[engine->poller_count++] = (struct poller){poll, needs_epoll, state};
+    if (engine->poller_count == RDTI_POLLERS_MAX)
+        return rdti_error_set(err, RDT_EINTERNAL, 0, "more than %d transports", RDTI_POLLERS_MAX);
+    engine->pollers[engine->poller_count++] = (struct rdti_poller){poll, needs_epoll, state};
     return RDT_OK;
 }
 
@@ -228,8 +211,17 @@ rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg, st
         return rdti_error_set(err, RDT_ENOMEM, 0, "a task of %zu bytes", sizeof(*task));
     task->step = step;
     task->arg = arg;
+    rdti_engine_enter(engine);
     rdti_list_append(&engine->tasks, &task->link);
     rdti_engine_async_add(engine, 1);
+    if (engine->depth ==
+        1) { /* its first step, in the caller's thread: nobody else is awake for certain */
+        atomic_store_explicit(&engine->is_pass_wanted, 0, memory_order_relaxed);
+        (void)rdti_engine_pass(engine, false);
+    } else { /* inside a pass: one more is needed; relaxed: for our own leave() */
+        atomic_store_explicit(&engine->is_pass_wanted, 1, memory_order_relaxed);
+    }
+    rdti_engine_leave(engine);
     return RDT_OK;
 }
 
@@ -260,7 +252,6 @@ rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdt
     if (watch == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a watch of %zu bytes", sizeof(*watch));
     watch->fd = fd;
-    watch->events = epoll_events;
     watch->fn = fn;
     watch->arg = arg;
     struct epoll_event event = {.events = epoll_events, .data = {.ptr = watch}};
@@ -280,7 +271,6 @@ rdti_engine_rewatch(struct rdti_engine *engine, struct rdti_watch *watch, uint32
 {
     struct epoll_event event = {.events = epoll_events, .data = {.ptr = watch}};
 
-    watch->events = epoll_events;
     if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_MOD, watch->fd, &event) != 0)
         rdti_log(RDT_LOG_ERROR, "epoll_ctl(MOD, %d): %s", watch->fd, strerror(errno));
 }
@@ -353,228 +343,21 @@ dispatch_sockets(struct rdti_engine *engine)
     return count > 0 ? (uint32_t)count : 0;
 }
 
-/* [driver] */
-static uint32_t
-pass(struct rdti_engine *engine, bool with_sockets)
+uint32_t
+rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 {
     uint32_t work = 0;
 
-    for (uint32_t i = 0; i < engine->poller_count; i++)
-        work += engine->pollers[i].poll(engine->pollers[i].state);
-    if (with_sockets)
-        work += dispatch_sockets(engine);
-    work += run_tasks(engine);
+    /* Sockets and ticks first: what they leave for the pollers is done in the same pass. */
     if (with_sockets) {
+        work += dispatch_sockets(engine);
         const uint64_t now_ns = rdti_now_ns();
         if (now_ns >= engine->next_tick_ns)
             run_ticks(engine, now_ns);
     }
-    return work;
-}
-
-bool
-rdti_engine_progress(struct rdti_engine *engine)
-{
-    if (rdti_engine_is_driver(engine) || !try_enter(engine))
-        return false;
-    (void)pass(engine, true);
-    rdti_engine_leave(engine);
-    return true;
-}
-
-static bool
-try_pass(struct rdti_engine *engine, bool with_sockets)
-{
-    if (!try_enter(engine))
-        return false;
-    (void)pass(engine, with_sockets);
-    rdti_engine_leave(engine);
-    return true;
-}
-
-/* ---- Waiting ----------------------------------------------------------------------------- */
-
-/* Raise or lower the sleeper count that stands for the progress thread. The caller makes a pass after a raise. */
-static bool
-set_proxy(struct rdti_engine *engine, bool wanted)
-{
-    /* acq_rel: the two counters move together with the flag; peers pair with bell->epoll_sleepers (seq_cst). */
-    const uint32_t had = atomic_exchange_explicit(&engine->has_proxy, wanted, memory_order_acq_rel);
-
-    if (wanted && had == 0)
-        (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
-    else if (!wanted && had != 0)
-        (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
-    return wanted && had == 0;
-}
-
-void
-rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
-{
-    /* seq_cst: set against active_waiters in end_wait(), so that one of the two raises the proxy. */
-    const int32_t count =
-        atomic_fetch_add_explicit(&engine->async_count, delta, memory_order_seq_cst) + delta;
-
-    if (atomic_load_explicit(&engine->active_waiters, memory_order_seq_cst) > 0)
-        return;
-    if (set_proxy(engine, count > 0) && !rdti_engine_is_driver(engine))
-        (void)try_pass(engine, false); /* what was published before the raise rang for nobody */
-}
-
-static void
-begin_wait(struct rdti_engine *engine)
-{
-    (void)atomic_fetch_add_explicit(&engine->active_waiters, 1, memory_order_seq_cst);
-    (void)set_proxy(engine, false);
-}
-
-static void
-end_wait(struct rdti_engine *engine)
-{
-    /* seq_cst: see rdti_engine_async_add(). */
-    if (atomic_fetch_sub_explicit(&engine->active_waiters, 1, memory_order_seq_cst) > 1)
-        return;
-    if (atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0 &&
-        set_proxy(engine, true))
-        (void)try_pass(engine, false);
-}
-
-static bool
-needs_epoll(const struct rdti_engine *engine)
-{
     for (uint32_t i = 0; i < engine->poller_count; i++)
-        if (engine->pollers[i].needs_epoll(engine->pollers[i].state))
-            return true;
-    return false;
-}
-
-static void
-drain_event_fd(struct rdti_engine *engine)
-{
-    uint64_t count;
-
-    /* Others who sleep in epoll want the descriptor readable until the last of them is up. seq_cst: as the raise. */
-    if (atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) > 0)
-        return;
-    (void)!read(engine->event_fd, &count, sizeof(count)); /* EAGAIN: somebody else drained it */
-}
-
-static void
-sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns)
-{
-    struct epoll_event event;
-
-    (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
-    (void)try_pass(engine, true);
-    if (!done(arg)) {
-        const int timeout_ms = (int)((sleep_ns + 999999) / 1000000);
-        (void)epoll_wait(engine->epoll_fd, &event, 1, timeout_ms);
-    }
-    (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
-    drain_event_fd(engine);
-}
-
-static void
-sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns)
-{
-    const uint32_t sequence = rdti_doorbell_begin_sleep(engine->bell);
-
-    (void)try_pass(engine, false);
-    if (!done(arg))
-        rdti_doorbell_sleep(engine->bell, sequence, sleep_ns);
-    rdti_doorbell_end_sleep(engine->bell);
-}
-
-/* Spin for SPIN_NS, or look a few times where the cores do not allow it. True: done. */
-static bool
-spin(struct rdti_engine *engine, rdti_done_fn done, void *arg)
-{
-    /* relaxed: a hint that changes with the number of local peers */
-    const bool can_spin = atomic_load_explicit(&engine->can_spin, memory_order_relaxed) != 0;
-    const uint64_t until_ns = rdti_now_ns() + (can_spin ? SPIN_NS : 0);
-
-    for (uint32_t i = 1;; i++) {
-        if (!try_pass(engine, i % PASSES_PER_EPOLL == 0))
-            rdti_cpu_relax();
-        if (done(arg))
-            return true;
-        if (i % 16 == 0 && rdti_now_ns() >= until_ns)
-            return false;
-    }
-}
-
-rdt_status
-rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns)
-{
-    rdt_status status = RDT_OK;
-
-    if (done(arg))
-        return RDT_OK;
-    if (rdti_engine_is_driver(engine))
-        return RDT_EINVAL;
-    begin_wait(engine);
-    while (!spin(engine, done, arg)) {
-        uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
-        if (sleep_ns == 0) {
-            (void)try_pass(engine, true);
-            status = done(arg) ? RDT_OK : RDT_ETIMEDOUT;
-            break;
-        }
-        if (sleep_ns > SLICE_NS)
-            sleep_ns = SLICE_NS;
-        if (needs_epoll(engine))
-            sleep_in_epoll(engine, done, arg, sleep_ns);
-        else
-            sleep_on_futex(engine, done, arg, sleep_ns);
-    }
-    end_wait(engine);
-    return status;
-}
-
-/* ---- The progress thread ----------------------------------------------------------------- */
-
-static uint64_t
-background_sleep_ns(struct rdti_engine *engine)
-{
-    uint64_t next_ns = UINT64_MAX;
-
-    rdti_engine_enter(engine);
-    next_ns = engine->next_tick_ns;
-    rdti_engine_leave(engine);
-    const uint64_t left_ns = rdti_remaining_ns(next_ns);
-    return left_ns < SLICE_NS ? left_ns : SLICE_NS;
-}
-
-static void *
-progress_main(void *arg)
-{
-    struct rdti_engine *engine = arg;
-    struct epoll_event event;
-
-    (void)pthread_setname_np(pthread_self(), "rdmatensor");
-    /* acquire: pairs with the release in rdti_engine_stop() */
-    while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
-        const bool is_contended =
-            atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) > 0;
-        if (is_contended && needs_epoll(engine)) {
-            rdti_futex_wait(&engine->park_word, 0, PARK_NS);
-            if (atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) > 0)
-                continue;
-        }
-        /* seq_cst: raised before the last look, as the doorbell asks */
-        atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
-        (void)try_pass(engine, true);
-        const uint64_t sleep_ns = background_sleep_ns(engine);
-        (void)epoll_wait(engine->epoll_fd, &event, 1, (int)((sleep_ns + 999999) / 1000000));
-        atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
-        /* The proxy count stands for this thread, so it does not keep the descriptor readable. */
-        uint64_t count;
-        if (atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) <=
-            atomic_load_explicit(&engine->has_proxy, memory_order_acquire))
-            (void)!read(engine->event_fd, &count, sizeof(count));
-        (void)try_pass(engine, true);
-    }
-    return NULL;
+        work += engine->pollers[i].poll(engine->pollers[i].state);
+    return work + run_tasks(engine);
 }
 
 static void
@@ -626,9 +409,17 @@ open_descriptors(struct rdti_engine *engine, struct rdt_error *err)
     engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->event_fd < 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "eventfd: %s", strerror(errno));
+    engine->user_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (engine->user_fd < 0)
+        return rdti_error_set(err, RDT_EDEVICE, errno, "eventfd: %s", strerror(errno));
     const rdt_status status = open_bell(engine, err);
     if (status != RDT_OK)
         return status;
+    /* A child has no use for them. */
+    (void)rdti_fork_close_add(engine->epoll_fd);
+    (void)rdti_fork_close_add(engine->event_fd);
+    (void)rdti_fork_close_add(engine->user_fd);
+    (void)rdti_fork_close_add(engine->bell_fd);
     return rdti_engine_watch(engine, engine->event_fd, EPOLLIN, on_event_fd, engine, &watch, err);
 }
 
@@ -649,6 +440,7 @@ rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_er
     engine->epoll_fd = -1;
     engine->event_fd = -1;
     engine->bell_fd = -1;
+    engine->user_fd = -1;
     engine->usable_cpus = rdti_cpu_usable();
     rdti_engine_set_local_ranks(engine, local_ranks > 0 ? local_ranks : 1);
     const rdt_status status = open_descriptors(engine, err);
@@ -669,7 +461,7 @@ rdti_engine_start(struct rdti_engine *engine, struct rdt_error *err)
     /* Signals belong to the user's threads. */
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int code = pthread_create(&engine->thread, NULL, progress_main, engine);
+    const int code = pthread_create(&engine->thread, NULL, rdti_engine_progress_main, engine);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code != 0)
         return rdti_error_set(err, RDT_EDEVICE, code, "pthread_create of the progress thread: %s",
@@ -681,13 +473,11 @@ rdti_engine_start(struct rdti_engine *engine, struct rdt_error *err)
 void
 rdti_engine_stop(struct rdti_engine *engine)
 {
-    const uint64_t one = 1;
-
     if (!engine->has_thread)
         return;
     /* release: pairs with the acquire in progress_main() */
     atomic_store_explicit(&engine->is_stopping, 1, memory_order_release);
-    (void)!write(engine->event_fd, &one, sizeof(one));
+    rdti_engine_poke(engine);
     rdti_futex_wake(&engine->park_word, 1);
     (void)pthread_join(engine->thread, NULL);
     engine->has_thread = false;
@@ -702,6 +492,15 @@ free_all(struct rdti_list *list, size_t link_offset)
         free((char *)node - link_offset);
 }
 
+static void
+close_fd(int fd)
+{
+    if (fd < 0)
+        return;
+    rdti_fork_close_remove(fd);
+    (void)close(fd);
+}
+
 void
 rdti_engine_destroy(struct rdti_engine *engine)
 {
@@ -714,12 +513,10 @@ rdti_engine_destroy(struct rdti_engine *engine)
     free_all(&engine->graveyard, offsetof(struct rdti_watch, link));
     if (engine->bell != NULL)
         (void)munmap(engine->bell, (size_t)sysconf(_SC_PAGESIZE));
-    if (engine->bell_fd >= 0)
-        (void)close(engine->bell_fd);
-    if (engine->event_fd >= 0)
-        (void)close(engine->event_fd);
-    if (engine->epoll_fd >= 0)
-        (void)close(engine->epoll_fd);
+    close_fd(engine->bell_fd);
+    close_fd(engine->user_fd);
+    close_fd(engine->event_fd);
+    close_fd(engine->epoll_fd);
     (void)pthread_mutex_destroy(&engine->lock);
     free(engine);
 }
@@ -734,10 +531,4 @@ int
 rdti_engine_event_fd(const struct rdti_engine *engine)
 {
     return engine->event_fd;
-}
-
-int
-rdti_engine_epoll_fd(const struct rdti_engine *engine)
-{
-    return engine->epoll_fd;
 }

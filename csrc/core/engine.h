@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The progress engine: one per context, and the only place where anything sleeps.
  *
- * A thread *drives* while it holds the engine's lock: it polls the transports, runs tasks, dispatches sockets. A thread that waits
- * drives itself (no hand-over between threads on the way of a message); one that finds the lock taken looks at its own condition
- * meanwhile. Nobody holds the lock while asleep. The progress thread, there from the first day, drives what nobody waits for:
+ * A thread *drives* while it holds the engine's lock: it polls the transports, runs tasks,
+ * dispatches sockets. A thread that waits drives itself (no hand-over between threads on the way of
+ * a message); one that finds the lock taken looks at its own condition meanwhile. Nobody holds the
+ * lock while asleep. The progress thread, there from the first day, drives what nobody waits for:
  * accept, the target side of tcp, asynchronous collectives, heartbeats.
  *
  * Who is woken by a peer on this host (base/doorbell.h):
  *   a waiter asleep on the futex (only shm armed) or in epoll     by every notification
- *   the progress thread, asleep in epoll, nothing asynchronous    by urgent ones only: data for slots needs nobody
- *   the same with tasks or callbacks outstanding and no waiter    by every notification (the "proxy" count)
+ *   the progress thread, asleep in epoll, nothing asynchronous    by urgent ones only
+ *   the same with tasks or callbacks outstanding and no waiter    by every one (the "proxy" count)
  *
- * While a waiter is active and sockets carry data, the progress thread parks for a millisecond at a time, so that
- * the two do not race for the same events.
+ * Of several waiters one sleeps in epoll and the others on the futex. While a waiter is active and
+ * sockets carry data, the progress thread parks for a millisecond at a time, so that the two do not
+ * race for the same events.
  *
- * Threads: any thread may call everything here, except start/stop/destroy. Calls marked [driver] want the lock held.
+ * Threads: any thread may call everything here, except start/stop/destroy. Calls marked [driver]
+ * want the lock held.
  */
 #ifndef RDTI_CORE_ENGINE_H
 #define RDTI_CORE_ENGINE_H
@@ -28,22 +31,26 @@
 
 struct rdti_engine;
 
-/* local_ranks: processes of the job on these cores, 0 if unknown (see rdti_engine_set_local_ranks). */
+/* local_ranks: processes of the job on these cores, 0 if unknown (see
+ * rdti_engine_set_local_ranks). */
 rdt_status rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out,
                               struct rdt_error *err);
 rdt_status rdti_engine_start(struct rdti_engine *engine, struct rdt_error *err);
 void rdti_engine_stop(struct rdti_engine *engine); /* joins the progress thread */
 void rdti_engine_destroy(struct rdti_engine *engine);
 
-/* Processes known to share the cores; spinning is allowed only while they are no more than the usable CPUs. */
+/* Processes known to share the cores; spinning is allowed only while they are no more than the
+ * usable CPUs. */
 void rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count);
 
-/* The lock. Counted per thread, so that tasks may use the public calls. The last leave() runs what was deferred. */
+/* The lock. Counted per thread, so that tasks may use the public calls. The last leave() runs what
+ * was deferred. */
 void rdti_engine_enter(struct rdti_engine *engine);
 void rdti_engine_leave(struct rdti_engine *engine);
 bool rdti_engine_is_driver(const struct rdti_engine *engine); /* this thread holds the lock */
 
-/* Called without the lock, soon, by the thread that drives. The node belongs to the engine until then. Any thread. */
+/* Called without the lock, soon, by the thread that drives. The node belongs to the engine until
+ * then. Any thread. */
 struct rdti_deferred {
     struct rdti_list link;
     void (*run)(struct rdti_deferred *node);
@@ -54,10 +61,11 @@ void rdti_engine_defer(struct rdti_engine *engine, struct rdti_deferred *node);
 rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
                                   bool (*needs_epoll)(void *state), void *state,
                                   struct rdt_error *err);
-/* [driver] */
+/* Any thread; outside of a pass the first step is made at once. */
 rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg,
                                 struct rdt_error *err);
-/* [driver] `tick` runs about every period_ns, at the earliest; there is no way to remove it but destroy. */
+/* [driver] `tick` runs about every period_ns, at the earliest; there is no way to remove it but
+ * destroy. */
 rdt_status rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns,
                              void (*tick)(void *arg), void *arg, struct rdt_error *err);
 
@@ -69,7 +77,8 @@ void rdti_engine_rewatch(struct rdti_engine *engine, struct rdti_watch *watch,
                          uint32_t epoll_events);
 void rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch);
 
-/* Something outstanding that nobody may be waiting for (a callback, a pollable descriptor): +1 / -1. Any thread. */
+/* Something outstanding that nobody may be waiting for (a callback, a pollable descriptor): +1 /
+ * -1. Any thread. */
 void rdti_engine_async_add(struct rdti_engine *engine, int32_t delta);
 
 /* Somebody's condition may have become true: wakes the waiters that sleep. Any thread. */
@@ -80,14 +89,21 @@ void rdti_engine_poke(struct rdti_engine *engine);
 
 /* One pass; false if another thread drives. */
 bool rdti_engine_progress(struct rdti_engine *engine);
+/* One whole pass begins after this call began: here, or by the driver's leaving, which rings for
+ * whoever sleeps. Any thread. */
+void rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets);
 
-/* Drive until done(arg), which must be cheap and lock-free. RDT_OK or RDT_ETIMEDOUT; [driver]s get RDT_EINVAL: they must not wait. */
+/* A descriptor that becomes readable with the next wake, for a program with a poll loop of its own;
+ * it looks at its conditions after each call. Any thread. */
+int rdti_engine_arm_fd(struct rdti_engine *engine);
+
+/* Drive until done(arg), which must be cheap and lock-free. RDT_OK or RDT_ETIMEDOUT; [driver]s get
+ * RDT_EINVAL: they must not wait. */
 typedef bool (*rdti_done_fn)(void *arg);
 rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                             uint64_t deadline_ns);
 
 int rdti_engine_doorbell_fd(const struct rdti_engine *engine);
 int rdti_engine_event_fd(const struct rdti_engine *engine);
-int rdti_engine_epoll_fd(const struct rdti_engine *engine);
 
 #endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The engine's body, shared by engine.c (what is driven) and engine_wait.c (who drives, who sleeps)
+ * only. */
+#ifndef RDTI_CORE_ENGINE_IMPL_H
+#define RDTI_CORE_ENGINE_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/doorbell.h"
+#include "core/engine.h"
+
+#define RDTI_POLLERS_MAX 4
+
+struct rdti_poller {
+    uint32_t (*poll)(void *state);
+    bool (*needs_epoll)(void *state);
+    void *state;
+};
+
+struct rdti_engine {
+    pthread_mutex_t lock;
+    _Atomic uintptr_t owner; /* thread mark of the driver, 0 if none */
+    _Atomic uint32_t
+        is_pass_wanted; /* somebody asked the driver for one more pass: see pass_or_ask() */
+    uint32_t depth;     /* of enter(); driver only */
+    bool wake_at_leave; /* driver only */
+    struct rdti_list deferred;
+
+    struct rdti_poller pollers[RDTI_POLLERS_MAX];
+    uint32_t poller_count;
+    struct rdti_list tasks;
+    struct rdti_list ticks;
+    uint64_t next_tick_ns;
+    struct rdti_list watches;
+    struct rdti_list graveyard;
+
+    int epoll_fd;
+    int event_fd;
+    int bell_fd;
+    int user_fd;                  /* of a program with a poll loop of its own */
+    _Atomic uint32_t is_fd_armed; /* the next wake writes to user_fd */
+    struct rdti_doorbell *bell;   /* one page of bell_fd */
+
+    _Atomic int32_t active_waiters;
+    _Atomic uint32_t has_leader; /* a waiter that sleeps in epoll for all of them */
+    _Atomic int32_t async_count; /* tasks and callbacks outstanding */
+    _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
+    _Atomic uint32_t can_spin;
+    uint32_t usable_cpus;
+
+    pthread_t thread;
+    bool has_thread;
+    _Atomic uint32_t is_stopping;
+    _Atomic uint32_t park_word; /* private futex of the progress thread */
+};
+
+/* engine.c: take the lock unless somebody has it. */
+bool rdti_engine_try_enter(struct rdti_engine *engine);
+/* engine.c [driver]: sockets and ticks if asked for, transports, tasks. Returns the work done. */
+uint32_t rdti_engine_pass(struct rdti_engine *engine, bool with_sockets);
+/* engine_wait.c: the progress thread. */
+void *rdti_engine_progress_main(void *arg);
+
+#endif

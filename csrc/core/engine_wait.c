@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Who drives and who sleeps: waiters, the proxy count, the progress thread.
+ *
+ * Whoever is about to sleep raises its count in the doorbell and then needs one whole pass: what
+ * was published before the raise rang for nobody. If another thread holds the lock, its pass may
+ * have begun before, so it is asked for another one (rdti_engine_pass_or_ask()) and rings on
+ * leaving.
+ */
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "base/futex.h"
+#include "core/engine_impl.h"
+
+/* One sleep never lasts longer: signals, deaths seen by the progress thread and clock ticks are
+ * looked at in between. */
+#define SLICE_NS UINT64_C(100000000)
+/* How long a waiter spins before it sleeps. A futex hop costs about 3 us each way, a wake-up
+ * through epoll up to 30 us: spinning for twice the sum loses little when the wait is long. */
+#define SPIN_NS UINT64_C(60000)
+/* The progress thread looks again this often whether a waiter is still active. */
+#define PARK_NS UINT64_C(1000000)
+/* Parked, it makes a pass once in this many looks: the waiter may be stuck in a callback of the
+ * user's, and heartbeats must go on. */
+#define PARKS_PER_PASS 20
+/* A spinning waiter looks at sockets once in this many passes: an epoll_wait costs about as much as
+ * eight empty passes. */
+#define PASSES_PER_EPOLL 64
+
+/* ---- Passes ------------------------------------------------------------------------------ */
+
+bool
+rdti_engine_progress(struct rdti_engine *engine)
+{
+    if (rdti_engine_is_driver(engine) || !rdti_engine_try_enter(engine))
+        return false;
+    (void)rdti_engine_pass(engine, true);
+    rdti_engine_leave(engine);
+    return true;
+}
+
+static bool
+try_pass(struct rdti_engine *engine, bool with_sockets)
+{
+    if (!rdti_engine_try_enter(engine))
+        return false;
+    (void)rdti_engine_pass(engine, with_sockets);
+    rdti_engine_leave(engine);
+    return true;
+}
+
+void
+rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets)
+{
+    if (!rdti_engine_is_driver(engine)) {
+        if (try_pass(engine, with_sockets))
+            return;
+        /* acq_rel: pairs with the exchange in rdti_engine_leave(). Either that comes later, sees
+         * the wish and rings, or it came before, and then the lock was given back before we try
+         * it. */
+        (void)atomic_exchange_explicit(&engine->is_pass_wanted, 1, memory_order_acq_rel);
+        if (!rdti_engine_try_enter(engine))
+            return;
+        /* relaxed: under the lock; whoever asked is served by the pass that begins now */
+        atomic_store_explicit(&engine->is_pass_wanted, 0, memory_order_relaxed);
+        (void)rdti_engine_pass(engine, with_sockets);
+        rdti_engine_leave(engine);
+        return;
+    }
+    atomic_store_explicit(&engine->is_pass_wanted, 1,
+                          memory_order_relaxed); /* for our own leave() */
+}
+
+/* ---- The proxy --------------------------------------------------------------------------- */
+
+/* Raise or lower the sleeper count that stands for the progress thread. True: raised just now. */
+static bool
+set_proxy(struct rdti_engine *engine, bool wanted)
+{
+    /* seq_cst: the two counters move together with the flag; peers pair with
+     * bell->epoll_sleepers. */
+    const uint32_t had = atomic_exchange_explicit(&engine->has_proxy, wanted, memory_order_seq_cst);
+
+    if (wanted && had == 0)
+        (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
+    else if (!wanted && had != 0)
+        (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
+    return wanted && had == 0;
+}
+
+static bool
+is_proxy_wanted(const struct rdti_engine *engine)
+{
+    /* seq_cst: whoever changes one of the two calls update_proxy() afterwards. */
+    return atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0 &&
+           atomic_load_explicit(&engine->active_waiters, memory_order_seq_cst) == 0;
+}
+
+/* Two threads may be here at once: each looks again after it has set, so that the last to set has
+ * set what is right. */
+static void
+update_proxy(struct rdti_engine *engine)
+{
+    bool is_raised = false;
+    bool wanted;
+
+    do {
+        wanted = is_proxy_wanted(engine);
+        is_raised = set_proxy(engine, wanted) || is_raised;
+    } while (wanted != is_proxy_wanted(engine));
+    if (wanted && is_raised)
+        rdti_engine_pass_or_ask(engine, false);
+}
+
+void
+rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
+{
+    (void)atomic_fetch_add_explicit(&engine->async_count, delta, memory_order_seq_cst);
+    update_proxy(engine);
+}
+
+static void
+begin_wait(struct rdti_engine *engine)
+{
+    /* seq_cst: see is_proxy_wanted(). The proxy only matters while something is outstanding: one
+     * load otherwise. */
+    (void)atomic_fetch_add_explicit(&engine->active_waiters, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&engine->has_proxy, memory_order_seq_cst) != 0)
+        update_proxy(engine);
+}
+
+static void
+end_wait(struct rdti_engine *engine)
+{
+    if (atomic_fetch_sub_explicit(&engine->active_waiters, 1, memory_order_seq_cst) == 1 &&
+        atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0)
+        update_proxy(engine);
+}
+
+/* ---- Waiting ----------------------------------------------------------------------------- */
+
+static bool
+needs_epoll(const struct rdti_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->poller_count; i++)
+        if (engine->pollers[i].needs_epoll(engine->pollers[i].state))
+            return true;
+    return false;
+}
+
+/* Others who sleep in epoll want the descriptor readable until the last of them is up. `own` of the
+ * sleepers are no threads of their own. */
+static void
+drain_event_fd(struct rdti_engine *engine, uint32_t own)
+{
+    uint64_t count;
+
+    /* seq_cst: as the raise */
+    if (atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) > own ||
+        read(engine->event_fd, &count, sizeof(count)) < 0) /* EAGAIN: somebody else drained it */
+        return;
+    /* One who raised its count after the first look may have been rung for by what was read just
+     * now. */
+    if (atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) > own)
+        rdti_engine_poke(engine);
+}
+
+static void
+sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns)
+{
+    struct epoll_event event;
+
+    (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
+    rdti_engine_pass_or_ask(engine, true);
+    if (!done(arg)) {
+        const int timeout_ms = (int)((sleep_ns + 999999) / 1000000);
+        (void)epoll_wait(engine->epoll_fd, &event, 1, timeout_ms);
+    }
+    (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
+    drain_event_fd(engine, 0);
+    (void)try_pass(engine, true); /* it was probably a socket that ended the sleep */
+}
+
+static void
+sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
+               bool with_sockets)
+{
+    const uint32_t sequence = rdti_doorbell_begin_sleep(engine->bell);
+
+    rdti_engine_pass_or_ask(engine, with_sockets);
+    if (!done(arg))
+        rdti_doorbell_sleep(engine->bell, sequence, sleep_ns);
+    rdti_doorbell_end_sleep(engine->bell);
+}
+
+/*
+ * Of the waiters one, the leader, sleeps in epoll, all others on the futex. If several slept in
+ * epoll the event descriptor would have to stay readable until the last of them is up, and those
+ * who are up would find it readable again and never sleep.
+ */
+static void
+sleep_once(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
+           bool *is_leader)
+{
+    const bool with_sockets = needs_epoll(engine);
+    uint32_t none = 0;
+
+    /* acq_rel: the old leader's end_lead() comes before */
+    if (with_sockets && !*is_leader)
+        *is_leader =
+            atomic_compare_exchange_strong_explicit(&engine->has_leader, &none, 1,
+                                                    memory_order_acq_rel, memory_order_relaxed);
+    if (with_sockets && *is_leader)
+        sleep_in_epoll(engine, done, arg, sleep_ns);
+    else
+        sleep_on_futex(engine, done, arg, sleep_ns, with_sockets);
+}
+
+/* A leader that has what it waited for leaves the sockets to one of those who sleep. */
+static void
+end_lead(struct rdti_engine *engine)
+{
+    /* release: pairs with the claim. A follower whose count is raised between the two is served by
+     * the progress thread, which does not park then: see may_park() */
+    atomic_store_explicit(&engine->has_leader, 0, memory_order_release);
+    if (atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_seq_cst) > 0)
+        (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
+}
+
+/* Spin for SPIN_NS, or look a few times where the cores do not allow it. True: done. */
+static bool
+spin(struct rdti_engine *engine, rdti_done_fn done, void *arg)
+{
+    /* relaxed: a hint that changes with the number of local peers */
+    const bool can_spin = atomic_load_explicit(&engine->can_spin, memory_order_relaxed) != 0;
+    const uint64_t until_ns = rdti_now_ns() + (can_spin ? SPIN_NS : 0);
+
+    for (uint32_t i = 1;; i++) {
+        if (!try_pass(engine, i % PASSES_PER_EPOLL == 0))
+            rdti_cpu_relax();
+        if (done(arg))
+            return true;
+        if (i % 16 == 0 && rdti_now_ns() >= until_ns)
+            return false;
+    }
+}
+
+rdt_status
+rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns)
+{
+    rdt_status status = RDT_OK;
+    bool is_leader = false;
+
+    if (done(arg))
+        return RDT_OK;
+    if (rdti_engine_is_driver(engine))
+        return RDT_EINVAL;
+    begin_wait(engine);
+    while (!spin(engine, done, arg)) {
+        uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
+        if (sleep_ns == 0) {
+            (void)try_pass(engine, true);
+            status = done(arg) ? RDT_OK : RDT_ETIMEDOUT;
+            break;
+        }
+        if (sleep_ns > SLICE_NS)
+            sleep_ns = SLICE_NS;
+        sleep_once(engine, done, arg, sleep_ns, &is_leader);
+    }
+    end_wait(engine);
+    if (is_leader)
+        end_lead(engine);
+    return status;
+}
+
+/* ---- The progress thread ----------------------------------------------------------------- */
+
+static uint64_t
+background_sleep_ns(struct rdti_engine *engine)
+{
+    rdti_engine_enter(engine);
+    const uint64_t next_ns = engine->next_tick_ns;
+    rdti_engine_leave(engine);
+    const uint64_t left_ns = rdti_remaining_ns(next_ns);
+    return left_ns < SLICE_NS ? left_ns : SLICE_NS;
+}
+
+/* Waiters look at the sockets themselves, unless all of them sleep on the futex: from before there
+ * were any sockets. */
+static bool
+may_park(const struct rdti_engine *engine)
+{
+    /* relaxed: looked at again after PARK_NS */
+    if (atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) == 0 ||
+        !needs_epoll(engine))
+        return false;
+    return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) != 0 ||
+           atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) == 0;
+}
+
+static void
+drive_in_background(struct rdti_engine *engine)
+{
+    struct epoll_event event;
+
+    /* seq_cst: raised before the last look, as the doorbell asks */
+    atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
+    rdti_engine_pass_or_ask(engine, true);
+    const uint64_t sleep_ns = background_sleep_ns(engine);
+    (void)epoll_wait(engine->epoll_fd, &event, 1, (int)((sleep_ns + 999999) / 1000000));
+    atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
+    /* The proxy count stands for this thread. acquire: see set_proxy() */
+    drain_event_fd(engine, atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
+    (void)try_pass(engine, true);
+}
+
+void *
+rdti_engine_progress_main(void *arg)
+{
+    struct rdti_engine *engine = arg;
+    uint32_t parks = 0;
+
+    (void)pthread_setname_np(pthread_self(), "rdmatensor");
+    /* acquire: pairs with the release in rdti_engine_stop() */
+    while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
+        if (!may_park(engine)) {
+            drive_in_background(engine);
+            continue;
+        }
+        rdti_futex_wait(&engine->park_word, 0, PARK_NS);
+        if (++parks % PARKS_PER_PASS == 0)
+            (void)try_pass(engine, true);
+    }
+    return NULL;
+}
