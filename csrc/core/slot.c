@@ -371,26 +371,49 @@ read_header(const rdt_slot *slot, const uint8_t *at, struct rdti_slot_header *ou
 }
 
 static rdt_status
+begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_bytes,
+           rdt_region **region_out, struct rdt_error *err)
+{
+    rdt_region *region = NULL;
+    rdt_status status =
+        rdti_regions_alloc(rdti_endpoint_context(slot->ep)->regions, len_bytes, 0, &region, err);
+
+    if (status != RDT_OK)
+        return status;
+    status = rdt_endpoint_read(slot->ep, rdt_region_addr(region), len_bytes, &header->region,
+                               header->region_off, &slot->pulling, err);
+    if (status != RDT_OK) {
+        rdt_region_free(region, NULL, NULL);
+        return status;
+    }
+    *region_out = region;
+    return RDT_OK;
+}
+
+/* A read takes as long as it takes: one that outlasts a get's deadline goes on, and is not begun anew. */
+static rdt_status
 pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns,
      struct rdt_slot_view *view, struct rdt_error *err)
 {
     rdt_region **region = &slot->pulled[slot->got % RDTI_SLOT_BUFFERS];
-    rdt_transfer *t = NULL;
-    rdt_status status;
+    rdt_status status = RDT_OK;
 
-    status = rdti_regions_alloc(rdti_endpoint_context(slot->ep)->regions, view->len_bytes, 0,
-                                region, err);
+    if (slot->pulling == NULL)
+        status = begin_pull(slot, header, view->len_bytes, region, err);
     if (status != RDT_OK)
         return status;
-    status = rdt_endpoint_read(slot->ep, rdt_region_addr(*region), view->len_bytes, &header->region,
-                               header->region_off, &t, err);
-    if (status == RDT_OK) {
-        status = rdt_transfer_wait(t, rdti_remaining_ns(deadline_ns), err);
-        rdt_transfer_free(t);
-    }
+    if (rdt_region_len_bytes(*region) !=
+        view->len_bytes) /* the peer can write the header at any time */
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(slot->ep),
+                                   "rank %d changed the header of slot '%s' while it was read",
+                                   (int)rdti_endpoint_rank(slot->ep), slot->name);
+    status = rdt_transfer_wait(slot->pulling, rdti_remaining_ns(deadline_ns), err);
+    if (status != RDT_OK && rdt_transfer_test(slot->pulling, NULL) == RDT_EAGAIN)
+        return status; /* it goes on; the next get takes it up */
+    rdt_transfer_free(slot->pulling);
+    slot->pulling = NULL;
     if (status != RDT_OK) {
-        rdt_region_free(*region, NULL,
-                        NULL); /* a read that is still in flight keeps the bytes pinned */
+        rdt_region_free(*region, NULL, NULL);
         *region = NULL;
         return status;
     }
@@ -488,6 +511,12 @@ rdt_slot_release(rdt_slot *slot, struct rdt_error *err)
     return rdti_endpoint_post_notify(slot->ep, rdti_notify_credit(slot->id), false, err);
 }
 
+static void
+free_pulled(void *region)
+{
+    rdt_region_free(region, NULL, NULL);
+}
+
 void
 rdt_slot_destroy(rdt_slot *slot)
 {
@@ -504,6 +533,12 @@ rdt_slot_destroy(rdt_slot *slot)
         rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT_GONE, payload,
                                  rdti_slot_gone_encode(&gone, payload));
     rdti_engine_leave(ctx->engine);
+    if (slot->pulling != NULL) { /* its region must stay until nothing is written to it any more */
+        rdt_region **region = &slot->pulled[slot->got % RDTI_SLOT_BUFFERS];
+        rdt_transfer_on_done(slot->pulling, free_pulled, *region);
+        rdt_transfer_free(slot->pulling);
+        *region = NULL;
+    }
     for (int i = 0; i < RDTI_SLOT_BUFFERS; i++)
         rdt_region_free(slot->pulled[i], NULL, NULL);
     rdt_region_free(slot->region, NULL,

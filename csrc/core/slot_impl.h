@@ -18,6 +18,7 @@ struct rdt_slot {
     rdt_region *region;
     struct rdt_remote_region remote;
     rdt_region *pulled[RDTI_SLOT_BUFFERS]; /* dynamic: the payload that was read, while held */
+    rdt_transfer *pulling; /* dynamic: the read of the next payload, if a get began it */
     bool is_announced;
     uint32_t got;              /* of the thread that uses the slot */
     _Atomic uint32_t arrived;  /* stored by drivers */
