@@ -24,6 +24,7 @@ from rdmatensor._ffi import (
     CData,
     Handle,
     Waiters,
+    check,
     error_of,
     ffi,
     lib,
@@ -60,6 +61,7 @@ class Core:
         self._memory: set[int] = set()  # arrays alive, by a number of their own
         self.is_held: list[Callable[[], bool]] = []  # asked of those with C objects of their own
         self._next_id = 0
+        self._anchor: CData | None = None
 
     @property
     def is_foreign(self) -> bool:
@@ -152,8 +154,21 @@ class Core:
             transfer.abandon()
         self._close_c(_CLOSE_S)
 
+    def _hold_arena(self) -> None:
+        """Keep the arena mapped under arrays that own no region, such as a slot's; let go after."""
+        if self._memory and self._anchor is None:
+            anchor = ffi.new("rdt_region **")
+            check(lib.rdt_region_alloc(self._ptr, 0, 0, anchor, scratch.err), "close")
+            self._anchor = anchor[0]
+        elif not self._memory and self._anchor is not None:
+            lib.rdt_region_free(self._anchor, ffi.NULL, ffi.NULL)
+            self._anchor = None
+
     def _close_c(self, patience_s: float) -> None:
         """Close the C context, unless arrays are alive: then the last one's end does it."""
+        if self._ptr is None:
+            return
+        self._hold_arena()
         deadline_s = time.monotonic() + patience_s
         pins = list(self._orphans)  # kept until the bytes are nobody's
         for transfer, _ in pins:

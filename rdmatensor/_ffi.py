@@ -227,7 +227,7 @@ class Handle:
     def __init__(self, name: str, ptr: CData, destroy: Callable[[CData], object]) -> None:
         self.name = name
         self.ptr: CData | None = ptr
-        self._destroy = destroy
+        self._destroy: Callable[[CData], object] | None = destroy
 
     def get(self, call: str) -> CData:
         """Return the pointer; raises Closed after close()."""
@@ -237,9 +237,10 @@ class Handle:
 
     def close(self) -> None:
         """Destroy the object; again is legal."""
-        ptr, self.ptr = self.ptr, None
-        if ptr is not None:
-            self._destroy(ptr)
+        ptr, destroy = self.ptr, self._destroy
+        self.ptr = self._destroy = None  # the destroyer may hold memory that is to be let go
+        if ptr is not None and destroy is not None:
+            destroy(ptr)
 
 
 def dtype_code(name: str, call: str) -> int:

@@ -197,6 +197,8 @@ class SlotSender:
         desc = tensor_desc(self.kind, dtype, shape, "slot")
         name, endpoint, err = _name(self.name), self._endpoint("slot"), scratch.err
         made = ffi.new("rdt_slot_tx **")
+        # What is known may be old: the receiver may have made a slot of this name anew.
+        lib.rdt_context_progress(self._core.get("slot"))
         self._core.waiters.wait(
             lambda slice_ns: cast(
                 "int", lib.rdt_slot_tx_open(endpoint, name, desc, slice_ns, made, err)
