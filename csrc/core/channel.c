@@ -36,6 +36,9 @@ struct rdti_channel {
     bool is_ended;       /* on_end was called, or is being */
     bool is_dispatching; /* on_socket() is on the stack */
     bool is_zombie;      /* destroyed meanwhile: on_socket() frees it */
+    bool is_retired;     /* nobody listens; waits for the peer's end */
+    uint64_t retired_ns;
+    struct rdti_list link; /* of the retired */
     struct rdti_channel_events events;
     void *arg;
     struct rdti_watch *watch;
@@ -58,6 +61,10 @@ end(struct rdti_channel *channel, const struct rdt_error *err)
 {
     if (channel->is_ended)
         return;
+    if (channel->is_retired) {
+        rdti_channel_destroy(channel);
+        return;
+    }
     channel->is_ended = true;
     rdti_engine_unwatch(channel->engine, channel->watch);
     channel->watch = NULL;
@@ -202,6 +209,11 @@ dispatch_frames(struct rdti_channel *channel)
 {
     size_t off = 0;
 
+    if (channel->is_retired) {
+        channel->in_bytes = 0;
+        return true;
+    }
+
     while (channel->in_bytes - off >= RDTI_FRAME_HEAD_BYTES) {
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         uint16_t type;
@@ -241,6 +253,8 @@ free_channel(struct rdti_channel *channel)
     free(channel);
 }
 
+static void shut_if_flushed(struct rdti_channel *channel);
+
 static void
 handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
 {
@@ -250,6 +264,7 @@ handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
         (void)pthread_mutex_lock(&channel->tx_lock);
         flush_queue(channel);
         (void)pthread_mutex_unlock(&channel->tx_lock);
+        shut_if_flushed(channel);
     }
     if ((epoll_events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0)
         return;
@@ -310,6 +325,7 @@ rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
     channel->events = *events;
     channel->arg = arg;
     rdti_list_init(&channel->queue);
+    rdti_list_init(&channel->link);
     atomic_store_explicit(&channel->last_heard_ns, rdti_now_ns(), memory_order_relaxed);
     const rdt_status status =
         rdti_engine_watch(engine, fd, EPOLLIN, on_socket, channel, &channel->watch, err);
@@ -348,11 +364,46 @@ rdti_channel_is_flushed(struct rdti_channel *channel)
     return is_flushed;
 }
 
+/* Our half is closed as soon as the last frame has left. */
+static void
+shut_if_flushed(struct rdti_channel *channel)
+{
+    if (channel->is_retired && rdti_channel_is_flushed(channel))
+        (void)shutdown(channel->fd, SHUT_WR); /* ENOTCONN: the peer was faster */
+}
+
+void
+rdti_channel_retire(struct rdti_channel *channel, struct rdti_list *retired)
+{
+    if (channel == NULL)
+        return;
+    if (channel->is_ended) {
+        rdti_channel_destroy(channel);
+        return;
+    }
+    channel->is_retired = true;
+    channel->retired_ns = rdti_now_ns();
+    rdti_list_append(retired, &channel->link);
+    shut_if_flushed(channel);
+}
+
+void
+rdti_channels_expire(struct rdti_list *retired, uint64_t now_ns)
+{
+    for (struct rdti_list *node = retired->next, *next; node != retired; node = next) {
+        struct rdti_channel *channel = RDTI_CONTAINER(node, struct rdti_channel, link);
+        next = node->next;
+        if (now_ns == UINT64_MAX || now_ns - channel->retired_ns > RDTI_RETIRE_NS)
+            rdti_channel_destroy(channel);
+    }
+}
+
 void
 rdti_channel_destroy(struct rdti_channel *channel)
 {
     if (channel == NULL)
         return;
+    rdti_list_remove(&channel->link);
     rdti_engine_unwatch(channel->engine, channel->watch);
     channel->watch = NULL;
     channel->is_ended = true;

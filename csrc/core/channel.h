@@ -38,6 +38,17 @@ void rdti_channel_drain(struct rdti_channel *channel);
 uint64_t rdti_channel_last_heard_ns(const struct rdti_channel *channel);
 /* True once all queued frames are with the kernel. */
 bool rdti_channel_is_flushed(struct rdti_channel *channel);
+/*
+ * [driver] Give the channel up after a goodbye: what is queued still goes out, what comes is thrown
+ * away, and it closes once the peer has closed its end. A plain close with bytes unread would reset
+ * the connection and take our goodbye out of the peer's hands. It joins `retired` until then; no
+ * event follows. NULL is legal.
+ */
+void rdti_channel_retire(struct rdti_channel *channel, struct rdti_list *retired);
+/* [driver] Closes retired ones whose peers did not answer within RDTI_RETIRE_NS; all, if now_ns is
+ * UINT64_MAX. */
+void rdti_channels_expire(struct rdti_list *retired, uint64_t now_ns);
+#define RDTI_RETIRE_NS UINT64_C(2000000000)
 /* [driver] Closes; no event follows. NULL is legal. */
 void rdti_channel_destroy(struct rdti_channel *channel);
 

@@ -392,7 +392,10 @@ rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
         ep->lane->transport->close_lane(ep->lane, err);
         ep->lane = NULL;
     }
-    rdti_channel_destroy(ep->channel);
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT)
+        rdti_channel_retire(ep->channel, &ep->ctx->retired);
+    else
+        rdti_channel_destroy(ep->channel);
     ep->channel = NULL;
     rdti_path_drop_pidfd(ep);
     drop_revocations(ep);

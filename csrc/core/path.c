@@ -915,6 +915,7 @@ rdti_path_tick(void *arg)
     const bool beat = now_ns - ctx->last_beat_ns >= RDTI_HEARTBEAT_NS;
 
     ctx->last_tick_ns = now_ns;
+    rdti_channels_expire(&ctx->retired, now_ns);
     if (beat)
         ctx->last_beat_ns = now_ns;
     for (struct rdti_list *node = ctx->endpoints.next, *next; node != &ctx->endpoints;
