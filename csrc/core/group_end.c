@@ -27,7 +27,7 @@ end_group(rdt_group *group, const struct rdt_error *err)
     rdti_list_splice(&group->requests, &seen); /* what has yet to let go of its buffers */
     while (!rdti_list_is_empty(&group->arrivals))
         rdti_arrival_drop(RDTI_CONTAINER(group->arrivals.next, struct rdti_arrival, group_link),
-                          (rdt_status)err->status, err->message);
+                          err);
 }
 
 void
@@ -100,38 +100,6 @@ on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
         rdti_group_end_receives(group, RDT_SOURCE_ANY, err);
 }
 
-void
-rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news)
-{
-    for (struct rdti_list *node = groups->all.next, *next; node != &groups->all; node = next) {
-        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
-        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
-        next = node->next;
-        const uint32_t rank = group->is_destroyed ? group->size : find_member(group, news->uuid);
-        if (rank == group->size)
-            continue;
-        obituary_error(group, rank, news, &err);
-        group->refs++; /* its requests end */
-        if (news->is_left)
-            on_member_left(group, rank, &err);
-        else if (group->error.status == RDT_OK)
-            end_group(group, &err);
-        next = node->next;
-        rdti_group_unref(group);
-    }
-}
-
-void
-rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct rdt_error *err)
-{
-    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
-        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
-        for (uint32_t i = 0; !group->is_destroyed && i < group->size; i++)
-            if (group->members[i].ep == ep)
-                on_member_left(group, i, err);
-    }
-}
-
 /* [driver] Once per group, to everybody who is connected but `source`. */
 static void
 forward_abort(rdt_group *group, const rdt_endpoint *source)
@@ -148,6 +116,40 @@ forward_abort(rdt_group *group, const rdt_endpoint *source)
         if (group->members[i].ep != NULL && group->members[i].ep != source)
             rdti_endpoint_send_frame(group->members[i].ep, RDTI_FRAME_ABORT, payload,
                                      payload_bytes);
+}
+
+void
+rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news)
+{
+    for (struct rdti_list *node = groups->all.next, *next; node != &groups->all; node = next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        next = node->next;
+        const uint32_t rank = group->is_destroyed ? group->size : find_member(group, news->uuid);
+        if (rank == group->size)
+            continue;
+        obituary_error(group, rank, news, &err);
+        group->refs++; /* its requests end */
+        if (news->is_left) {
+            on_member_left(group, rank, &err);
+        } else if (group->error.status == RDT_OK) {
+            end_group(group, &err);
+            forward_abort(group, NULL); /* members that do not know the process by its uuid yet */
+        }
+        next = node->next;
+        rdti_group_unref(group);
+    }
+}
+
+void
+rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct rdt_error *err)
+{
+    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        for (uint32_t i = 0; !group->is_destroyed && i < group->size; i++)
+            if (group->members[i].ep == ep)
+                on_member_left(group, i, err);
+    }
 }
 
 void

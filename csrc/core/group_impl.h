@@ -179,7 +179,7 @@ bool rdti_member_has_ended(const rdt_endpoint *ep);
 /* The member's endpoint is this one, if it has none that lives. */
 void rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep);
 /* Throws a message away; the sender of an RTS is told why. */
-void rdti_arrival_drop(struct rdti_arrival *arrival, rdt_status status, const char *why);
+void rdti_arrival_drop(struct rdti_arrival *arrival, const struct rdt_error *why);
 /* Ends the receives that wait for `rank`. */
 void rdti_group_end_receives(rdt_group *group, uint32_t rank, const struct rdt_error *err);
 

@@ -90,7 +90,7 @@ rdti_request_cancel(struct rdti_request *request, const struct rdt_error *err)
     switch (request->state) {
     case RDTI_REQUEST_LOCAL:
         request->arrival->self = NULL;
-        rdti_arrival_drop(request->arrival, (rdt_status)err->status, err->message);
+        rdti_arrival_drop(request->arrival, err);
         rdti_request_finish(request, (rdt_status)err->status, err);
         return;
     case RDTI_REQUEST_POSTED:
@@ -124,26 +124,25 @@ free_arrival(struct rdti_arrival *arrival, struct rdti_groups *groups)
 
 /* Throws away what did not become an arrival, or has been one. */
 static void
-refuse_message(struct rdti_mailbox *m, const struct rdti_message *head, rdt_status status,
-               const char *why)
+refuse_message(struct rdti_mailbox *m, const struct rdti_message *head, const struct rdt_error *why)
 {
     if (m == NULL || m->has_ended)
         return;
     if (head->kind == RDTI_MESSAGE_RTS)
-        rdti_mailbox_nack(m, head->id, RDTI_ID_IS_YOURS, status, why);
+        rdti_mailbox_nack(m, head->id, RDTI_ID_IS_YOURS, why);
     else
         rdti_mailbox_delivered(m, rdti_message_footprint(head->len_bytes));
 }
 
 void
-rdti_arrival_drop(struct rdti_arrival *arrival, rdt_status status, const char *why)
+rdti_arrival_drop(struct rdti_arrival *arrival, const struct rdt_error *why)
 {
     struct rdti_mailbox *m = arrival->mailbox;
     struct rdti_groups *groups = m != NULL ? m->groups : arrival->group->groups;
     const struct rdti_message head = arrival->head;
 
     free_arrival(arrival, groups);
-    refuse_message(m, &head, status, why);
+    refuse_message(m, &head, why);
 }
 
 static struct rdti_arrival *
@@ -216,7 +215,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
     const rdt_status status = rdti_match_check(receive, head->source, head, &err);
     if (status != RDT_OK) {
         rdti_request_finish(receive, status, &err);
-        refuse_message(m, head, status, err.message);
+        refuse_message(m, head, &err);
     } else if (head->kind == RDTI_MESSAGE_RTS) {
         rdti_receive_begin(m, receive, head, rts);
     } else {
@@ -299,7 +298,9 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
     struct rdti_match_posted *posted = NULL;
 
     if (group == NULL && rdti_groups_is_gone(groups, head->group_id)) {
-        refuse_message(m, head, RDT_EPEER, "its group was destroyed there");
+        struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+        (void)rdti_error_set(&why, RDT_EPEER, 0, "the group was destroyed there");
+        refuse_message(m, head, &why);
         return RDT_OK;
     }
     if (group != NULL) {
@@ -307,7 +308,7 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
         if (status != RDT_OK)
             return status;
         if (group->error.status != RDT_OK) {
-            refuse_message(m, head, (rdt_status)group->error.status, group->error.message);
+            refuse_message(m, head, &group->error);
             return RDT_OK;
         }
         posted = rdti_match_take_posted(&group->matcher, head->source, head->tag);

@@ -7,6 +7,7 @@
 
 #include "base/crypto.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "core/mailbox_impl.h"
 
 /* Credit goes alone once this part of the ring, or of the budget of unexpected bytes, was not reported.
@@ -77,13 +78,13 @@ rdti_mailbox_is_idle(const struct rdti_mailbox *m)
 }
 
 static void
-drop_arrivals(struct rdti_mailbox *m)
+drop_arrivals(struct rdti_mailbox *m, const struct rdt_error *err)
 {
     for (struct rdti_list *node = m->arrivals.next, *next; node != &m->arrivals; node = next) {
         struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, mailbox_link);
         next = node->next;
         if (arrival->group == NULL || arrival->head.kind == RDTI_MESSAGE_RTS) {
-            rdti_arrival_drop(arrival, RDT_EPEER, "");
+            rdti_arrival_drop(arrival, err);
         } else { /* it is here, whole */
             rdti_list_remove(&arrival->mailbox_link);
             arrival->mailbox = NULL;
@@ -108,9 +109,11 @@ update_async(struct rdti_mailbox *m)
 static void
 finish_all(struct rdti_list *requests, const struct rdt_error *err)
 {
-    while (!rdti_list_is_empty(requests))
-        rdti_request_finish(RDTI_CONTAINER(requests->next, struct rdti_request, link),
-                            (rdt_status)err->status, err);
+    while (!rdti_list_is_empty(requests)) {
+        struct rdti_request *request = RDTI_CONTAINER(requests->next, struct rdti_request, link);
+        const struct rdt_error *why = request->is_cancelled ? &request->error : err;
+        rdti_request_finish(request, (rdt_status)why->status, why);
+    }
 }
 
 void
@@ -124,7 +127,7 @@ rdti_mailbox_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
     finish_all(&m->sends, err);
     finish_all(&m->offered, err); /* the lane is closed: their bytes rest */
     rdti_receive_on_ended(m, err);
-    drop_arrivals(m);
+    drop_arrivals(m, err);
     update_async(m);
 }
 
@@ -189,14 +192,20 @@ rdti_mailbox_show_interest(struct rdti_mailbox *m, uint64_t group_id, uint32_t r
 }
 
 void
-rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, rdt_status status,
-                  const char *text)
+rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, const struct rdt_error *why)
 {
-    char body[RDTI_NACK_TEXT_BYTES] = "";
+    const struct rdti_message head = {
+        .kind = RDTI_MESSAGE_NACK,
+        .id = id,
+        .tag = whose,
+        .len_bytes = (uint64_t)(int64_t)why->status,
+        .count = (uint64_t)(int64_t)why->peer_rank,
+    };
+    char body[RDTI_NACK_TEXT_BYTES];
 
-    memcpy(body, text, strnlen(text, sizeof(body) - 1));
-    rdti_mailbox_control(m, RDTI_MESSAGE_NACK, id, whose, (uint64_t)(int64_t)status, body,
-                         sizeof(body));
+    rdti_text_copy(body, sizeof(body), why->message);
+    queue_control(m, &head, body, sizeof(body));
+    rdti_mailbox_flush(m);
 }
 
 static bool

@@ -116,19 +116,27 @@ static rdt_status
 on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
         struct rdt_error *err)
 {
-    struct rdt_error why = {.peer_rank = rdti_endpoint_rank(m->ep)};
-    const int64_t status = (int64_t)head->len_bytes;
+    const int32_t peer_rank = rdti_endpoint_rank(m->ep);
+    const int64_t sent = (int64_t)head->len_bytes;
+    const int64_t rank = (int64_t)head->count;
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     char text[RDTI_NACK_TEXT_BYTES];
 
-    if (status >= RDT_OK || status < RDT_EINTERNAL)
-        return broken(m, err, "refuses a message with a status that is none");
+    if (sent >= RDT_OK || sent < RDT_EINTERNAL || rank < RDT_RANK_UNKNOWN || rank > INT32_MAX)
+        return broken(m, err, "refuses a message with a status or a rank that is none");
     memcpy(text, body, sizeof(text));
     text[sizeof(text) - 1] = '\0';
     for (char *c = text; *c != '\0'; c++)
         if (*c < ' ' || *c > '~')
             *c = '?';
-    (void)rdti_error_set_rank(&why, (rdt_status)status, why.peer_rank,
-                              "rank %d ended the message: %s", (int)why.peer_rank, text);
+    /* What was cancelled or closed there was not so here. */
+    const bool is_theirs = sent == RDT_ECANCELED || sent == RDT_ECLOSED;
+    const rdt_status status = is_theirs ? RDT_EPEER : (rdt_status)sent;
+    if (rank == RDT_RANK_UNKNOWN || rank == peer_rank)
+        (void)rdti_error_set_rank(&why, status, peer_rank, "rank %d ended the message: %s",
+                                  (int)peer_rank, text);
+    else
+        (void)rdti_error_set_rank(&why, status, (int32_t)rank, "%s", text);
     if (head->tag == RDTI_ID_IS_YOURS)
         rdti_offer_on_nack(m, head->id, &why);
     else

@@ -108,8 +108,9 @@ void rdti_mailbox_control(struct rdti_mailbox *m, enum rdti_message_kind kind, u
 /* Tell the peer that our group uses this path, so that it keeps it as long as its own half of the group lives:
  * a CREDIT that names the group and our rank in it. */
 void rdti_mailbox_show_interest(struct rdti_mailbox *m, uint64_t group_id, uint32_t rank);
-void rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, rdt_status status,
-                       const char *text);
+/* `count` carries the rank at fault, so that it is named on both sides. */
+void rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose,
+                       const struct rdt_error *why);
 /* So many bytes of ring taken by eager messages reached a receive or were thrown away. */
 void rdti_mailbox_delivered(struct rdti_mailbox *m, uint64_t bytes);
 

@@ -171,14 +171,19 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     struct rdt_transfer *t = RDTI_CONTAINER(op, struct rdt_transfer, op);
     struct rdti_request *send = t->owner;
     struct rdti_engine *engine = send->group->ctx->engine;
-    struct rdt_error unknown = {.status = status, .peer_rank = RDT_RANK_UNKNOWN};
+    const int32_t rank = rdti_group_global_rank(send->group, send->peer);
+    struct rdt_error why = {.peer_rank = rank};
 
+    if (status != RDT_OK && status != RDT_ESTALE && err != NULL) /* the endpoint is about to end */
+        why = *err;
+    else if (status != RDT_OK) /* the receiver has taken its place back */
+        (void)rdti_error_set_rank(&why, RDT_EPEER, rank,
+                                  "rank %d gave up the receive of this message", (int)rank);
     rdti_engine_enter(engine); /* a lane may complete in any thread */
     rdti_transfer_op_complete(op, status, err);
     send->ops--;
-    /* On an error the receiver has taken its place back, or the endpoint is about to end. */
     if (status != RDT_OK)
-        end_send(send, status, err != NULL ? err : &unknown);
+        end_send(send, (rdt_status)why.status, &why);
     else if (send->state == RDTI_REQUEST_LANE && send->ops == 0)
         end_send(send, RDT_OK, NULL);
     rdti_engine_leave(engine);
@@ -235,16 +240,13 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
                                    "mailbox: rank %d grants a place that is empty or not its own",
                                    (int)rdti_endpoint_rank(m->ep));
-    const bool is_last = len_bytes == left;
     const uint64_t id = send->id;
-    if (is_last) {
-        rdti_offer_forget(send);
+    if (len_bytes == left)
         send->state = RDTI_REQUEST_LANE;
-    }
     status = write_granted(m, send, &cts, len_bytes, &why); /* may finish the send */
     if (status != RDT_OK) {
         end_send(send, status, &why);
-        rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, status, why.message);
+        rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, &why);
         return RDT_OK;
     }
     /* Behind the write: the lane delivers in this order. */
@@ -277,7 +279,7 @@ rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *
     const bool knows = send->is_cancelled; /* this is the answer to our own NACK */
     end_send(send, (rdt_status)why->status, why);
     if (!knows)
-        rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, RDT_ECANCELED, "it was refused");
+        rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, why);
 }
 
 void
@@ -289,5 +291,5 @@ rdti_offer_cancel(struct rdti_request *send, const struct rdt_error *err)
     send->error = *err;
     if (send->state ==
         RDTI_REQUEST_OFFERED) /* the receiver may be reading: it answers once it does not */
-        rdti_mailbox_nack(send->mailbox, send->id, RDTI_ID_IS_MINE, RDT_ECANCELED, err->message);
+        rdti_mailbox_nack(send->mailbox, send->id, RDTI_ID_IS_MINE, err);
 }

@@ -33,8 +33,7 @@ copy_error(struct rdti_request *receive, rdt_status status, const struct rdt_err
 static void
 refuse(struct rdti_request *receive, const struct rdt_error *err)
 {
-    rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, (rdt_status)err->status,
-                      err->message);
+    rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, err);
     rdti_request_finish(receive, (rdt_status)err->status, err);
 }
 
@@ -390,7 +389,7 @@ rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
         receive->done_bytes += len_bytes;
         if (receive->done_bytes < receive->len_bytes) {
             if (grant(receive, m->bounce, 0, &err) != RDT_OK) {
-                rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, (rdt_status)err.status, err.message);
+                rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, &err);
                 cancel_grant(receive, &err);
             }
             return;
@@ -400,13 +399,13 @@ rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
 }
 
 static void
-drop_offer(struct rdti_mailbox *m, uint64_t id)
+drop_offer(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
 {
     for (struct rdti_list *node = m->arrivals.next; node != &m->arrivals; node = node->next) {
         struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, mailbox_link);
         if (arrival->head.kind != RDTI_MESSAGE_RTS || arrival->head.id != id)
             continue;
-        rdti_arrival_drop(arrival, RDT_ECANCELED, "the sender took it back");
+        rdti_arrival_drop(arrival, why);
         return;
     }
 }
@@ -420,7 +419,7 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
         receive = find(&m->staging, id);
     if (receive != NULL) {
         const bool is_staged = receive->state == RDTI_REQUEST_STAGING;
-        rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, RDT_ECANCELED, "agreed");
+        rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, why);
         if (is_staged)
             rdti_request_finish(receive, (rdt_status)why->status, why);
         else
@@ -428,7 +427,7 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
         return;
     }
     if (find(&m->pulls, id) == NULL) /* else it ends by itself, and says so */
-        drop_offer(m, id);
+        drop_offer(m, id, why);
 }
 
 void
@@ -446,20 +445,27 @@ rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
     receive->error = *err;
     if (receive->state == RDTI_REQUEST_PULL)
         return; /* the task sees it at the next slice */
-    rdti_mailbox_nack(m, receive->id, RDTI_ID_IS_YOURS, (rdt_status)err->status, err->message);
+    rdti_mailbox_nack(m, receive->id, RDTI_ID_IS_YOURS, err);
     if (receive->owns_region)
         end_grant(receive); /* the peer is refused from now on, whatever it still writes */
+}
+
+/* With the error that ended the group before, if one did. */
+static void
+end_all(struct rdti_list *receives, const struct rdt_error *err)
+{
+    while (!rdti_list_is_empty(receives)) {
+        struct rdti_request *receive = RDTI_CONTAINER(receives->next, struct rdti_request, link);
+        const struct rdt_error *why = receive->is_cancelled ? &receive->error : err;
+        rdti_request_finish(receive, (rdt_status)why->status, why);
+    }
 }
 
 void
 rdti_receive_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
 {
-    while (!rdti_list_is_empty(&m->staging))
-        rdti_request_finish(RDTI_CONTAINER(m->staging.next, struct rdti_request, link),
-                            (rdt_status)err->status, err);
-    while (!rdti_list_is_empty(&m->pulls))
-        rdti_request_finish(RDTI_CONTAINER(m->pulls.next, struct rdti_request, link),
-                            (rdt_status)err->status, err);
+    end_all(&m->staging, err);
+    end_all(&m->pulls, err);
     while (!rdti_list_is_empty(&m->granted))
         cancel_grant(RDTI_CONTAINER(m->granted.next, struct rdti_request, link), err);
 }

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How groups begin and end: early messages, deaths, departures, aborts, destruction under load. */
+#include "core/endpoint.h"
+#include "core/group_rig.h"
+#include "core/mailbox_impl.h"
+
+#define MEGABYTE (UINT64_C(1) << 20)
+
+/* ---- Arguments and lives ------------------------------------------------------------------- */
+
+TEST(arguments_are_checked)
+{
+    struct rig rig = {.size = 2};
+    struct rdt_error err = {0};
+    rdt_group *group = NULL;
+    rdt_endpoint *ep;
+    uint8_t byte = 0;
+    rdt_transfer *t;
+    struct rdt_group_opts good = {.struct_size = sizeof(good),
+                                  .size = 2,
+                                  .name = "g",
+                                  .job_id = "job",
+                                  .blob = rig_blob,
+                                  .blob_arg = &rig};
+    struct rdt_group_opts bad;
+
+    rig.ctx[0] = rig_context(RDT_TRANSPORT_SHM, 0);
+#define REFUSED(field, value, word)                                             \
+    bad = good;                                                                 \
+    bad.field = value;                                                          \
+    CHECK_STATUS(rdt_group_create(rig.ctx[0], &bad, &group, &err), RDT_EINVAL); \
+    CHECK_STR_CONTAINS(err.message, word)
+    REFUSED(struct_size, 4, "struct_size");
+    REFUSED(reserved, 1, "reserved");
+    REFUSED(size, 0, "members");
+    REFUSED(size, 65536, "members");
+    REFUSED(rank, 2, "rank 2 of 2");
+    REFUSED(name, NULL, "name");
+    REFUSED(job_id, NULL, "job_id");
+    REFUSED(blob, NULL, "blob");
+    CHECK_NULL(group);
+    CHECK_OK(rdt_group_create(rig.ctx[0], &good, &group, &err), &err);
+    rdt_group *twin = NULL;
+    CHECK_STATUS(rdt_group_create(rig.ctx[0], &good, &twin, &err), RDT_EINVAL);
+    CHECK_STR_CONTAINS(err.message, "lives already");
+    CHECK_STATUS(rdt_context_close(rig.ctx[0], &err), RDT_EBUSY);
+    CHECK_STATUS(rdt_group_endpoint(group, 0, &ep, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_group_endpoint(group, 2, &ep, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_group_send(group, 2, 0, &byte, 1, NULL, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_group_send(group, RDT_SOURCE_ANY, 0, &byte, 1, NULL, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_group_send(group, 0, 0, NULL, 1, NULL, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_group_recv(group, 2, 0, &byte, 1, NULL, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_group_recv(group, 0, 0, &byte, 1, NULL, NULL, &err), RDT_EINVAL);
+    CHECK_UINT_EQ(rdt_group_rank(group), 0);
+    CHECK_UINT_EQ(rdt_group_size(group), 2);
+    CHECK_PTR_EQ(rdt_group_context(group), rig.ctx[0]);
+    CHECK_UINT_EQ(rdt_group_timeout(group), 10 * RIG_SECOND);
+    rdt_group_set_timeout(group, 5);
+    CHECK_UINT_EQ(rdt_group_timeout(group), 5);
+    CHECK_UINT_EQ(rdt_group_next_sequence(group), 0);
+    CHECK_UINT_EQ(rdt_group_next_sequence(group), 1);
+    rdt_group_destroy(group);
+    rdt_group_destroy(NULL);
+    rig_close_context(rig.ctx[0]);
+}
+
+TEST(a_group_made_again_under_another_name)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    for (uint32_t round = 0; round < 20; round++) {
+        char name[16];
+        uint32_t got = 0;
+        (void)snprintf(name, sizeof(name), "again %u", round);
+        for (uint32_t i = 0; i < 2; i++) {
+            rdt_group_destroy(rig.group[i]);
+            rig.group[i] = rig_group(&rig, i, name);
+        }
+        rdt_transfer *recv = rig_recv(&rig, 1, 0, 1, &got, 4);
+        rdt_transfer *send = rig_send(&rig, 0, 1, 1, &round, 4);
+        CHECK_OK(rig_end(recv, &err), &err);
+        CHECK_OK(rig_end(send, &err), &err);
+        CHECK_UINT_EQ(got, round);
+    }
+    rig_close(&rig);
+}
+
+TEST(messages_wait_for_a_group_that_comes_later)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint8_t *src = malloc(MEGABYTE);
+    uint8_t *dst = malloc(MEGABYTE);
+    const uint32_t small = 77;
+    uint32_t got = 0;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    rdt_group *early = rig_group(&rig, 0, "late");
+    rdt_group *of_0 = rig.group[0];
+    rig.group[0] = early;
+    rig_fill(src, MEGABYTE, 3);
+    rdt_transfer *eager = rig_send(&rig, 0, 1, 1, &small, 4);
+    rdt_transfer *large = rig_send(&rig, 0, 1, 2, src, MEGABYTE);
+    CHECK_OK(rig_end(eager, &err), &err);
+    test_sleep_ns(
+        20000000); /* rank 1's progress thread has taken both by now, or takes them later: the same to us */
+    rdt_group *of_1 = rig.group[1];
+    rig.group[1] = rig_group(&rig, 1, "late");
+    rdt_transfer *recv_large = rig_recv(&rig, 1, 0, 2, dst, MEGABYTE);
+    rdt_transfer *recv_small = rig_recv(&rig, 1, 0, 1, &got, 4);
+    CHECK_OK(rig_end(recv_small, &err), &err);
+    CHECK_OK(rig_end(recv_large, &err), &err);
+    CHECK_OK(rig_end(large, &err), &err);
+    CHECK_UINT_EQ(got, 77);
+    CHECK_MEM_EQ(dst, src, MEGABYTE);
+    rdt_group_destroy(of_0);
+    rdt_group_destroy(of_1);
+    rig_close(&rig);
+    free(src);
+    free(dst);
+}
+
+/* The path that one group opened outlives it where the other group's messages go over it. */
+TEST(a_path_lives_as_long_as_any_group_that_uses_it)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got = 0;
+    const uint32_t value = 9;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    rdt_group *sub[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        rdt_endpoint *ep;
+        sub[i] = rig_group(&rig, i, "sub");
+        CHECK_OK(rdt_group_endpoint(sub[i], 1 - i, &ep, &err), &err);
+        CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+    }
+    rdt_transfer *recv = rig_recv(&rig, 0, 1, 1, &got, 4); /* rank 1 has not used "world" yet */
+    test_sleep_ns(50000000);
+    rdt_group_destroy(sub[0]);
+    rdt_group_destroy(sub[1]);
+    test_sleep_ns(50000000);
+    CHECK_STATUS(rdt_transfer_test(recv, &err), RDT_EAGAIN);
+    CHECK_OK(rig_end(rig_send(&rig, 1, 0, 1, &value, 4), &err), &err);
+    CHECK_OK(rig_end(recv, &err), &err);
+    CHECK_UINT_EQ(got, 9);
+    rig_close(&rig);
+}
+
+/* ---- Destroyed under load ------------------------------------------------------------------ */
+
+/* Everything that can be in flight: each ends with RDT_ECANCELED here and with an error there, and only after its buffers
+ * are let go of; the rig's close then finds nothing left. */
+static void
+destroy_under_load(uint32_t transport, bool is_bounced)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_transfer *mine[6];
+    rdt_transfer *theirs[2];
+    uint8_t *buf = calloc(8, MEGABYTE);
+    uint8_t *buf2 = calloc(8, MEGABYTE);
+    rdt_endpoint *ep;
+
+    rig_open(&rig, 2, transport);
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK_OK(rdt_group_endpoint(rig.group[i], 1 - i, &ep, &err), &err);
+        CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+        if (is_bounced)
+            rdti_endpoint_mailbox(ep)->process_reach = RDTI_REACH_NO;
+    }
+    theirs[0] = rig_send(&rig, 1, 0, 1, buf2, 8 * MEGABYTE); /* matched by mine[1] */
+    theirs[1] = rig_recv(&rig, 1, 0, 5, buf2, MEGABYTE);     /* nothing comes */
+    mine[0] = rig_recv(&rig, 0, 1, 7, buf, 10);              /* posted */
+    mine[1] = rig_recv(&rig, 0, 1, 1, buf, 8 * MEGABYTE);    /* being read or granted */
+    mine[2] = rig_send(&rig, 0, 1, 2, buf, 2 * MEGABYTE);    /* offered, nobody asks */
+    mine[3] = rig_send(&rig, 0, 0, 3, buf, 10);              /* to ourselves */
+    mine[4] = rig_recv(&rig, 0, RDT_SOURCE_ANY, 8, buf, 10);
+    mine[5] = rig_recv(&rig, 0, 0, 9, buf, 10);
+    rdt_group_destroy(rig.group[0]);
+    rig.group[0] = NULL;
+    for (int i = 0; i < 6; i++) {
+        const rdt_status status = rig_end(mine[i], &err);
+        if (i != 1 && i != 2) {
+            CHECK_STATUS(status, RDT_ECANCELED);
+            continue;
+        }
+        /* These two may have been over, or be ended by the path's own end. */
+        CHECK_MSG(status == RDT_ECANCELED || status == RDT_ECLOSED || status == RDT_EPEER ||
+                      status == RDT_OK,
+                  "transfer %d: %s", i, rdt_status_name(status));
+    }
+    for (int i = 0; i < 2; i++) {
+        const rdt_status status = rig_end(theirs[i], &err);
+        CHECK_MSG(status == RDT_EPEER || status == RDT_ECANCELED || (i == 0 && status == RDT_OK),
+                  "their %d: %s: %s", i, rdt_status_name(status), err.message);
+    }
+    rig_close(&rig);
+    free(buf);
+    free(buf2);
+}
+
+TEST(destroyed_under_load_over_shm)
+{
+    for (int i = 0; i < 5; i++)
+        destroy_under_load(RDT_TRANSPORT_SHM, false);
+}
+
+TEST(destroyed_under_load_over_shm_with_the_bounce_buffer)
+{
+    for (int i = 0; i < 5; i++)
+        destroy_under_load(RDT_TRANSPORT_SHM, true);
+}
+
+TEST(destroyed_under_load_over_tcp)
+{
+    for (int i = 0; i < 5; i++)
+        destroy_under_load(RDT_TRANSPORT_TCP, false);
+}
+
+/* ---- Aborts -------------------------------------------------------------------------------- */
+
+/* 0 - 1 - 2: ranks 0 and 2 are not connected, and learn of each other's abort all the same. */
+static void
+abort_in_a_chain(bool is_reason_given)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t byte[2] = {0};
+    uint8_t *buf = malloc(MEGABYTE);
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_transfer *waits = rig_recv(&rig, 2, 1, 1, &byte[0], 4);
+    rdt_transfer *offered = rig_send(&rig, 1, 0, 2, buf, MEGABYTE);
+    rdt_transfer *own = rig_recv(&rig, 0, 1, 3, &byte[1], 4);
+    test_sleep_ns(50000000); /* connected by now */
+    const uint64_t begun_ns = test_now_ns();
+    rdt_group_abort(rig.group[0], is_reason_given ? "its loss is not a number" : NULL);
+    CHECK_STATUS(rig_end(own, &err), RDT_ECANCELED);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world'");
+    CHECK_STATUS(rig_end(waits, &err), RDT_EPEER);
+    CHECK_MSG(test_now_ns() - begun_ns < RIG_SECOND / 2 * (uint64_t)test_timeout_scale(),
+              "it took too long");
+    CHECK_STR_CONTAINS(err.message,
+                       is_reason_given ? "its loss is not a number" : "no reason was given");
+    CHECK_INT_EQ(err.peer_rank, 0);
+    CHECK_STATUS(rig_end(offered, &err), RDT_EPEER);
+    for (uint32_t i = 0; i < 3; i++) {
+        rdt_transfer *t;
+        CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 2);
+        CHECK_STR_CONTAINS(err.message, "rank 0 aborted");
+        CHECK(rdt_group_recv(rig.group[i], (i + 1) % 3, 1, buf, 1, NULL, &t, NULL) != RDT_OK);
+        CHECK(rdt_group_send(rig.group[i], (i + 1) % 3, 1, buf, 1, NULL, &t, NULL) != RDT_OK);
+    }
+    rig_close(&rig);
+    free(buf);
+}
+
+TEST(an_abort_reaches_ranks_that_are_not_connected)
+{
+    abort_in_a_chain(true);
+    abort_in_a_chain(false);
+}
+
+TEST(an_abort_waits_for_a_group_that_comes_later)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_endpoint *ep;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    rdt_group *early = rig_group(&rig, 0, "doomed");
+    CHECK_OK(rdt_group_endpoint(early, 1, &ep, &err), &err);
+    CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+    rdt_group_abort(early, "too early");
+    test_sleep_ns(50000000);
+    rdt_group *late = rig_group(&rig, 1, "doomed");
+    CHECK_EVENTUALLY(rdt_group_error(late, &err) == RDT_EPEER, 2);
+    CHECK_STR_CONTAINS(err.message, "too early");
+    rdt_group_destroy(early);
+    rdt_group_destroy(late);
+    rig_close(&rig);
+}
+
+TEST(a_departure_ends_only_what_needs_it_and_is_named_by_the_abort)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got[4] = {0};
+    const uint32_t value = 6;
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_transfer *from1 = rig_recv(&rig, 0, 1, 1, &got[0], 4);
+    rdt_transfer *from2 = rig_recv(&rig, 0, 2, 1, &got[1], 4);
+    rdt_transfer *any = rig_recv(&rig, 0, RDT_SOURCE_ANY, 2, &got[2], 4);
+    rdt_transfer *at2 = rig_recv(&rig, 2, 0, 5, &got[3], 4);
+    test_sleep_ns(100000000);
+    rdt_group_destroy(rig.group[1]);
+    rig.group[1] = NULL;
+    CHECK_STATUS(rig_end(from1, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 1 left");
+    CHECK_STATUS(rdt_group_error(rig.group[0], &err), RDT_OK);
+    CHECK_OK(rig_end(rig_send(&rig, 2, 0, 1, &value, 4), &err), &err);
+    CHECK_OK(rig_end(from2, &err), &err);
+    CHECK_STATUS(rdt_transfer_test(any, &err), RDT_EAGAIN);
+    rdt_group_abort(rig.group[0], "what it needed has gone");
+    CHECK_STATUS(rig_end(any, &err), RDT_EPEER);
+    CHECK_STATUS(rig_end(at2, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 1 left");
+    CHECK_INT_EQ(err.peer_rank, 1);
+    rig_close(&rig);
+}
+
+/* ---- Deaths: a member in a process of its own ----------------------------------------------- */
+
+static void
+put_blob(int fd, const uint8_t *blob, size_t len_bytes)
+{
+    CHECK(write(fd, &len_bytes, sizeof(len_bytes)) == (ssize_t)sizeof(len_bytes));
+    CHECK(write(fd, blob, len_bytes) == (ssize_t)len_bytes);
+}
+
+static size_t
+get_blob(int fd, uint8_t *blob)
+{
+    size_t len_bytes;
+
+    CHECK(read(fd, &len_bytes, sizeof(len_bytes)) == (ssize_t)sizeof(len_bytes));
+    CHECK(len_bytes <= RDT_BLOB_MAX_BYTES);
+    CHECK(read(fd, blob, len_bytes) == (ssize_t)len_bytes);
+    return len_bytes;
+}
+
+struct trio {
+    uint8_t blob[3][RDT_BLOB_MAX_BYTES];
+    size_t blob_bytes[3];
+};
+
+static rdt_status
+trio_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+          struct rdt_error *err)
+{
+    const struct trio *trio = arg;
+
+    (void)timeout_ns;
+    (void)err;
+    CHECK(cap >= trio->blob_bytes[rank]);
+    memcpy(buf, trio->blob[rank], trio->blob_bytes[rank]);
+    *len_out = trio->blob_bytes[rank];
+    return RDT_OK;
+}
+
+static const int32_t trio_global[3] = {10, 11, 12};
+
+static rdt_group *
+trio_group(rdt_context *ctx, uint32_t rank, struct trio *trio)
+{
+    struct rdt_error err = {0};
+    rdt_group *group;
+    const struct rdt_group_opts opts = {.struct_size = sizeof(opts),
+                                        .rank = rank,
+                                        .size = 3,
+                                        .name = "trio",
+                                        .job_id = "job",
+                                        .global_ranks = trio_global,
+                                        .blob = trio_blob,
+                                        .blob_arg = trio};
+
+    CHECK_OK(rdt_group_create(ctx, &opts, &group, &err), &err);
+    return group;
+}
+
+/* Rank 1 (global 11): lets rank 0 connect, offers it a message, and waits for its end. */
+static void
+run_victim(uint32_t transport, int from_parent, int to_parent)
+{
+    struct trio *trio = calloc(1, sizeof(*trio));
+    struct rdt_error err = {0};
+    rdt_context *ctx = rig_context(transport, 11);
+    rdt_transfer *t;
+    uint8_t *buf = malloc(8 * MEGABYTE);
+
+    CHECK_OK(rdt_context_blob(ctx, trio->blob[1], RDT_BLOB_MAX_BYTES, &trio->blob_bytes[1], &err),
+             &err);
+    put_blob(to_parent, trio->blob[1], trio->blob_bytes[1]);
+    trio->blob_bytes[0] = get_blob(from_parent, trio->blob[0]);
+    trio->blob_bytes[2] = get_blob(from_parent, trio->blob[2]);
+    rdt_group *group = trio_group(ctx, 1, trio);
+    CHECK_OK(rdt_group_send(group, 0, 1, buf, 8, NULL, &t, &err), &err);
+    CHECK_OK(rdt_transfer_wait(t, 5 * RIG_SECOND, &err), &err);
+    CHECK_OK(rdt_group_send(group, 0, 2, buf, 8 * MEGABYTE, NULL, &t, &err), &err);
+    for (;;) /* the message is never asked for */
+        CHECK_STATUS(rdt_transfer_wait(t, 60 * RIG_SECOND, &err), RDT_ETIMEDOUT);
+}
+
+/* Ranks 0 and 2 live here; rank 2 exchanges nothing with rank 1 at all. */
+static void
+kill_a_member(uint32_t transport)
+{
+    struct trio *trio = calloc(1, sizeof(*trio));
+    struct rdt_error err = {0};
+    rdt_context *ctx[2];
+    rdt_group *group[2];
+    int to[2];
+    int from[2];
+    uint64_t word;
+    uint8_t *buf = malloc(MEGABYTE);
+
+    CHECK(pipe(to) == 0 && pipe(from) == 0);
+    const pid_t pid = fork(); /* before any context of ours */
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        run_victim(transport, to[0], from[1]);
+        _exit(0);
+    }
+    ctx[0] = rig_context(transport, 10);
+    ctx[1] = rig_context(transport, 12);
+    for (uint32_t i = 0; i < 2; i++)
+        CHECK_OK(rdt_context_blob(ctx[i], trio->blob[2 * i], RDT_BLOB_MAX_BYTES,
+                                  &trio->blob_bytes[2 * i], &err),
+                 &err);
+    trio->blob_bytes[1] = get_blob(from[0], trio->blob[1]);
+    put_blob(to[1], trio->blob[0], trio->blob_bytes[0]);
+    put_blob(to[1], trio->blob[2], trio->blob_bytes[2]);
+    for (uint32_t i = 0; i < 2; i++)
+        group[i] = trio_group(ctx[i], 2 * i, trio);
+
+    rdt_transfer *first;
+    rdt_transfer *waits;
+    rdt_transfer *offered;
+    rdt_transfer *between;
+    rdt_transfer *indirect;
+    CHECK_OK(rdt_group_recv(group[0], 1, 1, &word, 8, NULL, &first, &err), &err);
+    CHECK_OK(rig_end(first, &err), &err);
+    CHECK_OK(rdt_group_recv(group[0], 1, 9, buf, 8, NULL, &waits, &err), &err);
+    CHECK_OK(rdt_group_send(group[0], 1, 9, buf, MEGABYTE, NULL, &offered, &err), &err);
+    CHECK_OK(rdt_group_recv(group[0], 2, 9, buf, 8, NULL, &between, &err), &err);
+    CHECK_OK(rdt_group_recv(group[1], 0, 9, buf, 8, NULL, &indirect, &err), &err);
+    test_sleep_ns(100000000);
+    CHECK_OK(kill(pid, SIGKILL) == 0 ? RDT_OK : RDT_EDEVICE, &err);
+    const uint64_t killed_ns = test_now_ns();
+    rdt_transfer *all[3] = {waits, offered, between};
+    for (int i = 0; i < 3; i++) {
+        CHECK_STATUS(rig_end(all[i], &err), RDT_EPEER);
+        CHECK_STR_CONTAINS(err.message, "rank 11 (group rank 1) died: ");
+        CHECK_INT_EQ(err.peer_rank, 11);
+    }
+    CHECK_MSG(test_now_ns() - killed_ns < RIG_SECOND / 2 * (uint64_t)test_timeout_scale(),
+              "it took %f s", (double)(test_now_ns() - killed_ns) * 1e-9);
+    CHECK_STATUS(rdt_group_error(group[0], &err), RDT_EPEER);
+    rdt_transfer *more;
+    CHECK_STATUS(rdt_group_send(group[0], 2, 9, buf, 8, NULL, &more, &err), RDT_EPEER);
+    /* Rank 2 has not fetched rank 1's blob: a member that knows it tells who died. */
+    CHECK_STATUS(rig_end(indirect, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 11 (group rank 1) died: ");
+    CHECK_INT_EQ(err.peer_rank, 11);
+    rdt_group_abort(group[1], "a consequence"); /* does not hide the cause */
+    for (int i = 0; i < 2; i++) {
+        CHECK_STATUS(rdt_group_error(group[i], &err), RDT_EPEER);
+        CHECK_STR_CONTAINS(err.message, "rank 11 (group rank 1) died: ");
+    }
+    for (int i = 0; i < 2; i++)
+        rdt_group_destroy(group[i]);
+    for (int i = 0; i < 2; i++)
+        rig_close_context(ctx[i]);
+    CHECK(waitpid(pid, NULL, 0) == pid);
+    free(trio);
+    free(buf);
+}
+
+TEST(a_killed_member_is_named_to_everybody_over_shm)
+{
+    kill_a_member(RDT_TRANSPORT_SHM);
+}
+
+TEST(a_killed_member_is_named_to_everybody_over_tcp)
+{
+    kill_a_member(RDT_TRANSPORT_TCP);
+}
+
+TEST_MAIN()
