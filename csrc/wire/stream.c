@@ -139,6 +139,14 @@ check_notification(const struct rdti_stream_head *h, const struct shape *shape,
 }
 
 static rdt_status
+check_refusal(const struct rdti_stream_head *h, const struct shape *shape, struct rdt_error *err)
+{
+    if (h->aux == 0 || h->aux > -RDT_EINTERNAL)
+        return refuse(err, shape, "status", h->aux);
+    return RDT_OK;
+}
+
+static rdt_status
 check_values(const struct rdti_stream_head *h, const struct shape *shape, uint32_t streams,
              struct rdt_error *err)
 {
@@ -158,9 +166,7 @@ check_values(const struct rdti_stream_head *h, const struct shape *shape, uint32
         return check_notification(h, shape, err);
     case RDTI_STREAM_REFUSED:
     case RDTI_STREAM_READ_REFUSED:
-        if (h->aux == 0 || h->aux > -RDT_EINTERNAL)
-            return refuse(err, shape, "status", h->aux);
-        return RDT_OK;
+        return check_refusal(h, shape, err);
     default:
         return RDT_OK;
     }

@@ -120,6 +120,17 @@ finish_message(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part, rdt
     return true;
 }
 
+static void
+deliver(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part)
+{
+    const struct rdti_host *host = lane->tcp->host;
+
+    if ((part->flags & RDTI_STREAM_NOTIFY) == 0)
+        return;
+    rdti_count(&host->counters->notifications, 1);
+    host->on_notify(host->core, &lane->base, part->notify);
+}
+
 void
 rdti_tcp_drain_parts(struct rdti_tcp_lane *lane)
 {
@@ -145,10 +156,8 @@ rdti_tcp_drain_parts(struct rdti_tcp_lane *lane)
         }
         lane->parts_first = (lane->parts_first + 1) % RDTI_TCP_PARTS_MAX;
         lane->parts_count--;
-        if ((part.flags & RDTI_STREAM_NOTIFY) != 0 && refused == RDT_OK) {
-            rdti_count(&lane->tcp->host->counters->notifications, 1);
-            lane->tcp->host->on_notify(lane->tcp->host->core, &lane->base, part.notify);
-        }
+        if (refused == RDT_OK)
+            deliver(lane, &part);
     }
 }
 

@@ -202,6 +202,21 @@ take_early(struct rdti_tcp_stream *s)
     return fail_protocol(s, &err);
 }
 
+static enum outcome
+dispatch(struct rdti_tcp_stream *s)
+{
+    switch (s->rx.head.op) {
+    case RDTI_STREAM_WRITE:
+    case RDTI_STREAM_WRITE_LIST:
+    case RDTI_STREAM_WRITE_INLINE:
+        return begin_write(s);
+    case RDTI_STREAM_READ_DATA:
+        return begin_read_data(s);
+    default:
+        return take_control(s);
+    }
+}
+
 /* A whole head is here. */
 static enum outcome
 begin_part(struct rdti_tcp_stream *s)
@@ -229,16 +244,7 @@ begin_part(struct rdti_tcp_stream *s)
         if (status != RDT_OK)
             return fail_protocol(s, &err);
     }
-    switch (rx->head.op) {
-    case RDTI_STREAM_WRITE:
-    case RDTI_STREAM_WRITE_LIST:
-    case RDTI_STREAM_WRITE_INLINE:
-        return begin_write(s);
-    case RDTI_STREAM_READ_DATA:
-        return begin_read_data(s);
-    default:
-        return take_control(s);
-    }
+    return dispatch(s);
 }
 
 /* ---- Bytes --------------------------------------------------------------------------------- */

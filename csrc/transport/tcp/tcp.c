@@ -51,121 +51,6 @@ take_attention(struct rdti_tcp *tcp)
     (void)pthread_mutex_unlock(&tcp->attention_lock);
 }
 
-/* ---- Ends ---------------------------------------------------------------------------------- */
-
-static rdt_status
-refusal_error(const struct rdti_tcp_lane *lane, const struct rdti_op *op, rdt_status status,
-              struct rdt_error *err)
-{
-    return rdti_error_set_rank(
-        err, status, lane->args.peer_rank,
-        "rank %d at %s refused a %s of %llu bytes: region %u, generation %u: %s",
-        lane->args.peer_rank, lane->peer_text, op->kind == RDTI_OP_READ ? "read" : "write",
-        (unsigned long long)op->len_bytes, op->remote.index, op->remote.generation,
-        status == RDT_ESTALE   ? "the region was freed"
-        : status == RDT_ERANGE ? "the range leaves the region"
-                               : rdt_status_name(status));
-}
-
-void
-rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
-                      const struct rdt_error *err)
-{
-    struct rdti_list *node;
-
-    while ((node = rdti_list_take_first(ops)) != NULL) {
-        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
-        const rdt_status status = (rdt_status)(int64_t)op->scratch[RDTI_TCP_OP_STATUS];
-        struct rdt_error refusal;
-
-        /* acq_rel: is_idle() sees what was done before */
-        (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
-        if (err != NULL) {
-            op->complete(op, (rdt_status)err->status, err);
-        } else if (status != RDT_OK) {
-            (void)refusal_error(lane, op, status, &refusal);
-            op->complete(op, status, &refusal);
-        } else {
-            rdti_count(&lane->tcp->host->counters->moved_bytes, op->len_bytes);
-            op->complete(op, RDT_OK, NULL);
-        }
-    }
-}
-
-void
-rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err)
-{
-    const struct rdti_host *host = lane->tcp->host;
-    struct rdti_list ops;
-
-    rdti_list_init(&ops);
-    (void)pthread_mutex_lock(&lane->lock);
-    if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED) {
-        (void)pthread_mutex_unlock(&lane->lock);
-        return;
-    }
-    lane->error = *err;
-    rdti_list_splice(&ops, &lane->ops);
-    rdti_list_splice(&ops, &lane->reads);
-    lane->read_cursor = NULL;
-    for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++)
-        if (lane->streams[i] != NULL)
-            lane->streams[i]->cursor = NULL;
-    for (uint32_t i = 0; i < RDTI_STREAM_READS_MAX; i++)
-        lane->requests[i].op = NULL;
-    /* release: pairs with rdti_tcp_phase_of(); from here on nobody sends */
-    atomic_store_explicit(&lane->phase, RDTI_TCP_FAILED, memory_order_release);
-    (void)pthread_mutex_unlock(&lane->lock);
-
-    for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++) {
-        if (lane->streams[i] == NULL)
-            continue;
-        rdti_tcp_close_stream(lane->streams[i]);
-        rdti_tcp_release_target(lane->streams[i]);
-    }
-    for (; lane->response_out != lane->response_in; lane->response_out++)
-        host->target_release(host->core,
-                             &lane->responses[lane->response_out % RDTI_STREAM_READS_MAX].target);
-    rdti_tcp_complete_all(lane, &ops, err);
-}
-
-void
-rdti_tcp_fail(struct rdti_tcp_lane *lane, const struct rdt_error *err)
-{
-    const struct rdti_host *host = lane->tcp->host;
-    const struct rdt_error copy = *err;
-
-    if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
-        return;
-    rdti_tcp_teardown(lane, &copy);
-    if (!lane->is_closed)
-        host->on_error(host->core, &lane->base, &copy);
-}
-
-void
-rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_errno)
-{
-    struct rdti_tcp_lane *lane = stream->lane;
-    struct rdt_error err;
-    char progress[96] = "none yet";
-
-    if (lane->is_progress_new)
-        lane->last_progress_ns = rdti_now_ns();
-    if (lane->last_progress_ns != 0)
-        (void)snprintf(progress, sizeof(progress),
-                       "%.3f s ago, %llu messages received, %u of %u sent are acknowledged",
-                       (double)(rdti_now_ns() - lane->last_progress_ns) * 1e-9,
-                       (unsigned long long)lane->rx_messages, lane->tx_acked, lane->tx_number);
-    (void)rdti_error_set(&err, RDT_EPEER, sys_errno,
-                         "tcp lane to rank %d at %s, stream %u of %u: %s (last progress: %s); look "
-                         "at what that process logged last, and whether its host or the path to it "
-                         "is down",
-                         lane->args.peer_rank, lane->peer_text, stream->index, lane->stream_count,
-                         what, progress);
-    err.peer_rank = lane->args.peer_rank;
-    rdti_tcp_fail(lane, &err);
-}
-
 /* ---- The pass ------------------------------------------------------------------------------ */
 
 static uint32_t
@@ -326,17 +211,17 @@ on_timer(void *arg, uint32_t epoll_events)
 
     (void)epoll_events;
     if (read(tcp->timer_fd, &expirations, sizeof(expirations)) == (ssize_t)sizeof(expirations))
-        tcp->is_timer_armed = false;
+        tcp->timer = RDTI_TCP_TIMER_OFF;
 }
 
-/* One that runs already ends earlier: all are held equally long. */
+/* One that runs already ends earlier, unless it is the backstop: all are held equally long. */
 static void
-arm_timer(struct rdti_tcp *tcp, uint64_t hold_ns)
+arm_timer(struct rdti_tcp *tcp, enum rdti_tcp_timer timer, uint64_t delay_ns)
 {
-    const struct itimerspec when = {.it_value = {.tv_nsec = (long)hold_ns}};
+    const struct itimerspec when = {.it_value = {.tv_nsec = (long)delay_ns}};
 
-    if (!tcp->is_timer_armed)
-        tcp->is_timer_armed = timerfd_settime(tcp->timer_fd, 0, &when, NULL) == 0;
+    if (tcp->timer < timer && timerfd_settime(tcp->timer_fd, 0, &when, NULL) == 0)
+        tcp->timer = timer;
 }
 
 static void
@@ -371,7 +256,9 @@ tcp_poll(void *state)
     }
     tcp->is_polling = false;
     if (hold_ns != UINT64_MAX && work == 0)
-        arm_timer(tcp, hold_ns);
+        arm_timer(tcp, RDTI_TCP_TIMER_HOLD, hold_ns);
+    else if (hold_ns != UINT64_MAX)
+        arm_timer(tcp, RDTI_TCP_TIMER_BACKSTOP, RDTI_TCP_ACK_BACKSTOP_NS);
     while ((node = rdti_list_take_first(&tcp->graveyard)) != NULL) {
         struct rdti_tcp_lane *lane = RDTI_CONTAINER(node, struct rdti_tcp_lane, attention_link);
 

@@ -2,6 +2,7 @@
  * Inside the tcp transport: one lane is N sockets to one peer, driven by wire/stream.h.
  *
  *   tcp.c    the table of operations, the pass over all lanes
+ *   ends.c   completion of ops, the end of a lane
  *   setup.c  sockets: making, connecting, joining, closing
  *   batch.c  what is sent next on a stream
  *   tx.c     write() and read(), sendmsg
@@ -64,6 +65,10 @@
  * message leaves within 30 us of sleeping and waking, so that 200 us lets nearly all ride; the
  * counts bound what a sender keeps. */
 #define RDTI_TCP_ACK_HOLD_NS UINT64_C(200000)
+/* A pass that did something is mostly followed by another, which sets the timer to the end of
+ * the hold; where the engine goes to sleep instead, this bounds the hold. Set once in so long,
+ * it costs a ping-pong nothing. */
+#define RDTI_TCP_ACK_BACKSTOP_NS UINT64_C(900000)
 #define RDTI_TCP_ACK_MESSAGES 64
 #define RDTI_TCP_ACK_BYTES (UINT64_C(1) << 20)
 /* A write of this size, or one without a notification (nobody will answer it), asks for its ack
@@ -208,6 +213,13 @@ enum {
     RDTI_TCP_OP_STATUS = 2
 };
 
+/* What the timer was set for: nothing, the backstop, or the end of a hold. */
+enum rdti_tcp_timer {
+    RDTI_TCP_TIMER_OFF = 0,
+    RDTI_TCP_TIMER_BACKSTOP = 1,
+    RDTI_TCP_TIMER_HOLD = 2
+};
+
 struct rdti_tcp {
     const struct rdti_host *host;
     struct rdti_list lanes;     /* driver */
@@ -218,7 +230,7 @@ struct rdti_tcp {
     _Atomic uint32_t
         lane_count; /* relaxed: needs_epoll() is a hint that the engine's lock orders */
     int timer_fd;
-    bool is_timer_armed; /* driver */
+    enum rdti_tcp_timer timer; /* driver */
     struct rdti_watch *timer_watch;
     pthread_mutex_t attention_lock;
     struct rdti_list attention; /* attention_lock */
@@ -298,6 +310,14 @@ struct rdti_tcp_lane {
 /* Have the driver look at the lane in its next pass. */
 void rdti_tcp_make_hot(struct rdti_tcp_lane *lane);       /* driver */
 void rdti_tcp_call_attention(struct rdti_tcp_lane *lane); /* any thread, lock not held */
+static inline uint32_t
+rdti_tcp_phase_of(const struct rdti_tcp_lane *lane)
+{
+    /* acquire: pairs with the release when the driver changes it */
+    return atomic_load_explicit(&lane->phase, memory_order_acquire);
+}
+
+/* ---- ends.c */
 /* End the lane: its first error, all ops complete with it, sockets closed. Once; later calls do
  * nothing. driver */
 void rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err);
@@ -309,13 +329,6 @@ void rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int 
  * not held */
 void rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
                            const struct rdt_error *err);
-
-static inline uint32_t
-rdti_tcp_phase_of(const struct rdti_tcp_lane *lane)
-{
-    /* acquire: pairs with the release when the driver changes it */
-    return atomic_load_explicit(&lane->phase, memory_order_acquire);
-}
 
 /* ---- setup.c */
 uint32_t rdti_tcp_streams_wanted(const struct rdti_host *host, const struct rdti_lane_args *args);
