@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Bytes in our ring that no honest peer writes: each is refused with RDT_EPROTO or changes nothing, and none is
+ * read or written outside of what it names. */
+#include "base/error.h"
+
+#include "core/group_rig.h"
+#include "core/mailbox_impl.h"
+#include "wire/notify.h"
+
+/* The ring under test, exactly as long as the mailbox believes, so that a read past it is found. */
+struct prey {
+    struct rig rig;
+    struct rdti_engine *engine;
+    struct rdti_mailbox *m; /* of rank 0, towards rank 1 */
+    uint8_t *ring;
+    rdt_transfer *posted;
+    rdt_transfer *offered;
+    uint8_t *room;
+    uint8_t *large;
+};
+
+#define ROOM_BYTES 64
+#define LARGE_BYTES (1 << 20)
+
+static void
+prey_make(struct prey *prey)
+{
+    struct rdt_error err = {0};
+    rdt_endpoint *ep;
+
+    rig_open(&prey->rig, 2, RDT_TRANSPORT_SHM);
+    CHECK_OK(rdt_group_endpoint(prey->rig.group[0], 1, &ep, &err), &err);
+    CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+    prey->room = malloc(ROOM_BYTES);
+    prey->large = calloc(1, LARGE_BYTES);
+    prey->posted = rig_recv(&prey->rig, 0, 1, 1, prey->room, ROOM_BYTES);
+    prey->offered = rig_send(&prey->rig, 0, 1, 2, prey->large, LARGE_BYTES);
+    prey->engine = prey->rig.ctx[0]->engine;
+    prey->m = rdti_endpoint_mailbox(ep);
+    CHECK(posix_memalign((void **)&prey->ring, 64, RDTI_RING_SMALL_BYTES) == 0);
+    memset(prey->ring, 0, RDTI_RING_SMALL_BYTES);
+    rdti_engine_enter(prey->engine);
+    prey->m->rx = prey->ring;
+    prey->m->rx_pos = 0;
+}
+
+static void
+prey_free(struct prey *prey)
+{
+    struct rdt_error err = {0};
+
+    (void)rdti_error_set(&err, RDT_EPROTO, 0, "end of the test");
+    rdti_endpoint_fail(prey->m->ep, &err, true); /* as its caller does */
+    rdti_engine_leave(prey->engine);
+    CHECK(rig_end(prey->posted, &err) != RDT_EAGAIN);
+    CHECK(rig_end(prey->offered, &err) != RDT_EAGAIN);
+    rig_close(&prey->rig);
+    free(prey->ring);
+    free(prey->room);
+    free(prey->large);
+}
+
+static struct rdti_message
+plain(struct prey *prey, enum rdti_message_kind kind)
+{
+    return (struct rdti_message){.kind = (uint8_t)kind,
+                                 .source = 1,
+                                 .group_id = prey->rig.group[0]->id,
+                                 .tag = 77,
+                                 .consumed = prey->m->tx_consumed,
+                                 .delivered = prey->m->eager_delivered};
+}
+
+/* A message at the start of the ring. */
+static rdt_status
+feed(struct prey *prey, const struct rdti_message *head, const void *body, size_t body_bytes,
+     struct rdt_error *err)
+{
+    *err = (struct rdt_error){.peer_rank = RDT_RANK_UNKNOWN};
+    prey->m->rx_pos = 0;
+    rdti_message_encode(head, prey->ring);
+    if (body_bytes > 0)
+        memcpy(prey->ring + RDTI_MESSAGE_HEAD_BYTES, body, body_bytes);
+    return rdti_mailbox_on_message(prey->m, err);
+}
+
+#define REFUSED(head, body, body_bytes, words)                                    \
+    do {                                                                          \
+        struct rdt_error refused_;                                                \
+        CHECK_STATUS(feed(&prey, head, body, body_bytes, &refused_), RDT_EPROTO); \
+        CHECK_STR_CONTAINS(refused_.message, words);                              \
+    } while (0)
+
+#define IGNORED(head, body, body_bytes)                                      \
+    do {                                                                     \
+        struct rdt_error ignored_;                                           \
+        CHECK_OK(feed(&prey, head, body, body_bytes, &ignored_), &ignored_); \
+    } while (0)
+
+TEST(lies_about_lengths_and_members)
+{
+    struct prey prey;
+    struct rdti_message head;
+    const uint64_t lengths[] = {RDTI_RING_SMALL_BYTES - RDTI_MESSAGE_HEAD_BYTES + 1,
+                                RDTI_RING_SMALL_BYTES, UINT32_MAX, UINT64_MAX - 62, UINT64_MAX};
+
+    prey_make(&prey);
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        head = plain(&prey, RDTI_MESSAGE_EAGER);
+        head.len_bytes = lengths[i];
+        REFUSED(&head, NULL, 0, "leaves the ring");
+    }
+    head = plain(&prey, RDTI_MESSAGE_EAGER);
+    head.source = 2;
+    REFUSED(&head, NULL, 0, "cannot be it");
+    head.source = 0;
+    REFUSED(&head, NULL, 0, "cannot be it");
+    head.source = UINT16_MAX;
+    REFUSED(&head, NULL, 0, "cannot be it");
+    head = plain(&prey, 0);
+    REFUSED(&head, NULL, 0, "unknown kind");
+    head = plain(&prey, 11);
+    REFUSED(&head, NULL, 0, "unknown kind");
+    prey_free(&prey);
+}
+
+TEST(lies_about_credit)
+{
+    struct prey prey;
+    struct rdti_message head;
+
+    prey_make(&prey);
+    head = plain(&prey, RDTI_MESSAGE_CREDIT);
+    head.consumed = prey.m->tx_sent + 1;
+    REFUSED(&head, NULL, 0, "took more out of its ring");
+    head.consumed = prey.m->tx_consumed - 1;
+    REFUSED(&head, NULL, 0, "took more out of its ring");
+    head = plain(&prey, RDTI_MESSAGE_CREDIT);
+    head.delivered = prey.m->eager_sent + 1;
+    REFUSED(&head, NULL, 0, "received more than was sent");
+    prey_free(&prey);
+}
+
+TEST(floods)
+{
+    struct prey prey;
+    struct rdti_message head;
+    struct rdt_error err;
+    uint8_t body[2048] = {0};
+    rdt_status status = RDT_OK;
+
+    prey_make(&prey);
+    head = plain(&prey, RDTI_MESSAGE_EAGER);
+    head.len_bytes = sizeof(body);
+    head.group_id = 4711; /* of a group that never comes */
+    for (uint32_t i = 0; i < 2 * RDTI_UNEXPECTED_MAX_BYTES / sizeof(body) && status == RDT_OK; i++)
+        status = feed(&prey, &head, body, sizeof(body), &err);
+    CHECK_STATUS(status, RDT_EPROTO);
+    CHECK_STR_CONTAINS(err.message, "nobody receives");
+    prey.m->offer_count = RDTI_OFFERS_MAX;
+    const struct rdti_rts rts = {0};
+    rdti_rts_encode(&rts, body);
+    head = plain(&prey, RDTI_MESSAGE_RTS);
+    head.len_bytes = 1 << 20;
+    REFUSED(&head, body, RDTI_RTS_BYTES, "more messages than can wait");
+    prey.m->offer_count = 0;
+    prey_free(&prey);
+}
+
+TEST(rings_that_nobody_asked_for)
+{
+    struct prey prey;
+    struct rdti_message head;
+    struct rdt_remote_region region = {.len_bytes = RDTI_RING_LARGE_BYTES,
+                                       .segment = 0,
+                                       .index = 1,
+                                       .generation = 1};
+    uint8_t body[RDT_REMOTE_REGION_BYTES];
+
+    prey_make(&prey);
+    head = plain(&prey, RDTI_MESSAGE_SWITCH);
+    REFUSED(&head, NULL, 0, "was not given");
+    head = plain(&prey, RDTI_MESSAGE_RING);
+    memset(body, 0xff, sizeof(body));
+    REFUSED(&head, body, sizeof(body), "in bytes that are none");
+    memcpy(region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    rdt_remote_region_encode(&region, body);
+    REFUSED(&head, body, sizeof(body), "nobody asked for");
+    prey.m->has_asked_growth = true;
+    region.len_bytes = RDTI_RING_LARGE_BYTES - 1;
+    rdt_remote_region_encode(&region, body);
+    REFUSED(&head, body, sizeof(body), "not its own or too small");
+    region.len_bytes = RDTI_RING_LARGE_BYTES;
+    region.owner[0] ^= 1;
+    rdt_remote_region_encode(&region, body);
+    REFUSED(&head, body, sizeof(body), "not its own or too small");
+    head = plain(&prey, RDTI_MESSAGE_GROW);
+    IGNORED(&head, NULL, 0);
+    REFUSED(&head, NULL, 0, "a second large ring");
+    head = plain(&prey, RDTI_MESSAGE_PAD);
+    memset(prey.ring, 0, RDTI_RING_SMALL_BYTES);
+    REFUSED(&head, NULL, 0, "padding");
+    prey_free(&prey);
+}
+
+TEST(answers_to_nothing_and_places_that_are_none)
+{
+    struct prey prey;
+    struct rdti_message head;
+    struct rdti_cts cts = {
+        .region = {.len_bytes = 4096, .segment = 0, .index = 3, .generation = 99}};
+    uint8_t body[RDTI_NACK_TEXT_BYTES] = {0};
+
+    prey_make(&prey);
+    const uint64_t id = RDTI_CONTAINER(prey.m->offered.next, struct rdti_request, link)->id;
+    for (uint64_t tag = 0; tag < 3; tag++) {
+        head = plain(&prey, RDTI_MESSAGE_FIN);
+        head.tag = tag;
+        head.id = id ^ (UINT64_C(1) << 32); /* another generation */
+        IGNORED(&head, NULL, 0);
+        head.id = UINT64_MAX;
+        IGNORED(&head, NULL, 0);
+        head = plain(&prey, RDTI_MESSAGE_NACK);
+        head.tag = tag;
+        head.id = UINT64_MAX;
+        head.len_bytes = (uint64_t)(int64_t)RDT_EPEER;
+        IGNORED(&head, body, sizeof(body));
+    }
+    const int64_t statuses[] = {0, 1, RDT_EINTERNAL - 1, INT64_MIN, INT64_MAX};
+    for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
+        head = plain(&prey, RDTI_MESSAGE_NACK);
+        head.len_bytes = (uint64_t)statuses[i];
+        REFUSED(&head, body, sizeof(body), "a status or a rank that is none");
+    }
+    head = plain(&prey, RDTI_MESSAGE_CTS);
+    head.id = id;
+    rdti_cts_encode(&cts, body);
+    REFUSED(&head, body, RDTI_CTS_BYTES, "empty or not its own");
+    memcpy(cts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    cts.region_off = 4096;
+    rdti_cts_encode(&cts, body);
+    REFUSED(&head, body, RDTI_CTS_BYTES, "empty or not its own");
+    memset(body, 0xff, sizeof(body));
+    struct rdt_error err;
+    CHECK_STATUS(feed(&prey, &head, body, RDTI_CTS_BYTES, &err), RDT_EPROTO);
+    CHECK_STATUS(rdt_transfer_test(prey.offered, NULL), RDT_EAGAIN); /* none of that touched it */
+    /* A freed place: the send ends, and says why. */
+    cts.region_off = 0;
+    rdti_cts_encode(&cts, body);
+    IGNORED(&head, body, RDTI_CTS_BYTES);
+    CHECK(rdt_transfer_test(prey.offered, &err) < RDT_OK);
+    prey_free(&prey);
+}
+
+TEST(offers_of_memory_that_is_not_theirs)
+{
+    struct prey prey;
+    struct rdti_message head;
+    struct rdti_rts rts = {
+        .has_region = 1, .region = {.len_bytes = 4096, .segment = 0, .index = 1, .generation = 1}};
+    uint8_t body[RDTI_RTS_BYTES];
+
+    prey_make(&prey);
+    head = plain(&prey, RDTI_MESSAGE_RTS);
+    head.len_bytes = 4096;
+    memset(body, 0xff, sizeof(body));
+    struct rdt_error err;
+    CHECK_STATUS(feed(&prey, &head, body, sizeof(body), &err), RDT_EPROTO);
+    rdti_rts_encode(&rts, body);
+    REFUSED(&head, body, sizeof(body), "outside of its own memory"); /* another owner */
+    memcpy(rts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    rts.region_off = 1;
+    rdti_rts_encode(&rts, body);
+    REFUSED(&head, body, sizeof(body), "outside of its own memory");
+    head.len_bytes = UINT64_MAX;
+    REFUSED(&head, body, sizeof(body), "outside of its own memory");
+    /* A process that is not the peer: pid 1, or ours with a canary that is not there. The receive is granted a place. */
+    rts = (struct rdti_rts){.has_process = 1,
+                            .pid = (uint32_t)getpid(),
+                            .addr = 16,
+                            .canary_addr = (uintptr_t)&prey,
+                            .canary = 0x1234};
+    rdti_rts_encode(&rts, body);
+    head = plain(&prey, RDTI_MESSAGE_RTS);
+    head.tag = 1;
+    head.len_bytes = ROOM_BYTES;
+    IGNORED(&head, body, sizeof(body));
+    CHECK_STATUS(rdt_transfer_test(prey.posted, NULL), RDT_EAGAIN);
+    CHECK_INT_EQ(prey.m->process_reach, RDTI_REACH_NO);
+    prey_free(&prey);
+}
+
+static uint64_t
+next_random(uint64_t *state)
+{
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return *state >> 33;
+}
+
+/* Heads that are nearly right: each field is honest, on an edge, or random. */
+static void
+random_head(struct prey *prey, uint64_t *state, struct rdti_message *head)
+{
+    const uint64_t edges[] = {0, 1, 8, 9, 64, 4032, 4096, UINT32_MAX, UINT64_MAX};
+
+    *head = plain(prey, (enum rdti_message_kind)(next_random(state) % 12));
+    if (next_random(state) % 4 == 0)
+        head->source = (uint16_t)next_random(state);
+    if (next_random(state) % 4 == 0)
+        head->group_id = next_random(state) % 8;
+    head->tag = next_random(state) % 4;
+    head->len_bytes =
+        next_random(state) % 2 == 0 ? next_random(state) % 5000 : edges[next_random(state) % 9];
+    head->id = next_random(state) % 4 | (next_random(state) % 3) << 32;
+    head->count = next_random(state) % 2 == 0 ? 0 : edges[next_random(state) % 9];
+    head->op = (uint8_t)(next_random(state) % 20);
+    if (next_random(state) % 8 == 0)
+        head->consumed = (uint32_t)next_random(state);
+    if (next_random(state) % 8 == 0)
+        head->delivered = (uint32_t)next_random(state);
+}
+
+TEST_TIMEOUT(random_messages, 60)
+{
+    struct prey prey;
+    struct rdt_error err;
+    uint64_t state = 20240607;
+    uint32_t refused = 0;
+    const uint32_t rounds = 30000;
+
+    prey_make(&prey);
+    for (uint32_t i = 0; i < rounds; i++) {
+        struct rdti_message head;
+        random_head(&prey, &state, &head);
+        for (uint32_t k = RDTI_MESSAGE_HEAD_BYTES; k < RDTI_RING_SMALL_BYTES; k += 8) {
+            const uint64_t word = next_random(&state) % 3 == 0 ? next_random(&state) : 0;
+            memcpy(prey.ring + k, &word, 8);
+        }
+        prey.m->rx = prey.ring; /* it may have switched to its large one */
+        prey.m->rx_units = RDTI_RING_SMALL_UNITS;
+        prey.m->is_large = false;
+        prey.m->rx_pos = next_random(&state) % 2 == 0
+                             ? 0
+                             : (uint32_t)next_random(&state) % RDTI_RING_SMALL_UNITS;
+        rdti_message_encode(&head, prey.ring + (size_t)prey.m->rx_pos * RDTI_MESSAGE_ALIGN);
+        err = (struct rdt_error){0};
+        const rdt_status status = rdti_mailbox_on_message(prey.m, &err);
+        CHECK_MSG(status == RDT_OK || status == RDT_EPROTO, "round %u: %s: %s", i,
+                  rdt_status_name(status), err.message);
+        refused += status != RDT_OK ? 1 : 0;
+        CHECK_UINT_LE(prey.m->rx_pos, prey.m->rx_units - 1);
+    }
+    CHECK_UINT_GE(refused, rounds / 10);
+    CHECK_UINT_LE(refused, rounds - rounds / 10);
+    prey_free(&prey);
+}
+
+/* The same through a real lane: the endpoint ends, and the group with it, naming the peer. */
+TEST_TIMEOUT(garbage_through_a_lane, 60)
+{
+    uint64_t state = 7;
+
+    for (int round = 0; round < 10; round++) {
+        struct rig rig;
+        struct rdt_error err = {0};
+        rdt_endpoint *ep[2];
+        uint8_t garbage[256];
+        uint32_t got;
+        rig_open(&rig, 2, round % 2 == 0 ? RDT_TRANSPORT_SHM : RDT_TRANSPORT_TCP);
+        for (uint32_t i = 0; i < 2; i++) {
+            CHECK_OK(rdt_group_endpoint(rig.group[i], 1 - i, &ep[i], &err), &err);
+            CHECK_OK(rdt_endpoint_wait_ready(ep[i], 5 * RIG_SECOND, &err), &err);
+        }
+        rdt_transfer *recv = rig_recv(&rig, 0, 1, 1, &got, 4);
+        for (size_t i = 0; i < sizeof(garbage); i++)
+            garbage[i] = (uint8_t)next_random(&state);
+        garbage[0] = 0xee;
+        const struct rdt_block blocks[2] = {{garbage, 64, 0}, {garbage, sizeof(garbage), 64}};
+        for (int i = 0; i < 64; i++) /* wherever the ring stands, some of it is read as a head */
+            if (rdti_endpoint_post_write(ep[1], blocks, 2, rdti_endpoint_peer_ring(ep[1]),
+                                         RDTI_NOTIFY_MESSAGE, true, NULL, NULL, &err) != RDT_OK)
+                break;
+        CHECK_STATUS(rig_end(recv, &err), RDT_EPEER);
+        CHECK_INT_EQ(err.peer_rank, 1);
+        CHECK_STR_CONTAINS(err.message, "rank 1 (group rank 1) died: ");
+        rig_close(&rig);
+    }
+}
+
+TEST_MAIN()
