@@ -13,6 +13,7 @@ namespace
 {
 
 constexpr const char *backend_name = "rdmatensor";
+constexpr const char *making = "rdmatensor:init_process_group";
 /* The library tells groups apart by name and epoch; the rest of a long name says nothing new. */
 constexpr size_t group_name_chars = 32;
 
@@ -120,7 +121,7 @@ Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
                                             static_cast<uint32_t>(job.secret.size()), job.epoch,
                                             ranks[static_cast<size_t>(rank_)], &error);
     if (status != RDT_OK)
-        std::rethrow_exception(make_error(status, "init_process_group", error));
+        std::rethrow_exception(make_error(status, making, error));
 
     const std::string name = c10::str(setup_.group_name.substr(0, group_name_chars), ":", group_id);
     rdt_group_opts opts = {};
@@ -135,7 +136,7 @@ Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
     opts.blob_arg = rendezvous_.get();
     status = rdt_group_create(setup_.context, &opts, &group_, &error);
     if (status != RDT_OK)
-        std::rethrow_exception(make_error(status, "init_process_group", error));
+        std::rethrow_exception(make_error(status, making, error));
     /* Last: peers that find the address may come at once. */
     try {
         rendezvous_->publish(setup_.context);
@@ -334,8 +335,7 @@ Backend::start(Operation operation, const std::vector<rdt_coll_args> &calls)
         const rdt_status status = rdt_coll_start(group_, &args, &transfer, &error);
         if (status != RDT_OK) {
             rethrow_kept_exception();
-            std::rethrow_exception(make_error(status, c10::str(title, ": ", error.message, " [",
-                                                               rdt_status_name(status), "]")));
+            std::rethrow_exception(make_error(status, title, error));
         }
         work->add(transfer);
     }

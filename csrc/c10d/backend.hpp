@@ -109,6 +109,7 @@ class Backend final : public c10d::Backend
 
     rdt_coll_args args_for(uint32_t op, const Elements &elements, Milliseconds timeout) const;
     WorkPtr start(Operation operation, const std::vector<rdt_coll_args> &calls);
+    at::Tensor gather_all(const at::Tensor &tensor, Milliseconds timeout);
     WorkPtr start_message(const Message &message, at::Tensor tensor);
     Message message_with(int peer, int tag, bool is_send, const char *call) const;
     Milliseconds timeout_or_own(Milliseconds timeout) const;

@@ -11,19 +11,6 @@ namespace
 
 using c10d::OpType;
 
-Operation
-operation(OpType type, const char *title, Milliseconds timeout, Tensors inputs, Tensors outputs)
-{
-    return {.type = type,
-            .title = title,
-            .target = {},
-            .inputs = std::move(inputs),
-            .outputs = std::move(outputs),
-            .timeout = timeout,
-            .sequence = 0,
-            .has_own_deadline = true};
-}
-
 void
 check_lists(size_t outputs, size_t inputs, const char *call)
 {
@@ -100,8 +87,8 @@ Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts)
         args_for(RDT_COLL_BROADCAST, elements_of(tensor, false, call), opts.timeout);
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.recv = tensor.data_ptr();
-    return start(operation(OpType::BROADCAST, "rdmatensor:broadcast", opts.timeout, tensors,
-                           tensors),
+    return start(collective(OpType::BROADCAST, "rdmatensor:broadcast", opts.timeout, tensors,
+                            tensors),
                  {args});
 }
 
@@ -109,21 +96,17 @@ WorkPtr
 Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts)
 {
     constexpr const char *call = "all_reduce";
+    if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse())
+        return allreduce_sparse(tensors, opts);
     const at::Tensor &tensor = only_tensor(tensors, call);
     rdt_coll_args args =
         args_for(RDT_COLL_ALLREDUCE, elements_of(tensor, true, call), opts.timeout);
 
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.send = args.recv = tensor.data_ptr();
-    return start(operation(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts.timeout, tensors,
-                           tensors),
+    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts.timeout, tensors,
+                            tensors),
                  {args});
-}
-
-WorkPtr
-Backend::allreduce_sparse(Tensors &, const c10d::AllreduceOptions &)
-{
-    throw_value_error("all_reduce", "sparse tensors are not reduced; use to_dense()");
 }
 
 WorkPtr
@@ -140,8 +123,8 @@ Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOpt
         args.send = args.recv = tensor.data_ptr();
         calls.push_back(args);
     }
-    return start(operation(OpType::ALLREDUCE_COALESCED, "rdmatensor:all_reduce", opts.timeout,
-                           tensors, tensors),
+    return start(collective(OpType::ALLREDUCE_COALESCED, "rdmatensor:all_reduce", opts.timeout,
+                            tensors, tensors),
                  calls);
 }
 
@@ -156,7 +139,7 @@ Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts)
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.send = args.recv = tensor.data_ptr();
-    return start(operation(OpType::REDUCE, "rdmatensor:reduce", opts.timeout, tensors, tensors),
+    return start(collective(OpType::REDUCE, "rdmatensor:reduce", opts.timeout, tensors, tensors),
                  {args});
 }
 
@@ -174,7 +157,7 @@ Backend::allgather(std::vector<Tensors> &outputs, Tensors &inputs,
     const std::vector<void *> blocks = addresses_of(list);
     args.send = input.data_ptr();
     args.blocks = blocks.data();
-    return start(operation(OpType::ALLGATHER, "rdmatensor:all_gather", opts.timeout, inputs, list),
+    return start(collective(OpType::ALLGATHER, "rdmatensor:all_gather", opts.timeout, inputs, list),
                  {args});
 }
 
@@ -203,8 +186,8 @@ Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
         args.recv = outputs[i].data_ptr();
         calls.push_back(args);
     }
-    return start(operation(OpType::_ALLGATHER_BASE, "rdmatensor:all_gather", opts.timeout, inputs,
-                           outputs),
+    return start(collective(OpType::_ALLGATHER_BASE, "rdmatensor:all_gather", opts.timeout, inputs,
+                            outputs),
                  calls);
 }
 
@@ -235,8 +218,8 @@ Backend::allgather_coalesced(std::vector<Tensors> &output_lists, Tensors &inputs
         args.blocks = blocks[i].data();
         calls.push_back(args);
     }
-    return start(operation(OpType::ALLGATHER_COALESCED, "rdmatensor:all_gather", opts.timeout,
-                           inputs, outputs),
+    return start(collective(OpType::ALLGATHER_COALESCED, "rdmatensor:all_gather", opts.timeout,
+                            inputs, outputs),
                  calls);
 }
 
@@ -260,7 +243,7 @@ Backend::gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::Gath
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.send = input.data_ptr();
     args.blocks = blocks.empty() ? nullptr : blocks.data();
-    return start(operation(OpType::GATHER, "rdmatensor:gather", opts.timeout, inputs, list),
+    return start(collective(OpType::GATHER, "rdmatensor:gather", opts.timeout, inputs, list),
                  {args});
 }
 
@@ -284,7 +267,7 @@ Backend::scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::Sca
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.recv = output.data_ptr();
     args.blocks = blocks.empty() ? nullptr : blocks.data();
-    return start(operation(OpType::SCATTER, "rdmatensor:scatter", opts.timeout, list, outputs),
+    return start(collective(OpType::SCATTER, "rdmatensor:scatter", opts.timeout, list, outputs),
                  {args});
 }
 
@@ -303,8 +286,8 @@ Backend::reduce_scatter(Tensors &outputs, std::vector<Tensors> &inputs,
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.blocks = blocks.data();
     args.recv = output.data_ptr();
-    return start(operation(OpType::REDUCE_SCATTER, "rdmatensor:reduce_scatter", opts.timeout, list,
-                           outputs),
+    return start(collective(OpType::REDUCE_SCATTER, "rdmatensor:reduce_scatter", opts.timeout, list,
+                            outputs),
                  {args});
 }
 
@@ -335,8 +318,8 @@ Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
         args.recv = outputs[i].data_ptr();
         calls.push_back(args);
     }
-    return start(operation(OpType::_REDUCE_SCATTER_BASE, "rdmatensor:reduce_scatter", opts.timeout,
-                           inputs, outputs),
+    return start(collective(OpType::_REDUCE_SCATTER_BASE, "rdmatensor:reduce_scatter", opts.timeout,
+                            inputs, outputs),
                  calls);
 }
 
@@ -362,8 +345,8 @@ Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_
     args.send_offs = sent.offs.data();
     args.recv_counts = received.counts.data();
     args.recv_offs = received.offs.data();
-    return start(operation(OpType::ALLTOALL_BASE, "rdmatensor:all_to_all", opts.timeout, {input},
-                           {output}),
+    return start(collective(OpType::ALLTOALL_BASE, "rdmatensor:all_to_all", opts.timeout, {input},
+                            {output}),
                  {args});
 }
 
@@ -395,15 +378,15 @@ Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions
     args.blocks = blocks.data();
     args.send_counts = sent.data();
     args.recv_counts = received.data();
-    return start(operation(OpType::ALLTOALL, "rdmatensor:all_to_all", opts.timeout, inputs,
-                           outputs),
+    return start(collective(OpType::ALLTOALL, "rdmatensor:all_to_all", opts.timeout, inputs,
+                            outputs),
                  {args});
 }
 
 WorkPtr
 Backend::barrier(const c10d::BarrierOptions &opts)
 {
-    return start(operation(OpType::BARRIER, "rdmatensor:barrier", opts.timeout, {}, {}),
+    return start(collective(OpType::BARRIER, "rdmatensor:barrier", opts.timeout, {}, {}),
                  {args_for(RDT_COLL_BARRIER, {0, 0}, opts.timeout)});
 }
 

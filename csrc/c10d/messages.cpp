@@ -64,9 +64,7 @@ Backend::start_message(const Message &message, at::Tensor tensor)
                                 nullptr, &transfer, &error);
     if (status != RDT_OK) {
         rethrow_kept_exception();
-        std::rethrow_exception(
-            make_error(status, c10::str(message.title, message.target, ": ", error.message, " [",
-                                        rdt_status_name(status), "]")));
+        std::rethrow_exception(make_error(status, message.title + message.target, error));
     }
     work->add(transfer);
     return work;
@@ -150,6 +148,10 @@ Backend::collect_tokens(uint64_t tag, Milliseconds timeout, bool waits_for_all)
     for (int rank = 1; rank < size_; rank++) {
         const auto left =
             std::chrono::duration_cast<Milliseconds>(deadline - std::chrono::steady_clock::now());
+        if (left <= left.zero() && !waits_for_all)
+            C10_THROW_ERROR(DistBackendError,
+                            c10::str("[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
+                                     timeout.count(), " ms"));
         try {
             tokens[static_cast<size_t>(rank - 1)]->wait(std::max(left, Milliseconds(1)));
         } catch (const c10::Error &error) {
@@ -191,7 +193,8 @@ Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool waits_for_all)
 {
     /* relaxed: members call their barriers in the same order, one thread at a time */
     const uint64_t tag = monitored_tag | monitored_count_.fetch_add(1, std::memory_order_relaxed);
-    const Milliseconds timeout = timeout_or_own(opts.timeout);
+    const Milliseconds timeout = /* 0 is a time-out here, as torch documents it */
+        opts.timeout == kNoTimeout ? opts.timeout : timeout_or_own(opts.timeout);
 
     if (rank_ == 0)
         collect_tokens(tag, timeout, waits_for_all);

@@ -244,7 +244,7 @@ Rendezvous::publish(rdt_context *context)
         rdt_context_blob(context, blob.data(), blob.size(), &len_bytes, &error);
 
     if (status != RDT_OK)
-        std::rethrow_exception(make_error(status, "init_process_group", error));
+        std::rethrow_exception(make_error(status, "rdmatensor:init_process_group", error));
     blob.resize(len_bytes);
     store_->set(key("blob", rank_), blob);
 }

@@ -192,10 +192,11 @@ make_error(rdt_status status, const std::string &message)
 }
 
 std::exception_ptr
-make_error(rdt_status status, const char *call, const rdt_error &error)
+make_error(rdt_status status, const std::string &call, const rdt_error &error)
 {
-    return make_error(status, c10::str("rdmatensor:", call, ": ", error.message, " [",
-                                       rdt_status_name(status), "]"));
+    return make_error(status,
+                      c10::str(call, status == RDT_ETIMEDOUT ? ": the timeout passed: " : ": ",
+                               error.message, " [", rdt_status_name(status), "]"));
 }
 
 void

@@ -49,7 +49,8 @@ uint32_t reduce_op_of(const c10d::ReduceOp &op, const char *call);
 std::vector<void *> addresses_of(const std::vector<at::Tensor> &tensors);
 
 std::exception_ptr make_error(rdt_status status, const std::string &message);
-std::exception_ptr make_error(rdt_status status, const char *call, const rdt_error &error);
+/* `call`: the operation with its prefix, "rdmatensor:recv from rank 3". */
+std::exception_ptr make_error(rdt_status status, const std::string &call, const rdt_error &error);
 [[noreturn]] void throw_value_error(const char *call, const std::string &what);
 
 /*

@@ -130,6 +130,12 @@ Work::add(rdt_transfer *transfer)
     transfer_count.fetch_add(1, std::memory_order_relaxed); /* a mere number */
 }
 
+std::string
+Work::name() const
+{
+    return operation_.title + operation_.target;
+}
+
 void
 Work::release_transfers()
 {
@@ -158,9 +164,7 @@ Work::settle()
         rdt_error error = {};
         const rdt_status status = rdt_transfer_test(transfer, &error);
         if (status != RDT_OK && !first_error)
-            first_error =
-                make_error(status, c10::str(operation_.title, operation_.target, ": ",
-                                            error.message, " [", rdt_status_name(status), "]"));
+            first_error = make_error(status, name(), error);
         source_ = rdt_transfer_source(transfer);
     }
     release_transfers();
@@ -351,8 +355,7 @@ Work::drive_slice(Clock::time_point deadline)
     /* What the transfer ended with is settle()'s; a wait that could not wait is ours. */
     if (status != RDT_OK && status != RDT_ETIMEDOUT &&
         rdt_transfer_test(transfers_[next_], nullptr) == RDT_EAGAIN)
-        std::rethrow_exception(
-            make_error(status, c10::str(operation_.title, operation_.target, ": ", error.message)));
+        std::rethrow_exception(make_error(status, name(), error));
 }
 
 /* With driver_mutex_: the deadline passed. Throws. */
@@ -361,7 +364,7 @@ Work::give_up(std::chrono::milliseconds waited)
 {
     const std::exception_ptr error =
         make_error(RDT_ETIMEDOUT,
-                   c10::str(operation_.title, operation_.target, ": timed out, not done after ",
+                   c10::str(name(), ": the timeout passed: not done after ",
                             static_cast<double>(waited.count()) / 1000.0, " s [RDT_ETIMEDOUT]"));
 
     /* A collective goes on: the members still count on this one. A receive would take the message

@@ -40,6 +40,21 @@ struct Operation {
     bool has_own_deadline; /* the library ends it in time; else wait() does */
 };
 
+/* An operation that the library ends in time. */
+inline Operation
+collective(c10d::OpType type, const char *title, std::chrono::milliseconds timeout,
+           std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs)
+{
+    return {.type = type,
+            .title = title,
+            .target = {},
+            .inputs = std::move(inputs),
+            .outputs = std::move(outputs),
+            .timeout = timeout,
+            .sequence = 0,
+            .has_own_deadline = true};
+}
+
 /* Transfers that Works hold: while there are any, the context cannot be closed. */
 uint64_t live_transfers() noexcept;
 
@@ -69,6 +84,7 @@ class Work final : public c10d::Work, public Ending
     using Clock = std::chrono::steady_clock;
 
     static void on_transfer_done(void *arg);
+    std::string name() const;
     bool is_over();
     void arm();
     void arm_if_wanted();
