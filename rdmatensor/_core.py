@@ -119,10 +119,12 @@ class Core:
     def orphan(self, transfer: CData, pin: object) -> None:
         """Take over a transfer in flight that its user dropped; pin is what it still uses."""
         self._orphans.append((transfer, pin))
+        if not self.waiters.is_closing:
+            self.reap(2)  # more go than come
 
-    def reap(self) -> None:
+    def reap(self, most: int = 1 << 30) -> None:
         """Let go what orphans and drained regions held; cheap where there are none."""
-        for _ in range(len(self._orphans)):
+        for _ in range(min(most, len(self._orphans))):
             transfer, pin = self._orphans.popleft()
             status = lib.rdt_transfer_test(transfer, scratch.err)
             if status == AGAIN:

@@ -228,11 +228,18 @@ class SlotSender:
         data, len_bytes = span(tensor, "put")
         ptr, err, out = self._ptr("put"), scratch.err, scratch.transfer
         dims = _dims(shape)
-        self._core.waiters.wait(
-            lambda slice_ns: cast("int", lib.rdt_slot_tx_put(ptr, data, dims, slice_ns, out, err)),
-            "put",
-            timeout_s_of(timeout_s, self._core.timeout_s, "put"),
-        )
+        try:
+            self._core.waiters.wait(
+                lambda slice_ns: cast(
+                    "int", lib.rdt_slot_tx_put(ptr, data, dims, slice_ns, out, err)
+                ),
+                "put",
+                timeout_s_of(timeout_s, self._core.timeout_s, "put"),
+            )
+        except errors.StaleRegion as error:  # its memory went before we heard of its end
+            raise errors.Closed(
+                "RDT_ECLOSED", "put", f"the receiver closed slot {self.name!r}: {error.detail}"
+            ) from None
         return Transfer(self._core, out[0], data, partial(self._operation, len_bytes))
 
     def buffer(
