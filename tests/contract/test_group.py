@@ -1,0 +1,145 @@
+"""Groups of the numpy API: messages and collectives between two processes' contexts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rdmatensor import (
+    Context,
+    FileStore,
+    Group,
+    InvalidArgument,
+    Mismatch,
+    RdmaTensorError,
+    Settings,
+    join,
+)
+
+SIZE = 3
+Work = Callable[[Group], object]
+
+
+@pytest.fixture
+def run(settings: Settings, tmp_path: Path) -> Iterator[Callable[[Work], list[object]]]:
+    """Run a function on each of three ranks at once; returns what it returned, by rank."""
+    with ExitStack() as stack, ThreadPoolExecutor(SIZE) as pool:
+        contexts = [stack.enter_context(Context(settings)) for _ in range(SIZE)]
+
+        def enter(rank: int) -> Group:
+            world = join(FileStore(tmp_path), rank, SIZE, context=contexts[rank], timeout_s=10)
+            return world.group("g")
+
+        groups = [job.result(20) for job in [pool.submit(enter, rank) for rank in range(SIZE)]]
+
+        def on_all(work: Work) -> list[object]:
+            return [job.result(30) for job in [pool.submit(work, group) for group in groups]]
+
+        yield on_all
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 300_001])
+def test_collectives(run: Callable[[Work], list[object]], count: int) -> None:
+    def work(group: Group) -> None:
+        rank = group.rank
+        mine = np.arange(count, dtype=np.int64) + rank
+        total = sum(np.arange(count, dtype=np.int64) + r for r in range(SIZE))
+
+        everything = mine.copy()
+        group.all_reduce(everything).wait(20)
+        assert (everything == total).all()
+        apart = np.zeros(count, np.int64)
+        group.all_reduce(mine, "max", out=apart).wait(20)
+        assert (apart == np.arange(count) + SIZE - 1).all()
+
+        news = mine.copy()
+        group.broadcast(news, root=1).wait(20)
+        assert (news == np.arange(count) + 1).all()
+
+        at_root = np.zeros(count, np.int64) if rank == 2 else None
+        group.reduce(mine, root=2, out=at_root).wait(20)
+        assert at_root is None or (at_root == total).all()
+
+        gathered = np.zeros((SIZE, count), np.int64)
+        group.all_gather(gathered, mine).wait(20)
+        assert all((gathered[r] == np.arange(count) + r).all() for r in range(SIZE))
+        at_root = np.zeros((SIZE, count), np.int64) if rank == 0 else None
+        group.gather(mine, out=at_root).wait(20)
+        assert at_root is None or (at_root == gathered).all()
+
+        part = np.zeros(count, np.int64)
+        group.reduce_scatter(part, gathered).wait(20)
+        assert (part == (np.arange(count) + rank) * SIZE).all()
+        group.scatter(part, tensor=gathered if rank == 0 else None).wait(20)
+        assert (part == np.arange(count) + rank).all()
+
+        swapped = np.zeros((SIZE, count), np.int64)
+        group.all_to_all(swapped, gathered * 10 + rank).wait(20)
+        for r in range(SIZE):
+            assert (swapped[r] == (np.arange(count) + rank) * 10 + r).all()
+        group.barrier().wait(20)
+
+    run(work)
+
+
+def test_messages_by_tag_and_from_anybody(run: Callable[[Work], list[object]]) -> None:
+    def work(group: Group) -> set[int]:
+        others = [rank for rank in range(SIZE) if rank != group.rank]
+        for rank in others:
+            group.send(np.full(10, group.rank, np.int32), rank, tag=1)
+            group.send(np.full(5, 100 + group.rank, np.int32), rank, tag=2)
+        sources = set()
+        for _ in others:
+            got = np.zeros(20, np.int32)
+            reception = group.recv(got, tag=1)
+            reception.wait(10)
+            assert reception.len_bytes == 40
+            assert (got[:10] == reception.source).all()
+            sources.add(reception.source)
+        for rank in others:
+            got = np.zeros(5, np.int32)
+            group.recv(got, rank, tag=2).wait(10)
+            assert (got == 100 + rank).all()
+        return sources
+
+    assert run(work) == [{1, 2}, {0, 2}, {0, 1}]
+
+
+def test_disagreement_is_told(run: Callable[[Work], list[object]]) -> None:
+    def work(group: Group) -> RdmaTensorError:
+        group.barrier().wait(10)
+        count = 100 if group.rank == 0 else 101
+        with pytest.raises(RdmaTensorError) as caught:
+            group.all_reduce(np.ones(count, np.float32)).wait(20)
+        return caught.value
+
+    errors = run(work)
+    assert any(isinstance(error, Mismatch) for error in errors)
+    for error in errors:  # who did not see it was told by who did
+        assert re.search(r"all_reduce \(sum\) of 100 float32.* of 101 float32", str(error))
+
+
+def test_arguments_that_are_refused(run: Callable[[Work], list[object]]) -> None:
+    def work(group: Group) -> None:
+        ones = np.ones(4, np.float32)
+        calls: list[Callable[[], object]] = [
+            lambda: group.all_reduce(ones, "mean"),  # type: ignore[arg-type]
+            lambda: group.broadcast(ones, root=SIZE),
+            lambda: group.all_gather(np.ones(4, np.float32), ones),
+            lambda: group.all_gather(np.ones(4 * SIZE), ones),
+            lambda: group.all_to_all(ones, ones),
+            lambda: group.gather(ones, root=group.rank),
+            lambda: group.all_reduce(np.ones((4, 4), np.float32)[:, ::2]),
+            lambda: group.send(ones, SIZE),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidArgument):
+                call()
+
+    run(work)
