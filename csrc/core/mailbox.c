@@ -259,7 +259,8 @@ rdti_mailbox_send_now(struct rdti_mailbox *m, const struct rdti_message *head, c
 {
     if (!m->is_ready || m->has_ended || m->has_next_ring || !rdti_list_is_empty(&m->sends) ||
         !rdti_list_is_empty(&m->control) || head->len_bytes > rdti_ring_eager_max(m, m->tx_units) ||
-        !is_within_budget(m, rdti_message_footprint(head->len_bytes)))
+        !is_within_budget(m, rdti_message_footprint(head->len_bytes)) ||
+        (rdti_ring_is_filling(m) && !m->has_asked_growth))
         return false;
     return try_eager(m, head, src, t, status_out, err);
 }
@@ -293,6 +294,8 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
         return rdti_offer_send(m, send);
     if (send->has_desc)
         rdti_message_set_desc(&head, &send->desc);
+    if (rdti_ring_is_filling(m))
+        ask_growth(m);
     if (!try_eager(m, &head, send->buf, send->transfer, &status, &err)) {
         ask_growth(m);
         return false;

@@ -49,6 +49,7 @@ struct rdti_mailbox {
     uint32_t tx_pos;
     uint32_t tx_sent;     /* of all time, modulo 2^32, as the next */
     uint32_t tx_consumed; /* as the peer said last */
+    uint32_t tx_urged;    /* tx_sent when the peer was woken for a ring that fills */
     uint32_t eager_sent;  /* bytes of ring taken by eager messages */
     uint32_t eager_delivered;
     bool has_asked_growth;
@@ -119,6 +120,12 @@ void rdti_mailbox_delivered(struct rdti_mailbox *m, uint64_t bytes);
 /* Space for a message of so many units; false: none now. *off_out in bytes of the ring. */
 bool rdti_ring_reserve(struct rdti_mailbox *m, uint32_t units, uint32_t keep_units,
                        uint64_t *off_out);
+/* More than half of the ring is taken, as far as we know. */
+static inline bool
+rdti_ring_is_filling(const struct rdti_mailbox *m)
+{
+    return (m->tx_sent - m->tx_consumed) * 2 > m->tx_units;
+}
 /* Send a message that has its place: the head, then the body of the parcel, which is used up. */
 void rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off);
 /* The same for an eager message, ending `t`. On an error nothing happened. */

@@ -6,6 +6,10 @@
 #include "core/mailbox_impl.h"
 #include "wire/notify.h"
 
+/* Wake-ups while a ring goes from empty to full. The last ones come late enough that the sender may have
+ * missed the effect of the first. */
+#define URGES 8
+
 /* All but its kind is zero: a PAD reports no credit. */
 static const uint8_t pad_head[RDTI_MESSAGE_HEAD_BYTES] = {RDTI_MESSAGE_PAD};
 
@@ -73,15 +77,19 @@ rdti_ring_reserve(struct rdti_mailbox *m, uint32_t units, uint32_t keep_units, u
     return true;
 }
 
-/* Whether the peer's progress thread has to act: an answer is wanted, or the ring fills and nobody takes. */
+/* Whether the peer's progress thread has to act: an answer is wanted, or the ring fills and nobody takes. Then it takes
+ * all, so one wake-up does for a while. */
 static bool
-is_urgent(const struct rdti_mailbox *m, const struct rdti_message *head)
+is_urgent(struct rdti_mailbox *m, const struct rdti_message *head)
 {
     const bool is_credit = head->kind == RDTI_MESSAGE_CREDIT && head->group_id == 0;
 
     if (head->kind != RDTI_MESSAGE_EAGER && !is_credit && head->kind != RDTI_MESSAGE_SWITCH)
         return true;
-    return (m->tx_sent - m->tx_consumed) * 2 > m->tx_units;
+    if (!rdti_ring_is_filling(m) || m->tx_sent - m->tx_urged < m->tx_units / URGES)
+        return false;
+    m->tx_urged = m->tx_sent;
+    return true;
 }
 
 /* Credit rides on every head. */
