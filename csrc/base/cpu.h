@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What this process may use of the machine: affinity, cgroup quota and cgroup memory, not nproc and RAM. */
+ * What this process may use of the machine: affinity, cgroup quota and cgroup memory, not nproc and
+ * RAM. */
 #ifndef RDTI_BASE_CPU_H
 #define RDTI_BASE_CPU_H
 
@@ -11,9 +12,9 @@
 uint32_t rdti_cpu_usable(void);
 
 /*
- * Bytes that can still be populated: the least of MemAvailable and what the memory cgroups (v1 or v2,
- * every ancestor) leave. `limit_out` (cap >= 128) gets the name of the bound that is the least, with its
- * value, for error messages.
+ * Bytes that can still be populated: the least of MemAvailable and what the memory cgroups (v1 or
+ * v2, every ancestor) leave. `limit_out` (cap >= 128) gets the name of the bound that is the least,
+ * with its value, for error messages.
  */
 uint64_t rdti_memory_available(char *limit_out, size_t cap);
 

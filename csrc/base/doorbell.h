@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The doorbell: how a process that publishes something in shared memory wakes one that may sleep.
  *
- * No lost wake-up. Writer: (1) publish with a seq_cst store, (2) load the sleeper counts seq_cst, wake if
- * any. Sleeper: (a) raise its count seq_cst, (b) look again with seq_cst loads, (c) sleep on `sequence`
- * as read before (a). In the single total order of those operations either (2) sees the count of (a), or
- * (b) sees what (1) published. While nobody sleeps a ring costs one load and no system call.
+ * No lost wake-up. Writer: (1) publish with a seq_cst store, (2) load the sleeper counts seq_cst,
+ * wake if any. Sleeper: (a) raise its count seq_cst, (b) look again with seq_cst loads, (c) sleep
+ * on `sequence` as read before (a). In the single total order of those operations either (2) sees
+ * the count of (a), or (b) sees what (1) published. While nobody sleeps a ring costs one load and
+ * no system call.
  */
 #ifndef RDTI_BASE_DOORBELL_H
 #define RDTI_BASE_DOORBELL_H
@@ -22,9 +23,9 @@ struct rdti_doorbell {
 };
 
 /*
- * Wake whoever sleeps behind the bell. `event_fd` is the owner's eventfd. `is_urgent`: nobody waits for
- * it, but the progress thread has to act (a request, a full ring). Returns the number of
- * system calls made (0 while the owner is awake). Any thread, any process that maps the page.
+ * Wake whoever sleeps behind the bell. `event_fd` is the owner's eventfd. `is_urgent`: nobody waits
+ * for it, but the progress thread has to act (a request, a full ring). Returns the number of system
+ * calls made (0 while the owner is awake). Any thread, any process that maps the page.
  */
 uint32_t rdti_doorbell_ring(struct rdti_doorbell *bell, int event_fd, bool is_urgent);
 

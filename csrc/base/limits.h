@@ -8,37 +8,38 @@
 /*
  * ---- Copies ---------------------------------------------------------------------------------
  *
- * Measured by bench/floor/copy_floor.c on a virtual AMD EPYC (Zen 4: 1 MiB L2 for each core, 32 MiB L3
- * shared), two pinned processes, 4 KiB pages. Write time of a buffer that the peer has read since it was
- * written last, and in brackets the time that the peer then takes to read it, in us:
+ * Measured by bench/floor/copy_floor.c on a virtual AMD EPYC (Zen 4: 1 MiB L2 for each core, 32 MiB
+ * L3 shared), two pinned processes, 4 KiB pages. Write time of a buffer that the peer has read
+ * since it was written last, and in brackets the time that the peer then takes to read it, in us:
  *
  *                  4 KiB      16 KiB      32 KiB      64 KiB      1 MiB       64 MiB
  *   memcpy       0.12 (0.4)  1.3 (1.4)   3.6 (1.6)  7.2 (2.5)   109 (38)   6300-12000 (3500)
  *   rep movsb    0.14 (0.4)  1.3 (1.4)   3.6 (1.6)  7.2 (2.5)   108 (38)   4200-7300 (3500)
  *   non-temporal 0.06 (1.6)  0.24 (6.9)  0.8 (4.3)  2.0 (4.4)    39 (51)   3300 (3500)
  *
- * Ordinary stores fall into a worse mode from time to time and stay in it: 28 us for 64 KiB, 450 for
- * 1 MiB. rep movsb is never the best, so the table does not choose it.
+ * Ordinary stores fall into a worse mode from time to time and stay in it: 28 us for 64 KiB, 450
+ * for 1 MiB. rep movsb is never the best, so the table does not choose it.
  */
 
-/* The sum of both times decides, since a small message is waited for: equal at 32 KiB (5.2 us each),
- * below it the peer finds ordinary stores in a cache, above it the writer gains more than the
- * peer loses. A ping-pong with payload has its cross-over at the same size. */
+/* The sum of both times decides, since a small message is waited for: equal at 32 KiB (5.2 us
+ * each), below it the peer finds ordinary stores in a cache, above it the writer gains more than
+ * the peer loses. A ping-pong with payload has its cross-over at the same size. */
 #define RDTI_COPY_STREAM_TO_PEER_FROM_BYTES ((size_t)32 << 10)
 
-/* Into memory that only this core uses: 8 MiB 219 us by memcpy, 295 non-temporal; 16 MiB 675, 612; 64 MiB
- * 5000, 2650. From half of the L3 on source and destination do not fit it together. */
+/* Into memory that only this core uses: 8 MiB 219 us by memcpy, 295 non-temporal; 16 MiB 675, 612;
+ * 64 MiB 5000, 2650. From half of the L3 on source and destination do not fit it together. */
 #define RDTI_COPY_STREAM_TO_OWN_FROM_BYTES ((size_t)16 << 20)
 
-/* Four lanes of this length are streamed side by side. 64 MiB: one lane 3.7 ms, four of 64 KiB 3.19, of
- * 128 KiB to 1 MiB 3.1; two lanes 3.4, eight 3.6; with software prefetch never less. Blocks
- * that fit the L2 do not care. */
+/* Four lanes of this length are streamed side by side. 64 MiB: one lane 3.7 ms, four of 64
+ * KiB 3.19, of 128 KiB to 1 MiB 3.1; two lanes 3.4, eight 3.6; with software prefetch never less.
+ * Blocks that fit the L2 do not care. */
 #define RDTI_COPY_LANE_BYTES ((size_t)256 << 10)
 
 /* ---- Fork ---------------------------------------------------------------------------------- */
 
 /* Descriptors numbered below this can be closed in forked children: fs.nr_open's default, which no
- * process exceeds unless its administrator raised it. One bit each, 128 KiB, touched only where used. */
+ * process exceeds unless its administrator raised it. One bit each, 128 KiB, touched only where
+ * used. */
 #define RDTI_FORK_FDS_MAX (1 << 20)
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One line to stderr per event, "rdmatensor[pid] LEVEL text". Never on the path of a write or poll. */
+ * One line to stderr per event, "rdmatensor[pid] LEVEL text". Never on the path of a write or poll.
+ */
 #ifndef RDTI_BASE_LOG_H
 #define RDTI_BASE_LOG_H
 

@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Copies as much of src as fits; dst (cap >= 1) always ends with NUL, and the rest of it is zero. */
+/* Copies as much of src as fits; dst (cap >= 1) always ends with NUL, and the rest of it is zero.
+ */
 static inline void
 rdti_text_copy(char *dst, size_t cap, const char *src)
 {

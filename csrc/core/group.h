@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Groups: ranks mapped to peers, and the receives that wait for them. Everything is under the engine's lock.
+ * Groups: ranks mapped to peers, and the receives that wait for them. Everything is under the
+ * engine's lock.
  *
  *   state    operations            leaves by
- *   LIVE     work                  a member died -> BROKEN; abort (ours or a member's) -> BROKEN; destroy -> gone
+ *   LIVE     work                  a member died, or an abort (ours or a member's) -> BROKEN;
+ *                                  destroy -> gone
  *   BROKEN   end with the reason   destroy -> gone
  *
  * A member that left by itself (goodbye) breaks only what needs it: receives from it, sends to it.
@@ -27,7 +29,8 @@ rdt_status rdti_groups_destroy(struct rdti_groups *groups, struct rdt_error *err
 
 /* [driver] A process died: every group that has it as a member (by endpoint or by blob) breaks. */
 void rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news);
-/* [driver] A process left: receives that wait for it (and for any source, if nobody else is left) end. */
+/* [driver] A process left: receives that wait for it (and for any source, if nobody else is left)
+ * end. */
 void rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct rdt_error *err);
 /* [driver] An ABORT frame. */
 void rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,

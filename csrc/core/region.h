@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The region table: which spans peers may reach, under which index and generation, and when freed bytes may be used again.
+ * The region table: which spans peers may reach, under which index and generation, and when freed
+ * bytes may be used again.
  *
  * A region is private until rdt_region_export(). States:
  *
  *   state      may peers write?                          leaves by
  *   PRIVATE    no                                        export -> EXPORTED; free -> gone
- *   EXPORTED   yes                                       free -> QUARANTINE (generation ends, peers are told)
- *   QUARANTINE a write begun before the free may land    last pin and last acknowledgement -> gone (span reused, drained())
+ *   EXPORTED   yes                                       free -> QUARANTINE (the generation ends,
+ *                                                        peers are told)
+ *   QUARANTINE a write begun before the free may land    last pin and last acknowledgement -> gone
+ *                                                        (the span is reused, drained())
  *
- * The generation table is a memfd that peers map read-only: shm initiators look at it before each write. Index 0 is never used.
+ * The generation table is a memfd that peers map read-only: shm initiators look at it before each
+ * write. Index 0 is never used.
  */
 #ifndef RDTI_CORE_REGION_H
 #define RDTI_CORE_REGION_H
@@ -23,43 +27,49 @@
 struct rdti_regions;
 
 /*
- * Any thread. rdt_region_free()'s drained(arg) runs for arena spans too, in whatever thread ended the
- * quarantine: that of rdt_region_free(), rdti_regions_release(), rdti_regions_acknowledge() or
+ * Any thread. rdt_region_free()'s drained(arg) runs for arena spans too, in whatever thread ended
+ * the quarantine: that of rdt_region_free(), rdti_regions_release(), rdti_regions_acknowledge() or
  * rdti_regions_destroy(); no lock of this table is held then.
  */
 
 #define RDTI_REGION_INDEX_MAX UINT32_C(0xfffff) /* 20 bits: one million exported regions */
 
 /*
- * `uuid` is the owner's, copied into every export. `on_revoke` is called without a lock when an exported region was freed: the
- * core tells every endpoint and calls rdti_regions_expect() before it sends, rdti_regions_acknowledge() for each answer.
+ * `uuid` is the owner's, copied into every export. `on_revoke` is called without a lock when an
+ * exported region was freed: the core tells every endpoint and calls rdti_regions_expect() before
+ * it sends, rdti_regions_acknowledge() for each answer.
  */
 rdt_status rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_UUID_BYTES],
-                               void (*on_revoke)(void *arg, uint32_t index, uint32_t generation), void *arg,
-                               struct rdti_regions **out, struct rdt_error *err);
-/* RDT_EBUSY while a region is live. Quarantine is emptied: all endpoints are closed by then. In a forked child: nothing. */
+                               void (*on_revoke)(void *arg, uint32_t index, uint32_t generation),
+                               void *arg, struct rdti_regions **out, struct rdt_error *err);
+/* RDT_EBUSY while a region is live. Quarantine is emptied: all endpoints are closed by then. In a
+ * forked child: nothing. */
 rdt_status rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *err);
 
-rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t flags, rdt_region **out,
-                              struct rdt_error *err);
-rdt_status rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes, rdt_region **out,
-                                 struct rdt_error *err);
-/* Registered regions may overlap others; then any that holds the whole range. In a forked child: NULL. */
+rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t flags,
+                              rdt_region **out, struct rdt_error *err);
+rdt_status rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes,
+                                 rdt_region **out, struct rdt_error *err);
+/* Registered regions may overlap others; then any that holds the whole range. In a forked child:
+ * NULL. */
 rdt_region *rdti_regions_find(struct rdti_regions *regions, const void *addr, uint64_t len_bytes);
 
 /* transport.h: target_acquire / target_release. Any thread. */
-rdt_status rdti_regions_acquire(struct rdti_regions *regions, uint32_t index, uint32_t generation, uint64_t off_bytes,
-                                uint64_t len_bytes, struct rdti_target *out, struct rdt_error *err);
+rdt_status rdti_regions_acquire(struct rdti_regions *regions, uint32_t index, uint32_t generation,
+                                uint64_t off_bytes, uint64_t len_bytes, struct rdti_target *out,
+                                struct rdt_error *err);
 void rdti_regions_release(struct rdti_regions *regions, struct rdti_target *target);
 
-/* Quarantine of a region that was freed: `count` peers will acknowledge (called from on_revoke, at most once per region; not
- * calling it means none). */
-void rdti_regions_expect(struct rdti_regions *regions, uint32_t index, uint32_t generation, uint32_t count);
+/* Quarantine of a region that was freed: `count` peers will acknowledge (called from on_revoke, at
+ * most once per region; not calling it means none). */
+void rdti_regions_expect(struct rdti_regions *regions, uint32_t index, uint32_t generation,
+                         uint32_t count);
 /* One of them did, or is dead. Unknown pairs are ignored and return false (a peer may lie). */
 bool rdti_regions_acknowledge(struct rdti_regions *regions, uint32_t index, uint32_t generation);
 
-/* The table of generations, for peers to map read-only (a writable mapping is refused by its seals): uint32_t
- * by index. A live exported region's entry is its generation; a freed one's differs from the time of the free on. */
+/* The table of generations, for peers to map read-only (a writable mapping is refused by its
+ * seals): uint32_t by index. A live exported region's entry is its generation; a freed one's
+ * differs from the time of the free on. */
 int rdti_regions_generation_fd(const struct rdti_regions *regions);
 
 struct rdti_region_stats {

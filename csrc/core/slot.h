@@ -6,12 +6,14 @@
  *   FREE    yes, it has a credit  notification of the next epoch -> FULL
  *   FULL    no                    get -> HELD
  *   HELD    no                    release -> FREE (the credit goes back)
- * Sender (rdt_slot_tx): credits 0..2; put or buffer takes one, its return raises it. Between rdt_slot_tx_buffer() and
- * rdt_slot_tx_post() the buffer is the caller's.
- * Either side ENDED: the endpoint ended, or the other side destroyed its half; every call then returns the error.
+ * Sender (rdt_slot_tx): credits 0..2; put or buffer takes one, its return raises it. Between
+ * rdt_slot_tx_buffer() and rdt_slot_tx_post() the buffer is the caller's.
+ * Either side ENDED: the endpoint ended, or the other side destroyed its half; every call then
+ * returns the error.
  *
- * A buffer of a static slot is the payload; of a bounded one payload and then a header (wire/slot_header.h); of a dynamic one the header
- * only, which says where to read. Buffers lie stride_bytes apart in one region.
+ * A buffer of a static slot is the payload; of a bounded one payload and then a header
+ * (wire/slot_header.h); of a dynamic one the header only, which says where to read. Buffers lie
+ * stride_bytes apart in one region.
  */
 #ifndef RDTI_CORE_SLOT_H
 #define RDTI_CORE_SLOT_H
@@ -26,7 +28,8 @@
 struct rdti_slots;
 
 rdt_status rdti_slots_create(rdt_endpoint *ep, struct rdti_slots **out, struct rdt_error *err);
-/* RDT_EBUSY semantics are the context's: handles may outlive the endpoint's end, so the table is counted. [driver] */
+/* RDT_EBUSY semantics are the context's: handles may outlive the endpoint's end, so the table is
+ * counted. [driver] */
 void rdti_slots_destroy(struct rdti_slots *slots);
 /* [driver] The endpoint became READY: announcements that waited go out. */
 void rdti_slots_on_ready(struct rdti_slots *slots);

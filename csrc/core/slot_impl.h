@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The bodies of both halves of a slot, shared by slot.c (receiver, table) and slot_tx.c (sender) only. */
+ * The bodies of both halves of a slot, shared by slot.c (receiver, table) and slot_tx.c (sender)
+ * only. */
 #ifndef RDTI_CORE_SLOT_IMPL_H
 #define RDTI_CORE_SLOT_IMPL_H
 

@@ -2,11 +2,12 @@
  * Transfers: one operation in flight, and the handle on it.
  *
  *   state     may the buffers still be read or written?   leaves by
- *   PENDING   yes                                          finish -> DONE (once, with RDT_OK or an error)
+ *   PENDING   yes                                          finish -> DONE, once
  *   DONE      no                                           last reference -> back to the pool
  *
- * Cancelled is DONE with RDT_ECANCELED, closed DONE with RDT_ECLOSED: in both the lane has let go of the buffers before.
- * A transfer has one reference of its handle and one of the operation in flight; whoever drops the last returns it.
+ * DONE with RDT_OK or an error. Cancelled is DONE with RDT_ECANCELED, closed DONE with RDT_ECLOSED:
+ * in both the lane has let go of the buffers before. A transfer has one reference of its handle and one of the operation in
+ * flight; whoever drops the last returns it.
  */
 #ifndef RDTI_CORE_TRANSFER_H
 #define RDTI_CORE_TRANSFER_H
@@ -50,7 +51,8 @@ rdt_status rdti_transfer_pool_create(struct rdti_engine *engine, struct rdti_tra
 uint64_t rdti_transfer_pool_live(const struct rdti_transfer_pool *pool);
 void rdti_transfer_pool_destroy(struct rdti_transfer_pool *pool);
 
-/* A PENDING transfer with both references; op is zeroed but op.complete. Any thread, no malloc in the steady state. */
+/* A PENDING transfer with both references; op is zeroed but op.complete. Any thread, no malloc in
+ * the steady state. */
 struct rdt_transfer *rdti_transfer_new(struct rdti_transfer_pool *pool);
 /* An operation that was refused before it began: gives the transfer back without an end. */
 void rdti_transfer_discard(struct rdt_transfer *t);
@@ -62,7 +64,8 @@ void rdti_transfer_op_complete(struct rdti_op *op, rdt_status status, const stru
 static inline bool
 rdti_transfer_is_done(const struct rdt_transfer *t)
 {
-    /* seq_cst: the waiter's second look before sleep; pairs with the store in rdti_transfer_finish(). */
+    /* seq_cst: the waiter's second look before sleep; pairs with the store in
+     * rdti_transfer_finish(). */
     return atomic_load_explicit(&t->is_done, memory_order_seq_cst) != 0;
 }
 

@@ -160,8 +160,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_add_job(rdt_context *ctx, const cha
 
 #define RDT_BLOB_MAX_BYTES 1024
 /*
- * The address blob that a peer needs for rdt_endpoint_open(); at most RDT_BLOB_MAX_BYTES, carries no
- * secret. Publish it in a key-value store. RDT_EINVAL if cap is too small.
+ * The address blob that a peer needs for rdt_endpoint_open(); at most RDT_BLOB_MAX_BYTES, carries
+ * no secret. Publish it in a key-value store. RDT_EINVAL if cap is too small.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_blob(rdt_context *ctx, uint8_t *buf, size_t cap,
                                                   size_t *len_out, struct rdt_error *err);
@@ -174,7 +174,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_blob(rdt_context *ctx, uint8_t *buf
 RDT_API RDT_NODISCARD rdt_status rdt_context_describe(rdt_context *ctx, char *buf, size_t cap,
                                                       size_t *needed_out, struct rdt_error *err);
 
-/* Totals since the context was opened. moves, copies and so on as the design's page of words has. */
+/* Totals since the context was opened: moves by transports, copies by our code, messages. */
 struct rdt_counters {
     uint32_t struct_size;
     uint32_t reserved;
@@ -198,16 +198,16 @@ RDT_API rdt_status rdt_context_progress(rdt_context *ctx);
 
 /*
  * A file descriptor for callers with a poll loop of their own: it becomes readable when something
- * arrived, ended or changed; then call rdt_context_progress(), which makes it unreadable again, and after
- * that look at your transfers, slots and notifications. It belongs to the context; do not read from it.
- * -1 in a forked child.
+ * arrived, ended or changed; then call rdt_context_progress(), which makes it unreadable again, and
+ * after that look at your transfers, slots and notifications. It belongs to the context; do not
+ * read from it. -1 in a forked child.
  */
 RDT_API int rdt_context_fd(rdt_context *ctx);
 
 /*
- * A task is driven in every pass of the engine until it returns RDT_OK or an error; RDT_EAGAIN means
- * "again". It runs under the engine's lock: it may post operations of this header but must not
- * wait. Done or failed tasks are dropped.
+ * A task is driven in every pass of the engine until it returns RDT_OK or an error; RDT_EAGAIN
+ * means "again". It runs under the engine's lock: it may post operations of this header but must
+ * not wait. Done or failed tasks are dropped.
  */
 typedef rdt_status (*rdt_task_fn)(void *arg);
 RDT_API RDT_NODISCARD rdt_status rdt_context_add_task(rdt_context *ctx, rdt_task_fn step, void *arg,
@@ -300,9 +300,9 @@ RDT_API uint32_t rdt_endpoint_transport(const rdt_endpoint *ep);
 
 /*
  * Write len_bytes from src to dst_off of the remote region, then, if `notify` is not
- * RDT_NOTIFY_NONE, deliver it to the peer after the bytes are in place. Writes and notifications to one
- * peer arrive in order. src must stay unchanged until the transfer is done; with `out` NULL that
- * is when a later transfer on this endpoint is done.
+ * RDT_NOTIFY_NONE, deliver it to the peer after the bytes are in place. Writes and notifications to
+ * one peer arrive in order. src must stay unchanged until the transfer is done; with `out` NULL
+ * that is when a later transfer on this endpoint is done.
  *   RDT_ERANGE  RDT_ESTALE  RDT_ECLOSED  RDT_EPEER  RDT_EINVAL
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_write(rdt_endpoint *ep, const void *src,
@@ -331,8 +331,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_read(rdt_endpoint *ep, void *dst, 
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns,
                                                           uint32_t *out, struct rdt_error *err);
 /*
- * The remote region in this process's address space, where the path is shm; it stays valid while the
- * endpoint lives. RDT_ENOTSUP elsewhere. May wait for the peer to hand over a piece of its arena.
+ * The remote region in this process's address space, where the path is shm; it stays valid while
+ * the endpoint lives. RDT_ENOTSUP elsewhere. May wait for the peer to hand over a piece of its
+ * arena.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
                                                   const struct rdt_remote_region *remote,
@@ -345,22 +346,23 @@ RDT_API rdt_status rdt_transfer_test(rdt_transfer *t, struct rdt_error *err);
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns,
                                                    struct rdt_error *err);
 /*
- * `done(arg)` is called once, without a lock held, by whatever thread sees the end; at once if it is over
- * already. At most one per transfer.
+ * `done(arg)` is called once, without a lock held, by whatever thread sees the end; at once if it
+ * is over already. At most one per transfer.
  */
 RDT_API void rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg);
 /* After a receive: bytes that arrived and the group rank they came from. */
 RDT_API uint64_t rdt_transfer_len_bytes(const rdt_transfer *t);
 RDT_API int32_t rdt_transfer_source(const rdt_transfer *t);
 /*
- * Give the handle up. One in flight goes on; its buffers must stay until it ends. A receive that has
- * not matched is cancelled.
+ * Give the handle up. One in flight goes on; its buffers must stay until it ends. A receive that
+ * has not matched is cancelled.
  */
 RDT_API void rdt_transfer_free(rdt_transfer *t);
 
 /*
  * A transfer that the caller ends itself: the handle under operations that are composed of others.
- * rdt_transfer_finish() is called exactly once, by any thread or task; `err` may be NULL for RDT_OK.
+ * rdt_transfer_finish() is called exactly once, by any thread or task; `err` may be NULL for
+ * RDT_OK.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_create(rdt_context *ctx, rdt_transfer **out,
                                                      struct rdt_error *err);
@@ -426,8 +428,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_open(rdt_endpoint *ep, const char *
                                                   uint64_t timeout_ns, rdt_slot_tx **out,
                                                   struct rdt_error *err);
 /*
- * One-sided write of a tensor of the given dims (NULL: the slot's) into the slot. Waits for a credit until the
- * deadline. src stays the caller's and unchanged until *out is done; out may be NULL on shm only.
+ * One-sided write of a tensor of the given dims (NULL: the slot's) into the slot. Waits for a
+ * credit until the deadline. src stays the caller's and unchanged until *out is done; out may be
+ * NULL on shm only.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_put(rdt_slot_tx *tx, const void *src,
                                                  const uint64_t *dims, uint64_t timeout_ns,
@@ -504,13 +507,13 @@ struct rdt_message_desc {
  * Send and receive between two members, FIFO per (group, source, tag); self-send is legal. Buffers
  * stay the caller's and unchanged until the transfer is done. A message longer than
  * the receive's buffer ends the receive with RDT_EMISMATCH, naming both sizes; a shorter one is
- * legal, see rdt_transfer_len_bytes(). `desc` NULL: a plain message. If both sides gave a desc and they
- * differ the receive ends with RDT_EMISMATCH, saying how.
+ * legal, see rdt_transfer_len_bytes(). `desc` NULL: a plain message. If both sides gave a desc and
+ * they differ the receive ends with RDT_EMISMATCH, saying how.
  *
- * The first use of a member waits for its blob (RDT_SOURCE_ANY: for the blobs of all members). A task
- * must not wait: it gets RDT_EAGAIN, and calls on a user's thread to rdt_group_endpoint() go before.
- * `out` may be NULL for sends. Giving up the handle of a receive that has not matched cancels it.
- *   RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
+ * The first use of a member waits for its blob (RDT_SOURCE_ANY: for the blobs of all members). A
+ * task must not wait: it gets RDT_EAGAIN, and calls on a user's thread to rdt_group_endpoint() go
+ * before. `out` may be NULL for sends. Giving up the handle of a receive that has not matched
+ * cancels it. RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,
                                                 const void *src, uint64_t len_bytes,
@@ -538,18 +541,15 @@ enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, R
 
 /*
  * One collective. Members call the same collectives of a group in the same order; several may be in
- * flight. Counts are in elements of dtype. Buffers stay the caller's and unchanged until it is done.
- *   BROADCAST       recv: count in and out (root: in)
- *   ALLREDUCE       send (may equal recv), recv: count
- *   REDUCE          send: count; recv: count on the root, may equal send; untouched elsewhere
- *   ALLGATHER       send: count; recv: size x count, in rank order
- *   REDUCE_SCATTER  send: size x count; recv: count
- *   GATHER          send: count; recv on the root: size x count
- *   SCATTER         send on the root: size x count; recv: count
- *   ALLTOALL        send_counts/recv_counts with offsets (elements), or NULL: count to each member
- *   BARRIER         nothing
- * Members' blocks may also lie apart: `blocks`, where not NULL, has one address per member in place of
- * recv (ALLGATHER, GATHER, ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
+ * flight. Counts are in elements of dtype. Buffers stay the caller's and unchanged until it is
+ * done. BROADCAST       recv: count in and out (root: in) ALLREDUCE       send (may equal recv),
+ * recv: count REDUCE          send: count; recv: count on the root, may equal send; untouched
+ * elsewhere ALLGATHER       send: count; recv: size x count, in rank order REDUCE_SCATTER  send:
+ * size x count; recv: count GATHER          send: count; recv on the root: size x count SCATTER
+ * send on the root: size x count; recv: count ALLTOALL        send_counts/recv_counts with offsets
+ * (elements), or NULL: count to each member BARRIER         nothing Members' blocks may also lie
+ * apart: `blocks`, where not NULL, has one address per member in place of recv (ALLGATHER, GATHER,
+ * ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
  */
 struct rdt_coll_args {
     uint32_t struct_size;
@@ -569,8 +569,8 @@ struct rdt_coll_args {
     const uint64_t *recv_offs;
     uint64_t timeout_ns; /* RDT_TIMEOUT_DEFAULT or 0: the group's */
 };
-/* Begin a collective; the arrays are copied. The transfer ends with RDT_EMISMATCH, naming the rank and the
- * difference, where members disagree. */
+/* Begin a collective; the arrays are copied. The transfer ends with RDT_EMISMATCH, naming the rank
+ * and the difference, where members disagree. */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args,
                                                 rdt_transfer **out, struct rdt_error *err);
 
