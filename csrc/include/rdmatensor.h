@@ -513,7 +513,8 @@ struct rdt_message_desc {
  * The first use of a member waits for its blob (RDT_SOURCE_ANY: for the blobs of all members). A
  * task must not wait: it gets RDT_EAGAIN, and calls on a user's thread to rdt_group_endpoint() go
  * before. `out` may be NULL for sends. Giving up the handle of a receive that has not matched
- * cancels it. RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
+ * cancels it.
+ *   RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,
                                                 const void *src, uint64_t len_bytes,
@@ -542,14 +543,18 @@ enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, R
 /*
  * One collective. Members call the same collectives of a group in the same order; several may be in
  * flight. Counts are in elements of dtype. Buffers stay the caller's and unchanged until it is
- * done. BROADCAST       recv: count in and out (root: in) ALLREDUCE       send (may equal recv),
- * recv: count REDUCE          send: count; recv: count on the root, may equal send; untouched
- * elsewhere ALLGATHER       send: count; recv: size x count, in rank order REDUCE_SCATTER  send:
- * size x count; recv: count GATHER          send: count; recv on the root: size x count SCATTER
- * send on the root: size x count; recv: count ALLTOALL        send_counts/recv_counts with offsets
- * (elements), or NULL: count to each member BARRIER         nothing Members' blocks may also lie
- * apart: `blocks`, where not NULL, has one address per member in place of recv (ALLGATHER, GATHER,
- * ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
+ * done.
+ *   BROADCAST       recv: count in and out (root: in)
+ *   ALLREDUCE       send (may equal recv), recv: count
+ *   REDUCE          send: count; recv: count on the root, may equal send; untouched elsewhere
+ *   ALLGATHER       send: count; recv: size x count, in rank order
+ *   REDUCE_SCATTER  send: size x count; recv: count
+ *   GATHER          send: count; recv on the root: size x count
+ *   SCATTER         send on the root: size x count; recv: count
+ *   ALLTOALL        send_counts and recv_counts with offsets (elements), or NULL: count to each
+ *   BARRIER         nothing
+ * Members' blocks may also lie apart: `blocks`, where not NULL, has one address per member in place
+ * of recv (ALLGATHER, GATHER, ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
  */
 struct rdt_coll_args {
     uint32_t struct_size;
