@@ -128,7 +128,7 @@ class Core:
             transfer, pin = self._orphans.popleft()
             status = lib.rdt_transfer_test(transfer, scratch.err)
             if status == AGAIN:
-                self._orphans.append((transfer, pin))
+                self._orphans.appendleft((transfer, pin))
                 break  # in order: what was posted later is hardly done earlier
             if status != OK and not self.waiters.is_closing:
                 error = error_of(status, "transfer", scratch.err)

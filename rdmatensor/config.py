@@ -208,8 +208,10 @@ def _parse(variable: Variable, text: str) -> object:
 
 
 def _unknown(name: str, known: list[str]) -> InvalidArgument:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    # Without the prefix, which would make everything look alike.
+    words = [full_name.removeprefix(PREFIX) for full_name in known]
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.6)
+    hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(known)}"
     return InvalidArgument("RDT_EINVAL", "settings", f"{name} is no setting of rdmatensor; {hint}")
 
 
