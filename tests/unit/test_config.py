@@ -1,0 +1,128 @@
+"""Settings: every variable, its refusals, and what is not one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rdmatensor import InvalidArgument, Settings
+from rdmatensor.config import VARIABLES, from_environment
+
+GOOD = {
+    "TRANSPORT": ("TCP", "transport", "tcp"),
+    "REQUIRE": ("verbs", "require", "verbs"),
+    "IFNAME": ("eth0", "ifname", "eth0"),
+    "ADDR": ("::1", "addr", "::1"),
+    "PORTS": ("20000-20010", "ports", (20000, 20010)),
+    "LOOPBACK": ("1", "loopback", True),
+    "SECRET": ("hush", "secret", b"hush"),
+    "TIMEOUT": ("2.5", "timeout_s", 2.5),
+    "PEER_TIMEOUT_S": ("3", "peer_timeout_s", 3.0),
+    "ARENA_MB": ("128", "arena_mb", 128),
+    "ARENA_MAX_MB": ("256", "arena_max_mb", 256),
+    "TCP_STREAMS": ("4", "tcp_streams", 4),
+    "LOG": ("debug", "log", "debug"),
+}
+BAD = {
+    "TRANSPORT": ["udp", "shm,tcp"],
+    "REQUIRE": ["shm", "any"],
+    "IFNAME": [" eth0", "a\nb"],
+    "ADDR": ["localhost", "300.1.1.1", "10.0.0.1/8"],
+    "PORTS": ["0-5", "10-5", "1-70000", "x-y", "5-", "-5"],
+    "LOOPBACK": ["yes", "2"],
+    "TIMEOUT": ["0", "-1", "inf", "nan", "soon", "1e9"],
+    "PEER_TIMEOUT_S": ["0", "never"],
+    "ARENA_MB": ["0", "-1", "1.5", "64M", "99999999999"],
+    "ARENA_MAX_MB": ["0", "x"],
+    "TCP_STREAMS": ["0", "65", "x"],
+    "LOG": ["loud", "3"],
+}
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert from_environment({}) == Settings()
+    assert from_environment({"PATH": "/bin", "RDMA_X": "1", "RDMATENSOR_LOG": ""}) == Settings()
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_each_variable_sets_its_field(name: str) -> None:
+    text, field, value = GOOD[name]
+    assert getattr(from_environment({f"RDMATENSOR_{name}": text}), field) == value
+
+
+@pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in BAD.items() for t in texts])
+def test_bad_values_are_refused_with_the_form_they_must_have(name: str, text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        from_environment({f"RDMATENSOR_{name}": text})
+    message = str(caught.value)
+    variable = next(variable for variable in VARIABLES if variable.name == name)
+    assert f"RDMATENSOR_{name}={text!r}" in message
+    assert variable.form in message
+
+
+def test_one_port_is_a_range() -> None:
+    assert from_environment({"RDMATENSOR_PORTS": "4000"}).ports == (4000, 4000)
+
+
+def test_the_tests_know_every_variable() -> None:
+    assert {variable.name for variable in VARIABLES} == {*GOOD, "SECRET_FILE"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("RDMATENSOR_TRANSPROT", "RDMATENSOR_TRANSPORT"), ("RDMATENSOR_PORT", "RDMATENSOR_PORTS"),
+     ("RDMATENSOR_TIMEOUT_S", "RDMATENSOR_TIMEOUT")],
+)  # fmt: skip
+def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(InvalidArgument, match=rf"{wrong} .* did you mean {near}\?"):
+        from_environment({wrong: "1"})
+
+
+def test_a_name_like_none_gets_the_list() -> None:
+    with pytest.raises(InvalidArgument, match=r"known are .*RDMATENSOR_ADDR"):
+        from_environment({"RDMATENSOR_QQQQQQ": "1"})
+
+
+def test_the_project_s_own_programs_have_names_too() -> None:
+    assert from_environment({"RDMATENSOR_DEMO_RUN": "x", "RDMATENSOR_TEST_Y": "x"}) == Settings()
+
+
+def test_a_secret_file_is_read_without_its_last_line_break(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b" two words \n\r\n")
+    settings = from_environment({"RDMATENSOR_SECRET_FILE": str(path)})
+    assert settings.secret == b" two words \n"
+    assert settings.secret_source == "file"
+    assert from_environment({"RDMATENSOR_SECRET": "x"}).secret_source == "environment"
+
+
+def test_secret_files_that_are_refused(tmp_path: Path) -> None:
+    empty, large = tmp_path / "empty", tmp_path / "large"
+    empty.write_bytes(b"\n")
+    large.write_bytes(b"x" * 5000)
+    for path in (empty, large, tmp_path / "absent", tmp_path):
+        with pytest.raises(InvalidArgument, match="RDMATENSOR_SECRET_FILE"):
+            from_environment({"RDMATENSOR_SECRET_FILE": str(path)})
+    with pytest.raises(InvalidArgument, match="both set"):
+        from_environment({"RDMATENSOR_SECRET_FILE": str(empty), "RDMATENSOR_SECRET": "x"})
+
+
+def test_a_secret_is_never_shown() -> None:
+    assert "hush" not in repr(from_environment({"RDMATENSOR_SECRET": "hush"}))
+
+
+def test_the_readme_has_the_table() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for variable in VARIABLES:
+        assert f"| `{variable.full_name}` | {variable.form} | {variable.meaning} |" in readme
+
+
+def test_only_config_reads_the_environment() -> None:
+    import rdmatensor
+
+    for path in Path(rdmatensor.__file__).parent.glob("*.py"):
+        if path.name != "config.py":  # what launchers set is theirs, and may be read elsewhere
+            found = re.findall(r"(?:environ|getenv).{0,20}RDMATENSOR_\w+", path.read_text())
+            assert not found, path.name

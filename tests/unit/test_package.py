@@ -1,0 +1,153 @@
+"""The package as a whole: names, import time, and what it does without."""
+
+from __future__ import annotations
+
+import ast
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rdmatensor
+
+FOLDER = Path(rdmatensor.__file__).parent
+
+
+def _run(code: str, *options: str, timeout: float = 60, **environment: str) -> str:
+    """Run code in a fresh interpreter, away from the source tree."""
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(FOLDER.parent), **environment},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in rdmatensor.__all__:
+        value = getattr(rdmatensor, name)
+        assert name == "__version__" or value.__doc__, name
+    assert set(rdmatensor.__all__) <= set(dir(rdmatensor))
+    with pytest.raises(AttributeError, match="no attribute 'Contxt'"):
+        rdmatensor.Contxt  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse((FOLDER / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    declared = {
+        (str(node.module).removeprefix("rdmatensor."), alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert declared == {(home, name) for name, home in rdmatensor._HOMES.items()}
+
+
+def test_import_is_fast_and_loads_nothing() -> None:
+    code = (
+        "import time, sys; before = set(sys.modules); start = time.perf_counter()\n"
+        "import rdmatensor; took = time.perf_counter() - start\n"
+        "print(took, *({'numpy', 'torch', 'cffi', '_cffi_backend'} & (set(sys.modules) - before)))"
+    )
+    answers = [_run(code).split() for _ in range(5)]
+    assert all(len(answer) == 1 for answer in answers), answers
+    assert statistics.median(float(answer[0]) for answer in answers) < 0.1
+
+
+BLOCK = (
+    "import sys\n"
+    "class Block:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.split('.')[0] in {'torch', 'ml_dtypes'}:\n"
+    "            raise ImportError(f'{name} is blocked')\n"
+    "sys.meta_path.insert(0, Block())\n"
+)
+
+
+def test_everything_but_the_backend_works_without_torch() -> None:
+    code = BLOCK + (
+        "import rdmatensor, numpy as np\n"
+        "for name in rdmatensor.__all__:\n"
+        "    if rdmatensor._HOMES.get(name) != 'distributed': getattr(rdmatensor, name)\n"
+        "with rdmatensor.Context() as c, rdmatensor.Context() as d:\n"
+        "    c.add_job(secret=b'x'); d.add_job(secret=b'x')\n"
+        "    a = d.zeros(10)\n"
+        "    with c.connect(d.blob) as e: e.write(np.ones(10, np.float32), d.export(a)).wait(10)\n"
+        "    print(a.sum())\n"
+    )
+    assert _run(code, "-W", "error") == "10.0"
+
+
+def test_the_doctor_works_without_torch() -> None:
+    code = BLOCK + "from rdmatensor.cli import main; sys.exit(main(['doctor']))"
+    answer = _run(code)
+    assert "ok   version" in answer
+    assert "shm" in answer
+
+
+def test_a_package_that_was_not_built_says_how_to_build_it(tmp_path: Path) -> None:
+    copy = tmp_path / "rdmatensor"
+    copy.mkdir()
+    for path in FOLDER.glob("*.py"):
+        if path.name != "_build_stamp.py":
+            (copy / path.name).write_text(path.read_text())
+    code = "import rdmatensor\ntry: rdmatensor.Context\nexcept ImportError as error: print(error)\n"
+    answer = _run(code, PYTHONPATH=str(tmp_path))
+    assert "pip install --no-build-isolation" in answer
+
+
+def test_the_version_is_one() -> None:
+    from importlib import metadata
+
+    import tomllib
+
+    from rdmatensor._ffi import ffi, lib
+
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert rdmatensor.__version__ == pyproject["project"]["version"]
+    assert rdmatensor.__version__ == ffi.string(lib.rdt_version()).decode()
+    assert metadata.version("cffi")
+
+
+def test_commands() -> None:
+    from rdmatensor import cli
+
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 2
+
+
+def test_the_doctor_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from rdmatensor import cli
+
+    assert cli.main(["doctor", "--json"]) == 0
+    findings = {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
+    assert rdmatensor.__version__ in findings["version"]["text"]
+    assert findings["shm"]["level"] == findings["tcp"]["level"] == "ok"
+    assert "cannot be used" in findings["verbs"]["text"]
+    assert cli.main(["settings"]) == 0
+    assert "RDMATENSOR_TIMEOUT=300.0" in capsys.readouterr().out
+
+
+def test_the_doctor_fails_on_a_setting_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rdmatensor import cli
+
+    monkeypatch.setenv("RDMATENSOR_TRANSPROT", "tcp")
+    assert cli.main(["doctor"]) == 1
+    assert "fail settings" in capsys.readouterr().out

@@ -1,0 +1,114 @@
+"""FileStore, and waiting on stores."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rdmatensor import FileStore, InvalidArgument, PeerError, TransferTimeout
+from rdmatensor.store import wait_for
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+def test_values_are_what_was_set(store: FileStore) -> None:
+    values = {"a": "text", "a/b c": b"bytes\x00\xff", "../escape": "", "\u00e9": "\u00e9"}
+    for key, value in values.items():
+        store.set(key, value)
+    for key, value in values.items():
+        assert store.get(key, timeout_s=0) == (value.encode() if isinstance(value, str) else value)
+    store.set("a", "again")
+    assert store.multi_get(["a", "a/b c"]) == [b"again", b"bytes\x00\xff"]
+    assert store.check(["a", "../escape"])
+    assert not store.check(["a", "b"])
+    assert store.delete_key("a")
+    assert not store.delete_key("a")
+
+
+def test_keys_stay_in_their_folder(store: FileStore, tmp_path: Path) -> None:
+    store.set("../../x", "y")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_get_waits_and_has_a_deadline(store: FileStore) -> None:
+    threading.Timer(0.1, store.set, ("late", "x")).start()
+    assert store.get("late", timeout_s=5) == b"x"
+    start_s = time.monotonic()
+    with pytest.raises(TransferTimeout, match=r"key 'never' within 0\.200 s"):
+        store.get("never", timeout_s=0.2)
+    assert 0.2 <= time.monotonic() - start_s < 1
+
+
+def test_readers_never_see_half_a_value(store: FileStore) -> None:
+    values = {bytes([65 + step]) * 100_000 for step in range(20)}
+    store.set("k", next(iter(values)))
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            for value in values:
+                store.set("k", value)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            assert store.get("k") in values
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(InvalidArgument, match="chmod 700"):
+        FileStore(tmp_path)
+
+
+def test_no_file_is_left_of_a_failed_set(store: FileStore, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="name too long"):
+        store.set("x" * 300, "value")
+    assert not list((tmp_path / "store").iterdir())
+
+
+class DeadStore(FileStore):
+    """As a torch store whose host has gone."""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        raise RuntimeError(f"Connection reset, asking for {keys}")
+
+
+def test_a_store_that_is_gone_is_a_peer_error(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="store cannot be reached"):
+        wait_for(DeadStore(tmp_path / "dead"), {"a": "rank 1"}, 5, "join")
+
+
+def test_long_waits_say_once_who_is_missing(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rdmatensor.store._PATIENCE_S", 0.05)
+    store.set("0", "x")
+    missing = {str(rank): f"rank {rank}" for rank in range(12)}
+    with pytest.raises(TransferTimeout, match=r"rank 1, .* rank 8 and 3 more within"):
+        wait_for(store, missing, 0.3, "join")
+    assert len(caplog.records) == 1
+    assert "still waiting for rank 1" in caplog.text
+
+
+def test_torch_s_stores_have_what_is_asked() -> None:
+    torch = pytest.importorskip("torch", reason="no torch")
+    hash_store = torch.distributed.HashStore()
+    hash_store.set("k", "v")
+    wait_for(hash_store, {"k": "rank 0"}, 1, "join")
+    assert hash_store.get("k") == b"v"
+    assert hash_store.multi_get(["k"]) == [b"v"]
+    assert hash_store.delete_key("k")
+    with pytest.raises(TransferTimeout):
+        wait_for(hash_store, {"k": "rank 0"}, 0.05, "join")
