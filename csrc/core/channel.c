@@ -15,9 +15,11 @@
 #include "base/fork.h"
 #include "base/log.h"
 
-/* Descriptors that arrived and nobody took yet. A peer sends four at set-up, then one per piece of its arena. */
+/* Descriptors that arrived and nobody took yet. A peer sends four at set-up, then one per piece of
+ * its arena. */
 #define FDS_MAX 16
-/* A peer that does not read its side channel for this much is treated as broken, not buffered for ever. */
+/* A peer that does not read its side channel for this much is treated as broken, not buffered for
+ * ever. */
 #define QUEUE_MAX_BYTES (4u << 20)
 
 struct outgoing {
@@ -33,18 +35,20 @@ struct rdti_channel {
     struct rdti_engine *engine;
     int fd;
     bool is_unix;
-    bool is_ended;       /* on_end was called, or is being */
+    bool is_ended; /* on_end was called, or is being */
+    bool has_socket_ended;
     bool is_dispatching; /* on_socket() is on the stack */
     bool is_zombie;      /* destroyed meanwhile: on_socket() frees it */
+    bool is_deaf;        /* frames are thrown away: retired, or lingering */
     bool is_retired;     /* nobody listens; waits for the peer's end */
     uint64_t retired_ns;
     struct rdti_list link; /* of the retired */
     struct rdti_channel_events events;
     void *arg;
-    struct rdti_watch *watch;
     _Atomic uint64_t last_heard_ns;
 
     pthread_mutex_t tx_lock; /* guards what follows; never held while the caller's code runs */
+    struct rdti_watch *watch;
     struct rdti_list queue;
     size_t queued_bytes;
     bool is_waiting; /* EPOLLOUT is armed */
@@ -56,6 +60,17 @@ struct rdti_channel {
     uint32_t fd_count;
 };
 
+/* tx_lock: a writer's thread may be about to ask for EPOLLOUT. */
+static void
+drop_watch(struct rdti_channel *channel)
+{
+    (void)pthread_mutex_lock(&channel->tx_lock);
+    struct rdti_watch *watch = channel->watch;
+    channel->watch = NULL;
+    (void)pthread_mutex_unlock(&channel->tx_lock);
+    rdti_engine_unwatch(channel->engine, watch);
+}
+
 static void
 end(struct rdti_channel *channel, const struct rdt_error *err)
 {
@@ -66,8 +81,7 @@ end(struct rdti_channel *channel, const struct rdt_error *err)
         return;
     }
     channel->is_ended = true;
-    rdti_engine_unwatch(channel->engine, channel->watch);
-    channel->watch = NULL;
+    drop_watch(channel);
     channel->events.on_end(channel->arg, err); /* may destroy the channel */
 }
 
@@ -139,7 +153,8 @@ rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *pa
 
     (void)pthread_mutex_lock(&channel->tx_lock);
     if (out == NULL || channel->queued_bytes + len_bytes > QUEUE_MAX_BYTES) {
-        /* A side channel that lost a frame is no side channel: end it, so that both sides see an error. */
+        /* A side channel that lost a frame is no side channel: end it, so that both sides see an
+         * error. */
         channel->is_broken = true;
         (void)shutdown(channel->fd, SHUT_RDWR);
         (void)pthread_mutex_unlock(&channel->tx_lock);
@@ -209,7 +224,7 @@ dispatch_frames(struct rdti_channel *channel)
 {
     size_t off = 0;
 
-    if (channel->is_retired) {
+    if (channel->is_deaf) {
         channel->in_bytes = 0;
         return true;
     }
@@ -273,11 +288,13 @@ handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (got == 0) {
+            channel->has_socket_ended = true;
             (void)rdti_error_set(&err, RDT_EPEER, 0, "its side channel closed without a goodbye");
             end(channel, &err);
             return;
         }
         if (got < 0) {
+            channel->has_socket_ended = true;
             (void)rdti_error_set(&err, RDT_EPEER, errno, "its side channel broke: %s",
                                  strerror(errno));
             end(channel, &err);
@@ -368,7 +385,7 @@ rdti_channel_is_flushed(struct rdti_channel *channel)
 static void
 shut_if_flushed(struct rdti_channel *channel)
 {
-    if (channel->is_retired && rdti_channel_is_flushed(channel))
+    if (channel->is_deaf && rdti_channel_is_flushed(channel))
         (void)shutdown(channel->fd, SHUT_WR); /* ENOTCONN: the peer was faster */
 }
 
@@ -381,10 +398,29 @@ rdti_channel_retire(struct rdti_channel *channel, struct rdti_list *retired)
         rdti_channel_destroy(channel);
         return;
     }
+    channel->is_deaf = true;
     channel->is_retired = true;
     channel->retired_ns = rdti_now_ns();
     rdti_list_append(retired, &channel->link);
     shut_if_flushed(channel);
+}
+
+bool
+rdti_channel_linger(struct rdti_channel *channel)
+{
+    struct rdt_error err;
+
+    if (channel->is_ended && channel->has_socket_ended)
+        return false;
+    if (channel->is_ended && /* over a frame that we could not bear */
+        rdti_engine_watch(channel->engine, channel->fd, EPOLLIN, on_socket, channel,
+                          &channel->watch, &err) != RDT_OK)
+        return false;
+    channel->is_ended = false;
+    channel->is_deaf = true;
+    channel->in_bytes = 0;
+    shut_if_flushed(channel);
+    return true;
 }
 
 void
@@ -404,8 +440,7 @@ rdti_channel_destroy(struct rdti_channel *channel)
     if (channel == NULL)
         return;
     rdti_list_remove(&channel->link);
-    rdti_engine_unwatch(channel->engine, channel->watch);
-    channel->watch = NULL;
+    drop_watch(channel);
     channel->is_ended = true;
     channel->is_zombie = channel->is_dispatching;
     if (!channel->is_zombie)

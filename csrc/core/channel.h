@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The side channel: frames (wire/frame.h) over a stream socket that has been authenticated, with descriptors over Unix sockets.
- * Its end is how a death is noticed. */
+ * The side channel: frames (wire/frame.h) over a stream socket that has been authenticated, with
+ * descriptors over Unix sockets. Its end is how a death is noticed: on_end's error has RDT_EPEER if
+ * and only if the socket has ended. */
 #ifndef RDTI_CORE_CHANNEL_H
 #define RDTI_CORE_CHANNEL_H
 
@@ -15,10 +16,12 @@
 struct rdti_channel;
 
 struct rdti_channel_events {
-    /* [driver] A frame. Descriptors that came with it are taken by rdti_channel_take_fds() inside the call. An error ends the channel. */
+    /* [driver] A frame. Descriptors that came with it are taken by rdti_channel_take_fds() inside
+     * the call. An error ends the channel. */
     rdt_status (*on_frame)(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
                            struct rdt_error *err);
-    /* [driver] Once: end of file, an error of the socket, a frame that breaks the protocol, or on_frame's error. */
+    /* [driver] Once: end of file, an error of the socket, a frame that breaks the protocol, or
+     * on_frame's error. */
     void (*on_end)(void *arg, const struct rdt_error *err);
 };
 
@@ -26,13 +29,16 @@ struct rdti_channel_events {
 rdt_status rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
                                const struct rdti_channel_events *events, void *arg,
                                struct rdti_channel **out, struct rdt_error *err);
-/* Queue a frame and send what the socket takes. `fds` are duplicated by the kernel and stay the caller's; they must stay open until the
- * frame has left (in practice at once; arena and lane descriptors live as long as the context). Any thread. */
+/* Queue a frame and send what the socket takes. `fds` are duplicated by the kernel and stay the
+ * caller's; they must stay open until the frame has left (in practice at once; arena and lane
+ * descriptors live as long as the context). Any thread. */
 void rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
                        size_t payload_bytes, const int *fds, uint32_t fd_count);
-/* [driver] Descriptors that have arrived and were not taken, oldest first; ownership moves. Returns how many. */
+/* [driver] Descriptors that have arrived and were not taken, oldest first; ownership moves. Returns
+ * how many. */
 uint32_t rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t cap);
-/* [driver] Take what the socket has now, without waiting for the engine to see it. May end the channel. */
+/* [driver] Take what the socket has now, without waiting for the engine to see it. May end the
+ * channel. */
 void rdti_channel_drain(struct rdti_channel *channel);
 /* Monotonic time of the last bytes from the peer. */
 uint64_t rdti_channel_last_heard_ns(const struct rdti_channel *channel);
@@ -45,6 +51,9 @@ bool rdti_channel_is_flushed(struct rdti_channel *channel);
  * event follows. NULL is legal.
  */
 void rdti_channel_retire(struct rdti_channel *channel, struct rdti_list *retired);
+/* [driver] As above, but on_end() follows, however long it takes. False: the socket has ended
+ * already. */
+bool rdti_channel_linger(struct rdti_channel *channel);
 /* [driver] Closes retired ones whose peers did not answer within RDTI_RETIRE_NS; all, if now_ns is
  * UINT64_MAX. */
 void rdti_channels_expire(struct rdti_list *retired, uint64_t now_ns);

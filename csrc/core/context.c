@@ -142,6 +142,14 @@ fill_host(rdt_context *ctx)
     };
 }
 
+/* Without our looking at a generation. From the moment on that the lane's offer has left: the peer
+ * may be ready before us. One that lingers answers by its end. */
+static bool
+can_write_here(const rdt_endpoint *ep)
+{
+    return ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks;
+}
+
 /* A region was freed: peers that check nothing themselves are told, and their answers awaited. */
 static void
 on_revoke(void *arg, uint32_t index, uint32_t generation)
@@ -155,8 +163,7 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     rdti_engine_enter(ctx->engine);
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks &&
-            ep->setup == NULL)
+        if (can_write_here(ep))
             count++;
     }
     if (count > 0)
@@ -164,8 +171,7 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     for (struct rdti_list *node = ctx->endpoints.next; count > 0 && node != &ctx->endpoints;
          node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (ep->lane == NULL || ep->channel == NULL || ep->lane->transport->caps.target_checks ||
-            ep->setup != NULL)
+        if (!can_write_here(ep))
             continue;
         /* Without room to remember it the answer is never counted: the bytes stay in quarantine
          * until the peer goes. */
@@ -174,7 +180,7 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
             rdti_log(RDT_LOG_WARN,
                      "rank %d answers no revocations: freed memory stays in quarantine",
                      (int)ep->rank);
-        else
+        else if (!ep->is_lingering)
             rdti_channel_send(ep->channel, RDTI_FRAME_REVOKE, payload, payload_bytes, NULL, 0);
     }
     rdti_engine_leave(ctx->engine);
@@ -401,8 +407,7 @@ has_no_endpoints(void *arg)
     rdt_context *ctx = arg;
 
     rdti_engine_enter(ctx->engine);
-    const bool is_empty =
-        rdti_list_is_empty(&ctx->endpoints) && rdti_list_is_empty(&ctx->retired);
+    const bool is_empty = rdti_list_is_empty(&ctx->endpoints) && rdti_list_is_empty(&ctx->retired);
     rdti_engine_leave(ctx->engine);
     return is_empty;
 }

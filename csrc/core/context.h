@@ -80,14 +80,15 @@ struct rdt_context {
     /* Under the engine's lock: */
     struct rdti_list jobs;       /* struct rdti_job */
     struct rdti_list endpoints;  /* every endpoint that is not freed, by its link */
-    struct rdti_list retired;     /* side channels that wait for the peer's end */
+    struct rdti_list retired;    /* side channels that wait for the peer's end */
     struct rdti_list obituaries; /* in the order of death */
     struct rdti_groups *groups;
     _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
     bool has_core_work;           /* rdti_endpoints_poll() has something to look at */
     uint64_t last_tick_ns;
     uint64_t last_beat_ns;
-    bool is_closing; /* no connection is admitted any more */
+    uint64_t resumed_ns; /* when this process ran again after it had been stopped, or starved */
+    bool is_closing;     /* no connection is admitted any more */
 };
 
 /* RDT_EFORKED in a forked child, RDT_EINVAL for NULL; `call` is for the message. */

@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Endpoints: the connection to one peer.
  *
- *   state       ops are        may bytes of accepted ops still move?   leaves by
- *   CONNECTING  queued         no                                      both probes proved -> READY; error, deadline -> FAILED
- *   READY       given to lane  yes                                     peer dies, lane breaks -> FAILED; goodbye -> LEFT;
- *                                                                      last close -> CLOSING
- *   CLOSING     refused        yes, until flushed                      idle or 2 s -> goodbye, FREED
- *   LEFT        refused        no                                      last close -> FREED
- *   FAILED      refused        no (the lane is closed first)           last close -> FREED
+ *   state       ops are        bytes of accepted ops move?   leaves by
+ *   CONNECTING  queued         no                            both probes proved -> READY
+ *                                                            error, deadline -> FAILED
+ *   READY       given to lane  yes                           peer dies, lane breaks -> FAILED
+ *                                                            goodbye -> LEFT; last close -> CLOSING
+ *   CLOSING     refused        yes, until flushed            idle or 2 s -> goodbye, FREED
+ *   LEFT        refused        no                            last close -> FREED
+ *   FAILED      refused        no (the lane is ended first)  last close -> FREED
  *
- * FAILED keeps the first error for ever: every later call returns it. All state is under the engine's lock, but for
- * the path of a write in READY, which takes a reference on the lane (lane_users) and no lock of ours.
+ * One that ended while its peer may be in the middle of a write into our memory (shm only) is not
+ * freed, and what was freed of that memory not used again, before the peer is known to be done.
+ *
+ * FAILED keeps the first error for ever: every later call returns it. All state is under the
+ * engine's lock, but for the path of a write in READY, which takes a reference on the lane
+ * (lane_users) and no lock of ours.
  */
 #ifndef RDTI_CORE_ENDPOINT_H
 #define RDTI_CORE_ENDPOINT_H
@@ -47,13 +52,14 @@ struct rdti_transport_caps rdti_endpoint_caps(const rdt_endpoint *ep);
 rdt_status rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
 
 /*
- * Give an op (op.kind, notify, remote, blocks, len_bytes, is_urgent filled in) to the lane, or queue it while CONNECTING. Any thread.
- * On RDT_OK the transfer belongs to the lane until op.complete; on an error nothing happened.
- * Counts writes and reads.
+ * Give an op (op.kind, notify, remote, blocks, len_bytes, is_urgent filled in) to the lane, or
+ * queue it while CONNECTING. Any thread. On RDT_OK the transfer belongs to the lane until
+ * op.complete; on an error nothing happened. Counts writes and reads.
  */
 rdt_status rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err);
-/* A write without a handle: `blocks` (at most 2) are copied into the op; the sources must stay until `on_release` of the transfer,
- * which gets `owner`, unless the lane took them at once (shm). */
+/* A write without a handle: `blocks` (at most 2) are copied into the op; the sources must stay
+ * until `on_release` of the transfer, which gets `owner`, unless the lane took them at once
+ * (shm). */
 rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *blocks,
                                     uint32_t count, const struct rdt_remote_region *dst,
                                     uint32_t notify, bool is_urgent,
@@ -67,7 +73,8 @@ rdt_status rdti_endpoint_post_notify(rdt_endpoint *ep, uint32_t notify, bool is_
 void rdti_endpoint_send_frame(rdt_endpoint *ep, enum rdti_frame_type type, const uint8_t *payload,
                               size_t len_bytes);
 
-/* The region of the peer's inbound mailbox ring as it told us at set-up, and ours. [driver], READY */
+/* The region of the peer's inbound mailbox ring as it told us at set-up, and ours. [driver],
+ * READY */
 const struct rdt_remote_region *rdti_endpoint_peer_ring(const rdt_endpoint *ep);
 rdt_region *rdti_endpoint_own_ring(rdt_endpoint *ep);
 
@@ -81,10 +88,12 @@ void rdti_endpoint_ref(rdt_endpoint *ep);
 void rdti_endpoint_pin_mapping(rdt_endpoint *ep);
 void rdti_endpoint_unpin_mapping(rdt_endpoint *ep);
 
-/* [driver] One count more, which rdt_endpoint_close() drops; false if it is closing or has ended. */
+/* [driver] One count more, which rdt_endpoint_close() drops; false if it is closing or has
+ * ended. */
 bool rdti_endpoint_hold(rdt_endpoint *ep);
 
-/* [driver] End it: closes the lane (completing its ops), fails mailbox and slots, tells everybody if `is_death`. */
+/* [driver] End it: closes the lane (completing its ops), fails mailbox and slots, tells everybody
+ * if `is_death`. */
 void rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death);
 
 #endif

@@ -26,7 +26,11 @@ struct rdti_setup {
     struct rdti_authenticated authenticated; /* fd is the channel's */
     struct rdti_path own_path;
     struct rdti_path peer_path;
-    bool is_passive; /* the peer connects to us: crossing connections, or nobody here asked */
+    uint64_t path_deadline_ns; /* of the path that is being proved */
+    bool is_prepared;          /* hello and places are filled in: it was opened here */
+    bool is_passive;           /* the channel was opened by the peer */
+    bool has_refused_crossing; /* the peer was told RDT_EBUSY: it waits for our connection */
+    bool was_silent;           /* a place of this round gave no answer */
     bool has_path_in;
     bool is_lane_ready;
     bool said_ready;
@@ -37,19 +41,18 @@ struct rdt_endpoint {
     struct rdti_list link; /* ctx->endpoints */
     rdt_context *ctx;
     uint8_t uuid[RDT_UUID_BYTES];
-    int32_t rank;
+    _Atomic int32_t rank; /* relaxed would do: for messages; once known it stays */
     char job_id[RDTI_JOB_ID_BYTES];
     uint32_t refs; /* handles, groups and slots; 0 for one that only the peer opened */
     _Atomic uint32_t state;
     _Atomic uint32_t lane_users; /* threads inside the lane's write() or read() */
-    _Atomic uint32_t
-        map_pins; /* mapped buffers of the peer's in users' hands; the lane keeps its mappings until it is closed */
+    _Atomic uint32_t map_pins;   /* mapped buffers of the peer's in users' hands */
     struct rdti_lane *lane;
     struct rdti_channel *channel;
     struct rdti_watch *pidfd_watch;
     int pidfd;
     int32_t peer_pid;
-    uint32_t transport_id;
+    _Atomic uint32_t transport_id;  /* of the path in use; read without the lock */
     char reason[RDTI_REASON_BYTES]; /* why this path and not a better one */
     uint8_t session_id[16];
     uint8_t session_key[RDTI_SHA256_BYTES];
@@ -62,6 +65,9 @@ struct rdt_endpoint {
     bool is_local;           /* shares our cores: shm, or loopback */
     bool is_death;
     bool is_buried;
+    bool is_peer_done;       /* it writes nothing more: goodbye, channel closed, or exited */
+    bool is_lingering;       /* buried, but the channel waits for is_peer_done */
+    bool is_ready_frame_due; /* what the peer wrote has overtaken its READY */
     bool said_goodbye;
     rdt_region *ring;
     struct rdt_remote_region peer_ring;
@@ -82,14 +88,16 @@ struct rdt_endpoint {
     uint32_t answer_cap;
 };
 
-/* endpoint.c */
+/* endpoint.c: in use; endpoint_end.c: how it ends */
 void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);
 bool rdti_endpoint_is_ended(const rdt_endpoint *ep);
 void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
 void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
+/* The peer's process is gone, or it has said that it writes nothing more. */
+void rdti_endpoint_on_peer_done(rdt_endpoint *ep);
 /* The peer said goodbye. */
 void rdti_endpoint_leave(rdt_endpoint *ep);
-/* Closes lane and channel, completing the lane's ops with err. */
+/* Ends lane and channel, completing the lane's ops with err. */
 void rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err);
 /* The engine's poller of the core: ends, goodbyes, acknowledgements. state is the context. */
 uint32_t rdti_endpoints_poll(void *state);
@@ -99,6 +107,11 @@ bool rdti_endpoints_need_epoll(void *state);
 extern const struct rdti_handshake_events rdti_path_handshake_events;
 rdt_status rdti_path_on_probe(rdt_endpoint *ep, struct rdt_error *err);
 void rdti_path_on_lane_ready(rdt_endpoint *ep);
+/* A notification that is no probe came while CONNECTING: the peer has seen our probe and we its,
+ * and its READY is on its way on another connection. */
+rdt_status rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err);
+/* The lane broke while CONNECTING, or proved wrong: try the next path. */
+void rdti_path_give_up(rdt_endpoint *ep, const struct rdt_error *err);
 void rdti_path_end_setup(rdt_endpoint *ep);
 void rdti_path_drop_pidfd(rdt_endpoint *ep);
 /* Deadlines, retries, heartbeats: the engine's tick; arg is the context. */

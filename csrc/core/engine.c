@@ -238,9 +238,23 @@ rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns, void (*fn)(voi
     tick->fn = fn;
     tick->arg = arg;
     rdti_list_append(&engine->ticks, &tick->link);
-    if (tick->due_ns < engine->next_tick_ns)
-        engine->next_tick_ns = tick->due_ns;
+    if (tick->due_ns < rdti_engine_next_tick_ns(engine))
+        atomic_store_explicit(&engine->next_tick_ns, tick->due_ns, memory_order_relaxed);
     return RDT_OK;
+}
+
+void
+rdti_engine_hurry(struct rdti_engine *engine, void (*fn)(void *arg), void *arg, uint64_t due_ns)
+{
+    for (struct rdti_list *node = engine->ticks.next; node != &engine->ticks; node = node->next) {
+        struct tick *tick = RDTI_CONTAINER(node, struct tick, link);
+        if (tick->fn == fn && tick->arg == arg && tick->due_ns > due_ns)
+            tick->due_ns = due_ns;
+    }
+    if (rdti_engine_next_tick_ns(engine) <= due_ns)
+        return;
+    atomic_store_explicit(&engine->next_tick_ns, due_ns, memory_order_relaxed);
+    rdti_engine_poke(engine); /* the progress thread may sleep for longer */
 }
 
 rdt_status
@@ -316,6 +330,8 @@ run_ticks(struct rdti_engine *engine, uint64_t now_ns)
 {
     uint64_t next_ns = UINT64_MAX;
 
+    atomic_store_explicit(&engine->next_tick_ns, 0,
+                          memory_order_relaxed); /* a tick that is hurried now needs no poke */
     for (struct rdti_list *node = engine->ticks.next; node != &engine->ticks; node = node->next) {
         struct tick *tick = RDTI_CONTAINER(node, struct tick, link);
         if (tick->due_ns <= now_ns) {
@@ -325,7 +341,7 @@ run_ticks(struct rdti_engine *engine, uint64_t now_ns)
         if (tick->due_ns < next_ns)
             next_ns = tick->due_ns;
     }
-    engine->next_tick_ns = next_ns;
+    atomic_store_explicit(&engine->next_tick_ns, next_ns, memory_order_relaxed);
 }
 
 static uint32_t
@@ -348,11 +364,14 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 {
     uint32_t work = 0;
 
+    atomic_store_explicit(&engine->passes,
+                          atomic_load_explicit(&engine->passes, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
     /* Sockets and ticks first: what they leave for the pollers is done in the same pass. */
     if (with_sockets) {
         work += dispatch_sockets(engine);
         const uint64_t now_ns = rdti_now_ns();
-        if (now_ns >= engine->next_tick_ns)
+        if (now_ns >= rdti_engine_next_tick_ns(engine))
             run_ticks(engine, now_ns);
     }
     for (uint32_t i = 0; i < engine->poller_count; i++)
@@ -436,7 +455,7 @@ rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_er
     rdti_list_init(&engine->ticks);
     rdti_list_init(&engine->watches);
     rdti_list_init(&engine->graveyard);
-    engine->next_tick_ns = UINT64_MAX;
+    atomic_store_explicit(&engine->next_tick_ns, UINT64_MAX, memory_order_relaxed);
     engine->epoll_fd = -1;
     engine->event_fd = -1;
     engine->bell_fd = -1;

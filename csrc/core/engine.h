@@ -69,6 +69,10 @@ rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, vo
 rdt_status rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns,
                              void (*tick)(void *arg), void *arg, struct rdt_error *err);
 
+/* [driver] Run that tick at due_ns, if it would come later. */
+void rdti_engine_hurry(struct rdti_engine *engine, void (*tick)(void *arg), void *arg,
+                       uint64_t due_ns);
+
 /* [driver] transport.h: watch, rewatch (any thread), unwatch. */
 rdt_status rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events,
                              rdti_watch_fn fn, void *arg, struct rdti_watch **out,

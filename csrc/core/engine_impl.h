@@ -22,16 +22,18 @@ struct rdti_engine {
     pthread_mutex_t lock;
     _Atomic uintptr_t owner; /* thread mark of the driver, 0 if none */
     _Atomic uint32_t
-        is_pass_wanted; /* somebody asked the driver for one more pass: see pass_or_ask() */
-    uint32_t depth;     /* of enter(); driver only */
-    bool wake_at_leave; /* driver only */
+        is_pass_wanted;      /* somebody asked the driver for one more pass: see pass_or_ask() */
+    _Atomic uint32_t passes; /* made so far; stored by drivers, relaxed */
+    uint32_t depth;          /* of enter(); driver only */
+    bool wake_at_leave;      /* driver only */
     struct rdti_list deferred;
 
     struct rdti_poller pollers[RDTI_POLLERS_MAX];
     uint32_t poller_count;
     struct rdti_list tasks;
     struct rdti_list ticks;
-    uint64_t next_tick_ns;
+    _Atomic uint64_t
+        next_tick_ns; /* stored by drivers, read by those who are about to sleep; relaxed */
     struct rdti_list watches;
     struct rdti_list graveyard;
 
@@ -54,6 +56,12 @@ struct rdti_engine {
     _Atomic uint32_t is_stopping;
     _Atomic uint32_t park_word; /* private futex of the progress thread */
 };
+
+static inline uint64_t
+rdti_engine_next_tick_ns(const struct rdti_engine *engine)
+{
+    return atomic_load_explicit(&engine->next_tick_ns, memory_order_relaxed);
+}
 
 /* engine.c: take the lock unless somebody has it. */
 bool rdti_engine_try_enter(struct rdti_engine *engine);

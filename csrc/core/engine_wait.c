@@ -23,9 +23,6 @@
 #define SPIN_NS UINT64_C(60000)
 /* The progress thread looks again this often whether a waiter is still active. */
 #define PARK_NS UINT64_C(1000000)
-/* Parked, it makes a pass once in this many looks: the waiter may be stuck in a callback of the
- * user's, and heartbeats must go on. */
-#define PARKS_PER_PASS 20
 /* A spinning waiter looks at sockets once in this many passes: an epoll_wait costs about as much as
  * eight empty passes. */
 #define PASSES_PER_EPOLL 64
@@ -168,6 +165,15 @@ drain_event_fd(struct rdti_engine *engine, uint32_t own)
         rdti_engine_poke(engine);
 }
 
+/* For epoll_wait(): whoever sleeps in epoll wakes for the ticks as well. */
+static int
+until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
+{
+    const uint64_t left_ns = rdti_remaining_ns(rdti_engine_next_tick_ns(engine));
+
+    return (int)(((left_ns < at_most_ns ? left_ns : at_most_ns) + 999999) / 1000000);
+}
+
 static void
 sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns)
 {
@@ -175,10 +181,8 @@ sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
 
     (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     rdti_engine_pass_or_ask(engine, true);
-    if (!done(arg)) {
-        const int timeout_ms = (int)((sleep_ns + 999999) / 1000000);
-        (void)epoll_wait(engine->epoll_fd, &event, 1, timeout_ms);
-    }
+    if (!done(arg))
+        (void)epoll_wait(engine->epoll_fd, &event, 1, until_tick_ms(engine, sleep_ns));
     (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     drain_event_fd(engine, 0);
     (void)try_pass(engine, true); /* it was probably a socket that ended the sleep */
@@ -278,16 +282,6 @@ rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint6
 
 /* ---- The progress thread ----------------------------------------------------------------- */
 
-static uint64_t
-background_sleep_ns(struct rdti_engine *engine)
-{
-    rdti_engine_enter(engine);
-    const uint64_t next_ns = engine->next_tick_ns;
-    rdti_engine_leave(engine);
-    const uint64_t left_ns = rdti_remaining_ns(next_ns);
-    return left_ns < SLICE_NS ? left_ns : SLICE_NS;
-}
-
 /* Waiters look at the sockets themselves, unless all of them sleep on the futex: from before there
  * were any sockets. */
 static bool
@@ -301,6 +295,16 @@ may_park(const struct rdti_engine *engine)
            atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) == 0;
 }
 
+/* This thread has nothing better to do than to wait for the lock: trying alone, it would spin on a
+ * socket that stays readable. */
+static void
+whole_pass(struct rdti_engine *engine)
+{
+    rdti_engine_enter(engine);
+    (void)rdti_engine_pass(engine, true);
+    rdti_engine_leave(engine);
+}
+
 static void
 drive_in_background(struct rdti_engine *engine)
 {
@@ -308,20 +312,35 @@ drive_in_background(struct rdti_engine *engine)
 
     /* seq_cst: raised before the last look, as the doorbell asks */
     atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
-    rdti_engine_pass_or_ask(engine, true);
-    const uint64_t sleep_ns = background_sleep_ns(engine);
-    (void)epoll_wait(engine->epoll_fd, &event, 1, (int)((sleep_ns + 999999) / 1000000));
+    whole_pass(engine);
+    (void)epoll_wait(engine->epoll_fd, &event, 1, until_tick_ms(engine, SLICE_NS));
     atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
     /* The proxy count stands for this thread. acquire: see set_proxy() */
     drain_event_fd(engine, atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
-    (void)try_pass(engine, true);
+    whole_pass(engine);
+}
+
+/*
+ * Leaves the sockets to the waiters, unless none of them has made a pass nor sleeps in epoll
+ * meanwhile: they may be without a core, or stuck in a callback of the user's, and heartbeats must
+ * go on.
+ */
+static void
+park(struct rdti_engine *engine)
+{
+    /* relaxed: whatever is missed is seen PARK_NS later */
+    const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
+
+    rdti_futex_wait(&engine->park_word, 0, PARK_NS);
+    if (atomic_load_explicit(&engine->passes, memory_order_relaxed) == passes &&
+        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0)
+        (void)try_pass(engine, true);
 }
 
 void *
 rdti_engine_progress_main(void *arg)
 {
     struct rdti_engine *engine = arg;
-    uint32_t parks = 0;
 
     (void)pthread_setname_np(pthread_self(), "rdmatensor");
     /* acquire: pairs with the release in rdti_engine_stop() */
@@ -330,9 +349,7 @@ rdti_engine_progress_main(void *arg)
             drive_in_background(engine);
             continue;
         }
-        rdti_futex_wait(&engine->park_word, 0, PARK_NS);
-        if (++parks % PARKS_PER_PASS == 0)
-            (void)try_pass(engine, true);
+        park(engine);
     }
     return NULL;
 }

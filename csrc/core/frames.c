@@ -10,9 +10,11 @@
 #include "core/group.h"
 #include "core/slot.h"
 
-/* A peer may have this many revocations of ours, or we of it, open at once before one side is taken for broken. */
+/* A peer may have this many revocations of ours, or we of it, open at once before one side is taken
+ * for broken. */
 #define REVOKES_MAX 65536
-/* Passes over a transport at a goodbye: each takes what a whole ring holds, and there is one ring a peer. */
+/* Passes over a transport at a goodbye: each takes what a whole ring holds, and there is one ring a
+ * peer. */
 #define ARRIVAL_PASSES 16
 
 static rdt_status
@@ -25,7 +27,7 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
     if (status != RDT_OK)
         return status;
     if (memcmp(death.uuid, ep->ctx->uuid, RDT_UUID_BYTES) == 0)
-        return RDT_OK; /* somebody takes us for dead; we know better, and they will refuse us by name */
+        return RDT_OK; /* somebody takes us for dead, and will refuse us by name */
     memcpy(news.uuid, death.uuid, RDT_UUID_BYTES);
     news.rank = death.rank;
     news.is_left = death.is_left != 0;
@@ -202,6 +204,7 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
         return on_death(ep, payload, payload_bytes, err);
     case RDTI_FRAME_GOODBYE:
         take_arrivals(ep);
+        rdti_endpoint_on_peer_done(ep);
         rdti_endpoint_leave(ep);
         return RDT_OK;
     case RDTI_FRAME_REVOKE:
@@ -229,6 +232,8 @@ on_end(void *arg, const struct rdt_error *why)
     rdt_endpoint *ep = arg;
     struct rdt_error err = {.peer_rank = ep->rank};
 
+    if (why->status == RDT_EPEER) /* the socket's end, not a frame that we could not bear */
+        rdti_endpoint_on_peer_done(ep);
     if (rdti_endpoint_is_ended(ep))
         return;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {

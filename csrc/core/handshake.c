@@ -16,6 +16,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "core/listener.h"
 #include "core/netaddr.h"
 
 /* A stranger that connects and says nothing holds a place for this long. */
@@ -94,7 +95,8 @@ finish(struct rdti_handshake *hs)
     events->done(ctx, arg, &result);
 }
 
-/* Messages are a few hundred bytes on a fresh socket: one that does not take them whole is broken. */
+/* Messages are a few hundred bytes on a fresh socket: one that does not take them whole is
+ * broken. */
 static rdt_status
 send_whole(const struct rdti_handshake *hs, const uint8_t *bytes, size_t len_bytes,
            struct rdt_error *err)
@@ -269,7 +271,7 @@ expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
     case WAIT_AUTH:
         *out = RDTI_AUTH_BYTES;
         break;
-    default: /* a listener answers with CHALLENGE or REJECT: the total length tells them apart, decode checks the magic */
+    default: /* CHALLENGE or REJECT: the length tells them apart, decode checks the magic */
         *out = (size_t)(hs->in[6] | hs->in[7] << 8);
         break;
     }
@@ -388,6 +390,38 @@ describe_peer(struct rdti_handshake *hs, const struct sockaddr_storage *addr, bo
     rdti_sockaddr_text((const struct sockaddr *)addr, hs->place, sizeof(hs->place));
 }
 
+/* Frames are small and must not wait for the acknowledgement of the one before (40 ms). A hint:
+ * without it all works, slowly. */
+static void
+set_nodelay(int fd)
+{
+    const int one = 1;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+}
+
+/* Room for one more towards us. */
+static void
+make_room(struct rdti_list *table)
+{
+    struct rdti_handshake *oldest = NULL;
+    uint32_t count = 0;
+
+    for (struct rdti_list *node = table->next; node != table; node = node->next) {
+        struct rdti_handshake *hs = RDTI_CONTAINER(node, struct rdti_handshake, link);
+        if (hs->result.is_connector)
+            continue;
+        count++;
+        if (oldest == NULL || (oldest->state != WAIT_OPENING && hs->state == WAIT_OPENING))
+            oldest = hs;
+    }
+    if (count < RDTI_HANDSHAKES_MAX || oldest == NULL)
+        return;
+    rdti_log(RDT_LOG_WARN, "%s: dropped unfinished, since %u others want to connect", oldest->place,
+             count);
+    dispose(oldest);
+}
+
 void
 rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
                       const struct rdti_handshake_events *events, struct rdti_list *table)
@@ -399,6 +433,9 @@ rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
         (void)close(fd);
         return;
     }
+    make_room(table);
+    if (!is_unix)
+        set_nodelay(fd);
     hs->ctx = ctx;
     hs->events = events;
     hs->state = WAIT_OPENING;
@@ -418,7 +455,6 @@ rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
 static rdt_status
 open_socket(struct rdti_handshake *hs, const struct rdti_place *place, struct rdt_error *err)
 {
-    const int one = 1;
     const int fd = socket(place->addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
     if (fd < 0)
@@ -427,11 +463,13 @@ open_socket(struct rdti_handshake *hs, const struct rdti_place *place, struct rd
     hs->result.fd = fd;
     (void)rdti_fork_close_add(fd);
     if (!place->is_unix)
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+        set_nodelay(fd);
     if (connect(fd, (const struct sockaddr *)&place->addr, place->addr_bytes) != 0 &&
-        errno != EINPROGRESS)
-        return rdti_error_set(err, RDT_EPEER, errno, "%s: connect: %s", place->text,
-                              strerror(errno));
+        errno != EINPROGRESS) {
+        const int sys_errno = errno; /* EAGAIN: a Unix socket's backlog is full */
+        return rdti_error_set(err, sys_errno == EAGAIN ? RDT_EAGAIN : RDT_EPEER, sys_errno,
+                              "%s: connect: %s", place->text, strerror(sys_errno));
+    }
     return rdti_engine_watch(hs->ctx->engine, fd, EPOLLOUT, on_socket, hs, &hs->watch, err);
 }
 
@@ -439,7 +477,7 @@ rdt_status
 rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
                        const struct rdti_hello *hello, const struct rdti_job *job,
                        uint64_t deadline_ns, const struct rdti_handshake_events *events, void *arg,
-                       struct rdti_list *table, struct rdti_handshake **out, struct rdt_error *err)
+                       struct rdti_handshake **out, struct rdt_error *err)
 {
     struct rdti_handshake *hs = calloc(1, sizeof(*hs));
 
@@ -458,7 +496,7 @@ rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
     hs->result.peer = place->addr;
     hs->result.peer_bytes = place->addr_bytes;
     rdti_text_copy(hs->place, sizeof(hs->place), place->text);
-    rdti_list_append(table, &hs->link);
+    rdti_list_append(rdti_listener_handshakes(ctx->listener), &hs->link);
     const rdt_status status = open_socket(hs, place, err);
     if (status != RDT_OK) {
         dispose(hs);

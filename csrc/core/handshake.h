@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * From a bare socket to an authenticated one (wire/handshake.h), for both roles. Everything is [driver] and nonblocking; a
- * handshake that is not over by its deadline ends, and at most RDTI_HANDSHAKES_MAX are open towards us at a time.
+ * From a bare socket to an authenticated one (wire/handshake.h), for both roles. Everything is
+ * [driver] and nonblocking; a handshake that is not over by its deadline ends. At most
+ * RDTI_HANDSHAKES_MAX are open towards us at a time: one more ends the oldest of those that have
+ * not said who they are, so that silent strangers keep nobody out.
  *
  *   role       state            leaves by
  *   connector  CONNECTING       socket writable -> sends HELLO -> WAIT_CHALLENGE
  *              WAIT_CHALLENGE   CHALLENGE with a good mac -> sends AUTH -> done; REJECT -> failed
- *   listener   WAIT_OPENING     HELLO that is admitted -> sends CHALLENGE -> WAIT_AUTH; JOIN -> handed on; else REJECT or close
+ *   listener   WAIT_OPENING     HELLO that is admitted -> sends CHALLENGE -> WAIT_AUTH;
+ *                               JOIN -> handed on; else REJECT or close
  *              WAIT_AUTH        AUTH with a good mac -> done; else REJECT and close
  */
 #ifndef RDTI_CORE_HANDSHAKE_H
@@ -44,7 +47,8 @@ struct rdti_place {
 };
 
 struct rdti_handshake_events {
-    /* Listener: may this HELLO in? Fills the job whose secret counts, and our CHALLENGE's fields but nonce and mac. */
+    /* Listener: may this HELLO in? Fills the job whose secret counts, and our CHALLENGE's fields
+     * but nonce and mac. */
     rdt_status (*admit)(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
                         struct rdti_job **job_out, struct rdti_challenge *challenge_out,
                         struct rdt_error *err);
@@ -59,12 +63,12 @@ struct rdti_handshake_events {
 /* Takes fd over. */
 void rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
                            const struct rdti_handshake_events *events, struct rdti_list *table);
-/* Begins to connect; `hello` complete but for the nonce. The job must outlive the handshake. */
+/* Begins to connect; `hello` complete but for the nonce. The job must outlive the handshake.
+ * RDT_EAGAIN: the listener has more to accept than it can hold just now. */
 rdt_status rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
                                   const struct rdti_hello *hello, const struct rdti_job *job,
                                   uint64_t deadline_ns, const struct rdti_handshake_events *events,
-                                  void *arg, struct rdti_list *table, struct rdti_handshake **out,
-                                  struct rdt_error *err);
+                                  void *arg, struct rdti_handshake **out, struct rdt_error *err);
 /* Ends without an event. */
 void rdti_handshake_cancel(struct rdti_handshake *hs);
 /* Ends those of the table that are over their deadline. */

@@ -31,6 +31,7 @@ struct listening {
     struct rdti_watch *watch;
     int fd;
     bool is_unix;
+    bool is_paused; /* no descriptors left: not watched until the next expire() */
 };
 
 struct rdti_listener {
@@ -41,17 +42,6 @@ struct rdti_listener {
     uint32_t socket_count;
     struct rdti_blob blob;
 };
-
-static uint32_t
-count_handshakes(const struct rdti_listener *listener)
-{
-    uint32_t count = 0;
-
-    for (const struct rdti_list *node = listener->handshakes.next; node != &listener->handshakes;
-         node = node->next)
-        count++;
-    return count;
-}
 
 static bool
 is_same_user(int fd)
@@ -69,6 +59,16 @@ is_same_user(int fd)
     return false;
 }
 
+/* A process without descriptors would be woken for the same connection over and over. */
+static void
+pause_accept(struct listening *socket, int sys_errno)
+{
+    rdti_log(RDT_LOG_WARN, "accept: %s: a connection waits until something is closed",
+             strerror(sys_errno));
+    socket->is_paused = true;
+    rdti_engine_rewatch(socket->listener->ctx->engine, socket->watch, 0);
+}
+
 static void
 on_accept(void *arg, uint32_t epoll_events)
 {
@@ -80,11 +80,10 @@ on_accept(void *arg, uint32_t epoll_events)
         const int fd = accept4(socket->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED)
-                rdti_log(RDT_LOG_WARN, "accept: %s", strerror(errno));
+                pause_accept(socket, errno);
             return;
         }
-        if ((socket->is_unix && !is_same_user(fd)) ||
-            count_handshakes(listener) >= RDTI_HANDSHAKES_MAX) {
+        if (socket->is_unix && !is_same_user(fd)) {
             (void)close(fd);
             continue;
         }
@@ -137,21 +136,44 @@ listen_unix(struct rdti_listener *listener, struct rdt_error *err)
     return status;
 }
 
-/* Binds to the first free port of the range; 0 to 0 means any. */
-static int
-bind_in_range(int fd, struct sockaddr_storage *addr, socklen_t addr_bytes, uint32_t from,
-              uint32_t to)
+static in_port_t *
+port_of(struct sockaddr_storage *addr)
 {
-    in_port_t *port = addr->ss_family == AF_INET
-                          ? &((struct sockaddr_in *)(void *)addr)->sin_port
-                          : &((struct sockaddr_in6 *)(void *)addr)->sin6_port;
+    return addr->ss_family == AF_INET ? &((struct sockaddr_in *)(void *)addr)->sin_port
+                                      : &((struct sockaddr_in6 *)(void *)addr)->sin6_port;
+}
 
-    for (uint32_t candidate = from;; candidate++) {
-        *port = htons((uint16_t)candidate);
-        if (bind(fd, (const struct sockaddr *)addr, addr_bytes) == 0)
-            return 0;
-        if (errno != EADDRINUSE || candidate >= to)
-            return -1;
+/* A listening socket, or -1 with errno. */
+static int
+listen_at(const struct sockaddr_storage *addr, socklen_t addr_bytes)
+{
+    const int one = 1;
+    const int fd = socket(addr->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0)
+        return -1;
+    if (addr->ss_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
+    /* The job before may have left connections in TIME_WAIT on the ports of a narrow range. Two
+     * that listen are refused all the same, by listen(). */
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (bind(fd, (const struct sockaddr *)addr, addr_bytes) == 0 && listen(fd, BACKLOG) == 0)
+        return fd;
+    const int sys_errno = errno;
+    (void)close(fd);
+    errno = sys_errno;
+    return -1;
+}
+
+/* At the first free port of the range; 0 to 0 means any. */
+static int
+listen_in_range(struct sockaddr_storage *addr, socklen_t addr_bytes, uint32_t from, uint32_t to)
+{
+    for (uint32_t port = from;; port++) {
+        *port_of(addr) = htons((uint16_t)port);
+        const int fd = listen_at(addr, addr_bytes);
+        if (fd >= 0 || errno != EADDRINUSE || port >= to)
+            return fd;
     }
 }
 
@@ -159,34 +181,30 @@ static rdt_status
 listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, struct rdt_error *err)
 {
     const struct rdt_context_opts *opts = &listener->ctx->opts;
-    const int one = 1;
     struct sockaddr_storage addr;
     socklen_t addr_bytes = rdti_sockaddr_from_blob(blob_addr, &addr);
     char text[96];
 
     rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
-    const int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = listen_in_range(&addr, addr_bytes, opts->port_from, opts->port_to);
     if (fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "%s: socket: %s", text, strerror(errno));
-    if (addr.ss_family == AF_INET6)
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
-    if (bind_in_range(fd, &addr, addr_bytes, opts->port_from, opts->port_to) != 0 ||
-        listen(fd, BACKLOG) != 0 || getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) != 0) {
+        return rdti_error_set(err, RDT_EDEVICE, errno, "listening on %s, ports %u to %u: %s", text,
+                              opts->port_from, opts->port_to, strerror(errno));
+    if (getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) != 0) {
         const int sys_errno = errno;
         (void)close(fd);
-        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "listening on %s, ports %u to %u: %s",
-                              text, opts->port_from, opts->port_to, strerror(sys_errno));
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "getsockname at %s: %s", text,
+                              strerror(sys_errno));
     }
-    blob_addr->port =
-        ntohs(addr.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&addr)->sin_port
-                                        : ((struct sockaddr_in6 *)(void *)&addr)->sin6_port);
+    blob_addr->port = ntohs(*port_of(&addr));
     const rdt_status status = add_socket(listener, fd, false, err);
     if (status != RDT_OK)
         (void)close(fd);
     return status;
 }
 
-/* One socket per address: what is published is what is bound, and nothing else of the host is open. */
+/* One socket per address: what is published is what is bound, and nothing else of the host is
+ * open. */
 static rdt_status
 listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
 {
@@ -210,7 +228,8 @@ listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Equal on two processes: maybe the same host. A container may show the host's boot id from another namespace, so it proves nothing. */
+/* Equal on two processes: maybe the same host. A container may show the host's boot id from another
+ * namespace, so it proves nothing. */
 static void
 read_host_hint(uint8_t out[16])
 {
@@ -234,6 +253,12 @@ expire(void *arg)
     struct rdti_listener *listener = arg;
 
     rdti_handshakes_expire(&listener->handshakes, rdti_now_ns());
+    for (uint32_t i = 0; i < listener->socket_count; i++) {
+        struct listening *socket = &listener->sockets[i];
+        if (socket->is_paused)
+            rdti_engine_rewatch(listener->ctx->engine, socket->watch, EPOLLIN);
+        socket->is_paused = false;
+    }
 }
 
 rdt_status

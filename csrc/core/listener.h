@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where peers find us: an abstract Unix socket (same user, same network namespace) and TCP sockets, and the blob that says so. */
+ * Where peers find us: an abstract Unix socket (same user, same network namespace) and TCP sockets,
+ * and the blob that says so. */
 #ifndef RDTI_CORE_LISTENER_H
 #define RDTI_CORE_LISTENER_H
 
@@ -10,7 +11,8 @@
 
 struct rdti_listener;
 
-/* [driver] Listens by ctx->opts. RDT_EINVAL (interface, address), RDT_EDEVICE (every port of the range is taken ...). */
+/* [driver] Listens by ctx->opts. RDT_EINVAL (interface, address), RDT_EDEVICE (every port of the
+ * range is taken ...). */
 rdt_status rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_events *events,
                               struct rdti_listener **out, struct rdt_error *err);
 /* [driver] Also ends the handshakes that are under way. NULL is legal. */

@@ -18,8 +18,9 @@ bool rdti_sockaddr_is_loopback(const struct sockaddr *addr);
 socklen_t rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out);
 
 /*
- * The addresses of this host that may be published, best first: of `ifname` only, if not NULL; only `addr`, if not NULL; loopback only, if
- * asked for. Link-local ones are left out. IPv4 before IPv6, global before loopback.
+ * The addresses of this host that may be published, best first: of `ifname` only, if not NULL; only
+ * `addr`, if not NULL; loopback only, if asked for. Link-local ones are left out. IPv4 before IPv6,
+ * global before loopback.
  *   RDT_EINVAL  no such interface, no such address here: the message lists what there is
  */
 rdt_status rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,

@@ -2,27 +2,30 @@
  * The table of operations that every transport fills: its comments are the specification, and the
  * contract suite runs over all of them.
  *
- * Words. A *lane* is one transport's connection of an endpoint to one peer. The *host* is the core: it owns
- * regions, endpoints and the engine, and is seen from here only as struct rdti_host. A transport knows no other
- * transport and nothing of slots, messages or groups.
+ * Words. A *lane* is one transport's connection of an endpoint to one peer. The *host* is the core:
+ * it owns regions, endpoints and the engine, and is seen from here only as struct rdti_host. A
+ * transport knows no other transport and nothing of slots, messages or groups.
  *
- * Threads and locks. Everything marked [driver] is called with the engine's lock held, by whatever thread drives;
- * it must not block, sleep or wait. write() and read() may be called by any thread at any time while the lane is
- * open, several at once: the lane has its own lock for its transmit side. The order of locks is engine, then lane.
- * A transport calls the host back only from functions marked [driver], and never with its lane lock held.
+ * Threads and locks. Everything marked [driver] is called with the engine's lock held, by whatever
+ * thread drives; it must not block, sleep or wait. write() and read() may be called by any thread
+ * at any time while the lane is open, several at once: the lane has its own lock for its transmit
+ * side. The order of locks is engine, then lane. A transport calls the host back only from
+ * functions marked [driver], and never with its lane lock held.
  *
- * Order. Of one lane, writes and notifications reach the peer in the order in which write() was called. A
- * notification is delivered after all bytes of its own and of earlier writes are in place and visible to any thread that
- * sees the notification. Reads are ordered behind nothing.
+ * Order. Of one lane, writes and notifications reach the peer in the order in which write() was
+ * called. A notification is delivered after all bytes of its own and of earlier writes are in place
+ * and visible to any thread that sees the notification. Reads are ordered behind nothing.
  *
- * Ends. Each op that was accepted (RDT_OK returned) is completed exactly once, by op->complete(), with RDT_OK or with
- * the error that ended it. A write is complete when its bytes are in place at the target (acknowledged after placement) and
- * its source may change; a read when its bytes are in the destination. After the first error of a lane every op in flight
- * and every later one fails with that first error, and close() completes what is left. Until an op completed, its
- * memory may still be read (write) or written (read).
+ * Ends. Each op that was accepted (RDT_OK returned) is completed exactly once, by op->complete(),
+ * with RDT_OK or with the error that ended it. A write is complete when its bytes are in place at
+ * the target (acknowledged after placement) and its source may change; a read when its bytes are in
+ * the destination. After the first error of a lane every op in flight and every later one fails
+ * with that first error, and close() completes what is left. Until an op completed, its memory may
+ * still be read (write) or written (read).
  *
- * Sleep. A transport never sleeps. shm peers ring the doorbell of the process; the others give file descriptors to the
- * engine through host->watch(). needs_epoll() tells the engine that a sleeping waiter must sleep in epoll and not on the futex.
+ * Sleep. A transport never sleeps. shm peers ring the doorbell of the process; the others give file
+ * descriptors to the engine through host->watch(). needs_epoll() tells the engine that a sleeping
+ * waiter must sleep in epoll and not on the futex.
  */
 #ifndef RDTI_TRANSPORT_H
 #define RDTI_TRANSPORT_H
@@ -41,9 +44,10 @@ struct rdti_lane; /* each transport's own struct begins with struct rdti_lane */
 enum rdti_op_kind { RDTI_OP_WRITE = 1, RDTI_OP_READ = 2 };
 
 /*
- * One operation. The core allocates and fills it; from an accepted write()/read() to complete() it belongs to the lane,
- * which may use `link` and `scratch`. Blocks: `blocks` points to `block_count` entries that live as long as the op;
- * with block_count 1 they are the op's own `block`. len_bytes is their sum. For a read the single block's src is the destination.
+ * One operation. The core allocates and fills it; from an accepted write()/read() to complete() it
+ * belongs to the lane, which may use `link` and `scratch`. Blocks: `blocks` points to `block_count`
+ * entries that live as long as the op; with block_count 1 they are the op's own `block`. len_bytes
+ * is their sum. For a read the single block's src is the destination.
  */
 struct rdti_op {
     struct rdti_list link;
@@ -56,7 +60,8 @@ struct rdti_op {
     bool is_urgent; /* the peer's progress thread has to act on the notification: wake it */
     uint64_t len_bytes;
     uint64_t scratch[6];
-    /* [driver] or the thread inside write()/read(): at most once; must not call back into the lane. */
+    /* [driver] or the thread inside write()/read(): at most once; must not call back into the
+     * lane. */
     void (*complete)(struct rdti_op *op, rdt_status status, const struct rdt_error *err);
 };
 
@@ -64,7 +69,8 @@ struct rdti_op {
 typedef void (*rdti_watch_fn)(void *arg, uint32_t epoll_events);
 struct rdti_watch; /* owned by the engine; freed by unwatch() */
 
-/* An address range of ours that a peer may reach, checked and pinned; release it after the last byte. */
+/* An address range of ours that a peer may reach, checked and pinned; release it after the last
+ * byte. */
 struct rdti_target {
     void *addr;
     void *pin; /* the region, opaque here */
@@ -82,7 +88,8 @@ struct rdti_host {
     void (*on_ready)(void *core, struct rdti_lane *lane);
 
     /*
-     * Check that (index, generation) is a live exported region of ours and that the range lies in it, and pin it.
+     * Check that (index, generation) is a live exported region of ours and that the range lies in
+     * it, and pin it.
      *   RDT_ESTALE  RDT_ERANGE  RDT_EPROTO (no such index)
      */
     rdt_status (*target_acquire)(void *core, uint32_t index, uint32_t generation,
@@ -90,7 +97,8 @@ struct rdti_host {
                                  struct rdt_error *err);
     void (*target_release)(void *core, struct rdti_target *target);
 
-    /* shm: ask the peer for the descriptor of a piece of its arena; segment_arrived() answers. Any thread. */
+    /* shm: ask the peer for the descriptor of a piece of its arena; segment_arrived() answers. Any
+     * thread. */
     void (*request_segment)(void *core, struct rdti_lane *lane, uint32_t segment);
 
     rdt_status (*watch)(void *core, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
@@ -98,10 +106,12 @@ struct rdti_host {
     void (*rewatch)(void *core, struct rdti_watch *watch, uint32_t epoll_events); /* any thread */
     void (*unwatch)(void *core, struct rdti_watch *watch);
 
-    /* Our own doorbell page (a memfd), our eventfd and the table of generations; immutable after open. */
+    /* Our own doorbell page (a memfd), our eventfd and the table of generations; immutable after
+     * open. */
     int doorbell_fd;
     int event_fd;
-    int generation_fd; /* memfd: uint32_t generation[], indexed by region index; grows, never shrinks */
+    int generation_fd; /* memfd: uint32_t generation[], indexed by region index; grows, never
+                          shrinks */
     struct rdti_counters_ref *counters; /* see rdti_count() below */
     bool is_loopback_only;
     uint32_t tcp_streams;
@@ -147,7 +157,8 @@ struct rdti_lane_args {
     uint64_t deadline_ns;                        /* of the lane's set-up */
 };
 
-/* Head of every lane. The core reads it and sets `owner`; the transport sets the rest before make_offer() returns. */
+/* Head of every lane. The core reads it and sets `owner`; the transport sets the rest before
+ * make_offer() returns. */
 struct rdti_lane {
     const struct rdti_transport *transport;
     void *owner; /* the endpoint */
@@ -155,10 +166,10 @@ struct rdti_lane {
 
 /* Facts that do not change after open(). */
 struct rdti_transport_caps {
-    bool can_map; /* map() works */
-    bool
-        target_checks; /* a stale generation is refused at the target; else quarantine needs acknowledgement */
-    bool is_same_host; /* only between processes that share memory */
+    bool can_map;       /* map() works */
+    bool target_checks; /* a stale generation is refused at the target; else quarantine needs
+                           acknowledgement */
+    bool is_same_host;  /* only between processes that share memory */
     uint64_t
         eager_max_bytes; /* above it a receive is cheaper than a copy: where rendezvous begins */
 };
@@ -176,14 +187,16 @@ struct rdti_transport {
     rdt_status (*make_offer)(void *state, const struct rdti_lane_args *args, struct rdti_lane **out,
                              struct rdti_offer *offer, struct rdt_error *err);
     /*
-     * [driver] The peer's half has arrived. Takes over its fds in every case. Afterwards the peer may write to us, and
-     * write() may be called; host->on_ready() follows, at once or later.
+     * [driver] The peer's half has arrived. Takes over its fds in every case. Afterwards the peer
+     * may write to us, and write() may be called; host->on_ready() follows, at once or later.
      *   RDT_EPROTO (the offer is malformed)  RDT_ENOTVIABLE (it cannot be reached, because ...)
      */
     rdt_status (*connect)(struct rdti_lane *lane, struct rdti_offer *peer, struct rdt_error *err);
-    /* [driver] A socket that the listener accepted and whose JOIN was verified; taken over. tcp only, else NULL. */
+    /* [driver] A socket that the listener accepted and whose JOIN was verified; taken over. tcp
+     * only, else NULL. */
     rdt_status (*add_stream)(struct rdti_lane *lane, int fd, uint32_t index, struct rdt_error *err);
-    /* [driver] An answer to request_segment(): the descriptor is taken over. shm only, else NULL. */
+    /* [driver] An answer to request_segment(): the descriptor is taken over. shm only, else
+     * NULL. */
     void (*segment_arrived)(struct rdti_lane *lane, uint32_t segment, int fd, uint64_t len_bytes);
 
     /*
@@ -195,20 +208,26 @@ struct rdti_transport {
     rdt_status (*read)(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
 
     /*
-     * [driver] Look at every lane: take arrivals, deliver notifications, push queued ops. Bounded work per call.
-     * Returns how much was done; 0 lets the caller consider sleep.
+     * [driver] Look at every lane: take arrivals, deliver notifications, push queued ops. Bounded
+     * work per call. Returns how much was done; 0 lets the caller consider sleep.
      */
     uint32_t (*poll)(void *state);
     /* Whether arrivals are signalled by file descriptors while any lane is open. */
     bool (*needs_epoll)(void *state);
 
-    /* The remote region in our address space, or RDT_EAGAIN after asking for the segment. NULL: RDT_ENOTSUP. */
+    /* The remote region in our address space, or RDT_EAGAIN after asking for the segment. NULL:
+     * RDT_ENOTSUP. */
     rdt_status (*map)(struct rdti_lane *lane, const struct rdt_remote_region *remote, void **out,
                       struct rdt_error *err);
     /* One line about the lane for describe(): device, addresses, streams. */
     void (*explain)(const struct rdti_lane *lane, char *buf, size_t cap);
     /* Whether any op is in flight or queued. Any thread. */
     bool (*is_idle)(struct rdti_lane *lane);
+    /*
+     * [driver] Complete what is left with `err`, refuse every later op and deliver nothing more;
+     * what map() gave stays mapped until close_lane(), which follows. NULL where map is.
+     */
+    void (*fail_lane)(struct rdti_lane *lane, const struct rdt_error *err);
     /* [driver] Complete what is left with `err` (RDT_ECLOSED, RDT_EPEER ...) and free the lane. */
     void (*close_lane)(struct rdti_lane *lane, const struct rdt_error *err);
 };

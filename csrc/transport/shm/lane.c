@@ -209,6 +209,16 @@ rdti_shm_lane_free(struct shm_lane *l)
 }
 
 void
+rdti_shm_fail_lane(struct rdti_lane *lane, const struct rdt_error *err)
+{
+    struct shm_lane *l = shm_lane_of(lane);
+
+    l->is_error_reported = true; /* poll() takes no arrivals any more and reports nothing */
+    rdti_shm_fail(l, err);
+    rdti_shm_drain(l, err);
+}
+
+void
 rdti_shm_close_lane(struct rdti_lane *lane, const struct rdt_error *err)
 {
     struct shm_lane *l = shm_lane_of(lane);

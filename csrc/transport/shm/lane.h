@@ -110,6 +110,7 @@ rdt_status rdti_shm_make_offer(void *state, const struct rdti_lane_args *args,
                                struct rdti_lane **out, struct rdti_offer *offer,
                                struct rdt_error *err);
 rdt_status rdti_shm_connect(struct rdti_lane *lane, struct rdti_offer *peer, struct rdt_error *err);
+void rdti_shm_fail_lane(struct rdti_lane *lane, const struct rdt_error *err);
 void rdti_shm_close_lane(struct rdti_lane *lane, const struct rdt_error *err);
 /* Unmap and free a lane whose ops are all complete. */
 void rdti_shm_lane_free(struct shm_lane *l);

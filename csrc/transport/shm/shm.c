@@ -185,5 +185,6 @@ const struct rdti_transport rdti_transport_shm = {
     .map = rdti_shm_map_region,
     .explain = shm_explain,
     .is_idle = rdti_shm_is_idle,
+    .fail_lane = rdti_shm_fail_lane,
     .close_lane = rdti_shm_close_lane,
 };

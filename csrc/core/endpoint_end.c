@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How endpoints end: failure, goodbye, burial, and what waits for a peer that may still write. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "core/endpoint_impl.h"
+#include "core/group.h"
+#include "core/mailbox.h"
+#include "core/slot.h"
+
+/* A lane that broke while the side channel still stands: how long the channel may take to say
+ * whether the peer left or died. Between hosts the end of a data stream can overtake the goodbye on
+ * another connection. */
+#define LANE_GRACE_NS UINT64_C(200000000)
+
+void
+rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death)
+{
+    if (rdti_endpoint_is_ended(ep))
+        return;
+    ep->error = *err;
+    if (ep->error.status == RDT_OK)
+        ep->error.status = RDT_EPEER;
+    if (ep->error.peer_rank == RDT_RANK_UNKNOWN)
+        ep->error.peer_rank = ep->rank;
+    ep->is_death = is_death && rdti_endpoint_get_state(ep) != RDTI_EP_CLOSING;
+    rdti_endpoint_set_state(ep, RDTI_EP_FAILED);
+    ep->ctx->has_core_work = true;
+}
+
+void
+rdti_endpoint_leave(rdt_endpoint *ep)
+{
+    if (rdti_endpoint_is_ended(ep))
+        return;
+    (void)rdti_error_set_rank(&ep->error, RDT_EPEER, ep->rank,
+                              "rank %d left: it closed the connection", (int)ep->rank);
+    rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+    ep->ctx->has_core_work = true;
+}
+
+static void
+fail_pending(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(&ep->pending)) != NULL) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+        op->complete(op, (rdt_status)err->status, err);
+    }
+}
+
+static void
+drop_revocations(rdt_endpoint *ep)
+{
+    /* This peer can write nothing any more, which is what the acknowledgement would have said. */
+    for (uint32_t i = 0; i < ep->revoke_count; i++)
+        (void)rdti_regions_acknowledge(ep->ctx->regions, ep->revokes[i].index,
+                                       ep->revokes[i].generation);
+    ep->revoke_count = 0;
+}
+
+/* While somebody holds the endpoint, what it mapped of the peer's memory stays mapped: a user may
+ * be in the middle of a buffer. */
+static void
+end_lane(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    const bool is_kept = rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
+
+    if (ep->lane == NULL)
+        return;
+    atomic_store_explicit(&ep->transport_id, RDT_TRANSPORT_AUTO, memory_order_release);
+    if (is_kept && ep->lane->transport->fail_lane != NULL) {
+        ep->lane->transport->fail_lane(ep->lane, err);
+        return;
+    }
+    ep->lane->transport->close_lane(ep->lane, err);
+    ep->lane = NULL;
+}
+
+/*
+ * Closing our half of a lane over shared memory keeps nobody from writing: a peer that we gave up
+ * while it is stopped, or that breaks the protocol, may be in the middle of a write into memory of
+ * ours. It is done only when it has said goodbye, its process has ended, or it has closed the side
+ * channel, which it does after its last writer has left its lane.
+ */
+static bool
+is_writer_left(const rdt_endpoint *ep)
+{
+    return ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks &&
+           !ep->is_peer_done && !ep->ctx->is_closing &&
+           rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
+}
+
+static void
+end_linger(rdt_endpoint *ep)
+{
+    ep->is_lingering = false;
+    rdti_channel_destroy(ep->channel);
+    ep->channel = NULL;
+    drop_revocations(ep);
+}
+
+void
+rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    end_lane(ep, err);
+    rdti_path_drop_pidfd(ep);
+    if (is_writer_left(ep) && rdti_channel_linger(ep->channel)) {
+        ep->is_lingering = true;
+    } else {
+        if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT)
+            rdti_channel_retire(ep->channel, &ep->ctx->retired);
+        else
+            rdti_channel_destroy(ep->channel);
+        ep->channel = NULL;
+        drop_revocations(ep);
+    }
+    ep->lane_broken_ns = 0;
+    if (ep->setup == NULL)
+        return;
+    ep->setup->has_path_in = false;
+    ep->setup->is_lane_ready = false;
+    ep->setup->said_ready = false;
+    ep->setup->heard_ready = false;
+}
+
+/* [driver] The state says LEFT or FAILED; now nothing of it may move any more. False: a writer is
+ * still inside the lane. */
+static bool
+bury(rdt_endpoint *ep)
+{
+    /* seq_cst: pairs with rdti_endpoint_post(). */
+    if (atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0)
+        return false;
+    ep->is_buried = true;
+    rdti_endpoint_release_path(ep, &ep->error); /* the lane may still name bytes of set-up's */
+    rdti_path_end_setup(ep);
+    fail_pending(ep, &ep->error);
+    if (ep->is_death) {
+        struct rdti_obituary news = {.rank = ep->rank};
+        memcpy(news.uuid, ep->uuid, RDT_UUID_BYTES);
+        rdti_text_copy(news.reason, sizeof(news.reason), ep->error.message);
+        rdti_context_announce_death(ep->ctx, &news, ep);
+    }
+    rdti_mailbox_on_ended(ep->mailbox, &ep->error);
+    rdti_slots_on_ended(ep->slots, &ep->error);
+    rdti_groups_on_left(ep->ctx->groups, ep, &ep->error);
+    rdti_context_recount_local(ep->ctx);
+    if (ep->error.status != RDT_EPEER || ep->is_death)
+        rdti_log(RDT_LOG_INFO, "endpoint to rank %d ended: %s", (int)ep->rank, ep->error.message);
+    rdti_engine_wake(ep->ctx->engine);
+    return true;
+}
+
+static void
+free_endpoint(rdt_endpoint *ep)
+{
+    if (ep->lane != NULL)
+        ep->lane->transport->close_lane(ep->lane, &ep->error);
+    rdti_list_remove(&ep->link);
+    rdti_mailbox_destroy(ep->mailbox);
+    rdti_slots_destroy(ep->slots);
+    rdt_region_free(ep->ring, NULL, NULL);
+    free(ep->setup);
+    free(ep->inbox);
+    free(ep->revokes);
+    free(ep->answers);
+    free(ep);
+}
+
+/* A closing endpoint: goodbye once idle; gone once the peer answered or the linger is over. */
+static void
+advance_closing(rdt_endpoint *ep)
+{
+    const bool is_late = rdti_now_ns() >= ep->linger_until_ns;
+    struct rdt_error err = {.peer_rank = ep->rank};
+
+    if (ep->channel == NULL || ep->lane == NULL || ep->lane_broken_ns != 0 || is_late) {
+        (void)rdti_error_set_rank(&err, RDT_ECLOSED, ep->rank,
+                                  "the endpoint to rank %d was closed here", (int)ep->rank);
+        ep->error = err;
+        rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+        return;
+    }
+    if (!ep->said_goodbye && rdti_mailbox_is_idle(ep->mailbox) &&
+        ep->lane->transport->is_idle(ep->lane)) {
+        ep->said_goodbye = true;
+        rdti_channel_send(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0, NULL, 0);
+    }
+}
+
+static void
+answer_revocations(rdt_endpoint *ep)
+{
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    /* seq_cst: a write that began before the generation ended is counted here until it is over. */
+    if (ep->answer_count == 0 || atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0 ||
+        atomic_load_explicit(&ep->map_pins, memory_order_seq_cst) > 0)
+        return;
+    for (uint32_t i = 0; i < ep->answer_count && ep->channel != NULL; i++)
+        rdti_channel_send(ep->channel, RDTI_FRAME_REVOKED, payload,
+                          rdti_revoke_encode(&ep->answers[i], payload), NULL, 0);
+    ep->answer_count = 0;
+}
+
+static void
+advance_broken(rdt_endpoint *ep)
+{
+    const struct rdt_error err = ep->lane_error; /* outlives what is released */
+
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
+        rdti_path_give_up(ep, &err);
+        return;
+    }
+    if (ep->channel != NULL)
+        rdti_channel_drain(ep->channel); /* did it say goodbye? */
+    if (!rdti_endpoint_is_ended(ep) && rdti_now_ns() - ep->lane_broken_ns > LANE_GRACE_NS)
+        rdti_endpoint_fail(ep, &err, true);
+}
+
+/* Returns true while there is something to wait for that no arrival announces. */
+static bool
+advance(rdt_endpoint *ep, uint32_t *work)
+{
+    if (ep->lane_broken_ns != 0 && !rdti_endpoint_is_ended(ep))
+        advance_broken(ep);
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
+        advance_closing(ep);
+    answer_revocations(ep);
+    if (rdti_endpoint_is_ended(ep) && !ep->is_buried)
+        *work += bury(ep) ? 1 : 0;
+    if (ep->is_buried) {
+        if (ep->is_lingering && (ep->is_peer_done || ep->ctx->is_closing))
+            end_linger(ep);
+        return false;
+    }
+    return ep->lane_broken_ns != 0 || ep->answer_count > 0 || rdti_endpoint_is_ended(ep) ||
+           rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING;
+}
+
+uint32_t
+rdti_endpoints_poll(void *state)
+{
+    rdt_context *ctx = state;
+    uint32_t work = 0;
+
+    if (!ctx->has_core_work)
+        return 0;
+    ctx->has_core_work = false;
+    for (struct rdti_list *node = ctx->endpoints.next, *next; node != &ctx->endpoints;
+         node = next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        next = node->next;
+        if (advance(ep, &work))
+            ctx->has_core_work = true;
+        if (ep->is_buried && ep->refs == 0 && !ep->is_lingering)
+            free_endpoint(ep);
+    }
+    return work;
+}
+
+void
+rdti_endpoint_on_peer_done(rdt_endpoint *ep)
+{
+    ep->is_peer_done = true;
+    ep->ctx->has_core_work = true;
+}
+
+bool
+rdti_endpoints_need_epoll(void *state)
+{
+    (void)state;
+    return false; /* side channels are the progress thread's; waiters look once in a slice */
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Set-up after the handshake: halves of a lane are exchanged, the path is proved by a write each
+ * way. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "core/mailbox.h"
+#include "core/netaddr.h"
+#include "core/path_impl.h"
+#include "core/slot.h"
+#include "wire/notify.h"
+
+void
+rdti_path_tell_failure(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    struct rdti_text text = {0};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    rdti_text_copy(text.text, sizeof(text.text), err->message);
+    rdti_channel_send(ep->channel, RDTI_FRAME_PATH_FAILED, payload,
+                      rdti_text_encode(&text, payload), NULL, 0);
+}
+
+/* The connector goes on with the next place; the listener waits for it, but not for ever. */
+void
+rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    const struct rdt_error why = *err; /* it may lie in what is released */
+
+    rdti_endpoint_release_path(ep, &why);
+    if (!ep->setup->is_passive) {
+        rdti_path_attempt_failed(ep, &why);
+        return;
+    }
+    rdti_path_note(ep, why.message);
+    if (ep->setup->is_prepared)
+        rdti_path_retry(ep, RDTI_CROSSED_NS);
+}
+
+void
+rdti_path_give_up(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    if (ep->channel != NULL)
+        rdti_path_tell_failure(ep, err);
+    rdti_path_abandon(ep, err);
+}
+
+void
+rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    struct rdt_error again = *err;
+
+    if (ep->refs == 0) { /* nobody here asked for it */
+        rdti_endpoint_fail(ep, err, false);
+        return;
+    }
+    /* Before its PATH a listener closes only what crossed. If it is gone, the next attempt will say
+     * so. */
+    if (!ep->setup->is_passive && !ep->setup->has_path_in)
+        again.status = RDT_EAGAIN;
+    rdti_path_abandon(ep, &again);
+}
+
+static rdt_status
+connect_lane(rdt_endpoint *ep, struct rdt_error *err)
+{
+    struct rdti_setup *setup = ep->setup;
+    struct rdti_offer offer = {.len_bytes = setup->peer_path.offer_bytes};
+
+    memcpy(offer.bytes, setup->peer_path.offer, offer.len_bytes);
+    offer.fd_count = rdti_channel_take_fds(ep->channel, offer.fds, RDTI_OFFER_MAX_FDS);
+    ep->peer_ring = setup->peer_path.ring;
+    if (setup->peer_path.reason[0] != '\0')
+        rdti_path_note(ep, setup->peer_path.reason);
+    setup->has_path_in = true;
+    return ep->lane->transport->connect(ep->lane, &offer, err);
+}
+
+rdt_status
+rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                  struct rdt_error *err)
+{
+    struct rdti_setup *setup = ep->setup;
+
+    if (setup == NULL || setup->has_path_in)
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d sent a second PATH", (int)ep->rank);
+    rdt_status status = rdti_path_decode(payload, payload_bytes, &setup->peer_path, err);
+    if (status != RDT_OK)
+        return status;
+    if (memcmp(setup->peer_path.ring.owner, ep->uuid, RDT_UUID_BYTES) != 0 ||
+        setup->peer_path.ring.len_bytes < RDTI_RING_SMALL_BYTES)
+        return rdti_error_set(err, RDT_EPROTO, 0,
+                              "rank %d offers a mailbox ring that is not its own or too small",
+                              (int)ep->rank);
+    if (ep->lane == NULL && !setup->authenticated.is_connector)
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d answers a path that was given up",
+                              (int)ep->rank);
+    if (ep->lane == NULL) {
+        const uint32_t transport = setup->peer_path.transport;
+        if (setup->authenticated.is_unix != (transport == RDT_TRANSPORT_SHM))
+            return rdti_error_set(err, RDT_EPROTO, 0,
+                                  "rank %d offers %s over the wrong kind of socket", (int)ep->rank,
+                                  rdti_path_transport_name(transport));
+        memcpy(ep->session_id, setup->peer_path.session_id, sizeof(ep->session_id));
+        status = rdti_path_check_floor(ep, transport,
+                                       setup->authenticated.challenge.require_transport, err);
+        if (status != RDT_OK) {
+            rdti_endpoint_fail(ep, err, false);
+            return RDT_OK;
+        }
+        status = rdti_path_make_half(ep, transport, &setup->authenticated, err);
+    } else if (setup->peer_path.transport != ep->transport_id) {
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d answers %s with %s", (int)ep->rank,
+                              rdti_path_transport_name(ep->transport_id),
+                              rdti_path_transport_name(setup->peer_path.transport));
+    }
+    if (status == RDT_OK)
+        status = connect_lane(ep, err);
+    if (status == RDT_EPROTO)
+        return status;
+    if (status != RDT_OK)
+        rdti_path_give_up(ep, err);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                         struct rdt_error *err)
+{
+    struct rdt_error why = {.peer_rank = ep->rank};
+    struct rdti_text text;
+    const rdt_status status = rdti_text_decode(payload, payload_bytes, &text, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (ep->setup == NULL)
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d gives up a path that was proved",
+                              (int)ep->rank);
+    (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, ep->rank, "rank %d: %s", (int)ep->rank,
+                              text.text);
+    rdti_path_abandon(ep, &why);
+    return RDT_OK;
+}
+
+static void
+flush_pending(rdt_endpoint *ep)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(&ep->pending)) != NULL) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+        struct rdt_error err = {.peer_rank = ep->rank};
+        const rdt_status status = op->kind == RDTI_OP_WRITE
+                                      ? ep->lane->transport->write(ep->lane, op, &err)
+                                      : ep->lane->transport->read(ep->lane, op, &err);
+        if (status != RDT_OK)
+            op->complete(op, status, &err);
+    }
+}
+
+static void
+become_ready(rdt_endpoint *ep)
+{
+    rdti_text_copy(ep->reason, sizeof(ep->reason), ep->setup->reasons);
+    ep->ready_after_ns = rdti_now_ns() - ep->setup->begun_ns;
+    ep->is_local =
+        ep->setup->authenticated.is_unix ||
+        rdti_sockaddr_is_loopback((const struct sockaddr *)&ep->setup->authenticated.peer);
+    rdti_path_end_setup(ep);
+    flush_pending(ep); /* before the state allows others past it */
+    rdti_endpoint_set_state(ep, RDTI_EP_READY);
+    rdti_mailbox_on_ready(ep->mailbox);
+    rdti_slots_on_ready(ep->slots);
+    rdti_context_recount_local(ep->ctx);
+    rdti_log(RDT_LOG_INFO, "rank %d is reached over %s (%.1f ms)%s%s", (int)ep->rank,
+             rdti_path_transport_name(ep->transport_id), (double)ep->ready_after_ns / 1e6,
+             ep->reason[0] != '\0' ? "; not better because " : "", ep->reason);
+}
+
+static void
+check_ready(rdt_endpoint *ep)
+{
+    if (ep->setup->said_ready && ep->setup->heard_ready)
+        become_ready(ep);
+}
+
+rdt_status
+rdti_path_on_ready_frame(rdt_endpoint *ep, struct rdt_error *err)
+{
+    if (ep->is_ready_frame_due) { /* what it wrote then was faster */
+        ep->is_ready_frame_due = false;
+        return RDT_OK;
+    }
+    if (ep->setup == NULL || ep->setup->heard_ready)
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d said READY twice", (int)ep->rank);
+    ep->setup->heard_ready = true;
+    check_ready(ep);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err)
+{
+    if (ep->setup == NULL || !ep->setup->said_ready)
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d used a path that is not proved",
+                              (int)ep->rank);
+    ep->is_ready_frame_due = !ep->setup->heard_ready;
+    ep->setup->heard_ready = true;
+    check_ready(ep);
+    return RDT_OK;
+}
+
+/* ---- The probe ---------------------------------------------------------------------------- */
+
+void
+rdti_path_on_lane_ready(rdt_endpoint *ep)
+{
+    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdti_setup *setup = ep->setup;
+
+    if (setup == NULL || setup->is_lane_ready)
+        return;
+    setup->is_lane_ready = true;
+    struct rdt_transfer *t = rdti_transfer_new(ep->ctx->pool);
+    if (t == NULL) {
+        (void)rdti_error_set(&err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
+        rdti_endpoint_fail(ep, &err, false);
+        return;
+    }
+    /* The nonce lives on the transfer's side of set-up: setup ends only after the peer has seen it,
+     * or with the lane. */
+    t->op.kind = RDTI_OP_WRITE;
+    t->op.notify = RDTI_NOTIFY_PROBE;
+    t->op.is_urgent = true;
+    t->op.remote = ep->peer_ring;
+    t->op.block = (struct rdt_block){.src = setup->own_path.nonce,
+                                     .len_bytes = sizeof(setup->own_path.nonce)};
+    t->op.blocks = &t->op.block;
+    t->op.block_count = 1;
+    t->op.len_bytes = sizeof(setup->own_path.nonce);
+    if (ep->lane->transport->write(ep->lane, &t->op, &err) != RDT_OK) {
+        rdti_transfer_discard(t);
+        rdti_endpoint_on_lane_error(ep, &err);
+        return;
+    }
+    rdt_transfer_free(t);
+}
+
+rdt_status
+rdti_path_on_probe(rdt_endpoint *ep, struct rdt_error *err)
+{
+    struct rdti_setup *setup = ep->setup;
+
+    if (setup == NULL || !setup->has_path_in || setup->said_ready)
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d sent a probe out of turn",
+                              (int)ep->rank);
+    if (memcmp(rdt_region_addr(ep->ring), setup->peer_path.nonce, sizeof(setup->peer_path.nonce)) !=
+        0)
+        return rdti_error_set(
+            err, RDT_EPROTO, 0,
+            "the probe of rank %d over %s arrived with other bytes than were sent", (int)ep->rank,
+            rdti_path_transport_name(ep->transport_id));
+    setup->said_ready = true;
+    rdti_channel_send(ep->channel, RDTI_FRAME_READY, NULL, 0, NULL, 0);
+    check_ready(ep);
+    return RDT_OK;
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What time does to endpoints: deadlines and retries of set-up, heartbeats. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "core/path_impl.h"
+
+static void
+tick_setup(rdt_endpoint *ep, uint64_t now_ns)
+{
+    struct rdti_setup *setup = ep->setup;
+    struct rdt_error err = {.peer_rank = ep->rank};
+
+    if (now_ns >= setup->deadline_ns) {
+        (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, ep->rank,
+                                  "no path to rank %d was proved within %.1f s%s%s", (int)ep->rank,
+                                  (double)(now_ns - setup->begun_ns) / 1e9,
+                                  setup->reasons[0] != '\0' ? ": " : "", setup->reasons);
+        rdti_endpoint_fail(ep, &err, false);
+    } else if (ep->channel != NULL && now_ns >= setup->path_deadline_ns) {
+        (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, ep->rank,
+                                  "%s: the path was not proved in time",
+                                  rdti_path_transport_name(ep->transport_id));
+        rdti_path_give_up(ep, &err);
+    } else if (setup->retry_ns != 0 && now_ns >= setup->retry_ns && setup->handshake == NULL &&
+               ep->channel == NULL) {
+        setup->retry_ns = 0;
+        setup->is_passive = false;
+        rdti_path_try_next(ep);
+    } else if (setup->retry_ns > now_ns) {
+        rdti_engine_hurry(ep->ctx->engine, rdti_path_tick, ep->ctx, setup->retry_ns);
+    }
+}
+
+static void
+tick_ready(rdt_endpoint *ep, uint64_t now_ns, bool beat)
+{
+    const uint64_t last_heard_ns = rdti_channel_last_heard_ns(ep->channel);
+    /* While we were stopped ourselves the peers may have been as well: their silence counts from
+     * our return. */
+    const uint64_t heard_ns =
+        last_heard_ns > ep->ctx->resumed_ns ? last_heard_ns : ep->ctx->resumed_ns;
+    const uint64_t limit_ns = ep->ctx->opts.peer_timeout_ns;
+    struct rdt_error err = {.peer_rank = ep->rank};
+
+    if (beat)
+        rdti_channel_send(ep->channel, RDTI_FRAME_HEARTBEAT, NULL, 0, NULL, 0);
+    if (now_ns <= heard_ns || now_ns - heard_ns <= limit_ns)
+        return;
+    rdti_channel_drain(ep->channel);
+    if (rdti_endpoint_is_ended(ep) || rdti_channel_last_heard_ns(ep->channel) != last_heard_ns)
+        return;
+    (void)rdti_error_set_rank(
+        &err, RDT_EPEER, ep->rank,
+        "rank %d is silent for %.1f s: its process is stopped, or its host or the network is down",
+        (int)ep->rank, (double)(now_ns - heard_ns) / 1e9);
+    rdti_endpoint_fail(ep, &err, true);
+}
+
+void
+rdti_path_tick(void *arg)
+{
+    rdt_context *ctx = arg;
+    const uint64_t now_ns = rdti_now_ns();
+    const bool was_stopped = now_ns - ctx->last_tick_ns > 10 * RDTI_TICK_NS;
+    const bool beat = now_ns - ctx->last_beat_ns >= RDTI_HEARTBEAT_NS;
+
+    ctx->last_tick_ns = now_ns;
+    if (was_stopped)
+        ctx->resumed_ns = now_ns;
+    rdti_channels_expire(&ctx->retired, now_ns);
+    if (beat)
+        ctx->last_beat_ns = now_ns;
+    for (struct rdti_list *node = ctx->endpoints.next, *next; node != &ctx->endpoints;
+         node = next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        next = node->next;
+        if (rdti_endpoint_is_ended(ep))
+            continue;
+        if (ep->setup != NULL)
+            tick_setup(ep, now_ns);
+        else if (ep->channel != NULL)
+            tick_ready(ep, now_ns, beat);
+    }
+}
