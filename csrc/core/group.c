@@ -137,7 +137,10 @@ rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *m, uint
 {
     rdt_group *group = rdti_groups_find(groups, group_id);
 
-    if (group != NULL && source < group->size && source != group->rank)
+    if (group == NULL)
+        m->interests[m->interest_count++ % RDTI_INTERESTS] =
+            (struct rdti_interest){.group_id = group_id, .source = source};
+    else if (source < group->size && source != group->rank)
         rdti_member_hold(group, source, m->ep);
 }
 
@@ -164,7 +167,8 @@ note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_
     return broken;
 }
 
-/* Without a lock: the store may take its time. Two threads at once do it twice, and the second count goes back. */
+/* Without a lock: the store may take its time. Two threads at once do it twice, and the second
+ * count goes back. */
 static rdt_status
 open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
 {
@@ -192,9 +196,14 @@ open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
     rdti_member_hold(group, rank, ep);
     if (is_new)
         rdti_mailbox_show_interest(rdti_endpoint_mailbox(ep), group->id, group->rank);
+    if (group->members[rank].ep == NULL) { /* it has ended already */
+        status = rdti_endpoint_error(ep, err);
+        status = status != RDT_OK ? status
+                                  : rdti_error_set(err, RDT_ECLOSED, 0, "the endpoint is closing");
+    }
     rdt_endpoint_close(ep); /* the group has its own count, or had one */
     rdti_engine_leave(group->ctx->engine);
-    return RDT_OK;
+    return status;
 }
 
 /* The first member, of those that `peer` means, that has no endpoint; size: all have. [driver] */
@@ -346,7 +355,20 @@ new_group(rdt_context *ctx, const struct rdt_group_opts *opts, rdt_group **out,
     return RDT_OK;
 }
 
-/* What came before the group: messages, and an abort. */
+static void
+catch_up_with(rdt_group *group, struct rdti_mailbox *m)
+{
+    rdti_group_adopt(group, &m->orphans);
+    for (uint32_t i = 0; i < RDTI_INTERESTS; i++) {
+        struct rdti_interest *interest = &m->interests[i];
+        if (interest->group_id != group->id || m->has_ended)
+            continue;
+        rdti_groups_on_interest(group->groups, m, group->id, interest->source);
+        interest->group_id = 0;
+    }
+}
+
+/* What came before the group: messages, words of interest, and an abort. */
 static void
 catch_up(rdt_group *group)
 {
@@ -356,7 +378,7 @@ catch_up(rdt_group *group)
 
     for (struct rdti_list *node = groups->mailboxes.next; node != &groups->mailboxes;
          node = node->next)
-        rdti_group_adopt(group, &RDTI_CONTAINER(node, struct rdti_mailbox, link)->orphans);
+        catch_up_with(group, RDTI_CONTAINER(node, struct rdti_mailbox, link));
     for (uint32_t i = 0; i < known; i++) {
         const struct rdti_abort abort = groups->early[i];
         if (abort.group_id == group->id)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How a group ends: destroyed here, aborted by a member, broken by a death; and its page of describe(). */
+ * How a group ends: destroyed here, aborted by a member, broken by a death; and its page of
+ * describe(). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -14,7 +14,8 @@
 struct rdti_mailbox;
 
 #define RDTI_GROUP_BUCKETS 64
-/* Ids of groups that ended here, so that late messages are dropped and not kept for a group to come. */
+/* Ids of groups that ended here, so that late messages are dropped and not kept for a group to
+ * come. */
 #define RDTI_GROUPS_GONE 64
 /* Aborts of groups that do not exist here yet. */
 #define RDTI_ABORTS_EARLY 16
@@ -70,17 +71,19 @@ struct rdt_group {
 /*
  * A send or a receive that has not finished.
  *
- *   state      of      may the buffers be touched by others?      leaves by
- *   POSTED     recv    no                                         a message matches; cancel -> finished
- *   LOCAL      send    no (to ourselves, waits for its receive)   a receive matches; cancel -> finished
- *   QUEUED     send    no (waits for the path or for ring space)  space -> LANE or OFFERED; cancel -> finished
- *   OFFERED    send    read, by the peer, until it answers        FIN, NACK -> finished; CTS: written, and once all
- *                                                                 is granted -> LANE
- *   LANE       send    read, by the lane                          the lane's completion -> finished
- *   PULL       recv    written, by our reads                      all read, error -> finished
- *   STAGING    recv    no (waits for the bounce buffer)           its turn -> GRANTED; cancel -> finished
- *   GRANTED    recv    written, by the peer                       FIN, NACK -> DRAINING or finished
- *   DRAINING   recv    perhaps written (quarantine)               drained -> finished
+ *   state     of    may others touch the buffers?          leaves by
+ *   POSTED    recv  no                                     a message matches; cancel -> finished
+ *   LOCAL     send  no (to ourselves, waits for its        a receive matches; cancel -> finished
+ *                   receive)
+ *   QUEUED    send  no (waits for the path or for space    space -> LANE or OFFERED; cancel ->
+ *                   in the ring)                           finished
+ *   OFFERED   send  read, by the peer, until it answers    FIN, NACK -> finished; CTS: written,
+ *                                                          and once all is granted -> LANE
+ *   LANE      send  read, by the lane                      the lane's completion -> finished
+ *   PULL      recv  written, by our reads                  all read, error -> finished
+ *   STAGING   recv  no (waits for the bounce buffer)       its turn -> GRANTED; cancel -> finished
+ *   GRANTED   recv  written, by the peer                   FIN, NACK -> DRAINING or finished
+ *   DRAINING  recv  perhaps written (quarantine)           drained -> finished
  *
  * Cancel (the group broke or was destroyed) of OFFERED, PULL and GRANTED asks the peer, or the read
  * under way, to stop, and the request finishes when nothing can be touched any more.
@@ -145,7 +148,8 @@ struct rdti_arrival {
 /* group_message.c, group.c; [driver] all */
 
 int32_t rdti_group_global_rank(const rdt_group *group, uint32_t rank);
-/* Ends the request: nobody touches its buffers any more. It is gone afterwards, perhaps its group too. */
+/* Ends the request: nobody touches its buffers any more. It is gone afterwards, perhaps its
+ * group too. */
 void rdti_request_finish(struct rdti_request *request, rdt_status status,
                          const struct rdt_error *err);
 /* The group broke: as the table of states says. */
@@ -157,8 +161,8 @@ void rdti_group_unref(rdt_group *group);
 rdt_group *rdti_groups_find(struct rdti_groups *groups, uint64_t id);
 bool rdti_groups_is_gone(const struct rdti_groups *groups, uint64_t id);
 /*
- * An eager message or an RTS came through a mailbox. The payload is copied where it is kept. RDT_EPROTO: no
- * such member, RDT_ENOMEM.
+ * An eager message or an RTS came through a mailbox. The payload is copied where it is kept.
+ * RDT_EPROTO: no such member, RDT_ENOMEM.
  */
 rdt_status rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *mailbox,
                                   const struct rdti_message *head, const uint8_t *payload,
@@ -167,7 +171,8 @@ rdt_status rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbo
 void rdti_group_adopt(rdt_group *group, struct rdti_list *orphans);
 /*
  * Takes the engine's lock with a group that works and the endpoint of `peer` (of all members, for
- * RDT_SOURCE_ANY) opened. An error: the lock is not held. RDT_EAGAIN: a task asks and it is not open.
+ * RDT_SOURCE_ANY) opened. An error: the lock is not held. RDT_EAGAIN: a task asks and it is not
+ * open.
  */
 rdt_status rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err);
 /* Whether a message from `src` can still come. */
@@ -183,7 +188,8 @@ void rdti_arrival_drop(struct rdti_arrival *arrival, const struct rdt_error *why
 /* Ends the receives that wait for `rank`. */
 void rdti_group_end_receives(rdt_group *group, uint32_t rank, const struct rdt_error *err);
 
-/* mismatch.c: RDT_EMISMATCH, in words, if the message does not fit the receive. `source`: group rank. */
+/* mismatch.c: RDT_EMISMATCH, in words, if the message does not fit the receive. `source`: group
+ * rank. */
 rdt_status rdti_match_check(const struct rdti_request *receive, uint32_t source,
                             const struct rdti_message *head, struct rdt_error *err);
 void rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc);

@@ -267,7 +267,8 @@ take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
     rdti_parcel_free(parcel);
 }
 
-/* The member that the message says it is from. A peer that connects first is counted, so that the path lives as long as the group. */
+/* The member that the message says it is from. A peer that connects first is counted, so that
+ * the path lives as long as the group. */
 static rdt_status
 check_source(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message *head,
              struct rdt_error *err)

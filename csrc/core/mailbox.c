@@ -7,11 +7,11 @@
 
 #include "base/crypto.h"
 #include "base/error.h"
-#include "base/text.h"
 #include "core/mailbox_impl.h"
+#include "wire/fields.h"
 
-/* Credit goes alone once this part of the ring, or of the budget of unexpected bytes, was not reported.
- * The reserve holds as many CREDITs as a ring brings about. */
+/* Credit goes alone once this part of the ring, or of the budget of unexpected bytes, was not
+ * reported. The reserve holds as many CREDITs as a ring brings about. */
 #define CREDIT_PARTS 4
 
 /* ---- Life -------------------------------------------------------------------------------- */
@@ -203,7 +203,9 @@ rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, const str
     };
     char body[RDTI_NACK_TEXT_BYTES];
 
-    rdti_text_copy(body, sizeof(body), why->message);
+    struct rdti_writer w = {.p = (uint8_t *)body, .left = sizeof(body), .is_ok = true};
+
+    rdti_write_text(&w, why->message, sizeof(body)); /* cut where UTF-8 allows */
     queue_control(m, &head, body, sizeof(body));
     rdti_mailbox_flush(m);
 }

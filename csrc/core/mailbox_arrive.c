@@ -127,7 +127,7 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
     memcpy(text, body, sizeof(text));
     text[sizeof(text) - 1] = '\0';
     for (char *c = text; *c != '\0'; c++)
-        if (*c < ' ' || *c > '~')
+        if ((*c > 0 && *c < ' ') || *c == 0x7f)
             *c = '?';
     /* What was cancelled or closed there was not so here. */
     const bool is_theirs = sent == RDT_ECANCELED || sent == RDT_ECLOSED;
@@ -144,7 +144,8 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
     return RDT_OK;
 }
 
-/* Bytes behind the head, as far as the kind and the head say; RDT_EPROTO for what no ring can hold. */
+/* Bytes behind the head, as far as the kind and the head say; RDT_EPROTO for what no ring can
+ * hold. */
 static rdt_status
 body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uint64_t *out,
               struct rdt_error *err)

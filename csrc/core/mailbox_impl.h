@@ -2,8 +2,8 @@
  * The mailbox's body, shared by mailbox*.c only. All of it is under the engine's lock.
  *
  * Rings are counted in units of RDTI_MESSAGE_ALIGN bytes. A message is announced by exactly one
- * notification; a PAD, by none. Message numbers belong to the sender of the message; `tag` of FIN and
- * NACK says whose number it is.
+ * notification; a PAD, by none. Message numbers belong to the sender of the message; `tag` of
+ * FIN and NACK says whose number it is.
  */
 #ifndef RDTI_CORE_MAILBOX_IMPL_H
 #define RDTI_CORE_MAILBOX_IMPL_H
@@ -11,7 +11,8 @@
 #include "core/group_impl.h"
 #include "core/mailbox.h"
 
-/* `tag` of FIN and NACK: the id is of a message that its receiver, or that its sender, once sent. */
+/* `tag` of FIN and NACK: the id is of a message that its receiver, or that its sender, once
+ * sent. */
 #define RDTI_ID_IS_YOURS UINT64_C(0)
 #define RDTI_ID_IS_MINE UINT64_C(1)
 
@@ -32,6 +33,13 @@ struct rdti_id {
     uint32_t generation;
     uint32_t next_free;
 };
+
+/* The peer's half of a group that does not exist here yet uses this path. */
+struct rdti_interest {
+    uint64_t group_id; /* 0: none */
+    uint32_t source;
+};
+#define RDTI_INTERESTS 16
 
 struct rdti_mailbox {
     struct rdti_list link; /* groups->mailboxes */
@@ -85,6 +93,9 @@ struct rdti_mailbox {
     struct rdti_list orphans;  /* those of them without a group */
     uint32_t offer_count;      /* RTS among them */
 
+    struct rdti_interest interests[RDTI_INTERESTS]; /* circular */
+    uint32_t interest_count;
+
     uint64_t canary; /* what the peer reads to know us */
     enum rdti_reach process_reach;
     uint32_t peer_pid;
@@ -106,8 +117,8 @@ void rdti_mailbox_flush(struct rdti_mailbox *m);
 /* A message that is no user's: goes before all sends. `body` is copied. */
 void rdti_mailbox_control(struct rdti_mailbox *m, enum rdti_message_kind kind, uint64_t id,
                           uint64_t tag, uint64_t len_bytes, const void *body, uint32_t body_bytes);
-/* Tell the peer that our group uses this path, so that it keeps it as long as its own half of the group lives:
- * a CREDIT that names the group and our rank in it. */
+/* Tell the peer that our group uses this path, so that it keeps it as long as its own half of
+ * the group lives: a CREDIT that names the group and our rank in it. */
 void rdti_mailbox_show_interest(struct rdti_mailbox *m, uint64_t group_id, uint32_t rank);
 /* `count` carries the rank at fault, so that it is named on both sides. */
 void rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sender of a rendezvous: RTS, then either the receiver reads and answers FIN, or it grants places (CTS) that are written one
- * by one, each followed by our FIN. */
+ * The sender of a rendezvous: RTS, then either the receiver reads and answers FIN, or it grants
+ * places (CTS) that are written one by one, each followed by our FIN. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

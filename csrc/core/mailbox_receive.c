@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The receiver of a rendezvous. In this order: read the source where it is mapped; read it through the kernel where that is
- * permitted; grant a place in the destination, or, where the sender can write only into the arena, in a bounce buffer. */
+ * The receiver of a rendezvous. In this order: read the source where it is mapped; read it
+ * through the kernel where that is permitted; grant a place in the destination, or, where the
+ * sender can write only into the arena, in a bounce buffer. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,8 @@
 #include "core/mailbox_impl.h"
 #include "wire/notify.h"
 
-/* One read under the engine's lock: the size from which copies are streamed, about a millisecond. */
+/* One read under the engine's lock: the size from which copies are streamed, about a
+ * millisecond. */
 #define READ_SLICE_BYTES (UINT64_C(16) << 20)
 /* The same through the kernel, which takes 135 us for it. */
 #define PROCESS_SLICE_BYTES (UINT64_C(1) << 20)
@@ -360,7 +362,8 @@ rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
         begin_grant(m, receive);
 }
 
-/* The sender numbers one after the other and we grant in that order: it is nearly always the first. */
+/* The sender numbers one after the other and we grant in that order: it is nearly always the
+ * first. */
 static struct rdti_request *
 find(struct rdti_list *list, uint64_t id)
 {

@@ -6,8 +6,8 @@
 #include "core/mailbox_impl.h"
 #include "wire/notify.h"
 
-/* Wake-ups while a ring goes from empty to full. The last ones come late enough that the sender may have
- * missed the effect of the first. */
+/* Wake-ups while a ring goes from empty to full. The last ones come late enough that the sender
+ * may have missed the effect of the first. */
 #define URGES 8
 
 /* All but its kind is zero: a PAD reports no credit. */
@@ -34,7 +34,8 @@ on_parcel_released(struct rdt_transfer *t)
     rdti_engine_leave(engine);
 }
 
-/* What the lane refuses while it works is our mistake or a lack of memory; after its first error the core ends the endpoint. */
+/* What the lane refuses while it works is our mistake or a lack of memory; after its first error
+ * the core ends the endpoint. */
 static void
 on_refused(struct rdti_mailbox *m, rdt_status status, const struct rdt_error *err)
 {
@@ -77,8 +78,8 @@ rdti_ring_reserve(struct rdti_mailbox *m, uint32_t units, uint32_t keep_units, u
     return true;
 }
 
-/* Whether the peer's progress thread has to act: an answer is wanted, or the ring fills and nobody takes. Then it takes
- * all, so one wake-up does for a while. */
+/* Whether the peer's progress thread has to act: an answer is wanted, or the ring fills and
+ * nobody takes. Then it takes all, so one wake-up does for a while. */
 static bool
 is_urgent(struct rdti_mailbox *m, const struct rdti_message *head)
 {
@@ -121,7 +122,8 @@ rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off
     on_refused(m, status, &err);
 }
 
-/* The lane takes the bytes inside the call, or says when it has: the user's own transfer is the op. */
+/* The lane takes the bytes inside the call, or says when it has: the user's own transfer is the
+ * op. */
 static rdt_status
 place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off, const void *src,
                struct rdt_transfer *t, struct rdt_error *err)

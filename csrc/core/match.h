@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Matching of receives with messages within one group: FIFO per (source, tag), with receives from any
- * source in the order in which they were posted among all others. Every operation takes constant
- * time, however much is outstanding. One thread at a time (the engine's lock).
+ * Matching of receives with messages within one group: FIFO per (source, tag), with receives
+ * from any source in the order in which they were posted among all others. Every operation takes
+ * constant time, however much is outstanding. One thread at a time (the engine's lock).
  */
 #ifndef RDTI_CORE_MATCH_H
 #define RDTI_CORE_MATCH_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory of the mailbox that is taken and given back once a message: recycled, so that the steady state
- * allocates nothing. Everything here is under the engine's lock.
+ * Memory of the mailbox that is taken and given back once a message: recycled, so that the
+ * steady state allocates nothing. Everything here is under the engine's lock.
  */
 #ifndef RDTI_CORE_PARCEL_H
 #define RDTI_CORE_PARCEL_H
@@ -26,8 +26,8 @@ void rdti_pool_clear(struct rdti_pool *pool);
 void *rdti_pool_take(struct rdti_pool *pool);
 void rdti_pool_give(struct rdti_pool *pool, void *object);
 
-/* Parcels: bytes of a message on its way, and the payload of one that waits for its receive. Sizes from
- * 256 bytes to 128 KiB (the largest eager message fits) in powers of two. */
+/* Parcels: bytes of a message on its way, and the payload of one that waits for its receive.
+ * Sizes from 256 bytes to 128 KiB (the largest eager message fits) in powers of two. */
 #define RDTI_PARCEL_CLASSES 10
 
 struct rdti_parcels {

@@ -104,8 +104,8 @@ TEST(messages_wait_for_a_group_that_comes_later)
     rdt_transfer *eager = rig_send(&rig, 0, 1, 1, &small, 4);
     rdt_transfer *large = rig_send(&rig, 0, 1, 2, src, MEGABYTE);
     CHECK_OK(rig_end(eager, &err), &err);
-    test_sleep_ns(
-        20000000); /* rank 1's progress thread has taken both by now, or takes them later: the same to us */
+    /* Rank 1's progress thread has taken both by now, or takes them later: the same to us. */
+    test_sleep_ns(20000000);
     rdt_group *of_1 = rig.group[1];
     rig.group[1] = rig_group(&rig, 1, "late");
     rdt_transfer *recv_large = rig_recv(&rig, 1, 0, 2, dst, MEGABYTE);
@@ -150,10 +150,38 @@ TEST(a_path_lives_as_long_as_any_group_that_uses_it)
     rig_close(&rig);
 }
 
+TEST(interest_in_a_group_that_comes_later_keeps_the_path)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got = 0;
+    const uint32_t value = 9;
+    rdt_group *late[2];
+    rdt_endpoint *ep;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    late[0] = rig_group(&rig, 0, "late");
+    CHECK_OK(rdt_group_endpoint(late[0], 1, &ep, &err), &err);
+    CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+    CHECK_OK(rdt_group_endpoint(rig.group[1], 0, &ep, &err), &err);
+    test_sleep_ns(50000000);
+    late[1] = rig_group(&rig, 1, "late");
+    rdt_group_destroy(rig.group[1]); /* the last that opened the path at rank 1 */
+    rdt_group_destroy(rig.group[0]);
+    test_sleep_ns(50000000);
+    rig.group[0] = late[0];
+    rig.group[1] = late[1];
+    rdt_transfer *recv = rig_recv(&rig, 0, 1, 1, &got, 4);
+    CHECK_OK(rig_end(rig_send(&rig, 1, 0, 1, &value, 4), &err), &err);
+    CHECK_OK(rig_end(recv, &err), &err);
+    CHECK_UINT_EQ(got, 9);
+    rig_close(&rig);
+}
+
 /* ---- Destroyed under load ------------------------------------------------------------------ */
 
-/* Everything that can be in flight: each ends with RDT_ECANCELED here and with an error there, and only after its buffers
- * are let go of; the rig's close then finds nothing left. */
+/* Everything that can be in flight: each ends with RDT_ECANCELED here and with an error there,
+ * and only after its buffers are let go of; the rig's close then finds nothing left. */
 static void
 destroy_under_load(uint32_t transport, bool is_bounced)
 {
@@ -397,78 +425,89 @@ run_victim(uint32_t transport, int from_parent, int to_parent)
 }
 
 /* Ranks 0 and 2 live here; rank 2 exchanges nothing with rank 1 at all. */
-static void
-kill_a_member(uint32_t transport)
-{
-    struct trio *trio = calloc(1, sizeof(*trio));
-    struct rdt_error err = {0};
+struct survivors {
+    struct trio trio;
+    pid_t victim;
     rdt_context *ctx[2];
     rdt_group *group[2];
+    uint8_t *buf;
+};
+
+static void
+survivors_make(struct survivors *here, uint32_t transport)
+{
+    struct rdt_error err = {0};
+    struct trio *trio = &here->trio;
     int to[2];
     int from[2];
-    uint64_t word;
-    uint8_t *buf = malloc(MEGABYTE);
 
+    memset(here, 0, sizeof(*here));
     CHECK(pipe(to) == 0 && pipe(from) == 0);
-    const pid_t pid = fork(); /* before any context of ours */
-    CHECK(pid >= 0);
-    if (pid == 0) {
+    here->victim = fork(); /* before any context of ours */
+    CHECK(here->victim >= 0);
+    if (here->victim == 0) {
         run_victim(transport, to[0], from[1]);
         _exit(0);
     }
-    ctx[0] = rig_context(transport, 10);
-    ctx[1] = rig_context(transport, 12);
-    for (uint32_t i = 0; i < 2; i++)
-        CHECK_OK(rdt_context_blob(ctx[i], trio->blob[2 * i], RDT_BLOB_MAX_BYTES,
+    here->buf = malloc(MEGABYTE);
+    for (uint32_t i = 0; i < 2; i++) {
+        here->ctx[i] = rig_context(transport, trio_global[2 * i]);
+        CHECK_OK(rdt_context_blob(here->ctx[i], trio->blob[2 * i], RDT_BLOB_MAX_BYTES,
                                   &trio->blob_bytes[2 * i], &err),
                  &err);
+    }
     trio->blob_bytes[1] = get_blob(from[0], trio->blob[1]);
     put_blob(to[1], trio->blob[0], trio->blob_bytes[0]);
     put_blob(to[1], trio->blob[2], trio->blob_bytes[2]);
     for (uint32_t i = 0; i < 2; i++)
-        group[i] = trio_group(ctx[i], 2 * i, trio);
+        here->group[i] = trio_group(here->ctx[i], 2 * i, trio);
+}
 
-    rdt_transfer *first;
-    rdt_transfer *waits;
-    rdt_transfer *offered;
-    rdt_transfer *between;
-    rdt_transfer *indirect;
-    CHECK_OK(rdt_group_recv(group[0], 1, 1, &word, 8, NULL, &first, &err), &err);
-    CHECK_OK(rig_end(first, &err), &err);
-    CHECK_OK(rdt_group_recv(group[0], 1, 9, buf, 8, NULL, &waits, &err), &err);
-    CHECK_OK(rdt_group_send(group[0], 1, 9, buf, MEGABYTE, NULL, &offered, &err), &err);
-    CHECK_OK(rdt_group_recv(group[0], 2, 9, buf, 8, NULL, &between, &err), &err);
-    CHECK_OK(rdt_group_recv(group[1], 0, 9, buf, 8, NULL, &indirect, &err), &err);
+static void
+check_named(rdt_status status, const struct rdt_error *err)
+{
+    CHECK_STATUS(status, RDT_EPEER);
+    CHECK_STR_CONTAINS(err->message, "rank 11 (group rank 1) died: ");
+    CHECK_INT_EQ(err->peer_rank, 11);
+}
+
+static void
+kill_a_member(uint32_t transport)
+{
+    struct survivors *here = malloc(sizeof(*here));
+    struct rdt_error err = {0};
+    rdt_transfer *t[5];
+    uint64_t word;
+
+    survivors_make(here, transport);
+    rdt_group **group = here->group;
+    uint8_t *buf = here->buf;
+    CHECK_OK(rdt_group_recv(group[0], 1, 1, &word, 8, NULL, &t[0], &err), &err);
+    CHECK_OK(rig_end(t[0], &err), &err);
+    CHECK_OK(rdt_group_recv(group[0], 1, 9, buf, 8, NULL, &t[1], &err), &err);
+    CHECK_OK(rdt_group_send(group[0], 1, 9, buf, MEGABYTE, NULL, &t[2], &err), &err);
+    CHECK_OK(rdt_group_recv(group[0], 2, 9, buf, 8, NULL, &t[3], &err), &err);
+    CHECK_OK(rdt_group_recv(group[1], 0, 9, buf, 8, NULL, &t[4], &err), &err);
     test_sleep_ns(100000000);
-    CHECK_OK(kill(pid, SIGKILL) == 0 ? RDT_OK : RDT_EDEVICE, &err);
+    CHECK(kill(here->victim, SIGKILL) == 0);
     const uint64_t killed_ns = test_now_ns();
-    rdt_transfer *all[3] = {waits, offered, between};
-    for (int i = 0; i < 3; i++) {
-        CHECK_STATUS(rig_end(all[i], &err), RDT_EPEER);
-        CHECK_STR_CONTAINS(err.message, "rank 11 (group rank 1) died: ");
-        CHECK_INT_EQ(err.peer_rank, 11);
+    for (int i = 1; i < 5; i++) { /* rank 2 has not even fetched rank 1's blob */
+        const rdt_status status = rig_end(t[i], &err);
+        check_named(status, &err);
     }
     CHECK_MSG(test_now_ns() - killed_ns < RIG_SECOND / 2 * (uint64_t)test_timeout_scale(),
               "it took %f s", (double)(test_now_ns() - killed_ns) * 1e-9);
-    CHECK_STATUS(rdt_group_error(group[0], &err), RDT_EPEER);
-    rdt_transfer *more;
-    CHECK_STATUS(rdt_group_send(group[0], 2, 9, buf, 8, NULL, &more, &err), RDT_EPEER);
-    /* Rank 2 has not fetched rank 1's blob: a member that knows it tells who died. */
-    CHECK_STATUS(rig_end(indirect, &err), RDT_EPEER);
-    CHECK_STR_CONTAINS(err.message, "rank 11 (group rank 1) died: ");
-    CHECK_INT_EQ(err.peer_rank, 11);
+    check_named(rdt_group_send(group[0], 2, 9, buf, 8, NULL, &t[0], &err), &err);
     rdt_group_abort(group[1], "a consequence"); /* does not hide the cause */
-    for (int i = 0; i < 2; i++) {
-        CHECK_STATUS(rdt_group_error(group[i], &err), RDT_EPEER);
-        CHECK_STR_CONTAINS(err.message, "rank 11 (group rank 1) died: ");
-    }
+    for (int i = 0; i < 2; i++)
+        check_named(rdt_group_error(group[i], &err), &err);
     for (int i = 0; i < 2; i++)
         rdt_group_destroy(group[i]);
     for (int i = 0; i < 2; i++)
-        rig_close_context(ctx[i]);
-    CHECK(waitpid(pid, NULL, 0) == pid);
-    free(trio);
+        rig_close_context(here->ctx[i]);
+    CHECK(waitpid(here->victim, NULL, 0) == here->victim);
     free(buf);
+    free(here);
 }
 
 TEST(a_killed_member_is_named_to_everybody_over_shm)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Bytes in our ring that no honest peer writes: each is refused with RDT_EPROTO or changes nothing, and none is
- * read or written outside of what it names. */
+ * Bytes in our ring that no honest peer writes: each is refused with RDT_EPROTO or changes
+ * nothing, and none is read or written outside of what it names. */
 #include "base/error.h"
 
 #include "core/group_rig.h"
@@ -274,7 +274,8 @@ TEST(offers_of_memory_that_is_not_theirs)
     REFUSED(&head, body, sizeof(body), "outside of its own memory");
     head.len_bytes = UINT64_MAX;
     REFUSED(&head, body, sizeof(body), "outside of its own memory");
-    /* A process that is not the peer: pid 1, or ours with a canary that is not there. The receive is granted a place. */
+    /* A process that is not the peer: pid 1, or ours with a canary that is not there. The
+     * receive is granted a place. */
     rts = (struct rdti_rts){.has_process = 1,
                             .pid = (uint32_t)getpid(),
                             .addr = 16,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Random traffic among three members, each driven by a thread of its own, against what FIFO per (source, tag)
- * allows: the n-th message of a source and tag has the n-th content. */
+ * Random traffic among three members, each driven by a thread of its own, against what FIFO per
+ * (source, tag) allows: the n-th message of a source and tag has the n-th content. */
 #include <pthread.h>
 
 #include "core/group_rig.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The steady state: no allocation, nothing that grows, and a microsecond of CPU at most for a small message. */
+ * The steady state: no allocation, nothing that grows, and a microsecond of CPU at most for a
+ * small message. */
 #include <stdatomic.h>
 #include <sys/resource.h>
 

@@ -308,7 +308,8 @@ flood_end(struct flood *flood)
     free(flood->recv);
 }
 
-/* Nobody receives until all is sent, in both directions at once: rings and budgets fill on both sides. */
+/* Nobody receives until all is sent, in both directions at once: rings and budgets fill on both
+ * sides. */
 static void
 flood_both_ways(uint32_t transport, uint32_t count, uint64_t len_bytes)
 {
