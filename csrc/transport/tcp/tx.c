@@ -215,7 +215,7 @@ rdti_tcp_write(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err
     struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)base;
     uint32_t idle_streams = 0;
     uint64_t sent = 0;
-    bool is_striped;
+    bool is_striped = false;
 
     rdt_status status = check_blocks(lane, op, &is_striped, err);
     if (status == RDT_OK)
@@ -252,7 +252,7 @@ rdti_tcp_read(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err)
 {
     struct rdti_tcp_lane *lane = (struct rdti_tcp_lane *)base;
     uint64_t sent = 0;
-    bool is_striped;
+    bool is_striped = false;
 
     rdt_status status = check_blocks(lane, op, &is_striped, err);
     if (status == RDT_OK)
