@@ -186,47 +186,6 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     rdti_engine_leave(ctx->engine);
 }
 
-/* ---- Deaths ------------------------------------------------------------------------------- */
-
-const struct rdti_obituary *
-rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
-{
-    for (const struct rdti_list *node = ctx->obituaries.next; node != &ctx->obituaries;
-         node = node->next) {
-        const struct rdti_obituary *obituary =
-            RDTI_CONTAINER(node, const struct rdti_obituary, link);
-        if (memcmp(obituary->uuid, uuid, RDT_UUID_BYTES) == 0)
-            return obituary;
-    }
-    return NULL;
-}
-
-void
-rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
-                            const rdt_endpoint *source)
-{
-    struct rdti_death death = {.rank = news->rank, .is_left = news->is_left};
-    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
-    struct rdti_obituary *obituary;
-
-    if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
-        return;
-    obituary = malloc(sizeof(*obituary));
-    if (obituary != NULL) {
-        *obituary = *news;
-        rdti_list_append(&ctx->obituaries, &obituary->link);
-    }
-    memcpy(death.uuid, news->uuid, RDT_UUID_BYTES);
-    rdti_text_copy(death.reason, sizeof(death.reason), news->reason);
-    const size_t payload_bytes = rdti_death_encode(&death, payload);
-    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
-        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (ep != source && rdti_endpoint_get_state(ep) == RDTI_EP_READY)
-            rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, payload_bytes, NULL, 0);
-    }
-    rdti_groups_on_death(ctx->groups, news);
-}
-
 void
 rdti_context_recount_local(rdt_context *ctx)
 {
@@ -355,7 +314,9 @@ build_context(rdt_context *ctx, struct rdt_error *err)
     if (status == RDT_OK)
         status = rdti_regions_create(ctx->arena, ctx->uuid, on_revoke, ctx, &ctx->regions, err);
     if (status == RDT_OK)
-        status = rdti_transfer_pool_create(ctx->engine, &ctx->pool, err);
+        rdti_regions_set_engine(ctx->regions, ctx->engine);
+    if (status == RDT_OK)
+        status = rdti_transfer_pool_create(ctx->engine, ctx->opts.timeout_ns, &ctx->pool, err);
     if (status == RDT_OK)
         status = rdti_groups_create(ctx, &ctx->groups, err);
     if (status != RDT_OK)
@@ -442,10 +403,27 @@ close_endpoints(rdt_context *ctx, struct rdt_error *err)
     return status;
 }
 
+static rdt_status
+check_childless(rdt_context *ctx, struct rdt_error *err)
+{
+    const uint64_t transfers = rdti_transfer_pool_live(ctx->pool);
+    struct rdti_region_stats stats;
+
+    rdti_regions_get_stats(ctx->regions, &stats);
+    if (stats.live_count > 0)
+        return rdti_error_set(err, RDT_EBUSY, 0,
+                              "context_close: %llu regions (%llu bytes) are live",
+                              (unsigned long long)stats.live_count,
+                              (unsigned long long)stats.live_bytes);
+    if (transfers > 0)
+        return rdti_error_set(err, RDT_EBUSY, 0, "context_close: %llu transfers were not freed",
+                              (unsigned long long)transfers);
+    return rdti_groups_check_empty(ctx->groups, err);
+}
+
 rdt_status
 rdt_context_close(rdt_context *ctx, struct rdt_error *err)
 {
-    struct rdti_region_stats stats;
     rdt_status status;
 
     if (ctx == NULL)
@@ -454,22 +432,16 @@ rdt_context_close(rdt_context *ctx, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     status = close_endpoints(ctx, err);
-    if (status != RDT_OK)
-        return status;
-    rdti_regions_get_stats(ctx->regions, &stats);
-    if (stats.live_count > 0)
-        return rdti_error_set(err, RDT_EBUSY, 0,
-                              "context_close: %llu regions (%llu bytes) are live",
-                              (unsigned long long)stats.live_count,
-                              (unsigned long long)stats.live_bytes);
-    if (rdti_transfer_pool_live(ctx->pool) > 0)
-        return rdti_error_set(err, RDT_EBUSY, 0, "context_close: %llu transfers were not freed",
-                              (unsigned long long)rdti_transfer_pool_live(ctx->pool));
-    status = rdti_groups_check_empty(ctx->groups, err);
-    if (status != RDT_OK)
-        return status;
-    free_context(ctx);
-    return RDT_OK;
+    if (status == RDT_OK)
+        status = check_childless(ctx, err);
+    if (status == RDT_OK) {
+        free_context(ctx);
+        return RDT_OK;
+    }
+    rdti_engine_enter(ctx->engine); /* it goes on, and lets peers in again */
+    ctx->is_closing = false;
+    rdti_engine_leave(ctx->engine);
+    return status;
 }
 
 /* ---- Small calls --------------------------------------------------------------------------- */

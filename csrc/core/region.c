@@ -1,31 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Regions: see region.h. What peers may see is the table of generations; what decides is private memory. */
+ * Regions: see region.h. What peers may see is the table of generations; what decides is private
+ * memory. */
 #include "core/region.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/range.h"
-#include "core/memfd.h"
+#include "core/generations.h"
 #include "core/span_tree.h"
-
-#define TABLE_ENTRIES (RDTI_REGION_INDEX_MAX + 1)
-#define TABLE_BYTES ((uint64_t)TABLE_ENTRIES * sizeof(uint32_t))
-
-/* The table comes into memory in steps of the largest page size that Linux has (64 KiB on arm64). */
-#define STEP_BYTES (UINT64_C(64) << 10)
-#define STEP_ENTRIES ((uint32_t)(STEP_BYTES / sizeof(uint32_t)))
 
 #define ENTRIES_AT_FIRST 64
 
@@ -49,6 +40,7 @@ struct rdt_region {
     bool is_revoking;       /* on_revoke() runs: it may raise pending_count yet */
     void (*drained)(void *arg);
     void *drained_arg;
+    struct rdti_deferred deferred;
 };
 
 struct entry {
@@ -59,6 +51,7 @@ struct entry {
 
 struct rdti_regions {
     struct rdti_arena *arena;
+    struct rdti_engine *engine; /* NULL: nobody holds its lock here */
     uint8_t uuid[RDT_UUID_BYTES];
     void (*on_revoke)(void *arg, uint32_t index, uint32_t generation);
     void *revoke_arg;
@@ -84,45 +77,6 @@ forked(const char *call, struct rdt_error *err)
 
 /* ---- Creation ------------------------------------------------------------------------------- */
 
-/* The memfd, its only writable mapping, and the first step of it in memory. */
-static rdt_status
-open_table(struct rdti_regions *regions, struct rdt_error *err)
-{
-    rdt_status status =
-        rdti_memfd_create("rdmatensor-generations", TABLE_BYTES, 0, &regions->fd, err);
-
-    if (status != RDT_OK)
-        return status;
-    void *table = mmap(NULL, TABLE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, regions->fd, 0);
-
-    if (table == MAP_FAILED) {
-        status = rdti_error_set(err, RDT_EDEVICE, errno, "mmap of the table of generations");
-        goto err_close;
-    }
-    const int sys_errno = rdti_memfd_populate(regions->fd, 0, table, STEP_BYTES);
-
-    if (sys_errno != 0) {
-        status = rdti_error_set(err, RDT_ENOMEM, sys_errno, "populating the table of generations");
-        goto err_unmap;
-    }
-    /* A child has no use for it, and must not be able to spoil it. */
-    if (madvise(table, TABLE_BYTES, MADV_DONTFORK) != 0) {
-        status = rdti_error_set(err, RDT_EDEVICE, errno, "madvise(MADV_DONTFORK)");
-        goto err_unmap;
-    }
-    status = rdti_memfd_seal(regions->fd, true, err);
-    if (status != RDT_OK)
-        goto err_unmap;
-    regions->table = table;
-    return RDT_OK;
-
-err_unmap:
-    (void)munmap(table, TABLE_BYTES);
-err_close:
-    (void)close(regions->fd);
-    return status;
-}
-
 rdt_status
 rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_UUID_BYTES],
                     void (*on_revoke)(void *arg, uint32_t index, uint32_t generation), void *arg,
@@ -137,7 +91,7 @@ rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_UUID_BYTES]
         free(regions);
         return rdti_error_set(err, RDT_ENOMEM, 0, "regions_create: no memory for the table");
     }
-    const rdt_status status = open_table(regions, err);
+    const rdt_status status = rdti_generations_open(&regions->fd, &regions->table, err);
 
     if (status != RDT_OK) {
         free(entries);
@@ -160,8 +114,8 @@ rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_UUID_BYTES]
 /* ---- The end of a region -------------------------------------------------------------------- */
 
 /*
- * Where nothing holds the region in quarantine any more, take it out of all tables: the caller owns it
- * then and calls finish() without the lock. False: it stays. Locked.
+ * Where nothing holds the region in quarantine any more, take it out of all tables: the caller owns
+ * it then and calls finish() without the lock. False: it stays. Locked.
  */
 static bool
 detach_if_drained(rdt_region *region)
@@ -187,18 +141,38 @@ detach_if_drained(rdt_region *region)
     return true;
 }
 
-/* Nobody reaches the region any more. Not locked: the arena has a lock, and the caller's code runs. */
 static void
-finish(rdt_region *region)
+run_drained(struct rdti_deferred *node)
 {
+    rdt_region *region = RDTI_CONTAINER(node, rdt_region, deferred);
     void (*drained)(void *arg) = region->drained;
     void *arg = region->drained_arg;
 
+    free(region);
+    drained(arg);
+}
+
+/* Nobody reaches the region any more. Not locked: the arena has a lock, the caller's code runs. */
+static void
+finish(rdt_region *region)
+{
+    struct rdti_engine *engine = region->regions->engine;
+
     if (region->is_in_arena)
         rdti_arena_free(region->regions->arena, region->addr);
-    free(region);
-    if (drained != NULL)
-        drained(arg);
+    region->deferred.run = run_drained;
+    if (region->drained == NULL)
+        free(region);
+    else if (engine != NULL)
+        rdti_engine_defer(engine, &region->deferred); /* at once, if this thread does not drive */
+    else
+        run_drained(&region->deferred);
+}
+
+void
+rdti_regions_set_engine(struct rdti_regions *regions, struct rdti_engine *engine)
+{
+    regions->engine = engine;
 }
 
 void
@@ -226,9 +200,9 @@ rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg)
         regions->stats.quarantine_count++;
         regions->stats.quarantine_bytes += region->len_bytes;
         rdti_list_append(&regions->quarantine, &region->link);
-        /* seq_cst; partner: the shm initiator's load before it writes. Either it sees that the generation is
-         * over, or its write began before the revocation that we are about to send, and it acknowledges
-         * that only when the write is done. */
+        /* seq_cst; partner: the shm initiator's load before it writes. Either it sees that the
+         * generation is over, or its write began before the revocation that we are about to send,
+         * and it acknowledges that only when the write is done. */
         regions->entries[index].generation = generation + 1;
         atomic_store_explicit(&regions->table[index], generation + 1, memory_order_seq_cst);
     }
@@ -266,8 +240,7 @@ rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *err)
     /* Nobody else is here any more: no lock. */
     while ((link = rdti_list_take_first(&regions->quarantine)) != NULL)
         finish(RDTI_CONTAINER(link, rdt_region, link));
-    (void)munmap((void *)regions->table, TABLE_BYTES);
-    (void)close(regions->fd);
+    rdti_generations_close(regions->fd, regions->table);
     (void)pthread_mutex_destroy(&regions->lock);
     free(regions->entries);
     free(regions);
@@ -385,8 +358,8 @@ rdt_region_len_bytes(const rdt_region *region)
 
 /* ---- Export --------------------------------------------------------------------------------- */
 
-/* Room for next_index in the private entries and in the mapped table. Locked, across one system call per
- * 16384 exports: it costs less than what unlocking there would complicate. */
+/* Room for next_index in the private entries and in the mapped table. Locked, across one system
+ * call per 16384 exports: it costs less than what unlocking there would complicate. */
 static rdt_status
 grow_entries(struct rdti_regions *regions, struct rdt_error *err)
 {
@@ -403,10 +376,8 @@ grow_entries(struct rdti_regions *regions, struct rdt_error *err)
         regions->entries = entries;
         regions->entry_cap *= 2;
     }
-    if (index % STEP_ENTRIES == 0) {
-        const uint64_t off = (uint64_t)index * sizeof(uint32_t);
-        const int sys_errno =
-            rdti_memfd_populate(regions->fd, off, (char *)regions->table + off, STEP_BYTES);
+    if (index % RDTI_GENERATIONS_STEP == 0) {
+        const int sys_errno = rdti_generations_populate(regions->fd, regions->table, index);
 
         if (sys_errno != 0)
             return rdti_error_set(err, RDT_ENOMEM, sys_errno,

@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #include "core/arena.h"
+#include "core/engine.h"
 #include "rdmatensor.h"
 #include "transport/transport.h"
 
@@ -29,7 +30,7 @@ struct rdti_regions;
 /*
  * Any thread. rdt_region_free()'s drained(arg) runs for arena spans too, in whatever thread ended
  * the quarantine: that of rdt_region_free(), rdti_regions_release(), rdti_regions_acknowledge() or
- * rdti_regions_destroy(); no lock of this table is held then.
+ * rdti_regions_destroy(); no lock of this table is held then, nor the engine's.
  */
 
 #define RDTI_REGION_INDEX_MAX UINT32_C(0xfffff) /* 20 bits: one million exported regions */
@@ -45,6 +46,9 @@ rdt_status rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_
 /* RDT_EBUSY while a region is live. Quarantine is emptied: all endpoints are closed by then. In a
  * forked child: nothing. */
 rdt_status rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *err);
+
+/* From now on drained() is deferred where the quarantine ends under this engine's lock. */
+void rdti_regions_set_engine(struct rdti_regions *regions, struct rdti_engine *engine);
 
 rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t flags,
                               rdt_region **out, struct rdt_error *err);

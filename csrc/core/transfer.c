@@ -12,11 +12,13 @@
 
 /* The hook's value after the end. Never the address of a transfer. */
 #define HOOK_DONE ((uintptr_t)1)
-/* Free transfers kept for the next operation; more are given back. Enough for a step of a large model. */
+/* Free transfers kept for the next operation; more are given back. Enough for a step of a large
+ * model. */
 #define POOL_KEEP 4096
 
 struct rdti_transfer_pool {
     struct rdti_engine *engine;
+    uint64_t timeout_ns;
     atomic_flag lock; /* held for a few instructions: a spin is shorter than any sleep */
     struct rdti_list idle;
     uint32_t idle_count;
@@ -38,14 +40,15 @@ pool_unlock(struct rdti_transfer_pool *pool)
 }
 
 rdt_status
-rdti_transfer_pool_create(struct rdti_engine *engine, struct rdti_transfer_pool **out,
-                          struct rdt_error *err)
+rdti_transfer_pool_create(struct rdti_engine *engine, uint64_t timeout_ns,
+                          struct rdti_transfer_pool **out, struct rdt_error *err)
 {
     struct rdti_transfer_pool *pool = calloc(1, sizeof(*pool));
 
     if (pool == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer pool of %zu bytes", sizeof(*pool));
     pool->engine = engine;
+    pool->timeout_ns = timeout_ns;
     atomic_flag_clear(&pool->lock);
     rdti_list_init(&pool->idle);
     *out = pool;
@@ -202,6 +205,8 @@ rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns, struct rdt_error *err)
     if (rdti_in_forked_child())
         return rdti_error_set(err, RDT_EFORKED, 0,
                               "wait: this process was forked; only its parent may use the context");
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = t->pool->timeout_ns;
     const rdt_status status =
         rdti_engine_wait(t->pool->engine, is_done, t, rdti_deadline_after(timeout_ns));
     if (status == RDT_OK)
@@ -217,12 +222,15 @@ rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg)
 {
     uintptr_t none = 0;
 
+    if (rdti_in_forked_child())
+        return; /* the end is seen in the parent */
     t->done_fn = done;
     t->done_arg = arg;
     rdti_engine_async_add(t->pool->engine, 1);
     (void)atomic_fetch_add_explicit(&t->refs, 1,
                                     memory_order_relaxed); /* this thread holds a reference */
-    /* acq_rel: hands done_fn over to the thread in rdti_transfer_finish(), or sees that it came first. */
+    /* acq_rel: hands done_fn over to the thread in rdti_transfer_finish(), or sees that it came
+     * first. */
     if (!atomic_compare_exchange_strong_explicit(&t->hook, &none, (uintptr_t)t,
                                                  memory_order_acq_rel, memory_order_acquire))
         run_done_hook(&t->deferred);
@@ -257,5 +265,6 @@ rdt_transfer_free(rdt_transfer *t)
 void
 rdt_transfer_finish(rdt_transfer *t, rdt_status status, const struct rdt_error *err)
 {
-    rdti_transfer_finish(t, status, err);
+    if (!rdti_in_forked_child())
+        rdti_transfer_finish(t, status, err);
 }

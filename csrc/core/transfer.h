@@ -6,8 +6,8 @@
  *   DONE      no                                           last reference -> back to the pool
  *
  * DONE with RDT_OK or an error. Cancelled is DONE with RDT_ECANCELED, closed DONE with RDT_ECLOSED:
- * in both the lane has let go of the buffers before. A transfer has one reference of its handle and one of the operation in
- * flight; whoever drops the last returns it.
+ * in both the lane has let go of the buffers before. A transfer has one reference of its handle and
+ * one of the operation in flight; whoever drops the last returns it.
  */
 #ifndef RDTI_CORE_TRANSFER_H
 #define RDTI_CORE_TRANSFER_H
@@ -45,8 +45,9 @@ struct rdt_transfer {
     void *done_arg;
 };
 
-rdt_status rdti_transfer_pool_create(struct rdti_engine *engine, struct rdti_transfer_pool **out,
-                                     struct rdt_error *err);
+/* timeout_ns: what RDT_TIMEOUT_DEFAULT means. */
+rdt_status rdti_transfer_pool_create(struct rdti_engine *engine, uint64_t timeout_ns,
+                                     struct rdti_transfer_pool **out, struct rdt_error *err);
 /* Transfers that are still out: RDT_EBUSY for the context's close. */
 uint64_t rdti_transfer_pool_live(const struct rdti_transfer_pool *pool);
 void rdti_transfer_pool_destroy(struct rdti_transfer_pool *pool);

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Who is known to be dead: the first news of each process wins and is passed on. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/text.h"
+#include "core/endpoint_impl.h"
+#include "core/group.h"
+
+const struct rdti_obituary *
+rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    for (const struct rdti_list *node = ctx->obituaries.next; node != &ctx->obituaries;
+         node = node->next) {
+        const struct rdti_obituary *obituary =
+            RDTI_CONTAINER(node, const struct rdti_obituary, link);
+        if (memcmp(obituary->uuid, uuid, RDT_UUID_BYTES) == 0)
+            return obituary;
+    }
+    return NULL;
+}
+
+void
+rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
+                            const rdt_endpoint *source)
+{
+    struct rdti_death death = {.rank = news->rank, .is_left = news->is_left};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    struct rdti_obituary *obituary;
+
+    if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
+        return;
+    obituary = malloc(sizeof(*obituary));
+    if (obituary != NULL) {
+        *obituary = *news;
+        rdti_list_append(&ctx->obituaries, &obituary->link);
+    }
+    memcpy(death.uuid, news->uuid, RDT_UUID_BYTES);
+    rdti_text_copy(death.reason, sizeof(death.reason), news->reason);
+    const size_t payload_bytes = rdti_death_encode(&death, payload);
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (ep != source && rdti_endpoint_get_state(ep) == RDTI_EP_READY)
+            rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, payload_bytes, NULL, 0);
+    }
+    rdti_groups_on_death(ctx->groups, news);
+}
