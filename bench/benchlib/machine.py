@@ -1,0 +1,101 @@
+"""What machine this is, and how busy others keep it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+from bench.benchlib.record import Record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def stamp() -> Record:
+    """Return what a figure needs to be understood: processor, cores, kernel, versions, commit."""
+    return {
+        "processor": _field(Path("/proc/cpuinfo"), "model name"),
+        "family_model": "/".join(
+            _field(Path("/proc/cpuinfo"), key) for key in ("cpu family", "model", "stepping")
+        ),
+        "is_virtual": "hypervisor" in _field(Path("/proc/cpuinfo"), "flags"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _field(Path("/proc/meminfo"), "MemTotal"),
+        "huge_pages": _first_line(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
+        "kernel": platform.release(),
+        "congestion_control": _first_line(Path("/proc/sys/net/ipv4/tcp_congestion_control")),
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("rdmatensor", "torch", "numpy", "cffi")},
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _field(path: Path, key: str) -> str:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == key:
+            return value.strip()
+    return "unknown"
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.exists() else "unknown"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _commit() -> str:
+    answers = [
+        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "csrc"])
+    ]
+    if any(answer.returncode != 0 for answer in answers):
+        return "unknown"
+    return answers[0].stdout.strip() + (" with changes" if answers[1].stdout.strip() else "")
+
+
+class Watch:
+    """Measures, while a child of ours runs, how many cores everybody else keeps busy."""
+
+    def __init__(self) -> None:
+        self.foreign_cpus = 0.0
+        self.seconds = 0.0
+
+    def __enter__(self) -> Watch:
+        self._began_s = time.monotonic()
+        self._busy_s = _busy_s()
+        self._own_s = _own_s()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.seconds = time.monotonic() - self._began_s
+        foreign_s = (_busy_s() - self._busy_s) - (_own_s() - self._own_s)
+        self.foreign_cpus = max(0.0, foreign_s / self.seconds)
+
+
+def _busy_s() -> float:
+    """All cores' time that was neither idle nor waiting for a disk; stolen time counts."""
+    words = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) for word in words)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

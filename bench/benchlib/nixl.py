@@ -1,0 +1,28 @@
+"""Where NIXL is, if it is on this machine at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from bench.benchlib.machine import ROOT
+
+VARIABLE = "RDMATENSOR_BENCH_NIXL_PYTHON"
+_DEFAULT = ROOT / "build" / "nixl" / "venv" / "bin" / "python"
+
+
+def find() -> tuple[Path | None, str]:
+    """Return an interpreter that imports NIXL, or None and why there is none."""
+    python = Path(os.environ.get(VARIABLE, _DEFAULT))
+    if not python.exists():
+        return None, (
+            f"no interpreter with NIXL: make a venv with `pip install nixl-cu12` and name its "
+            f"python in {VARIABLE}"
+        )
+    # os._exit: the process crashes in Python's own end otherwise, with NIXL 1.5
+    probe = "import os, nixl_cu12; os._exit(0)"
+    done = subprocess.run([str(python), "-c", probe], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return None, f"NIXL does not import: {done.stderr.strip().splitlines()[-1:]}"
+    return python, ""

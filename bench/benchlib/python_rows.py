@@ -1,0 +1,111 @@
+"""Rows of what is measured from Python."""
+
+from __future__ import annotations
+
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.verdict import Row, rate_text, size_text, time_text
+
+_SMALL = 8.0
+# (path, is it the small size) -> how many times better than NIXL
+_NIXL_TARGETS = {("shm", True): 4.0, ("shm", False): 1.5, ("tcp", True): 1.5, ("tcp", False): 2.0}
+
+
+def p2p(records: list[Record]) -> list[Row]:
+    """One path: ours alone, and beside NIXL where it ran; a rival that is absent has a record."""
+    ours = [record for record in records if record.get("contestant") == "ours"]
+    rivals = [record for record in records if record.get("contestant") == "nixl"]
+    missing = [record for record in records if record.get("missing") is not None]
+    rows = [_alone(record) for record in ours]
+    rows += [
+        _against(record, rival)
+        for record in ours
+        for rival in rivals
+        if (rival["way"], rival["size"]) == (record["way"], record["size"])
+    ]
+    return rows + [
+        Row(f"{text(record, 'path')} beside NIXL", "missing", "-", None, None, note=note)
+        for record in missing
+        for note in [text(record, "missing")]
+    ]
+
+
+def _name(record: Record) -> str:
+    way = "" if record["way"] == "write" else f", {text(record, 'way')}"
+    return f"{text(record, 'path')} {size_text(number(record, 'size'))} write + notify, Python{way}"
+
+
+def _took(record: Record) -> str:
+    size, ns = number(record, "size"), number(record, "median_ns")
+    return time_text(ns) if size == _SMALL else rate_text(size, ns)
+
+
+def _alone(record: Record) -> Row:
+    is_target = record["path"] == "shm" and number(record, "size") == _SMALL
+    return Row(
+        _name(record),
+        "-",
+        _took(record),
+        number(record, "median_ns") / 1e3 if is_target else None,
+        5.0 if is_target else None,
+        better="lower",
+        is_absolute=True,
+        note="one way; ratio and target in us" if is_target else "",
+    )
+
+
+def _against(record: Record, rival: Record) -> Row:
+    is_small = number(record, "size") == _SMALL
+    way = "a handle made for each write" if rival["way"] == "write" else "one handle, posted again"
+    return Row(
+        _name(record),
+        f"{_took(rival)} NIXL, {way}",
+        _took(record),
+        number(rival, "median_ns") / number(record, "median_ns"),
+        _NIXL_TARGETS[text(record, "path"), is_small],
+    )
+
+
+def imports(records: list[Record]) -> list[Row]:
+    """Importing the package."""
+    medians = {text(record, "contestant"): number(record, "median_ns") for record in records}
+    return [
+        Row(
+            "import rdmatensor, without torch",
+            f"{time_text(medians['numpy'])} import numpy",
+            time_text(medians["rdmatensor"]),
+            medians["rdmatensor"] / 1e6,
+            100.0,
+            better="lower",
+            is_absolute=True,
+            note="ratio and target in ms",
+        ),
+        Row(
+            "the same, with everything that a Context needs",
+            f"{time_text(medians['numpy'])} import numpy",
+            time_text(medians["rdmatensor.Context"]),
+            None,
+            None,
+        ),
+    ]
+
+
+def c10d(records: list[Record]) -> list[Row]:
+    """all_reduce through torch.distributed beside doing nothing and Gloo."""
+    medians = {
+        (text(record, "contestant"), number(record, "size")): number(record, "median_ns")
+        for record in records
+    }
+    rows = []
+    for size in sorted({size for _, size in medians}):
+        ours = medians["rdmatensor", size]
+        rows += [
+            Row(
+                f"all_reduce of {size_text(size)} through torch.distributed",
+                f"{time_text(medians[rival, size])} {words}",
+                time_text(ours),
+                medians[rival, size] / ours,
+                None,
+            )
+            for rival, words in (("fake", "a backend that does nothing"), ("gloo", "Gloo"))
+        ]
+    return rows

@@ -1,0 +1,64 @@
+"""`pytest bench --benchmark-only`: fixtures and options of the benchmarks.
+
+Each benchmark is one run in which all contestants take turns; what counts are ratios within a run.
+--bench-repeats N runs each N times and judges the run that others disturbed least.
+--bench-results DIR keeps all runs with their raw samples; bench/report.py prints the table of DIR.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+# At the end: `bench` is found here, and rdmatensor where it is installed, not in the sources.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from bench.benchlib import machine, record, topics, verdict
+from bench.benchlib.programs import TooFewCores
+
+Judge = Callable[[str, str, Callable[[], list[record.Record]]], list[verdict.Row]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add our options."""
+    group = parser.getgroup("bench")
+    group.addoption("--bench-repeats", type=int, default=1, help="runs of each benchmark")
+    group.addoption("--bench-results", type=Path, default=None, help="keep all runs in this folder")
+
+
+@pytest.fixture
+def judge(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Judge:
+    """Return what measures, keeps, prints and asserts one topic: (topic, command, run once)."""
+    repeats: int = request.config.getoption("--bench-repeats")
+    folder: Path | None = request.config.getoption("--bench-results")
+
+    def measure(
+        topic: str, command: str, run_once: Callable[[], list[record.Record]]
+    ) -> list[verdict.Row]:
+        runs: list[record.Run] = []
+
+        def watched() -> None:
+            with machine.Watch() as watch:
+                records = run_once()
+            runs.append(record.Run(records, watch.foreign_cpus, watch.seconds))
+
+        try:
+            benchmark.pedantic(watched, rounds=repeats, iterations=1)  # type: ignore[no-untyped-call]
+        except TooFewCores as error:
+            pytest.skip(f"benchmark: {error}")
+        result = record.Result(topic, command, machine.stamp(), runs)
+        if folder is not None:
+            record.save(result, folder)
+        rows = topics.TOPICS[topic](result.quietest.records)
+        benchmark.extra_info["rows"] = [f"{row.what}: {row.ratio}" for row in rows]
+        benchmark.extra_info["foreign_cpus"] = result.quietest.foreign_cpus
+        sys.stdout.write(f"\n{verdict.table(rows)}\n")
+        missed = [row.what for row in rows if row.is_met_with_room is False]
+        assert not missed, f"below the target by more than noise explains: {missed}"
+        return rows
+
+    return measure

@@ -1,0 +1,244 @@
+"""One of two processes that write to each other from Python, through rdmatensor or NIXL.
+
+Rank 0 prints lines of JSON: one way of 8 B write + notification (half a ping-pong), and 64 MiB
+write + notification into memory that the other side has read since it was written last, until an
+answer of 8 B is back. NIXL runs without its progress thread, which on two cores it is slower with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+LARGE_BYTES = 64 << 20
+SMALL_BYTES = 8
+PATIENCE_S = 60.0
+
+
+# Way of writing -> (write 8 B + notify, write 64 MiB + notify), each until it is done.
+Ways = dict[str, tuple[Callable[[], object], Callable[[], object]]]
+
+
+class Side(Protocol):
+    """This process's end: what it writes goes to the other's end."""
+
+    ways: Ways
+    landing: NDArray[np.uint8]
+    path: str
+
+    def wait(self) -> None:
+        """Wait for one notification of the other side."""
+
+    def close(self) -> None:
+        """Both sides are done."""
+
+
+class Folder:
+    """Values of the two ranks, in files."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path, self.rank = path, rank
+
+    def swap(self, key: str, mine: bytes) -> bytes:
+        """Give mine, return the other rank's; both call it."""
+        draft = self.path / f"{key}.{self.rank}.draft"
+        draft.write_bytes(mine)
+        draft.rename(self.path / f"{key}.{self.rank}")
+        other = self.path / f"{key}.{1 - self.rank}"
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not other.exists():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"the other rank has no {key}")
+            time.sleep(0.001)
+        return other.read_bytes()
+
+
+class Ours:
+    """rdmatensor, through its public Python interface and with its defaults.
+
+    "write" checks its arguments at each call; "prepared" was checked once (prepare_write()).
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        rdmatensor = importlib.import_module("rdmatensor")
+        store = rdmatensor.FileStore(folder.path / "store")
+        self._world = rdmatensor.join(store, folder.rank, 2)
+        context = self._world.context
+        endpoint = self._endpoint = self._world.endpoint(1 - folder.rank)
+        endpoint.wait_ready(PATIENCE_S)
+        self.landing: NDArray[np.uint8] = context.zeros(LARGE_BYTES, "uint8")
+        remote = rdmatensor.RemoteRegion.decode(
+            folder.swap("region", context.export(self.landing).encode())
+        )
+        large = self._large = np.ones(LARGE_BYTES, dtype=np.uint8)
+        small = large[:SMALL_BYTES]
+        prepared_small = endpoint.prepare_write(small, remote, notify=1)
+        prepared_large = endpoint.prepare_write(large, remote, notify=1)
+        self.ways: Ways = {
+            "write": (
+                lambda: endpoint.write(small, remote, notify=1).wait(),
+                lambda: endpoint.write(large, remote, notify=1).wait(),
+            ),
+            "prepared": (lambda: prepared_small().wait(), lambda: prepared_large().wait()),
+        }
+        self.path = str(endpoint.transport)
+
+    def wait(self) -> None:
+        self._endpoint.wait_notify(PATIENCE_S)
+
+    def close(self) -> None:
+        self._world.close()
+
+
+class Nixl:
+    """NIXL over UCX; UCX_TLS in the environment chooses the path.
+
+    "write" makes a transfer handle for each write, from descriptor lists that were made once;
+    "prepared" posts one handle again and again.
+
+    Without error handling between peers, in which UCX has no shared memory, and is faster.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        nixl = importlib.import_module("nixl_cu12")
+        config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
+        agent = self._agent = nixl.nixl_agent(f"rank{folder.rank}", config)
+        agent.create_backend("UCX", {"ucx_error_handling_mode": "none"})
+        self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
+        large = self._large = np.ones(LARGE_BYTES, dtype=np.uint8)
+        where = (self.landing.ctypes.data, LARGE_BYTES, 0, "")
+        agent.register_memory([where, (large.ctypes.data, LARGE_BYTES, 0, "")], "DRAM")
+        other = agent.add_remote_agent(folder.swap("agent", agent.get_agent_metadata()))
+        self._other = other if isinstance(other, str) else other.decode()
+        address = int(folder.swap("address", str(self.landing.ctypes.data).encode()))
+        pair = (SMALL_BYTES, LARGE_BYTES)
+        source, descriptors = large.ctypes.data, agent.get_xfer_descs
+        lists = [
+            [descriptors([(start, length, 0)], "DRAM") for start in (source, address)]
+            for length in pair
+        ]
+        fresh = [partial(self._write_fresh, *both) for both in lists]
+        handles = [agent.initialize_xfer("WRITE", *both, self._other, b"n") for both in lists]
+        prepared = [partial(self._post, handle) for handle in handles]
+        self.ways: Ways = {"write": (fresh[0], fresh[1]), "prepared": (prepared[0], prepared[1])}
+        self.path = os.environ.get("UCX_TLS", "any")
+        self._arrived = 0
+
+    def _post(self, handle: object) -> None:
+        agent = self._agent
+        state = agent.transfer(handle, b"n")
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise RuntimeError(f"the transfer ended in state {state}")
+
+    def _write_fresh(self, local: object, remote: object) -> None:
+        handle = self._agent.initialize_xfer("WRITE", local, remote, self._other, b"n")
+        self._post(handle)
+        self._agent.release_xfer_handle(handle)
+
+    def wait(self) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._arrived == 0:  # several may come at once
+            self._arrived = sum(map(len, self._agent.get_new_notifs().values()))
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("no notification")
+        self._arrived -= 1
+
+    def close(self) -> None:
+        """The process ends without Python's own end, in which this version of NIXL crashes."""
+
+
+def take_turns(side: Side, way: str, rank: int, rounds: int, trips: int, larges: int) -> None:
+    """Both ranks; rank 0 measures and prints."""
+    small, large = side.ways[way]
+    latency_ns, large_ns = [], []
+    for round_number in range(rounds + 1):
+        started_ns = time.perf_counter_ns()
+        for _ in range(trips):
+            if rank == 0:
+                small()
+                side.wait()
+            else:
+                side.wait()
+                small()
+        latency_ns.append((time.perf_counter_ns() - started_ns) // (2 * trips))
+        for _ in range(larges):
+            took_ns = large_turn(side, rank, small, large)
+            if round_number > 0:
+                large_ns.append(took_ns)
+    if rank == 0:
+        report(side, way, SMALL_BYTES, latency_ns[1:])
+        report(side, way, LARGE_BYTES, large_ns)
+
+
+def large_turn(
+    side: Side, rank: int, small: Callable[[], object], large: Callable[[], object]
+) -> int:
+    """Rank 0 writes and gets an answer; then rank 1 reads, and says so."""
+    started_ns = time.perf_counter_ns()
+    if rank == 0:
+        large()
+        side.wait()
+        took_ns = time.perf_counter_ns() - started_ns
+        side.wait()
+        return took_ns
+    side.wait()
+    small()
+    side.landing.view(np.uint64).sum()
+    small()
+    return 0
+
+
+def report(side: Side, way: str, size: int, samples_ns: list[int]) -> None:
+    """Print one record."""
+    ordered = sorted(samples_ns)
+    record = {
+        "contestant": type(side).__name__.lower(),
+        "way": way,
+        "path": side.path,
+        "size": size,
+        "median_ns": ordered[len(ordered) // 2],
+        "p10": ordered[len(ordered) // 10],
+        "p90": ordered[-1 - len(ordered) // 10],
+        "samples": len(ordered),
+        "raw_ns": samples_ns,
+    }
+    sys.stdout.write(json.dumps(record) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contestant", choices=("ours", "nixl"), required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--trips", type=int, default=500)
+    parser.add_argument("--larges", type=int, default=3)
+    arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    folder = Folder(arguments.folder, arguments.rank)
+    side: Side = Ours(folder) if arguments.contestant == "ours" else Nixl(folder)
+    os.sched_setaffinity(0, {cores[arguments.rank % len(cores)]})  # this thread only
+    for way in side.ways:
+        take_turns(side, way, arguments.rank, arguments.rounds, arguments.trips, arguments.larges)
+    folder.swap("done", b"")
+    side.close()
+    sys.stdout.flush()
+    if arguments.contestant == "nixl":
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
