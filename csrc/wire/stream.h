@@ -33,9 +33,10 @@
  *
  * Stripes. A WRITE or READ_DATA with STRIPED stands on every stream, in the same order on each;
  * stream i carries the bytes [i * c, (i + 1) * c) of the part, where c is length / N rounded up to
- * a multiple of 4096. On streams other than 0 the head of a WRITE has the flag STRIPED alone and no
- * value, and nothing but striped parts stands there. A part without STRIPED is at most
- * RDTI_STREAM_PART_MAX_BYTES long, one with it N times that.
+ * a multiple of 4096. Its heads MUST agree in index, generation, length and offset. On streams
+ * other than 0 the head of a WRITE has the flag STRIPED alone and no value, and nothing but striped
+ * parts stands there. A part without STRIPED is at most RDTI_STREAM_PART_MAX_BYTES long, one with
+ * it N times that.
  *
  * Acknowledgements. ack is the number of the last message of the other direction that is in place,
  * with all before it. It MUST NOT go back nor pass what was sent. REFUSED says the same and that

@@ -54,6 +54,19 @@ rdti_tcp_part_has_room(const struct rdti_tcp_stream *stream)
            stream->stripes_taken - lane->stripes_first < RDTI_TCP_STRIPES_MAX;
 }
 
+bool
+rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream)
+{
+    struct rdti_tcp_stripe *stripe =
+        &stream->lane->stripes[stream->stripes_taken % RDTI_TCP_STRIPES_MAX];
+    const struct rdti_stream_head *head = &stream->rx.head;
+
+    if (stripe->begun++ == 0)
+        stripe->head = *head;
+    return stripe->head.index == head->index && stripe->head.generation == head->generation &&
+           stripe->head.len_bytes == head->len_bytes && stripe->head.off_bytes == head->off_bytes;
+}
+
 void
 rdti_tcp_part_done(struct rdti_tcp_stream *stream)
 {

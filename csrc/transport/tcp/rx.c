@@ -102,8 +102,16 @@ begin_write(struct rdti_tcp_stream *s)
         rx->state = RDTI_TCP_RX_LIST;
         return OUTCOME_GO;
     }
-    if ((rx->head.flags & RDTI_STREAM_STRIPED) != 0)
+    if ((rx->head.flags & RDTI_STREAM_STRIPED) != 0) {
+        struct rdt_error err;
+
+        if (!rdti_tcp_stripe_begins(s)) {
+            (void)rdti_error_set(&err, RDT_EPROTO, 0,
+                                 "tcp stream: a stripe of another write than those beside it");
+            return fail_protocol(s, &err);
+        }
         rdti_stream_stripe(rx->head.len_bytes, s->index, s->lane->stream_count, &off, &len);
+    }
     uint8_t *at = acquire(s, rx->head.off_bytes, rx->head.len_bytes);
     if (at == NULL)
         return rx->head.op == RDTI_STREAM_WRITE_INLINE ? end_part(s)

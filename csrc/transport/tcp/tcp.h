@@ -199,6 +199,8 @@ struct rdti_tcp_part {
 };
 
 struct rdti_tcp_stripe {
+    struct rdti_stream_head head; /* of the first that began */
+    uint32_t begun;
     uint32_t done; /* streams whose part is in place */
     rdt_status refused;
 };
@@ -375,6 +377,9 @@ void rdti_tcp_release_target(struct rdti_tcp_stream *stream); /* driver */
 rdt_status rdti_tcp_take_ack(struct rdti_tcp_lane *lane, uint32_t ack, rdt_status refused,
                              struct rdt_error *err);
 bool rdti_tcp_part_has_room(const struct rdti_tcp_stream *stream);
+/* The stripe that stream->rx.head announces. False if it is of another part than those beside
+ * it. */
+bool rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream);
 /* The part that stream->rx.head announced is over on this stream. */
 void rdti_tcp_part_done(struct rdti_tcp_stream *stream);
 /* Finish messages whose parts are all in place; deliver their notifications in order. */

@@ -3,6 +3,7 @@
 #include "../harness.h"
 
 #include <fcntl.h>
+#include <netinet/tcp.h>
 
 #include "base/clock.h"
 #include "fake_tcp.h"
@@ -402,6 +403,32 @@ TEST(a_forked_child_has_no_socket_of_ours)
     CHECK_INT_EQ(status, 0);
     fake_tcp_write_and_check(&p, 100);
     CHECK_INT_EQ(fcntl(lane->streams[0]->fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+    fake_tcp_pair_close(&p);
+}
+
+TEST(sockets_have_the_options_that_lanes_need)
+{
+    struct fake_tcp_pair p = {0};
+
+    fake_tcp_pair_open(&p, 2, AF_INET);
+    const struct rdti_tcp_lane *lanes[2] = {(const struct rdti_tcp_lane *)p.ab.lane,
+                                            (const struct rdti_tcp_lane *)p.ba.lane};
+    for (uint32_t i = 0; i < 4; i++) {
+        const int fd = lanes[i / 2]->streams[i % 2]->fd;
+        int value = 0;
+        socklen_t value_bytes = sizeof(value);
+        char congestion[16] = "";
+        socklen_t congestion_bytes = sizeof(congestion);
+
+        CHECK_INT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &value_bytes), 0);
+        CHECK_INT_EQ(value, 1);
+        CHECK_INT_EQ(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, &value_bytes), 0);
+        CHECK_INT_EQ(value, 1);
+        CHECK_INT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion, &congestion_bytes), 0);
+        CHECK_STR_EQ(congestion, "reno");
+        CHECK_INT_EQ(fcntl(fd, F_GETFL) & O_NONBLOCK, O_NONBLOCK);
+        CHECK_INT_EQ(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+    }
     fake_tcp_pair_close(&p);
 }
 
