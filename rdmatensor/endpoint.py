@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable
 from functools import partial
@@ -9,10 +10,11 @@ from types import TracebackType
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import NBitBase, NDArray
 
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
+    BYTES,
     OK,
     TRANSPORT_NAMES,
     CData,
@@ -45,45 +47,72 @@ class Blocks:
     __slots__ = ("_kept", "count", "len_bytes", "ptr")
 
     def __init__(self, blocks: Iterable[tuple[TensorLike, int]]) -> None:
-        rows = [(*span(tensor, "write_many"), offset) for tensor, offset in blocks]
-        if any(offset < 0 for _, _, offset in rows):
-            raise invalid("write_many", "an offset is negative")
+        pairs = list(blocks)
+        tensors, data = [tensor for tensor, _ in pairs], None
+        if all(type(tensor) is np.ndarray and not tensor.dtype.hasobject for tensor in tensors):
+            with contextlib.suppress(ValueError):  # not contiguous: span() tells which
+                data = [ffi.from_buffer(BYTES, tensor) for tensor in tensors]
+        if data is None:
+            spans = [span(tensor, "write_many") for tensor in tensors]
+            lengths = np.array([length for _, length in spans], dtype=np.uint64)
+            data = [pointer for pointer, _ in spans]
+        else:  # thousands of small blocks: a function call for each would cost more than the write
+            lengths = np.array([len(item) for item in data], dtype=np.uint64)
+        # Through an array of pointers: to convert each to a number would double the time.
+        pointers = ffi.new("char *[]", data)
+        starts = np.frombuffer(ffi.buffer(pointers), dtype=np.uint64, count=len(data))
+        self._fill(starts, lengths, _offsets(offset for _, offset in pairs), data)
+
+    def _fill(
+        self,
+        starts: NDArray[np.uint64],
+        lengths: NDArray[np.uint64],
+        goals: NDArray[np.int64],
+        kept: object,
+    ) -> None:
+        if len(goals) and goals.min() < 0:
+            raise invalid("write_many", "a target offset is negative")
+        rows = np.empty((len(starts), 3), dtype=np.uint64)  # struct rdt_block is three words
+        rows[:, 0], rows[:, 1], rows[:, 2] = starts, lengths, goals
         self.count = len(rows)
-        self.len_bytes = sum(row[1] for row in rows)
-        self.ptr: CData = ffi.new("struct rdt_block[]", rows)
-        self._kept: object = rows
+        self.len_bytes = int(lengths.sum())
+        self.ptr: CData = ffi.cast("struct rdt_block *", ffi.from_buffer(rows))
+        self._kept = (rows, kept)
 
     @classmethod
     def of_parts(
         cls,
         src: TensorLike,
         block_bytes: int,
-        src_offsets_bytes: NDArray[np.integer[np.typing.NBitBase]] | Iterable[int],
-        dst_offsets_bytes: NDArray[np.integer[np.typing.NBitBase]] | Iterable[int],
+        src_offsets_bytes: NDArray[np.integer[NBitBase]] | Iterable[int],
+        dst_offsets_bytes: NDArray[np.integer[NBitBase]] | Iterable[int],
     ) -> Blocks:
         """Make blocks of one length out of parts of one tensor; costs no Python step per block.
 
         Units: bytes. Raises InvalidArgument where a part leaves src.
         """
         data, len_bytes = span(src, "write_many")
-        starts = np.asarray(src_offsets_bytes, dtype=np.int64).reshape(-1)
-        goals = np.asarray(dst_offsets_bytes, dtype=np.int64).reshape(-1)
+        starts, goals = _offsets(src_offsets_bytes), _offsets(dst_offsets_bytes)
         if len(starts) != len(goals):
             raise invalid("write_many", f"{len(starts)} source and {len(goals)} target offsets")
         if block_bytes < 0 or (len(starts) and starts.max() > len_bytes - block_bytes):
             raise invalid("write_many", f"a block of {block_bytes} B leaves src of {len_bytes} B")
-        if len(starts) and min(starts.min(), goals.min()) < 0:
-            raise invalid("write_many", "an offset is negative")
-        rows = np.empty((len(starts), 3), dtype=np.uint64)  # struct rdt_block is three words
-        rows[:, 0] = starts + int(ffi.cast("intptr_t", data))
-        rows[:, 1] = block_bytes
-        rows[:, 2] = goals
+        if len(starts) and starts.min() < 0:
+            raise invalid("write_many", "a source offset is negative")
+        addrs = starts.astype(np.uint64) + np.uint64(int(ffi.cast("uintptr_t", data)))
         made = cls.__new__(cls)
-        made.count = len(starts)
-        made.len_bytes = block_bytes * len(starts)
-        made.ptr = ffi.cast("struct rdt_block *", ffi.from_buffer(rows))
-        made._kept = (rows, data)
+        made._fill(addrs, np.full(len(starts), block_bytes, np.uint64), goals, data)
         return made
+
+
+def _offsets(values: NDArray[np.integer[NBitBase]] | Iterable[int]) -> NDArray[np.int64]:
+    array = values if isinstance(values, np.ndarray) else list(values)
+    try:
+        return np.asarray(array).astype(np.int64, casting="same_kind", copy=False).reshape(-1)
+    except (TypeError, OverflowError) as error:
+        if not len(array):
+            return np.empty(0, np.int64)
+        raise invalid("write_many", f"offsets must be whole numbers of bytes: {error}") from None
 
 
 assert ffi.sizeof("struct rdt_block") == 24, "Blocks.of_parts() lays three words over it"
