@@ -159,6 +159,12 @@ class World:
         the same ranks; a rank's place in the list is its rank in the group. Waits for all of them.
         """
         members = list(range(self.size)) if ranks is None else list(ranks)
+        if self.rank not in members or not set(members) <= set(range(self.size)):
+            raise InvalidArgument(
+                "RDT_EINVAL",
+                "group",
+                f"ranks {members} must be from 0 to {self.size - 1} and have rank {self.rank}",
+            )
         with self._lock:
             self._fetch([member for member in members if member != self.rank])
             blobs = [self._blobs.get(member, b"") for member in members]
@@ -171,7 +177,7 @@ class World:
             blobs=blobs,
             timeout_s=self._timeout_s,
         )
-        self._groups.append(group)
+        self._groups = [*(old for old in self._groups if not old.is_closed), group]
         return group
 
     def _fetch(self, ranks: list[int]) -> dict[int, bytes]:

@@ -225,6 +225,11 @@ class Group:
         unit = "B" if " " in verb else "elements"
         return f"group {self.name!r}: {verb} of {amount} {unit}"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called, here or by the World."""
+        return self._handle.ptr is None
+
     def close(self) -> None:
         """Leave the group; what is in flight ends with Canceled. Idempotent."""
         self._core.release(self._handle)

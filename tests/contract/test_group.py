@@ -19,6 +19,7 @@ from rdmatensor import (
     Mismatch,
     RdmaTensorError,
     Settings,
+    World,
     join,
 )
 
@@ -27,15 +28,24 @@ Work = Callable[[Group], object]
 
 
 @pytest.fixture
-def run(settings: Settings, tmp_path: Path) -> Iterator[Callable[[Work], list[object]]]:
+def worlds() -> list[World]:
+    return []
+
+
+@pytest.fixture
+def run(
+    settings: Settings, tmp_path: Path, worlds: list[World]
+) -> Iterator[Callable[[Work], list[object]]]:
     """Run a function on each of three ranks at once; returns what it returned, by rank."""
     with ExitStack() as stack, ThreadPoolExecutor(SIZE) as pool:
         contexts = [stack.enter_context(Context(settings)) for _ in range(SIZE)]
 
         def enter(rank: int) -> Group:
-            world = join(FileStore(tmp_path), rank, SIZE, context=contexts[rank], timeout_s=10)
-            return world.group("g")
+            return worlds[rank].group("g")
 
+        store = FileStore(tmp_path)
+        for rank, context in enumerate(contexts):
+            worlds.append(join(store, rank, SIZE, context=context, timeout_s=10))
         groups = [job.result(20) for job in [pool.submit(enter, rank) for rank in range(SIZE)]]
 
         def on_all(work: Work) -> list[object]:
@@ -109,6 +119,30 @@ def test_messages_by_tag_and_from_anybody(run: Callable[[Work], list[object]]) -
         return sources
 
     assert run(work) == [{1, 2}, {0, 2}, {0, 1}]
+
+
+def test_groups_of_some_ranks_are_made_again_and_again(
+    run: Callable[[Work], list[object]], worlds: list[World]
+) -> None:
+    def work(group: Group) -> None:
+        world = worlds[group.rank]
+        for round_ in range(10):
+            members = [[0, 1], [2, 1], [0, 2], [2, 1, 0]][round_ % 4]
+            if world.rank in members:
+                with world.group(f"some {round_}", members) as some:
+                    assert some.rank == members.index(world.rank)
+                    total = np.full(10, world.rank, np.int64)
+                    some.all_reduce(total).wait(10)
+                    assert (total == sum(members)).all()
+                    news = np.full(10, world.rank, np.int64)
+                    some.broadcast(news, root=0).wait(10)
+                    assert (news == members[0]).all()
+                    some.barrier().wait(10)
+        for wrong in ([5], [0, 0, 1, 2], [rank for rank in range(SIZE) if rank != world.rank]):
+            with pytest.raises(InvalidArgument):
+                world.group("wrong", wrong)
+
+    run(work)
 
 
 def test_disagreement_is_told(run: Callable[[Work], list[object]]) -> None:

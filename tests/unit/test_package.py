@@ -106,16 +106,11 @@ def test_a_package_that_was_not_built_says_how_to_build_it(tmp_path: Path) -> No
 
 
 def test_the_version_is_one() -> None:
-    from importlib import metadata
-
-    import tomllib
-
     from rdmatensor._ffi import ffi, lib
 
-    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert rdmatensor.__version__ == pyproject["project"]["version"]
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'version = "{rdmatensor.__version__}"' in pyproject
     assert rdmatensor.__version__ == ffi.string(lib.rdt_version()).decode()
-    assert metadata.version("cffi")
 
 
 def test_commands() -> None:
