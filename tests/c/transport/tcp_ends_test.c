@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "fake_tcp.h"
@@ -404,6 +405,44 @@ TEST(a_forked_child_has_no_socket_of_ours)
     fake_tcp_write_and_check(&p, 100);
     CHECK_INT_EQ(fcntl(lane->streams[0]->fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
     fake_tcp_pair_close(&p);
+}
+
+/* A join may overtake the offer; what does not fit is refused, closed, and harms nothing. */
+TEST(streams_join_in_any_order_and_once)
+{
+    struct fake_host a;
+    struct fake_link link = {0};
+    struct rdti_offer offer;
+    struct rdti_offer peer = {.len_bytes = RDTI_STREAM_OFFER_BYTES};
+    struct rdt_error err;
+    int pairs[5][2];
+
+    fake_host_open(&a, &rdti_transport_tcp);
+    const uint32_t fds = fake_count_fds();
+    for (int i = 0; i < 5; i++)
+        CHECK_INT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pairs[i]), 0);
+    const struct rdti_lane_args args = fake_lane_args(false);
+    fake_link_offer(&a, &link, -1, &args, &offer);
+    const struct rdti_transport *tcp = &rdti_transport_tcp;
+    CHECK_OK(tcp->add_stream(link.lane, pairs[0][1], 1, &err), &err);
+    CHECK_STATUS(tcp->add_stream(link.lane, pairs[1][1], 1, &err), RDT_EPROTO);
+    CHECK_STATUS(tcp->add_stream(link.lane, pairs[2][1], 2, &err), RDT_EPROTO);
+    rdti_stream_offer_encode(2, peer.bytes);
+    CHECK_OK(tcp->connect(link.lane, &peer, &err), &err);
+    (void)fake_pump(&a);
+    CHECK_INT_EQ(link.ready_count, 0);
+    CHECK_OK(tcp->add_stream(link.lane, pairs[3][1], 0, &err), &err);
+    CHECK_INT_EQ(link.ready_count, 1);
+    CHECK_STATUS(tcp->add_stream(link.lane, pairs[4][1], 0, &err), RDT_EPROTO);
+    CHECK_INT_EQ(link.error_count, 0);
+    for (int i = 0; i < 5; i++)
+        CHECK_INT_EQ(close(pairs[i][0]), 0);
+    FAKE_PUMP_UNTIL(&a, NULL, link.error_count == 1, 10);
+    CHECK_INT_EQ(link.error.status, RDT_EPEER);
+    fake_link_close(&link, RDT_ECLOSED);
+    fake_link_free(&link);
+    CHECK_INT_EQ(fake_count_fds(), fds);
+    fake_host_close(&a);
 }
 
 TEST(sockets_have_the_options_that_lanes_need)
