@@ -82,6 +82,8 @@ def __getattr__(name: str) -> object:
         from rdmatensor._build_stamp import VERSION
 
         return VERSION
+    if name == "torch":  # so that rdmatensor.torch.empty() needs no import of its own
+        return importlib.import_module("rdmatensor.torch")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'rdmatensor' has no attribute {name!r}")

@@ -40,6 +40,11 @@ def test_every_public_name_is_there_and_documented() -> None:
         rdmatensor.Contxt  # noqa: B018
 
 
+def test_the_torch_module_needs_no_import_of_its_own() -> None:
+    code = "import rdmatensor; print(rdmatensor.torch.empty.__module__)"
+    assert _run(code) == "rdmatensor.torch"
+
+
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse((FOLDER / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
