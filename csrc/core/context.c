@@ -202,6 +202,7 @@ rdti_context_recount_local(rdt_context *ctx)
 
 /* ---- Open and close ----------------------------------------------------------------------- */
 
+/* over budget: one check per option, each with its message. */
 static rdt_status
 take_opts(rdt_context *ctx, const struct rdt_context_opts *opts, struct rdt_error *err)
 {

@@ -286,6 +286,7 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* over budget: one branch per kind of notification; a table would hide which calls may fail. */
 void
 rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
 {

@@ -224,7 +224,8 @@ advance_broken(rdt_endpoint *ep)
         rdti_endpoint_fail(ep, &err, true);
 }
 
-/* Returns true while there is something to wait for that no arrival announces. */
+/* Returns true while there is something to wait for that no arrival announces.
+ * over budget: the endings of an endpoint in the order in which they can follow each other. */
 static bool
 advance(rdt_endpoint *ep, uint32_t *work)
 {

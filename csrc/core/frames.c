@@ -183,6 +183,7 @@ take_arrivals(rdt_endpoint *ep)
         continue;
 }
 
+/* over budget: one branch per type of frame. */
 static rdt_status
 on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
          struct rdt_error *err)

@@ -273,7 +273,7 @@ static uint64_t
 make_id(const char *job_id, const char *name)
 {
     const size_t job_bytes = strlen(job_id) + 1; /* with its NUL, so that nothing runs together */
-    const size_t name_bytes = strlen(name);
+    const size_t name_bytes = strlen(name) + 1;
     char text[RDTI_JOB_ID_BYTES + 512];
 
     memcpy(text, job_id, job_bytes);
@@ -281,6 +281,7 @@ make_id(const char *job_id, const char *name)
     return rdti_hash64(text, job_bytes + name_bytes);
 }
 
+/* over budget: one check per option, each with its message. */
 static rdt_status
 check_opts(const struct rdt_group_opts *opts, struct rdt_error *err)
 {

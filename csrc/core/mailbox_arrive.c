@@ -112,6 +112,7 @@ on_eager(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
 }
 
 /* The peer's status and words, made harmless. */
+/* over budget: every state of a request answers a refusal in its own way. */
 static rdt_status
 on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
         struct rdt_error *err)

@@ -127,6 +127,30 @@ append_name(char *seen, size_t cap, const char *name, const struct sockaddr *add
     (void)snprintf(seen + used, cap - used, "%s%s %s", used > 0 ? ", " : "", name, text);
 }
 
+/* Does the caller's choice of interface, address and scope allow it? */
+static bool
+is_wanted(const struct ifaddrs *entry, const struct rdti_blob_addr *candidate, const char *ifname,
+          const struct rdti_blob_addr *wanted, bool is_loopback_only)
+{
+    if (ifname != NULL && strcmp(ifname, entry->ifa_name) != 0)
+        return false;
+    if (wanted->family != 0 && (candidate->family != wanted->family ||
+                                memcmp(candidate->addr, wanted->addr, sizeof(wanted->addr)) != 0))
+        return false;
+    return !is_loopback_only || candidate->is_loopback;
+}
+
+static rdt_status
+nothing_to_listen_on(const char *ifname, const char *addr, bool is_loopback_only, const char *seen,
+                     struct rdt_error *err)
+{
+    return rdti_error_set(err, RDT_EINVAL, 0,
+                          "no address to listen on%s%s%s%s%s; this host has: %s",
+                          ifname != NULL ? " at interface " : "", ifname != NULL ? ifname : "",
+                          addr != NULL ? " equal to " : "", addr != NULL ? addr : "",
+                          is_loopback_only ? " (loopback only)" : "", seen);
+}
+
 rdt_status
 rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
                  struct rdti_blob_addr *out, uint32_t cap, uint32_t *count_out,
@@ -150,21 +174,12 @@ rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
         if (candidate.family == 0)
             continue;
         append_name(seen, sizeof(seen), entry->ifa_name, entry->ifa_addr);
-        if (ifname != NULL && strcmp(ifname, entry->ifa_name) != 0)
-            continue;
-        if (addr != NULL &&
-            (candidate.family != wanted.family || memcmp(candidate.addr, wanted.addr, 16) != 0))
-            continue;
-        if (is_publishable && (!is_loopback_only || candidate.is_loopback))
+        if (is_publishable && is_wanted(entry, &candidate, ifname, &wanted, is_loopback_only))
             insert(out, cap, &count, &candidate);
     }
     freeifaddrs(all);
     if (count == 0)
-        return rdti_error_set(err, RDT_EINVAL, 0,
-                              "no address to listen on%s%s%s%s%s; this host has: %s",
-                              ifname != NULL ? " at interface " : "", ifname != NULL ? ifname : "",
-                              addr != NULL ? " equal to " : "", addr != NULL ? addr : "",
-                              is_loopback_only ? " (loopback only)" : "", seen);
+        return nothing_to_listen_on(ifname, addr, is_loopback_only, seen, err);
     *count_out = count;
     return RDT_OK;
 }

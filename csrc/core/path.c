@@ -292,6 +292,7 @@ endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpo
     return RDT_OK;
 }
 
+/* over budget: both roles pass here, and each step may fail with its own undoing. */
 static void
 on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *result)
 {

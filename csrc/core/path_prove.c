@@ -79,6 +79,7 @@ connect_lane(rdt_endpoint *ep, struct rdt_error *err)
     return ep->lane->transport->connect(ep->lane, &offer, err);
 }
 
+/* over budget: what a peer may get wrong in a PATH is checked in one place, in order. */
 rdt_status
 rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
                   struct rdt_error *err)

@@ -42,15 +42,15 @@
 static uint64_t
 read_huge_count(const char *path)
 {
-    uint64_t count = 0;
+    char line[32] = "";
     FILE *f = fopen(path, "re");
 
     if (f == NULL) /* no huge pages in this kernel, or no sysfs here: none to be had */
         return 0;
-    if (fscanf(f, "%" SCNu64, &count) != 1)
-        count = 0;
+    const bool is_read = fgets(line, sizeof(line), f) != NULL;
     (void)fclose(f);
-    return count;
+    /* Out of range or no number is ULLONG_MAX or 0: the kernel writes neither. */
+    return is_read ? strtoull(line, NULL, 10) : 0;
 }
 
 /* Reserved huge pages that nobody has claimed. */
@@ -358,7 +358,7 @@ populate_pieces(void *arg)
 static uint32_t
 helper_count(uint64_t missing_bytes)
 {
-    const uint64_t pairs = missing_bytes / (2 * PIECE_GRANULES * RDTI_GRANULE_BYTES);
+    const uint64_t pairs = missing_bytes / (UINT64_C(2) * PIECE_GRANULES * RDTI_GRANULE_BYTES);
     uint64_t threads = rdti_cpu_usable();
 
     if (threads > THREADS_MAX)

@@ -121,10 +121,10 @@ rdti_span_find(const struct rdti_span_tree *tree, uint64_t start, uint64_t len_b
     const uint64_t end = doubled_end(start, len_bytes);
 
     while (node != NULL && node->furthest >= end) {
-        if (node->start > start)
+        /* To the left because node begins too late, or because everything there begins at or before
+         * node and reaches far enough: one of them holds it. */
+        if (node->start > start || (node->left != NULL && node->left->furthest >= end))
             node = node->left;
-        else if (node->left != NULL && node->left->furthest >= end)
-            node = node->left; /* everything there begins at or before node: one of them holds it */
         else if (node->end >= end)
             return node;
         else

@@ -7,6 +7,8 @@
  *
  * This is a header, and not part of the library that all tests share, because the tests of the
  * core need the real calls. Include it in one file of a program.
+
+ * over budget: one fake of one interface, read as a whole.
  */
 #ifndef RDT_TESTS_COLLECTIVES_FAKE_GROUP_H
 #define RDT_TESTS_COLLECTIVES_FAKE_GROUP_H

@@ -182,6 +182,7 @@ TEST(interest_in_a_group_that_comes_later_keeps_the_path)
 
 /* Everything that can be in flight: each ends with RDT_ECANCELED here and with an error there,
  * and only after its buffers are let go of; the rig's close then finds nothing left. */
+/* over budget: one scenario, told in its order. */
 static void
 destroy_under_load(uint32_t transport, bool is_bounced)
 {

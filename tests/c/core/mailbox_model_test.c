@@ -146,6 +146,7 @@ choose_tag(const struct member *me, const uint32_t *seen, uint32_t from, uint64_
 }
 
 /* One receive for each source at a time, or one for all. */
+/* over budget: the model's moves side by side. */
 static void *
 run_receiver(void *arg)
 {

@@ -60,6 +60,7 @@ model_settle(struct held *h)
         h->is_used = false;
 }
 
+/* over budget: the model's moves side by side. */
 static void
 model_step(struct model *m, struct held *h)
 {

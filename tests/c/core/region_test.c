@@ -304,6 +304,7 @@ TEST(region_table_closes_with_quarantine_but_not_with_live_regions)
 
 /* ---- Find ----------------------------------------------------------------------------------- */
 
+/* over budget: one scenario, told in its order. */
 TEST_TIMEOUT(region_find_agrees_with_a_naive_search, 60)
 {
     enum { COUNT = 120, MEMORY = 600 };
