@@ -16,9 +16,10 @@ void
 check_sparse(const at::Tensor &tensor, const c10d::ReduceOp &op)
 {
     if (tensor.layout() != c10::kSparse || !tensor.device().is_cpu())
-        throw_value_error(call, c10::str("of sparse tensors only coordinate (COO) tensors on the CPU are "
-                                         "reduced, this one has layout ",
-                                         tensor.layout(), " on ", tensor.device()));
+        throw_value_error(call,
+                          c10::str("of sparse tensors only coordinate (COO) tensors on the CPU are "
+                                   "reduced, this one has layout ",
+                                   tensor.layout(), " on ", tensor.device()));
     if (op != c10d::ReduceOp::SUM)
         throw_value_error(call, "sparse tensors are reduced with SUM only");
 }
