@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The connector's side of set-up: places are tried in turn until a handshake succeeds. */
+#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +13,11 @@
 #include "core/netaddr.h"
 #include "core/path_impl.h"
 
-/* A peer publishes its address only after it listens, so a refusal means that it is gone (or a
- * firewall): this long it may be a matter of order, e.g. a goodbye of an earlier endpoint on its
- * way. */
-#define REFUSED_GRACE_NS UINT64_C(2000000000)
+/* A peer publishes its address only after it listens, so where nobody listens it is gone, or a
+ * firewall says so: twice is certain enough. */
+#define REFUSED_GRACE_NS UINT64_C(100000000)
+/* Closed otherwise: it may have been too much at once. */
+#define UNREACHED_GRACE_NS UINT64_C(2000000000)
 /* Between two rounds over all places within the grace. */
 #define UNREACHED_NS UINT64_C(50000000)
 
@@ -90,6 +92,14 @@ is_final(int32_t status)
            status == RDT_EFORKED;
 }
 
+static void
+note_failure(struct rdti_setup *setup, const struct rdt_error *err)
+{
+    setup->last_error = *err;
+    setup->was_silent = setup->was_silent || err->status == RDT_ETIMEDOUT;
+    setup->was_answered = setup->was_answered || err->sys_errno != ECONNREFUSED;
+}
+
 void
 rdti_path_attempt_failed(rdt_endpoint *ep, const struct rdt_error *err)
 {
@@ -99,8 +109,7 @@ rdti_path_attempt_failed(rdt_endpoint *ep, const struct rdt_error *err)
         rdti_path_retry(ep, RDTI_CROSSED_NS);
         return;
     }
-    setup->last_error = *err;
-    setup->was_silent = setup->was_silent || err->status == RDT_ETIMEDOUT;
+    note_failure(setup, err);
     if (is_final(err->status)) {
         rdti_endpoint_fail(ep, err, false);
         return;
@@ -121,8 +130,10 @@ out_of_places(rdt_endpoint *ep)
 
     /* A peer that is silent may be stopped or busy; how long that is borne is what the deadline
      * says. */
-    if (setup->was_silent || rdti_now_ns() - setup->begun_ns < REFUSED_GRACE_NS) {
+    const uint64_t grace_ns = setup->was_answered ? UNREACHED_GRACE_NS : REFUSED_GRACE_NS;
+    if (setup->was_silent || rdti_now_ns() - setup->begun_ns < grace_ns) {
         setup->was_silent = false;
+        setup->was_answered = false;
         rdti_path_retry(ep, UNREACHED_NS);
         return;
     }
@@ -162,7 +173,7 @@ rdti_path_try_next(rdt_endpoint *ep)
             rdti_path_retry(ep, RDTI_RETRY_NS);
             return;
         }
-        setup->last_error = err;
+        note_failure(setup, &err);
         rdti_path_note(ep, err.message);
     }
     out_of_places(ep);

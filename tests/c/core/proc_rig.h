@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ranks that are processes of their own, for tests in which some of them die. Fork before any
+ * context of the test's own is open. */
+#ifndef RDTI_TESTS_PROC_RIG_H
+#define RDTI_TESTS_PROC_RIG_H
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+
+#include "pair_rig.h"
+
+#define PROC_MS UINT64_C(1000000)
+
+struct proc {
+    pid_t pid;
+    int fd; /* to the process */
+    int32_t rank;
+    uint8_t blob[RDT_BLOB_MAX_BYTES];
+    size_t blob_bytes;
+};
+
+/* What a process tells about an end that it saw. */
+struct proc_report {
+    int32_t status;
+    int32_t rank;
+    uint64_t at_ns; /* CLOCK_MONOTONIC, the same for all */
+    char message[RDT_ERROR_MESSAGE_BYTES];
+};
+
+struct proc_opts {
+    uint32_t force;
+    uint64_t peer_timeout_ns;
+};
+
+/* In the process: its life. fd leads to the test; it ends when this returns. */
+typedef void (*proc_fn)(rdt_context *ctx, int32_t rank, int fd);
+
+static inline void
+proc_write(int fd, const void *bytes, size_t len)
+{
+    CHECK(send(fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len);
+}
+
+static inline void
+proc_read(int fd, void *bytes, size_t len)
+{
+    struct pollfd pollfd = {.fd = fd, .events = POLLIN};
+    size_t have = 0;
+
+    while (have < len) {
+        CHECK_MSG(poll(&pollfd, 1, (int)(15000 * test_timeout_scale())) == 1, "nothing came");
+        const ssize_t got = recv(fd, (char *)bytes + have, len - have, 0);
+        CHECK_MSG(got > 0, "the other end is gone");
+        have += (size_t)got;
+    }
+}
+
+static inline void
+proc_context(rdt_context **out, const struct proc_opts *wanted, int32_t rank)
+{
+    struct rdt_error err = {0};
+    const struct rdt_context_opts opts = {
+        .struct_size = sizeof(opts),
+        .force_transport = wanted->force,
+        .loopback_only = 1,
+        .timeout_ns = 20 * RIG_S,
+        .peer_timeout_ns = wanted->peer_timeout_ns,
+        .arena_chunk_bytes = 1 << 20,
+    };
+
+    check_ok(rdt_context_open(&opts, out, &err), &err, "context_open");
+    check_ok(rdt_context_add_job(*out, "job", (const uint8_t *)"secret", 6, 1, rank, &err), &err,
+             "add_job");
+}
+
+static inline void
+proc_begin(struct proc *proc, const struct proc_opts *opts, int32_t rank, proc_fn life)
+{
+    struct rdt_error err = {0};
+    int ends[2];
+
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    fflush(NULL);
+    *proc = (struct proc){.fd = ends[0], .rank = rank, .pid = fork()};
+    CHECK(proc->pid >= 0);
+    if (proc->pid == 0) {
+        rdt_context *ctx;
+        uint8_t blob[RDT_BLOB_MAX_BYTES] = {0};
+        size_t blob_bytes = 0;
+
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves nobody behind */
+        (void)close(ends[0]);
+        proc_context(&ctx, opts, rank);
+        check_ok(rdt_context_blob(ctx, blob, sizeof(blob), &blob_bytes, &err), &err, "blob");
+        proc_write(ends[1], &blob_bytes, sizeof(blob_bytes));
+        proc_write(ends[1], blob, blob_bytes);
+        life(ctx, rank, ends[1]);
+        _exit(0);
+    }
+    (void)close(ends[1]);
+    proc_read(proc->fd, &proc->blob_bytes, sizeof(proc->blob_bytes));
+    CHECK(proc->blob_bytes <= sizeof(proc->blob));
+    proc_read(proc->fd, proc->blob, proc->blob_bytes);
+}
+
+/* How the process ended: its exit status, or minus the signal. */
+static inline int
+proc_end(struct proc *proc, int signal)
+{
+    int status;
+
+    if (signal != 0)
+        CHECK(kill(proc->pid, signal) == 0);
+    CHECK(waitpid(proc->pid, &status, 0) == proc->pid);
+    (void)close(proc->fd);
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/* Tell `proc` where `other` listens; proc_take_peer() is the other side of it. */
+static inline void
+proc_introduce(const struct proc *proc, const struct proc *other)
+{
+    proc_write(proc->fd, &other->rank, sizeof(other->rank));
+    proc_write(proc->fd, &other->blob_bytes, sizeof(other->blob_bytes));
+    proc_write(proc->fd, other->blob, other->blob_bytes);
+}
+
+static inline rdt_status
+proc_open(rdt_context *ctx, const uint8_t *blob, size_t blob_bytes, int32_t rank,
+          rdt_endpoint **out, struct rdt_error *err)
+{
+    const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
+                                           .peer_rank = rank,
+                                           .job_id = "job"};
+
+    return rdt_endpoint_open(ctx, blob, blob_bytes, &opts, out, err);
+}
+
+static inline rdt_endpoint *
+proc_take_peer(rdt_context *ctx, int fd)
+{
+    struct rdt_error err = {0};
+    uint8_t blob[RDT_BLOB_MAX_BYTES];
+    size_t blob_bytes = 0;
+    int32_t rank = 0;
+    rdt_endpoint *ep;
+
+    proc_read(fd, &rank, sizeof(rank));
+    proc_read(fd, &blob_bytes, sizeof(blob_bytes));
+    CHECK(blob_bytes <= sizeof(blob));
+    proc_read(fd, blob, blob_bytes);
+    check_ok(proc_open(ctx, blob, blob_bytes, rank, &ep, &err), &err, "endpoint_open");
+    check_ok(rdt_endpoint_wait_ready(ep, 10 * RIG_S, &err), &err, "wait_ready");
+    return ep;
+}
+
+static inline void
+proc_tell(int fd, rdt_status status, const struct rdt_error *err)
+{
+    struct proc_report report = {.status = status, .rank = err->peer_rank, .at_ns = test_now_ns()};
+
+    memcpy(report.message, err->message, sizeof(report.message));
+    proc_write(fd, &report, sizeof(report));
+}
+
+/* One byte each way: "I am there". */
+static inline void
+proc_say(int fd)
+{
+    proc_write(fd, "r", 1);
+}
+
+static inline void
+proc_hear(int fd)
+{
+    char byte;
+
+    proc_read(fd, &byte, 1);
+}
+
+#endif
