@@ -62,7 +62,8 @@ add_to_table(struct rdti_slots *slots, rdt_slot *slot, struct rdt_error *err)
         slots->table = table;
         slots->table_cap = cap;
     }
-    /* Ids are not used twice: a notification that is late can then only mean the slot that is gone. */
+    /* Ids are not used twice: a notification that is late can then only mean the slot that is
+     * gone. */
     slot->id = slots->next_id++;
     slots->table[slot->id] = slot;
     return RDT_OK;
@@ -121,20 +122,32 @@ rdti_slots_on_data(struct rdti_slots *slots, uint32_t slot_id, uint32_t epoch,
     return RDT_OK;
 }
 
+static rdt_status
+no_such_credit(int32_t rank, const char *name, struct rdt_error *err)
+{
+    return rdti_error_set_rank(err, RDT_EPROTO, rank,
+                               "rank %d returned a credit of slot '%s' that it did not have",
+                               (int)rank, name);
+}
+
 rdt_status
 rdti_slots_on_credit(struct rdti_slots *slots, uint32_t slot_id, struct rdt_error *err)
 {
     const int32_t rank = rdti_endpoint_rank(slots->ep);
     struct rdti_announced *announced = find_announced_id(slots, slot_id);
 
-    if (announced == NULL || announced->tx == NULL)
-        return RDT_OK; /* our half was destroyed while the credit was on its way */
+    if (announced == NULL)
+        return RDT_OK; /* it is gone */
     rdt_slot_tx *tx = announced->tx;
+    if (tx == NULL && announced->returned != announced->sent) {
+        announced->returned++; /* our half was destroyed while the credit was on its way */
+        return RDT_OK;
+    }
+    if (tx == NULL)
+        return no_such_credit(rank, announced->info.name, err);
     const uint32_t returned = atomic_load_explicit(&tx->returned, memory_order_relaxed);
     if (returned == atomic_load_explicit(&tx->sent, memory_order_acquire))
-        return rdti_error_set_rank(err, RDT_EPROTO, rank,
-                                   "rank %d returned a credit of slot '%s' that it did not have",
-                                   (int)rank, announced->info.name);
+        return no_such_credit(rank, announced->info.name, err);
     rdti_slot_tx_end_dynamic(tx, returned, RDT_OK, NULL);
     /* seq_cst: pairs with has_credit() before a sleep */
     atomic_store_explicit(&tx->returned, returned + 1, memory_order_seq_cst);
@@ -390,7 +403,8 @@ begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_b
     return RDT_OK;
 }
 
-/* A read takes as long as it takes: one that outlasts a get's deadline goes on, and is not begun anew. */
+/* A read takes as long as it takes: one that outlasts the deadline of a get goes on, and is not begun
+ * anew. */
 static rdt_status
 pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns,
      struct rdt_slot_view *view, struct rdt_error *err)

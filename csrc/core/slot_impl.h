@@ -32,7 +32,10 @@ struct rdt_slot {
 struct rdti_announced {
     struct rdti_list link;
     struct rdti_slot_announce info;
-    rdt_slot_tx *tx; /* our half, if opened */
+    rdt_slot_tx *tx; /* our half, if open */
+    /* Of the halves that were open before: the epochs of a slot go on. */
+    uint32_t sent;
+    uint32_t returned;
 };
 
 /* A dynamic tensor on its way: the receiver reads it; its credit says that it has. */
@@ -57,6 +60,8 @@ struct rdt_slot_tx {
     _Atomic uint32_t sent;
     _Atomic uint32_t returned;
     _Atomic uint32_t is_ended;
+    _Atomic uint32_t
+        users; /* the handle, and each write in flight: they read headers and staging */
     struct rdt_error error;
 };
 

@@ -133,6 +133,9 @@ bind_tx(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
                                    "slot '%s': buffers of %llu bytes hold no tensor of %llu", name,
                                    (unsigned long long)tx->info.stride_bytes,
                                    (unsigned long long)needed);
+    atomic_store_explicit(&tx->sent, announced->sent, memory_order_relaxed);
+    atomic_store_explicit(&tx->returned, announced->returned, memory_order_relaxed);
+    atomic_store_explicit(&tx->users, 1, memory_order_relaxed); /* not shared yet, all three */
     announced->tx = tx;
     rdti_endpoint_ref(ep);
     return RDT_OK;
@@ -259,7 +262,24 @@ fill_header(rdt_slot_tx *tx, const struct rdt_tensor_desc *actual,
     return tx->headers[epoch % RDTI_SLOT_BUFFERS];
 }
 
-/* The write that ends a put or post: up to two blocks and the slot's notification. Takes the credit. */
+static void
+drop_user(rdt_slot_tx *tx)
+{
+    /* acq_rel: the last one sees what the others did */
+    if (atomic_fetch_sub_explicit(&tx->users, 1, memory_order_acq_rel) != 1)
+        return;
+    rdt_region_free(tx->staging, NULL, NULL);
+    free(tx);
+}
+
+static void
+on_write_over(struct rdt_transfer *t)
+{
+    drop_user(t->owner);
+}
+
+/* The write that ends a put or post: up to two blocks and the slot's notification. Takes the
+ * credit. */
 static rdt_status
 post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count, rdt_transfer **out,
             struct rdt_error *err)
@@ -278,12 +298,17 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count, rdt
     }
     t->op.blocks = t->pair;
     t->op.block_count = count;
+    t->on_release = on_write_over;
+    t->owner = tx;
+    /* relaxed: this thread has a use already */
+    (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed);
     /* release: before the peer can answer with a credit; pairs with rdti_slots_on_credit() */
     atomic_store_explicit(&tx->sent, epoch + 1, memory_order_release);
     const rdt_status status = rdti_endpoint_post(tx->ep, t, err);
     if (status != RDT_OK) {
         atomic_store_explicit(&tx->sent, epoch, memory_order_release);
         rdti_transfer_discard(t);
+        drop_user(tx);
         return status;
     }
     if (out != NULL)
@@ -320,6 +345,11 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
     made.transfer->len_bytes = len_bytes;
     rdti_count(&ctx->counters.control_messages, 1); /* an address travels */
     rdti_engine_enter(ctx->engine);                 /* the credit must find it */
+    if (atomic_load_explicit(&tx->is_ended, memory_order_relaxed) != 0) {
+        status = rdti_error_copy(err, &tx->error); /* nobody would end the transfer */
+        rdti_engine_leave(ctx->engine);
+        goto err_unregister;
+    }
     *dynamic = made;
     const struct rdt_block block = {
         .src = fill_header(tx, actual, &remote,
@@ -344,14 +374,10 @@ err_unregister:
     return status;
 }
 
-rdt_status
-rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t timeout_ns,
-                rdt_transfer **out, struct rdt_error *err)
+static rdt_status
+check_put(const rdt_slot_tx *tx, const void *src, const uint64_t *dims, bool has_out,
+          struct rdt_tensor_desc *actual, uint64_t *len_bytes_out, struct rdt_error *err)
 {
-    struct rdt_tensor_desc actual;
-    struct rdt_block blocks[2];
-    uint64_t len_bytes = 0;
-    uint32_t count = 0;
     rdt_status status;
 
     if (tx == NULL)
@@ -360,16 +386,46 @@ rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "slot_tx_put: slot '%s' has a buffer that was not posted",
                               tx->info.name);
-    status = actual_bytes(tx, "slot_tx_put", dims, &actual, &len_bytes, err);
-    if (status == RDT_OK && src == NULL && len_bytes > 0)
-        status = rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_put: the source is NULL");
-    if (status == RDT_OK)
-        status = wait_credit(tx, "slot_tx_put", timeout_ns, err);
-    if (status == RDT_OK && out == NULL &&
-        (actual.kind == RDT_SLOT_DYNAMIC || !rdti_endpoint_caps(tx->ep).is_same_host))
-        status = rdti_error_set(
+    status = actual_bytes(tx, "slot_tx_put", dims, actual, len_bytes_out, err);
+    if (status != RDT_OK)
+        return status;
+    if (src == NULL && *len_bytes_out > 0)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_put: the source is NULL");
+    if (!has_out && (actual->kind == RDT_SLOT_DYNAMIC || !rdti_endpoint_caps(tx->ep).is_same_host))
+        return rdti_error_set(
             err, RDT_EINVAL, 0,
             "slot_tx_put: only a transfer says when the source is free on this path");
+    return RDT_OK;
+}
+
+/* Without a transfer the source must be free on return. It is at once, unless the first write waits
+ * for the peer's memory. */
+static rdt_status
+wait_over(rdt_transfer *t, uint64_t deadline_ns, struct rdt_error *err)
+{
+    const rdt_status status = rdt_transfer_wait(t, rdti_remaining_ns(deadline_ns), err);
+
+    rdt_transfer_free(t);
+    return status;
+}
+
+rdt_status
+rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t timeout_ns,
+                rdt_transfer **out, struct rdt_error *err)
+{
+    struct rdt_tensor_desc actual;
+    struct rdt_block blocks[2];
+    rdt_transfer *t = NULL;
+    uint64_t len_bytes = 0;
+    uint32_t count = 0;
+    rdt_status status = check_put(tx, src, dims, out != NULL, &actual, &len_bytes, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = rdti_endpoint_context(tx->ep)->opts.timeout_ns;
+    const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
+    status = wait_credit(tx, "slot_tx_put", timeout_ns, err);
     if (status != RDT_OK)
         return status;
     if (actual.kind == RDT_SLOT_DYNAMIC)
@@ -381,7 +437,13 @@ rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t
         blocks[count++] = (struct rdt_block){.src = fill_header(tx, &actual, NULL, 0),
                                              .len_bytes = RDTI_SLOT_HEADER_BYTES,
                                              .dst_off = next_off(tx) + tx->header_off};
-    return post_blocks(tx, blocks, count, out, err);
+    status = post_blocks(tx, blocks, count, &t, err);
+    if (status != RDT_OK)
+        return status;
+    if (out == NULL)
+        return wait_over(t, deadline_ns, err);
+    *out = t;
+    return RDT_OK;
 }
 
 rdt_status
@@ -467,14 +529,16 @@ rdt_slot_tx_destroy(rdt_slot_tx *tx)
         return;
     rdt_context *ctx = rdti_endpoint_context(tx->ep);
     rdti_engine_enter(ctx->engine);
-    if (tx->announced != NULL)
+    if (tx->announced != NULL) {
         tx->announced->tx = NULL;
+        tx->announced->sent = atomic_load_explicit(&tx->sent, memory_order_relaxed);
+        tx->announced->returned = atomic_load_explicit(&tx->returned, memory_order_relaxed);
+    }
     (void)rdti_error_set(&err, RDT_ECLOSED, 0, "slot '%s' was closed here", tx->info.name);
     rdti_slot_tx_end(tx, &err);
     rdti_engine_leave(ctx->engine);
     if (tx->is_mapped)
         rdti_endpoint_unpin_mapping(tx->ep);
-    rdt_region_free(tx->staging, NULL, NULL);
     rdt_endpoint_close(tx->ep);
-    free(tx);
+    drop_user(tx);
 }
