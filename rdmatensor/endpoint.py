@@ -287,6 +287,8 @@ class Endpoint:
         Raises: TransferTimeout, PeerError (nothing more can come), Closed.
         """
         ptr, err, out = self.ptr("wait_notify"), scratch.err, scratch.number
+        if lib.rdt_endpoint_wait_notify(ptr, 0, out, err) == OK:  # it is here: no need to wait
+            return int(out[0])
         self.core.waiters.wait(
             lambda slice_ns: cast("int", lib.rdt_endpoint_wait_notify(ptr, slice_ns, out, err)),
             "wait_notify",

@@ -26,15 +26,23 @@ class Transfer:
 
     __slots__ = ("__weakref__", "_core", "_error", "_is_hooked", "_pin", "_ptr", "_what")
 
+    _has_result = False  # beyond "done"
+    _ptr: CData | None
+    _pin: object
+
     def __init__(self, core: Core, ptr: CData, pin: object, what: Callable[[], str]) -> None:
+        err = scratch.err
+        status = lib.rdt_transfer_test(ptr, err)
         self._core = core
-        self._ptr: CData | None = ptr
-        self._pin = pin
         self._what = what
         self._error: errors.RdmaTensorError | None = None
         self._is_hooked = False
-        err = scratch.err
-        status = lib.rdt_transfer_test(ptr, err)
+        if status == OK and not self._has_result:  # most are done by now on shm
+            self._ptr = self._pin = None
+            lib.rdt_transfer_free(ptr)
+            return
+        self._ptr = ptr
+        self._pin = pin
         if status == AGAIN:
             core.transfers.add(self)
         else:
@@ -143,6 +151,7 @@ class Reception(Transfer):
     """A receive in flight; after wait(): how much came, and from whom."""
 
     __slots__ = ("len_bytes", "source")
+    _has_result = True
 
     def __init__(self, core: Core, ptr: CData, pin: object, what: Callable[[], str]) -> None:
         self.len_bytes = 0
