@@ -363,13 +363,15 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
     return RDT_OK;
 }
 
+/* Tasks included: one whose operation ended may have to be run once more to free what it holds. */
 static bool
-has_no_endpoints(void *arg)
+is_at_rest(void *arg)
 {
     rdt_context *ctx = arg;
 
     rdti_engine_enter(ctx->engine);
-    const bool is_empty = rdti_list_is_empty(&ctx->endpoints) && rdti_list_is_empty(&ctx->retired);
+    const bool is_empty = rdti_list_is_empty(&ctx->endpoints) &&
+                          rdti_list_is_empty(&ctx->retired) && !rdti_engine_has_tasks(ctx->engine);
     rdti_engine_leave(ctx->engine);
     return is_empty;
 }
@@ -397,10 +399,10 @@ close_endpoints(rdt_context *ctx, struct rdt_error *err)
     }
     ctx->is_closing = status == RDT_OK;
     rdti_engine_leave(ctx->engine);
-    if (status == RDT_OK && rdti_engine_wait(ctx->engine, has_no_endpoints, ctx,
+    if (status == RDT_OK && rdti_engine_wait(ctx->engine, is_at_rest, ctx,
                                              rdti_deadline_after(CLOSE_LINGER_NS)) != RDT_OK)
-        status =
-            rdti_error_set(err, RDT_EBUSY, 0, "context_close: an endpoint did not end in time");
+        status = rdti_error_set(err, RDT_EBUSY, 0,
+                                "context_close: an endpoint or a task did not end in time");
     return status;
 }
 

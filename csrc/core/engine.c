@@ -225,6 +225,12 @@ rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg, st
     return RDT_OK;
 }
 
+bool
+rdti_engine_has_tasks(const struct rdti_engine *engine)
+{
+    return !rdti_list_is_empty(&engine->tasks);
+}
+
 rdt_status
 rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns, void (*fn)(void *arg), void *arg,
                   struct rdt_error *err)

@@ -64,6 +64,8 @@ rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(v
 /* Any thread; outside of a pass the first step is made at once. */
 rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg,
                                 struct rdt_error *err);
+/* [driver] Whether a task has yet to see its end. */
+bool rdti_engine_has_tasks(const struct rdti_engine *engine);
 /* [driver] `tick` runs about every period_ns, at the earliest; there is no way to remove it but
  * destroy. */
 rdt_status rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns,

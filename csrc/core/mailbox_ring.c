@@ -161,7 +161,7 @@ rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64
     const uint64_t len_bytes = parcel->head.len_bytes;
 
     memset(parcel->head.inlined, 0, sizeof(parcel->head.inlined));
-    if (len_bytes <= RDTI_MESSAGE_INLINE_BYTES)
+    if (len_bytes > 0 && len_bytes <= RDTI_MESSAGE_INLINE_BYTES) /* src may be NULL for nothing */
         memcpy(parcel->head.inlined, src, len_bytes);
     encode_head(m, parcel);
     m->eager_sent += (uint32_t)rdti_message_footprint(len_bytes);
