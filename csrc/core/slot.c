@@ -522,7 +522,9 @@ rdt_slot_release(rdt_slot *slot, struct rdt_error *err)
     if (atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) != 0)
         return RDT_OK; /* nobody wants the credit any more */
     rdti_count(&ctx->counters.credits_alone, 1);
-    return rdti_endpoint_post_notify(slot->ep, rdti_notify_credit(slot->id), false, err);
+    status = rdti_endpoint_post_notify(slot->ep, rdti_notify_credit(slot->id), false, err);
+    const enum rdti_endpoint_state state = rdti_endpoint_get_state(slot->ep);
+    return state == RDTI_EP_LEFT || state == RDTI_EP_FAILED ? RDT_OK : status; /* as above */
 }
 
 static void

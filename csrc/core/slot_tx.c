@@ -309,6 +309,10 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count, rdt
         atomic_store_explicit(&tx->sent, epoch, memory_order_release);
         rdti_transfer_discard(t);
         drop_user(tx);
+        if (status == RDT_ESTALE) /* its word of it is on its way */
+            return rdti_error_set_rank(err, RDT_ECLOSED, rdti_endpoint_rank(tx->ep),
+                                       "rank %d destroyed slot '%s'",
+                                       (int)rdti_endpoint_rank(tx->ep), tx->info.name);
         return status;
     }
     if (out != NULL)
