@@ -32,6 +32,15 @@ process()
     return *the_process;
 }
 
+/* Of a group, from 1 on. */
+uint64_t
+next_number()
+{
+    static std::atomic<uint64_t> count{0};
+
+    return count.fetch_add(1, std::memory_order_relaxed) + 1; /* only that they differ */
+}
+
 Job
 current_job()
 {
@@ -105,10 +114,9 @@ Backend::Options::Options(Milliseconds limit) : c10d::Backend::Options(backend_n
 Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
     : c10d::Backend(rendezvous->rank(), rendezvous->size()), rendezvous_(std::move(rendezvous)),
       setup_(std::move(setup)), options_(c10::make_intrusive<Options>(setup_.timeout)),
-      timeout_ms_(setup_.timeout.count())
+      number_(next_number()), timeout_ms_(setup_.timeout.count())
 {
     init();
-    Finisher::start();
     options_->group_name = setup_.group_name;
     options_->global_ranks_in_group.assign(setup_.global_ranks.begin(), setup_.global_ranks.end());
 
@@ -323,6 +331,7 @@ Backend::start(Operation operation, const std::vector<rdt_coll_args> &calls)
     const char *const title = operation.title;
     operation.timeout = timeout_or_own(operation.timeout);
     operation.has_own_deadline = true;
+    operation.order = number_;
     operation.sequence = sequence_.fetch_add(calls.size(), std::memory_order_relaxed);
     auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
     const std::shared_lock lock(group_mutex_);

@@ -3,49 +3,35 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 namespace rdmatensor
 {
 namespace
 {
 
-struct Queue {
-    std::mutex mutex;
-    std::condition_variable arrived;
-    Ending *first = nullptr;
-    Ending **tail = &first;
-    std::thread thread;
-    bool is_running = false;
-    bool is_stopped = false;
-};
+using Clock = std::chrono::steady_clock;
 
-/* Never destroyed: operations may still end while the process exits. */
-Queue &
-queue()
-{
-    static Queue *const the_queue = new Queue;
-    return *the_queue;
-}
+/* Callbacks within callbacks; PowerSGD's are two deep. Deeper ones share the last lane. */
+constexpr unsigned lanes_max = 64;
+/* A lane that stands still this long, with nothing under way that its callback began, is helped. */
+constexpr std::chrono::seconds still_limit{1};
+constexpr unsigned helpers_max = 64;
+constexpr std::chrono::seconds patience_at_stop{5};
+
+thread_local unsigned thread_lane = 0;
 
 /* This module is loaded before any fork that could matter to it. */
 const pid_t owner = getpid();
-
-/* The next in line, or NULL when there is none and none will be waited for. */
-Ending *
-take(Queue &q, Ending *&next)
-{
-    std::unique_lock lock(q.mutex);
-
-    q.arrived.wait(lock, [&q] { return q.first != nullptr || q.is_stopped; });
-    Ending *all = q.first;
-    q.first = nullptr;
-    q.tail = &q.first;
-    next = all;
-    return all;
-}
 
 } // namespace
 
@@ -55,39 +41,186 @@ is_forked_child() noexcept
     return getpid() != owner;
 }
 
+struct Finisher::Lane {
+    std::condition_variable arrived;
+    Ending *first = nullptr; /* ready to be run */
+    Ending **tail = &first;
+    unsigned workers = 0;
+    unsigned busy = 0;
+    uint64_t expected = 0; /* endings that were expected and have not run */
+    Clock::time_point last_move;
+};
+
+struct Finisher::Queue {
+    std::mutex mutex;
+    std::condition_variable left;     /* a thread has ended */
+    std::condition_variable stalling; /* endings lie behind a callback */
+    std::vector<std::unique_ptr<Lane>> lanes;
+    std::map<std::pair<uint64_t, unsigned>, std::deque<Ending *>> lines; /* by order and lane */
+    unsigned threads = 0;
+    bool has_watcher = false;
+    bool is_stopped = false;
+};
+
+/* Never destroyed: operations may still end while the process exits. */
+Finisher::Queue &
+Finisher::queue()
+{
+    static Queue *const the_queue = new Queue;
+    return *the_queue;
+}
+
+unsigned
+Finisher::lane_of_thread() noexcept
+{
+    return thread_lane;
+}
+
+/* With the mutex. */
 void
-Finisher::start()
+Finisher::add_worker(Queue &q, unsigned number)
+{
+    Lane &lane = *q.lanes[number];
+    const bool is_helper = lane.workers > 0;
+
+    std::thread(work, number, is_helper).detach();
+    lane.workers++;
+    q.threads++;
+}
+
+/* With the mutex. */
+Finisher::Lane &
+Finisher::lane_at(Queue &q, unsigned number)
+{
+    while (q.lanes.size() <= number)
+        q.lanes.push_back(std::make_unique<Lane>());
+    if (q.lanes[number]->workers == 0)
+        add_worker(q, number);
+    if (!q.has_watcher) {
+        std::thread(watch).detach();
+        q.has_watcher = true;
+        q.threads++;
+    }
+    return *q.lanes[number];
+}
+
+void
+Finisher::expect(Ending *ending, uint64_t order, unsigned lane)
 {
     Queue &q = queue();
     const std::lock_guard lock(q.mutex);
 
-    if (q.is_running || q.is_stopped)
+    ending->order_ = order;
+    ending->lane_ = std::min(lane, lanes_max - 1);
+    if (q.is_stopped)
         return;
-    q.thread = std::thread([&q] {
-        Ending *ending = nullptr;
-        while (take(q, ending) != nullptr)
-            while (ending != nullptr) {
-                Ending *const following = ending->next_;
-                ending->end(); /* may be gone afterwards */
-                ending = following;
-            }
-    });
-    q.is_running = true;
+    Lane &place = lane_at(q, ending->lane_);
+    if (order != 0)
+        q.lines[{order, ending->lane_}].push_back(ending);
+    place.expected++;
 }
 
 void
 Finisher::enqueue(Ending *ending) noexcept
 {
     Queue &q = queue();
-    {
-        const std::lock_guard lock(q.mutex);
-        if (q.is_stopped)
-            return;
-        ending->next_ = nullptr;
-        *q.tail = ending;
-        q.tail = &ending->next_;
+    const std::lock_guard lock(q.mutex);
+    const auto line = q.lines.find({ending->order_, ending->lane_});
+    const auto make_ready = [](Lane &lane, Ending *next) {
+        next->next_ = nullptr;
+        *lane.tail = next;
+        lane.tail = &next->next_;
+        lane.arrived.notify_one();
+    };
+
+    if (q.is_stopped || q.lanes.size() <= ending->lane_)
+        return;
+    Lane &lane = *q.lanes[ending->lane_];
+    ending->is_ready_ = true;
+    if (line == q.lines.end()) {
+        make_ready(lane, ending);
+    } else {
+        std::deque<Ending *> &waiting = line->second;
+        for (; !waiting.empty() && waiting.front()->is_ready_; waiting.pop_front())
+            make_ready(lane, waiting.front());
+        if (waiting.empty())
+            q.lines.erase(line);
     }
-    q.arrived.notify_one();
+    if (lane.first != nullptr && lane.busy == lane.workers)
+        q.stalling.notify_one();
+}
+
+/* The next ending of a lane, or NULL when the thread is to end. */
+Ending *
+Finisher::take(Queue &q, unsigned number, bool is_helper)
+{
+    std::unique_lock lock(q.mutex);
+    Lane &lane = *q.lanes[number];
+
+    lane.arrived.wait(lock, [&] { return lane.first != nullptr || q.is_stopped || is_helper; });
+    Ending *const ending = lane.first;
+    if (ending == nullptr)
+        return nullptr;
+    lane.first = ending->next_;
+    if (lane.first == nullptr)
+        lane.tail = &lane.first;
+    lane.busy++;
+    lane.last_move = Clock::now();
+    return ending;
+}
+
+void
+Finisher::work(unsigned number, bool is_helper) noexcept
+{
+    Queue &q = queue();
+
+    thread_lane = std::min(number + 1, lanes_max - 1);
+    while (Ending *const ending = take(q, number, is_helper)) {
+        ending->end(); /* may be gone afterwards */
+        const std::lock_guard lock(q.mutex);
+        Lane &lane = *q.lanes[number];
+        lane.busy--;
+        lane.expected--;
+        lane.last_move = Clock::now();
+    }
+    const std::lock_guard lock(q.mutex);
+    q.lanes[number]->workers--;
+    q.threads--;
+    q.left.notify_all();
+}
+
+/* Helps lanes that stand still. */
+void
+Finisher::watch() noexcept
+{
+    Queue &q = queue();
+    std::unique_lock lock(q.mutex);
+    const auto has_waiting = [](const std::unique_ptr<Lane> &lane) {
+        return lane->first != nullptr && lane->busy == lane->workers;
+    };
+    const auto is_anything_waiting = [&] {
+        return q.is_stopped || std::any_of(q.lanes.begin(), q.lanes.end(), has_waiting);
+    };
+
+    while (!q.is_stopped) {
+        q.stalling.wait(lock, is_anything_waiting);
+        (void)q.left.wait_for(lock, still_limit / 4, [&q] { return q.is_stopped; });
+        for (unsigned number = 0; number < q.lanes.size(); number++) {
+            const Lane &lane = *q.lanes[number];
+            const bool has_nested =
+                number + 1 < q.lanes.size() && q.lanes[number + 1]->expected > 0;
+            if (!has_waiting(q.lanes[number]) || has_nested || lane.workers > helpers_max ||
+                Clock::now() - lane.last_move < still_limit)
+                continue;
+            try {
+                add_worker(q, number);
+            } catch (const std::system_error &) {
+                /* No thread to be had: tried again in the next round. */
+            }
+        }
+    }
+    q.threads--;
+    q.left.notify_all();
 }
 
 void
@@ -97,16 +230,13 @@ Finisher::stop()
 
     if (is_forked_child())
         return;
-    {
-        const std::lock_guard lock(q.mutex);
-        if (q.is_stopped)
-            return;
-        q.is_stopped = true;
-        if (!q.is_running)
-            return;
-    }
-    q.arrived.notify_one();
-    q.thread.join();
+    std::unique_lock lock(q.mutex);
+    q.is_stopped = true;
+    for (const std::unique_ptr<Lane> &lane : q.lanes)
+        lane->arrived.notify_all();
+    q.stalling.notify_all();
+    q.left.notify_all();
+    (void)q.left.wait_for(lock, patience_at_stop, [&q] { return q.threads == 0; });
 }
 
 } // namespace rdmatensor

@@ -1,15 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * finisher.hpp - the thread on which operations end that nobody waits for.
+ * finisher.hpp - the threads on which operations end that nobody waits for.
  *
  * Ending one may need Python's lock: callbacks of its Future are Python functions, and the last
  * reference to a tensor may be Python's. The thread that sees the end is often the library's
  * progress thread, whose heartbeats tell the peers that this process lives; it must never wait for
- * Python, which may compute for minutes. So it only hands the operation over to this thread.
+ * Python, which may compute for minutes. So it only hands the operation over to these threads.
  *
- * Any thread. The thread is started by the first operation that may need it.
+ * Callbacks may begin collectives themselves and wait for them (communication hooks of DDP do). All
+ * members must begin them in the same order, so that the order of callbacks must not hang on what
+ * happened to arrive first:
+ *   - collectives of one group end in the order in which they were expected;
+ *   - endings run one at a time in each *lane*. What a callback begins is of the next lane, so that
+ *     it can end while the callback waits for it.
+ * A callback that waits for something else, an older operation say, would wait for ever: after a
+ * second in which its lane stood still, another thread takes the lane's next ending.
+ *
+ * Any thread.
  */
 #pragma once
+
+#include <cstdint>
 
 namespace rdmatensor
 {
@@ -18,26 +29,45 @@ class Ending
 {
   public:
     virtual ~Ending() = default;
-    /* Called once, on the finisher's thread. May delete this. */
+    /* Called once, on a finisher's thread. May delete this. */
     virtual void end() noexcept = 0;
 
   private:
     friend class Finisher;
     Ending *next_ = nullptr;
+    uint64_t order_ = 0;
+    unsigned lane_ = 0;
+    bool is_ready_ = false;
 };
 
 class Finisher
 {
   public:
-    /* Makes sure that the thread runs. Throws where none can be started. */
-    static void start();
-    /* Takes the ending over; allocates nothing and does not block. After stop() it is kept unended. */
+    /* The lane of operations that this thread begins. */
+    static unsigned lane_of_thread() noexcept;
+    /*
+     * Announces an ending, before anybody can enqueue it. Those with the same `order` and lane are run in
+     * this order; 0: whenever it is enqueued. Throws where no thread can be started.
+     */
+    static void expect(Ending *ending, uint64_t order, unsigned lane);
+    /* The operation is over; allocates nothing and does not block. After stop() it is kept unended. */
     static void enqueue(Ending *ending) noexcept;
     /*
-     * Ends what is queued, then the thread; the caller must not hold Python's lock. To be called before
-     * Python goes: a thread that asks for its lock later is ended by force.
+     * Ends what is queued, then the threads; the caller must not hold Python's lock. To be called before
+     * Python goes: a thread that asks for its lock later is ended by force. Callbacks that hang
+     * are not waited for longer than a few seconds.
      */
     static void stop();
+
+  private:
+    struct Lane;
+    struct Queue;
+    static Queue &queue();
+    static Lane &lane_at(Queue &queue, unsigned number);
+    static void add_worker(Queue &queue, unsigned number);
+    static Ending *take(Queue &queue, unsigned number, bool is_helper);
+    static void work(unsigned number, bool is_helper) noexcept;
+    static void watch() noexcept;
 };
 
 /* True in a child made by fork(): locks and threads of the parent mean nothing there. */

@@ -46,6 +46,7 @@ Backend::start_message(const Message &message, at::Tensor tensor)
                            .outputs = {tensor},
                            .timeout = message.timeout,
                            .sequence = 0,
+                           .order = 0,
                            .has_own_deadline = false};
     auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
     rdt_transfer *transfer = nullptr;

@@ -43,6 +43,7 @@ class Orphan final : public Ending
     {
         const std::vector<rdt_transfer *> transfers = transfers_;
 
+        Finisher::expect(this, 0, 0);
         if (is_canceled)
             transfers_.clear();
         for (rdt_transfer *const transfer : transfers)
@@ -106,7 +107,7 @@ live_transfers() noexcept
 Work::Work(int rank, Operation operation)
     : c10d::Work(rank, operation.type, title_if_profiled(operation.title),
                  at::hasCallbacks() ? std::optional(operation.inputs) : std::nullopt),
-      operation_(std::move(operation))
+      operation_(std::move(operation)), lane_(Finisher::lane_of_thread())
 {
 }
 
@@ -224,6 +225,7 @@ Work::arm()
 {
     if (is_armed_)
         return;
+    Finisher::expect(this, operation_.order, lane_);
     is_armed_ = true;
     /* One more than there are, so that the reference is there before the last callback. */
     armed_left_.store(transfers_.size() + 1, std::memory_order_relaxed);

@@ -37,6 +37,7 @@ struct Operation {
     std::vector<at::Tensor> outputs; /* the result; kept with the Work */
     std::chrono::milliseconds timeout;
     uint64_t sequence;
+    uint64_t order; /* of the Finisher: collectives of one group end in order; 0 for messages */
     bool has_own_deadline; /* the library ends it in time; else wait() does */
 };
 
@@ -52,6 +53,7 @@ collective(c10d::OpType type, const char *title, std::chrono::milliseconds timeo
             .outputs = std::move(outputs),
             .timeout = timeout,
             .sequence = 0,
+            .order = 0,
             .has_own_deadline = true};
 }
 
@@ -97,6 +99,7 @@ class Work final : public c10d::Work, public Ending
     void release_transfers();
 
     Operation operation_; /* its inputs are let go at the end */
+    const unsigned lane_; /* of the Finisher */
     std::mutex driver_mutex_;
     std::vector<rdt_transfer *> transfers_;
     size_t next_ = 0; /* the transfers before it are over */
