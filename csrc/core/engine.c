@@ -365,16 +365,23 @@ dispatch_sockets(struct rdti_engine *engine)
     return count > 0 ? (uint32_t)count : 0;
 }
 
+/* Only drivers count: no need for a locked instruction. */
+static void
+count_up(_Atomic uint32_t *counter)
+{
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
 uint32_t
 rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 {
     uint32_t work = 0;
 
-    atomic_store_explicit(&engine->passes,
-                          atomic_load_explicit(&engine->passes, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
+    count_up(&engine->passes);
     /* Sockets and ticks first: what they leave for the pollers is done in the same pass. */
     if (with_sockets) {
+        count_up(&engine->socket_passes);
         work += dispatch_sockets(engine);
         const uint64_t now_ns = rdti_now_ns();
         if (now_ns >= rdti_engine_next_tick_ns(engine))

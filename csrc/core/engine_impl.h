@@ -24,8 +24,9 @@ struct rdti_engine {
     _Atomic uint32_t
         is_pass_wanted;      /* somebody asked the driver for one more pass: see pass_or_ask() */
     _Atomic uint32_t passes; /* made so far; stored by drivers, relaxed */
-    uint32_t depth;          /* of enter(); driver only */
-    bool wake_at_leave;      /* driver only */
+    _Atomic uint32_t socket_passes; /* of them with a look at sockets and ticks */
+    uint32_t depth;                 /* of enter(); driver only */
+    bool wake_at_leave;             /* driver only */
     struct rdti_list deferred;
 
     struct rdti_poller pollers[RDTI_POLLERS_MAX];

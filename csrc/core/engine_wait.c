@@ -321,36 +321,36 @@ drive_in_background(struct rdti_engine *engine)
 }
 
 /*
- * Leaves the sockets to the waiters, unless none of them has made a pass nor sleeps in epoll
- * meanwhile: they may be without a core, or stuck in a callback of the user's, and heartbeats must
- * go on. True: others have driven meanwhile.
+ * Leaves the sockets to the waiters, unless none of them has looked at sockets nor sleeps in epoll
+ * meanwhile: they may be without a core, stuck in a callback of the user's, or wait so shortly each
+ * time that they never look, and heartbeats must go on. True: others have driven meanwhile.
  */
 static bool
 park(struct rdti_engine *engine)
 {
     /* relaxed: whatever is missed is seen PARK_NS later */
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
+    const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
 
     rdti_futex_wait(&engine->park_word, 0, PARK_NS);
-    if (atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes)
-        return true;
-    if (atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0)
+    const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
+    if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
+        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0)
         (void)try_pass(engine, true);
-    return false;
+    return is_driven;
 }
 
 void *
 rdti_engine_progress_main(void *arg)
 {
     struct rdti_engine *engine = arg;
-
     bool is_driven = false; /* by waiters, a moment ago */
 
     (void)pthread_setname_np(pthread_self(), "rdmatensor");
     /* acquire: pairs with the release in rdti_engine_stop() */
     while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
-        /* A thread that waits, sends and waits again is between two waits for a third of the time: this one would
-         * go to sleep in epoll then, and every message would pay for waking it. */
+        /* A thread that waits, sends and waits again is between two waits for a third of the time:
+         * this one would go to sleep in epoll then, and every message would pay for waking it. */
         if (!is_driven && !may_park(engine)) {
             drive_in_background(engine);
             continue;

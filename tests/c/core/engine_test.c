@@ -495,4 +495,34 @@ TEST(ticks_go_on_while_a_waiter_is_stuck_in_a_callback)
     engine_end(engine);
 }
 
+/* Each wait is over after a few passes, so that the waiter itself never comes to look at sockets. */
+static bool
+is_over_soon(void *arg)
+{
+    int *calls = arg;
+
+    return ++*calls > 6;
+}
+
+TEST(ticks_go_on_beside_a_thread_that_waits_shortly_for_ever)
+{
+    struct rdt_error err = {0};
+    struct source source;
+    struct rdti_engine *engine = engine_open(&source);
+    struct ticker ticker = {0};
+
+    atomic_store(&source.is_socket, true);
+    CHECK_OK(rdti_engine_every(engine, 20 * MS, on_tick, &ticker, &err), &err);
+    engine_begin(engine);
+    const uint64_t until_ns = rdti_now_ns() + 600 * MS;
+    while (rdti_now_ns() < until_ns) {
+        int calls = 0;
+        CHECK_STATUS(rdti_engine_wait(engine, is_over_soon, &calls, until_ns + S), RDT_OK);
+    }
+    rdti_engine_enter(engine);
+    CHECK_UINT_GE(ticker.count, 6);
+    rdti_engine_leave(engine);
+    engine_end(engine);
+}
+
 TEST_MAIN()
