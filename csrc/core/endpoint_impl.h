@@ -30,7 +30,7 @@ struct rdti_setup {
     bool is_prepared;          /* hello and places are filled in: it was opened here */
     bool is_passive;           /* the channel was opened by the peer */
     bool has_refused_crossing; /* the peer was told RDT_EBUSY: it waits for our connection */
-    bool was_answered;         /* not every place of this round refused the connection */
+    bool was_answered;         /* a place of this round neither refused us nor forbids this path */
     bool was_silent;           /* a place of this round gave no answer */
     bool has_path_in;
     bool is_lane_ready;

@@ -97,7 +97,8 @@ note_failure(struct rdti_setup *setup, const struct rdt_error *err)
 {
     setup->last_error = *err;
     setup->was_silent = setup->was_silent || err->status == RDT_ETIMEDOUT;
-    setup->was_answered = setup->was_answered || err->sys_errno != ECONNREFUSED;
+    setup->was_answered = setup->was_answered || (err->sys_errno != ECONNREFUSED &&
+                                                  err->status != (int32_t)RDT_ENOTVIABLE);
 }
 
 void
