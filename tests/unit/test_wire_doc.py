@@ -99,6 +99,8 @@ def test_flags_of_a_part_are_stated() -> None:
     assert words == {name: constant(name) for name in FLAGS}
 
 
+# Fields that stand in place of others for one kind of message; they have a table of their own.
+OVERLAID = {"inlined"}
 LAYOUT = re.compile(
     r"^### (?P<title>[\w ]+): `(?P<size>\w+)` = \d+, `struct (?P<struct>\w+)`\n\n"
     r"(?P<table>(?:^\|.*\n)+)",
@@ -147,7 +149,18 @@ def test_layout_has_no_gaps_and_the_stated_size(title: str) -> None:
 @pytest.mark.parametrize("title", LAYOUTS)
 def test_layout_has_the_fields_of_the_struct_in_order(title: str) -> None:
     named = [field.partition(".")[0] for _, _, field in rows(title) if not field.startswith("(")]
-    assert list(dict.fromkeys(named)) == struct_fields(LAYOUTS[title]["struct"])
+    fields = [field for field in struct_fields(LAYOUTS[title]["struct"]) if field not in OVERLAID]
+    assert list(dict.fromkeys(named)) == fields
+
+
+def test_inlined_payload_and_its_offset_end_the_head() -> None:
+    row = r"^\| (\d+) \| (\d+) \| `%s` \|"
+    part = DOC[DOC.index("### Part:") :]
+    (inlined,) = re.findall(row % "inlined", part, flags=re.MULTILINE)
+    _, offset = re.findall(row % "off_bytes", part, flags=re.MULTILINE)[:2]
+    assert int(inlined[1]) == constant("RDTI_STREAM_INLINE_BYTES")
+    assert int(inlined[0]) + int(inlined[1]) == int(offset[0])
+    assert int(offset[0]) + int(offset[1]) == constant("RDTI_STREAM_HEAD_BYTES")
 
 
 def test_payload_lengths_of_frames_are_those_of_the_layouts() -> None:
