@@ -1,21 +1,25 @@
-"""The command `rdmatensor`, also `python -m rdmatensor`: what can this machine do, and why not."""
+"""What this machine can do with rdmatensor, what is in the way, and which settings are in force."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 1 if the doctor found a failure."""
+    """Run the command line; returns the exit status: 1 for what is wrong here, 2 for misuse."""
     parser = argparse.ArgumentParser(prog="rdmatensor", description=__doc__)
     parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     doctor = commands.add_parser("doctor", help="check the installation and this machine")
-    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--json", action="store_true", help="one array of findings, for programs")
     commands.add_parser("settings", help="list the environment variables with their values now")
     chosen = parser.parse_args(arguments)
+    if chosen.command is None:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
     return _settings() if chosen.command == "settings" else _doctor(as_json=chosen.json)
 
 
@@ -37,13 +41,30 @@ def _doctor(*, as_json: bool) -> int:
 
 def _settings() -> int:
     from rdmatensor.config import VARIABLES, from_environment
+    from rdmatensor.errors import RdmaTensorError
 
-    settings = from_environment()
+    try:
+        settings = from_environment()
+    except RdmaTensorError as error:
+        print(f"rdmatensor: {error}", file=sys.stderr)
+        return 1
+    lines = []
+    sources = {"SECRET": "environment", "SECRET_FILE": "file"}
     for variable in VARIABLES:
-        field = {"SECRET": "secret_source", "SECRET_FILE": "secret_source"}.get(
-            variable.name, variable.field
-        )
-        value = getattr(settings, field)
-        print(f"{variable.full_name}={'' if value is None else value}")
-        print(f"    {variable.form}: {variable.meaning}")
+        if variable.name in sources:
+            is_set = settings.secret_source == sources[variable.name]
+            shown = "(set, not shown)" if is_set else ""
+        else:
+            shown = _as_set(getattr(settings, variable.field))
+        lines += [f"{variable.full_name}={shown}", f"    {variable.form}: {variable.meaning}"]
+    print("\n".join(lines))
     return 0
+
+
+def _as_set(value: object) -> str:
+    """Write a value as the environment has it."""
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    if isinstance(value, bool):
+        return str(int(value))
+    return "" if value is None else str(value)

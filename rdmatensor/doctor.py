@@ -106,17 +106,29 @@ def _check_settings() -> Iterator[Finding]:
 def _check_transports() -> Iterator[Finding]:
     from rdmatensor.context import Context
 
-    # What is forced is no question here: which can be used is.
-    with Context(replace(config.from_environment(), transport="auto")) as context:
+    try:
+        settings = config.from_environment()
+    except RdmaTensorError:
+        yield Finding("info", "transports", "not tried: the settings come first")
+        return
+    # All of them are tried, also where one is forced.
+    with Context(replace(settings, transport="auto")) as context:
         state = context.describe()
     transports = cast("dict[str, dict[str, object]]", state["transports"])
     for name, transport in transports.items():
         viable = bool(transport["is_viable"])
-        yield Finding(
-            "ok" if viable else "info",
-            name,
-            "can be used" if viable else f"cannot be used: {transport['reason']}",
-        )
+        if viable:
+            yield Finding("ok", name, "can be used")
+            continue
+        text = f"cannot be used: {transport['reason']}"
+        if name == settings.transport:
+            yield Finding("fail", name, f"{text}; RDMATENSOR_TRANSPORT={name} forces it")
+        elif name == settings.require:
+            yield Finding(
+                "warn", name, f"{text}; RDMATENSOR_REQUIRE={name} refuses peers on other hosts"
+            )
+        else:
+            yield Finding("info", name, text)
     if not any(transport["is_viable"] for transport in transports.values()):
         yield Finding("fail", "transports", "none can be used")
 

@@ -1,0 +1,84 @@
+"""The command `rdmatensor`: what it prints can be used, and a wrong setting is one line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from rdmatensor.cli import main
+from rdmatensor.config import VARIABLES, from_environment
+
+
+def _settings(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    assert main(["settings"]) == 0
+    lines = re.findall(r"(?m)^(RDMATENSOR_\w+)=(.*)$", capsys.readouterr().out)
+    return dict(lines)
+
+
+def test_the_values_printed_can_be_set_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"PORTS": "20000-20010", "LOOPBACK": "1", "TIMEOUT": "7.5", "TRANSPORT": "tcp"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"RDMATENSOR_{name}", value)
+    before = from_environment()
+    printed = _settings(capsys)
+    assert set(printed) == {variable.full_name for variable in VARIABLES}
+    for name, value in given.items():
+        assert printed[f"RDMATENSOR_{name}"] == value
+    assert from_environment(printed) == before
+    for name in given:
+        monkeypatch.delenv(f"RDMATENSOR_{name}")
+    assert _settings(capsys)["RDMATENSOR_LOOPBACK"] == "0"
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_secret_stands_at_its_own_variable_and_is_hidden(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    is_file: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("secret") / "file"
+    path.write_text("hush")
+    name, other = ("SECRET_FILE", "SECRET") if is_file else ("SECRET", "SECRET_FILE")
+    monkeypatch.setenv(f"RDMATENSOR_{name}", str(path) if is_file else "hush")
+    printed = _settings(capsys)
+    assert printed[f"RDMATENSOR_{name}"] == "(set, not shown)"
+    assert printed[f"RDMATENSOR_{other}"] == ""
+
+
+def test_a_wrong_setting_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDMATENSOR_TIMOUT", "3")
+    assert main(["settings"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert "did you mean RDMATENSOR_TIMEOUT?" in shown.err
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.count("did you mean") == 1
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "doctor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "level"), [("TRANSPORT", "fail"), ("REQUIRE", "warn")])
+def test_the_doctor_sees_what_a_forced_transport_cannot(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, level: str
+) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    if found["verbs"]["level"] == "ok":
+        level = "ok"
+    monkeypatch.setenv(f"RDMATENSOR_{name}", "verbs")
+    assert main(["doctor", "--json"]) == (level == "fail")
+    found = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert found["verbs"]["level"] == level
+    assert (f"RDMATENSOR_{name}=verbs" in found["verbs"]["text"]) == (level != "ok")
