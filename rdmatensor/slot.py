@@ -105,14 +105,23 @@ class Slot:
         Use: `with slot.get(timeout_s=5) as t:`; t is a numpy array over the slot's memory, of the
             shape that the sender gave, until the block ends.
         Raises: TransferTimeout, Mismatch (the sender wants another shape or dtype), PeerError,
-            Busy (two are held already), Closed.
+            Busy (two are held already), StaleRegion (the sender of a dynamic slot closed it before
+            this tensor was read), Closed.
         """
         ptr, err, view = self._handle.get("get"), scratch.err, scratch.view
-        self._core.waiters.wait(
-            lambda slice_ns: cast("int", lib.rdt_slot_get(ptr, slice_ns, view, err)),
-            "get",
-            timeout_s_of(timeout_s, self._core.timeout_s, "get"),
-        )
+        try:
+            self._core.waiters.wait(
+                lambda slice_ns: cast("int", lib.rdt_slot_get(ptr, slice_ns, view, err)),
+                "get",
+                timeout_s_of(timeout_s, self._core.timeout_s, "get"),
+            )
+        except errors.StaleRegion as error:
+            raise errors.StaleRegion(
+                error.code,
+                "get",
+                f"the sender closed its side of slot {self.name!r} before this tensor was read: "
+                "there, call wait() on what put() returned first",
+            ) from None
         held = Held(self, self._array_of(view), view.epoch)
         self._held.append(held)
         return held
@@ -217,7 +226,8 @@ class SlotSender:
         Shapes: the slot's; at most it in each dim for a bounded slot; any of its ndim for a
             dynamic one. No copy is made.
         Ownership: the tensor is kept alive, and must not change, until the Transfer is done: on shm
-            mostly at once, for a dynamic slot when the receiver has read it.
+            mostly at once, for a dynamic slot when the receiver has read it: wait for it before
+            close(), which takes back what was not read.
         Raises: TransferTimeout (the receiver released nothing), Mismatch, InvalidArgument (dtype or
             ndim is not the slot's), PeerError, Closed.
         """
@@ -314,7 +324,7 @@ class SlotSender:
         return f"slot {self.name!r}: put of {len_bytes} B"
 
     def close(self) -> None:
-        """Close this side; idempotent."""
+        """Close this side; idempotent. Takes back what no receiver of a dynamic slot has read."""
         self._arrays.clear()
         if self._handle is not None:
             self._core.release(self._handle)
