@@ -6,6 +6,7 @@ Everything that knows cffi's untyped values says so with CData; no other module 
 from __future__ import annotations
 
 import math
+import operator
 import re
 import threading
 import time
@@ -122,7 +123,10 @@ def error_of(status: int, call: str, err: CData) -> errors.RdmaTensorError:
     detail = ffi.string(err.message).decode("utf-8", "replace") if err.status == status else ""
     if cls is errors.DeviceError and err.status == status and err.wc_status != 0:
         cls = errors.CompletionError
-    error = cls(status_name(status), call, detail or f"{call} ended with {status_name(status)}")
+    if not detail:
+        name = status_name(status)
+        detail = "nothing is there yet" if status == AGAIN else f"{call} ended with {name}"
+    error = cls(status_name(status), call, detail)
     if err.status == status:
         error.rank = err.peer_rank
         if isinstance(error, errors.DeviceError):
@@ -252,12 +256,19 @@ def dtype_code(name: str, call: str) -> int:
 
 
 def shape_of(shape: int | tuple[int, ...] | list[int], call: str) -> tuple[int, ...]:
-    """Return a shape as a checked tuple; an int means one dim."""
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    """Return a shape as a checked tuple; an int means one dim. numpy's integers will do."""
+    try:
+        dims = (
+            tuple(map(operator.index, shape))
+            if isinstance(shape, (tuple, list))
+            else (operator.index(shape),)
+        )
+    except TypeError:
+        raise invalid(call, f"shape {shape!r} is no integer and no tuple of integers") from None
     if len(dims) > lib.RDT_MAX_NDIM:
         raise invalid(call, f"shape {dims} has {len(dims)} dims, at most {lib.RDT_MAX_NDIM}")
-    if any(not isinstance(dim, int) or not 0 <= dim < 1 << 62 for dim in dims):
-        raise invalid(call, f"shape {dims!r}: each dim must be an integer from 0")
+    if any(not 0 <= dim < 1 << 62 for dim in dims):
+        raise invalid(call, f"shape {dims!r}: each dim must be from 0 to 2**62 - 1")
     return dims
 
 

@@ -256,6 +256,9 @@ class Context:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<Context {'closed' if self.is_closed else self.uuid.hex()[:8]}>"
+
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is not None and not core.waiters.is_closing and not core.is_foreign:

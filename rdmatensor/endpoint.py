@@ -47,7 +47,10 @@ class Blocks:
     __slots__ = ("_kept", "count", "len_bytes", "ptr")
 
     def __init__(self, blocks: Iterable[tuple[TensorLike, int]]) -> None:
-        pairs = list(blocks)
+        try:
+            pairs = [(tensor, offset) for tensor, offset in blocks]
+        except (TypeError, ValueError):
+            raise invalid("write_many", "blocks must be pairs (tensor, dst_offset_bytes)") from None
         tensors, data = [tensor for tensor, _ in pairs], None
         if all(type(tensor) is np.ndarray and not tensor.dtype.hasobject for tensor in tensors):
             with contextlib.suppress(ValueError):  # not contiguous: span() tells which
@@ -128,7 +131,7 @@ class PreparedWrite:
     ) -> None:
         self._endpoint = endpoint
         self._src, self._len_bytes = span(src, "write")
-        self._dst = dst.c_struct
+        self._dst = _struct_of(dst, "write")
         self._offset_bytes = offset
         self._notify = notify
         self._what = partial(endpoint.operation, "write", self._len_bytes)
@@ -153,6 +156,17 @@ def notify_word(notify: int | None) -> int:
     if not 0 <= notify <= NOTIFY_MAX:
         raise invalid("notify", f"{notify} is not from 0 to {NOTIFY_MAX} (18 bits)")
     return notify
+
+
+def _struct_of(region: RemoteRegion, call: str) -> CData:
+    try:
+        return region.c_struct
+    except AttributeError:
+        raise invalid(
+            call,
+            f"{type(region).__name__} stands where a RemoteRegion belongs, which the peer makes "
+            "with export() and hands over",
+        ) from None
 
 
 class Endpoint:
@@ -214,8 +228,8 @@ class Endpoint:
         if dst_offset_bytes < 0:
             raise invalid("write", f"dst_offset_bytes={dst_offset_bytes} is negative")
         status = lib.rdt_endpoint_write(
-            self._handle.ptr or self._handle.get("write"), data, len_bytes, dst.c_struct,
-            dst_offset_bytes, notify_word(notify), out, err,
+            self._handle.ptr or self._handle.get("write"), data, len_bytes,
+            _struct_of(dst, "write"), dst_offset_bytes, notify_word(notify), out, err,
         )  # fmt: skip
         if status != OK:
             fail(status, "write", err)
@@ -249,8 +263,8 @@ class Endpoint:
         made = blocks if isinstance(blocks, Blocks) else Blocks(blocks)
         out, err = scratch.transfer, scratch.err
         status = lib.rdt_endpoint_write_many(
-            self.ptr("write_many"), made.ptr, made.count, dst.c_struct, notify_word(notify), out,
-            err,
+            self.ptr("write_many"), made.ptr, made.count, _struct_of(dst, "write_many"),
+            notify_word(notify), out, err,
         )  # fmt: skip
         if status != OK:
             fail(status, "write_many", err)
@@ -264,11 +278,12 @@ class Endpoint:
         Units and exceptions: as with write().
         """
         data, len_bytes = span(dst, "read", writable=True)
+        region = _struct_of(src, "read")
         out, err = scratch.transfer, scratch.err
         if src_offset_bytes < 0:
             raise invalid("read", f"src_offset_bytes={src_offset_bytes} is negative")
         status = lib.rdt_endpoint_read(
-            self.ptr("read"), data, len_bytes, src.c_struct, src_offset_bytes, out, err
+            self.ptr("read"), data, len_bytes, region, src_offset_bytes, out, err
         )
         if status != OK:
             fail(status, "read", err)

@@ -127,8 +127,34 @@ def span(tensor: TensorLike, call: str, *, writable: bool = False) -> tuple[CDat
     try:
         data = ffi.from_buffer(BYTES, tensor, require_writable=writable)
     except (TypeError, ValueError, BufferError) as error:
-        raise invalid(call, f"{_shown(tensor)}: {error}; nothing is copied silently") from None
+        raise invalid(call, _why_refused(tensor, error, writable=writable)) from None
     return data, len(data)
+
+
+def _why_refused(tensor: object, error: Exception, *, writable: bool) -> str:
+    """Say what is wrong with an object that gives no bytes, and what to do; error: what it said."""
+    try:
+        with memoryview(cast("bytes", tensor)) as view:
+            is_read_only, has_gaps = view.readonly, not view.c_contiguous
+    except TypeError:
+        return _no_tensor(tensor)
+    except (ValueError, BufferError):
+        return f"{_shown(tensor)}: {error}"
+    if has_gaps:
+        return (
+            f"{_shown(tensor)} is not row-major without gaps, and nothing is copied silently: "
+            "copy it yourself, for example with np.ascontiguousarray()"
+        )
+    if writable and is_read_only:
+        return f"{_shown(tensor)} is read-only, and would be written"
+    return f"{_shown(tensor)}: {error}"
+
+
+def _no_tensor(thing: object) -> str:
+    return (
+        f"{type(thing).__name__} is no tensor: numpy arrays, objects with the buffer protocol and "
+        "CPU torch tensors are"
+    )
 
 
 def _torch_span(tensor: TorchTensor, call: str) -> tuple[CData, int]:
@@ -139,7 +165,11 @@ def _torch_span(tensor: TorchTensor, call: str) -> tuple[CData, int]:
     if device != "cpu":
         raise invalid(call, f"{_shown(tensor)} is on {device!r}: copy it to the CPU yourself")
     if not tensor.is_contiguous():
-        raise invalid(call, f"{_shown(tensor)} is not contiguous; nothing is copied silently")
+        raise invalid(
+            call,
+            f"{_shown(tensor)} is not contiguous, and nothing is copied silently: send its "
+            "contiguous()",
+        )
     if any(getattr(tensor, ask, bool)() for ask in ("is_conj", "is_neg")):
         raise invalid(call, f"{_shown(tensor)} is a lazy conjugate or negative: resolve it first")
     len_bytes = tensor.numel() * tensor.element_size()
@@ -169,7 +199,10 @@ def describe_tensor(tensor: TensorLike, call: str) -> tuple[str, tuple[int, ...]
     """Return (dtype name, shape) of a tensor; bytes-like objects are uint8 vectors."""
     dtype = getattr(tensor, "dtype", None)
     if dtype is None:
-        return "uint8", (memoryview(cast("bytes", tensor)).nbytes,)
+        try:
+            return "uint8", (memoryview(cast("bytes", tensor)).nbytes,)
+        except TypeError:
+            raise invalid(call, _no_tensor(tensor)) from None
     name = dtype_name(dtype)
     dtype_code(name, call)
     return name, tuple(int(dim) for dim in cast("Array", tensor).shape)
@@ -259,6 +292,9 @@ class Region:
         """Take it away from peers; what they have of it is stale from now on. Idempotent."""
         self._core.release(self._handle)
         self._core.reap()
+
+    def __repr__(self) -> str:
+        return f"<Region of {self.len_bytes} B{'' if self._handle.ptr is not None else ', closed'}>"
 
     def __enter__(self) -> Region:
         return self

@@ -92,6 +92,33 @@ def test_shapes_and_dtypes_that_are_refused(context: Context) -> None:
             context.empty(4, dtype)
 
 
+def test_numpy_s_integers_are_dims(context: Context) -> None:
+    assert context.zeros((np.int64(3), np.uint8(2))).shape == (3, 2)
+    assert context.zeros(np.int32(4)).shape == (4,)
+    for shape in (3.0, "34", None):
+        with pytest.raises(InvalidArgument, match="shape"):
+            context.empty(shape)  # type: ignore[arg-type]
+
+
+def test_what_is_no_tensor_is_told_what_is(context: Context) -> None:
+    square = np.ones((4, 4), "float32")
+    for wrong, says in [
+        ([1, 2], r"list is no tensor: .*numpy arrays.*buffer protocol.*CPU torch tensors"),
+        (square[:, ::2], r"ndarray of shape \(4, 2\) .*row-major.*ascontiguousarray"),
+    ]:
+        with pytest.raises(InvalidArgument, match=says):
+            span(wrong, "test")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="bytes is read-only"):
+        span(b"abc", "test", writable=True)
+
+
+def test_what_a_user_prints_has_a_name(context: Context) -> None:
+    with context.register(bytearray(9)) as region:
+        assert repr(region) == "<Region of 9 B>"
+    assert repr(region) == "<Region of 9 B, closed>"
+    assert repr(context).startswith("<Context ")
+
+
 def test_a_limit_on_the_arena_is_kept_and_named() -> None:
     with Context(Settings(arena_mb=1, arena_max_mb=8, loopback=True)) as context:
         kept = context.empty(2 << 20, "uint8")
