@@ -4,11 +4,15 @@
  *   state       ops are        bytes of accepted ops move?   leaves by
  *   CONNECTING  queued         no                            both probes proved -> READY
  *                                                            error, deadline -> FAILED
+ *                                                            last close -> LEFT
  *   READY       given to lane  yes                           peer dies, lane breaks -> FAILED
  *                                                            goodbye -> LEFT; last close -> CLOSING
- *   CLOSING     refused        yes, until flushed            idle or 2 s -> goodbye, FREED
- *   LEFT        refused        no                            last close -> FREED
- *   FAILED      refused        no (the lane is ended first)  last close -> FREED
+ *   CLOSING     refused        yes, until flushed            goodbye, lane breaks, 2 s -> LEFT
+ *                                                            peer dies -> FAILED
+ *   LEFT        refused        no                            last close -> freed
+ *   FAILED      refused        no (the lane is ended first)  last close -> freed
+ *
+ * CLOSING says goodbye once it is idle; only the core's own messages are still given to the lane.
  *
  * One that ended while its peer may be in the middle of a write into our memory (shm only) is not
  * freed, and what was freed of that memory not used again, before the peer is known to be done.

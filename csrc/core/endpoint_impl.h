@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The endpoint's body, shared by endpoint.c (in use) and path.c (set-up) only. */
+ * The endpoint's body, visible to endpoint*.c (in use, its end), path*.c (set-up), frames.c, and to
+ * those that look at all endpoints: context.c, describe.c, obituary.c. */
 #ifndef RDTI_CORE_ENDPOINT_IMPL_H
 #define RDTI_CORE_ENDPOINT_IMPL_H
 
@@ -106,6 +107,10 @@ bool rdti_endpoints_need_epoll(void *state);
 
 /* path.c */
 extern const struct rdti_handshake_events rdti_path_handshake_events;
+void rdti_path_end_setup(rdt_endpoint *ep);
+void rdti_path_drop_pidfd(rdt_endpoint *ep);
+
+/* path_prove.c */
 rdt_status rdti_path_on_probe(rdt_endpoint *ep, struct rdt_error *err);
 void rdti_path_on_lane_ready(rdt_endpoint *ep);
 /* A notification that is no probe came while CONNECTING: the peer has seen our probe and we its,
@@ -113,21 +118,21 @@ void rdti_path_on_lane_ready(rdt_endpoint *ep);
 rdt_status rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err);
 /* The lane broke while CONNECTING, or proved wrong: try the next path. */
 void rdti_path_give_up(rdt_endpoint *ep, const struct rdt_error *err);
-void rdti_path_end_setup(rdt_endpoint *ep);
-void rdti_path_drop_pidfd(rdt_endpoint *ep);
-/* Deadlines, retries, heartbeats: the engine's tick; arg is the context. */
-void rdti_path_tick(void *arg);
-
-/* frames.c: the side channel's frames once it is authenticated. */
-extern const struct rdti_channel_events rdti_endpoint_channel_events;
-/* path.c: the frames of set-up. */
+/* The frames of set-up. */
 rdt_status rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
                              struct rdt_error *err);
 rdt_status rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload,
                                     uint32_t payload_bytes, struct rdt_error *err);
 rdt_status rdti_path_on_ready_frame(rdt_endpoint *ep, struct rdt_error *err);
-/* path.c: the channel ended while CONNECTING: try the next place. */
+/* The channel ended while CONNECTING: try the next place. */
 void rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err);
+
+/* path_time.c */
+/* Deadlines, retries, heartbeats: the engine's tick; arg is the context. */
+void rdti_path_tick(void *arg);
+
+/* frames.c: the side channel's frames once it is authenticated. */
+extern const struct rdti_channel_events rdti_endpoint_channel_events;
 /* frames.c: append to a list of revocations that grows within bounds. */
 rdt_status rdti_endpoint_push_revoke(struct rdti_revoke **list, uint32_t *count, uint32_t *cap,
                                      const struct rdti_revoke *revoke);
