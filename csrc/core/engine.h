@@ -103,8 +103,9 @@ void rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets);
  * it looks at its conditions after each call. Any thread. */
 int rdti_engine_arm_fd(struct rdti_engine *engine);
 
-/* Drive until done(arg), which must be cheap and lock-free. RDT_OK or RDT_ETIMEDOUT; [driver]s get
- * RDT_EINVAL: they must not wait. */
+/* Drive until done(arg), which is called over and over without the lock, must be cheap, and may
+ * take the lock for a moment. RDT_OK or RDT_ETIMEDOUT; [driver]s get RDT_EINVAL: they must not
+ * wait. */
 typedef bool (*rdti_done_fn)(void *arg);
 rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                             uint64_t deadline_ns);

@@ -35,7 +35,8 @@ void rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const str
 /* [driver] An ABORT frame. */
 void rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
                           rdt_endpoint *source);
-/* [driver] Number of live groups and a JSON array of them into buf for describe(). */
+/* [driver] A JSON array of the live groups into buf, for describe(). Returns the bytes that all of
+ * it takes, without the final NUL: more than were written where cap is too small. */
 size_t rdti_groups_describe(struct rdti_groups *groups, char *buf, size_t cap);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Slots, both halves; the header has their states. */
+ * The table of an endpoint's slots and their receiving half; the sending one is slot_tx.c. */
 #include "core/slot.h"
 
 #include <stdlib.h>

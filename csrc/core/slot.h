@@ -28,8 +28,8 @@
 struct rdti_slots;
 
 rdt_status rdti_slots_create(rdt_endpoint *ep, struct rdti_slots **out, struct rdt_error *err);
-/* RDT_EBUSY semantics are the context's: handles may outlive the endpoint's end, so the table is
- * counted. [driver] */
+/* [driver] No handle of either half is left: each holds a count of the endpoint, whose table this
+ * is. */
 void rdti_slots_destroy(struct rdti_slots *slots);
 /* [driver] The endpoint became READY: announcements that waited go out. */
 void rdti_slots_on_ready(struct rdti_slots *slots);

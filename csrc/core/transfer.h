@@ -39,7 +39,7 @@ struct rdt_transfer {
     rdt_status status;
     _Atomic uint32_t is_done;
     _Atomic uint32_t refs;
-    _Atomic uintptr_t hook; /* 0, a the transfer itself once a hook is set, or HOOK_DONE */
+    _Atomic uintptr_t hook; /* 0, the transfer itself once a hook is set, or HOOK_DONE */
     struct rdti_deferred deferred;
     void (*done_fn)(void *arg);
     void *done_arg;
