@@ -280,7 +280,6 @@ struct rdti_tcp_lane {
     struct rdti_list reads;      /* that are not complete, in order */
     struct rdti_op *read_cursor; /* the next to ask for */
     uint32_t request_next;       /* id */
-    uint32_t request_open;
     struct rdti_tcp_request requests[RDTI_STREAM_READS_MAX];
     uint32_t response_in; /* the ring is [response_out, response_in) */
     uint32_t response_out;
