@@ -137,7 +137,6 @@ fill_host(rdt_context *ctx)
         .event_fd = rdti_engine_event_fd(ctx->engine),
         .generation_fd = rdti_regions_generation_fd(ctx->regions),
         .counters = &ctx->moved,
-        .is_loopback_only = ctx->opts.loopback_only != 0,
         .tcp_streams = ctx->opts.tcp_streams,
     };
 }

@@ -113,7 +113,6 @@ struct rdti_host {
     int generation_fd; /* memfd: uint32_t generation[], indexed by region index; grows, never
                           shrinks */
     struct rdti_counters_ref *counters; /* see rdti_count() below */
-    bool is_loopback_only;
     uint32_t tcp_streams;
 };
 

@@ -211,7 +211,6 @@ fake_host_open(struct fake_host *host, const struct rdti_transport *transport)
         .event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
         .generation_fd = sealed_memfd("fake-generations", FAKE_GENERATION_TABLE_BYTES),
         .counters = &host->counters,
-        .is_loopback_only = true,
         .tcp_streams = 2,
     };
     CHECK_INT_GE(host->host.event_fd, 0);
