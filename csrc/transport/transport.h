@@ -10,7 +10,8 @@
  * thread drives; it must not block, sleep or wait. write() and read() may be called by any thread
  * at any time while the lane is open, several at once: the lane has its own lock for its transmit
  * side. The order of locks is engine, then lane. A transport calls the host back only from
- * functions marked [driver], and never with its lane lock held.
+ * functions marked [driver], but for what the host allows to any thread, and never with its lane
+ * lock held.
  *
  * Order. Of one lane, writes and notifications reach the peer in the order in which write() was
  * called. A notification is delivered after all bytes of its own and of earlier writes are in place
@@ -20,7 +21,7 @@
  * with RDT_OK or with the error that ended it. A write is complete when its bytes are in place at
  * the target (acknowledged after placement) and its source may change; a read when its bytes are in
  * the destination. After the first error of a lane every op in flight and every later one fails
- * with that first error, and close() completes what is left. Until an op completed, its memory may
+ * with that first error, and close_lane() completes what is left. Until an op completed, its memory may
  * still be read (write) or written (read).
  *
  * Sleep. A transport never sleeps. shm peers ring the doorbell of the process; the others give file
@@ -82,7 +83,7 @@ struct rdti_host {
 
     /* A notification arrived on the lane. May post writes on any lane. */
     void (*on_notify)(void *core, struct rdti_lane *lane, uint32_t notification);
-    /* The lane broke: called once, from poll() or a watch; the core will call close() later. */
+    /* The lane broke: called once, from poll() or a watch; close_lane() follows later. */
     void (*on_error)(void *core, struct rdti_lane *lane, const struct rdt_error *err);
     /* The lane, asked by connect(), became usable. */
     void (*on_ready)(void *core, struct rdti_lane *lane);
