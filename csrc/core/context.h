@@ -13,6 +13,7 @@
 #include "core/transfer.h"
 #include "rdmatensor.h"
 #include "transport/transport.h"
+#include "wire/frame.h"
 #include "wire/handshake.h"
 
 /* How often deadlines of set-up are looked at, and how often a progress thread says that it
@@ -59,7 +60,7 @@ struct rdti_obituary {
     uint8_t uuid[RDT_UUID_BYTES];
     int32_t rank;
     bool is_left;
-    char reason[384];
+    char reason[RDTI_REASON_BYTES];
 };
 
 struct rdt_context {
