@@ -152,14 +152,20 @@ rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *pa
     struct outgoing *out = malloc(sizeof(*out) + len_bytes);
 
     (void)pthread_mutex_lock(&channel->tx_lock);
+    if (channel->is_broken) { /* nothing leaves any more; its end is told by the receive side */
+        (void)pthread_mutex_unlock(&channel->tx_lock);
+        free(out);
+        return;
+    }
     if (out == NULL || channel->queued_bytes + len_bytes > QUEUE_MAX_BYTES) {
         /* A side channel that lost a frame is no side channel: end it, so that both sides see an
          * error. */
+        const size_t queued_bytes = channel->queued_bytes;
         channel->is_broken = true;
         (void)shutdown(channel->fd, SHUT_RDWR);
         (void)pthread_mutex_unlock(&channel->tx_lock);
         rdti_log(RDT_LOG_ERROR, "side channel: frame %u could not be queued (%zu bytes wait)",
-                 (unsigned)type, channel->queued_bytes);
+                 (unsigned)type, queued_bytes);
         free(out);
         return;
     }

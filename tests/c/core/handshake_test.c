@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Strangers at the door: garbage, silence, other versions, replays, false names, over TCP and the
+ * Unix socket. */
+#include <arpa/inet.h>
+#include <poll.h>
+#include <stddef.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "base/crypto.h"
+#include "core/context.h"
+#include "core/netaddr.h"
+#include "pair_rig.h"
+#include "wire/blob.h"
+#include "wire/handshake.h"
+
+static struct rdti_blob
+blob_of(rdt_context *ctx)
+{
+    struct rdt_error err = {0};
+    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    size_t len = 0;
+    struct rdti_blob blob;
+
+    check_ok(rdt_context_blob(ctx, bytes, sizeof(bytes), &len, &err), &err, "blob");
+    check_ok(rdti_blob_decode(bytes, len, &blob, &err), &err, "blob_decode");
+    return blob;
+}
+
+/* A connection of nobody's. */
+static int
+knock(const struct rdti_blob *blob, bool is_unix)
+{
+    struct sockaddr_storage addr = {0};
+    socklen_t addr_bytes;
+
+    if (is_unix) {
+        struct sockaddr_un *un = (struct sockaddr_un *)(void *)&addr;
+        const size_t name_bytes = strlen(blob->unix_name);
+        un->sun_family = AF_UNIX;
+        memcpy(un->sun_path + 1, blob->unix_name, name_bytes);
+        addr_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes);
+    } else {
+        addr_bytes = rdti_sockaddr_from_blob(&blob->addrs[0], &addr);
+    }
+    const int fd = socket(addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0);
+    CHECK_MSG(connect(fd, (struct sockaddr *)&addr, addr_bytes) == 0, "connect: %s",
+              strerror(errno));
+    return fd;
+}
+
+static void
+say(int fd, const void *bytes, size_t len)
+{
+    /* The other side may have had enough in the middle of it. */
+    const ssize_t sent = send(fd, bytes, len, MSG_NOSIGNAL);
+    CHECK(sent == (ssize_t)len || errno == EPIPE || errno == ECONNRESET);
+}
+
+/* Bytes until `want`, the end of the connection, or the time-out; returns how many. */
+static size_t
+hear(int fd, uint8_t *bytes, size_t want, int timeout_ms)
+{
+    struct pollfd pollfd = {.fd = fd, .events = POLLIN};
+    size_t have = 0;
+
+    while (have < want && poll(&pollfd, 1, timeout_ms) == 1) {
+        const ssize_t got = recv(fd, bytes + have, want - have, 0);
+        if (got <= 0)
+            break;
+        have += (size_t)got;
+    }
+    return have;
+}
+
+static bool
+is_closed(int fd, int timeout_ms)
+{
+    struct pollfd pollfd = {.fd = fd, .events = POLLIN};
+    char byte;
+
+    return poll(&pollfd, 1, timeout_ms) == 1 && recv(fd, &byte, 1, 0) <= 0;
+}
+
+static struct rdti_hello
+hello_to(const struct rdti_blob *blob, const char *job)
+{
+    struct rdti_hello hello = {.epoch = 1, .rank = 5, .transports = 6};
+
+    (void)snprintf(hello.library_version, sizeof(hello.library_version), "%s", rdt_version());
+    (void)snprintf(hello.job_id, sizeof(hello.job_id), "%s", job);
+    memset(hello.connector, 0xab, sizeof(hello.connector));
+    memcpy(hello.listener, blob->uuid, sizeof(hello.listener));
+    memset(hello.nonce, 0x11, sizeof(hello.nonce));
+    return hello;
+}
+
+/* Whatever a stranger did: honest peers still get in, soon. */
+static void
+check_honest(rdt_context *ctx)
+{
+    struct rdt_error err = {0};
+    rdt_context *other;
+    rdt_endpoint *ep;
+
+    context_make(&other, ctx->opts.force_transport, "secret", 1);
+    endpoint_make(other, ctx, 0, &ep);
+    check_ok(rdt_endpoint_wait_ready(ep, 5 * RIG_S, &err), &err, "an honest peer");
+    rdt_endpoint_close(ep);
+    check_ok(rdt_context_close(other, &err), &err, "context_close");
+}
+
+static void
+finish(rdt_context *ctx)
+{
+    struct rdt_error err = {0};
+
+    check_honest(ctx);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
+}
+
+static rdt_context *
+begin(bool is_unix, struct rdti_blob *blob)
+{
+    rdt_context *ctx;
+
+    context_make(&ctx, is_unix ? RDT_TRANSPORT_SHM : RDT_TRANSPORT_TCP, "secret", 0);
+    *blob = blob_of(ctx);
+    return ctx;
+}
+
+static void
+check_reject(int fd, rdt_status status, const char *part)
+{
+    struct rdt_error err = {0};
+    uint8_t bytes[RDTI_REJECT_BYTES];
+    struct rdti_reject reject;
+
+    CHECK_UINT_EQ(hear(fd, bytes, sizeof(bytes), 5000), sizeof(bytes));
+    CHECK_OK(rdti_reject_decode(bytes, sizeof(bytes), &reject, &err), &err);
+    CHECK_INT_EQ(reject.status, status);
+    CHECK_STR_CONTAINS(reject.text, part);
+    CHECK(is_closed(fd, 5000));
+    (void)close(fd);
+}
+
+/* ---- Bytes --------------------------------------------------------------------------------- */
+
+TEST_TIMEOUT(garbage_is_shown_the_door, 60)
+{
+    unsigned seed = 1;
+
+    for (int u = 0; u < 2; u++) {
+        struct rdti_blob blob;
+        rdt_context *ctx = begin(u == 1, &blob);
+        for (int round = 0; round < 200; round++) {
+            uint8_t bytes[600];
+            const int fd = knock(&blob, u == 1);
+            const size_t len = 8 + (size_t)rand_r(&seed) % (sizeof(bytes) - 8);
+            for (size_t i = 0; i < len; i++)
+                bytes[i] = (uint8_t)rand_r(&seed);
+            say(fd, bytes, len);
+            CHECK(is_closed(fd, 5000));
+            (void)close(fd);
+        }
+        finish(ctx);
+    }
+}
+
+/* A true HELLO with one byte changed is never more than a HELLO, and mostly less. */
+TEST_TIMEOUT(a_hello_with_a_changed_byte_opens_nothing, 60)
+{
+    for (int u = 0; u < 2; u++) {
+        struct rdti_blob blob;
+        rdt_context *ctx = begin(u == 1, &blob);
+        const struct rdti_hello hello = hello_to(&blob, "job");
+        uint8_t good[RDTI_HELLO_BYTES];
+        rdti_hello_encode(&hello, good);
+        for (size_t at = 0; at < sizeof(good); at++) {
+            uint8_t bytes[RDTI_HELLO_BYTES];
+            uint8_t answer[RDTI_CHALLENGE_BYTES + RDTI_REJECT_BYTES];
+            uint8_t forged[RDTI_AUTH_BYTES] = {0};
+            const struct rdti_auth auth = {0};
+            const int fd = knock(&blob, u == 1);
+            memcpy(bytes, good, sizeof(bytes));
+            bytes[at] ^= 0xff;
+            say(fd, bytes, sizeof(bytes));
+            rdti_auth_encode(&auth, forged);
+            say(fd, forged, sizeof(forged)); /* without knowing the secret */
+            say(fd, bytes, 64);
+            (void)shutdown(fd, SHUT_WR); /* one that waits for more hears that there is none */
+            (void)hear(fd, answer, sizeof(answer), 2000);
+            CHECK(is_closed(fd, 5000));
+            (void)close(fd);
+        }
+        rdti_engine_enter(ctx->engine);
+        CHECK(rdti_list_is_empty(&ctx->endpoints));
+        rdti_engine_leave(ctx->engine);
+        finish(ctx);
+    }
+}
+
+TEST(another_version_is_an_error_that_names_both)
+{
+    for (int u = 0; u < 2; u++) {
+        struct rdti_blob blob;
+        rdt_context *ctx = begin(u == 1, &blob);
+        const struct rdti_hello hello = hello_to(&blob, "job");
+        uint8_t bytes[RDTI_HELLO_BYTES];
+        const int fd = knock(&blob, u == 1);
+        rdti_hello_encode(&hello, bytes);
+        bytes[4] = RDTI_WIRE_VERSION + 1;
+        memcpy(bytes + 8, "7.8.9", 6);
+        say(fd, bytes, sizeof(bytes));
+        check_reject(fd, RDT_EVERSION, "7.8.9");
+        finish(ctx);
+    }
+}
+
+/* ---- Names --------------------------------------------------------------------------------- */
+
+TEST(a_wrong_job_epoch_or_listener_is_refused_by_name)
+{
+    for (int u = 0; u < 2; u++) {
+        struct rdti_blob blob;
+        rdt_context *ctx = begin(u == 1, &blob);
+        for (int fault = 0; fault < 3; fault++) {
+            static const rdt_status want[] = {RDT_EAUTH, RDT_EMISMATCH, RDT_EPEER};
+            static const char *const words[] = {"job 'jab'", "epoch 9", "another process"};
+            struct rdti_hello hello = hello_to(&blob, fault == 0 ? "jab" : "job");
+            uint8_t bytes[RDTI_HELLO_BYTES];
+            const int fd = knock(&blob, u == 1);
+            hello.epoch = fault == 1 ? 9 : 1;
+            hello.listener[3] ^= fault == 2 ? 1 : 0;
+            rdti_hello_encode(&hello, bytes);
+            say(fd, bytes, sizeof(bytes));
+            check_reject(fd, want[fault], words[fault]);
+        }
+        finish(ctx);
+    }
+}
+
+/* Who knows the secret gets in with it once; the same bytes again do not. */
+TEST(a_replayed_conversation_is_refused)
+{
+    for (int u = 0; u < 2; u++) {
+        struct rdti_blob blob;
+        rdt_context *ctx = begin(u == 1, &blob);
+        const struct rdti_hello hello = hello_to(&blob, "job");
+        uint8_t hello_bytes[RDTI_HELLO_BYTES];
+        uint8_t challenge[RDTI_CHALLENGE_BYTES];
+        uint8_t auth_bytes[RDTI_AUTH_BYTES];
+        uint8_t head[8];
+        struct rdti_auth auth;
+        rdti_hello_encode(&hello, hello_bytes);
+        int fd = knock(&blob, u == 1);
+        say(fd, hello_bytes, sizeof(hello_bytes));
+        CHECK_UINT_EQ(hear(fd, challenge, sizeof(challenge), 5000), sizeof(challenge));
+        rdti_handshake_mac(RDTI_MAC_CONNECTOR, (const uint8_t *)"secret", 6, hello_bytes, challenge,
+                           auth.mac);
+        rdti_auth_encode(&auth, auth_bytes);
+        say(fd, auth_bytes, sizeof(auth_bytes));
+        CHECK_UINT_EQ(hear(fd, head, sizeof(head), 5000), sizeof(head)); /* its PATH */
+        (void)close(fd);
+
+        fd = knock(&blob, u == 1);
+        for (int attempt = 0;; attempt++) { /* the first connection's endpoint may be there still */
+            say(fd, hello_bytes, sizeof(hello_bytes));
+            if (hear(fd, challenge, 4, 5000) == 4 && memcmp(challenge, "RDTC", 4) == 0)
+                break;
+            CHECK(attempt < 100);
+            (void)close(fd);
+            test_sleep_ns(20000000);
+            fd = knock(&blob, u == 1);
+        }
+        CHECK_UINT_EQ(hear(fd, challenge + 4, sizeof(challenge) - 4, 5000), sizeof(challenge) - 4);
+        say(fd, auth_bytes, sizeof(auth_bytes));
+        check_reject(fd, RDT_EAUTH, "does not know the job's secret");
+        finish(ctx);
+    }
+}
+
+/* A stranger in the name of a peer that is being connected to does not end that attempt. */
+TEST(a_false_hello_does_not_disturb_the_true_peers_set_up)
+{
+    for (int smaller = 0; smaller < 2; smaller++) {
+        struct rdt_error err = {0};
+        const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
+                                               .peer_rank = 5,
+                                               .job_id = "job"};
+        struct sockaddr_in addr = {.sin_family = AF_INET,
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t addr_bytes = sizeof(addr);
+        struct rdti_blob own;
+        uint8_t bytes[RDT_BLOB_MAX_BYTES];
+        size_t len = 0;
+        rdt_endpoint *ep;
+        rdt_context *ctx = begin(false, &own);
+        /* The true peer: it listens, and takes its time. */
+        const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        CHECK(bind(listener, (struct sockaddr *)&addr, sizeof(addr)) == 0);
+        CHECK(listen(listener, 5) == 0);
+        CHECK(getsockname(listener, (struct sockaddr *)&addr, &addr_bytes) == 0);
+        struct rdti_blob blob = own;
+        memset(blob.uuid, smaller == 1 ? 0x00 : 0xff, sizeof(blob.uuid));
+        blob.uuid[5] = 1;
+        blob.unix_name[0] = '\0';
+        blob.addr_count = 1;
+        blob.addrs[0] =
+            (struct rdti_blob_addr){.family = 4, .is_loopback = true, .port = ntohs(addr.sin_port)};
+        memcpy(blob.addrs[0].addr, &addr.sin_addr, 4);
+        check_ok(rdti_blob_encode(&blob, bytes, sizeof(bytes), &len, &err), &err, "blob_encode");
+        check_ok(rdt_endpoint_open(ctx, bytes, len, &opts, &ep, &err), &err, "endpoint_open");
+        const int truth = accept(listener, NULL, NULL);
+        uint8_t hello_bytes[RDTI_HELLO_BYTES];
+        CHECK_UINT_EQ(hear(truth, hello_bytes, sizeof(hello_bytes), 5000), sizeof(hello_bytes));
+
+        struct rdti_hello hello = hello_to(&own, "job");
+        memcpy(hello.connector, blob.uuid, sizeof(hello.connector));
+        for (int i = 0; i < 5; i++) {
+            uint8_t lie[RDTI_HELLO_BYTES];
+            uint8_t answer[8];
+            const int fd = knock(&own, false);
+            rdti_hello_encode(&hello, lie);
+            say(fd, lie, sizeof(lie));
+            CHECK_UINT_EQ(hear(fd, answer, sizeof(answer), 5000), sizeof(answer));
+            (void)close(fd);
+        }
+        CHECK(!is_closed(truth, 300)); /* the attempt goes on */
+        (void)close(truth);
+        (void)close(listener);
+        rdt_endpoint_close(ep);
+        finish(ctx);
+    }
+}
+
+/* ---- Silence ------------------------------------------------------------------------------- */
+
+TEST_TIMEOUT(silent_strangers_keep_nobody_out, 60)
+{
+    enum { STRANGERS = 700 };
+
+    for (int u = 0; u < 2; u++) {
+        struct rdti_blob blob;
+        int *fds = calloc(STRANGERS, sizeof(int));
+        rdt_context *ctx = begin(u == 1, &blob);
+        rdt_log_set_level(RDT_LOG_ERROR); /* each of them is worth a line */
+        for (int i = 0; i < STRANGERS; i++) {
+            fds[i] = knock(&blob, u == 1);
+            if (i % 2 == 0)
+                say(fds[i], "RDTH", 4); /* slower than any network */
+        }
+        const uint64_t before_ns = test_now_ns();
+        check_honest(ctx);
+        CHECK_UINT_LE(test_now_ns() - before_ns, (uint64_t)(2e9 * test_timeout_scale()));
+        CHECK(is_closed(fds[0], 5000) && is_closed(fds[1], 5000)); /* the oldest had to go */
+        for (int i = 0; i < STRANGERS; i++)
+            (void)close(fds[i]);
+        free(fds);
+        finish(ctx);
+    }
+}
+
+TEST(a_stranger_that_says_nothing_is_put_out_in_time)
+{
+    struct rdti_blob blob;
+    rdt_context *ctx = begin(false, &blob);
+    const int fd = knock(&blob, false);
+
+    say(fd, "RD", 2);
+    CHECK(!is_closed(fd, 3000));
+    CHECK(is_closed(fd, 4000)); /* after five seconds */
+    (void)close(fd);
+    finish(ctx);
+}
+
+/* A process without descriptors neither spins on its door nor loses who stands there. */
+TEST(a_lack_of_descriptors_is_survived)
+{
+    struct rdt_error err = {0};
+    struct rlimit limit;
+    struct rdti_blob blob;
+    rdt_context *ctx = begin(false, &blob);
+    int fillers[256];
+    int count = 0;
+
+    const int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_storage addr;
+    const socklen_t addr_bytes = rdti_sockaddr_from_blob(&blob.addrs[0], &addr);
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = 200;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    while (count < 256 && (fillers[count] = dup(stranger)) >= 0)
+        count++;
+    CHECK(count < 256);
+    rdt_log_set_level(RDT_LOG_ERROR);
+    CHECK(connect(stranger, (struct sockaddr *)&addr, addr_bytes) ==
+          0); /* by the kernel's backlog */
+    struct timespec begun;
+    struct timespec ended;
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begun) == 0);
+    test_sleep_ns(500000000);
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ended) == 0);
+    const double cpu_s =
+        (double)(ended.tv_sec - begun.tv_sec) + (double)(ended.tv_nsec - begun.tv_nsec) * 1e-9;
+    CHECK_MSG(cpu_s < 0.2, "%.3f s of CPU in 0.5 s", cpu_s);
+    while (count > 0)
+        (void)close(fillers[--count]);
+    say(stranger, "GET / HTTP/1.0\r\n", 16);
+    CHECK(is_closed(stranger, 3000)); /* it was taken in, and put out */
+    (void)close(stranger);
+    check_honest(ctx);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
+}
+
+TEST_MAIN()
