@@ -584,6 +584,9 @@ rdt_transfer_create(rdt_context *ctx, rdt_transfer **out, struct rdt_error *err)
 
     if (status != RDT_OK)
         return status;
-    *out = rdti_transfer_new(ctx->pool);
-    return *out != NULL ? RDT_OK : rdti_error_set(err, RDT_ENOMEM, 0, "a transfer");
+    rdt_transfer *t = rdti_transfer_new(ctx->pool);
+    if (t == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
+    *out = t;
+    return RDT_OK;
 }
