@@ -7,6 +7,7 @@
 
 #include "base/crypto.h"
 #include "base/error.h"
+#include "base/fork.h"
 #include "core/group_impl.h"
 #include "core/mailbox_impl.h"
 #include "wire/blob.h"
@@ -431,6 +432,8 @@ rdti_group_unref(rdt_group *group)
 void
 rdt_group_retain(rdt_group *group)
 {
+    if (rdti_in_forked_child()) /* a thread of the parent's may have held the lock */
+        return;
     rdti_engine_enter(group->ctx->engine);
     group->refs++;
     rdti_engine_leave(group->ctx->engine);
@@ -441,6 +444,8 @@ rdt_group_release(rdt_group *group)
 {
     struct rdti_engine *engine = group->ctx->engine;
 
+    if (rdti_in_forked_child())
+        return;
     rdti_engine_enter(engine);
     rdti_group_unref(group);
     rdti_engine_leave(engine);
@@ -510,9 +515,12 @@ rdt_group_endpoint(rdt_group *group, uint32_t rank, rdt_endpoint **out, struct r
 rdt_status
 rdt_group_error(rdt_group *group, struct rdt_error *err)
 {
+    rdt_status status = rdti_context_check(group->ctx, "group_error", err);
+
+    if (status != RDT_OK)
+        return status;
     rdti_engine_enter(group->ctx->engine);
-    const rdt_status status =
-        group->error.status != RDT_OK ? rdti_error_copy(err, &group->error) : RDT_OK;
+    status = group->error.status != RDT_OK ? rdti_error_copy(err, &group->error) : RDT_OK;
     rdti_engine_leave(group->ctx->engine);
     return status;
 }
