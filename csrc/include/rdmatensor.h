@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * rdmatensor.h - the whole C interface of rdmatensor.
+ * over budget: one header, so that a reader finds every call and rule in one place.
  *
  * Objects, from the bottom up:
  *   rdt_context   one per process: the arena, the transports found, the progress engine
@@ -20,6 +21,8 @@
  *   - Public structs begin with struct_size, the size that the caller compiled; zero in any other
  *     field means "default". They grow at the end only.
  *   - In a forked child every call returns RDT_EFORKED, and handles may be dropped but not used.
+ *   - Lists of errors below leave out what holds everywhere: RDT_EINVAL for NULL, RDT_ENOMEM for a
+ *     handle, RDT_EFORKED, and on an object that has ended the error that ended it.
  */
 #ifndef RDMATENSOR_H
 #define RDMATENSOR_H
@@ -137,12 +140,14 @@ struct rdt_context_opts {
 
 /*
  * Open the process's context: transports, listeners, arena, progress thread.
- *   RDT_EINVAL a field is out of range   RDT_EDEVICE a system call failed   RDT_ENOMEM
+ *   RDT_EINVAL a field is out of range, no such interface or address   RDT_EDEVICE a system call
+ *   failed, or no port is free   RDT_ENOTVIABLE the forced transport cannot be used here
  * One process may hold several contexts (tests do); they share nothing.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_open(const struct rdt_context_opts *opts,
                                                   rdt_context **out, struct rdt_error *err);
-/* RDT_EBUSY while regions, endpoints, groups or transfers live. NULL is legal. */
+/* RDT_EBUSY while regions, endpoints, groups or transfers live: nothing happened. Waits up to three
+ * seconds for peers to hear our goodbye. NULL is legal. */
 RDT_API rdt_status rdt_context_close(rdt_context *ctx, struct rdt_error *err);
 
 /* 128 random bits that identify the process to its peers. */
@@ -150,8 +155,10 @@ RDT_API void rdt_context_uuid(const rdt_context *ctx, uint8_t uuid_out[RDT_UUID_
 
 /*
  * Let peers of `job_id` (at most 63 bytes of text) in: both sides must know `secret`
- * (1 to 64 bytes). The same job again replaces its secret. `epoch` is the job's membership epoch:
- * peers of the same job and another epoch are refused by name.
+ * (1 to 64 bytes, copied). The same job again replaces its secret. `epoch` is the job's membership
+ * epoch: peers of the same job and another epoch are refused by name. `rank` is ours in the job,
+ * for messages, or RDT_RANK_UNKNOWN.
+ *   RDT_EINVAL the text or the secret is too long or empty
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_add_job(rdt_context *ctx, const char *job_id,
                                                      const uint8_t *secret, uint32_t secret_bytes,
@@ -191,9 +198,11 @@ struct rdt_counters {
     uint64_t mailbox_eager;    /* messages sent through an eager ring */
     uint64_t mailbox_rendezvous;
 };
+/* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
 
-/* Drive the engine once without waiting: for callers with a loop of their own. Any thread. */
+/* Drive the engine once without waiting, unless another thread drives it just now: for callers
+ * with a loop of their own. Any thread. */
 RDT_API rdt_status rdt_context_progress(rdt_context *ctx);
 
 /*
@@ -220,8 +229,8 @@ enum {
 };
 
 /*
- * Allocate len_bytes (0 is legal) in the arena, aligned to 64 bytes.
- *   RDT_ENOMEM the message names the limit and the line that lifts it
+ * Allocate len_bytes (0 is legal) in the arena, aligned to 64 bytes. The caller frees it.
+ *   RDT_ENOMEM the message names the limit and the line that lifts it   RDT_EINVAL unknown flags
  */
 RDT_API RDT_NODISCARD rdt_status rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes,
                                                   uint32_t flags, rdt_region **out,
@@ -257,12 +266,14 @@ struct rdt_remote_region {
 #define RDT_SEGMENT_NONE UINT32_C(0xffffffff)
 #define RDT_REMOTE_REGION_BYTES 64
 
-/* Export pins: from now on the region's bytes go through quarantine when freed. */
+/* Export pins: from now on the region's bytes go through quarantine when freed. The same region
+ * again gives the same. RDT_ENOMEM: a million regions are exported or in quarantine. */
 RDT_API RDT_NODISCARD rdt_status rdt_region_export(rdt_region *region,
                                                    struct rdt_remote_region *out,
                                                    struct rdt_error *err);
 RDT_API void rdt_remote_region_encode(const struct rdt_remote_region *remote,
                                       uint8_t out[RDT_REMOTE_REGION_BYTES]);
+/* RDT_EPROTO (length, check sum, a field that cannot be), RDT_EVERSION. */
 RDT_API RDT_NODISCARD rdt_status rdt_remote_region_decode(const uint8_t *buf, size_t len_bytes,
                                                           struct rdt_remote_region *out,
                                                           struct rdt_error *err);
@@ -280,13 +291,19 @@ struct rdt_endpoint_opts {
 
 /*
  * The endpoint to the process that published `blob`; returns at once, set-up goes on behind.
- * The same peer again gives the same endpoint, counted.
+ * The same peer again gives the same endpoint, counted: each open has its rdt_endpoint_close().
+ *   RDT_EINVAL an unknown job, or our own blob   RDT_EPROTO, RDT_EVERSION of the blob
+ *   RDT_EPEER that process is known to be dead
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob,
                                                    size_t blob_bytes,
                                                    const struct rdt_endpoint_opts *opts,
                                                    rdt_endpoint **out, struct rdt_error *err);
-/* Until both sides have proved the path. RDT_EPEER, RDT_EAUTH, RDT_EVERSION, RDT_ETIMEDOUT. */
+/*
+ * Until both sides have proved the path.
+ *   RDT_ETIMEDOUT of this wait, or of the whole set-up   RDT_EPEER   RDT_EAUTH   RDT_EVERSION
+ *   RDT_EMISMATCH another epoch, or no path as good as one side requires
+ */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_ready(rdt_endpoint *ep, uint64_t timeout_ns,
                                                          struct rdt_error *err);
 /* Drop one count. The last one closes after flushing; the peer sees "left", not "died". */
@@ -315,25 +332,29 @@ struct rdt_block {
     uint64_t len_bytes;
     uint64_t dst_off;
 };
-/* All blocks go to one remote region; one notification after the last. `blocks` is copied. */
+/* All blocks go to one remote region; one notification after the last. `blocks` is copied, the
+ * bytes are not. Errors as above; RDT_EINVAL for no blocks. */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_write_many(rdt_endpoint *ep,
                                                          const struct rdt_block *blocks,
                                                          uint32_t count,
                                                          const struct rdt_remote_region *dst,
                                                          uint32_t notify, rdt_transfer **out,
                                                          struct rdt_error *err);
-/* Read len_bytes from src_off of the remote region into dst, which must stay until it is done. */
+/* Read len_bytes from src_off of the remote region into dst, which must stay until it is done.
+ * Errors as rdt_endpoint_write(). */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
                                                    const struct rdt_remote_region *src,
                                                    uint64_t src_off, rdt_transfer **out,
                                                    struct rdt_error *err);
-/* The oldest user notification from this peer. RDT_EAGAIN with RDT_NO_WAIT, else RDT_ETIMEDOUT. */
+/* The oldest user notification from this peer, taken. RDT_EAGAIN with RDT_NO_WAIT, else
+ * RDT_ETIMEDOUT; the endpoint's error once all that came before its end were taken. */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns,
                                                           uint32_t *out, struct rdt_error *err);
 /*
  * The remote region in this process's address space, where the path is shm; it stays valid while
- * the endpoint lives. RDT_ENOTSUP elsewhere. May wait for the peer to hand over a piece of its
- * arena.
+ * the endpoint lives, and is not the caller's to unmap. May wait for the peer to hand over a piece
+ * of its arena, up to the context's deadline.
+ *   RDT_ENOTSUP another path, or registered memory   RDT_ESTALE   RDT_ERANGE   RDT_ETIMEDOUT
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
                                                   const struct rdt_remote_region *remote,
@@ -343,6 +364,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
 
 /* RDT_OK done, RDT_EAGAIN in flight, else the error that ended it. Does not drive the engine. */
 RDT_API rdt_status rdt_transfer_test(rdt_transfer *t, struct rdt_error *err);
+/* As above, but RDT_ETIMEDOUT where it is still in flight: it goes on. RDT_EINVAL inside a task. */
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns,
                                                    struct rdt_error *err);
 /*
@@ -404,7 +426,11 @@ struct rdt_tensor_desc {
     uint64_t dims[RDT_MAX_NDIM];
 };
 
-/* Receiver: make the landing place and announce it to the peer; returns at once. */
+/*
+ * Receiver: make the landing place and announce it to the peer; returns at once. The slot counts as
+ * a user of the endpoint until rdt_slot_destroy().
+ *   RDT_EINVAL the name or the description   RDT_ENOMEM as rdt_region_alloc()
+ */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_create(rdt_endpoint *ep, const char *name,
                                                  const struct rdt_tensor_desc *desc, rdt_slot **out,
                                                  struct rdt_error *err);
@@ -415,14 +441,25 @@ struct rdt_slot_view {
     uint32_t ndim;
     uint32_t epoch;
 };
-/* The next tensor, in the sender's order. RDT_EMISMATCH if the sender asked for another shape. */
+/*
+ * The next tensor, in the sender's order. What arrived whole is still given out after the end.
+ *   RDT_ETIMEDOUT   RDT_EBUSY both buffers are held: release one
+ *   RDT_EMISMATCH the sender asked for another shape
+ */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns,
                                               struct rdt_slot_view *out, struct rdt_error *err);
-/* Give the oldest tensor that was got back to the sender: its credit returns. */
+/* Give the oldest tensor that was got back to the sender: its credit returns. RDT_EINVAL: none is
+ * held. */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_release(rdt_slot *slot, struct rdt_error *err);
+/* Views of its buffers end; the sender's calls fail with RDT_ECLOSED. NULL is legal. */
 RDT_API void rdt_slot_destroy(rdt_slot *slot);
 
-/* Sender: the peer's slot of that name; waits for its announcement. RDT_EMISMATCH, RDT_ETIMEDOUT */
+/*
+ * Sender: the peer's slot of that name; waits for its announcement. Counts as a user of the
+ * endpoint until rdt_slot_tx_destroy().
+ *   RDT_ETIMEDOUT   RDT_EMISMATCH described otherwise there   RDT_EBUSY open already
+ *   RDT_ECLOSED the peer destroyed it just now
+ */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_open(rdt_endpoint *ep, const char *name,
                                                   const struct rdt_tensor_desc *desc,
                                                   uint64_t timeout_ns, rdt_slot_tx **out,
@@ -431,6 +468,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_open(rdt_endpoint *ep, const char *
  * One-sided write of a tensor of the given dims (NULL: the slot's) into the slot. Waits for a
  * credit until the deadline. src stays the caller's and unchanged until *out is done; out may be
  * NULL on shm only.
+ *   RDT_ETIMEDOUT no credit   RDT_EMISMATCH the dims   RDT_ECLOSED the peer destroyed the slot
+ *   RDT_EBUSY a buffer was not posted   RDT_EINVAL out is NULL on another path
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_put(rdt_slot_tx *tx, const void *src,
                                                  const uint64_t *dims, uint64_t timeout_ns,
@@ -438,17 +477,23 @@ RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_put(rdt_slot_tx *tx, const void *sr
 /*
  * The memory in which the next tensor can be born: the receiver's own on shm, arena memory of ours
  * elsewhere. Waits for a credit. Valid until rdt_slot_tx_post(). Static and bounded slots only.
+ *   RDT_ETIMEDOUT   RDT_ENOTSUP a dynamic slot   RDT_EBUSY the last buffer was not posted
+ *   RDT_ECLOSED the peer destroyed the slot   RDT_ENOMEM
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns,
                                                     void **out, struct rdt_error *err);
+/* Send what rdt_slot_tx_buffer() gave. RDT_EINVAL, RDT_EMISMATCH (the dims): the buffer is still
+ * the caller's; after any other error it is not. */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims,
                                                   rdt_transfer **out, struct rdt_error *err);
+/* A buffer that was not posted ends; what was posted goes on. NULL is legal. */
 RDT_API void rdt_slot_tx_destroy(rdt_slot_tx *tx);
 
 /* ---- Groups and the mailbox -------------------------------------------------------------- */
 
-/* Fetches the blob of one member; called at most once per member, without a lock, from the thread
- * that first needs the member. Returns RDT_OK and fills buf, or an error. */
+/* Fetches the blob of one member; called without a lock, by a thread that needs the member first:
+ * again after a failure, and by two threads that need it at once. Returns RDT_OK and fills buf, or
+ * an error. */
 typedef rdt_status (*rdt_blob_fn)(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
                                   size_t cap, size_t *len_out, struct rdt_error *err);
 
@@ -465,6 +510,7 @@ struct rdt_group_opts {
     rdt_blob_fn blob;            /* must stay callable until the group is destroyed */
     void *blob_arg;
 };
+/* Names and ranks are copied. RDT_EINVAL: a field, or a group of that name that lives already. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_create(rdt_context *ctx,
                                                   const struct rdt_group_opts *opts,
                                                   rdt_group **out, struct rdt_error *err);
@@ -481,7 +527,9 @@ RDT_API uint32_t rdt_group_size(const rdt_group *group);
 RDT_API rdt_context *rdt_group_context(rdt_group *group);
 RDT_API void rdt_group_set_timeout(rdt_group *group, uint64_t timeout_ns);
 RDT_API uint64_t rdt_group_timeout(const rdt_group *group);
-/* The endpoint of a member, opened at first use and owned by the group. May wait for its blob. */
+/* The endpoint of a member, opened at first use and owned by the group. May wait for its blob.
+ * RDT_EINVAL: no other member has this rank. RDT_EAGAIN: a task asks, and it is not open. Else what
+ * the blob function, rdt_endpoint_open() or rdt_group_error() say. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_endpoint(rdt_group *group, uint32_t rank,
                                                     rdt_endpoint **out, struct rdt_error *err);
 /* A counter of the group's collectives: 0, 1, ... in the order of calls. Any thread. */
@@ -574,8 +622,9 @@ struct rdt_coll_args {
     const uint64_t *recv_offs;
     uint64_t timeout_ns; /* RDT_TIMEOUT_DEFAULT or 0: the group's */
 };
-/* Begin a collective; the arrays are copied. The transfer ends with RDT_EMISMATCH, naming the rank
- * and the difference, where members disagree. */
+/* Begin a collective; the arrays are copied. RDT_EINVAL, and, for the members that it talks to, the
+ * errors of rdt_group_endpoint(), which may wait. The transfer ends with RDT_EMISMATCH, naming the
+ * rank and the difference, where members disagree. */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args,
                                                 rdt_transfer **out, struct rdt_error *err);
 
