@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Walks from the group of this process up to the top of what is mounted, since a limit of any ancestor
- * binds. In a container the group's path often counts from outside of it: what the mount hides is cut
- * off, and what is not there is skipped on the way up. */
+ * Walks from the group of this process up to the top of what is mounted, since a limit of any
+ * ancestor binds. In a container the group's path often counts from outside of it: what the mount
+ * hides is cut off, and what is not there is skipped on the way up. */
 #include "base/cgroup.h"
 
 #include <errno.h>
@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A limit above this is the kernel's way to say "none" (v1 prints LONG_MAX rounded down to a page). */
+/* A limit above this is the kernel's way to say "none" (v1 prints LONG_MAX rounded down to a
+ * page). */
 #define NO_LIMIT_BYTES (UINT64_C(1) << 62)
 
 /* A cgroup path and a mount point, each at most PATH_MAX, behind a test's root. */
@@ -92,8 +93,8 @@ has_word(const char *list, const char *word)
 }
 
 /*
- * The path in a line "id:controllers:path" of /proc/self/cgroup: of the named controller (v1), or of the
- * line "0::path" (v2).
+ * The path in a line "id:controllers:path" of /proc/self/cgroup: of the named controller (v1), or
+ * of the line "0::path" (v2).
  */
 static bool
 find_group_path(const char *root, const char *controller, bool is_v2, char path[PATH_MAX])
@@ -154,7 +155,8 @@ parse_mount(char *line, const char *controller, bool is_v2, const char **shown, 
                  : strcmp(type, "cgroup") == 0 && has_word(save, controller);
 }
 
-/* The group's path below what the mount shows; "" (the mount point itself) if it does not show it. */
+/* The group's path below what the mount shows; "" (the mount point itself) if it does not show
+ * it. */
 static const char *
 path_below(const char *path, const char *shown)
 {
@@ -247,7 +249,8 @@ rdti_cgroup_cpu_millis(const char *root)
     return least;
 }
 
-/* Page cache that the kernel drops under pressure. memfd pages are not in it: they count as anonymous. */
+/* Page cache that the kernel drops under pressure. memfd pages are not in it: they count as
+ * anonymous. */
 static uint64_t
 group_cache_bytes(const struct hierarchy *h)
 {
@@ -300,7 +303,8 @@ group_memory_left(const struct hierarchy *h, const char *limit_name, char *limit
 uint64_t
 rdti_cgroup_memory_left(const char *root, char *limit_out, size_t cap)
 {
-    /* memory.high kills nobody, but pages that nothing can reclaim, as ours, stall at it for good. */
+    /* memory.high kills nobody, but pages that nothing can reclaim, as ours, stall at it for
+     * good. */
     static const char *const limit_names[2][2] = {{"memory.limit_in_bytes", NULL},
                                                   {"memory.max", "memory.high"}};
     struct hierarchy h;

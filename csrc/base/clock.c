@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * CLOCK_MONOTONIC: counts on through changes of the wall clock, read without a system call (vDSO). */
+ * CLOCK_MONOTONIC: counts on through changes of the wall clock, read without a system call
+ * (vDSO). */
 #include "base/clock.h"
 
 #include <time.h>

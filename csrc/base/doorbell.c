@@ -14,7 +14,8 @@ rdti_doorbell_ring(struct rdti_doorbell *bell, int event_fd, bool is_urgent)
 
     /* seq_cst: after the caller's seq_cst publication, before the sleeper's second look. */
     if (atomic_load_explicit(&bell->futex_sleepers, memory_order_seq_cst) > 0) {
-        /* relaxed would do: the futex system call orders it; pairs with the load in begin_sleep(). */
+        /* relaxed would do: the futex system call orders it; pairs with the load in
+         * begin_sleep(). */
         (void)atomic_fetch_add_explicit(&bell->sequence, 1, memory_order_seq_cst);
         rdti_futex_wake(&bell->sequence, INT32_MAX);
         calls++;

@@ -14,15 +14,17 @@
 #define WORD_BITS 64
 #define WORDS (RDTI_FORK_FDS_MAX / WORD_BITS)
 
-/* Bit n: descriptor n is to be closed. A bitmap by number needs no lock, which a child forked while another
- * thread held it could never take. Relaxed: fork() itself orders what the forking thread did before;
- * what another thread adds at that moment may or may not be there, whatever the order. */
+/* Bit n: descriptor n is to be closed. A bitmap by number needs no lock, which a child forked while
+ * another thread held it could never take. Relaxed: fork() itself orders what the forking thread
+ * did before; what another thread adds at that moment may or may not be there, whatever the
+ * order. */
 static _Atomic uint64_t close_bits[WORDS];
 
 /* Words ever used, so that a fork does not scan (and fault in) the whole map. Relaxed, as above. */
 static _Atomic uint32_t words_used;
 
-/* Set by the child's only thread before fork() returns there; relaxed. Inherited by its children. */
+/* Set by the child's only thread before fork() returns there; relaxed. Inherited by its
+ * children. */
 static _Atomic bool in_child;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Holds a whole struct rdt_error message and the prefix; within PIPE_BUF, so that a pipe that several
- * processes write to keeps lines apart. */
+/* Holds a whole struct rdt_error message and the prefix; within PIPE_BUF, so that a pipe that
+ * several processes write to keeps lines apart. */
 #define LINE_BYTES 1024
 
 /* Relaxed everywhere: the level orders nothing. */

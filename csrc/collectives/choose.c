@@ -5,8 +5,8 @@ enum {
     /* Above this, fewer bytes per rank beat fewer messages one after another: a message costs
      * about as much as some ten KiB of copying, and the logarithm of usual groups is near three. */
     ALLREDUCE_DOUBLING_MAX_BYTES = 64 * 1024,
-    /* As above, per block: all at once for small ones, one neighbour at a time for large ones, which
-     * would flood receivers that are not ready. */
+    /* As above, per block: all at once for small ones, one neighbour at a time for large ones,
+     * which would flood receivers that are not ready. */
     ALLGATHER_DIRECT_MAX_BYTES = 16 * 1024,
 };
 

@@ -75,8 +75,8 @@ finish(struct rdti_coll *coll, rdt_status status)
 }
 
 /*
- * The first error of the collective. The members cannot agree any more, so that the group ends on all
- * of them, which also ends what is in flight here; where the group was destroyed or the process
+ * The first error of the collective. The members cannot agree any more, so that the group ends on
+ * all of them, which also ends what is in flight here; where the group was destroyed or the process
  * forked there is nobody to tell.
  */
 static void
@@ -205,9 +205,9 @@ rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer 
     rdt_status status = make(group, args, &coll, err);
     if (status != RDT_OK)
         return status;
-    /* The turn is ours before the task can run; the task is there before anything is posted, because
-     * what is posted cannot be taken back. Relaxed: add_task() publishes both. A group of one posts
-     * nothing and is done below. */
+    /* The turn is ours before the task can run; the task is there before anything is posted,
+     * because what is posted cannot be taken back. Relaxed: add_task() publishes both. A group of
+     * one posts nothing and is done below. */
     const bool needs_task = coll->size > 1;
     atomic_init(&coll->turn, TURN_TAKEN);
     atomic_init(&coll->refs, needs_task ? 2 : 1);

@@ -24,9 +24,9 @@
 struct rdti_coll;
 
 /*
- * A way to carry out one operation. All members must choose the same one: the choice hangs on nothing but
- * what they agree on. prepare() runs in the caller's thread and may wait, for endpoints and maps;
- * the others run in whatever thread drives and must not.
+ * A way to carry out one operation. All members must choose the same one: the choice hangs on
+ * nothing but what they agree on. prepare() runs in the caller's thread and may wait, for endpoints
+ * and maps; the others run in whatever thread drives and must not.
  */
 struct rdti_coll_algorithm {
     const char *name;

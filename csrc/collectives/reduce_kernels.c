@@ -30,7 +30,8 @@ rdti_reduce_best(void)
 {
 #if defined(__x86_64__)
     /* Asked once, because cpuid traps in a virtual machine. Whoever stores it stores the same value
-     * and publishes nothing else with it: relaxed, its partner is this function in other threads. */
+     * and publishes nothing else with it: relaxed, its partner is this function in other
+     * threads. */
     static atomic_int answer; /* 0 unknown, 1 no, 2 yes */
     int known = atomic_load_explicit(&answer, memory_order_relaxed);
 

@@ -4,8 +4,8 @@
  *
  * What the operations mean, the same in every table, bit for bit:
  *   integers  wrap; AVG is refused (it has no entry)
- *   bool      any byte but 0 is true, results are 0 or 1: SUM, MAX, BOR are "or", PRODUCT, MIN, BAND
- *             are "and"; AVG is refused
+ *   bool      any byte but 0 is true, results are 0 or 1: SUM, MAX, BOR are "or", PRODUCT, MIN,
+ *             BAND are "and"; AVG is refused
  *   floats    one IEEE operation, rounded to nearest even; bitwise operations are refused
  *   f16 bf16  widened to f32, one operation there, rounded back to nearest even
  *   MIN MAX   a NaN on either side gives a NaN, as torch.minimum() does; of two equal values, which

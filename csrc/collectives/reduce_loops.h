@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reduce_loops.h - the loops behind one struct rdti_reduce_table. It is included once by each file that
- * compiles them for one kind of processor; that file defines, before the inclusion,
+ * reduce_loops.h - the loops behind one struct rdti_reduce_table. It is included once by each file
+ * that compiles them for one kind of processor; that file defines, before the inclusion,
  *   TABLE           the name of the table
  *   f16_widen()     count halves at `in` to floats
  *   f16_narrow()    and back

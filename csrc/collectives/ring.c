@@ -27,8 +27,9 @@ chunk_count(const struct rdti_coll *coll, uint32_t chunk)
 }
 
 /*
- * Reduce-scatter, then all-gather, both in recv. The sum of chunk c begins at rank c + 1 and ends at
- * rank c, "partial op own" at each: one rank has the last word on each chunk, and all get its bits.
+ * Reduce-scatter, then all-gather, both in recv. The sum of chunk c begins at rank c + 1 and ends
+ * at rank c, "partial op own" at each: one rank has the last word on each chunk, and all get its
+ * bits.
  */
 static void
 build_allreduce_ring(struct rdti_coll *coll)
@@ -69,8 +70,9 @@ build_allreduce_ring(struct rdti_coll *coll)
 }
 
 /*
- * As the first phase above, but the input is not ours to change: partial sums live in two temporaries
- * in turn, one being sent while the other is filled. recv may be the rank's own block of send.
+ * As the first phase above, but the input is not ours to change: partial sums live in two
+ * temporaries in turn, one being sent while the other is filled. recv may be the rank's own block
+ * of send.
  */
 static void
 build_reduce_scatter_ring(struct rdti_coll *coll)

@@ -3,15 +3,16 @@
  * schedule.h - a collective as rounds of steps over the mailbox.
  *
  * A round's local steps and posts happen in the order in which they were added, the arrivals in any
- * order; the next round begins when all of them are in. So a buffer that is sent in one round may be
- * written in the next, and what a round receives may be read in the next.
+ * order; the next round begins when all of them are in. So a buffer that is sent in one round may
+ * be written in the next, and what a round receives may be read in the next.
  *
  * Messages are matched by (collective, source, how many came from there before), never by round:
- * ranks that disagree on the operation then still meet in their first message and learn how they differ.
- * Every step that the algorithm has is a message even when it is empty, for the same reason.
+ * ranks that disagree on the operation then still meet in their first message and learn how they
+ * differ. Every step that the algorithm has is a message even when it is empty, for the same
+ * reason.
  *
- * Building: errors stick to the schedule, so that builders need no check after each call; pointers may
- * be NULL from then on. One thread at a time.
+ * Building: errors stick to the schedule, so that builders need no check after each call; pointers
+ * may be NULL from then on. One thread at a time.
  */
 #ifndef RDTI_COLLECTIVES_SCHEDULE_H
 #define RDTI_COLLECTIVES_SCHEDULE_H
@@ -60,7 +61,8 @@ void rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint
 /* For averages only: dst / size of the group. Nothing for other operations. */
 void rdti_schedule_average(struct rdti_coll *coll, void *dst, uint64_t count);
 
-/* prepare() of an algorithm that is a schedule, but for the steps themselves, which `build` adds. */
+/* prepare() of an algorithm that is a schedule, but for the steps themselves, which `build`
+ * adds. */
 rdt_status rdti_schedule_prepare(struct rdti_coll *coll, void (*build)(struct rdti_coll *coll),
                                  struct rdt_error *err);
 /* The rest of struct rdti_coll_algorithm. */

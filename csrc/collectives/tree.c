@@ -37,7 +37,8 @@ build_broadcast_binomial(struct rdti_coll *coll)
             rdti_schedule_send(coll, rank_of(coll, member + (uint32_t)bit), coll->args.recv, count);
 }
 
-/* Order of summation: a subtree's own values left of those of its children, small children first. */
+/* Order of summation: a subtree's own values left of those of its children, small children
+ * first. */
 static void
 build_reduce_binomial(struct rdti_coll *coll)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Two-level segregated fit over addresses. Spans are cut into blocks; a block knows its neighbours in
- * address order, a free one hangs in the list of its size class, a taken one in a hash table by base. */
+ * Two-level segregated fit over addresses. Spans are cut into blocks; a block knows its neighbours
+ * in address order, a free one hangs in the list of its size class, a taken one in a hash table by
+ * base. */
 #include "core/alloc.h"
 
 #include <stdlib.h>
@@ -193,8 +194,8 @@ find_free(const struct rdti_alloc *alloc, uint64_t len_bytes)
             return alloc->heads[first][__builtin_ctz(alloc->second_map[first])];
         }
     }
-    /* Blocks of the request's own class may or may not be large enough. Failing costs the caller a new
-     * segment, which is far dearer than this walk. */
+    /* Blocks of the request's own class may or may not be large enough. Failing costs the caller a
+     * new segment, which is far dearer than this walk. */
     c = class_of(units);
     for (struct block *block = alloc->heads[c.first][c.second]; block != NULL;
          block = block->next) {
@@ -495,7 +496,8 @@ block_is_listed(const struct rdti_alloc *alloc, const struct block *block)
     return b == block;
 }
 
-/* The blocks cover the span without a gap, agree on who neighbours whom, and stand where they belong. */
+/* The blocks cover the span without a gap, agree on who neighbours whom, and stand where they
+ * belong. */
 static bool
 span_is_sound(const struct rdti_alloc *alloc, const struct span *span, struct tally *tally)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The arena: an allocator over segments.
  *
- * Two locks, taken in this order. `pages_lock` is held by whoever changes which address space or free pages there
- * are (grows, gives pages back), across its system calls: one thread at a time does that, and one that found no
- * free span waits for it and looks again. `lock` guards all the rest and is never held across a system call.
- * Populating needs neither: the span is taken by then.
+ * Two locks, taken in this order. `pages_lock` is held by whoever changes which address space or
+ * free pages there are (grows, gives pages back), across its system calls: one thread at a time
+ * does that, and one that found no free span waits for it and looks again. `lock` guards all the
+ * rest and is never held across a system call. Populating needs neither: the span is taken by then.
  */
 #include "core/arena.h"
 
@@ -26,12 +26,13 @@
 /* Small programs stay small; the next segment has twice as much, up to chunk_bytes. */
 #define FIRST_SEGMENT_BYTES (UINT64_C(4) << 20)
 
-/* Free memory that is kept populated at first. A step's temporary buffers come back in the next step, and
- * populating 256 MiB costs 150 to 700 ms; a quarter of a GiB is what a process may be seen to hold idle. */
+/* Free memory that is kept populated at first. A step's temporary buffers come back in the next
+ * step, and populating 256 MiB costs 150 to 700 ms; a quarter of a GiB is what a process may be
+ * seen to hold idle. */
 #define RETAIN_BYTES (UINT64_C(256) << 20)
 
-/* Taking pages again within this time says that giving them back was a mistake: steps of training and
- * serving are shorter. */
+/* Taking pages again within this time says that giving them back was a mistake: steps of training
+ * and serving are shorter. */
 #define REGRET_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
 struct rdti_arena {
@@ -315,7 +316,8 @@ take_or_grow(struct rdti_arena *arena, uint64_t len_bytes, struct piece *out, st
     if (take_piece(arena, len_bytes, out))
         return RDT_OK;
     (void)pthread_mutex_lock(&arena->pages_lock);
-    /* More than once only if other threads take the new space first: each round somebody gets on. */
+    /* More than once only if other threads take the new space first: each round somebody gets
+     * on. */
     while (status == RDT_OK && !take_piece(arena, len_bytes, out))
         status = grow(arena, len_bytes, err);
     (void)pthread_mutex_unlock(&arena->pages_lock);

@@ -77,9 +77,9 @@ rdti_memfd_seal(int fd, bool is_private_write, struct rdt_error *err)
 }
 
 /*
- * For kernels before 5.14: fallocate() gets the pages, with an errno where there are none; the touch then
- * only fills our page table (a read: the mapping is shared and writable, so it maps for both). Other
- * threads may be writing the same bytes, whose value does not matter here.
+ * For kernels before 5.14: fallocate() gets the pages, with an errno where there are none; the
+ * touch then only fills our page table (a read: the mapping is shared and writable, so it maps for
+ * both). Other threads may be writing the same bytes, whose value does not matter here.
  */
 __attribute__((no_sanitize("thread"))) static int
 populate_by_hand(int fd, uint64_t off_bytes, const void *addr, uint64_t len_bytes)

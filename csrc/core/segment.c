@@ -22,17 +22,17 @@
 #define MFD_HUGE_2MB (21U << 26)
 #endif
 
-/* What populating leaves to everybody else, so that the next allocation of the program or of the kernel
- * is not the one that the OOM killer answers: some thousand page tables and stacks. */
+/* What populating leaves to everybody else, so that the next allocation of the program or of the
+ * kernel is not the one that the OOM killer answers: some thousand page tables and stacks. */
 #define RESERVE_BYTES (UINT64_C(64) << 20)
 
-/* Work of one thread at a time, and the distance at which the memory left is looked at again. Populating
- * costs 0.6 to 2.7 s per GiB (first touch, measured on a virtual machine), so a piece takes 20 to 85 ms
- * and the look (0.14 ms) is lost in it. */
+/* Work of one thread at a time, and the distance at which the memory left is looked at again.
+ * Populating costs 0.6 to 2.7 s per GiB (first touch, measured on a virtual machine), so a piece
+ * takes 20 to 85 ms and the look (0.14 ms) is lost in it. */
 #define PIECE_GRANULES 16
 
-/* Less than two pieces for each thread is not worth a thread; more threads than this only fight for the
- * kernel's locks of one file. */
+/* Less than two pieces for each thread is not worth a thread; more threads than this only fight for
+ * the kernel's locks of one file. */
 #define THREADS_MAX 16
 
 #define HUGE_DIR "/sys/kernel/mm/hugepages/hugepages-2048kB/"
@@ -133,7 +133,8 @@ err_free:
     return status;
 }
 
-/* On huge pages that an administrator set aside, in memory from the start: they serve nothing else. */
+/* On huge pages that an administrator set aside, in memory from the start: they serve nothing
+ * else. */
 static rdt_status
 create_huge(uint64_t len_bytes, struct rdti_segment **out, struct rdt_error *err)
 {
@@ -239,7 +240,8 @@ granules_inside(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t
                                                        : end / RDTI_GRANULE_BYTES};
 }
 
-/* The next run of granules in [from, to) whose POPULATED flag is `is_populated`; empty at the end. */
+/* The next run of granules in [from, to) whose POPULATED flag is `is_populated`; empty at the
+ * end. */
 static struct granules
 next_run(const struct rdti_segment *segment, struct granules in, bool is_populated)
 {
@@ -413,7 +415,8 @@ populate_missing(struct job *job, uint64_t missing_bytes, struct rdt_error *err)
     return status;
 }
 
-/* Give back pages at [off, off + len_bytes); false and a line in the log where the kernel refuses. */
+/* Give back pages at [off, off + len_bytes); false and a line in the log where the kernel
+ * refuses. */
 static bool
 punch_hole(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One piece of the arena: a sealed memfd, mapped shared and never moved, whose pages come and go by granules.
+ * One piece of the arena: a sealed memfd, mapped shared and never moved, whose pages come and go by
+ * granules.
  *
  *   granule       pages          bytes of a span that is taken from it
  *   fresh         none           read as zero once populated
@@ -7,9 +8,10 @@
  *   USED          in memory      anything
  *   PUNCHED       given back     read as zero once populated
  *
- * Who may change what: a granule that lies wholly in a taken span belongs to the span's owner; the two at
- * the ends of a span may be shared, so that flags are atomic. Relaxed everywhere: pages become
- * visible by the kernel's own locks, and who takes a span synchronised with who gave it by the arena's lock.
+ * Who may change what: a granule that lies wholly in a taken span belongs to the span's owner; the
+ * two at the ends of a span may be shared, so that flags are atomic. Relaxed everywhere: pages
+ * become visible by the kernel's own locks, and who takes a span synchronised with who gave it by
+ * the arena's lock.
  */
 #ifndef RDTI_CORE_SEGMENT_H
 #define RDTI_CORE_SEGMENT_H
@@ -47,8 +49,8 @@ struct rdti_populated {
 };
 
 /*
- * Put the granules of a taken span into memory, by several threads where there is much to do. Looks at what
- * memory is left before and between, and keeps a reserve free.
+ * Put the granules of a taken span into memory, by several threads where there is much to do. Looks
+ * at what memory is left before and between, and keeps a reserve free.
  *   RDT_ENOMEM  the message names the least bound; some pages may have come in, see below
  */
 rdt_status rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes,
@@ -58,17 +60,19 @@ rdt_status rdti_segment_populate(struct rdti_segment *segment, uint64_t off_byte
 void rdti_segment_unpopulate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes);
 bool rdti_segment_is_populated(const struct rdti_segment *segment, uint64_t off_bytes,
                                uint64_t len_bytes);
-/* Whether `need_bytes` more can be populated, of a request for `asked_bytes`. RDT_ENOMEM as above. */
+/* Whether `need_bytes` more can be populated, of a request for `asked_bytes`. RDT_ENOMEM as
+ * above. */
 rdt_status rdti_segment_check_memory(uint64_t asked_bytes, uint64_t need_bytes,
                                      struct rdt_error *err);
 
-/* Mark a taken span's granules USED; `is_zero`: after making its bytes zero where they may not be. */
+/* Mark a taken span's granules USED; `is_zero`: after making its bytes zero where they may not
+ * be. */
 void rdti_segment_use(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                       bool is_zero);
 
 /*
- * Give back pages of granules wholly inside a taken span, from its end, until at least `want_bytes` or all
- * are. Returns the bytes given back.
+ * Give back pages of granules wholly inside a taken span, from its end, until at least `want_bytes`
+ * or all are. Returns the bytes given back.
  */
 uint64_t rdti_segment_punch(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                             uint64_t want_bytes);

@@ -403,8 +403,8 @@ begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_b
     return RDT_OK;
 }
 
-/* A read takes as long as it takes: one that outlasts the deadline of a get goes on, and is not begun
- * anew. */
+/* A read takes as long as it takes: one that outlasts the deadline of a get goes on, and is not
+ * begun anew. */
 static rdt_status
 pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns,
      struct rdt_slot_view *view, struct rdt_error *err)

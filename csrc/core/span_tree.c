@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* An empty span at p ends between the bytes p and p + 1: doubled ends give that a number, so that it holds an empty
- * range at p but no byte, and a span that ends at p holds neither. */
+/* An empty span at p ends between the bytes p and p + 1: doubled ends give that a number, so that
+ * it holds an empty range at p but no byte, and a span that ends at p holds neither. */
 static uint64_t
 doubled_end(uint64_t start, uint64_t len_bytes)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Spans of addresses that may overlap: which of them holds a given one? A treap by start, each node knowing the
- * furthest end below it; all operations are O(log n) expected. The caller owns nodes and locking. */
+ * Spans of addresses that may overlap: which of them holds a given one? A treap by start, each node
+ * knowing the furthest end below it; all operations are O(log n) expected. The caller owns nodes
+ * and locking. */
 #ifndef RDTI_CORE_SPAN_TREE_H
 #define RDTI_CORE_SPAN_TREE_H
 
