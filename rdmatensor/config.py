@@ -26,7 +26,7 @@ LogLevel = Literal["error", "warn", "info", "debug"]
 
 _SECONDS_MAX = 365 * 86400.0  # a year: longer waits are a slip of the keyboard
 _SECRET_BYTES_MAX = 4096
-_STREAMS_MAX = 64
+_STREAMS_MAX = 16  # the wire format's bound, see docs/wire.md
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@
 #include "core/listener.h"
 #include "wire/blob.h"
 #include "wire/fields.h"
+#include "wire/stream.h"
 
 /* Defaults of struct rdt_context_opts. */
 #define DEFAULT_TIMEOUT_NS \
@@ -215,6 +216,9 @@ take_opts(rdt_context *ctx, const struct rdt_context_opts *opts, struct rdt_erro
     if (opts->port_from > 65535 || opts->port_to > 65535 || opts->port_from > opts->port_to)
         return rdti_error_set(err, RDT_EINVAL, 0, "context_open: ports %u to %u are no range",
                               opts->port_from, opts->port_to);
+    if (opts->tcp_streams > RDTI_STREAM_STREAMS_MAX)
+        return rdti_error_set(err, RDT_EINVAL, 0, "context_open: %u tcp streams are more than %d",
+                              opts->tcp_streams, RDTI_STREAM_STREAMS_MAX);
     ctx->opts = *opts;
     if (ctx->opts.timeout_ns == 0)
         ctx->opts.timeout_ns = DEFAULT_TIMEOUT_NS;

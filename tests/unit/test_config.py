@@ -36,7 +36,7 @@ BAD = {
     "PEER_TIMEOUT_S": ["0", "never"],
     "ARENA_MB": ["0", "-1", "1.5", "64M", "99999999999"],
     "ARENA_MAX_MB": ["0", "x"],
-    "TCP_STREAMS": ["0", "65", "x"],
+    "TCP_STREAMS": ["0", "17", "x"],
     "LOG": ["loud", "3"],
 }
 
