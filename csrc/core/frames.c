@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "base/text.h"
 #include "core/endpoint_impl.h"
 #include "core/group.h"

@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/list.h"
-#include "base/log.h"
 #include "base/range.h"
 #include "core/generations.h"
 #include "core/span_tree.h"
