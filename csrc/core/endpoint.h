@@ -44,6 +44,7 @@ enum rdti_endpoint_state {
 };
 
 enum rdti_endpoint_state rdti_endpoint_get_state(const rdt_endpoint *ep); /* any thread */
+bool rdti_endpoint_is_ended(const rdt_endpoint *ep);                      /* LEFT or FAILED */
 rdt_context *rdti_endpoint_context(const rdt_endpoint *ep);
 const uint8_t *rdti_endpoint_uuid(const rdt_endpoint *ep);
 /* Global rank for messages, or RDT_RANK_UNKNOWN. */

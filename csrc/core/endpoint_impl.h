@@ -92,7 +92,6 @@ struct rdt_endpoint {
 
 /* endpoint.c: in use; endpoint_end.c: how it ends */
 void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);
-bool rdti_endpoint_is_ended(const rdt_endpoint *ep);
 void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
 void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
 /* The peer's process is gone, or it has said that it writes nothing more. */

@@ -109,20 +109,12 @@ rdti_group_global_rank(const rdt_group *group, uint32_t rank)
 
 /* ---- Members ----------------------------------------------------------------------------- */
 
-bool
-rdti_member_has_ended(const rdt_endpoint *ep)
-{
-    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
-
-    return state == RDTI_EP_LEFT || state == RDTI_EP_FAILED;
-}
-
 void
 rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
 {
     struct rdti_member *member = &group->members[rank];
 
-    if (member->ep == ep || (member->ep != NULL && !rdti_member_has_ended(member->ep)) ||
+    if (member->ep == ep || (member->ep != NULL && !rdti_endpoint_is_ended(member->ep)) ||
         !rdti_endpoint_hold(ep))
         return;
     if (member->ep != NULL)
@@ -263,7 +255,7 @@ rdti_group_can_receive(rdt_group *group, uint32_t src, struct rdt_error *err)
     if (src != RDT_SOURCE_ANY)
         return left_error(group, src, err);
     for (uint32_t i = 0; i < group->size; i++)
-        if (i != group->rank && !rdti_member_has_ended(group->members[i].ep))
+        if (i != group->rank && !rdti_endpoint_is_ended(group->members[i].ep))
             return RDT_OK;
     return group->size == 1 ? RDT_OK : left_error(group, group->rank == 0 ? 1 : 0, err);
 }

@@ -96,7 +96,7 @@ on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
     for (uint32_t i = 0; i < group->size; i++)
         is_anybody_left |=
             i != group->rank && i != rank &&
-            (group->members[i].ep == NULL || !rdti_member_has_ended(group->members[i].ep));
+            (group->members[i].ep == NULL || !rdti_endpoint_is_ended(group->members[i].ep));
     if (!is_anybody_left)
         rdti_group_end_receives(group, RDT_SOURCE_ANY, err);
 }

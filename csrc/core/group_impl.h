@@ -180,7 +180,6 @@ rdt_status rdti_group_can_receive(rdt_group *group, uint32_t src, struct rdt_err
 /* The peer uses this path for the group: keep it as long as the group lives. */
 void rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *mailbox,
                              uint64_t group_id, uint32_t source);
-bool rdti_member_has_ended(const rdt_endpoint *ep);
 /* The member's endpoint is this one, if it has none that lives. */
 void rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep);
 /* Throws a message away; the sender of an RTS is told why. */
