@@ -56,3 +56,19 @@ rdt_version(void)
 {
     return RDT_VERSION_TEXT;
 }
+
+const char *
+rdt_dtype_name(uint32_t dtype)
+{
+    static const char *const names[] = {
+        [RDT_BOOL] = "bool",   [RDT_U8] = "uint8",      [RDT_I8] = "int8",
+        [RDT_I16] = "int16",   [RDT_U16] = "uint16",    [RDT_I32] = "int32",
+        [RDT_U32] = "uint32",  [RDT_I64] = "int64",     [RDT_U64] = "uint64",
+        [RDT_F16] = "float16", [RDT_BF16] = "bfloat16", [RDT_F32] = "float32",
+        [RDT_F64] = "float64", [RDT_C64] = "complex64", [RDT_C128] = "complex128",
+    };
+
+    if (dtype >= sizeof(names) / sizeof(names[0]) || names[dtype] == NULL)
+        return "unknown";
+    return names[dtype];
+}

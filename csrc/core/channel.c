@@ -301,8 +301,7 @@ handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
         }
         if (got < 0) {
             channel->has_socket_ended = true;
-            (void)rdti_error_set(&err, RDT_EPEER, errno, "its side channel broke: %s",
-                                 strerror(errno));
+            (void)rdti_error_set(&err, RDT_EPEER, errno, "its side channel broke");
             end(channel, &err);
             return;
         }

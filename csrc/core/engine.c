@@ -278,8 +278,7 @@ rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdt
     if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
         const int sys_errno = errno;
         free(watch);
-        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "epoll_ctl(ADD, %d): %s", fd,
-                              strerror(sys_errno));
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "epoll_ctl(ADD, %d)", fd);
     }
     rdti_list_append(&engine->watches, &watch->link);
     *out = watch;
@@ -416,16 +415,14 @@ open_bell(struct rdti_engine *engine, struct rdt_error *err)
 
     engine->bell_fd = memfd_create("rdmatensor-bell", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (engine->bell_fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "memfd_create: %s", strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "memfd_create");
     if (ftruncate(engine->bell_fd, page_bytes) != 0 ||
         fcntl(engine->bell_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "sealing the doorbell page: %s",
-                              strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "sealing the doorbell page");
     void *page = mmap(NULL, (size_t)page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
                       engine->bell_fd, 0);
     if (page == MAP_FAILED)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "mmap of the doorbell page: %s",
-                              strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "mmap of the doorbell page");
     engine->bell = page;
     return RDT_OK;
 }
@@ -437,13 +434,13 @@ open_descriptors(struct rdti_engine *engine, struct rdt_error *err)
 
     engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (engine->epoll_fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "epoll_create1: %s", strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "epoll_create1");
     engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->event_fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "eventfd: %s", strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "eventfd");
     engine->user_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->user_fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "eventfd: %s", strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "eventfd");
     const rdt_status status = open_bell(engine, err);
     if (status != RDT_OK)
         return status;
@@ -496,8 +493,7 @@ rdti_engine_start(struct rdti_engine *engine, struct rdt_error *err)
     const int code = pthread_create(&engine->thread, NULL, rdti_engine_progress_main, engine);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code != 0)
-        return rdti_error_set(err, RDT_EDEVICE, code, "pthread_create of the progress thread: %s",
-                              strerror(code));
+        return rdti_error_set(err, RDT_EDEVICE, code, "pthread_create of the progress thread");
     engine->has_thread = true;
     return RDT_OK;
 }

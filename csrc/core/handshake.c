@@ -108,8 +108,8 @@ send_whole(const struct rdti_handshake *hs, const uint8_t *bytes, size_t len_byt
     while (sent < 0 && errno == EINTR);
     if (sent != (ssize_t)len_bytes)
         return rdti_error_set(err, RDT_EPEER, sent < 0 ? errno : 0,
-                              "%s: sending %zu bytes of the handshake: %s", hs->place, len_bytes,
-                              sent < 0 ? strerror(errno) : "the socket took a part");
+                              "%s: sending %zu bytes of the handshake%s", hs->place, len_bytes,
+                              sent < 0 ? "" : ": the socket took a part");
     return RDT_OK;
 }
 
@@ -167,10 +167,11 @@ check_auth(struct rdti_handshake *hs, struct rdt_error *err)
     rdti_handshake_mac(RDTI_MAC_CONNECTOR, hs->job->secret, hs->job->secret_bytes, hs->hello_bytes,
                        hs->challenge_bytes, want);
     if (!rdti_equal_constant_time(want, auth.mac, sizeof(want)))
-        return rdti_error_set_rank(
-            err, RDT_EAUTH, hs->result.hello.rank,
-            "%s says it is rank %d of job '%s' but does not know the job's secret", hs->place,
-            (int)hs->result.hello.rank, hs->job->job_id);
+        return rdti_error_set_rank(err, RDT_EAUTH, hs->result.hello.rank,
+                                   "%s says it is rank %d of job '%s' but does not know the job's "
+                                   "secret: all ranks need the "
+                                   "same RDMATENSOR_SECRET",
+                                   hs->place, (int)hs->result.hello.rank, hs->job->job_id);
     rdti_handshake_mac(RDTI_MAC_SESSION, hs->job->secret, hs->job->secret_bytes, hs->hello_bytes,
                        hs->challenge_bytes, hs->result.session_key);
     return RDT_OK;
@@ -211,7 +212,9 @@ answer_challenge(struct rdti_handshake *hs, struct rdt_error *err)
     rdti_handshake_mac(RDTI_MAC_LISTENER, hs->job->secret, hs->job->secret_bytes, hs->hello_bytes,
                        hs->challenge_bytes, want);
     if (!rdti_equal_constant_time(want, result->challenge.mac, sizeof(want)))
-        return rdti_error_set(err, RDT_EAUTH, 0, "%s does not know the secret of job '%s'",
+        return rdti_error_set(err, RDT_EAUTH, 0,
+                              "%s does not know the secret of job '%s': all ranks need the same "
+                              "RDMATENSOR_SECRET",
                               hs->place, hs->job->job_id);
     rdti_handshake_mac(RDTI_MAC_CONNECTOR, hs->job->secret, hs->job->secret_bytes, hs->hello_bytes,
                        hs->challenge_bytes, auth.mac);
@@ -230,8 +233,7 @@ send_hello(struct rdti_handshake *hs, struct rdt_error *err)
     if (getsockopt(hs->result.fd, SOL_SOCKET, SO_ERROR, &sys_errno, &len) != 0)
         sys_errno = errno;
     if (sys_errno != 0)
-        return rdti_error_set(err, RDT_EPEER, sys_errno, "%s: connect: %s", hs->place,
-                              strerror(sys_errno));
+        return rdti_error_set(err, RDT_EPEER, sys_errno, "%s: connect", hs->place);
     rdt_status status = rdti_random_bytes(hs->result.hello.nonce, RDTI_NONCE_BYTES, err);
     if (status != RDT_OK)
         return status;
@@ -351,9 +353,8 @@ read_message(struct rdti_handshake *hs)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (got <= 0) {
-            (void)rdti_error_set(&err, RDT_EPEER, got < 0 ? errno : 0,
-                                 "%s: the handshake ended: %s", hs->place,
-                                 got < 0 ? strerror(errno) : "connection closed");
+            (void)rdti_error_set(&err, RDT_EPEER, got < 0 ? errno : 0, "%s: the handshake ended%s",
+                                 hs->place, got < 0 ? "" : ": connection closed");
             fail(hs, &err);
             return;
         }
@@ -458,8 +459,7 @@ open_socket(struct rdti_handshake *hs, const struct rdti_place *place, struct rd
     const int fd = socket(place->addr.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
     if (fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "%s: socket: %s", place->text,
-                              strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "%s: socket", place->text);
     hs->result.fd = fd;
     (void)rdti_fork_close_add(fd);
     if (!place->is_unix)
@@ -468,7 +468,7 @@ open_socket(struct rdti_handshake *hs, const struct rdti_place *place, struct rd
         errno != EINPROGRESS) {
         const int sys_errno = errno; /* EAGAIN: a Unix socket's backlog is full */
         return rdti_error_set(err, sys_errno == EAGAIN ? RDT_EAGAIN : RDT_EPEER, sys_errno,
-                              "%s: connect: %s", place->text, strerror(sys_errno));
+                              "%s: connect", place->text);
     }
     return rdti_engine_watch(hs->ctx->engine, fd, EPOLLOUT, on_socket, hs, &hs->watch, err);
 }

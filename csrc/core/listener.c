@@ -121,14 +121,14 @@ listen_unix(struct rdti_listener *listener, struct rdt_error *err)
     memcpy(addr.sun_path + 1, listener->blob.unix_name, name_bytes);
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "socket(AF_UNIX): %s", strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "socket(AF_UNIX)");
     if (bind(fd, (const struct sockaddr *)&addr,
              (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes)) != 0 ||
         listen(fd, BACKLOG) != 0) {
         const int sys_errno = errno;
         (void)close(fd);
-        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "listening on the Unix socket @%s: %s",
-                              listener->blob.unix_name, strerror(sys_errno));
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "listening on the Unix socket @%s",
+                              listener->blob.unix_name);
     }
     const rdt_status status = add_socket(listener, fd, true, err);
     if (status != RDT_OK)
@@ -188,13 +188,12 @@ listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, str
     rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
     const int fd = listen_in_range(&addr, addr_bytes, opts->port_from, opts->port_to);
     if (fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "listening on %s, ports %u to %u: %s", text,
-                              opts->port_from, opts->port_to, strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "listening on %s, ports %u to %u", text,
+                              opts->port_from, opts->port_to);
     if (getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) != 0) {
         const int sys_errno = errno;
         (void)close(fd);
-        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "getsockname at %s: %s", text,
-                              strerror(sys_errno));
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "getsockname at %s", text);
     }
     blob_addr->port = ntohs(*port_of(&addr));
     const rdt_status status = add_socket(listener, fd, false, err);

@@ -16,21 +16,6 @@ name_of(const char *const *names, uint32_t count, uint32_t value)
 }
 
 static const char *
-dtype_name(uint32_t dtype)
-{
-    static const char *const names[] = {[RDT_BOOL] = "bool",      [RDT_U8] = "uint8",
-                                        [RDT_I8] = "int8",        [RDT_I16] = "int16",
-                                        [RDT_U16] = "uint16",     [RDT_I32] = "int32",
-                                        [RDT_U32] = "uint32",     [RDT_I64] = "int64",
-                                        [RDT_U64] = "uint64",     [RDT_F16] = "float16",
-                                        [RDT_BF16] = "bfloat16",  [RDT_F32] = "float32",
-                                        [RDT_F64] = "float64",    [RDT_C64] = "complex64",
-                                        [RDT_C128] = "complex128"};
-
-    return name_of(names, sizeof(names) / sizeof(names[0]), dtype);
-}
-
-static const char *
 reduce_name(uint32_t reduce_op)
 {
     static const char *const names[] = {[RDT_SUM] = "sum",         [RDT_AVG] = "avg",
@@ -73,7 +58,7 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
                        desc->root);
     (void)snprintf(words, cap, "%s%s%s%s of %" PRIu64 " %s%s", op_name(desc->op),
                    is_reduction ? " (" : "", is_reduction ? reduce_name(desc->reduce_op) : "",
-                   is_reduction ? ")" : "", desc->count, dtype_name(desc->dtype), root);
+                   is_reduction ? ")" : "", desc->count, rdt_dtype_name(desc->dtype), root);
 }
 
 void

@@ -165,7 +165,7 @@ rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "address '%s' is neither IPv4 nor IPv6 in numbers", addr);
     if (getifaddrs(&all) != 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "getifaddrs: %s", strerror(errno));
+        return rdti_error_set(err, RDT_EDEVICE, errno, "getifaddrs");
     for (const struct ifaddrs *entry = all; entry != NULL; entry = entry->ifa_next) {
         struct rdti_blob_addr candidate;
         if (entry->ifa_addr == NULL || (entry->ifa_flags & IFF_UP) == 0)

@@ -51,6 +51,11 @@ find_slot(const struct rdti_slots *slots, uint32_t slot_id)
 static rdt_status
 add_to_table(struct rdti_slots *slots, rdt_slot *slot, struct rdt_error *err)
 {
+    for (uint32_t i = 0; i < slots->next_id; i++)
+        if (slots->table[i] != NULL && strcmp(slots->table[i]->name, slot->name) == 0)
+            return rdti_error_set(err, RDT_EINVAL, 0,
+                                  "slot_create: a slot of the name '%s' lives already for rank %d",
+                                  slot->name, (int)rdti_endpoint_rank(slots->ep));
     if (slots->next_id > RDTI_SLOT_ID_MAX)
         return rdti_error_set(err, RDT_ENOMEM, 0, "slot: all %u ids of this endpoint were used",
                               RDTI_SLOT_ID_MAX + 1);

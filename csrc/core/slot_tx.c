@@ -65,9 +65,9 @@ static void
 describe_desc(const struct rdt_tensor_desc *desc, char *buf, size_t cap)
 {
     static const char *const kinds[] = {"?", "static", "bounded", "dynamic"};
-    size_t used =
-        (size_t)snprintf(buf, cap, "%s, dtype %u, [",
-                         kinds[desc->kind <= RDT_SLOT_DYNAMIC ? desc->kind : 0], desc->dtype);
+    size_t used = (size_t)snprintf(buf, cap, "%s %s [",
+                                   kinds[desc->kind <= RDT_SLOT_DYNAMIC ? desc->kind : 0],
+                                   rdt_dtype_name(desc->dtype));
 
     for (uint32_t i = 0; i < desc->ndim && used < cap; i++)
         used += (size_t)snprintf(buf + used, cap - used, "%s%llu", i > 0 ? ", " : "",

@@ -411,6 +411,8 @@ enum {
 };
 /* Bytes of one element, or 0 for an unknown dtype. */
 RDT_API uint32_t rdt_dtype_bytes(uint32_t dtype);
+/* "float32" and so on, "unknown" for an unknown dtype; never NULL. */
+RDT_API const char *rdt_dtype_name(uint32_t dtype);
 
 enum { RDT_SLOT_STATIC = 1, RDT_SLOT_BOUNDED = 2, RDT_SLOT_DYNAMIC = 3 };
 #define RDT_MAX_NDIM 8

@@ -195,6 +195,26 @@ TEST(a_mismatch_is_an_error_on_both_sides)
 
 /* ---- Ends ---------------------------------------------------------------------------------- */
 
+TEST(a_name_stands_for_one_live_slot)
+{
+    const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_STATIC, 4, 4);
+    const struct rdt_tensor_desc other = desc_of(RDT_SLOT_BOUNDED, 4, 4);
+    struct rdt_error err = {0};
+    rdt_slot *slot;
+    rdt_slot *second = NULL;
+    struct pair pair;
+
+    pair_open(&pair, RDT_TRANSPORT_SHM);
+    check_ok(rdt_slot_create(pair.ep[1], "b", &desc, &slot, &err), &err, "slot_create");
+    CHECK_STATUS(rdt_slot_create(pair.ep[1], "b", &other, &second, &err), RDT_EINVAL);
+    CHECK_STR_CONTAINS(err.message, "'b' lives already");
+    CHECK_NULL(second);
+    rdt_slot_destroy(slot);
+    check_ok(rdt_slot_create(pair.ep[1], "b", &other, &second, &err), &err, "slot_create");
+    rdt_slot_destroy(second);
+    pair_close(&pair);
+}
+
 TEST(a_slot_that_is_opened_again_goes_on)
 {
     for (int t = 0; t < 2; t++)
