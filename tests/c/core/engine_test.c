@@ -495,7 +495,8 @@ TEST(ticks_go_on_while_a_waiter_is_stuck_in_a_callback)
     engine_end(engine);
 }
 
-/* Each wait is over after a few passes, so that the waiter itself never comes to look at sockets. */
+/* Each wait is over after a few passes, so that the waiter itself never comes to look at
+ * sockets. */
 static bool
 is_over_soon(void *arg)
 {

@@ -422,7 +422,7 @@ TEST(a_drained_callback_runs_without_a_lock)
 
     pair_open(&pair, RDT_TRANSPORT_SHM);
     struct drain drain = {.engine = pair.ctx[1]->engine};
-    for (int i = 1; i <= 50; i++) {
+    for (int i = 1; i <= 300; i++) {
         check_ok(rdt_region_register(pair.ctx[1], memory, sizeof(memory), &region, &err), &err,
                  "register");
         check_ok(rdt_region_export(region, &remote, &err), &err, "export");
