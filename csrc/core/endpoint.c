@@ -3,6 +3,7 @@
  * endpoint_end.c. */
 #include "core/endpoint.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -223,7 +224,8 @@ rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *blocks, uint3
     t->op.notify = notify;
     t->op.is_urgent = is_urgent;
     t->op.remote = *dst;
-    for (uint32_t i = 0; i < count && i < 2; i++) {
+    assert(count <= sizeof(t->pair) / sizeof(t->pair[0])); /* a head and a payload */
+    for (uint32_t i = 0; i < count; i++) {
         t->pair[i] = blocks[i];
         t->op.len_bytes += blocks[i].len_bytes;
     }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "core/endpoint_impl.h"
 #include "core/group.h"
@@ -31,10 +32,15 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
     if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
         return;
     obituary = malloc(sizeof(*obituary));
-    if (obituary != NULL) {
-        *obituary = *news;
-        rdti_list_append(&ctx->obituaries, &obituary->link);
+    if (obituary == NULL) {
+        /* News that cannot be remembered is not passed on: two processes without memory would tell
+         * each other for ever. Our own groups hear of it. */
+        rdti_log(RDT_LOG_ERROR, "no memory to remember that rank %d died", (int)news->rank);
+        rdti_groups_on_death(ctx->groups, news);
+        return;
     }
+    *obituary = *news;
+    rdti_list_append(&ctx->obituaries, &obituary->link);
     memcpy(death.uuid, news->uuid, RDT_UUID_BYTES);
     rdti_text_copy(death.reason, sizeof(death.reason), news->reason);
     const size_t payload_bytes = rdti_death_encode(&death, payload);

@@ -160,6 +160,9 @@ rdt_slot_tx_open(rdt_endpoint *ep, const char *name, const struct rdt_tensor_des
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = ctx->opts.timeout_ns;
     status = rdti_engine_wait(ctx->engine, is_announced, &wait, rdti_deadline_after(timeout_ns));
+    if (status == RDT_EINVAL)
+        return rdti_error_set(err, status, 0,
+                              "slot_tx_open: called from a task, which must not wait");
     if (status != RDT_OK)
         return rdti_error_set_rank(err, status, rdti_endpoint_rank(ep),
                                    "rank %d announced no slot '%s' within %.3f s",
