@@ -6,8 +6,8 @@
  *
  *   latency [--transport shm|tcp] [--wait spin|sleep] [--size N] [--rounds N] [--trips N]
  *
- * Each round gives each contestant `trips` round trips in one sample, and one that is timed alone. Defaults: shm,
- * spin, 8 bytes, 200 rounds of 100 trips. "spin": the library may spin, as it does where cores
+ * Each round gives each contestant a fifth of `trips` round trips untimed, then `trips` in one sample, and some that
+ * are timed alone: their median ignores the moments in which others had a core. Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may spin, as it does where cores
  * allow; "sleep": it is told that many ranks share the cores, and the floor blocks.
  */
 #include <stdio.h>
@@ -20,7 +20,6 @@
 #include "raw_tcp.h"
 
 #define MAX_BYTES ((size_t)64 << 10)
-#define SINGLES 20 /* trips of each round that are timed alone */
 
 struct settings {
     const char *transport;
@@ -82,6 +81,20 @@ recv_floor(struct ends *e)
     /* The first side sends first, so its counter is the one to come. */
     bench_await(&e->pair->board->ping[1 - side][0], e->line_round + (side == 1 ? 1 : 0),
                 "the other side");
+}
+
+/* Untimed: both sides are here, and threads that served while nobody waited have noticed. */
+static size_t
+warm_up(const struct settings *settings)
+{
+    return settings->trips / 5 + 1;
+}
+
+/* Trips of each round that are timed alone. */
+static size_t
+singles(const struct settings *settings)
+{
+    return settings->trips / 2 + 1;
 }
 
 struct way {
@@ -166,12 +179,18 @@ report_all(struct way *mine, const struct settings *settings)
 {
     const uint64_t ours_ns = bench_series_quantile(&mine[0].batch, 0.5);
     const uint64_t floor_ns = bench_series_quantile(&mine[1].batch, 0.5);
+    const uint64_t ours_single_ns = bench_series_quantile(&mine[0].single, 0.5);
+    const uint64_t floor_single_ns = bench_series_quantile(&mine[1].single, 0.5);
 
     (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"wait\": \"%s\", "
-                 "\"size\": %zu, \"ours_ns\": %llu, \"floor_ns\": %llu, \"times_floor\": %.3f}\n",
+                 "\"size\": %zu, \"ours_ns\": %llu, \"floor_ns\": %llu, \"times_floor\": %.3f, "
+                 "\"ours_single_ns\": %llu, \"floor_single_ns\": %llu, "
+                 "\"times_floor_single\": %.3f}\n",
                  bench_name, settings->transport, settings->sleeps ? "sleep" : "spin",
                  settings->len_bytes, (unsigned long long)ours_ns, (unsigned long long)floor_ns,
-                 (double)ours_ns / (double)floor_ns);
+                 (double)ours_ns / (double)floor_ns, (unsigned long long)ours_single_ns,
+                 (unsigned long long)floor_single_ns,
+                 (double)ours_single_ns / (double)floor_single_ns);
     for (size_t i = 0; i < 2; i++)
         report(&mine[i], settings);
 }
@@ -199,13 +218,13 @@ first_side(struct pair *p)
     open_ends(&e, p);
     for (size_t i = 0; i < 2; i++) {
         bench_series_init(&mine[i].batch, mine[i].name, settings->rounds);
-        bench_series_init(&mine[i].single, mine[i].name, settings->rounds * SINGLES);
+        bench_series_init(&mine[i].single, mine[i].name, settings->rounds * singles(settings));
     }
     for (size_t round = 0; round <= settings->rounds; round++) {
         for (size_t i = 0; i < 2; i++) {
-            (void)ping(&e, &mine[i], 1); /* both sides are here */
+            (void)ping(&e, &mine[i], warm_up(settings));
             const uint64_t batch_ns = ping(&e, &mine[i], settings->trips);
-            for (size_t k = 0; k < SINGLES; k++) {
+            for (size_t k = 0; k < singles(settings); k++) {
                 const uint64_t single_ns = ping(&e, &mine[i], 1);
                 if (round > 0)
                     bench_series_add(&mine[i].single, single_ns);
@@ -227,7 +246,7 @@ second_side(struct pair *p)
     open_ends(&e, p);
     for (size_t round = 0; round <= settings->rounds; round++) {
         for (size_t i = 0; i < 2; i++) {
-            for (size_t k = 0; k < 1 + settings->trips + SINGLES; k++) {
+            for (size_t k = 0; k < warm_up(settings) + settings->trips + singles(settings); k++) {
                 ways[i].recv(&e);
                 ways[i].send(&e);
             }
@@ -258,8 +277,8 @@ main(int argc, char **argv)
         .transport = transport != NULL ? transport : "shm",
         .sleeps = sleeps,
         .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 8),
-        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 200),
-        .trips = (size_t)bench_arg_number(argc, argv, "--trips", 100),
+        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 50),
+        .trips = (size_t)bench_arg_number(argc, argv, "--trips", 1000),
         .raw = &raw,
     };
     if (settings.len_bytes > MAX_BYTES)
