@@ -6,7 +6,7 @@
  *   f16_widen()     count halves at `in` to floats
  *   f16_narrow()    and back
  *
- * `ivdep` promises that no iteration depends on another, which holds also where dst equals an
+ * INDEPENDENT promises that no iteration depends on another, which holds also where dst equals an
  * operand; `restrict` would not, and without either the compiler adds a slow path for it.
  */
 #include "collectives/half.h"
@@ -14,13 +14,19 @@
 
 #include <stddef.h>
 
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 #define LOOP(name, type, expression)                                          \
     static void name(void *dst, const void *lhs, const void *rhs, uint64_t n) \
     {                                                                         \
         type *out = dst;                                                      \
         const type *left = lhs;                                               \
         const type *right = rhs;                                              \
-        _Pragma("GCC ivdep") for (uint64_t i = 0; i < n; i++)                 \
+        INDEPENDENT for (uint64_t i = 0; i < n; i++)                          \
         {                                                                     \
             const type x = left[i];                                           \
             const type y = right[i];                                          \
@@ -88,7 +94,7 @@ FLOAT_LOOPS(f64, double)
         type *out = dst;                                                             \
         const type *left = lhs;                                                      \
         const type *right = rhs;                                                     \
-        _Pragma("GCC ivdep") for (uint64_t i = 0; i < n; i++)                        \
+        INDEPENDENT for (uint64_t i = 0; i < n; i++)                                 \
         {                                                                            \
             const type a = left[2 * i];                                              \
             const type b = left[2 * i + 1];                                          \
