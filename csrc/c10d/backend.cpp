@@ -332,6 +332,8 @@ Backend::start(Operation operation, const std::vector<rdt_coll_args> &calls)
     operation.timeout = timeout_or_own(operation.timeout);
     operation.has_own_deadline = true;
     operation.order = number_;
+    operation.in_flight = in_flight_;
+    const bool is_async = operation.is_async;
     operation.sequence = sequence_.fetch_add(calls.size(), std::memory_order_relaxed);
     auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
     const std::shared_lock lock(group_mutex_);
@@ -348,6 +350,8 @@ Backend::start(Operation operation, const std::vector<rdt_coll_args> &calls)
         }
         work->add(transfer);
     }
+    if (is_async)
+        in_flight_->add(work);
     return work;
 }
 

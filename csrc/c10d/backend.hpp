@@ -124,6 +124,7 @@ class Backend final : public c10d::Backend
     const Setup setup_;
     const c10::intrusive_ptr<Options> options_;
     const uint64_t number_; /* among the groups that this process has made, from 1 on */
+    const std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
     std::atomic<int64_t> timeout_ms_;
     std::atomic<uint64_t> sequence_{0};
     std::atomic<uint64_t> monitored_count_{0};

@@ -87,8 +87,7 @@ Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts)
         args_for(RDT_COLL_BROADCAST, elements_of(tensor, false, call), opts.timeout);
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.recv = tensor.data_ptr();
-    return start(collective(OpType::BROADCAST, "rdmatensor:broadcast", opts.timeout, tensors,
-                            tensors),
+    return start(collective(OpType::BROADCAST, "rdmatensor:broadcast", opts, tensors, tensors),
                  {args});
 }
 
@@ -104,8 +103,7 @@ Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts)
 
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.send = args.recv = tensor.data_ptr();
-    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts.timeout, tensors,
-                            tensors),
+    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts, tensors, tensors),
                  {args});
 }
 
@@ -123,8 +121,8 @@ Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOpt
         args.send = args.recv = tensor.data_ptr();
         calls.push_back(args);
     }
-    return start(collective(OpType::ALLREDUCE_COALESCED, "rdmatensor:all_reduce", opts.timeout,
-                            tensors, tensors),
+    return start(collective(OpType::ALLREDUCE_COALESCED, "rdmatensor:all_reduce", opts, tensors,
+                            tensors),
                  calls);
 }
 
@@ -139,8 +137,7 @@ Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts)
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.send = args.recv = tensor.data_ptr();
-    return start(collective(OpType::REDUCE, "rdmatensor:reduce", opts.timeout, tensors, tensors),
-                 {args});
+    return start(collective(OpType::REDUCE, "rdmatensor:reduce", opts, tensors, tensors), {args});
 }
 
 WorkPtr
@@ -157,7 +154,7 @@ Backend::allgather(std::vector<Tensors> &outputs, Tensors &inputs,
     const std::vector<void *> blocks = addresses_of(list);
     args.send = input.data_ptr();
     args.blocks = blocks.data();
-    return start(collective(OpType::ALLGATHER, "rdmatensor:all_gather", opts.timeout, inputs, list),
+    return start(collective(OpType::ALLGATHER, "rdmatensor:all_gather", opts, inputs, list),
                  {args});
 }
 
@@ -186,7 +183,7 @@ Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
         args.recv = outputs[i].data_ptr();
         calls.push_back(args);
     }
-    return start(collective(OpType::_ALLGATHER_BASE, "rdmatensor:all_gather", opts.timeout, inputs,
+    return start(collective(OpType::_ALLGATHER_BASE, "rdmatensor:all_gather", opts, inputs,
                             outputs),
                  calls);
 }
@@ -218,8 +215,8 @@ Backend::allgather_coalesced(std::vector<Tensors> &output_lists, Tensors &inputs
         args.blocks = blocks[i].data();
         calls.push_back(args);
     }
-    return start(collective(OpType::ALLGATHER_COALESCED, "rdmatensor:all_gather", opts.timeout,
-                            inputs, outputs),
+    return start(collective(OpType::ALLGATHER_COALESCED, "rdmatensor:all_gather", opts, inputs,
+                            outputs),
                  calls);
 }
 
@@ -243,8 +240,7 @@ Backend::gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::Gath
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.send = input.data_ptr();
     args.blocks = blocks.empty() ? nullptr : blocks.data();
-    return start(collective(OpType::GATHER, "rdmatensor:gather", opts.timeout, inputs, list),
-                 {args});
+    return start(collective(OpType::GATHER, "rdmatensor:gather", opts, inputs, list), {args});
 }
 
 WorkPtr
@@ -267,8 +263,7 @@ Backend::scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::Sca
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.recv = output.data_ptr();
     args.blocks = blocks.empty() ? nullptr : blocks.data();
-    return start(collective(OpType::SCATTER, "rdmatensor:scatter", opts.timeout, list, outputs),
-                 {args});
+    return start(collective(OpType::SCATTER, "rdmatensor:scatter", opts, list, outputs), {args});
 }
 
 WorkPtr
@@ -286,7 +281,7 @@ Backend::reduce_scatter(Tensors &outputs, std::vector<Tensors> &inputs,
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.blocks = blocks.data();
     args.recv = output.data_ptr();
-    return start(collective(OpType::REDUCE_SCATTER, "rdmatensor:reduce_scatter", opts.timeout, list,
+    return start(collective(OpType::REDUCE_SCATTER, "rdmatensor:reduce_scatter", opts, list,
                             outputs),
                  {args});
 }
@@ -318,8 +313,8 @@ Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
         args.recv = outputs[i].data_ptr();
         calls.push_back(args);
     }
-    return start(collective(OpType::_REDUCE_SCATTER_BASE, "rdmatensor:reduce_scatter", opts.timeout,
-                            inputs, outputs),
+    return start(collective(OpType::_REDUCE_SCATTER_BASE, "rdmatensor:reduce_scatter", opts, inputs,
+                            outputs),
                  calls);
 }
 
@@ -345,7 +340,7 @@ Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_
     args.send_offs = sent.offs.data();
     args.recv_counts = received.counts.data();
     args.recv_offs = received.offs.data();
-    return start(collective(OpType::ALLTOALL_BASE, "rdmatensor:all_to_all", opts.timeout, {input},
+    return start(collective(OpType::ALLTOALL_BASE, "rdmatensor:all_to_all", opts, {input},
                             {output}),
                  {args});
 }
@@ -378,15 +373,16 @@ Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions
     args.blocks = blocks.data();
     args.send_counts = sent.data();
     args.recv_counts = received.data();
-    return start(collective(OpType::ALLTOALL, "rdmatensor:all_to_all", opts.timeout, inputs,
-                            outputs),
+    return start(collective(OpType::ALLTOALL, "rdmatensor:all_to_all", opts, inputs, outputs),
                  {args});
 }
 
+/* Past a barrier, what was begun before it is done: also the collectives that nobody waited for. */
 WorkPtr
 Backend::barrier(const c10d::BarrierOptions &opts)
 {
-    return start(collective(OpType::BARRIER, "rdmatensor:barrier", opts.timeout, {}, {}),
+    in_flight_->wait(timeout_or_own(opts.timeout));
+    return start(collective(OpType::BARRIER, "rdmatensor:barrier", opts, {}, {}),
                  {args_for(RDT_COLL_BARRIER, {0, 0}, opts.timeout)});
 }
 

@@ -47,7 +47,9 @@ Backend::start_message(const Message &message, at::Tensor tensor)
                            .timeout = message.timeout,
                            .sequence = 0,
                            .order = 0,
-                           .has_own_deadline = false};
+                           .in_flight = nullptr,
+                           .has_own_deadline = false,
+                           .is_async = true};
     auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
     rdt_transfer *transfer = nullptr;
     rdt_error error = {};

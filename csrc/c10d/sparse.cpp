@@ -92,8 +92,8 @@ Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
         sum = rank == 0 ? theirs : sum + theirs; /* in rank order: the same bits everywhere */
     }
     tensor.copy_(sum.coalesce());
-    return start(collective(c10d::OpType::_ALLREDUCE_SPARSE, "rdmatensor:all_reduce", opts.timeout,
-                            {}, tensors),
+    return start(collective(c10d::OpType::_ALLREDUCE_SPARSE, "rdmatensor:all_reduce", opts, {},
+                            tensors),
                  {});
 }
 

@@ -44,6 +44,8 @@ class Orphan final : public Ending
         const std::vector<rdt_transfer *> transfers = transfers_;
 
         Finisher::expect(this, 0, 0);
+        if (operation_.in_flight)
+            operation_.in_flight->orphan_begins();
         if (is_canceled)
             transfers_.clear();
         for (rdt_transfer *const transfer : transfers)
@@ -55,6 +57,8 @@ class Orphan final : public Ending
     void end() noexcept override
     {
         free_transfers(transfers_);
+        if (operation_.in_flight)
+            operation_.in_flight->orphan_ends();
         delete this;
     }
 
@@ -104,6 +108,79 @@ live_transfers() noexcept
     return transfer_count.load(std::memory_order_relaxed);
 }
 
+/* ---- InFlight ---- */
+
+void
+InFlight::add(const c10::intrusive_ptr<Work> &work)
+{
+    std::vector<c10::intrusive_ptr<Work>>
+        looked_at; /* let go after the lock, which that may take */
+    const std::lock_guard lock(mutex_);
+
+    if (works_.size() >= prune_at_) {
+        std::erase_if(works_, [&looked_at](const auto &weak) {
+            looked_at.push_back(weak.lock());
+            return !looked_at.back() || looked_at.back()->is_settled();
+        });
+        prune_at_ = std::max<size_t>(16, 2 * works_.size());
+    }
+    works_.emplace_back(work);
+}
+
+void
+InFlight::orphan_begins()
+{
+    const std::lock_guard lock(mutex_);
+
+    orphans_begun_++;
+}
+
+void
+InFlight::orphan_ends()
+{
+    const std::lock_guard lock(mutex_);
+
+    orphans_ended_++;
+    orphan_ended_.notify_all();
+}
+
+void
+InFlight::wait(std::chrono::milliseconds timeout)
+{
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout, forever);
+    std::vector<c10::weak_intrusive_ptr<Work>> works;
+    {
+        const std::lock_guard lock(mutex_);
+        works.swap(works_);
+    }
+    for (const auto &weak : works) {
+        const c10::intrusive_ptr<Work> work = weak.lock();
+        if (!work)
+            continue;
+        try {
+            (void)work->wait(timeout);
+        } catch (const c10::Error &) {
+            /* Its own to tell; an error of the group ends the barrier too. */
+        }
+    }
+    std::unique_lock lock(mutex_);
+    const uint64_t begun = orphans_begun_;
+    while (orphans_ended_ < begun) {
+        (void)orphan_ended_.wait_for(lock, slice);
+        if (std::chrono::steady_clock::now() >= deadline)
+            std::rethrow_exception(
+                make_error(RDT_ETIMEDOUT,
+                           "rdmatensor:barrier: the timeout passed: earlier collectives of "
+                           "this rank are not done [RDT_ETIMEDOUT]"));
+        lock.unlock();
+        check_signals();
+        lock.lock();
+    }
+}
+
+/* ---- Work ---- */
+
 Work::Work(int rank, Operation operation)
     : c10d::Work(rank, operation.type, title_if_profiled(operation.title),
                  at::hasCallbacks() ? std::optional(operation.inputs) : std::nullopt),
@@ -113,15 +190,24 @@ Work::Work(int rank, Operation operation)
 
 Work::~Work()
 {
-    if (is_settled_.load(std::memory_order_acquire) || transfers_.empty())
-        return;
-    if (is_forked_child())
-        return; /* transfers are the parent's; tensors here are copies, or their deleters know */
-    if (is_over()) {
+    release_resources();
+}
+
+void
+Work::release_resources()
+{
+    if (is_settled() || transfers_.empty() || is_forked_child()) {
+        /* In a forked child transfers are the parent's; tensors are copies, or their deleters know. */
+    } else if (is_over()) {
         release_transfers();
-        return;
+    } else {
+        (new Orphan(std::move(transfers_), operation_))->adopt(false);
     }
-    (new Orphan(std::move(transfers_), std::move(operation_)))->adopt(false);
+    transfers_.clear();
+    operation_.inputs.clear();
+    operation_.outputs.clear();
+    const std::lock_guard lock(mutex_);
+    future_.reset();
 }
 
 void

@@ -16,6 +16,9 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,6 +31,30 @@
 namespace rdmatensor
 {
 
+class Work;
+
+/*
+ * The asynchronous collectives of a group that may still be under way, for barriers. Works are held weakly;
+ * those that were dropped before their end are a mere count. Any thread.
+ */
+class InFlight
+{
+  public:
+    void add(const c10::intrusive_ptr<Work> &work);
+    void orphan_begins();
+    void orphan_ends();
+    /* Until all that were there when it was called are over, whatever their result. TimeoutError. */
+    void wait(std::chrono::milliseconds timeout);
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable orphan_ended_;
+    std::vector<c10::weak_intrusive_ptr<Work>> works_;
+    size_t prune_at_ = 16;
+    uint64_t orphans_begun_ = 0;
+    uint64_t orphans_ended_ = 0;
+};
+
 /* What an operation is, for messages, the profiler and the result. */
 struct Operation {
     c10d::OpType type;
@@ -38,12 +65,15 @@ struct Operation {
     std::chrono::milliseconds timeout;
     uint64_t sequence;
     uint64_t order; /* of the Finisher: collectives of one group end in order; 0 for messages */
-    bool has_own_deadline; /* the library ends it in time; else wait() does */
+    std::shared_ptr<InFlight> in_flight; /* of the group; NULL for messages */
+    bool has_own_deadline;               /* the library ends it in time; else wait() does */
+    bool is_async;                       /* the caller may go on before it is done */
 };
 
-/* An operation that the library ends in time. */
-inline Operation
-collective(c10d::OpType type, const char *title, std::chrono::milliseconds timeout,
+/* An operation that the library ends in time, with what torch gave it. */
+template <typename Options>
+Operation
+collective(c10d::OpType type, const char *title, const Options &options,
            std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs)
 {
     return {.type = type,
@@ -51,10 +81,12 @@ collective(c10d::OpType type, const char *title, std::chrono::milliseconds timeo
             .target = {},
             .inputs = std::move(inputs),
             .outputs = std::move(outputs),
-            .timeout = timeout,
+            .timeout = options.timeout,
             .sequence = 0,
             .order = 0,
-            .has_own_deadline = true};
+            .in_flight = nullptr,
+            .has_own_deadline = true,
+            .is_async = options.asyncOp};
 }
 
 /* Transfers that Works hold: while there are any, the context cannot be closed. */
@@ -79,8 +111,14 @@ class Work final : public c10d::Work, public Ending
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
     uint64_t getSequencenumber() const override;
+    bool is_settled() const noexcept
+    {
+        return is_settled_.load(std::memory_order_acquire);
+    }
 
     void end() noexcept override; /* of Ending */
+
+    void release_resources() override; /* the last strong reference went */
 
   private:
     using Clock = std::chrono::steady_clock;

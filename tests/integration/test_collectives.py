@@ -1,0 +1,57 @@
+"""Collectives and messages of the torch backend; Gloo is the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+
+WORLDS = [2, 3, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_collective_gives_the_bits_of_gloo(
+    world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run(
+        "roles_collectives:compare_with_gloo",
+        world,
+        tmp_path,
+        timeout_s=200.0,
+        environment=path_forced,
+    )
+
+    for rank in jobs.results(ranks):
+        assert rank["different"] == []
+        assert rank["compared"] > 500, "too few cases to mean anything"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_random_floats_are_close_and_the_same_on_all_ranks(
+    world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    role = "roles_collectives:random_floats_are_close"
+    ranks = jobs.run(role, world, tmp_path, environment=path_forced)
+
+    # A sum of `world` numbers below 6 in some order: at most world roundings of 2^-24 of 32.
+    assert max(jobs.results(ranks)) <= world * 32 * 2.0**-24
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_operations_in_flight_together(
+    world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_collectives:asynchronous", world, tmp_path, environment=path_forced)
+
+    for rank in jobs.results(ranks):
+        assert rank == {"sums": True, "then": True, "dropped": True, "success": True}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_messages(world: int, path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_collectives:messages", world, tmp_path, environment=path_forced)
+
+    assert jobs.results(ranks) == [[]] * world
