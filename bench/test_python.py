@@ -41,16 +41,17 @@ def _merge(turns: list[Record]) -> list[Record]:
 
 
 def _contest(path: str) -> list[Record]:
-    """Ours and NIXL in turn: A B A B A B, each turn two fresh processes on their own cores."""
+    """Ours and NIXL in turn: A B C A B C, each turn two fresh processes on their own cores."""
     python, why_not = nixl.find()
     turns: list[Record] = []
     for _ in range(_TURNS):
         ours = {"RDMATENSOR_TRANSPORT": path}
         turns += run_pair("p2p", "--contestant", "ours", environment=ours)
-        if python is not None:
-            theirs = {"UCX_TLS": f"{path},self", "NIXL_LOG_LEVEL": "ERROR"}
-            words = ("--contestant", "nixl")
-            turns += run_pair("p2p", *words, python=python, environment=theirs)
+        if python is None:
+            continue
+        for contestant, environment in nixl.ways(path).items():
+            words = ("--contestant", contestant)
+            turns += run_pair("p2p", *words, python=python, environment=environment)
     missing: list[Record] = [] if python else [{"missing": why_not, "path": path}]
     return _merge(turns) + missing
 

@@ -26,3 +26,14 @@ def find() -> tuple[Path | None, str]:
     if done.returncode != 0:
         return None, f"NIXL does not import: {done.stderr.strip().splitlines()[-1:]}"
     return python, ""
+
+
+def ways(path: str) -> dict[str, dict[str, str]]:
+    """Return contestant -> environment for one path.
+
+    "nixl": as it comes, with error handling between peers; on one host UCX then chooses among all
+    its transports. "nixl tuned": see the worker; UCX is held to the path.
+    """
+    quiet = {"NIXL_LOG_LEVEL": "ERROR"}
+    held = {**quiet, "UCX_TLS": f"{path},self"}
+    return {"nixl": held if path == "tcp" else quiet, "nixl tuned": held}

@@ -6,6 +6,8 @@ from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import Row, rate_text, size_text, time_text
 
 _SMALL = 8.0
+# As it comes it is what the targets were set against; tuned it gives up error handling.
+_RIVALS = {"nixl": "NIXL", "nixl tuned": "NIXL tuned"}
 # (path, is it the small size) -> how many times better than NIXL
 _NIXL_TARGETS = {("shm", True): 4.0, ("shm", False): 1.5, ("tcp", True): 1.5, ("tcp", False): 2.0}
 
@@ -13,7 +15,7 @@ _NIXL_TARGETS = {("shm", True): 4.0, ("shm", False): 1.5, ("tcp", True): 1.5, ("
 def p2p(records: list[Record]) -> list[Row]:
     """One path: ours alone, and beside NIXL where it ran; a rival that is absent has a record."""
     ours = [record for record in records if record.get("contestant") == "ours"]
-    rivals = [record for record in records if record.get("contestant") == "nixl"]
+    rivals = [record for record in records if record.get("contestant") in _RIVALS]
     missing = [record for record in records if record.get("missing") is not None]
     rows = [_alone(record) for record in ours]
     rows += [
@@ -55,13 +57,14 @@ def _alone(record: Record) -> Row:
 
 def _against(record: Record, rival: Record) -> Row:
     is_small = number(record, "size") == _SMALL
-    way = "a handle made for each write" if rival["way"] == "write" else "one handle, posted again"
+    way = "new handle each" if rival["way"] == "write" else "one handle"
+    is_judged = rival["contestant"] == "nixl"
     return Row(
         _name(record),
-        f"{_took(rival)} NIXL, {way}",
+        f"{_took(rival)} {_RIVALS[text(rival, 'contestant')]}, {way}",
         _took(record),
         number(rival, "median_ns") / number(record, "median_ns"),
-        _NIXL_TARGETS[text(record, "path"), is_small],
+        _NIXL_TARGETS[text(record, "path"), is_small] if is_judged else None,
     )
 
 

@@ -25,16 +25,18 @@ LARGE_BYTES = 1 << 20  # from here on a sample is one call
 
 
 def calls_of(size: int) -> int:
-    """Calls in one sample: enough for the clock not to count."""
+    """Calls in one sample, which is their median."""
     return 200 if size < LARGE_BYTES else 1
 
 
 def measure(group: dist.ProcessGroup, tensor: torch.Tensor, calls: int) -> int:
-    """Nanoseconds of one all_reduce, of `calls` in a row."""
-    started_ns = time.perf_counter_ns()
+    """Nanoseconds of the median of `calls` all_reduces in a row."""
+    taken_ns = []
     for _ in range(calls):
+        started_ns = time.perf_counter_ns()
         dist.all_reduce(tensor, group=group)
-    return (time.perf_counter_ns() - started_ns) // calls
+        taken_ns.append(time.perf_counter_ns() - started_ns)
+    return sorted(taken_ns)[calls // 2]
 
 
 def check(group: dist.ProcessGroup, name: str, rank: int, size: int) -> None:
@@ -57,7 +59,7 @@ def turns(
     for round_number in range(rounds + 1):
         for name, group in groups.items():
             dist.barrier(group=groups["gloo"])
-            measure(group, tensor, 1)  # both ranks are here, code and buffers are warm
+            measure(group, tensor, 1 + calls_of(size) // 5)  # both are here, and warm
             took_ns = measure(group, tensor, calls_of(size))
             if round_number > 0:
                 samples[name].append(took_ns)
