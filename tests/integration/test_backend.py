@@ -1,0 +1,152 @@
+"""What one process can see of the backend: its registration, its memory, its refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rdmatensor import _autoload, default_context, distributed
+from rdmatensor.torch import empty, zeros
+
+
+def run_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("first", ["torch", "rdmatensor"])
+def test_importing_torch_is_enough(first: str) -> None:
+    code = f"""
+        import {first}
+        import sys, torch
+        loaded = "rdmatensor._c10d" in sys.modules
+        print(torch.distributed.is_backend_available("rdmatensor"), loaded)
+    """
+    assert run_python(code) == "True False"
+
+
+def test_nothing_is_registered_where_the_user_switched_it_off() -> None:
+    code = """
+        import torch
+        print(torch.distributed.is_backend_available("rdmatensor"))
+    """
+    assert run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False"
+
+
+def test_registration_warns_and_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no more backends today")
+
+    monkeypatch.setattr(dist.Backend, "_plugins", {})
+    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
+
+    with pytest.warns(RuntimeWarning, match="RuntimeError: no more backends today"):
+        _autoload.register()
+
+
+def test_registration_again_is_harmless() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _autoload.register()
+        _autoload.register()
+
+
+@pytest.mark.parametrize("built_for", ["2.0.1", None])
+def test_extension_of_another_torch_is_not_loaded(
+    built_for: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rdmatensor._build_stamp.TORCH_VERSION", built_for)
+
+    with pytest.raises(ImportError, match=r"pip install --no-build-isolation") as caught:
+        distributed.load_extension()
+    assert torch.__version__ in str(caught.value)
+    assert (built_for or "without torch") in str(caught.value)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes no options of type dict"):
+        distributed.create(object(), {"fast": True})  # type: ignore[arg-type]
+
+
+def test_tensors_are_born_in_the_arena_and_stay_ordinary() -> None:
+    def live_bytes() -> int:
+        regions = default_context().describe()["regions"]
+        assert isinstance(regions, dict)
+        return int(regions["live_bytes"])
+
+    before = live_bytes()
+    tensor = zeros((256, 256))
+    assert tensor.shape == (256, 256)
+    assert tensor.dtype == torch.float32
+    assert tensor.eq(0).all()
+    assert live_bytes() - before >= 256 * 256 * 4
+
+    tensor.resize_(512, 512).fill_(2.0)
+    assert live_bytes() - before >= 512 * 512 * 4
+    view = tensor[1:3].t()
+    del tensor
+    assert view.sum() == 2.0 * 2 * 512
+    grown = view.untyped_storage()
+    grown.resize_(0)
+    assert grown.nbytes() == 0
+    del view, grown
+    assert live_bytes() == before
+
+
+def test_tensors_of_the_arena_take_part_in_autograd() -> None:
+    weight = empty((8, 3, 3, 3)).normal_().requires_grad_()
+    images = empty((2, 3, 16, 16)).normal_()
+
+    loss = torch.nn.functional.conv2d(images, weight).square().sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    assert weight.grad is not None
+    assert weight.grad.shape == weight.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex64])
+def test_arena_tensors_of_every_kind(dtype: torch.dtype) -> None:
+    assert zeros((0, 3), dtype).shape == (0, 3)
+    assert empty(7, dtype).dtype == dtype
+    assert zeros([], dtype).numel() == 1
+
+
+def test_impossible_allocations_say_why() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="rdmatensor: "):
+        empty(1 << 48)
+
+
+def test_arena_tensors_outlive_their_context_and_are_left_alone_by_children() -> None:
+    code = """
+        import gc, os, sys
+        import rdmatensor
+        from rdmatensor.torch import zeros
+
+        tensor = zeros(100_000)
+        child = os.fork()
+        if child == 0:
+            del tensor
+            gc.collect()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        tensor += 1
+        rdmatensor.default_context().close()
+        print(float(tensor.sum()))
+        del tensor
+    """
+    assert run_python(code) == "100000.0"
