@@ -81,7 +81,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
     py::class_<Backend::Options, c10::intrusive_ptr<Backend::Options>, c10d::Backend::Options>(
         m, "Options")
         .def(py::init<Milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout);
-    py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(m, "Backend");
+    /* What torch binds for its own backends, but not for their base class. */
+    py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(m, "Backend")
+        .def_property_readonly("options", &Backend::getBackendOptions)
+        .def("get_error", &Backend::getError, Unlocked())
+        .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"), Unlocked());
     m.def("create_backend", &create_backend, py::kw_only(), py::arg("rendezvous"),
           py::arg("context"), py::arg("group_name"), py::arg("global_ranks"), py::arg("timeout"),
           py::arg("secret"), py::arg("is_default_group"));
