@@ -1,0 +1,227 @@
+"""What goes wrong: ranks that die, disagree, compute for long, or give what cannot be moved."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LONG = timedelta(seconds=60)
+
+
+def died(path: str) -> None:
+    """Die as a killed process does, and leave the time of it."""
+    Path(path).write_text(str(time.monotonic()), encoding="utf-8")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_in_all_reduce(_rank: int, _world: int) -> None:
+    while True:
+        dist.all_reduce(torch.ones(1000))
+
+
+def wait_in_recv(rank: int, world: int) -> None:
+    """Wait for somebody who lives and sends nothing: a neighbour that is not the victim."""
+    peer = next(r for r in range(world) if r not in (rank, int(os.environ["VICTIM"])))
+    dist.recv(torch.ones(1000), peer)
+
+
+def wait_in_future(_rank: int, _world: int) -> None:
+    while True:
+        dist.all_reduce(torch.ones(1000), async_op=True).get_future().wait()
+
+
+WAITS = {"all_reduce": wait_in_all_reduce, "recv": wait_in_recv, "future": wait_in_future}
+
+
+def a_rank_is_killed(
+    rank: int, world: int, *, victim: int, how: str, died_at: str
+) -> dict[str, object]:
+    """Survivors return what they saw, and when."""
+    os.environ["VICTIM"] = str(victim)
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(10))
+    if rank == victim:
+        time.sleep(0.5)  # the others wait by then
+        died(died_at)
+    try:
+        WAITS[how](rank, world)
+    except RuntimeError as error:
+        seen = {"at_s": time.monotonic(), "type": type(error).__name__, "text": str(error)}
+    again = "no error"
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        again = str(error)
+    return {**seen, "again": again}
+
+
+def hold_the_gil(seconds: float) -> None:
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # PyDLL keeps Python's lock
+
+
+def a_rank_computes(rank: int, _world: int, *, seconds: float) -> float:
+    """Rank 1 holds Python's lock; with a Future outstanding, whose callback needs that lock."""
+    dist.init_process_group("rdmatensor", timeout=timedelta(seconds=seconds + 30))
+    dist.all_reduce(torch.ones(10))
+    called = []
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    work.get_future().then(lambda _: called.append(True))
+    if rank == 1:
+        hold_the_gil(seconds)
+    total = torch.ones(10)
+    dist.all_reduce(total)
+    work.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    assert called == [True]
+    return float(total[0])
+
+
+def differing_call(rank: int, what: str) -> None:
+    is_odd = rank == 1
+    if what == "count":
+        dist.all_reduce(torch.ones(6 if is_odd else 5))
+    elif what == "large count":
+        dist.all_reduce(torch.ones((1 << 20) + 1 if is_odd else 5))
+    elif what == "dtype":
+        dist.all_reduce(torch.ones(5, dtype=torch.int32 if is_odd else torch.float32))
+    elif what == "reduction":
+        dist.all_reduce(torch.ones(5), op=dist.ReduceOp.MAX if is_odd else dist.ReduceOp.SUM)
+    elif is_odd:
+        dist.broadcast(torch.ones(5), src=0)
+    else:
+        dist.all_reduce(torch.ones(5))
+
+
+def ranks_disagree(rank: int, _world: int, *, what: str) -> dict[str, str]:
+    dist.init_process_group("rdmatensor", timeout=timedelta(seconds=20))
+    dist.all_reduce(torch.ones(10))
+    try:
+        differing_call(rank, what)
+        dist.barrier()  # a rank that needed nothing of the others learns it here
+    except RuntimeError as error:
+        return {"type": type(error).__name__, "text": str(error)}
+    return {"type": "no error", "text": ""}
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def bad_arguments(rank: int, world: int) -> dict[str, str]:
+    """Refused here, before anybody else hears of it; then everything still works."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    group = dist.distributed_c10d._get_default_group()
+    backend: Any = group._get_backend(torch.device("cpu"))
+    errors = {
+        "strided": error_of(lambda: dist.all_reduce(torch.arange(10.0)[::2])),
+        "transposed": error_of(lambda: dist.broadcast(torch.ones(2, 3).t(), 0)),
+        "send": error_of(lambda: dist.send(torch.ones(3, 3).t(), (rank + 1) % world)),
+        "device": error_of(lambda: backend.allreduce([torch.ones(2, device="meta")])),
+        "lengths": error_of(lambda: dist.all_gather([torch.ones(2)] * world, torch.ones(3))),
+        "list": error_of(lambda: backend.allgather([[torch.ones(2)]], [torch.ones(2)])),
+        "dtypes": error_of(
+            lambda: dist.all_gather_into_tensor(
+                torch.ones(2 * world, dtype=torch.int64), torch.ones(2)
+            )
+        ),
+        "average": error_of(
+            lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), op=dist.ReduceOp.AVG)
+        ),
+        "float8": error_of(lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))),
+        "splits": error_of(
+            lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [9] * world, [1] * world)
+        ),
+        "tag": error_of(lambda: backend.send([torch.ones(2)], (rank + 1) % world, -1)),
+        "rank": error_of(lambda: backend.send([torch.ones(2)], world, 0)),
+        "conjugate": error_of(
+            lambda: backend.broadcast([torch.ones(2, dtype=torch.complex64).conj()])
+        ),
+    }
+    check = torch.ones(3)
+    dist.all_reduce(check)
+    errors["afterwards"] = f"sum {check.tolist()}"
+    dist.destroy_process_group()
+    return errors
+
+
+def deadlines_pass(rank: int, _world: int) -> dict[str, object]:
+    """Rank 0 waits for what never comes, in every way of waiting."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    dist.all_reduce(torch.ones(10))
+    started_s = time.monotonic()
+    seen: dict[str, object] = {}
+    if rank == 0:
+        short = timedelta(milliseconds=300)
+        work = dist.irecv(torch.ones(3), 1, tag=7)
+        assert work is not None
+        seen["wait"] = error_of(lambda: work.wait(short))
+        seen["again"] = error_of(lambda: work.wait(short))
+        group = dist.distributed_c10d._get_default_group()
+        group.set_timeout(short)
+        seen["recv"] = error_of(lambda: dist.recv(torch.ones(3), 1, tag=8))
+        seen["seconds"] = time.monotonic() - started_s
+        group.set_timeout(LONG)
+        late = torch.zeros(3)
+        seen["later"] = error_of(lambda: dist.recv(late, 1, tag=7))
+        seen["value"] = late.tolist()
+    else:
+        time.sleep(1.5)
+        dist.send(torch.full((3,), 5.0), 0, tag=7)
+        time.sleep(0.5)
+    return seen
+
+
+def a_collective_times_out(rank: int, _world: int) -> dict[str, object]:
+    dist.init_process_group("rdmatensor", timeout=timedelta(seconds=1))
+    dist.all_reduce(torch.ones(10))
+    if rank == 1:
+        time.sleep(3)
+        return {"text": "", "seconds": 0.0}
+    started_s = time.monotonic()
+    text = error_of(lambda: dist.all_reduce(torch.ones(10)))
+    return {"text": text, "seconds": time.monotonic() - started_s}
+
+
+def nobody_comes(rank: int, _world: int) -> dict[str, object]:
+    """Only rank 1 makes the sub-group: it must learn that rank 0 is missing."""
+    dist.init_process_group("gloo", timeout=LONG)
+    seen: dict[str, object] = {}
+    if rank == 1:
+        started_s = time.monotonic()
+        two_s = timedelta(seconds=2)
+        seen["text"] = error_of(lambda: dist.new_group(backend="rdmatensor", timeout=two_s))
+        seen["seconds"] = time.monotonic() - started_s
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
+    return seen
+
+
+def ctrl_c(rank: int, _world: int) -> dict[str, object]:
+    """A signal ends a wait of the main thread."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    dist.all_reduce(torch.ones(10))
+    if rank == 1:
+        time.sleep(2)
+        return {"seconds": 0.0}
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    started_s = time.monotonic()
+    try:
+        dist.recv(torch.ones(3), 1)
+    except KeyboardInterrupt:
+        return {"seconds": time.monotonic() - started_s}
+    return {"seconds": -1.0}

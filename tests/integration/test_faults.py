@@ -1,0 +1,123 @@
+"""Faults end as exceptions that name the rank and the operation, and never hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+
+
+@pytest.mark.parametrize("how", ["all_reduce", "recv", "future"])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_killed_rank_is_named_by_every_survivor(
+    victim: int, how: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    died_at = tmp_path / "died_at"
+    ranks = jobs.run(
+        "roles_faults:a_rank_is_killed",
+        3,
+        tmp_path,
+        environment=path_forced,
+        victim=victim,
+        how=how,
+        died_at=str(died_at),
+    )
+
+    assert ranks[victim].exit == -9
+    survivors = jobs.results([rank for rank in ranks if rank.number != victim])
+    for survivor in survivors:
+        assert f"rank {victim}" in survivor["text"]
+        assert f"rank {victim}" in survivor["again"]
+        assert ("recv" if how == "recv" else "all_reduce") in survivor["text"]
+        assert survivor["at_s"] - float(died_at.read_text(encoding="utf-8")) < 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seconds", [15.0, pytest.param(60.0, marks=pytest.mark.timeout(140))], ids=["15s", "60s"]
+)
+def test_rank_that_holds_the_gil_is_not_called_dead(
+    seconds: float, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run(
+        "roles_faults:a_rank_computes",
+        2,
+        tmp_path,
+        timeout_s=seconds + 30.0,
+        environment=path_forced,
+        seconds=seconds,
+    )
+
+    assert jobs.results(ranks) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("what", ["count", "large count", "dtype", "reduction", "operation"])
+def test_ranks_that_disagree_learn_how(
+    what: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_faults:ranks_disagree", 3, tmp_path, environment=path_forced, what=what)
+
+    seen = jobs.results(ranks)
+    assert [rank["type"] for rank in seen] == ["DistBackendError"] * 3, seen
+    assert any("called" in rank["text"] and "rank 1" in rank["text"] for rank in seen), seen
+
+
+def test_what_cannot_be_moved_is_refused_on_the_rank_that_gave_it(tmp_path: Path) -> None:
+    expected = {
+        "strided": "ValueError: rdmatensor:all_reduce: the tensor of shape [5] and strides [2] "
+        "is not contiguous",
+        "transposed": "ValueError: rdmatensor:broadcast: the tensor of shape [3, 2]",
+        "send": "ValueError: rdmatensor:send: the tensor of shape [3, 3]",
+        "device": "ValueError: rdmatensor:all_reduce: the tensor is on meta",
+        "lengths": "ValueError: rdmatensor:all_gather: the tensors differ in size",
+        "list": "ValueError: rdmatensor:all_gather: the list has 1 tensors for a group of 2",
+        "dtypes": "ValueError: rdmatensor:all_gather: the tensors differ in dtype",
+        "average": "ValueError: rdmatensor:all_reduce: all_reduce: no avg of i64",
+        "float8": "ValueError: rdmatensor:all_reduce: tensors of Float8_e4m3fn cannot be reduced",
+        "splits": "ValueError: rdmatensor:all_to_all: the split sizes",
+        "tag": "ValueError: rdmatensor:send: the tag is -1",
+        "rank": "ValueError: rdmatensor:send: rank 2 of a group of 2",
+        "conjugate": "ValueError: rdmatensor:broadcast: the tensor is a lazy conjugate",
+        "afterwards": "sum [2.0, 2.0, 2.0]",
+    }
+    for errors in jobs.results(jobs.run("roles_faults:bad_arguments", 2, tmp_path)):
+        assert set(errors) == set(expected)
+        for case, text in expected.items():
+            assert errors[case].startswith(text), case
+        assert "cpu:rdmatensor,cuda:nccl" in errors["device"]
+
+
+def test_waits_end_at_their_deadline(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_faults:deadlines_pass", 2, tmp_path, environment=path_forced)
+
+    seen = jobs.results(ranks)[0]
+    for case in ("wait", "again", "recv"):
+        assert seen[case].startswith("DistNetworkError: rdmatensor:recv from rank 1, tag "), seen
+        assert "timeout passed: not done after 0.3 s" in seen[case]
+    assert 0.6 <= seen["seconds"] < 1.4
+    # The receive that timed out must not swallow the message that a later one waits for.
+    assert seen["later"] == "no error"
+    assert seen["value"] == [5.0, 5.0, 5.0]
+
+
+def test_collective_ends_at_its_deadline(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_faults:a_collective_times_out", 2, tmp_path, environment=path_forced)
+
+    seen = jobs.results(ranks)[0]
+    assert seen["text"].startswith("DistNetworkError: rdmatensor:all_reduce: the timeout passed")
+    assert "rank 1" in seen["text"]
+    assert 1.0 <= seen["seconds"] < 2.0
+
+
+def test_group_whose_members_do_not_come_says_who_is_missing(tmp_path: Path) -> None:
+    seen = jobs.results(jobs.run("roles_faults:nobody_comes", 2, tmp_path))[1]
+
+    assert "rank 0 of 2 did not join the group within 2000 ms" in seen["text"]
+    assert 2.0 <= seen["seconds"] < 3.0
+
+
+def test_signals_are_heard_during_a_wait(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_faults:ctrl_c", 2, tmp_path, environment=path_forced)
+
+    assert 0.3 <= jobs.results(ranks)[0]["seconds"] < 1.0

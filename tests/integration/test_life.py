@@ -1,0 +1,146 @@
+"""The life of groups: made, made again, shared, described, ended in every way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+
+
+def test_groups_are_made_again_with_other_ranks(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    ranks = jobs.run(
+        "roles_life:made_again", 3, tmp_path / "job", environment=path_forced, store=store
+    )
+
+    # Rank 0 is process 0, then 2, then 1.
+    for rank, sums in enumerate(jobs.results(ranks)):
+        assert sums[:4] == [3.0, 0.0, 2.0, 1.0]
+        assert sums[4:] == ([2.0] if rank < 2 else [])
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_sub_groups_overlap(world: int, path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_life:sub_groups", world, tmp_path, environment=path_forced)
+
+    for rank, seen in enumerate(jobs.results(ranks)):
+        assert seen["everybody"] == world
+        assert seen["right"]
+        assert seen["last"] == (world - 1 if rank in (0, world - 1) else -1)
+
+
+def test_threads_have_groups_of_their_own(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_life:threads", 2, tmp_path, environment=path_forced)
+
+    assert jobs.results(ranks) == [[1.0, 3.0, 5.0, 7.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "extra"),
+    [
+        ("not destroyed", 0.0),
+        ("in flight", 0.0),
+        ("destroyed in flight", 0.0),
+        ("twice", 100.0),
+        ("arena", 0.0),
+    ],
+)
+def test_processes_end_well_however_they_end(
+    how: str, extra: float, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run(
+        "roles_life:exit_in_a_mess",
+        2,
+        tmp_path,
+        timeout_s=15.0,
+        environment=path_forced,
+        how=how,
+    )
+
+    assert jobs.results(ranks) == [1.0 + extra] * 2
+    for rank in ranks:
+        assert "terminate called" not in rank.log
+        assert "Fatal" not in rank.log
+
+
+def test_abort_ends_what_others_wait_for(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_life:aborted", 2, tmp_path, environment=path_forced)
+
+    by_rank = jobs.results(ranks)
+    assert by_rank[0]["error"] == "COMM_ERROR"
+    assert "rank 0 called abort()" in by_rank[1]["text"]
+    assert by_rank[1]["seconds"] < 2.0
+
+
+def test_group_destroyed_by_another_thread_ends_the_wait(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_life:shut_down_while_waiting", 2, tmp_path, environment=path_forced)
+
+    for seen in jobs.results(ranks):
+        assert seen["ended"]
+        assert "rdmatensor:recv from rank" in seen["text"]
+
+
+def test_two_jobs_on_one_host_do_not_meet(path_forced: dict[str, str], tmp_path: Path) -> None:
+    role = "roles_life:one_of_two_jobs"
+    started = [
+        jobs.start(role, 2, tmp_path / name, environment=path_forced, seed=seed, steps=200)
+        for name, seed in (("one", 10.0), ("two", 1000.0))
+    ]
+    first, second = (job.finish() for job in started)
+
+    assert jobs.results(first) == [21.0, 21.0]
+    assert jobs.results(second) == [2001.0, 2001.0]
+
+
+def test_describe_says_how_each_peer_is_reached(
+    transport: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_life:descriptions", 3, tmp_path, environment=path_forced)
+
+    by_rank = jobs.results(ranks)
+    for rank, seen in enumerate(by_rank):
+        others = [other for other in range(3) if other != rank]
+        assert [peer["rank"] for peer in seen["peers"]] == others
+        assert {peer["path"] for peer in seen["before"]} == {"none"}
+        assert seen["secret"] == "store"
+        assert seen["name"] == "rdmatensor"
+        assert seen["timeout_s"] == 20.0
+        for place in seen["listens"]:  # all ranks are on one host
+            assert place.startswith(("127.0.0.1:", "[::1]:"))
+    for rank in (0, 1):
+        (peer,) = by_rank[rank]["ours"]
+        assert (peer["rank"], peer["path"]) == (1 - rank, transport)
+        assert peer["reason"]
+
+
+def test_process_groups_are_split(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_life:split", 4, tmp_path, environment=path_forced)
+
+    for seen in jobs.results(ranks):
+        assert seen["sum"] == seen["want"]
+
+
+def test_monitored_barrier_names_who_did_not_come(tmp_path: Path) -> None:
+    seen = jobs.results(jobs.run("roles_life:monitored", 3, tmp_path))
+
+    assert "Rank 1 failed to pass monitoredBarrier in 1000 ms" in seen[0]["text"]
+    assert "Rank 2 successfully reached monitoredBarrier" in seen[2]["text"]
+
+
+def test_secret_must_be_given_to_all_ranks_or_none(tmp_path: Path) -> None:
+    ranks = jobs.run(
+        "roles_life:secret_on_one_rank_only",
+        2,
+        tmp_path / "job",
+        file=str(tmp_path / "secret"),
+    )
+
+    text = jobs.results(ranks)[1]
+    assert text.startswith("DistStoreError: ")
+    assert "rank 1 has a secret from RDMATENSOR_SECRET" in text
+    assert "rank 0 has none" in text
