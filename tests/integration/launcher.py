@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from meeting import FOLDER_VARIABLE
 
 GIVE_UP_EARLY_S = 3.0  # before the deadline: time to say where a rank hangs
 
@@ -37,6 +38,7 @@ def become_rank(rank: int, world: int, port: int, out: Path, dump_after_s: float
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
+    os.environ[FOLDER_VARIABLE] = str(out)
     log = os.open(out / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from meeting import meet
 
 import rdmatensor
 
@@ -93,7 +94,7 @@ def threads(rank: int, world: int) -> list[float]:
     return [sums[index] for index in range(len(groups))]
 
 
-def exit_in_a_mess(rank: int, _world: int, *, how: str) -> float:
+def exit_in_a_mess(rank: int, world: int, *, how: str) -> float:
     """End the process without tidying up; the launcher sees how it ended."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     keep = globals().setdefault("kept", [])  # alive until the interpreter takes itself apart
@@ -105,6 +106,7 @@ def exit_in_a_mess(rank: int, _world: int, *, how: str) -> float:
         assert waiting is not None
         keep.append(waiting.get_future().then(lambda future: future))
         keep.append(dist.all_reduce(torch.ones(1 << 20), async_op=True))
+        meet("posted", rank, range(world))  # nobody may send to one who left
     elif how == "twice":
         dist.destroy_process_group()
         try:
@@ -114,6 +116,7 @@ def exit_in_a_mess(rank: int, _world: int, *, how: str) -> float:
     elif how == "destroyed in flight":
         keep.append(dist.irecv(torch.ones(10), (rank + 1) % 2, tag=3))
         keep.append(dist.isend(torch.ones(1 << 22), (rank + 1) % 2, tag=4))
+        meet("posted", rank, range(world))  # nobody may send to one who left
         dist.destroy_process_group()
     elif how == "arena":
         from rdmatensor.torch import empty
@@ -124,11 +127,12 @@ def exit_in_a_mess(rank: int, _world: int, *, how: str) -> float:
     return result
 
 
-def aborted(rank: int, _world: int) -> dict[str, object]:
+def aborted(rank: int, world: int) -> dict[str, object]:
     """abort() on one rank ends what the others wait for."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     dist.barrier()
     backend = our_backend()
+    meet("out of the barrier", rank, range(world))
     if rank == 0:
         time.sleep(0.3)
         backend.abort()
@@ -146,8 +150,10 @@ def shut_down_while_waiting(rank: int, _world: int) -> dict[str, object]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     dist.barrier()
     seen: dict[str, object] = {}
+    has_begun = threading.Event()
 
     def wait() -> None:
+        has_begun.set()
         try:
             dist.recv(torch.ones(3), 1 - rank)
         except RuntimeError as error:
@@ -155,6 +161,7 @@ def shut_down_while_waiting(rank: int, _world: int) -> dict[str, object]:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
+    assert has_begun.wait(10.0)
     time.sleep(0.3)
     dist.destroy_process_group()
     waiter.join(5.0)
@@ -207,13 +214,14 @@ def split(rank: int, world: int) -> dict[str, float]:
 def monitored(rank: int, world: int) -> dict[str, str]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     rdmatensor.monitored_barrier(timeout=TIMEOUT)
+    text = ""
     try:
         if rank != 1:
             rdmatensor.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
     except RuntimeError as error:
-        return {"text": str(error)}
-    time.sleep(2.0)
-    return {"text": ""}
+        text = str(error)
+    meet("told", rank, range(world))  # a rank that left would not be one that did not come
+    return {"text": text}
 
 
 def secret_on_one_rank_only(rank: int, world: int, *, file: str) -> str:
