@@ -97,6 +97,11 @@ void rdti_endpoint_unpin_mapping(rdt_endpoint *ep);
  * ended. */
 bool rdti_endpoint_hold(rdt_endpoint *ep);
 
+/* Wait, but not long, for the goodbyes of what was closed here: whoever hears of the close by
+ * another way and opens anew must find that the peer has heard it before. Without the lock; with it
+ * nothing happens. */
+void rdti_endpoints_await_goodbyes(rdt_context *ctx);
+
 /* [driver] End it: closes the lane (completing its ops), fails mailbox and slots, tells everybody
  * if `is_death`. */
 void rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death);

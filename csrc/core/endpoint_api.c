@@ -10,9 +10,6 @@
 #include "core/endpoint_impl.h"
 #include "wire/notify.h"
 
-/* A closing endpoint that the peer does not answer is closed all the same. */
-#define CLOSE_LINGER_NS UINT64_C(2000000000)
-
 static rdt_status
 check_usable(const rdt_endpoint *ep, const char *call, struct rdt_error *err)
 {
@@ -302,19 +299,12 @@ rdt_endpoint_close(rdt_endpoint *ep)
 {
     if (ep == NULL || rdti_in_forked_child())
         return;
-    rdti_engine_enter(ep->ctx->engine);
-    if (--ep->refs == 0) {
-        if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
-            (void)rdti_error_set_rank(&ep->error, RDT_ECLOSED, ep->rank,
-                                      "the endpoint to rank %d was closed here", (int)ep->rank);
-            rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
-        } else if (rdti_endpoint_get_state(ep) == RDTI_EP_READY) {
-            ep->linger_until_ns = rdti_deadline_after(CLOSE_LINGER_NS);
-            rdti_endpoint_set_state(ep, RDTI_EP_CLOSING);
-        }
-        ep->ctx->has_core_work = true;
-        /* The progress thread sees it through; it may be asleep. */
-        rdti_engine_poke(ep->ctx->engine);
-    }
-    rdti_engine_leave(ep->ctx->engine);
+    rdt_context *ctx = ep->ctx; /* outlives the endpoint */
+    rdti_engine_enter(ctx->engine);
+    const bool is_last = --ep->refs == 0;
+    if (is_last)
+        rdti_endpoint_begin_close(ep);
+    rdti_engine_leave(ctx->engine);
+    if (is_last)
+        rdti_endpoints_await_goodbyes(ctx);
 }

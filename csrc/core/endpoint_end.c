@@ -173,6 +173,12 @@ free_endpoint(rdt_endpoint *ep)
     free(ep);
 }
 
+/* A closing endpoint that the peer does not answer is closed all the same. */
+#define CLOSE_LINGER_NS UINT64_C(2000000000)
+/* How long a close waits for the goodbye to go out: the peer's acknowledgements are on their way,
+ * unless it is stopped. */
+#define GOODBYE_WAIT_NS UINT64_C(20000000)
+
 /* A closing endpoint: goodbye once idle; gone once the peer answered or the linger is over. */
 static void
 advance_closing(rdt_endpoint *ep)
@@ -192,6 +198,47 @@ advance_closing(rdt_endpoint *ep)
         ep->said_goodbye = true;
         rdti_channel_send(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0, NULL, 0);
     }
+}
+
+void
+rdti_endpoint_begin_close(rdt_endpoint *ep)
+{
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
+        (void)rdti_error_set_rank(&ep->error, RDT_ECLOSED, ep->rank,
+                                  "the endpoint to rank %d was closed here", (int)ep->rank);
+        rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+    } else if (rdti_endpoint_get_state(ep) == RDTI_EP_READY) {
+        ep->linger_until_ns = rdti_deadline_after(CLOSE_LINGER_NS);
+        rdti_endpoint_set_state(ep, RDTI_EP_CLOSING);
+        advance_closing(ep);
+    }
+    ep->ctx->has_core_work = true;
+    /* The progress thread sees it through; it may be asleep. */
+    rdti_engine_poke(ep->ctx->engine);
+}
+
+static bool
+is_goodbye_said(void *arg)
+{
+    rdt_context *ctx = arg;
+    bool is_said = true;
+
+    rdti_engine_enter(ctx->engine);
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING && !ep->said_goodbye)
+            is_said = false;
+    }
+    rdti_engine_leave(ctx->engine);
+    return is_said;
+}
+
+void
+rdti_endpoints_await_goodbyes(rdt_context *ctx)
+{
+    /* Late is no error: the progress thread says it then. A driver must not wait. */
+    (void)rdti_engine_wait(ctx->engine, is_goodbye_said, ctx,
+                           rdti_deadline_after(GOODBYE_WAIT_NS));
 }
 
 static void

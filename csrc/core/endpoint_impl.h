@@ -96,6 +96,8 @@ void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
 void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
 /* The peer's process is gone, or it has said that it writes nothing more. */
 void rdti_endpoint_on_peer_done(rdt_endpoint *ep);
+/* The last handle is closed. [driver] */
+void rdti_endpoint_begin_close(rdt_endpoint *ep);
 /* The peer said goodbye. */
 void rdti_endpoint_leave(rdt_endpoint *ep);
 /* Ends lane and channel, completing the lane's ops with err. */

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/text.h"
+#include "core/endpoint.h"
 #include "core/group.h"
 #include "core/group_impl.h"
 
@@ -53,6 +54,7 @@ rdt_group_destroy(rdt_group *group)
     }
     rdti_group_unref(group);
     rdti_engine_leave(ctx->engine);
+    rdti_endpoints_await_goodbyes(ctx);
 }
 
 static uint32_t

@@ -239,13 +239,26 @@ open_again(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdt_endp
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
 
+/* One that nobody here has opened lives only as long as the peer wants it: its goodbye may have come
+ * in already, and whoever opens now means the time after it. */
+static rdt_endpoint *
+find_open(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    rdt_endpoint *ep = rdti_endpoint_find(ctx, uuid);
+
+    if (ep == NULL || ep->refs > 0 || ep->channel == NULL)
+        return ep;
+    rdti_channel_drain(ep->channel);
+    return rdti_endpoint_find(ctx, uuid);
+}
+
 static rdt_status
 open_locked(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_endpoint_opts *opts,
             rdt_endpoint **out, struct rdt_error *err)
 {
     const struct rdti_job *job = rdti_context_find_job(ctx, opts->job_id);
     const struct rdti_obituary *dead = rdti_context_find_obituary(ctx, blob->uuid);
-    rdt_endpoint *ep = rdti_endpoint_find(ctx, blob->uuid);
+    rdt_endpoint *ep = find_open(ctx, blob->uuid);
 
     if (job == NULL)
         return rdti_error_set(err, RDT_EINVAL, 0,

@@ -242,6 +242,21 @@ TEST(forced_paths_that_differ_are_refused_with_both_names)
         check_ok(rdt_context_close(ctx[i], &err), &err, "context_close");
 }
 
+/* What one side closed, the other must not take for open, however short ago that was. */
+TEST(an_endpoint_opens_again_at_once_from_the_other_side)
+{
+    for (int t = 1; t < 3; t++) {
+        struct rdt_error err = {0};
+        rdt_context *ctx[2];
+        for (int i = 0; i < 2; i++)
+            context_make(&ctx[i], transports[t], "secret", i);
+        for (int round = 0; round < 50; round++)
+            CHECK_OK(open_with(ctx[round % 2], ctx[1 - round % 2], "job", &err), &err);
+        for (int i = 0; i < 2; i++)
+            check_ok(rdt_context_close(ctx[i], &err), &err, "context_close");
+    }
+}
+
 /* ---- Settings ------------------------------------------------------------------------------ */
 
 static rdt_status
