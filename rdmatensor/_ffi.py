@@ -5,7 +5,6 @@ Everything that knows cffi's untyped values says so with CData; no other module 
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from rdmatensor import errors
+from rdmatensor._arguments import invalid
 from rdmatensor.types import DTYPE_NAMES
 
 try:
@@ -36,8 +36,6 @@ TIMED_OUT: int = lib.RDT_ETIMEDOUT
 # A waiting thread comes back to Python this often, so that Ctrl-C and close() are noticed.
 SLICE_S = 0.1
 SLICE_NS = 100_000_000
-# A year. More is refused, as for ever is.
-_TIMEOUT_MAX_S = 365 * 86400.0
 
 RAISE_FLAG: CData = ffi.addressof(lib, "rdtpy_raise_flag")
 RING: CData = ffi.addressof(lib, "rdtpy_ring")
@@ -145,21 +143,6 @@ def check(status: int, call: str) -> None:
     """Raise unless the call, which was given scratch.err, returned RDT_OK."""
     if status != OK:
         fail(status, call)
-
-
-def invalid(call: str, detail: str) -> errors.InvalidArgument:
-    """Make the exception for an argument that is found wrong on the Python side."""
-    return errors.InvalidArgument("RDT_EINVAL", call, detail)
-
-
-def timeout_s_of(timeout_s: float | None, default_s: float, call: str) -> float:
-    """Return a wait's length in seconds, checked."""
-    if timeout_s is None:
-        return default_s
-    value = float(timeout_s)
-    if not 0 <= value <= _TIMEOUT_MAX_S or not math.isfinite(value):
-        raise invalid(call, f"timeout_s={timeout_s!r} is not from 0 to {_TIMEOUT_MAX_S:.0f}")
-    return value
 
 
 class Waiters:

@@ -9,10 +9,11 @@ import threading
 import time
 from types import TracebackType
 
+from rdmatensor._arguments import invalid, seconds, whole
 from rdmatensor.config import Settings
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import InvalidArgument, Mismatch
+from rdmatensor.errors import Mismatch
 from rdmatensor.group import Group
 from rdmatensor.slot import Slot
 from rdmatensor.store import Store, wait_for
@@ -42,17 +43,17 @@ def join(
     Returns once the ranks have agreed on the job, not on connections: those are made at first use.
     Raises: TransferTimeout (rank 0 is missing), Mismatch (another size, another kind of secret).
     """
+    rank, size = whole(rank, "join", "rank"), whole(size, "join", "size")
     if not 0 <= rank < size:
-        raise InvalidArgument("RDT_EINVAL", "join", f"rank {rank} is not from 0 to {size - 1}")
+        raise invalid("join", f"rank {rank} is not from 0 to {size - 1}")
     if not 1 <= len(job.encode()) <= _JOB_BYTES_MAX:
-        raise InvalidArgument(
-            "RDT_EINVAL", "join", f"job {job!r} must have 1 to {_JOB_BYTES_MAX} bytes"
-        )
+        raise invalid("join", f"job {job!r} must have 1 to {_JOB_BYTES_MAX} bytes")
+    wait_s = None if timeout_s is None else seconds(timeout_s, "join")
     own = Context() if context is None else None
     used = context if context is not None else own
     assert used is not None
     try:
-        return World(store, rank, size, job, used, owns_context=own is not None, wait_s=timeout_s)
+        return World(store, rank, size, job, used, owns_context=own is not None, wait_s=wait_s)
     except BaseException:
         if own is not None:
             own.close()
@@ -123,11 +124,10 @@ class World:
 
     def endpoint(self, rank: int) -> Endpoint:
         """Return the endpoint of a rank; it belongs to the World. Waits for the rank to join."""
+        rank = whole(rank, "endpoint", "rank")
         if not 0 <= rank < self.size or rank == self.rank:
-            raise InvalidArgument(
-                "RDT_EINVAL",
-                "endpoint",
-                f"rank {rank} is not one of the others of 0 to {self.size - 1}",
+            raise invalid(
+                "endpoint", f"rank {rank} is not one of the others of 0 to {self.size - 1}"
             )
         with self._lock:
             endpoint = self._endpoints.get(rank)
@@ -158,10 +158,11 @@ class World:
         All members call this with the same name, which no other live group of the job has, and
         the same ranks; a rank's place in the list is its rank in the group. Waits for all of them.
         """
-        members = list(range(self.size)) if ranks is None else list(ranks)
+        members = list(range(self.size))
+        if ranks is not None:
+            members = [whole(member, "group", "rank") for member in ranks]
         if self.rank not in members or not set(members) <= set(range(self.size)):
-            raise InvalidArgument(
-                "RDT_EINVAL",
+            raise invalid(
                 "group",
                 f"ranks {members} must be from 0 to {self.size - 1} and have rank {self.rank}",
             )

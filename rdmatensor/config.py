@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rdmatensor._arguments import SECONDS_MAX, invalid, seconds
 from rdmatensor.errors import InvalidArgument
 from rdmatensor.types import TransportName
 
@@ -24,7 +25,6 @@ FOREIGN_PREFIXES = ("RDMATENSOR_DEMO_", "RDMATENSOR_TEST_", "RDMATENSOR_BENCH_")
 
 LogLevel = Literal["error", "warn", "info", "debug"]
 
-_SECONDS_MAX = 365 * 86400.0  # a year: longer waits are a slip of the keyboard
 _SECRET_BYTES_MAX = 4096
 _STREAMS_MAX = 16  # the wire format's bound, see docs/wire.md
 
@@ -48,6 +48,12 @@ class Settings:
     tcp_streams: int | None = None
     log: LogLevel = "warn"
 
+    def __post_init__(self) -> None:
+        """Refuse a time that none is; a deadline of 0 would be the C library's own default."""
+        for name in ("timeout_s", "peer_timeout_s"):
+            if seconds(getattr(self, name), "Settings", name) == 0:
+                raise invalid("Settings", f"{name}=0 is not above 0")
+
     def __repr__(self) -> str:
         """Without the secret, which would end up in logs."""
         shown = (
@@ -69,8 +75,8 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not (math.isfinite(value) and 0 < value <= _SECONDS_MAX):
-        raise ValueError(f"it must be above 0 and at most {_SECONDS_MAX:.0f} seconds")
+    if not (math.isfinite(value) and 0 < value <= SECONDS_MAX):
+        raise ValueError(f"it must be above 0 and at most {SECONDS_MAX:.0f} seconds")
     return value
 
 

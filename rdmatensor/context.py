@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import cast
 
 from rdmatensor import config, memory
+from rdmatensor._arguments import invalid, timeout_s_of, whole
 from rdmatensor._core import Core
-from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, invalid, lib, scratch
+from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, scratch
 from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
@@ -128,8 +129,9 @@ class Context:
             )
         key = sha256(secret).digest()
         status = lib.rdt_context_add_job(
-            self.c_ptr("add_job"), job.encode(), key, len(key), epoch, rank, scratch.err
-        )
+            self.c_ptr("add_job"), job.encode(), key, len(key), epoch,
+            whole(rank, "add_job", "rank"), scratch.err,
+        )  # fmt: skip
         check(status, "add_job")
         self._jobs.add(job)
 
@@ -146,10 +148,11 @@ class Context:
         rank: the peer's, for messages and PeerError.rank. timeout_s bounds the whole set-up.
         Both sides must have the job, see add_job(); it is added here if the settings have a secret.
         """
+        limit_s = timeout_s_of(timeout_s, self.settings.timeout_s, "connect")
+        number = whole(rank, "connect", "rank")
         if job not in self._jobs:
             self.add_job(job)
-        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        return open_endpoint(self._core, blob, job, rank, limit_s)
+        return open_endpoint(self._core, blob, job, number, limit_s)
 
     def slot(
         self,

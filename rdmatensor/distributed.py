@@ -206,6 +206,8 @@ def monitored_barrier(
         wait_all_ranks all of them.
     Raises: RuntimeError naming the ranks, on rank 0; on the others, that rank 0 did not answer.
     """
+    if timeout is not None and not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout={timeout!r} is a {type(timeout).__name__}, not a timedelta")
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
         raise ValueError("init_process_group() has not been called")

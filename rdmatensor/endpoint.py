@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NBitBase, NDArray
 
+from rdmatensor._arguments import invalid, timeout_s_of
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
     BYTES,
@@ -22,10 +23,8 @@ from rdmatensor._ffi import (
     check,
     fail,
     ffi,
-    invalid,
     lib,
     scratch,
-    timeout_s_of,
 )
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import RemoteRegion, span
@@ -302,12 +301,13 @@ class Endpoint:
         Raises: TransferTimeout, PeerError (nothing more can come), Closed.
         """
         ptr, err, out = self.ptr("wait_notify"), scratch.err, scratch.number
+        limit_s = timeout_s_of(timeout_s, self.core.timeout_s, "wait_notify")
         if lib.rdt_endpoint_wait_notify(ptr, 0, out, err) == OK:  # it is here: no need to wait
             return int(out[0])
         self.core.waiters.wait(
             lambda slice_ns: cast("int", lib.rdt_endpoint_wait_notify(ptr, slice_ns, out, err)),
             "wait_notify",
-            timeout_s_of(timeout_s, self.core.timeout_s, "wait_notify"),
+            limit_s,
         )
         return int(out[0])
 

@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 
 from rdmatensor import memory
+from rdmatensor._arguments import invalid, whole
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
     GIVE_BLOB,
@@ -21,7 +22,6 @@ from rdmatensor._ffi import (
     check,
     dtype_code,
     ffi,
-    invalid,
     lib,
     scratch,
 )
@@ -56,7 +56,7 @@ class Group:
         opts = ffi.new("struct rdt_group_opts *")
         opts.struct_size = ffi.sizeof("struct rdt_group_opts")
         opts.rank, opts.size = self.rank, self.size
-        opts.timeout_ns = int(timeout_s * 1e9)
+        opts.timeout_ns = max(1, int(timeout_s * 1e9))  # 0 would be the default
         texts = [ffi.new("char[]", text.encode()) for text in (name, job)]
         opts.name, opts.job_id = texts
         ranks = ffi.new("int32_t[]", members)
@@ -72,6 +72,7 @@ class Group:
     def send(self, tensor: TensorLike, dst: int, *, tag: int = 0) -> Transfer:
         """Send a whole tensor; FIFO for each (source, tag)."""
         data, len_bytes = memory.span(tensor, "send")
+        dst = whole(dst, "send", "dst")
         out = scratch.transfer
         check(
             lib.rdt_group_send(
@@ -89,7 +90,7 @@ class Group:
         """
         data, len_bytes = memory.span(tensor, "recv", writable=True)
         out = scratch.transfer
-        source = lib.RDT_SOURCE_ANY if src is None else src
+        source = lib.RDT_SOURCE_ANY if src is None else whole(src, "recv", "src")
         check(
             lib.rdt_group_recv(
                 self._handle.get("recv"), source, tag, data, len_bytes, ffi.NULL, out, scratch.err
@@ -194,7 +195,7 @@ class Group:
         call = _NAMES[collective]
         if op not in REDUCE_OPS:
             raise invalid(call, f"op {op!r} is none of {', '.join(REDUCE_OPS)}")
-        if not 0 <= root < self.size:
+        if not 0 <= whole(root, call, "root") < self.size:
             raise invalid(call, f"root {root} is not from 0 to {self.size - 1}")
         args = ffi.new("struct rdt_coll_args *")
         args.struct_size = ffi.sizeof("struct rdt_coll_args")

@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 
+from rdmatensor._arguments import invalid
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
     BYTES,
@@ -19,7 +20,6 @@ from rdmatensor._ffi import (
     check,
     dtype_code,
     ffi,
-    invalid,
     lib,
     scratch,
     shape_of,

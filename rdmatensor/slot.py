@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from rdmatensor import errors
+from rdmatensor._arguments import invalid, timeout_s_of
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
     OK,
@@ -23,12 +24,10 @@ from rdmatensor._ffi import (
     check,
     fail,
     ffi,
-    invalid,
     lib,
     scratch,
     shape_of,
     tensor_desc,
-    timeout_s_of,
 )
 from rdmatensor.memory import array_over, describe_tensor, dtype_name, numpy_dtype, span
 from rdmatensor.transfer import Transfer

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
+from rdmatensor._arguments import seconds
 from rdmatensor.errors import InvalidArgument, PeerError, TransferTimeout
 
 # Polling: a store has no other wait that Ctrl-C can end.
@@ -82,7 +83,8 @@ class FileStore:
 
     def get(self, key: str, timeout_s: float = 300.0) -> bytes:
         """Return the value of a key, waiting for it; raises TransferTimeout."""
-        wait_for(self, {key: f"key {key!r}"}, timeout_s, "FileStore.get")
+        limit_s = seconds(timeout_s, "FileStore.get")
+        wait_for(self, {key: f"key {key!r}"}, limit_s, "FileStore.get")
         return self._file(key).read_bytes()
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -91,7 +93,7 @@ class FileStore:
 
     def multi_get(self, keys: Sequence[str], timeout_s: float = 300.0) -> list[bytes]:
         """Return the values of keys, waiting for each; the deadline is for all together."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + seconds(timeout_s, "FileStore.multi_get")
         return [self.get(key, max(0.0, deadline_s - time.monotonic())) for key in keys]
 
     def delete_key(self, key: str) -> bool:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Generator
 
 from rdmatensor import errors
+from rdmatensor._arguments import timeout_s_of
 from rdmatensor._core import Core
-from rdmatensor._ffi import AGAIN, OK, RING, CData, error_of, ffi, lib, scratch, timeout_s_of
+from rdmatensor._ffi import AGAIN, OK, RING, CData, error_of, ffi, lib, scratch
 
 _LOOK_AGAIN_S = 0.05
 
@@ -70,12 +71,13 @@ class Transfer:
         Raises: TransferTimeout (it is still in flight), PeerError, StaleRegion, and whatever
             else ended it; the same again at each later call.
         """
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait")
         if self._ptr is not None:
-            self._wait(timeout_s)
+            self._wait(limit_s)
         if self._error is not None:
             raise self._error
 
-    def _wait(self, timeout_s: float | None) -> None:
+    def _wait(self, timeout_s: float) -> None:
         ptr, err = self._ptr, scratch.err
 
         def attempt(slice_ns: int) -> int:
@@ -84,11 +86,9 @@ class Transfer:
             return OK if is_over else status
 
         try:
-            self._core.waiters.wait(
-                attempt, "wait", timeout_s_of(timeout_s, self._core.timeout_s, "wait")
-            )
+            self._core.waiters.wait(attempt, "wait", timeout_s)
         except errors.TransferTimeout:
-            raise self.timed_out(timeout_s_of(timeout_s, self._core.timeout_s, "wait")) from None
+            raise self.timed_out(timeout_s) from None
         if self._ptr is not None:  # None: closed meanwhile, which left its error
             self._end(lib.rdt_transfer_test(ptr, err), err)
 

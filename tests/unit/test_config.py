@@ -46,6 +46,13 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert from_environment({"PATH": "/bin", "RDMA_X": "1", "RDMATENSOR_LOG": ""}) == Settings()
 
 
+@pytest.mark.parametrize("wrong", ["5", True, None, 0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["timeout_s", "peer_timeout_s"])
+def test_settings_refuse_a_time_that_is_none(name: str, wrong: float) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name}="):
+        Settings(**{name: wrong})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", sorted(GOOD))
 def test_each_variable_sets_its_field(name: str) -> None:
     text, field, value = GOOD[name]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor import FileStore, InvalidArgument, PeerError, TransferTimeout
+from rdmatensor import FileStore, InvalidArgument, PeerError, TransferTimeout, join
 from rdmatensor.store import wait_for
 
 
@@ -44,6 +44,26 @@ def test_get_waits_and_has_a_deadline(store: FileStore) -> None:
     with pytest.raises(TransferTimeout, match=r"key 'never' within 0\.200 s"):
         store.get("never", timeout_s=0.2)
     assert 0.2 <= time.monotonic() - start_s < 1
+
+
+@pytest.mark.parametrize("wrong", ["5", True, -1, float("nan")])
+def test_a_time_that_is_none_is_refused_by_its_name(store: FileStore, wrong: float) -> None:
+    store.set("k", "there")
+    for call in (
+        lambda: store.get("k", timeout_s=wrong),
+        lambda: store.multi_get(["k"], timeout_s=wrong),
+        lambda: join(store, 1, 2, timeout_s=wrong),
+    ):
+        with pytest.raises(InvalidArgument, match="timeout_s="):
+            call()
+
+
+@pytest.mark.parametrize(("rank", "size"), [("0", 2), (0, "2"), (0, 2.0), (False, 1), (None, 1)])
+def test_a_rank_or_size_that_is_no_number_is_refused(
+    store: FileStore, rank: int, size: int
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"(rank|size)=.* not a whole number"):
+        join(store, rank, size)
 
 
 def test_readers_never_see_half_a_value(store: FileStore) -> None:
