@@ -93,6 +93,10 @@ void rdti_endpoint_ref(rdt_endpoint *ep);
 void rdti_endpoint_pin_mapping(rdt_endpoint *ep);
 void rdti_endpoint_unpin_mapping(rdt_endpoint *ep);
 
+/* rdt_endpoint_map() with a deadline of the caller's. */
+rdt_status rdti_endpoint_map_until(rdt_endpoint *ep, const struct rdt_remote_region *remote,
+                                   uint64_t deadline_ns, void **out, struct rdt_error *err);
+
 /* [driver] One count more, which rdt_endpoint_close() drops; false if it is closing or has
  * ended. */
 bool rdti_endpoint_hold(rdt_endpoint *ep);

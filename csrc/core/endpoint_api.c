@@ -98,8 +98,8 @@ check_blocks(const rdt_endpoint *ep, const struct rdt_block *blocks, uint32_t co
 {
     uint64_t total = 0;
 
-    if (blocks == NULL || count == 0)
-        return rdti_error_set(err, RDT_EINVAL, 0, "write_many: no blocks");
+    if (blocks == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "write_many: the blocks are NULL");
     for (uint32_t i = 0; i < count; i++) {
         const rdt_status status =
             check_remote(ep, "write_many", dst, blocks[i].dst_off, blocks[i].len_bytes, err);
@@ -125,6 +125,8 @@ rdt_endpoint_write_many(rdt_endpoint *ep, const struct rdt_block *blocks, uint32
     uint64_t total = 0;
     rdt_status status = check_usable(ep, "write_many", err);
 
+    if (status == RDT_OK && count == 0) /* its notification alone */
+        return rdt_endpoint_write(ep, NULL, 0, dst, 0, notify, out, err);
     if (status == RDT_OK)
         status = check_blocks(ep, blocks, count, dst, &total, err);
     if (status == RDT_OK)
@@ -266,8 +268,8 @@ is_mapped(void *arg)
 }
 
 rdt_status
-rdt_endpoint_map(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out,
-                 struct rdt_error *err)
+rdti_endpoint_map_until(rdt_endpoint *ep, const struct rdt_remote_region *remote,
+                        uint64_t deadline_ns, void **out, struct rdt_error *err)
 {
     struct map_wait wait = {.ep = ep, .remote = remote};
     rdt_status status = check_usable(ep, "map", err);
@@ -276,8 +278,7 @@ rdt_endpoint_map(rdt_endpoint *ep, const struct rdt_remote_region *remote, void 
         status = check_remote(ep, "map", remote, 0, 0, err);
     if (status != RDT_OK)
         return status;
-    status = rdti_engine_wait(ep->ctx->engine, is_mapped, &wait,
-                              rdti_deadline_after(ep->ctx->opts.timeout_ns));
+    status = rdti_engine_wait(ep->ctx->engine, is_mapped, &wait, deadline_ns);
     if (status != RDT_OK)
         return rdti_error_set_rank(err, status, ep->rank,
                                    "map: rank %d did not hand over its memory in time",
@@ -286,6 +287,18 @@ rdt_endpoint_map(rdt_endpoint *ep, const struct rdt_remote_region *remote, void 
         return rdti_error_copy(err, &wait.err);
     *out = wait.addr;
     return RDT_OK;
+}
+
+rdt_status
+rdt_endpoint_map(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out,
+                 struct rdt_error *err)
+{
+    const rdt_status status = check_usable(ep, "map", err);
+
+    return status == RDT_OK
+               ? rdti_endpoint_map_until(ep, remote, rdti_deadline_after(ep->ctx->opts.timeout_ns),
+                                         out, err)
+               : status;
 }
 
 uint32_t

@@ -144,12 +144,15 @@ out_of_places(rdt_endpoint *ep)
         rdti_path_retry(ep, 3 * RDTI_CROSSED_NS);
         return;
     }
-    (void)rdti_error_set_rank(&err, RDT_EPEER, ep->rank,
-                              "rank %d cannot be reached: it has exited, or a firewall or another "
-                              "network lies between (%s)",
+    const bool is_refused = setup->last_error.status == (int32_t)RDT_ENOTVIABLE;
+    (void)rdti_error_set_rank(&err, RDT_EPEER, ep->rank, "rank %d cannot be reached: %s%s%s",
                               (int)ep->rank,
+                              is_refused ? ""
+                                         : "it has exited, or a firewall or another network lies "
+                                           "between (",
                               setup->reasons[0] != '\0' ? setup->reasons
-                                                        : "it offers no address for this path");
+                                                        : "it offers no address for this path",
+                              is_refused ? "" : ")");
     /* Refused for a reason is no death. */
     rdti_endpoint_fail(ep, &err, setup->last_error.status == RDT_EPEER);
 }

@@ -471,12 +471,15 @@ rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns, void **out, struct rdt_
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "slot_tx_buffer: slot '%s' has a buffer that was not posted",
                               tx->info.name);
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = ctx->opts.timeout_ns;
+    const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
     status = wait_credit(tx, "slot_tx_buffer", timeout_ns, err);
     if (status != RDT_OK)
         return status;
     if (rdti_endpoint_caps(tx->ep).can_map) {
         rdti_endpoint_pin_mapping(tx->ep);
-        status = rdt_endpoint_map(tx->ep, &tx->info.region, &base, err);
+        status = rdti_endpoint_map_until(tx->ep, &tx->info.region, deadline_ns, &base, err);
         if (status != RDT_OK)
             rdti_endpoint_unpin_mapping(tx->ep);
         tx->is_mapped = status == RDT_OK;

@@ -333,7 +333,7 @@ struct rdt_block {
     uint64_t dst_off;
 };
 /* All blocks go to one remote region; one notification after the last. `blocks` is copied, the
- * bytes are not. Errors as above; RDT_EINVAL for no blocks. */
+ * bytes are not. No blocks is a write of no bytes. Errors as above. */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_write_many(rdt_endpoint *ep,
                                                          const struct rdt_block *blocks,
                                                          uint32_t count,

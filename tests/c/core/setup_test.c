@@ -238,6 +238,10 @@ TEST(forced_paths_that_differ_are_refused_with_both_names)
     context_make(&ctx[1], RDT_TRANSPORT_TCP, "secret", 1);
     CHECK_STATUS(open_with(ctx[0], ctx[1], "job", &err), RDT_EPEER);
     CHECK_STR_CONTAINS(err.message, "forces tcp");
+    CHECK(strstr(err.message, "exited") == NULL); /* it answered */
+    CHECK_STATUS(open_with(ctx[1], ctx[0], "job", &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "forces shm");
+    CHECK(strstr(err.message, "exited") == NULL);
     for (int i = 0; i < 2; i++)
         check_ok(rdt_context_close(ctx[i], &err), &err, "context_close");
 }
