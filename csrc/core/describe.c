@@ -1,63 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * describe() and counters: what the context is doing, from live state, as JSON. */
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "core/endpoint_impl.h"
 #include "core/group.h"
 #include "core/listener.h"
 #include "core/netaddr.h"
 
-/* Text that grows past its buffer only in `used`, so that one pass tells how much is needed. */
-struct json {
-    char *buf;
-    size_t cap;
-    size_t used;
-};
-
-static void put(struct json *json, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-
-static void
-put(struct json *json, const char *fmt, ...)
-{
-    va_list args;
-    const bool fits = json->used < json->cap;
-
-    va_start(args, fmt);
-    const int len = vsnprintf(fits ? json->buf + json->used : NULL,
-                              fits ? json->cap - json->used : 0, fmt, args);
-    va_end(args);
-    json->used += len > 0 ? (size_t)len : 0;
-}
-
-static void
-put_text(struct json *json, const char *text)
-{
-    put(json, "\"");
-    for (const char *p = text; *p != '\0'; p++) {
-        const unsigned char c = (unsigned char)*p;
-        if (c == '"' || c == '\\')
-            put(json, "\\%c", c);
-        else if (c < 0x20)
-            put(json, "\\u%04x", c);
-        else
-            put(json, "%c", c);
-    }
-    put(json, "\"");
-}
-
-static void
-put_uuid(struct json *json, const uint8_t uuid[RDT_UUID_BYTES])
-{
-    put(json, "\"");
-    for (int i = 0; i < RDT_UUID_BYTES; i++)
-        put(json, "%02x", uuid[i]);
-    put(json, "\"");
-}
+#define NS_PER_S_DIGITS 9
+#define NS_PER_MS_DIGITS 6
 
 static const char *
 path_name(uint32_t transport)
@@ -68,7 +23,7 @@ path_name(uint32_t transport)
 }
 
 static void
-put_endpoint(struct json *json, rdt_endpoint *ep)
+put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
 {
     static const char *const states[] = {"connecting", "ready", "closing", "left", "failed"};
     const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
@@ -76,130 +31,133 @@ put_endpoint(struct json *json, rdt_endpoint *ep)
 
     if (ep->lane != NULL && state == RDTI_EP_READY)
         ep->lane->transport->explain(ep->lane, lane, sizeof(lane));
-    put(json, "{\"rank\":%d,\"uuid\":", (int)ep->rank);
-    put_uuid(json, ep->uuid);
-    put(json, ",\"state\":\"%s\",\"path\":\"%s\",\"lane\":", states[state],
-        path_name(ep->transport_id));
-    put_text(json, lane);
-    put(json, ",\"why_not_better\":");
-    put_text(json, ep->setup != NULL ? ep->setup->reasons : ep->reason);
-    put(json, ",\"error\":");
-    put_text(json, rdti_endpoint_is_ended(ep) ? ep->error.message : "");
-    put(json, ",\"set_up_ms\":%.3f,\"pid\":%d}", (double)ep->ready_after_ns / 1e6,
-        (int)ep->peer_pid);
+    rdti_json_put(json, "{\"rank\":%d,\"uuid\":", (int)ep->rank);
+    rdti_json_put_hex(json, ep->uuid, RDT_UUID_BYTES);
+    rdti_json_put(json, ",\"state\":\"%s\",\"path\":\"%s\",\"lane\":", states[state],
+                  path_name(ep->transport_id));
+    rdti_json_put_string(json, lane);
+    rdti_json_put(json, ",\"why_not_better\":");
+    rdti_json_put_string(json, ep->setup != NULL ? ep->setup->reasons : ep->reason);
+    rdti_json_put(json, ",\"error\":");
+    rdti_json_put_string(json, rdti_endpoint_is_ended(ep) ? ep->error.message : "");
+    rdti_json_put(json, ",\"set_up_ms\":");
+    rdti_json_put_decimal(json, ep->ready_after_ns, NS_PER_MS_DIGITS);
+    rdti_json_put(json, ",\"pid\":%d}", (int)ep->peer_pid);
 }
 
 static void
-put_transports(struct json *json, const rdt_context *ctx)
+put_settings(struct rdti_json *json, const rdt_context *ctx)
 {
-    put(json, "\"transports\":{");
-    for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
-        put(json, "%s\"%s\":{\"is_viable\":%s,\"reason\":", id > 1 ? "," : "", path_name(id),
-            ctx->found[id].is_viable ? "true" : "false");
-        put_text(json, ctx->found[id].reason);
-        put(json, "}");
-    }
-    put(json, "},");
+    rdti_json_put(json, ",\"forced_path\":\"%s\",\"required_path\":\"%s\",\"timeout_s\":",
+                  path_name(ctx->opts.force_transport), path_name(ctx->opts.require_transport));
+    rdti_json_put_decimal(json, ctx->opts.timeout_ns, NS_PER_S_DIGITS);
+    rdti_json_put(json, ",\"peer_timeout_s\":");
+    rdti_json_put_decimal(json, ctx->opts.peer_timeout_ns, NS_PER_S_DIGITS);
+    rdti_json_put(json, ",\"usable_cpus\":%u,", rdti_cpu_usable());
 }
 
 static void
-put_memory(struct json *json, rdt_context *ctx)
+put_transports(struct rdti_json *json, const rdt_context *ctx)
+{
+    rdti_json_put(json, "\"transports\":{");
+    for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
+        rdti_json_put(json, "%s\"%s\":{\"is_viable\":%s,\"reason\":", id > 1 ? "," : "",
+                      path_name(id), ctx->found[id].is_viable ? "true" : "false");
+        rdti_json_put_string(json, ctx->found[id].reason);
+        rdti_json_put(json, "}");
+    }
+    rdti_json_put(json, "},");
+}
+
+static void
+put_memory(struct rdti_json *json, rdt_context *ctx)
 {
     struct rdti_arena_stats arena;
     struct rdti_region_stats regions;
 
     rdti_arena_get_stats(ctx->arena, &arena);
     rdti_regions_get_stats(ctx->regions, &regions);
-    put(json,
-        "\"arena\":{\"segments\":%" PRIu64 ",\"mapped_bytes\":%" PRIu64
-        ",\"allocated_bytes\":%" PRIu64 ",\"peak_allocated_bytes\":%" PRIu64
-        ",\"populate_s\":%.6f,\"huge_bytes\":%" PRIu64 "},",
-        arena.segment_count, arena.mapped_bytes, arena.allocated_bytes, arena.peak_allocated_bytes,
-        (double)arena.populate_ns / 1e9, arena.huge_bytes);
-    put(json,
-        "\"regions\":{\"live\":%" PRIu64 ",\"live_bytes\":%" PRIu64 ",\"exported\":%" PRIu64
-        ",\"quarantine\":%" PRIu64 ",\"quarantine_bytes\":%" PRIu64 ",\"registrations\":%" PRIu64
-        "},",
-        regions.live_count, regions.live_bytes, regions.exported_count, regions.quarantine_count,
-        regions.quarantine_bytes, regions.registrations);
+    rdti_json_put(json,
+                  "\"arena\":{\"segments\":%" PRIu64 ",\"mapped_bytes\":%" PRIu64
+                  ",\"allocated_bytes\":%" PRIu64 ",\"peak_allocated_bytes\":%" PRIu64
+                  ",\"huge_bytes\":%" PRIu64 ",\"populate_s\":",
+                  arena.segment_count, arena.mapped_bytes, arena.allocated_bytes,
+                  arena.peak_allocated_bytes, arena.huge_bytes);
+    rdti_json_put_decimal(json, arena.populate_ns, NS_PER_S_DIGITS);
+    rdti_json_put(json, "},");
+    rdti_json_put(json,
+                  "\"regions\":{\"live\":%" PRIu64 ",\"live_bytes\":%" PRIu64
+                  ",\"exported\":%" PRIu64 ",\"quarantine\":%" PRIu64
+                  ",\"quarantine_bytes\":%" PRIu64 ",\"registrations\":%" PRIu64 "},",
+                  regions.live_count, regions.live_bytes, regions.exported_count,
+                  regions.quarantine_count, regions.quarantine_bytes, regions.registrations);
 }
 
 static void
-put_counters(struct json *json, rdt_context *ctx)
+put_counters(struct rdti_json *json, rdt_context *ctx)
 {
     struct rdt_counters c = {.struct_size = sizeof(c)};
 
     rdt_context_counters(ctx, &c);
-    put(json,
-        "\"counters\":{\"writes\":%" PRIu64 ",\"reads\":%" PRIu64 ",\"notifications\":%" PRIu64
-        ",\"moved_bytes\":%" PRIu64 ",\"copied_bytes\":%" PRIu64 ",\"control_messages\":%" PRIu64
-        ",\"credits_alone\":%" PRIu64 ",\"registrations\":%" PRIu64 ",\"wakeups_sent\":%" PRIu64
-        ",\"wire_bytes\":%" PRIu64 ",\"mailbox_eager\":%" PRIu64 ",\"mailbox_rendezvous\":%" PRIu64
-        "}",
-        c.writes, c.reads, c.notifications, c.moved_bytes, c.copied_bytes, c.control_messages,
-        c.credits_alone, c.registrations, c.wakeups_sent, c.wire_bytes, c.mailbox_eager,
-        c.mailbox_rendezvous);
+    rdti_json_put(json,
+                  "\"counters\":{\"writes\":%" PRIu64 ",\"reads\":%" PRIu64
+                  ",\"notifications\":%" PRIu64 ",\"moved_bytes\":%" PRIu64
+                  ",\"copied_bytes\":%" PRIu64 ",\"control_messages\":%" PRIu64
+                  ",\"credits_alone\":%" PRIu64 ",\"registrations\":%" PRIu64
+                  ",\"wakeups_sent\":%" PRIu64 ",\"wire_bytes\":%" PRIu64
+                  ",\"mailbox_eager\":%" PRIu64 ",\"mailbox_rendezvous\":%" PRIu64 "}",
+                  c.writes, c.reads, c.notifications, c.moved_bytes, c.copied_bytes,
+                  c.control_messages, c.credits_alone, c.registrations, c.wakeups_sent,
+                  c.wire_bytes, c.mailbox_eager, c.mailbox_rendezvous);
 }
 
 static void
-put_listener(struct json *json, const rdt_context *ctx)
+put_listener(struct rdti_json *json, const rdt_context *ctx)
 {
     const struct rdti_blob *blob = rdti_listener_blob(ctx->listener);
 
-    put(json, "\"listens\":[");
+    rdti_json_put(json, "\"listens\":[");
     for (uint32_t i = 0; i < blob->addr_count; i++) {
         struct sockaddr_storage addr;
         char text[96];
         (void)rdti_sockaddr_from_blob(&blob->addrs[i], &addr);
         rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
-        put(json, "%s\"%s\"", i > 0 ? "," : "", text);
+        rdti_json_put(json, "%s\"%s\"", i > 0 ? "," : "", text);
     }
-    put(json, "],");
+    rdti_json_put(json, "],");
 }
 
 rdt_status
 rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out,
                      struct rdt_error *err)
 {
-    struct json json = {.buf = buf, .cap = cap};
+    struct rdti_json json;
     const rdt_status status = rdti_context_check(ctx, "describe", err);
     bool is_first = true;
 
     if (status != RDT_OK)
         return status;
+    rdti_json_init(&json, buf, cap);
     rdti_engine_enter(ctx->engine);
-    put(&json, "{\"version\":\"%s\",\"uuid\":", rdt_version());
-    put_uuid(&json, ctx->uuid);
-    put(&json,
-        ",\"forced_path\":\"%s\",\"required_path\":\"%s\",\"timeout_s\":%.3f,\"peer_timeout_s\":%."
-        "3f,\"usable_cpus\":%u,",
-        path_name(ctx->opts.force_transport), path_name(ctx->opts.require_transport),
-        (double)ctx->opts.timeout_ns / 1e9, (double)ctx->opts.peer_timeout_ns / 1e9,
-        rdti_cpu_usable());
+    rdti_json_put(&json, "{\"version\":\"%s\",\"uuid\":", rdt_version());
+    rdti_json_put_hex(&json, ctx->uuid, RDT_UUID_BYTES);
+    put_settings(&json, ctx);
     put_transports(&json, ctx);
     put_listener(&json, ctx);
     put_memory(&json, ctx);
-    put(&json, "\"endpoints\":[");
+    rdti_json_put(&json, "\"endpoints\":[");
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
-        put(&json, "%s", is_first ? "" : ",");
+        rdti_json_put(&json, "%s", is_first ? "" : ",");
         put_endpoint(&json, RDTI_CONTAINER(node, rdt_endpoint, link));
         is_first = false;
     }
-    put(&json, "],\"groups\":");
-    const bool fits = json.used < json.cap;
-    json.used += rdti_groups_describe(ctx->groups, fits ? json.buf + json.used : NULL,
-                                      fits ? json.cap - json.used : 0);
-    put(&json, ",");
+    rdti_json_put(&json, "],\"groups\":");
+    rdti_groups_describe(ctx->groups, &json);
+    rdti_json_put(&json, ",");
     put_counters(&json, ctx);
-    put(&json, "}");
+    rdti_json_put(&json, "}");
     rdti_engine_leave(ctx->engine);
-    if (needed_out != NULL)
-        *needed_out = json.used;
-    if (json.used >= cap)
-        return rdti_error_set(err, RDT_EINVAL, 0,
-                              "describe: %zu bytes are needed, the buffer has %zu", json.used + 1,
-                              cap);
-    return RDT_OK;
+    return rdti_json_finish(&json, "describe", needed_out, err);
 }
 
 static uint64_t

@@ -20,6 +20,7 @@
 #include "wire/message.h"
 
 struct rdti_groups;
+struct rdti_json; /* base/json.h */
 
 rdt_status rdti_groups_create(rdt_context *ctx, struct rdti_groups **out, struct rdt_error *err);
 /* RDT_EBUSY while a group lives. */
@@ -35,8 +36,7 @@ void rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const str
 /* [driver] An ABORT frame. */
 void rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
                           rdt_endpoint *source);
-/* [driver] A JSON array of the live groups into buf, for describe(). Returns the bytes that all of
- * it takes, without the final NUL: more than were written where cap is too small. */
-size_t rdti_groups_describe(struct rdti_groups *groups, char *buf, size_t cap);
+/* [driver] A JSON array of the live groups, for describe(). */
+void rdti_groups_describe(const struct rdti_groups *groups, struct rdti_json *json);
 
 #endif

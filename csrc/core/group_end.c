@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "core/endpoint.h"
 #include "core/group.h"
@@ -197,76 +198,28 @@ rdt_group_abort(rdt_group *group, const char *reason)
 
 /* ---- describe() -------------------------------------------------------------------------- */
 
-struct json {
-    char *buf;
-    size_t cap;
-    size_t used;
-};
-
-static void
-put_char(struct json *json, char c)
+void
+rdti_groups_describe(const struct rdti_groups *groups, struct rdti_json *json)
 {
-    if (json->used + 1 < json->cap)
-        json->buf[json->used] = c;
-    json->used++;
-}
-
-static void
-put_text(struct json *json, const char *text)
-{
-    while (*text != '\0')
-        put_char(json, *text++);
-}
-
-static void
-put_string(struct json *json, const char *text)
-{
-    char code[8];
-
-    put_char(json, '"');
-    for (; *text != '\0'; text++) {
-        if (*text == '"' || *text == '\\') {
-            put_char(json, '\\');
-            put_char(json, *text);
-        } else if ((unsigned char)*text < ' ') {
-            (void)snprintf(code, sizeof(code), "\\u%04x", (unsigned)*text);
-            put_text(json, code);
-        } else {
-            put_char(json, *text);
-        }
-    }
-    put_char(json, '"');
-}
-
-size_t
-rdti_groups_describe(struct rdti_groups *groups, char *buf, size_t cap)
-{
-    struct json json = {buf, cap, 0};
     bool is_first = true;
-    char numbers[96];
 
-    put_char(&json, '[');
-    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
-        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+    rdti_json_put(json, "[");
+    for (const struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        const rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
         if (group->is_destroyed)
             continue;
-        put_text(&json, is_first ? "{\"name\":" : ",{\"name\":");
+        rdti_json_put(json, "%s{\"name\":", is_first ? "" : ",");
         is_first = false;
-        put_string(&json, group->name);
-        (void)snprintf(numbers, sizeof(numbers),
-                       ",\"rank\":%u,\"size\":%u,\"opened\":%u,\"collectives\":%" PRIu64,
-                       group->rank, group->size, group->opened,
-                       atomic_load_explicit(&group->sequence, memory_order_relaxed));
-        put_text(&json, numbers);
-        put_text(&json, ",\"error\":");
+        rdti_json_put_string(json, group->name);
+        rdti_json_put(json, ",\"rank\":%u,\"size\":%u,\"opened\":%u,\"collectives\":%" PRIu64,
+                      group->rank, group->size, group->opened,
+                      atomic_load_explicit(&group->sequence, memory_order_relaxed));
+        rdti_json_put(json, ",\"error\":");
         if (group->error.status == RDT_OK)
-            put_text(&json, "null");
+            rdti_json_put(json, "null");
         else
-            put_string(&json, group->error.message);
-        put_char(&json, '}');
+            rdti_json_put_string(json, group->error.message);
+        rdti_json_put(json, "}");
     }
-    put_char(&json, ']');
-    if (cap > 0)
-        buf[json.used < cap ? json.used : cap - 1] = '\0';
-    return json.used;
+    rdti_json_put(json, "]");
 }
