@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The progress engine; the header says who drives and who is woken. */
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include "base/fork.h"
 #include "base/futex.h"
 #include "base/log.h"
+#include "base/memfd.h"
 #include "core/engine_impl.h"
 
 #define EVENTS_PER_PASS 32
@@ -411,19 +411,21 @@ rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count)
 static rdt_status
 open_bell(struct rdti_engine *engine, struct rdt_error *err)
 {
-    const long page_bytes = sysconf(_SC_PAGESIZE);
+    const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+    void *page = NULL;
 
-    engine->bell_fd = memfd_create("rdmatensor-bell", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (engine->bell_fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "memfd_create");
-    if (ftruncate(engine->bell_fd, page_bytes) != 0 ||
-        fcntl(engine->bell_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "sealing the doorbell page");
-    void *page = mmap(NULL, (size_t)page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                      engine->bell_fd, 0);
-    if (page == MAP_FAILED)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "mmap of the doorbell page");
+    rdt_status status =
+        rdti_memfd_create_sealed("rdmatensor-bell", page_bytes, 0, &engine->bell_fd, err);
+    if (status != RDT_OK)
+        return status;
+    status = rdti_memfd_map(engine->bell_fd, "the doorbell", page_bytes, PROT_READ | PROT_WRITE,
+                            &page, err);
+    if (status != RDT_OK)
+        return status;
     engine->bell = page;
+    const int sys_errno = rdti_memfd_populate(engine->bell_fd, 0, page, page_bytes);
+    if (sys_errno != 0)
+        return rdti_error_set(err, RDT_ENOMEM, sys_errno, "populating the doorbell's page");
     return RDT_OK;
 }
 

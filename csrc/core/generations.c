@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "core/memfd.h"
+#include "base/memfd.h"
 #include "core/region.h"
 
 #define TABLE_BYTES (((uint64_t)RDTI_REGION_INDEX_MAX + 1) * sizeof(uint32_t))
@@ -16,17 +16,16 @@
 rdt_status
 rdti_generations_open(int *fd_out, _Atomic uint32_t **table_out, struct rdt_error *err)
 {
-    int fd;
+    int fd = -1;
+    void *table = NULL;
     rdt_status status = rdti_memfd_create("rdmatensor-generations", TABLE_BYTES, 0, &fd, err);
 
     if (status != RDT_OK)
         return status;
-    void *table = mmap(NULL, TABLE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-    if (table == MAP_FAILED) {
-        status = rdti_error_set(err, RDT_EDEVICE, errno, "mmap of the table of generations");
+    status = rdti_memfd_map(fd, "the table of generations", TABLE_BYTES, PROT_READ | PROT_WRITE,
+                            &table, err);
+    if (status != RDT_OK)
         goto err_close;
-    }
     const int sys_errno = rdti_generations_populate(fd, table, 0);
 
     if (sys_errno != 0) {

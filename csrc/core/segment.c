@@ -16,7 +16,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "core/memfd.h"
+#include "base/memfd.h"
 
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21U << 26)
@@ -63,38 +63,6 @@ huge_bytes_left(void)
     return free_count > claimed ? (free_count - claimed) * RDTI_GRANULE_BYTES : 0;
 }
 
-/* An address that is a multiple of the granule: only there can the kernel use huge pages. */
-static rdt_status
-map_aligned(int fd, uint64_t len_bytes, uint8_t **out, struct rdt_error *err)
-{
-    const uint64_t span_bytes = len_bytes + RDTI_GRANULE_BYTES;
-    uint8_t *span =
-        mmap(NULL, span_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    if (span == MAP_FAILED)
-        return rdti_error_set(err, RDT_ENOMEM, errno,
-                              "arena: no address space for a segment of %llu bytes: the bound "
-                              "that is the least is RLIMIT_AS; raise it (ulimit -v unlimited)",
-                              (unsigned long long)len_bytes);
-    const uint64_t past = (uintptr_t)span % RDTI_GRANULE_BYTES;
-    const uint64_t head_bytes = past == 0 ? 0 : RDTI_GRANULE_BYTES - past;
-    uint8_t *addr =
-        mmap(span + head_bytes, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-
-    if (addr == MAP_FAILED) {
-        const int sys_errno = errno;
-
-        (void)munmap(span, span_bytes);
-        return rdti_error_set(err, RDT_ENOMEM, sys_errno, "arena: mmap of a segment of %llu bytes",
-                              (unsigned long long)len_bytes);
-    }
-    if (head_bytes > 0)
-        (void)munmap(span, head_bytes);
-    (void)munmap(addr + len_bytes, RDTI_GRANULE_BYTES - head_bytes);
-    *out = addr;
-    return RDT_OK;
-}
-
 static rdt_status
 create_mapped(uint64_t len_bytes, unsigned mfd_flags, struct rdti_segment **out,
               struct rdt_error *err)
@@ -102,21 +70,21 @@ create_mapped(uint64_t len_bytes, unsigned mfd_flags, struct rdti_segment **out,
     const uint64_t count = (len_bytes + RDTI_GRANULE_BYTES - 1) / RDTI_GRANULE_BYTES;
     struct rdti_segment *segment = calloc(1, sizeof(*segment) + count);
     rdt_status status;
+    void *addr = NULL;
 
     if (segment == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "arena: %llu bytes for a segment's flags",
                               (unsigned long long)count);
     segment->len_bytes = len_bytes;
     segment->granule_count = (uint32_t)count;
-    status = rdti_memfd_create("rdmatensor-arena", len_bytes, mfd_flags, &segment->fd, err);
+    status = rdti_memfd_create_sealed("rdmatensor-arena", len_bytes, mfd_flags, &segment->fd, err);
     if (status != RDT_OK)
         goto err_free;
-    status = rdti_memfd_seal(segment->fd, false, err);
+    status =
+        rdti_memfd_map_aligned(segment->fd, "arena", len_bytes, RDTI_GRANULE_BYTES, &addr, err);
     if (status != RDT_OK)
         goto err_close;
-    status = map_aligned(segment->fd, len_bytes, &segment->addr, err);
-    if (status != RDT_OK)
-        goto err_close;
+    segment->addr = addr;
     if (madvise(segment->addr, len_bytes, MADV_DONTDUMP) != 0) {
         status = rdti_error_set(err, RDT_EDEVICE, errno, "arena: madvise(MADV_DONTDUMP)");
         goto err_unmap;

@@ -2,6 +2,9 @@
  * Set-up and end of a lane: the inbound ring, the offer, the peer's half. */
 #include "transport/shm/lane.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,7 +13,7 @@
 #include "base/cpu.h"
 #include "base/crypto.h"
 #include "base/error.h"
-#include "transport/shm/memfd.h"
+#include "base/memfd.h"
 #include "transport/shm/offer.h"
 
 static_assert(sizeof(struct rdti_doorbell) <= SHM_DOORBELL_BYTES, "the doorbell's page");
@@ -32,15 +35,35 @@ rdti_shm_unlock(pthread_mutex_t *lock)
     (void)pthread_mutex_unlock(lock);
 }
 
+rdt_status
+rdti_shm_viable(struct rdt_error *err)
+{
+    struct rdt_error why;
+    void *addr = NULL;
+    int fd = -1;
+
+    rdt_status status = rdti_memfd_create_sealed("rdmatensor-probe", SHM_RING_BYTES, 0, &fd, &why);
+    if (status == RDT_OK) {
+        status = rdti_memfd_map(fd, "probe", SHM_RING_BYTES, PROT_READ | PROT_WRITE, &addr, &why);
+        if (status == RDT_OK)
+            (void)munmap(addr, SHM_RING_BYTES);
+        (void)close(fd);
+    }
+    if (status == RDT_OK)
+        return RDT_OK;
+    return rdti_error_set(err, RDT_ENOTVIABLE, 0, "shm needs sealed memfds: %s", why.message);
+}
+
 static rdt_status
 make_ring(struct shm_lane *l, struct rdt_error *err)
 {
     void *addr;
 
-    rdt_status status = rdti_shm_memfd_create("rdmatensor-ring", SHM_RING_BYTES, &l->ring_fd, err);
+    rdt_status status =
+        rdti_memfd_create_sealed("rdmatensor-ring", SHM_RING_BYTES, 0, &l->ring_fd, err);
     if (status != RDT_OK)
         return status;
-    status = rdti_shm_map(l->ring_fd, "ring", SHM_RING_BYTES, PROT_READ | PROT_WRITE, &addr, err);
+    status = rdti_memfd_map(l->ring_fd, "ring", SHM_RING_BYTES, PROT_READ | PROT_WRITE, &addr, err);
     if (status != RDT_OK) {
         (void)close(l->ring_fd);
         return status;
@@ -110,6 +133,47 @@ unmap_half(const struct peer_half *half)
         (void)munmap(half->generations, half->generation_bytes);
 }
 
+/* Whether fd is an eventfd that does not block. RDT_EPROTO, or RDT_ENOTVIABLE without /proc. */
+static rdt_status
+check_eventfd(int fd, int32_t peer_rank, struct rdt_error *err)
+{
+    static const char want[] = "anon_inode:[eventfd]";
+    char path[64];
+    char target[64];
+
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    const ssize_t len = readlink(path, target, sizeof(target) - 1);
+    if (len < 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, errno,
+                              "readlink(%s), to see what descriptor the peer gave", path);
+    target[len] = '\0';
+    const int flags = fcntl(fd, F_GETFL);
+    if (strcmp(target, want) != 0 || flags < 0 || (flags & O_NONBLOCK) == 0)
+        return rdti_error_set_rank(err, RDT_EPROTO, peer_rank,
+                                   "offer: event descriptor is %s with flags 0x%x, want a "
+                                   "non-blocking eventfd",
+                                   target, (unsigned)flags);
+    return RDT_OK;
+}
+
+/* Check a memfd of the peer's and map it: all of it, but no more than most_bytes. *len_out (may be
+ * NULL) is what was mapped. */
+static rdt_status
+map_memfd(int fd, const struct rdti_memfd_want *want, uint64_t most_bytes, int prot, void **out,
+          uint64_t *len_out, struct rdt_error *err)
+{
+    struct rdti_memfd_found found;
+
+    rdt_status status = rdti_memfd_check(fd, want, &found, err);
+    if (status != RDT_OK)
+        return status;
+    const uint64_t len_bytes = found.len_bytes < most_bytes ? found.len_bytes : most_bytes;
+    status = rdti_memfd_map(fd, want->what, len_bytes, prot, out, err);
+    if (status == RDT_OK && len_out != NULL)
+        *len_out = len_bytes;
+    return status;
+}
+
 /* On failure *half says what to unmap. */
 static rdt_status
 map_half(const struct rdti_offer *offer, int32_t peer_rank, struct peer_half *half,
@@ -117,29 +181,30 @@ map_half(const struct rdti_offer *offer, int32_t peer_rank, struct peer_half *ha
 {
     const int rw = PROT_READ | PROT_WRITE;
     const int *fds = offer->fds;
-    uint64_t size;
+    const struct rdti_memfd_want ring = {.what = "shm offer: ring",
+                                         .peer_rank = peer_rank,
+                                         .min_bytes = SHM_RING_BYTES,
+                                         .max_bytes = SHM_RING_BYTES};
+    const struct rdti_memfd_want bell = {.what = "shm offer: doorbell",
+                                         .peer_rank = peer_rank,
+                                         .min_bytes = SHM_DOORBELL_BYTES,
+                                         .max_bytes = UINT64_MAX};
+    const struct rdti_memfd_want generations = {.what = "shm offer: generation table",
+                                                .peer_rank = peer_rank,
+                                                .min_bytes = sizeof(uint32_t),
+                                                .max_bytes = UINT64_MAX};
 
-    rdt_status status = rdti_shm_memfd_check(fds[SHM_FD_RING], "shm offer: ring", peer_rank,
-                                             SHM_RING_BYTES, SHM_RING_BYTES, &size, err);
+    rdt_status status =
+        map_memfd(fds[SHM_FD_RING], &ring, SHM_RING_BYTES, rw, &half->ring, NULL, err);
     if (status == RDT_OK)
         status =
-            rdti_shm_map(fds[SHM_FD_RING], "shm offer: ring", SHM_RING_BYTES, rw, &half->ring, err);
+            map_memfd(fds[SHM_FD_DOORBELL], &bell, SHM_DOORBELL_BYTES, rw, &half->bell, NULL, err);
     if (status == RDT_OK)
-        status = rdti_shm_memfd_check(fds[SHM_FD_DOORBELL], "shm offer: doorbell", peer_rank,
-                                      SHM_DOORBELL_BYTES, UINT64_MAX, &size, err);
+        status = check_eventfd(fds[SHM_FD_EVENT], peer_rank, err);
     if (status == RDT_OK)
-        status = rdti_shm_map(fds[SHM_FD_DOORBELL], "shm offer: doorbell", SHM_DOORBELL_BYTES, rw,
-                              &half->bell, err);
-    if (status == RDT_OK)
-        status = rdti_shm_eventfd_check(fds[SHM_FD_EVENT], peer_rank, err);
-    if (status == RDT_OK)
-        status = rdti_shm_memfd_check(fds[SHM_FD_GENERATIONS], "shm offer: generation table",
-                                      peer_rank, sizeof(uint32_t), UINT64_MAX, &size, err);
-    if (status != RDT_OK)
-        return status;
-    half->generation_bytes = size < SHM_GENERATIONS_MAX_BYTES ? size : SHM_GENERATIONS_MAX_BYTES;
-    return rdti_shm_map(fds[SHM_FD_GENERATIONS], "shm offer: generation table",
-                        half->generation_bytes, PROT_READ, &half->generations, err);
+        status = map_memfd(fds[SHM_FD_GENERATIONS], &generations, SHM_GENERATIONS_MAX_BYTES,
+                           PROT_READ, &half->generations, &half->generation_bytes, err);
+    return status;
 }
 
 static void

@@ -105,6 +105,8 @@ shm_lane_of(struct rdti_lane *lane)
 void rdti_shm_lock(pthread_mutex_t *lock);
 void rdti_shm_unlock(pthread_mutex_t *lock);
 
+/* lane.c: whether sealed memfds can be made and mapped here. RDT_ENOTVIABLE. */
+rdt_status rdti_shm_viable(struct rdt_error *err);
 /* lane.c: set-up and end; entries of struct rdti_transport. */
 rdt_status rdti_shm_make_offer(void *state, const struct rdti_lane_args *args,
                                struct rdti_lane **out, struct rdti_offer *offer,

@@ -2,13 +2,15 @@
  * The table of mapped segments. */
 #include "transport/shm/segments.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/error.h"
+#include "base/memfd.h"
 #include "transport/shm/limits.h"
-#include "transport/shm/memfd.h"
 
 rdt_status
 rdti_shm_segments_get(struct shm_segments *segments, uint32_t number, struct shm_segment **out,
@@ -34,13 +36,50 @@ rdti_shm_segments_get(struct shm_segments *segments, uint32_t number, struct shm
     return RDT_OK;
 }
 
+/*
+ * Check and map a segment of a peer's arena for reading and writing, left out of core dumps and at
+ * a multiple of the huge page where it is that long. Undone by munmap(addr, len_bytes).
+ *   RDT_EPROTO, as rdti_memfd_check()   RDT_ENOMEM
+ */
+static rdt_status
+map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out, struct rdt_error *err)
+{
+    const struct rdti_memfd_want want = {.what = "segment",
+                                         .peer_rank = peer_rank,
+                                         .min_bytes = len_bytes,
+                                         .max_bytes = UINT64_MAX,
+                                         .may_be_huge = true};
+    struct rdti_memfd_found found;
+    void *addr = NULL;
+
+    rdt_status status = rdti_memfd_check(fd, &want, &found, err);
+    if (status != RDT_OK)
+        return status;
+    /* Of huge pages, mappings have whole ones only. */
+    if (len_bytes == 0 || found.page_bytes > SHM_HUGE_PAGE_BYTES ||
+        (found.page_bytes > (uint64_t)sysconf(_SC_PAGESIZE) && len_bytes % found.page_bytes != 0))
+        return rdti_error_set_rank(err, RDT_EPROTO, peer_rank,
+                                   "segment of %llu bytes in pages of %llu",
+                                   (unsigned long long)len_bytes,
+                                   (unsigned long long)found.page_bytes);
+    if (len_bytes < SHM_HUGE_PAGE_BYTES)
+        status = rdti_memfd_map(fd, want.what, len_bytes, PROT_READ | PROT_WRITE, &addr, err);
+    else
+        status = rdti_memfd_map_aligned(fd, want.what, len_bytes, SHM_HUGE_PAGE_BYTES, &addr, err);
+    if (status != RDT_OK)
+        return status;
+    (void)madvise(addr, len_bytes, MADV_DONTDUMP); /* a smaller core file is all that it is for */
+    *out = addr;
+    return RDT_OK;
+}
+
 rdt_status
 rdti_shm_segment_map(int fd, int32_t peer_rank, uint64_t len_bytes, struct shm_segment *out,
                      struct rdt_error *err)
 {
-    void *addr;
+    void *addr = NULL;
 
-    rdt_status status = rdti_shm_map_segment(fd, peer_rank, len_bytes, &addr, err);
+    rdt_status status = map_segment(fd, peer_rank, len_bytes, &addr, err);
     if (status != RDT_OK)
         return status;
     const uint64_t granules = (len_bytes - 1) / SHM_HUGE_PAGE_BYTES + 1;
@@ -74,9 +113,11 @@ rdti_shm_segment_populate(struct shm_segment *segment, uint64_t off_bytes, uint6
             const uint64_t at = from * granule;
             const uint64_t stop =
                 to * granule < segment->len_bytes ? to * granule : segment->len_bytes;
-            const rdt_status status = rdti_shm_populate(segment->addr + at, stop - at, err);
-            if (status != RDT_OK)
-                return status;
+            const int sys_errno = rdti_memfd_populate_mapped(segment->addr + at, stop - at);
+            if (sys_errno != 0 && sys_errno != EINVAL) /* EINVAL: they come by ordinary faults */
+                return rdti_error_set(err, RDT_ENOMEM, sys_errno,
+                                      "madvise(MADV_POPULATE_WRITE) of %llu shared bytes",
+                                      (unsigned long long)(stop - at));
             memset(segment->is_present + from, true, to - from);
         }
         from = to + 1; /* `to` is present, or the end */

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "transport/shm/lane.h"
-#include "transport/shm/memfd.h"
 
 static rdt_status
 shm_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)

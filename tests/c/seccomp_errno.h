@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Lets a system call of this process fail as another kernel would, without privileges. */
-#ifndef RDT_TESTS_CORE_SECCOMP_ERRNO_H
-#define RDT_TESTS_CORE_SECCOMP_ERRNO_H
+#ifndef RDT_TESTS_SECCOMP_ERRNO_H
+#define RDT_TESTS_SECCOMP_ERRNO_H
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
