@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * growth - that nothing grows: memory, arena and descriptors of both processes after a warm-up and again after
- * many more transfers of mixed kinds (writes with and without notification, lists of blocks, reads, regions
- * that come and go).
+ * growth - that nothing grows: memory, arena and descriptors of both processes after a warm-up and
+ * again after many more transfers of mixed kinds (writes with and without notification, lists of
+ * blocks, reads, regions that come and go).
  *
  *   growth [--transport shm|tcp] [--transfers N]                 default shm, 100000
  */

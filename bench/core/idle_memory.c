@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * idle_memory - what a connection costs while nothing is sent: this process holds one context and connects it
- * to N contexts of another process, which makes N connections.
+ * idle_memory - what a connection costs while nothing is sent: this process holds one context and
+ * connects it to N contexts of another process, which makes N connections.
  *
  *   idle_memory [--transport shm|tcp] [--connections N]           default shm, 64
  *
- * The line has, for each connection: private memory of this process, its proportional share (Pss), the arena's
- * allocated bytes (its own part, which others map), the sum of private memory and arena, descriptors. The
- * first connection is made before the first look, so that what is there once for all is not counted.
+ * The line has, for each connection: private memory of this process, its proportional share (Pss),
+ * the arena's allocated bytes (its own part, which others map), the sum of private memory and
+ * arena, descriptors. The first connection is made before the first look, so that what is there
+ * once for all is not counted.
  */
 #include <signal.h>
 #include <stdio.h>

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * latency - one way of a small write: a ping-pong of write + notify, half a round trip, both cores busy,
- * beside its floor in the same run: over shared memory two lines that the sides store into and spin on, over
- * TCP a plain socket that is waited for in the same way.
+ * latency - one way of a small write: a ping-pong of write + notify, half a round trip, both cores
+ * busy, beside its floor in the same run: over shared memory two lines that the sides store into
+ * and spin on, over TCP a plain socket that is waited for in the same way.
  *
  *   latency [--transport shm|tcp] [--wait spin|sleep] [--size N] [--rounds N] [--trips N]
  *
- * Each round gives each contestant a fifth of `trips` round trips untimed, then `trips` in one sample, and some that
- * are timed alone: their median ignores the moments in which others had a core. Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may spin, as it does where cores
- * allow; "sleep": it is told that many ranks share the cores, and the floor blocks.
+ * Each round gives each contestant a fifth of `trips` round trips untimed, then `trips` in one
+ * sample, and some that are timed alone: their median ignores the moments in which others had a
+ * core. Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may spin, as it
+ * does where cores allow; "sleep": it is told that many ranks share the cores, and the floor
+ * blocks.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * overhead - what a write costs besides its payload: system calls of the threads that write and wait, while both
- * sides are awake, wake-ups sent, and on TCP the bytes that go to the sockets.
+ * overhead - what a write costs besides its payload: system calls of the threads that write and
+ * wait, while both sides are awake, wake-ups sent, and on TCP the bytes that go to the sockets.
  *
  *   overhead [--transport shm|tcp] [--writes N] [--size N]       default shm, 20000, 8 bytes
  *
- * A ping-pong of write + notify, so that each side makes N writes and waits N times. System calls are counted
- * in the calling threads by a seccomp trap; "calls" names them. On TCP each write is answered by a
- * write, so a side's wire bytes are its writes and its acknowledgements.
+ * A ping-pong of write + notify, so that each side makes N writes and waits N times. System calls
+ * are counted in the calling threads by a seccomp trap; "calls" names them. On TCP each write is
+ * answered by a write, so a side's wire bytes are its writes and its acknowledgements.
  */
 #include <stdio.h>
 #include <stdlib.h>

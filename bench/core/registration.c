@@ -4,10 +4,11 @@
  *
  *   registration [--bytes N] [--rounds N]        default 1 GiB, 3 rounds
  *
- * In each round, in processes of its own: "alloc": rdt_region_alloc() of the whole, from nothing; "alloc again": the
- * same after it was freed; "register": rdt_region_register() of memory that exists and is populated. Floor: "populate",
- * a memfd of that size, mapped and populated by one thread. Then, between two processes: "first
- * write" of 8 B into a region of that size, which maps it, and "second write".
+ * In each round, in processes of its own: "alloc": rdt_region_alloc() of the whole, from nothing;
+ * "alloc again": the same after it was freed; "register": rdt_region_register() of memory that
+ * exists and is populated. Floor: "populate", a memfd of that size, mapped and populated by one
+ * thread. Then, between two processes: "first write" of 8 B into a region of that size, which maps
+ * it, and "second write".
  */
 #include <errno.h>
 #include <fcntl.h>

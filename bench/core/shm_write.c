@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shm_write - write + notify over shared memory, beside its floor: the best of memcpy, rep movsb and
- * non-temporal stores into memory that the other process has read since it was written last. The floor's
- * copies go into the mapping that the library uses ("region") and into one of our own ("own"), so
- * that neither a good nor a bad mapping flatters the ratio.
+ * shm_write - write + notify over shared memory, beside its floor: the best of memcpy, rep movsb
+ * and non-temporal stores into memory that the other process has read since it was written last.
+ * The floor's copies go into the mapping that the library uses ("region") and into one of our own
+ * ("own"), so that neither a good nor a bad mapping flatters the ratio.
  *
  *   shm_write [--sizes N,N,...] [--seconds S] [--unpinned]       S per size, default 2
  *
- * Two ratios of the best floor's median to ours. "ratio": from the start until the other process knows,
- * told by our notification or, on the floor, by a flag stored after the copy. "ratio_call": until the call returns;
- * there the floor has an advantage that nobody can have who tells the peer: a copy with non-temporal stores returns
- * some 400 ns before its last bytes are in place, and whatever has to look whether the peer sleeps waits for them.
+ * Two ratios of the best floor's median to ours. "ratio": from the start until the other process
+ * knows, told by our notification or, on the floor, by a flag stored after the copy. "ratio_call":
+ * until the call returns; there the floor has an advantage that nobody can have who tells the peer:
+ * a copy with non-temporal stores returns some 400 ns before its last bytes are in place, and
+ * whatever has to look whether the peer sleeps waits for them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,7 +164,8 @@ read_side(struct pair *p)
     const struct settings *settings = p->arg;
     rdt_region *region = pair_offer(p, MAX_BYTES);
 
-    /* An inherited mapping has no page table entries in a child: bring them in before the first turn. */
+    /* An inherited mapping has no page table entries in a child: bring them in before the first
+     * turn. */
     p->board->checksum = bench_sum(settings->own, MAX_BYTES);
     turns_serve(p, rdt_region_addr(region), settings->own, false);
     rdt_region_free(region, NULL, NULL);

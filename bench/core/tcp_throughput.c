@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tcp_throughput - one large write + notify over loopback TCP until it is acknowledged, beside the best that plain
- * sockets reach in the same run: a message and an 8 B answer. First every sensible configuration of plain sockets
- * (streams, chunks, buffers, congestion control, waiting) has a heat; then the finalists and the library
- * take turns.
+ * tcp_throughput - one large write + notify over loopback TCP until it is acknowledged, beside the
+ * best that plain sockets reach in the same run: a message and an 8 B answer. First every sensible
+ * configuration of plain sockets (streams, chunks, buffers, congestion control, waiting) has a
+ * heat; then the finalists and the library take turns.
  *
  *   tcp_throughput [--size N] [--seconds S] [--streams N] [--quick]
  *
- * Defaults: 64 MiB, 5 s of finals, the library's default of streams. --quick: fewer configurations. The
- * summary line has the ratio: best floor's median over ours.
+ * Defaults: 64 MiB, 5 s of finals, the library's default of streams. --quick: fewer configurations.
+ * The summary line has the ratio: best floor's median over ours.
  */
 #include <stdio.h>
 #include <stdlib.h>

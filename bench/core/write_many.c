@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * write_many - a list of blocks with one notification against one write of their sum, over shared memory
- * or TCP. "in order": block i goes where a single write would put it; "shuffled": the blocks lie in
- * another order on both sides. "one by one": a write for each block, the last with the
+ * write_many - a list of blocks with one notification against one write of their sum, over shared
+ * memory or TCP. "in order": block i goes where a single write would put it; "shuffled": the blocks
+ * lie in another order on both sides. "one by one": a write for each block, the last with the
  * notification, which is what a program without write_many would do.
  *
  *   write_many [--transport shm|tcp] [--blocks N] [--block-bytes N] [--seconds S]
  *
- * Defaults: shm, 4096 blocks of 16384 bytes, 3 s. The summary line has the ratio of the one write's median
- * to that of each list.
+ * Defaults: shm, 4096 blocks of 16384 bytes, 3 s. The summary line has the ratio of the one write's
+ * median to that of each list.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * copy_floor - what one pass over shared memory costs on this machine, without any library of ours: the
- * floor under a write on the shm path, and the source of the table in csrc/base/limits.h.
+ * copy_floor - what one pass over shared memory costs on this machine, without any library of ours:
+ * the floor under a write on the shm path, and the source of the table in csrc/base/limits.h.
  *
- * Two processes, each pinned to a core, map the same memfd, populated on both sides. The parent copies
- * into it by each kind of store. Pattern "peer": the child has read the whole buffer since the
- * last write (read_ns: how long that took); pattern "own": nobody has. The child reads outside of the timed
- * part. A round gives every kind in turn one untimed and three timed copies, so that a noisy moment
- * hits all kinds and each kind is timed in the cache state that it makes for itself.
+ * Two processes, each pinned to a core, map the same memfd, populated on both sides. The parent
+ * copies into it by each kind of store. Pattern "peer": the child has read the whole buffer since
+ * the last write (read_ns: how long that took); pattern "own": nobody has. The child reads outside
+ * of the timed part. A round gives every kind in turn one untimed and three timed copies, so that a
+ * noisy moment hits all kinds and each kind is timed in the cache state that it makes for itself.
  *
  *   copy_floor [--seconds S] [--sizes N,N,...] [--cold]     S per size and pattern, default 1
  *
- * --cold flushes the source from the caches before each copy. One JSON object a line. Exit status: 0, 1
- * failed, 77 fewer than two cores.
+ * --cold flushes the source from the caches before each copy. One JSON object a line. Exit status:
+ * 0, 1 failed, 77 fewer than two cores.
  */
 #include <signal.h>
 #include <stdatomic.h>

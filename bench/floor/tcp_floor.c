@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tcp_floor - what TCP over loopback gives between two processes, with plain sockets and no library of
- * ours: the floor under the tcp path.
+ * tcp_floor - what TCP over loopback gives between two processes, with plain sockets and no library
+ * of ours: the floor under the tcp path.
  *
  * Two processes, each pinned to a core. "latency": 8 B there and 8 B back, half of it is one way.
- * "throughput": one message, split evenly over the streams, received where it shall stay, not looked at
- * afterwards; over when the receiver's 8 B answer is there. The sender's send() takes at most `chunk`
- * bytes, the receiver's recv() all that is left. Waiting is "block" (in recv, or in poll where there are
- * several streams) or "spin" (MSG_DONTWAIT until something moves). Configurations run in turn, several
- * times over, so that a noisy moment hits all of them.
+ * "throughput": one message, split evenly over the streams, received where it shall stay, not
+ * looked at afterwards; over when the receiver's 8 B answer is there. The sender's send() takes at
+ * most `chunk` bytes, the receiver's recv() all that is left. Waiting is "block" (in recv, or in
+ * poll where there are several streams) or "spin" (MSG_DONTWAIT until something moves).
+ * Configurations run in turn, several times over, so that a noisy moment hits all of them.
  *
  *   tcp_floor [--passes N] [--sizes N,N,...] [--quick]
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What every benchmark program needs: the clock, a core of its own, samples, lines of JSON. A failure ends the
- * program: a benchmark has nobody to report to but its reader. */
+ * What every benchmark program needs: the clock, a core of its own, samples, lines of JSON. A
+ * failure ends the program: a benchmark has nobody to report to but its reader. */
 #ifndef RDT_BENCH_BENCH_H
 #define RDT_BENCH_BENCH_H
 
@@ -52,20 +52,22 @@ void bench_series_free(struct bench_series *s);
 uint64_t bench_series_quantile(const struct bench_series *s, double fraction);
 
 /*
- * One line: {"bench": name, "contestant": ..., <fields>, "median_ns": ..., "p10": ..., "p90": ..., "p99": ...,
- * "samples": n, "raw_ns": [...]}. `fields` is a piece of JSON such as "\"size\": 8". raw_ns
- * has at most BENCH_RAW_MAX samples, evenly spread over the run and in its order.
+ * One line: {"bench": name, "contestant": ..., <fields>, "median_ns": ..., "p10": ..., "p90": ...,
+ * "p99": ..., "samples": n, "raw_ns": [...]}. `fields` is a piece of JSON such as "\"size\": 8".
+ * raw_ns has at most BENCH_RAW_MAX samples, evenly spread over the run and in its order.
  */
 #define BENCH_RAW_MAX 200
 void bench_series_print(const struct bench_series *s, const char *fields);
 
 /* ---- Arguments --------------------------------------------------------------------------- */
 
-/* The value after `--name`, or NULL; bench_has() for flags. Unknown arguments: bench_check_args(). */
+/* The value after `--name`, or NULL; bench_has() for flags. Unknown arguments: bench_check_args().
+ */
 const char *bench_arg(int argc, char **argv, const char *name);
 bool bench_has(int argc, char **argv, const char *name);
 double bench_arg_number(int argc, char **argv, const char *name, double otherwise);
-/* Every argument must be in `known`, a NULL-terminated list in which a name that takes a value ends in "=". */
+/* Every argument must be in `known`, a NULL-terminated list in which a name that takes a value ends
+ * in "=". */
 void bench_check_args(int argc, char **argv, const char *const *known);
 
 #define BENCH_MAX_SIZES 32

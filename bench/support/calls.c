@@ -20,8 +20,8 @@
 static volatile uint64_t counts[PROCESS_CALLS_MAX];
 
 /*
- * The one place from which the filter lets calls through: the instruction after calls_gate_begin. glibc's
- * syscall() would do as well, but others call it too.
+ * The one place from which the filter lets calls through: the instruction after calls_gate_begin.
+ * glibc's syscall() would do as well, but others call it too.
  */
 long calls_gate(long number, long a, long b, long c, long d, long e, long f);
 extern const char calls_gate_end[];

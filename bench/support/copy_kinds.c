@@ -39,8 +39,8 @@ copy_stream(char *dst, const char *src, size_t len_bytes)
     _mm_sfence();
 }
 
-/* Four streams a quarter of a MiB apart, two lines of each in turn: better prefetching of a source in
- * memory. Below 1 MiB the same as one stream. */
+/* Four streams a quarter of a MiB apart, two lines of each in turn: better prefetching of a source
+ * in memory. Below 1 MiB the same as one stream. */
 __attribute__((target("avx2"))) static void
 copy_stream_lanes(char *dst, const char *src, size_t len_bytes)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The kinds of store that compete to be the floor under a write into shared memory. Nothing of the library. */
+ * The kinds of store that compete to be the floor under a write into shared memory. Nothing of the
+ * library. */
 #ifndef RDT_BENCH_COPY_KINDS_H
 #define RDT_BENCH_COPY_KINDS_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Two processes with a context each, connected over one path, the main thread of each pinned to a core of its
- * own once the context is open (a context that is opened on one core would take it for all there is). They meet at
- * a board in shared memory, which is no part of what is measured. */
+ * Two processes with a context each, connected over one path, the main thread of each pinned to a
+ * core of its own once the context is open (a context that is opened on one core would take it for
+ * all there is). They meet at a board in shared memory, which is no part of what is measured. */
 #ifndef RDT_BENCH_PAIR_H
 #define RDT_BENCH_PAIR_H
 

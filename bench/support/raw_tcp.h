@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TCP with plain sockets and nothing of the library: the floor under the tcp path. One connection is between two
- * processes that both follow the same script; whatever fails ends the program. */
+ * TCP with plain sockets and nothing of the library: the floor under the tcp path. One connection
+ * is between two processes that both follow the same script; whatever fails ends the program. */
 #ifndef RDT_BENCH_RAW_TCP_H
 #define RDT_BENCH_RAW_TCP_H
 
@@ -23,7 +23,8 @@ struct raw_tcp {
     int fds[RAW_TCP_MAX_STREAMS];
 };
 
-/* A listener on 127.0.0.1 with the config's options, which accepted sockets inherit; *out: its address. */
+/* A listener on 127.0.0.1 with the config's options, which accepted sockets inherit; *out: its
+ * address. */
 int raw_tcp_listen(const struct raw_tcp_config *config, struct sockaddr_in *out);
 /* The config's streams, in the order in which they connect. Each accept waits for 20 s at most. */
 void raw_tcp_accept(struct raw_tcp *c, const struct raw_tcp_config *config, int listener);
@@ -35,7 +36,8 @@ void raw_tcp_close(struct raw_tcp *c);
 void raw_tcp_move(const struct raw_tcp *c, bool is_sending, char *buf, size_t len_bytes,
                   unsigned streams);
 
-/* Everything worth trying for one message of len_bytes, at most RAW_TCP_MAX_CANDIDATES; returns how many. */
+/* Everything worth trying for one message of len_bytes, at most RAW_TCP_MAX_CANDIDATES; returns how
+ * many. */
 #define RAW_TCP_MAX_CANDIDATES 144
 size_t raw_tcp_candidates(struct raw_tcp_config *out, size_t len_bytes, bool is_quick);
 

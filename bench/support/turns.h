@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Turns: the first side writes into the second's region, in one way or another, and the second then reads all
- * of it. Every contestant so finds lines that the other core has read since they were written last, and each takes
- * its turn in the same run. The reader waits in the way that belongs to the act, before the writer begins. */
+ * Turns: the first side writes into the second's region, in one way or another, and the second then
+ * reads all of it. Every contestant so finds lines that the other core has read since they were
+ * written last, and each takes its turn in the same run. The reader waits in the way that belongs
+ * to the act, before the writer begins. */
 #ifndef RDT_BENCH_TURNS_H
 #define RDT_BENCH_TURNS_H
 
@@ -37,8 +38,8 @@ struct contestant {
 };
 
 /*
- * Rounds of one untimed and `timed` timed turns for each contestant, until `seconds` are over and at least
- * 3 rounds are done; the first turn finds the state that the contestant before it left.
+ * Rounds of one untimed and `timed` timed turns for each contestant, until `seconds` are over and
+ * at least 3 rounds are done; the first turn finds the state that the contestant before it left.
  */
 void turns_measure(struct turns *t, struct contestant *list, size_t count, size_t len_bytes,
                    double seconds, size_t timed);

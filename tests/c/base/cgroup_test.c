@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Planted files in a directory of our own stand for /proc and /sys/fs/cgroup, laid out as systemd, docker
- * and kubernetes do it. */
+ * Planted files in a directory of our own stand for /proc and /sys/fs/cgroup, laid out as systemd,
+ * docker and kubernetes do it. */
 #include "base/cgroup.h"
 
 #include <fcntl.h>
@@ -223,8 +223,8 @@ TEST(a_mount_that_shows_a_part_is_cut_off_the_path)
     CHECK_UINT_EQ(memory_left(limit), 1 * MIB);
 }
 
-/* A path that the mount does not show, a sibling with the same beginning, a path out of the namespace: the
- * mount point itself is all that can be asked. */
+/* A path that the mount does not show, a sibling with the same beginning, a path out of the
+ * namespace: the mount point itself is all that can be asked. */
 TEST(a_path_that_is_not_shown_falls_back_to_the_mount_point)
 {
     static const char *const paths[] = {"/docker/01234", "/other", "/../elsewhere"};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Vectors of FIPS 180-4 (its published examples), RFC 4231 (HMAC) and FNV's authors; the rest by property. */
+ * Vectors of FIPS 180-4 (its published examples), RFC 4231 (HMAC) and FNV's authors; the rest by
+ * property. */
 #include "base/crypto.h"
 
 #include "harness.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Litmus test of the wake-up protocol (base/doorbell.h): two processes hand a number back and forth,
- * and each waits for it by a mixture of spinning and sleeping that brings publication and sleep
- * close together. A sleep that lasts to its end although the number was there is a lost wake-up.
+ * Litmus test of the wake-up protocol (base/doorbell.h): two processes hand a number back and
+ * forth, and each waits for it by a mixture of spinning and sleeping that brings publication and
+ * sleep close together. A sleep that lasts to its end although the number was there is a lost
+ * wake-up.
  *
  * It fails on x86-64 within a second if the publication is a release store instead of a seq_cst
  * one.

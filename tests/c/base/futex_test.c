@@ -45,7 +45,8 @@ TEST(wait_ends_with_its_time_out)
     CHECK_INT_EQ(errno, 1234);
 }
 
-/* Two processes take turns; a lost or private wake shows as the test's alarm, since each sleep is long. */
+/* Two processes take turns; a lost or private wake shows as the test's alarm, since each sleep is
+ * long. */
 TEST(wake_reaches_another_process)
 {
     enum { TURNS = 2000 };

@@ -47,7 +47,8 @@ run_own_call(void *arg)
     return NULL;
 }
 
-/* Rank `odd` calls `other`, the rest `usual`: at least one ends with the mismatch, the group breaks. */
+/* Rank `odd` calls `other`, the rest `usual`: at least one ends with the mismatch, the group
+ * breaks. */
 static void
 check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t size, uint32_t odd,
                const char *says)

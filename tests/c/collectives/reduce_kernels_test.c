@@ -184,9 +184,9 @@ define(uint32_t op, double x, double y)
 }
 
 /*
- * Random patterns, so NaNs, infinities and subnormals too. A double holds the exact sum of two f32 no
- * better than f32 rounding needs (53 >= 2 * 24 + 2), so that rounding it once more changes nothing;
- * the same from f32 to both halves.
+ * Random patterns, so NaNs, infinities and subnormals too. A double holds the exact sum of two f32
+ * no better than f32 rounding needs (53 >= 2 * 24 + 2), so that rounding it once more changes
+ * nothing; the same from f32 to both halves.
  */
 static void
 check_floats(const struct rdti_reduce_table *table, uint32_t op)

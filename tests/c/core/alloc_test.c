@@ -216,7 +216,8 @@ TEST(alloc_refuses_what_it_cannot_manage)
     rdti_alloc_destroy(NULL);
 }
 
-/* Every length from one unit up fits into a span of exactly that length: no class rounding loses it. */
+/* Every length from one unit up fits into a span of exactly that length: no class rounding loses
+ * it. */
 TEST(alloc_serves_a_span_of_exactly_the_length)
 {
     for (uint64_t units = 1; units < 3000; units++) {

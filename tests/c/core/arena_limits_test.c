@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the arena does at each limit: an error that names the limit, never a signal, and nothing left behind. */
+ * What the arena does at each limit: an error that names the limit, never a signal, and nothing
+ * left behind. */
 #include "core/arena.h"
 
 #include <fcntl.h>
@@ -186,7 +187,8 @@ TEST(arena_stops_before_memory_does)
     rdti_arena_destroy(arena);
 }
 
-/* A kernel that runs out in the middle: an error, no signal, and the pages that came in are gone. */
+/* A kernel that runs out in the middle: an error, no signal, and the pages that came in are gone.
+ */
 TEST(arena_survives_a_kernel_without_pages)
 {
     struct rdti_arena *arena = open_arena(CHUNK, 0);

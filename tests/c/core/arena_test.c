@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The arena: growth, pages that come and go, threads, forks. What the kernel knows (seals, resident pages,
- * blocks of the file, descriptors) is asked of the kernel, not of the arena. */
+ * The arena: growth, pages that come and go, threads, forks. What the kernel knows (seals, resident
+ * pages, blocks of the file, descriptors) is asked of the kernel, not of the arena. */
 #include "core/arena.h"
 
 #include <fcntl.h>
@@ -397,7 +397,8 @@ TEST_TIMEOUT(arena_gives_pages_back_under_threads, 120)
     rdti_arena_destroy(arena);
 }
 
-/* In a child: nothing hangs (a lock may be held by a thread that is not there), nothing is changed. */
+/* In a child: nothing hangs (a lock may be held by a thread that is not there), nothing is changed.
+ */
 static void
 use_in_child(struct rdti_arena *arena, uint8_t *addr)
 {

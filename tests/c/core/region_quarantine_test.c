@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Quarantine: freed bytes are not used again while a peer may still write them, shown by a model that knows every
- * span and by threads that write as peers do. */
+ * Quarantine: freed bytes are not used again while a peer may still write them, shown by a model
+ * that knows every span and by threads that write as peers do. */
 #include "core/region.h"
 
 #include <pthread.h>
@@ -127,9 +127,10 @@ TEST_TIMEOUT(region_quarantine_never_reuses_bytes_too_early, 60)
 /* ---- Threads -------------------------------------------------------------------------------- */
 
 /*
- * Peers as the shm transport has them: each looks at the generation table, then writes the bytes in place, and
- * acknowledges a revocation only between writes. The owner meanwhile fills private regions and finds
- * them unchanged: a write that lands in reused bytes would show (and be a race that TSan reports).
+ * Peers as the shm transport has them: each looks at the generation table, then writes the bytes in
+ * place, and acknowledges a revocation only between writes. The owner meanwhile fills private
+ * regions and finds them unchanged: a write that lands in reused bytes would show (and be a race
+ * that TSan reports).
  */
 enum { PEERS = 3, PUBLISHED = 16, REVOKES_MAX = 4096 };
 

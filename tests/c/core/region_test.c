@@ -108,6 +108,58 @@ TEST(region_can_be_born_zero)
     rig_close(&rig);
 }
 
+TEST(region_that_is_lent_is_of_one_operation)
+{
+    static uint8_t memory[4096];
+    struct rdt_remote_region remote;
+    struct rdti_target target;
+    uint32_t drained = 0;
+    rdt_region *lent;
+    rdt_region *registered;
+    struct rig rig;
+
+    rig_open(&rig);
+    rig.expect_count = 1;
+    CHECK_OK(rdti_regions_lend(rig.regions, memory, sizeof(memory), &lent, &err), &err);
+    CHECK_NULL(rdti_regions_find(rig.regions, memory, 1));
+    CHECK_STATUS(rdti_regions_export_at(rig.regions, memory, 1, &remote, &err), RDT_EAGAIN);
+    CHECK_OK(rdti_regions_register(rig.regions, memory, 100, &registered, &err), &err);
+    CHECK_OK(rdti_regions_export_at(rig.regions, memory + 50, 50, &remote, &err), &err);
+    CHECK_HEX_EQ(remote.addr, (uintptr_t)memory);
+    CHECK_UINT_EQ(remote.len_bytes, 100);
+    CHECK_STATUS(rdti_regions_export_at(rig.regions, memory + 50, 51, &remote, &err), RDT_EAGAIN);
+
+    /* Its one peer is done: nobody is asked, and a read of it that is not over is waited for. */
+    remote = export(lent);
+    CHECK_OK(rdti_regions_acquire(rig.regions, remote.index, remote.generation, 0, 1, &target,
+                                  &err),
+             &err);
+    rdti_regions_end_lent(lent, count_call, &drained);
+    CHECK_UINT_EQ(drained, 0);
+    CHECK_STATUS(rdti_regions_acquire(rig.regions, remote.index, remote.generation, 0, 1, &target,
+                                      &err),
+                 RDT_ESTALE);
+    rdti_regions_release(rig.regions, &target);
+    CHECK_UINT_EQ(drained, 1);
+    CHECK_UINT_EQ(rig.revoke_count, 0);
+
+    CHECK_OK(rdti_regions_lend(rig.regions, memory, sizeof(memory), &lent, &err), &err);
+    rdti_regions_end_lent(lent, count_call, &drained); /* never exported */
+    CHECK_UINT_EQ(drained, 2);
+    CHECK_OK(rdti_regions_lend(rig.regions, memory, sizeof(memory), &lent, &err), &err);
+    remote = export(lent);
+    rdt_region_free(lent, count_call, &drained); /* taken back: a peer may be at it */
+    CHECK_UINT_EQ(rig.revoke_count, 1);
+    CHECK_UINT_EQ(drained, 2);
+    CHECK(rdti_regions_acknowledge(rig.regions, remote.index, remote.generation));
+    CHECK_UINT_EQ(drained, 3);
+    rig.expect_count = 0;
+    rdt_region_free(registered, NULL, NULL);
+    CHECK_UINT_EQ(stats_of(&rig).live_count, 0);
+    CHECK_UINT_EQ(stats_of(&rig).quarantine_count, 0);
+    rig_close(&rig);
+}
+
 TEST(region_registered_is_never_mapped_by_peers)
 {
     static uint8_t memory[4096];
@@ -378,7 +430,8 @@ time_find(struct rig *rig, const uint8_t *memory, rdt_region *const *all)
     printf("  find among a million: %.0f ns\n", (double)(test_now_ns() - start_ns) / 100000);
 }
 
-/* All indices in use: refused with the reason; one freed: served. And finding one of a million is fast. */
+/* All indices in use: refused with the reason; one freed: served. And finding one of a million is
+ * fast. */
 TEST_TIMEOUT(region_indices_run_out, MANY_TIMEOUT_S)
 {
     static uint8_t memory[RDTI_REGION_INDEX_MAX + 1];
