@@ -324,7 +324,7 @@ begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
     }
     if (region == NULL) {
         status =
-            rdti_regions_register(m->ctx->regions, receive->buf, receive->len_bytes, &region, &err);
+            rdti_regions_lend(m->ctx->regions, receive->buf, receive->len_bytes, &region, &err);
         receive->owns_region = status == RDT_OK;
     }
     if (status == RDT_OK)

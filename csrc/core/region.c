@@ -4,75 +4,15 @@
 #include "core/region.h"
 
 #include <assert.h>
-#include <inttypes.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "base/fork.h"
-#include "base/list.h"
 #include "base/range.h"
 #include "core/generations.h"
-#include "core/span_tree.h"
+#include "core/region_impl.h"
 
 #define ENTRIES_AT_FIRST 64
-
-enum region_state { PRIVATE, EXPORTED, QUARANTINE };
-
-/* Fields from `state` on are guarded by the table's lock, the others immutable. */
-struct rdt_region {
-    struct rdti_regions *regions;
-    void *addr;
-    uint64_t len_bytes;
-    bool is_in_arena; /* else registered: the caller's memory */
-    uint32_t segment; /* RDT_SEGMENT_NONE for registered memory */
-    uint64_t segment_off;
-    struct rdti_span span; /* in `live`, until it is freed */
-    struct rdti_list link; /* in `quarantine` */
-    enum region_state state;
-    uint32_t index;         /* 0 while PRIVATE */
-    uint32_t generation;    /* under which it was exported */
-    uint32_t pins;          /* targets in use */
-    uint32_t pending_count; /* peers that have not acknowledged */
-    bool is_revoking;       /* on_revoke() runs: it may raise pending_count yet */
-    void (*drained)(void *arg);
-    void *drained_arg;
-    struct rdti_deferred deferred;
-};
-
-struct entry {
-    rdt_region *region;  /* EXPORTED or in QUARANTINE; NULL: the index is free */
-    uint32_t generation; /* the table's own, where no peer can write it */
-    uint32_t next_free;  /* 0: the last */
-};
-
-struct rdti_regions {
-    struct rdti_arena *arena;
-    struct rdti_engine *engine; /* NULL: nobody holds its lock here */
-    uint8_t uuid[RDT_UUID_BYTES];
-    void (*on_revoke)(void *arg, uint32_t index, uint32_t generation);
-    void *revoke_arg;
-    int fd;                  /* of the table of generations */
-    _Atomic uint32_t *table; /* mapped; entries below next_index are in memory */
-    pthread_mutex_t lock;    /* guards all below; never held while somebody else's code runs */
-    struct rdti_span_tree live;
-    struct rdti_list quarantine;
-    struct entry *entries;
-    uint32_t entry_cap;
-    uint32_t next_index; /* above all that were ever used */
-    uint32_t first_free; /* oldest first: generations last longest */
-    uint32_t last_free;
-    struct rdti_region_stats stats;
-};
-
-static rdt_status
-forked(const char *call, struct rdt_error *err)
-{
-    return rdti_error_set(err, RDT_EFORKED, 0,
-                          "%s: this is a forked child; open a context of its own there", call);
-}
 
 /* ---- Creation ------------------------------------------------------------------------------- */
 
@@ -83,7 +23,7 @@ rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_UUID_BYTES]
 {
     rdti_fork_guard();
     struct rdti_regions *regions = calloc(1, sizeof(*regions));
-    struct entry *entries = calloc(ENTRIES_AT_FIRST, sizeof(*entries));
+    struct rdti_region_entry *entries = calloc(ENTRIES_AT_FIRST, sizeof(*entries));
 
     if (regions == NULL || entries == NULL) {
         free(entries);
@@ -120,9 +60,9 @@ static bool
 detach_if_drained(rdt_region *region)
 {
     struct rdti_regions *regions = region->regions;
-    struct entry *entry = &regions->entries[region->index];
+    struct rdti_region_entry *entry = &regions->entries[region->index];
 
-    if (region->state != QUARANTINE || region->is_revoking || region->pins > 0 ||
+    if (region->state != RDTI_REGION_QUARANTINE || region->is_revoking || region->pins > 0 ||
         region->pending_count > 0)
         return false;
     rdti_list_remove(&region->link);
@@ -174,42 +114,52 @@ rdti_regions_set_engine(struct rdti_regions *regions, struct rdti_engine *engine
     regions->engine = engine;
 }
 
-void
-rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg)
+/* Locked. */
+static void
+enter_quarantine(rdt_region *region, bool is_revoking)
+{
+    struct rdti_regions *regions = region->regions;
+    const uint32_t next_generation = region->generation + 1;
+
+    region->state = RDTI_REGION_QUARANTINE;
+    region->is_revoking = is_revoking;
+    regions->stats.exported_count--;
+    regions->stats.quarantine_count++;
+    regions->stats.quarantine_bytes += region->len_bytes;
+    rdti_list_append(&regions->quarantine, &region->link);
+    /* seq_cst; partner: the shm initiator's load before it writes. Either it sees that the
+     * generation is over, or its write began before the revocation that we are about to send,
+     * and it acknowledges that only when the write is done. */
+    regions->entries[region->index].generation = next_generation;
+    atomic_store_explicit(&regions->table[region->index], next_generation, memory_order_seq_cst);
+}
+
+static void
+end(rdt_region *region, bool asks_peers, void (*drained)(void *arg), void *arg)
 {
     if (region == NULL || rdti_in_forked_child())
         return;
     struct rdti_regions *regions = region->regions;
 
     (void)pthread_mutex_lock(&regions->lock);
-    assert(region->state != QUARANTINE);
-    const bool is_exported = region->state == EXPORTED;
+    assert(region->state != RDTI_REGION_QUARANTINE);
+    const bool is_exported = region->state == RDTI_REGION_EXPORTED;
+    const bool is_revoking = is_exported && asks_peers;
     const uint32_t index = region->index;
     const uint32_t generation = region->generation;
 
     region->drained = drained;
     region->drained_arg = arg;
-    rdti_span_remove(&regions->live, &region->span);
+    if (!region->is_lent)
+        rdti_span_remove(&regions->live, &region->span);
     regions->stats.live_count--;
     regions->stats.live_bytes -= region->len_bytes;
-    if (is_exported) {
-        region->state = QUARANTINE;
-        region->is_revoking = true;
-        regions->stats.exported_count--;
-        regions->stats.quarantine_count++;
-        regions->stats.quarantine_bytes += region->len_bytes;
-        rdti_list_append(&regions->quarantine, &region->link);
-        /* seq_cst; partner: the shm initiator's load before it writes. Either it sees that the
-         * generation is over, or its write began before the revocation that we are about to send,
-         * and it acknowledges that only when the write is done. */
-        regions->entries[index].generation = generation + 1;
-        atomic_store_explicit(&regions->table[index], generation + 1, memory_order_seq_cst);
-    }
+    if (is_exported)
+        enter_quarantine(region, is_revoking);
+    bool is_done = !is_exported || detach_if_drained(region);
     (void)pthread_mutex_unlock(&regions->lock);
 
-    bool is_done = !is_exported;
-
-    if (is_exported) {
+    if (is_revoking) {
         regions->on_revoke(regions->revoke_arg, index, generation);
         (void)pthread_mutex_lock(&regions->lock);
         region->is_revoking = false;
@@ -218,6 +168,18 @@ rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg)
     }
     if (is_done)
         finish(region);
+}
+
+void
+rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg)
+{
+    end(region, true, drained, arg);
+}
+
+void
+rdti_regions_end_lent(rdt_region *region, void (*drained)(void *arg), void *arg)
+{
+    end(region, false, drained, arg);
 }
 
 rdt_status
@@ -252,7 +214,8 @@ static void
 enter_live(struct rdti_regions *regions, rdt_region *region)
 {
     (void)pthread_mutex_lock(&regions->lock);
-    rdti_span_insert(&regions->live, &region->span, (uintptr_t)region->addr, region->len_bytes);
+    if (!region->is_lent)
+        rdti_span_insert(&regions->live, &region->span, (uintptr_t)region->addr, region->len_bytes);
     regions->stats.live_count++;
     regions->stats.live_bytes += region->len_bytes;
     regions->stats.registrations++;
@@ -283,7 +246,7 @@ rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t fl
     rdt_region *region = NULL;
 
     if (rdti_in_forked_child())
-        return forked("region_alloc", err);
+        return rdti_regions_forked("region_alloc", err);
     if ((flags & ~(uint32_t)RDT_REGION_ZERO) != 0)
         return rdti_error_set(err, RDT_EINVAL, 0, "region_alloc: flags 0x%x", flags);
     rdt_status status = region_new(regions, len_bytes, &region, err);
@@ -308,14 +271,14 @@ rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t fl
     return RDT_OK;
 }
 
-rdt_status
-rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes,
-                      rdt_region **out, struct rdt_error *err)
+static rdt_status
+register_memory(struct rdti_regions *regions, void *addr, uint64_t len_bytes, bool is_lent,
+                rdt_region **out, struct rdt_error *err)
 {
     rdt_region *region = NULL;
 
     if (rdti_in_forked_child())
-        return forked("region_register", err);
+        return rdti_regions_forked("region_register", err);
     /* No process has addresses beyond 2^62: so sums of them cannot overflow either. */
     if ((addr == NULL && len_bytes > 0) ||
         !rdti_range_ok((uintptr_t)addr, len_bytes, UINT64_MAX / 4))
@@ -326,9 +289,24 @@ rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_byt
     if (status != RDT_OK)
         return status;
     region->addr = addr;
+    region->is_lent = is_lent;
     enter_live(regions, region);
     *out = region;
     return RDT_OK;
+}
+
+rdt_status
+rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes,
+                      rdt_region **out, struct rdt_error *err)
+{
+    return register_memory(regions, addr, len_bytes, false, out, err);
+}
+
+rdt_status
+rdti_regions_lend(struct rdti_regions *regions, void *addr, uint64_t len_bytes, rdt_region **out,
+                  struct rdt_error *err)
+{
+    return register_memory(regions, addr, len_bytes, true, out, err);
 }
 
 rdt_region *
@@ -355,115 +333,6 @@ rdt_region_len_bytes(const rdt_region *region)
     return region == NULL ? 0 : region->len_bytes;
 }
 
-/* ---- Export --------------------------------------------------------------------------------- */
-
-/* Room for next_index in the private entries and in the mapped table. Locked, across one system
- * call per 16384 exports: it costs less than what unlocking there would complicate. */
-static rdt_status
-grow_entries(struct rdti_regions *regions, struct rdt_error *err)
-{
-    const uint32_t index = regions->next_index;
-
-    if (index == regions->entry_cap) {
-        struct entry *entries =
-            realloc(regions->entries, 2 * (size_t)regions->entry_cap * sizeof(*entries));
-
-        if (entries == NULL)
-            return rdti_error_set(err, RDT_ENOMEM, 0, "region_export: no memory for entry %u",
-                                  index);
-        memset(entries + regions->entry_cap, 0, regions->entry_cap * sizeof(*entries));
-        regions->entries = entries;
-        regions->entry_cap *= 2;
-    }
-    if (index % RDTI_GENERATIONS_STEP == 0) {
-        const int sys_errno = rdti_generations_populate(regions->fd, regions->table, index);
-
-        if (sys_errno != 0)
-            return rdti_error_set(err, RDT_ENOMEM, sys_errno,
-                                  "region_export: populating the table of generations; free RAM");
-    }
-    return RDT_OK;
-}
-
-/* An index that no peer can mean another region by. Locked. */
-static rdt_status
-take_index(struct rdti_regions *regions, uint32_t *out, struct rdt_error *err)
-{
-    const uint32_t index = regions->first_free;
-
-    if (index != 0) {
-        regions->first_free = regions->entries[index].next_free;
-        if (regions->first_free == 0)
-            regions->last_free = 0;
-        *out = index;
-        return RDT_OK;
-    }
-    if (regions->next_index > RDTI_REGION_INDEX_MAX)
-        return rdti_error_set(
-            err, RDT_ENOMEM, 0,
-            "region_export: %u regions are exported or in quarantine, and no more "
-            "can be; free some, or export larger ones",
-            RDTI_REGION_INDEX_MAX);
-    const rdt_status status = grow_entries(regions, err);
-
-    if (status != RDT_OK)
-        return status;
-    regions->entries[regions->next_index].generation =
-        1; /* 0 is never live: a zeroed handle is stale */
-    *out = regions->next_index++;
-    return RDT_OK;
-}
-
-/* Locked. */
-static rdt_status
-make_exported(rdt_region *region, struct rdt_error *err)
-{
-    struct rdti_regions *regions = region->regions;
-    const rdt_status status = take_index(regions, &region->index, err);
-
-    if (status != RDT_OK)
-        return status;
-    struct entry *entry = &regions->entries[region->index];
-
-    entry->region = region;
-    region->generation = entry->generation;
-    region->state = EXPORTED;
-    regions->stats.exported_count++;
-    /* Release: a peer learns of the export by a message that is sent later. */
-    atomic_store_explicit(&regions->table[region->index], entry->generation, memory_order_release);
-    return RDT_OK;
-}
-
-rdt_status
-rdt_region_export(rdt_region *region, struct rdt_remote_region *out, struct rdt_error *err)
-{
-    rdt_status status = RDT_OK;
-
-    if (rdti_in_forked_child())
-        return forked("region_export", err);
-    if (region == NULL || out == NULL)
-        return rdti_error_set(err, RDT_EINVAL, 0, "region_export: region %p, out %p",
-                              (void *)region, (void *)out);
-    struct rdti_regions *regions = region->regions;
-    struct rdt_remote_region remote = {
-        .addr = (uintptr_t)region->addr,
-        .len_bytes = region->len_bytes,
-        .segment_off = region->segment_off,
-        .segment = region->segment,
-    };
-
-    memcpy(remote.owner, regions->uuid, RDT_UUID_BYTES);
-    (void)pthread_mutex_lock(&regions->lock);
-    if (region->state == PRIVATE)
-        status = make_exported(region, err);
-    remote.index = region->index;
-    remote.generation = region->generation;
-    (void)pthread_mutex_unlock(&regions->lock);
-    if (status == RDT_OK)
-        *out = remote;
-    return status;
-}
-
 /* ---- Targets and quarantine ----------------------------------------------------------------- */
 
 rdt_status
@@ -474,13 +343,14 @@ rdti_regions_acquire(struct rdti_regions *regions, uint32_t index, uint32_t gene
     rdt_status status = RDT_OK;
 
     if (rdti_in_forked_child())
-        return forked("region target", err);
+        return rdti_regions_forked("region target", err);
     (void)pthread_mutex_lock(&regions->lock);
     rdt_region *region = index < regions->next_index ? regions->entries[index].region : NULL;
 
     if (index == 0 || index >= regions->next_index)
         status = rdti_error_set(err, RDT_EPROTO, 0, "region %u was never exported", index);
-    else if (region == NULL || region->state != EXPORTED || region->generation != generation)
+    else if (region == NULL || region->state != RDTI_REGION_EXPORTED ||
+             region->generation != generation)
         status = rdti_error_set(err, RDT_ESTALE, 0, "region %u, generation %u: it was freed", index,
                                 generation);
     else if (!rdti_range_ok(off_bytes, len_bytes, region->len_bytes))
@@ -522,7 +392,8 @@ find_in_quarantine(const struct rdti_regions *regions, uint32_t index, uint32_t 
 {
     rdt_region *region = index < regions->next_index ? regions->entries[index].region : NULL;
 
-    if (region == NULL || region->state != QUARANTINE || region->generation != generation)
+    if (region == NULL || region->state != RDTI_REGION_QUARANTINE ||
+        region->generation != generation)
         return NULL;
     return region;
 }

@@ -55,8 +55,19 @@ rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, 
 rdt_status rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes,
                                  rdt_region **out, struct rdt_error *err);
 /* Registered regions may overlap others; then any that holds the whole range. In a forked child:
- * NULL. */
+ * NULL. What another thread may free meanwhile is not to be looked at: use the next. */
 rdt_region *rdti_regions_find(struct rdti_regions *regions, const void *addr, uint64_t len_bytes);
+/* Find one and export it in one step, so that nobody frees it in between. RDT_EAGAIN: there is
+ * none. */
+rdt_status rdti_regions_export_at(struct rdti_regions *regions, const void *addr,
+                                  uint64_t len_bytes, struct rdt_remote_region *out,
+                                  struct rdt_error *err);
+/* Register memory for one operation: it ends with that, so that no other may find it. */
+rdt_status rdti_regions_lend(struct rdti_regions *regions, void *addr, uint64_t len_bytes,
+                             rdt_region **out, struct rdt_error *err);
+/* As rdt_region_free(), when the only peer that was told of what was lent says that it is done:
+ * nobody is asked, and only pins are waited for. */
+void rdti_regions_end_lent(rdt_region *region, void (*drained)(void *arg), void *arg);
 
 /* transport.h: target_acquire / target_release. Any thread. */
 rdt_status rdti_regions_acquire(struct rdti_regions *regions, uint32_t index, uint32_t generation,
