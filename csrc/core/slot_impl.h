@@ -41,7 +41,7 @@ struct rdti_announced {
 /* A dynamic tensor on its way: the receiver reads it; its credit says that it has. */
 struct rdti_dynamic {
     struct rdt_transfer *transfer;
-    rdt_region *registered; /* made for this one send, or NULL */
+    struct rdti_lent *lent; /* NULL: a region of the user's */
 };
 
 struct rdt_slot_tx {

@@ -11,16 +11,47 @@
 #include "core/slot_impl.h"
 #include "wire/notify.h"
 
+/* Memory of the user's own, reachable for one send. Its transfer is over when nobody reads it any
+ * more, which may be later than the send is: how that ended is kept here. */
+struct rdti_lent {
+    rdt_region *region;
+    struct rdt_transfer *transfer;
+    rdt_status status;
+    struct rdt_error error;
+};
+
+static void
+on_lent_drained(void *arg)
+{
+    struct rdti_lent *lent = arg;
+
+    rdti_transfer_finish(lent->transfer, lent->status, &lent->error);
+    free(lent);
+}
+
 void
 rdti_slot_tx_end_dynamic(rdt_slot_tx *tx, uint32_t epoch, rdt_status status,
                          const struct rdt_error *err)
 {
     struct rdti_dynamic *dynamic = &tx->dynamic[epoch % RDTI_SLOT_BUFFERS];
+    struct rdt_transfer *transfer = dynamic->transfer;
+    struct rdti_lent *lent = dynamic->lent;
 
-    rdt_region_free(dynamic->registered, NULL, NULL);
-    if (dynamic->transfer != NULL)
-        rdti_transfer_finish(dynamic->transfer, status, err);
     *dynamic = (struct rdti_dynamic){0};
+    if (transfer == NULL)
+        return;
+    if (lent == NULL) {
+        rdti_transfer_finish(transfer, status, err);
+        return;
+    }
+    lent->transfer = transfer;
+    lent->status = status;
+    if (err != NULL)
+        lent->error = *err;
+    if (status == RDT_OK) /* a credit: the receiver has read it, and nobody else was told */
+        rdti_regions_end_lent(lent->region, on_lent_drained, lent);
+    else
+        rdt_region_free(lent->region, on_lent_drained, lent);
 }
 
 void
@@ -240,10 +271,10 @@ actual_bytes(const rdt_slot_tx *tx, const char *call, const uint64_t *dims,
          i++) {
         const uint64_t most = tx->info.desc.dims[i];
         if (dims[i] > most || (actual->kind == RDT_SLOT_STATIC && dims[i] != most))
-            return rdti_error_set(err, RDT_EMISMATCH, 0,
-                                  "%s: dimension %u of slot '%s' is %llu, not %llu", call, i,
-                                  tx->info.name, (unsigned long long)most,
-                                  (unsigned long long)dims[i]);
+            return rdti_error_set(
+                err, RDT_EMISMATCH, 0,
+                "%s: dimension %u of slot '%s': the slot has %llu, the tensor %llu", call, i,
+                tx->info.name, (unsigned long long)most, (unsigned long long)dims[i]);
     }
     return rdti_tensor_bytes(actual->dtype, actual->ndim, actual->dims, out, err);
 }
@@ -325,6 +356,27 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count, rdt
     return RDT_OK;
 }
 
+static rdt_status
+lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_lent **out,
+     struct rdt_remote_region *remote_out, struct rdt_error *err)
+{
+    struct rdti_lent *lent = calloc(1, sizeof(*lent));
+
+    if (lent == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a send of %zu bytes", sizeof(*lent));
+    rdt_status status =
+        rdti_regions_lend(ctx->regions, (void *)(uintptr_t)src, len_bytes, &lent->region, err);
+    if (status == RDT_OK)
+        status = rdt_region_export(lent->region, remote_out, err);
+    if (status != RDT_OK) {
+        rdt_region_free(lent->region, NULL, NULL);
+        free(lent);
+        return status;
+    }
+    *out = lent;
+    return RDT_OK;
+}
+
 /* Says where the tensor lies; the receiver reads it, and its credit ends the transfer. */
 static rdt_status
 put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actual,
@@ -335,33 +387,25 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
     struct rdti_dynamic *dynamic = &tx->dynamic[epoch % RDTI_SLOT_BUFFERS];
     struct rdti_dynamic made = {0};
     struct rdt_remote_region remote;
-    rdt_region *region = rdti_regions_find(ctx->regions, src, len_bytes);
-    rdt_status status = RDT_OK;
+    rdt_status status = rdti_regions_export_at(ctx->regions, src, len_bytes, &remote, err);
 
-    if (region == NULL) { /* memory of the user's own: reachable for as long as this send lasts */
-        status = rdti_regions_register(ctx->regions, (void *)(uintptr_t)src, len_bytes,
-                                       &made.registered, err);
-        region = made.registered;
-    }
-    if (status == RDT_OK)
-        status = rdt_region_export(region, &remote, err);
+    if (status == RDT_EAGAIN)
+        status = lend(ctx, src, len_bytes, &made.lent, &remote, err);
     if (status == RDT_OK && (made.transfer = rdti_transfer_new(ctx->pool)) == NULL)
         status = rdti_error_set(err, RDT_ENOMEM, 0, "a transfer");
     if (status != RDT_OK)
-        goto err_unregister;
+        goto err_take_back;
     made.transfer->len_bytes = len_bytes;
     rdti_count(&ctx->counters.control_messages, 1); /* an address travels */
     rdti_engine_enter(ctx->engine);                 /* the credit must find it */
     if (atomic_load_explicit(&tx->is_ended, memory_order_relaxed) != 0) {
         status = rdti_error_copy(err, &tx->error); /* nobody would end the transfer */
         rdti_engine_leave(ctx->engine);
-        goto err_unregister;
+        goto err_take_back;
     }
     *dynamic = made;
     const struct rdt_block block = {
-        .src = fill_header(tx, actual, &remote,
-                           (uint64_t)((const uint8_t *)src -
-                                      (const uint8_t *)rdt_region_addr(region))),
+        .src = fill_header(tx, actual, &remote, (uintptr_t)src - remote.addr),
         .len_bytes = RDTI_SLOT_HEADER_BYTES,
         .dst_off = next_off(tx) + tx->header_off,
     };
@@ -370,14 +414,16 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
         *dynamic = (struct rdti_dynamic){0};
     rdti_engine_leave(ctx->engine);
     if (status != RDT_OK)
-        goto err_unregister;
+        goto err_take_back;
     *out = made.transfer;
     return RDT_OK;
 
-err_unregister:
+err_take_back:
     if (made.transfer != NULL)
         rdti_transfer_discard(made.transfer);
-    rdt_region_free(made.registered, NULL, NULL);
+    if (made.lent != NULL)
+        rdt_region_free(made.lent->region, NULL, NULL); /* nobody was told of it */
+    free(made.lent);
     return status;
 }
 

@@ -2,6 +2,7 @@
  * Slots over both transports: kinds, disagreement, ends on either side, and what is in flight
  * then. */
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "pair_rig.h"
 
@@ -133,6 +134,40 @@ TEST(two_buffers_and_no_third)
         rdt_slot_destroy(slot);
         pair_close(&pair);
     }
+}
+
+/* Each send makes its own memory reachable for its own time, whatever else is sent from there. */
+TEST(one_private_tensor_is_sent_twice)
+{
+    static float tensor[32 * 32];
+    const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_DYNAMIC, 32, 32);
+    const uint64_t dims[2] = {32, 32};
+
+    fill(tensor, 32 * 32, 3);
+    for (int t = 0; t < 2; t++)
+        for (uint32_t slots = 1; slots <= 2; slots++) {
+            struct rdt_error err = {0};
+            struct pair pair;
+            rdt_slot *slot[2];
+            rdt_slot_tx *tx[2];
+            rdt_transfer *transfers[2];
+            pair_open(&pair, transports[t]);
+            open_slot(&pair, "a", &desc, &slot[0], &tx[0]);
+            if (slots == 2)
+                open_slot(&pair, "b", &desc, &slot[1], &tx[1]);
+            for (uint32_t i = 0; i < 2; i++)
+                check_ok(rdt_slot_tx_put(tx[i % slots], tensor, dims, 5 * S, &transfers[i], &err),
+                         &err, "put");
+            for (uint32_t i = 0; i < 2; i++) {
+                check_next(slot[i % slots], tensor, 32, 32, i / slots);
+                wait_free(transfers[i]); /* its memory is out of reach from now on */
+            }
+            for (uint32_t i = 0; i < slots; i++) {
+                rdt_slot_tx_destroy(tx[i]);
+                rdt_slot_destroy(slot[i]);
+            }
+            pair_close(&pair);
+        }
 }
 
 /* The first write into a piece of the peer's arena waits for its descriptor; without a transfer the
@@ -306,6 +341,55 @@ TEST(a_receiver_that_goes_ends_the_sender_by_name)
             CHECK_STATUS(status, RDT_ECLOSED);
             CHECK_STR_CONTAINS(err.message, "rank 1 destroyed slot 'acts'");
             rdt_slot_tx_destroy(tx);
+            pair_close(&pair);
+        }
+}
+
+/* As Python does: what a transfer that is over was made of is unmapped. */
+TEST_TIMEOUT(a_dynamic_source_is_in_use_until_its_transfer_is_over, 60)
+{
+    enum { ROWS = 24576, COLUMNS = 1024 };
+    const uint64_t len_bytes = (uint64_t)ROWS * COLUMNS * sizeof(float);
+    const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_DYNAMIC, ROWS, COLUMNS);
+    const uint64_t dims[2] = {ROWS, COLUMNS};
+
+    for (int t = 0; t < 2; t++)
+        for (int goes = 0; goes < 2; goes++) { /* the sender's half, or the receiver's */
+            struct rdt_error err = {0};
+            struct rdt_slot_view view;
+            struct pair pair;
+            rdt_slot *slot;
+            rdt_slot_tx *tx;
+            rdt_transfer *transfer;
+            float *source =
+                mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            CHECK(source != MAP_FAILED);
+            for (uint64_t i = 0; i < len_bytes / sizeof(float); i += 512)
+                source[i] = (float)i;
+            pair_open(&pair, transports[t]);
+            open_slot(&pair, "acts", &desc, &slot, &tx);
+            check_ok(rdt_slot_tx_put(tx, source, dims, 5 * S, &transfer, &err), &err, "put");
+            rdt_status got = rdt_slot_get(slot, 2000000, &view, &err); /* begins to read */
+            if (goes == 0)
+                rdt_slot_tx_destroy(tx);
+            else
+                rdt_slot_destroy(slot);
+            const rdt_status ended = rdt_transfer_wait(transfer, 30 * S, &err);
+            CHECK(ended == RDT_ECLOSED);
+            rdt_transfer_free(transfer);
+            CHECK_INT_EQ(munmap(source, len_bytes), 0);
+            if (goes == 0) {
+                if (got == RDT_ETIMEDOUT)
+                    got = rdt_slot_get(slot, 30 * S, &view, &err);
+                CHECK(got == RDT_OK || got == RDT_ESTALE);
+                for (uint64_t i = 0; got == RDT_OK && i < len_bytes / sizeof(float); i += 512)
+                    CHECK(((const float *)view.addr)[i] == (float)i);
+                rdt_slot_destroy(slot);
+            } else {
+                rdt_slot_tx_destroy(tx);
+            }
+            for (int i = 0; i < 2; i++) /* nobody died of it */
+                check_ok(rdt_endpoint_wait_ready(pair.ep[i], S, &err), &err, "wait_ready");
             pair_close(&pair);
         }
 }
