@@ -47,7 +47,9 @@ def judge(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Judge:
             runs.append(record.Run(records, watch.foreign_cpus, watch.seconds))
 
         try:
-            benchmark.pedantic(watched, rounds=repeats, iterations=1)  # type: ignore[no-untyped-call]
+            benchmark.pedantic(  # type: ignore[no-untyped-call]
+                watched, rounds=repeats, iterations=1
+            )
         except TooFewCores as error:
             pytest.skip(f"benchmark: {error}")
         result = record.Result(topic, command, machine.stamp(), runs)

@@ -1,6 +1,6 @@
-# bench/floor/<name>.c and bench/core/<name>.c: one program each, built into <build>/bench. A floor is
-# what the hardware and the kernel give without us; the others measure the library through its public
-# header and link the shared library, as a user would. bench/support: what they share.
+# bench/floor/<name>.c and bench/core/<name>.c: one program each, built into <build>/bench. A floor
+# is what the hardware and the kernel give without us; the others measure the library through its
+# public header and link the shared library, as a user would. bench/support: what they share.
 set(bench_dir "${CMAKE_CURRENT_SOURCE_DIR}/bench")
 file(GLOB bench_support CONFIGURE_DEPENDS "${bench_dir}/support/*.c")
 add_library(rdmatensor_bench_support STATIC ${bench_support})

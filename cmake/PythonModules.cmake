@@ -8,7 +8,8 @@ set(ffi_build "${CMAKE_CURRENT_SOURCE_DIR}/rdmatensor/_ffi_build.py")
 set(ffi_header "${RDMATENSOR_CSRC}/include/rdmatensor.h")
 set(ffi_c "${CMAKE_CURRENT_BINARY_DIR}/_rdmatensor_cffi.c")
 # run_path, unlike running the file, leaves its folder out of sys.path: the package has a types.py.
-set(run_path "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
+string(CONCAT run_path "import runpy, sys; sys.argv = sys.argv[1:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')")
 add_custom_command(
     OUTPUT "${ffi_c}"
     COMMAND "${Python_EXECUTABLE}" -c "${run_path}" "${ffi_build}"
@@ -66,7 +67,8 @@ if(torch_version)
         _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi})
     target_link_libraries(_c10d PRIVATE rdmatensor rdmatensor_flags)
     foreach(name torch torch_cpu c10 torch_python)
-        find_library(torch_lib_${name} ${name} PATHS ${torch_libdirs} NO_DEFAULT_PATH NO_CACHE REQUIRED)
+        find_library(torch_lib_${name} ${name}
+            PATHS ${torch_libdirs} NO_DEFAULT_PATH NO_CACHE REQUIRED)
         target_link_libraries(_c10d PRIVATE "${torch_lib_${name}}")
     endforeach()
     # torch is loaded before this module, always; its folder stands here for tools such as ldd.

@@ -71,7 +71,9 @@ class GradientClock:
     def __init__(self, model: nn.Module) -> None:
         self.ready_ns = 0
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._stamp)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._stamp
+            )
 
     def _stamp(self, _parameter: torch.Tensor) -> None:
         self.ready_ns = time.monotonic_ns()
@@ -225,7 +227,8 @@ def summarize(
 def held_out_score(task: Task, model: nn.Module) -> float:
     """Mean score over the held-out data; every rank judges its share, without overlap."""
     total = torch.zeros(2, dtype=torch.float64)  # score, answers
-    shard = range(dist.get_rank(), len(task.held_out), dist.get_world_size())  # type: ignore[arg-type]
+    held_out_count = len(task.held_out)  # type: ignore[arg-type]
+    shard = range(dist.get_rank(), held_out_count, dist.get_world_size())
     for first in range(0, len(shard), 64):
         samples = [task.held_out[index] for index in shard[first : first + 64]]
         inputs = torch.stack([sample[0] for sample in samples])

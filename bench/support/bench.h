@@ -61,8 +61,7 @@ void bench_series_print(const struct bench_series *s, const char *fields);
 
 /* ---- Arguments --------------------------------------------------------------------------- */
 
-/* The value after `--name`, or NULL; bench_has() for flags. Unknown arguments: bench_check_args().
- */
+/* The value after `--name`, or NULL; bench_has() for flags, bench_check_args() for the unknown. */
 const char *bench_arg(int argc, char **argv, const char *name);
 bool bench_has(int argc, char **argv, const char *name);
 double bench_arg_number(int argc, char **argv, const char *name, double otherwise);

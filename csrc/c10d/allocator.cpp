@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Storages of the arena: each keeps its region and its context until torch lets it go. */
 #include "c10d/allocator.hpp"
 
 #include <map>

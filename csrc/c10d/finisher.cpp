@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Queues and threads that end what nobody waits for, in the order in which it was expected. */
 #include "c10d/finisher.hpp"
 
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * module.cpp - rdmatensor._c10d, what rdmatensor/distributed.py and rdmatensor/torch.py need of C++.
+ * module.cpp - rdmatensor._c10d: what distributed.py and torch.py of the package need of C++.
  *
  * torch must be imported before this module. Addresses of contexts come as integers, from the cffi
  * module that opened them.

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Values of all members through torch's store, with a deadline that names who is missing. */
 #include "c10d/rendezvous.hpp"
 
 #include <sys/random.h>

@@ -3,17 +3,17 @@
  * rendezvous.hpp - what the members of one group tell each other through torch's store.
  *
  * Keys, below the prefix that torch gave the group:
- *   rdmatensor/<size>/arrivals/<rank>       how often this rank has made a group here: the *incarnation*
+ *   rdmatensor/<size>/arrivals/<rank>  how often this rank has made a group here: the *incarnation*
  *   rdmatensor/<size>/<incarnation>/...
  *     job          by rank 0: job, epoch, secret (if it is not given from outside) and a random id
  *     blob/<rank>  the address of each member
  *     read/<batch> how many members have fetched these blobs; the last one deletes them
  *     <what>/<rank>  of everyone()
- * Counting by rank makes a store serve the same group again, also with other processes as its ranks,
- * as long as all members make it equally often.
+ * Counting by rank makes a store serve the same group again, also with other processes as its
+ * ranks, as long as all members make it equally often.
  *
- * Any thread. Every wait polls, so that one member's wait does not hold up other users of the store's
- * connection, has a deadline, hears Ctrl-C, and after ten seconds says once who is missing.
+ * Any thread. Every wait polls, so that one member's wait does not hold up other users of the
+ * store's connection, has a deadline, hears Ctrl-C, and after ten seconds says once who is missing.
  */
 #pragma once
 

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Checks of tensors, and the library's errors as torch's exceptions. */
 #include "c10d/tensors.hpp"
 
 #include <sys/syscall.h>

@@ -2,8 +2,8 @@
  *
  * tensors.hpp - what a tensor must be before its bytes may leave, and how failures are told.
  *
- * Immutable; any thread. Wrong arguments are ValueErrors on the rank that gave them; everything that
- * the library reports later is a DistBackendError, or a TimeoutError where a deadline passed.
+ * Immutable; any thread. Wrong arguments are ValueErrors on the rank that gave them; everything
+ * that the library reports later is a DistBackendError, or a TimeoutError where a deadline passed.
  */
 #pragma once
 

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The life of a Work: transfers that end, waits that hear signals, Futures that are completed. */
 #include "c10d/work.hpp"
 
 #include <ATen/record_function.h>

@@ -3,13 +3,14 @@
  * work.hpp - an operation that torch was promised, over one or more of the library's transfers.
  *
  *   state    may the tensors still be read or written?   leaves by
- *   PENDING  yes                                          settle() once every transfer is over -> SETTLED
- *                                                         the deadline of a send or receive -> SETTLED
+ *   PENDING  yes                                          settle() once every transfer is over, or
+ *                                                         the deadline of a send or receive
  *   SETTLED  no (after a deadline: by its Orphan)         -
  *
- * Whoever waits drives the library itself and settles; where nobody waits but somebody wants to hear
- * of the end (a Future, polling) the Work is *armed*: the library calls back and the finisher's thread
- * settles. A Work dropped while PENDING leaves its tensors to an Orphan that ends with the transfers.
+ * Whoever waits drives the library itself and settles; where nobody waits but somebody wants to
+ * hear of the end (a Future, polling) the Work is *armed*: the library calls back and the
+ * finisher's thread settles. A Work dropped while PENDING leaves its tensors to an Orphan that ends
+ * with the transfers.
  *
  * Threads: any. `driver_mutex_` guards the transfers, the base class's `mutex_` the result.
  */

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Which algorithm carries a collective out, by its kind and its bytes. */
 #include "collectives/coll.h"
 
 enum {

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The life of a collective: begun, driven by whoever comes by, ended or drained after an error. */
 #include "collectives/coll.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The reductions compiled for processors with AVX2 and F16C. */
 #include "collectives/reduce_kernels.h"
 
 #if defined(__x86_64__)

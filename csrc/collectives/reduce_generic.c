@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The reductions compiled for any processor. */
 #include "collectives/half.h"
 #include "collectives/reduce_kernels.h"
 

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Which table of reductions this processor gets: asked once. */
 #include "collectives/reduce_kernels.h"
 
 #include <stdatomic.h>

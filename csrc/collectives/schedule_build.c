@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Building a schedule: steps and temporary memory, and the way back if there is none. */
 #include "collectives/coll.h"
 #include "collectives/schedule.h"
 #include "collectives/step.h"

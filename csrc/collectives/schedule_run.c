@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Running a schedule: messages posted round by round, and what to tell where it stands still. */
 #include "collectives/coll.h"
 #include "collectives/schedule.h"
 #include "collectives/step.h"

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Deadlines: they count down, and saturate instead of wrapping. */
 #include "base/clock.h"
 
 #include "harness.h"

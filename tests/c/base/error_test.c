@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Error objects: what they hold, and how a message that is too long is cut. */
 #include "base/error.h"
 
 #include "harness.h"

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * After a fork: the child is known as one, and has none of our descriptors. */
 #include "base/fork.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Waiting on a word and waking, across processes too. */
 #include "base/futex.h"
 
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Intrusive lists: order, removal, splicing. */
 #include "base/list.h"
 
 #include "harness.h"

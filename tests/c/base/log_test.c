@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Lines of the log: their form, their level, and what a text cannot do to them. */
 #include "base/log.h"
 
 #include <fcntl.h>

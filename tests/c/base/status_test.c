@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Names of statuses, sizes of dtypes, versions: what the public header promises of its numbers. */
 #include "rdmatensor.h"
 
 #include "harness.h"

@@ -9,8 +9,7 @@
 #include "collectives/half.h"
 #include "collectives/reduce_kernels.h"
 
-/* 0, 1, odd, and on both sides of where all_reduce changes its algorithm (64 KiB), for every dtype.
- */
+/* 0, 1, odd, and both sides of where all_reduce changes its algorithm (64 KiB), for every dtype. */
 static const uint64_t counts[] = {0, 1, 37, 4096, 70001};
 enum { COUNT_CASES = sizeof(counts) / sizeof(counts[0]), LARGE_CASE = 3 };
 

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fake_group.h - the public calls that the collectives stand on, in one process: every rank is a
- thread,
- * its context a list of tasks, the mailbox two lists under one mutex. Messages end after random
- * delays and in random order; some are buffered, the others read and write the user's buffers only
- * when they end, also when they end in failure, so that a buffer that was given up too early is
- found.
+ * thread, its context a list of tasks, the mailbox two lists under one mutex. Messages end after
+ * random delays and in random order; some are buffered, the others read and write the user's
+ * buffers only when they end, also when they end in failure, so that a buffer that was given up too
+ * early is found.
  *
  * This is a header, and not part of the library that all tests share, because the tests of the
  * core need the real calls. Include it in one file of a program.
-
+ *
  * over budget: one fake of one interface, read as a whole.
  */
 #ifndef RDT_TESTS_COLLECTIVES_FAKE_GROUP_H

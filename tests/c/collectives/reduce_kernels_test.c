@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reductions against plain C: every dtype and operation, in every table this processor has. */
 #include "harness.h"
 
 #include <math.h>

@@ -187,8 +187,7 @@ TEST(arena_stops_before_memory_does)
     rdti_arena_destroy(arena);
 }
 
-/* A kernel that runs out in the middle: an error, no signal, and the pages that came in are gone.
- */
+/* A kernel that runs out in the middle: an error, no signal, and the pages that came in go. */
 TEST(arena_survives_a_kernel_without_pages)
 {
     struct rdti_arena *arena = open_arena(CHUNK, 0);

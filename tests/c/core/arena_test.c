@@ -397,8 +397,7 @@ TEST_TIMEOUT(arena_gives_pages_back_under_threads, 120)
     rdti_arena_destroy(arena);
 }
 
-/* In a child: nothing hangs (a lock may be held by a thread that is not there), nothing is changed.
- */
+/* In a child: nothing hangs (a thread that is not there may hold a lock), nothing is changed. */
 static void
 use_in_child(struct rdti_arena *arena, uint8_t *addr)
 {
