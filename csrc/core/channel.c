@@ -112,6 +112,13 @@ send_some(struct rdti_channel *channel, const struct outgoing *out)
     return sent;
 }
 
+/* Of the kernel's, which passes: no memory for buffers, or too many descriptors under way. */
+static bool
+is_shortage(int sys_errno)
+{
+    return sys_errno == ENOBUFS || sys_errno == ENOMEM || sys_errno == ETOOMANYREFS;
+}
+
 /* tx_lock held. */
 static void
 flush_queue(struct rdti_channel *channel)
@@ -125,9 +132,13 @@ flush_queue(struct rdti_channel *channel)
             would_block = true;
             break;
         }
+        if (sent < 0 && is_shortage(errno))
+            break; /* rdti_channel_flush() tries again */
         if (sent < 0) {
-            channel->is_broken =
-                true; /* the socket's end is reported by the receive side, with its reason */
+            /* The receive side reports the end, with its reason; a mute channel would not have
+             * one. */
+            channel->is_broken = true;
+            (void)shutdown(channel->fd, SHUT_RDWR);
             break;
         }
         out->sent_bytes += (size_t)sent;
@@ -142,6 +153,15 @@ flush_queue(struct rdti_channel *channel)
         rdti_engine_rewatch(channel->engine, channel->watch,
                             EPOLLIN | (would_block ? (uint32_t)EPOLLOUT : 0));
     }
+}
+
+void
+rdti_channel_flush(struct rdti_channel *channel)
+{
+    (void)pthread_mutex_lock(&channel->tx_lock);
+    if (!channel->is_waiting)
+        flush_queue(channel);
+    (void)pthread_mutex_unlock(&channel->tx_lock);
 }
 
 void

@@ -34,6 +34,8 @@ rdt_status rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
  * descriptors live as long as the context). Any thread. */
 void rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
                        size_t payload_bytes, const int *fds, uint32_t fd_count);
+/* Try again to send what a shortage of the kernel's held back. Any thread. */
+void rdti_channel_flush(struct rdti_channel *channel);
 /* [driver] Descriptors that have arrived and were not taken, oldest first; ownership moves. Returns
  * how many. */
 uint32_t rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t cap);

@@ -33,9 +33,8 @@ rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *e
         return rdti_error_set(err, RDT_EINVAL, 0, "%s: the context is NULL", call);
     if (rdti_in_forked_child())
         return rdti_error_set(err, RDT_EFORKED, 0,
-                              "%s: this process was forked; only its parent may use the context. "
-                              "Open a context of its own "
-                              "in a process that was spawned, or keep rdmatensor out of the worker",
+                              "%s: this is a forked child; only its parent may use the context: "
+                              "spawn the process instead, or keep rdmatensor out of it",
                               call);
     return RDT_OK;
 }
@@ -173,12 +172,12 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
         if (!can_write_here(ep))
             continue;
-        /* Without room to remember it the answer is never counted: the bytes stay in quarantine
-         * until the peer goes. */
+        /* Without memory to remember it the answer is never counted: the bytes stay in quarantine
+         * for good. */
         if (rdti_endpoint_push_revoke(&ep->revokes, &ep->revoke_count, &ep->revoke_cap, &revoke) !=
             RDT_OK)
             rdti_log(RDT_LOG_WARN,
-                     "rank %d answers no revocations: freed memory stays in quarantine",
+                     "no memory to await rank %d's answer: a freed region stays in quarantine",
                      (int)ep->rank);
         else if (!ep->is_lingering)
             rdti_channel_send(ep->channel, RDTI_FRAME_REVOKE, payload, payload_bytes, NULL, 0);
@@ -344,8 +343,8 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
 
     if (rdti_in_forked_child())
         return rdti_error_set(err, RDT_EFORKED, 0,
-                              "context_open: this process was forked from one that used "
-                              "rdmatensor; spawn it instead");
+                              "context_open: this is a forked child of a process that used "
+                              "rdmatensor: spawn the process instead");
     rdti_fork_guard();
     ctx = calloc(1, sizeof(*ctx));
     if (ctx == NULL)

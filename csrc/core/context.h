@@ -59,7 +59,6 @@ struct rdti_obituary {
     struct rdti_list link;
     uint8_t uuid[RDT_UUID_BYTES];
     int32_t rank;
-    bool is_left;
     char reason[RDTI_REASON_BYTES];
 };
 
@@ -104,6 +103,8 @@ void rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *n
                                  const rdt_endpoint *source);
 /* [driver] The number of peers that share our cores changed: may waiters spin? */
 void rdti_context_recount_local(rdt_context *ctx);
+/* [driver] What an endpoint that just became ready may not have heard. */
+void rdti_context_tell_obituaries(rdt_context *ctx, rdt_endpoint *ep);
 /* [driver] The obituary of a process, or NULL. */
 const struct rdti_obituary *rdti_context_find_obituary(const rdt_context *ctx,
                                                        const uint8_t uuid[RDT_UUID_BYTES]);

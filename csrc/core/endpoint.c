@@ -120,6 +120,7 @@ rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 void
 rdti_endpoint_ref(rdt_endpoint *ep)
 {
+    ep->is_close_due = false;
     ep->refs++;
 }
 
@@ -143,7 +144,7 @@ rdti_endpoint_hold(rdt_endpoint *ep)
 
     if (state != RDTI_EP_CONNECTING && state != RDTI_EP_READY)
         return false;
-    ep->refs++;
+    rdti_endpoint_ref(ep);
     return true;
 }
 
@@ -267,7 +268,7 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
         const uint32_t cap = ep->inbox_cap == 0 ? 64 : ep->inbox_cap * 2;
         if (cap > INBOX_MAX)
             return rdti_error_set_rank(
-                err, RDT_EPROTO, ep->rank,
+                err, RDT_ENOMEM, ep->rank,
                 "%d notifications of rank %d were never taken: call wait_notify", INBOX_MAX,
                 (int)ep->rank);
         uint32_t *inbox = malloc(sizeof(*inbox) * cap);
@@ -330,7 +331,7 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
     if (status != RDT_OK && rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
         rdti_endpoint_on_lane_error(ep, &err); /* another path may do */
     else if (status != RDT_OK)
-        rdti_endpoint_fail(ep, &err, true);
+        rdti_endpoint_fail(ep, &err, status == RDT_EPROTO); /* else the fault is ours */
 }
 
 void

@@ -105,15 +105,44 @@ end_linger(rdt_endpoint *ep)
     drop_revocations(ep);
 }
 
+/* The peer must not take our end for our death: it hears why we go. Once the lane has ended, which
+ * is what a goodbye promises. */
+static void
+say_last_words(rdt_endpoint *ep)
+{
+    const struct rdti_job *job = rdti_context_find_job(ep->ctx, ep->job_id);
+    struct rdti_death words = {.rank = job != NULL ? job->rank : RDT_RANK_UNKNOWN, .is_left = 1};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    const bool was_seen_ready = ep->setup == NULL || ep->setup->said_ready;
+
+    if (!rdti_endpoint_is_ended(ep) || !was_seen_ready || ep->channel == NULL || ep->said_goodbye)
+        return;
+    ep->said_goodbye = true;
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT) {
+        rdti_channel_send(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0, NULL, 0);
+        return;
+    }
+    memcpy(words.uuid, ep->ctx->uuid, RDT_UUID_BYTES);
+    if (ep->is_death) { /* it may be stopped, or on the other side of a broken link */
+        memcpy(words.uuid, ep->uuid, RDT_UUID_BYTES);
+        words.rank = ep->rank;
+        words.is_left = 0;
+    }
+    rdti_text_copy(words.reason, sizeof(words.reason), ep->error.message);
+    rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, rdti_death_encode(&words, payload),
+                      NULL, 0);
+}
+
 void
 rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
 {
     end_lane(ep, err);
     rdti_path_drop_pidfd(ep);
+    say_last_words(ep);
     if (is_writer_left(ep) && rdti_channel_linger(ep->channel)) {
         ep->is_lingering = true;
     } else {
-        if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT)
+        if (ep->said_goodbye)
             rdti_channel_retire(ep->channel, &ep->ctx->retired);
         else
             rdti_channel_destroy(ep->channel);
@@ -201,14 +230,22 @@ advance_closing(rdt_endpoint *ep)
 }
 
 void
+rdti_endpoint_close_unready(rdt_endpoint *ep)
+{
+    (void)rdti_error_set_rank(&ep->error, RDT_ECLOSED, ep->rank,
+                              "the endpoint to rank %d was closed here", (int)ep->rank);
+    rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+}
+
+void
 rdti_endpoint_begin_close(rdt_endpoint *ep)
 {
+    ep->linger_until_ns = rdti_deadline_after(CLOSE_LINGER_NS);
+    ep->is_close_due = true;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
-        (void)rdti_error_set_rank(&ep->error, RDT_ECLOSED, ep->rank,
-                                  "the endpoint to rank %d was closed here", (int)ep->rank);
-        rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+        if (rdti_list_is_empty(&ep->pending)) /* else set-up goes on: they are to be flushed */
+            rdti_endpoint_close_unready(ep);
     } else if (rdti_endpoint_get_state(ep) == RDTI_EP_READY) {
-        ep->linger_until_ns = rdti_deadline_after(CLOSE_LINGER_NS);
         rdti_endpoint_set_state(ep, RDTI_EP_CLOSING);
         advance_closing(ep);
     }
@@ -268,7 +305,7 @@ advance_broken(rdt_endpoint *ep)
     if (ep->channel != NULL)
         rdti_channel_drain(ep->channel); /* did it say goodbye? */
     if (!rdti_endpoint_is_ended(ep) && rdti_now_ns() - ep->lane_broken_ns > LANE_GRACE_NS)
-        rdti_endpoint_fail(ep, &err, true);
+        rdti_endpoint_fail(ep, &err, err.status == RDT_EPEER || err.status == RDT_EPROTO);
 }
 
 /* Returns true while there is something to wait for that no arrival announces.

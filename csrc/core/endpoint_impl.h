@@ -71,6 +71,7 @@ struct rdt_endpoint {
     bool is_lingering;       /* buried, but the channel waits for is_peer_done */
     bool is_ready_frame_due; /* what the peer wrote has overtaken its READY */
     bool said_goodbye;
+    bool is_close_due; /* the last handle is closed; what was posted before is flushed first */
     rdt_region *ring;
     struct rdt_remote_region peer_ring;
     struct rdti_setup *setup;
@@ -98,6 +99,8 @@ void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
 void rdti_endpoint_on_peer_done(rdt_endpoint *ep);
 /* The last handle is closed. [driver] */
 void rdti_endpoint_begin_close(rdt_endpoint *ep);
+/* CONNECTING -> LEFT, by us. */
+void rdti_endpoint_close_unready(rdt_endpoint *ep);
 /* The peer said goodbye. */
 void rdti_endpoint_leave(rdt_endpoint *ep);
 /* Ends lane and channel, completing the lane's ops with err. */

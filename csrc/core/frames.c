@@ -9,27 +9,59 @@
 #include "core/group.h"
 #include "core/slot.h"
 
-/* A peer may have this many revocations of ours, or we of it, open at once before one side is taken
- * for broken. */
-#define REVOKES_MAX 65536
+/* Revocations that may be open at once between two: an index is used again only after its answers,
+ * so that who keeps to the protocol never has more. */
+#define REVOKES_MAX (RDTI_REGION_INDEX_MAX + 1)
 /* Passes over a transport at a goodbye: each takes what a whole ring holds, and there is one ring a
  * peer. */
 #define ARRIVAL_PASSES 16
+
+/* What the peer wrote before its goodbye lies in place already: nobody may miss it because the
+ * side channel was looked at first. */
+static void
+take_arrivals(rdt_endpoint *ep)
+{
+    const struct rdti_found *found = &ep->ctx->found[ep->transport_id];
+
+    /* Bounded: the peer writes nothing more; other lanes of the transport may. */
+    for (int i = 0;
+         i < ARRIVAL_PASSES && ep->lane != NULL && found->transport->poll(found->state) > 0; i++)
+        continue;
+}
 
 static rdt_status
 on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
 {
     struct rdti_death death;
     struct rdti_obituary news = {0};
+    struct rdt_error why = {.peer_rank = ep->rank};
     const rdt_status status = rdti_death_decode(payload, payload_bytes, &death, err);
 
     if (status != RDT_OK)
         return status;
-    if (memcmp(death.uuid, ep->ctx->uuid, RDT_UUID_BYTES) == 0)
-        return RDT_OK; /* somebody takes us for dead, and will refuse us by name */
+    if (memcmp(death.uuid, ep->ctx->uuid, RDT_UUID_BYTES) == 0) {
+        (void)rdti_error_set_rank(&why, RDT_EPEER, ep->rank,
+                                  "rank %d gave this process up for dead: %s", (int)ep->rank,
+                                  death.reason);
+        rdti_endpoint_on_peer_done(ep);
+        rdti_endpoint_fail(ep, &why, false);
+        return RDT_OK;
+    }
+    if ((death.is_left != 0) != (memcmp(death.uuid, ep->uuid, RDT_UUID_BYTES) == 0))
+        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                                   "rank %d tells of a leaving that is not its own, or of its own "
+                                   "death",
+                                   (int)ep->rank);
+    if (death.is_left != 0) { /* its last words */
+        take_arrivals(ep);
+        (void)rdti_error_set_rank(&why, RDT_EPEER, ep->rank, "rank %d closed the connection: %s",
+                                  (int)ep->rank, death.reason);
+        rdti_endpoint_on_peer_done(ep);
+        rdti_endpoint_fail(ep, &why, false);
+        return RDT_OK;
+    }
     memcpy(news.uuid, death.uuid, RDT_UUID_BYTES);
     news.rank = death.rank;
-    news.is_left = death.is_left != 0;
     rdti_text_copy(news.reason, sizeof(news.reason), death.reason);
     rdti_context_announce_death(ep->ctx, &news, ep);
     return RDT_OK;
@@ -63,7 +95,7 @@ on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, stru
     if (rdti_endpoint_push_revoke(&ep->answers, &ep->answer_count, &ep->answer_cap, &revoke) !=
         RDT_OK)
         return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
-                                   "rank %d freed more than %d regions at once", (int)ep->rank,
+                                   "rank %d freed more than %u regions at once", (int)ep->rank,
                                    REVOKES_MAX);
     ep->ctx->has_core_work = true; /* answered once no writer of ours is inside the lane */
     return RDT_OK;
@@ -169,19 +201,6 @@ on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
     return status;
 }
 
-/* What the peer wrote before its goodbye lies in place already: nobody may miss it because the
- * side channel was looked at first. */
-static void
-take_arrivals(rdt_endpoint *ep)
-{
-    const struct rdti_found *found = &ep->ctx->found[ep->transport_id];
-
-    /* Bounded: the peer writes nothing more; other lanes of the transport may. */
-    for (int i = 0;
-         i < ARRIVAL_PASSES && ep->lane != NULL && found->transport->poll(found->state) > 0; i++)
-        continue;
-}
-
 /* over budget: one branch per type of frame. */
 static rdt_status
 on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
@@ -203,6 +222,8 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
     case RDTI_FRAME_DEATH:
         return on_death(ep, payload, payload_bytes, err);
     case RDTI_FRAME_GOODBYE:
+        if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
+            return RDT_OK; /* it gave up before it was ready: the socket's end says the same */
         take_arrivals(ep);
         rdti_endpoint_on_peer_done(ep);
         rdti_endpoint_leave(ep);

@@ -83,8 +83,8 @@ obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary
     (void)snprintf(prefix, sizeof(prefix), "rank %d died: ", (int)global_rank);
     if (strncmp(reason, prefix, strlen(prefix)) == 0)
         reason += strlen(prefix);
-    (void)rdti_error_set_rank(err, RDT_EPEER, global_rank, "rank %d (group rank %u) %s: %s",
-                              (int)global_rank, rank, news->is_left ? "left" : "died", reason);
+    (void)rdti_error_set_rank(err, RDT_EPEER, global_rank, "rank %d (group rank %u) died: %s",
+                              (int)global_rank, rank, reason);
 }
 
 /* [driver] A member left by itself: what needs it ends, the rest of the group goes on. */
@@ -134,9 +134,7 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
             continue;
         obituary_error(group, rank, news, &err);
         group->refs++; /* its requests end */
-        if (news->is_left) {
-            on_member_left(group, rank, &err);
-        } else if (group->error.status == RDT_OK) {
+        if (group->error.status == RDT_OK) {
             end_group(group, &err);
             forward_abort(group, NULL); /* members that do not know the process by its uuid yet */
         }

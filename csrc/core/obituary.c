@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "core/endpoint_impl.h"
@@ -21,12 +22,45 @@ rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_B
     return NULL;
 }
 
+static void
+tell(rdt_endpoint *ep, const struct rdti_obituary *news)
+{
+    struct rdti_death death = {.rank = news->rank};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    memcpy(death.uuid, news->uuid, RDT_UUID_BYTES);
+    rdti_text_copy(death.reason, sizeof(death.reason), news->reason);
+    rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, rdti_death_encode(&death, payload),
+                      NULL, 0);
+}
+
+/* Everybody holds the same for dead. One that lives all the same, because only somebody else's link
+ * to it is down or because it was stopped, is told so and must not go on half-way: it would take
+ * our silence for our death. */
+static void
+end_as_dead(rdt_endpoint *ep, const struct rdti_obituary *news)
+{
+    struct rdt_error err = {.peer_rank = ep->rank};
+
+    (void)rdti_error_set_rank(&err, RDT_EPEER, news->rank, "%s", news->reason);
+    rdti_endpoint_fail(ep, &err, true);
+}
+
+void
+rdti_context_tell_obituaries(rdt_context *ctx, rdt_endpoint *ep)
+{
+    for (const struct rdti_list *node = ctx->obituaries.next; node != &ctx->obituaries;
+         node = node->next) {
+        const struct rdti_obituary *obituary =
+            RDTI_CONTAINER(node, const struct rdti_obituary, link);
+        tell(ep, obituary);
+    }
+}
+
 void
 rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
                             const rdt_endpoint *source)
 {
-    struct rdti_death death = {.rank = news->rank, .is_left = news->is_left};
-    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
     struct rdti_obituary *obituary;
 
     if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
@@ -41,13 +75,12 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
     }
     *obituary = *news;
     rdti_list_append(&ctx->obituaries, &obituary->link);
-    memcpy(death.uuid, news->uuid, RDT_UUID_BYTES);
-    rdti_text_copy(death.reason, sizeof(death.reason), news->reason);
-    const size_t payload_bytes = rdti_death_encode(&death, payload);
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (ep != source && rdti_endpoint_get_state(ep) == RDTI_EP_READY)
-            rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, payload_bytes, NULL, 0);
+        if (ep != source && memcmp(ep->uuid, news->uuid, RDT_UUID_BYTES) == 0)
+            end_as_dead(ep, news);
+        else if (ep != source && rdti_endpoint_get_state(ep) == RDTI_EP_READY)
+            tell(ep, news);
     }
     rdti_groups_on_death(ctx->groups, news);
 }

@@ -232,7 +232,7 @@ static void
 open_again(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdt_endpoint_opts *opts,
            const struct rdti_job *job)
 {
-    ep->refs++;
+    rdti_endpoint_ref(ep);
     if (ep->rank == RDT_RANK_UNKNOWN)
         ep->rank = opts->peer_rank;
     if (ep->setup == NULL || ep->setup->is_prepared)

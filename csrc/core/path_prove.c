@@ -53,7 +53,7 @@ rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err)
 {
     struct rdt_error again = *err;
 
-    if (ep->refs == 0) { /* nobody here asked for it */
+    if (ep->refs == 0 && !ep->is_close_due) { /* nobody here asked for it */
         rdti_endpoint_fail(ep, err, false);
         return;
     }
@@ -173,12 +173,15 @@ become_ready(rdt_endpoint *ep)
     rdti_path_end_setup(ep);
     flush_pending(ep); /* before the state allows others past it */
     rdti_endpoint_set_state(ep, RDTI_EP_READY);
+    rdti_context_tell_obituaries(ep->ctx, ep);
     rdti_mailbox_on_ready(ep->mailbox);
     rdti_slots_on_ready(ep->slots);
     rdti_context_recount_local(ep->ctx);
     rdti_log(RDT_LOG_INFO, "rank %d is reached over %s (%.1f ms)%s%s", (int)ep->rank,
              rdti_path_transport_name(ep->transport_id), (double)ep->ready_after_ns / 1e6,
              ep->reason[0] != '\0' ? "; not better because " : "", ep->reason);
+    if (ep->is_close_due)
+        rdti_endpoint_begin_close(ep);
 }
 
 static void

@@ -10,7 +10,10 @@ tick_setup(rdt_endpoint *ep, uint64_t now_ns)
     struct rdti_setup *setup = ep->setup;
     struct rdt_error err = {.peer_rank = ep->rank};
 
-    if (now_ns >= setup->deadline_ns) {
+    if (ep->is_close_due && now_ns >= ep->linger_until_ns) {
+        rdti_endpoint_close_unready(ep);
+        ep->ctx->has_core_work = true;
+    } else if (now_ns >= setup->deadline_ns) {
         (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, ep->rank,
                                   "no path to rank %d was proved within %.1f s%s%s", (int)ep->rank,
                                   (double)(now_ns - setup->begun_ns) / 1e9,
@@ -76,6 +79,8 @@ rdti_path_tick(void *arg)
         next = node->next;
         if (rdti_endpoint_is_ended(ep))
             continue;
+        if (ep->channel != NULL)
+            rdti_channel_flush(ep->channel);
         if (ep->setup != NULL)
             tick_setup(ep, now_ns);
         else if (ep->channel != NULL)
