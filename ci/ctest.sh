@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Build and run the C tests of one preset, warnings as errors. Usage: ci/ctest.sh dev|asan|tsan|release
+# Build and run the C tests of one preset, warnings as errors; what failed is shown with its words.
+# Usage: ci/ctest.sh dev|asan|tsan|release
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 preset="${1:?usage: ci/ctest.sh PRESET}"
@@ -16,8 +17,15 @@ if [[ "$preset" == tsan ]] && setarch -R true 2>/dev/null; then
 fi
 junit="$LOGS/ctest-$preset.xml"
 rm -f "$junit"
-logged "ctest-$preset" timeout --kill-after=10 "$STUCK_S" "${personality[@]}" \
+status=0
+timeout --kill-after=10 "$STUCK_S" "${personality[@]}" \
     ctest --preset "$preset" --no-tests=error --output-junit "$junit" \
-    --test-output-size-passed "$OUTPUT_BYTES" --test-output-size-failed "$OUTPUT_BYTES"
+    --test-output-size-passed "$OUTPUT_BYTES" --test-output-size-failed "$OUTPUT_BYTES" \
+    >"$LOGS/ctest-$preset.log" 2>&1 || status=$?
+if [[ ! -s "$junit" ]]; then # the runner itself failed, or was ended
+    tail -n 60 "$LOGS/ctest-$preset.log" >&2
+    die "ctest-$preset ended with status $status and left no results"
+fi
 # The harness's line per program says how many tests there were; green must not mean "none".
-"$VENV/bin/python" ci/ctest_summary.py "$preset" "$junit"
+"$VENV/bin/python" ci/ctest_summary.py "$preset" "$junit" || status=1
+((status == 0)) || die "C tests, $preset; the whole log: build/logs/ctest-$preset.log"

@@ -10,7 +10,9 @@ from pathlib import Path
 COUNTS = re.compile(r"^tests: (\d+) passed, (\d+) failed, (\d+) skipped$", re.MULTILINE)
 SKIP = re.compile(r"^  SKIP: (.*)$", re.MULTILINE)
 REASONS = Path(__file__).parents[1] / "tests" / "skip_reasons.txt"
+RESULT = re.compile(r"^(ok|skip|FAIL) +(\S+) \([0-9.]+ ms\)$")  # the harness's line for one test
 SLOWEST_SHOWN = 5
+WORDS_SHOWN = 40  # lines for each failure: an assertion has few, a sanitizer's report begins so
 
 
 def allowed_reasons() -> list[re.Pattern[str]]:
@@ -34,19 +36,43 @@ def judge(program: ET.Element) -> tuple[list[int], list[str]]:
     return [int(count) for count in counts.groups()], bad
 
 
+def failures(program: ET.Element) -> list[str]:
+    """Return what a program that failed said of each of its failures, under the program's name."""
+    if program.get("status") != "fail" and program.find("failure") is None:
+        return []
+    shown, words = [f"FAILED {program.get('name', '?')}"], list[str]()
+    for line in (program.findtext("system-out") or "").splitlines():
+        result = RESULT.match(line)
+        if result is not None and result.group(1) == "FAIL":
+            shown += [*_shortened(words), line]
+        words = [] if result is not None else [*words, line]
+    if len(shown) == 1 or any(COUNTS.match(line) is None and line.strip() for line in words):
+        shown += words[-WORDS_SHOWN:]  # of its end: a crash, a time-out, a report of leaks
+    return shown
+
+
+def _shortened(words: list[str]) -> list[str]:
+    if len(words) <= WORDS_SHOWN:
+        return words
+    return [*words[:WORDS_SHOWN], f"... {len(words) - WORDS_SHOWN} lines more"]
+
+
 def main() -> int:
-    """Print the totals; exit status 1 if nothing ran or a skip is not on the list."""
+    """Print failures and totals; exit status 1 if any, if nothing ran, if a skip is not listed."""
     preset, junit = sys.argv[1], Path(sys.argv[2])
     programs = ET.parse(junit).getroot().findall("testcase")
     verdicts = [judge(program) for program in programs]
     passed, failed, skipped = (sum(counts[i] for counts, _ in verdicts) for i in range(3))
     bad = [line for _, lines in verdicts for line in lines]
+    broken = [said for program in programs if (said := failures(program))]
+    for said in broken:
+        print("\n".join(said))
     slowest = sorted((float(p.get("time", "0")), p.get("name", "?")) for p in programs)[::-1]
     totals = f"{passed} ok, {failed} bad, {skipped} skipped in {len(programs)} programs"
     print(f"C tests, {preset}: {totals}")
     print("  slowest: " + ", ".join(f"{name} {s:.1f} s" for s, name in slowest[:SLOWEST_SHOWN]))
     print("\n".join(bad), end="\n" if bad else "")
-    return 1 if bad or passed == 0 else 0
+    return 1 if bad or broken or passed == 0 else 0
 
 
 if __name__ == "__main__":

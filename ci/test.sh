@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Set up what is missing, then every test, in steps that each run alone too. A failed step fails
-# the whole, after the later ones have run. Arguments go to pytest.
+# Set up what is missing, then every test, in steps that each run alone too, the cheap and telling
+# ones first. A failed step shows its words and fails the whole, after the later ones have run.
+# Arguments go to pytest.
 here="$(dirname "${BASH_SOURCE[0]}")"
 source "$here/lib.sh"
 PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
@@ -36,15 +37,15 @@ print_times() {
 }
 
 step setup bash ci/setup.sh
-if ((overall != 0)); then # nothing after it could run
+if [[ ! -x "$VENV/bin/pytest" ]]; then # nothing after it could run
     print_times
     exit 1
 fi
 step lint bash ci/lint.sh
 step 'C tests' bash ci/ctest.sh dev
-step tidy bash ci/tidy.sh
 step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
 step 'C tests, TSan' bash ci/sanitize.sh tsan
+step tidy bash ci/tidy.sh
 step wheel bash ci/wheel.sh
 
 # pytest's closing line is held back, to stand last, under the table.
@@ -52,10 +53,11 @@ say pytest
 start="$SECONDS"
 status=0
 closing="$LOGS/pytest-closing-line"
+: >"$closing"
+but_last='NR > 1 { print last; fflush() } { last = $0 } END { print last > closing }'
 timeout --kill-after=10 "$PYTEST_STUCK_S" "$VENV/bin/pytest" --continue-on-collection-errors \
     --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
-    awk -v closing="$closing" 'NR > 1 { print last; fflush() } { last = $0 } END { print last > closing }' ||
-    status=$?
+    awk -v closing="$closing" "$but_last" || status=$?
 record pytest "$start" "$status"
 print_times
 cat "$closing"

@@ -1,0 +1,96 @@
+"""ci/test.sh: every step runs, failures fail the whole, and pytest has the last word."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).parents[2] / "ci"
+STEPS = ["setup", "lint", "ctest", "tidy", "sanitize", "wheel"]
+NAMES = ["setup", "lint", "C tests", "C tests, ASan+UBSan", "C tests, TSan", "tidy", "wheel"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository whose steps only say that they ran."""
+    (tmp_path / "ci").mkdir()
+    for name in ("test.sh", "lib.sh"):
+        shutil.copy(CI / name, tmp_path / "ci" / name)
+    for step in STEPS:
+        script(tmp_path / "ci" / f"{step}.sh", f"echo ran {step} $*")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    script(tmp_path / ".venv/bin/pytest", "echo ran pytest; echo '== 3 passed in 0.01s =='")
+    return tmp_path
+
+
+def script(path: Path, line: str, status: int = 0) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{line}\nexit {status}\n")
+    path.chmod(0o755)
+
+
+def run(tree: Path) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        ["bash", "ci/test.sh"],
+        cwd=tree,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def table_of(lines: list[str]) -> dict[str, str]:
+    """Results by step, from the table; each row has whole seconds."""
+    start = next(i for i, line in enumerate(lines) if line.split() == ["step", "seconds", "result"])
+    rows = lines[start + 1 : next(i for i, line in enumerate(lines) if line.startswith("total "))]
+    results = {}
+    for row in rows:
+        name, seconds, result = row.rsplit(maxsplit=2)
+        assert seconds.isdecimal()
+        results[name] = result
+    return results
+
+
+def test_all_pass_and_the_last_line_is_of_pytest(tree: Path) -> None:
+    status, lines = run(tree)
+    assert status == 0
+    assert lines[-1] == "== 3 passed in 0.01s =="
+    assert lines.count(lines[-1]) == 1
+    assert table_of(lines) == dict.fromkeys([*NAMES, "pytest"], "ok")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failed_step_shows_its_words_and_stops_nothing(tree: Path, step: str) -> None:
+    script(tree / "ci" / f"{step}.sh", "echo FAIL this_test >&2", 1)
+    status, lines = run(tree)
+    assert status == 1
+    assert "FAIL this_test" in lines
+    assert "ran pytest" in lines
+    assert lines[-1] == "== 3 passed in 0.01s =="
+    results = table_of(lines)
+    assert list(results) == [*NAMES, "pytest"]
+    failed = [name for name, result in results.items() if result != "ok"]
+    assert len(failed) == (2 if step == "sanitize" else 1)
+
+
+def test_a_failed_pytest_fails_the_whole(tree: Path) -> None:
+    words = "echo 'FAILED test_x - assert 1 == 2'; echo '== 1 failed in 0.01s =='"
+    script(tree / ".venv/bin/pytest", words, 1)
+    status, lines = run(tree)
+    assert status == 1
+    assert "FAILED test_x - assert 1 == 2" in lines
+    assert lines[-1] == "== 1 failed in 0.01s =="
+    assert table_of(lines)["pytest"] == "FAILED"
+
+
+def test_without_an_environment_nothing_can_run(tree: Path) -> None:
+    script(tree / "ci/setup.sh", "echo no network", 1)
+    (tree / ".venv/bin/pytest").unlink()
+    status, lines = run(tree)
+    assert status == 1
+    assert table_of(lines) == {"setup": "FAILED"}
