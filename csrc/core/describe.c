@@ -6,6 +6,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/sockaddr.h"
 #include "core/endpoint_impl.h"
 #include "core/group.h"
 #include "core/listener.h"
@@ -119,7 +120,7 @@ put_listener(struct rdti_json *json, const rdt_context *ctx)
     rdti_json_put(json, "\"listens\":[");
     for (uint32_t i = 0; i < blob->addr_count; i++) {
         struct sockaddr_storage addr;
-        char text[96];
+        char text[RDTI_SOCKADDR_TEXT_BYTES];
         (void)rdti_sockaddr_from_blob(&blob->addrs[i], &addr);
         rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
         rdti_json_put(json, "%s\"%s\"", i > 0 ? "," : "", text);

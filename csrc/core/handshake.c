@@ -15,9 +15,9 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "base/sockaddr.h"
 #include "base/text.h"
 #include "core/listener.h"
-#include "core/netaddr.h"
 
 /* A stranger that connects and says nothing holds a place for this long. */
 #define LISTENER_DEADLINE_NS UINT64_C(5000000000)

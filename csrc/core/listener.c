@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "base/sockaddr.h"
 #include "base/text.h"
 #include "core/netaddr.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Socket addresses. */
+ * The addresses of this host. */
 #include "core/netaddr.h"
 
 #include <arpa/inet.h>
@@ -11,36 +11,7 @@
 #include <string.h>
 
 #include "base/error.h"
-
-void
-rdti_sockaddr_text(const struct sockaddr *addr, char *buf, size_t cap)
-{
-    char host[INET6_ADDRSTRLEN] = "?";
-
-    if (addr->sa_family == AF_INET) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)addr;
-        (void)inet_ntop(AF_INET, &in->sin_addr, host, sizeof(host));
-        (void)snprintf(buf, cap, "%s:%u", host, (unsigned)ntohs(in->sin_port));
-    } else if (addr->sa_family == AF_INET6) {
-        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)addr;
-        (void)inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof(host));
-        (void)snprintf(buf, cap, "[%s]:%u", host, (unsigned)ntohs(in6->sin6_port));
-    } else {
-        (void)snprintf(buf, cap, "a socket of family %u", (unsigned)addr->sa_family);
-    }
-}
-
-bool
-rdti_sockaddr_is_loopback(const struct sockaddr *addr)
-{
-    if (addr->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)(const void *)addr)->sin_addr.s_addr) >> 24 ==
-               127;
-    if (addr->sa_family == AF_INET6)
-        return IN6_IS_ADDR_LOOPBACK(
-                   &((const struct sockaddr_in6 *)(const void *)addr)->sin6_addr) != 0;
-    return false;
-}
+#include "base/sockaddr.h"
 
 socklen_t
 rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out)
@@ -118,7 +89,7 @@ insert(struct rdti_blob_addr *list, uint32_t cap, uint32_t *count,
 static void
 append_name(char *seen, size_t cap, const char *name, const struct sockaddr *addr)
 {
-    char text[96];
+    char text[RDTI_SOCKADDR_TEXT_BYTES];
     const size_t used = strlen(seen);
 
     rdti_sockaddr_text(addr, text, sizeof(text));

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Socket addresses: text, loopback, the addresses of this host. */
+ * The addresses of this host, and their form on the wire. */
 #ifndef RDTI_CORE_NETADDR_H
 #define RDTI_CORE_NETADDR_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
 #include "rdmatensor.h"
 #include "wire/blob.h"
 
-/* "127.0.0.1:80" or "[::1]:80"; never fails, cap >= 64. */
-void rdti_sockaddr_text(const struct sockaddr *addr, char *buf, size_t cap);
-bool rdti_sockaddr_is_loopback(const struct sockaddr *addr);
 /* Between the wire's form and the system's; returns the length. */
 socklen_t rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out);
 

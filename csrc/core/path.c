@@ -26,9 +26,9 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "base/sockaddr.h"
 #include "base/text.h"
 #include "core/mailbox.h"
-#include "core/netaddr.h"
 #include "core/path_impl.h"
 #include "core/slot.h"
 

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/sockaddr.h"
 #include "base/text.h"
 #include "core/listener.h"
 #include "core/netaddr.h"

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The sockets of a lane: made, connected, joined, watched, closed. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -15,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/sockaddr.h"
 #include "transport/tcp/tcp.h"
 
 /* Seconds. A machine that vanished while nothing is sent; the core's heartbeat notices much
@@ -35,44 +34,12 @@ rdti_tcp_streams_wanted(const struct rdti_host *host, const struct rdti_lane_arg
     return streams < RDTI_STREAM_STREAMS_MAX ? streams : RDTI_STREAM_STREAMS_MAX;
 }
 
-static void
-format_address(const struct sockaddr_storage *addr, char *buf, size_t cap)
-{
-    char text[INET6_ADDRSTRLEN] = "?";
-
-    if (addr->ss_family == AF_INET) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)addr;
-
-        (void)inet_ntop(AF_INET, &in->sin_addr, text, sizeof(text));
-        (void)snprintf(buf, cap, "%s:%u", text, ntohs(in->sin_port));
-    } else if (addr->ss_family == AF_INET6) {
-        const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)addr;
-
-        (void)inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof(text));
-        (void)snprintf(buf, cap, "[%s]:%u", text, ntohs(in6->sin6_port));
-    } else {
-        (void)snprintf(buf, cap, "a socket of family %d", addr->ss_family);
-    }
-}
-
 static rdt_status
 set_option(int fd, int level, int name, int value, const char *text, struct rdt_error *err)
 {
     if (setsockopt(fd, level, name, &value, sizeof(value)) != 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "setsockopt(%s, %d)", text, value);
     return RDT_OK;
-}
-
-static bool
-is_loopback(const struct sockaddr_storage *addr)
-{
-    if (addr->ss_family == AF_INET) {
-        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)addr;
-
-        return ntohl(in->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-    }
-    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)addr;
-    return addr->ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
 }
 
 /* Over loopback nothing is ever congested, but an algorithm that paces (bbr, some systems'
@@ -84,7 +51,7 @@ set_congestion(int fd, const struct sockaddr_storage *peer, struct rdt_error *er
 {
     static const char name[] = "reno";
 
-    if (!is_loopback(peer) ||
+    if (!rdti_sockaddr_is_loopback((const struct sockaddr *)(const void *)peer) ||
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, sizeof(name) - 1) == 0)
         return RDT_OK;
     if (errno == ENOENT || errno == EPERM)
@@ -247,7 +214,8 @@ rdti_tcp_connect_streams(struct rdti_tcp_lane *lane, struct rdt_error *err)
         args->peer_sockaddr_bytes < sizeof(sa_family_t))
         return rdti_error_set(err, RDT_EINVAL, 0, "tcp: an address of %u bytes to connect to",
                               args->peer_sockaddr_bytes);
-    format_address(&lane->peer_sockaddr, lane->peer_text, sizeof(lane->peer_text));
+    rdti_sockaddr_text((const struct sockaddr *)(const void *)&lane->peer_sockaddr, lane->peer_text,
+                       sizeof(lane->peer_text));
     for (uint32_t i = 0; i < lane->stream_count; i++) {
         const rdt_status status = connect_one(lane, i, err);
 
@@ -274,7 +242,8 @@ rdti_tcp_adopt_stream(struct rdti_tcp_lane *lane, int fd, uint32_t index, struct
     status = set_options(fd, &addr, err);
     if (status != RDT_OK)
         goto err_close;
-    format_address(&addr, lane->peer_text, sizeof(lane->peer_text));
+    rdti_sockaddr_text((const struct sockaddr *)(const void *)&addr, lane->peer_text,
+                       sizeof(lane->peer_text));
     return add_socket(lane, fd, index, false, err); /* takes fd over */
 
 err_close:
