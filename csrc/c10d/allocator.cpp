@@ -42,17 +42,19 @@ release(void *address)
     if (address == nullptr || is_forked_child())
         return;
     Table &t = table();
-    rdt_region *region = nullptr;
+    Table::Entry entry;
     {
         const std::lock_guard lock(t.mutex);
         const auto node = t.entries.extract(address);
         if (node.empty())
             return;
-        region = node.mapped().region;
-        if (--t.live[node.mapped().context] == 0)
-            t.live.erase(node.mapped().context);
+        entry = node.mapped();
     }
-    rdt_region_free(region, nullptr, nullptr);
+    rdt_region_free(entry.region, nullptr, nullptr);
+    /* Last: a thread that sees nothing live closes the context, which that call uses to its end. */
+    const std::lock_guard lock(t.mutex);
+    if (--t.live[entry.context] == 0)
+        t.live.erase(entry.context);
 }
 
 class ArenaAllocator final : public c10::Allocator
