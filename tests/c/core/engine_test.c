@@ -104,7 +104,8 @@ TEST(a_wait_ends_at_its_deadline)
         const uint64_t before_ns = rdti_now_ns();
         CHECK_STATUS(rdti_engine_wait(engine, never, NULL, before_ns + 30 * MS), RDT_ETIMEDOUT);
         CHECK_UINT_GE(rdti_now_ns() - before_ns, 30 * MS);
-        CHECK_UINT_LE(rdti_now_ns() - before_ns, 2 * S);
+        CHECK_UINT_LE(rdti_now_ns() - before_ns,
+                      (uint64_t)(5.0 * (double)S * test_timeout_scale()));
     }
     engine_end(engine);
 }
@@ -192,6 +193,14 @@ TEST_TIMEOUT(no_wake_up_is_lost_in_epoll, 60)
     check_no_lost_wake_up(true);
 }
 
+/*
+ * What can be told only from the time that a wait took is tried so often, and has to be fast once:
+ * what is lost is lost each time and found by the end of a slice, in 100 ms, while a busy machine
+ * is slow now and then.
+ */
+#define TRIES 10
+#define PROMPT_NS (75 * MS)
+
 /* ---- A driver in the middle of its pass ----------------------------------------------------- */
 
 struct slow {
@@ -228,30 +237,41 @@ drive_once(void *arg)
     return NULL;
 }
 
+/* How long the wait took. */
+static uint64_t
+wait_beside_a_driver(struct slow *slow, struct rdti_engine *engine, uint32_t count)
+{
+    struct want want = {slow->source, count};
+    pthread_t driver;
+
+    atomic_store(&slow->begun, 0);
+    atomic_store(&slow->is_slow, true);
+    CHECK(pthread_create(&driver, NULL, drive_once, engine) == 0);
+    CHECK_EVENTUALLY(atomic_load(&slow->begun) != 0, 5);
+    (void)atomic_fetch_add(&slow->source->sent,
+                           1); /* nobody sleeps yet, so the peer rings for nobody */
+    const uint64_t before_ns = rdti_now_ns();
+    CHECK_STATUS(rdti_engine_wait(engine, has_taken, &want, before_ns + 10 * S), RDT_OK);
+    const uint64_t took_ns = rdti_now_ns() - before_ns;
+    (void)pthread_join(driver, NULL);
+    return took_ns;
+}
+
 TEST(a_waiter_that_found_the_lock_taken_gets_a_whole_pass)
 {
     struct rdt_error err = {0};
     struct source source;
     struct slow slow = {.source = &source};
     struct rdti_engine *engine = engine_open(&source); /* no progress thread: nobody else helps */
-    pthread_t driver;
+    uint32_t count = 0;
 
     CHECK_OK(rdti_engine_add_poller(engine, slow_poll, slow_needs_epoll, &slow, &err), &err);
     for (int mode = 0; mode < 2; mode++) {
-        struct want want = {&source, (uint32_t)mode + 1};
-        slow.source = &source;
+        uint64_t took_ns = UINT64_MAX;
         atomic_store(&source.is_socket, mode == 1);
-        atomic_store(&slow.begun, 0);
-        atomic_store(&slow.is_slow, true);
-        CHECK(pthread_create(&driver, NULL, drive_once, engine) == 0);
-        CHECK_EVENTUALLY(atomic_load(&slow.begun) != 0, 5);
-        (void)atomic_fetch_add(&source.sent,
-                               1); /* nobody sleeps yet, so the peer rings for nobody */
-        const uint64_t before_ns = rdti_now_ns();
-        CHECK_STATUS(rdti_engine_wait(engine, has_taken, &want, before_ns + 10 * S), RDT_OK);
-        CHECK_UINT_LE(rdti_now_ns() - before_ns,
-                      (uint64_t)(75.0 * (double)MS * test_timeout_scale()));
-        (void)pthread_join(driver, NULL);
+        for (int i = 0; i < TRIES && took_ns > PROMPT_NS; i++)
+            took_ns = wait_beside_a_driver(&slow, engine, ++count);
+        CHECK_UINT_LE(took_ns, PROMPT_NS);
     }
     engine_end(engine);
 }
@@ -287,7 +307,9 @@ take_from_socket(void *arg, uint32_t epoll_events)
     rdti_engine_wake(source->engine);
 }
 
-TEST(a_waiter_on_the_futex_hears_of_a_socket_that_comes_later)
+/* How long the wait took. */
+static uint64_t
+wait_for_a_late_socket(void)
 {
     struct rdt_error err = {0};
     struct source source;
@@ -312,13 +334,22 @@ TEST(a_waiter_on_the_futex_hears_of_a_socket_that_comes_later)
     test_sleep_ns(2 * MS);
     CHECK(write(ends[1], "y", 1) == 1);
     (void)pthread_join(thread, NULL);
-    CHECK_UINT_LE(waiter.longest_ns, (uint64_t)(60.0 * (double)MS * test_timeout_scale()));
     rdti_engine_enter(engine);
     rdti_engine_unwatch(engine, watch);
     rdti_engine_leave(engine);
     engine_end(engine);
     (void)close(ends[0]);
     (void)close(ends[1]);
+    return waiter.longest_ns;
+}
+
+TEST(a_waiter_on_the_futex_hears_of_a_socket_that_comes_later)
+{
+    uint64_t took_ns = UINT64_MAX;
+
+    for (int i = 0; i < TRIES && took_ns > PROMPT_NS; i++)
+        took_ns = wait_for_a_late_socket();
+    CHECK_UINT_LE(took_ns, PROMPT_NS);
 }
 
 /* ---- Tasks, callbacks, descriptors ---------------------------------------------------------- */
@@ -440,7 +471,7 @@ TEST(the_descriptor_tells_of_every_arrival)
 }
 
 struct ticker {
-    uint32_t count;
+    _Atomic uint32_t count;
 };
 
 static void
@@ -448,26 +479,35 @@ on_tick(void *arg)
 {
     struct ticker *ticker = arg;
 
-    ticker->count++;
+    (void)atomic_fetch_add(&ticker->count, 1);
 }
+
+struct stuck {
+    struct rdti_engine *engine;
+    int calls;
+    _Atomic bool is_stuck;
+    _Atomic bool may_go;
+};
 
 /* As if a callback of the user's, run by the thread that waits, took its time. */
 static bool
 get_stuck(void *arg)
 {
-    _Atomic uint32_t *calls = arg;
+    struct stuck *stuck = arg;
 
-    if (atomic_fetch_add(calls, 1) == 3)
-        test_sleep_ns(600 * MS);
-    return atomic_load(calls) > 6;
+    if (stuck->calls++ == 3) {
+        atomic_store(&stuck->is_stuck, true);
+        CHECK_EVENTUALLY(atomic_load(&stuck->may_go), 10);
+    }
+    return stuck->calls > 6;
 }
 
 static void *
 wait_stuck(void *arg)
 {
-    _Atomic uint32_t calls = 0;
+    struct stuck *stuck = arg;
 
-    CHECK_STATUS(rdti_engine_wait(arg, get_stuck, &calls, rdti_now_ns() + 10 * S), RDT_OK);
+    CHECK_STATUS(rdti_engine_wait(stuck->engine, get_stuck, stuck, UINT64_MAX), RDT_OK);
     return NULL;
 }
 
@@ -476,21 +516,18 @@ TEST(ticks_go_on_while_a_waiter_is_stuck_in_a_callback)
     struct rdt_error err = {0};
     struct source source;
     struct rdti_engine *engine = engine_open(&source);
+    struct stuck stuck = {.engine = engine};
     struct ticker ticker = {0};
     pthread_t thread;
 
     atomic_store(&source.is_socket, true);
     CHECK_OK(rdti_engine_every(engine, 20 * MS, on_tick, &ticker, &err), &err);
     engine_begin(engine);
-    CHECK(pthread_create(&thread, NULL, wait_stuck, engine) == 0);
-    test_sleep_ns(100 * MS); /* it is stuck by now */
-    rdti_engine_enter(engine);
-    const uint32_t before = ticker.count;
-    rdti_engine_leave(engine);
-    test_sleep_ns(400 * MS);
-    rdti_engine_enter(engine);
-    CHECK_UINT_GE(ticker.count - before, 3);
-    rdti_engine_leave(engine);
+    CHECK(pthread_create(&thread, NULL, wait_stuck, &stuck) == 0);
+    CHECK_EVENTUALLY(atomic_load(&stuck.is_stuck), 5);
+    const uint32_t before = atomic_load(&ticker.count);
+    CHECK_EVENTUALLY(atomic_load(&ticker.count) - before >= 3, 5);
+    atomic_store(&stuck.may_go, true);
     (void)pthread_join(thread, NULL);
     engine_end(engine);
 }
@@ -515,14 +552,12 @@ TEST(ticks_go_on_beside_a_thread_that_waits_shortly_for_ever)
     atomic_store(&source.is_socket, true);
     CHECK_OK(rdti_engine_every(engine, 20 * MS, on_tick, &ticker, &err), &err);
     engine_begin(engine);
-    const uint64_t until_ns = rdti_now_ns() + 600 * MS;
-    while (rdti_now_ns() < until_ns) {
+    const uint64_t until_ns = rdti_now_ns() + (uint64_t)(5.0 * (double)S * test_timeout_scale());
+    while (atomic_load(&ticker.count) < 6 && rdti_now_ns() < until_ns) {
         int calls = 0;
-        CHECK_STATUS(rdti_engine_wait(engine, is_over_soon, &calls, until_ns + S), RDT_OK);
+        CHECK_STATUS(rdti_engine_wait(engine, is_over_soon, &calls, UINT64_MAX), RDT_OK);
     }
-    rdti_engine_enter(engine);
-    CHECK_UINT_GE(ticker.count, 6);
-    rdti_engine_leave(engine);
+    CHECK_UINT_GE(atomic_load(&ticker.count), 6);
     engine_end(engine);
 }
 

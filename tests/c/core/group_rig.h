@@ -9,8 +9,14 @@
 #include "harness.h"
 #include "rdmatensor.h"
 
-#define RIG_SECOND UINT64_C(1000000000)
 #define RIG_RANKS_MAX 4
+
+/* How long anything here may take. Below a test's own alarm, so that what hangs is named. */
+static inline uint64_t
+rig_patience_ns(void)
+{
+    return (uint64_t)(15e9 * test_timeout_scale());
+}
 
 struct rig {
     uint32_t size;
@@ -39,7 +45,7 @@ rig_group(struct rig *rig, uint32_t rank, const char *name)
         .size = rig->size,
         .name = name,
         .job_id = "job",
-        .timeout_ns = 10 * RIG_SECOND,
+        .timeout_ns = rig_patience_ns(),
         .blob = rig_blob,
         .blob_arg = rig,
     };
@@ -57,7 +63,7 @@ rig_context(uint32_t transport, int32_t rank)
         .struct_size = sizeof(opts),
         .force_transport = transport,
         .loopback_only = 1,
-        .timeout_ns = 10 * RIG_SECOND,
+        .timeout_ns = rig_patience_ns(),
         .arena_chunk_bytes = 1 << 20,
     };
 
@@ -81,7 +87,7 @@ rig_close_context(rdt_context *ctx)
 {
     struct rdt_error err = {0};
     rdt_status status;
-    const uint64_t deadline_ns = test_now_ns() + 10 * RIG_SECOND;
+    const uint64_t deadline_ns = test_now_ns() + rig_patience_ns();
 
     while ((status = rdt_context_close(ctx, &err)) == RDT_EBUSY && test_now_ns() < deadline_ns)
         test_sleep_ns(1000000);
@@ -97,11 +103,23 @@ rig_close(struct rig *rig)
         rig_close_context(rig->ctx[i]);
 }
 
+/* The path from this member to that one, once messages can go over it. */
+static inline rdt_endpoint *
+rig_ready(rdt_group *group, uint32_t rank)
+{
+    struct rdt_error err = {0};
+    rdt_endpoint *ep;
+
+    CHECK_OK(rdt_group_endpoint(group, rank, &ep, &err), &err);
+    CHECK_OK(rdt_endpoint_wait_ready(ep, rig_patience_ns(), &err), &err);
+    return ep;
+}
+
 /* Waits for a transfer and gives it up. */
 static inline rdt_status
 rig_end(rdt_transfer *t, struct rdt_error *err)
 {
-    const rdt_status status = rdt_transfer_wait(t, 10 * RIG_SECOND, err);
+    const rdt_status status = rdt_transfer_wait(t, rig_patience_ns(), err);
 
     rdt_transfer_free(t);
     return status;

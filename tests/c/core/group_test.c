@@ -6,6 +6,28 @@
 
 #define MEGABYTE (UINT64_C(1) << 20)
 
+/* Whether the member has a path to `rank`, opened here or kept because the peer uses it. */
+static bool
+holds(rdt_group *group, uint32_t rank)
+{
+    rdti_engine_enter(group->ctx->engine);
+    const bool is_held = group->members[rank].ep != NULL;
+    rdti_engine_leave(group->ctx->engine);
+    return is_held;
+}
+
+/* Whether the peer has said that a group of its own, which does not exist here, uses the path. */
+static bool
+knows_interest(rdt_endpoint *ep)
+{
+    rdt_context *ctx = rdti_endpoint_context(ep);
+
+    rdti_engine_enter(ctx->engine);
+    const bool is_known = rdti_endpoint_mailbox(ep)->interest_count > 0;
+    rdti_engine_leave(ctx->engine);
+    return is_known;
+}
+
 /* ---- Arguments and lives ------------------------------------------------------------------- */
 
 TEST(arguments_are_checked)
@@ -54,7 +76,7 @@ TEST(arguments_are_checked)
     CHECK_UINT_EQ(rdt_group_rank(group), 0);
     CHECK_UINT_EQ(rdt_group_size(group), 2);
     CHECK_PTR_EQ(rdt_group_context(group), rig.ctx[0]);
-    CHECK_UINT_EQ(rdt_group_timeout(group), 10 * RIG_SECOND);
+    CHECK_UINT_EQ(rdt_group_timeout(group), rig_patience_ns());
     rdt_group_set_timeout(group, 5);
     CHECK_UINT_EQ(rdt_group_timeout(group), 5);
     CHECK_UINT_EQ(rdt_group_next_sequence(group), 0);
@@ -133,13 +155,11 @@ TEST(a_path_lives_as_long_as_any_group_that_uses_it)
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
     rdt_group *sub[2];
     for (uint32_t i = 0; i < 2; i++) {
-        rdt_endpoint *ep;
         sub[i] = rig_group(&rig, i, "sub");
-        CHECK_OK(rdt_group_endpoint(sub[i], 1 - i, &ep, &err), &err);
-        CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+        (void)rig_ready(sub[i], 1 - i);
     }
     rdt_transfer *recv = rig_recv(&rig, 0, 1, 1, &got, 4); /* rank 1 has not used "world" yet */
-    test_sleep_ns(50000000);
+    CHECK_EVENTUALLY(holds(rig.group[1], 0), 10);
     rdt_group_destroy(sub[0]);
     rdt_group_destroy(sub[1]);
     test_sleep_ns(50000000);
@@ -157,14 +177,12 @@ TEST(interest_in_a_group_that_comes_later_keeps_the_path)
     uint32_t got = 0;
     const uint32_t value = 9;
     rdt_group *late[2];
-    rdt_endpoint *ep;
 
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
     late[0] = rig_group(&rig, 0, "late");
-    CHECK_OK(rdt_group_endpoint(late[0], 1, &ep, &err), &err);
-    CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
-    CHECK_OK(rdt_group_endpoint(rig.group[1], 0, &ep, &err), &err);
-    test_sleep_ns(50000000);
+    (void)rig_ready(late[0], 1);
+    rdt_endpoint *ep = rig_ready(rig.group[1], 0);
+    CHECK_EVENTUALLY(knows_interest(ep), 10);
     late[1] = rig_group(&rig, 1, "late");
     rdt_group_destroy(rig.group[1]); /* the last that opened the path at rank 1 */
     rdt_group_destroy(rig.group[0]);
@@ -192,12 +210,10 @@ destroy_under_load(uint32_t transport, bool is_bounced)
     rdt_transfer *theirs[2];
     uint8_t *buf = calloc(8, MEGABYTE);
     uint8_t *buf2 = calloc(8, MEGABYTE);
-    rdt_endpoint *ep;
 
     rig_open(&rig, 2, transport);
     for (uint32_t i = 0; i < 2; i++) {
-        CHECK_OK(rdt_group_endpoint(rig.group[i], 1 - i, &ep, &err), &err);
-        CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+        rdt_endpoint *ep = rig_ready(rig.group[i], 1 - i);
         if (is_bounced)
             rdti_endpoint_mailbox(ep)->process_reach = RDTI_REACH_NO;
     }
@@ -265,21 +281,22 @@ abort_in_a_chain(bool is_reason_given)
     rdt_transfer *waits = rig_recv(&rig, 2, 1, 1, &byte[0], 4);
     rdt_transfer *offered = rig_send(&rig, 1, 0, 2, buf, MEGABYTE);
     rdt_transfer *own = rig_recv(&rig, 0, 1, 3, &byte[1], 4);
-    test_sleep_ns(50000000); /* connected by now */
+    (void)rig_ready(rig.group[2], 1);
+    (void)rig_ready(rig.group[0], 1);
+    CHECK_EVENTUALLY(holds(rig.group[1], 2), 10);
     const uint64_t begun_ns = test_now_ns();
     rdt_group_abort(rig.group[0], is_reason_given ? "its loss is not a number" : NULL);
     CHECK_STATUS(rig_end(own, &err), RDT_ECANCELED);
     CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world'");
     CHECK_STATUS(rig_end(waits, &err), RDT_EPEER);
-    CHECK_MSG(test_now_ns() - begun_ns < RIG_SECOND / 2 * (uint64_t)test_timeout_scale(),
-              "it took too long");
+    CHECK_MSG(test_now_ns() - begun_ns < rig_patience_ns() / 2, "it took too long");
     CHECK_STR_CONTAINS(err.message,
                        is_reason_given ? "its loss is not a number" : "no reason was given");
     CHECK_INT_EQ(err.peer_rank, 0);
     CHECK_STATUS(rig_end(offered, &err), RDT_EPEER);
     for (uint32_t i = 0; i < 3; i++) {
         rdt_transfer *t;
-        CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 2);
+        CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 10);
         CHECK_STR_CONTAINS(err.message, "rank 0 aborted");
         CHECK(rdt_group_recv(rig.group[i], (i + 1) % 3, 1, buf, 1, NULL, &t, NULL) != RDT_OK);
         CHECK(rdt_group_send(rig.group[i], (i + 1) % 3, 1, buf, 1, NULL, &t, NULL) != RDT_OK);
@@ -298,16 +315,14 @@ TEST(an_abort_waits_for_a_group_that_comes_later)
 {
     struct rig rig;
     struct rdt_error err = {0};
-    rdt_endpoint *ep;
 
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
     rdt_group *early = rig_group(&rig, 0, "doomed");
-    CHECK_OK(rdt_group_endpoint(early, 1, &ep, &err), &err);
-    CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+    (void)rig_ready(early, 1);
     rdt_group_abort(early, "too early");
     test_sleep_ns(50000000);
     rdt_group *late = rig_group(&rig, 1, "doomed");
-    CHECK_EVENTUALLY(rdt_group_error(late, &err) == RDT_EPEER, 2);
+    CHECK_EVENTUALLY(rdt_group_error(late, &err) == RDT_EPEER, 10);
     CHECK_STR_CONTAINS(err.message, "too early");
     rdt_group_destroy(early);
     rdt_group_destroy(late);
@@ -326,7 +341,10 @@ TEST(a_departure_ends_only_what_needs_it_and_is_named_by_the_abort)
     rdt_transfer *from2 = rig_recv(&rig, 0, 2, 1, &got[1], 4);
     rdt_transfer *any = rig_recv(&rig, 0, RDT_SOURCE_ANY, 2, &got[2], 4);
     rdt_transfer *at2 = rig_recv(&rig, 2, 0, 5, &got[3], 4);
-    test_sleep_ns(100000000);
+    for (uint32_t i = 1; i < 3; i++) {
+        (void)rig_ready(rig.group[0], i);
+        CHECK_EVENTUALLY(holds(rig.group[i], 0), 10);
+    }
     rdt_group_destroy(rig.group[1]);
     rig.group[1] = NULL;
     CHECK_STATUS(rig_end(from1, &err), RDT_EPEER);
@@ -419,10 +437,10 @@ run_victim(uint32_t transport, int from_parent, int to_parent)
     trio->blob_bytes[2] = get_blob(from_parent, trio->blob[2]);
     rdt_group *group = trio_group(ctx, 1, trio);
     CHECK_OK(rdt_group_send(group, 0, 1, buf, 8, NULL, &t, &err), &err);
-    CHECK_OK(rdt_transfer_wait(t, 5 * RIG_SECOND, &err), &err);
+    CHECK_OK(rdt_transfer_wait(t, rig_patience_ns(), &err), &err);
     CHECK_OK(rdt_group_send(group, 0, 2, buf, 8 * MEGABYTE, NULL, &t, &err), &err);
     for (;;) /* the message is never asked for */
-        CHECK_STATUS(rdt_transfer_wait(t, 60 * RIG_SECOND, &err), RDT_ETIMEDOUT);
+        CHECK_STATUS(rdt_transfer_wait(t, rig_patience_ns(), &err), RDT_ETIMEDOUT);
 }
 
 /* Ranks 0 and 2 live here; rank 2 exchanges nothing with rank 1 at all. */
@@ -489,15 +507,15 @@ kill_a_member(uint32_t transport)
     CHECK_OK(rdt_group_send(group[0], 1, 9, buf, MEGABYTE, NULL, &t[2], &err), &err);
     CHECK_OK(rdt_group_recv(group[0], 2, 9, buf, 8, NULL, &t[3], &err), &err);
     CHECK_OK(rdt_group_recv(group[1], 0, 9, buf, 8, NULL, &t[4], &err), &err);
-    test_sleep_ns(100000000);
+    (void)rig_ready(group[0], 2); /* over it rank 2 learns */
     CHECK(kill(here->victim, SIGKILL) == 0);
     const uint64_t killed_ns = test_now_ns();
     for (int i = 1; i < 5; i++) { /* rank 2 has not even fetched rank 1's blob */
         const rdt_status status = rig_end(t[i], &err);
         check_named(status, &err);
     }
-    CHECK_MSG(test_now_ns() - killed_ns < RIG_SECOND / 2 * (uint64_t)test_timeout_scale(),
-              "it took %f s", (double)(test_now_ns() - killed_ns) * 1e-9);
+    CHECK_MSG(test_now_ns() - killed_ns < rig_patience_ns() / 2, "it took %f s",
+              (double)(test_now_ns() - killed_ns) * 1e-9);
     check_named(rdt_group_send(group[0], 2, 9, buf, 8, NULL, &t[0], &err), &err);
     rdt_group_abort(group[1], "a consequence"); /* does not hide the cause */
     for (int i = 0; i < 2; i++)

@@ -30,7 +30,7 @@ prey_make(struct prey *prey)
 
     rig_open(&prey->rig, 2, RDT_TRANSPORT_SHM);
     CHECK_OK(rdt_group_endpoint(prey->rig.group[0], 1, &ep, &err), &err);
-    CHECK_OK(rdt_endpoint_wait_ready(ep, 5 * RIG_SECOND, &err), &err);
+    CHECK_OK(rdt_endpoint_wait_ready(ep, rig_patience_ns(), &err), &err);
     prey->room = malloc(ROOM_BYTES);
     prey->large = calloc(1, LARGE_BYTES);
     prey->posted = rig_recv(&prey->rig, 0, 1, 1, prey->room, ROOM_BYTES);
@@ -370,7 +370,7 @@ TEST_TIMEOUT(garbage_through_a_lane, 60)
         rig_open(&rig, 2, round % 2 == 0 ? RDT_TRANSPORT_SHM : RDT_TRANSPORT_TCP);
         for (uint32_t i = 0; i < 2; i++) {
             CHECK_OK(rdt_group_endpoint(rig.group[i], 1 - i, &ep[i], &err), &err);
-            CHECK_OK(rdt_endpoint_wait_ready(ep[i], 5 * RIG_SECOND, &err), &err);
+            CHECK_OK(rdt_endpoint_wait_ready(ep[i], rig_patience_ns(), &err), &err);
         }
         rdt_transfer *recv = rig_recv(&rig, 0, 1, 1, &got, 4);
         for (size_t i = 0; i < sizeof(garbage); i++)

@@ -172,7 +172,7 @@ run_receiver(void *arg)
         if (in[i].t == NULL)
             continue;
         const rdt_status status =
-            rdt_transfer_wait(in[i].t, me->uses_any ? 10 * RIG_SECOND : 20000, &err);
+            rdt_transfer_wait(in[i].t, me->uses_any ? rig_patience_ns() : 20000, &err);
         if (status == RDT_ETIMEDOUT && !me->uses_any)
             continue;
         CHECK_OK(status, &err);

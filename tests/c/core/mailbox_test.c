@@ -39,7 +39,7 @@ exchange_every_size(uint32_t transport, bool is_receive_first, bool is_in_arena)
         send = rig_send(&rig, 0, 1, 7, src, sizes[i]);
         if (!is_receive_first)
             recv = rig_recv(&rig, 1, 0, 7, dst, sizes[i]);
-        CHECK_OK(rdt_transfer_wait(recv, 10 * RIG_SECOND, &err), &err);
+        CHECK_OK(rdt_transfer_wait(recv, rig_patience_ns(), &err), &err);
         CHECK_UINT_EQ(rdt_transfer_len_bytes(recv), sizes[i]);
         CHECK_INT_EQ(rdt_transfer_source(recv), 0);
         rdt_transfer_free(recv);
@@ -93,12 +93,9 @@ TEST(every_size_through_the_bounce_buffer)
     struct rdt_error err = {0};
     uint8_t *src = malloc(LARGEST_BYTES);
     uint8_t *dst = malloc(2 * LARGEST_BYTES);
-    rdt_endpoint *ep;
 
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
-    CHECK_OK(rdt_group_endpoint(rig.group[1], 0, &ep, &err), &err);
-    CHECK_OK(rdt_endpoint_wait_ready(ep, RIG_SECOND, &err), &err);
-    rdti_endpoint_mailbox(ep)->process_reach = RDTI_REACH_NO;
+    rdti_endpoint_mailbox(rig_ready(rig.group[1], 0))->process_reach = RDTI_REACH_NO;
     for (size_t i = 0; i < SIZES; i++) {
         rdt_transfer *recv[2];
         rdt_transfer *send[2];
@@ -164,12 +161,12 @@ TEST(any_source_takes_the_first_posted)
     rdt_transfer *from1 = rig_recv(&rig, 0, 1, 1, &got[1], 4);
     rdt_transfer *last = rig_recv(&rig, 0, RDT_SOURCE_ANY, 1, &got[2], 4);
     CHECK_OK(rig_end(rig_send(&rig, 1, 0, 1, &one, 4), &err), &err);
-    CHECK_OK(rdt_transfer_wait(any, RIG_SECOND, &err), &err);
+    CHECK_OK(rdt_transfer_wait(any, rig_patience_ns(), &err), &err);
     CHECK_OK(rig_end(rig_send(&rig, 2, 0, 1, &two, 4), &err), &err);
-    CHECK_OK(rdt_transfer_wait(last, RIG_SECOND, &err), &err);
+    CHECK_OK(rdt_transfer_wait(last, rig_patience_ns(), &err), &err);
     CHECK_STATUS(rdt_transfer_test(from1, NULL), RDT_EAGAIN);
     CHECK_OK(rig_end(rig_send(&rig, 1, 0, 1, &one, 4), &err), &err);
-    CHECK_OK(rdt_transfer_wait(from1, RIG_SECOND, &err), &err);
+    CHECK_OK(rdt_transfer_wait(from1, rig_patience_ns(), &err), &err);
     CHECK_INT_EQ(rdt_transfer_source(any), 1);
     CHECK_INT_EQ(rdt_transfer_source(last), 2);
     CHECK_UINT_EQ(got[0], 1);
