@@ -10,8 +10,8 @@
 
 #include "harness.h"
 
-/* From now on in this thread and those it starts: system call `nr` with `value` in argument `arg` (its low 32 bits)
- * fails with `error`. */
+/* From now on in this thread and those it starts: system call `nr` with `value` in argument `arg`
+ * (its low 32 bits) fails with `error`. */
 static inline void
 test_fail_syscall(long nr, unsigned arg, uint32_t value, int error)
 {

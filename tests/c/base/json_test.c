@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Writing JSON: strings of any bytes, numbers, buffers that are too small. */
 #include "base/json.h"
 
 #include "harness.h"

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Memfds: made with their seals, checked when they come from a peer, mapped with room around. */
 #include "base/memfd.h"
 
 #include <fcntl.h>
