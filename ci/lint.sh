@@ -14,7 +14,8 @@ check() {
 # Words that would tie the project to one place: hosts of package registries, absolute paths of a
 # work place. The brackets keep this file out of its own net.
 forbidden_words() {
-    local words='pypi[.]org|python[h]osted|deb[.]debian[.]org|registry[.]npmjs|[/]work[/]|[/]opt/wheels|[/]root[/]'
+    local words='pypi[.]org|python[h]osted|deb[.]debian[.]org|registry[.]npmjs'
+    words+='|[/]work[/]|[/]opt/wheels|[/]root[/]'
     local hits
     hits="$(git grep -nIE --untracked "$words" -- . || true)"
     [[ -z "$hits" ]] || {
@@ -24,7 +25,12 @@ forbidden_words() {
 }
 
 tracked() { git ls-files -z --cached --others --exclude-standard -- "$@"; }
-existing() { while IFS= read -r -d '' file; do [[ -f "$file" ]] && printf '%s\0' "$file"; done; return 0; }
+existing() {
+    local file
+    while IFS= read -r -d '' file; do
+        if [[ -f "$file" ]]; then printf '%s\0' "$file"; fi
+    done
+}
 
 mapfile -d '' c_files < <(tracked '*.c' '*.h' '*.cpp' '*.hpp' | existing)
 mapfile -d '' code_files < <(tracked '*.c' '*.h' '*.cpp' '*.hpp' '*.py' | existing)
@@ -40,6 +46,7 @@ check imports lint-imports
 check clang-format clang-format --dry-run --Werror "${c_files[@]}"
 check layers python ci/check_layers.py
 check budgets python ci/check_budgets.py "${code_files[@]}"
+check text python ci/check_text.py "${all_files[@]}"
 check codespell codespell "${all_files[@]}"
 check words forbidden_words
 for script in "${scripts[@]}"; do

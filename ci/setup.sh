@@ -57,7 +57,7 @@ install_packages() {
 stamp_matches() { [[ -f "$VENV/.stamp-$1" && "$(<"$VENV/.stamp-$1")" == "$2" ]]; }
 write_stamp() { printf '%s\n' "$2" >"$VENV/.stamp-$1"; }
 
-# installed PATTERN: the record that pip left, e.g. torch-2.13.0+cpu.dist-info; fails if there is none.
+# installed PATTERN: the record that pip left, e.g. torch-2.13.0+cpu.dist-info; fails if none is.
 installed() { compgen -G "$VENV/lib/python3*/site-packages/$1.dist-info"; }
 
 environment_hash() {

@@ -9,6 +9,8 @@ files=("$@")
 if ((${#files[@]} == 0)); then
     mapfile -t files < <(find csrc -name '*.c' | LC_ALL=C sort)
 fi
-tidy_all() { printf '%s\0' "${files[@]}" | xargs -0 -n 4 -P "$(nproc)" clang-tidy --quiet -p build/dev; }
+tidy_all() {
+    printf '%s\0' "${files[@]}" | xargs -0 -n 4 -P "$(nproc)" clang-tidy --quiet -p build/dev
+}
 logged tidy tidy_all
 say "tidy: nothing found in ${#files[@]} files"

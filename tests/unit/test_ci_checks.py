@@ -1,6 +1,9 @@
 """The checks of ci/ find what they are for: each is shown a small tree that breaks one rule."""
 
+from __future__ import annotations
+
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +25,7 @@ def load(name: str) -> ModuleType:
 
 layers = load("check_layers")
 budgets = load("check_budgets")
+text = load("check_text")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def c_function(lines: int, *, parameters: str = "void", comment: str = "") -> st
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "complaint"),
+    ("name", "content", "complaint"),
     [
         ("fits.c", c_function(58), None),
         ("long.c", c_function(90), "lines, at most 60"),
@@ -82,12 +86,125 @@ def c_function(lines: int, *, parameters: str = "void", comment: str = "") -> st
         ("paths.c", c_function(9).replace("x++;", "if (x && y || z && x) x++;"), "cyclomatic"),
     ],
 )
-def test_budgets(tmp_path: Path, name: str, text: str, complaint: str | None) -> None:
+def test_budgets(tmp_path: Path, name: str, content: str, complaint: str | None) -> None:
     path = tmp_path / name
-    path.write_text(text)
+    path.write_text(content)
     found = budgets.check_file(path)
     if complaint is None:
         assert found == []
     else:
         (line,) = found
         assert complaint in line
+
+
+OPEN_C = "/* SPDX-License-Identifier: Apache-2.0\n * What it is for. */\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("good.c", OPEN_C + "int x;\n", None),
+        ("line_comment.cpp", "// What it is for.\n#include <a>\n", None),
+        (
+            "license.h",
+            "/* SPDX-License-Identifier: Apache-2.0 */\n#pragma once\n",
+            "no opening com",
+        ),
+        ("late.c", "int x;\n/* What it is for. */\n", "no opening comment"),
+        ("full.c", OPEN_C + "/*" + " " * 96 + "*/\n", None),
+        ("long.c", OPEN_C + "/*" + " " * 97 + "*/\n", "long.c:3: 101 columns, at most 100"),
+        ("umlauts.py", '"""Ums."""\n\nX = "' + "\u00e4" * 94 + '"\n', None),
+        ("long.py", '"""Ums."""\n\nX = "' + "a" * 95 + '"\n', "long.py:3: 101 columns"),
+        ("good.py", '"""What it is for."""\n', None),
+        ("empty.py", "", None),
+        ("bare.py", "# a comment is no docstring\nX = 1\n", "no opening docstring"),
+        ("good.sh", "#!/usr/bin/env bash\n# What it is for.\n", None),
+        ("bare.sh", "#!/usr/bin/env bash\nset -e\n", "no opening comment"),
+        ("bare.cmake", "set(x y)\n", "no opening comment"),
+        ("CMakeLists.txt", "project(x)\n", "no opening comment"),
+    ],
+)
+def test_text(tmp_path: Path, name: str, content: str, complaint: str | None) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert text.is_checked(path)
+    found = text.problems(path)
+    if complaint is None:
+        assert found == []
+    else:
+        (line,) = found
+        assert complaint in line
+
+
+def test_text_of_other_files_is_not_looked_at() -> None:
+    assert not any(text.is_checked(Path(name)) for name in ("README.md", "a.json", "LICENSE"))
+
+
+def junit(*programs: str) -> str:
+    return f"<testsuite>{''.join(programs)}</testsuite>"
+
+
+def program(name: str, status: str, output: str) -> str:
+    failure = '<failure message=""/>' if status == "fail" else ""
+    escaped = output.replace("<", "&lt;")
+    return (
+        f'<testcase name="{name}" status="{status}" time="0.1">{failure}'
+        f"<system-out>{escaped}</system-out></testcase>"
+    )
+
+
+GOOD = program("base_good", "run", "ok   works (0.1 ms)\ntests: 1 passed, 0 failed, 0 skipped\n")
+BAD = program(
+    "base_bad",
+    "fail",
+    "noise of one that works\nok   works (0.1 ms)\n"
+    "bad_test.c:7: x is 1, want 2\nFAIL breaks (0.2 ms)\n"
+    "ok   works_too (0.1 ms)\nstuck: not done after 20 s\nFAIL stuck (20000.0 ms)\n"
+    "tests: 2 passed, 2 failed, 0 skipped\n",
+)
+CRASHED = program("base_crashed", "fail", "ok   works (0.1 ms)\nERROR: LeakSanitizer: lost\n")
+
+
+def summary_of(tmp_path: Path, document: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "junit.xml"
+    path.write_text(document, encoding="utf-8")
+    command = [sys.executable, str(CI / "ctest_summary.py"), "dev", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_summary_of_what_passed_is_two_lines(tmp_path: Path) -> None:
+    done = summary_of(tmp_path, junit(GOOD))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "C tests, dev: 1 ok, 0 bad, 0 skipped in 1 programs"
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_summary_shows_what_each_failure_said_and_nothing_else(tmp_path: Path) -> None:
+    done = summary_of(tmp_path, junit(GOOD, BAD, CRASHED))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    first = lines.index("FAILED base_bad")
+    assert lines[first + 1 : first + 5] == [
+        "bad_test.c:7: x is 1, want 2",
+        "FAIL breaks (0.2 ms)",
+        "stuck: not done after 20 s",
+        "FAIL stuck (20000.0 ms)",
+    ]
+    crashed = lines.index("FAILED base_crashed")
+    assert lines[crashed + 1] == "ERROR: LeakSanitizer: lost"
+    assert "noise of one that works" not in lines
+    assert "C tests, dev: 3 ok, 2 bad, 0 skipped in 3 programs" in lines
+
+
+def test_summary_of_a_long_report_has_its_beginning(tmp_path: Path) -> None:
+    report = "".join(f"frame {number}\n" for number in range(100))
+    bad = program("base_long", "fail", f"{report}FAIL breaks (0.2 ms)\n")
+    lines = summary_of(tmp_path, junit(bad)).stdout.splitlines()
+    assert "frame 0" in lines
+    assert "frame 99" not in lines
+    assert "... 60 lines more" in lines
+    assert "FAIL breaks (0.2 ms)" in lines
+
+
+def test_summary_of_nothing_is_no_success(tmp_path: Path) -> None:
+    assert summary_of(tmp_path, junit()).returncode == 1
