@@ -13,7 +13,7 @@ from rdmatensor._arguments import invalid, seconds, whole
 from rdmatensor.config import Settings
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import Mismatch
+from rdmatensor.errors import Closed, Mismatch
 from rdmatensor.group import Group
 from rdmatensor.slot import Slot
 from rdmatensor.store import Store, wait_for
@@ -80,7 +80,8 @@ class World:
         self.rank, self.size, self.context = rank, size, context
         self._store, self._owns_context = store, owns_context
         self._timeout_s = context.settings.timeout_s if wait_s is None else wait_s
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the endpoints; never held while waiting
+        self._is_closed = False
         self._blobs: dict[int, bytes] = {}
         self._endpoints: dict[int, Endpoint] = {}
         self._groups: list[Group] = []
@@ -129,13 +130,21 @@ class World:
             raise invalid(
                 "endpoint", f"rank {rank} is not one of the others of 0 to {self.size - 1}"
             )
+        known = self._endpoints.get(rank)
+        if known is not None:
+            return known
+        blob = self._fetch([rank])[rank]  # may wait: not under the lock
         with self._lock:
+            self._check_open()
             endpoint = self._endpoints.get(rank)
             if endpoint is None:
-                blob = self._fetch([rank])[rank]
                 endpoint = self.context.connect(blob, job=self.job, rank=rank)
                 self._endpoints[rank] = endpoint
         return endpoint
+
+    def _check_open(self) -> None:
+        if self._is_closed or self.context.is_closed:
+            raise Closed("RDT_ECLOSED", "join", f"the World of job {self.job!r} was closed")
 
     def __getitem__(self, rank: int) -> Endpoint:
         return self.endpoint(rank)
@@ -166,9 +175,8 @@ class World:
                 "group",
                 f"ranks {members} must be from 0 to {self.size - 1} and have rank {self.rank}",
             )
-        with self._lock:
-            self._fetch([member for member in members if member != self.rank])
-            blobs = [self._blobs.get(member, b"") for member in members]
+        self._fetch([member for member in members if member != self.rank])
+        blobs = [self._blobs.get(member, b"") for member in members]
         group = Group(
             self.context.core,
             name=name,
@@ -187,7 +195,8 @@ class World:
         deadline_s = time.monotonic() + self._timeout_s
         for start in range(0, len(missing), BATCH):
             batch = {self._key(rank): f"rank {rank}" for rank in missing[start : start + BATCH]}
-            wait_for(self._store, batch, max(0.0, deadline_s - time.monotonic()), "join")
+            left_s = max(0.0, deadline_s - time.monotonic())
+            wait_for(self._store, batch, left_s, "join", self._check_open)
             values = self._store.multi_get(list(batch))
             for rank, value in zip(missing[start : start + BATCH], values, strict=True):
                 self._blobs[rank] = bytes.fromhex(value.decode())
@@ -213,6 +222,7 @@ class World:
 
     def close(self) -> None:
         """Close groups and endpoints, take our keys out of the store, close our context."""
+        self._is_closed = True  # ends waits for ranks that have not joined
         for group in self._groups:
             group.close()
         self._groups.clear()

@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -105,15 +105,23 @@ class FileStore:
         return True
 
 
-def wait_for(store: Store, keys: dict[str, str], timeout_s: float, call: str) -> None:
+def wait_for(
+    store: Store,
+    keys: dict[str, str],
+    timeout_s: float,
+    call: str,
+    look: Callable[[], object] = lambda: None,
+) -> None:
     """Wait until all keys (key: who sets it) are in the store.
 
+    look is called in each round: what it raises ends the wait.
     Raises TransferTimeout with the names of those that set nothing. After 10 s one log line names
     them too. Ctrl-C works at any time.
     """
     start_s = time.monotonic()
     pause_s, has_said = _POLL_FIRST_S, False
     while not _check(store, list(keys), call):
+        look()
         waited_s = time.monotonic() - start_s
         if waited_s >= timeout_s or (waited_s >= _PATIENCE_S and not has_said):
             missing = [who for key, who in keys.items() if not _check(store, [key], call)]
