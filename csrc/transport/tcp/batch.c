@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * From ops to bytes: what waits to be sent on a stream becomes parts, gathered into a batch that
  * goes out in as few sendmsg as the socket allows. All of it runs under lane->lock. */
+#include <errno.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -87,7 +88,7 @@ encode_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head, uint8_t *a
 static void
 add_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
 {
-    struct rdti_tcp_batch *b = &s->batch;
+    struct rdti_tcp_batch *b = s->batch;
     uint8_t *at = b->heads + b->head_bytes;
 
     encode_head(s, head, at);
@@ -97,19 +98,36 @@ add_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
 
 /* ---- Controls ------------------------------------------------------------------------------ */
 
+static bool
+take_requests(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_lane *lane = s->lane;
+
+    lane->requests = rdti_tcp_pool_take(&lane->tcp->requests);
+    if (lane->requests == NULL) {
+        rdti_tcp_break_sending(s, ENOMEM);
+        return false;
+    }
+    for (uint32_t i = 0; i < RDTI_STREAM_READS_MAX; i++)
+        lane->requests[i].op = NULL;
+    return true;
+}
+
 static void
 add_requests(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
-    while (lane->read_cursor != NULL && batch_has_room(&s->batch)) {
+    while (lane->read_cursor != NULL && batch_has_room(s->batch)) {
         struct rdti_op *op = lane->read_cursor;
-        struct rdti_tcp_request *r = &lane->requests[lane->request_next % RDTI_STREAM_READS_MAX];
         const uint64_t off = op->scratch[RDTI_TCP_OP_NEXT_OFF];
         const uint64_t left = op->len_bytes - off;
         const uint32_t chunk = rdti_tcp_read_chunk_bytes(lane);
         const uint32_t len = left < chunk ? (uint32_t)left : chunk;
 
+        if (lane->requests == NULL && !take_requests(s))
+            return;
+        struct rdti_tcp_request *r = &lane->requests[lane->request_next % RDTI_STREAM_READS_MAX];
         if (r->op != NULL)
             return; /* as many as may be unanswered, or an old one still is */
         *r = (struct rdti_tcp_request){.op = op,
@@ -123,6 +141,7 @@ add_requests(struct rdti_tcp_stream *s)
                                                .len_bytes = len,
                                                .off_bytes = op->blocks[0].dst_off + off});
         lane->request_next++;
+        lane->requests_open++;
         op->scratch[RDTI_TCP_OP_NEXT_OFF] = off + len;
         if (len == left)
             lane->read_cursor = op->link.next == &lane->reads
@@ -194,8 +213,8 @@ add_response(struct rdti_tcp_stream *s)
                                            .flags = r->is_striped ? RDTI_STREAM_STRIPED : 0,
                                            .value = r->id,
                                            .len_bytes = r->len_bytes});
-    add_iov(&s->batch, (const uint8_t *)r->target.addr + off, len);
-    add_mark(&s->batch, true, s->response_next);
+    add_iov(s->batch, (const uint8_t *)r->target.addr + off, len);
+    add_mark(s->batch, true, s->response_next);
     s->response_next++;
 }
 
@@ -237,7 +256,7 @@ step_cursor(struct rdti_tcp_stream *s)
 
     if (seek_in_op(s))
         return;
-    add_mark(&s->batch, false, (uint32_t)op->scratch[RDTI_TCP_OP_NUMBER]);
+    add_mark(s->batch, false, (uint32_t)op->scratch[RDTI_TCP_OP_NUMBER]);
     rdti_tcp_set_cursor(s, op->link.next == &s->lane->ops
                                ? NULL
                                : RDTI_CONTAINER(op->link.next, struct rdti_op, link));
@@ -287,7 +306,7 @@ add_large(struct rdti_tcp_stream *s)
         rdti_stream_stripe(head.len_bytes, s->index, s->lane->stream_count, &off, &len);
     finish_head(s, &head);
     add_head(s, &head);
-    add_iov(&s->batch, src + off, len);
+    add_iov(s->batch, src + off, len);
     step_cursor(s);
 }
 
@@ -295,7 +314,7 @@ add_large(struct rdti_tcp_stream *s)
 static uint32_t
 gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first, uint32_t *len_out)
 {
-    struct rdti_tcp_batch *b = &s->batch;
+    struct rdti_tcp_batch *b = s->batch;
     struct rdti_stream_entry last = {0};
     uint32_t count = 0;
     uint64_t total = 0;
@@ -331,7 +350,7 @@ gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first
 static void
 add_small(struct rdti_tcp_stream *s)
 {
-    struct rdti_tcp_batch *b = &s->batch;
+    struct rdti_tcp_batch *b = s->batch;
     const struct rdti_op *op = s->cursor;
     uint8_t *at = b->heads + b->head_bytes;
     struct rdti_stream_head head = {.op = RDTI_STREAM_WRITE};
@@ -385,7 +404,7 @@ add_inline(struct rdti_tcp_stream *s)
 static bool
 add_write(struct rdti_tcp_stream *s)
 {
-    const struct rdti_tcp_batch *b = &s->batch;
+    const struct rdti_tcp_batch *b = s->batch;
     const struct rdti_op *op = s->cursor;
 
     if (s->index == 0 && s->cursor_block == 0 && s->cursor_off == 0)
@@ -418,7 +437,7 @@ bool
 rdti_tcp_fill(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
-    struct rdti_tcp_batch *b = &s->batch;
+    struct rdti_tcp_batch *b = s->batch;
 
     b->iov_at = b->iov_count = b->mark_at = b->mark_count = b->head_bytes = 0;
     b->bytes = 0;

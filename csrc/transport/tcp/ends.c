@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How ops and lanes end: completion, the first error, what people are told about it. */
+#include <errno.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -46,6 +47,25 @@ rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
 }
 
 void
+rdti_tcp_give_back(struct rdti_tcp_lane *lane)
+{
+    struct rdti_tcp *tcp = lane->tcp;
+
+    for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++) {
+        if (lane->streams[i] == NULL)
+            continue;
+        rdti_tcp_pool_give(&tcp->batches, lane->streams[i]->batch);
+        lane->streams[i]->batch = NULL;
+    }
+    rdti_tcp_pool_give(&tcp->backlogs, lane->backlog);
+    rdti_tcp_pool_give(&tcp->requests, lane->requests);
+    rdti_tcp_pool_give(&tcp->responses, lane->responses);
+    lane->backlog = NULL;
+    lane->requests = NULL;
+    lane->responses = NULL;
+}
+
+void
 rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err)
 {
     const struct rdti_host *host = lane->tcp->host;
@@ -64,8 +84,6 @@ rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err)
     for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++)
         if (lane->streams[i] != NULL)
             lane->streams[i]->cursor = NULL;
-    for (uint32_t i = 0; i < RDTI_STREAM_READS_MAX; i++)
-        lane->requests[i].op = NULL;
     /* release: pairs with rdti_tcp_phase_of(); from here on nobody sends */
     atomic_store_explicit(&lane->phase, RDTI_TCP_FAILED, memory_order_release);
     (void)pthread_mutex_unlock(&lane->lock);
@@ -74,11 +92,12 @@ rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err)
         if (lane->streams[i] == NULL)
             continue;
         rdti_tcp_close_stream(lane->streams[i]);
-        rdti_tcp_release_target(lane->streams[i]);
+        rdti_tcp_release_part(lane->streams[i]);
     }
     for (; lane->response_out != lane->response_in; lane->response_out++)
         host->target_release(host->core,
                              &lane->responses[lane->response_out % RDTI_STREAM_READS_MAX].target);
+    rdti_tcp_give_back(lane);
     rdti_tcp_complete_all(lane, &ops, err);
 }
 
@@ -101,6 +120,7 @@ rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_e
     struct rdti_tcp_lane *lane = stream->lane;
     struct rdt_error err;
     char progress[96] = "none yet";
+    const bool is_memory = sys_errno == ENOMEM;
 
     if (lane->is_progress_new)
         lane->last_progress_ns = rdti_now_ns();
@@ -109,12 +129,13 @@ rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_e
                        "%.3f s ago, %llu messages received, %u of %u sent are acknowledged",
                        (double)(rdti_now_ns() - lane->last_progress_ns) * 1e-9,
                        (unsigned long long)lane->rx_messages, lane->tx_acked, lane->tx_number);
-    (void)rdti_error_set(&err, RDT_EPEER, sys_errno,
-                         "tcp lane to rank %d at %s, stream %u of %u: %s (last progress: %s); look "
-                         "at what that process logged last, and whether its host or the path to it "
-                         "is down",
+    (void)rdti_error_set(&err, is_memory ? RDT_ENOMEM : RDT_EPEER, sys_errno,
+                         "tcp lane to rank %d at %s, stream %u of %u: %s (last progress: %s); %s",
                          lane->args.peer_rank, lane->peer_text, stream->index, lane->stream_count,
-                         what, progress);
+                         what, progress,
+                         is_memory ? "this process has no memory left"
+                                   : "look at what that process logged last, and whether its host "
+                                     "or the path to it is down");
     err.peer_rank = lane->args.peer_rank;
     rdti_tcp_fail(lane, &err);
 }

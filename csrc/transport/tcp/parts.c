@@ -2,6 +2,7 @@
  * What arrived, put in order: messages made of parts and stripes, notifications,
  * acknowledgements of both directions, reads. All of it is the driver's; see tcp.h. */
 #include <assert.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -43,28 +44,81 @@ rdti_tcp_take_ack(struct rdti_tcp_lane *lane, uint32_t ack, rdt_status refused,
 
 /* ---- Messages in order --------------------------------------------------------------------- */
 
+static uint32_t
+parts_max(const struct rdti_tcp_lane *lane)
+{
+    return lane->backlog != NULL ? RDTI_TCP_PARTS_MAX : 1;
+}
+
+/* Place i of the ring. */
+static struct rdti_tcp_part *
+part_at(struct rdti_tcp_lane *lane, uint32_t i)
+{
+    return lane->backlog != NULL ? &lane->backlog->parts[i % RDTI_TCP_PARTS_MAX] : &lane->lone_part;
+}
+
+static struct rdti_tcp_stripe *
+stripe_at(struct rdti_tcp_lane *lane, uint32_t ordinal)
+{
+    return &lane->backlog->stripes[ordinal % RDTI_TCP_STRIPES_MAX];
+}
+
+static rdt_status
+take_backlog(struct rdti_tcp_lane *lane, struct rdt_error *err)
+{
+    struct rdti_tcp_backlog *backlog = rdti_tcp_pool_take(&lane->tcp->backlogs);
+
+    if (backlog == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a backlog of %zu bytes", sizeof(*backlog));
+    memset(backlog->stripes, 0, sizeof(backlog->stripes));
+    backlog->parts[0] = lane->lone_part;
+    lane->parts_first = 0;
+    lane->backlog = backlog;
+    return RDT_OK;
+}
+
+/* Once no stripe is on its way, on no stream. */
+static void
+drop_backlog(struct rdti_tcp_lane *lane)
+{
+    if (lane->backlog == NULL || lane->parts_count > 0 ||
+        stripe_at(lane, lane->stripes_first)->begun > 0)
+        return;
+    rdti_tcp_pool_give(&lane->tcp->backlogs, lane->backlog);
+    lane->backlog = NULL;
+}
+
 bool
 rdti_tcp_part_has_room(const struct rdti_tcp_stream *stream)
 {
     const struct rdti_tcp_lane *lane = stream->lane;
 
-    if (stream->index == 0 && lane->parts_count == RDTI_TCP_PARTS_MAX)
+    if (stream->index == 0 && lane->parts_count == parts_max(lane))
         return false;
     return (stream->rx.head.flags & RDTI_STREAM_STRIPED) == 0 ||
            stream->stripes_taken - lane->stripes_first < RDTI_TCP_STRIPES_MAX;
 }
 
-bool
-rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream)
+rdt_status
+rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream, struct rdt_error *err)
 {
-    struct rdti_tcp_stripe *stripe =
-        &stream->lane->stripes[stream->stripes_taken % RDTI_TCP_STRIPES_MAX];
+    struct rdti_tcp_lane *lane = stream->lane;
     const struct rdti_stream_head *head = &stream->rx.head;
 
+    if (lane->backlog == NULL) {
+        const rdt_status status = take_backlog(lane, err);
+
+        if (status != RDT_OK)
+            return status;
+    }
+    struct rdti_tcp_stripe *stripe = stripe_at(lane, stream->stripes_taken);
     if (stripe->begun++ == 0)
         stripe->head = *head;
-    return stripe->head.index == head->index && stripe->head.generation == head->generation &&
-           stripe->head.len_bytes == head->len_bytes && stripe->head.off_bytes == head->off_bytes;
+    if (stripe->head.index == head->index && stripe->head.generation == head->generation &&
+        stripe->head.len_bytes == head->len_bytes && stripe->head.off_bytes == head->off_bytes)
+        return RDT_OK;
+    return rdti_error_set(err, RDT_EPROTO, 0,
+                          "tcp stream: a stripe of another write than those beside it");
 }
 
 void
@@ -74,21 +128,18 @@ rdti_tcp_part_done(struct rdti_tcp_stream *stream)
     const struct rdti_stream_head *head = &stream->rx.head;
 
     if ((head->flags & RDTI_STREAM_STRIPED) != 0) {
-        struct rdti_tcp_stripe *stripe =
-            &lane->stripes[stream->stripes_taken++ % RDTI_TCP_STRIPES_MAX];
+        struct rdti_tcp_stripe *stripe = stripe_at(lane, stream->stripes_taken++);
 
         stripe->done++;
         if (stripe->refused == RDT_OK)
             stripe->refused = stream->rx.refused;
     }
-    if (stream->index == 0) {
-        const uint32_t at = (lane->parts_first + lane->parts_count++) % RDTI_TCP_PARTS_MAX;
-
-        lane->parts[at] = (struct rdti_tcp_part){.flags = head->flags,
-                                                 .refused = stream->rx.refused,
-                                                 .notify = head->value,
-                                                 .len_bytes = head->len_bytes};
-    }
+    if (stream->index == 0)
+        *part_at(lane, lane->parts_first + lane->parts_count++) =
+            (struct rdti_tcp_part){.flags = head->flags,
+                                   .refused = stream->rx.refused,
+                                   .notify = head->value,
+                                   .len_bytes = head->len_bytes};
     rdti_tcp_drain_parts(lane);
 }
 
@@ -148,12 +199,12 @@ void
 rdti_tcp_drain_parts(struct rdti_tcp_lane *lane)
 {
     while (lane->parts_count > 0 && rdti_tcp_phase_of(lane) == RDTI_TCP_READY) {
-        const struct rdti_tcp_part part = lane->parts[lane->parts_first];
+        const struct rdti_tcp_part part = *part_at(lane, lane->parts_first);
         struct rdti_tcp_stripe *stripe = NULL;
         rdt_status refused = lane->message_refused != RDT_OK ? lane->message_refused : part.refused;
 
         if ((part.flags & RDTI_STREAM_STRIPED) != 0) {
-            stripe = &lane->stripes[lane->stripes_first % RDTI_TCP_STRIPES_MAX];
+            stripe = stripe_at(lane, lane->stripes_first);
             if (stripe->done < lane->stream_count)
                 return;
             refused = refused != RDT_OK ? refused : stripe->refused;
@@ -167,11 +218,12 @@ rdti_tcp_drain_parts(struct rdti_tcp_lane *lane)
             *stripe = (struct rdti_tcp_stripe){0};
             lane->stripes_first++;
         }
-        lane->parts_first = (lane->parts_first + 1) % RDTI_TCP_PARTS_MAX;
+        lane->parts_first++;
         lane->parts_count--;
         if (refused == RDT_OK)
             deliver(lane, &part);
     }
+    drop_backlog(lane);
 }
 
 /* ---- Acknowledgements that we owe ---------------------------------------------------------- */
@@ -241,6 +293,9 @@ rdti_tcp_release_responses(struct rdti_tcp_lane *lane)
             is_sent = r->streams_left == 0;
             target = r->target;
             lane->response_out += is_sent;
+        } else {
+            rdti_tcp_pool_give(&lane->tcp->responses, lane->responses);
+            lane->responses = NULL;
         }
         (void)pthread_mutex_unlock(&lane->lock);
         if (!is_sent)
@@ -270,6 +325,14 @@ rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
         return RDT_OK;
     }
     (void)pthread_mutex_lock(&lane->lock);
+    if (lane->responses == NULL)
+        lane->responses = rdti_tcp_pool_take(&lane->tcp->responses);
+    if (lane->responses == NULL) {
+        (void)pthread_mutex_unlock(&lane->lock);
+        host->target_release(host->core, &target);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "answers of %zu bytes",
+                              lane->tcp->responses.item_bytes);
+    }
     lane->responses[lane->response_in++ % RDTI_STREAM_READS_MAX] =
         (struct rdti_tcp_response){.target = target,
                                    .id = head->value,
@@ -286,6 +349,8 @@ rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
 static struct rdti_tcp_request *
 find_request(struct rdti_tcp_lane *lane, uint32_t id)
 {
+    if (lane->requests == NULL)
+        return NULL;
     struct rdti_tcp_request *r = &lane->requests[id % RDTI_STREAM_READS_MAX];
 
     return r->op != NULL && r->id == id ? r : NULL;
@@ -336,6 +401,10 @@ end_request(struct rdti_tcp_lane *lane, struct rdti_tcp_request *r, rdt_status s
 
     rdti_list_init(&done);
     r->op = NULL;
+    if (--lane->requests_open == 0) {
+        rdti_tcp_pool_give(&lane->tcp->requests, lane->requests);
+        lane->requests = NULL;
+    }
     if (op->scratch[RDTI_TCP_OP_STATUS] == RDT_OK)
         op->scratch[RDTI_TCP_OP_STATUS] = (uint64_t)status;
     if (--op->scratch[RDTI_TCP_OP_CHUNKS_LEFT] == 0) {

@@ -17,22 +17,28 @@ enum outcome {
 };
 
 void
-rdti_tcp_release_target(struct rdti_tcp_stream *stream)
+rdti_tcp_release_part(struct rdti_tcp_stream *stream)
 {
     const struct rdti_host *host = stream->lane->tcp->host;
 
+    rdti_tcp_pool_give(&stream->lane->tcp->lists, stream->rx.list);
+    stream->rx.list = NULL;
     if (!stream->rx.has_target)
         return;
     stream->rx.has_target = false;
     host->target_release(host->core, &stream->rx.target);
 }
 
-/* The peer broke the protocol: what was found is said with who it was. */
+/* The peer broke the protocol, or memory is short: what was found is said with who it was. */
 static enum outcome
-fail_protocol(struct rdti_tcp_stream *s, const struct rdt_error *why)
+fail_part(struct rdti_tcp_stream *s, const struct rdt_error *why)
 {
     struct rdt_error err;
 
+    if (why->status == RDT_ENOMEM) {
+        rdti_tcp_fail_socket(s, why->message, ENOMEM);
+        return OUTCOME_BROKEN;
+    }
     (void)rdti_error_set_rank(&err, (rdt_status)why->status, s->lane->args.peer_rank,
                               "rank %d at %s, stream %u: %s; both sides need the same version, and "
                               "nobody else may write into the connection",
@@ -47,7 +53,7 @@ end_part(struct rdti_tcp_stream *s)
     struct rdti_tcp_rx *rx = &s->rx;
     const bool is_empty = rx->head_have == 0;
 
-    rdti_tcp_release_target(s);
+    rdti_tcp_release_part(s);
     rx->state = RDTI_TCP_RX_HEAD;
     if (rx->head.op == RDTI_STREAM_READ_DATA)
         rdti_tcp_read_part_done(s->lane, rx->head.value);
@@ -87,6 +93,31 @@ acquire(struct rdti_tcp_stream *s, uint64_t off_bytes, uint64_t len_bytes)
 }
 
 static enum outcome
+expect_list(struct rdti_tcp_stream *s)
+{
+    struct rdti_tcp_rx *rx = &s->rx;
+    struct rdt_error err;
+
+    rx->list = rdti_tcp_pool_take(&s->lane->tcp->lists);
+    if (rx->list == NULL) {
+        (void)rdti_error_set(&err, RDT_ENOMEM, 0, "a list of %zu bytes", sizeof(*rx->list));
+        return fail_part(s, &err);
+    }
+    rx->list_have = 0;
+    rx->state = RDTI_TCP_RX_LIST;
+    return OUTCOME_GO;
+}
+
+/* All payload goes to one place. */
+static void
+aim_at(struct rdti_tcp_rx *rx, uint8_t *at, uint32_t len_bytes)
+{
+    rx->iov = rx->lone;
+    rx->iov[0] = (struct iovec){.iov_base = at, .iov_len = len_bytes};
+    rx->iov_count = 1;
+}
+
+static enum outcome
 begin_write(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_rx *rx = &s->rx;
@@ -96,19 +127,13 @@ begin_write(struct rdti_tcp_stream *s)
     if (!rdti_tcp_part_has_room(s))
         return OUTCOME_WAIT;
     rx->head_have = 0;
-    if (rx->head.op == RDTI_STREAM_WRITE_LIST) {
-        rx->list_have = 0;
-        rx->state = RDTI_TCP_RX_LIST;
-        return OUTCOME_GO;
-    }
+    if (rx->head.op == RDTI_STREAM_WRITE_LIST)
+        return expect_list(s);
     if ((rx->head.flags & RDTI_STREAM_STRIPED) != 0) {
         struct rdt_error err;
 
-        if (!rdti_tcp_stripe_begins(s)) {
-            (void)rdti_error_set(&err, RDT_EPROTO, 0,
-                                 "tcp stream: a stripe of another write than those beside it");
-            return fail_protocol(s, &err);
-        }
+        if (rdti_tcp_stripe_begins(s, &err) != RDT_OK)
+            return fail_part(s, &err);
         rdti_stream_stripe(rx->head.len_bytes, s->index, s->lane->stream_count, &off, &len);
     }
     uint8_t *at = acquire(s, rx->head.off_bytes, rx->head.len_bytes);
@@ -120,8 +145,7 @@ begin_write(struct rdti_tcp_stream *s)
         rdti_count(&s->lane->tcp->host->counters->copied_bytes, len);
         return end_part(s);
     }
-    rx->iov[0] = (struct iovec){.iov_base = at + off, .iov_len = len};
-    rx->iov_count = 1;
+    aim_at(rx, at + off, len);
     return begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
 }
 
@@ -135,12 +159,13 @@ begin_list(struct rdti_tcp_stream *s)
     uint64_t lo;
     uint64_t hi;
 
-    if (rdti_stream_list_decode(rx->list_buf, rx->list_have, rx->head.aux, rx->head.len_bytes,
+    if (rdti_stream_list_decode(rx->list->bytes, rx->list_have, rx->head.aux, rx->head.len_bytes,
                                 entries, &lo, &hi, &err) != RDT_OK)
-        return fail_protocol(s, &err);
+        return fail_part(s, &err);
     uint8_t *base = acquire(s, lo, hi - lo);
     if (base == NULL)
         return begin_payload(s, RDTI_TCP_RX_DRAIN, rx->head.len_bytes);
+    rx->iov = rx->list->iov;
     for (uint32_t i = 0; i < rx->head.aux; i++)
         rx->iov[i] = (struct iovec){.iov_base = base + (entries[i].off_bytes - lo),
                                     .iov_len = entries[i].len_bytes};
@@ -157,10 +182,9 @@ begin_read_data(struct rdti_tcp_stream *s)
     uint32_t len;
 
     if (rdti_tcp_claim_read(s, &dst, &len, &err) != RDT_OK)
-        return fail_protocol(s, &err);
+        return fail_part(s, &err);
     rx->head_have = 0;
-    rx->iov[0] = (struct iovec){.iov_base = dst, .iov_len = len};
-    rx->iov_count = 1;
+    aim_at(rx, dst, len);
     return begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
 }
 
@@ -185,7 +209,7 @@ take_control(struct rdti_tcp_stream *s)
         break;
     }
     if (status != RDT_OK)
-        return fail_protocol(s, &err);
+        return fail_part(s, &err);
     if (is_stalled)
         return OUTCOME_WAIT;
     s->rx.head_have = 0;
@@ -206,7 +230,7 @@ take_early(struct rdti_tcp_stream *s)
     }
     (void)rdti_error_set(&err, RDT_EPROTO, 0, "tcp stream: op %u before the lane is ready",
                          s->rx.head.op);
-    return fail_protocol(s, &err);
+    return fail_part(s, &err);
 }
 
 static enum outcome
@@ -236,12 +260,12 @@ begin_part(struct rdti_tcp_stream *s)
     rdt_status status = rdti_stream_head_decode(rx->head_buf, sizeof(rx->head_buf), s->index,
                                                 lane->stream_count, &rx->head, &err);
     if (status != RDT_OK)
-        return fail_protocol(s, &err);
+        return fail_part(s, &err);
     if (!is_ready && (s->index == 0 || !lane->args.is_connector))
         return take_early(s);
     if (rx->head.op == RDTI_STREAM_READY) {
         (void)rdti_error_set(&err, RDT_EPROTO, 0, "tcp stream: READY again");
-        return fail_protocol(s, &err);
+        return fail_part(s, &err);
     }
     if (s->index == 0) {
         const bool is_refusal = rx->head.op == RDTI_STREAM_REFUSED;
@@ -249,7 +273,9 @@ begin_part(struct rdti_tcp_stream *s)
         status = rdti_tcp_take_ack(lane, rx->head.ack,
                                    is_refusal ? -(rdt_status)rx->head.aux : RDT_OK, &err);
         if (status != RDT_OK)
-            return fail_protocol(s, &err);
+            return fail_part(s, &err);
+        if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
+            return OUTCOME_BROKEN; /* closed by one of those whose op is complete */
     }
     return dispatch(s);
 }
@@ -312,7 +338,7 @@ recv_some(struct rdti_tcp_stream *s, size_t *asked_out)
         *asked_out = sizeof(rx->head_buf) - rx->head_have;
         break;
     case RDTI_TCP_RX_LIST:
-        at = rx->list_buf + rx->list_have;
+        at = rx->list->bytes + rx->list_have;
         *asked_out = (size_t)rx->head.aux * RDTI_STREAM_ENTRY_BYTES - rx->list_have;
         break;
     case RDTI_TCP_RX_DRAIN:

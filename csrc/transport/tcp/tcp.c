@@ -227,6 +227,7 @@ arm_timer(struct rdti_tcp *tcp, enum rdti_tcp_timer timer, uint64_t delay_ns)
 static void
 free_lane(struct rdti_tcp_lane *lane)
 {
+    rdti_tcp_give_back(lane);
     for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++)
         free(lane->streams[i]);
     (void)pthread_mutex_destroy(&lane->lock);
@@ -270,6 +271,26 @@ tcp_poll(void *state)
 
 /* ---- The table ----------------------------------------------------------------------------- */
 
+static void
+open_pools(struct rdti_tcp *tcp)
+{
+    rdti_tcp_pool_open(&tcp->batches, sizeof(struct rdti_tcp_batch));
+    rdti_tcp_pool_open(&tcp->lists, sizeof(struct rdti_tcp_rx_list));
+    rdti_tcp_pool_open(&tcp->backlogs, sizeof(struct rdti_tcp_backlog));
+    rdti_tcp_pool_open(&tcp->requests, RDTI_STREAM_READS_MAX * sizeof(struct rdti_tcp_request));
+    rdti_tcp_pool_open(&tcp->responses, RDTI_STREAM_READS_MAX * sizeof(struct rdti_tcp_response));
+}
+
+static void
+close_pools(struct rdti_tcp *tcp)
+{
+    rdti_tcp_pool_close(&tcp->batches);
+    rdti_tcp_pool_close(&tcp->lists);
+    rdti_tcp_pool_close(&tcp->backlogs);
+    rdti_tcp_pool_close(&tcp->requests);
+    rdti_tcp_pool_close(&tcp->responses);
+}
+
 static rdt_status
 tcp_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
 {
@@ -284,6 +305,7 @@ tcp_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
     rdti_list_init(&tcp->graveyard);
     rdti_list_init(&tcp->attention);
     (void)pthread_mutex_init(&tcp->attention_lock, NULL);
+    open_pools(tcp);
     tcp->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     if (tcp->timer_fd < 0) {
         status = rdti_error_set(err, RDT_EDEVICE, errno, "timerfd_create");
@@ -299,6 +321,7 @@ tcp_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
 err_close:
     (void)close(tcp->timer_fd);
 err_free:
+    close_pools(tcp);
     (void)pthread_mutex_destroy(&tcp->attention_lock);
     free(tcp);
     return status;
@@ -311,6 +334,7 @@ tcp_close(void *state)
 
     tcp->host->unwatch(tcp->host->core, tcp->timer_watch);
     (void)close(tcp->timer_fd);
+    close_pools(tcp);
     (void)pthread_mutex_destroy(&tcp->attention_lock);
     free(tcp);
 }

@@ -8,12 +8,13 @@
  *   tx.c     write() and read(), sendmsg
  *   rx.c     the receiving machine of one stream
  *   parts.c  messages in order, notifications, acknowledgements, answers to reads
+ *   pool.c   memory of what is on its way
  *
  * Who may touch what. "driver": only with the engine's lock. "lock": only with lane->lock, which is
  * never held while the host or an op's complete() is called. Whoever sends holds it through
  * sendmsg(), which does not block, because the order of write() is the order of the bytes.
  * watch_lock is a leaf: held while the host is told what to watch, so that the last word is the
- * right one.
+ * right one. So is a pool's lock.
  */
 #ifndef RDTI_TRANSPORT_TCP_H
 #define RDTI_TRANSPORT_TCP_H
@@ -43,7 +44,7 @@
  * call. */
 #define RDTI_TCP_LIST_BLOCK_MAX_BYTES (UINT64_C(64) << 10)
 
-/* One sendmsg: enough vectors for a full list, heads for 128 small writes. 8 KiB a stream. */
+/* One sendmsg: enough vectors for a full list, heads for 128 small writes. 10 KiB. */
 #define RDTI_TCP_BATCH_IOVS 256
 #define RDTI_TCP_BATCH_HEAD_BYTES 4096
 #define RDTI_TCP_BATCH_MARKS 128
@@ -90,12 +91,24 @@
  * not show. */
 #define RDTI_TCP_LONE_MAX_BYTES 4096
 
+/* Of each kind of memory, what a transport keeps for the next that needs it: as many as threads
+ * and lanes are commonly in the middle of something at once. 230 KiB if all are. */
+#define RDTI_TCP_SPARES_MAX 8
+
 /* Refused bytes are read into this. */
 #define RDTI_TCP_DRAIN_BYTES 65536
 
 enum rdti_tcp_phase { RDTI_TCP_SETUP = 0, RDTI_TCP_READY = 1, RDTI_TCP_FAILED = 2 };
 
 struct rdti_tcp_lane;
+
+/* Items of one size; any thread. */
+struct rdti_tcp_pool {
+    pthread_mutex_t lock; /* a leaf */
+    size_t item_bytes;
+    uint32_t spare_count;
+    void *spares[RDTI_TCP_SPARES_MAX];
+};
 
 /* A point in a batch: when all vectors before iov_end are sent, `number` is. */
 struct rdti_tcp_mark {
@@ -124,6 +137,12 @@ enum rdti_tcp_rx_state {
     RDTI_TCP_RX_DRAIN /* payload of a refused part */
 };
 
+/* A list of blocks that is being received, and where they go. */
+struct rdti_tcp_rx_list {
+    uint8_t bytes[RDTI_STREAM_LIST_MAX * RDTI_STREAM_ENTRY_BYTES];
+    struct iovec iov[RDTI_STREAM_LIST_MAX + 1]; /* one more for the next head */
+};
+
 /* driver */
 struct rdti_tcp_rx {
     enum rdti_tcp_rx_state state;
@@ -139,8 +158,9 @@ struct rdti_tcp_rx {
     struct rdti_target target;
     struct rdti_stream_head head;
     uint8_t head_buf[RDTI_STREAM_HEAD_BYTES];
-    uint8_t list_buf[RDTI_STREAM_LIST_MAX * RDTI_STREAM_ENTRY_BYTES];
-    struct iovec iov[RDTI_STREAM_LIST_MAX + 1]; /* one more for the next head */
+    struct rdti_tcp_rx_list *list; /* from the pool, until the WRITE_LIST is over; else NULL */
+    struct iovec *iov;             /* the list's, or lone */
+    struct iovec lone[2];          /* one block and the next head */
 };
 
 struct rdti_tcp_stream {
@@ -160,7 +180,7 @@ struct rdti_tcp_stream {
     uint32_t cursor_block;
     uint64_t cursor_off;
     uint32_t response_next;
-    struct rdti_tcp_batch batch;
+    struct rdti_tcp_batch *batch; /* from the pool; NULL: none waits for the socket */
     struct rdti_tcp_rx rx;
 };
 
@@ -205,6 +225,12 @@ struct rdti_tcp_stripe {
     rdt_status refused;
 };
 
+/* What waits for stripes. driver */
+struct rdti_tcp_backlog {
+    struct rdti_tcp_part parts[RDTI_TCP_PARTS_MAX];
+    struct rdti_tcp_stripe stripes[RDTI_TCP_STRIPES_MAX];
+};
+
 /* Indices of op->scratch. Writes: NUMBER, IS_STRIPED, STATUS. Reads: NEXT_OFF, CHUNKS_LEFT,
  * STATUS. */
 enum {
@@ -237,6 +263,13 @@ struct rdti_tcp {
     pthread_mutex_t attention_lock;
     struct rdti_list attention; /* attention_lock */
     _Atomic bool has_attention; /* set under attention_lock; release, pairs with poll's acquire */
+
+    struct rdti_tcp_pool batches;   /* struct rdti_tcp_batch */
+    struct rdti_tcp_pool lists;     /* struct rdti_tcp_rx_list */
+    struct rdti_tcp_pool backlogs;  /* struct rdti_tcp_backlog */
+    struct rdti_tcp_pool requests;  /* struct rdti_tcp_request [RDTI_STREAM_READS_MAX] */
+    struct rdti_tcp_pool responses; /* struct rdti_tcp_response [RDTI_STREAM_READS_MAX] */
+
     uint8_t drain[RDTI_TCP_DRAIN_BYTES]; /* driver */
 };
 
@@ -267,7 +300,7 @@ struct rdti_tcp_lane {
     pthread_mutex_t lock;
     /* lock */
     struct rdt_error error; /* the first, once FAILED */
-    int tx_errno;           /* sendmsg failed with it; the driver makes the error of it */
+    int tx_errno;           /* sending failed with it; the driver makes the error of it */
     uint32_t tx_errno_stream;
     struct rdti_list ops; /* writes that are not acknowledged, in order */
     uint32_t tx_number;   /* of the last write */
@@ -280,10 +313,11 @@ struct rdti_tcp_lane {
     struct rdti_list reads;      /* that are not complete, in order */
     struct rdti_op *read_cursor; /* the next to ask for */
     uint32_t request_next;       /* id */
-    struct rdti_tcp_request requests[RDTI_STREAM_READS_MAX];
-    uint32_t response_in; /* the ring is [response_out, response_in) */
+    uint32_t requests_open;
+    struct rdti_tcp_request *requests; /* from the pool while any is open, else NULL */
+    uint32_t response_in;              /* the ring is [response_out, response_in) */
     uint32_t response_out;
-    struct rdti_tcp_response responses[RDTI_STREAM_READS_MAX];
+    struct rdti_tcp_response *responses; /* from the pool while the ring is not empty, else NULL */
 
     /* Acknowledgements. relaxed: a number of bytes already in place; lock orders it against
      * refusals */
@@ -301,10 +335,10 @@ struct rdti_tcp_lane {
     rdt_status refusing;        /* of the message that stream 0 is receiving */
     uint32_t parts_first;
     uint32_t parts_count;
-    struct rdti_tcp_part parts[RDTI_TCP_PARTS_MAX];
-    uint32_t stripes_first; /* ordinal of the oldest striped write that is not over */
-    struct rdti_tcp_stripe stripes[RDTI_TCP_STRIPES_MAX];
-    uint32_t kicks; /* bit i: stream i has something new to send */
+    uint32_t stripes_first;           /* ordinal of the oldest striped write that is not over */
+    struct rdti_tcp_backlog *backlog; /* from the pool while a stripe is on its way, else NULL */
+    struct rdti_tcp_part lone_part;   /* instead of backlog->parts: waits for a refusal's room */
+    uint32_t kicks;                   /* bit i: stream i has something new to send */
 };
 
 /* ---- tcp.c */
@@ -318,14 +352,24 @@ rdti_tcp_phase_of(const struct rdti_tcp_lane *lane)
     return atomic_load_explicit(&lane->phase, memory_order_acquire);
 }
 
+/* ---- pool.c */
+void rdti_tcp_pool_open(struct rdti_tcp_pool *pool, size_t item_bytes);
+void rdti_tcp_pool_close(struct rdti_tcp_pool *pool); /* every item was given back */
+/* An item, not initialised; NULL: no memory. */
+void *rdti_tcp_pool_take(struct rdti_tcp_pool *pool);
+void rdti_tcp_pool_give(struct rdti_tcp_pool *pool, void *item); /* NULL: nothing */
+
 /* ---- ends.c */
 /* End the lane: its first error, all ops complete with it, sockets closed. Once; later calls do
  * nothing. driver */
 void rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err);
 /* teardown, and the host is told. driver */
 void rdti_tcp_fail(struct rdti_tcp_lane *lane, const struct rdt_error *err);
-/* The peer is gone or the socket broken: EPEER with address, progress and what to try. driver */
+/* The peer is gone or the socket broken: EPEER with address, progress and what to try; ENOMEM where
+ * that is what sys_errno says. driver */
 void rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_errno);
+/* Give back to the pools what the lane has of them. lock, or nobody else can reach the lane */
+void rdti_tcp_give_back(struct rdti_tcp_lane *lane);
 /* Complete ops of a list that is the caller's alone: with their own status, or with *err. lock
  * not held */
 void rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
@@ -348,7 +392,8 @@ void rdti_tcp_close_stream(struct rdti_tcp_stream *stream); /* driver, phase is 
 /* ---- batch.c: all under lock */
 /* Begin with `op`, or with the first one after it that this stream has a part of; NULL: none. */
 void rdti_tcp_set_cursor(struct rdti_tcp_stream *stream, struct rdti_op *op);
-/* Build the next batch; the last one is sent. False: there is nothing to send. */
+/* Build the next batch, over the last one, which is sent. False: there is nothing to send. Where
+ * memory is short rdti_tcp_break_sending() is told. */
 bool rdti_tcp_fill(struct rdti_tcp_stream *stream);
 /* The most bytes that one READ_REQUEST asks for; what goes over all streams. */
 uint32_t rdti_tcp_read_chunk_bytes(const struct rdti_tcp_lane *lane);
@@ -360,6 +405,8 @@ bool rdti_tcp_is_striped(const struct rdti_tcp_lane *lane, uint64_t len_bytes);
 void rdti_tcp_start_stream(struct rdti_tcp_stream *stream);
 rdt_status rdti_tcp_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
 rdt_status rdti_tcp_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err);
+/* Nothing more is sent; the driver ends the lane. lock */
+void rdti_tcp_break_sending(struct rdti_tcp_stream *stream, int sys_errno);
 /* Send what is queued on a stream, at most budget_bytes. Takes lock. driver. Returns bytes sent. */
 uint64_t rdti_tcp_push(struct rdti_tcp_stream *stream, uint64_t budget_bytes);
 /* The number of the last write of which every byte was handed to a socket. lock */
@@ -369,16 +416,17 @@ uint32_t rdti_tcp_sent_number(const struct rdti_tcp_lane *lane);
 /* Receive on one stream until it is dry or the budget is used up. Returns bytes and heads taken.
  * driver */
 uint32_t rdti_tcp_receive(struct rdti_tcp_stream *stream, uint64_t *budget_bytes);
-void rdti_tcp_release_target(struct rdti_tcp_stream *stream); /* driver */
+/* Give up what the part that is being received holds. driver */
+void rdti_tcp_release_part(struct rdti_tcp_stream *stream);
 
 /* ---- parts.c: all driver */
 /* A head's ack (and refusal). RDT_EPROTO if it goes back or passes what was sent. */
 rdt_status rdti_tcp_take_ack(struct rdti_tcp_lane *lane, uint32_t ack, rdt_status refused,
                              struct rdt_error *err);
 bool rdti_tcp_part_has_room(const struct rdti_tcp_stream *stream);
-/* The stripe that stream->rx.head announces. False if it is of another part than those beside
- * it. */
-bool rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream);
+/* The stripe that stream->rx.head announces. RDT_EPROTO if it is of another part than those beside
+ * it, RDT_ENOMEM. */
+rdt_status rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream, struct rdt_error *err);
 /* The part that stream->rx.head announced is over on this stream. */
 void rdti_tcp_part_done(struct rdti_tcp_stream *stream);
 /* Finish messages whose parts are all in place; deliver their notifications in order. */
@@ -386,7 +434,8 @@ void rdti_tcp_drain_parts(struct rdti_tcp_lane *lane);
 /* Send or hold back what we owe; only an idle pass looks at how long it has been. Returns how
  * many ns an acknowledgement may still be held, 0: none is. */
 uint64_t rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle);
-/* A READ_REQUEST: pinned and queued, or refused; stalled: again later, nothing was done. */
+/* A READ_REQUEST: pinned and queued, or refused; stalled: again later, nothing was done.
+ * RDT_EPROTO, RDT_ENOMEM. */
 rdt_status rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head *head,
                                  bool *is_stalled_out, struct rdt_error *err);
 void rdti_tcp_release_responses(struct rdti_tcp_lane *lane);

@@ -8,6 +8,16 @@
 #include "base/range.h"
 #include "transport/tcp/tcp.h"
 
+void
+rdti_tcp_break_sending(struct rdti_tcp_stream *stream, int sys_errno)
+{
+    struct rdti_tcp_lane *lane = stream->lane;
+
+    lane->tx_errno = sys_errno;
+    lane->tx_errno_stream = stream->index;
+    atomic_store_explicit(&lane->is_tx_broken, true, memory_order_relaxed);
+}
+
 static bool
 batch_is_sent(const struct rdti_tcp_batch *b)
 {
@@ -17,7 +27,7 @@ batch_is_sent(const struct rdti_tcp_batch *b)
 static void
 pass_marks(struct rdti_tcp_stream *s)
 {
-    struct rdti_tcp_batch *b = &s->batch;
+    struct rdti_tcp_batch *b = s->batch;
 
     while (b->mark_at < b->mark_count && b->marks[b->mark_at].iov_end <= b->iov_at) {
         const struct rdti_tcp_mark *mark = &b->marks[b->mark_at++];
@@ -30,7 +40,7 @@ pass_marks(struct rdti_tcp_stream *s)
 static void
 consume(struct rdti_tcp_stream *s, size_t sent)
 {
-    struct rdti_tcp_batch *b = &s->batch;
+    struct rdti_tcp_batch *b = s->batch;
 
     while (b->iov_at < b->iov_count && sent >= b->iov[b->iov_at].iov_len)
         sent -= b->iov[b->iov_at++].iov_len;
@@ -45,7 +55,7 @@ consume(struct rdti_tcp_stream *s, size_t sent)
 static ssize_t
 send_some(struct rdti_tcp_stream *s)
 {
-    struct rdti_tcp_batch *b = &s->batch;
+    struct rdti_tcp_batch *b = s->batch;
     struct msghdr msg = {.msg_iov = b->iov + b->iov_at, .msg_iovlen = b->iov_count - b->iov_at};
     ssize_t n;
 
@@ -63,10 +73,28 @@ send_some(struct rdti_tcp_stream *s)
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK)
         return 0;
-    s->lane->tx_errno = errno;
-    s->lane->tx_errno_stream = s->index;
-    atomic_store_explicit(&s->lane->is_tx_broken, true, memory_order_relaxed);
+    rdti_tcp_break_sending(s, errno);
     return -1;
+}
+
+static bool
+take_batch(struct rdti_tcp_stream *s)
+{
+    s->batch = rdti_tcp_pool_take(&s->lane->tcp->batches);
+    if (s->batch == NULL) {
+        rdti_tcp_break_sending(s, ENOMEM);
+        return false;
+    }
+    s->batch->iov_at = s->batch->iov_count = 0; /* as if sent */
+    return true;
+}
+
+/* One that is sent whole, so that a stream at rest has none. */
+static void
+give_batch(struct rdti_tcp_stream *s)
+{
+    rdti_tcp_pool_give(&s->lane->tcp->batches, s->batch);
+    s->batch = NULL;
 }
 
 /* Send until nothing is left, the socket is full or the budget used up. lock */
@@ -76,16 +104,19 @@ pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
     uint64_t sent = 0;
     bool is_more = false;
 
-    while (s->lane->tx_errno == 0) {
-        if (batch_is_sent(&s->batch) && !rdti_tcp_fill(s))
+    while (s->lane->tx_errno == 0 && (s->batch != NULL || take_batch(s))) {
+        if (batch_is_sent(s->batch) && !rdti_tcp_fill(s)) {
+            if (s->lane->tx_errno == 0)
+                give_batch(s);
             break;
+        }
         if (sent >= budget_bytes) {
             is_more = true;
             break;
         }
         const ssize_t n = send_some(s);
         sent += n > 0 ? (uint64_t)n : 0;
-        if (!batch_is_sent(&s->batch)) {
+        if (!batch_is_sent(s->batch)) {
             is_more = true;
             break;
         }
@@ -156,14 +187,15 @@ rdti_tcp_sent_number(const struct rdti_tcp_lane *lane)
 
     for (uint32_t i = 0; i < lane->stream_count; i++) {
         const struct rdti_tcp_stream *s = lane->streams[i];
+        const struct rdti_tcp_batch *b = s->batch;
         uint32_t next = lane->tx_number + 1; /* the first that is not sent here */
 
         if (s->cursor != NULL)
             next = (uint32_t)s->cursor->scratch[RDTI_TCP_OP_NUMBER];
-        for (uint32_t m = s->batch.mark_at; m < s->batch.mark_count; m++) {
-            if (s->batch.marks[m].is_response)
+        for (uint32_t m = b != NULL ? b->mark_at : 0; b != NULL && m < b->mark_count; m++) {
+            if (b->marks[m].is_response)
                 continue;
-            next = s->batch.marks[m].number;
+            next = b->marks[m].number;
             break;
         }
         if (lane->tx_number + 1 - next > behind)
