@@ -62,6 +62,17 @@ def test_notify_alone_comes_after_what_was_written_before(pair: Pair) -> None:
     assert dst.all()
 
 
+@pytest.mark.parametrize("empty", [[], (), Blocks([])], ids=["list", "tuple", "Blocks"])
+def test_write_many_of_nothing_is_its_notification(
+    pair: Pair, empty: Blocks | list[tuple[bytes, int]]
+) -> None:
+    array = pair.right.zeros(4)
+    transfer = pair.to_right.write_many(empty, pair.right.export(array), notify=9)
+    transfer.wait()
+    assert pair.to_left.wait_notify() == 9
+    assert array.tolist() == [0.0] * 4
+
+
 def test_write_many_is_one_notification_for_all_blocks(pair: Pair) -> None:
     blocks = [np.full(50 + index, index, np.uint8) for index in range(200)]
     offsets = np.cumsum([0] + [len(block) for block in blocks])[:-1].tolist()
