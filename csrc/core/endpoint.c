@@ -50,6 +50,12 @@ rdti_endpoint_rank(const rdt_endpoint *ep)
     return ep->rank;
 }
 
+const char *
+rdti_endpoint_job_id(const rdt_endpoint *ep)
+{
+    return ep->job_id;
+}
+
 struct rdti_mailbox *
 rdti_endpoint_mailbox(rdt_endpoint *ep)
 {

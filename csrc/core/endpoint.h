@@ -49,6 +49,7 @@ rdt_context *rdti_endpoint_context(const rdt_endpoint *ep);
 const uint8_t *rdti_endpoint_uuid(const rdt_endpoint *ep);
 /* Global rank for messages, or RDT_RANK_UNKNOWN. */
 int32_t rdti_endpoint_rank(const rdt_endpoint *ep);
+const char *rdti_endpoint_job_id(const rdt_endpoint *ep); /* [driver] */
 struct rdti_mailbox *rdti_endpoint_mailbox(rdt_endpoint *ep);
 struct rdti_slots *rdti_endpoint_slots(rdt_endpoint *ep);
 /* Of the path in use; caps of an endpoint that has none yet are all false. */

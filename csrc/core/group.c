@@ -89,16 +89,16 @@ rdti_groups_find(struct rdti_groups *groups, uint64_t id)
     return NULL;
 }
 
-bool
-rdti_groups_is_gone(const struct rdti_groups *groups, uint64_t id)
+const struct rdti_gone *
+rdti_groups_find_gone(const struct rdti_groups *groups, uint64_t id)
 {
     const uint32_t known =
         groups->gone_count < RDTI_GROUPS_GONE ? groups->gone_count : RDTI_GROUPS_GONE;
 
     for (uint32_t i = 0; i < known; i++)
-        if (groups->gone[i] == id)
-            return true;
-    return false;
+        if (groups->gone[i].group_id == id)
+            return &groups->gone[i];
+    return NULL;
 }
 
 int32_t
@@ -122,6 +122,9 @@ rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
     else
         group->opened++;
     member->ep = ep;
+    member->has_heard = false;
+    if (group->error.status != RDT_OK)
+        rdti_group_spread_abort(group, NULL);
 }
 
 void
@@ -129,8 +132,11 @@ rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *m, uint
                         uint32_t source)
 {
     rdt_group *group = rdti_groups_find(groups, group_id);
+    const struct rdti_gone *gone = group == NULL ? rdti_groups_find_gone(groups, group_id) : NULL;
 
-    if (group == NULL)
+    if (gone != NULL)
+        rdti_groups_tell_gone(gone, m);
+    else if (group == NULL)
         m->interests[m->interest_count++ % RDTI_INTERESTS] =
             (struct rdti_interest){.group_id = group_id, .source = source};
     else if (source < group->size && source != group->rank)

@@ -12,6 +12,7 @@
 #include "core/endpoint.h"
 #include "core/group.h"
 #include "core/group_impl.h"
+#include "core/mailbox_impl.h"
 
 /* [driver] The first error stays. */
 static void
@@ -33,6 +34,83 @@ end_group(rdt_group *group, const struct rdt_error *err)
                           err);
 }
 
+/* ---- Telling others ---------------------------------------------------------------------- */
+
+static void
+describe_abort(const rdt_group *group, struct rdti_abort *out)
+{
+    *out = (struct rdti_abort){.group_id = group->id, .rank = group->error.peer_rank};
+    rdti_text_copy(out->reason, sizeof(out->reason), group->error.message);
+}
+
+static void
+send_abort(rdt_endpoint *ep, const struct rdti_abort *abort)
+{
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    rdti_endpoint_send_frame(ep, RDTI_FRAME_ABORT, payload, rdti_abort_encode(abort, payload));
+}
+
+/* A path to the member that works, of this group or another; NULL: none yet. */
+static rdt_endpoint *
+find_path(const rdt_group *group, uint32_t rank)
+{
+    rdt_endpoint *ep = group->members[rank].ep;
+    struct rdti_list *all = &group->groups->mailboxes;
+
+    if (ep != NULL)
+        return rdti_endpoint_get_state(ep) == RDTI_EP_READY ? ep : NULL;
+    for (struct rdti_list *node = all->next; node != all; node = node->next) {
+        const struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
+        if (m->is_ready && !m->has_ended && rdti_endpoint_get_state(m->ep) == RDTI_EP_READY &&
+            rdti_endpoint_rank(m->ep) == rdti_group_global_rank(group, rank) &&
+            strcmp(rdti_endpoint_job_id(m->ep), group->job_id) == 0)
+            return m->ep;
+    }
+    return NULL;
+}
+
+void
+rdti_group_spread_abort(rdt_group *group, const rdt_endpoint *source)
+{
+    struct rdti_abort abort;
+
+    describe_abort(group, &abort);
+    for (uint32_t i = 0; i < group->size; i++) {
+        struct rdti_member *member = &group->members[i];
+        if (i == group->rank || member->has_heard)
+            continue;
+        rdt_endpoint *ep = find_path(group, i);
+        if (ep == NULL)
+            continue;
+        member->has_heard = true;
+        if (ep != source)
+            send_abort(ep, &abort);
+    }
+}
+
+void
+rdti_groups_on_ready(struct rdti_groups *groups)
+{
+    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        if (!group->is_destroyed && group->error.status != RDT_OK)
+            rdti_group_spread_abort(group, NULL);
+    }
+}
+
+void
+rdti_groups_tell_gone(const struct rdti_gone *gone, struct rdti_mailbox *m)
+{
+    /* No more than are remembered: a peer that asks for ever would fill our queue. */
+    if (gone->abort.group_id == 0 || m->gone_told == RDTI_GROUPS_GONE)
+        return;
+    m->gone_told++;
+    send_abort(m->ep, &gone->abort);
+}
+
+/* ---- Ends -------------------------------------------------------------------------------- */
+
 void
 rdt_group_destroy(rdt_group *group)
 {
@@ -47,7 +125,10 @@ rdt_group_destroy(rdt_group *group)
     group->is_destroyed = true;
     rdti_list_remove(&group->bucket);
     groups->live_count--;
-    groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE] = group->id;
+    struct rdti_gone *gone = &groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE];
+    *gone = (struct rdti_gone){.group_id = group->id};
+    if (group->error.status != RDT_OK)
+        describe_abort(group, &gone->abort);
     end_group(group, &err);
     for (uint32_t i = 0; i < group->size; i++) {
         rdt_endpoint_close(group->members[i].ep);
@@ -104,24 +185,6 @@ on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
         rdti_group_end_receives(group, RDT_SOURCE_ANY, err);
 }
 
-/* [driver] Once per group, to everybody who is connected but `source`. */
-static void
-forward_abort(rdt_group *group, const rdt_endpoint *source)
-{
-    struct rdti_abort abort = {.group_id = group->id, .rank = group->error.peer_rank};
-    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
-
-    if (group->has_forwarded)
-        return;
-    group->has_forwarded = true;
-    rdti_text_copy(abort.reason, sizeof(abort.reason), group->error.message);
-    const size_t payload_bytes = rdti_abort_encode(&abort, payload);
-    for (uint32_t i = 0; i < group->size; i++)
-        if (group->members[i].ep != NULL && group->members[i].ep != source)
-            rdti_endpoint_send_frame(group->members[i].ep, RDTI_FRAME_ABORT, payload,
-                                     payload_bytes);
-}
-
 void
 rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news)
 {
@@ -136,7 +199,8 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
         group->refs++; /* its requests end */
         if (group->error.status == RDT_OK) {
             end_group(group, &err);
-            forward_abort(group, NULL); /* members that do not know the process by its uuid yet */
+            /* members that do not know the process by its uuid yet */
+            rdti_group_spread_abort(group, NULL);
         }
         next = node->next;
         rdti_group_unref(group);
@@ -162,14 +226,14 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     if (group == NULL) {
-        if (!rdti_groups_is_gone(groups, abort->group_id))
+        if (rdti_groups_find_gone(groups, abort->group_id) == NULL)
             groups->early[groups->early_count++ % RDTI_ABORTS_EARLY] = *abort;
         return;
     }
     (void)rdti_error_set_rank(&err, RDT_EPEER, abort->rank, "%s", abort->reason);
     if (group->error.status == RDT_OK)
         end_group(group, &err);
-    forward_abort(group, source);
+    rdti_group_spread_abort(group, source);
 }
 
 void
@@ -190,7 +254,7 @@ rdt_group_abort(rdt_group *group, const char *reason)
                                   reason != NULL ? reason : "no reason was given");
     if (group->error.status == RDT_OK)
         end_group(group, &err);
-    forward_abort(group, NULL);
+    rdti_group_spread_abort(group, NULL);
     rdti_engine_leave(group->ctx->engine);
 }
 

@@ -14,11 +14,15 @@
 struct rdti_mailbox;
 
 #define RDTI_GROUP_BUCKETS 64
-/* Ids of groups that ended here, so that late messages are dropped and not kept for a group to
- * come. */
+/* Groups that ended here, so that late messages are dropped and not kept for a group to come. */
 #define RDTI_GROUPS_GONE 64
 /* Aborts of groups that do not exist here yet. */
 #define RDTI_ABORTS_EARLY 16
+
+struct rdti_gone {
+    uint64_t group_id;
+    struct rdti_abort abort; /* what broke it, for members that come late; group_id 0: nothing */
+};
 
 struct rdti_groups {
     rdt_context *ctx;
@@ -29,7 +33,7 @@ struct rdti_groups {
     struct rdti_pool requests;
     struct rdti_pool arrivals;
     struct rdti_parcels parcels;
-    uint64_t gone[RDTI_GROUPS_GONE]; /* circular */
+    struct rdti_gone gone[RDTI_GROUPS_GONE]; /* circular */
     uint32_t gone_count;
     struct rdti_abort early[RDTI_ABORTS_EARLY]; /* circular */
     uint32_t early_count;
@@ -38,6 +42,7 @@ struct rdti_groups {
 struct rdti_member {
     rdt_endpoint *ep; /* counted, or NULL */
     bool has_uuid;
+    bool has_heard; /* what broke the group */
     uint8_t uuid[RDT_UUID_BYTES];
 };
 
@@ -63,7 +68,6 @@ struct rdt_group {
     struct rdti_list arrivals; /* every message that waits */
     uint32_t refs;             /* the handle, each request */
     bool is_destroyed;
-    bool has_forwarded;     /* an abort, to the members that are connected */
     struct rdt_error error; /* BROKEN unless status is RDT_OK */
     struct rdt_error left;  /* the first member that left while others worked */
 };
@@ -159,7 +163,15 @@ void rdti_request_release(struct rdti_request *request);
 void rdti_group_unref(rdt_group *group);
 /* NULL: no group of that id lives here. */
 rdt_group *rdti_groups_find(struct rdti_groups *groups, uint64_t id);
-bool rdti_groups_is_gone(const struct rdti_groups *groups, uint64_t id);
+/* NULL: none of that id ended here lately. */
+const struct rdti_gone *rdti_groups_find_gone(const struct rdti_groups *groups, uint64_t id);
+/* The group broke: tell each member to whom a path leads, of this group or another, and that has
+ * not heard. Again whenever a path comes about. `source`, or NULL, said so itself. */
+void rdti_group_spread_abort(rdt_group *group, const rdt_endpoint *source);
+/* A path is ready. */
+void rdti_groups_on_ready(struct rdti_groups *groups);
+/* A member has come for a group that is gone. */
+void rdti_groups_tell_gone(const struct rdti_gone *gone, struct rdti_mailbox *mailbox);
 /*
  * An eager message or an RTS came through a mailbox. The payload is copied where it is kept.
  * RDT_EPROTO: no such member, RDT_ENOMEM.

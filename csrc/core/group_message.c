@@ -298,7 +298,7 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
     rdt_group *group = rdti_groups_find(groups, head->group_id);
     struct rdti_match_posted *posted = NULL;
 
-    if (group == NULL && rdti_groups_is_gone(groups, head->group_id)) {
+    if (group == NULL && rdti_groups_find_gone(groups, head->group_id) != NULL) {
         struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
         (void)rdti_error_set(&why, RDT_EPEER, 0, "the group was destroyed there");
         refuse_message(m, head, &why);

@@ -137,6 +137,7 @@ rdti_mailbox_on_ready(struct rdti_mailbox *m)
     m->ring = *rdti_endpoint_peer_ring(m->ep);
     m->tx_units = RDTI_RING_SMALL_UNITS;
     m->is_ready = true;
+    rdti_groups_on_ready(m->groups);
     rdti_mailbox_flush(m);
 }
 

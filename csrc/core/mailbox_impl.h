@@ -95,6 +95,7 @@ struct rdti_mailbox {
 
     struct rdti_interest interests[RDTI_INTERESTS]; /* circular */
     uint32_t interest_count;
+    uint32_t gone_told; /* aborts sent for groups that are gone */
 
     uint64_t canary; /* what the peer reads to know us */
     enum rdti_reach process_reach;

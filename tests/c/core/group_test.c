@@ -329,6 +329,86 @@ TEST(an_abort_waits_for_a_group_that_comes_later)
     rig_close(&rig);
 }
 
+/* Rank 0 gives up before anybody has a path to it: whoever comes later is told, and tells on. */
+TEST(an_abort_reaches_who_connects_later)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got[2];
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_transfer *waits = rig_recv(&rig, 2, 1, 1, &got[0], 4);
+    (void)rig_ready(rig.group[2], 1);
+    CHECK_EVENTUALLY(holds(rig.group[1], 2), 10);
+    rdt_group_abort(rig.group[0], "out of memory");
+    CHECK_STATUS(rdt_group_error(rig.group[1], &err), RDT_OK);
+    rdt_transfer *late = rig_recv(&rig, 1, 0, 1, &got[1], 4);
+    CHECK_STATUS(rig_end(late, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': out of memory");
+    CHECK_INT_EQ(err.peer_rank, 0);
+    CHECK_STATUS(rig_end(waits, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "out of memory");
+    rig_close(&rig);
+}
+
+TEST(an_abort_waits_for_a_path_that_is_being_proved)
+{
+    static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
+
+    for (uint64_t round = 0; round < 16; round++) {
+        struct rig rig;
+        struct rdt_error err = {0};
+        uint32_t got;
+        rdt_endpoint *ep;
+        rig_open(&rig, 2, transports[round % 2]);
+        CHECK_OK(rdt_group_endpoint(rig.group[0], 1, &ep, &err), &err);
+        test_sleep_ns(round * 200000);
+        rdt_group_abort(rig.group[0], "changed its mind");
+        rdt_transfer *t = NULL;
+        rdt_status status = rdt_group_recv(rig.group[1], 0, 1, &got, 4, NULL, &t, &err);
+        if (status == RDT_OK)
+            status = rig_end(t, &err);
+        CHECK_STATUS(status, RDT_EPEER);
+        CHECK_STR_CONTAINS(err.message, "changed its mind");
+        rig_close(&rig);
+    }
+}
+
+/* The path is another group's, and neither side has used it for this one. */
+TEST(an_abort_goes_over_the_path_of_another_group)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_group *sub[2];
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    (void)rig_ready(rig.group[0], 1);
+    for (uint32_t i = 0; i < 2; i++)
+        sub[i] = rig_group(&rig, i, "sub");
+    rdt_group_abort(sub[0], "no use");
+    CHECK_EVENTUALLY(rdt_group_error(sub[1], &err) == RDT_EPEER, 10);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'sub': no use");
+    CHECK_STATUS(rdt_group_error(rig.group[1], &err), RDT_OK);
+    for (uint32_t i = 0; i < 2; i++)
+        rdt_group_destroy(sub[i]);
+    rig_close(&rig);
+}
+
+TEST(an_abort_outlives_its_group)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    rdt_group_abort(rig.group[0], "gave up");
+    rdt_group_destroy(rig.group[0]);
+    rig.group[0] = NULL;
+    CHECK_STATUS(rig_end(rig_recv(&rig, 1, 0, 1, &got, 4), &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': gave up");
+    rig_close(&rig);
+}
+
 TEST(a_departure_ends_only_what_needs_it_and_is_named_by_the_abort)
 {
     struct rig rig;
