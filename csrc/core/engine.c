@@ -225,6 +225,12 @@ rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg, st
     return RDT_OK;
 }
 
+void
+rdti_engine_go_on(struct rdti_engine *engine)
+{
+    atomic_store_explicit(&engine->goes_on, 1, memory_order_relaxed); /* as is_busy */
+}
+
 bool
 rdti_engine_has_tasks(const struct rdti_engine *engine)
 {
@@ -386,9 +392,16 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
         if (now_ns >= rdti_engine_next_tick_ns(engine))
             run_ticks(engine, now_ns);
     }
+    uint32_t moved = 0;
     for (uint32_t i = 0; i < engine->poller_count; i++)
-        work += engine->pollers[i].poll(engine->pollers[i].state);
-    return work + run_tasks(engine);
+        moved += engine->pollers[i].poll(engine->pollers[i].state);
+    atomic_store_explicit(&engine->goes_on, 0, memory_order_relaxed); /* as is_busy */
+    moved += run_tasks(engine);
+    /* relaxed: read by this thread, or by one that leaves the driving to this one. Sockets do not
+     * count: one may stay readable for others. */
+    const uint32_t goes_on = atomic_load_explicit(&engine->goes_on, memory_order_relaxed);
+    atomic_store_explicit(&engine->is_busy, moved > 0 || goes_on != 0, memory_order_relaxed);
+    return work + moved;
 }
 
 static void

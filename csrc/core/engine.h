@@ -64,6 +64,8 @@ rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(v
 /* Any thread; outside of a pass the first step is made at once. */
 rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg,
                                 struct rdt_error *err);
+/* [driver] From a task: the next step need not wait for an arrival, so nobody sleeps before it. */
+void rdti_engine_go_on(struct rdti_engine *engine);
 /* [driver] Whether a task has yet to see its end. */
 bool rdti_engine_has_tasks(const struct rdti_engine *engine);
 /* [driver] `tick` runs about every period_ns, at the earliest; there is no way to remove it but

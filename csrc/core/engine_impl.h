@@ -45,6 +45,9 @@ struct rdti_engine {
     _Atomic uint32_t is_fd_armed; /* the next wake writes to user_fd */
     struct rdti_doorbell *bell;   /* one page of bell_fd */
 
+    _Atomic uint32_t goes_on; /* a task of the last pass wants the next one at once */
+    _Atomic uint32_t is_busy; /* the last pass may have left something that can go on at once */
+
     _Atomic int32_t active_waiters;
     _Atomic uint32_t has_leader; /* a waiter that sleeps in epoll for all of them */
     _Atomic int32_t async_count; /* tasks and callbacks outstanding */

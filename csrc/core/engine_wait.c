@@ -139,6 +139,14 @@ end_wait(struct rdti_engine *engine)
 
 /* ---- Waiting ----------------------------------------------------------------------------- */
 
+/* Something can go on without an arrival that would ring: not now, then, does one sleep. */
+static bool
+is_busy(const struct rdti_engine *engine)
+{
+    /* relaxed: whoever leaves a task behind that can go on pokes the progress thread */
+    return atomic_load_explicit(&engine->is_busy, memory_order_relaxed) != 0;
+}
+
 static bool
 needs_epoll(const struct rdti_engine *engine)
 {
@@ -181,7 +189,7 @@ sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
 
     (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     rdti_engine_pass_or_ask(engine, true);
-    if (!done(arg))
+    if (!done(arg) && !is_busy(engine))
         (void)epoll_wait(engine->epoll_fd, &event, 1, until_tick_ms(engine, sleep_ns));
     (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     drain_event_fd(engine, 0);
@@ -195,7 +203,7 @@ sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
     const uint32_t sequence = rdti_doorbell_begin_sleep(engine->bell);
 
     rdti_engine_pass_or_ask(engine, with_sockets);
-    if (!done(arg))
+    if (!done(arg) && !is_busy(engine))
         rdti_doorbell_sleep(engine->bell, sequence, sleep_ns);
     rdti_doorbell_end_sleep(engine->bell);
 }
@@ -277,6 +285,9 @@ rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint6
     end_wait(engine);
     if (is_leader)
         end_lead(engine);
+    /* relaxed: this thread's own pass, or that of a driver who comes here too. */
+    if (atomic_load_explicit(&engine->goes_on, memory_order_relaxed) != 0)
+        rdti_engine_poke(engine);
     return status;
 }
 
@@ -313,7 +324,8 @@ drive_in_background(struct rdti_engine *engine)
     /* seq_cst: raised before the last look, as the doorbell asks */
     atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
     whole_pass(engine);
-    (void)epoll_wait(engine->epoll_fd, &event, 1, until_tick_ms(engine, SLICE_NS));
+    (void)epoll_wait(engine->epoll_fd, &event, 1,
+                     is_busy(engine) ? 0 : until_tick_ms(engine, SLICE_NS));
     atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
     /* The proxy count stands for this thread. acquire: see set_proxy() */
     drain_event_fd(engine, atomic_load_explicit(&engine->has_proxy, memory_order_acquire));

@@ -158,8 +158,13 @@ step(void *arg)
 
     if (!m->is_destroyed) {
         run_reads(m, 1);
-        if (!rdti_list_is_empty(&m->pulls))
+        if (!rdti_list_is_empty(&m->pulls)) {
+            const struct rdti_request *first =
+                RDTI_CONTAINER(m->pulls.next, struct rdti_request, link);
+            if (first->ops == 0)
+                rdti_engine_go_on(m->ctx->engine);
             return RDT_EAGAIN;
+        }
     }
     m->has_task = false;
     if (m->is_destroyed)
