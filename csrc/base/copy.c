@@ -10,7 +10,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define LINE_BYTES ((size_t)64)
+#define LINE_BYTES ((size_t)RDTI_CACHE_LINE_BYTES)
 
 /* A lane moves two lines at a time: the pair that the hardware prefetches together. */
 #define STEP_BYTES (2 * LINE_BYTES)

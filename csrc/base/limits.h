@@ -5,6 +5,9 @@
 
 #include <stddef.h>
 
+/* A line of cache of x86-64 and of most arm64, and the widest vector. */
+#define RDTI_CACHE_LINE_BYTES 64
+
 /*
  * ---- Copies ---------------------------------------------------------------------------------
  *

@@ -20,9 +20,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/limits.h"
 #include "rdmatensor.h"
 
-#define RDTI_ARENA_ALIGN 64
+#define RDTI_ARENA_ALIGN RDTI_CACHE_LINE_BYTES /* rdt_region_alloc() promises 64 */
 
 struct rdti_arena;
 

@@ -482,11 +482,10 @@ rdt_context_add_job(rdt_context *ctx, const char *job_id, const uint8_t *secret,
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "add_job: job_id must be 1 to %d bytes of plain text",
                               RDTI_JOB_ID_BYTES - 1);
-    if (secret == NULL || secret_bytes == 0 ||
-        secret_bytes > sizeof(((struct rdti_job *)0)->secret))
+    if (secret == NULL || secret_bytes == 0 || secret_bytes > RDTI_SECRET_MAX_BYTES)
         return rdti_error_set(err, RDT_EINVAL, 0,
-                              "add_job: the secret of job '%s' must have 1 to 64 bytes, not %u",
-                              job_id, secret_bytes);
+                              "add_job: the secret of job '%s' must have 1 to %d bytes, not %u",
+                              job_id, RDTI_SECRET_MAX_BYTES, secret_bytes);
     rdti_engine_enter(ctx->engine);
     struct rdti_job *job = rdti_context_find_job(ctx, job_id);
     if (job == NULL && (job = calloc(1, sizeof(*job))) != NULL) {

@@ -21,6 +21,9 @@
 #define RDTI_TICK_NS UINT64_C(50000000)
 #define RDTI_HEARTBEAT_NS UINT64_C(1000000000)
 
+/* A block of SHA-256: HMAC would hash a longer key down to half of that. */
+#define RDTI_SECRET_MAX_BYTES 64
+
 struct rdti_listener;
 struct rdti_groups;
 
@@ -39,7 +42,7 @@ struct rdti_core_counters {
 struct rdti_job {
     struct rdti_list link;
     char job_id[RDTI_JOB_ID_BYTES];
-    uint8_t secret[64];
+    uint8_t secret[RDTI_SECRET_MAX_BYTES];
     uint32_t secret_bytes;
     uint32_t epoch;
     int32_t rank;

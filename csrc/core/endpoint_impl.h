@@ -56,7 +56,7 @@ struct rdt_endpoint {
     int32_t peer_pid;
     _Atomic uint32_t transport_id;  /* of the path in use; read without the lock */
     char reason[RDTI_REASON_BYTES]; /* why this path and not a better one */
-    uint8_t session_id[16];
+    uint8_t session_id[RDTI_SESSION_ID_BYTES];
     uint8_t session_key[RDTI_SHA256_BYTES];
     struct rdti_list pending; /* ops posted while CONNECTING */
     struct rdt_error error;   /* LEFT, FAILED */

@@ -231,7 +231,7 @@ listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
 /* Equal on two processes: maybe the same host. A container may show the host's boot id from another
  * namespace, so it proves nothing. */
 static void
-read_host_hint(uint8_t out[16])
+read_host_hint(uint8_t out[RDTI_HOST_HINT_BYTES])
 {
     char boot_id[64] = {0};
     uint8_t digest[RDTI_SHA256_BYTES];
@@ -244,7 +244,7 @@ read_host_hint(uint8_t out[16])
         (void)close(fd);
     }
     rdti_sha256(boot_id, sizeof(boot_id), digest);
-    memcpy(out, digest, 16);
+    memcpy(out, digest, RDTI_HOST_HINT_BYTES);
 }
 
 static void

@@ -21,13 +21,13 @@ rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage
         struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)out;
         v4->sin_family = AF_INET;
         v4->sin_port = htons(in->port);
-        memcpy(&v4->sin_addr, in->addr, 4);
+        memcpy(&v4->sin_addr, in->addr, RDTI_IPV4_BYTES);
         return sizeof(*v4);
     }
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)out;
     v6->sin6_family = AF_INET6;
     v6->sin6_port = htons(in->port);
-    memcpy(&v6->sin6_addr, in->addr, 16);
+    memcpy(&v6->sin6_addr, in->addr, RDTI_IPV6_BYTES);
     return sizeof(*v6);
 }
 
@@ -45,13 +45,13 @@ to_blob_addr(const struct sockaddr *addr, struct rdti_blob_addr *out)
     if (addr->sa_family == AF_INET) {
         const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)addr;
         out->family = 4;
-        memcpy(out->addr, &in->sin_addr, 4);
+        memcpy(out->addr, &in->sin_addr, RDTI_IPV4_BYTES);
         return ntohl(in->sin_addr.s_addr) >> 16 != 0xa9fe; /* 169.254/16: link-local */
     }
     if (addr->sa_family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)addr;
         out->family = 6;
-        memcpy(out->addr, &in6->sin6_addr, 16);
+        memcpy(out->addr, &in6->sin6_addr, RDTI_IPV6_BYTES);
         return IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr) == 0;
     }
     return false;

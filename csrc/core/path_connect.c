@@ -58,8 +58,8 @@ list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
 {
     const rdt_context *ctx = ep->ctx;
     const uint32_t force = ctx->opts.force_transport;
-    const bool is_maybe_here =
-        memcmp(blob->host_hint, rdti_listener_blob(ctx->listener)->host_hint, 16) == 0;
+    const bool is_maybe_here = memcmp(blob->host_hint, rdti_listener_blob(ctx->listener)->host_hint,
+                                      RDTI_HOST_HINT_BYTES) == 0;
 
     if (force != RDT_TRANSPORT_AUTO && force != RDT_TRANSPORT_SHM)
         rdti_path_note(ep, force == RDT_TRANSPORT_TCP ? "tcp was forced here"

@@ -77,7 +77,7 @@ struct rdti_slots {
 static inline uint64_t
 rdti_slot_header_off(uint64_t payload_bytes)
 {
-    return (payload_bytes + 63) / 64 * 64;
+    return (payload_bytes + RDTI_SLOT_ALIGN - 1) / RDTI_SLOT_ALIGN * RDTI_SLOT_ALIGN;
 }
 
 rdt_status rdti_slot_check_desc(const char *call, const char *name,

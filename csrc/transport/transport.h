@@ -152,7 +152,7 @@ struct rdti_lane_args {
     /* The address at which the peer listens; connector only. */
     const void *peer_sockaddr;
     uint32_t peer_sockaddr_bytes;
-    uint8_t session_id[16];                      /* names the endpoint in JOIN messages */
+    uint8_t session_id[RDTI_SESSION_ID_BYTES];   /* names the endpoint in JOIN messages */
     uint8_t session_key[RDTI_SESSION_KEY_BYTES]; /* known to both sides only */
     uint64_t deadline_ns;                        /* of the lane's set-up */
 };

@@ -5,8 +5,6 @@
 #include "base/error.h"
 #include "wire/fields.h"
 
-#define IPV4_BYTES 4
-
 _Static_assert(RDTI_BLOB_BYTES_MAX <= RDT_BLOB_MAX_BYTES, "what users make room for is enough");
 
 /* What makes an address impossible; NULL: nothing. The same rules on both sides. */
@@ -22,7 +20,7 @@ addr_fault(const struct rdti_blob_addr *addr)
     if (addr->scope_id != 0)
         return "a link-local address";
     if (addr->family == 4) {
-        for (size_t i = IPV4_BYTES; i < sizeof(addr->addr); i++) {
+        for (size_t i = RDTI_IPV4_BYTES; i < sizeof(addr->addr); i++) {
             if (addr->addr[i] != 0)
                 return "an IPv4 address longer than 4 bytes";
         }

@@ -11,12 +11,15 @@
 #include "wire/handshake.h"
 
 #define RDTI_BLOB_ADDRS_MAX 16
+#define RDTI_HOST_HINT_BYTES 16
+#define RDTI_IPV4_BYTES 4
+#define RDTI_IPV6_BYTES 16
 #define RDTI_UNIX_NAME_BYTES \
     64 /* abstract name without the leading NUL, NUL-terminated; empty: none */
 
 #define RDTI_BLOB_FIXED_BYTES \
-    (8 + RDTI_VERSION_BYTES + RDT_UUID_BYTES + 16 + 4 + RDTI_UNIX_NAME_BYTES + 4)
-#define RDTI_BLOB_ADDR_BYTES 24
+    (8 + RDTI_VERSION_BYTES + RDT_UUID_BYTES + RDTI_HOST_HINT_BYTES + 4 + RDTI_UNIX_NAME_BYTES + 4)
+#define RDTI_BLOB_ADDR_BYTES (8 + RDTI_IPV6_BYTES)
 #define RDTI_BLOB_BYTES_MAX (RDTI_BLOB_FIXED_BYTES + RDTI_BLOB_ADDRS_MAX * RDTI_BLOB_ADDR_BYTES)
 
 struct rdti_blob_addr {
@@ -24,13 +27,14 @@ struct rdti_blob_addr {
     uint8_t is_loopback;
     uint16_t port;
     uint32_t scope_id; /* always 0 on the wire: link-local addresses are not published */
-    uint8_t addr[16];  /* network order; IPv4 in the first 4 bytes */
+    uint8_t addr[RDTI_IPV6_BYTES]; /* network order; IPv4 in the first 4 bytes */
 };
 
 struct rdti_blob {
     char library_version[RDTI_VERSION_BYTES];
     uint8_t uuid[RDT_UUID_BYTES];
-    uint8_t host_hint[16]; /* hash of boot id: equal means "maybe the same host", never more */
+    /* hash of boot id: equal means "maybe the same host", never more */
+    uint8_t host_hint[RDTI_HOST_HINT_BYTES];
     uint32_t pid_hint;
     char unix_name[RDTI_UNIX_NAME_BYTES];
     uint32_t addr_count;

@@ -15,7 +15,9 @@
 #define RDTI_REASON_BYTES 384
 
 /* Payload bytes of each type; of PATH without its offer. */
-#define RDTI_PATH_FIXED_BYTES (4 + 16 + 16 + RDT_REMOTE_REGION_BYTES + RDTI_REASON_BYTES + 4)
+#define RDTI_PATH_FIXED_BYTES                                                       \
+    (4 + RDTI_SESSION_ID_BYTES + RDTI_PROBE_NONCE_BYTES + RDT_REMOTE_REGION_BYTES + \
+     RDTI_REASON_BYTES + 4)
 #define RDTI_TEXT_BYTES RDTI_REASON_BYTES
 #define RDTI_DEATH_BYTES (RDT_UUID_BYTES + 8 + RDTI_REASON_BYTES)
 #define RDTI_REVOKE_BYTES 8
@@ -45,8 +47,9 @@ enum rdti_frame_type {
 /* One side's half of a lane, with the landing place of its mailbox ring and its probe's nonce. */
 struct rdti_path {
     uint32_t transport; /* RDT_TRANSPORT_* */
-    uint8_t session_id[16];
-    uint8_t nonce[16]; /* this side will write these bytes at the start of the peer's ring */
+    uint8_t session_id[RDTI_SESSION_ID_BYTES];
+    /* this side will write these bytes at the start of the peer's ring */
+    uint8_t nonce[RDTI_PROBE_NONCE_BYTES];
     struct rdt_remote_region ring;  /* this side's inbound mailbox ring */
     char reason[RDTI_REASON_BYTES]; /* why not a better path, for describe() */
     uint32_t offer_bytes;

@@ -28,9 +28,11 @@
 #include "base/crypto.h"
 #include "rdmatensor.h"
 #include "wire/bytes.h"
+#include "wire/limits.h"
 
 #define RDTI_WIRE_VERSION 1
 #define RDTI_NONCE_BYTES 32
+#define RDTI_JOIN_NONCE_BYTES 16
 #define RDTI_JOB_ID_BYTES 64  /* with the final NUL */
 #define RDTI_VERSION_BYTES 16 /* "1.2.3", padded with NUL */
 
@@ -71,9 +73,9 @@ struct rdti_reject {
 };
 
 struct rdti_join {
-    uint8_t session_id[16];
+    uint8_t session_id[RDTI_SESSION_ID_BYTES];
     uint32_t index; /* of the stream, 0 first */
-    uint8_t nonce[16];
+    uint8_t nonce[RDTI_JOIN_NONCE_BYTES];
     uint8_t mac[RDTI_SHA256_BYTES];
 };
 
@@ -98,7 +100,7 @@ enum rdti_opening { RDTI_OPENING_HELLO, RDTI_OPENING_JOIN, RDTI_OPENING_GARBAGE 
     (8 + RDTI_VERSION_BYTES + RDT_UUID_BYTES + RDTI_NONCE_BYTES + 20 + RDTI_SHA256_BYTES)
 #define RDTI_AUTH_BYTES (8 + RDTI_SHA256_BYTES)
 #define RDTI_REJECT_BYTES (8 + 4 + 256)
-#define RDTI_JOIN_BYTES (8 + 16 + 4 + 16 + RDTI_SHA256_BYTES)
+#define RDTI_JOIN_BYTES (8 + RDTI_SESSION_ID_BYTES + 4 + RDTI_JOIN_NONCE_BYTES + RDTI_SHA256_BYTES)
 
 /*
  * Looks at the first bytes of a connection: what begins, its wire version and how long it is in

@@ -6,4 +6,11 @@
 /* A lane's half in words: device, GIDs, QPNs of a few lanes fit many times over. */
 #define RDTI_OFFER_MAX_BYTES 1024
 
+/* Drawn at random by the listener, so that no two are the same; it names the endpoint in
+ * JOIN and PATH. */
+#define RDTI_SESSION_ID_BYTES 16
+
+/* The probe of a path: bytes at random that are not in the peer's ring by chance. */
+#define RDTI_PROBE_NONCE_BYTES 16
+
 #endif

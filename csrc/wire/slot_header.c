@@ -8,7 +8,8 @@
 #define UNPADDED_BYTES (16 + 8 * RDT_MAX_NDIM + 8 + RDT_REMOTE_REGION_BYTES)
 
 _Static_assert(UNPADDED_BYTES <= RDTI_SLOT_HEADER_BYTES, "the padding is not negative");
-_Static_assert(RDTI_SLOT_HEADER_BYTES % 64 == 0, "payload behind it is aligned as tensors are");
+_Static_assert(RDTI_SLOT_HEADER_BYTES % RDTI_SLOT_ALIGN == 0,
+               "payload behind it is aligned as tensors are");
 
 static bool
 has_region(const struct rdt_remote_region *region)

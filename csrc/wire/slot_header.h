@@ -16,8 +16,11 @@ struct rdti_slot_header {
     uint64_t region_off;             /* dynamic only, else 0 */
     struct rdt_remote_region region; /* dynamic only, else zero */
 };
-/* epoch, dtype, ndim, zero; dims; region_off; region, or zeros: 152, padded to 64s with zeros */
+/* epoch, dtype, ndim, zero; dims; region_off; region, or zeros: 152, padded with zeros */
 #define RDTI_SLOT_HEADER_BYTES 192
+/* The header lies at a multiple of this behind the payload, and what follows it is aligned as
+ * tensors are. */
+#define RDTI_SLOT_ALIGN 64
 
 void rdti_slot_header_encode(const struct rdti_slot_header *in,
                              uint8_t out[RDTI_SLOT_HEADER_BYTES]);

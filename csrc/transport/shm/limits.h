@@ -3,11 +3,13 @@
 #ifndef RDTI_SHM_LIMITS_H
 #define RDTI_SHM_LIMITS_H
 
+#include "base/limits.h"
+
 /* Of the offer and of the ring's layout; both sides must have the same. */
 #define SHM_VERSION 1
 
 /* A line of cache: one notification a line, so that one transfer between cores delivers it. */
-#define SHM_LINE_BYTES 64
+#define SHM_LINE_BYTES RDTI_CACHE_LINE_BYTES
 /* One page, the least that a mapping costs: two header lines and the entries. */
 #define SHM_RING_BYTES 4096
 #define SHM_RING_ENTRIES 62
