@@ -14,6 +14,15 @@
  * derive from i, and answered, so that a window is never overwritten before it was looked at. */
 enum { WINDOWS = 16, IN_FLIGHT = 12, WINDOW_BYTES = 1 << 20, CONSTANT_BYTES = 1 << 20 };
 #define REGION_BYTES ((uint64_t)WINDOWS * WINDOW_BYTES + CONSTANT_BYTES)
+/* Sanitizers cost a multiple of the time, and they find an access or a race the first time that it
+ * happens: an eighth of the operations still has each kind and size, of the rarest, striped ones,
+ * about ten a run; the rings of requests, answers and parts still wrap, that of stripes does in
+ * tcp_stripes_test. Orders that need many tries are the plain build's to find. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COUNT(plain) ((plain) / 8)
+#else
+#define COUNT(plain) (plain)
+#endif
 #define ANSWER UINT32_C(0x20000) /* of the 18 bits of a user notification */
 
 struct side {
@@ -63,11 +72,8 @@ fill(uint8_t *at, uint64_t len_bytes, uint32_t i)
 {
     uint64_t word = mix(i + 1);
 
-    for (uint64_t k = 0; k < len_bytes; k++) {
-        at[k] = (uint8_t)(word >> (k % 8 * 8));
-        if (k % 8 == 7)
-            word = word * 6364136223846793005u + 1;
-    }
+    for (uint64_t k = 0; k < len_bytes; k += 8, word = word * 6364136223846793005u + 1)
+        memcpy(at + k, &word, len_bytes - k < 8 ? len_bytes - k : 8);
 }
 
 static void
@@ -269,32 +275,33 @@ run(const struct plan *plan)
     fake_tcp_unlisten(&listener);
 }
 
-/* 10^5 operations in all. */
+/* 10^5 operations in all, without sanitizers. */
 TEST_TIMEOUT(two_processes_exchange_random_ops_on_one_stream_asleep, 120)
 {
-    run(&(struct plan){.streams = 1, .count = 20000, .is_sleeping = true});
+    run(&(struct plan){.streams = 1, .count = COUNT(20000), .is_sleeping = true});
 }
 
 TEST_TIMEOUT(two_processes_exchange_random_ops_on_two_streams, 120)
 {
-    run(&(struct plan){.streams = 2, .count = 10000});
+    run(&(struct plan){.streams = 2, .count = COUNT(10000)});
 }
 
 TEST_TIMEOUT(two_processes_exchange_random_ops_on_four_streams_asleep, 120)
 {
-    run(&(struct plan){.streams = 4, .count = 18000, .is_sleeping = true});
+    run(&(struct plan){.streams = 4, .count = COUNT(18000), .is_sleeping = true});
 }
 
 /* Nearly every send and receive is cut short. */
 TEST_TIMEOUT(two_processes_exchange_random_ops_through_tiny_buffers, 120)
 {
-    run(&(struct plan){.streams = 1, .count = 1000, .buffer_bytes = 8192});
-    run(&(struct plan){.streams = 3, .count = 1000, .buffer_bytes = 8192, .is_sleeping = true});
+    run(&(struct plan){.streams = 1, .count = COUNT(2000), .buffer_bytes = 8192});
+    run(&(struct plan){
+        .streams = 3, .count = COUNT(2000), .buffer_bytes = 8192, .is_sleeping = true});
 }
 
 /* ---- Threads ------------------------------------------------------------------------------- */
 
-enum { THREAD_OPS = 3000 };
+enum { THREAD_OPS = COUNT(3200) };
 
 struct writer {
     struct fake_link *link;
