@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * What a caller may ask for: the arguments of a collective, checked before anybody else hears. */
 #include "collectives/coll.h"
 
 #include <stdarg.h>
@@ -33,17 +34,6 @@ static const struct {
     [RDT_COLL_BARRIER] = {"barrier", 0},
 };
 
-static const struct {
-    const char *name;
-    uint32_t elem_bytes;
-} dtypes[RDTI_DTYPE_LIMIT] = {
-    [RDT_BOOL] = {"bool", 1}, [RDT_U8] = {"u8", 1},     [RDT_I8] = {"i8", 1},
-    [RDT_I16] = {"i16", 2},   [RDT_U16] = {"u16", 2},   [RDT_I32] = {"i32", 4},
-    [RDT_U32] = {"u32", 4},   [RDT_I64] = {"i64", 8},   [RDT_U64] = {"u64", 8},
-    [RDT_F16] = {"f16", 2},   [RDT_BF16] = {"bf16", 2}, [RDT_F32] = {"f32", 4},
-    [RDT_F64] = {"f64", 8},   [RDT_C64] = {"c64", 8},   [RDT_C128] = {"c128", 16},
-};
-
 static const char *const reductions[RDTI_REDUCE_OP_LIMIT] = {
     [RDT_SUM] = "sum", [RDT_AVG] = "avg",   [RDT_PRODUCT] = "product", [RDT_MIN] = "min",
     [RDT_MAX] = "max", [RDT_BAND] = "band", [RDT_BOR] = "bor",         [RDT_BXOR] = "bxor",
@@ -71,11 +61,11 @@ rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format
     return status;
 }
 
-/* RDT_EINVAL with "all_reduce: <what>". */
+/* Refusals do not name the operation: who calls knows it, and who wraps the call says it. */
 static rdt_status
-refuse(const struct rdti_coll *coll, struct rdt_error *err, const char *what)
+refuse(struct rdt_error *err, const char *what)
 {
-    return rdti_coll_error_set(err, RDT_EINVAL, "%s: %s", rdti_coll_name(coll->args.op), what);
+    return rdti_coll_error_set(err, RDT_EINVAL, "%s", what);
 }
 
 static rdt_status
@@ -84,18 +74,17 @@ accept_dtype(struct rdti_coll *coll, struct rdt_error *err)
     const struct rdt_coll_args *args = &coll->args;
     uint64_t total_bytes;
 
-    if (args->dtype >= RDTI_DTYPE_LIMIT || dtypes[args->dtype].elem_bytes == 0)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s: %u is no dtype", rdti_coll_name(args->op),
-                                   args->dtype);
-    coll->elem_bytes = dtypes[args->dtype].elem_bytes;
+    coll->elem_bytes = rdt_dtype_bytes(args->dtype);
+    if (coll->elem_bytes == 0)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%u is no dtype", args->dtype);
     /* Half of the 64 bits, so that sums of an address and a size stay clear of the end. */
     if (__builtin_mul_overflow(args->count, coll->elem_bytes, &coll->block_bytes) ||
         __builtin_mul_overflow(coll->block_bytes, coll->size, &total_bytes) ||
         total_bytes > INT64_MAX)
         return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "%s: %llu elements of %s from %u ranks exceed memory",
-                                   rdti_coll_name(args->op), (unsigned long long)args->count,
-                                   dtypes[args->dtype].name, coll->size);
+                                   "%llu elements of %s from %u ranks exceed memory",
+                                   (unsigned long long)args->count, rdt_dtype_name(args->dtype),
+                                   coll->size);
     return RDT_OK;
 }
 
@@ -107,13 +96,11 @@ accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
     const uint32_t op = coll->args.reduce_op;
 
     if (op >= RDTI_REDUCE_OP_LIMIT || reductions[op] == NULL)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s: %u is no reduction",
-                                   rdti_coll_name(coll->args.op), op);
+        return rdti_coll_error_set(err, RDT_EINVAL, "%u is no reduction", op);
     coll->reduce = table->reduce[dtype][op];
     if (coll->reduce == NULL)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s: no %s of %s",
-                                   rdti_coll_name(coll->args.op), reductions[op],
-                                   dtypes[dtype].name);
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s is not defined for %s", reductions[op],
+                                   rdt_dtype_name(dtype));
     coll->divide = op == RDT_AVG ? table->divide[dtype] : NULL;
     return RDT_OK;
 }
@@ -124,8 +111,7 @@ accept_blocks(const struct rdti_coll *coll, void *const *blocks, const uint64_t 
 {
     for (uint32_t i = 0; i < coll->size; i++)
         if (blocks[i] == NULL && (counts == NULL ? coll->args.count : counts[i]) > 0)
-            return rdti_coll_error_set(err, RDT_EINVAL, "%s: %s[%u] is NULL",
-                                       rdti_coll_name(coll->args.op), name, i);
+            return rdti_coll_error_set(err, RDT_EINVAL, "%s[%u] is NULL", name, i);
     return RDT_OK;
 }
 
@@ -143,8 +129,7 @@ accept_buffer(const struct rdti_coll *coll, bool may_be_blocks, const void *flat
     if (may_be_blocks && coll->args.blocks != NULL)
         return accept_blocks(coll, coll->args.blocks, NULL, "blocks", err);
     if (flat == NULL && coll->args.count > 0)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s: %s is NULL", rdti_coll_name(coll->args.op),
-                                   name);
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s is NULL", name);
     return RDT_OK;
 }
 
@@ -187,15 +172,15 @@ accept_uneven(const struct rdti_coll *coll, const uint64_t *counts, const uint64
     uint64_t any = counts == NULL ? coll->args.count : 0;
 
     if (counts != NULL && offs == NULL && blocks == NULL)
-        return refuse(coll, err, "counts without offsets");
+        return refuse(err, "counts without offsets");
     for (uint32_t i = 0; counts != NULL && i < coll->size; i++) {
         if (!is_reachable(coll, offs == NULL ? 0 : offs[i], counts[i]))
-            return refuse(coll, err, "a count or an offset exceeds memory");
+            return refuse(err, "a count or an offset exceeds memory");
         any |= counts[i];
     }
     if (blocks != NULL)
         return accept_blocks(coll, blocks, counts, "blocks", err);
-    return flat == NULL && any > 0 ? refuse(coll, err, "send or recv is NULL") : RDT_OK;
+    return flat == NULL && any > 0 ? refuse(err, "send or recv is NULL") : RDT_OK;
 }
 
 static rdt_status
@@ -215,12 +200,13 @@ accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
     const uint64_t of_self =
         args->recv_counts == NULL ? args->count : args->recv_counts[coll->rank];
     if (to_self != of_self)
-        return rdti_coll_error_set(
-            err, RDT_EINVAL, "all_to_all: rank %u sends itself %llu elements and receives %llu",
-            coll->rank, (unsigned long long)to_self, (unsigned long long)of_self);
+        return rdti_coll_error_set(err, RDT_EINVAL,
+                                   "rank %u sends itself %llu elements and receives %llu",
+                                   coll->rank, (unsigned long long)to_self,
+                                   (unsigned long long)of_self);
     if (coll->size > 1 && args->send != NULL && args->send == args->recv &&
         args->send_blocks == NULL && args->blocks == NULL)
-        return refuse(coll, err, "send and recv are the same, and it does not work in place");
+        return refuse(err, "send and recv are the same, and it does not work in place");
     return RDT_OK;
 }
 
@@ -254,12 +240,12 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     coll->size = rdt_group_size(group);
     coll->args = *args;
     if (args->reserved != 0)
-        return refuse(coll, err, "rdt_coll_args.reserved is not 0");
+        return refuse(err, "rdt_coll_args.reserved is not 0");
     const unsigned traits = operations[args->op].traits;
     clear_unused(&coll->args, traits);
     if (coll->args.root >= coll->size)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s: root %u of a group of %u",
-                                   rdti_coll_name(args->op), args->root, coll->size);
+        return rdti_coll_error_set(err, RDT_EINVAL, "root %u of a group of %u", args->root,
+                                   coll->size);
     if (args->op != RDT_COLL_BARRIER)
         status = accept_dtype(coll, err);
     if (status == RDT_OK && (traits & HAS_REDUCTION) != 0)

@@ -24,6 +24,7 @@
 #include "core/segment.h"
 
 /* Small programs stay small; the next segment has twice as much, up to chunk_bytes. */
+#define MIB_BYTES (UINT64_C(1) << 20)
 #define FIRST_SEGMENT_BYTES (UINT64_C(4) << 20)
 
 /* Free memory that is kept populated at first. A step's temporary buffers come back in the next
@@ -55,7 +56,7 @@ forked(struct rdt_error *err)
 {
     return rdti_error_set(err, RDT_EFORKED, 0,
                           "arena: this is a forked child; memory of its parent's arena may be read "
-                          "here, but none can be had");
+                          "here, and nothing else: spawn the process instead");
 }
 
 rdt_status
@@ -143,16 +144,19 @@ find_segment(const struct rdti_arena *arena, uint64_t addr, uint64_t len_bytes, 
 
 /* ---- Growth --------------------------------------------------------------------------------- */
 
+/* want_bytes: len_bytes in whole pages, so that both terms of the sum below are below 2^63. */
 static rdt_status
 max_reached(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_bytes,
-            struct rdt_error *err)
+            uint64_t want_bytes, struct rdt_error *err)
 {
+    const uint64_t enough_mb = (mapped_bytes + want_bytes + MIB_BYTES - 1) / MIB_BYTES;
+
     return rdti_error_set(err, RDT_ENOMEM, 0,
                           "arena: %llu bytes asked for and no free piece is as large; the bound "
                           "that is the least is arena_max_bytes, %llu, of which %llu are mapped; "
-                          "raise arena_max_bytes, or free regions",
+                          "set RDMATENSOR_ARENA_MAX_MB=%llu (arena_max_bytes), or free regions",
                           (unsigned long long)len_bytes, (unsigned long long)arena->max_bytes,
-                          (unsigned long long)mapped_bytes);
+                          (unsigned long long)mapped_bytes, (unsigned long long)enough_mb);
 }
 
 /* Round up to a multiple of a power of two; false if that overflows. */
@@ -190,7 +194,7 @@ choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_
         if (size < want)
             size = left & ~(page_bytes - 1);
         if (size < want)
-            return max_reached(arena, mapped_bytes, len_bytes, err);
+            return max_reached(arena, mapped_bytes, len_bytes, want, err);
     }
     *out = size;
     return RDT_OK;

@@ -186,11 +186,16 @@ listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, str
     socklen_t addr_bytes = rdti_sockaddr_from_blob(blob_addr, &addr);
     char text[96];
 
-    rdti_sockaddr_text((const struct sockaddr *)&addr, text, sizeof(text));
+    rdti_address_text((const struct sockaddr *)&addr, text, sizeof(text));
     const int fd = listen_in_range(&addr, addr_bytes, opts->port_from, opts->port_to);
+    if (fd < 0 && errno == EADDRINUSE && opts->port_from != 0)
+        return rdti_error_set(
+            err, RDT_EDEVICE, errno,
+            "no free port at %s in RDMATENSOR_PORTS=%u-%u: each process on a host "
+            "needs one, so widen the range",
+            text, opts->port_from, opts->port_to);
     if (fd < 0)
-        return rdti_error_set(err, RDT_EDEVICE, errno, "listening on %s, ports %u to %u", text,
-                              opts->port_from, opts->port_to);
+        return rdti_error_set(err, RDT_EDEVICE, errno, "listening on %s", text);
     if (getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) != 0) {
         const int sys_errno = errno;
         (void)close(fd);

@@ -13,6 +13,14 @@
 #include "base/error.h"
 #include "base/sockaddr.h"
 
+void
+rdti_address_text(const struct sockaddr *addr, char *buf, size_t cap)
+{
+    rdti_sockaddr_text(addr, buf, cap);
+    if (strrchr(buf, ':') != NULL)
+        *strrchr(buf, ':') = '\0';
+}
+
 socklen_t
 rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out)
 {
@@ -68,6 +76,23 @@ parse_numeric(const char *text, struct rdti_blob_addr *out)
     return out->family != 0;
 }
 
+static rdt_status
+read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_addr *out,
+            struct rdt_error *err)
+{
+    struct sockaddr_storage addr;
+
+    if (!parse_numeric(text, out))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "address '%s' is neither IPv4 nor IPv6 in numbers", text);
+    (void)rdti_sockaddr_from_blob(out, &addr);
+    if (is_loopback_only && !rdti_sockaddr_is_loopback((const struct sockaddr *)&addr))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "RDMATENSOR_ADDR=%s and RDMATENSOR_LOOPBACK=1 conflict: unset one",
+                              text);
+    return RDT_OK;
+}
+
 /* Keeps the list sorted by preference. */
 static void
 insert(struct rdti_blob_addr *list, uint32_t cap, uint32_t *count,
@@ -92,9 +117,7 @@ append_name(char *seen, size_t cap, const char *name, const struct sockaddr *add
     char text[RDTI_SOCKADDR_TEXT_BYTES];
     const size_t used = strlen(seen);
 
-    rdti_sockaddr_text(addr, text, sizeof(text));
-    if (strrchr(text, ':') != NULL)
-        *strrchr(text, ':') = '\0';
+    rdti_address_text(addr, text, sizeof(text));
     (void)snprintf(seen + used, cap - used, "%s%s %s", used > 0 ? ", " : "", name, text);
 }
 
@@ -115,11 +138,15 @@ static rdt_status
 nothing_to_listen_on(const char *ifname, const char *addr, bool is_loopback_only, const char *seen,
                      struct rdt_error *err)
 {
+    const int wishes = (ifname != NULL) + (addr != NULL) + is_loopback_only;
+
     return rdti_error_set(err, RDT_EINVAL, 0,
-                          "no address to listen on%s%s%s%s%s; this host has: %s",
-                          ifname != NULL ? " at interface " : "", ifname != NULL ? ifname : "",
-                          addr != NULL ? " equal to " : "", addr != NULL ? addr : "",
-                          is_loopback_only ? " (loopback only)" : "", seen);
+                          "no address to listen on%s%s%s%s%s%s%s; this host has: %s",
+                          wishes > 0 ? " with" : "", ifname != NULL ? " RDMATENSOR_IFNAME=" : "",
+                          ifname != NULL ? ifname : "", addr != NULL ? " RDMATENSOR_ADDR=" : "",
+                          addr != NULL ? addr : "",
+                          is_loopback_only ? " RDMATENSOR_LOOPBACK=1" : "",
+                          wishes > 1 ? ", which may conflict: unset one" : "", seen);
 }
 
 rdt_status
@@ -132,9 +159,10 @@ rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
     char seen[384] = "";
     uint32_t count = 0;
 
-    if (addr != NULL && !parse_numeric(addr, &wanted))
-        return rdti_error_set(err, RDT_EINVAL, 0,
-                              "address '%s' is neither IPv4 nor IPv6 in numbers", addr);
+    const rdt_status status =
+        addr == NULL ? RDT_OK : read_wanted(addr, is_loopback_only, &wanted, err);
+    if (status != RDT_OK)
+        return status;
     if (getifaddrs(&all) != 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "getifaddrs");
     for (const struct ifaddrs *entry = all; entry != NULL; entry = entry->ifa_next) {

@@ -4,12 +4,15 @@
 #define RDTI_CORE_NETADDR_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
 #include "rdmatensor.h"
 #include "wire/blob.h"
 
+/* As rdti_sockaddr_text(), without the port. */
+void rdti_address_text(const struct sockaddr *addr, char *buf, size_t cap);
 /* Between the wire's form and the system's; returns the length. */
 socklen_t rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out);
 

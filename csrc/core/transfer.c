@@ -204,7 +204,8 @@ rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns, struct rdt_error *err)
         return result(t, err);
     if (rdti_in_forked_child())
         return rdti_error_set(err, RDT_EFORKED, 0,
-                              "wait: this process was forked; only its parent may use the context");
+                              "wait: this is a forked child; only its parent may use the context: "
+                              "spawn the process instead");
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = t->pool->timeout_ns;
     const rdt_status status =

@@ -20,7 +20,8 @@
  *     and one transfer each belong to one thread at a time. No callback runs with a lock held.
  *   - Public structs begin with struct_size, the size that the caller compiled; zero in any other
  *     field means "default". They grow at the end only.
- *   - In a forked child every call returns RDT_EFORKED, and handles may be dropped but not used.
+ *   - In a forked child every call that can fail returns RDT_EFORKED but for those that only look
+ *     at what is over, such as rdt_transfer_test(); handles may be dropped, which does nothing.
  *   - Lists of errors below leave out what holds everywhere: RDT_EINVAL for NULL, RDT_ENOMEM for a
  *     handle, RDT_EFORKED, and on an object that has ended the error that ended it.
  */
@@ -447,6 +448,12 @@ struct rdt_slot_view {
  * The next tensor, in the sender's order. What arrived whole is still given out after the end.
  *   RDT_ETIMEDOUT   RDT_EBUSY both buffers are held: release one
  *   RDT_EMISMATCH the sender asked for another shape
+ *   RDT_ESTALE the sender of a dynamic slot took the tensor back before it was read: it is lost,
+ *   and the next call waits for the one after it
+ *   RDT_ENOMEM no memory to read a dynamic tensor into, as rdt_region_alloc(): free some and call
+ *   again, the tensor is still there
+ *   RDT_EPEER the peer is gone and what it wrote whole was given out
+ *   RDT_EPROTO the peer wrote a header that does not fit the slot   RDT_EINVAL called from a task
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns,
                                               struct rdt_slot_view *out, struct rdt_error *err);
@@ -526,6 +533,8 @@ RDT_API void rdt_group_retain(rdt_group *group);
 RDT_API void rdt_group_release(rdt_group *group);
 RDT_API uint32_t rdt_group_rank(const rdt_group *group);
 RDT_API uint32_t rdt_group_size(const rdt_group *group);
+/* The job's number of a member; RDT_RANK_UNKNOWN where no member has this rank. */
+RDT_API int32_t rdt_group_global_rank(const rdt_group *group, uint32_t rank);
 RDT_API rdt_context *rdt_group_context(rdt_group *group);
 RDT_API void rdt_group_set_timeout(rdt_group *group, uint64_t timeout_ns);
 RDT_API uint64_t rdt_group_timeout(const rdt_group *group);

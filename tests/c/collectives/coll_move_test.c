@@ -159,7 +159,7 @@ uneven_count(uint32_t from, uint32_t to, uint64_t count)
     return (from + 2 * to) % 4 == 3 ? 0 : count * ((from + to) % 3) + from;
 }
 
-/* Pieces of different lengths, the last one first in both buffers, with a hole of 3 elements between. */
+/* Pieces of different lengths, the last one first in both buffers, with holes of 3 elements. */
 static void
 check_all_to_all_uneven(struct bench *b, uint32_t elem_bytes)
 {
@@ -376,19 +376,19 @@ TEST(arguments_that_make_no_sense_are_refused_by_name)
     REFUSED("reserved", args.reserved = 1);
     REFUSED("10 is no collective", args.op = 10);
     REFUSED("0 is no collective", args.op = 0);
-    REFUSED("all_reduce: 99 is no dtype", args.dtype = 99);
+    REFUSED("99 is no dtype", args.dtype = 99);
     REFUSED("0 is no dtype", args.dtype = 0);
     REFUSED("9 is no reduction", args.reduce_op = 9);
-    REFUSED("all_reduce: no avg of i32", args.reduce_op = RDT_AVG);
-    REFUSED("no avg of bool", args.dtype = RDT_BOOL; args.reduce_op = RDT_AVG);
-    REFUSED("no bor of f32", args.dtype = RDT_F32; args.reduce_op = RDT_BOR);
-    REFUSED("no max of c64", args.dtype = RDT_C64; args.reduce_op = RDT_MAX);
+    REFUSED("avg is not defined for int32", args.reduce_op = RDT_AVG);
+    REFUSED("avg is not defined for bool", args.dtype = RDT_BOOL; args.reduce_op = RDT_AVG);
+    REFUSED("bor is not defined for float32", args.dtype = RDT_F32; args.reduce_op = RDT_BOR);
+    REFUSED("max is not defined for complex64", args.dtype = RDT_C64; args.reduce_op = RDT_MAX);
     REFUSED("send is NULL", args.send = NULL);
-    REFUSED("all_reduce: recv is NULL", args.recv = NULL);
+    REFUSED("recv is NULL", args.recv = NULL);
     REFUSED("exceed memory", args.count = UINT64_MAX / 4);
     REFUSED("exceed memory", args.count = UINT64_MAX / 15);
-    REFUSED("broadcast: root 2 of a group of 2", args.op = RDT_COLL_BROADCAST; args.root = 2);
-    REFUSED("all_gather: blocks[1] is NULL", args.op = RDT_COLL_ALLGATHER; args.blocks = holes);
+    REFUSED("root 2 of a group of 2", args.op = RDT_COLL_BROADCAST; args.root = 2);
+    REFUSED("blocks[1] is NULL", args.op = RDT_COLL_ALLGATHER; args.blocks = holes);
     REFUSED("counts without offsets", args.op = RDT_COLL_ALLTOALL; args.send_counts = many);
     REFUSED("exceeds memory", args.op = RDT_COLL_ALLTOALL; args.send_counts = many;
             args.send_offs = huge);
