@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from rdmatensor._arguments import SECONDS_MAX, invalid, seconds
 from rdmatensor.errors import InvalidArgument
 from rdmatensor.types import TransportName
 
 PREFIX = "RDMATENSOR_"
-# Families of names that belong to the project's own programs and tests; never read here.
-FOREIGN_PREFIXES = ("RDMATENSOR_DEMO_", "RDMATENSOR_TEST_", "RDMATENSOR_BENCH_")
+# Names that belong to the project's own programs and tests; never read here.
+FOREIGN_NAMES = frozenset(
+    PREFIX + name for name in ("DEMO_RUN", "TEST_MEETINGS", "BENCH_PROGRAMS", "BENCH_NIXL_PYTHON")
+)
 
 LogLevel = Literal["error", "warn", "info", "debug"]
 
@@ -49,10 +50,16 @@ class Settings:
     log: LogLevel = "warn"
 
     def __post_init__(self) -> None:
-        """Refuse a time that none is; a deadline of 0 would be the C library's own default."""
-        for name in ("timeout_s", "peer_timeout_s"):
-            if seconds(getattr(self, name), "Settings", name) == 0:
-                raise invalid("Settings", f"{name}=0 is not above 0")
+        """Check each field as its variable's value is checked; None stands for "not set"."""
+        for name, field in self.__dataclass_fields__.items():
+            value = getattr(self, name)
+            if value is None and field.default is None:
+                continue
+            try:
+                _CHECKS[name](value)
+            except ValueError as error:
+                shown = "(not shown)" if name == "secret" else repr(value)
+                raise invalid("Settings", f"{name}={shown}: {error}") from None
 
     def __repr__(self) -> str:
         """Without the secret, which would end up in logs."""
@@ -64,30 +71,88 @@ class Settings:
         return f"Settings({', '.join(shown)})"
 
 
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in allowed:
+# ---- what a value must be; each raises ValueError with the reason --------------------------------
+
+
+def _one_of(*allowed: str) -> Callable[[object], None]:
+    def check(value: object) -> None:
+        if value not in allowed:
             raise ValueError(f"it must be one of {', '.join(allowed)}")
-        return text.lower()
 
-    return parse
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and 0 < value <= SECONDS_MAX):
-        raise ValueError(f"it must be above 0 and at most {SECONDS_MAX:.0f} seconds")
-    return value
+    return check
 
 
-def _count(most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not 1 <= value <= most:
-            raise ValueError(f"it must be from 1 to {most}")
-        return value
+def _check_seconds(value: object) -> None:
+    try:
+        is_above = seconds(value, "Settings") > 0
+    except InvalidArgument:
+        is_above = False
+    if not is_above:
+        raise ValueError(f"it must be a number above 0 and at most {SECONDS_MAX:.0f} seconds")
 
-    return parse
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _count_to(most: int) -> Callable[[object], None]:
+    def check(value: object) -> None:
+        if not (_is_whole(value) and 1 <= value <= most):
+            raise ValueError(f"it must be a whole number from 1 to {most}")
+
+    return check
+
+
+def _check_flag(value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError("it must be True or False")
+
+
+def _check_ports(value: object) -> None:
+    is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(_is_whole, value))
+    if not (is_pair and 1 <= value[0] <= value[1] <= 65535):  # type: ignore[index]  # a pair
+        raise ValueError("it must be two numbers FROM and TO with 1 <= FROM <= TO <= 65535")
+
+
+def _check_address(value: object) -> None:
+    if not isinstance(value, str):
+        raise ValueError("it must be text")
+    ipaddress.ip_address(value)
+
+
+def _check_text(value: object) -> None:
+    if not isinstance(value, str) or value.strip() != value or not value.isprintable():
+        raise ValueError("it must be text without spaces around it, in characters that print")
+    if not value:
+        raise ValueError("it is empty")
+
+
+def _check_secret(value: object) -> None:
+    if not isinstance(value, bytes) or not 1 <= len(value) <= _SECRET_BYTES_MAX:
+        raise ValueError(f"a secret is bytes, 1 to {_SECRET_BYTES_MAX} of them")
+
+
+_MB_MAX = 1 << 34  # 16 PiB in MiB: more than any machine has, far from overflow in bytes
+
+_CHECKS: dict[str, Callable[[object], None]] = {
+    "transport": _one_of("auto", "shm", "tcp", "verbs"),
+    "require": _one_of("auto", "tcp", "verbs"),
+    "ifname": _check_text,
+    "addr": _check_address,
+    "ports": _check_ports,
+    "loopback": _check_flag,
+    "secret": _check_secret,
+    "secret_source": _one_of("environment", "file", "argument"),
+    "timeout_s": _check_seconds,
+    "peer_timeout_s": _check_seconds,
+    "arena_mb": _count_to(_MB_MAX),
+    "arena_max_mb": _count_to(_MB_MAX),
+    "tcp_streams": _count_to(_STREAMS_MAX),
+    "log": _one_of("error", "warn", "info", "debug"),
+}
+
+
+# ---- texts of variables --------------------------------------------------------------------------
 
 
 def _flag(text: str) -> bool:
@@ -98,20 +163,11 @@ def _flag(text: str) -> bool:
 
 def _ports(text: str) -> tuple[int, int]:
     first, dash, last = text.partition("-")
-    ports = (int(first), int(last if dash else first))
-    if not 1 <= ports[0] <= ports[1] <= 65535:
-        raise ValueError("it must be FROM-TO with 1 <= FROM <= TO <= 65535")
-    return ports
+    return (int(first), int(last if dash else first))
 
 
 def _address(text: str) -> str:
     return str(ipaddress.ip_address(text))
-
-
-def _text(text: str) -> str:
-    if text.strip() != text or not text.isprintable():
-        raise ValueError("it has spaces around it or characters that cannot be printed")
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,51 +186,55 @@ class Variable:
 
     @property
     def field(self) -> str:
-        """The field of Settings."""
+        """The field of Settings; SECRET_FILE has none of its own."""
         return {"TIMEOUT": "timeout_s"}.get(self.name, self.name.lower())
 
-
-_MB_MAX = 1 << 34  # 16 PiB in MiB: more than any machine has, far from overflow in bytes
 
 VARIABLES = (
     Variable(
         "TRANSPORT",
         "auto, shm, tcp or verbs",
         "the path of every pair of processes; `auto` takes the best that a probe proved",
-        _choice("auto", "shm", "tcp", "verbs"),
+        str.lower,
     ),
     Variable(
         "REQUIRE",
         "auto, tcp or verbs",
         "a floor for pairs on different hosts: fail instead of falling back below it",
-        _choice("auto", "tcp", "verbs"),
+        str.lower,
     ),
-    Variable("IFNAME", "eth0", "listen on the addresses of this interface only", _text),
+    Variable("IFNAME", "eth0", "listen on the addresses of this interface only", str),
     Variable("ADDR", "10.0.0.1", "listen on and advertise this numeric address", _address),
-    Variable("PORTS", "20000-20100", "range of the listening ports, both included", _ports),
+    Variable(
+        "PORTS",
+        "20000-20100",
+        "listening ports, both ends included: each process takes one that is free, so the range "
+        "needs one for every process on a host",
+        _ports,
+    ),
     Variable("LOOPBACK", "0 or 1", "1: listen on 127.0.0.1 and ::1 only", _flag),
     Variable("SECRET", "text", "what the members of a job must know to be let in", str.encode),
     Variable("SECRET_FILE", "path", "a file with the secret; its last line break is dropped", str),
-    Variable("TIMEOUT", "seconds", "the deadline of every wait that is not given one", _seconds),
+    Variable("TIMEOUT", "seconds", "the deadline of every wait that is not given one", float),
     Variable(
         "PEER_TIMEOUT_S",
         "seconds",
         "silence of a peer's progress thread after which it counts as dead",
-        _seconds,
+        float,
     ),
-    Variable("ARENA_MB", "MiB", "the arena grows in pieces of at least this", _count(_MB_MAX)),
+    Variable("ARENA_MB", "MiB", "the arena grows in pieces of at least this", int),
     Variable(
         "ARENA_MAX_MB",
         "MiB",
         "the arena never exceeds this; unset: bound by RAM and the memory cgroup",
-        _count(_MB_MAX),
+        int,
     ),
-    Variable("TCP_STREAMS", "count", "sockets per peer for large payloads", _count(_STREAMS_MAX)),
+    Variable("TCP_STREAMS", "count", "sockets per peer for large payloads", int),
     Variable(
         "LOG",
         "error, warn, info or debug",
         "lines up to this level go to standard error",
-        _choice("error", "warn", "info", "debug"),
+        str.lower,
     ),
 )
 
@@ -189,7 +249,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     known = {variable.full_name: variable for variable in VARIABLES}
     fields: dict[str, object] = {}
     for name in sorted(source):
-        if not name.startswith(PREFIX) or name.startswith(FOREIGN_PREFIXES):
+        if not name.startswith(PREFIX) or name in FOREIGN_NAMES:
             continue
         if name not in known:
             raise _unknown(name, list(known))
@@ -203,7 +263,10 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
 
 def _parse(variable: Variable, text: str) -> object:
     try:
-        return variable.parse(text)
+        value = variable.parse(text)
+        if variable.field in _CHECKS:
+            _CHECKS[variable.field](value)
+        return value
     except ValueError as error:
         shown = "(not shown)" if variable.name == "SECRET" else repr(text)
         raise InvalidArgument(

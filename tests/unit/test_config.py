@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rdmatensor import InvalidArgument, Settings
-from rdmatensor.config import VARIABLES, from_environment
+from rdmatensor.config import FOREIGN_NAMES, VARIABLES, from_environment
 
 GOOD = {
     "TRANSPORT": ("TCP", "transport", "tcp"),
@@ -46,11 +46,35 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert from_environment({"PATH": "/bin", "RDMA_X": "1", "RDMATENSOR_LOG": ""}) == Settings()
 
 
-@pytest.mark.parametrize("wrong", ["5", True, None, 0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["timeout_s", "peer_timeout_s"])
-def test_settings_refuse_a_time_that_is_none(name: str, wrong: float) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{name}="):
+BAD_FIELDS: dict[str, list[object]] = {
+    "transport": ["foo", "TCP", None, 1],
+    "require": ["shm", None],
+    "ifname": ["", " eth0", 5],
+    "addr": ["localhost", 2130706433, ""],
+    "ports": [(5,), (5, 4), (0, 5), (1, 70000), "5-6", (1.0, 2.0), [1, 2], 7],
+    "loopback": [1, "1", None],
+    "secret": ["text", b"", b"x" * 5000],
+    "secret_source": ["moon"],
+    "timeout_s": ["5", True, None, 0, -1.0, float("nan"), float("inf")],
+    "peer_timeout_s": ["5", True, None, 0, -1.0, float("nan"), float("inf")],
+    "arena_mb": [0, -1, 1.5, "64", True, None, 1 << 40],
+    "arena_max_mb": [0, -1, "64"],
+    "tcp_streams": [0, 17, 1.0],
+    "log": ["x", 3, None],
+}
+
+
+def test_every_field_has_wrong_values_here() -> None:
+    assert set(BAD_FIELDS) == set(Settings.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [(name, wrong) for name, values in BAD_FIELDS.items() for wrong in values]
+)
+def test_settings_made_by_hand_are_checked_as_variables_are(name: str, wrong: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name}=.*: ") as caught:
         Settings(**{name: wrong})  # type: ignore[arg-type]
+    assert name != "secret" or not wrong or repr(wrong) not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
@@ -93,7 +117,23 @@ def test_a_name_like_none_gets_the_list() -> None:
 
 
 def test_the_project_s_own_programs_have_names_too() -> None:
-    assert from_environment({"RDMATENSOR_DEMO_RUN": "x", "RDMATENSOR_TEST_Y": "x"}) == Settings()
+    own = {"RDMATENSOR_DEMO_RUN": "x", "RDMATENSOR_TEST_MEETINGS": "x"}
+    assert from_environment(own) == Settings()
+    for near in ("RDMATENSOR_TEST_Y", "RDMATENSOR_DEMO_RUNS", "RDMATENSOR_BENCH_"):
+        with pytest.raises(InvalidArgument, match=f"{near} is no setting"):
+            from_environment({near: "1"})
+
+
+def test_the_project_s_own_names_are_all_used() -> None:
+    root = Path(__file__).parents[2]
+    files = [
+        path
+        for folder in ("bench", "ci", "examples", "tests")
+        for path in root.glob(f"{folder}/**/*")
+    ]
+    text = "".join(path.read_text() for path in files if path.suffix in (".py", ".sh"))
+    for name in FOREIGN_NAMES:
+        assert len(re.findall(rf"\b{name}\b", text)) > 0, name
 
 
 def test_a_secret_file_is_read_without_its_last_line_break(tmp_path: Path) -> None:
