@@ -68,6 +68,16 @@ class Core:
         """True in a forked child, where nothing may be destroyed."""
         return os.getpid() != self._pid
 
+    def refuse_fork(self, call: str) -> None:
+        """Raise ForkedProcess in a forked child, for calls that C cannot refuse there."""
+        if self.is_foreign:
+            raise errors.ForkedProcess(
+                "RDT_EFORKED",
+                call,
+                "this is a forked child; only its parent may use the context: spawn the process "
+                "instead, or keep rdmatensor out of it",
+            )
+
     def get(self, call: str) -> CData:
         """Return the rdt_context *; raises Closed."""
         if self._ptr is None or self.waiters.is_closing:
@@ -139,6 +149,13 @@ class Core:
             if flag[0] == 0:
                 self._drains.append((flag, pin))
 
+    def take_bell(self, fd: int) -> None:
+        """Keep an event descriptor for the next; late rings find it open, and wake for nothing."""
+        if self._ptr is None and not self.is_foreign:
+            os.close(fd)
+        else:
+            self.bells.append(fd)
+
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -153,7 +170,7 @@ class Core:
             handle.close()
         self._handles.clear()
         for transfer in list(self.transfers):
-            transfer.abandon()
+            transfer._abandon()
         self._close_c(_CLOSE_S)
 
     def _hold_arena(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Generator
 
 from rdmatensor import errors
@@ -16,8 +17,32 @@ from rdmatensor._ffi import AGAIN, OK, RING, CData, error_of, ffi, lib, scratch
 _LOOK_AGAIN_S = 0.05
 
 
+class _Bell:
+    """An event descriptor that C writes to when a transfer ends: the context's again when dropped.
+
+    It must stay open until then, which Transfer and, for a dropped one, the orphan's pin see to.
+    """
+
+    __slots__ = ("_core", "fd")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+        self.fd = core.bells.pop() if core.bells else os.eventfd(0, flags)
+
+    def silence(self) -> None:
+        """Make it unreadable until it is rung again."""
+        with contextlib.suppress(BlockingIOError):  # nobody rang
+            os.eventfd_read(self.fd)
+
+    def __del__(self) -> None:
+        fd = getattr(self, "fd", None)
+        if fd is not None:
+            self._core.take_bell(fd)
+
+
 class Transfer:
-    """One operation in flight. Wait for it, poll `done`, or `await` it.
+    """One operation in flight. Wait for it, poll `done`, `await` it, or give it to a poll loop.
 
     Ownership: the memory that it reads or writes is kept alive until it has ended, also if the
         Transfer itself is dropped; it must not be changed (source) or used (destination) before.
@@ -25,7 +50,10 @@ class Transfer:
     Threads: one thread at a time.
     """
 
-    __slots__ = ("__weakref__", "_core", "_error", "_is_hooked", "_pin", "_ptr", "_what")
+    __slots__ = (
+        *("__weakref__", "_bell", "_core", "_error", "_is_hooked", "_is_told", "_pin", "_ptr"),
+        "_what",
+    )
 
     _has_result = False  # beyond "done"
     _ptr: CData | None
@@ -38,6 +66,8 @@ class Transfer:
         self._what = what
         self._error: errors.RdmaTensorError | None = None
         self._is_hooked = False
+        self._is_told = False
+        self._bell: _Bell | None = None
         if status == OK and not self._has_result:  # most are done by now on shm
             self._ptr = self._pin = None
             lib.rdt_transfer_free(ptr)
@@ -54,6 +84,8 @@ class Transfer:
         """Whether it has ended, well or not; drives the engine once if not. Never waits."""
         if self._ptr is None:
             return True
+        if self._bell is not None:
+            self._bell.silence()  # before the look: what ends after it rings again
         err = scratch.err
         status = lib.rdt_transfer_test(self._ptr, err)
         if status == AGAIN:
@@ -63,6 +95,25 @@ class Transfer:
             return False
         self._end(status, err)
         return True
+
+    def fileno(self) -> int:
+        """Return a descriptor for select, poll and event loops: readable once it has ended.
+
+        It may also wake for nothing: ask `done` then. Do not read from it or close it: it is the
+        transfer's, and valid as long as that. Raises Busy where it is awaited already.
+        """
+        if self._bell is None:
+            if self._is_hooked:
+                raise errors.Busy(
+                    "RDT_EBUSY", "fileno", f"{self._what()} is awaited: its end is told there"
+                )
+            self._bell = _Bell(self._core)
+            self._bell.silence()  # a late ring for another transfer
+            if self._ptr is None:
+                os.eventfd_write(self._bell.fd, 1)
+            else:
+                self._ring_when_done(self._bell.fd)
+        return self._bell.fd
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it has ended well.
@@ -75,6 +126,7 @@ class Transfer:
         if self._ptr is not None:
             self._wait(limit_s)
         if self._error is not None:
+            self._is_told = True
             raise self._error
 
     def _wait(self, timeout_s: float) -> None:
@@ -88,11 +140,11 @@ class Transfer:
         try:
             self._core.waiters.wait(attempt, "wait", timeout_s)
         except errors.TransferTimeout:
-            raise self.timed_out(timeout_s) from None
+            raise self._timed_out(timeout_s) from None
         if self._ptr is not None:  # None: closed meanwhile, which left its error
             self._end(lib.rdt_transfer_test(ptr, err), err)
 
-    def timed_out(self, timeout_s: float) -> errors.TransferTimeout:
+    def _timed_out(self, timeout_s: float) -> errors.TransferTimeout:
         """Make the exception of a wait that was too short."""
         return errors.TransferTimeout(
             "RDT_ETIMEDOUT",
@@ -107,8 +159,10 @@ class Transfer:
             self._error = error_of(status, self._what(), err)
         ptr, self._ptr, self._pin = self._ptr, None, None
         lib.rdt_transfer_free(ptr)
+        if self._bell is not None:
+            os.eventfd_write(self._bell.fd, 1)  # it stays readable
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End the Python side because the context closes."""
         if self._ptr is None:
             return
@@ -121,26 +175,32 @@ class Transfer:
             "RDT_ECLOSED", self._what(), "the context was closed while it was in flight"
         )
         ptr, self._ptr = self._ptr, None
-        self._core.orphan(ptr, self._pin)
+        self._core.orphan(ptr, (self._pin, self._bell))
         self._pin = None
+        if self._bell is not None:
+            os.eventfd_write(self._bell.fd, 1)
 
     def __del__(self) -> None:
         ptr = getattr(self, "_ptr", None)
         if ptr is not None and not self._core.is_foreign:
-            self._core.orphan(ptr, self._pin)
+            self._core.orphan(ptr, (self._pin, self._bell))
+        error = getattr(self, "_error", None)
+        if error is not None and not (self._is_told or self._core.waiters.is_closing):
+            warnings.warn(f"a transfer that nobody waited for: {error}", stacklevel=2)
 
     def __await__(self) -> Generator[object, None, None]:
         """Wait in an asyncio event loop; the context's deadline holds here too."""
         if not self.done:
             yield from Waker.of(self._core).wait(self).__await__()
         if self._error is not None:
+            self._is_told = True
             raise self._error
 
     def __repr__(self) -> str:
         state = "in flight" if self._ptr is not None else "failed" if self._error else "done"
         return f"<Transfer {self._what()}: {state}>"
 
-    def ring_when_done(self, event_fd: int) -> None:
+    def _ring_when_done(self, event_fd: int) -> None:
         """Write to an eventfd once when it has ended; only the first call of a transfer counts."""
         if not self._is_hooked and self._ptr is not None:
             self._is_hooked = True
@@ -196,7 +256,7 @@ class Waker:
         future: asyncio.Future[None] = self._loop.create_future()
         deadline_s = time.monotonic() + self._core.timeout_s
         self._waiting.append((transfer, future, deadline_s))
-        transfer.ring_when_done(self._bell)
+        transfer._ring_when_done(self._bell)
         if self._timer is None:
             self._look_again()
         await future
@@ -221,7 +281,7 @@ class Waker:
             if transfer.done:
                 future.set_result(None)
             elif time.monotonic() >= deadline_s:
-                future.set_exception(transfer.timed_out(self._core.timeout_s))
+                future.set_exception(transfer._timed_out(self._core.timeout_s))
             else:
                 still.append((transfer, future, deadline_s))
         self._waiting = still

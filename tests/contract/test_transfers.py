@@ -71,6 +71,25 @@ def test_a_failed_transfer_that_nobody_looked_at_is_told(pair: Pair) -> None:
     assert bytes(array) == b"12345678"
 
 
+def test_a_failure_that_was_seen_and_not_asked_for_is_told_too(pair: Pair) -> None:
+    if pair.to_right.transport == "shm":
+        return
+    region = _stale_region(pair.right)
+    for is_asked in (True, False):
+        transfer = pair.to_right.write(b"x", region)
+        deadline_s = time.monotonic() + 5
+        while not transfer.done:
+            assert time.monotonic() < deadline_s
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if is_asked:
+                with pytest.raises(StaleRegion):
+                    transfer.wait()
+            del transfer
+            gc.collect()
+        assert any("nobody waited" in str(each.message) for each in caught) != is_asked
+
+
 def test_done_drives_the_engine_by_itself(pair: Pair) -> None:
     _, region = _target(pair.right, LARGE)
     transfer = pair.to_right.write(np.ones(LARGE, np.uint8), region)
@@ -176,6 +195,44 @@ def test_the_descriptor_wakes_a_loop_of_the_user_s(pair: Pair) -> None:
                 assert pair.to_left.wait_notify(timeout_s=0) == step
                 break
             assert time.monotonic() < deadline_s
+
+
+def test_a_transfer_can_be_given_to_a_poll_loop(pair: Pair) -> None:
+    slot = pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
+    out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
+    for _ in range(5):  # the descriptors are used again
+        transfer = out.put(np.zeros(10, np.uint8))  # done when it is got
+        assert select.select([transfer], [], [], 0.05)[0] == []
+        assert not transfer.done
+        slot.get(timeout_s=5).release()
+        deadline_s = time.monotonic() + 5
+        while not transfer.done:
+            assert time.monotonic() < deadline_s
+            assert select.select([transfer], [], [], 5)[0] == [transfer]
+        assert select.select([transfer], [], [], 0)[0] == [transfer], "it stays readable"
+    _, region = _target(pair.right, 1)
+    over = pair.to_right.write(b"x", region)
+    over.wait()
+    assert select.select([over], [], [], 0)[0] == [over]
+    out.close()
+    slot.close()
+
+
+def test_a_descriptor_outlives_its_transfer_s_context(pair: Pair) -> None:
+    slot = pair.right.slot("d", (0,), "uint8", src=pair.to_left, kind="dynamic")
+    out = pair.to_right.slot("d", (0,), "uint8", kind="dynamic")
+    transfer = out.put(np.zeros(10, np.uint8))
+    descriptor = transfer.fileno()
+    pair.left.close()
+    assert select.select([transfer], [], [], 0)[0] == [transfer]
+    with pytest.raises(Closed):
+        transfer.wait()
+    out.close()
+    slot.close()
+    del transfer
+    gc.collect()  # its error's traceback holds it
+    with pytest.raises(OSError):  # noqa: PT011 - EBADF
+        os.fstat(descriptor)
 
 
 class Interrupted(Exception):
