@@ -63,6 +63,14 @@ _CLASSES: dict[int, type[errors.RdmaTensorError]] = {
     lib.RDT_EINTERNAL: errors.InternalError,
 }
 
+# As C's messages begin: rdt_slot_tx_put is "slot_tx_put", rdt_endpoint_write only "write".
+_C_CALLS = frozenset(
+    part
+    for name in dir(lib)
+    if name.startswith("rdt_")
+    for part in (name[4:], name[4:].partition("_")[2])
+)
+
 _DTYPE_CODES = {name: getattr(lib, code) for name, code in zip(
     DTYPE_NAMES,
     ("RDT_BOOL", "RDT_U8", "RDT_I8", "RDT_I16", "RDT_U16", "RDT_I32", "RDT_U32", "RDT_I64",
@@ -115,6 +123,18 @@ def status_name(status: int) -> str:
     return name
 
 
+def _in_python_s_words(detail: str) -> str:
+    """Drop the C call's name before a message, which ends with Python's; add what join() knows."""
+    head, colon, rest = detail.partition(": ")
+    if colon and head in _C_CALLS:
+        detail = rest
+    if "cannot be reached: it has exited" in detail:
+        detail += (
+            "; after join(), the store may also hold what an earlier run left: use a fresh folder"
+        )
+    return detail
+
+
 def error_of(status: int, call: str, err: CData) -> errors.RdmaTensorError:
     """Make the exception of a status that is not RDT_OK; err is what the call filled."""
     cls = _CLASSES.get(status, errors.InternalError)
@@ -124,6 +144,7 @@ def error_of(status: int, call: str, err: CData) -> errors.RdmaTensorError:
     if not detail:
         name = status_name(status)
         detail = "nothing is there yet" if status == AGAIN else f"{call} ended with {name}"
+    detail = _in_python_s_words(detail)
     error = cls(status_name(status), call, detail)
     if err.status == status:
         error.rank = err.peer_rank
@@ -257,7 +278,7 @@ def shape_of(shape: int | tuple[int, ...] | list[int], call: str) -> tuple[int, 
 
 def tensor_desc(kind: str, dtype: str, shape: tuple[int, ...], call: str) -> CData:
     """Make a struct rdt_tensor_desc."""
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise invalid(call, f"kind {kind!r} is none of {', '.join(KINDS)}")
     desc = ffi.new("struct rdt_tensor_desc *")
     desc.struct_size = ffi.sizeof("struct rdt_tensor_desc")

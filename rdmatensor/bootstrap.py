@@ -91,7 +91,7 @@ class World:
         self._prefix = f"rdmatensor/{job}/{root['incarnation']}"
         self.job = f"{job}.{root['incarnation']}"
         context.add_job(self.job, secret, rank=rank)
-        context.set_peers(self.endpoint)
+        context._set_peers(self.endpoint)
         context.notes["job"] = {"id": self.job, "rank": rank, "size": size}
         context.notes["secret"] = self.secret_source
         store.set(self._key(rank), context.blob.hex())
@@ -178,7 +178,7 @@ class World:
         self._fetch([member for member in members if member != self.rank])
         blobs = [self._blobs.get(member, b"") for member in members]
         group = Group(
-            self.context.core,
+            self.context._core,
             name=name,
             job=self.job,
             members=members,
@@ -230,7 +230,7 @@ class World:
             endpoints, self._endpoints = self._endpoints, {}
         for endpoint in endpoints.values():
             endpoint.close()
-        self.context.set_peers(None)
+        self.context._set_peers(None)
         # The store may be gone before us: rank 0 of torch hosts it.
         with contextlib.suppress(RuntimeError, OSError):
             self._store.delete_key(self._key(self.rank))

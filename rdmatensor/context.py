@@ -14,7 +14,15 @@ from types import TracebackType
 from typing import cast
 
 from rdmatensor import config, memory
-from rdmatensor._arguments import invalid, timeout_s_of, whole
+from rdmatensor._arguments import (
+    U32_MAX,
+    invalid,
+    rank_of,
+    raw_bytes,
+    text_bytes,
+    timeout_s_of,
+    whole_in,
+)
 from rdmatensor._core import Core
 from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, scratch
 from rdmatensor.endpoint import Endpoint, open_endpoint
@@ -46,6 +54,8 @@ class Context:
     """
 
     def __init__(self, settings: config.Settings | None = None) -> None:
+        if not isinstance(settings, config.Settings | None):
+            raise invalid("Context", f"settings={settings!r} is a {type(settings).__name__}")
         self.settings = config.from_environment() if settings is None else settings
         self.notes: dict[str, object] = {}  # what describe() tells beside the C library's words
         lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
@@ -62,7 +72,8 @@ class Context:
     def empty(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Array:
         """Return a numpy array in the arena, its content undefined.
 
-        Shapes: any of at most 8 dims; zero-size is legal. dtype: a name, or numpy's or torch's.
+        Shapes: any of at most 8 dims; zero-size is legal. dtype: a name, or numpy's or torch's;
+            None is float32.
         Ownership: freed with the last array or view of it; bytes that peers may still write are
             not used again before they cannot. DLPack and the buffer protocol are numpy's.
         Raises: OutOfMemory with the line that lifts the limit, InvalidArgument.
@@ -85,7 +96,8 @@ class Context:
         """Return what a peer needs to reach an array of the arena, or registered memory.
 
         The tensor must be the whole array that empty(), zeros() or register() knows. The same
-        again gives the same; when the array is freed, what peers have becomes stale.
+        again gives the same; when the array is freed, what peers have becomes stale. It is a value:
+        hand it over pickled, or as encode() gives it, by Group.send(), a store, a file.
         """
         return memory.export(self._core, tensor)
 
@@ -96,7 +108,7 @@ class Context:
         """What peers need for connect(): addresses, no secret. Hand it over as you like."""
         buf = ffi.new("uint8_t[]", lib.RDT_BLOB_MAX_BYTES)
         length = ffi.new("size_t *")
-        status = lib.rdt_context_blob(self.c_ptr("blob"), buf, len(buf), length, scratch.err)
+        status = lib.rdt_context_blob(self._c_ptr("blob"), buf, len(buf), length, scratch.err)
         check(status, "blob")
         return bytes(ffi.buffer(buf, length[0]))
 
@@ -104,7 +116,7 @@ class Context:
     def uuid(self) -> bytes:
         """128 random bits that name this process to its peers."""
         buf = ffi.new("uint8_t[]", lib.RDT_UUID_BYTES)
-        lib.rdt_context_uuid(self.c_ptr("uuid"), buf)
+        lib.rdt_context_uuid(self._c_ptr("uuid"), buf)
         return bytes(ffi.buffer(buf))
 
     def add_job(
@@ -127,10 +139,12 @@ class Context:
                 f"job {job!r} has no secret: set RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE in "
                 "all processes, or use rdmatensor.join(), which shares one through the store",
             )
+        if not isinstance(secret, bytes | bytearray | memoryview):
+            raise invalid("add_job", f"secret is a {type(secret).__name__}, not bytes: encode() it")
         key = sha256(secret).digest()
         status = lib.rdt_context_add_job(
-            self.c_ptr("add_job"), job.encode(), key, len(key), epoch,
-            whole(rank, "add_job", "rank"), scratch.err,
+            self._c_ptr("add_job"), text_bytes(job, "add_job", "job"), key, len(key),
+            whole_in(epoch, U32_MAX, "add_job", "epoch"), rank_of(rank, "add_job"), scratch.err,
         )  # fmt: skip
         check(status, "add_job")
         self._jobs.add(job)
@@ -149,10 +163,11 @@ class Context:
         Both sides must have the job, see add_job(); it is added here if the settings have a secret.
         """
         limit_s = timeout_s_of(timeout_s, self.settings.timeout_s, "connect")
-        number = whole(rank, "connect", "rank")
+        number, data = rank_of(rank, "connect"), raw_bytes(blob, "connect", "blob", "Context.blob")
+        job_id = text_bytes(job, "connect", "job")
         if job not in self._jobs:
             self.add_job(job)
-        return open_endpoint(self._core, blob, job, number, limit_s)
+        return open_endpoint(self._core, data, job_id, number, limit_s)
 
     def slot(
         self,
@@ -167,19 +182,26 @@ class Context:
 
         Shapes: every tensor has this shape (static), at most it in each dim (bounded: the actual
             one travels with the payload), or any of its ndim (dynamic: pulled by a read).
+        dtype: a name, or numpy's or torch's; None is float32, as everywhere.
         src: the sender, an Endpoint or, after join(), a rank. The sender says
             `Endpoint.slot(name)`.
         Raises: InvalidArgument, OutOfMemory, PeerError.
         """
         if isinstance(src, Endpoint):
             endpoint = src
+        elif isinstance(src, bool) or not hasattr(src, "__index__"):
+            raise invalid(
+                "slot",
+                f"src={src!r} is a {type(src).__name__}, neither an Endpoint nor, after join(), "
+                "a rank",
+            )
         elif self._peers is None:
             raise invalid("slot", f"src={src!r} is a rank, and only join() gives ranks a meaning")
         else:
             endpoint = self._peers(src)
-        return Slot(self._core, endpoint.ptr("slot"), name, shape, dtype, kind)
+        return Slot(self._core, endpoint._ptr("slot"), name, shape, dtype, kind)
 
-    def set_peers(self, peers: Callable[[int], Endpoint] | None) -> None:
+    def _set_peers(self, peers: Callable[[int], Endpoint] | None) -> None:
         """Say how slot() finds the endpoint of a rank; join() does this."""
         self._peers = peers
 
@@ -190,7 +212,7 @@ class Context:
         size, needed = 1 << 14, ffi.new("size_t *")
         while True:
             buf = ffi.new("char[]", size)
-            ptr, err = self.c_ptr("describe"), scratch.err
+            ptr, err = self._c_ptr("describe"), scratch.err
             status = lib.rdt_context_describe(ptr, buf, size, needed, err)
             if status == OK:
                 break
@@ -204,7 +226,7 @@ class Context:
         """Return the totals since the context was opened."""
         struct = ffi.new("struct rdt_counters *")
         struct.struct_size = ffi.sizeof("struct rdt_counters")
-        lib.rdt_context_counters(self.c_ptr("counters"), struct)
+        lib.rdt_context_counters(self._c_ptr("counters"), struct)
         return Counters(**{field.name: getattr(struct, field.name) for field in fields(Counters)})
 
     def fileno(self) -> int:
@@ -212,28 +234,24 @@ class Context:
 
         For loops of your own: call progress() then. Do not read from it. `await` needs none of it.
         """
-        return int(lib.rdt_context_fd(self.c_ptr("fileno")))
+        self._core.refuse_fork("fileno")
+        return int(lib.rdt_context_fd(self._c_ptr("fileno")))
 
     def progress(self) -> None:
         """Drive the engine once, without waiting."""
-        status = lib.rdt_context_progress(self.c_ptr("progress"))
+        status = lib.rdt_context_progress(self._c_ptr("progress"))
         if status != OK:
             fail(status, "progress", ffi.new("struct rdt_error *"))
         self._core.reap()
 
-    def c_ptr(self, call: str = "c_ptr") -> CData:
+    def _c_ptr(self, call: str = "c_addr") -> CData:
         """Return the rdt_context *, for modules of this package; raises Closed."""
         return self._core.get(call)
 
     @property
-    def c_addr(self) -> int:
+    def _c_addr(self) -> int:
         """The address of the rdt_context, for C and C++ code of the same process."""
-        return int(ffi.cast("uintptr_t", self.c_ptr()))
-
-    @property
-    def core(self) -> Core:
-        """What the objects of this context share, for modules of this package."""
-        return self._core
+        return int(ffi.cast("uintptr_t", self._c_ptr()))
 
     @property
     def is_closed(self) -> bool:

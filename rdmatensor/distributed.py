@@ -95,7 +95,7 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     global_ranks = list(options.global_ranks_in_group)
     backend = c10d.create_backend(
         rendezvous=rendezvous,
-        context=context.c_addr,
+        context=context._c_addr,
         group_name=options.group_id,
         global_ranks=global_ranks,
         timeout=timeout,
@@ -134,7 +134,7 @@ def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
 
 def tie_to_context(c10d: ModuleType, context: Context) -> None:
     """Shut the context's groups down before it closes, and keep it while torch has parts of it."""
-    addr = context.c_addr
+    addr = context._c_addr
     if addr in _tied:
         return
     _tied.add(addr)
@@ -143,8 +143,8 @@ def tie_to_context(c10d: ModuleType, context: Context) -> None:
         _tied.discard(address)
         c10d.shutdown_groups(address)
 
-    context.core.adopt(Handle("torch groups", addr, close))
-    context.core.is_held.append(lambda: bool(c10d.is_context_in_use(addr)))
+    context._core.adopt(Handle("torch groups", addr, close))
+    context._core.is_held.append(lambda: bool(c10d.is_context_in_use(addr)))
     # Runs before the context's own, which was registered earlier; again is harmless.
     atexit.register(_before_exit, c10d)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import cast
@@ -12,11 +12,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NBitBase, NDArray
 
-from rdmatensor._arguments import invalid, timeout_s_of
+from rdmatensor._arguments import U64_MAX, invalid, timeout_s_of, whole_in
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
+    AGAIN,
     BYTES,
     OK,
+    TIMED_OUT,
     TRANSPORT_NAMES,
     CData,
     Handle,
@@ -26,7 +28,7 @@ from rdmatensor._ffi import (
     lib,
     scratch,
 )
-from rdmatensor.errors import RANK_UNKNOWN
+from rdmatensor.errors import RANK_UNKNOWN, TransferTimeout
 from rdmatensor.memory import RemoteRegion, span
 from rdmatensor.slot import SlotSender
 from rdmatensor.transfer import Transfer
@@ -43,7 +45,7 @@ class Blocks:
     the remote region. Ownership: the tensors are kept alive by this object.
     """
 
-    __slots__ = ("_kept", "count", "len_bytes", "ptr")
+    __slots__ = ("_kept", "_ptr", "count", "len_bytes")
 
     def __init__(self, blocks: Iterable[tuple[TensorLike, int]]) -> None:
         try:
@@ -78,7 +80,7 @@ class Blocks:
         rows[:, 0], rows[:, 1], rows[:, 2] = starts, lengths, goals
         self.count = len(rows)
         self.len_bytes = int(lengths.sum())
-        self.ptr: CData = ffi.cast("struct rdt_block *", ffi.from_buffer(rows))
+        self._ptr: CData = ffi.cast("struct rdt_block *", ffi.from_buffer(rows))
         self._kept = (rows, kept)
 
     @classmethod
@@ -95,9 +97,10 @@ class Blocks:
         """
         data, len_bytes = span(src, "write_many")
         starts, goals = _offsets(src_offsets_bytes), _offsets(dst_offsets_bytes)
+        block_bytes = _offset(block_bytes, "write_many", "block_bytes")
         if len(starts) != len(goals):
             raise invalid("write_many", f"{len(starts)} source and {len(goals)} target offsets")
-        if block_bytes < 0 or (len(starts) and starts.max() > len_bytes - block_bytes):
+        if len(starts) and starts.max() > len_bytes - block_bytes:
             raise invalid("write_many", f"a block of {block_bytes} B leaves src of {len_bytes} B")
         if len(starts) and starts.min() < 0:
             raise invalid("write_many", "a source offset is negative")
@@ -133,33 +136,36 @@ class PreparedWrite:
         self._dst = _struct_of(dst, "write")
         self._offset_bytes = offset
         self._notify = notify
-        self._what = partial(endpoint.operation, "write", self._len_bytes)
+        self._what = partial(endpoint._operation, "write", self._len_bytes)
 
     def __call__(self, notify: int | None = None) -> Transfer:
         """Post it; notify replaces the prepared one for this call."""
         endpoint, out, err = self._endpoint, scratch.transfer, scratch.err
         word = self._notify if notify is None else notify_word(notify)
         status = lib.rdt_endpoint_write(
-            endpoint.ptr("write"), self._src, self._len_bytes, self._dst, self._offset_bytes,
+            endpoint._ptr("write"), self._src, self._len_bytes, self._dst, self._offset_bytes,
             word, out, err,
         )  # fmt: skip
         if status != OK:
             fail(status, "write", err)
-        return Transfer(endpoint.core, out[0], self._src, self._what)
+        return Transfer(endpoint._core, out[0], self._src, self._what)
 
 
 def notify_word(notify: int | None) -> int:
     """Check a notification; None means none."""
-    if notify is None:
-        return _NO_NOTIFY
-    if not 0 <= notify <= NOTIFY_MAX:
-        raise invalid("notify", f"{notify} is not from 0 to {NOTIFY_MAX} (18 bits)")
-    return notify
+    return _NO_NOTIFY if notify is None else whole_in(notify, NOTIFY_MAX, "notify", "notify")
+
+
+def _offset(value: int, call: str, name: str) -> int:
+    """Check an offset in bytes."""
+    if type(value) is int and 0 <= value <= U64_MAX:  # what the slow way is slow to say
+        return value
+    return whole_in(value, U64_MAX, call, name)
 
 
 def _struct_of(region: RemoteRegion, call: str) -> CData:
     try:
-        return region.c_struct
+        return region._c_struct
     except AttributeError:
         raise invalid(
             call,
@@ -177,18 +183,20 @@ class Endpoint:
     """
 
     def __init__(self, core: Core, ptr: CData, rank: int) -> None:
-        self.core = core
+        self._core = core
         self.rank = rank
+        # After join(): raises if the peer left a word that it gave up, which C cannot know.
+        self._look_for_leaving: Callable[[], None] | None = None
         self._handle = core.adopt(Handle("endpoint", ptr, lib.rdt_endpoint_close))
 
-    def ptr(self, call: str) -> CData:
+    def _ptr(self, call: str) -> CData:
         """Return the rdt_endpoint *; raises Closed."""
         return self._handle.ptr or self._handle.get(call)
 
     @property
     def transport(self) -> TransportName:
         """The path in use, or "auto" while there is none."""
-        code = lib.rdt_endpoint_transport(self.ptr("transport"))
+        code = lib.rdt_endpoint_transport(self._ptr("transport"))
         return cast("TransportName", TRANSPORT_NAMES[code])
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
@@ -197,11 +205,18 @@ class Endpoint:
         Raises: PeerError, AuthenticationError (another secret), VersionMismatch, Mismatch,
             TransportNotViable, TransferTimeout.
         """
-        ptr, err = self.ptr("wait_ready"), scratch.err
-        self.core.waiters.wait(
-            lambda slice_ns: cast("int", lib.rdt_endpoint_wait_ready(ptr, slice_ns, err)),
+        ptr, err = self._ptr("wait_ready"), scratch.err
+
+        def attempt(slice_ns: int) -> int:
+            status: int = lib.rdt_endpoint_wait_ready(ptr, slice_ns, err)
+            if status == TIMED_OUT and self._look_for_leaving is not None:
+                self._look_for_leaving()
+            return status
+
+        self._core.waiters.wait(
+            attempt,
             "wait_ready",
-            timeout_s_of(timeout_s, self.core.timeout_s, "wait_ready"),
+            timeout_s_of(timeout_s, self._core.timeout_s, "wait_ready"),
         )
 
     def write(
@@ -224,15 +239,14 @@ class Endpoint:
         """
         data, len_bytes = span(src, "write")
         out, err = scratch.transfer, scratch.err
-        if dst_offset_bytes < 0:
-            raise invalid("write", f"dst_offset_bytes={dst_offset_bytes} is negative")
+        offset = _offset(dst_offset_bytes, "write", "dst_offset_bytes")
         status = lib.rdt_endpoint_write(
             self._handle.ptr or self._handle.get("write"), data, len_bytes,
-            _struct_of(dst, "write"), dst_offset_bytes, notify_word(notify), out, err,
+            _struct_of(dst, "write"), offset, notify_word(notify), out, err,
         )  # fmt: skip
         if status != OK:
             fail(status, "write", err)
-        return Transfer(self.core, out[0], data, partial(self.operation, "write", len_bytes))
+        return Transfer(self._core, out[0], data, partial(self._operation, "write", len_bytes))
 
     def prepare_write(
         self,
@@ -243,9 +257,8 @@ class Endpoint:
         notify: int | None = None,
     ) -> PreparedWrite:
         """Check a write once; each call of what is returned posts it. See write()."""
-        if dst_offset_bytes < 0:
-            raise invalid("write", f"dst_offset_bytes={dst_offset_bytes} is negative")
-        return PreparedWrite(self, src, dst, dst_offset_bytes, notify_word(notify))
+        offset = _offset(dst_offset_bytes, "write", "dst_offset_bytes")
+        return PreparedWrite(self, src, dst, offset, notify_word(notify))
 
     def write_many(
         self,
@@ -262,13 +275,13 @@ class Endpoint:
         made = blocks if isinstance(blocks, Blocks) else Blocks(blocks)
         out, err = scratch.transfer, scratch.err
         status = lib.rdt_endpoint_write_many(
-            self.ptr("write_many"), made.ptr, made.count, _struct_of(dst, "write_many"),
+            self._ptr("write_many"), made._ptr, made.count, _struct_of(dst, "write_many"),
             notify_word(notify), out, err,
         )  # fmt: skip
         if status != OK:
             fail(status, "write_many", err)
-        what = partial(self.operation, f"write of {made.count} blocks,", made.len_bytes)
-        return Transfer(self.core, out[0], made, what)
+        what = partial(self._operation, f"write of {made.count} blocks,", made.len_bytes)
+        return Transfer(self._core, out[0], made, what)
 
     def read(self, dst: TensorLike, src: RemoteRegion, *, src_offset_bytes: int = 0) -> Transfer:
         """Start a one-sided read that fills a whole tensor from the peer's memory.
@@ -279,14 +292,11 @@ class Endpoint:
         data, len_bytes = span(dst, "read", writable=True)
         region = _struct_of(src, "read")
         out, err = scratch.transfer, scratch.err
-        if src_offset_bytes < 0:
-            raise invalid("read", f"src_offset_bytes={src_offset_bytes} is negative")
-        status = lib.rdt_endpoint_read(
-            self.ptr("read"), data, len_bytes, region, src_offset_bytes, out, err
-        )
+        offset = _offset(src_offset_bytes, "read", "src_offset_bytes")
+        status = lib.rdt_endpoint_read(self._ptr("read"), data, len_bytes, region, offset, out, err)
         if status != OK:
             fail(status, "read", err)
-        return Transfer(self.core, out[0], data, partial(self.operation, "read", len_bytes))
+        return Transfer(self._core, out[0], data, partial(self._operation, "read", len_bytes))
 
     def notify(self, notification: int, dst: RemoteRegion) -> Transfer:
         """Send a notification alone; it arrives after all that was written before.
@@ -296,20 +306,30 @@ class Endpoint:
         return self.write(b"", dst, notify=notification)
 
     def wait_notify(self, timeout_s: float | None = None) -> int:
-        """Return the oldest notification of this peer; timeout_s=0 looks once.
+        """Return the oldest notification of this peer; timeout_s=0 looks once, without waiting.
 
         Raises: TransferTimeout, PeerError (nothing more can come), Closed.
         """
-        ptr, err, out = self.ptr("wait_notify"), scratch.err, scratch.number
-        limit_s = timeout_s_of(timeout_s, self.core.timeout_s, "wait_notify")
+        err, out = scratch.err, scratch.number
+        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait_notify")
+        ptr = self._ptr("wait_notify")
         if lib.rdt_endpoint_wait_notify(ptr, 0, out, err) == OK:  # it is here: no need to wait
             return int(out[0])
-        self.core.waiters.wait(
-            lambda slice_ns: cast("int", lib.rdt_endpoint_wait_notify(ptr, slice_ns, out, err)),
+        self._core.waiters.wait(
+            lambda slice_ns: self._look_for_notify(slice_ns, out, err),
             "wait_notify",
             limit_s,
         )
         return int(out[0])
+
+    def _look_for_notify(self, slice_ns: int, out: CData, err: CData) -> int:
+        """One wait in C, which calls a look that finds nothing EAGAIN: say whose it is."""
+        status: int = lib.rdt_endpoint_wait_notify(self._ptr("wait_notify"), slice_ns, out, err)
+        if status == AGAIN:
+            raise TransferTimeout(
+                "RDT_ETIMEDOUT", "wait_notify", f"no notification of {self._peer()} is there yet"
+            )
+        return status
 
     def slot(
         self,
@@ -322,22 +342,24 @@ class Endpoint:
     ) -> SlotSender:
         """Return the sending side of the peer's slot of that name.
 
-        shape, dtype: what the receiver said, or the maximum for kind="bounded"; left out, they are
-            those of the first tensor that is put. They are compared when the slot is found, which
-            is at once where they are given, else at the first put().
+        shape, dtype: what the receiver said, or the maximum for kind="bounded"; a shape alone is of
+            float32; without a shape they are those of the first tensor that is put. They are
+            compared when the slot is found: at once where they are given, else at the first put().
         Raises: Mismatch (on both sides), TransferTimeout (no such slot was announced), PeerError.
         """
-        return SlotSender(self.core, self.ptr, name, shape, dtype, kind, timeout_s)
+        return SlotSender(self._core, self._ptr, name, shape, dtype, kind, timeout_s)
 
-    def operation(self, verb: str, len_bytes: int) -> str:
+    def _operation(self, verb: str, len_bytes: int) -> str:
         """Describe an operation for a message."""
         path = self.transport if self._handle.ptr is not None else "a closed path"
-        peer = f"rank {self.rank}" if self.rank != RANK_UNKNOWN else "the peer"
-        return f"{verb} of {len_bytes} B, {peer} over {path}"
+        return f"{verb} of {len_bytes} B, {self._peer()} over {path}"
+
+    def _peer(self) -> str:
+        return f"rank {self.rank}" if self.rank != RANK_UNKNOWN else "the peer"
 
     def close(self) -> None:
         """Flush and close; the peer sees that we left. Idempotent."""
-        self.core.release(self._handle)
+        self._core.release(self._handle)
 
     def __enter__(self) -> Endpoint:
         return self
@@ -356,14 +378,14 @@ class Endpoint:
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
-        if handle is not None and handle.ptr is not None and not self.core.is_foreign:
+        if handle is not None and handle.ptr is not None and not self._core.is_foreign:
             warnings.warn(f"{self!r} was dropped without close()", ResourceWarning, stacklevel=2)
 
 
-def open_endpoint(core: Core, blob: bytes, job: str, rank: int, timeout_s: float) -> Endpoint:
-    """Open the endpoint to the process that published blob."""
+def open_endpoint(core: Core, blob: bytes, job: bytes, rank: int, timeout_s: float) -> Endpoint:
+    """Open the endpoint to the process that published blob; arguments are checked already."""
     opts = ffi.new("struct rdt_endpoint_opts *")
-    job_id = ffi.new("char[]", job.encode())
+    job_id = ffi.new("char[]", job)
     opts.struct_size = ffi.sizeof("struct rdt_endpoint_opts")
     opts.peer_rank = rank
     opts.timeout_ns = max(1, int(timeout_s * 1e9))

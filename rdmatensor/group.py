@@ -1,7 +1,8 @@
 """Groups of ranks: tagged messages and collectives over numpy arrays, without torch.
 
 Every operation returns a Transfer at once; several may be in flight. All members call the same
-collectives in the same order; where they disagree, they get Mismatch that says how.
+collectives in the same order; where they disagree, who finds it out gets Mismatch that says how,
+and the others Mismatch or a PeerError with the same words.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 from types import TracebackType
 
 from rdmatensor import memory
-from rdmatensor._arguments import invalid, whole
+from rdmatensor._arguments import U64_MAX, invalid, text_bytes, whole_in
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
     GIVE_BLOB,
@@ -57,7 +58,7 @@ class Group:
         opts.struct_size = ffi.sizeof("struct rdt_group_opts")
         opts.rank, opts.size = self.rank, self.size
         opts.timeout_ns = max(1, int(timeout_s * 1e9))  # 0 would be the default
-        texts = [ffi.new("char[]", text.encode()) for text in (name, job)]
+        texts = [ffi.new("char[]", text_bytes(text, "group", "name")) for text in (name, job)]
         opts.name, opts.job_id = texts
         ranks = ffi.new("int32_t[]", members)
         opts.global_ranks = ranks
@@ -70,9 +71,10 @@ class Group:
     # ---- messages ------------------------------------------------------------------------------
 
     def send(self, tensor: TensorLike, dst: int, *, tag: int = 0) -> Transfer:
-        """Send a whole tensor; FIFO for each (source, tag)."""
+        """Send a whole tensor to a member; FIFO for each (source, tag). tag: 0 to 2**64 - 1."""
         data, len_bytes = memory.span(tensor, "send")
-        dst = whole(dst, "send", "dst")
+        dst = whole_in(dst, self.size - 1, "send", "dst")
+        tag = whole_in(tag, U64_MAX, "send", "tag")
         out = scratch.transfer
         check(
             lib.rdt_group_send(
@@ -90,7 +92,10 @@ class Group:
         """
         data, len_bytes = memory.span(tensor, "recv", writable=True)
         out = scratch.transfer
-        source = lib.RDT_SOURCE_ANY if src is None else whole(src, "recv", "src")
+        source = lib.RDT_SOURCE_ANY
+        if src is not None:
+            source = whole_in(src, self.size - 1, "recv", "src")
+        tag = whole_in(tag, U64_MAX, "recv", "tag")
         check(
             lib.rdt_group_recv(
                 self._handle.get("recv"), source, tag, data, len_bytes, ffi.NULL, out, scratch.err
@@ -193,10 +198,9 @@ class Group:
         root: int = 0,
     ) -> Transfer:
         call = _NAMES[collective]
-        if op not in REDUCE_OPS:
+        if not isinstance(op, str) or op not in REDUCE_OPS:
             raise invalid(call, f"op {op!r} is none of {', '.join(REDUCE_OPS)}")
-        if not 0 <= whole(root, call, "root") < self.size:
-            raise invalid(call, f"root {root} is not from 0 to {self.size - 1}")
+        root = whole_in(root, self.size - 1, call, "root")
         args = ffi.new("struct rdt_coll_args *")
         args.struct_size = ffi.sizeof("struct rdt_coll_args")
         args.op, args.dtype, args.count = collective, dtype_code(dtype, call), count
@@ -220,7 +224,7 @@ class Group:
 
     def abort(self, reason: str) -> None:
         """End every operation of the group on every member with an error that carries reason."""
-        lib.rdt_group_abort(self._handle.get("abort"), reason.encode())
+        lib.rdt_group_abort(self._handle.get("abort"), text_bytes(reason, "abort", "reason"))
 
     def _what(self, verb: str, amount: int) -> str:
         unit = "B" if " " in verb else "elements"

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from rdmatensor._arguments import invalid
+from rdmatensor._arguments import invalid, raw_bytes
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
     BYTES,
@@ -31,6 +31,8 @@ from rdmatensor.types import Array, TensorLike, TorchTensor
 class RemoteRegion:
     """What a peer needs to reach a region of ours: a value. Pickle it, or encode() it.
 
+    Made by Context.export() and Region.export(); its fields are of use to the C library only.
+
     It is a capability: who has it and is let into the job may write the region until its owner
     frees it.
     """
@@ -45,7 +47,7 @@ class RemoteRegion:
     rkey: int
 
     @cached_property
-    def c_struct(self) -> CData:
+    def _c_struct(self) -> CData:
         """The struct rdt_remote_region *."""
         struct = ffi.new("struct rdt_remote_region *")
         ffi.memmove(struct.owner, self.owner, lib.RDT_UUID_BYTES)
@@ -54,7 +56,7 @@ class RemoteRegion:
         return struct
 
     @staticmethod
-    def of_struct(struct: CData) -> RemoteRegion:
+    def _of_struct(struct: CData) -> RemoteRegion:
         """Copy a struct rdt_remote_region *."""
         names = [field.name for field in fields(RemoteRegion)[1:]]
         owner = bytes(ffi.buffer(struct.owner, lib.RDT_UUID_BYTES))
@@ -63,18 +65,22 @@ class RemoteRegion:
     def encode(self) -> bytes:
         """Return RDT_REMOTE_REGION_BYTES (64) bytes; docs/wire.md has the format."""
         out = ffi.new("uint8_t[]", lib.RDT_REMOTE_REGION_BYTES)
-        lib.rdt_remote_region_encode(self.c_struct, out)
+        lib.rdt_remote_region_encode(self._c_struct, out)
         return bytes(ffi.buffer(out))
 
     @staticmethod
-    def decode(data: bytes) -> RemoteRegion:
-        """Read what encode() wrote; ProtocolError for damaged bytes, VersionMismatch."""
+    def decode(data: bytes | bytearray | memoryview) -> RemoteRegion:
+        """Read what encode() wrote, from bytes or a buffer.
+
+        Raises: ProtocolError (damaged bytes), VersionMismatch, InvalidArgument (no bytes at all).
+        """
         struct = ffi.new("struct rdt_remote_region *")
+        raw = raw_bytes(data, "RemoteRegion.decode", "data", "RemoteRegion.encode()")
         check(
-            lib.rdt_remote_region_decode(data, len(data), struct, scratch.err),
+            lib.rdt_remote_region_decode(raw, len(raw), struct, scratch.err),
             "RemoteRegion.decode",
         )
-        return RemoteRegion.of_struct(struct)
+        return RemoteRegion._of_struct(struct)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (RemoteRegion.decode, (self.encode(),))
@@ -87,8 +93,16 @@ class RemoteRegion:
         )
 
 
+DEFAULT_DTYPE = "float32"
+
+
 def dtype_name(dtype: object) -> str:
-    """Return the name of a dtype given as a name, a numpy dtype or type, or a torch dtype."""
+    """Return the name of a dtype given as a name, a numpy dtype or type, or a torch dtype.
+
+    None is DEFAULT_DTYPE in every call, not numpy's float64.
+    """
+    if dtype is None:
+        return DEFAULT_DTYPE
     text = dtype if isinstance(dtype, str) else str(dtype)
     if text.startswith("torch."):
         return text[len("torch.") :]
@@ -237,6 +251,7 @@ def export(core: Core, tensor: TensorLike) -> RemoteRegion:
     """Make the region that a whole tensor lies in reachable by peers."""
     data, len_bytes = span(tensor, "export")
     ptr = core.get("export")
+    core.refuse_fork("export")
     region = lib.rdt_region_find(ptr, data, len_bytes)
     if region == ffi.NULL:
         raise invalid(
@@ -259,7 +274,7 @@ def export_region(region: CData) -> RemoteRegion:
     """Export a C region."""
     struct = ffi.new("struct rdt_remote_region *")
     check(lib.rdt_region_export(region, struct, scratch.err), "export")
-    return RemoteRegion.of_struct(struct)
+    return RemoteRegion._of_struct(struct)
 
 
 class Region:

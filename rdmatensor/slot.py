@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from rdmatensor import errors
-from rdmatensor._arguments import invalid, timeout_s_of
+from rdmatensor._arguments import invalid, text_bytes, timeout_s_of
 from rdmatensor._core import Core
 from rdmatensor._ffi import (
     OK,
@@ -52,7 +52,7 @@ class Held:
         """Give the buffer back to the sender; idempotent."""
         if not self._is_released:
             self._is_released = True
-            self._slot.take_back()
+            self._slot._take_back()
 
     @property
     def is_released(self) -> bool:
@@ -136,7 +136,7 @@ class Slot:
             self._arrays[addr] = array
         return array
 
-    def take_back(self) -> None:
+    def _take_back(self) -> None:
         """Return the credits of what was released; in order, since the sender fills in order."""
         while self._held and self._held[0].is_released:
             self._held.popleft()
@@ -194,8 +194,8 @@ class SlotSender:
         self._filling: tuple[int, ...] | None = None
         self._arrays: dict[int, Array] = {}
         self._timeout_s = timeout_s_of(timeout_s, core.timeout_s, "slot")
-        if (shape is None) != (dtype is None):
-            raise invalid("slot", f"slot {name!r}: give shape and dtype, or neither")
+        if shape is None and dtype is not None:
+            raise invalid("slot", f"slot {name!r}: give a shape with the dtype, or neither")
         if shape is not None:
             self._open(shape_of(shape, "slot"), dtype_name(dtype))
         elif kind == "bounded":
@@ -347,11 +347,9 @@ class SlotSender:
 
 
 def _name(name: str) -> bytes:
-    data = name.encode()
-    if not 1 <= len(data) < lib.RDT_SLOT_NAME_BYTES or b"\0" in data:
-        raise invalid(
-            "slot", f"name {name!r} must have 1 to {lib.RDT_SLOT_NAME_BYTES - 1} bytes, no NUL"
-        )
+    data = text_bytes(name, "slot", "name")
+    if not 1 <= len(data) < lib.RDT_SLOT_NAME_BYTES:
+        raise invalid("slot", f"name {name!r} must have 1 to {lib.RDT_SLOT_NAME_BYTES - 1} bytes")
     return data
 
 

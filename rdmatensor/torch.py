@@ -30,7 +30,7 @@ def empty(
     tie_to_context(c10d, chosen)
     dims = [shape] if isinstance(shape, int) else list(shape)
     kind = torch.get_default_dtype() if dtype is None else dtype
-    return cast("torch.Tensor", c10d.empty(chosen.c_addr, dims, kind))
+    return cast("torch.Tensor", c10d.empty(chosen._c_addr, dims, kind))
 
 
 def zeros(

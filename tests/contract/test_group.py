@@ -172,6 +172,9 @@ def test_arguments_that_are_refused(run: Callable[[Work], list[object]]) -> None
             lambda: group.all_reduce(np.ones((4, 4), np.float32)[:, ::2]),
             lambda: group.send(ones, SIZE),
         ]
+        with pytest.raises(InvalidArgument) as caught:
+            group.all_reduce(ones, "band")
+        assert str(caught.value) == "band is not defined for float32 [all_reduce: RDT_EINVAL]"
         for call in calls:
             with pytest.raises(InvalidArgument):
                 call()

@@ -67,6 +67,20 @@ def test_unknown_statuses_are_internal_errors() -> None:
     check(0, "nothing happens")
 
 
+def test_the_name_of_the_c_call_is_not_said_beside_python_s() -> None:
+    for head in ("slot_tx_put: ", "context_open: ", "write: ", "wait: "):
+        error = error_of(lib.RDT_EINVAL, "put", _filled(lib.RDT_EINVAL, head.encode() + b"x: y"))
+        assert str(error) == "x: y [put: RDT_EINVAL]"
+    kept = error_of(lib.RDT_EINVAL, "put", _filled(lib.RDT_EINVAL, b"slot 's': nothing"))
+    assert kept.detail == "slot 's': nothing"
+
+
+def test_a_peer_that_is_not_there_may_be_of_an_earlier_run() -> None:
+    text = b"rank 1 cannot be reached: it has exited, or a firewall lies between (x)"
+    error = error_of(lib.RDT_EPEER, "wait_ready", _filled(lib.RDT_EPEER, text))
+    assert "an earlier run left: use a fresh folder" in str(error)
+
+
 def test_messages_that_are_not_utf8_do_not_hide_the_error() -> None:
     assert "\ufffd" in str(error_of(-6, "x", _filled(-6, b"rank \xff")))
 
