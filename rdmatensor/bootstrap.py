@@ -7,13 +7,14 @@ import json
 import secrets
 import threading
 import time
+from functools import partial
 from types import TracebackType
 
-from rdmatensor._arguments import invalid, seconds, whole
+from rdmatensor._arguments import invalid, seconds, text_bytes, whole
 from rdmatensor.config import Settings
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import Closed, Mismatch
+from rdmatensor.errors import Closed, Mismatch, PeerError
 from rdmatensor.group import Group
 from rdmatensor.slot import Slot
 from rdmatensor.store import Store, wait_for
@@ -22,6 +23,10 @@ from rdmatensor.types import SlotKind
 # Blobs of this many neighbours are fetched with one request.
 BATCH = 64
 _INCARNATION_BYTES = 8
+_STORE_CALLS = ("set", "get", "check", "multi_get", "delete_key")
+_LEFT = "left: "  # no hexadecimal digits, which blobs are
+_REASON_CHARS_MAX = 500
+_LOOK_S = 0.5
 _JOB_BYTES_MAX = 63 - 2 * _INCARNATION_BYTES - 1  # the C library's job id has 63 in all
 
 
@@ -43,10 +48,19 @@ def join(
     Returns once the ranks have agreed on the job, not on connections: those are made at first use.
     Raises: TransferTimeout (rank 0 is missing), Mismatch (another size, another kind of secret).
     """
+    missing = [name for name in _STORE_CALLS if not callable(getattr(store, name, None))]
+    if missing:
+        raise invalid(
+            "join",
+            f"store={store!r} has no {missing[0]}(): give it a FileStore(path), the same folder "
+            "for all ranks, or a torch.distributed.Store",
+        )
     rank, size = whole(rank, "join", "rank"), whole(size, "join", "size")
+    if size < 1:
+        raise invalid("join", f"size {size} is not 1 or more")
     if not 0 <= rank < size:
         raise invalid("join", f"rank {rank} is not from 0 to {size - 1}")
-    if not 1 <= len(job.encode()) <= _JOB_BYTES_MAX:
+    if not 1 <= len(text_bytes(job, "join", "job")) <= _JOB_BYTES_MAX:
         raise invalid("join", f"job {job!r} must have 1 to {_JOB_BYTES_MAX} bytes")
     wait_s = None if timeout_s is None else seconds(timeout_s, "join")
     own = Context() if context is None else None
@@ -82,15 +96,21 @@ class World:
         self._timeout_s = context.settings.timeout_s if wait_s is None else wait_s
         self._lock = threading.Lock()  # of the endpoints; never held while waiting
         self._is_closed = False
+        self._look_after_s = 0.0
         self._blobs: dict[int, bytes] = {}
         self._endpoints: dict[int, Endpoint] = {}
         self._groups: list[Group] = []
         self._root = f"rdmatensor/{job}/root"
         root = self._publish_root() if rank == 0 else self._read_root()
-        secret, self.secret_source = _secret(root, context.settings)
         self._prefix = f"rdmatensor/{job}/{root['incarnation']}"
         self.job = f"{job}.{root['incarnation']}"
-        context.add_job(self.job, secret, rank=rank)
+        try:
+            self._check_size(root)
+            secret, self.secret_source = _secret(root, context.settings)
+            context.add_job(self.job, secret, rank=rank)
+        except Exception as error:
+            self._leave_word(error)
+            raise
         context._set_peers(self.endpoint)
         context.notes["job"] = {"id": self.job, "rank": rank, "size": size}
         context.notes["secret"] = self.secret_source
@@ -112,6 +132,9 @@ class World:
     def _read_root(self) -> dict[str, object]:
         wait_for(self._store, {self._root: "rank 0"}, self._timeout_s, "join")
         root: dict[str, object] = json.loads(self._store.get(self._root))
+        return root
+
+    def _check_size(self, root: dict[str, object]) -> None:
         if root.get("size") != self.size:
             raise Mismatch(
                 "RDT_EMISMATCH",
@@ -119,7 +142,25 @@ class World:
                 f"rank 0 joined a job of {root.get('size')} ranks, rank {self.rank} one of "
                 f"{self.size}",
             )
-        return root
+
+    # ---- words of those that gave up: without them the others would wait until their deadlines ---
+
+    def _leave_word(self, error: BaseException) -> None:
+        """Put in place of our blob why nobody will find us."""
+        why = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError, OSError):  # what made us leave is told all the same
+            self._store.set(self._key(self.rank), _LEFT + why[:_REASON_CHARS_MAX])
+
+    def _look_for_leaving(self, rank: int) -> None:
+        """Raise PeerError if a rank that we wait for has left a word; looks now and then."""
+        now_s = time.monotonic()
+        if now_s < self._look_after_s:
+            return
+        self._look_after_s = now_s + _LOOK_S
+        with contextlib.suppress(RuntimeError, OSError):  # C's own wait goes on
+            key = self._key(rank)
+            if self._store.check([key]):
+                _read_blob(rank, self._store.multi_get([key])[0])
 
     # ---- peers ---------------------------------------------------------------------------------
 
@@ -139,6 +180,7 @@ class World:
             endpoint = self._endpoints.get(rank)
             if endpoint is None:
                 endpoint = self.context.connect(blob, job=self.job, rank=rank)
+                endpoint._look_for_leaving = partial(self._look_for_leaving, rank)
                 self._endpoints[rank] = endpoint
         return endpoint
 
@@ -199,7 +241,7 @@ class World:
             wait_for(self._store, batch, left_s, "join", self._check_open)
             values = self._store.multi_get(list(batch))
             for rank, value in zip(missing[start : start + BATCH], values, strict=True):
-                self._blobs[rank] = bytes.fromhex(value.decode())
+                self._blobs[rank] = _read_blob(rank, value)
         if len(ranks) == 1 and missing:
             self._fetch_neighbours(ranks[0])
         return {rank: self._blobs[rank] for rank in ranks}
@@ -214,14 +256,23 @@ class World:
         if near and self._store.check([self._key(other) for other in near]):
             values = self._store.multi_get([self._key(other) for other in near])
             for other, value in zip(near, values, strict=True):
-                self._blobs[other] = bytes.fromhex(value.decode())
+                with contextlib.suppress(PeerError):  # told when that rank is asked for
+                    self._blobs[other] = _read_blob(other, value)
 
     def describe(self) -> dict[str, object]:
         """Return Context.describe(), with the job and where its secret came from."""
         return self.context.describe()
 
     def close(self) -> None:
-        """Close groups and endpoints, take our keys out of the store, close our context."""
+        """Close groups and endpoints, take our keys out of the store, close our context.
+
+        Where an exception leaves the `with` block, our key keeps its words, for those that wait.
+        """
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None and not self._is_closed:
+            self._leave_word(error)
         self._is_closed = True  # ends waits for ranks that have not joined
         for group in self._groups:
             group.close()
@@ -233,7 +284,8 @@ class World:
         self.context._set_peers(None)
         # The store may be gone before us: rank 0 of torch hosts it.
         with contextlib.suppress(RuntimeError, OSError):
-            self._store.delete_key(self._key(self.rank))
+            if error is None:  # the words of another end stay
+                self._store.delete_key(self._key(self.rank))
             if self.rank == 0:
                 self._store.delete_key(self._root)
         if self._owns_context:
@@ -248,10 +300,20 @@ class World:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._end(error)
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, job {self.job!r}>"
+
+
+def _read_blob(rank: int, value: bytes) -> bytes:
+    """Return the blob that a rank put into the store; PeerError for the word of one that left."""
+    text = value.decode()
+    if text.startswith(_LEFT):
+        error = PeerError("RDT_EPEER", "join", f"rank {rank} left: {text.removeprefix(_LEFT)}")
+        error.rank = rank
+        raise error
+    return bytes.fromhex(text)
 
 
 def _secret(root: dict[str, object], settings: Settings) -> tuple[bytes, str]:
