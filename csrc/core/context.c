@@ -178,7 +178,7 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
             RDT_OK)
             rdti_log(RDT_LOG_WARN,
                      "no memory to await rank %d's answer: a freed region stays in quarantine",
-                     (int)ep->rank);
+                     (int)rdti_endpoint_rank(ep));
         else if (!ep->is_lingering)
             rdti_channel_send(ep->channel, RDTI_FRAME_REVOKE, payload, payload_bytes, NULL, 0);
     }
@@ -391,7 +391,7 @@ close_endpoints(rdt_context *ctx, struct rdt_error *err)
             status = rdti_error_set(
                 err, RDT_EBUSY, 0,
                 "context_close: the endpoint to rank %d, or a slot or group on it, is open",
-                (int)ep->rank);
+                (int)rdti_endpoint_rank(ep));
     }
     for (struct rdti_list *node = ctx->endpoints.next; status == RDT_OK && node != &ctx->endpoints;
          node = node->next) {

@@ -32,10 +32,10 @@ put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
 
     if (ep->lane != NULL && state == RDTI_EP_READY)
         ep->lane->transport->explain(ep->lane, lane, sizeof(lane));
-    rdti_json_put(json, "{\"rank\":%d,\"uuid\":", (int)ep->rank);
+    rdti_json_put(json, "{\"rank\":%d,\"uuid\":", (int)rdti_endpoint_rank(ep));
     rdti_json_put_hex(json, ep->uuid, RDT_UUID_BYTES);
     rdti_json_put(json, ",\"state\":\"%s\",\"path\":\"%s\",\"lane\":", states[state],
-                  path_name(ep->transport_id));
+                  path_name(rdti_endpoint_transport_id(ep)));
     rdti_json_put_string(json, lane);
     rdti_json_put(json, ",\"why_not_better\":");
     rdti_json_put_string(json, ep->setup != NULL ? ep->setup->reasons : ep->reason);

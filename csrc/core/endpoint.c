@@ -47,7 +47,7 @@ rdti_endpoint_uuid(const rdt_endpoint *ep)
 int32_t
 rdti_endpoint_rank(const rdt_endpoint *ep)
 {
-    return ep->rank;
+    return atomic_load_explicit(&ep->rank, memory_order_relaxed); /* for messages */
 }
 
 const char *
@@ -73,7 +73,7 @@ rdti_endpoint_caps(const rdt_endpoint *ep)
 {
     /* Any thread: not by the lane, which may be closed at this moment; what was found is
      * immutable. */
-    const uint32_t id = atomic_load_explicit(&ep->transport_id, memory_order_acquire);
+    const uint32_t id = rdti_endpoint_transport_id(ep);
 
     return id == RDT_TRANSPORT_AUTO ? (struct rdti_transport_caps){0}
                                     : ep->ctx->found[id].transport->caps;
@@ -105,8 +105,9 @@ rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err)
     if (rdti_endpoint_is_ended(ep))
         return rdti_error_copy(err, &ep->error);
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
-        return rdti_error_set_rank(err, RDT_ECLOSED, ep->rank,
-                                   "the endpoint to rank %d was closed here", (int)ep->rank);
+        return rdti_error_set_rank(err, RDT_ECLOSED, rdti_endpoint_rank(ep),
+                                   "the endpoint to rank %d was closed here",
+                                   (int)rdti_endpoint_rank(ep));
     return RDT_OK;
 }
 
@@ -274,9 +275,9 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
         const uint32_t cap = ep->inbox_cap == 0 ? 64 : ep->inbox_cap * 2;
         if (cap > INBOX_MAX)
             return rdti_error_set_rank(
-                err, RDT_ENOMEM, ep->rank,
+                err, RDT_ENOMEM, rdti_endpoint_rank(ep),
                 "%d notifications of rank %d were never taken: call wait_notify", INBOX_MAX,
-                (int)ep->rank);
+                (int)rdti_endpoint_rank(ep));
         uint32_t *inbox = malloc(sizeof(*inbox) * cap);
         if (inbox == NULL)
             return rdti_error_set(err, RDT_ENOMEM, 0, "room for %u notifications", cap);
@@ -299,7 +300,7 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
 void
 rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
 {
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
     rdt_status status;
     uint32_t value;
     uint32_t epoch;
@@ -329,9 +330,9 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
         status = rdti_path_on_probe(ep, &err);
         break;
     default:
-        status = rdti_error_set_rank(&err, RDT_EPROTO, ep->rank,
+        status = rdti_error_set_rank(&err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                      "rank %d sent the notification 0x%x, which means nothing",
-                                     (int)ep->rank, notification);
+                                     (int)rdti_endpoint_rank(ep), notification);
         break;
     }
     if (status != RDT_OK && rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)

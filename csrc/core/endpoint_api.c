@@ -27,7 +27,7 @@ check_remote(const rdt_endpoint *ep, const char *call, const struct rdt_remote_r
     if (memcmp(remote->owner, ep->uuid, RDT_UUID_BYTES) != 0)
         return rdti_error_set(err, RDT_EINVAL, 0,
                               "%s: the remote region belongs to another process than rank %d", call,
-                              (int)ep->rank);
+                              (int)rdti_endpoint_rank(ep));
     if (!rdti_range_ok(off_bytes, len_bytes, remote->len_bytes))
         return rdti_error_set(err, RDT_ERANGE, 0,
                               "%s: offset %llu + %llu bytes leaves the region of %llu bytes", call,
@@ -221,9 +221,9 @@ rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
     timeout_ns = timeout_ns == RDT_TIMEOUT_DEFAULT ? ep->ctx->opts.timeout_ns : timeout_ns;
     status = rdti_engine_wait(ep->ctx->engine, has_notify, ep, rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
-        return rdti_error_set_rank(err, RDT_ETIMEDOUT, ep->rank,
-                                   "no notification of rank %d within %.3f s", (int)ep->rank,
-                                   (double)timeout_ns / 1e9);
+        return rdti_error_set_rank(err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
+                                   "no notification of rank %d within %.3f s",
+                                   (int)rdti_endpoint_rank(ep), (double)timeout_ns / 1e9);
     if (status != RDT_OK)
         return rdti_error_set(err, status, 0,
                               "wait_notify: called from a task, which must not wait");
@@ -251,7 +251,7 @@ try_map(struct map_wait *wait)
     else if (status == RDT_OK && ep->lane->transport->map == NULL)
         status = rdti_error_set(&wait->err, RDT_ENOTSUP, 0,
                                 "map: the path to rank %d is %s, which shares no memory",
-                                (int)ep->rank, ep->lane->transport->name);
+                                (int)rdti_endpoint_rank(ep), ep->lane->transport->name);
     else if (status == RDT_OK)
         status = ep->lane->transport->map(ep->lane, wait->remote, &wait->addr, &wait->err);
     rdti_engine_leave(ep->ctx->engine);
@@ -280,9 +280,9 @@ rdti_endpoint_map_until(rdt_endpoint *ep, const struct rdt_remote_region *remote
         return status;
     status = rdti_engine_wait(ep->ctx->engine, is_mapped, &wait, deadline_ns);
     if (status != RDT_OK)
-        return rdti_error_set_rank(err, status, ep->rank,
+        return rdti_error_set_rank(err, status, rdti_endpoint_rank(ep),
                                    "map: rank %d did not hand over its memory in time",
-                                   (int)ep->rank);
+                                   (int)rdti_endpoint_rank(ep));
     if (wait.status != RDT_OK)
         return rdti_error_copy(err, &wait.err);
     *out = wait.addr;
@@ -304,7 +304,8 @@ rdt_endpoint_map(rdt_endpoint *ep, const struct rdt_remote_region *remote, void 
 uint32_t
 rdt_endpoint_transport(const rdt_endpoint *ep)
 {
-    return rdti_endpoint_get_state(ep) == RDTI_EP_READY ? ep->transport_id : RDT_TRANSPORT_AUTO;
+    return rdti_endpoint_get_state(ep) == RDTI_EP_READY ? rdti_endpoint_transport_id(ep)
+                                                        : RDT_TRANSPORT_AUTO;
 }
 
 void

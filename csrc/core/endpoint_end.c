@@ -26,7 +26,7 @@ rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death)
     if (ep->error.status == RDT_OK)
         ep->error.status = RDT_EPEER;
     if (ep->error.peer_rank == RDT_RANK_UNKNOWN)
-        ep->error.peer_rank = ep->rank;
+        ep->error.peer_rank = rdti_endpoint_rank(ep);
     ep->is_death = is_death && rdti_endpoint_get_state(ep) != RDTI_EP_CLOSING;
     rdti_endpoint_set_state(ep, RDTI_EP_FAILED);
     ep->ctx->has_core_work = true;
@@ -37,8 +37,9 @@ rdti_endpoint_leave(rdt_endpoint *ep)
 {
     if (rdti_endpoint_is_ended(ep))
         return;
-    (void)rdti_error_set_rank(&ep->error, RDT_EPEER, ep->rank,
-                              "rank %d left: it closed the connection", (int)ep->rank);
+    (void)rdti_error_set_rank(&ep->error, RDT_EPEER, rdti_endpoint_rank(ep),
+                              "rank %d left: it closed the connection",
+                              (int)rdti_endpoint_rank(ep));
     rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
     ep->ctx->has_core_work = true;
 }
@@ -73,7 +74,7 @@ end_lane(rdt_endpoint *ep, const struct rdt_error *err)
 
     if (ep->lane == NULL)
         return;
-    atomic_store_explicit(&ep->transport_id, RDT_TRANSPORT_AUTO, memory_order_release);
+    rdti_endpoint_set_transport_id(ep, RDT_TRANSPORT_AUTO);
     if (is_kept && ep->lane->transport->fail_lane != NULL) {
         ep->lane->transport->fail_lane(ep->lane, err);
         return;
@@ -125,7 +126,7 @@ say_last_words(rdt_endpoint *ep)
     memcpy(words.uuid, ep->ctx->uuid, RDT_UUID_BYTES);
     if (ep->is_death) { /* it may be stopped, or on the other side of a broken link */
         memcpy(words.uuid, ep->uuid, RDT_UUID_BYTES);
-        words.rank = ep->rank;
+        words.rank = rdti_endpoint_rank(ep);
         words.is_left = 0;
     }
     rdti_text_copy(words.reason, sizeof(words.reason), ep->error.message);
@@ -171,7 +172,7 @@ bury(rdt_endpoint *ep)
     rdti_path_end_setup(ep);
     fail_pending(ep, &ep->error);
     if (ep->is_death) {
-        struct rdti_obituary news = {.rank = ep->rank};
+        struct rdti_obituary news = {.rank = rdti_endpoint_rank(ep)};
         memcpy(news.uuid, ep->uuid, RDT_UUID_BYTES);
         rdti_text_copy(news.reason, sizeof(news.reason), ep->error.message);
         rdti_context_announce_death(ep->ctx, &news, ep);
@@ -181,7 +182,8 @@ bury(rdt_endpoint *ep)
     rdti_groups_on_left(ep->ctx->groups, ep, &ep->error);
     rdti_context_recount_local(ep->ctx);
     if (ep->error.status != RDT_EPEER || ep->is_death)
-        rdti_log(RDT_LOG_INFO, "endpoint to rank %d ended: %s", (int)ep->rank, ep->error.message);
+        rdti_log(RDT_LOG_INFO, "endpoint to rank %d ended: %s", (int)rdti_endpoint_rank(ep),
+                 ep->error.message);
     rdti_engine_wake(ep->ctx->engine);
     return true;
 }
@@ -213,11 +215,12 @@ static void
 advance_closing(rdt_endpoint *ep)
 {
     const bool is_late = rdti_now_ns() >= ep->linger_until_ns;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     if (ep->channel == NULL || ep->lane == NULL || ep->lane_broken_ns != 0 || is_late) {
-        (void)rdti_error_set_rank(&err, RDT_ECLOSED, ep->rank,
-                                  "the endpoint to rank %d was closed here", (int)ep->rank);
+        (void)rdti_error_set_rank(&err, RDT_ECLOSED, rdti_endpoint_rank(ep),
+                                  "the endpoint to rank %d was closed here",
+                                  (int)rdti_endpoint_rank(ep));
         ep->error = err;
         rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
         return;
@@ -232,8 +235,9 @@ advance_closing(rdt_endpoint *ep)
 void
 rdti_endpoint_close_unready(rdt_endpoint *ep)
 {
-    (void)rdti_error_set_rank(&ep->error, RDT_ECLOSED, ep->rank,
-                              "the endpoint to rank %d was closed here", (int)ep->rank);
+    (void)rdti_error_set_rank(&ep->error, RDT_ECLOSED, rdti_endpoint_rank(ep),
+                              "the endpoint to rank %d was closed here",
+                              (int)rdti_endpoint_rank(ep));
     rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
 }
 
@@ -274,8 +278,7 @@ void
 rdti_endpoints_await_goodbyes(rdt_context *ctx)
 {
     /* Late is no error: the progress thread says it then. A driver must not wait. */
-    (void)rdti_engine_wait(ctx->engine, is_goodbye_said, ctx,
-                           rdti_deadline_after(GOODBYE_WAIT_NS));
+    (void)rdti_engine_wait(ctx->engine, is_goodbye_said, ctx, rdti_deadline_after(GOODBYE_WAIT_NS));
 }
 
 static void

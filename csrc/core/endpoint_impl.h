@@ -4,6 +4,8 @@
 #ifndef RDTI_CORE_ENDPOINT_IMPL_H
 #define RDTI_CORE_ENDPOINT_IMPL_H
 
+#include <stdatomic.h>
+
 #include "core/channel.h"
 #include "core/endpoint.h"
 #include "core/handshake.h"
@@ -43,7 +45,7 @@ struct rdt_endpoint {
     struct rdti_list link; /* ctx->endpoints */
     rdt_context *ctx;
     uint8_t uuid[RDT_UUID_BYTES];
-    _Atomic int32_t rank; /* relaxed would do: for messages; once known it stays */
+    _Atomic int32_t rank; /* for messages; once known it stays */
     char job_id[RDTI_JOB_ID_BYTES];
     uint32_t refs; /* handles, groups and slots; 0 for one that only the peer opened */
     _Atomic uint32_t state;
@@ -54,7 +56,7 @@ struct rdt_endpoint {
     struct rdti_watch *pidfd_watch;
     int pidfd;
     int32_t peer_pid;
-    _Atomic uint32_t transport_id;  /* of the path in use; read without the lock */
+    _Atomic uint32_t transport_id;  /* of the path in use; stored by drivers, read by anybody */
     char reason[RDTI_REASON_BYTES]; /* why this path and not a better one */
     uint8_t session_id[RDTI_SESSION_ID_BYTES];
     uint8_t session_key[RDTI_SHA256_BYTES];
@@ -90,6 +92,27 @@ struct rdt_endpoint {
     uint32_t answer_count;
     uint32_t answer_cap;
 };
+
+/* relaxed: the rank is for messages, see rdti_endpoint_rank(). */
+static inline void
+rdti_endpoint_set_rank(rdt_endpoint *ep, int32_t rank)
+{
+    atomic_store_explicit(&ep->rank, rank, memory_order_relaxed);
+}
+
+/* relaxed, both: the id orders nothing, it is an index into ctx->found, which is immutable. Who
+ * uses the lane behind it is ordered by the state, or holds the lock. */
+static inline uint32_t
+rdti_endpoint_transport_id(const rdt_endpoint *ep)
+{
+    return atomic_load_explicit(&ep->transport_id, memory_order_relaxed);
+}
+
+static inline void
+rdti_endpoint_set_transport_id(rdt_endpoint *ep, uint32_t transport)
+{
+    atomic_store_explicit(&ep->transport_id, transport, memory_order_relaxed);
+}
 
 /* endpoint.c: in use; endpoint_end.c: how it ends */
 void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);

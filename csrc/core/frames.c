@@ -21,7 +21,7 @@
 static void
 take_arrivals(rdt_endpoint *ep)
 {
-    const struct rdti_found *found = &ep->ctx->found[ep->transport_id];
+    const struct rdti_found *found = &ep->ctx->found[rdti_endpoint_transport_id(ep)];
 
     /* Bounded: the peer writes nothing more; other lanes of the transport may. */
     for (int i = 0;
@@ -34,28 +34,29 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
 {
     struct rdti_death death;
     struct rdti_obituary news = {0};
-    struct rdt_error why = {.peer_rank = ep->rank};
+    struct rdt_error why = {.peer_rank = rdti_endpoint_rank(ep)};
     const rdt_status status = rdti_death_decode(payload, payload_bytes, &death, err);
 
     if (status != RDT_OK)
         return status;
     if (memcmp(death.uuid, ep->ctx->uuid, RDT_UUID_BYTES) == 0) {
-        (void)rdti_error_set_rank(&why, RDT_EPEER, ep->rank,
-                                  "rank %d gave this process up for dead: %s", (int)ep->rank,
-                                  death.reason);
+        (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
+                                  "rank %d gave this process up for dead: %s",
+                                  (int)rdti_endpoint_rank(ep), death.reason);
         rdti_endpoint_on_peer_done(ep);
         rdti_endpoint_fail(ep, &why, false);
         return RDT_OK;
     }
     if ((death.is_left != 0) != (memcmp(death.uuid, ep->uuid, RDT_UUID_BYTES) == 0))
-        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d tells of a leaving that is not its own, or of its own "
                                    "death",
-                                   (int)ep->rank);
+                                   (int)rdti_endpoint_rank(ep));
     if (death.is_left != 0) { /* its last words */
         take_arrivals(ep);
-        (void)rdti_error_set_rank(&why, RDT_EPEER, ep->rank, "rank %d closed the connection: %s",
-                                  (int)ep->rank, death.reason);
+        (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
+                                  "rank %d closed the connection: %s", (int)rdti_endpoint_rank(ep),
+                                  death.reason);
         rdti_endpoint_on_peer_done(ep);
         rdti_endpoint_fail(ep, &why, false);
         return RDT_OK;
@@ -94,9 +95,9 @@ on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, stru
         return status;
     if (rdti_endpoint_push_revoke(&ep->answers, &ep->answer_count, &ep->answer_cap, &revoke) !=
         RDT_OK)
-        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
-                                   "rank %d freed more than %u regions at once", (int)ep->rank,
-                                   REVOKES_MAX);
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                                   "rank %d freed more than %u regions at once",
+                                   (int)rdti_endpoint_rank(ep), REVOKES_MAX);
     ep->ctx->has_core_work = true; /* answered once no writer of ours is inside the lane */
     return RDT_OK;
 }
@@ -116,9 +117,9 @@ on_revoked(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, str
         (void)rdti_regions_acknowledge(ep->ctx->regions, revoke.index, revoke.generation);
         return RDT_OK;
     }
-    return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+    return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                "rank %d acknowledged a revocation that was not sent",
-                               (int)ep->rank);
+                               (int)rdti_endpoint_rank(ep));
 }
 
 static rdt_status
@@ -132,14 +133,14 @@ on_segment_get(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
 
     if (status != RDT_OK)
         return status;
-    if (ep->transport_id != RDT_TRANSPORT_SHM)
-        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+    if (rdti_endpoint_transport_id(ep) != RDT_TRANSPORT_SHM)
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d asks for memory over a path that shares none",
-                                   (int)ep->rank);
+                                   (int)rdti_endpoint_rank(ep));
     if (rdti_arena_segment(ep->ctx->arena, segment.segment, &fd, &segment.len_bytes) != RDT_OK)
-        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d asks for piece %u of the arena, which is none",
-                                   (int)ep->rank, segment.segment);
+                                   (int)rdti_endpoint_rank(ep), segment.segment);
     rdti_count(&ep->ctx->counters.control_messages, 1);
     rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT, out, rdti_segment_encode(&segment, out), &fd,
                       1);
@@ -156,13 +157,13 @@ on_segment(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, str
     if (status != RDT_OK)
         return status;
     if (ep->lane == NULL || ep->lane->transport->segment_arrived == NULL)
-        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d sent a piece of memory that nobody asked for",
-                                   (int)ep->rank);
+                                   (int)rdti_endpoint_rank(ep));
     if (rdti_channel_take_fds(ep->channel, &fd, 1) != 1)
-        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d sent a piece of memory without its descriptor",
-                                   (int)ep->rank);
+                                   (int)rdti_endpoint_rank(ep));
     ep->lane->transport->segment_arrived(ep->lane, segment.segment, fd, segment.len_bytes);
     rdti_engine_wake(ep->ctx->engine);
     return RDT_OK;
@@ -243,28 +244,30 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
     case RDTI_FRAME_ABORT:
         return on_abort(ep, payload, payload_bytes, err);
     }
-    return rdti_error_set_rank(err, RDT_EPROTO, ep->rank, "rank %d sent a frame of unknown type %u",
-                               (int)ep->rank, (unsigned)type);
+    return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                               "rank %d sent a frame of unknown type %u",
+                               (int)rdti_endpoint_rank(ep), (unsigned)type);
 }
 
 static void
 on_end(void *arg, const struct rdt_error *why)
 {
     rdt_endpoint *ep = arg;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     if (why->status == RDT_EPEER) /* the socket's end, not a frame that we could not bear */
         rdti_endpoint_on_peer_done(ep);
     if (rdti_endpoint_is_ended(ep))
         return;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
-        (void)rdti_error_set_rank(&err, (rdt_status)why->status, ep->rank,
-                                  "rank %d: %s during set-up", (int)ep->rank, why->message);
+        (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
+                                  "rank %d: %s during set-up", (int)rdti_endpoint_rank(ep),
+                                  why->message);
         rdti_path_channel_lost(ep, &err);
         return;
     }
-    (void)rdti_error_set_rank(&err, (rdt_status)why->status, ep->rank, "rank %d died: %s",
-                              (int)ep->rank, why->message);
+    (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
+                              "rank %d died: %s", (int)rdti_endpoint_rank(ep), why->message);
     rdti_endpoint_fail(ep, &err, true);
 }
 

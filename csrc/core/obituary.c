@@ -40,7 +40,7 @@ tell(rdt_endpoint *ep, const struct rdti_obituary *news)
 static void
 end_as_dead(rdt_endpoint *ep, const struct rdti_obituary *news)
 {
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     (void)rdti_error_set_rank(&err, RDT_EPEER, news->rank, "%s", news->reason);
     rdti_endpoint_fail(ep, &err, true);

@@ -87,7 +87,7 @@ rdti_path_create(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES], int32_t r
         return rdti_error_set(err, RDT_ENOMEM, 0, "an endpoint of %zu bytes", sizeof(*ep));
     }
     ep->ctx = ctx;
-    ep->rank = rank;
+    rdti_endpoint_set_rank(ep, rank);
     ep->pidfd = -1;
     memcpy(ep->uuid, uuid, RDT_UUID_BYTES);
     rdti_text_copy(ep->job_id, sizeof(ep->job_id), job_id);
@@ -124,7 +124,7 @@ static void
 on_pidfd(void *arg, uint32_t epoll_events)
 {
     rdt_endpoint *ep = arg;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     (void)epoll_events;
     if (ep->channel != NULL)
@@ -134,8 +134,9 @@ on_pidfd(void *arg, uint32_t epoll_events)
     rdti_endpoint_on_peer_done(ep);
     if (rdti_endpoint_is_ended(ep))
         return;
-    (void)rdti_error_set_rank(&err, RDT_EPEER, ep->rank, "rank %d died: process %d has exited",
-                              (int)ep->rank, (int)ep->peer_pid);
+    (void)rdti_error_set_rank(&err, RDT_EPEER, rdti_endpoint_rank(ep),
+                              "rank %d died: process %d has exited", (int)rdti_endpoint_rank(ep),
+                              (int)ep->peer_pid);
     rdti_endpoint_fail(ep, &err, true);
 }
 
@@ -177,9 +178,9 @@ rdti_path_check_floor(const rdt_endpoint *ep, uint32_t transport, uint32_t peer_
     if (floor == RDT_TRANSPORT_AUTO || floor >= RDTI_TRANSPORT_COUNT ||
         !is_better(floor, transport))
         return RDT_OK;
-    return rdti_error_set_rank(err, RDT_EMISMATCH, ep->rank,
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_endpoint_rank(ep),
                                "%s is required, but the best path to rank %d is %s: %s",
-                               rdti_path_transport_name(floor), (int)ep->rank,
+                               rdti_path_transport_name(floor), (int)rdti_endpoint_rank(ep),
                                rdti_path_transport_name(transport),
                                ep->setup->reasons[0] != '\0' ? ep->setup->reasons
                                                              : "no better one is viable");
@@ -221,7 +222,7 @@ rdti_path_make_half(rdt_endpoint *ep, uint32_t transport, const struct rdti_auth
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
     struct rdti_lane_args args = {
         .is_connector = result->is_connector,
-        .peer_rank = ep->rank,
+        .peer_rank = rdti_endpoint_rank(ep),
         .is_loopback =
             !result->is_unix && rdti_sockaddr_is_loopback((const struct sockaddr *)&result->peer),
         .peer_sockaddr = result->is_connector && !result->is_unix ? &result->peer : NULL,
@@ -238,7 +239,7 @@ rdti_path_make_half(rdt_endpoint *ep, uint32_t transport, const struct rdti_auth
     if (status != RDT_OK)
         return status;
     ep->lane->owner = ep;
-    ep->transport_id = transport;
+    rdti_endpoint_set_transport_id(ep, transport);
     setup->own_path.transport = transport;
     memcpy(setup->own_path.session_id, ep->session_id, sizeof(ep->session_id));
     rdti_text_copy(setup->own_path.reason, sizeof(setup->own_path.reason), setup->reasons);
@@ -307,8 +308,9 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
         (void)close(result->fd);
         return;
     }
-    if (ep->rank == RDT_RANK_UNKNOWN)
-        ep->rank = result->is_connector ? result->challenge.rank : result->hello.rank;
+    if (rdti_endpoint_rank(ep) == RDT_RANK_UNKNOWN)
+        rdti_endpoint_set_rank(ep,
+                               result->is_connector ? result->challenge.rank : result->hello.rank);
     memcpy(ep->session_key, result->session_key, sizeof(ep->session_key));
     ep->setup->is_passive = !result->is_connector;
     ep->setup->retry_ns = 0;

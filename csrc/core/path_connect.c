@@ -128,7 +128,7 @@ static void
 out_of_places(rdt_endpoint *ep)
 {
     struct rdti_setup *setup = ep->setup;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     /* A peer that is silent may be stopped or busy; how long that is borne is what the deadline
      * says. */
@@ -146,8 +146,8 @@ out_of_places(rdt_endpoint *ep)
         return;
     }
     const bool is_refused = setup->last_error.status == (int32_t)RDT_ENOTVIABLE;
-    (void)rdti_error_set_rank(&err, RDT_EPEER, ep->rank, "rank %d cannot be reached: %s%s%s",
-                              (int)ep->rank,
+    (void)rdti_error_set_rank(&err, RDT_EPEER, rdti_endpoint_rank(ep),
+                              "rank %d cannot be reached: %s%s%s", (int)rdti_endpoint_rank(ep),
                               is_refused ? ""
                                          : "it has exited, or a firewall or another network lies "
                                            "between (",
@@ -162,7 +162,7 @@ void
 rdti_path_try_next(rdt_endpoint *ep)
 {
     struct rdti_setup *setup = ep->setup;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     while (setup->next_place < setup->place_count) {
         const struct rdti_place *place = &setup->places[setup->next_place++];
@@ -234,8 +234,8 @@ open_again(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdt_endp
            const struct rdti_job *job)
 {
     rdti_endpoint_ref(ep);
-    if (ep->rank == RDT_RANK_UNKNOWN)
-        ep->rank = opts->peer_rank;
+    if (rdti_endpoint_rank(ep) == RDT_RANK_UNKNOWN)
+        rdti_endpoint_set_rank(ep, opts->peer_rank);
     if (ep->setup == NULL || ep->setup->is_prepared)
         return;
     prepare(ep, blob, job);
@@ -323,9 +323,9 @@ rdt_endpoint_wait_ready(rdt_endpoint *ep, uint64_t timeout_ns, struct rdt_error 
     timeout_ns = timeout_ns == RDT_TIMEOUT_DEFAULT ? ep->ctx->opts.timeout_ns : timeout_ns;
     status = rdti_engine_wait(ep->ctx->engine, is_settled, ep, rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
-        return rdti_error_set_rank(err, RDT_ETIMEDOUT, ep->rank,
+        return rdti_error_set_rank(err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
                                    "the endpoint to rank %d was not ready within %.3f s",
-                                   (int)ep->rank, (double)timeout_ns / 1e9);
+                                   (int)rdti_endpoint_rank(ep), (double)timeout_ns / 1e9);
     if (status != RDT_OK)
         return rdti_error_set(err, status, 0,
                               "wait_ready: called from a task, which must not wait");

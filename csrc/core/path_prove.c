@@ -87,7 +87,8 @@ rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_byt
     struct rdti_setup *setup = ep->setup;
 
     if (setup == NULL || setup->has_path_in)
-        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d sent a second PATH", (int)ep->rank);
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d sent a second PATH",
+                              (int)rdti_endpoint_rank(ep));
     rdt_status status = rdti_path_decode(payload, payload_bytes, &setup->peer_path, err);
     if (status != RDT_OK)
         return status;
@@ -95,16 +96,16 @@ rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_byt
         setup->peer_path.ring.len_bytes < RDTI_RING_SMALL_BYTES)
         return rdti_error_set(err, RDT_EPROTO, 0,
                               "rank %d offers a mailbox ring that is not its own or too small",
-                              (int)ep->rank);
+                              (int)rdti_endpoint_rank(ep));
     if (ep->lane == NULL && !setup->authenticated.is_connector)
         return rdti_error_set(err, RDT_EPROTO, 0, "rank %d answers a path that was given up",
-                              (int)ep->rank);
+                              (int)rdti_endpoint_rank(ep));
     if (ep->lane == NULL) {
         const uint32_t transport = setup->peer_path.transport;
         if (setup->authenticated.is_unix != (transport == RDT_TRANSPORT_SHM))
             return rdti_error_set(err, RDT_EPROTO, 0,
-                                  "rank %d offers %s over the wrong kind of socket", (int)ep->rank,
-                                  rdti_path_transport_name(transport));
+                                  "rank %d offers %s over the wrong kind of socket",
+                                  (int)rdti_endpoint_rank(ep), rdti_path_transport_name(transport));
         memcpy(ep->session_id, setup->peer_path.session_id, sizeof(ep->session_id));
         status = rdti_path_check_floor(ep, transport,
                                        setup->authenticated.challenge.require_transport, err);
@@ -113,9 +114,10 @@ rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_byt
             return RDT_OK;
         }
         status = rdti_path_make_half(ep, transport, &setup->authenticated, err);
-    } else if (setup->peer_path.transport != ep->transport_id) {
-        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d answers %s with %s", (int)ep->rank,
-                              rdti_path_transport_name(ep->transport_id),
+    } else if (setup->peer_path.transport != rdti_endpoint_transport_id(ep)) {
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d answers %s with %s",
+                              (int)rdti_endpoint_rank(ep),
+                              rdti_path_transport_name(rdti_endpoint_transport_id(ep)),
                               rdti_path_transport_name(setup->peer_path.transport));
     }
     if (status == RDT_OK)
@@ -131,7 +133,7 @@ rdt_status
 rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
                          struct rdt_error *err)
 {
-    struct rdt_error why = {.peer_rank = ep->rank};
+    struct rdt_error why = {.peer_rank = rdti_endpoint_rank(ep)};
     struct rdti_text text;
     const rdt_status status = rdti_text_decode(payload, payload_bytes, &text, err);
 
@@ -139,9 +141,9 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
         return status;
     if (ep->setup == NULL)
         return rdti_error_set(err, RDT_EPROTO, 0, "rank %d gives up a path that was proved",
-                              (int)ep->rank);
-    (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, ep->rank, "rank %d: %s", (int)ep->rank,
-                              text.text);
+                              (int)rdti_endpoint_rank(ep));
+    (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "rank %d: %s",
+                              (int)rdti_endpoint_rank(ep), text.text);
     rdti_path_abandon(ep, &why);
     return RDT_OK;
 }
@@ -153,7 +155,7 @@ flush_pending(rdt_endpoint *ep)
 
     while ((node = rdti_list_take_first(&ep->pending)) != NULL) {
         struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
-        struct rdt_error err = {.peer_rank = ep->rank};
+        struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
         const rdt_status status = op->kind == RDTI_OP_WRITE
                                       ? ep->lane->transport->write(ep->lane, op, &err)
                                       : ep->lane->transport->read(ep->lane, op, &err);
@@ -177,9 +179,10 @@ become_ready(rdt_endpoint *ep)
     rdti_mailbox_on_ready(ep->mailbox);
     rdti_slots_on_ready(ep->slots);
     rdti_context_recount_local(ep->ctx);
-    rdti_log(RDT_LOG_INFO, "rank %d is reached over %s (%.1f ms)%s%s", (int)ep->rank,
-             rdti_path_transport_name(ep->transport_id), (double)ep->ready_after_ns / 1e6,
-             ep->reason[0] != '\0' ? "; not better because " : "", ep->reason);
+    rdti_log(RDT_LOG_INFO, "rank %d is reached over %s (%.1f ms)%s%s", (int)rdti_endpoint_rank(ep),
+             rdti_path_transport_name(rdti_endpoint_transport_id(ep)),
+             (double)ep->ready_after_ns / 1e6, ep->reason[0] != '\0' ? "; not better because " : "",
+             ep->reason);
     if (ep->is_close_due)
         rdti_endpoint_begin_close(ep);
 }
@@ -199,7 +202,8 @@ rdti_path_on_ready_frame(rdt_endpoint *ep, struct rdt_error *err)
         return RDT_OK;
     }
     if (ep->setup == NULL || ep->setup->heard_ready)
-        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d said READY twice", (int)ep->rank);
+        return rdti_error_set(err, RDT_EPROTO, 0, "rank %d said READY twice",
+                              (int)rdti_endpoint_rank(ep));
     ep->setup->heard_ready = true;
     check_ready(ep);
     return RDT_OK;
@@ -210,7 +214,7 @@ rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err)
 {
     if (ep->setup == NULL || !ep->setup->said_ready)
         return rdti_error_set(err, RDT_EPROTO, 0, "rank %d used a path that is not proved",
-                              (int)ep->rank);
+                              (int)rdti_endpoint_rank(ep));
     ep->is_ready_frame_due = !ep->setup->heard_ready;
     ep->setup->heard_ready = true;
     check_ready(ep);
@@ -222,7 +226,7 @@ rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err)
 void
 rdti_path_on_lane_ready(rdt_endpoint *ep)
 {
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
     struct rdti_setup *setup = ep->setup;
 
     if (setup == NULL || setup->is_lane_ready)
@@ -260,13 +264,13 @@ rdti_path_on_probe(rdt_endpoint *ep, struct rdt_error *err)
 
     if (setup == NULL || !setup->has_path_in || setup->said_ready)
         return rdti_error_set(err, RDT_EPROTO, 0, "rank %d sent a probe out of turn",
-                              (int)ep->rank);
+                              (int)rdti_endpoint_rank(ep));
     if (memcmp(rdt_region_addr(ep->ring), setup->peer_path.nonce, sizeof(setup->peer_path.nonce)) !=
         0)
         return rdti_error_set(
             err, RDT_EPROTO, 0,
-            "the probe of rank %d over %s arrived with other bytes than were sent", (int)ep->rank,
-            rdti_path_transport_name(ep->transport_id));
+            "the probe of rank %d over %s arrived with other bytes than were sent",
+            (int)rdti_endpoint_rank(ep), rdti_path_transport_name(rdti_endpoint_transport_id(ep)));
     setup->said_ready = true;
     rdti_channel_send(ep->channel, RDTI_FRAME_READY, NULL, 0, NULL, 0);
     check_ready(ep);

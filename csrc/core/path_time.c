@@ -8,21 +8,22 @@ static void
 tick_setup(rdt_endpoint *ep, uint64_t now_ns)
 {
     struct rdti_setup *setup = ep->setup;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     if (ep->is_close_due && now_ns >= ep->linger_until_ns) {
         rdti_endpoint_close_unready(ep);
         ep->ctx->has_core_work = true;
     } else if (now_ns >= setup->deadline_ns) {
-        (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, ep->rank,
-                                  "no path to rank %d was proved within %.1f s%s%s", (int)ep->rank,
+        (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
+                                  "no path to rank %d was proved within %.1f s%s%s",
+                                  (int)rdti_endpoint_rank(ep),
                                   (double)(now_ns - setup->begun_ns) / 1e9,
                                   setup->reasons[0] != '\0' ? ": " : "", setup->reasons);
         rdti_endpoint_fail(ep, &err, false);
     } else if (ep->channel != NULL && now_ns >= setup->path_deadline_ns) {
-        (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, ep->rank,
+        (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
                                   "%s: the path was not proved in time",
-                                  rdti_path_transport_name(ep->transport_id));
+                                  rdti_path_transport_name(rdti_endpoint_transport_id(ep)));
         rdti_path_give_up(ep, &err);
     } else if (setup->retry_ns != 0 && now_ns >= setup->retry_ns && setup->handshake == NULL &&
                ep->channel == NULL) {
@@ -43,7 +44,7 @@ tick_ready(rdt_endpoint *ep, uint64_t now_ns, bool beat)
     const uint64_t heard_ns =
         last_heard_ns > ep->ctx->resumed_ns ? last_heard_ns : ep->ctx->resumed_ns;
     const uint64_t limit_ns = ep->ctx->opts.peer_timeout_ns;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     if (beat)
         rdti_channel_send(ep->channel, RDTI_FRAME_HEARTBEAT, NULL, 0, NULL, 0);
@@ -53,9 +54,9 @@ tick_ready(rdt_endpoint *ep, uint64_t now_ns, bool beat)
     if (rdti_endpoint_is_ended(ep) || rdti_channel_last_heard_ns(ep->channel) != last_heard_ns)
         return;
     (void)rdti_error_set_rank(
-        &err, RDT_EPEER, ep->rank,
+        &err, RDT_EPEER, rdti_endpoint_rank(ep),
         "rank %d is silent for %.1f s: its process is stopped, or its host or the network is down",
-        (int)ep->rank, (double)(now_ns - heard_ns) / 1e9);
+        (int)rdti_endpoint_rank(ep), (double)(now_ns - heard_ns) / 1e9);
     rdti_endpoint_fail(ep, &err, true);
 }
 
