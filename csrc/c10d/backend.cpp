@@ -168,6 +168,7 @@ Backend::~Backend()
 c10::intrusive_ptr<Backend>
 make_backend(c10::intrusive_ptr<Rendezvous> rendezvous, Backend::Setup setup)
 {
+    Finisher::start();
     auto backend = c10::make_intrusive<Backend>(std::move(rendezvous), std::move(setup));
     Process &p = process();
     const std::lock_guard lock(p.mutex);

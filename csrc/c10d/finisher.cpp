@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
 namespace rdmatensor
 {
 namespace
@@ -30,6 +32,19 @@ constexpr unsigned helpers_max = 64;
 constexpr std::chrono::seconds patience_at_stop{5};
 
 thread_local unsigned thread_lane = 0;
+
+template <typename Function>
+void
+start_thread(Function function)
+{
+    try {
+        std::thread(function).detach();
+    } catch (const std::system_error &error) {
+        TORCH_CHECK(
+            false, "rdmatensor: no thread for the ends of operations: ", error.what(),
+            "; raise the limit of processes (ulimit -u, the cgroup's pids.max) or of memory");
+    }
+}
 
 /* This module is loaded before any fork that could matter to it. */
 const pid_t owner = getpid();
@@ -84,7 +99,7 @@ Finisher::add_worker(Queue &q, unsigned number)
     Lane &lane = *q.lanes[number];
     const bool is_helper = lane.workers > 0;
 
-    std::thread(work, number, is_helper).detach();
+    start_thread([number, is_helper] { work(number, is_helper); });
     lane.workers++;
     q.threads++;
 }
@@ -98,11 +113,21 @@ Finisher::lane_at(Queue &q, unsigned number)
     if (q.lanes[number]->workers == 0)
         add_worker(q, number);
     if (!q.has_watcher) {
-        std::thread(watch).detach();
+        start_thread(watch);
         q.has_watcher = true;
         q.threads++;
     }
     return *q.lanes[number];
+}
+
+void
+Finisher::start()
+{
+    Queue &q = queue();
+    const std::lock_guard lock(q.mutex);
+
+    if (!q.is_stopped)
+        (void)lane_at(q, 0);
 }
 
 void
@@ -215,7 +240,7 @@ Finisher::watch() noexcept
                 continue;
             try {
                 add_worker(q, number);
-            } catch (const std::system_error &) {
+            } catch (const c10::Error &) {
                 /* No thread to be had: tried again in the next round. */
             }
         }

@@ -43,11 +43,17 @@ class Ending
 class Finisher
 {
   public:
+    /*
+     * The threads of the first lane, before there is an operation: later, where one is dropped,
+     * nobody could be told that none is to be had. Throws c10::Error then. Again is harmless.
+     */
+    static void start();
     /* The lane of operations that this thread begins. */
     static unsigned lane_of_thread() noexcept;
     /*
-     * Announces an ending, before anybody can enqueue it. Those with the same `order` and lane are run in
-     * this order; 0: whenever it is enqueued. Throws where no thread can be started.
+     * Announces an ending, before anybody can enqueue it. Those with the same `order` and lane are
+     * run in this order; 0: whenever it is enqueued. Throws c10::Error where a lane needs a thread
+     * and none is to be had; for the first lane after start() it never does.
      */
     static void expect(Ending *ending, uint64_t order, unsigned lane);
     /* The operation is over; allocates nothing and does not block. After stop() it is kept unended. */

@@ -39,12 +39,22 @@ class Orphan final : public Ending
     {
     }
 
-    /* With `is_canceled` receives that have not matched end now. Not to be touched afterwards. */
-    void adopt(bool is_canceled)
+    /*
+     * With `is_canceled` receives that have not matched end now. Not to be touched afterwards.
+     * Called where nobody can be told of an error.
+     */
+    void adopt(bool is_canceled) noexcept
     {
         const std::vector<rdt_transfer *> transfers = transfers_;
 
-        Finisher::expect(this, 0, 0);
+        try {
+            Finisher::expect(this, 0, 0);
+        } catch (const c10::Error &error) {
+            /* Never ended, so that the tensors stay where peers may still write them. */
+            TORCH_WARN("rdmatensor: an operation that was dropped keeps its tensors for good: ",
+                       error.what_without_backtrace());
+            return;
+        }
         if (operation_.in_flight)
             operation_.in_flight->orphan_begins();
         if (is_canceled)
