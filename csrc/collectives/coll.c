@@ -83,14 +83,15 @@ finish(struct rdti_coll *coll, rdt_status status)
 static void
 begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
 {
-    char reason[RDT_ERROR_MESSAGE_BYTES + 32];
+    char reason[RDT_ERROR_MESSAGE_BYTES + RDTI_COLL_RANK_BYTES + 4];
 
     coll->state = RDTI_COLL_DRAINING;
     coll->error = *err;
     coll->error.status = status;
     if (status == RDT_ECANCELED || status == RDT_ECLOSED || status == RDT_EFORKED)
         return;
-    (void)snprintf(reason, sizeof(reason), "rank %u: %s", coll->rank, err->message);
+    (void)snprintf(reason, sizeof(reason), "%s: %s", rdti_coll_rank_name(coll, coll->rank).text,
+                   err->message);
     rdt_group_abort(coll->group, reason);
 }
 
@@ -98,7 +99,7 @@ begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error
 static rdt_status
 check_patience(struct rdti_coll *coll, struct rdt_error *err)
 {
-    char waiting[256];
+    char waiting[384];
     const rdt_status status = rdt_group_error(coll->group, err);
 
     if (status != RDT_OK)

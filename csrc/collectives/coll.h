@@ -68,6 +68,13 @@ struct rdti_coll {
 /* coll_args.c: checks args and fills coll->args and all that follows from it but the schedule. */
 rdt_status rdti_coll_accept(struct rdti_coll *coll, rdt_group *group,
                             const struct rdt_coll_args *args, struct rdt_error *err);
+/* "rank 1", or, where the job counts otherwise, "rank 1 (global rank 3)", as the core names
+ * members. */
+#define RDTI_COLL_RANK_BYTES 48
+struct rdti_coll_rank {
+    char text[RDTI_COLL_RANK_BYTES];
+};
+struct rdti_coll_rank rdti_coll_rank_name(const struct rdti_coll *coll, uint32_t rank);
 /* "all_reduce"; "unknown" for what is none. */
 const char *rdti_coll_name(uint32_t op);
 /* Fills err, which may be NULL, and returns status. */

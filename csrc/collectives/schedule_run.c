@@ -16,6 +16,20 @@ enum {
     NAMED_RANKS_MAX = 8 /* ranks that a message names; the others are counted */
 };
 
+struct rdti_coll_rank
+rdti_coll_rank_name(const struct rdti_coll *coll, uint32_t rank)
+{
+    const int32_t global_rank = rdt_group_global_rank(coll->group, rank);
+    struct rdti_coll_rank name;
+
+    if (global_rank == (int32_t)rank)
+        (void)snprintf(name.text, sizeof(name.text), "rank %u", rank);
+    else
+        (void)snprintf(name.text, sizeof(name.text), "rank %u (global rank %d)", rank,
+                       (int)global_rank);
+    return name;
+}
+
 /* "all_reduce #12, round 2 of 6, receive from rank 3: " before what the mailbox said. */
 static rdt_status
 with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_status status,
@@ -30,10 +44,10 @@ with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_sta
     said[sizeof(said) - 1] = '\0';
     /* A message that would not fit loses its end. */
     const int written =
-        snprintf(err->message, sizeof(err->message), "%s #%llu, round %u of %u, %s rank %u: %s",
+        snprintf(err->message, sizeof(err->message), "%s #%llu, round %u of %u, %s %s: %s",
                  rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence, step->round + 1,
-                 coll->schedule.round_count, is_send ? "send to" : "receive from", step->peer,
-                 said);
+                 coll->schedule.round_count, is_send ? "send to" : "receive from",
+                 rdti_coll_rank_name(coll, step->peer).text, said);
     if (written < 0)
         memcpy(err->message, said, sizeof(said));
     err->status = status;
@@ -187,34 +201,73 @@ rdti_schedule_is_quiet(struct rdti_coll *coll)
     return s->pending == 0;
 }
 
+/* The peers that have to do something, as far as they are named. */
+struct late {
+    uint32_t ranks[NAMED_RANKS_MAX];
+    uint32_t count; /* of all */
+    bool is_receiving;
+};
+
+static struct late
+find_late(const struct rdti_schedule *s)
+{
+    struct late late = {0};
+
+    for (uint32_t i = s->first; i < s->next; i++)
+        late.is_receiving |= s->steps[i].is_pending && s->steps[i].kind != RDTI_STEP_SEND;
+    for (uint32_t i = s->first; i < s->next; i++) {
+        const struct rdti_step *step = &s->steps[i];
+        if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != late.is_receiving)
+            continue;
+        if (late.count < NAMED_RANKS_MAX)
+            late.ranks[late.count] = step->peer;
+        late.count++;
+    }
+    return late;
+}
+
+/* "ranks 1, 3 and 2 more (global ranks 11, 13)"; the job's numbers where one of them differs. */
+static void
+name_late(const struct rdti_coll *coll, const struct late *late, char *text, size_t cap)
+{
+    const uint32_t named = late->count < NAMED_RANKS_MAX ? late->count : NAMED_RANKS_MAX;
+    const char *plural = late->count == 1 ? "" : "s";
+    char global[NAMED_RANKS_MAX * 14] = "";
+    char more[32] = "";
+    char own[NAMED_RANKS_MAX * 14] = "";
+    size_t global_bytes = 0;
+    size_t own_bytes = 0;
+    bool differs = false;
+
+    for (uint32_t i = 0; i < named; i++) {
+        const uint32_t rank = late->ranks[i];
+        const int32_t global_rank = rdt_group_global_rank(coll->group, rank);
+        const char *comma = i == 0 ? "" : ", ";
+        differs |= global_rank != (int32_t)rank;
+        own_bytes +=
+            (size_t)snprintf(own + own_bytes, sizeof(own) - own_bytes, "%s%u", comma, rank);
+        global_bytes += (size_t)snprintf(global + global_bytes, sizeof(global) - global_bytes,
+                                         "%s%d", comma, (int)global_rank);
+    }
+    if (late->count > named)
+        (void)snprintf(more, sizeof(more), " and %u more", late->count - named);
+    if (differs)
+        (void)snprintf(text, cap, "rank%s %s%s (global rank%s %s)", plural, own, more,
+                       named == 1 ? "" : "s", global);
+    else
+        (void)snprintf(text, cap, "rank%s %s%s", plural, own, more);
+}
+
 void
 rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_schedule *s = &coll->schedule;
-    char ranks[NAMED_RANKS_MAX * 12 + 32] = "";
-    size_t used = 0;
-    uint32_t named = 0;
-    uint32_t late = 0;
-    bool is_receiving = false;
+    const struct late late = find_late(s);
+    char ranks[2 * NAMED_RANKS_MAX * 14 + 64];
 
-    for (uint32_t i = s->first; i < s->next; i++)
-        is_receiving |= s->steps[i].is_pending && s->steps[i].kind != RDTI_STEP_SEND;
-    for (uint32_t i = s->first; i < s->next; i++) {
-        const struct rdti_step *step = &s->steps[i];
-        if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != is_receiving)
-            continue;
-        late++;
-        if (named == NAMED_RANKS_MAX)
-            continue;
-        used += (size_t)snprintf(ranks + used, sizeof(ranks) - used, "%s%u", named == 0 ? "" : ", ",
-                                 step->peer);
-        named++;
-    }
-    if (late > named)
-        (void)snprintf(ranks + used, sizeof(ranks) - used, " and %u more", late - named);
-    (void)snprintf(text, cap, "%s rank%s %s (round %u of %u)",
-                   is_receiving ? "nothing from" : "what was sent is not taken by",
-                   late == 1 ? "" : "s", ranks,
+    name_late(coll, &late, ranks, sizeof(ranks));
+    (void)snprintf(text, cap, "%s %s (round %u of %u)",
+                   late.is_receiving ? "nothing from" : "what was sent is not taken by", ranks,
                    s->first < s->step_count ? s->steps[s->first].round + 1 : s->round_count,
                    s->round_count);
 }

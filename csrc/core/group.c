@@ -2,6 +2,7 @@
  * Groups: members and their endpoints. How a group ends is group_end.c. */
 #include "core/group.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -105,6 +106,26 @@ int32_t
 rdti_group_global_rank(const rdt_group *group, uint32_t rank)
 {
     return group->global_ranks != NULL ? group->global_ranks[rank] : (int32_t)rank;
+}
+
+int32_t
+rdt_group_global_rank(const rdt_group *group, uint32_t rank)
+{
+    return rank < group->size ? rdti_group_global_rank(group, rank) : RDT_RANK_UNKNOWN;
+}
+
+struct rdti_rank_name
+rdti_group_rank_name(const rdt_group *group, uint32_t rank)
+{
+    const int32_t global_rank = rdti_group_global_rank(group, rank);
+    struct rdti_rank_name name;
+
+    if (global_rank == (int32_t)rank)
+        (void)snprintf(name.text, sizeof(name.text), "rank %u", rank);
+    else
+        (void)snprintf(name.text, sizeof(name.text), "rank %u (global rank %d)", rank,
+                       (int)global_rank);
+    return name;
 }
 
 /* ---- Members ----------------------------------------------------------------------------- */
@@ -236,9 +257,9 @@ rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err)
         else if (is_task)
             status = rdti_error_set_rank(
                 err, RDT_EAGAIN, rdti_group_global_rank(group, missing),
-                "the endpoint of rank %d is not open, and a task must not wait for its address: "
+                "the endpoint of %s is not open, and a task must not wait for its address: "
                 "call rdt_group_endpoint() first",
-                (int)rdti_group_global_rank(group, missing));
+                rdti_group_rank_name(group, missing).text);
         rdti_engine_leave(engine);
         if (status == RDT_OK)
             status = open_member(group, missing, err);

@@ -152,7 +152,7 @@ find_member(const rdt_group *group, const uint8_t uuid[RDT_UUID_BYTES])
     return group->size;
 }
 
-/* "rank 2 (group rank 1) died: ..." */
+/* "rank 1 (global rank 2) died: ..." */
 static void
 obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary *news,
                struct rdt_error *err)
@@ -164,8 +164,8 @@ obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary
     (void)snprintf(prefix, sizeof(prefix), "rank %d died: ", (int)global_rank);
     if (strncmp(reason, prefix, strlen(prefix)) == 0)
         reason += strlen(prefix);
-    (void)rdti_error_set_rank(err, RDT_EPEER, global_rank, "rank %d (group rank %u) died: %s",
-                              (int)global_rank, rank, reason);
+    (void)rdti_error_set_rank(err, RDT_EPEER, global_rank, "%s died: %s",
+                              rdti_group_rank_name(group, rank).text, reason);
 }
 
 /* [driver] A member left by itself: what needs it ends, the rest of the group goes on. */
@@ -249,8 +249,8 @@ rdt_group_abort(rdt_group *group, const char *reason)
     if (group->left.status != RDT_OK)
         err = group->left;
     else
-        (void)rdti_error_set_rank(&err, RDT_ECANCELED, own_rank,
-                                  "rank %d aborted the group '%s': %s", (int)own_rank, group->name,
+        (void)rdti_error_set_rank(&err, RDT_ECANCELED, own_rank, "%s aborted the group '%s': %s",
+                                  rdti_group_rank_name(group, group->rank).text, group->name,
                                   reason != NULL ? reason : "no reason was given");
     if (group->error.status == RDT_OK)
         end_group(group, &err);

@@ -152,6 +152,13 @@ struct rdti_arrival {
 /* group_message.c, group.c; [driver] all */
 
 int32_t rdti_group_global_rank(const rdt_group *group, uint32_t rank);
+/* How a group's messages name a member, as collectives do: "rank 1", or, where the job counts
+ * otherwise, "rank 1 (global rank 3)". */
+#define RDTI_RANK_NAME_BYTES 48
+struct rdti_rank_name {
+    char text[RDTI_RANK_NAME_BYTES];
+};
+struct rdti_rank_name rdti_group_rank_name(const rdt_group *group, uint32_t rank);
 /* Ends the request: nobody touches its buffers any more. It is gone afterwards, perhaps its
  * group too. */
 void rdti_request_finish(struct rdti_request *request, rdt_status status,

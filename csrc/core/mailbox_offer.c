@@ -177,8 +177,8 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     if (status != RDT_OK && status != RDT_ESTALE && err != NULL) /* the endpoint is about to end */
         why = *err;
     else if (status != RDT_OK) /* the receiver has taken its place back */
-        (void)rdti_error_set_rank(&why, RDT_EPEER, rank,
-                                  "rank %d gave up the receive of this message", (int)rank);
+        (void)rdti_error_set_rank(&why, RDT_EPEER, rank, "%s gave up the receive of this message",
+                                  rdti_group_rank_name(send->group, send->peer).text);
     rdti_engine_enter(engine); /* a lane may complete in any thread */
     rdti_transfer_op_complete(op, status, err);
     send->ops--;

@@ -85,7 +85,8 @@ rdti_match_check(const struct rdti_request *receive, uint32_t source,
 {
     const rdt_group *group = receive->group;
     const int32_t source_rank = rdti_group_global_rank(group, source);
-    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+    const struct rdti_rank_name source_name = rdti_group_rank_name(group, source);
+    const struct rdti_rank_name own_name = rdti_group_rank_name(group, group->rank);
 
     if (receive->has_desc && receive->desc.op != 0 && head->op != 0 &&
         !is_equal(head, &receive->desc)) {
@@ -99,17 +100,15 @@ rdti_match_check(const struct rdti_request *receive, uint32_t source,
         in_words(&theirs, they, sizeof(they));
         in_words(&receive->desc, we, sizeof(we));
         return rdti_error_set_rank(err, RDT_EMISMATCH, source_rank,
-                                   "rank %d called %s as collective #%" PRIu64
-                                   ", this rank (%d) %s",
-                                   (int)source_rank, they, receive->desc.sequence, (int)own_rank,
+                                   "%s called %s as collective #%" PRIu64 ", %s (this one) %s",
+                                   source_name.text, they, receive->desc.sequence, own_name.text,
                                    we);
     }
     if (head->len_bytes > receive->len_bytes)
         return rdti_error_set_rank(err, RDT_EMISMATCH, source_rank,
-                                   "rank %d sent %" PRIu64 " bytes (tag %" PRIu64
-                                   "), but the receive of rank %d "
-                                   "has room for %" PRIu64 " bytes",
-                                   (int)source_rank, head->len_bytes, head->tag, (int)own_rank,
+                                   "%s sent %" PRIu64 " bytes (tag %" PRIu64
+                                   "), but the receive of %s has room for %" PRIu64 " bytes",
+                                   source_name.text, head->len_bytes, head->tag, own_name.text,
                                    receive->len_bytes);
     return RDT_OK;
 }

@@ -137,6 +137,12 @@ TEST(uneven_counts_that_do_not_fit_end_on_the_receiver)
     CHECK_STR_CONTAINS(results[1].message, "receive from rank 2: ");
     CHECK_STR_CONTAINS(results[1].message, "count 3, ours 2");
     fake_world_fini(&world);
+    clear_results();
+    fake_world_init(&world, 3, 3);
+    world.global_first = 4;
+    fake_world_run(&world, run_unfit_counts);
+    CHECK_STR_CONTAINS(results[1].message, "receive from rank 2 (global rank 6): ");
+    fake_world_fini(&world);
 }
 
 /* ---- Injected failures, swept ---- */
@@ -294,6 +300,23 @@ TEST(a_deadline_names_the_ranks_that_are_missing)
                  "gather #0: after 0.0 s nothing from ranks 1, 3 (round 1 of 1)");
     CHECK_STR_CONTAINS(world.broken.message,
                        "rank 0: gather #0: after 0.0 s nothing from ranks 1, 3");
+    fake_world_fini(&world);
+}
+
+TEST(a_deadline_names_the_ranks_of_the_job_too)
+{
+    static const struct rdt_coll_args gather = {.op = RDT_COLL_GATHER,
+                                                .dtype = RDT_I32,
+                                                .count = 3};
+
+    clear_results();
+    kind = &gather;
+    fake_world_init(&world, 5, 4);
+    world.global_first = 10;
+    fake_world_run(&world, run_without_two);
+    CHECK_STR_EQ(results[0].message, "gather #0: after 0.0 s nothing from ranks 1, 3 "
+                                     "(global ranks 11, 13) (round 1 of 1)");
+    CHECK_STR_CONTAINS(world.broken.message, "rank 0 (global rank 10): gather #0: ");
     fake_world_fini(&world);
 }
 

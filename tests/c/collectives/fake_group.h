@@ -93,6 +93,7 @@ struct rdt_group {
 struct fake_world {
     pthread_mutex_t lock;
     uint32_t size;
+    int32_t global_first; /* the job's rank of rank 0; the others follow */
     struct rdt_group groups[FAKE_RANKS_MAX];
     struct fake_message *messages; /* in the order of posting */
     uint64_t random;
@@ -398,6 +399,13 @@ uint32_t
 rdt_group_rank(const rdt_group *group)
 {
     return group->rank;
+}
+
+int32_t
+rdt_group_global_rank(const rdt_group *group, uint32_t rank)
+{
+    return rank < group->world->size ? group->world->global_first + (int32_t)rank
+                                     : RDT_RANK_UNKNOWN;
 }
 
 uint32_t

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/group_impl.h"
 #include "harness.h"
 #include "rdmatensor.h"
 
@@ -22,6 +23,7 @@ struct rig {
     uint32_t size;
     rdt_context *ctx[RIG_RANKS_MAX];
     rdt_group *group[RIG_RANKS_MAX];
+    const int32_t *global_ranks; /* NULL: equal to group ranks */
 };
 
 static inline rdt_status
@@ -45,6 +47,7 @@ rig_group(struct rig *rig, uint32_t rank, const char *name)
         .size = rig->size,
         .name = name,
         .job_id = "job",
+        .global_ranks = rig->global_ranks,
         .timeout_ns = rig_patience_ns(),
         .blob = rig_blob,
         .blob_arg = rig,
@@ -73,13 +76,19 @@ rig_context(uint32_t transport, int32_t rank)
 }
 
 static inline void
-rig_open(struct rig *rig, uint32_t size, uint32_t transport)
+rig_open_as(struct rig *rig, uint32_t size, uint32_t transport, const int32_t *global_ranks)
 {
-    *rig = (struct rig){.size = size};
+    *rig = (struct rig){.size = size, .global_ranks = global_ranks};
     for (uint32_t i = 0; i < size; i++)
-        rig->ctx[i] = rig_context(transport, (int32_t)i);
+        rig->ctx[i] = rig_context(transport, global_ranks != NULL ? global_ranks[i] : (int32_t)i);
     for (uint32_t i = 0; i < size; i++)
         rig->group[i] = rig_group(rig, i, "world");
+}
+
+static inline void
+rig_open(struct rig *rig, uint32_t size, uint32_t transport)
+{
+    rig_open_as(rig, size, transport, NULL);
 }
 
 static inline void
@@ -113,6 +122,16 @@ rig_ready(rdt_group *group, uint32_t rank)
     CHECK_OK(rdt_group_endpoint(group, rank, &ep, &err), &err);
     CHECK_OK(rdt_endpoint_wait_ready(ep, rig_patience_ns(), &err), &err);
     return ep;
+}
+
+/* Whether the member has a path to `rank`, opened here or kept because the peer uses it. */
+static inline bool
+rig_holds(rdt_group *group, uint32_t rank)
+{
+    rdti_engine_enter(group->ctx->engine);
+    const bool is_held = group->members[rank].ep != NULL;
+    rdti_engine_leave(group->ctx->engine);
+    return is_held;
 }
 
 /* Waits for a transfer and gives it up. */

@@ -243,7 +243,7 @@ TEST(ranks_that_call_other_collectives_learn_how)
     CHECK_OK(rdt_group_send(rig.group[1], 0, 5, data, 16, &theirs, NULL, &err), &err);
     CHECK_STATUS(rig_end(recv, &err), RDT_EMISMATCH);
     CHECK_STR_EQ(err.message, "rank 1 called broadcast of 4 float32 from root 0 as collective #7, "
-                              "this rank (0) all_reduce (sum) of 4 float32");
+                              "rank 0 (this one) all_reduce (sum) of 4 float32");
     /* Against a plain message a description says nothing. */
     CHECK_OK(rdt_group_recv(rig.group[0], 1, 5, data, 16, NULL, &recv, &err), &err);
     CHECK_OK(rdt_group_send(rig.group[1], 0, 5, data, 16, &theirs, NULL, &err), &err);

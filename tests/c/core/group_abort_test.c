@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Groups that a member aborts or leaves: who hears of it, over which path, and how it is named. */
+#include "core/group_rig.h"
+
+#define MEGABYTE (UINT64_C(1) << 20)
+
+/* ---- Aborts -------------------------------------------------------------------------------- */
+
+/* 0 - 1 - 2: ranks 0 and 2 are not connected, and learn of each other's abort all the same. */
+static void
+abort_in_a_chain(bool is_reason_given)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t byte[2] = {0};
+    uint8_t *buf = malloc(MEGABYTE);
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_transfer *waits = rig_recv(&rig, 2, 1, 1, &byte[0], 4);
+    rdt_transfer *offered = rig_send(&rig, 1, 0, 2, buf, MEGABYTE);
+    rdt_transfer *own = rig_recv(&rig, 0, 1, 3, &byte[1], 4);
+    (void)rig_ready(rig.group[2], 1);
+    (void)rig_ready(rig.group[0], 1);
+    CHECK_EVENTUALLY(rig_holds(rig.group[1], 2), 10);
+    const uint64_t begun_ns = test_now_ns();
+    rdt_group_abort(rig.group[0], is_reason_given ? "its loss is not a number" : NULL);
+    CHECK_STATUS(rig_end(own, &err), RDT_ECANCELED);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world'");
+    CHECK_STATUS(rig_end(waits, &err), RDT_EPEER);
+    CHECK_MSG(test_now_ns() - begun_ns < rig_patience_ns() / 2, "it took too long");
+    CHECK_STR_CONTAINS(err.message,
+                       is_reason_given ? "its loss is not a number" : "no reason was given");
+    CHECK_INT_EQ(err.peer_rank, 0);
+    CHECK_STATUS(rig_end(offered, &err), RDT_EPEER);
+    for (uint32_t i = 0; i < 3; i++) {
+        rdt_transfer *t;
+        CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 10);
+        CHECK_STR_CONTAINS(err.message, "rank 0 aborted");
+        CHECK(rdt_group_recv(rig.group[i], (i + 1) % 3, 1, buf, 1, NULL, &t, NULL) != RDT_OK);
+        CHECK(rdt_group_send(rig.group[i], (i + 1) % 3, 1, buf, 1, NULL, &t, NULL) != RDT_OK);
+    }
+    rig_close(&rig);
+    free(buf);
+}
+
+TEST(an_abort_reaches_ranks_that_are_not_connected)
+{
+    abort_in_a_chain(true);
+    abort_in_a_chain(false);
+}
+
+TEST(an_abort_waits_for_a_group_that_comes_later)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    rdt_group *early = rig_group(&rig, 0, "doomed");
+    (void)rig_ready(early, 1);
+    rdt_group_abort(early, "too early");
+    test_sleep_ns(50000000);
+    rdt_group *late = rig_group(&rig, 1, "doomed");
+    CHECK_EVENTUALLY(rdt_group_error(late, &err) == RDT_EPEER, 10);
+    CHECK_STR_CONTAINS(err.message, "too early");
+    rdt_group_destroy(early);
+    rdt_group_destroy(late);
+    rig_close(&rig);
+}
+
+/* Rank 0 gives up before anybody has a path to it: whoever comes later is told, and tells on. */
+TEST(an_abort_reaches_who_connects_later)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got[2];
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_transfer *waits = rig_recv(&rig, 2, 1, 1, &got[0], 4);
+    (void)rig_ready(rig.group[2], 1);
+    CHECK_EVENTUALLY(rig_holds(rig.group[1], 2), 10);
+    rdt_group_abort(rig.group[0], "out of memory");
+    CHECK_STATUS(rdt_group_error(rig.group[1], &err), RDT_OK);
+    rdt_transfer *late = rig_recv(&rig, 1, 0, 1, &got[1], 4);
+    CHECK_STATUS(rig_end(late, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': out of memory");
+    CHECK_INT_EQ(err.peer_rank, 0);
+    CHECK_STATUS(rig_end(waits, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "out of memory");
+    rig_close(&rig);
+}
+
+TEST(an_abort_waits_for_a_path_that_is_being_proved)
+{
+    static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
+
+    for (uint64_t round = 0; round < 16; round++) {
+        struct rig rig;
+        struct rdt_error err = {0};
+        uint32_t got;
+        rdt_endpoint *ep;
+        rig_open(&rig, 2, transports[round % 2]);
+        CHECK_OK(rdt_group_endpoint(rig.group[0], 1, &ep, &err), &err);
+        test_sleep_ns(round * 200000);
+        rdt_group_abort(rig.group[0], "changed its mind");
+        rdt_transfer *t = NULL;
+        rdt_status status = rdt_group_recv(rig.group[1], 0, 1, &got, 4, NULL, &t, &err);
+        if (status == RDT_OK)
+            status = rig_end(t, &err);
+        CHECK_STATUS(status, RDT_EPEER);
+        CHECK_STR_CONTAINS(err.message, "changed its mind");
+        rig_close(&rig);
+    }
+}
+
+/* The path is another group's, and neither side has used it for this one. */
+TEST(an_abort_goes_over_the_path_of_another_group)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_group *sub[2];
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    (void)rig_ready(rig.group[0], 1);
+    for (uint32_t i = 0; i < 2; i++)
+        sub[i] = rig_group(&rig, i, "sub");
+    rdt_group_abort(sub[0], "no use");
+    CHECK_EVENTUALLY(rdt_group_error(sub[1], &err) == RDT_EPEER, 10);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'sub': no use");
+    CHECK_STATUS(rdt_group_error(rig.group[1], &err), RDT_OK);
+    for (uint32_t i = 0; i < 2; i++)
+        rdt_group_destroy(sub[i]);
+    rig_close(&rig);
+}
+
+TEST(an_abort_outlives_its_group)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    rdt_group_abort(rig.group[0], "gave up");
+    rdt_group_destroy(rig.group[0]);
+    rig.group[0] = NULL;
+    CHECK_STATUS(rig_end(rig_recv(&rig, 1, 0, 1, &got, 4), &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': gave up");
+    rig_close(&rig);
+}
+
+TEST(a_departure_ends_only_what_needs_it_and_is_named_by_the_abort)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got[4] = {0};
+    const uint32_t value = 6;
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_transfer *from1 = rig_recv(&rig, 0, 1, 1, &got[0], 4);
+    rdt_transfer *from2 = rig_recv(&rig, 0, 2, 1, &got[1], 4);
+    rdt_transfer *any = rig_recv(&rig, 0, RDT_SOURCE_ANY, 2, &got[2], 4);
+    rdt_transfer *at2 = rig_recv(&rig, 2, 0, 5, &got[3], 4);
+    for (uint32_t i = 1; i < 3; i++) {
+        (void)rig_ready(rig.group[0], i);
+        CHECK_EVENTUALLY(rig_holds(rig.group[i], 0), 10);
+    }
+    rdt_group_destroy(rig.group[1]);
+    rig.group[1] = NULL;
+    CHECK_STATUS(rig_end(from1, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 1 left");
+    CHECK_STATUS(rdt_group_error(rig.group[0], &err), RDT_OK);
+    CHECK_OK(rig_end(rig_send(&rig, 2, 0, 1, &value, 4), &err), &err);
+    CHECK_OK(rig_end(from2, &err), &err);
+    CHECK_STATUS(rdt_transfer_test(any, &err), RDT_EAGAIN);
+    rdt_group_abort(rig.group[0], "what it needed has gone");
+    CHECK_STATUS(rig_end(any, &err), RDT_EPEER);
+    CHECK_STATUS(rig_end(at2, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 1 left");
+    CHECK_INT_EQ(err.peer_rank, 1);
+    rig_close(&rig);
+}
+
+/* ---- Names --------------------------------------------------------------------------------- */
+
+/* Group ranks first, as the calls take them; the job's where they are others. */
+TEST(messages_of_a_group_name_both_ranks)
+{
+    static const int32_t global_ranks[] = {5, 1, 7};
+    const struct rdt_message_desc barrier = {.op = RDT_COLL_BARRIER};
+    const struct rdt_message_desc reduce = {.op = RDT_COLL_ALLREDUCE, .dtype = RDT_F32};
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t word = 0;
+    rdt_transfer *t;
+
+    rig_open_as(&rig, 3, RDT_TRANSPORT_SHM, global_ranks);
+    CHECK_INT_EQ(rdt_group_global_rank(rig.group[0], 2), 7);
+    CHECK_INT_EQ(rdt_group_global_rank(rig.group[0], 3), RDT_RANK_UNKNOWN);
+    t = rig_recv(&rig, 0, 2, 1, &word, 1);
+    CHECK_OK(rig_end(rig_send(&rig, 2, 0, 1, &word, 4), &err), &err);
+    CHECK_STATUS(rig_end(t, &err), RDT_EMISMATCH);
+    CHECK_STR_CONTAINS(err.message, "rank 2 (global rank 7) sent 4 bytes");
+    CHECK_STR_CONTAINS(err.message, "the receive of rank 0 (global rank 5) has room for 1 bytes");
+    CHECK_INT_EQ(err.peer_rank, 7);
+    CHECK_OK(rdt_group_recv(rig.group[1], 0, 2, &word, 4, &reduce, &t, &err), &err);
+    CHECK_OK(rdt_group_send(rig.group[0], 1, 2, &word, 4, &barrier, NULL, &err), &err);
+    CHECK_STATUS(rig_end(t, &err), RDT_EMISMATCH);
+    CHECK_STR_CONTAINS(err.message, "rank 0 (global rank 5) called barrier");
+    CHECK_STR_CONTAINS(err.message, ", rank 1 (this one) all_reduce"); /* the same in both */
+    rdt_group_abort(rig.group[2], "enough");
+    CHECK_EVENTUALLY(rdt_group_error(rig.group[0], &err) == RDT_EPEER, 10);
+    CHECK_STR_CONTAINS(err.message, "rank 2 (global rank 7) aborted the group 'world': enough");
+    CHECK_INT_EQ(err.peer_rank, 7);
+    rig_close(&rig);
+}
+
+TEST_MAIN()
