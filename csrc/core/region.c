@@ -80,32 +80,33 @@ detach_if_drained(rdt_region *region)
     return true;
 }
 
+/* Returning pages to the system takes milliseconds for large spans, and the caller's code takes what
+ * it likes: neither may hold up the others, heartbeats among them. */
 static void
-run_drained(struct rdti_deferred *node)
+run_finish(struct rdti_deferred *node)
 {
     rdt_region *region = RDTI_CONTAINER(node, rdt_region, deferred);
     void (*drained)(void *arg) = region->drained;
     void *arg = region->drained_arg;
 
+    if (region->is_in_arena)
+        rdti_arena_free(region->regions->arena, region->addr);
     free(region);
-    drained(arg);
+    if (drained != NULL)
+        drained(arg);
 }
 
-/* Nobody reaches the region any more. Not locked: the arena has a lock, the caller's code runs. */
+/* Nobody reaches the region any more. This table's lock is not held. */
 static void
 finish(rdt_region *region)
 {
     struct rdti_engine *engine = region->regions->engine;
 
-    if (region->is_in_arena)
-        rdti_arena_free(region->regions->arena, region->addr);
-    region->deferred.run = run_drained;
-    if (region->drained == NULL)
-        free(region);
-    else if (engine != NULL)
+    region->deferred.run = run_finish;
+    if (engine != NULL)
         rdti_engine_defer(engine, &region->deferred); /* at once, if this thread does not drive */
     else
-        run_drained(&region->deferred);
+        run_finish(&region->deferred);
 }
 
 void
