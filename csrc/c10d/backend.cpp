@@ -145,10 +145,14 @@ Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
     status = rdt_group_create(setup_.context, &opts, &group_, &error);
     if (status != RDT_OK)
         std::rethrow_exception(make_error(status, making, error));
-    /* Last: peers that find the address may come at once. */
+    rendezvous_->watch(group_);
+    /* Last: peers that find the address may come at once. Addresses that are known already outlive
+     * the store. */
     try {
         rendezvous_->publish(setup_.context);
+        rendezvous_->prefetch();
     } catch (...) {
+        rendezvous_->watch(nullptr);
         rdt_group_destroy(group_);
         throw;
     }
@@ -294,6 +298,7 @@ Backend::shutdown()
         }
         lock.lock();
     }
+    rendezvous_->watch(nullptr);
     rdt_group_destroy(std::exchange(group_, nullptr));
 }
 

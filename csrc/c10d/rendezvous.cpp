@@ -10,6 +10,8 @@
 #include <cstring>
 #include <thread>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -72,6 +74,24 @@ ranks_of(const std::vector<std::string> &keys)
     }
     return keys.size() > shown ? c10::str(text, " and ", keys.size() - shown, " more") : text;
 }
+
+/* torch has no call for this; a store that says nothing of the kind is taken to be elsewhere. */
+bool
+is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
+{
+    c10::intrusive_ptr<c10d::Store> inner = store;
+
+    if (auto *const prefixed = dynamic_cast<c10d::PrefixStore *>(store.get()))
+        inner = prefixed->getUnderlyingNonPrefixStore();
+    const auto *const tcp = dynamic_cast<const c10d::TCPStore *>(inner.get());
+    return tcp != nullptr && tcp->repr().find("server=TCPServer(") != std::string::npos;
+}
+
+/* Ends a wait: what ended the group. */
+struct GroupEnded {
+    rdt_status status;
+    rdt_error error;
+};
 
 thread_local std::exception_ptr kept_exception;
 
@@ -148,13 +168,14 @@ Rendezvous::missing(const std::vector<std::string> &keys)
 }
 
 void
-Rendezvous::await(const std::vector<std::string> &keys, milliseconds timeout)
+Rendezvous::await(const std::vector<std::string> &keys, const std::function<bool()> &is_there,
+                  milliseconds timeout)
 {
     const auto start = Clock::now();
     milliseconds pause = first_pause;
     bool has_told = false;
 
-    while (!store_->check(keys)) {
+    while (!is_there()) {
         const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
         if (waited >= timeout)
             C10D_THROW_ERROR(TimeoutError, "rdmatensor: ", ranks_of(missing(keys)), " of ", size_,
@@ -167,14 +188,18 @@ Rendezvous::await(const std::vector<std::string> &keys, milliseconds timeout)
         std::this_thread::sleep_for(std::min(pause, timeout - waited));
         pause = std::min(pause * 2, longest_pause);
         check_signals();
+        check_group();
     }
 }
 
-std::string
-Rendezvous::read(const std::string &key, milliseconds timeout)
+void
+Rendezvous::check_group() const
 {
-    await({key}, timeout);
-    return to_text(store_->get(key));
+    rdt_group *const group = group_.load(std::memory_order_acquire); /* partner: watch() */
+    GroupEnded ended = {};
+
+    if (group != nullptr && (ended.status = rdt_group_error(group, &ended.error)) != RDT_OK)
+        throw ended;
 }
 
 /* Of keys that are there. */
@@ -195,6 +220,19 @@ Rendezvous::read_all(const std::vector<std::string> &keys)
     return values;
 }
 
+/* Counts this member; the last of `readers` deletes what nobody needs any more. */
+void
+Rendezvous::has_read(const std::string &what, const std::vector<std::string> &keys, int readers)
+{
+    const std::string count = key("read/" + what);
+
+    if (store_->add(count, 1) < readers)
+        return;
+    for (const std::string &key : keys)
+        (void)store_->deleteKey(key); /* false: a store that cannot */
+    (void)store_->deleteKey(count);
+}
+
 std::vector<std::string>
 Rendezvous::everyone(const std::string &what, const std::string &mine)
 {
@@ -203,29 +241,39 @@ Rendezvous::everyone(const std::string &what, const std::string &mine)
     for (int rank = 0; rank < size_; rank++)
         keys.push_back(key(what, rank));
     store_->set(keys[static_cast<size_t>(rank_)], to_bytes(mine));
-    await(keys, timeout_);
-    return read_all(keys);
+    await(keys, [&] { return store_->check(keys); }, timeout_);
+    std::vector<std::string> values = read_all(keys);
+    has_read(what, keys, size_);
+    return values;
 }
 
 Rendezvous::Agreement
 Rendezvous::agree(const Job &proposal, const std::string &secret)
 {
     Agreement agreed{proposal, to_hex(random_bytes(id_bytes))};
+    const std::string job = key("job");
 
     if (rank_ == 0) {
         if (agreed.job.id.empty())
-            agreed.job = {to_hex(random_bytes(id_bytes)), secret, incarnation_};
+            agreed.job = {to_hex(random_bytes(id_bytes)), secret, incarnation_,
+                          is_hosted_here(store_)};
         if (agreed.job.secret.empty())
             agreed.job.secret = random_bytes(secret_bytes);
         const std::string told = secret.empty() ? to_hex(agreed.job.secret) : given_outside;
-        store_->set(key("job"), to_bytes(c10::str(agreed.job.id, " ", agreed.job.epoch, " ", told,
-                                                  " ", agreed.group_id)));
+        is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
+        if (size_ > 1)
+            store_->set(job, to_bytes(c10::str(agreed.job.id, " ", agreed.job.epoch, " ", told, " ",
+                                               is_store_at_rank_0_ ? 1 : 0, " ", agreed.group_id)));
         return agreed;
     }
-    std::istringstream text(read(key("job"), timeout_));
+    await({job}, [&] { return store_->check({job}); }, timeout_);
+    std::istringstream text(to_text(store_->get(job)));
     std::string told;
-    text >> agreed.job.id >> agreed.job.epoch >> told >> agreed.group_id;
-    TORCH_CHECK(!text.fail(), "the store has no valid job under ", key("job"));
+    text >> agreed.job.id >> agreed.job.epoch >> told >> agreed.job.is_store_at_rank_0 >>
+        agreed.group_id;
+    TORCH_CHECK(!text.fail(), "the store has no valid job under ", job);
+    has_read("job", {job}, size_ - 1);
+    is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
     if ((told == given_outside) != !secret.empty())
         C10D_THROW_ERROR(DistStoreError, "rdmatensor: rank ", secret.empty() ? 0 : rank_,
                          " has a secret from RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE, rank ",
@@ -252,9 +300,10 @@ Rendezvous::publish(rdt_context *context)
 
 /* With mutex_: the whole batch of `rank`, if it is there. */
 void
-Rendezvous::prefetch(int rank)
+Rendezvous::fetch_batch(int rank)
 {
-    const int first = rank / batch_ranks * batch_ranks;
+    const int batch = rank / batch_ranks;
+    const int first = batch * batch_ranks;
     std::vector<std::string> keys;
 
     for (int other = first; other < std::min(first + batch_ranks, size_); other++)
@@ -263,22 +312,38 @@ Rendezvous::prefetch(int rank)
         return;
     std::vector<std::string> blobs = read_all(keys);
     std::move(blobs.begin(), blobs.end(), blobs_.begin() + first);
-    if (store_->add(key("read", first / batch_ranks), 1) == size_)
-        for (const std::string &key : keys)
-            (void)store_->deleteKey(key); /* false: a store that cannot */
+    has_read(c10::str("blob/", batch), keys, size_);
 }
 
-std::string
-Rendezvous::blob_of(int rank, milliseconds timeout)
+void
+Rendezvous::prefetch()
+{
+    const std::lock_guard lock(mutex_);
+
+    fetch_batch(rank_);
+}
+
+/* Whether the address of `rank` is known now. */
+bool
+Rendezvous::fetch(int rank)
 {
     const std::lock_guard lock(mutex_);
     std::string &blob = blobs_.at(static_cast<size_t>(rank));
 
     if (blob.empty())
-        prefetch(rank);
-    if (blob.empty())
-        blob = read(key("blob", rank), timeout);
-    return blob;
+        fetch_batch(rank);
+    if (blob.empty() && store_->check({key("blob", rank)}))
+        blob = to_text(store_->get(key("blob", rank)));
+    return !blob.empty();
+}
+
+std::string
+Rendezvous::blob_of(int rank, milliseconds timeout)
+{
+    await({key("blob", rank)}, [this, rank] { return fetch(rank); }, timeout);
+    const std::lock_guard lock(mutex_);
+
+    return blobs_[static_cast<size_t>(rank)];
 }
 
 rdt_status
@@ -286,13 +351,14 @@ Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *b
                        size_t *len_out, rdt_error *error)
 {
     auto *const self = static_cast<Rendezvous *>(arg);
-    const auto fail = [error](rdt_status status, const char *message) {
+    const auto fail = [error](rdt_status status, const std::string &message,
+                              int32_t peer_rank = RDT_RANK_UNKNOWN) {
         if (error == nullptr)
             return status;
         *error = {};
         error->status = status;
-        error->peer_rank = RDT_RANK_UNKNOWN;
-        (void)std::snprintf(error->message, sizeof(error->message), "%s", message);
+        error->peer_rank = peer_rank;
+        (void)std::snprintf(error->message, sizeof(error->message), "%s", message.c_str());
         return status;
     };
 
@@ -309,8 +375,18 @@ Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *b
     } catch (const pybind11::error_already_set &) {
         keep_exception(std::current_exception());
         return fail(RDT_ECANCELED, "interrupted while waiting for a peer's address");
+    } catch (const GroupEnded &ended) {
+        if (error != nullptr)
+            *error = ended.error;
+        return ended.status;
     } catch (const c10d::TimeoutError &timeout_error) {
         return fail(RDT_ETIMEDOUT, timeout_error.what_without_backtrace());
+    } catch (const c10d::DistNetworkError &network_error) {
+        const char *const why = network_error.what_without_backtrace();
+        if (!self->is_store_at_rank_0_)
+            return fail(RDT_EPEER, c10::str("the store cannot be reached: ", why));
+        return fail(RDT_EPEER, c10::str("rank 0, which hosts the store, cannot be reached: ", why),
+                    0);
     } catch (const c10::Error &store_error) {
         return fail(RDT_EPEER, store_error.what_without_backtrace());
     } catch (const std::exception &other) {

@@ -5,18 +5,25 @@
  * Keys, below the prefix that torch gave the group:
  *   rdmatensor/<size>/arrivals/<rank>  how often this rank has made a group here: the *incarnation*
  *   rdmatensor/<size>/<incarnation>/...
- *     job          by rank 0: job, epoch, secret (if it is not given from outside) and a random id
+ *     job          by rank 0: job, epoch, secret (if it is not given from outside), whether rank 0
+ *                  hosts the store, and a random id
  *     blob/<rank>  the address of each member
- *     read/<batch> how many members have fetched these blobs; the last one deletes them
  *     <what>/<rank>  of everyone()
+ *     read/...     how many members have read one of these; the last one deletes them
+ * What a group leaves in the store are the counts of arrivals, and addresses that some member never
+ * needed. At its end it asks nothing of the store, which is often gone by then: rank 0 hosts it.
+ *
  * Counting by rank makes a store serve the same group again, also with other processes as its
  * ranks, as long as all members make it equally often.
  *
- * Any thread. Every wait polls, so that one member's wait does not hold up other users of the
- * store's connection, has a deadline, hears Ctrl-C, and after ten seconds says once who is missing.
+ * Any thread. Every wait polls, so that it holds up nobody else, here or at the store's connection;
+ * it has a deadline, hears Ctrl-C and the end of the group, and after ten seconds says once who is
+ * missing.
  */
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -33,6 +40,7 @@ struct Job {
     std::string id;
     std::string secret; /* bytes */
     uint32_t epoch = 0;
+    bool is_store_at_rank_0 = false; /* its end is then the end of the store */
 };
 
 class Rendezvous final : public torch::CustomClassHolder
@@ -50,7 +58,7 @@ class Rendezvous final : public torch::CustomClassHolder
         return size_;
     }
 
-    /* Every member's value, in rank order. Waits for all members. */
+    /* Every member's value, in rank order. Waits for all members. Once for each `what`. */
     std::vector<std::string> everyone(const std::string &what, const std::string &mine);
     /*
      * The job that rank 0 proposes, and the group's random id. `secret` is the one given from
@@ -62,6 +70,13 @@ class Rendezvous final : public torch::CustomClassHolder
     };
     Agreement agree(const Job &proposal, const std::string &secret);
     void publish(rdt_context *context);
+    /* The addresses that are there already; none is waited for. */
+    void prefetch();
+    /* The group whose error ends waits for addresses; NULL before it is destroyed. */
+    void watch(rdt_group *group)
+    {
+        group_.store(group, std::memory_order_release); /* partner: the acquire in check_group() */
+    }
     /* An rdt_blob_fn; `arg` is the Rendezvous. */
     static rdt_status fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
                                  size_t cap, size_t *len_out, rdt_error *error);
@@ -70,10 +85,13 @@ class Rendezvous final : public torch::CustomClassHolder
     std::string key(const std::string &what) const;
     std::string key(const std::string &what, int number) const;
     std::vector<std::string> missing(const std::vector<std::string> &keys);
-    void await(const std::vector<std::string> &keys, std::chrono::milliseconds timeout);
-    std::string read(const std::string &key, std::chrono::milliseconds timeout);
+    void await(const std::vector<std::string> &keys, const std::function<bool()> &is_there,
+               std::chrono::milliseconds timeout);
     std::vector<std::string> read_all(const std::vector<std::string> &keys);
-    void prefetch(int rank);
+    void has_read(const std::string &what, const std::vector<std::string> &keys, int readers);
+    void fetch_batch(int rank);
+    bool fetch(int rank);
+    void check_group() const;
     std::string blob_of(int rank, std::chrono::milliseconds timeout);
 
     const c10::intrusive_ptr<c10d::Store> store_;
@@ -81,7 +99,9 @@ class Rendezvous final : public torch::CustomClassHolder
     const int size_;
     const std::chrono::milliseconds timeout_;
     uint32_t incarnation_ = 0;
-    std::mutex mutex_;               /* guards blobs_ */
+    bool is_store_at_rank_0_ = false; /* of the job; set by agree() */
+    std::atomic<rdt_group *> group_{nullptr};
+    std::mutex mutex_;               /* guards blobs_; held for requests, never for waits */
     std::vector<std::string> blobs_; /* by rank, empty where not fetched yet */
 };
 

@@ -1,0 +1,68 @@
+"""Finding each other: who waits for whom, what it costs the others, and what is left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import jobs
+import pytest
+
+from rdmatensor import Closed, FileStore, join
+from rdmatensor.bootstrap import World
+
+
+def test_a_rank_that_never_comes_holds_up_nobody_else(tmp_path: Path) -> None:
+    ranks = jobs.run("roles_rendezvous:a_rank_never_comes", 3, tmp_path, folder=str(tmp_path))
+
+    seen, received, _ = jobs.results(ranks)
+    assert received["sum"] == 8.0
+    assert seen["send_s"] < 5.0
+    assert seen["shutdown_s"] < 5.0
+    assert not seen["is_waiting"]
+    assert "send" in seen["text"]
+    assert "shut down" in seen["text"]
+
+
+def test_the_death_of_the_rank_that_hosts_the_store_is_named(tmp_path: Path) -> None:
+    ranks = jobs.run("roles_rendezvous:the_store_dies", 3, tmp_path)
+
+    assert ranks[0].exit == -9
+    early, late = jobs.results(ranks[1:])
+    assert "rank 0, which hosts the store, cannot be reached" in early["text"]
+    assert "rank 0" in late["text"]
+    assert "store" not in late["text"]
+    assert early["seconds"] < 5.0
+    assert late["seconds"] < 5.0
+
+
+def test_a_group_leaves_only_counts_in_the_store(tmp_path: Path) -> None:
+    keys = jobs.results(jobs.run("roles_rendezvous:keys_that_stay", 3, tmp_path))[0]
+
+    assert keys == [f"3/arrivals/{rank}" for rank in range(3)]
+
+
+@pytest.mark.parametrize("what", ["endpoint", "group"])
+def test_a_world_waits_for_each_rank_alone(what: str, tmp_path: Path) -> None:
+    raised = []
+
+    def wait_for_rank_2(world: World) -> None:
+        try:
+            world.endpoint(2) if what == "endpoint" else world.group("g")
+        except Closed as error:
+            raised.append(error)
+
+    store = FileStore(tmp_path / "store")
+    with join(store, 0, 3, timeout_s=60) as world, join(store, 1, 3, timeout_s=60) as other:
+        waiter = threading.Thread(target=wait_for_rank_2, args=(world,))
+        waiter.start()
+        time.sleep(0.2)
+        start_s = time.monotonic()
+        world.endpoint(1).wait_ready(timeout_s=10)
+        assert other.endpoint(0) is other[0]
+        world.close()
+        waiter.join(30)
+        assert time.monotonic() - start_s < 10
+    assert len(raised) == 1
+    assert "was closed" in str(raised[0])
