@@ -11,17 +11,16 @@
 /* ---- Requests ---------------------------------------------------------------------------- */
 
 /* The handle of a receive that has not matched was given up. */
-static bool
+static void
 on_drop(struct rdt_transfer *t)
 {
     struct rdti_request *request = t->owner;
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     if (request->is_send || request->state != RDTI_REQUEST_POSTED)
-        return false;
+        return;
     rdti_request_finish(request, rdti_error_set(&err, RDT_ECANCELED, 0, "the receive was given up"),
                         &err);
-    return true;
 }
 
 static struct rdti_request *

@@ -257,7 +257,7 @@ rdt_transfer_free(rdt_transfer *t)
     if (t->on_drop != NULL && !rdti_transfer_is_done(t)) {
         rdti_engine_enter(t->pool->engine);
         if (!rdti_transfer_is_done(t))
-            (void)t->on_drop(t);
+            t->on_drop(t);
         rdti_engine_leave(t->pool->engine);
     }
     drop(t);

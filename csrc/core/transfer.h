@@ -31,7 +31,7 @@ struct rdt_transfer {
     struct rdt_error *error;  /* set before DONE if status is not RDT_OK */
     void (*on_release)(struct rdt_transfer
                            *t); /* at finish, before waiters see it; may be NULL. Does not block. */
-    bool (*on_drop)(
+    void (*on_drop)(
         struct rdt_transfer *t); /* [driver] the handle was given up while PENDING; may be NULL */
     void *owner;                 /* of those two */
     uint64_t len_bytes;          /* result: bytes that moved */
