@@ -107,9 +107,10 @@ def differing_call(rank: int, what: str) -> None:
         dist.all_reduce(torch.ones(5))
 
 
-def ranks_disagree(rank: int, _world: int, *, what: str) -> dict[str, str]:
+def ranks_disagree(rank: int, world: int, *, what: str) -> dict[str, str]:
     dist.init_process_group("rdmatensor", timeout=timedelta(seconds=20))
     dist.all_reduce(torch.ones(10))
+    meet("ready", rank, range(world))  # a rank that is still in the last one would fail there
     try:
         differing_call(rank, what)
         dist.barrier()  # a rank that needed nothing of the others learns it here
