@@ -55,7 +55,11 @@ def _new_after_two_were_killed(start_peer: StartPeer, store: str) -> set[Path]:
     for peer in peers:
         peer.process.kill()
         peer.process.wait(10)
-    return _own_files() - before
+    new, deadline_s = _own_files() - before, time.monotonic() + 5
+    while new and time.monotonic() < deadline_s:  # others' scratch files go by themselves
+        time.sleep(0.1)
+        new = {path for path in new if path.exists()}
+    return new
 
 
 def _own_files() -> set[Path]:
