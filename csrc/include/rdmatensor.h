@@ -149,7 +149,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_open(const struct rdt_context_opts 
                                                   rdt_context **out, struct rdt_error *err);
 /* RDT_EBUSY while regions, endpoints, groups or transfers live: nothing happened. Waits up to three
  * seconds for peers to hear our goodbye. NULL is legal. */
-RDT_API rdt_status rdt_context_close(rdt_context *ctx, struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_context_close(rdt_context *ctx, struct rdt_error *err);
 
 /* 128 random bits that identify the process to its peers. */
 RDT_API void rdt_context_uuid(const rdt_context *ctx, uint8_t uuid_out[RDT_UUID_BYTES]);
@@ -204,7 +204,7 @@ RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
 
 /* Drive the engine once without waiting, unless another thread drives it just now: for callers
  * with a loop of their own. Any thread. */
-RDT_API rdt_status rdt_context_progress(rdt_context *ctx);
+RDT_API RDT_NODISCARD rdt_status rdt_context_progress(rdt_context *ctx);
 
 /*
  * A file descriptor for callers with a poll loop of their own: it becomes readable when something
@@ -364,7 +364,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
 /* ---- Transfers --------------------------------------------------------------------------- */
 
 /* RDT_OK done, RDT_EAGAIN in flight, else the error that ended it. Does not drive the engine. */
-RDT_API rdt_status rdt_transfer_test(rdt_transfer *t, struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_transfer_test(rdt_transfer *t, struct rdt_error *err);
 /* As above, but RDT_ETIMEDOUT where it is still in flight: it goes on. RDT_EINVAL inside a task. */
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns,
                                                    struct rdt_error *err);
@@ -548,7 +548,7 @@ RDT_API uint64_t rdt_group_next_sequence(rdt_group *group);
 /* End every operation of the group on every member with an error that carries `reason`. */
 RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
 /* RDT_OK, or the error that broke the group: the member that died first, an abort's reason. */
-RDT_API rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
 
 #define RDT_SOURCE_ANY UINT32_C(0xffffffff)
 

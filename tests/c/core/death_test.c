@@ -32,12 +32,14 @@ wait_for_end(rdt_endpoint *ep, int fd)
 static void
 live_as_peer(rdt_context *ctx, int32_t rank, int fd)
 {
+    struct rdt_error err = {0};
+
     (void)rank;
     rdt_endpoint *ep = proc_take_peer(ctx, fd);
     proc_say(fd);
     wait_for_end(ep, fd);
     rdt_endpoint_close(ep);
-    (void)rdt_context_close(ctx, NULL);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
 }
 
 static void
@@ -84,6 +86,7 @@ TEST_TIMEOUT(a_killed_peer_is_named_at_once, 60)
 static void
 live_between(rdt_context *ctx, int32_t rank, int fd)
 {
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     rdt_endpoint *eps[2];
     const int count = rank == 1 ? 2 : 1;
 
@@ -94,7 +97,6 @@ live_between(rdt_context *ctx, int32_t rank, int fd)
         wait_for_end(eps[0], fd); /* rank 0 */
     proc_hear(fd);
     if (rank == 2) {
-        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         uint8_t blob[RDT_BLOB_MAX_BYTES];
         size_t blob_bytes = 0;
         rdt_endpoint *ep;
@@ -106,7 +108,7 @@ live_between(rdt_context *ctx, int32_t rank, int fd)
     proc_hear(fd);
     for (int i = 0; i < count; i++)
         rdt_endpoint_close(eps[i]);
-    (void)rdt_context_close(ctx, NULL);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
 }
 
 TEST(a_death_is_known_where_nobody_was_connected_to_it)

@@ -22,8 +22,7 @@ live_as_one_of_three(rdt_context *ctx, int32_t rank, int fd)
     for (int i = 0; i < 2; i++)
         eps[i] = proc_take_peer(ctx, fd);
     proc_say(fd);
-    rdt_status status =
-        rdt_endpoint_wait_notify(eps[rank == 0 ? 1 : 0], 15 * RIG_S, &value, &err);
+    rdt_status status = rdt_endpoint_wait_notify(eps[rank == 0 ? 1 : 0], 15 * RIG_S, &value, &err);
     proc_tell(fd, status, &err);
     proc_hear(fd);
     err = (struct rdt_error){.peer_rank = RDT_RANK_UNKNOWN};
@@ -32,7 +31,7 @@ live_as_one_of_three(rdt_context *ctx, int32_t rank, int fd)
     proc_hear(fd);
     for (int i = 0; i < 2; i++)
         rdt_endpoint_close(eps[i]);
-    (void)rdt_context_close(ctx, NULL);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
 }
 
 static void

@@ -55,7 +55,7 @@ ping(struct rig *rig, const uint8_t *src, uint8_t *dst, uint64_t len_bytes, bool
         recv = rig_recv(rig, 1, 0, 1, dst, len_bytes);
     rdt_transfer *send = rig_send(rig, 0, 1, 1, src, len_bytes);
     if (!is_receive_first) {
-        (void)rdt_context_progress(rig->ctx[1]);
+        CHECK_STATUS(rdt_context_progress(rig->ctx[1]), RDT_OK);
         recv = rig_recv(rig, 1, 0, 1, dst, len_bytes);
     }
     CHECK_OK(rig_end(recv, &err), &err);

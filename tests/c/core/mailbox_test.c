@@ -402,7 +402,7 @@ TEST(a_task_does_not_wait_for_a_blob)
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
     CHECK_OK(rdt_context_add_task(rig.ctx[0], send_from_task, &rig, &err), &err);
     rdt_transfer *recv = rig_recv(&rig, 1, RDT_SOURCE_ANY, 2, &got, 4);
-    (void)rdt_context_progress(rig.ctx[0]);
+    CHECK_STATUS(rdt_context_progress(rig.ctx[0]), RDT_OK);
     CHECK_OK(rdt_group_endpoint(rig.group[0], 1, &ep, &err), &err);
     CHECK_OK(rig_end(recv, &err), &err);
     CHECK_UINT_EQ(got, 5);
