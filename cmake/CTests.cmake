@@ -40,3 +40,8 @@ foreach(source IN LISTS test_sources)
         LABELS "${layer}" TIMEOUT ${test_timeout_s} SKIP_RETURN_CODE 77
         ENVIRONMENT "${test_environment}")
 endforeach()
+
+# Two processes that hand a word back and forth, or figures of time and CPU: with the machine to
+# themselves they measure the library, and else the other tests.
+set_tests_properties(base/doorbell_litmus_test core/engine_test core/mailbox_steady_test
+    PROPERTIES RUN_SERIAL TRUE)
