@@ -87,6 +87,28 @@ is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
     return tcp != nullptr && tcp->repr().find("server=TCPServer(") != std::string::npos;
 }
 
+rdt_status
+fill_error(rdt_error *error, rdt_status status, const std::string &message, int32_t peer_rank)
+{
+    if (error == nullptr)
+        return status;
+    *error = {};
+    error->status = status;
+    error->peer_rank = peer_rank;
+    (void)std::snprintf(error->message, sizeof(error->message), "%s", message.c_str());
+    return status;
+}
+
+rdt_status
+lost_store(bool is_at_rank_0, const c10::Error &why, rdt_error *error)
+{
+    const char *const host = is_at_rank_0 ? "rank 0, which hosts the store," : "the store";
+
+    return fill_error(error, RDT_EPEER,
+                      c10::str(host, " cannot be reached: ", why.what_without_backtrace()),
+                      is_at_rank_0 ? 0 : RDT_RANK_UNKNOWN);
+}
+
 /* Ends a wait: what ended the group. */
 struct GroupEnded {
     rdt_status status;
@@ -351,15 +373,8 @@ Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *b
                        size_t *len_out, rdt_error *error)
 {
     auto *const self = static_cast<Rendezvous *>(arg);
-    const auto fail = [error](rdt_status status, const std::string &message,
-                              int32_t peer_rank = RDT_RANK_UNKNOWN) {
-        if (error == nullptr)
-            return status;
-        *error = {};
-        error->status = status;
-        error->peer_rank = peer_rank;
-        (void)std::snprintf(error->message, sizeof(error->message), "%s", message.c_str());
-        return status;
+    const auto fail = [error](rdt_status status, const std::string &message) {
+        return fill_error(error, status, message, RDT_RANK_UNKNOWN);
     };
 
     try {
@@ -382,11 +397,7 @@ Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *b
     } catch (const c10d::TimeoutError &timeout_error) {
         return fail(RDT_ETIMEDOUT, timeout_error.what_without_backtrace());
     } catch (const c10d::DistNetworkError &network_error) {
-        const char *const why = network_error.what_without_backtrace();
-        if (!self->is_store_at_rank_0_)
-            return fail(RDT_EPEER, c10::str("the store cannot be reached: ", why));
-        return fail(RDT_EPEER, c10::str("rank 0, which hosts the store, cannot be reached: ", why),
-                    0);
+        return lost_store(self->is_store_at_rank_0_, network_error, error);
     } catch (const c10::Error &store_error) {
         return fail(RDT_EPEER, store_error.what_without_backtrace());
     } catch (const std::exception &other) {

@@ -80,8 +80,8 @@ detach_if_drained(rdt_region *region)
     return true;
 }
 
-/* Returning pages to the system takes milliseconds for large spans, and the caller's code takes what
- * it likes: neither may hold up the others, heartbeats among them. */
+/* Returning pages to the system takes milliseconds for large spans, and the caller's code takes
+ * what it likes: neither may hold up the others, heartbeats among them. */
 static void
 run_finish(struct rdti_deferred *node)
 {
