@@ -111,6 +111,14 @@ rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err)
     return RDT_OK;
 }
 
+rdt_status
+rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err)
+{
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_FAILED)
+        return rdti_error_copy(err, &ep->error);
+    return ep->lane_broken_ns != 0 ? rdti_error_copy(err, &ep->lane_error) : RDT_OK;
+}
+
 rdt_endpoint *
 rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {

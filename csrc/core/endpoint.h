@@ -84,6 +84,13 @@ void rdti_endpoint_send_frame(rdt_endpoint *ep, enum rdti_frame_type type, const
 const struct rdt_remote_region *rdti_endpoint_peer_ring(const rdt_endpoint *ep);
 rdt_region *rdti_endpoint_own_ring(rdt_endpoint *ep);
 
+/* [driver] What broke it or its path, also before that has become its end; else RDT_OK. Leaving is
+ * no trouble. */
+rdt_status rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err);
+/* [driver] The peer cannot be reached any more, as whoever calls has seen by other means than the
+ * path: the endpoint ends, at once if its side channel agrees, else a moment later. */
+void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
+
 /* [driver] Find by uuid among those that are not LEFT or FAILED; NULL if none. */
 rdt_endpoint *rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]);
 

@@ -117,7 +117,6 @@ rdti_endpoint_set_transport_id(rdt_endpoint *ep, uint32_t transport)
 /* endpoint.c: in use; endpoint_end.c: how it ends */
 void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);
 void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
-void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
 /* The peer's process is gone, or it has said that it writes nothing more. */
 void rdti_endpoint_on_peer_done(rdt_endpoint *ep);
 /* The last handle is closed. [driver] */

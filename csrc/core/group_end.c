@@ -236,6 +236,23 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
     rdti_group_spread_abort(group, source);
 }
 
+/* [driver] A member whose path has just broken: its end has yet to be told to the groups. */
+static bool
+find_lost_member(const rdt_group *group, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < group->size; i++) {
+        struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+        if (group->members[i].ep == NULL ||
+            rdti_endpoint_trouble(group->members[i].ep, &why) == RDT_OK)
+            continue;
+        (void)rdti_error_set_rank(err, RDT_EPEER, rdti_group_global_rank(group, i),
+                                  "%s is lost: %s", rdti_group_rank_name(group, i).text,
+                                  why.message);
+        return true;
+    }
+    return false;
+}
+
 void
 rdt_group_abort(rdt_group *group, const char *reason)
 {
@@ -245,10 +262,10 @@ rdt_group_abort(rdt_group *group, const char *reason)
         return;
     const int32_t own_rank = rdti_group_global_rank(group, group->rank);
     rdti_engine_enter(group->ctx->engine);
-    /* Whoever left first is the cause, not the one who noticed. */
+    /* Whoever left or died first is the cause, not the one who noticed. */
     if (group->left.status != RDT_OK)
         err = group->left;
-    else
+    else if (!find_lost_member(group, &err))
         (void)rdti_error_set_rank(&err, RDT_ECANCELED, own_rank, "%s aborted the group '%s': %s",
                                   rdti_group_rank_name(group, group->rank).text, group->name,
                                   reason != NULL ? reason : "no reason was given");

@@ -182,6 +182,8 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     rdti_engine_enter(engine); /* a lane may complete in any thread */
     rdti_transfer_op_complete(op, status, err);
     send->ops--;
+    if (status == RDT_EPEER)
+        rdti_endpoint_on_lane_error(send->mailbox->ep, &why);
     if (status != RDT_OK)
         end_send(send, (rdt_status)why.status, &why);
     else if (send->state == RDTI_REQUEST_LANE && send->ops == 0)

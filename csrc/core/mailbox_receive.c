@@ -55,6 +55,8 @@ on_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     } else {
         receive->op_status = status;
         copy_error(receive, status, err);
+        if (status == RDT_EPEER)
+            rdti_endpoint_on_lane_error(receive->mailbox->ep, &receive->error);
     }
     rdti_engine_leave(engine); /* the task goes on with it */
 }
@@ -101,11 +103,17 @@ read_process(struct rdti_request *receive)
         rdti_count(&receive->group->ctx->moved.moved_bytes, (uint64_t)got);
         return;
     }
-    receive->op_status =
-        rdti_error_set_rank(&receive->error, RDT_EDEVICE, rdti_endpoint_rank(receive->mailbox->ep),
-                            "process_vm_readv(%u): %s", receive->rts.pid,
-                            got == 0 ? "nothing was read" : strerror(sys_errno));
+    const bool is_gone = got < 0 && sys_errno == ESRCH;
+    rdt_endpoint *ep = receive->mailbox->ep;
+    receive->op_status = rdti_error_set_rank(&receive->error, is_gone ? RDT_EPEER : RDT_EDEVICE,
+                                             rdti_endpoint_rank(ep),
+                                             "reading the memory of rank %d (process %u): %s",
+                                             (int)rdti_endpoint_rank(ep), receive->rts.pid,
+                                             got == 0 ? "nothing was read" : strerror(sys_errno));
     receive->error.sys_errno = got == 0 ? 0 : sys_errno;
+    /* Its memory goes before its sockets close: whoever ends for want of it must name it. */
+    if (is_gone)
+        rdti_endpoint_on_lane_error(ep, &receive->error);
 }
 
 /* Whether the next step reads, and is not the end. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -40,7 +41,18 @@ def wait_in_future(_rank: int, _world: int) -> None:
         dist.all_reduce(torch.ones(1000), async_op=True).get_future().wait()
 
 
-WAITS = {"all_reduce": wait_in_all_reduce, "recv": wait_in_recv, "future": wait_in_future}
+def move_much(_rank: int, _world: int) -> None:
+    tensor = torch.ones(4 << 20)
+    while True:
+        dist.all_reduce(tensor)
+
+
+WAITS = {
+    "all_reduce": wait_in_all_reduce,
+    "recv": wait_in_recv,
+    "future": wait_in_future,
+    "transfer": move_much,
+}
 
 
 def a_rank_is_killed(
@@ -52,7 +64,9 @@ def a_rank_is_killed(
     for _ in range(3):
         dist.all_reduce(torch.ones(10))
     meet("ready", rank, range(world))  # all out of the last all_reduce
-    if rank == victim:
+    if rank == victim and how == "transfer":  # in the middle of moving
+        threading.Timer(0.5, died, (died_at,)).start()
+    elif rank == victim:
         time.sleep(0.5)  # the others wait by then
         died(died_at)
     try:
