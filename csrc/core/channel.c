@@ -119,6 +119,20 @@ is_shortage(int sys_errno)
     return sys_errno == ENOBUFS || sys_errno == ENOMEM || sys_errno == ETOOMANYREFS;
 }
 
+/* True: the socket takes more later, and says so. */
+static bool
+on_send_error(struct rdti_channel *channel, int sys_errno)
+{
+    if (sys_errno == EAGAIN || sys_errno == EWOULDBLOCK)
+        return true;
+    if (is_shortage(sys_errno))
+        return false; /* rdti_channel_flush() tries again */
+    /* The receive side reports the end, with its reason; a mute channel would not have one. */
+    channel->is_broken = true;
+    (void)shutdown(channel->fd, SHUT_RDWR);
+    return false;
+}
+
 /* tx_lock held. */
 static void
 flush_queue(struct rdti_channel *channel)
@@ -128,17 +142,8 @@ flush_queue(struct rdti_channel *channel)
     while (!channel->is_broken && !rdti_list_is_empty(&channel->queue)) {
         struct outgoing *out = RDTI_CONTAINER(channel->queue.next, struct outgoing, link);
         const ssize_t sent = send_some(channel, out);
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            would_block = true;
-            break;
-        }
-        if (sent < 0 && is_shortage(errno))
-            break; /* rdti_channel_flush() tries again */
         if (sent < 0) {
-            /* The receive side reports the end, with its reason; a mute channel would not have
-             * one. */
-            channel->is_broken = true;
-            (void)shutdown(channel->fd, SHUT_RDWR);
+            would_block = on_send_error(channel, errno);
             break;
         }
         out->sent_bytes += (size_t)sent;

@@ -243,8 +243,8 @@ open_again(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdt_endp
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
 
-/* One that nobody here has opened lives only as long as the peer wants it: its goodbye may have come
- * in already, and whoever opens now means the time after it. */
+/* One that nobody here has opened lives only as long as the peer wants it: its goodbye may have
+ * come in already, and whoever opens now means the time after it. */
 static rdt_endpoint *
 find_open(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {

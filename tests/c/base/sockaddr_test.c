@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Addresses in words, and which of them stay on the host. */
 #include "base/sockaddr.h"
 
 #include <arpa/inet.h>
