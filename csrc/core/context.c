@@ -24,7 +24,7 @@
 #define DEFAULT_PEER_TIMEOUT_NS UINT64_C(10000000000) /* ten heartbeats */
 #define DEFAULT_CHUNK_BYTES (UINT64_C(64) << 20)
 /* Goodbyes at close: each endpoint lingers at most two seconds, all at the same time. */
-#define CLOSE_LINGER_NS UINT64_C(3000000000)
+#define CONTEXT_CLOSE_NS UINT64_C(3000000000)
 
 rdt_status
 rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *err)
@@ -402,7 +402,7 @@ close_endpoints(rdt_context *ctx, struct rdt_error *err)
     ctx->is_closing = status == RDT_OK;
     rdti_engine_leave(ctx->engine);
     if (status == RDT_OK && rdti_engine_wait(ctx->engine, is_at_rest, ctx,
-                                             rdti_deadline_after(CLOSE_LINGER_NS)) != RDT_OK)
+                                             rdti_deadline_after(CONTEXT_CLOSE_NS)) != RDT_OK)
         status = rdti_error_set(err, RDT_EBUSY, 0,
                                 "context_close: an endpoint or a task did not end in time");
     return status;

@@ -465,6 +465,48 @@ view_of(rdt_slot *slot, uint64_t deadline_ns, struct rdt_slot_view *view, struct
     return pull(slot, &header, deadline_ns, view, err);
 }
 
+/* The credit first: if it cannot go, nothing has happened and the caller may try again. */
+static rdt_status
+release_oldest(rdt_slot *slot, struct rdt_error *err)
+{
+    rdt_context *ctx = rdti_endpoint_context(slot->ep);
+    const uint32_t released =
+        atomic_load_explicit(&slot->released, memory_order_relaxed); /* this thread's own */
+    rdt_region **pulled = &slot->pulled[released % RDTI_SLOT_BUFFERS];
+
+    /* release: the reads of the buffer come before; pairs with rdti_slots_on_data(). Before the
+     * credit, which the peer may answer with data at once. */
+    atomic_store_explicit(&slot->released, released + 1, memory_order_release);
+    if (atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) == 0) {
+        const rdt_status status =
+            rdti_endpoint_post_notify(slot->ep, rdti_notify_credit(slot->id), false, err);
+        const enum rdti_endpoint_state state = rdti_endpoint_get_state(slot->ep);
+        /* At the end nobody wants the credit any more. */
+        if (status != RDT_OK && state != RDTI_EP_LEFT && state != RDTI_EP_FAILED) {
+            atomic_store_explicit(&slot->released, released, memory_order_release);
+            return status;
+        }
+        rdti_count(&ctx->counters.credits_alone, 1);
+    }
+    rdt_region_free(*pulled, NULL, NULL);
+    *pulled = NULL;
+    return RDT_OK;
+}
+
+/* What could not be read goes back like what was read: after whatever is held from before. If its
+ * credit cannot go now, it goes with the next call. */
+static void
+release_skipped(rdt_slot *slot)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    /* relaxed: this thread's own */
+    if (slot->has_skipped &&
+        slot->got - atomic_load_explicit(&slot->released, memory_order_relaxed) == 1 &&
+        release_oldest(slot, &err) == RDT_OK)
+        slot->has_skipped = false;
+}
+
 rdt_status
 rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, struct rdt_error *err)
 {
@@ -479,6 +521,7 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
         return status;
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = ctx->opts.timeout_ns;
+    release_skipped(slot);
     if (slot->got - atomic_load_explicit(&slot->released, memory_order_relaxed) ==
         RDTI_SLOT_BUFFERS)
         return rdti_error_set(err, RDT_EBUSY, 0,
@@ -496,9 +539,14 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
     if (atomic_load_explicit(&slot->arrived, memory_order_seq_cst) == slot->got)
         return rdti_error_copy(err, &slot->error);
     status = view_of(slot, deadline_ns, &view, err);
-    if (status != RDT_OK)
+    if (status != RDT_OK && status != RDT_ESTALE)
         return status;
     slot->got++;
+    if (status == RDT_ESTALE) { /* its sender took it back: the next one may come */
+        slot->has_skipped = true;
+        release_skipped(slot);
+        return status;
+    }
     *out = view;
     return RDT_OK;
 }
@@ -514,22 +562,13 @@ rdt_slot_release(rdt_slot *slot, struct rdt_error *err)
     status = rdti_context_check(ctx, "slot_release", err);
     if (status != RDT_OK)
         return status;
-    const uint32_t released =
-        atomic_load_explicit(&slot->released, memory_order_relaxed); /* this thread's own */
-    if (released == slot->got)
+    /* relaxed: this thread's own */
+    if (atomic_load_explicit(&slot->released, memory_order_relaxed) == slot->got)
         return rdti_error_set(err, RDT_EINVAL, 0, "slot_release: nothing of slot '%s' is held",
                               slot->name);
-    rdt_region **pulled = &slot->pulled[released % RDTI_SLOT_BUFFERS];
-    rdt_region_free(*pulled, NULL, NULL);
-    *pulled = NULL;
-    /* release: the reads of the buffer come before; pairs with rdti_slots_on_data() */
-    atomic_store_explicit(&slot->released, released + 1, memory_order_release);
-    if (atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) != 0)
-        return RDT_OK; /* nobody wants the credit any more */
-    rdti_count(&ctx->counters.credits_alone, 1);
-    status = rdti_endpoint_post_notify(slot->ep, rdti_notify_credit(slot->id), false, err);
-    const enum rdti_endpoint_state state = rdti_endpoint_get_state(slot->ep);
-    return state == RDTI_EP_LEFT || state == RDTI_EP_FAILED ? RDT_OK : status; /* as above */
+    status = release_oldest(slot, err);
+    release_skipped(slot);
+    return status;
 }
 
 static void

@@ -21,6 +21,7 @@ struct rdt_slot {
     rdt_region *pulled[RDTI_SLOT_BUFFERS]; /* dynamic: the payload that was read, while held */
     rdt_transfer *pulling; /* dynamic: the read of the next payload, if a get began it */
     bool is_announced;
+    bool has_skipped;          /* the newest that arrived could not be read; its credit is owed */
     uint32_t got;              /* of the thread that uses the slot */
     _Atomic uint32_t arrived;  /* stored by drivers */
     _Atomic uint32_t released; /* stored by the thread that uses the slot */

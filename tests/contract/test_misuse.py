@@ -91,6 +91,34 @@ def test_a_sender_that_leaves_before_a_dynamic_tensor_is_read_is_blamed(pair: Pa
             transfer.wait()
         with pytest.raises(StaleRegion, match=r"sender .*slot 'late'.*before .* wait\(\)"):
             slot.get()
+        with pytest.raises(TransferTimeout):
+            slot.get(timeout_s=0.05)  # it is told once
+        with pair.to_right.slot("late", (4,), "float32", kind="dynamic") as sender:
+            for value in range(5):  # and the slot goes on, with both its buffers
+                transfer = sender.put(np.full(4, value, np.float32))
+                with slot.get() as tensor:
+                    assert tensor.tolist() == [value] * 4
+                transfer.wait()
+
+
+def test_what_is_held_stays_when_the_next_was_taken_back(pair: Pair) -> None:
+    with pair.right.slot("held", (4,), src=pair.to_left, kind="dynamic") as slot:
+        with pair.to_right.slot("held", (4,), "float32", kind="dynamic") as sender:
+            held = sender.put(np.full(4, 7, np.float32))
+            first = slot.get()
+            taken_back = sender.put(np.full(4, 8, np.float32))
+        for transfer in (held, taken_back):
+            with pytest.raises(Closed):
+                transfer.wait()
+        with pytest.raises(StaleRegion):
+            slot.get()
+        with first as tensor:
+            assert tensor.tolist() == [7] * 4
+        with pair.to_right.slot("held", (4,), "float32", kind="dynamic") as sender:
+            for value in range(3):
+                sender.put(np.full(4, value, np.float32))
+                with slot.get() as tensor:
+                    assert tensor.tolist() == [value] * 4
 
 
 @pytest.mark.parametrize("wrong", [*NO_TIMES, *TIMES_OUT_OF_RANGE], ids=repr)
