@@ -92,4 +92,10 @@ void rdti_slot_tx_end(rdt_slot_tx *tx, const struct rdt_error *err);
 void rdti_slot_tx_end_dynamic(rdt_slot_tx *tx, uint32_t epoch, rdt_status status,
                               const struct rdt_error *err);
 
+/* slot_pull.c: the tensor at slot->got, which has arrived. A dynamic one is read until the
+ * deadline, and the next call goes on with a read that takes longer. RDT_ESTALE: its sender took
+ * it back. */
+rdt_status rdti_slot_view(rdt_slot *slot, uint64_t deadline_ns, struct rdt_slot_view *view,
+                          struct rdt_error *err);
+
 #endif
