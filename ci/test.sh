@@ -5,6 +5,7 @@
 here="$(dirname "${BASH_SOURCE[0]}")"
 source "$here/lib.sh"
 PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
+WORDS_AGAIN=60      # lines of each failed step, repeated at the end, where a reader looks first
 
 names=()
 seconds=()
@@ -22,8 +23,17 @@ step() {
     local name="$1" start="$SECONDS" status=0
     shift
     say "$name"
-    "$@" || status=$?
+    "$@" 2>&1 | tee "$LOGS/step-${#names[@]}.log" || status=$?
     record "$name" "$start" "$status"
+}
+
+repeat_failures() {
+    local i
+    for i in "${!names[@]}"; do
+        [[ "${results[i]}" == FAILED && -s "$LOGS/step-$i.log" ]] || continue
+        printf '\n== what failed in %s\n' "${names[i]}"
+        tail -n "$WORDS_AGAIN" "$LOGS/step-$i.log"
+    done
 }
 
 print_times() {
@@ -36,8 +46,10 @@ print_times() {
     printf '%-24s %8d\n\n' total "$total"
 }
 
+rm -f "$LOGS"/step-*.log # pytest has none: its words stand at the end already
 step setup bash ci/setup.sh
 if [[ ! -x "$VENV/bin/pytest" ]]; then # nothing after it could run
+    repeat_failures
     print_times
     exit 1
 fi
@@ -59,6 +71,7 @@ timeout --kill-after=10 "$PYTEST_STUCK_S" "$VENV/bin/pytest" --continue-on-colle
     --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
     awk -v closing="$closing" "$but_last" || status=$?
 record pytest "$start" "$status"
+repeat_failures
 print_times
 cat "$closing"
 exit "$overall"
