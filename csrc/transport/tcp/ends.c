@@ -122,13 +122,16 @@ rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_e
     char progress[96] = "none yet";
     const bool is_memory = sys_errno == ENOMEM;
 
+    (void)pthread_mutex_lock(&lane->lock); /* writers number their messages meanwhile */
+    const uint32_t sent = lane->tx_number;
+    (void)pthread_mutex_unlock(&lane->lock);
     if (lane->is_progress_new)
         lane->last_progress_ns = rdti_now_ns();
     if (lane->last_progress_ns != 0)
         (void)snprintf(progress, sizeof(progress),
                        "%.3f s ago, %llu messages received, %u of %u sent are acknowledged",
                        (double)(rdti_now_ns() - lane->last_progress_ns) * 1e-9,
-                       (unsigned long long)lane->rx_messages, lane->tx_acked, lane->tx_number);
+                       (unsigned long long)lane->rx_messages, lane->tx_acked, sent);
     (void)rdti_error_set(&err, is_memory ? RDT_ENOMEM : RDT_EPEER, sys_errno,
                          "tcp lane to rank %d at %s, stream %u of %u: %s (last progress: %s); %s",
                          lane->args.peer_rank, lane->peer_text, stream->index, lane->stream_count,

@@ -23,16 +23,17 @@
 #define FUTEX_HOPS UINT64_C(200000)
 #define EPOLL_HOPS UINT64_C(100000)
 #define BACKGROUND_HOPS UINT64_C(100000)
+#define LEAST_SLEEPS 100
 #else
 #define FUTEX_HOPS UINT64_C(10000000)
 #define EPOLL_HOPS UINT64_C(1000000)
 #define BACKGROUND_HOPS UINT64_C(1000000)
+#define LEAST_SLEEPS 1000
 #endif
 
 /* A machine whose cores others use too gets less done in its time; at least this much must be. */
 #define RUN_NS (UINT64_C(40) * 1000000000)
 #define LEAST_SHARE 50
-#define LEAST_SLEEPS 1000
 
 /* Far longer than a wake-up takes on a loaded machine. */
 #define SLEEP_NS (UINT64_C(2) * 1000000000)
@@ -124,7 +125,7 @@ wait_for(struct player *p, uint64_t hop)
 {
     /* Now and then hardly any spinning, so that the sleep meets the publication; else long enough
      * that a hop on two free cores does not sleep. */
-    uint32_t spins = draw(p) % 16 == 0 ? draw(p) % 8 : 2000;
+    uint32_t spins = draw(p) % 8 == 0 ? draw(p) % 8 : 2000;
 
     for (; spins > 0; spins--) {
         if (has_come(p, hop))
@@ -152,7 +153,7 @@ wait_for(struct player *p, uint64_t hop)
 static void
 dawdle(struct player *p)
 {
-    uint32_t pauses = draw(p) % 8 == 0 ? draw(p) % 64 : 0;
+    uint32_t pauses = draw(p) % 4 == 0 ? draw(p) % 64 : 0;
 
     for (; pauses > 0; pauses--)
         rdti_cpu_relax();
