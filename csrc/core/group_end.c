@@ -168,14 +168,20 @@ obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary
                               rdti_group_rank_name(group, rank).text, reason);
 }
 
+void
+rdti_group_note_cause(rdt_group *group, const struct rdt_error *err)
+{
+    if (group->cause.status == RDT_OK)
+        group->cause = *err;
+}
+
 /* [driver] A member left by itself: what needs it ends, the rest of the group goes on. */
 static void
 on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
 {
     bool is_anybody_left = false;
 
-    if (group->left.status == RDT_OK)
-        group->left = *err;
+    rdti_group_note_cause(group, err);
     rdti_group_end_receives(group, rank, err);
     for (uint32_t i = 0; i < group->size; i++)
         is_anybody_left |=
@@ -263,8 +269,8 @@ rdt_group_abort(rdt_group *group, const char *reason)
     const int32_t own_rank = rdti_group_global_rank(group, group->rank);
     rdti_engine_enter(group->ctx->engine);
     /* Whoever left or died first is the cause, not the one who noticed. */
-    if (group->left.status != RDT_OK)
-        err = group->left;
+    if (group->cause.status != RDT_OK)
+        err = group->cause;
     else if (!find_lost_member(group, &err))
         (void)rdti_error_set_rank(&err, RDT_ECANCELED, own_rank, "%s aborted the group '%s': %s",
                                   rdti_group_rank_name(group, group->rank).text, group->name,

@@ -69,7 +69,7 @@ struct rdt_group {
     uint32_t refs;             /* the handle, each request */
     bool is_destroyed;
     struct rdt_error error; /* BROKEN unless status is RDT_OK */
-    struct rdt_error left;  /* the first member that left while others worked */
+    struct rdt_error cause; /* the first member that left, or whose death another told */
 };
 
 /*
@@ -172,6 +172,8 @@ void rdti_group_unref(rdt_group *group);
 rdt_group *rdti_groups_find(struct rdti_groups *groups, uint64_t id);
 /* NULL: none of that id ended here lately. */
 const struct rdti_gone *rdti_groups_find_gone(const struct rdti_groups *groups, uint64_t id);
+/* [driver] What to blame if the group is aborted here; the first counts. */
+void rdti_group_note_cause(rdt_group *group, const struct rdt_error *err);
 /* The group broke: tell each member to whom a path leads, of this group or another, and that has
  * not heard. Again whenever a path comes about. `source`, or NULL, said so itself. */
 void rdti_group_spread_abort(rdt_group *group, const rdt_endpoint *source);

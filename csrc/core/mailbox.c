@@ -211,6 +211,14 @@ rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, const str
     rdti_mailbox_flush(m);
 }
 
+void
+rdti_mailbox_note_cause(const struct rdti_mailbox *m, rdt_group *group, const struct rdt_error *why)
+{
+    if (why->status == RDT_EPEER && why->peer_rank != RDT_RANK_UNKNOWN &&
+        why->peer_rank != rdti_endpoint_rank(m->ep))
+        rdti_group_note_cause(group, why);
+}
+
 static bool
 is_within_budget(const struct rdti_mailbox *m, uint64_t footprint)
 {

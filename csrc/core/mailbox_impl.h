@@ -124,6 +124,10 @@ void rdti_mailbox_show_interest(struct rdti_mailbox *m, uint64_t group_id, uint3
 /* `count` carries the rank at fault, so that it is named on both sides. */
 void rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose,
                        const struct rdt_error *why);
+/* A refusal can bring the news of a third process's death before that process's own end or the
+ * abort of the group is seen here: it is to be blamed, not whoever meets the refusal. */
+void rdti_mailbox_note_cause(const struct rdti_mailbox *m, rdt_group *group,
+                             const struct rdt_error *why);
 /* So many bytes of ring taken by eager messages reached a receive or were thrown away. */
 void rdti_mailbox_delivered(struct rdti_mailbox *m, uint64_t bytes);
 

@@ -279,6 +279,7 @@ rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *
     if (send == NULL)
         return;
     const bool knows = send->is_cancelled; /* this is the answer to our own NACK */
+    rdti_mailbox_note_cause(m, send->group, why);
     end_send(send, (rdt_status)why->status, why);
     if (!knows)
         rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, why);

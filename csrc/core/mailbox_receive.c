@@ -436,6 +436,7 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
     if (receive != NULL) {
         const bool is_staged = receive->state == RDTI_REQUEST_STAGING;
         rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, why);
+        rdti_mailbox_note_cause(m, receive->group, why);
         if (is_staged)
             rdti_request_finish(receive, (rdt_status)why->status, why);
         else

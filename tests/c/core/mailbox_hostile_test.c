@@ -252,6 +252,27 @@ TEST(answers_to_nothing_and_places_that_are_none)
     prey_free(&prey);
 }
 
+TEST(a_refusal_that_tells_of_a_death_blames_the_dead)
+{
+    const char text[RDTI_NACK_TEXT_BYTES] = "rank 7 died: its cable was cut";
+    struct prey prey;
+    struct rdt_error err = {0};
+
+    prey_make(&prey);
+    struct rdti_message head = plain(&prey, RDTI_MESSAGE_NACK);
+    head.id = RDTI_CONTAINER(prey.m->offered.next, struct rdti_request, link)->id;
+    head.tag = RDTI_ID_IS_YOURS;
+    head.len_bytes = (uint64_t)(int64_t)RDT_EPEER;
+    head.count = 7;
+    IGNORED(&head, text, sizeof(text));
+    CHECK_STATUS(rdt_transfer_test(prey.offered, &err), RDT_EPEER);
+    rdt_group_abort(prey.rig.group[0], "it met a refusal");
+    CHECK_STATUS(rdt_group_error(prey.rig.group[0], &err), RDT_EPEER);
+    CHECK_STR_EQ(err.message, text);
+    CHECK_INT_EQ(err.peer_rank, 7);
+    prey_free(&prey);
+}
+
 TEST(offers_of_memory_that_is_not_theirs)
 {
     struct prey prey;
