@@ -185,9 +185,8 @@ on_slot_frame(rdt_endpoint *ep, uint16_t type, const uint8_t *payload, uint32_t 
     if (status != RDT_OK)
         return status;
     if (type == RDTI_FRAME_SLOT_GONE)
-        rdti_slots_on_gone(ep->slots, &gone);
-    else
-        rdti_slots_on_refused(ep->slots, &gone);
+        return rdti_slots_on_gone(ep->slots, &gone, err);
+    rdti_slots_on_refused(ep->slots, &gone);
     return RDT_OK;
 }
 

@@ -188,23 +188,32 @@ rdti_slots_on_announce(struct rdti_slots *slots, const struct rdti_slot_announce
     return RDT_OK;
 }
 
-void
-rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone)
+rdt_status
+rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone,
+                   struct rdt_error *err)
 {
     struct rdti_announced *announced = find_announced_id(slots, gone->slot_id);
-    struct rdt_error err;
+    struct rdt_error end;
 
     if (announced == NULL)
-        return;
+        return RDT_OK;
     if (announced->tx != NULL) {
-        (void)rdti_error_set_rank(&err, RDT_ECLOSED, rdti_endpoint_rank(slots->ep),
+        rdt_status status = RDT_OK;
+        /* relaxed: only drivers store it */
+        while (status == RDT_OK && atomic_load_explicit(&announced->tx->returned,
+                                                        memory_order_relaxed) != gone->released)
+            status = rdti_slots_on_credit(slots, gone->slot_id, err);
+        if (status != RDT_OK) /* more than it was sent */
+            return status;
+        (void)rdti_error_set_rank(&end, RDT_ECLOSED, rdti_endpoint_rank(slots->ep),
                                   "rank %d destroyed slot '%s'", (int)rdti_endpoint_rank(slots->ep),
                                   announced->info.name);
         announced->tx->announced = NULL;
-        rdti_slot_tx_end(announced->tx, &err);
+        rdti_slot_tx_end(announced->tx, &end);
     }
     rdti_list_remove(&announced->link);
     free(announced);
+    return RDT_OK;
 }
 
 void
@@ -492,6 +501,8 @@ rdt_slot_destroy(rdt_slot *slot)
     rdti_engine_enter(ctx->engine);
     rdti_endpoint_slots(slot->ep)->table[slot->id] = NULL;
     gone.slot_id = slot->id;
+    /* relaxed: stored by the thread that uses the slot, which is this one */
+    gone.released = atomic_load_explicit(&slot->released, memory_order_relaxed);
     if (slot->is_announced)
         rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT_GONE, payload,
                                  rdti_slot_gone_encode(&gone, payload));

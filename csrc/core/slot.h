@@ -40,7 +40,9 @@ rdt_status rdti_slots_on_credit(struct rdti_slots *slots, uint32_t slot_id, stru
 /* [driver] Frames. */
 rdt_status rdti_slots_on_announce(struct rdti_slots *slots,
                                   const struct rdti_slot_announce *announce, struct rdt_error *err);
-void rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone);
+/* RDT_EPROTO: it claims to have released what was never sent. */
+rdt_status rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone,
+                              struct rdt_error *err);
 void rdti_slots_on_refused(struct rdti_slots *slots, const struct rdti_slot_gone *refused);
 /* [driver] */
 void rdti_slots_on_ended(struct rdti_slots *slots, const struct rdt_error *err);

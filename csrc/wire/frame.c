@@ -313,6 +313,7 @@ rdti_slot_gone_encode(const struct rdti_slot_gone *in, uint8_t *out)
     struct rdti_writer w = begin_payload(out);
 
     rdti_write_u32(&w, in->slot_id);
+    rdti_write_u32(&w, in->released);
     rdti_write_text(&w, in->text, sizeof(in->text));
     return end_payload(&w);
 }
@@ -330,6 +331,7 @@ rdti_slot_gone_decode(const uint8_t *buf, size_t len_bytes, struct rdti_slot_gon
         return status;
     gone.slot_id = rdti_read_u32(&f.r);
     rdti_fields_require(&f, gone.slot_id <= RDTI_SLOT_ID_MAX, "slot id out of range");
+    gone.released = rdti_read_u32(&f.r);
     rdti_fields_text(&f, gone.text, sizeof(gone.text), bad_text);
     status = rdti_fields_end(&f, "SLOT_GONE", err);
     if (status == RDT_OK)

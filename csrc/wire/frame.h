@@ -24,7 +24,7 @@
 #define RDTI_SEGMENT_BYTES 12
 #define RDTI_SLOT_ANNOUNCE_BYTES \
     (8 + RDT_SLOT_NAME_BYTES + 16 + 8 * RDT_MAX_NDIM + 8 + RDT_REMOTE_REGION_BYTES)
-#define RDTI_SLOT_GONE_BYTES (4 + RDTI_REASON_BYTES)
+#define RDTI_SLOT_GONE_BYTES (8 + RDTI_REASON_BYTES)
 #define RDTI_ABORT_BYTES (12 + RDTI_REASON_BYTES)
 
 enum rdti_frame_type {
@@ -88,6 +88,7 @@ struct rdti_slot_announce {
 
 struct rdti_slot_gone {
     uint32_t slot_id;
+    uint32_t released; /* tensors, modulo 2^32: this frame overtakes credits; 0 of a refusal */
     char text[RDTI_REASON_BYTES];
 };
 

@@ -394,6 +394,34 @@ TEST_TIMEOUT(a_dynamic_source_is_in_use_until_its_transfer_is_over, 60)
         }
 }
 
+TEST(a_receiver_that_goes_has_returned_what_it_read)
+{
+    const uint64_t dims[2] = {16, 16};
+    const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_DYNAMIC, 16, 16);
+    float tensor[256];
+
+    for (int t = 0; t < 2; t++) {
+        struct pair pair;
+        pair_open(&pair, transports[t]);
+        for (int round = 0; round < 200; round++) {
+            struct rdt_error err = {0};
+            char name[16];
+            rdt_slot *slot;
+            rdt_slot_tx *tx;
+            rdt_transfer *transfer;
+            (void)snprintf(name, sizeof(name), "acts %d", round);
+            open_slot(&pair, name, &desc, &slot, &tx);
+            fill(tensor, 256, round);
+            check_ok(rdt_slot_tx_put(tx, tensor, dims, 5 * S, &transfer, &err), &err, "put");
+            check_next(slot, tensor, 16, 16, 0);
+            rdt_slot_destroy(slot); /* its word of it may overtake the credit */
+            wait_free(transfer);
+            rdt_slot_tx_destroy(tx);
+        }
+        pair_close(&pair);
+    }
+}
+
 TEST(a_closed_peer_ends_slots_with_what_has_arrived)
 {
     const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_STATIC, 8, 8);

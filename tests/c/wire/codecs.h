@@ -352,6 +352,7 @@ fill_slot_gone(struct rng *rng, void *value)
     struct rdti_slot_gone *v = value;
 
     v->slot_id = rng_below(rng, RDTI_SLOT_ID_MAX + 1);
+    v->released = (uint32_t)rng_next(rng);
     rng_text(rng, v->text, sizeof(v->text));
 }
 
