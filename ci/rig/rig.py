@@ -178,7 +178,7 @@ def guest_settings(given: options.Options, means: str, host: int, nonce: str) ->
         "RIG_DEVPREFIX": "rxe",
         "RIG_RATE": given.rate,
         "RIG_NETEM": given.netem,
-        "RIG_TIMEOUT_S": str(int(given.timeout_s)),
+        "RIG_DEADLINE": str(int(time.time() + given.timeout_s)),
         "RIG_CWD": str(Path.cwd()),
         "RIG_PATH": os.environ.get("PATH", os.defpath),
         "RIG_SHARED": str(given.out),

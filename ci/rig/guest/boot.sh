@@ -81,7 +81,7 @@ dump_processes() {
 }
 
 watch_deadline() {
-    local left=$((RIG_TIMEOUT_S - DUMP_BEFORE_S - ${uptime_s%.*}))
+    local left=$((RIG_DEADLINE - DUMP_BEFORE_S - EPOCHSECONDS))
     ((left > 0)) || return
     sleep "$left"
     dump_processes
