@@ -2,11 +2,14 @@
 
 A guest's output arrives over two pipes that QEMU writes, with control words of guest/boot.sh in
 between: a NUL byte, "rig:", the run's nonce, a word, a line break. Whatever else is the command's.
+A third one brings what rig-cable asks for, which QEMU's monitor does: only it can take the carrier.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import selectors
 import shlex
 import signal
@@ -16,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import socket
+from socket import MSG_DONTWAIT, socket, socketpair
 from typing import BinaryIO
 
 HOME = Path(__file__).resolve().parent
@@ -151,7 +154,7 @@ class Printer:
 class _Port:
     fd: int
     words: ControlFilter
-    printer: Printer
+    printer: Printer | None  # None: control words only
     is_finished: bool = False
 
 
@@ -165,6 +168,7 @@ class Guest:
     say: Callable[[str], None]
     status: int | None = None  # of the command
     is_up: bool = False
+    monitor: socket | None = None
     process: subprocess.Popen[bytes] | None = None
     ports: list[_Port] = field(default_factory=list)
 
@@ -177,12 +181,17 @@ class Guest:
             *("-device", "virtio-serial-pci"),
         ]
         write_fds = []
-        for number, (name, stream) in enumerate((("out", sys.stdout), ("err", sys.stderr)), 1):
+        streams = {"out": sys.stdout.buffer, "err": sys.stderr.buffer, "cable": None}
+        for number, (name, stream) in enumerate(streams.items(), 1):
             read_fd, write_fd = os.pipe()
             write_fds.append(write_fd)
-            printer = Printer(stream.buffer, prefix.encode())
-            self.ports.append(_Port(read_fd, ControlFilter(self.nonce), printer))
+            printer = Printer(stream, prefix.encode()) if stream else None
+            port = _Port(read_fd, ControlFilter(self.nonce), printer, is_finished=stream is None)
+            self.ports.append(port)
             extra += output_port(name, write_fd, number)
+        self.monitor, monitor_end = socketpair()
+        extra += ["-chardev", f"socket,id=monitor,fd={monitor_end.fileno()}"]
+        extra += ["-mon", "chardev=monitor,mode=readline"]
         for link, end in enumerate(cables):
             extra += cable(end.fileno(), self.host, link)
         command = qemu_command(machine, console=self.folder / "console.log", extra=extra)
@@ -193,21 +202,27 @@ class Guest:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[*write_fds, *(end.fileno() for end in cables)],
+                    pass_fds=[
+                        *(*write_fds, monitor_end.fileno()),
+                        *(end.fileno() for end in cables),
+                    ],
                     start_new_session=True,  # Ctrl-C is for the rig, which ends the guests
                 )
         finally:
+            monitor_end.close()
             for fd in write_fds:
                 os.close(fd)
 
-    def read(self, port: _Port) -> None:
-        """Pass on what a port has and obey its control words."""
+    def read(self, port: _Port) -> bool:
+        """Pass on what a port has and obey its control words. False at the end of the stream."""
         data = os.read(port.fd, READ_BYTES)
         passed, words = port.words.feed(data)
-        port.printer.write(passed if data else port.words.rest())
+        if port.printer is not None:
+            port.printer.write(passed if data else port.words.rest())
         port.is_finished |= not data
         for word in words:
             self._obey(port, word)
+        return bool(data)
 
     def _obey(self, port: _Port, word: str) -> None:
         name, _, argument = word.partition(" ")
@@ -220,10 +235,21 @@ class Guest:
             port.is_finished = True
         elif name == "end":
             port.is_finished = True
+        elif name == "cable":
+            self._switch_cable(argument)
         elif name == "fail":
             raise RigError(f"host {self.host}: {argument}{self.console_tail()}")
         else:
             raise RigError(f"host {self.host} sent an unknown control word {name!r}")
+
+    def _switch_cable(self, argument: str) -> None:
+        """Have QEMU take the carrier of a link, or give it back."""
+        if self.monitor is None or not re.fullmatch(r"link\d (on|off)", argument):
+            raise RigError(f"host {self.host} asks for a wrong cable: {argument!r}")
+        with contextlib.suppress(BlockingIOError):  # what the monitor answers goes unread otherwise
+            while self.monitor.recv(READ_BYTES, MSG_DONTWAIT):
+                pass
+        self.monitor.sendall(f"set_link {argument}\n".encode())
 
     @property
     def is_finished(self) -> bool:
@@ -254,9 +280,12 @@ class Guest:
         if self.process is not None:
             end_process(self.process)
         for port in self.ports:
-            port.printer.close()
+            if port.printer is not None:
+                port.printer.close()
             os.close(port.fd)
         self.ports.clear()
+        if self.monitor is not None:
+            self.monitor.close()
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
@@ -295,8 +324,7 @@ def watch(guests: Sequence[Guest], timeout_s: float) -> None:
         while not all(guest.is_finished for guest in guests):
             for key, _ in selector.select(0.2):
                 guest, port = key.data
-                guest.read(port)
-                if port.is_finished:
+                if not guest.read(port):
                     selector.unregister(port.fd)
             passed_s = time.monotonic() - start
             for guest in guests:

@@ -45,6 +45,7 @@ EXPORTS = (
     *("RIG_MEANS", "RIG_HOST", "RIG_HOSTS", "RIG_OUT", "RIG_SHARED"),
     *("RIG_ADDR", "RIG_PEER_ADDR", "RIG_DEVICE", "RIG_GID_INDEX"),
     *("RIG_ADDRS", "RIG_PEER_ADDRS", "RIG_DEVICES", "RIG_IFNAMES"),
+    *("RIG_NONCE", "RIG_CABLE_PORT"),  # for rig-cable
 )
 
 

@@ -118,6 +118,8 @@ run_command() {
 
 OUT_PORT="$(find_port rig.out)" || echo "rig: guest: no output port" >/dev/console
 ERR_PORT="$(find_port rig.err)"
+# shellcheck disable=SC2034 # exported with the others
+RIG_CABLE_PORT="$(find_port rig.cable)"
 mount_rest
 name_hosts
 ip link set lo up
