@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Build the image of the pair of containers without a registry and without root's privileges over
+# limits, and run compose.yaml in the rig: once over its rxe device, once without one.
+# Usage: ci/rig/containers.sh [build|test [OPTIONS for run.sh]]; both without arguments. As root.
+# shellcheck source=ci/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+[[ -x "$VENV/bin/python" ]] && PATH="$VENV/bin:$PATH"
+
+IMAGE=rdmatensor-pair
+BASE=rdmatensor-base
+RELEASE=bookworm
+STORE="$ROOT/build/rig/containers"
+TEST_LIMIT_S=420 # containers start slowly where every instruction is emulated
+STORAGE=(--root "$STORE/storage" --runroot "$STORE/run" --storage-driver overlay)
+
+install_tools() {
+    local missing=() tool
+    for tool in buildah podman debootstrap podman-compose crun; do
+        PATH="$PATH:/usr/sbin:/usr/bin" command -v "$tool" >/dev/null || missing+=("$tool")
+    done
+    ((${#missing[@]} == 0)) && return
+    say "rig: installing Debian packages: ${missing[*]}"
+    logged rig-containers-install env DEBIAN_FRONTEND=noninteractive apt-get -q -y \
+        --no-install-recommends -o DPkg::Lock::Timeout=300 install "${missing[@]}"
+}
+
+# Debian from apt's own mirror: no image registry is needed.
+make_base() {
+    podman "${STORAGE[@]}" image exists "$BASE" && return
+    local work mirror
+    # shellcheck disable=SC2016 # apt's variables
+    mirror="$(apt-get indextargets --format '$(CODENAME) $(SITE)' |
+        awk -v release="$RELEASE" '$1 == release { print $2; exit }')"
+    [[ -n "$mirror" ]] || die "apt names no mirror of $RELEASE"
+    work="$(mktemp -d "$ROOT/build/rig/base.XXXXXX")"
+    # shellcheck disable=SC2064 # the folder of now is meant
+    trap "rm -rf '$work'" EXIT
+    say "rig: making a base image by debootstrap"
+    logged rig-debootstrap debootstrap --variant=minbase --include=ca-certificates \
+        "$RELEASE" "$work/base" "$mirror"
+    tar -C "$work/base" -c . | logged rig-import podman "${STORAGE[@]}" import - "$BASE"
+    rm -rf "$work"
+    trap - EXIT
+}
+
+# Where pip takes packages from folders of this host, the build sees them, and pip's settings too.
+pip_volumes() {
+    local file folder
+    for file in /etc/pip.conf "$HOME/.config/pip/pip.conf" "$HOME/.pip/pip.conf"; do
+        [[ -f "$file" ]] && printf '%s\n' "--volume=$file:$file:ro"
+    done
+    # An index links from its folder "simple" to its neighbours.
+    python3 -m pip config list | tr "' \\\\" '\n' | sed -n 's#^n*file://##; s#/simple/*$##; /^\//p' |
+        sort -u | while IFS= read -r folder; do
+        [[ ! -d "$folder" ]] || printf '%s\n' "--volume=$folder:$folder:ro"
+    done
+}
+
+build() {
+    install_tools
+    mkdir -p "$STORE"
+    make_base
+    mapfile -t volumes < <(pip_volumes)
+    say "rig: building $IMAGE"
+    logged rig-image buildah "${STORAGE[@]}" build --isolation chroot --layers \
+        --build-arg "BASE=localhost/$BASE" "${volumes[@]}" \
+        --ignorefile ci/rig/Containerfile.dockerignore -f ci/rig/Containerfile -t "$IMAGE" .
+}
+
+run_pairs() {
+    local out="$STORE/results"
+    rm -rf "$out"
+    RIG_STORE="$STORE/storage" RIG_IMAGE="localhost/$IMAGE" bash ci/rig/run.sh --memory 3072 \
+        --timeout "$TEST_LIMIT_S" "$@" --out "$out" -- bash ci/rig/containers_guest.sh
+}
+
+action="${1:-}"
+(($# == 0)) || shift
+case "$action" in
+    build) build ;;
+    test) run_pairs "$@" ;;
+    '') build && run_pairs ;;
+    *) die "usage: ci/rig/containers.sh [build|test [OPTIONS for run.sh]]" ;;
+esac
