@@ -10,7 +10,7 @@ IMAGE=rdmatensor-pair
 BASE=rdmatensor-base
 RELEASE=bookworm
 STORE="$ROOT/build/rig/containers"
-TEST_LIMIT_S=420 # containers start slowly where every instruction is emulated
+TEST_LIMIT_S=700 # two pairs, each within its own limit
 STORAGE=(--root "$STORE/storage" --runroot "$STORE/run" --storage-driver overlay)
 
 install_tools() {

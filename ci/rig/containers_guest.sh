@@ -3,7 +3,7 @@
 # RIG_STORE: storage of images, read only; RIG_IMAGE: the pair's. New storage is in memory.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-PAIR_LIMIT_S=180
+PAIR_LIMIT_S=300 # a container takes 20 s to start where every instruction is emulated
 
 mkdir -p /run/pair
 cat >/run/pair/storage.conf <<CONF

@@ -120,6 +120,12 @@ def reached_by(world: World, transport: str) -> str:
     return f"the peer is reached by {transport}"
 
 
+def leave_together(world: World) -> str:
+    """Wait until both ranks have made their rows: who leaves earlier is not reached any more."""
+    world.group("end").barrier().wait(timeout_s=WAIT_S)
+    return "both ranks are through"
+
+
 def attempt(case: str, check: Callable[[], str]) -> Row:
     """Run a case and make a row of what came of it."""
     try:
@@ -146,7 +152,7 @@ def main() -> int:
                 case = f"tensor of {size_bytes} bytes"
                 rows.append(attempt(case, partial(exchange, world, size_bytes)))
             rows.append(attempt("path", partial(reached_by, world, settings.transport)))
-            world.group("end").barrier()
+            rows.append(attempt("end", partial(leave_together, world)))
     is_good = all(row.result != "FAILED" for row in rows)
     if rank == 1:
         for row in rows:
