@@ -549,6 +549,23 @@ rdti_arena_segment(struct rdti_arena *arena, uint32_t segment, int *fd_out, uint
     return is_found ? RDT_OK : RDT_EINVAL;
 }
 
+rdt_status
+rdti_arena_segment_addr(struct rdti_arena *arena, uint32_t segment, void **addr_out,
+                        uint64_t *len_bytes_out)
+{
+    if (rdti_in_forked_child())
+        return RDT_EFORKED;
+    (void)pthread_mutex_lock(&arena->lock);
+    const bool is_found = segment < arena->segment_count;
+
+    if (is_found) {
+        *addr_out = arena->segments[segment]->addr;
+        *len_bytes_out = arena->segments[segment]->len_bytes;
+    }
+    (void)pthread_mutex_unlock(&arena->lock);
+    return is_found ? RDT_OK : RDT_EINVAL;
+}
+
 void
 rdti_arena_get_stats(struct rdti_arena *arena, struct rdti_arena_stats *out)
 {

@@ -67,6 +67,9 @@ rdt_status rdti_arena_locate(struct rdti_arena *arena, const void *addr, uint64_
 /* The descriptor (owned by the arena) and length of a segment. RDT_EINVAL: no such segment. */
 rdt_status rdti_arena_segment(struct rdti_arena *arena, uint32_t segment, int *fd_out,
                               uint64_t *len_bytes_out);
+/* Where a segment lies. RDT_EINVAL: no such segment. */
+rdt_status rdti_arena_segment_addr(struct rdti_arena *arena, uint32_t segment, void **addr_out,
+                                   uint64_t *len_bytes_out);
 void rdti_arena_get_stats(struct rdti_arena *arena, struct rdti_arena_stats *out);
 
 #endif

@@ -39,108 +39,6 @@ rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *e
     return RDT_OK;
 }
 
-/* ---- Host: what transports see ------------------------------------------------------------ */
-
-static void
-host_on_notify(void *core, struct rdti_lane *lane, uint32_t notification)
-{
-    (void)core;
-    rdti_endpoint_on_notify(lane->owner, notification);
-}
-
-static void
-host_on_error(void *core, struct rdti_lane *lane, const struct rdt_error *err)
-{
-    (void)core;
-    rdti_endpoint_on_lane_error(lane->owner, err);
-}
-
-static void
-host_on_ready(void *core, struct rdti_lane *lane)
-{
-    (void)core;
-    rdti_path_on_lane_ready(lane->owner);
-}
-
-static rdt_status
-host_target_acquire(void *core, uint32_t index, uint32_t generation, uint64_t off_bytes,
-                    uint64_t len_bytes, struct rdti_target *out, struct rdt_error *err)
-{
-    rdt_context *ctx = core;
-
-    return rdti_regions_acquire(ctx->regions, index, generation, off_bytes, len_bytes, out, err);
-}
-
-static void
-host_target_release(void *core, struct rdti_target *target)
-{
-    rdt_context *ctx = core;
-
-    rdti_regions_release(ctx->regions, target);
-}
-
-static void
-host_request_segment(void *core, struct rdti_lane *lane, uint32_t segment)
-{
-    rdt_context *ctx = core;
-    const struct rdti_segment request = {.segment = segment};
-    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
-    rdt_endpoint *ep = lane->owner;
-
-    rdti_count(&ctx->counters.control_messages, 1);
-    /* Called from inside write() with the lane in use, so the channel cannot go away: bury() waits
-     * for the writer. */
-    rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT_GET, payload,
-                      rdti_segment_encode(&request, payload), NULL, 0);
-}
-
-static rdt_status
-host_watch(void *core, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
-           struct rdti_watch **out, struct rdt_error *err)
-{
-    rdt_context *ctx = core;
-
-    return rdti_engine_watch(ctx->engine, fd, epoll_events, fn, arg, out, err);
-}
-
-static void
-host_rewatch(void *core, struct rdti_watch *watch, uint32_t epoll_events)
-{
-    rdt_context *ctx = core;
-
-    rdti_engine_rewatch(ctx->engine, watch, epoll_events);
-}
-
-static void
-host_unwatch(void *core, struct rdti_watch *watch)
-{
-    rdt_context *ctx = core;
-
-    rdti_engine_unwatch(ctx->engine, watch);
-}
-
-static void
-fill_host(rdt_context *ctx)
-{
-    ctx->host = (struct rdti_host){
-        .core = ctx,
-        .on_notify = host_on_notify,
-        .on_error = host_on_error,
-        .on_ready = host_on_ready,
-        .target_acquire = host_target_acquire,
-        .target_release = host_target_release,
-        .request_segment = host_request_segment,
-        .watch = host_watch,
-        .rewatch = host_rewatch,
-        .unwatch = host_unwatch,
-        .doorbell_fd = rdti_engine_doorbell_fd(ctx->engine),
-        .event_fd = rdti_engine_event_fd(ctx->engine),
-        .generation_fd = rdti_regions_generation_fd(ctx->regions),
-        .counters = &ctx->moved,
-        .tcp_streams = ctx->opts.tcp_streams,
-    };
-}
-
 /* Without our looking at a generation. From the moment on that the lane's offer has left: the peer
  * may be ready before us. One that lingers answers by its end. */
 static bool
@@ -183,6 +81,19 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
             rdti_channel_send(ep->channel, RDTI_FRAME_REVOKE, payload, payload_bytes, NULL, 0);
     }
     rdti_engine_leave(ctx->engine);
+}
+
+/* A region has left quarantine: a device that knows its bytes forgets them first. */
+static void
+on_region_gone(void *arg, uint32_t index, uint32_t generation)
+{
+    rdt_context *ctx = arg;
+
+    for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
+        const struct rdti_found *found = &ctx->found[id];
+        if (found->is_viable && found->transport->forget_region != NULL)
+            found->transport->forget_region(found->state, index, generation);
+    }
 }
 
 void
@@ -247,10 +158,9 @@ close_transports(rdt_context *ctx)
 static rdt_status
 find_transports(rdt_context *ctx, struct rdt_error *err)
 {
-    static const struct rdti_transport *const known[] = {&rdti_transport_shm, &rdti_transport_tcp};
+    static const struct rdti_transport *const known[] = {&rdti_transport_shm, &rdti_transport_tcp,
+                                                         &rdti_transport_verbs};
 
-    rdti_text_copy(ctx->found[RDT_TRANSPORT_VERBS].reason, sizeof(ctx->found[0].reason),
-                   "this build has no verbs transport");
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         struct rdti_found *found = &ctx->found[known[i]->id];
         struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
@@ -316,15 +226,17 @@ build_context(rdt_context *ctx, struct rdt_error *err)
                                    &ctx->arena, err);
     if (status == RDT_OK)
         status = rdti_regions_create(ctx->arena, ctx->uuid, on_revoke, ctx, &ctx->regions, err);
-    if (status == RDT_OK)
+    if (status == RDT_OK) {
         rdti_regions_set_engine(ctx->regions, ctx->engine);
+        rdti_regions_set_gone(ctx->regions, on_region_gone, ctx);
+    }
     if (status == RDT_OK)
         status = rdti_transfer_pool_create(ctx->engine, ctx->opts.timeout_ns, &ctx->pool, err);
     if (status == RDT_OK)
         status = rdti_groups_create(ctx, &ctx->groups, err);
     if (status != RDT_OK)
         return status;
-    fill_host(ctx);
+    rdti_context_fill_host(ctx);
     status = find_transports(ctx, err);
     if (status == RDT_OK)
         status = rdti_listener_open(ctx, &rdti_path_handshake_events, &ctx->listener, err);

@@ -97,6 +97,9 @@ struct rdt_context {
 /* RDT_EFORKED in a forked child, RDT_EINVAL for NULL; `call` is for the message. */
 rdt_status rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *err);
 
+/* host.c: what transports get; the engine and the regions are there. */
+void rdti_context_fill_host(rdt_context *ctx);
+
 /* [driver] The job, or NULL. */
 struct rdti_job *rdti_context_find_job(rdt_context *ctx, const char *job_id);
 

@@ -285,15 +285,23 @@ static void
 answer_revocations(rdt_endpoint *ep)
 {
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    uint32_t left = 0;
 
     /* seq_cst: a write that began before the generation ended is counted here until it is over. */
     if (ep->answer_count == 0 || atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0 ||
         atomic_load_explicit(&ep->map_pins, memory_order_seq_cst) > 0)
         return;
-    for (uint32_t i = 0; i < ep->answer_count && ep->channel != NULL; i++)
+    for (uint32_t i = 0; i < ep->answer_count && ep->channel != NULL; i++) {
+        const struct rdti_revoke *revoke = &ep->answers[i];
+        if (ep->lane != NULL && ep->lane->transport->revoke != NULL &&
+            !ep->lane->transport->revoke(ep->lane, revoke->index, revoke->generation)) {
+            ep->answers[left++] = *revoke; /* a device still moves bytes of it */
+            continue;
+        }
         rdti_channel_send(ep->channel, RDTI_FRAME_REVOKED, payload,
-                          rdti_revoke_encode(&ep->answers[i], payload), NULL, 0);
-    ep->answer_count = 0;
+                          rdti_revoke_encode(revoke, payload), NULL, 0);
+    }
+    ep->answer_count = left;
 }
 
 static void

@@ -170,6 +170,19 @@ on_segment(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, str
 }
 
 static rdt_status
+on_lane_words(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+              struct rdt_error *err)
+{
+    if (ep->lane == NULL || ep->lane->transport->words_arrived == NULL)
+        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
+                                   "rank %d sent words for a lane that takes none", (int)ep->rank);
+    const rdt_status status =
+        ep->lane->transport->words_arrived(ep->lane, payload, payload_bytes, err);
+    rdti_engine_wake(ep->ctx->engine);
+    return status;
+}
+
+static rdt_status
 on_slot_frame(rdt_endpoint *ep, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
               struct rdt_error *err)
 {
@@ -236,6 +249,8 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
         return on_segment_get(ep, payload, payload_bytes, err);
     case RDTI_FRAME_SEGMENT:
         return on_segment(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_LANE_WORDS:
+        return on_lane_words(ep, payload, payload_bytes, err);
     case RDTI_FRAME_SLOT:
     case RDTI_FRAME_SLOT_GONE:
     case RDTI_FRAME_SLOT_REFUSED:

@@ -24,12 +24,28 @@ rdti_path_tell_failure(rdt_endpoint *ep, const struct rdt_error *err)
                       rdti_text_encode(&text, payload), NULL, 0);
 }
 
+/* Devices that cannot reach each other will not at the next attempt either: the connector says no
+ * more that it has any, and begins its places anew. */
+static void
+drop_verbs(rdt_endpoint *ep)
+{
+    struct rdti_setup *setup = ep->setup;
+    const uint32_t bit = 1u << RDT_TRANSPORT_VERBS;
+
+    if (setup->is_passive || ep->transport_id != RDT_TRANSPORT_VERBS ||
+        (setup->hello.transports & bit) == 0)
+        return;
+    setup->hello.transports &= ~bit;
+    setup->next_place = 0;
+}
+
 /* The connector goes on with the next place; the listener waits for it, but not for ever. */
 void
 rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
 {
     const struct rdt_error why = *err; /* it may lie in what is released */
 
+    drop_verbs(ep);
     rdti_endpoint_release_path(ep, &why);
     if (!ep->setup->is_passive) {
         rdti_path_attempt_failed(ep, &why);

@@ -100,8 +100,11 @@ run_finish(struct rdti_deferred *node)
 static void
 finish(rdt_region *region)
 {
-    struct rdti_engine *engine = region->regions->engine;
+    struct rdti_regions *regions = region->regions;
+    struct rdti_engine *engine = regions->engine;
 
+    if (region->index != 0 && regions->on_gone != NULL)
+        regions->on_gone(regions->gone_arg, region->index, region->generation);
     region->deferred.run = run_finish;
     if (engine != NULL)
         rdti_engine_defer(engine, &region->deferred); /* at once, if this thread does not drive */
@@ -113,6 +116,14 @@ void
 rdti_regions_set_engine(struct rdti_regions *regions, struct rdti_engine *engine)
 {
     regions->engine = engine;
+}
+
+void
+rdti_regions_set_gone(struct rdti_regions *regions,
+                      void (*on_gone)(void *arg, uint32_t index, uint32_t generation), void *arg)
+{
+    regions->on_gone = on_gone;
+    regions->gone_arg = arg;
 }
 
 /* Locked. */

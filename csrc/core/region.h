@@ -50,6 +50,12 @@ rdt_status rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *
 /* From now on drained() is deferred where the quarantine ends under this engine's lock. */
 void rdti_regions_set_engine(struct rdti_regions *regions, struct rdti_engine *engine);
 
+/* Called when an exported region has left quarantine, before its bytes may serve anything else.
+ * Set once, before the first export; no lock of the table is held then. */
+void rdti_regions_set_gone(struct rdti_regions *regions,
+                           void (*on_gone)(void *arg, uint32_t index, uint32_t generation),
+                           void *arg);
+
 rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t flags,
                               rdt_region **out, struct rdt_error *err);
 rdt_status rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes,

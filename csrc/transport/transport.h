@@ -70,6 +70,13 @@ struct rdti_op {
 typedef void (*rdti_watch_fn)(void *arg, uint32_t epoll_events);
 struct rdti_watch; /* owned by the engine; freed by unwatch() */
 
+/* A piece of our arena. */
+struct rdti_memory {
+    void *addr;
+    uint64_t len_bytes;
+    uint32_t segment;
+};
+
 /* An address range of ours that a peer may reach, checked and pinned; release it after the last
  * byte. */
 struct rdti_target {
@@ -101,6 +108,20 @@ struct rdti_host {
     /* shm: ask the peer for the descriptor of a piece of its arena; segment_arrived() answers. Any
      * thread. */
     void (*request_segment)(void *core, struct rdti_lane *lane, uint32_t segment);
+
+    /* Words to the other half of the lane, over the authenticated side channel and in order: the
+     * peer's words_arrived() takes them. At most RDTI_LANE_WORDS_MAX_BYTES. Any thread. */
+    void (*send_words)(void *core, struct rdti_lane *lane, const uint8_t *bytes,
+                       uint32_t len_bytes);
+    /*
+     * The piece of our arena that holds [addr, addr + len_bytes), and the piece of a number. From
+     * then on its pages stay where they are, so that a device may know them. Any thread.
+     *   RDT_EINVAL none does, or there is none   RDT_ENOMEM its pages cannot all be had
+     */
+    rdt_status (*memory_find)(void *core, const void *addr, uint64_t len_bytes,
+                              struct rdti_memory *out, struct rdt_error *err);
+    rdt_status (*memory_segment)(void *core, uint32_t segment, struct rdti_memory *out,
+                                 struct rdt_error *err);
 
     rdt_status (*watch)(void *core, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
                         struct rdti_watch **out, struct rdt_error *err);
@@ -199,6 +220,20 @@ struct rdti_transport {
      * NULL. */
     void (*segment_arrived)(struct rdti_lane *lane, uint32_t segment, int fd, uint64_t len_bytes);
 
+    /* [driver] What the peer's half sent by send_words(). RDT_EPROTO: it makes no sense. verbs only,
+     * else NULL. */
+    rdt_status (*words_arrived)(struct rdti_lane *lane, const uint8_t *bytes, uint32_t len_bytes,
+                                struct rdt_error *err);
+    /*
+     * [driver] The peer freed a region: from now on ops on it are refused. Called again until it
+     * returns true: no access of ours to it is in flight. verbs only; NULL: every access is over
+     * when write() and read() have returned.
+     */
+    bool (*revoke)(struct rdti_lane *lane, uint32_t index, uint32_t generation);
+    /* A region of ours is out of quarantine: no device may reach it any more when this returns. Any
+     * thread, no lock held but perhaps the engine's. verbs only, else NULL. */
+    void (*forget_region)(void *state, uint32_t index, uint32_t generation);
+
     /*
      * Start an op. Never blocks: what cannot go now is queued by the lane.
      *   RDT_ERANGE, RDT_ESTALE  refused here; the op is not accepted and complete() is not called
@@ -234,5 +269,6 @@ struct rdti_transport {
 
 extern const struct rdti_transport rdti_transport_shm;
 extern const struct rdti_transport rdti_transport_tcp;
+extern const struct rdti_transport rdti_transport_verbs;
 
 #endif

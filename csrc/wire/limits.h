@@ -13,4 +13,7 @@
 /* The probe of a path: bytes at random that are not in the peer's ring by chance. */
 #define RDTI_PROBE_NONCE_BYTES 16
 
+/* What one half of a lane tells the other once set-up has begun: a key, a verdict. */
+#define RDTI_LANE_WORDS_MAX_BYTES 128
+
 #endif

@@ -8,6 +8,7 @@
  *     01 uuuuuuuuuuuuuuuuuu   user notification u (18 bits)
  *     0000 ................   a message lies in the mailbox ring
  *     0001 ................   probe: the nonce has been written
+ *     0010 nnnnnnnnnnnnnnnn   verbs' own, never seen above it: n receives are restocked
  * Everything else is a protocol error. An immediate of verbs has the same 32 bits.
  */
 #ifndef RDTI_WIRE_NOTIFY_H
@@ -19,6 +20,7 @@
 #define RDTI_NOTIFY_NONE UINT32_C(0xffffffff)
 #define RDTI_NOTIFY_MESSAGE UINT32_C(0xfff00000)
 #define RDTI_NOTIFY_PROBE UINT32_C(0xfff10000)
+#define RDTI_NOTIFY_RESTOCKED UINT32_C(0xfff20000) /* | receives, at most 0xffff */
 #define RDTI_SLOT_ID_MAX UINT32_C(0x7fffe)
 #define RDTI_EPOCH_MASK UINT32_C(0xfff)
 

@@ -104,6 +104,46 @@ request_segment(void *core, struct rdti_lane *lane, uint32_t segment)
     (void)fake_side_send(link->side_fd, &frame, NULL, 0);
 }
 
+static void
+send_words(void *core, struct rdti_lane *lane, const uint8_t *bytes, uint32_t len_bytes)
+{
+    struct fake_link *link = lane->owner;
+    struct fake_frame frame = {.type = FAKE_FRAME_WORDS, .offer_bytes = len_bytes};
+
+    (void)core;
+    CHECK_UINT_LE(len_bytes, RDTI_LANE_WORDS_MAX_BYTES);
+    memcpy(frame.offer, bytes, len_bytes);
+    (void)fake_side_send(link->side_fd, &frame, NULL, 0);
+}
+
+static rdt_status
+memory_segment(void *core, uint32_t segment, struct rdti_memory *out, struct rdt_error *err)
+{
+    const struct fake_host *host = core;
+
+    if (segment >= host->segment_count)
+        return rdti_error_set(err, RDT_EINVAL, 0, "no segment %u", segment);
+    *out = (struct rdti_memory){.addr = host->segments[segment].addr,
+                                .len_bytes = host->segments[segment].len_bytes,
+                                .segment = segment};
+    return RDT_OK;
+}
+
+static rdt_status
+memory_find(void *core, const void *addr, uint64_t len_bytes, struct rdti_memory *out,
+            struct rdt_error *err)
+{
+    const struct fake_host *host = core;
+
+    for (uint32_t i = 0; i < host->segment_count; i++) {
+        const uintptr_t begin = (uintptr_t)host->segments[i].addr;
+        if ((uintptr_t)addr >= begin &&
+            rdti_range_ok((uintptr_t)addr - begin, len_bytes, host->segments[i].len_bytes))
+            return memory_segment(core, i, out, err);
+    }
+    return rdti_error_set(err, RDT_EINVAL, 0, "no segment holds %p", addr);
+}
+
 static rdt_status
 watch(void *core, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
       struct rdti_watch **out, struct rdt_error *err)
@@ -182,11 +222,10 @@ map_shared(int fd, uint64_t len_bytes)
     return addr;
 }
 
-void
-fake_host_open(struct fake_host *host, const struct rdti_transport *transport)
+static void
+prepare(struct fake_host *host, const struct rdti_transport *transport)
 {
     pthread_mutexattr_t attr;
-    struct rdt_error err;
 
     memset(host, 0, sizeof(*host));
     host->transport = transport;
@@ -204,6 +243,9 @@ fake_host_open(struct fake_host *host, const struct rdti_transport *transport)
         .target_acquire = target_acquire,
         .target_release = target_release,
         .request_segment = request_segment,
+        .send_words = send_words,
+        .memory_find = memory_find,
+        .memory_segment = memory_segment,
         .watch = watch,
         .rewatch = rewatch,
         .unwatch = unwatch,
@@ -218,14 +260,11 @@ fake_host_open(struct fake_host *host, const struct rdti_transport *transport)
     host->generations = map_shared(host->host.generation_fd, FAKE_GENERATION_TABLE_BYTES);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     CHECK_INT_EQ(epoll_ctl(host->epoll_fd, EPOLL_CTL_ADD, host->host.event_fd, &event), 0);
-    CHECK_OK(transport->open(&host->host, &host->state, &err), &err);
 }
 
-void
-fake_host_close(struct fake_host *host)
+static void
+release(struct fake_host *host)
 {
-    CHECK(rdti_list_is_empty(&host->links));
-    host->transport->close(host->state);
     CHECK_INT_EQ(host->watch_count, 0);
     free_dead_watches(host);
     for (uint32_t i = 1; i <= host->region_count; i++)
@@ -241,6 +280,33 @@ fake_host_close(struct fake_host *host)
     CHECK_INT_EQ(close(host->host.generation_fd), 0);
     CHECK_INT_EQ(close(host->epoll_fd), 0);
     CHECK_INT_EQ(pthread_mutex_destroy(&host->engine), 0);
+}
+
+rdt_status
+fake_host_try_open(struct fake_host *host, const struct rdti_transport *transport,
+                   struct rdt_error *err)
+{
+    prepare(host, transport);
+    const rdt_status status = transport->open(&host->host, &host->state, err);
+    if (status != RDT_OK)
+        release(host);
+    return status;
+}
+
+void
+fake_host_open(struct fake_host *host, const struct rdti_transport *transport)
+{
+    struct rdt_error err;
+
+    CHECK_OK(fake_host_try_open(host, transport, &err), &err);
+}
+
+void
+fake_host_close(struct fake_host *host)
+{
+    CHECK(rdti_list_is_empty(&host->links));
+    host->transport->close(host->state);
+    release(host);
 }
 
 uint32_t

@@ -102,6 +102,9 @@ struct fake_op {
 /* ---- Hosts ------------------------------------------------------------------------------- */
 
 void fake_host_open(struct fake_host *host, const struct rdti_transport *transport);
+/* The same where open() may fail: then the host is closed again, and its status returned. */
+rdt_status fake_host_try_open(struct fake_host *host, const struct rdti_transport *transport,
+                              struct rdt_error *err);
 /* All links must be closed. Checks that the transport left no watch and no pin behind. */
 void fake_host_close(struct fake_host *host);
 

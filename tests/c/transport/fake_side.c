@@ -95,6 +95,8 @@ static void
 take_frame(struct fake_link *link, const struct fake_frame *frame, const int *fds,
            uint32_t fd_count)
 {
+    struct rdt_error err;
+
     switch (frame->type) {
     case FAKE_FRAME_OFFER:
         take_offer(link, frame, fds, fd_count);
@@ -111,6 +113,12 @@ take_frame(struct fake_link *link, const struct fake_frame *frame, const int *fd
         CHECK_NOT_NULL(link->host->transport->segment_arrived);
         link->host->transport->segment_arrived(link->lane, frame->segment,
                                                fd_count == 1 ? fds[0] : -1, frame->len_bytes);
+        return;
+    case FAKE_FRAME_WORDS:
+        CHECK_NOT_NULL(link->host->transport->words_arrived);
+        CHECK_OK(link->host->transport->words_arrived(link->lane, frame->offer, frame->offer_bytes,
+                                                      &err),
+                 &err);
         return;
     default:
         FAIL("side channel: frame type %u", frame->type);

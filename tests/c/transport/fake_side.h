@@ -8,7 +8,12 @@
 
 #include "fake_host.h"
 
-enum fake_frame_type { FAKE_FRAME_OFFER = 1, FAKE_FRAME_GET = 2, FAKE_FRAME_SEGMENT = 3 };
+enum fake_frame_type {
+    FAKE_FRAME_OFFER = 1,
+    FAKE_FRAME_GET = 2,
+    FAKE_FRAME_SEGMENT = 3,
+    FAKE_FRAME_WORDS = 4
+};
 
 /* One packet; descriptors travel beside it. Both ends are the same program. */
 struct fake_frame {

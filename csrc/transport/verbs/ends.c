@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How ops and lanes end: the first error and what people are told about it, teardown. [driver] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/verbs/verbs.h"
+
+void
+rdti_verbs_complete_all(struct rdti_verbs_lane *lane, struct rdti_list *ops, rdt_status status,
+                        const struct rdt_error *err)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(ops)) != NULL) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+
+        /* acq_rel: is_idle() sees what was done before */
+        (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
+        if (status == RDT_OK)
+            rdti_count(&lane->verbs->host->counters->moved_bytes, op->len_bytes);
+        op->complete(op, status, err);
+    }
+}
+
+/* ---- Teardown ------------------------------------------------------------------------------- */
+
+static void
+stop_qps(struct rdti_verbs_lane *lane)
+{
+    for (uint32_t i = 0; i < lane->link_count; i++) {
+        const struct rdti_verbs_link *link = &lane->links[i];
+
+        for (uint32_t q = 0; q < link->qp_count; q++) {
+            struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+            (void)lane->verbs->ops->modify_qp(link->qps[q]->qp, &attr, IBV_QP_STATE);
+        }
+    }
+}
+
+static uint64_t
+outstanding(const struct rdti_verbs_lane *lane)
+{
+    uint64_t count = 0;
+
+    for (uint32_t i = 0; i < lane->link_count; i++)
+        for (uint32_t q = 0; q < lane->links[i].qp_count; q++)
+            count += lane->links[i].qps[q]->tx_posted - lane->links[i].qps[q]->tx_done;
+    return count;
+}
+
+/* What was on the way comes back flushed; only the number counts any more. Nobody else touches the
+ * QPs: the phase is FAILED. */
+static void
+drain(struct rdti_verbs_lane *lane)
+{
+    const uint64_t deadline_ns = rdti_deadline_after(RDTI_VERBS_DRAIN_NS);
+    struct ibv_wc wcs[RDTI_VERBS_WCS];
+
+    while (outstanding(lane) > 0 && rdti_now_ns() < deadline_ns) {
+        for (uint32_t i = 0; i < lane->link_count; i++) {
+            struct rdti_verbs_link *link = &lane->links[i];
+            const int count = lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
+
+            for (int c = 0; c < count; c++) {
+                struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wcs[c].wr_id);
+                const uint64_t sequence = wcs[c].wr_id & UINT64_C(0xffffffffffff);
+
+                lane->flushed += wcs[c].status == IBV_WC_WR_FLUSH_ERR;
+                if (qp != NULL && wcs[c].wr_id >> 56 == RDTI_VERBS_WR_TX &&
+                    sequence >= qp->tx_done && sequence < qp->tx_posted)
+                    qp->tx_done = sequence + 1;
+            }
+            if (count < 0)
+                return;
+        }
+    }
+}
+
+void
+rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
+{
+    struct rdti_list ops;
+
+    rdti_list_init(&ops);
+    (void)pthread_mutex_lock(&lane->lock);
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED) {
+        (void)pthread_mutex_unlock(&lane->lock);
+        return;
+    }
+    lane->error = *err;
+    rdti_list_splice(&ops, &lane->ops);
+    lane->cursor = NULL;
+    /* release: pairs with rdti_verbs_phase_of(); from here on nobody posts */
+    atomic_store_explicit(&lane->phase, RDTI_VERBS_FAILED, memory_order_release);
+    (void)pthread_mutex_unlock(&lane->lock);
+
+    /* ERR first, never straight to RESET: what was on the way is flushed and counted. */
+    stop_qps(lane);
+    drain(lane);
+    if (lane->flushed > 0)
+        rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u work requests were flushed",
+                 lane->args.peer_rank, lane->flushed);
+    lane->qp_count = 0;
+    while (lane->link_count > 0)
+        rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
+    /* No device touches their memory any more. */
+    rdti_verbs_complete_all(lane, &ops, (rdt_status)err->status, err);
+}
+
+void
+rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err)
+{
+    const struct rdti_host *host = lane->verbs->host;
+    const struct rdt_error copy = *err; /* it may lie in the lane */
+
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
+        return;
+    rdti_verbs_teardown(lane, &copy);
+    if (!lane->is_closed)
+        host->on_error(host->core, &lane->base, &copy);
+}
+
+void
+rdti_verbs_free_lane(struct rdti_verbs_lane *lane)
+{
+    const struct rdti_verbs *verbs = lane->verbs;
+
+    for (uint32_t i = 0; i < verbs->nic_count; i++)
+        if (lane->stage_mrs[i] != NULL)
+            (void)verbs->ops->dereg_mr(lane->stage_mrs[i]);
+    if (lane->stage != NULL)
+        (void)munmap(lane->stage, RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES);
+    rdti_verbs_free_remotes(lane);
+    (void)pthread_mutex_destroy(&lane->lock);
+    explicit_bzero(lane->args.session_key, sizeof(lane->args.session_key));
+    free(lane);
+}
+
+/* ---- The first error ------------------------------------------------------------------------ */
+
+static const char *
+advice_for(enum ibv_wc_status status)
+{
+    switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+        return "the peer's host or the path to it is down, or drops large packets: look at its "
+               "last log lines, at ping -M do -s, and at RDMATENSOR_VERBS_TIMEOUT";
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        return "the peer's device found no receive posted: its process is stopped, or a promise of "
+               "ours is broken";
+    case IBV_WC_REM_ACCESS_ERR:
+        return "the peer's device refused the key or the range: the memory was freed or never "
+               "registered there";
+    case IBV_WC_LOC_PROT_ERR:
+        return "this device refused our own memory: was it unmapped while in use?";
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+        return "the peer's device failed: look at dmesg there";
+    case IBV_WC_WR_FLUSH_ERR:
+        return "the QP was stopped from outside: the peer closed, or the device failed; look at "
+               "dmesg";
+    default:
+        return "look at dmesg and at the device's firmware";
+    }
+}
+
+void
+rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc)
+{
+    struct rdti_verbs_lane *lane = link->lane;
+    const struct rdti_verbs_nic *nic = link->nic;
+    const struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
+    const uint32_t kind = (uint32_t)(wc->wr_id >> 56);
+    const bool is_peer = wc->status == IBV_WC_RETRY_EXC_ERR ||
+                         wc->status == IBV_WC_RNR_RETRY_EXC_ERR ||
+                         wc->status == IBV_WC_WR_FLUSH_ERR || wc->status == IBV_WC_REM_ABORT_ERR;
+    struct rdt_error err;
+
+    (void)rdti_error_set_rank(
+        &err, is_peer ? RDT_EPEER : RDT_EDEVICE, lane->args.peer_rank,
+        "verbs lane to rank %d: a %s on %s port %u, QP 0x%x to 0x%x, %s, ended with \"%s\" (status "
+        "%d, vendor code 0x%x)%s%s; %llu messages came before; %s",
+        lane->args.peer_rank, kind == RDTI_VERBS_WR_RX ? "receive" : "write or read", nic->name,
+        nic->port, wc->qp_num,
+        qp == NULL ? 0 : lane->peer.ports[link->peer_port].qps[wc->wr_id >> 48 & 0xff].qpn,
+        link->pair_text, lane->verbs->ops->wc_status_str(wc->status), (int)wc->status,
+        wc->vendor_err, nic->event[0] != '\0' ? "; the device reported: " : "", nic->event,
+        (unsigned long long)lane->rx_messages, advice_for(wc->status));
+    err.wc_status = (int32_t)wc->status;
+    err.vendor_err = wc->vendor_err;
+    lane->flushed += wc->status == IBV_WC_WR_FLUSH_ERR;
+    rdti_verbs_fail(lane, &err);
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which GID of a port, and which port of the peer's: candidates are ranked by facts that both sides
+ * know, so that both come to the same pairs in the same order. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "transport/verbs/verbs.h"
+
+/* Bits of a score, the weightiest first. */
+enum {
+    SCORE_V2 = 64,       /* RoCE v2 can be routed, and is what switches are set up for */
+    SCORE_IPV4 = 32,     /* IPv4-mapped: the address that somebody configured */
+    SCORE_GLOBAL = 16,   /* a global IPv6 address */
+    SCORE_UNIQUE = 8,    /* a unique local one */
+    SCORE_BOUND = 4,     /* it belongs to a network device */
+    SCORE_SAME_NET = 128 /* of a pair: both in one subnet */
+};
+
+static bool
+is_zero(const uint8_t raw[16])
+{
+    static const uint8_t zeros[16];
+
+    return memcmp(raw, zeros, sizeof(zeros)) == 0;
+}
+
+static bool
+is_mapped(const uint8_t raw[16])
+{
+    static const uint8_t prefix[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+
+    return memcmp(raw, prefix, sizeof(prefix)) == 0;
+}
+
+static bool
+is_link_local(const uint8_t raw[16])
+{
+    return raw[0] == 0xfe && (raw[1] & 0xc0) == 0x80;
+}
+
+static uint32_t
+score_of(const struct rdti_verbs_gid *gid)
+{
+    uint32_t score = gid->kind == RDTI_VERBS_GID_ROCE_V2 ? SCORE_V2 : 0;
+
+    if (is_mapped(gid->raw))
+        score += SCORE_IPV4;
+    else if ((gid->raw[0] & 0xfe) == 0xfc)
+        score += SCORE_UNIQUE;
+    else if (!is_link_local(gid->raw))
+        score += SCORE_GLOBAL;
+    return score;
+}
+
+void
+rdti_verbs_gid_text(const uint8_t raw[16], char *buf, size_t cap)
+{
+    if (inet_ntop(AF_INET6, raw, buf, (socklen_t)cap) == NULL && cap > 0)
+        buf[0] = '\0';
+}
+
+/* Keeps the table ordered: best first, the lower index among equals. */
+static void
+insert(struct rdti_verbs_nic *nic, const struct rdti_verbs_gid *gid, uint32_t score)
+{
+    uint32_t at = nic->gid_count;
+
+    while (at > 0 && nic->gid_scores[at - 1] < score)
+        at--;
+    if (at == RDTI_VERBS_GIDS_MAX)
+        return;
+    if (nic->gid_count < RDTI_VERBS_GIDS_MAX)
+        nic->gid_count++;
+    for (uint32_t i = nic->gid_count - 1u; i > at; i--) {
+        nic->gids[i] = nic->gids[i - 1];
+        nic->gid_scores[i] = nic->gid_scores[i - 1];
+    }
+    nic->gids[at] = *gid;
+    nic->gid_scores[at] = score;
+}
+
+/* A hole in the table, or an entry that just went, is no error: it is passed over. */
+static void
+consider(struct rdti_verbs_nic *nic, uint32_t index)
+{
+    struct ibv_gid_entry entry;
+    struct rdti_verbs_gid gid = {.index = (uint8_t)index};
+
+    memset(&entry, 0, sizeof(entry));
+    if (nic->verbs->ops->query_gid_ex(nic->context, nic->port, index, &entry, 0, sizeof(entry)) !=
+            0 ||
+        is_zero(entry.gid.raw))
+        return;
+    memcpy(gid.raw, entry.gid.raw, sizeof(gid.raw));
+    gid.kind = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? RDTI_VERBS_GID_ROCE_V2
+               : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? RDTI_VERBS_GID_ROCE_V1
+                                                        : RDTI_VERBS_GID_IB;
+    insert(nic, &gid, score_of(&gid) + (entry.ndev_ifindex != 0 ? SCORE_BOUND : 0));
+}
+
+rdt_status
+rdti_verbs_find_gids(struct rdti_verbs_nic *nic, uint32_t table_count, struct rdt_error *err)
+{
+    const int32_t wanted = rdti_verbs_wanted_gid(&nic->verbs->settings, nic->name);
+
+    nic->gid_count = 0;
+    if (table_count > 256) /* an index is a byte of the offer and of the address vector */
+        table_count = 256;
+    if (wanted >= 0 && (uint32_t)wanted >= table_count)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                              "RDMATENSOR_VERBS_GID_INDEX asks for %d, the table has %u entries",
+                              wanted, table_count);
+    for (uint32_t i = 0; i < table_count; i++)
+        if (wanted < 0 || (uint32_t)wanted == i)
+            consider(nic, i);
+    if (nic->gid_count > 0 || (nic->is_infiniband && wanted < 0))
+        return RDT_OK;
+    if (wanted >= 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                              "RDMATENSOR_VERBS_GID_INDEX asks for %d, which is empty", wanted);
+    return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                          "its GID table is empty: has its network device an address?");
+}
+
+/* ---- Pairs ---------------------------------------------------------------------------------- */
+
+static bool
+same_net(const uint8_t a[16], const uint8_t b[16])
+{
+    /* The usual prefixes: 24 bits of an IPv4 address, 64 of an IPv6 one. */
+    return memcmp(a, b, is_mapped(a) ? 15 : 8) == 0;
+}
+
+/* 0: they cannot talk to each other. Symmetric. */
+static uint32_t
+score_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
+{
+    if (a->kind != b->kind || is_mapped(a->raw) != is_mapped(b->raw) ||
+        is_link_local(a->raw) != is_link_local(b->raw))
+        return 0;
+    const uint32_t net = same_net(a->raw, b->raw) && !is_link_local(a->raw) ? SCORE_SAME_NET : 0;
+    return 1 + net + score_of(a) + score_of(b);
+}
+
+/* Whether pair x comes before y on both sides: by score, then by the connector's index. */
+static bool
+comes_first(const struct rdti_verbs_pair *x, const struct rdti_verbs_pair *y, bool is_connector)
+{
+    const uint32_t key_x = is_connector ? x->own * 256u + x->peer : x->peer * 256u + x->own;
+    const uint32_t key_y = is_connector ? y->own * 256u + y->peer : y->peer * 256u + y->own;
+
+    return x->score != y->score ? x->score > y->score : key_x < key_y;
+}
+
+static void
+insert_pair(struct rdti_verbs_pair *pairs, uint32_t *count, struct rdti_verbs_pair pair,
+            bool is_connector)
+{
+    uint32_t at = *count;
+
+    while (at > 0 && comes_first(&pair, &pairs[at - 1], is_connector))
+        at--;
+    if (at == RDTI_VERBS_PAIRS_MAX)
+        return;
+    if (*count < RDTI_VERBS_PAIRS_MAX)
+        (*count)++;
+    for (uint32_t i = *count - 1; i > at; i--)
+        pairs[i] = pairs[i - 1];
+    pairs[at] = pair;
+}
+
+/* The pairs of two ports, best first; returns their number. */
+static uint32_t
+list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
+           bool is_connector, struct rdti_verbs_pair pairs[RDTI_VERBS_PAIRS_MAX])
+{
+    uint32_t count = 0;
+
+    if (own->is_infiniband != peer->is_infiniband)
+        return 0;
+    if (own->is_infiniband == 1) { /* by LID: the subnet manager routes */
+        pairs[0] = (struct rdti_verbs_pair){.score = 1};
+        return 1;
+    }
+    for (uint32_t i = 0; i < own->gid_count; i++) {
+        for (uint32_t j = 0; j < peer->gid_count; j++) {
+            const struct rdti_verbs_pair pair = {
+                .own = (uint8_t)i,
+                .peer = (uint8_t)j,
+                .score = score_pair(&own->gids[i], &peer->gids[j]),
+            };
+            if (pair.score > 0)
+                insert_pair(pairs, &count, pair, is_connector);
+        }
+    }
+    return count;
+}
+
+/* The best pairing of ports among those left. False: none. */
+static bool
+pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left, uint32_t *own_out,
+     uint32_t *peer_out)
+{
+    struct rdti_verbs_pair best = {0};
+    bool is_found = false;
+
+    for (uint32_t i = 0; i < lane->own.port_count; i++) {
+        for (uint32_t j = 0; j < lane->peer.port_count; j++) {
+            struct rdti_verbs_pair pairs[RDTI_VERBS_PAIRS_MAX];
+            struct rdti_verbs_pair ports = {.own = (uint8_t)i, .peer = (uint8_t)j};
+
+            if ((own_left >> i & 1) == 0 || (peer_left >> j & 1) == 0 ||
+                list_pairs(&lane->own.ports[i], &lane->peer.ports[j], lane->args.is_connector,
+                           pairs) == 0)
+                continue;
+            ports.score = pairs[0].score;
+            if (is_found && !comes_first(&ports, &best, lane->args.is_connector))
+                continue;
+            best = ports;
+            is_found = true;
+        }
+    }
+    *own_out = best.own;
+    *peer_out = best.peer;
+    return is_found;
+}
+
+static void
+move_link(struct rdti_verbs_link *to, struct rdti_verbs_link *from)
+{
+    struct rdti_verbs_link held = *to;
+
+    *to = *from;
+    *from = held;
+    for (uint32_t i = 0; i < to->qp_count; i++)
+        to->qps[i]->link = to;
+    for (uint32_t i = 0; i < from->qp_count; i++)
+        from->qps[i]->link = from;
+}
+
+rdt_status
+rdti_verbs_pair_links(struct rdti_verbs_lane *lane, struct rdt_error *err)
+{
+    uint32_t own_left = (1u << lane->own.port_count) - 1;
+    uint32_t peer_left = (1u << lane->peer.port_count) - 1;
+    uint32_t own;
+    uint32_t peer;
+    uint32_t count = 0;
+
+    while (pick(lane, own_left, peer_left, &own, &peer)) {
+        uint32_t at = count;
+
+        while (lane->links[at].nic_index != own) /* each port has one, at or behind count */
+            at++;
+        if (at != count)
+            move_link(&lane->links[count], &lane->links[at]);
+        struct rdti_verbs_link *link = &lane->links[count];
+        link->number = count++;
+        link->peer_port = peer;
+        link->pair_count = list_pairs(&lane->own.ports[own], &lane->peer.ports[peer],
+                                      lane->args.is_connector, link->pairs);
+        own_left &= ~(1u << own);
+        peer_left &= ~(1u << peer);
+    }
+    while (lane->link_count > count)
+        rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
+    if (count > 0)
+        return RDT_OK;
+    return rdti_error_set_rank(err, RDT_ENOTVIABLE, lane->args.peer_rank,
+                               "verbs: no port here can meet one of rank %d: %s (%u GIDs) and %s "
+                               "(%u GIDs) differ in link layer, RoCE version or address family",
+                               lane->args.peer_rank, lane->own.ports[0].device,
+                               lane->own.ports[0].gid_count, lane->peer.ports[0].device,
+                               lane->peer.ports[0].gid_count);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The peer's memory: keys are asked for when a piece is first used, over the authenticated side
+ * channel, and kept as long as the lane. What the peer freed is refused here. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/range.h"
+#include "transport/verbs/verbs.h"
+
+static bool
+is_meant(const struct rdti_verbs_remote *remote, uint8_t access, uint32_t segment, uint32_t index,
+         uint32_t generation)
+{
+    return remote->access == access && remote->segment == segment &&
+           (segment != RDT_SEGMENT_NONE ||
+            (remote->index == index && remote->generation == generation));
+}
+
+static struct rdti_verbs_remote *
+find(struct rdti_verbs_lane *lane, uint8_t access, uint32_t segment, uint32_t index,
+     uint32_t generation)
+{
+    if (lane->last_remote != NULL &&
+        is_meant(lane->last_remote, access, segment, index, generation))
+        return lane->last_remote;
+    for (struct rdti_list *at = lane->remotes.next; at != &lane->remotes; at = at->next) {
+        struct rdti_verbs_remote *remote = RDTI_CONTAINER(at, struct rdti_verbs_remote, link);
+
+        if (!is_meant(remote, access, segment, index, generation))
+            continue;
+        lane->last_remote = remote;
+        return remote;
+    }
+    return NULL;
+}
+
+static rdt_status
+ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_region *region,
+        struct rdt_error *err)
+{
+    const bool is_region = region->segment == RDT_SEGMENT_NONE;
+
+    if (lane->asked_count == sizeof(lane->asked) / sizeof(lane->asked[0]))
+        return RDT_OK; /* with the next push */
+    struct rdti_verbs_remote *remote = calloc(1, sizeof(*remote));
+    if (remote == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a remote key of %zu bytes", sizeof(*remote));
+    remote->state = RDTI_VERBS_KEY_ASKED;
+    remote->access = access;
+    remote->segment = region->segment;
+    remote->index = is_region ? region->index : 0;
+    remote->generation = is_region ? region->generation : 0;
+    rdti_list_append(&lane->remotes, &remote->link);
+    lane->asked[lane->asked_count++] = (struct rdti_verbs_words){
+        .kind = RDTI_VERBS_KEY_GET,
+        .access = access,
+        .segment = remote->segment,
+        .index = remote->index,
+        .generation = remote->generation,
+        .len_bytes = is_region ? region->len_bytes : 0,
+    };
+    return RDT_OK;
+}
+
+rdt_status
+rdti_verbs_find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op,
+                       struct rdti_verbs_remote **out, struct rdt_error *err)
+{
+    const struct rdt_remote_region *region = &op->remote;
+    const uint8_t access = op->kind == RDTI_OP_READ ? RDTI_VERBS_MAY_READ : RDTI_VERBS_MAY_WRITE;
+    struct rdti_verbs_remote *remote =
+        find(lane, access, region->segment, region->index, region->generation);
+
+    *out = NULL;
+    if (remote == NULL)
+        return ask_for(lane, access, region, err);
+    if (remote->state == RDTI_VERBS_KEY_ASKED)
+        return RDT_OK;
+    if (remote->state == RDTI_VERBS_KEY_NONE)
+        return rdti_error_set_rank(err, RDT_ESTALE, lane->args.peer_rank,
+                                   "rank %d gives no key for region %u, generation %u: it was "
+                                   "freed, or cannot be registered there",
+                                   lane->args.peer_rank, region->index, region->generation);
+    const uint64_t off = region->segment == RDT_SEGMENT_NONE ? 0 : region->segment_off;
+    if (!rdti_range_ok(off, region->len_bytes, remote->len_bytes))
+        return rdti_error_set(err, RDT_ERANGE, 0,
+                              "region %u (%llu bytes at %llu) leaves the %llu bytes of its piece",
+                              region->index, (unsigned long long)region->len_bytes,
+                              (unsigned long long)off, (unsigned long long)remote->len_bytes);
+    *out = remote;
+    return RDT_OK;
+}
+
+/* ---- Regions that are over ------------------------------------------------------------------ */
+
+rdt_status
+rdti_verbs_check_stale(const struct rdti_verbs_lane *lane, const struct rdti_op *op,
+                       struct rdt_error *err)
+{
+    const struct rdt_remote_region *region = &op->remote;
+
+    /* Generations of one index only grow. */
+    if (region->index >= lane->stale_count || region->generation > lane->stale[region->index])
+        return RDT_OK;
+    return rdti_error_set_rank(err, RDT_ESTALE, lane->args.peer_rank,
+                               "region %u of rank %d was freed: generation %u is over",
+                               region->index, lane->args.peer_rank, region->generation);
+}
+
+bool
+rdti_verbs_mark_stale(struct rdti_verbs_lane *lane, uint32_t index, uint32_t generation)
+{
+    if (index >= lane->stale_count) {
+        const uint32_t count = index < 64 ? 128 : 2 * index;
+        uint32_t *stale = realloc(lane->stale, count * sizeof(*stale));
+
+        if (stale == NULL)
+            return false;
+        memset(stale + lane->stale_count, 0, (count - lane->stale_count) * sizeof(*stale));
+        lane->stale = stale;
+        lane->stale_count = count;
+    }
+    if (generation > lane->stale[index])
+        lane->stale[index] = generation;
+    return true;
+}
+
+/* ---- Words ---------------------------------------------------------------------------------- */
+
+void
+rdti_verbs_ask(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *asked, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        rdti_verbs_send_words(lane, &asked[i]);
+}
+
+rdt_status
+rdti_verbs_take_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words,
+                    struct rdt_error *err)
+{
+    struct rdti_verbs_remote *remote =
+        find(lane, words->access, words->segment, words->index, words->generation);
+
+    if (remote == NULL || remote->state != RDTI_VERBS_KEY_ASKED)
+        return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
+                                   "rank %d sent a key that nobody asked for",
+                                   lane->args.peer_rank);
+    if (words->kind == RDTI_VERBS_KEY_REFUSED) {
+        remote->state = RDTI_VERBS_KEY_NONE;
+        return RDT_OK;
+    }
+    if (words->rkey_count != lane->peer.port_count)
+        return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
+                                   "rank %d sent %u keys for %u ports", lane->args.peer_rank,
+                                   words->rkey_count, lane->peer.port_count);
+    remote->base = words->base;
+    remote->len_bytes = words->len_bytes;
+    memcpy(remote->rkeys, words->rkeys, sizeof(remote->rkeys));
+    remote->state = RDTI_VERBS_KEY_HERE;
+    return RDT_OK;
+}
+
+void
+rdti_verbs_free_remotes(struct rdti_verbs_lane *lane)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(&lane->remotes)) != NULL)
+        free(RDTI_CONTAINER(node, struct rdti_verbs_remote, link));
+    free(lane->stale);
+}

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Lanes: made with an offer, connected by the peer's, closed; and the words between the halves. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "transport/verbs/verbs.h"
+
+/* ---- The offer ------------------------------------------------------------------------------ */
+
+static uint8_t
+mtu_code(uint32_t mtu_bytes)
+{
+    uint8_t code = 1; /* enum ibv_mtu: 256 is 1 */
+
+    while (mtu_bytes > 256) {
+        mtu_bytes /= 2;
+        code++;
+    }
+    return code;
+}
+
+static void
+describe_port(const struct rdti_verbs_link *link, struct rdti_verbs_port_offer *out)
+{
+    const struct rdti_verbs_nic *nic = link->nic;
+    const uint32_t mtu_bytes = nic->verbs->settings.mtu_bytes;
+
+    rdti_text_copy(out->device, sizeof(out->device), nic->name);
+    out->port = nic->port;
+    out->is_infiniband = nic->is_infiniband;
+    out->mtu = nic->mtu;
+    if (mtu_bytes != 0 && mtu_code(mtu_bytes) < out->mtu)
+        out->mtu = mtu_code(mtu_bytes);
+    out->lid = nic->lid;
+    out->reads_in = nic->reads_in;
+    out->reads_out = nic->reads_out;
+    out->max_msg_bytes = nic->max_msg_bytes;
+    out->gid_count = nic->gid_count;
+    memcpy(out->gids, nic->gids, sizeof(out->gids));
+    for (uint32_t i = 0; i < link->qp_count; i++)
+        out->qps[i] =
+            (struct rdti_verbs_qp_offer){.qpn = link->qps[i]->qp->qp_num, .psn = link->qps[i]->psn};
+}
+
+static void
+describe_lane(struct rdti_verbs_lane *lane)
+{
+    const struct rdti_verbs_settings *settings = &lane->verbs->settings;
+    struct rdti_verbs_offer *own = &lane->own;
+    uint32_t least = UINT32_MAX;
+
+    own->port_count = (uint8_t)lane->link_count;
+    own->qp_count = (uint8_t)settings->qp_count;
+    own->timeout = settings->timeout;
+    own->retry = settings->retry;
+    own->service_level = settings->service_level;
+    own->traffic_class = settings->traffic_class;
+    for (uint32_t i = 0; i < lane->link_count; i++) {
+        describe_port(&lane->links[i], &own->ports[i]);
+        if (lane->links[i].nic->rq_depth < least)
+            least = lane->links[i].nic->rq_depth;
+    }
+    own->window = least - RDTI_VERBS_RQ_RESERVE;
+}
+
+rdt_status
+rdti_verbs_make_offer(void *state, const struct rdti_lane_args *args, struct rdti_lane **out,
+                      struct rdti_offer *offer, struct rdt_error *err)
+{
+    struct rdti_verbs *verbs = state;
+    struct rdti_verbs_lane *lane = calloc(1, sizeof(*lane));
+    rdt_status status = RDT_OK;
+
+    if (lane == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "verbs lane: %zu bytes", sizeof(*lane));
+    lane->base.transport = &rdti_transport_verbs;
+    lane->verbs = verbs;
+    lane->args = *args;
+    lane->max_chunk_bytes = UINT64_C(1) << 30; /* a length has 32 bits, a message 31 */
+    rdti_list_init(&lane->node);
+    rdti_list_init(&lane->ops);
+    rdti_list_init(&lane->remotes);
+    while (status == RDT_OK && lane->link_count < verbs->nic_count) {
+        status = rdti_verbs_create_link(lane, &verbs->nics[lane->link_count], lane->link_count,
+                                        &lane->links[lane->link_count], err);
+        lane->link_count += status == RDT_OK;
+    }
+    if (status != RDT_OK)
+        goto err_free;
+    describe_lane(lane);
+    memset(offer, 0, sizeof(*offer));
+    offer->len_bytes = (uint32_t)rdti_verbs_offer_encode(&lane->own, offer->bytes);
+    (void)pthread_mutex_init(&lane->lock, NULL);
+    rdti_list_append(&verbs->lanes, &lane->node);
+    (void)atomic_fetch_add_explicit(&verbs->lane_count, 1, memory_order_relaxed);
+    *out = &lane->base;
+    return RDT_OK;
+
+err_free:
+    while (lane->link_count > 0)
+        rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
+    free(lane);
+    return status;
+}
+
+rdt_status
+rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_error *err)
+{
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
+    struct rdt_error why;
+    rdt_status status;
+
+    for (uint32_t i = 0; i < peer->fd_count && i < RDTI_OFFER_MAX_FDS; i++)
+        (void)close(peer->fds[i]); /* ours by contract; verbs has no use for any */
+    if (peer->fd_count > 0)
+        status =
+            rdti_error_set(&why, RDT_EPROTO, 0, "verbs offer with %u descriptors", peer->fd_count);
+    else
+        status = rdti_verbs_offer_decode(peer->bytes, peer->len_bytes, &lane->peer, &why);
+    if (status == RDT_OK && lane->peer.qp_count != lane->own.qp_count)
+        status = rdti_error_set_rank(&why, RDT_ENOTVIABLE, lane->args.peer_rank,
+                                     "verbs: rank %d has %u QPs for each port, this process %u: "
+                                     "set RDMATENSOR_VERBS_QPS alike",
+                                     lane->args.peer_rank, lane->peer.qp_count, lane->own.qp_count);
+    if (status == RDT_OK)
+        status = rdti_verbs_pair_links(lane, &why);
+    if (status == RDT_OK) {
+        (void)pthread_mutex_lock(&lane->lock);
+        lane->tx_window = lane->peer.window;
+        lane->is_connected = true;
+        (void)pthread_mutex_unlock(&lane->lock);
+        status = rdti_verbs_begin_proof(lane, &why);
+    }
+    if (status == RDT_OK)
+        return RDT_OK;
+    rdti_verbs_teardown(lane, &why);
+    return rdti_error_copy(err, &why);
+}
+
+/* ---- Words ---------------------------------------------------------------------------------- */
+
+void
+rdti_verbs_send_words(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words)
+{
+    const struct rdti_host *host = lane->verbs->host;
+    uint8_t bytes[RDTI_LANE_WORDS_MAX_BYTES];
+    const size_t len = rdti_verbs_words_encode(words, bytes);
+
+    host->send_words(host->core, &lane->base, bytes, (uint32_t)len);
+}
+
+static rdt_status
+answer_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get, struct rdt_error *err)
+{
+    struct rdti_verbs_words answer;
+    const rdt_status status = rdti_verbs_grant(lane->verbs, get, &answer, err);
+
+    if (status == RDT_ERANGE || status == RDT_EPROTO)
+        return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
+                                   "rank %d asks for the key of region %u, %llu bytes, which is "
+                                   "none",
+                                   lane->args.peer_rank, get->index,
+                                   (unsigned long long)get->len_bytes);
+    if (status != RDT_OK) {
+        rdti_log(status == RDT_ESTALE ? RDT_LOG_DEBUG : RDT_LOG_ERROR,
+                 "verbs: rank %d gets no key for piece %u, region %u: %s", lane->args.peer_rank,
+                 get->segment, get->index, err != NULL ? err->message : rdt_status_name(status));
+        answer = (struct rdti_verbs_words){.kind = RDTI_VERBS_KEY_REFUSED,
+                                           .access = get->access,
+                                           .segment = get->segment,
+                                           .index = get->index,
+                                           .generation = get->generation};
+    }
+    rdti_verbs_send_words(lane, &answer);
+    return RDT_OK;
+}
+
+static rdt_status
+take_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words, struct rdt_error *err)
+{
+    (void)pthread_mutex_lock(&lane->lock);
+    const rdt_status status = rdti_verbs_take_key(lane, words, err);
+    (void)pthread_mutex_unlock(&lane->lock);
+    if (status == RDT_OK)
+        (void)rdti_verbs_push(lane);
+    return status;
+}
+
+rdt_status
+rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t len_bytes,
+                         struct rdt_error *err)
+{
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
+    struct rdti_verbs_words words;
+    struct rdt_error why;
+    rdt_status status = rdti_verbs_words_decode(bytes, len_bytes, &words, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
+        return RDT_OK; /* it was on its way when we failed */
+    if (!lane->is_connected)
+        return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
+                                   "rank %d speaks before its offer", lane->args.peer_rank);
+    switch (words.kind) {
+    case RDTI_VERBS_KEY_GET:
+        status = answer_key(lane, &words, &why);
+        break;
+    case RDTI_VERBS_KEY:
+    case RDTI_VERBS_KEY_REFUSED:
+        status = take_key(lane, &words, &why);
+        break;
+    default:
+        status = rdti_verbs_take_link_word(lane, &words, &why);
+        break;
+    }
+    return status == RDT_OK ? RDT_OK : rdti_error_copy(err, &why);
+}
+
+/* ---- Small entries -------------------------------------------------------------------------- */
+
+void
+rdti_verbs_explain(const struct rdti_lane *base, char *buf, size_t cap)
+{
+    const struct rdti_verbs_lane *lane = (const struct rdti_verbs_lane *)base;
+    size_t used = 0;
+
+    buf[0] = '\0';
+    for (uint32_t i = 0; i < lane->link_count && used < cap; i++) {
+        const struct rdti_verbs_link *link = &lane->links[i];
+        char counters[96];
+
+        if (link->state != RDTI_VERBS_LINK_GOOD)
+            continue;
+        rdti_verbs_explain_counters(link->nic, counters, sizeof(counters));
+        const int wrote =
+            snprintf(buf + used, cap - used, "%s%s:%u %s, %u QPs, notify imm%s%s",
+                     used > 0 ? "; " : "", link->nic->name, link->nic->port, link->pair_text,
+                     link->qp_count, counters[0] != '\0' ? "; device since open: " : "", counters);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+}
+
+bool
+rdti_verbs_is_idle(struct rdti_lane *base)
+{
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
+
+    /* acquire: pairs with the decrement before complete() */
+    return atomic_load_explicit(&lane->ops_open, memory_order_acquire) == 0;
+}
+
+bool
+rdti_verbs_revoke(struct rdti_lane *base, uint32_t index, uint32_t generation)
+{
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
+
+    (void)pthread_mutex_lock(&lane->lock);
+    bool is_over = rdti_verbs_mark_stale(lane, index, generation);
+    for (struct rdti_list *at = lane->ops.next; is_over && at != &lane->ops; at = at->next) {
+        const struct rdti_op *op = RDTI_CONTAINER(at, struct rdti_op, link);
+
+        if (op->scratch[RDTI_VERBS_OP_STEP] == 0)
+            break; /* from here on none is posted; the mark stops them */
+        is_over = op->remote.index != index || op->remote.generation > generation;
+    }
+    (void)pthread_mutex_unlock(&lane->lock);
+    return is_over;
+}
+
+void
+rdti_verbs_close_lane(struct rdti_lane *base, const struct rdt_error *err)
+{
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
+    struct rdti_verbs *verbs = lane->verbs;
+
+    lane->is_closed = true;
+    rdti_verbs_teardown(lane, err);
+    (void)atomic_fetch_sub_explicit(&verbs->lane_count, 1, memory_order_relaxed);
+    verbs->has_closed = true; /* a pass that runs may stand on it: it is freed behind that */
+    if (!verbs->is_polling)
+        rdti_verbs_sweep(verbs);
+}

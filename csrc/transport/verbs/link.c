@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Proving links. Both sides go through the same pairs of GIDs in the same order, in rounds:
+ *
+ *   raise the QPs by the round's pair -> say READY
+ *   once the peer said READY, write (no bytes, but a real packet, acknowledged by the peer's NIC)
+ *   acknowledged -> say PROVED; an error, or nothing in time -> say FAILED
+ *   both said PROVED: the link is good; both have spoken and one said FAILED: the next round, or,
+ *   behind the last pair, the link is dropped
+ *
+ * So both sides come to the same links. The lane is ready when each link is good or dropped and one
+ * is good. All [driver].
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "transport/verbs/verbs.h"
+
+static void
+say(struct rdti_verbs_link *link, enum rdti_verbs_word kind)
+{
+    const struct rdti_verbs_words words = {.kind = (uint8_t)kind,
+                                           .link = (uint8_t)link->number,
+                                           .round = (uint8_t)link->round};
+
+    rdti_verbs_send_words(link->lane, &words);
+}
+
+static void
+describe_pair(struct rdti_verbs_link *link)
+{
+    const struct rdti_verbs_lane *lane = link->lane;
+    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->nic_index];
+    const struct rdti_verbs_port_offer *peer = &lane->peer.ports[link->peer_port];
+    const struct rdti_verbs_pair *pair = &link->pairs[link->round];
+    char own_gid[48];
+    char peer_gid[48];
+
+    if (link->nic->is_infiniband) {
+        (void)snprintf(link->pair_text, sizeof(link->pair_text), "LID %u to LID %u", own->lid,
+                       peer->lid);
+        return;
+    }
+    rdti_verbs_gid_text(own->gids[pair->own].raw, own_gid, sizeof(own_gid));
+    rdti_verbs_gid_text(peer->gids[pair->peer].raw, peer_gid, sizeof(peer_gid));
+    (void)snprintf(link->pair_text, sizeof(link->pair_text), "GID %u %s to %s",
+                   own->gids[pair->own].index, own_gid, peer_gid);
+}
+
+static rdt_status
+begin_round(struct rdti_verbs_link *link, struct rdt_error *err)
+{
+    link->is_peer_ready = false;
+    link->is_probe_posted = false;
+    link->own_verdict = 0;
+    link->peer_verdict = 0;
+    describe_pair(link);
+    const rdt_status status = rdti_verbs_raise_link(link, err);
+    if (status != RDT_OK)
+        return status;
+    link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS);
+    say(link, RDTI_VERBS_LINK_READY);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_verbs_begin_proof(struct rdti_verbs_lane *lane, struct rdt_error *err)
+{
+    rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; status == RDT_OK && i < lane->link_count; i++)
+        status = begin_round(&lane->links[i], err);
+    return status;
+}
+
+/* ---- Ready ---------------------------------------------------------------------------------- */
+
+static void
+report_choice(const struct rdti_verbs_lane *lane)
+{
+    for (uint32_t i = 0; i < lane->link_count; i++) {
+        const struct rdti_verbs_link *link = &lane->links[i];
+
+        if (link->state == RDTI_VERBS_LINK_GOOD)
+            rdti_log(RDT_LOG_INFO,
+                     "verbs: rank %d by %s port %u, %s, %u QPs: pair %u of %u by version, address "
+                     "family and subnet, proved by a write each way%s%s",
+                     lane->args.peer_rank, link->nic->name, link->nic->port, link->pair_text,
+                     link->qp_count, link->round + 1, link->pair_count,
+                     link->why[0] != '\0' ? "; before: " : "", link->why);
+        else
+            rdti_log(RDT_LOG_WARN, "verbs: %s port %u does not reach rank %d: %s", link->nic->name,
+                     link->nic->port, lane->args.peer_rank, link->why);
+    }
+}
+
+static void
+become_ready(struct rdti_verbs_lane *lane)
+{
+    const struct rdti_host *host = lane->verbs->host;
+
+    report_choice(lane);
+    (void)pthread_mutex_lock(&lane->lock);
+    for (uint32_t i = 0; i < lane->link_count; i++) {
+        struct rdti_verbs_link *link = &lane->links[i];
+        const uint64_t peer_max = lane->peer.ports[link->peer_port].max_msg_bytes;
+
+        if (link->state != RDTI_VERBS_LINK_GOOD)
+            continue;
+        for (uint32_t q = 0; q < link->qp_count; q++)
+            lane->qps[lane->qp_count++] = link->qps[q];
+        if (peer_max < lane->max_chunk_bytes)
+            lane->max_chunk_bytes = peer_max;
+        if (link->nic->max_msg_bytes < lane->max_chunk_bytes)
+            lane->max_chunk_bytes = link->nic->max_msg_bytes;
+    }
+    lane->max_chunk_bytes &= ~UINT64_C(4095);
+    /* release: pairs with rdti_verbs_phase_of() */
+    atomic_store_explicit(&lane->phase, RDTI_VERBS_READY, memory_order_release);
+    (void)pthread_mutex_unlock(&lane->lock);
+    (void)rdti_verbs_push(lane);
+    host->on_ready(host->core, &lane->base);
+    (void)rdti_verbs_deliver(lane); /* a peer that was ready earlier may have written */
+}
+
+static void
+check_links(struct rdti_verbs_lane *lane)
+{
+    uint32_t good = 0;
+    struct rdt_error err;
+
+    for (uint32_t i = 0; i < lane->link_count; i++) {
+        if (lane->links[i].state == RDTI_VERBS_LINK_PROVING)
+            return;
+        good += lane->links[i].state == RDTI_VERBS_LINK_GOOD;
+    }
+    if (good > 0) {
+        become_ready(lane);
+        return;
+    }
+    (void)rdti_error_set_rank(&err, RDT_ENOTVIABLE, lane->args.peer_rank,
+                              "verbs: no write reached rank %d: %s port %u, %s: %s; is there a "
+                              "route between these addresses, and UDP port 4791 open?",
+                              lane->args.peer_rank, lane->links[0].nic->name,
+                              lane->links[0].nic->port, lane->links[0].pair_text,
+                              lane->links[0].why);
+    rdti_verbs_fail(lane, &err);
+}
+
+/* ---- Verdicts ------------------------------------------------------------------------------- */
+
+static void
+settle(struct rdti_verbs_link *link)
+{
+    struct rdti_verbs_lane *lane = link->lane;
+    struct rdt_error err;
+
+    if (link->own_verdict == 0 || link->peer_verdict == 0)
+        return;
+    if (link->own_verdict == RDTI_VERBS_LINK_PROVED && link->peer_verdict == link->own_verdict) {
+        link->state = RDTI_VERBS_LINK_GOOD;
+    } else if (link->round + 1 < link->pair_count) {
+        link->round++;
+        if (begin_round(link, &err) != RDT_OK)
+            rdti_verbs_fail(lane, &err);
+        return;
+    } else {
+        link->state = RDTI_VERBS_LINK_DROPPED;
+    }
+    check_links(lane);
+}
+
+static void
+judge(struct rdti_verbs_link *link, enum rdti_verbs_word verdict, const char *why)
+{
+    if (verdict == RDTI_VERBS_LINK_FAILED)
+        rdti_text_copy(link->why, sizeof(link->why), why);
+    link->own_verdict = (uint8_t)verdict;
+    say(link, verdict);
+    settle(link);
+}
+
+static void
+post_probe(struct rdti_verbs_link *link)
+{
+    struct rdti_verbs_qp *qp = link->qps[0];
+    struct ibv_send_wr wr = {
+        .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_PROBE, 0, link->round),
+        .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_SIGNALED,
+    };
+    struct ibv_send_wr *bad = NULL;
+
+    link->is_probe_posted = true;
+    const int failed = link->nic->verbs->ops->post_send(qp->qp, &wr, &bad);
+    if (failed != 0)
+        judge(link, RDTI_VERBS_LINK_FAILED, strerror(failed > 0 ? failed : -failed));
+}
+
+void
+rdti_verbs_probe_done(struct rdti_verbs_link *link, const struct ibv_wc *wc)
+{
+    const struct rdti_verbs_lane *lane = link->lane;
+    char why[96];
+
+    if (rdti_verbs_phase_of(lane) != RDTI_VERBS_SETUP || link->state != RDTI_VERBS_LINK_PROVING ||
+        link->own_verdict != 0 || (wc->wr_id & 0xff) != link->round)
+        return; /* of a round that is over */
+    if (wc->status == IBV_WC_SUCCESS) {
+        judge(link, RDTI_VERBS_LINK_PROVED, NULL);
+        return;
+    }
+    (void)snprintf(why, sizeof(why), "the probe ended with \"%s\" (vendor code 0x%x)",
+                   lane->verbs->ops->wc_status_str(wc->status), wc->vendor_err);
+    judge(link, RDTI_VERBS_LINK_FAILED, why);
+}
+
+void
+rdti_verbs_watch_proof(struct rdti_verbs_lane *lane)
+{
+    const uint64_t now_ns = rdti_now_ns();
+
+    for (uint32_t i = 0; i < lane->link_count; i++) {
+        struct rdti_verbs_link *link = &lane->links[i];
+
+        if (rdti_verbs_phase_of(lane) != RDTI_VERBS_SETUP)
+            return;
+        /* A peer that is not ready has the core's deadline; only a probe on its way has ours. */
+        if (link->state == RDTI_VERBS_LINK_PROVING && link->own_verdict == 0 &&
+            link->is_probe_posted && now_ns >= link->proof_deadline_ns)
+            judge(link, RDTI_VERBS_LINK_FAILED, "the probe was not answered in time");
+    }
+}
+
+rdt_status
+rdti_verbs_take_link_word(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words,
+                          struct rdt_error *err)
+{
+    struct rdti_verbs_link *link = &lane->links[words->link];
+
+    if (words->link >= lane->link_count || link->state != RDTI_VERBS_LINK_PROVING ||
+        words->round != link->round ||
+        (words->kind == RDTI_VERBS_LINK_READY ? link->is_peer_ready
+                                              : !link->is_peer_ready || link->peer_verdict != 0))
+        return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
+                                   "rank %d speaks out of turn: word %u, link %u, round %u",
+                                   lane->args.peer_rank, words->kind, words->link, words->round);
+    if (words->kind != RDTI_VERBS_LINK_READY) {
+        link->peer_verdict = words->kind;
+        settle(link);
+        return RDT_OK;
+    }
+    link->is_peer_ready = true;
+    link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS);
+    if (link->own_verdict == 0)
+        post_probe(link);
+    return RDT_OK;
+}

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ports of devices: which can be used, what they can do, what happens to them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "transport/verbs/verbs.h"
+
+/* Everything for which a device has to lock memory at once, before the arena: QPs, CQs, the stage. */
+#define LEAST_MEMLOCK_BYTES (UINT64_C(4) << 20)
+
+/* For people and for one column each: what the words of a report mean on the devices we know. */
+static const struct {
+    const char *label;
+    const char *names[3]; /* the first that the device has */
+} counters[RDTI_VERBS_COUNTERS] = {
+    {"retries", {"completer_retry_err", "roce_adp_retrans", "tx_retransmits"}},
+    {"out of sequence", {"out_of_seq_request", "out_of_sequence", "packet_seq_err"}},
+    {"RNR", {"rcvd_rnr_err", "rnr_nak_retry_err", "send_rnr_err"}},
+    {"timeouts", {"retry_exceeded_err", "local_ack_timeout_err", "req_transport_retries_exceeded"}},
+};
+
+static int64_t
+read_counter(const struct rdti_verbs_nic *nic, uint32_t which)
+{
+    int64_t value = -ENOENT;
+
+    for (size_t i = 0; i < 3 && value < 0; i++)
+        value = nic->verbs->ops->read_counter(nic->name, nic->port, counters[which].names[i]);
+    return value;
+}
+
+void
+rdti_verbs_explain_counters(const struct rdti_verbs_nic *nic, char *buf, size_t cap)
+{
+    size_t used = 0;
+
+    buf[0] = '\0';
+    for (uint32_t i = 0; i < RDTI_VERBS_COUNTERS && used < cap; i++) {
+        const int64_t now = nic->counters[i] < 0 ? -1 : read_counter(nic, i);
+
+        if (now < 0)
+            continue;
+        const int wrote = snprintf(buf + used, cap - used, "%s%s %lld", used > 0 ? ", " : "",
+                                   counters[i].label, (long long)(now - nic->counters[i]));
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+}
+
+/* ---- Asynchronous events -------------------------------------------------------------------- */
+
+static bool
+is_fatal(enum ibv_event_type type)
+{
+    return type == IBV_EVENT_DEVICE_FATAL;
+}
+
+/* The lane whose QP the event names, or that uses the port at all. */
+static bool
+concerns(const struct rdti_verbs_link *link, const struct rdti_verbs_nic *nic,
+         const struct ibv_async_event *event)
+{
+    if (link->nic != nic)
+        return false;
+    if (is_fatal(event->event_type))
+        return true;
+    for (uint32_t i = 0; i < link->qp_count; i++)
+        if (link->qps[i]->qp == event->element.qp)
+            return true;
+    return event->event_type == IBV_EVENT_CQ_ERR && link->cq == event->element.cq;
+}
+
+static void
+fail_lanes(struct rdti_verbs_nic *nic, const struct ibv_async_event *event)
+{
+    struct rdti_verbs *verbs = nic->verbs;
+    struct rdt_error err;
+
+    for (struct rdti_list *node = verbs->lanes.next, *next; node != &verbs->lanes; node = next) {
+        struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
+        bool is_meant = false;
+
+        next = node->next;
+        for (uint32_t i = 0; i < lane->link_count; i++)
+            is_meant |= concerns(&lane->links[i], nic, event);
+        if (!is_meant)
+            continue;
+        (void)rdti_error_set_rank(&err, RDT_EDEVICE, lane->args.peer_rank,
+                                  "verbs lane to rank %d: device %s port %u reports \"%s\"; look "
+                                  "at dmesg and at the device's state",
+                                  lane->args.peer_rank, nic->name, nic->port,
+                                  verbs->ops->event_type_str(event->event_type));
+        rdti_verbs_fail(lane, &err);
+    }
+}
+
+static bool
+is_of_port(const struct rdti_verbs_nic *nic, const struct ibv_async_event *event)
+{
+    switch (event->event_type) {
+    case IBV_EVENT_PORT_ACTIVE:
+    case IBV_EVENT_PORT_ERR:
+    case IBV_EVENT_LID_CHANGE:
+    case IBV_EVENT_PKEY_CHANGE:
+    case IBV_EVENT_GID_CHANGE:
+    case IBV_EVENT_SM_CHANGE:
+    case IBV_EVENT_CLIENT_REREGISTER:
+        return event->element.port_num == nic->port;
+    default:
+        return true;
+    }
+}
+
+/* [driver] A port that goes down is no error yet: the QPs try on for seconds. It is remembered,
+ * and stands in the error that may come of it. */
+static void
+on_async(void *arg, uint32_t epoll_events)
+{
+    struct rdti_verbs_nic *nic = arg;
+    const struct rdti_verbs_ops *ops = nic->verbs->ops;
+    struct ibv_async_event event;
+
+    (void)epoll_events;
+    while (ops->get_async_event(nic->context, &event) == 0) {
+        const bool is_ours = is_of_port(nic, &event);
+
+        if (is_ours) {
+            (void)snprintf(nic->event, sizeof(nic->event), "%s",
+                           ops->event_type_str(event.event_type));
+            rdti_log(event.event_type == IBV_EVENT_COMM_EST ? RDT_LOG_DEBUG : RDT_LOG_WARN,
+                     "verbs: device %s port %u reports \"%s\"", nic->name, nic->port, nic->event);
+        }
+        const bool is_final =
+            is_fatal(event.event_type) || event.event_type == IBV_EVENT_QP_FATAL ||
+            event.event_type == IBV_EVENT_QP_REQ_ERR ||
+            event.event_type == IBV_EVENT_QP_ACCESS_ERR || event.event_type == IBV_EVENT_CQ_ERR;
+        const struct ibv_async_event copy = event;
+        ops->ack_async_event(&event); /* before a QP is destroyed, which waits for this */
+        if (is_final)
+            fail_lanes(nic, &copy);
+    }
+}
+
+/* ---- Opening -------------------------------------------------------------------------------- */
+
+static uint32_t
+least(int64_t a, int64_t b)
+{
+    return (uint32_t)(a < b ? a : b);
+}
+
+static rdt_status
+find_pkey(struct rdti_verbs_nic *nic, uint32_t table_count, struct rdt_error *err)
+{
+    const int32_t wanted = nic->verbs->settings.pkey;
+
+    nic->pkey_index = 0;
+    if (wanted < 0)
+        return RDT_OK;
+    for (uint32_t i = 0; i < table_count; i++) {
+        __be16 pkey = 0;
+
+        /* The top bit says full member: either kind is the partition that is meant. */
+        if (nic->verbs->ops->query_pkey(nic->context, nic->port, (int)i, &pkey) != 0 ||
+            (be16toh(pkey) & 0x7fff) != (wanted & 0x7fff))
+            continue;
+        nic->pkey_index = (uint16_t)i;
+        return RDT_OK;
+    }
+    return rdti_error_set(err, RDT_ENOTVIABLE, 0, "PKEY 0x%x is not in its table of %u", wanted,
+                          table_count);
+}
+
+static rdt_status
+take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, struct rdt_error *err)
+{
+    const struct rdti_verbs *verbs = nic->verbs;
+    struct ibv_port_attr port;
+
+    memset(&port, 0, sizeof(port)); /* the library's symbol fills only what its version knows */
+    const int failed = verbs->ops->query_port(nic->context, nic->port, &port);
+    if (failed != 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, failed > 0 ? failed : errno, "ibv_query_port");
+    if (port.state != IBV_PORT_ACTIVE)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                              "its state is %d, not active: is its link up?", (int)port.state);
+    nic->is_infiniband = port.link_layer == IBV_LINK_LAYER_INFINIBAND;
+    nic->lid = port.lid;
+    nic->mtu = (uint8_t)port.active_mtu;
+    nic->max_msg_bytes = port.max_msg_sz;
+    nic->max_mr_bytes = device->max_mr_size;
+    nic->sq_depth = least(RDTI_VERBS_SQ_DEPTH, device->max_qp_wr);
+    nic->rq_depth = least(RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE, device->max_qp_wr);
+    nic->reads_in = (uint8_t)least(RDTI_VERBS_READS, device->max_qp_rd_atom);
+    nic->reads_out = (uint8_t)least(RDTI_VERBS_READS, device->max_qp_init_rd_atom);
+    if (nic->sq_depth < 2 * RDTI_VERBS_CHAIN || nic->rq_depth < 4 * RDTI_VERBS_RQ_RESERVE)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its queues hold %d work requests only",
+                              device->max_qp_wr);
+    if (nic->max_msg_bytes < RDTI_VERBS_STAGE_BYTES)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its messages hold %llu bytes only",
+                              (unsigned long long)nic->max_msg_bytes);
+    const rdt_status status = find_pkey(nic, port.pkey_tbl_len, err);
+    return status == RDT_OK ? rdti_verbs_find_gids(nic, (uint32_t)port.gid_tbl_len, err) : status;
+}
+
+static rdt_status
+make_nonblocking(int fd, struct rdt_error *err)
+{
+    const int flags = fcntl(fd, F_GETFL);
+
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
+        return rdti_error_set(err, RDT_EDEVICE, errno, "fcntl(O_NONBLOCK) on an event channel");
+    return RDT_OK;
+}
+
+static void
+close_nic(struct rdti_verbs_nic *nic)
+{
+    const struct rdti_verbs *verbs = nic->verbs;
+    const struct rdti_host *host = verbs->host;
+
+    if (nic->async_watch != NULL)
+        host->unwatch(host->core, nic->async_watch);
+    if (nic->channel_watch != NULL)
+        host->unwatch(host->core, nic->channel_watch);
+    if (nic->channel != NULL) {
+        rdti_fork_close_remove(nic->channel->fd);
+        (void)verbs->ops->destroy_comp_channel(nic->channel);
+    }
+    if (nic->pd != NULL)
+        (void)verbs->ops->dealloc_pd(nic->pd);
+    if (nic->context != NULL) {
+        rdti_fork_close_remove(nic->context->cmd_fd);
+        rdti_fork_close_remove(nic->context->async_fd);
+        (void)verbs->ops->close_device(nic->context);
+    }
+    memset(nic, 0, sizeof(*nic));
+}
+
+/* PD, completion channel, and both kinds of events on the engine. */
+static rdt_status
+equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
+{
+    struct rdti_verbs *verbs = nic->verbs;
+    const struct rdti_host *host = verbs->host;
+    rdt_status status;
+
+    nic->pd = verbs->ops->alloc_pd(nic->context);
+    if (nic->pd == NULL)
+        return rdti_error_set(err, RDT_ENOTVIABLE, errno, "ibv_alloc_pd");
+    nic->channel = verbs->ops->create_comp_channel(nic->context);
+    if (nic->channel == NULL)
+        return rdti_error_set(err, RDT_ENOTVIABLE, errno, "ibv_create_comp_channel");
+    (void)rdti_fork_close_add(nic->channel->fd);
+    status = make_nonblocking(nic->channel->fd, err);
+    if (status == RDT_OK)
+        status = make_nonblocking(nic->context->async_fd, err);
+    if (status == RDT_OK)
+        status = host->watch(host->core, nic->channel->fd, EPOLLIN, rdti_verbs_on_channel, nic,
+                             &nic->channel_watch, err);
+    if (status == RDT_OK)
+        status = host->watch(host->core, nic->context->async_fd, EPOLLIN, on_async, nic,
+                             &nic->async_watch, err);
+    return status;
+}
+
+/* One port, in the next free entry. On failure the entry is empty again. */
+static rdt_status
+open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
+          const struct ibv_device_attr *attr, struct rdt_error *err)
+{
+    struct rdti_verbs_nic *nic = &verbs->nics[verbs->nic_count];
+
+    nic->verbs = verbs;
+    nic->port = port;
+    rdti_text_copy(nic->name, sizeof(nic->name), verbs->ops->get_device_name(device));
+    nic->context = verbs->ops->open_device(device);
+    if (nic->context == NULL) {
+        const int sys_errno = errno;
+        memset(nic, 0, sizeof(*nic));
+        return rdti_error_set(err, RDT_ENOTVIABLE, sys_errno, "ibv_open_device");
+    }
+    (void)rdti_fork_close_add(nic->context->cmd_fd);
+    (void)rdti_fork_close_add(nic->context->async_fd);
+    rdt_status status = take_port(nic, attr, err);
+    if (status == RDT_OK)
+        status = equip(nic, err);
+    if (status != RDT_OK) {
+        close_nic(nic);
+        return status;
+    }
+    for (uint32_t i = 0; i < RDTI_VERBS_COUNTERS; i++)
+        nic->counters[i] = read_counter(nic, i);
+    verbs->nic_count++;
+    return RDT_OK;
+}
+
+static void
+note_skipped(struct rdti_verbs *verbs, const char *device, uint32_t port, const char *why)
+{
+    const size_t used = strlen(verbs->skipped);
+
+    (void)snprintf(verbs->skipped + used, sizeof(verbs->skipped) - used, "%s%s port %u: %s",
+                   used > 0 ? "; " : "", device, port, why);
+}
+
+static rdt_status
+query(struct rdti_verbs *verbs, struct ibv_device *device, struct ibv_device_attr *attr,
+      struct rdt_error *err)
+{
+    struct ibv_context *context = verbs->ops->open_device(device);
+
+    if (context == NULL)
+        return rdti_error_set(err, RDT_ENOTVIABLE, errno,
+                              "ibv_open_device (may this user open /dev/infiniband/uverbs*?)");
+    memset(attr, 0, sizeof(*attr));
+    const int failed = verbs->ops->query_device(context, attr);
+    const int sys_errno = failed > 0 ? failed : errno;
+    (void)verbs->ops->close_device(context);
+    if (failed != 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, sys_errno, "ibv_query_device");
+    return RDT_OK;
+}
+
+static void
+open_ports(struct rdti_verbs *verbs, struct ibv_device *device)
+{
+    const char *name = verbs->ops->get_device_name(device);
+    struct ibv_device_attr attr;
+    struct rdt_error why;
+
+    if (query(verbs, device, &attr, &why) != RDT_OK) {
+        note_skipped(verbs, name, 0, why.message);
+        return;
+    }
+    for (uint32_t port = 1; port <= attr.phys_port_cnt; port++) {
+        if (!rdti_verbs_is_wanted(&verbs->settings, name, port))
+            note_skipped(verbs, name, port, "not in RDMATENSOR_VERBS_DEVICES");
+        else if (verbs->nic_count == verbs->settings.max_links)
+            note_skipped(verbs, name, port, "enough others (RDMATENSOR_VERBS_LINKS)");
+        else if (open_port(verbs, device, (uint8_t)port, &attr, &why) != RDT_OK)
+            note_skipped(verbs, name, port, why.message);
+    }
+}
+
+static rdt_status
+init_fork(const struct rdti_verbs *verbs, struct rdt_error *err)
+{
+    /* Kernels since 5.12 copy pinned pages for the child; older ones need every registered page
+     * kept from it. Too late once something is registered: then the one who did so has decided. */
+    if (verbs->ops->is_fork_initialized() != IBV_FORK_DISABLED)
+        return RDT_OK;
+    const int failed = verbs->ops->fork_init();
+    if (failed != 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, failed > 0 ? failed : errno,
+                              "ibv_fork_init: memory was registered before; a forked child would "
+                              "take pages away from the device");
+    return RDT_OK;
+}
+
+rdt_status
+rdti_verbs_open_nics(struct rdti_verbs *verbs, struct rdt_error *err)
+{
+    int count = 0;
+
+    rdt_status status = init_fork(verbs, err);
+    if (status == RDT_OK)
+        status = rdti_verbs_check_memlock(LEAST_MEMLOCK_BYTES, err);
+    if (status != RDT_OK)
+        return status;
+    struct ibv_device **list = verbs->ops->get_device_list(&count);
+    if (list == NULL)
+        return rdti_error_set(err, RDT_ENOTVIABLE, errno,
+                              "ibv_get_device_list: the kernel's RDMA support is not there");
+    for (int i = 0; i < count; i++)
+        open_ports(verbs, list[i]);
+    verbs->ops->free_device_list(list);
+    if (verbs->nic_count > 0)
+        return RDT_OK;
+    return rdti_error_set(err, RDT_ENOTVIABLE, 0, "no RDMA port can be used: %s",
+                          verbs->skipped[0] != '\0' ? verbs->skipped : "there is no device");
+}
+
+void
+rdti_verbs_close_nics(struct rdti_verbs *verbs)
+{
+    while (verbs->nic_count > 0)
+        close_nic(&verbs->nics[--verbs->nic_count]);
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * QPs and CQs of one link: made, raised to RTS, stocked with receives, destroyed. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/crypto.h"
+#include "base/error.h"
+#include "transport/verbs/verbs.h"
+
+#define PSN_MASK UINT32_C(0xffffff)
+
+/* ---- Making --------------------------------------------------------------------------------- */
+
+static rdt_status
+create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
+{
+    struct rdti_verbs_nic *nic = link->nic;
+    const struct rdti_verbs_ops *ops = nic->verbs->ops;
+    struct ibv_qp_init_attr attr = {
+        .send_cq = link->cq,
+        .recv_cq = link->cq,
+        .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = nic->sq_depth,
+                .max_recv_wr = nic->rq_depth,
+                .max_send_sge = 1,
+                .max_recv_sge = 1,
+                .max_inline_data = RDTI_VERBS_INLINE_BYTES},
+    };
+    struct rdti_verbs_qp *qp = calloc(1, sizeof(*qp));
+
+    if (qp == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "verbs: a QP of %zu bytes", sizeof(*qp));
+    rdt_status status = rdti_random_bytes(&qp->psn, sizeof(qp->psn), err);
+    if (status != RDT_OK)
+        goto err_free;
+    qp->psn &= PSN_MASK;
+    qp->link = link;
+    qp->qp = ops->create_qp(nic->pd, &attr);
+    if (qp->qp == NULL) {
+        status =
+            rdti_error_set(err, RDT_EDEVICE, errno, "ibv_create_qp on %s, sq %u, rq %u, inline %d",
+                           nic->name, nic->sq_depth, nic->rq_depth, RDTI_VERBS_INLINE_BYTES);
+        goto err_free;
+    }
+    qp->inline_bytes = attr.cap.max_inline_data; /* what the device gives, which may be none */
+    link->qps[link->qp_count++] = qp;
+    return RDT_OK;
+
+err_free:
+    free(qp);
+    return status;
+}
+
+rdt_status
+rdti_verbs_create_link(struct rdti_verbs_lane *lane, struct rdti_verbs_nic *nic, uint32_t nic_index,
+                       struct rdti_verbs_link *link, struct rdt_error *err)
+{
+    const struct rdti_verbs *verbs = nic->verbs;
+    const uint32_t qp_count = verbs->settings.qp_count;
+    /* Every work request of every QP may end in it at once: an overrun is fatal. */
+    const uint32_t depth = qp_count * (nic->sq_depth + nic->rq_depth + 1);
+    rdt_status status = RDT_OK;
+
+    memset(link, 0, sizeof(*link));
+    link->lane = lane;
+    link->nic = nic;
+    link->nic_index = nic_index;
+    link->cq = verbs->ops->create_cq(nic->context, (int)depth, lane, nic->channel, 0);
+    if (link->cq == NULL) {
+        status = rdti_error_set(err, RDT_EDEVICE, errno, "ibv_create_cq on %s, depth %u", nic->name,
+                                depth);
+        memset(link, 0, sizeof(*link));
+        return status;
+    }
+    while (status == RDT_OK && link->qp_count < qp_count)
+        status = create_qp(link, err);
+    if (status != RDT_OK)
+        rdti_verbs_destroy_link(link);
+    return status;
+}
+
+void
+rdti_verbs_destroy_link(struct rdti_verbs_link *link)
+{
+    if (link->nic == NULL)
+        return;
+    const struct rdti_verbs_ops *ops = link->nic->verbs->ops;
+
+    for (uint32_t i = 0; i < link->qp_count; i++) {
+        (void)ops->destroy_qp(link->qps[i]->qp);
+        free(link->qps[i]);
+    }
+    (void)ops->destroy_cq(link->cq);
+    memset(link, 0, sizeof(*link));
+}
+
+struct rdti_verbs_qp *
+rdti_verbs_qp_of(const struct rdti_verbs_link *link, uint64_t wr_id)
+{
+    const uint32_t index = (uint32_t)(wr_id >> 48 & 0xff);
+
+    return index < link->qp_count ? link->qps[index] : NULL;
+}
+
+/* ---- Receives ------------------------------------------------------------------------------- */
+
+static uint32_t
+index_of(const struct rdti_verbs_qp *qp)
+{
+    uint32_t index = 0;
+
+    while (qp->link->qps[index] != qp)
+        index++;
+    return index;
+}
+
+rdt_status
+rdti_verbs_restock(struct rdti_verbs_qp *qp, struct rdt_error *err)
+{
+    const struct rdti_verbs_nic *nic = qp->link->nic;
+    struct ibv_recv_wr wrs[RDTI_VERBS_WCS];
+    const uint32_t index = index_of(qp);
+
+    while (qp->rx_posted - qp->rx_taken < nic->rq_depth) {
+        const uint64_t room = nic->rq_depth - (qp->rx_posted - qp->rx_taken);
+        const uint32_t count = room < RDTI_VERBS_WCS ? (uint32_t)room : RDTI_VERBS_WCS;
+        struct ibv_recv_wr *bad = NULL;
+
+        for (uint32_t i = 0; i < count; i++)
+            wrs[i] = (struct ibv_recv_wr){
+                .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_RX, index, qp->rx_posted + i),
+                .next = i + 1 < count ? &wrs[i + 1] : NULL,
+            };
+        const int failed = nic->verbs->ops->post_recv(qp->qp, wrs, &bad);
+        if (failed != 0)
+            return rdti_error_set(err, RDT_EDEVICE, failed > 0 ? failed : errno,
+                                  "ibv_post_recv on %s", nic->name);
+        qp->rx_posted += count;
+    }
+    return RDT_OK;
+}
+
+/* ---- States --------------------------------------------------------------------------------- */
+
+static uint8_t
+agreed(uint8_t connector, uint8_t listener, uint8_t otherwise)
+{
+    if (connector != RDTI_VERBS_UNSET)
+        return connector;
+    return listener != RDTI_VERBS_UNSET ? listener : otherwise;
+}
+
+/* One of the four settings that both directions share, by its place in the offer. */
+#define AGREED(lane, field, otherwise)                                         \
+    agreed((lane)->args.is_connector ? (lane)->own.field : (lane)->peer.field, \
+           (lane)->args.is_connector ? (lane)->peer.field : (lane)->own.field, otherwise)
+
+static rdt_status
+modify(struct rdti_verbs_qp *qp, struct ibv_qp_attr *attr, int mask, const char *to,
+       struct rdt_error *err)
+{
+    const struct rdti_verbs_link *link = qp->link;
+    const int failed = link->nic->verbs->ops->modify_qp(qp->qp, attr, mask);
+
+    if (failed == 0)
+        return RDT_OK;
+    return rdti_error_set(err, RDT_EDEVICE, failed > 0 ? failed : errno,
+                          "ibv_modify_qp to %s on %s port %u (%s)", to, link->nic->name,
+                          link->nic->port, link->pair_text);
+}
+
+static rdt_status
+to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    rdt_status status = modify(qp, &attr, IBV_QP_STATE, "RESET", err);
+
+    if (status != RDT_OK)
+        return status;
+    qp->rx_posted = 0;
+    qp->rx_taken = 0;
+    attr = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_INIT,
+        .pkey_index = qp->link->nic->pkey_index,
+        .port_num = qp->link->nic->port,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+    };
+    return modify(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+                  "INIT", err);
+}
+
+/* Both sides start anew in each round, at numbers that late packets of the last do not have. */
+static uint32_t
+psn_in(uint32_t psn, uint32_t round)
+{
+    return (psn + round * UINT32_C(0x100000)) & PSN_MASK;
+}
+
+static uint8_t
+path_mtu(const struct rdti_verbs_link *link, const struct rdti_verbs_port_offer *peer)
+{
+    return link->nic->mtu < peer->mtu ? link->nic->mtu : peer->mtu; /* the setting is in both */
+}
+
+static rdt_status
+to_rtr(struct rdti_verbs_qp *qp, uint32_t index, struct rdt_error *err)
+{
+    const struct rdti_verbs_link *link = qp->link;
+    const struct rdti_verbs_lane *lane = link->lane;
+    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->nic_index];
+    const struct rdti_verbs_port_offer *peer = &lane->peer.ports[link->peer_port];
+    const struct rdti_verbs_pair *pair = &link->pairs[link->round];
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = (enum ibv_mtu)path_mtu(link, peer),
+        .dest_qp_num = peer->qps[index].qpn,
+        .rq_psn = psn_in(peer->qps[index].psn, link->round),
+        .max_dest_rd_atomic = own->reads_in < peer->reads_out ? own->reads_in : peer->reads_out,
+        .min_rnr_timer = RDTI_VERBS_RNR_TIMER,
+        .ah_attr = {.dlid = peer->lid,
+                    .sl = AGREED(lane, service_level, 0),
+                    .port_num = link->nic->port},
+    };
+
+    if (!link->nic->is_infiniband) {
+        attr.ah_attr.is_global = 1;
+        memcpy(attr.ah_attr.grh.dgid.raw, peer->gids[pair->peer].raw, 16);
+        attr.ah_attr.grh.sgid_index = own->gids[pair->own].index;
+        attr.ah_attr.grh.hop_limit = RDTI_VERBS_HOP_LIMIT;
+        attr.ah_attr.grh.traffic_class = AGREED(lane, traffic_class, 0);
+    }
+    return modify(qp, &attr,
+                  IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+                  "RTR", err);
+}
+
+static rdt_status
+to_rts(struct rdti_verbs_qp *qp, struct rdt_error *err)
+{
+    const struct rdti_verbs_link *link = qp->link;
+    const struct rdti_verbs_lane *lane = link->lane;
+    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->nic_index];
+    const struct rdti_verbs_port_offer *peer = &lane->peer.ports[link->peer_port];
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTS,
+        .timeout = AGREED(lane, timeout, RDTI_VERBS_TIMEOUT),
+        .retry_cnt = AGREED(lane, retry, RDTI_VERBS_RETRY),
+        .rnr_retry = RDTI_VERBS_RNR_RETRY,
+        .sq_psn = psn_in(qp->psn, link->round),
+        .max_rd_atomic = own->reads_out < peer->reads_in ? own->reads_out : peer->reads_in,
+    };
+
+    return modify(qp, &attr,
+                  IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+                  "RTS", err);
+}
+
+rdt_status
+rdti_verbs_raise_link(struct rdti_verbs_link *link, struct rdt_error *err)
+{
+    rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; status == RDT_OK && i < link->qp_count; i++) {
+        struct rdti_verbs_qp *qp = link->qps[i];
+
+        status = to_init(qp, err);
+        if (status == RDT_OK)
+            status = rdti_verbs_restock(qp, err);
+        if (status == RDT_OK)
+            status = to_rtr(qp, i, err);
+        if (status == RDT_OK)
+            status = to_rts(qp, err);
+    }
+    return status;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the environment says about verbs, read when a context is opened. */
+#ifndef RDTI_VERBS_SETTINGS_H
+#define RDTI_VERBS_SETTINGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+
+#define RDTI_VERBS_LIST_BYTES 256
+
+enum rdti_verbs_notify { RDTI_VERBS_IMM = 0, RDTI_VERBS_FLAG = 1, RDTI_VERBS_AUTO = 2 };
+
+struct rdti_verbs_settings {
+    char devices[RDTI_VERBS_LIST_BYTES]; /* RDMATENSOR_VERBS_DEVICES: "mlx5_0,rxe1:1"; "": all */
+    char gid_indices[RDTI_VERBS_LIST_BYTES]; /* RDMATENSOR_VERBS_GID_INDEX: "3", "rxe0=1,rxe1=3" */
+    uint32_t qp_count;                       /* RDMATENSOR_VERBS_QPS: for each port and peer */
+    uint32_t max_links;                      /* RDMATENSOR_VERBS_LINKS: ports used for one peer */
+    uint32_t mtu_bytes;                      /* RDMATENSOR_VERBS_MTU; 0: the least active one */
+    int32_t pkey;                            /* RDMATENSOR_VERBS_PKEY; -1: the table's first */
+    /* These four go into the offer, so that both directions use them: RDTI_VERBS_UNSET if unset. */
+    uint8_t timeout;               /* RDMATENSOR_VERBS_TIMEOUT: 4.096 us * 2^n */
+    uint8_t retry;                 /* RDMATENSOR_VERBS_RETRY */
+    uint8_t service_level;         /* RDMATENSOR_VERBS_SL */
+    uint8_t traffic_class;         /* RDMATENSOR_VERBS_TC */
+    enum rdti_verbs_notify notify; /* RDMATENSOR_VERBS_NOTIFY: imm, flag or auto */
+};
+
+/* RDT_ENOTVIABLE naming variable, value and what is allowed. */
+rdt_status rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err);
+/* Whether a port may be used; a device named twice with two ports is two ports. */
+bool rdti_verbs_is_wanted(const struct rdti_verbs_settings *settings, const char *device,
+                          uint32_t port);
+/* The GID index asked for on a device, or -1. */
+int32_t rdti_verbs_wanted_gid(const struct rdti_verbs_settings *settings, const char *device);
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The verbs transport's table of operations and its pass over the lanes. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/log.h"
+#include "transport/verbs/verbs.h"
+
+/* ---- The pass ------------------------------------------------------------------------------- */
+
+static void
+fail_posting(struct rdti_verbs_lane *lane)
+{
+    struct rdt_error err;
+
+    (void)pthread_mutex_lock(&lane->lock);
+    const int sys_errno = lane->tx_errno;
+    (void)pthread_mutex_unlock(&lane->lock);
+    if (sys_errno == 0)
+        return;
+    (void)rdti_error_set(&err, RDT_EDEVICE, sys_errno,
+                         "verbs lane to rank %d: ibv_post_send on %s port %u", lane->args.peer_rank,
+                         lane->links[0].nic->name, lane->links[0].nic->port);
+    err.peer_rank = lane->args.peer_rank;
+    rdti_verbs_fail(lane, &err);
+}
+
+static uint32_t
+serve(struct rdti_verbs_lane *lane)
+{
+    uint32_t work = rdti_verbs_poll_lane(lane);
+
+    switch (rdti_verbs_phase_of(lane)) {
+    case RDTI_VERBS_SETUP:
+        rdti_verbs_watch_proof(lane);
+        return work;
+    case RDTI_VERBS_FAILED:
+        return work;
+    case RDTI_VERBS_READY:
+        break;
+    }
+    if (work > 0)
+        work += rdti_verbs_push(lane);
+    /* relaxed: this thread set it, or a writer whose lock orders what it hints at */
+    if (atomic_load_explicit(&lane->owes_restock, memory_order_relaxed))
+        rdti_verbs_send_restocked(lane);
+    if (atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed))
+        fail_posting(lane);
+    return work;
+}
+
+static uint32_t
+serve_all(struct rdti_verbs *verbs)
+{
+    uint32_t work = 0;
+
+    for (struct rdti_list *node = verbs->lanes.next, *next; node != &verbs->lanes; node = next) {
+        struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
+
+        next = node->next; /* lanes that a callback closes stay in the list until the sweep */
+        work += serve(lane);
+    }
+    return work;
+}
+
+static bool
+is_armed(const struct rdti_verbs *verbs)
+{
+    for (const struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next) {
+        const struct rdti_verbs_lane *lane = RDTI_CONTAINER(at, struct rdti_verbs_lane, node);
+
+        for (uint32_t i = 0; i < lane->link_count; i++)
+            if (!lane->links[i].is_armed)
+                return false;
+    }
+    return true;
+}
+
+static void
+arm(struct rdti_verbs *verbs)
+{
+    for (struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next)
+        (void)rdti_verbs_arm_lane(RDTI_CONTAINER(at, struct rdti_verbs_lane, node));
+}
+
+/*
+ * A CQ gives an event only if it is armed, and arming is no hint: what came before it gives none.
+ * So before the engine may sleep every CQ is armed and then looked at once more; until that is so a
+ * pass that found nothing says 1.
+ */
+static uint32_t
+settle(struct rdti_verbs *verbs)
+{
+    if (is_armed(verbs))
+        return 0;
+    if (++verbs->empty_passes < RDTI_VERBS_SPIN_PASSES)
+        return 1;
+    verbs->empty_passes = 0;
+    arm(verbs);
+    const uint32_t work = serve_all(verbs);
+    return work > 0 || !is_armed(verbs) ? work + 1 : 0;
+}
+
+void
+rdti_verbs_sweep(struct rdti_verbs *verbs)
+{
+    if (!verbs->has_closed)
+        return;
+    verbs->has_closed = false;
+    for (struct rdti_list *node = verbs->lanes.next, *next; node != &verbs->lanes; node = next) {
+        struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
+
+        next = node->next;
+        if (!lane->is_closed)
+            continue;
+        rdti_list_remove(&lane->node);
+        rdti_verbs_free_lane(lane);
+    }
+}
+
+static uint32_t
+verbs_poll(void *state)
+{
+    struct rdti_verbs *verbs = state;
+
+    if (rdti_list_is_empty(&verbs->lanes))
+        return 0;
+    const bool was_polling = verbs->is_polling; /* a callback may have the core poll again */
+    verbs->is_polling = true;
+    uint32_t work = serve_all(verbs);
+    if (work > 0)
+        verbs->empty_passes = 0;
+    else
+        work = settle(verbs);
+    verbs->is_polling = was_polling;
+    if (!was_polling)
+        rdti_verbs_sweep(verbs);
+    return work;
+}
+
+/* ---- The table ------------------------------------------------------------------------------ */
+
+static rdt_status
+verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err)
+{
+    struct rdti_verbs *verbs = calloc(1, sizeof(*verbs));
+
+    if (verbs == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "verbs: %zu bytes", sizeof(*verbs));
+    verbs->host = host;
+    rdti_list_init(&verbs->lanes);
+    rdti_list_init(&verbs->memories);
+    (void)pthread_mutex_init(&verbs->mr_lock, NULL);
+    rdti_fork_guard();
+    rdt_status status = rdti_verbs_read_settings(&verbs->settings, err);
+    if (status == RDT_OK)
+        status = rdti_verbs_load(&verbs->ops, err);
+    if (status == RDT_OK)
+        status = rdti_verbs_open_nics(verbs, err);
+    if (status != RDT_OK)
+        goto err_free;
+    if (verbs->skipped[0] != '\0')
+        rdti_log(RDT_LOG_INFO, "verbs: ports that are not used: %s", verbs->skipped);
+    if (verbs->settings.notify != RDTI_VERBS_IMM)
+        rdti_log(verbs->settings.notify == RDTI_VERBS_FLAG ? RDT_LOG_WARN : RDT_LOG_INFO,
+                 "verbs: notifications are immediates (RDMATENSOR_VERBS_NOTIFY): %s",
+                 "a flag behind the payload needs a device that promises to write in order, and "
+                 "wakes no sleeper");
+    *state_out = verbs;
+    return RDT_OK;
+
+err_free:
+    (void)pthread_mutex_destroy(&verbs->mr_lock);
+    free(verbs);
+    return status;
+}
+
+static void
+verbs_close(void *state)
+{
+    struct rdti_verbs *verbs = state;
+
+    rdti_verbs_free_memories(verbs);
+    rdti_verbs_close_nics(verbs);
+    (void)pthread_mutex_destroy(&verbs->mr_lock);
+    free(verbs);
+}
+
+static bool
+verbs_needs_epoll(void *state)
+{
+    struct rdti_verbs *verbs = state;
+
+    return atomic_load_explicit(&verbs->lane_count, memory_order_relaxed) > 0;
+}
+
+const struct rdti_transport rdti_transport_verbs = {
+    .name = "verbs",
+    .id = RDT_TRANSPORT_VERBS,
+    .caps = {.can_map = false,
+             .target_checks = false,
+             .is_same_host = false,
+             .eager_max_bytes = RDTI_VERBS_EAGER_MAX_BYTES},
+    .open = verbs_open,
+    .close = verbs_close,
+    .make_offer = rdti_verbs_make_offer,
+    .connect = rdti_verbs_connect,
+    .words_arrived = rdti_verbs_words_arrived,
+    .revoke = rdti_verbs_revoke,
+    .forget_region = rdti_verbs_forget_region,
+    .write = rdti_verbs_write,
+    .read = rdti_verbs_read,
+    .poll = verbs_poll,
+    .needs_epoll = verbs_needs_epoll,
+    .explain = rdti_verbs_explain,
+    .is_idle = rdti_verbs_is_idle,
+    .close_lane = rdti_verbs_close_lane,
+};

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What two halves of a verbs lane tell each other over the authenticated side channel: the offer
+ * with every port, GID and QP, then words: verdicts on links, and keys of memory. */
+#ifndef RDTI_WIRE_VERBS_H
+#define RDTI_WIRE_VERBS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+#include "wire/limits.h"
+
+#define RDTI_VERBS_VERSION 1
+#define RDTI_VERBS_PORTS_MAX 4 /* lanes of one endpoint; four fit an offer */
+#define RDTI_VERBS_GIDS_MAX 6
+#define RDTI_VERBS_QPS_MAX 8 /* of one port */
+#define RDTI_VERBS_DEVICE_BYTES 24
+/* A setting that this side leaves to the other. */
+#define RDTI_VERBS_UNSET UINT8_C(0xff)
+
+enum rdti_verbs_gid_kind {
+    RDTI_VERBS_GID_IB = 0,
+    RDTI_VERBS_GID_ROCE_V1 = 1,
+    RDTI_VERBS_GID_ROCE_V2 = 2
+};
+
+struct rdti_verbs_gid {
+    uint8_t raw[16];
+    uint8_t kind;  /* enum rdti_verbs_gid_kind */
+    uint8_t index; /* in the port's table */
+};
+
+struct rdti_verbs_qp_offer {
+    uint32_t qpn; /* 24 bits */
+    uint32_t psn; /* 24 bits */
+};
+
+struct rdti_verbs_port_offer {
+    char device[RDTI_VERBS_DEVICE_BYTES];
+    uint8_t port;
+    uint8_t is_infiniband; /* reached by its LID; else by a GID */
+    uint8_t mtu;           /* enum ibv_mtu: 1 to 5 */
+    uint8_t gid_count;
+    uint16_t lid;
+    uint8_t reads_in;  /* that it answers at a time */
+    uint8_t reads_out; /* that it may have open */
+    uint64_t max_msg_bytes;
+    struct rdti_verbs_gid gids[RDTI_VERBS_GIDS_MAX];
+    struct rdti_verbs_qp_offer qps[RDTI_VERBS_QPS_MAX];
+};
+
+struct rdti_verbs_offer {
+    uint8_t port_count;
+    uint8_t qp_count; /* of each port */
+    uint8_t timeout;  /* these four: RDTI_VERBS_UNSET, or what both sides are to use */
+    uint8_t retry;
+    uint8_t service_level;
+    uint8_t traffic_class;
+    uint32_t window; /* messages with a notification that this side takes before it restocks */
+    struct rdti_verbs_port_offer ports[RDTI_VERBS_PORTS_MAX];
+};
+
+enum rdti_verbs_word {
+    RDTI_VERBS_LINK_READY = 1,  /* our QPs of the link can take what comes; round */
+    RDTI_VERBS_LINK_PROVED = 2, /* a write of ours crossed it */
+    RDTI_VERBS_LINK_FAILED = 3, /* none did */
+    RDTI_VERBS_KEY_GET = 4,
+    RDTI_VERBS_KEY = 5,
+    RDTI_VERBS_KEY_REFUSED = 6
+};
+
+enum { RDTI_VERBS_MAY_WRITE = 1, RDTI_VERBS_MAY_READ = 2 };
+
+/* One word; which fields count depends on its kind, the others are zero. */
+struct rdti_verbs_words {
+    uint8_t kind;        /* enum rdti_verbs_word */
+    uint8_t link;        /* LINK_* */
+    uint8_t round;       /* LINK_*: which pair of GIDs is being tried */
+    uint8_t access;      /* KEY*: one of RDTI_VERBS_MAY_* */
+    uint8_t rkey_count;  /* KEY: one for each of the sender's ports, in the offer's order */
+    uint32_t segment;    /* KEY*: of the owner's arena, or RDT_SEGMENT_NONE */
+    uint32_t index;      /* KEY*, where segment is RDT_SEGMENT_NONE: the region */
+    uint32_t generation; /* as index */
+    uint64_t base;       /* KEY: where the memory begins in the owner's address space */
+    uint64_t len_bytes;  /* KEY: of it; KEY_GET for a region: what its descriptor says */
+    uint32_t rkeys[RDTI_VERBS_PORTS_MAX];
+};
+
+/* Returns the bytes written; RDTI_OFFER_MAX_BYTES and RDTI_LANE_WORDS_MAX_BYTES are enough. */
+size_t rdti_verbs_offer_encode(const struct rdti_verbs_offer *in, uint8_t *out);
+/* RDT_EVERSION, RDT_EPROTO (length, a count or value that cannot be). */
+rdt_status rdti_verbs_offer_decode(const uint8_t *buf, size_t len_bytes,
+                                   struct rdti_verbs_offer *out, struct rdt_error *err);
+size_t rdti_verbs_words_encode(const struct rdti_verbs_words *in, uint8_t *out);
+rdt_status rdti_verbs_words_decode(const uint8_t *buf, size_t len_bytes,
+                                   struct rdti_verbs_words *out, struct rdt_error *err);
+
+#endif

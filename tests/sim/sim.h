@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Verbs in memory: devices, QPs and a wire between them behind csrc/transport/verbs/verbs_ops.h,
+ * for unit tests and sanitizers on machines without RDMA. What it does is what a NIC does as far as
+ * the transport can see: order within one QP, none between QPs; retries that end; receives that run
+ * out; keys and ranges that are checked; sources read when a request goes out and not when it is
+ * posted. A thread of its own is the wire.
+ *
+ *     struct sim_config config = sim_default();
+ *     config.device_count = 2;
+ *     sim_begin(&config);          (contexts opened from now on use the sim)
+ *     ...
+ *     sim_end();                   (checks that nothing is left)
+ */
+#ifndef RDT_TESTS_SIM_H
+#define RDT_TESTS_SIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "transport/verbs/verbs_ops.h"
+
+#define SIM_DEVICES_MAX 4
+#define SIM_GIDS_MAX 8
+
+struct sim_gid {
+    const char *text; /* NULL: a hole */
+    bool is_v1;
+    bool is_unbound; /* no network device */
+};
+
+struct sim_device_config {
+    bool is_down;
+    bool is_refused; /* opening it fails with EACCES */
+    uint32_t mtu;    /* enum ibv_mtu; 0: 4096 bytes */
+    struct sim_gid gids[SIM_GIDS_MAX];
+};
+
+struct sim_config {
+    uint64_t seed;
+    uint32_t device_count;
+    struct sim_device_config devices[SIM_DEVICES_MAX];
+    uint32_t max_msg_bytes; /* 0: 8 MiB, as rxe */
+    uint32_t queue_depth;   /* max_qp_wr; 0: 4096 */
+    uint32_t delay_us;      /* each request waits a random time up to this */
+    uint32_t duplicates;    /* of a hundred completions, so many come twice */
+    uint32_t inline_bytes;  /* the most that a QP gives */
+    uint64_t retry_ns;      /* how long a request to nobody is tried; 0: 100 ms */
+    int list_errno;         /* get_device_list fails with it */
+    bool is_scattering;     /* bytes of one write land in random order */
+};
+
+struct sim_config sim_default(void);
+void sim_begin(const struct sim_config *config);
+void sim_end(void);
+
+/* The n-th control call from now on (1: the next) fails with sys_errno; 0: none does. */
+void sim_fail_call(uint32_t n, int sys_errno);
+/* Control calls since sim_begin(). */
+uint32_t sim_call_count(void);
+/* Name of the call that failed last, or NULL. */
+const char *sim_failed_call(void);
+/* Contexts, PDs, MRs, channels, CQs and QPs that exist. */
+uint32_t sim_live_objects(void);
+
+/* Packets to this GID are lost, both ways; NULL: all arrive again. */
+void sim_block_gid(const char *text);
+/* The same for a whole device, by index, until told otherwise. */
+void sim_cut_device(uint32_t device, bool is_cut);
+/* The next request on the wire ends with this status. */
+void sim_break_next(enum ibv_wc_status status);
+void sim_raise_event(uint32_t device, enum ibv_event_type type);
+/* Requests that the wire has executed, of all QPs. */
+uint64_t sim_executed(void);
+
+#endif

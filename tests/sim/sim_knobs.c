@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What tests turn: configurations, faults, cut cables. */
+#include <string.h>
+#include <unistd.h>
+
+#include "harness.h"
+#include "sim/sim_impl.h"
+
+struct sim_config
+sim_default(void)
+{
+    /* What rxe on a network device with an IPv4 address has, and a hole. */
+    static const struct sim_gid gids[SIM_DEVICES_MAX][3] = {
+        {{.text = "fe80::5054:ff:fe00:1"}, {.text = "::ffff:10.0.0.1"}, {.text = NULL}},
+        {{.text = "fe80::5054:ff:fe00:2"}, {.text = "::ffff:10.0.1.1"}, {.text = NULL}},
+        {{.text = "fe80::5054:ff:fe00:3"}, {.text = "::ffff:10.0.2.1"}, {.text = NULL}},
+        {{.text = "fe80::5054:ff:fe00:4"}, {.text = "::ffff:10.0.3.1"}, {.text = NULL}},
+    };
+    struct sim_config config = {.seed = 1, .device_count = 1, .inline_bytes = 64};
+
+    for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++)
+        memcpy(config.devices[i].gids, gids[i], sizeof(gids[i]));
+    return config;
+}
+
+void
+sim_begin(const struct sim_config *config)
+{
+    sim_lock();
+    CHECK_INT_EQ(sim.live_objects, 0);
+    sim.config = *config;
+    sim.random = config->seed;
+    sim.blocked[0] = '\0';
+    sim.break_next = IBV_WC_SUCCESS;
+    sim.executed = 0;
+    sim.calls = 0;
+    sim.fail_at = 0;
+    sim.failed_call = NULL;
+    for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++) {
+        sim.devices[i] = (struct sim_device){.index = i};
+        (void)snprintf(sim.devices[i].device.name, sizeof(sim.devices[i].device.name), "sim%u", i);
+    }
+    sim_unlock();
+    rdti_verbs_use_ops(&sim_table);
+}
+
+void
+sim_end(void)
+{
+    CHECK_INT_EQ(sim_live_objects(), 0);
+    rdti_verbs_use_ops(NULL);
+}
+
+void
+sim_fail_call(uint32_t n, int sys_errno)
+{
+    sim_lock();
+    sim.fail_at = n;
+    sim.fail_errno = sys_errno;
+    sim.failed_call = NULL;
+    sim_unlock();
+}
+
+uint32_t
+sim_call_count(void)
+{
+    sim_lock();
+    const uint32_t calls = sim.calls;
+    sim_unlock();
+    return calls;
+}
+
+const char *
+sim_failed_call(void)
+{
+    sim_lock();
+    const char *call = sim.failed_call;
+    sim_unlock();
+    return call;
+}
+
+uint32_t
+sim_live_objects(void)
+{
+    sim_lock();
+    const uint32_t count = sim.live_objects;
+    sim_unlock();
+    return count;
+}
+
+void
+sim_block_gid(const char *text)
+{
+    sim_lock();
+    (void)snprintf(sim.blocked, sizeof(sim.blocked), "%s", text != NULL ? text : "");
+    sim_unlock();
+}
+
+void
+sim_cut_device(uint32_t device, bool is_cut)
+{
+    sim_lock();
+    sim.devices[device].is_cut = is_cut;
+    sim_unlock();
+}
+
+void
+sim_break_next(enum ibv_wc_status status)
+{
+    sim_lock();
+    sim.break_next = status;
+    sim_unlock();
+}
+
+void
+sim_raise_event(uint32_t device, enum ibv_event_type type)
+{
+    struct ibv_async_event event;
+
+    memset(&event, 0, sizeof(event));
+    event.event_type = type;
+    event.element.port_num = 1;
+    sim_lock();
+    for (struct sim_context *at = sim.contexts; at != NULL; at = at->next)
+        if (at->device->index == device)
+            CHECK_INT_EQ(write(at->event_write_fd, &event, sizeof(event)), sizeof(event));
+    sim_unlock();
+}
+
+uint64_t
+sim_executed(void)
+{
+    sim_lock();
+    const uint64_t count = sim.executed;
+    sim_unlock();
+    return count;
+}

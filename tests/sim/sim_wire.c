@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The sim's data path: queues of QPs, the wire that empties them, completions. */
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness.h"
+#include "sim/sim_impl.h"
+
+#define RETRY_NS UINT64_C(100000000)
+#define RNR_NS UINT64_C(640000) /* min_rnr_timer 12 */
+#define PIECE_BYTES 256         /* of a write that lands out of order */
+
+/* ---- Completions ---------------------------------------------------------------------------- */
+
+static void
+signal_channel(struct sim_cq *cq)
+{
+    struct ibv_cq *base = &cq->cq;
+
+    if (!cq->is_armed)
+        return;
+    cq->is_armed = false;
+    CHECK_INT_EQ(write(cq->channel->write_fd, &base, sizeof(base)), sizeof(base));
+}
+
+static void
+push_completion(struct sim_cq *cq, const struct ibv_wc *wc)
+{
+    const uint32_t copies = sim_random(100) < sim.config.duplicates ? 2 : 1;
+
+    for (uint32_t i = 0; i < copies && cq->count < 2 * cq->depth; i++)
+        cq->ring[(cq->first + cq->count++) % (2 * cq->depth)] = *wc;
+    CHECK_MSG(copies == 2 || sim.config.duplicates > 0 || cq->count <= cq->depth,
+              "a CQ of %u entries overran", cq->depth);
+    signal_channel(cq);
+}
+
+void
+sim_drop_completions(struct sim_cq *cq, uint32_t qp_num)
+{
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < cq->count; i++) {
+        const struct ibv_wc wc = cq->ring[(cq->first + i) % (2 * cq->depth)];
+        if (wc.qp_num != qp_num)
+            cq->ring[(cq->first + kept++) % (2 * cq->depth)] = wc;
+    }
+    cq->count = kept;
+}
+
+static void
+complete_send(struct sim_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc_status status)
+{
+    const struct ibv_wc wc = {
+        .wr_id = wr->wr_id,
+        .status = status,
+        .opcode = wr->opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE,
+        .vendor_err = status == IBV_WC_SUCCESS ? 0 : 0x51,
+        .qp_num = qp->qp.qp_num,
+    };
+
+    if (status != IBV_WC_SUCCESS || (wr->send_flags & IBV_SEND_SIGNALED) != 0 ||
+        qp->init.sq_sig_all != 0)
+        push_completion((struct sim_cq *)qp->init.send_cq, &wc);
+}
+
+void
+sim_empty_qp(struct sim_qp *qp)
+{
+    qp->send_count = 0;
+    qp->receive_count = 0;
+    sim_drop_completions((struct sim_cq *)qp->init.send_cq, qp->qp.qp_num);
+}
+
+void
+sim_to_error(struct sim_qp *qp)
+{
+    const uint32_t send_cap = qp->init.cap.max_send_wr;
+    const uint32_t receive_cap = qp->init.cap.max_recv_wr;
+
+    if (qp->attr.qp_state == IBV_QPS_RESET)
+        return;
+    qp->attr.qp_state = IBV_QPS_ERR;
+    for (; qp->send_count > 0; qp->send_count--, qp->send_first = (qp->send_first + 1) % send_cap)
+        complete_send(qp, &qp->sends[qp->send_first].wr, IBV_WC_WR_FLUSH_ERR);
+    for (; qp->receive_count > 0;
+         qp->receive_count--, qp->receive_first = (qp->receive_first + 1) % receive_cap) {
+        const struct ibv_wc wc = {.wr_id = qp->receives[qp->receive_first].wr_id,
+                                  .status = IBV_WC_WR_FLUSH_ERR,
+                                  .opcode = IBV_WC_RECV,
+                                  .qp_num = qp->qp.qp_num};
+        push_completion((struct sim_cq *)qp->init.recv_cq, &wc);
+    }
+}
+
+/* ---- The wire ------------------------------------------------------------------------------- */
+
+static bool
+is_blocked(const union ibv_gid *gid)
+{
+    union ibv_gid blocked;
+
+    return sim.blocked[0] != '\0' && inet_pton(AF_INET6, sim.blocked, blocked.raw) == 1 &&
+           memcmp(blocked.raw, gid->raw, sizeof(blocked.raw)) == 0;
+}
+
+static bool
+has_gid(const struct sim_device *device, const union ibv_gid *gid)
+{
+    union ibv_gid own;
+
+    for (uint32_t i = 0; i < SIM_GIDS_MAX; i++)
+        if (sim_gid_of(device->index, i, &own) && memcmp(own.raw, gid->raw, 16) == 0)
+            return true;
+    return false;
+}
+
+/* Both ends know each other, as set-up has told them. */
+static bool
+is_joined(const struct sim_qp *qp, const struct sim_qp *peer)
+{
+    return (peer->attr.qp_state == IBV_QPS_RTR || peer->attr.qp_state == IBV_QPS_RTS) &&
+           peer->attr.dest_qp_num == qp->qp.qp_num && peer->attr.rq_psn == qp->attr.sq_psn;
+}
+
+/* The QP that a packet of this one reaches, or NULL: it is lost. */
+static struct sim_qp *
+reach(const struct sim_qp *qp)
+{
+    const uint32_t qpn = qp->attr.dest_qp_num;
+    const union ibv_gid *to = &qp->attr.ah_attr.grh.dgid;
+    union ibv_gid from;
+    struct sim_qp *peer = qpn >= 1 && qpn <= SIM_QPS_MAX ? sim.qps[qpn - 1] : NULL;
+
+    if (peer == NULL || qp->device->is_cut || peer->device->is_cut ||
+        !sim_gid_of(qp->device->index, qp->attr.ah_attr.grh.sgid_index, &from) ||
+        is_blocked(&from) || is_blocked(to) || !has_gid(peer->device, to) || !is_joined(qp, peer))
+        return NULL;
+    return peer;
+}
+
+static struct sim_mr *
+find_mr(const struct sim_qp *qp, uint32_t key, uint64_t addr, uint64_t len_bytes,
+        unsigned int access)
+{
+    struct sim_mr *mr = key >= 1 && key <= SIM_MRS_MAX ? sim.mrs[key - 1] : NULL;
+    const uint64_t begin = mr != NULL ? (uintptr_t)mr->mr.addr : 0;
+
+    if (mr == NULL || mr->mr.pd != qp->qp.pd || (mr->access & access) != access || addr < begin ||
+        len_bytes > mr->mr.length || addr - begin > mr->mr.length - len_bytes)
+        return NULL;
+    return mr;
+}
+
+static void
+copy(uint8_t *to, const uint8_t *from, size_t len_bytes)
+{
+    const size_t pieces = (len_bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+
+    if (!sim.config.is_scattering || pieces < 2) {
+        memcpy(to, from, len_bytes);
+        return;
+    }
+    /* A walk by a random odd stride over a power of two meets every piece once. */
+    size_t span = 1;
+    while (span < pieces)
+        span *= 2;
+    const size_t stride = 2 * sim_random(span) + 1;
+    for (size_t i = 0, at = sim_random(span); i < span; i++, at = (at + stride) % span) {
+        const size_t off = at * PIECE_BYTES;
+        if (at < pieces)
+            memcpy(to + off, from + off,
+                   off + PIECE_BYTES <= len_bytes ? PIECE_BYTES : len_bytes - off);
+    }
+}
+
+static enum ibv_wc_status
+move(struct sim_qp *qp, struct sim_qp *peer, const struct sim_send *send)
+{
+    const bool is_read = send->wr.opcode == IBV_WR_RDMA_READ;
+    const uint64_t len = send->wr.num_sge == 1 ? send->sge.length : 0;
+    const uint64_t remote = send->wr.wr.rdma.remote_addr;
+    uint8_t *local = (uint8_t *)(uintptr_t)send->sge.addr;
+
+    if (len == 0)
+        return IBV_WC_SUCCESS;
+    if ((send->wr.send_flags & IBV_SEND_INLINE) != 0)
+        local = (uint8_t *)(uintptr_t)send->inlined;
+    else if (find_mr(qp, send->sge.lkey, send->sge.addr, len,
+                     is_read ? IBV_ACCESS_LOCAL_WRITE : 0) == NULL)
+        return IBV_WC_LOC_PROT_ERR;
+    if (find_mr(peer, send->wr.wr.rdma.rkey, remote, len,
+                is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE) == NULL)
+        return IBV_WC_REM_ACCESS_ERR;
+    if (is_read)
+        copy(local, (const uint8_t *)(uintptr_t)remote, len);
+    else
+        copy((uint8_t *)(uintptr_t)remote, local, len);
+    return IBV_WC_SUCCESS;
+}
+
+static void
+notify(struct sim_qp *peer, const struct sim_send *send)
+{
+    const struct ibv_wc wc = {
+        .wr_id = peer->receives[peer->receive_first].wr_id,
+        .status = IBV_WC_SUCCESS,
+        .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+        .imm_data = send->wr.imm_data,
+        .byte_len = send->wr.num_sge == 1 ? send->sge.length : 0,
+        .wc_flags = IBV_WC_WITH_IMM,
+        .qp_num = peer->qp.qp_num,
+    };
+
+    peer->receive_first = (peer->receive_first + 1) % peer->init.cap.max_recv_wr;
+    peer->receive_count--;
+    push_completion((struct sim_cq *)peer->init.recv_cq, &wc);
+}
+
+/* Whether a request that cannot go now has been tried long enough. */
+static bool
+is_given_up(struct sim_send *send, uint64_t limit_ns)
+{
+    const uint64_t now_ns = test_now_ns();
+
+    if (send->failing_since_ns == 0)
+        send->failing_since_ns = now_ns;
+    send->not_before_ns = now_ns + limit_ns / 8;
+    return now_ns - send->failing_since_ns >= limit_ns;
+}
+
+static void
+end_head(struct sim_qp *qp, enum ibv_wc_status status)
+{
+    const struct ibv_send_wr wr = qp->sends[qp->send_first].wr;
+
+    qp->send_first = (qp->send_first + 1) % qp->init.cap.max_send_wr;
+    qp->send_count--;
+    sim.executed++;
+    complete_send(qp, &wr, status);
+    if (status != IBV_WC_SUCCESS)
+        sim_to_error(qp);
+}
+
+static void
+execute(struct sim_qp *qp)
+{
+    struct sim_send *send = &qp->sends[qp->send_first];
+    struct sim_qp *peer = reach(qp);
+    enum ibv_wc_status status = IBV_WC_SUCCESS;
+
+    if (sim.break_next != IBV_WC_SUCCESS) {
+        status = sim.break_next;
+        sim.break_next = IBV_WC_SUCCESS;
+        end_head(qp, status);
+        return;
+    }
+    if (peer == NULL) {
+        if (is_given_up(send, sim.config.retry_ns != 0 ? sim.config.retry_ns : RETRY_NS))
+            end_head(qp, IBV_WC_RETRY_EXC_ERR);
+        return;
+    }
+    if (send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && peer->receive_count == 0) {
+        if (is_given_up(send, RNR_NS * (qp->attr.rnr_retry + 1u)))
+            end_head(qp, IBV_WC_RNR_RETRY_EXC_ERR);
+        return;
+    }
+    status = move(qp, peer, send);
+    if (status == IBV_WC_SUCCESS && send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+        notify(peer, send);
+    if (status == IBV_WC_REM_ACCESS_ERR)
+        sim_to_error(peer);
+    end_head(qp, status);
+}
+
+/* One request of a random QP that has one due. Returns false if none has. */
+static bool
+turn(void)
+{
+    const uint32_t begin = (uint32_t)sim_random(SIM_QPS_MAX);
+    const uint64_t now_ns = test_now_ns();
+
+    for (uint32_t i = 0; i < SIM_QPS_MAX; i++) {
+        struct sim_qp *qp = sim.qps[(begin + i) % SIM_QPS_MAX];
+
+        if (qp == NULL || qp->attr.qp_state != IBV_QPS_RTS || qp->send_count == 0 ||
+            qp->sends[qp->send_first].not_before_ns > now_ns)
+            continue;
+        execute(qp);
+        return true;
+    }
+    return false;
+}
+
+static bool
+has_requests(void)
+{
+    for (uint32_t i = 0; i < SIM_QPS_MAX; i++)
+        if (sim.qps[i] != NULL && sim.qps[i]->send_count > 0)
+            return true;
+    return false;
+}
+
+static void *
+run_wire(void *arg)
+{
+    const struct timespec pause = {.tv_nsec = 20000};
+
+    (void)arg;
+    sim_lock();
+    while (!sim.is_stopping) {
+        if (turn())
+            continue;
+        if (!has_requests()) {
+            CHECK_INT_EQ(pthread_cond_wait(&sim.work, &sim.lock), 0);
+            continue;
+        }
+        sim_unlock(); /* requests are there, but not due */
+        (void)nanosleep(&pause, NULL);
+        sim_lock();
+    }
+    sim_unlock();
+    return NULL;
+}
+
+void
+sim_start_wire(void)
+{
+    sim.is_stopping = false;
+    CHECK_INT_EQ(pthread_create(&sim.wire, NULL, run_wire, NULL), 0);
+    sim.is_wire_running = true;
+}
+
+void
+sim_stop_wire(void)
+{
+    sim_lock();
+    sim.is_stopping = true;
+    CHECK_INT_EQ(pthread_cond_signal(&sim.work), 0);
+    sim_unlock();
+    CHECK_INT_EQ(pthread_join(sim.wire, NULL), 0);
+    sim.is_wire_running = false;
+}
+
+/* ---- Calls of the data path ----------------------------------------------------------------- */
+
+int
+sim_poll_cq(struct ibv_cq *base, int count, struct ibv_wc *wc)
+{
+    struct sim_cq *cq = (struct sim_cq *)base;
+    int taken = 0;
+
+    sim_lock();
+    for (; taken < count && cq->count > 0; taken++, cq->count--) {
+        wc[taken] = cq->ring[cq->first];
+        cq->first = (cq->first + 1) % (2 * cq->depth);
+    }
+    sim_unlock();
+    return taken;
+}
+
+int
+sim_req_notify_cq(struct ibv_cq *cq, int solicited_only)
+{
+    CHECK_INT_EQ(solicited_only, 0);
+    sim_lock();
+    ((struct sim_cq *)cq)->is_armed = true;
+    sim_unlock();
+    return 0;
+}
+
+static int
+queue_send(struct sim_qp *qp, const struct ibv_send_wr *wr)
+{
+    const uint32_t cap = qp->init.cap.max_send_wr;
+    const uint64_t len = wr->num_sge == 1 ? wr->sg_list->length : 0;
+
+    if (qp->attr.qp_state != IBV_QPS_RTS && qp->attr.qp_state != IBV_QPS_ERR)
+        return EINVAL;
+    if (qp->send_count == cap)
+        return ENOMEM;
+    CHECK_INT_LE(wr->num_sge, 1);
+    CHECK_UINT_LE(len, sim.config.max_msg_bytes != 0 ? sim.config.max_msg_bytes : 8u << 20);
+    struct sim_send *send = &qp->sends[(qp->send_first + qp->send_count++) % cap];
+    send->wr = *wr;
+    send->wr.next = NULL;
+    if (wr->num_sge == 1)
+        send->sge = *wr->sg_list;
+    send->failing_since_ns = 0;
+    send->not_before_ns =
+        sim.config.delay_us == 0 ? 0 : test_now_ns() + sim_random(sim.config.delay_us * 1000);
+    if ((wr->send_flags & IBV_SEND_INLINE) != 0 && len > 0) {
+        CHECK_UINT_LE(len, qp->init.cap.max_inline_data);
+        memcpy(send->inlined, (const void *)(uintptr_t)wr->sg_list->addr, len);
+    }
+    if (qp->attr.qp_state == IBV_QPS_ERR)
+        sim_to_error(qp);
+    return 0;
+}
+
+int
+sim_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    int failed = 0;
+
+    sim_lock();
+    if (sim_is_failing("post_send")) {
+        failed = errno;
+        *bad = wr;
+    }
+    for (; failed == 0 && wr != NULL; wr = wr->next) {
+        failed = queue_send((struct sim_qp *)qp, wr);
+        *bad = wr;
+    }
+    CHECK_INT_EQ(pthread_cond_signal(&sim.work), 0);
+    sim_unlock();
+    return failed;
+}
+
+int
+sim_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct sim_qp *qp = (struct sim_qp *)base;
+    const uint32_t cap = qp->init.cap.max_recv_wr;
+    int failed = 0;
+
+    sim_lock();
+    if (sim_is_failing("post_recv")) {
+        failed = errno;
+        *bad = wr;
+    }
+    for (; failed == 0 && wr != NULL; wr = wr->next) {
+        if (qp->receive_count == cap || qp->attr.qp_state == IBV_QPS_RESET) {
+            failed = ENOMEM;
+            *bad = wr;
+            break;
+        }
+        qp->receives[(qp->receive_first + qp->receive_count++) % cap] = *wr;
+        if (qp->attr.qp_state == IBV_QPS_ERR)
+            sim_to_error(qp);
+    }
+    sim_unlock();
+    return failed;
+}
