@@ -174,6 +174,7 @@ find_transports(rdt_context *ctx, struct rdt_error *err)
                                                          known[i]->needs_epoll, found->state, err);
         if (status != RDT_OK)
             return status;
+        rdti_engine_set_arm(ctx->engine, found->state, known[i]->arm);
     }
     const uint32_t force = ctx->opts.force_transport;
     if (force != RDT_TRANSPORT_AUTO && !ctx->found[force].is_viable)

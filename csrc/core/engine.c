@@ -198,8 +198,17 @@ rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state)
 {
     if (engine->poller_count == RDTI_POLLERS_MAX)
         return rdti_error_set(err, RDT_EINTERNAL, 0, "more than %d transports", RDTI_POLLERS_MAX);
-    engine->pollers[engine->poller_count++] = (struct rdti_poller){poll, needs_epoll, state};
+    engine->pollers[engine->poller_count++] =
+        (struct rdti_poller){.poll = poll, .needs_epoll = needs_epoll, .state = state};
     return RDT_OK;
+}
+
+void
+rdti_engine_set_arm(struct rdti_engine *engine, const void *state, void (*arm)(void *state))
+{
+    for (uint32_t i = 0; i < engine->poller_count; i++)
+        if (engine->pollers[i].state == state)
+            engine->pollers[i].arm = arm;
 }
 
 rdt_status
@@ -391,6 +400,9 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
         const uint64_t now_ns = rdti_now_ns();
         if (now_ns >= rdti_engine_next_tick_ns(engine))
             run_ticks(engine, now_ns);
+        for (uint32_t i = 0; i < engine->poller_count; i++)
+            if (engine->pollers[i].arm != NULL)
+                engine->pollers[i].arm(engine->pollers[i].state);
     }
     uint32_t moved = 0;
     for (uint32_t i = 0; i < engine->poller_count; i++)

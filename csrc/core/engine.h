@@ -61,6 +61,9 @@ void rdti_engine_defer(struct rdti_engine *engine, struct rdti_deferred *node);
 rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
                                   bool (*needs_epoll)(void *state), void *state,
                                   struct rdt_error *err);
+/* [driver] Of the poller with that state: runs at the beginning of every pass that looks at sockets
+ * (transport.h, arm); each sleep in epoll has such a pass before it. */
+void rdti_engine_set_arm(struct rdti_engine *engine, const void *state, void (*arm)(void *state));
 /* Any thread; outside of a pass the first step is made at once. */
 rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg,
                                 struct rdt_error *err);

@@ -15,6 +15,7 @@
 struct rdti_poller {
     uint32_t (*poll)(void *state);
     bool (*needs_epoll)(void *state);
+    void (*arm)(void *state); /* or NULL */
     void *state;
 };
 

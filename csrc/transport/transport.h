@@ -247,6 +247,12 @@ struct rdti_transport {
      * work per call. Returns how much was done; 0 lets the caller consider sleep.
      */
     uint32_t (*poll)(void *state);
+    /*
+     * [driver] Before a pass after which the engine may sleep: what arrives from now on, and what
+     * the poll() that follows does not find, must make a watched descriptor readable. NULL: the
+     * descriptors do so always.
+     */
+    void (*arm)(void *state);
     /* Whether arrivals are signalled by file descriptors while any lane is open. */
     bool (*needs_epoll)(void *state);
 

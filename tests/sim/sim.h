@@ -52,6 +52,8 @@ struct sim_config {
 struct sim_config sim_default(void);
 void sim_begin(const struct sim_config *config);
 void sim_end(void);
+/* Begin with defaults, unless it was begun, or RDT_TEST_VERBS=device asks for real devices. */
+void sim_use(void);
 
 /* The n-th control call from now on (1: the next) fails with sys_errno; 0: none does. */
 void sim_fail_call(uint32_t n, int sys_errno);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What tests turn: configurations, faults, cut cables. */
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,6 +43,21 @@ sim_begin(const struct sim_config *config)
     }
     sim_unlock();
     rdti_verbs_use_ops(&sim_table);
+}
+
+void
+sim_use(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static bool is_begun;
+    const char *which = getenv("RDT_TEST_VERBS");
+    const struct sim_config config = sim_default();
+
+    CHECK_INT_EQ(pthread_mutex_lock(&lock), 0);
+    if (!is_begun && (which == NULL || strcmp(which, "device") != 0))
+        sim_begin(&config);
+    is_begun = true;
+    CHECK_INT_EQ(pthread_mutex_unlock(&lock), 0);
 }
 
 void

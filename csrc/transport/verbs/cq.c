@@ -235,20 +235,16 @@ rdti_verbs_poll_lane(struct rdti_verbs_lane *lane)
     return work;
 }
 
-bool
+void
 rdti_verbs_arm_lane(struct rdti_verbs_lane *lane)
 {
-    bool is_whole = true;
-
     for (uint32_t i = 0; i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
 
-        if (link->is_armed)
-            continue;
-        link->is_armed = lane->verbs->ops->req_notify_cq(link->cq, 0) == 0;
-        is_whole &= link->is_armed;
+        /* Where it fails the device has, and its event or the next post says so. */
+        if (!link->is_armed)
+            link->is_armed = lane->verbs->ops->req_notify_cq(link->cq, 0) == 0;
     }
-    return is_whole;
 }
 
 static void

@@ -66,42 +66,14 @@ serve_all(struct rdti_verbs *verbs)
     return work;
 }
 
-static bool
-is_armed(const struct rdti_verbs *verbs)
-{
-    for (const struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next) {
-        const struct rdti_verbs_lane *lane = RDTI_CONTAINER(at, struct rdti_verbs_lane, node);
-
-        for (uint32_t i = 0; i < lane->link_count; i++)
-            if (!lane->links[i].is_armed)
-                return false;
-    }
-    return true;
-}
-
+/* A CQ that is armed gives one event, for what comes after; the poll() that follows sees the rest. */
 static void
-arm(struct rdti_verbs *verbs)
+verbs_arm(void *state)
 {
-    for (struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next)
-        (void)rdti_verbs_arm_lane(RDTI_CONTAINER(at, struct rdti_verbs_lane, node));
-}
+    struct rdti_verbs *verbs = state;
 
-/*
- * A CQ gives an event only if it is armed, and arming is no hint: what came before it gives none.
- * So before the engine may sleep every CQ is armed and then looked at once more; until that is so a
- * pass that found nothing says 1.
- */
-static uint32_t
-settle(struct rdti_verbs *verbs)
-{
-    if (is_armed(verbs))
-        return 0;
-    if (++verbs->empty_passes < RDTI_VERBS_SPIN_PASSES)
-        return 1;
-    verbs->empty_passes = 0;
-    arm(verbs);
-    const uint32_t work = serve_all(verbs);
-    return work > 0 || !is_armed(verbs) ? work + 1 : 0;
+    for (struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next)
+        rdti_verbs_arm_lane(RDTI_CONTAINER(at, struct rdti_verbs_lane, node));
 }
 
 void
@@ -130,11 +102,7 @@ verbs_poll(void *state)
         return 0;
     const bool was_polling = verbs->is_polling; /* a callback may have the core poll again */
     verbs->is_polling = true;
-    uint32_t work = serve_all(verbs);
-    if (work > 0)
-        verbs->empty_passes = 0;
-    else
-        work = settle(verbs);
+    const uint32_t work = serve_all(verbs);
     verbs->is_polling = was_polling;
     if (!was_polling)
         rdti_verbs_sweep(verbs);
@@ -214,6 +182,7 @@ const struct rdti_transport rdti_transport_verbs = {
     .write = rdti_verbs_write,
     .read = rdti_verbs_read,
     .poll = verbs_poll,
+    .arm = verbs_arm,
     .needs_epoll = verbs_needs_epoll,
     .explain = rdti_verbs_explain,
     .is_idle = rdti_verbs_is_idle,

@@ -82,8 +82,6 @@
 #define RDTI_VERBS_PAIRS_MAX 4
 /* Teardown waits so long for flushed completions, which only serve the count in the message. */
 #define RDTI_VERBS_DRAIN_NS UINT64_C(20000000)
-/* Passes without a completion after which CQs are armed: an event costs more than some polls. */
-#define RDTI_VERBS_SPIN_PASSES 32
 
 struct rdti_verbs_lane;
 struct rdti_verbs_link;
@@ -137,7 +135,6 @@ struct rdti_verbs {
     struct rdti_list lanes;      /* driver */
     bool is_polling;             /* driver */
     bool has_closed;             /* driver: a lane of the list is closed, and to be freed */
-    uint32_t empty_passes;       /* driver */
     _Atomic uint32_t lane_count; /* relaxed: a hint that the engine's lock orders */
     char skipped[256];           /* ports that are not used, and why */
     pthread_mutex_t mr_lock;
@@ -190,8 +187,7 @@ struct rdti_verbs_link {
     struct rdti_verbs_nic *nic;
     uint32_t nic_index;
     struct ibv_cq *cq;
-    bool is_armed;      /* driver */
-    bool is_polled_out; /* driver: the CQ was empty when it was looked at last */
+    bool is_armed; /* driver */
     struct rdti_verbs_qp *qps[RDTI_VERBS_QPS_MAX];
     uint32_t qp_count;
     /* Once paired; driver. */
@@ -383,8 +379,8 @@ void rdti_verbs_send_restocked(struct rdti_verbs_lane *lane);
 /* ---- cq.c [driver] */
 /* Completions of all links; returns how many. */
 uint32_t rdti_verbs_poll_lane(struct rdti_verbs_lane *lane);
-/* Arm CQs that are empty; returns true when all are. */
-bool rdti_verbs_arm_lane(struct rdti_verbs_lane *lane);
+/* Arm every CQ that is not armed. */
+void rdti_verbs_arm_lane(struct rdti_verbs_lane *lane);
 void rdti_verbs_on_channel(void *arg, uint32_t epoll_events);
 /* Deliver what has been counted on every QP. */
 uint32_t rdti_verbs_deliver(struct rdti_verbs_lane *lane);

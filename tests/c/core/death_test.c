@@ -7,7 +7,16 @@
 #include "core/context.h"
 #include "proc_rig.h"
 
-static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
+static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};
+
+/* The sim is memory of one process: over verbs only where there is a device. */
+static int
+transport_count(void)
+{
+    const char *which = getenv("RDT_TEST_VERBS");
+
+    return which != NULL && strcmp(which, "device") == 0 ? 3 : 2;
+}
 
 static int
 by_value(const void *a, const void *b)
@@ -59,7 +68,7 @@ TEST_TIMEOUT(a_killed_peer_is_named_at_once, 60)
 {
     enum { ROUNDS = 10 };
 
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < transport_count(); t++) {
         uint64_t took_ns[ROUNDS];
         for (int round = 0; round < ROUNDS; round++) {
             const struct proc_opts opts = {.force = transports[t]};
@@ -113,7 +122,7 @@ live_between(rdt_context *ctx, int32_t rank, int fd)
 
 TEST(a_death_is_known_where_nobody_was_connected_to_it)
 {
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < transport_count(); t++) {
         const struct proc_opts opts = {.force = transports[t]};
         struct proc_report report;
         struct proc procs[3];
@@ -150,7 +159,7 @@ TEST_TIMEOUT(a_death_at_any_point_of_set_up_ends_the_wait, 120)
     int failed = 0;
 
     for (int round = 0; round < 30; round++) {
-        const struct proc_opts opts = {.force = transports[round % 2]};
+        const struct proc_opts opts = {.force = transports[round % transport_count()]};
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         struct proc proc;
         rdt_context *ctx;
@@ -190,7 +199,7 @@ TEST_TIMEOUT(a_death_at_any_point_of_set_up_ends_the_wait, 120)
 
 TEST(a_stopped_peer_is_silent_and_named)
 {
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < transport_count(); t++) {
         const struct proc_opts opts = {.force = transports[t], .peer_timeout_ns = 1500 * PROC_MS};
         struct proc_report report;
         struct proc procs[2];
@@ -213,7 +222,7 @@ TEST(a_stopped_peer_is_silent_and_named)
 
 TEST(who_was_stopped_itself_accuses_nobody)
 {
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < transport_count(); t++) {
         const struct proc_opts opts = {.force = transports[t], .peer_timeout_ns = 1500 * PROC_MS};
         struct proc procs[2];
         begin_pair(procs, &opts, live_as_peer);
@@ -322,7 +331,7 @@ live_and_leave(rdt_context *ctx, int32_t rank, int fd)
 
 TEST(a_peer_that_leaves_did_not_die)
 {
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < transport_count(); t++) {
         const struct proc_opts opts = {.force = transports[t]};
         struct proc_report report;
         struct proc procs[2];
@@ -483,7 +492,7 @@ live_and_fork(rdt_context *ctx, int32_t rank, int fd)
 
 TEST(a_forked_worker_does_not_hide_its_parents_death)
 {
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < transport_count(); t++) {
         const struct proc_opts opts = {.force = transports[t]};
         struct proc_report report;
         struct proc procs[2];

@@ -9,6 +9,7 @@
 #include "core/group_impl.h"
 #include "harness.h"
 #include "rdmatensor.h"
+#include "sim/sim.h"
 
 #define RIG_RANKS_MAX 4
 
@@ -70,6 +71,8 @@ rig_context(uint32_t transport, int32_t rank)
         .arena_chunk_bytes = 1 << 20,
     };
 
+    if (transport == RDT_TRANSPORT_VERBS)
+        sim_use();
     CHECK_OK(rdt_context_open(&opts, &ctx, &err), &err);
     CHECK_OK(rdt_context_add_job(ctx, "job", (const uint8_t *)"secret", 6, 1, rank, &err), &err);
     return ctx;

@@ -230,4 +230,14 @@ TEST_TIMEOUT(random_traffic_over_tcp_from_any_source, 60)
     run_model(RDT_TRANSPORT_TCP, LARGEST_BYTES, true);
 }
 
+TEST_TIMEOUT(random_traffic_over_verbs, 60)
+{
+    run_model(RDT_TRANSPORT_VERBS, LARGEST_BYTES, false);
+}
+
+TEST_TIMEOUT(random_traffic_over_verbs_from_any_source, 60)
+{
+    run_model(RDT_TRANSPORT_VERBS, LARGEST_BYTES, true);
+}
+
 TEST_MAIN()

@@ -86,6 +86,21 @@ TEST(every_size_over_tcp_in_the_arena)
     exchange_every_size(RDT_TRANSPORT_TCP, true, true);
 }
 
+TEST(every_size_over_verbs_receive_first)
+{
+    exchange_every_size(RDT_TRANSPORT_VERBS, true, false);
+}
+
+TEST(every_size_over_verbs_send_first)
+{
+    exchange_every_size(RDT_TRANSPORT_VERBS, false, false);
+}
+
+TEST(every_size_over_verbs_in_the_arena)
+{
+    exchange_every_size(RDT_TRANSPORT_VERBS, true, true);
+}
+
 /* Where the kernel lets nobody read a process, and nothing lies in the arena. */
 TEST(every_size_through_the_bounce_buffer)
 {
@@ -334,6 +349,11 @@ TEST_TIMEOUT(hundred_thousand_small_messages_wait_over_shm, 60)
 TEST_TIMEOUT(many_small_messages_wait_over_tcp, 60)
 {
     flood_both_ways(RDT_TRANSPORT_TCP, 20000, 8);
+}
+
+TEST_TIMEOUT(many_small_messages_wait_over_verbs, 60)
+{
+    flood_both_ways(RDT_TRANSPORT_VERBS, 20000, 8);
 }
 
 TEST_TIMEOUT(more_than_the_budget_waits_over_shm, 60)

@@ -5,6 +5,7 @@
 
 #include "harness.h"
 #include "rdmatensor.h"
+#include "sim/sim.h"
 
 #define RIG_S UINT64_C(1000000000)
 
@@ -33,6 +34,8 @@ context_make(rdt_context **out, uint32_t force, const char *secret, int32_t rank
         .arena_chunk_bytes = 1 << 20,
     };
 
+    if (force == RDT_TRANSPORT_VERBS)
+        sim_use();
     check_ok(rdt_context_open(&opts, out, &err), &err, "context_open");
     check_ok(rdt_context_add_job(*out, "job", (const uint8_t *)secret, (uint32_t)strlen(secret), 1,
                                  rank, &err),

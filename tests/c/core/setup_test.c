@@ -10,7 +10,8 @@
 #include "pair_rig.h"
 #include "wire/blob.h"
 
-static const uint32_t transports[] = {RDT_TRANSPORT_AUTO, RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
+static const uint32_t transports[] = {RDT_TRANSPORT_AUTO, RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP,
+                                      RDT_TRANSPORT_VERBS};
 
 #define MS UINT64_C(1000000)
 
@@ -110,7 +111,7 @@ cross(uint32_t force, uint32_t rounds, uint64_t median_ns)
 
 TEST_TIMEOUT(crossing_connections_leave_exactly_one, 120)
 {
-    for (int t = 0; t < 3; t++)
+    for (int t = 0; t < 4; t++)
         cross(transports[t], 500, 15 * MS);
 }
 
@@ -120,7 +121,7 @@ TEST_TIMEOUT(one_context_has_128_endpoints, 60)
 {
     enum { COUNT = 128 };
 
-    for (int t = 1; t < 3; t++) {
+    for (int t = 1; t < 4; t++) {
         struct rdt_error err = {0};
         rdt_context *hub;
         rdt_context *others[COUNT];
@@ -173,7 +174,7 @@ open_with(rdt_context *from, rdt_context *to, const char *job, struct rdt_error 
 
 TEST(a_skew_is_an_error_that_names_both)
 {
-    for (int t = 1; t < 3; t++) {
+    for (int t = 1; t < 4; t++) {
         struct rdt_error err = {0};
         rdt_context *ctx[2];
         for (int i = 0; i < 2; i++)
@@ -202,7 +203,7 @@ TEST(two_jobs_share_a_pair_of_processes)
 {
     static const char *const jobs[2] = {"job", "other"};
 
-    for (int t = 0; t < 3; t++) {
+    for (int t = 0; t < 4; t++) {
         struct rdt_error err = {0};
         struct pair pair;
         for (int i = 0; i < 2; i++) {
@@ -349,7 +350,7 @@ TEST(only_the_wanted_addresses_are_published)
 
 TEST(a_poll_loop_hears_of_every_transfer)
 {
-    for (int t = 1; t < 3; t++) {
+    for (int t = 1; t < 4; t++) {
         struct rdt_error err = {0};
         struct rdt_remote_region remote;
         struct pair pair;
@@ -396,7 +397,7 @@ TEST(the_default_time_out_is_the_contexts)
 
 TEST(a_context_that_refuses_to_close_goes_on)
 {
-    for (int t = 1; t < 3; t++) {
+    for (int t = 1; t < 4; t++) {
         struct rdt_error err = {0};
         struct pair pair;
         rdt_region *region;
@@ -477,7 +478,7 @@ TEST(nothing_is_left_after_close)
     pair_close(&pair);
     const uint32_t fds = count_entries("/proc/self/fd", "");
     const uint32_t threads = count_entries("/proc/self/task", "");
-    for (int t = 0; t < 3; t++) {
+    for (int t = 0; t < 4; t++) {
         pair_open(&pair, transports[t]);
         check_talks(&pair, 3);
         CHECK_UINT_EQ(count_entries("/dev/shm", "rdmatensor"), 0);

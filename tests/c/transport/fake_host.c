@@ -417,6 +417,8 @@ pump_locked(struct fake_host *host, int timeout_ms)
         at = at->next;
         work += fake_side_serve(link);
     }
+    if (host->transport->arm != NULL)
+        host->transport->arm(host->state);
     return work + host->transport->poll(host->state);
 }
 

@@ -32,7 +32,7 @@ TEST(frame_head_bounds_each_payload)
         uint32_t most;
     } want[] = {{1, 0},     {488, 1512}, {384, 384}, {0, 0},   {0, 0},   {408, 408},
                 {0, 0},     {8, 8},      {8, 8},     {12, 12}, {12, 12}, {288, 288},
-                {392, 392}, {392, 392},  {396, 396}, {1, 0},   {1, 0}};
+                {392, 392}, {392, 392},  {396, 396}, {1, 128}, {1, 0}};
 
     for (uint16_t type = 0; type < sizeof(want) / sizeof(want[0]); type++) {
         for (uint32_t len = 0; len <= RDTI_FRAME_PAYLOAD_MAX + 1; len++) {
