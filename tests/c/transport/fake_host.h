@@ -134,6 +134,9 @@ void fake_side_channel(int out[2]);
  */
 void fake_link_open(struct fake_host *host, struct fake_link *link, int side_fd,
                     const struct rdti_lane_args *args);
+/* The same where make_offer() may fail: then there is no link, and side_fd is closed. */
+rdt_status fake_link_try_open(struct fake_host *host, struct fake_link *link, int side_fd,
+                              const struct rdti_lane_args *args, struct rdt_error *err);
 /* The two steps apart, for tests that tamper with offers; descriptors in *offer stay the lane's. */
 void fake_link_offer(struct fake_host *host, struct fake_link *link, int side_fd,
                      const struct rdti_lane_args *args, struct rdti_offer *offer);

@@ -168,24 +168,39 @@ fake_side_channel(int out[2])
     CHECK_INT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, out), 0);
 }
 
-void
-fake_link_offer(struct fake_host *host, struct fake_link *link, int side_fd,
-                const struct rdti_lane_args *args, struct rdti_offer *offer)
+static rdt_status
+try_offer(struct fake_host *host, struct fake_link *link, int side_fd,
+          const struct rdti_lane_args *args, struct rdti_offer *offer, struct rdt_error *err)
 {
-    struct rdt_error err;
-
     memset(link, 0, sizeof(*link));
     memset(offer, 0, sizeof(*offer));
     link->host = host;
     link->side_fd = side_fd;
     CHECK_INT_EQ(pthread_mutex_lock(&host->engine), 0);
-    CHECK_OK(host->transport->make_offer(host->state, args, &link->lane, offer, &err), &err);
+    const rdt_status status =
+        host->transport->make_offer(host->state, args, &link->lane, offer, err);
+    if (status != RDT_OK) {
+        CHECK_NULL(link->lane);
+        CHECK_INT_EQ(pthread_mutex_unlock(&host->engine), 0);
+        CHECK_INT_EQ(close(side_fd), 0);
+        return status;
+    }
     CHECK_PTR_EQ(link->lane->transport, host->transport);
     CHECK_UINT_LE(offer->len_bytes, RDTI_OFFER_MAX_BYTES);
     CHECK_UINT_LE(offer->fd_count, RDTI_OFFER_MAX_FDS);
     link->lane->owner = link;
     rdti_list_append(&host->links, &link->node);
     CHECK_INT_EQ(pthread_mutex_unlock(&host->engine), 0);
+    return RDT_OK;
+}
+
+void
+fake_link_offer(struct fake_host *host, struct fake_link *link, int side_fd,
+                const struct rdti_lane_args *args, struct rdti_offer *offer)
+{
+    struct rdt_error err;
+
+    CHECK_OK(try_offer(host, link, side_fd, args, offer, &err), &err);
 }
 
 void
@@ -205,6 +220,18 @@ fake_link_open(struct fake_host *host, struct fake_link *link, int side_fd,
 
     fake_link_offer(host, link, side_fd, args, &offer);
     fake_link_send_offer(link, &offer);
+}
+
+rdt_status
+fake_link_try_open(struct fake_host *host, struct fake_link *link, int side_fd,
+                   const struct rdti_lane_args *args, struct rdt_error *err)
+{
+    struct rdti_offer offer;
+    const rdt_status status = try_offer(host, link, side_fd, args, &offer, err);
+
+    if (status == RDT_OK)
+        fake_link_send_offer(link, &offer);
+    return status;
 }
 
 void

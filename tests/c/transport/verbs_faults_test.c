@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What may go wrong over verbs: calls that fail, pairs that do not meet, links that break, peers
+ * that lie. On the sim. */
+#include "../harness.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+
+#include "base/error.h"
+#include "transport/verbs/verbs.h"
+#include "verbs_rig.h"
+#include "wire/notify.h"
+
+/* ---- Opening -------------------------------------------------------------------------------- */
+
+static rdt_status
+try_open(const struct sim_config *config, struct rdt_error *err)
+{
+    struct fake_host host;
+
+    sim_begin(config);
+    const rdt_status status = fake_host_try_open(&host, &rdti_transport_verbs, err);
+    if (status == RDT_OK)
+        fake_host_close(&host);
+    sim_end();
+    return status;
+}
+
+TEST(a_machine_that_cannot_says_why)
+{
+    struct sim_config config = sim_default();
+    struct rdt_error err;
+
+    config.list_errno = ENOSYS;
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(err.sys_errno, ENOSYS);
+    config = sim_default();
+    config.device_count = 0;
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(err.message, "there is no device");
+    config = sim_default();
+    config.devices[0].is_refused = true;
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(err.message, "/dev/infiniband");
+    config = sim_default();
+    config.devices[0].is_down = true;
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(err.message, "not active");
+    config = sim_default();
+    memset(config.devices[0].gids, 0, sizeof(config.devices[0].gids));
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(err.message, "GID table is empty");
+    config = sim_default();
+    config.queue_depth = 16;
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(err.message, "16 work requests");
+}
+
+TEST(one_bad_port_does_not_spoil_the_others)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[256];
+
+    config.device_count = 3;
+    config.devices[0].is_refused = true;
+    config.devices[1].is_down = true;
+    verbs_pair_open(&p, &config);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim2:1");
+    verbs_write_and_check(&p, 5000, false);
+    verbs_pair_close(&p);
+}
+
+static void
+check_setting(const char *name, const char *value, const char *part)
+{
+    const struct sim_config config = sim_default();
+    struct rdt_error err;
+
+    CHECK_INT_EQ(setenv(name, value, 1), 0);
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(err.message, part);
+    CHECK_INT_EQ(unsetenv(name), 0);
+    CHECK_INT_EQ(try_open(&config, &err), RDT_OK);
+}
+
+TEST(wrong_settings_are_named)
+{
+    check_setting("RDMATENSOR_VERBS_DEVICES", "mlx5_0", "not in RDMATENSOR_VERBS_DEVICES");
+    check_setting("RDMATENSOR_VERBS_DEVICES", "sim0:2", "not in RDMATENSOR_VERBS_DEVICES");
+    check_setting("RDMATENSOR_VERBS_GID_INDEX", "2", "asks for 2, which is empty");
+    check_setting("RDMATENSOR_VERBS_GID_INDEX", "sim0=99", "asks for 99, the table has 8");
+    check_setting("RDMATENSOR_VERBS_QPS", "9", "RDMATENSOR_VERBS_QPS=9: a number from 1 to 8");
+    check_setting("RDMATENSOR_VERBS_TIMEOUT", "x", "RDMATENSOR_VERBS_TIMEOUT=x");
+    check_setting("RDMATENSOR_VERBS_MTU", "1500", "256, 512, 1024, 2048 or 4096");
+    check_setting("RDMATENSOR_VERBS_NOTIFY", "bell", "imm, flag or auto");
+    check_setting("RDMATENSOR_VERBS_PKEY", "0x1234", "PKEY 0x1234 is not in its table");
+}
+
+TEST(too_little_lockable_memory_comes_with_its_cure)
+{
+    const struct sim_config config = sim_default();
+    const struct rlimit limit = {.rlim_cur = 65536, .rlim_max = 65536};
+    struct rdt_error err;
+
+    CHECK_INT_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    const rdt_status status = rdti_verbs_check_memlock(1 << 20, &err);
+    if (status == RDT_OK)
+        SKIP("needs CAP_IPC_LOCK to be absent");
+    CHECK_INT_EQ(status, RDT_ENOMEM);
+    CHECK_STR_CONTAINS(err.message, "docker: --ulimit memlock=-1 --cap-add IPC_LOCK");
+    CHECK_STR_CONTAINS(err.message, "LimitMEMLOCK=infinity");
+    CHECK_STR_CONTAINS(err.message, "limits.conf");
+    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOMEM);
+}
+
+/* ---- The sweep ------------------------------------------------------------------------------ */
+
+static bool
+is_over(const struct verbs_pair *p, bool *is_broken)
+{
+    *is_broken = p->ab.error_count > 0 || p->ba.error_count > 0 ||
+                 (p->ab.is_offered && p->ab.connect_status != RDT_OK) ||
+                 (p->ba.is_offered && p->ba.connect_status != RDT_OK);
+    return *is_broken || (p->ab.ready_count == 1 && p->ba.ready_count == 1);
+}
+
+static void
+check_errno(const struct rdt_error *err, int want)
+{
+    CHECK_MSG(err->sys_errno == want, "%s failed, but the error has errno %d: %s",
+              sim_failed_call(), err->sys_errno, err->message);
+}
+
+static void
+check_errors(const struct verbs_pair *p, int want)
+{
+    if (p->ab.error_count > 0)
+        check_errno(&p->ab.error, want);
+    if (p->ab.is_offered && p->ab.connect_status != RDT_OK)
+        check_errno(&p->ab.connect_error, want);
+}
+
+/* A write and a read from private memory, with its keys, its stage and its posts. Either may fail
+ * of the fault; none may hang or lie about its bytes. */
+static void
+write_with_fault(struct verbs_pair *p)
+{
+    static uint8_t src[100000];
+    struct fake_region *region = fake_region(&p->b, sizeof(src));
+    struct rdt_error err;
+    struct fake_op op;
+
+    verbs_pattern(src, sizeof(src), 3);
+    fake_write(&op, src, sizeof(src), &region->remote, 0, 7);
+    if (fake_start(&p->ab, &op, &err) != RDT_OK) {
+        CHECK(sim_failed_call() != NULL);
+        return;
+    }
+    VERBS_PUMP(p, fake_op_is_done(&op));
+    if (op.status == RDT_OK)
+        CHECK_MEM_EQ(region->addr, src, sizeof(src));
+    else
+        CHECK_MSG(sim_failed_call() != NULL, "%s", op.error.message);
+}
+
+/* Host a and its lane, in which the n-th call fails; b's host is there. */
+static void
+connect_with_fault(struct verbs_pair *p, int sys_errno)
+{
+    const struct rdti_lane_args args[2] = {fake_lane_args(true), fake_lane_args(false)};
+    struct rdt_error err;
+    bool is_broken = false;
+    int side[2];
+
+    fake_side_channel(side);
+    if (fake_link_try_open(&p->b, &p->ba, side[1], &args[1], &err) != RDT_OK) {
+        check_errno(&err, sys_errno);
+        CHECK_INT_EQ(close(side[0]), 0);
+        return;
+    }
+    if (fake_link_try_open(&p->a, &p->ab, side[0], &args[0], &err) != RDT_OK) {
+        check_errno(&err, sys_errno);
+        fake_link_close(&p->ba, RDT_ECLOSED);
+        return;
+    }
+    const uint64_t deadline_ns = fake_deadline_ns(10);
+    while (!is_over(p, &is_broken)) {
+        (void)fake_pump(&p->a);
+        (void)fake_pump(&p->b);
+        fake_check_deadline(deadline_ns, __FILE__, __LINE__, "set up, or failed");
+    }
+    CHECK_MSG(!is_broken || sim_failed_call() != NULL, "broken by nothing: %s",
+              p->ab.error.message);
+    if (is_broken)
+        check_errors(p, sys_errno);
+    else
+        write_with_fault(p);
+    fake_disconnect(&p->ab, &p->ba);
+}
+
+/* Set-up and a write, in which the n-th call fails. Returns false once n is past the last. */
+static bool
+run_with_fault(uint32_t n, int sys_errno)
+{
+    const struct sim_config config = sim_default();
+    static struct verbs_pair p;
+    struct rdt_error err;
+
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    sim_fail_call(n, sys_errno);
+    if (fake_host_try_open(&p.a, &rdti_transport_verbs, &err) == RDT_OK) {
+        connect_with_fault(&p, sys_errno);
+        fake_host_close(&p.a);
+    } else {
+        CHECK_INT_EQ(err.status, RDT_ENOTVIABLE);
+        CHECK_STR_CONTAINS(err.message, strerror(sys_errno));
+    }
+    fake_host_close(&p.b);
+    const bool is_hit = sim_failed_call() != NULL;
+    sim_end();
+    return is_hit;
+}
+
+/* Whichever call fails, the error has its errno, nothing hangs and nothing is left. */
+TEST_TIMEOUT(every_call_may_fail, 120)
+{
+    const uint32_t fds = fake_count_fds();
+    uint32_t n = 1;
+
+    while (run_with_fault(n, EMFILE))
+        n++;
+    printf("  %u calls failed in turn\n", n - 1);
+    CHECK_INT_GT(n, 30);
+    CHECK_INT_EQ(fake_count_fds(), fds);
+}
+
+/* ---- Pairs ---------------------------------------------------------------------------------- */
+
+TEST(the_next_pair_of_gids_is_tried_where_the_best_is_blocked)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[256];
+
+    config.devices[0].gids[4] = (struct sim_gid){.text = "2001:db8::1"};
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    sim_block_gid("::ffff:10.0.0.1");
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "2001:db8::1 to 2001:db8::1");
+    verbs_write_and_check(&p, 1 << 20, false);
+    verbs_pair_close(&p);
+}
+
+TEST(two_that_cannot_meet_hear_it_at_once)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    int side[2];
+
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    sim_cut_device(0, true);
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_side_channel(side);
+    const struct rdti_lane_args listener = fake_lane_args(false);
+    const struct rdti_lane_args connector = fake_lane_args(true);
+    fake_link_open(&p.b, &p.ba, side[1], &listener);
+    fake_link_open(&p.a, &p.ab, side[0], &connector);
+    VERBS_PUMP(&p, p.ab.error_count == 1 && p.ba.error_count == 1);
+    CHECK_INT_EQ(p.ab.error.status, RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(p.ab.error.message, "no write reached rank");
+    CHECK_STR_CONTAINS(p.ab.error.message, "sim0 port 1");
+    CHECK_STR_CONTAINS(p.ab.error.message, "4791");
+    CHECK_INT_EQ(p.ab.ready_count, 0);
+    verbs_pair_close(&p);
+}
+
+TEST(a_link_that_is_dead_from_the_start_is_left_out)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[256];
+
+    config.device_count = 2;
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    sim_cut_device(0, true);
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim1:1");
+    CHECK(strstr(text, "sim0") == NULL);
+    verbs_write_and_check(&p, 3 << 20, false);
+    verbs_pair_close(&p);
+}
+
+/* ---- Breaking ------------------------------------------------------------------------------- */
+
+static void
+check_break(enum ibv_wc_status wc_status, rdt_status want, const char *part)
+{
+    enum { COUNT = 40 };
+    const struct sim_config config = sim_default();
+    static struct fake_op ops[COUNT];
+    struct verbs_pair p;
+    struct rdt_error err;
+    uint32_t failed = 0;
+
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 100, false);
+    struct fake_region *region = fake_region(&p.b, 4096);
+    sim_break_next(wc_status);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        fake_write(&ops[i], "12345678", 8, &region->remote, 0, rdti_notify_user(i));
+        const rdt_status status = fake_start(&p.ab, &ops[i], &err);
+        CHECK_INT_EQ(status, RDT_OK);
+    }
+    VERBS_PUMP(&p, p.ab.error_count == 1);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        CHECK(fake_op_is_done(&ops[i]));
+        failed += ops[i].status != RDT_OK;
+        if (ops[i].status != RDT_OK)
+            CHECK_STR_EQ(ops[i].error.message, p.ab.error.message);
+    }
+    CHECK_INT_GT(failed, 0);
+    CHECK_INT_EQ(p.ab.error.status, want);
+    CHECK_INT_EQ(p.ab.error.wc_status, wc_status);
+    CHECK_INT_EQ(p.ab.error.vendor_err, 0x51);
+    CHECK_STR_CONTAINS(p.ab.error.message, "sim0 port 1");
+    CHECK_STR_CONTAINS(p.ab.error.message, "::ffff:10.0.0.1 to ::ffff:10.0.0.1");
+    CHECK_STR_CONTAINS(p.ab.error.message, part);
+    fake_write(&ops[0], "12345678", 8, &region->remote, 0, 1);
+    CHECK_INT_EQ(fake_start(&p.ab, &ops[0], &err), want);
+    CHECK_STR_EQ(err.message, p.ab.error.message);
+    verbs_pair_close(&p);
+}
+
+TEST(the_first_error_names_everything)
+{
+    check_break(IBV_WC_RETRY_EXC_ERR, RDT_EPEER, "the path to it is down");
+    check_break(IBV_WC_RNR_RETRY_EXC_ERR, RDT_EPEER, "no receive posted");
+    check_break(IBV_WC_REM_ACCESS_ERR, RDT_EDEVICE, "refused the key");
+    check_break(IBV_WC_LOC_PROT_ERR, RDT_EDEVICE, "our own memory");
+    check_break(IBV_WC_WR_FLUSH_ERR, RDT_EPEER, "stopped from outside");
+}
+
+TEST(a_cable_that_is_out_for_a_moment_breaks_nothing)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    config.retry_ns = UINT64_C(4000000000);
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 1000, false);
+    struct fake_region *region = fake_region(&p.b, 8);
+    sim_cut_device(0, true);
+    sim_raise_event(0, IBV_EVENT_PORT_ERR);
+    fake_write(&op, "12345678", 8, &region->remote, 0, 4);
+    fake_must_start(&p.ab, &op);
+    const uint64_t until_ns = test_now_ns() + 200 * UINT64_C(1000000);
+    while (test_now_ns() < until_ns) {
+        (void)fake_pump(&p.a);
+        (void)fake_pump(&p.b);
+    }
+    CHECK(!fake_op_is_done(&op));
+    sim_cut_device(0, false);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    CHECK_INT_EQ(p.ab.error_count, 0);
+    verbs_pair_close(&p);
+}
+
+TEST(a_cable_that_stays_out_is_an_error_that_names_the_event)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 1000, false);
+    struct fake_region *region = fake_region(&p.b, 8);
+    sim_cut_device(0, true);
+    sim_raise_event(0, IBV_EVENT_PORT_ERR);
+    fake_write(&op, "12345678", 8, &region->remote, 0, 4);
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_EPEER);
+    CHECK_STR_CONTAINS(op.error.message, "the device reported: port error");
+    verbs_pair_close(&p);
+}
+
+TEST(a_device_that_is_gone_ends_its_lanes)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+
+    verbs_pair_open(&p, &config);
+    sim_raise_event(0, IBV_EVENT_DEVICE_FATAL);
+    VERBS_PUMP(&p, p.ab.error_count == 1 && p.ba.error_count == 1);
+    CHECK_INT_EQ(p.ab.error.status, RDT_EDEVICE);
+    CHECK_STR_CONTAINS(p.ab.error.message, "device sim0 port 1 reports");
+    verbs_pair_close(&p);
+}
+
+/* A peer that closes while we have much on the way: everything is completed, nothing is left. */
+TEST(a_peer_that_goes_leaves_no_op_behind)
+{
+    enum { COUNT = 900 };
+    struct sim_config config = sim_default();
+    static struct fake_op ops[COUNT];
+    struct verbs_pair p;
+
+    config.delay_us = 20;
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, 1 << 20);
+    uint8_t *src = fake_region(&p.a, 1 << 20)->addr;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        fake_write(&ops[i], src, i % 3 == 0 ? 1 << 20 : 8, &region->remote, 0, rdti_notify_user(i));
+        fake_must_start(&p.ab, &ops[i]);
+    }
+    VERBS_PUMP(&p, p.ba.notify_count > 20);
+    fake_link_close(&p.ba, RDT_ECLOSED);
+    FAKE_PUMP_UNTIL(&p.a, NULL, p.ab.error_count == 1, 10);
+    for (uint32_t i = 0; i < COUNT; i++)
+        CHECK(fake_op_is_done(&ops[i]));
+    CHECK(p.a.transport->is_idle(p.ab.lane));
+    fake_link_close(&p.ab, RDT_ECLOSED);
+    fake_link_free(&p.ab);
+    fake_link_free(&p.ba);
+    fake_host_close(&p.a);
+    fake_host_close(&p.b);
+    sim_end();
+}
+
+/* ---- Lies ----------------------------------------------------------------------------------- */
+
+static void
+check_lie(const struct rdti_verbs_words *lie, const char *part)
+{
+    const struct sim_config config = sim_default();
+    uint8_t bytes[RDTI_LANE_WORDS_MAX_BYTES];
+    struct verbs_pair p;
+    struct rdt_error err = {0};
+
+    verbs_pair_open(&p, &config);
+    const size_t len = rdti_verbs_words_encode(lie, bytes);
+    CHECK_INT_EQ(p.a.transport->words_arrived(p.ab.lane, bytes, (uint32_t)len, &err), RDT_EPROTO);
+    CHECK_STR_CONTAINS(err.message, part);
+    verbs_pair_close(&p);
+}
+
+TEST(words_that_make_no_sense_are_refused)
+{
+    check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_LINK_READY}, "out of turn");
+    check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_LINK_PROVED, .link = 3}, "out of turn");
+    check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_KEY,
+                                         .access = RDTI_VERBS_MAY_WRITE,
+                                         .segment = 5,
+                                         .rkey_count = 1},
+              "nobody asked");
+    check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_KEY_GET,
+                                         .access = RDTI_VERBS_MAY_READ,
+                                         .segment = RDT_SEGMENT_NONE,
+                                         .index = 77,
+                                         .generation = 1,
+                                         .len_bytes = 10},
+              "which is none");
+}
+
+/* A write-only key must not read: the device refuses, whatever the peer's library does. */
+TEST(a_key_for_writing_cannot_read)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 100, false);
+    struct rdti_verbs_words get = {.kind = RDTI_VERBS_KEY_GET,
+                                   .access = RDTI_VERBS_MAY_WRITE,
+                                   .segment = 0};
+    struct rdti_verbs_words key;
+    struct rdt_error err;
+    CHECK_OK(rdti_verbs_grant(p.b.state, &get, &key, &err), &err);
+    get.access = RDTI_VERBS_MAY_READ;
+    struct rdti_verbs_words read_key;
+    CHECK_OK(rdti_verbs_grant(p.b.state, &get, &read_key, &err), &err);
+    CHECK(key.rkeys[0] != read_key.rkeys[0]);
+    /* Read with the key for writing, as a peer that lies would. */
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
+    struct fake_region *mine = fake_region(&p.a, 100);
+    CHECK_NOT_NULL(rdti_verbs_own_memory(p.a.state, mine->addr, 100));
+    struct ibv_sge sge = {.addr = (uintptr_t)mine->addr,
+                          .length = 100,
+                          .lkey =
+                              rdti_verbs_own_memory(p.a.state, mine->addr, 100)->mrs[0][0]->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_READ,
+                             .sg_list = &sge,
+                             .num_sge = 1,
+                             .send_flags = IBV_SEND_SIGNALED,
+                             .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, 0, 0)};
+    struct ibv_send_wr *bad;
+    wr.wr.rdma.remote_addr = key.base;
+    wr.wr.rdma.rkey = key.rkeys[0];
+    CHECK_INT_EQ(lane->verbs->ops->post_send(lane->qps[0]->qp, &wr, &bad), 0);
+    VERBS_PUMP(&p, p.ab.error_count == 1);
+    CHECK_INT_EQ(p.ab.error.wc_status, IBV_WC_REM_ACCESS_ERR);
+    verbs_pair_close(&p);
+}
+
+TEST_MAIN()
