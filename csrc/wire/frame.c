@@ -8,6 +8,7 @@
 #include "wire/fields.h"
 #include "wire/notify.h"
 #include "wire/slot_header.h"
+#include "wire/verbs.h"
 
 static const char bad_text[] = "text is not plain";
 static const char bad_region[] = "bad region descriptor";
@@ -32,7 +33,7 @@ static const struct {
     [RDTI_FRAME_SLOT_GONE] = {RDTI_SLOT_GONE_BYTES, RDTI_SLOT_GONE_BYTES},
     [RDTI_FRAME_SLOT_REFUSED] = {RDTI_SLOT_GONE_BYTES, RDTI_SLOT_GONE_BYTES},
     [RDTI_FRAME_ABORT] = {RDTI_ABORT_BYTES, RDTI_ABORT_BYTES},
-    [RDTI_FRAME_LANE_WORDS] = {1, RDTI_LANE_WORDS_MAX_BYTES},
+    [RDTI_FRAME_LANE_WORDS] = {RDTI_VERBS_WORDS_FIXED_BYTES, RDTI_LANE_WORDS_MAX_BYTES},
 };
 
 #define FRAME_TYPES (sizeof(frame_bytes) / sizeof(frame_bytes[0]))

@@ -8,12 +8,13 @@
 
 #define QPN_MAX UINT32_C(0xffffff)
 #define WINDOW_MAX UINT32_C(0xffff) /* what one restocking message can give back */
-#define WORDS_FIXED_BYTES (8 + 12 + 16)
 
-_Static_assert(WORDS_FIXED_BYTES + 4 * RDTI_VERBS_PORTS_MAX <= RDTI_LANE_WORDS_MAX_BYTES,
+_Static_assert(RDTI_VERBS_WORDS_FIXED_BYTES + 4 * RDTI_VERBS_PORTS_MAX <= RDTI_LANE_WORDS_MAX_BYTES,
                "the longest word fits");
-_Static_assert(12 + RDTI_VERBS_PORTS_MAX * (RDTI_VERBS_DEVICE_BYTES + 16 +
-                                            18 * RDTI_VERBS_GIDS_MAX + 8 * RDTI_VERBS_QPS_MAX) <=
+_Static_assert(RDTI_VERBS_OFFER_FIXED_BYTES +
+                       RDTI_VERBS_PORTS_MAX * (RDTI_VERBS_PORT_FIXED_BYTES +
+                                               RDTI_VERBS_GID_BYTES * RDTI_VERBS_GIDS_MAX +
+                                               RDTI_VERBS_QP_BYTES * RDTI_VERBS_QPS_MAX) <=
                    RDTI_OFFER_MAX_BYTES,
                "the longest offer fits");
 

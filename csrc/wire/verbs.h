@@ -15,6 +15,11 @@
 #define RDTI_VERBS_GIDS_MAX 6
 #define RDTI_VERBS_QPS_MAX 8 /* of one port */
 #define RDTI_VERBS_DEVICE_BYTES 24
+#define RDTI_VERBS_GID_BYTES 18
+#define RDTI_VERBS_QP_BYTES 8
+#define RDTI_VERBS_PORT_FIXED_BYTES (RDTI_VERBS_DEVICE_BYTES + 16)
+#define RDTI_VERBS_OFFER_FIXED_BYTES 12
+#define RDTI_VERBS_WORDS_FIXED_BYTES 36
 /* A setting that this side leaves to the other. */
 #define RDTI_VERBS_UNSET UINT8_C(0xff)
 

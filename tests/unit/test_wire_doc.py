@@ -174,8 +174,11 @@ def test_payload_lengths_of_frames_are_those_of_the_layouts() -> None:
     for payload, least, most in table:
         title = payload.capitalize()
         want = 0 if payload == "-" else constant(LAYOUTS[title]["size"])
-        offer = constant("RDTI_OFFER_MAX_BYTES") if title == "Path" else 0
-        assert (int(least), int(most or least)) == (want, want + offer)
+        largest = {
+            "Path": want + constant("RDTI_OFFER_MAX_BYTES"),
+            "Verbs words": constant("RDTI_LANE_WORDS_MAX_BYTES"),
+        }.get(title, want)
+        assert (int(least), int(most or least)) == (want, largest)
 
 
 # ---- The example ---------------------------------------------------------------------------------
