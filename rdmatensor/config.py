@@ -23,6 +23,15 @@ PREFIX = "RDMATENSOR_"
 FOREIGN_NAMES = frozenset(
     PREFIX + name for name in ("DEMO_RUN", "TEST_MEETINGS", "BENCH_PROGRAMS", "BENCH_NIXL_PYTHON")
 )
+# What the C library reads itself, where the device is: known here, so that a slip of the pen is
+# refused, and judged there, by what devices the machine has.
+NATIVE_NAMES = tuple(
+    f"{PREFIX}VERBS_{name}"
+    for name in (
+        *("DEVICES", "GID_INDEX", "QPS", "LINKS", "MTU", "PKEY"),
+        *("TIMEOUT", "RETRY", "SL", "TC", "NOTIFY"),
+    )
+)
 
 LogLevel = Literal["error", "warn", "info", "debug"]
 
@@ -249,10 +258,10 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     known = {variable.full_name: variable for variable in VARIABLES}
     fields: dict[str, object] = {}
     for name in sorted(source):
-        if not name.startswith(PREFIX) or name in FOREIGN_NAMES:
+        if not name.startswith(PREFIX) or name in FOREIGN_NAMES or name in NATIVE_NAMES:
             continue
         if name not in known:
-            raise _unknown(name, list(known))
+            raise _unknown(name, [*known, *NATIVE_NAMES])
         if source[name] != "":  # an empty variable is one that somebody unset
             fields[known[name].field] = _parse(known[name], source[name])
     _take_secret(fields)

@@ -160,6 +160,12 @@ def test_a_secret_is_never_shown() -> None:
     assert "hush" not in repr(from_environment({"RDMATENSOR_SECRET": "hush"}))
 
 
+def test_what_the_c_library_reads_itself_is_known() -> None:
+    assert from_environment({"RDMATENSOR_VERBS_QPS": "4"}) == from_environment({})
+    with pytest.raises(InvalidArgument, match="did you mean RDMATENSOR_VERBS_QPS"):
+        from_environment({"RDMATENSOR_VERBS_QP": "4"})
+
+
 def test_the_readme_has_the_table() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for variable in VARIABLES:
