@@ -4,6 +4,9 @@ set(tests_dir "${CMAKE_CURRENT_SOURCE_DIR}/tests")
 file(GLOB test_sources CONFIGURE_DEPENDS "${tests_dir}/c/*/*_test.c")
 file(GLOB support_sources CONFIGURE_DEPENDS "${tests_dir}/c/*/*.c" "${tests_dir}/sim/*.c")
 list(FILTER support_sources EXCLUDE REGEX "_test\\.c$")
+if(NOT verbs_include)
+    message(FATAL_ERROR "the C tests need infiniband/verbs.h (Debian: libibverbs-dev)")
+endif()
 
 # The harness ends a test long before; this bounds a program that is stuck outside of any test.
 set(test_timeout_s 600)

@@ -56,12 +56,33 @@ rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
 
+/* Both sides saw that devices do not meet: where a floor says that nothing less will do, that is
+ * the end, by the same words on both. */
+static bool
+fails_floor(rdt_endpoint *ep, const struct rdt_error *why)
+{
+    const struct rdti_authenticated *with = &ep->setup->authenticated;
+    struct rdt_error err = {.peer_rank = ep->rank};
+
+    if (ep->transport_id != RDT_TRANSPORT_VERBS)
+        return false;
+    rdti_path_note(ep, why->message);
+    if (rdti_path_check_floor(ep, RDT_TRANSPORT_TCP,
+                              with->is_connector ? with->challenge.require_transport
+                                                 : with->hello.require_transport,
+                              &err) == RDT_OK)
+        return false;
+    rdti_endpoint_fail(ep, &err, false);
+    return true;
+}
+
 void
 rdti_path_give_up(rdt_endpoint *ep, const struct rdt_error *err)
 {
     if (ep->channel != NULL)
         rdti_path_tell_failure(ep, err);
-    rdti_path_abandon(ep, err);
+    if (!fails_floor(ep, err))
+        rdti_path_abandon(ep, err);
 }
 
 void
@@ -160,7 +181,8 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
                               (int)rdti_endpoint_rank(ep));
     (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "rank %d: %s",
                               (int)rdti_endpoint_rank(ep), text.text);
-    rdti_path_abandon(ep, &why);
+    if (!fails_floor(ep, &why))
+        rdti_path_abandon(ep, &why);
     return RDT_OK;
 }
 

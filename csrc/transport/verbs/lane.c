@@ -238,10 +238,13 @@ rdti_verbs_explain(const struct rdti_lane *base, char *buf, size_t cap)
         if (link->state != RDTI_VERBS_LINK_GOOD)
             continue;
         rdti_verbs_explain_counters(link->nic, counters, sizeof(counters));
+        const char *why = lane->why_no_flag;
         const int wrote =
-            snprintf(buf + used, cap - used, "%s%s:%u %s, %u QPs, notify imm%s%s",
+            snprintf(buf + used, cap - used, "%s%s:%u %s, %u QPs, notify imm%s%s%s%s%s",
                      used > 0 ? "; " : "", link->nic->name, link->nic->port, link->pair_text,
-                     link->qp_count, counters[0] != '\0' ? "; device since open: " : "", counters);
+                     link->qp_count, why != NULL ? " (no flag: " : "", why != NULL ? why : "",
+                     why != NULL ? ")" : "", counters[0] != '\0' ? "; device since open: " : "",
+                     counters);
         used += wrote > 0 ? (size_t)wrote : 0;
     }
 }

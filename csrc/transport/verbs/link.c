@@ -61,7 +61,7 @@ begin_round(struct rdti_verbs_link *link, struct rdt_error *err)
     const rdt_status status = rdti_verbs_raise_link(link, err);
     if (status != RDT_OK)
         return status;
-    link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS);
+    link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS / link->pair_count);
     say(link, RDTI_VERBS_LINK_READY);
     return RDT_OK;
 }
@@ -97,6 +97,25 @@ report_choice(const struct rdti_verbs_lane *lane)
     }
 }
 
+/* Whoever asked for flags hears why notifications are immediates. */
+static void
+explain_notify(struct rdti_verbs_lane *lane)
+{
+    const struct rdti_verbs_ops *ops = lane->verbs->ops;
+    struct ibv_qp *qp = lane->qps[0]->qp;
+
+    if (lane->verbs->settings.notify == RDTI_VERBS_IMM)
+        return;
+    const bool is_in_order = ops->query_qp_data_in_order != NULL &&
+                             ops->query_qp_data_in_order(qp, IBV_WR_RDMA_WRITE, 0) > 0;
+    lane->why_no_flag = is_in_order
+                            ? "a flag needs a place behind the payload, which regions do not have"
+                            : "the device does not promise to write in order";
+    rdti_log(lane->verbs->settings.notify == RDTI_VERBS_FLAG ? RDT_LOG_WARN : RDT_LOG_INFO,
+             "verbs: rank %d on %s is notified by immediates, not by flags: %s",
+             lane->args.peer_rank, lane->qps[0]->link->nic->name, lane->why_no_flag);
+}
+
 static void
 become_ready(struct rdti_verbs_lane *lane)
 {
@@ -121,6 +140,7 @@ become_ready(struct rdti_verbs_lane *lane)
     /* release: pairs with rdti_verbs_phase_of() */
     atomic_store_explicit(&lane->phase, RDTI_VERBS_READY, memory_order_release);
     (void)pthread_mutex_unlock(&lane->lock);
+    explain_notify(lane);
     (void)rdti_verbs_push(lane);
     host->on_ready(host->core, &lane->base);
     (void)rdti_verbs_deliver(lane); /* a peer that was ready earlier may have written */
@@ -254,7 +274,7 @@ rdti_verbs_take_link_word(struct rdti_verbs_lane *lane, const struct rdti_verbs_
         return RDT_OK;
     }
     link->is_peer_ready = true;
-    link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS);
+    link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS / link->pair_count);
     if (link->own_verdict == 0)
         post_probe(link);
     return RDT_OK;

@@ -132,11 +132,6 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
         goto err_free;
     if (verbs->skipped[0] != '\0')
         rdti_log(RDT_LOG_INFO, "verbs: ports that are not used: %s", verbs->skipped);
-    if (verbs->settings.notify != RDTI_VERBS_IMM)
-        rdti_log(verbs->settings.notify == RDTI_VERBS_FLAG ? RDT_LOG_WARN : RDT_LOG_INFO,
-                 "verbs: notifications are immediates (RDMATENSOR_VERBS_NOTIFY): %s",
-                 "a flag behind the payload needs a device that promises to write in order, and "
-                 "wakes no sleeper");
     *state_out = verbs;
     return RDT_OK;
 

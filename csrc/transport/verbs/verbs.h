@@ -76,9 +76,9 @@
 #define RDTI_VERBS_RNR_TIMER 12
 #define RDTI_VERBS_HOP_LIMIT 64
 
-/* How long one pair of GIDs may take to be proved before the next is tried. An emulated machine
- * takes 100 ms; the core gives a path five seconds. */
-#define RDTI_VERBS_PROOF_NS UINT64_C(800000000)
+/* All pairs of GIDs of a link have so long together, each the same part: the core gives a path five
+ * seconds. One round takes an emulated machine 100 ms, and a lost packet another half second. */
+#define RDTI_VERBS_PROOF_NS UINT64_C(4000000000)
 #define RDTI_VERBS_PAIRS_MAX 4
 /* Teardown waits so long for flushed completions, which only serve the count in the message. */
 #define RDTI_VERBS_DRAIN_NS UINT64_C(20000000)
@@ -254,6 +254,7 @@ struct rdti_verbs_lane {
     bool is_connected;         /* driver */
     bool is_closed;            /* driver */
     _Atomic uint64_t ops_open; /* accepted and not completed; acq_rel, is_idle() acquires */
+    const char *why_no_flag;   /* driver: RDMATENSOR_VERBS_NOTIFY asked for one; else NULL */
     uint64_t rx_messages;      /* driver */
     uint32_t rx_owed;          /* driver: delivered, and not told of */
     uint32_t flushed;          /* driver: completions of the kind that only follows an error */

@@ -342,6 +342,9 @@ TEST(only_the_wanted_addresses_are_published)
     CHECK_STR_CONTAINS(err.message, "RDMATENSOR_ADDR=192.0.2.77;");
     const struct rdt_context_opts words = {.addr = "localhost"};
     CHECK_STATUS(try_context(&words, &ctx, &err), RDT_EINVAL);
+    struct sim_config no_device = sim_default();
+    no_device.device_count = 0;
+    sim_begin(&no_device);
     const struct rdt_context_opts verbs = {.force_transport = RDT_TRANSPORT_VERBS};
     CHECK_STATUS(try_context(&verbs, &ctx, &err), RDT_ENOTVIABLE);
 }

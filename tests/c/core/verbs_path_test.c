@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What path a pair gets where verbs is there, is there on one side, or does not reach: between
+ * hosts, which here means without shared memory. */
+#include "harness.h"
+
+#include "core/context.h"
+#include "pair_rig.h"
+
+static void
+open_pair(struct pair *pair, uint32_t force, uint32_t require, bool has_shm)
+{
+    for (int i = 0; i < 2; i++) {
+        context_make(&pair->ctx[i], force, "secret", i);
+        pair->ctx[i]->opts.require_transport = require;
+        if (!has_shm)
+            pair->ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = false;
+    }
+    for (int i = 0; i < 2; i++)
+        endpoint_make(pair->ctx[i], pair->ctx[1 - i], 1 - i, &pair->ep[i]);
+}
+
+static void
+close_pair(struct pair *pair)
+{
+    for (int i = 0; i < 2; i++)
+        pair->ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = true; /* it is open all the same */
+    pair_close(pair);
+}
+
+static void
+check_path(struct pair *pair, uint32_t want)
+{
+    struct rdt_error err = {0};
+    struct rdt_remote_region remote;
+    rdt_region *region;
+    uint32_t value = 0;
+
+    for (int i = 0; i < 2; i++) {
+        check_ok(rdt_endpoint_wait_ready(pair->ep[i], 20 * RIG_S, &err), &err, "wait_ready");
+        CHECK_UINT_EQ(rdt_endpoint_transport(pair->ep[i]), want);
+    }
+    check_ok(rdt_region_alloc(pair->ctx[1], 64, 0, &region, &err), &err, "alloc");
+    check_ok(rdt_region_export(region, &remote, &err), &err, "export");
+    rdt_transfer *t;
+    check_ok(rdt_endpoint_write(pair->ep[0], "12345678", 8, &remote, 0, 5, &t, &err), &err,
+             "write");
+    check_ok(rdt_transfer_wait(t, 10 * RIG_S, &err), &err, "transfer_wait");
+    rdt_transfer_free(t);
+    check_ok(rdt_endpoint_wait_notify(pair->ep[1], 10 * RIG_S, &value, &err), &err, "wait_notify");
+    CHECK_UINT_EQ(value, 5);
+    CHECK_MEM_EQ(rdt_region_addr(region), "12345678", 8);
+    rdt_region_free(region, NULL, NULL);
+}
+
+static void
+describe(rdt_context *ctx, char *text, size_t cap)
+{
+    struct rdt_error err = {0};
+    size_t needed = 0;
+
+    check_ok(rdt_context_describe(ctx, text, cap, &needed, &err), &err, "describe");
+}
+
+TEST(verbs_comes_before_tcp)
+{
+    const struct sim_config config = sim_default();
+    struct pair pair;
+    static char text[65536];
+
+    sim_begin(&config);
+    open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_VERBS, false);
+    check_path(&pair, RDT_TRANSPORT_VERBS);
+    describe(pair.ctx[0], text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim0:1 GID 1");
+    close_pair(&pair);
+    sim_end();
+}
+
+TEST(shm_comes_before_verbs)
+{
+    const struct sim_config config = sim_default();
+    struct pair pair;
+
+    sim_begin(&config);
+    open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_VERBS, true);
+    check_path(&pair, RDT_TRANSPORT_SHM);
+    close_pair(&pair);
+    sim_end();
+}
+
+/* Devices on both sides and no way between them: tcp, and describe() says why. */
+TEST_TIMEOUT(devices_that_do_not_meet_leave_tcp, 60)
+{
+    const struct sim_config config = sim_default();
+    struct pair pair;
+    static char text[65536];
+
+    sim_begin(&config);
+    sim_cut_device(0, true);
+    open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_AUTO, false);
+    check_path(&pair, RDT_TRANSPORT_TCP);
+    describe(pair.ctx[0], text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "no write reached rank");
+    close_pair(&pair);
+    sim_end();
+}
+
+TEST_TIMEOUT(devices_that_do_not_meet_are_an_error_where_verbs_is_required, 60)
+{
+    const struct sim_config config = sim_default();
+    struct rdt_error err = {0};
+    struct pair pair;
+
+    sim_begin(&config);
+    sim_cut_device(0, true);
+    open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_VERBS, false);
+    for (int i = 0; i < 2; i++) {
+        const rdt_status status = rdt_endpoint_wait_ready(pair.ep[i], 20 * RIG_S, &err);
+        CHECK_MSG(status == RDT_EMISMATCH, "%s: %s", rdt_status_name(status), err.message);
+        CHECK_STR_CONTAINS(err.message, "verbs is required");
+    }
+    close_pair(&pair);
+    sim_end();
+}
+
+TEST(a_peer_without_devices_leaves_tcp)
+{
+    struct sim_config config = sim_default();
+    struct pair pair;
+    static char text[65536];
+
+    sim_begin(&config);
+    context_make(&pair.ctx[0], RDT_TRANSPORT_AUTO, "secret", 0);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "other0", 1), 0);
+    context_make(&pair.ctx[1], RDT_TRANSPORT_AUTO, "secret", 1);
+    for (int i = 0; i < 2; i++)
+        pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = false;
+    for (int i = 0; i < 2; i++)
+        endpoint_make(pair.ctx[i], pair.ctx[1 - i], 1 - i, &pair.ep[i]);
+    check_path(&pair, RDT_TRANSPORT_TCP);
+    describe(pair.ctx[1], text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "not in RDMATENSOR_VERBS_DEVICES");
+    close_pair(&pair);
+    sim_end();
+}
+
+TEST_MAIN()
