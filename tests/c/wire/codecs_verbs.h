@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Random values of what verbs lanes tell each other; included by codecs.h, behind its helpers. */
+#ifndef RDT_TESTS_WIRE_CODECS_VERBS_H
+#define RDT_TESTS_WIRE_CODECS_VERBS_H
+
+static inline void
+fill_verbs_port(struct rng *rng, struct rdti_verbs_port_offer *v, uint32_t qp_count)
+{
+    rng_text(rng, v->device, sizeof(v->device));
+    v->port = (uint8_t)rng_u32(rng);
+    v->is_infiniband = (uint8_t)rng_below(rng, 2);
+    v->mtu = (uint8_t)(1 + rng_below(rng, 5));
+    v->gid_count = (uint8_t)(1 - v->is_infiniband + rng_below(rng, RDTI_VERBS_GIDS_MAX));
+    v->lid = (uint16_t)rng_u32(rng);
+    v->reads_in = (uint8_t)rng_u32(rng);
+    v->reads_out = (uint8_t)rng_u32(rng);
+    v->max_msg_bytes = 4096 + rng_u64(rng) / 2;
+    for (uint32_t i = 0; i < v->gid_count; i++) {
+        rng_bytes(rng, v->gids[i].raw, sizeof(v->gids[i].raw));
+        v->gids[i].kind = (uint8_t)rng_below(rng, 3);
+        v->gids[i].index = (uint8_t)rng_u32(rng);
+    }
+    for (uint32_t i = 0; i < qp_count; i++) {
+        v->qps[i].qpn = rng_u32(rng) & 0xffffff;
+        v->qps[i].psn = rng_u32(rng) & 0xffffff;
+    }
+}
+
+static inline void
+fill_verbs_offer(struct rng *rng, void *value)
+{
+    struct rdti_verbs_offer *v = value;
+
+    v->port_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_PORTS_MAX));
+    v->qp_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_QPS_MAX));
+    v->timeout = (uint8_t)rng_below(rng, 32);
+    v->retry = (uint8_t)rng_below(rng, 8);
+    v->service_level = RDTI_VERBS_UNSET;
+    v->traffic_class = (uint8_t)rng_u32(rng);
+    v->window = 2 + rng_below(rng, 0xfffe);
+    for (uint32_t i = 0; i < v->port_count; i++)
+        fill_verbs_port(rng, &v->ports[i], v->qp_count);
+}
+
+static inline void
+fill_verbs_words(struct rng *rng, void *value)
+{
+    struct rdti_verbs_words *v = value;
+    const bool is_region = rng_below(rng, 2) == 0;
+
+    v->kind = (uint8_t)(RDTI_VERBS_LINK_READY + rng_below(rng, RDTI_VERBS_KEY_REFUSED));
+    if (v->kind <= RDTI_VERBS_LINK_FAILED) {
+        v->link = (uint8_t)rng_below(rng, RDTI_VERBS_PORTS_MAX);
+        v->round = (uint8_t)rng_u32(rng);
+        return;
+    }
+    v->access = (uint8_t)(RDTI_VERBS_MAY_WRITE + rng_below(rng, 2));
+    v->segment = is_region ? RDT_SEGMENT_NONE : rng_below(rng, 1000);
+    v->index = is_region ? 1 + rng_below(rng, 1000) : 0;
+    v->generation = is_region ? rng_u32(rng) : 0;
+    if (v->kind == RDTI_VERBS_KEY || (v->kind == RDTI_VERBS_KEY_GET && is_region))
+        v->len_bytes = rng_u64(rng) / 2;
+    if (v->kind != RDTI_VERBS_KEY)
+        return;
+    v->base = rng_u64(rng) / 2;
+    v->rkey_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_PORTS_MAX));
+    for (uint32_t i = 0; i < v->rkey_count; i++)
+        v->rkeys[i] = rng_u32(rng);
+}
+
+#endif
