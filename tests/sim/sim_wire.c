@@ -258,7 +258,9 @@ execute(struct sim_qp *qp)
         return;
     }
     if (peer == NULL) {
-        if (is_given_up(send, sim.config.retry_ns != 0 ? sim.config.retry_ns : RETRY_NS))
+        /* As rxe has it: seven retries are for ever. */
+        if (is_given_up(send, sim.config.retry_ns != 0 ? sim.config.retry_ns : RETRY_NS) &&
+            qp->attr.retry_cnt < 7)
             end_head(qp, IBV_WC_RETRY_EXC_ERR);
         return;
     }
