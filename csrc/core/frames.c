@@ -174,8 +174,9 @@ on_lane_words(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
               struct rdt_error *err)
 {
     if (ep->lane == NULL || ep->lane->transport->words_arrived == NULL)
-        return rdti_error_set_rank(err, RDT_EPROTO, ep->rank,
-                                   "rank %d sent words for a lane that takes none", (int)ep->rank);
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                                   "rank %d sent words for a lane that takes none",
+                                   (int)rdti_endpoint_rank(ep));
     const rdt_status status =
         ep->lane->transport->words_arrived(ep->lane, payload, payload_bytes, err);
     rdti_engine_wake(ep->ctx->engine);

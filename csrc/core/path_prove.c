@@ -32,7 +32,7 @@ drop_verbs(rdt_endpoint *ep)
     struct rdti_setup *setup = ep->setup;
     const uint32_t bit = 1u << RDT_TRANSPORT_VERBS;
 
-    if (setup->is_passive || ep->transport_id != RDT_TRANSPORT_VERBS ||
+    if (setup->is_passive || rdti_endpoint_transport_id(ep) != RDT_TRANSPORT_VERBS ||
         (setup->hello.transports & bit) == 0)
         return;
     setup->hello.transports &= ~bit;
@@ -62,9 +62,9 @@ static bool
 fails_floor(rdt_endpoint *ep, const struct rdt_error *why)
 {
     const struct rdti_authenticated *with = &ep->setup->authenticated;
-    struct rdt_error err = {.peer_rank = ep->rank};
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    if (ep->transport_id != RDT_TRANSPORT_VERBS)
+    if (rdti_endpoint_transport_id(ep) != RDT_TRANSPORT_VERBS)
         return false;
     rdti_path_note(ep, why->message);
     if (rdti_path_check_floor(ep, RDT_TRANSPORT_TCP,
