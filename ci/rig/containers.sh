@@ -50,7 +50,8 @@ pip_volumes() {
         [[ -f "$file" ]] && printf '%s\n' "--volume=$file:$file:ro"
     done
     # An index links from its folder "simple" to its neighbours.
-    python3 -m pip config list | tr "' \\\\" '\n' | sed -n 's#^n*file://##; s#/simple/*$##; /^\//p' |
+    python3 -m pip config list | tr "' \\\\" '\n' |
+        sed -n 's#^n*file://##; s#/simple/*$##; /^\//p' |
         sort -u | while IFS= read -r folder; do
         [[ ! -d "$folder" ]] || printf '%s\n' "--volume=$folder:$folder:ro"
     done

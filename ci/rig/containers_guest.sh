@@ -21,8 +21,8 @@ events_logger = "none"
 [containers]
 log_driver = "k8s-file"
 CONF
-# Debian 12's podman-compose gives a service in the host's network one of its own besides, which podman
-# refuses: those words are taken out.
+# Debian 12's podman-compose gives a service in the host's network one of its own besides, which
+# podman refuses: those words are taken out.
 cat >/run/pair/podman <<'WRAPPER'
 #!/usr/bin/env bash
 [[ "$1" != network ]] || exit 0

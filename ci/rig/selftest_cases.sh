@@ -5,7 +5,7 @@ set -euo pipefail
 CASE_LIMIT_S=90
 LISTEN_LIMIT_S=30
 BULK_BYTES=$((1 << 20))
-SHAPE_MBIT=16 # 2 MB/s: far below what two emulated machines can send, so that the cable is the bound
+SHAPE_MBIT=16 # 2 MB/s: far below what two emulated machines can send: the cable is the bound
 port=18600    # the next case's; both hosts count alike
 LIMITED=(timeout --kill-after=5 "$CASE_LIMIT_S")
 
@@ -87,7 +87,8 @@ counter() { cat "/sys/class/infiniband/$RIG_DEVICE/ports/1/hw_counters/$1"; }
 
 write_bw() { # NAME ITERATIONS WANTED_MB_S
     local measured=""
-    perftest 0 ib_write_bw -s "$BULK_BYTES" -n "$2" -t 16 && measured="$(from_table "$BULK_BYTES" 4)"
+    perftest 0 ib_write_bw -s "$BULK_BYTES" -n "$2" -t 16 &&
+        measured="$(from_table "$BULK_BYTES" 4)"
     ! is_client || verdict "$1" "$measured MiB/s" "> $3" "${measured:-0} > $3"
 }
 

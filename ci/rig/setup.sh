@@ -38,7 +38,9 @@ as_root() {
     fi
 }
 
-apt_get() { as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o "DPkg::Lock::Timeout=$APT_LOCK_S" "$@"; }
+apt_get() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o "DPkg::Lock::Timeout=$APT_LOCK_S" "$@"
+}
 
 install_packages() {
     say "rig: installing Debian packages: $*"
@@ -49,7 +51,8 @@ install_packages() {
 
 # The newest signed kernel of the series for ordinary machines: the cloud ones have no rxe.
 kernel_package() {
-    apt-cache search --names-only "^linux-image-${series//./\\.}\\.[0-9]+(-[0-9]+|\\+deb[0-9]+)-amd64\$" |
+    local name="^linux-image-${series//./\\.}\\.[0-9]+(-[0-9]+|\\+deb[0-9]+)-amd64\$"
+    apt-cache search --names-only "$name" |
         cut -d ' ' -f 1 | sort -V | tail -n 1
 }
 
@@ -114,7 +117,8 @@ pack_initramfs() {
     mkdir -p "$root"/{bin,dev,proc,sys,lower,rw,new}
     cp /bin/busybox "$root/bin/busybox"
     install -m 755 ci/rig/guest/init "$root/init"
-    (cd "$root" && find . | LC_ALL=C sort | cpio -o -H newc --quiet | gzip -1) >"$cache/initramfs.part"
+    (cd "$root" && find . | LC_ALL=C sort | cpio -o -H newc --quiet | gzip -1) \
+        >"$cache/initramfs.part"
     mv "$cache/initramfs.part" "$cache/initramfs"
 }
 

@@ -220,8 +220,8 @@ struct rdti_transport {
      * NULL. */
     void (*segment_arrived)(struct rdti_lane *lane, uint32_t segment, int fd, uint64_t len_bytes);
 
-    /* [driver] What the peer's half sent by send_words(). RDT_EPROTO: it makes no sense. verbs only,
-     * else NULL. */
+    /* [driver] What the peer's half sent by send_words(). RDT_EPROTO: it makes no sense. verbs
+     * only, else NULL. */
     rdt_status (*words_arrived)(struct rdti_lane *lane, const uint8_t *bytes, uint32_t len_bytes,
                                 struct rdt_error *err);
     /*

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # the RIG_ settings are the caller's
 # Links of one host of the rig: interface, address, rxe device. Sourced: by boot.sh in a guest, by
-# host_links.sh on a host with rdma_rxe. Reads RIG_HOST, RIG_HOSTS, RIG_LINKS, RIG_IFPREFIX, RIG_DEVPREFIX.
+# host_links.sh on a host with rdma_rxe. Reads RIG_HOST, RIG_HOSTS, RIG_LINKS, RIG_IFPREFIX and
+# RIG_DEVPREFIX.
 LINK_MTU=9000 # from this on rxe's own MTU is 4096, its largest
 DEVICE_WAIT_S=20
 LINKS_LOG="${LINKS_LOG:-/run/links.log}"
@@ -12,9 +13,9 @@ BURST_BYTES=64kb # one packet of TCP segmentation offload
 # link_address HOST LINK
 link_address() { printf '10.77.%d.%d' "$2" "$(($1 + 1))"; }
 
-# One host has no cable: both ends of a veth pair are its own. Two hosts: a virtio-net for each link.
+# One host has no cable: both ends of a veth pair are its own. Two hosts: a virtio-net for each.
 make_links() {
-    local link interface
+    local link interface peer
     RIG_IFNAMES="" RIG_DEVICES="" RIG_ADDRS="" RIG_PEER_ADDRS=""
     for ((link = 0; link < RIG_LINKS; link++)); do
         interface="$RIG_IFPREFIX$link"
@@ -25,7 +26,8 @@ make_links() {
         RIG_IFNAMES+="${RIG_IFNAMES:+ }$interface"
         RIG_DEVICES+="${RIG_DEVICES:+ }$RIG_DEVPREFIX$link"
         RIG_ADDRS+="${RIG_ADDRS:+ }$(link_address "$RIG_HOST" "$link")"
-        RIG_PEER_ADDRS+="${RIG_PEER_ADDRS:+ }$(link_address "$((RIG_HOSTS - 1 - RIG_HOST))" "$link")"
+        peer="$(link_address "$((RIG_HOSTS - 1 - RIG_HOST))" "$link")"
+        RIG_PEER_ADDRS+="${RIG_PEER_ADDRS:+ }$peer"
         ip link set "$interface" mtu "$LINK_MTU" up &&
             ip address add "$(link_address "$RIG_HOST" "$link")/24" dev "$interface" &&
             rdma link add "$RIG_DEVPREFIX$link" type rxe netdev "$interface" || return

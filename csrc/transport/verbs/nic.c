@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "transport/verbs/verbs.h"
 
-/* Everything for which a device has to lock memory at once, before the arena: QPs, CQs, the stage. */
+/* What a device has to lock memory for at once, before the arena: QPs, CQs, the stage. */
 #define LEAST_MEMLOCK_BYTES (UINT64_C(4) << 20)
 
 /* For people and for one column each: what the words of a report mean on the devices we know. */

@@ -66,7 +66,7 @@ serve_all(struct rdti_verbs *verbs)
     return work;
 }
 
-/* A CQ that is armed gives one event, for what comes after; the poll() that follows sees the rest. */
+/* A CQ that is armed gives one event, for what comes after; the next poll() sees the rest. */
 static void
 verbs_arm(void *state)
 {

@@ -13,7 +13,7 @@
  * lane's QPs, in an order both sides know. The steps of an op (its chunks) go round them; a message
  * with a notification is one immediate on every QP, on its last step there, so that the receiver
  * delivers it when it has counted one on each: RC keeps the order of one QP, and the count that of
- * all (design, section 3.5).
+ * all.
  *
  * An op:
  *   state     may the NIC touch its memory?   leaves by
@@ -21,7 +21,7 @@
  *                                             window -> POSTING; its region freed -> refused
  *   POSTING   yes                             its last step is posted -> POSTED
  *   POSTED    yes                             the last of its work requests completed -> complete()
- *   any       until the QPs are destroyed     the lane's first error, close_lane() -> complete(that)
+ *   any       until the QPs are destroyed     the lane's first error or close_lane() -> complete()
  *
  * Who may touch what. "driver": only with the engine's lock. "lock": only with lane->lock, which is
  * held while work requests are posted, because the order of write() is the order on the QPs, and
