@@ -1,0 +1,103 @@
+"""Train a real model on two ranks over verbs and over Gloo, and compare every bit.
+
+Starts both ranks itself; RDMATENSOR_TRANSPORT=verbs must be set. Sized for an emulated machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rdmatensor
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+from data import digits  # noqa: E402
+from models import DigitNet  # noqa: E402
+
+RANKS = 2
+STEPS = 4
+BATCH = 32
+LIMIT_S = 240
+BACKENDS = ("rdmatensor", "gloo")
+
+
+def train(images: torch.Tensor, labels: torch.Tensor) -> tuple[list[float], torch.Tensor]:
+    """Return this rank's loss of each step and all final weights in a row."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(DigitNet())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        first = (step * RANKS + dist.get_rank()) * BATCH
+        loss = nn.functional.cross_entropy(
+            model(images[first : first + BATCH]), labels[first : first + BATCH]
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, torch.cat([weights.detach().flatten() for weights in model.parameters()])
+
+
+def check_path() -> None:
+    """Raise unless the peer is reached by verbs."""
+    peers = [peer for peer in rdmatensor.describe()["peers"] if peer["rank"] != dist.get_rank()]
+    if [peer["path"] for peer in peers] != ["verbs"]:
+        raise AssertionError(f"the peer was not reached by verbs: {peers}")
+    print(f"rank {dist.get_rank()}: {peers[0]['reason']}", flush=True)
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """Train over each backend; rank 0 compares."""
+    torch.set_num_threads(1)
+    samples, _ = digits()
+    images, labels = samples.tensors
+    results = []
+    for backend in BACKENDS:
+        dist.init_process_group(
+            backend, init_method=f"file://{folder}/{backend}", rank=rank, world_size=RANKS
+        )
+        results.append(train(images, labels))
+        if backend == "rdmatensor":
+            check_path()
+        dist.barrier()
+        dist.destroy_process_group()
+    (losses, weights), (gloo_losses, gloo_weights) = results
+    print(f"rank {rank}: loss {losses[0]:.4f} -> {losses[-1]:.4f} in {STEPS} steps", flush=True)
+    if losses != gloo_losses or not torch.equal(weights, gloo_weights):
+        raise AssertionError(f"rank {rank}: not what Gloo gives: {losses} {gloo_losses}")
+    if not losses[-1] < losses[0]:
+        raise AssertionError(f"rank {rank}: nothing was learned: {losses}")
+
+
+def main() -> int:
+    """Run both ranks; 0 if both have passed."""
+    if os.environ.get("RDMATENSOR_TRANSPORT") != "verbs":
+        raise SystemExit("set RDMATENSOR_TRANSPORT=verbs: another path would prove nothing")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, str(rank), folder]) for rank in range(RANKS)
+        ]
+        try:
+            statuses = [rank.wait(LIMIT_S) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()  # nothing, if it has ended
+    print("train over verbs:", "the bits of Gloo" if not any(statuses) else "FAILED")
+    return 1 if any(statuses) else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        run_rank(int(sys.argv[1]), sys.argv[2])
+    else:
+        sys.exit(main())
