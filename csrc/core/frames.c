@@ -93,6 +93,10 @@ on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, stru
 
     if (status != RDT_OK)
         return status;
+    if (revoke.index == 0 || revoke.index > RDTI_REGION_INDEX_MAX)
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                                   "rank %d freed region %u, which no region can be",
+                                   (int)rdti_endpoint_rank(ep), revoke.index);
     if (rdti_endpoint_push_revoke(&ep->answers, &ep->answer_count, &ep->answer_cap, &revoke) !=
         RDT_OK)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),

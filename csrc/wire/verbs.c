@@ -84,6 +84,7 @@ read_port(struct rdti_fields *f, struct rdti_verbs_port_offer *port, uint32_t qp
     port->max_msg_bytes = rdti_read_u64(&f->r);
     rdti_fields_require(f, port->is_infiniband <= 1, "unknown link layer");
     rdti_fields_require(f, port->mtu >= 1 && port->mtu <= 5, "unknown MTU");
+    rdti_fields_require(f, port->reads_in >= 1 && port->reads_out >= 1, "no reads in flight");
     rdti_fields_require(f, port->gid_count <= RDTI_VERBS_GIDS_MAX, "too many GIDs");
     rdti_fields_require(f, port->gid_count > 0 || port->is_infiniband == 1, "no GID");
     rdti_fields_require(f, port->max_msg_bytes >= 4096, "messages too small");
@@ -104,9 +105,11 @@ check_head(struct rdti_fields *f, const struct rdti_verbs_offer *offer)
                         "no ports, or too many");
     rdti_fields_require(f, offer->qp_count >= 1 && offer->qp_count <= RDTI_VERBS_QPS_MAX,
                         "no QPs, or too many");
-    rdti_fields_require(f, offer->timeout <= 31 || offer->timeout == RDTI_VERBS_UNSET,
+    rdti_fields_require(f,
+                        (offer->timeout >= 1 && offer->timeout <= 31) ||
+                            offer->timeout == RDTI_VERBS_UNSET,
                         "bad timeout");
-    rdti_fields_require(f, offer->retry <= 7 || offer->retry == RDTI_VERBS_UNSET, "bad retry");
+    rdti_fields_require(f, offer->retry <= 6 || offer->retry == RDTI_VERBS_UNSET, "bad retry");
     rdti_fields_require(f, offer->service_level <= 15 || offer->service_level == RDTI_VERBS_UNSET,
                         "bad service level");
     rdti_fields_require(f, offer->window >= 2 && offer->window <= WINDOW_MAX, "bad window");

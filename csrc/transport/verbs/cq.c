@@ -8,7 +8,6 @@
 #include "transport/verbs/verbs.h"
 #include "wire/notify.h"
 
-#define IMMS (RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE)
 /* Receives are posted in batches: a call costs as much as ten more of its entries. */
 #define RESTOCK_BATCH 32
 
@@ -116,11 +115,11 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
             restock(qp, 1); /* these have a small reserve of their own */
         return;
     }
-    if (qp->imm_end - qp->imm_first == IMMS) {
+    if (qp->imm_end - qp->imm_first == RDTI_VERBS_IMMS) {
         fail_protocol(link, "the peer sends beyond its window", imm);
         return;
     }
-    qp->imms[qp->imm_end++ % IMMS] = imm;
+    qp->imms[qp->imm_end++ % RDTI_VERBS_IMMS] = imm;
     restock(qp, RESTOCK_BATCH);
 }
 
@@ -138,7 +137,7 @@ next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
             return false;
     for (uint32_t i = 0; i < lane->qp_count; i++) {
         struct rdti_verbs_qp *qp = lane->qps[i];
-        const uint32_t imm = qp->imms[qp->imm_first++ % IMMS];
+        const uint32_t imm = qp->imms[qp->imm_first++ % RDTI_VERBS_IMMS];
 
         is_mixed |= i > 0 && imm != value;
         value = imm;

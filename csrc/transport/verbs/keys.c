@@ -35,6 +35,24 @@ find(struct rdti_verbs_lane *lane, uint8_t access, uint32_t segment, uint32_t in
     return NULL;
 }
 
+/* A generation of an index is over when a later one is used: its keys would pile up. */
+static void
+forget_older(struct rdti_verbs_lane *lane, const struct rdt_remote_region *region)
+{
+    for (struct rdti_list *at = lane->remotes.next, *next; at != &lane->remotes; at = next) {
+        struct rdti_verbs_remote *remote = RDTI_CONTAINER(at, struct rdti_verbs_remote, link);
+
+        next = at->next;
+        if (remote->segment != RDT_SEGMENT_NONE || remote->index != region->index ||
+            remote->generation >= region->generation || remote->state == RDTI_VERBS_KEY_ASKED)
+            continue;
+        if (lane->last_remote == remote)
+            lane->last_remote = NULL;
+        rdti_list_remove(&remote->link);
+        free(remote);
+    }
+}
+
 static rdt_status
 ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_region *region,
         struct rdt_error *err)
@@ -43,6 +61,8 @@ ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_re
 
     if (lane->asked_count == sizeof(lane->asked) / sizeof(lane->asked[0]))
         return RDT_OK; /* with the next push */
+    if (is_region)
+        forget_older(lane, region);
     struct rdti_verbs_remote *remote = calloc(1, sizeof(*remote));
     if (remote == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a remote key of %zu bytes", sizeof(*remote));
@@ -113,11 +133,11 @@ rdti_verbs_mark_stale(struct rdti_verbs_lane *lane, uint32_t index, uint32_t gen
 {
     if (index >= lane->stale_count) {
         const uint32_t count = index < 64 ? 128 : 2 * index;
-        uint32_t *stale = realloc(lane->stale, count * sizeof(*stale));
+        uint32_t *stale = realloc(lane->stale, (size_t)count * sizeof(*stale));
 
         if (stale == NULL)
             return false;
-        memset(stale + lane->stale_count, 0, (count - lane->stale_count) * sizeof(*stale));
+        memset(stale + lane->stale_count, 0, (size_t)(count - lane->stale_count) * sizeof(*stale));
         lane->stale = stale;
         lane->stale_count = count;
     }

@@ -129,8 +129,11 @@ become_ready(struct rdti_verbs_lane *lane)
 
         if (link->state != RDTI_VERBS_LINK_GOOD)
             continue;
-        for (uint32_t q = 0; q < link->qp_count; q++)
+        for (uint32_t q = 0; q < link->qp_count; q++) {
+            if (lane->qp_count == 0 || link->qps[q]->inline_bytes < lane->inline_bytes)
+                lane->inline_bytes = link->qps[q]->inline_bytes;
             lane->qps[lane->qp_count++] = link->qps[q];
+        }
         if (peer_max < lane->max_chunk_bytes)
             lane->max_chunk_bytes = peer_max;
         if (link->nic->max_msg_bytes < lane->max_chunk_bytes)

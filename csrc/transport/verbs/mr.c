@@ -177,8 +177,9 @@ find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
     return NULL;
 }
 
-const struct rdti_verbs_memory *
-rdti_verbs_own_memory(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
+bool
+rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes, uint32_t nic,
+                   uint32_t *lkey_out)
 {
     const struct rdti_host *host = verbs->host;
     struct rdti_memory piece;
@@ -194,8 +195,10 @@ rdti_verbs_own_memory(struct rdti_verbs *verbs, const void *addr, uint64_t len_b
         if (add_memory(verbs, &like, 0, &memory, NULL) != RDT_OK)
             memory = NULL;
     }
+    if (memory != NULL)
+        *lkey_out = memory->mrs[nic][memory->mrs[nic][0] != NULL ? 0 : 1]->lkey;
     (void)pthread_mutex_unlock(&verbs->mr_lock);
-    return memory;
+    return memory != NULL;
 }
 
 /* What a request means: a piece of the arena, or a region over other memory. */

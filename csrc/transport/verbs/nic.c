@@ -199,6 +199,8 @@ take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, stru
     nic->rq_depth = least(RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE, device->max_qp_wr);
     nic->reads_in = (uint8_t)least(RDTI_VERBS_READS, device->max_qp_rd_atom);
     nic->reads_out = (uint8_t)least(RDTI_VERBS_READS, device->max_qp_init_rd_atom);
+    if (nic->reads_in == 0 || nic->reads_out == 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its queues have no reads in flight");
     if (nic->sq_depth < 2 * RDTI_VERBS_CHAIN || nic->rq_depth < 4 * RDTI_VERBS_RQ_RESERVE)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its queues hold %d work requests only",
                               device->max_qp_wr);

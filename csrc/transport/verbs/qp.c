@@ -200,7 +200,9 @@ psn_in(uint32_t psn, uint32_t round)
 static uint8_t
 path_mtu(const struct rdti_verbs_link *link, const struct rdti_verbs_port_offer *peer)
 {
-    return link->nic->mtu < peer->mtu ? link->nic->mtu : peer->mtu; /* the setting is in both */
+    const uint8_t own = link->lane->own.ports[link->nic_index].mtu; /* with the setting */
+
+    return own < peer->mtu ? own : peer->mtu;
 }
 
 static rdt_status

@@ -32,10 +32,10 @@ read_number(const char *name, long least, long most, long unset, long *out, stru
 }
 
 static rdt_status
-read_byte(const char *name, long most, uint8_t *out, struct rdt_error *err)
+read_byte(const char *name, long least, long most, uint8_t *out, struct rdt_error *err)
 {
     long value;
-    const rdt_status status = read_number(name, 0, most, RDTI_VERBS_UNSET, &value, err);
+    const rdt_status status = read_number(name, least, most, RDTI_VERBS_UNSET, &value, err);
 
     *out = (uint8_t)value;
     return status;
@@ -110,13 +110,13 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
     if (status == RDT_OK)
         status = read_mtu(&s.mtu_bytes, err);
     if (status == RDT_OK)
-        status = read_byte("RDMATENSOR_VERBS_TIMEOUT", 31, &s.timeout, err);
+        status = read_byte("RDMATENSOR_VERBS_TIMEOUT", 1, 31, &s.timeout, err);
     if (status == RDT_OK)
-        status = read_byte("RDMATENSOR_VERBS_RETRY", 7, &s.retry, err);
+        status = read_byte("RDMATENSOR_VERBS_RETRY", 0, 6, &s.retry, err);
     if (status == RDT_OK)
-        status = read_byte("RDMATENSOR_VERBS_SL", 15, &s.service_level, err);
+        status = read_byte("RDMATENSOR_VERBS_SL", 0, 15, &s.service_level, err);
     if (status == RDT_OK) /* 0xff means unset; a class's last two bits are not its own anyhow */
-        status = read_byte("RDMATENSOR_VERBS_TC", 254, &s.traffic_class, err);
+        status = read_byte("RDMATENSOR_VERBS_TC", 0, 254, &s.traffic_class, err);
     if (status == RDT_OK)
         status = read_notify(&s.notify, err);
     if (status != RDT_OK)

@@ -28,13 +28,14 @@ is_staged(const struct rdti_op *op)
 static bool
 is_reachable(struct rdti_verbs_lane *lane, const struct rdti_op *op)
 {
+    uint32_t lkey;
+
     for (uint32_t i = 0; i < op->block_count; i++) {
         const struct rdt_block *b = &op->blocks[i];
 
-        if (b->len_bytes == 0 ||
-            (op->kind == RDTI_OP_WRITE && b->len_bytes <= lane->qps[0]->inline_bytes))
+        if (b->len_bytes == 0 || (op->kind == RDTI_OP_WRITE && b->len_bytes <= lane->inline_bytes))
             continue;
-        if (rdti_verbs_own_memory(lane->verbs, b->src, b->len_bytes) == NULL)
+        if (!rdti_verbs_own_key(lane->verbs, b->src, b->len_bytes, 0, &lkey))
             return false;
     }
     return true;
@@ -131,6 +132,10 @@ flush_chain(struct rdti_verbs_qp *qp)
 
     if (qp->chain_count == 0)
         return 0;
+    if (qp->link->lane->tx_errno != 0) { /* nothing goes behind a hole, least of all its notice */
+        qp->chain_count = 0;
+        return qp->link->lane->tx_errno;
+    }
     for (uint32_t i = 0; i + 1 < qp->chain_count; i++)
         qp->chain[i].next = &qp->chain[i + 1];
     struct ibv_send_wr *last = &qp->chain[qp->chain_count - 1];
@@ -210,17 +215,15 @@ attach_bytes(struct rdti_verbs_qp *qp, const struct rdti_op *op, const struct rd
     wr->num_sge = 1;
     wr->sg_list->length = (uint32_t)bytes->len_bytes;
     wr->sg_list->addr = (uintptr_t)bytes->src;
-    if (!is_read && bytes->len_bytes <= qp->inline_bytes) {
+    if (!is_read && bytes->len_bytes <= lane->inline_bytes) {
         wr->send_flags |= IBV_SEND_INLINE;
         return;
     }
     if (!is_staged(op)) {
-        const struct rdti_verbs_memory *own =
-            rdti_verbs_own_memory(lane->verbs, bytes->src, bytes->len_bytes);
-        assert(own != NULL); /* cut() found it, and the arena's pieces stay */
-        wr->sg_list->lkey = own->mrs[qp->link->nic_index][0] != NULL
-                                ? own->mrs[qp->link->nic_index][0]->lkey
-                                : own->mrs[qp->link->nic_index][1]->lkey;
+        const bool is_own = rdti_verbs_own_key(lane->verbs, bytes->src, bytes->len_bytes,
+                                               qp->link->nic_index, &wr->sg_list->lkey);
+        assert(is_own); /* cut() found it, and the arena's pieces stay */
+        (void)is_own;
         return;
     }
     record->piece = take_piece(lane);
@@ -273,7 +276,9 @@ begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_rem
     rdt_status status = RDT_OK;
 
     *remote = NULL;
-    if (op->scratch[RDTI_VERBS_OP_STEPS] == 0 && op->remote.index != 0)
+    /* Until its first step is posted: it may be cut and wait when the region's end is acknowledged,
+     * and whether it is posted then is what the owner's next user would see. */
+    if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && op->remote.index != 0)
         status = rdti_verbs_check_stale(lane, op, err);
     if (status == RDT_OK && op->len_bytes > 0) {
         status = rdti_verbs_find_remote(lane, op, remote, err);
@@ -311,6 +316,8 @@ post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted, stru
             return WAITS;
     }
     while (op->scratch[RDTI_VERBS_OP_STEP] < op->scratch[RDTI_VERBS_OP_STEPS]) {
+        if (lane->tx_errno != 0) /* the driver ends the lane */
+            return WAITS;
         struct rdti_verbs_qp *qp = lane->qps[op->scratch[RDTI_VERBS_OP_STEP] % lane->qp_count];
 
         if (!has_room(qp, RDTI_VERBS_SQ_RESERVE) || (is_staged(op) && lane->stage_free == 0))

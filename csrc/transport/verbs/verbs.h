@@ -51,6 +51,12 @@
  * of the window. */
 #define RDTI_VERBS_WINDOW 256
 #define RDTI_VERBS_RQ_RESERVE 8
+/* Immediates of one QP that may wait for the other QPs': all that a peer within its window sends. A
+ * power of two: the ring's ends count on past 2^32. */
+#define RDTI_VERBS_IMMS 512
+_Static_assert(RDTI_VERBS_IMMS >= RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE &&
+                   (RDTI_VERBS_IMMS & (RDTI_VERBS_IMMS - 1)) == 0,
+               "the ring holds a window, and wraps where its counters do");
 /* Work requests in one call of ibv_post_send; the last of each chain is signaled. */
 #define RDTI_VERBS_CHAIN 16
 /* Of one poll of a CQ. */
@@ -168,7 +174,7 @@ struct rdti_verbs_qp {
     uint64_t rx_taken;
     uint32_t imm_first; /* the ring is [imm_first, imm_end) */
     uint32_t imm_end;
-    uint32_t imms[RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE]; /* not delivered yet */
+    uint32_t imms[RDTI_VERBS_IMMS]; /* not delivered yet */
 };
 
 enum rdti_verbs_link_state {
@@ -251,6 +257,7 @@ struct rdti_verbs_lane {
     uint32_t link_count;
     struct rdti_verbs_qp *qps[RDTI_VERBS_PORTS_MAX * RDTI_VERBS_QPS_MAX]; /* once READY */
     uint32_t qp_count;
+    uint32_t inline_bytes;     /* that every QP takes in the request itself */
     uint64_t max_chunk_bytes;  /* no work request is longer */
     _Atomic uint32_t phase;    /* written under lock by the driver; release, acquire */
     bool is_connected;         /* driver */
@@ -315,9 +322,10 @@ rdt_status rdti_verbs_pair_links(struct rdti_verbs_lane *lane, struct rdt_error 
 void rdti_verbs_gid_text(const uint8_t raw[16], char *buf, size_t cap);
 
 /* ---- mr.c */
-/* The lkeys for bytes of ours, or NULL: they are not in the arena, or cannot be registered. */
-const struct rdti_verbs_memory *rdti_verbs_own_memory(struct rdti_verbs *verbs, const void *addr,
-                                                      uint64_t len_bytes);
+/* The lkey of a port for bytes of ours. False: they are not in the arena, or cannot be registered.
+ */
+bool rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
+                        uint32_t nic, uint32_t *lkey_out);
 /* Answer a peer's KEY_GET. [driver] RDT_EPROTO, RDT_ESTALE, RDT_ENOMEM (with memlock's lines). */
 rdt_status rdti_verbs_grant(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
                             struct rdti_verbs_words *out, struct rdt_error *err);

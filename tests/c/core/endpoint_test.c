@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/endpoint_impl.h"
 #include "pair_rig.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};
@@ -112,6 +113,29 @@ TEST(a_stale_region_is_refused)
         CHECK(status == RDT_ESTALE);
         pair_close(&pair);
     }
+}
+
+TEST(the_end_of_a_region_that_cannot_be_is_refused)
+{
+    static const uint32_t indices[] = {0, RDTI_REGION_INDEX_MAX + 1, 0x7fffffff, 0x80000000,
+                                       UINT32_MAX};
+
+    for (int i = 0; i < 3; i++)
+        for (size_t k = 0; k < sizeof(indices) / sizeof(indices[0]); k++) {
+            const struct rdti_revoke revoke = {.index = indices[k], .generation = 1};
+            uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+            struct rdt_error err = {0};
+            struct pair pair;
+            uint32_t none;
+            pair_open(&pair, transports[i]);
+            rdti_engine_enter(pair.ctx[0]->engine);
+            rdti_endpoint_send_frame(pair.ep[0], RDTI_FRAME_REVOKE, payload,
+                                     rdti_revoke_encode(&revoke, payload));
+            rdti_engine_leave(pair.ctx[0]->engine);
+            CHECK_STATUS(rdt_endpoint_wait_notify(pair.ep[1], 10 * RIG_S, &none, &err), RDT_EPROTO);
+            CHECK_STR_CONTAINS(err.message, "no region can be");
+            pair_close(&pair);
+        }
 }
 
 TEST(a_wrong_secret_is_refused)

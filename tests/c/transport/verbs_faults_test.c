@@ -504,11 +504,8 @@ TEST(a_key_for_writing_cannot_read)
     /* Read with the key for writing, as a peer that lies would. */
     struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
     struct fake_region *mine = fake_region(&p.a, 100);
-    CHECK_NOT_NULL(rdti_verbs_own_memory(p.a.state, mine->addr, 100));
-    struct ibv_sge sge = {.addr = (uintptr_t)mine->addr,
-                          .length = 100,
-                          .lkey =
-                              rdti_verbs_own_memory(p.a.state, mine->addr, 100)->mrs[0][0]->lkey};
+    struct ibv_sge sge = {.addr = (uintptr_t)mine->addr, .length = 100};
+    CHECK(rdti_verbs_own_key(p.a.state, mine->addr, 100, 0, &sge.lkey));
     struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_READ,
                              .sg_list = &sge,
                              .num_sge = 1,
@@ -520,6 +517,38 @@ TEST(a_key_for_writing_cannot_read)
     CHECK_INT_EQ(lane->verbs->ops->post_send(lane->qps[0]->qp, &wr, &bad), 0);
     VERBS_PUMP(&p, p.ab.error_count == 1);
     CHECK_INT_EQ(p.ab.error.wc_status, IBV_WC_REM_ACCESS_ERR);
+    verbs_pair_close(&p);
+}
+
+/* What is posted in several chains: a later one carries the notification, and must not go when an
+ * earlier one could not. */
+TEST(nothing_is_announced_behind_a_hole)
+{
+    enum { BLOCKS = 3 * RDTI_VERBS_CHAIN };
+    const struct sim_config config = sim_default();
+    struct rdt_block blocks[BLOCKS];
+    struct verbs_pair p;
+    struct fake_op op;
+
+    if (verbs_is_real())
+        SKIP("needs the sim");
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, BLOCKS * 64);
+    uint8_t *src = fake_region(&p.a, BLOCKS * 64)->addr;
+    fake_write(&op, src, 1, &region->remote, 0, 3); /* so that the key is here */
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op) && p.ba.notify_count == 1);
+    memset(src, 0x5a, BLOCKS * 64);
+    for (uint64_t i = 0; i < BLOCKS; i++)
+        blocks[i] = (struct rdt_block){.src = src + i * 64, .dst_off = i * 64, .len_bytes = 64};
+    sim_fail_call(1, ENOMEM);
+    fake_write_many(&op, blocks, BLOCKS, &region->remote, 4);
+    fake_must_start(&p.ab, &op);
+    CHECK_STR_EQ(sim_failed_call(), "post_send");
+    VERBS_PUMP(&p, p.ab.error_count == 1);
+    for (int i = 0; i < 1000; i++)
+        (void)fake_pump(&p.b);
+    CHECK_UINT_EQ(p.ba.notify_count, 1);
     verbs_pair_close(&p);
 }
 

@@ -385,6 +385,51 @@ TEST(revocation_waits_for_what_is_in_flight)
     verbs_pair_close(&p);
 }
 
+/* It has been cut, and waits for a place in the peer's window, when the region's end is heard: the
+ * owner may give the bytes to others as soon as that is acknowledged. */
+TEST(what_waits_for_the_window_is_refused_after_the_revocation)
+{
+    const struct sim_config config = sim_default();
+    struct fake_op *filling = calloc(RDTI_VERBS_WINDOW, sizeof(*filling));
+    struct verbs_pair p;
+    struct fake_op late;
+    uint32_t sent = 0;
+
+    if (verbs_is_real())
+        SKIP("needs the sim");
+    CHECK_NOT_NULL(filling);
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, 4096);
+    struct fake_region *spare = fake_region(&p.b, 4096);
+    uint8_t *src = fake_region(&p.a, 4096)->addr;
+    memset(src, 0x5a, 4096);
+    for (int i = 0; i < 2; i++) { /* so that the keys are here */
+        fake_write(&late, "", 1, i == 0 ? &region->remote : &spare->remote, 0, RDTI_NOTIFY_NONE);
+        fake_must_start(&p.ab, &late);
+        VERBS_PUMP(&p, fake_op_is_done(&late));
+    }
+    const struct rdti_verbs_lane *lane = (const struct rdti_verbs_lane *)p.ab.lane;
+    while (lane->tx_messages < lane->tx_window) { /* nobody looks on the other side */
+        fake_write(&filling[sent], src, 1, &spare->remote, 0, 3);
+        fake_must_start(&p.ab, &filling[sent++]);
+        (void)fake_pump(&p.a); /* places in the send queue */
+    }
+    fake_write(&late, src, 4096, &region->remote, 0, 4);
+    fake_must_start(&p.ab, &late);
+    CHECK_UINT_GE(late.op.scratch[RDTI_VERBS_OP_STEPS], 1);
+    CHECK_UINT_EQ(late.op.scratch[RDTI_VERBS_OP_STEP], 0);
+    fake_region_revoke(&p.b, region);
+    CHECK(p.a.transport->revoke(p.ab.lane, region->remote.index, region->remote.generation));
+    VERBS_PUMP(&p, fake_op_is_done(&late));
+    CHECK_INT_EQ(late.status, RDT_ESTALE);
+    for (uint32_t i = 0; i < 4096; i++)
+        CHECK_UINT_EQ(region->addr[i], 0);
+    for (uint32_t i = 0; i < sent; i++)
+        VERBS_PUMP(&p, fake_op_is_done(&filling[i]));
+    verbs_pair_close(&p);
+    free(filling);
+}
+
 TEST(lanes_explain_themselves)
 {
     const struct sim_config config = sim_default();

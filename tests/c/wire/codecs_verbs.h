@@ -12,8 +12,8 @@ fill_verbs_port(struct rng *rng, struct rdti_verbs_port_offer *v, uint32_t qp_co
     v->mtu = (uint8_t)(1 + rng_below(rng, 5));
     v->gid_count = (uint8_t)(1 - v->is_infiniband + rng_below(rng, RDTI_VERBS_GIDS_MAX));
     v->lid = (uint16_t)rng_u32(rng);
-    v->reads_in = (uint8_t)rng_u32(rng);
-    v->reads_out = (uint8_t)rng_u32(rng);
+    v->reads_in = (uint8_t)(1 + rng_below(rng, 255));
+    v->reads_out = (uint8_t)(1 + rng_below(rng, 255));
     v->max_msg_bytes = 4096 + rng_u64(rng) / 2;
     for (uint32_t i = 0; i < v->gid_count; i++) {
         rng_bytes(rng, v->gids[i].raw, sizeof(v->gids[i].raw));
@@ -33,8 +33,8 @@ fill_verbs_offer(struct rng *rng, void *value)
 
     v->port_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_PORTS_MAX));
     v->qp_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_QPS_MAX));
-    v->timeout = (uint8_t)rng_below(rng, 32);
-    v->retry = (uint8_t)rng_below(rng, 8);
+    v->timeout = (uint8_t)(1 + rng_below(rng, 31));
+    v->retry = (uint8_t)rng_below(rng, 7);
     v->service_level = RDTI_VERBS_UNSET;
     v->traffic_class = (uint8_t)rng_u32(rng);
     v->window = 2 + rng_below(rng, 0xfffe);
