@@ -179,10 +179,11 @@ static bool
 has_notify(void *arg)
 {
     const rdt_endpoint *ep = arg;
+    /* Once: it may become READY in between. */
+    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
 
     return atomic_load_explicit(&ep->inbox_ready, memory_order_seq_cst) > 0 ||
-           (rdti_endpoint_get_state(ep) != RDTI_EP_READY &&
-            rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING);
+           (state != RDTI_EP_READY && state != RDTI_EP_CONNECTING);
 }
 
 static rdt_status

@@ -36,7 +36,7 @@ stop_qps(struct rdti_verbs_lane *lane)
         const struct rdti_verbs_link *link = &lane->links[i];
 
         for (uint32_t q = 0; q < link->qp_count; q++) {
-            struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+            struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR, RDTI_VERBS_NO_MTU};
             (void)lane->verbs->ops->modify_qp(link->qps[q]->qp, &attr, IBV_QP_STATE);
         }
     }

@@ -3,7 +3,6 @@
  * source by our own ops, as a target by a peer's request for its key. Peers that only write get a
  * key that cannot read. */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +26,10 @@ has_ipc_lock(void)
     if (status == NULL)
         return false;
     while (fgets(line, sizeof(line), status) != NULL)
-        if (sscanf(line, "CapEff: %" SCNx64, &caps) == 1)
+        if (strncmp(line, "CapEff:", 7) == 0) {
+            caps = strtoull(line + 7, NULL, 16);
             break;
+        }
     (void)fclose(status);
     return (caps >> CAP_IPC_LOCK_BIT & 1) != 0;
 }

@@ -173,7 +173,7 @@ modify(struct rdti_verbs_qp *qp, struct ibv_qp_attr *attr, int mask, const char 
 static rdt_status
 to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
 {
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET, RDTI_VERBS_NO_MTU};
     rdt_status status = modify(qp, &attr, IBV_QP_STATE, "RESET", err);
 
     if (status != RDT_OK)
@@ -182,6 +182,7 @@ to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
     qp->rx_taken = 0;
     attr = (struct ibv_qp_attr){
         .qp_state = IBV_QPS_INIT,
+        RDTI_VERBS_NO_MTU,
         .pkey_index = qp->link->nic->pkey_index,
         .port_num = qp->link->nic->port,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
@@ -247,6 +248,7 @@ to_rts(struct rdti_verbs_qp *qp, struct rdt_error *err)
     const struct rdti_verbs_port_offer *peer = &lane->peer.ports[link->peer_port];
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTS,
+        RDTI_VERBS_NO_MTU,
         .timeout = AGREED(lane, timeout, RDTI_VERBS_TIMEOUT),
         .retry_cnt = AGREED(lane, retry, RDTI_VERBS_RETRY),
         .rnr_retry = RDTI_VERBS_RNR_RETRY,

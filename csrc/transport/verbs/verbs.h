@@ -51,6 +51,8 @@
  * of the window. */
 #define RDTI_VERBS_WINDOW 256
 #define RDTI_VERBS_RQ_RESERVE 8
+/* In attributes that set none: zero is no value of its type. */
+#define RDTI_VERBS_NO_MTU .path_mtu = IBV_MTU_256
 /* Immediates of one QP that may wait for the other QPs': all that a peer within its window sends. A
  * power of two: the ring's ends count on past 2^32. */
 #define RDTI_VERBS_IMMS 512

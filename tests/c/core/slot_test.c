@@ -405,7 +405,7 @@ TEST(a_receiver_that_goes_has_returned_what_it_read)
         pair_open(&pair, transports[t]);
         for (int round = 0; round < 200; round++) {
             struct rdt_error err = {0};
-            char name[16];
+            char name[24];
             rdt_slot *slot;
             rdt_slot_tx *tx;
             rdt_transfer *transfer;

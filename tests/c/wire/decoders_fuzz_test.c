@@ -3,8 +3,14 @@
  * and an untouched output, or it is a value whose encoding is what came in. */
 #include "codecs.h"
 
+/* A sanitizer's run is the slower one, and looks for other things. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ROUNDS_RANDOM 100000
+#define ROUNDS_MUTATED 100000
+#else
 #define ROUNDS_RANDOM 500000
 #define ROUNDS_MUTATED 500000
+#endif
 
 /* Lengths that are right, nearly right, or anything. */
 static size_t
