@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Our memory as devices know it. A piece of the arena is registered when it is first named: as a
- * source by our own ops, as a target by a peer's request for its key. Peers that only write get a
- * key that cannot read. */
+ * source by our own ops, as a target by a peer's request for its key. A key to write cannot read,
+ * one to read cannot write. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -106,8 +106,8 @@ free_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 static unsigned int
 access_of(uint32_t kind)
 {
-    return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING |
-           (kind == 1 ? (unsigned int)IBV_ACCESS_REMOTE_READ : 0);
+    return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING |
+           (unsigned int)(kind == 1 ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE);
 }
 
 /* On every port, for a kind of access. mr_lock is held. */

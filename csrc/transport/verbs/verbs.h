@@ -133,7 +133,7 @@ struct rdti_verbs_memory {
     uint32_t segment; /* RDT_SEGMENT_NONE: a region, by index and generation */
     uint32_t index;
     uint32_t generation;
-    struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX][2]; /* by nic; [1] may be read by peers */
+    struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX][2]; /* by nic; peers write [0] and read [1] */
 };
 
 struct rdti_verbs {

@@ -483,8 +483,10 @@ TEST(words_that_make_no_sense_are_refused)
               "which is none");
 }
 
-/* A write-only key must not read: the device refuses, whatever the peer's library does. */
-TEST(a_key_for_writing_cannot_read)
+/* Use a key for what it was not given for, as a peer that lies would: the device refuses, whatever
+ * the peer's library does. */
+static void
+check_key_refuses(uint8_t access, enum ibv_wr_opcode opcode)
 {
     const struct sim_config config = sim_default();
     struct verbs_pair p;
@@ -494,26 +496,23 @@ TEST(a_key_for_writing_cannot_read)
     struct rdti_verbs_words get = {.kind = RDTI_VERBS_KEY_GET,
                                    .access = RDTI_VERBS_MAY_WRITE,
                                    .segment = 0};
-    struct rdti_verbs_words key;
+    struct rdti_verbs_words keys[3] = {0}; /* by access */
     struct rdt_error err;
-    CHECK_OK(rdti_verbs_grant(p.b.state, &get, &key, &err), &err);
-    get.access = RDTI_VERBS_MAY_READ;
-    struct rdti_verbs_words read_key;
-    CHECK_OK(rdti_verbs_grant(p.b.state, &get, &read_key, &err), &err);
-    CHECK(key.rkeys[0] != read_key.rkeys[0]);
-    /* Read with the key for writing, as a peer that lies would. */
+    for (get.access = RDTI_VERBS_MAY_WRITE; get.access <= RDTI_VERBS_MAY_READ; get.access++)
+        CHECK_OK(rdti_verbs_grant(p.b.state, &get, &keys[get.access], &err), &err);
+    CHECK(keys[RDTI_VERBS_MAY_WRITE].rkeys[0] != keys[RDTI_VERBS_MAY_READ].rkeys[0]);
     struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
     struct fake_region *mine = fake_region(&p.a, 100);
     struct ibv_sge sge = {.addr = (uintptr_t)mine->addr, .length = 100};
     CHECK(rdti_verbs_own_key(p.a.state, mine->addr, 100, 0, &sge.lkey));
-    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_READ,
+    struct ibv_send_wr wr = {.opcode = opcode,
                              .sg_list = &sge,
                              .num_sge = 1,
                              .send_flags = IBV_SEND_SIGNALED,
                              .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, 0, 0)};
     struct ibv_send_wr *bad;
-    wr.wr.rdma.remote_addr = key.base;
-    wr.wr.rdma.rkey = key.rkeys[0];
+    wr.wr.rdma.remote_addr = keys[access].base;
+    wr.wr.rdma.rkey = keys[access].rkeys[0];
     CHECK_INT_EQ(lane->verbs->ops->post_send(lane->qps[0]->qp, &wr, &bad), 0);
     VERBS_PUMP(&p, p.ab.error_count == 1);
     CHECK_INT_EQ(p.ab.error.wc_status, IBV_WC_REM_ACCESS_ERR);
@@ -550,6 +549,16 @@ TEST(nothing_is_announced_behind_a_hole)
         (void)fake_pump(&p.b);
     CHECK_UINT_EQ(p.ba.notify_count, 1);
     verbs_pair_close(&p);
+}
+
+TEST(a_key_for_writing_cannot_read)
+{
+    check_key_refuses(RDTI_VERBS_MAY_WRITE, IBV_WR_RDMA_READ);
+}
+
+TEST(a_key_for_reading_cannot_write)
+{
+    check_key_refuses(RDTI_VERBS_MAY_READ, IBV_WR_RDMA_WRITE);
 }
 
 TEST_MAIN()
