@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The library over RDMA, in the rig: the C tests of verbs and of what stands on it, and a training
-# run, on one host; checked payloads between two, over a good cable and over a bad one.
+# The library over RDMA, in the rig: the C tests of verbs and of what stands on it, a training run
+# and a peer that shares no code with the library, on one host; checked payloads between two, over
+# a good cable and over a bad one.
 # Usage: ci/rig/verify.sh [one|two]; both without either word. Needs ci/setup.sh, ci/ctest.sh dev.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -22,6 +23,8 @@ if [[ "${1:-}" == guest ]]; then
     done
     echo '== training over verbs'
     RDMATENSOR_TRANSPORT=verbs .venv/bin/python tests/rig/train.py || status=1
+    echo '== an independent witness, by pyverbs'
+    timeout "$PROGRAM_LIMIT_S" .venv/bin/python tests/rig/witness_job.py || status=1
     exit "$status"
 fi
 
