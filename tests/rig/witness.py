@@ -90,6 +90,20 @@ class Witness:
         witness_peer.connect(sock, self._uuid, peer.uuid, JOB, self._secret)
         self._begin(sock, peer.uuid, is_connector=True)
 
+    def do_pretend(self, blob: str) -> dict[str, object]:
+        """Be in both roles one who does not know the secret: nothing must be given away."""
+        assert self._listener is not None
+        sock, _ = self._listener.accept()
+        got = witness_peer.pretend_to_listen(sock, self._uuid)
+        self._checks.same(got, b"", "a listener without the secret hears nothing more")
+        sock.close()
+        self._listener.close()
+        peer = Blob.decode(bytes.fromhex(blob))
+        with socket.create_connection(peer.addrs[0], WAIT_S) as sock:
+            said = witness_peer.pretend_to_connect(sock, os.urandom(16), peer.uuid, JOB)
+        self._checks.that("refused: status" in said, f"a connector without it is {said}", said)
+        return {}
+
     def _begin(self, sock: socket.socket, peer: bytes, *, is_connector: bool) -> None:
         role = "connector" if is_connector else "listener"
         self._checks.that(True, f"the handshake as {role}: the peer knows the secret")

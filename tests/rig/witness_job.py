@@ -24,7 +24,7 @@ os.environ["RDMATENSOR_TRANSPORT"] = "verbs"
 
 from witness_pipe import Checks, Pipe, payload
 
-from rdmatensor import Context, RdmaTensorError, RemoteRegion
+from rdmatensor import AuthenticationError, Context, RdmaTensorError, RemoteRegion
 
 WAIT_S = 90.0
 SYSTEM_PYTHON = "/usr/bin/python3"  # Debian's pyverbs belongs to it
@@ -216,6 +216,20 @@ def exchange(job: Job, endpoint: Any, role: str) -> None:
     job.checks.same(endpoint.transport, "verbs", f"the path, with the witness as {role}")
 
 
+def strangers(job: Job) -> None:
+    """Let the witness come without the secret, as listener and as connector."""
+    blob = bytes.fromhex(job.ask("listen")["blob"])
+    job.tell("pretend", blob=job.context.blob.hex())
+    with job.context.connect(blob, job="witness", timeout_s=WAIT_S) as endpoint:
+        try:
+            endpoint.wait_ready(timeout_s=WAIT_S)
+        except AuthenticationError as error:
+            job.checks.same(error.code, "RDT_EAUTH", "a listener without the secret is refused")
+        else:
+            job.checks.fail("a listener without the secret was believed")
+    job.answer()
+
+
 def both_roles(job: Job) -> None:
     """Connect to the witness, then let it connect; each side leaves first once."""
     blob = bytes.fromhex(job.ask("listen")["blob"])
@@ -277,6 +291,7 @@ def main() -> int:
     with Context() as context:
         job = Job(context)
         try:
+            strangers(job)
             both_roles(job)
             intrusions(job)
             job.close()

@@ -74,6 +74,27 @@ def connect(sock: socket.socket, uuid: bytes, peer: bytes, job: str, secret: byt
     sock.sendall(wire.encode_auth(wire.prove(secret, "rdt connector", raw, challenge)))
 
 
+def pretend_to_listen(sock: socket.socket, uuid: bytes) -> bytes:
+    """Answer a HELLO without the secret; return what the connector gives away after it."""
+    sock.settimeout(WAIT_S)
+    _take(sock, wire.HELLO_BYTES)
+    challenge = wire.encode_challenge(uuid, secrets.token_bytes(32), 0, -1)
+    sock.sendall(challenge[: -wire.MAC_BYTES] + secrets.token_bytes(wire.MAC_BYTES))
+    return sock.recv(4096)
+
+
+def pretend_to_connect(sock: socket.socket, uuid: bytes, peer: bytes, job: str) -> str:
+    """Connect without the secret; return how the listener refuses it."""
+    sock.settimeout(WAIT_S)
+    sock.sendall(Hello(job, uuid, peer, secrets.token_bytes(32)).encode())
+    wire.decode_challenge(_take(sock, wire.CHALLENGE_BYTES))
+    sock.sendall(wire.encode_auth(secrets.token_bytes(wire.MAC_BYTES)))
+    try:
+        return f"it went on with {_take(sock, wire.FRAME_HEAD.size)!r}"
+    except WireError as error:
+        return str(error)
+
+
 # ---- The session ---------------------------------------------------------------------------------
 
 
