@@ -179,8 +179,8 @@ find_transports(rdt_context *ctx, struct rdt_error *err)
     const uint32_t force = ctx->opts.force_transport;
     if (force != RDT_TRANSPORT_AUTO && !ctx->found[force].is_viable)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                              "the transport that is forced cannot be used here: %s",
-                              ctx->found[force].reason);
+                              "the transport %s, which is forced, cannot be used here: %s",
+                              ctx->found[force].transport->name, ctx->found[force].reason);
     return rdti_engine_add_poller(ctx->engine, rdti_endpoints_poll, rdti_endpoints_need_epoll, ctx,
                                   err);
 }
