@@ -117,6 +117,20 @@ is_of_port(const struct rdti_verbs_nic *nic, const struct ibv_async_event *event
     }
 }
 
+/* What is over, and what is no trouble, stands in no error. */
+static void
+note_event(struct rdti_verbs_nic *nic, enum ibv_event_type type)
+{
+    const char *text = nic->verbs->ops->event_type_str(type);
+
+    rdti_log(type == IBV_EVENT_COMM_EST ? RDT_LOG_DEBUG : RDT_LOG_WARN,
+             "verbs: device %s port %u reports \"%s\"", nic->name, nic->port, text);
+    if (type == IBV_EVENT_PORT_ACTIVE)
+        nic->event[0] = '\0';
+    else if (type != IBV_EVENT_COMM_EST)
+        rdti_text_copy(nic->event, sizeof(nic->event), text);
+}
+
 /* [driver] A port that goes down is no error yet: the QPs try on for seconds. It is remembered,
  * and stands in the error that may come of it. */
 static void
@@ -130,12 +144,8 @@ on_async(void *arg, uint32_t epoll_events)
     while (ops->get_async_event(nic->context, &event) == 0) {
         const bool is_ours = is_of_port(nic, &event);
 
-        if (is_ours) {
-            (void)snprintf(nic->event, sizeof(nic->event), "%s",
-                           ops->event_type_str(event.event_type));
-            rdti_log(event.event_type == IBV_EVENT_COMM_EST ? RDT_LOG_DEBUG : RDT_LOG_WARN,
-                     "verbs: device %s port %u reports \"%s\"", nic->name, nic->port, nic->event);
-        }
+        if (is_ours)
+            note_event(nic, event.event_type);
         const bool is_final =
             is_fatal(event.event_type) || event.event_type == IBV_EVENT_QP_FATAL ||
             event.event_type == IBV_EVENT_QP_REQ_ERR ||

@@ -400,6 +400,28 @@ TEST(a_cable_that_stays_out_is_an_error_that_names_the_event)
     verbs_pair_close(&p);
 }
 
+TEST(an_event_that_is_over_stands_in_no_later_error)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 1000, false);
+    struct fake_region *region = fake_region(&p.b, 8);
+    sim_raise_event(0, IBV_EVENT_PORT_ERR);
+    sim_raise_event(0, IBV_EVENT_PORT_ACTIVE);
+    for (int i = 0; i < 100; i++)
+        (void)fake_pump(&p.a);
+    sim_cut_device(0, true);
+    fake_write(&op, "12345678", 8, &region->remote, 0, 4);
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_EPEER);
+    CHECK(strstr(op.error.message, "the device reported") == NULL);
+    verbs_pair_close(&p);
+}
+
 TEST(a_device_that_is_gone_ends_its_lanes)
 {
     const struct sim_config config = sim_default();
