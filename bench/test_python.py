@@ -101,3 +101,9 @@ def test_all_reduce(judge: Judge) -> None:
     """all_reduce through torch.distributed beside a backend that does nothing, and Gloo."""
     pytest.importorskip("torch", reason="torch is not installed")
     judge("all_reduce", "bench/workers/c10d.py", lambda: run_pair("c10d"))
+
+
+def test_coalesced(judge: Judge) -> None:
+    """A thousand tensors of 256 B: coalesced, one by one, and Gloo."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    judge("coalesced", "bench/workers/coalesced.py", lambda: run_pair("coalesced"))

@@ -17,9 +17,13 @@ if [[ "$preset" == tsan ]] && setarch -R true 2>/dev/null; then
 fi
 junit="$LOGS/ctest-$preset.xml"
 rm -f "$junit"
+# Sanitizers scale every deadline, so that two programs may share the cores; those that measure run
+# alone.
+jobs=1
+if [[ "$preset" == ?san ]]; then jobs=2; fi
 status=0
 timeout --kill-after=10 "$STUCK_S" "${personality[@]}" \
-    ctest --preset "$preset" --no-tests=error --output-junit "$junit" \
+    ctest --preset "$preset" -j "$jobs" --no-tests=error --output-junit "$junit" \
     --test-output-size-passed "$OUTPUT_BYTES" --test-output-size-failed "$OUTPUT_BYTES" \
     >"$LOGS/ctest-$preset.log" 2>&1 || status=$?
 if [[ ! -s "$junit" ]]; then # the runner itself failed, or was ended

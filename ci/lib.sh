@@ -28,3 +28,15 @@ logged() {
     fi
     return "$status"
 }
+
+install_packages() {
+    local sudo=()
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || die "as root, run: apt-get install $*"
+        sudo=(sudo -n)
+    fi
+    say "installing Debian packages: $*"
+    logged apt-update "${sudo[@]}" apt-get -q update
+    logged apt-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -q -y --no-install-recommends install "$@"
+}

@@ -42,18 +42,6 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
     gcc -E -include infiniband/verbs.h -x c /dev/null &>/dev/null || echo libibverbs-dev
 }
 
-install_packages() {
-    local sudo=()
-    if ((EUID != 0)); then
-        command -v sudo >/dev/null || die "as root, run: apt-get install $*"
-        sudo=(sudo -n)
-    fi
-    say "installing Debian packages: $*"
-    logged apt-update "${sudo[@]}" apt-get -q update
-    logged apt-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get -q -y --no-install-recommends install "$@"
-}
-
 # Stamps: a hash of what a step depends on, kept in .venv, which they vanish with.
 stamp_matches() { [[ -f "$VENV/.stamp-$1" && "$(<"$VENV/.stamp-$1")" == "$2" ]]; }
 write_stamp() { printf '%s\n' "$2" >"$VENV/.stamp-$1"; }

@@ -7,6 +7,10 @@ source "$here/lib.sh"
 PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
 WORDS_AGAIN=60      # lines of each failed step, repeated at the end, where a reader looks first
 
+# 1 where no virtual machine can run; no setting of the library, so nothing else may see it.
+no_rig="${RDMATENSOR_NO_RIG:-}"
+unset RDMATENSOR_NO_RIG
+
 names=()
 seconds=()
 results=()
@@ -25,6 +29,14 @@ step() {
     say "$name"
     "$@" 2>&1 | tee "$LOGS/step-${#names[@]}.log" || status=$?
     record "$name" "$start" "$status"
+}
+
+# skipped NAME REASON: a row for a step that somebody has switched off.
+skipped() {
+    say "$1: $2"
+    names+=("$1")
+    seconds+=(0)
+    results+=("$2")
 }
 
 repeat_failures() {
@@ -58,7 +70,14 @@ step 'C tests' bash ci/ctest.sh dev
 step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
 step 'C tests, TSan' bash ci/sanitize.sh tsan
 step tidy bash ci/tidy.sh
+step fuzz bash ci/fuzz.sh
 step wheel bash ci/wheel.sh
+step 'c10d suite' bash ci/c10d_suite.sh
+if [[ "$no_rig" == 1 ]]; then
+    skipped rig 'not run (RDMATENSOR_NO_RIG=1)'
+else
+    step rig bash ci/rig/verify.sh one two links # containers: an image to build, see docs/rig.md
+fi
 
 # pytest's closing line is held back, to stand last, under the table.
 say pytest
@@ -67,8 +86,10 @@ status=0
 closing="$LOGS/pytest-closing-line"
 : >"$closing"
 but_last='NR > 1 { print last; fflush() } { last = $0 } END { print last > closing }'
+# A test that fails is tried once more, and both are told (tests/conftest.py has how many may): what
+# stands still for seconds here is more often the machine than a test.
 timeout --kill-after=10 "$PYTEST_STUCK_S" "$VENV/bin/pytest" --continue-on-collection-errors \
-    --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
+    --reruns 1 --reruns-delay 2 -raR --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
     awk -v closing="$closing" "$but_last" || status=$?
 record pytest "$start" "$status"
 repeat_failures

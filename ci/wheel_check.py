@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,11 @@ def check_packages() -> None:
     assert [entry.value for entry in entries] == ["rdmatensor._autoload:register"]
     command = Path(sys.prefix) / "bin" / "rdmatensor"
     subprocess.run([command, "--help"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    # Its status is the machine's; what it finds is not judged here.
+    done = subprocess.run(
+        [command, "doctor", "--json"], check=False, stdout=subprocess.PIPE, timeout=60
+    )
+    assert {"version", "shm", "tcp"} <= {found["subject"] for found in json.loads(done.stdout)}
 
 
 def check_library() -> None:

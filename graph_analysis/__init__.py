@@ -6,26 +6,50 @@ Importing this package does not import torch; only analyze() does.
 """
 
 from graph_analysis.build import analyze, build_plan
-from graph_analysis.crossing import DataParallel, Strategy
 from graph_analysis.errors import CaptureError, GraphAnalysisError, InvalidArgument, PlanError
-from graph_analysis.ir import CostModel
+from graph_analysis.ir import CostModel, SlotPolicy
+from graph_analysis.picture import render_html
 from graph_analysis.plan import TransferPlan, first_difference
 from graph_analysis.plan_json import plan_from_json, plan_to_json
+from graph_analysis.recording import (
+    RecordedOp,
+    RecordedTensor,
+    missing_from,
+    record_plan,
+    recorded_difference,
+)
 from graph_analysis.report import render_text
+from graph_analysis.strategies import (
+    DataParallel,
+    GraphCollectives,
+    ParameterServer,
+    Pipeline,
+    Strategy,
+)
 
 __all__ = [
     "CaptureError",
     "CostModel",
     "DataParallel",
     "GraphAnalysisError",
+    "GraphCollectives",
     "InvalidArgument",
+    "ParameterServer",
+    "Pipeline",
     "PlanError",
+    "RecordedOp",
+    "RecordedTensor",
+    "SlotPolicy",
     "Strategy",
     "TransferPlan",
     "analyze",
     "build_plan",
     "first_difference",
+    "missing_from",
     "plan_from_json",
     "plan_to_json",
+    "record_plan",
+    "recorded_difference",
+    "render_html",
     "render_text",
 ]

@@ -1,8 +1,9 @@
 """Command line: python -m graph_analysis MODULE:FACTORY --strategy dp --world 4 -o plan.json.
 
 FACTORY() takes no argument and returns (model, inputs) or (model, inputs, loss_fn); loss_fn is
-called as loss_fn(output, *inputs). The report goes to standard output, the plan to the file.
-Exit status: 0 planned, 2 bad arguments or nothing to plan.
+called as loss_fn(output, *inputs). The report goes to standard output, the plan and the page
+with its pictures to the files. For --strategy graph the factory also makes the process group,
+which may be torch's fake one. Exit status: 0 planned, 2 bad arguments or nothing to plan.
 """
 
 import argparse
@@ -12,10 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graph_analysis.build import analyze
-from graph_analysis.crossing import DataParallel
-from graph_analysis.errors import CaptureError, GraphAnalysisError
+from graph_analysis.errors import CaptureError, GraphAnalysisError, InvalidArgument
+from graph_analysis.picture import render_html
 from graph_analysis.plan_json import plan_to_json
 from graph_analysis.report import render_text
+from graph_analysis.strategies import (
+    DataParallel,
+    GraphCollectives,
+    ParameterServer,
+    Pipeline,
+    Strategy,
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,10 +37,43 @@ def _parser() -> argparse.ArgumentParser:
         help="FACTORY() returns (model, inputs) or (model, inputs, loss_fn)",
     )
     parser.add_argument("--batch", type=int, help="re-size dimension 0 of every input tensor")
-    parser.add_argument("--strategy", choices=["dp"], default="dp", help="dp: data parallel")
-    parser.add_argument("--world", type=int, required=True, help="number of ranks")
+    parser.add_argument(
+        "--strategy",
+        choices=["dp", "pp", "ps", "graph"],
+        default="dp",
+        help="dp: data parallel; pp: pipeline; ps: parameter server; "
+        "graph: the collectives that the graph holds (default: dp)",
+    )
+    parser.add_argument("--world", type=int, help="number of ranks; not needed with --split")
+    parser.add_argument(
+        "--split", metavar="NAME,NAME", help="pp: where all stages but the first begin"
+    )
+    parser.add_argument(
+        "--shards", type=int, default=1, help="ps: how many of the ranks are servers (default: 1)"
+    )
     parser.add_argument("-o", "--output", type=Path, help="write the plan as JSON to this file")
+    parser.add_argument("--html", type=Path, help="write the plan as a page with pictures")
     return parser
+
+
+def _strategy(arguments: argparse.Namespace) -> Strategy:
+    if arguments.split is not None:
+        if arguments.strategy != "pp":
+            raise InvalidArgument("--split belongs to --strategy pp")
+        names = tuple(arguments.split.split(","))
+        if arguments.world not in (None, len(names) + 1):
+            raise InvalidArgument(
+                f"--world {arguments.world}, but --split makes {len(names) + 1} stages"
+            )
+        return Pipeline(names)
+    world: int | None = arguments.world
+    if world is None:
+        raise InvalidArgument("--world says how many ranks there are")
+    if arguments.strategy == "pp":
+        return Pipeline(world)
+    if arguments.strategy == "ps":
+        return ParameterServer(arguments.shards, world - arguments.shards)
+    return DataParallel(world) if arguments.strategy == "dp" else GraphCollectives(world)
 
 
 def _load(spec: str) -> tuple[object, ...]:
@@ -53,7 +94,7 @@ def _load(spec: str) -> tuple[object, ...]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    strategy = DataParallel(arguments.world)
+    strategy = _strategy(arguments)
     made = _load(arguments.factory)
     from graph_analysis.capture import check_factory, resize_batch  # needs torch, --help not
 
@@ -63,6 +104,8 @@ def _run(arguments: argparse.Namespace) -> None:
     plan = analyze(model, inputs, loss_fn=loss_fn, strategy=strategy)
     if arguments.output is not None:
         arguments.output.write_text(plan_to_json(plan), encoding="ascii")
+    if arguments.html is not None:
+        arguments.html.write_text(render_html(plan), encoding="utf-8")
     sys.stdout.write(render_text(plan))
 
 

@@ -46,16 +46,31 @@ class Bucket:
 
 
 def wire(cost: CostModel, operation: Operation, ranks: int) -> Wire:
-    """The link as this operation over so many ranks loads it.
+    """The busiest link as this operation over so many ranks loads it, in shares of the input.
 
-    A bandwidth-optimal all-reduce moves 2 (n-1)/n of the bytes over each rank's link; a
-    broadcast passes them on once.
+    A bandwidth-optimal all-reduce moves 2 (n-1)/n of the bytes over each rank's link, a
+    reduce-scatter and an all-to-all half of that; an all-gather passes on n-1 inputs. A
+    broadcast passes the bytes on once, as a reduce and a send do. Between the root of a push, pull,
+    gather or scatter and the n-1 others all the bytes of each go over the root's link.
     """
     if min(cost.latency_ns, cost.op_ns) < 0:
         raise InvalidArgument(f"negative time in {cost}")
     if min(cost.bandwidth_bytes_per_s, cost.memory_bytes_per_s) < 1:
         raise InvalidArgument(f"a rate below 1 byte/s in {cost}")
-    numerator, denominator = (2 * (ranks - 1), ranks) if operation == "all_reduce" else (1, 1)
+    shares: dict[Operation, tuple[int, int]] = {
+        "all_reduce": (2 * (ranks - 1), ranks),
+        "reduce_scatter": (ranks - 1, ranks),
+        "all_to_all": (ranks - 1, ranks),
+        "all_gather": (ranks - 1, 1),
+        "push": (ranks - 1, 1),
+        "pull": (ranks - 1, 1),
+        "gather": (ranks - 1, 1),
+        "scatter": (ranks - 1, 1),
+        "broadcast": (1, 1),
+        "reduce": (1, 1),
+        "send": (1, 1),
+    }
+    numerator, denominator = shares[operation]
     scale = cost.bandwidth_bytes_per_s * denominator
     return Wire(scale, cost.latency_ns * scale, _NS_PER_S * numerator)
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from graph_analysis.classify import SizeClass, classify
-from graph_analysis.crossing import Strategy, find_crossings
+from graph_analysis.classify import SizeClass, as_dynamic, classify, over_share
+from graph_analysis.crossing import order_crossings
 from graph_analysis.errors import CaptureError
 from graph_analysis.ir import (
     DEFAULT_ALIGNMENT_BYTES,
     DEFAULT_COST,
+    DEFAULT_POLICY,
     CostModel,
     Graph,
     Lifetime,
+    SlotPolicy,
     SymbolicDim,
+    Value,
 )
-from graph_analysis.liveness import lifetimes
+from graph_analysis.liveness import lifetimes, storage_roots
 from graph_analysis.packing import SizeFacts, place_buckets, plan_buckets
 from graph_analysis.plan import PlannedTensor, StrategyRecord, TransferPlan
+from graph_analysis.strategies.base import Spread, StepFacts, Strategy, forward_op_count
+from graph_analysis.strategies.graph_collectives import GraphCollectives
 from graph_analysis.timing import op_end_ns
 
 if TYPE_CHECKING:
@@ -35,9 +40,13 @@ def analyze(
     strategy: Strategy,
     dynamic_shapes: Sequence[object] | Mapping[str, object] | None = None,
     cost: CostModel = DEFAULT_COST,
+    policy: SlotPolicy = DEFAULT_POLICY,
     alignment_bytes: int = DEFAULT_ALIGNMENT_BYTES,
 ) -> TransferPlan:
     """Plan the transfers of one training step of model, without running it.
+
+    The one exception: with GraphCollectives a copy of a model that torch.export refuses does a
+    step, on every rank at once if the process group is a real one.
 
     Shapes: example_inputs are the positional arguments of model.forward; dynamic_shapes has one
         entry per argument (or maps argument names to entries) as torch.export.export takes them,
@@ -56,8 +65,14 @@ def analyze(
         if error.name != "torch":
             raise
         raise CaptureError("analyze() needs torch: pip install torch==2.13.0") from error
-    graph = capture(model, example_inputs, loss_fn=loss_fn, dynamic_shapes=dynamic_shapes)
-    return build_plan(graph, strategy, cost=cost, alignment_bytes=alignment_bytes)
+    graph = capture(
+        model,
+        example_inputs,
+        loss_fn=loss_fn,
+        dynamic_shapes=dynamic_shapes,
+        may_run=isinstance(strategy, GraphCollectives),
+    )
+    return build_plan(graph, strategy, cost=cost, policy=policy, alignment_bytes=alignment_bytes)
 
 
 def build_plan(
@@ -65,35 +80,49 @@ def build_plan(
     strategy: Strategy,
     *,
     cost: CostModel = DEFAULT_COST,
+    policy: SlotPolicy = DEFAULT_POLICY,
     alignment_bytes: int = DEFAULT_ALIGNMENT_BYTES,
 ) -> TransferPlan:
     """The plan of a captured graph: pure, and linear in the graph up to sorting."""
-    classes = classify(graph)
     lives = lifetimes(graph)
-    crossings = find_crossings(graph, strategy)
-    facts = SizeFacts(classes, lives, op_end_ns(graph, cost), alignment_bytes)
-    buckets = plan_buckets(graph, strategy.groups(), crossings, cost, facts)
-    buckets, arena = place_buckets(buckets, facts)
+    ends = op_end_ns(graph, cost)
+    spread = strategy.spread(StepFacts(graph, lives, ends))
+    classes = classify(graph)
+    places = ((stay.home, stay.tensor) for stay in spread.stays)
+    classes = as_dynamic(classes, over_share(classes, places, policy))
+    crossings = order_crossings(graph, spread)
+    forward_ops = forward_op_count(graph)
+    facts = SizeFacts(classes, ends, alignment_bytes)
+    drafts = plan_buckets(graph, spread, crossings, cost, facts)
+    buckets, arenas = place_buckets(drafts, spread, facts)
     return TransferPlan(
-        strategy=StrategyRecord(strategy.kind, strategy.world_size, strategy.options()),
-        groups=strategy.groups(),
+        strategy=StrategyRecord(strategy.kind, spread.world_size, spread.options),
+        groups=spread.groups,
         source=graph.source,
         loss=graph.loss,
         captured_with=graph.captured_with,
         cost=cost,
+        policy=policy,
         op_count=len(graph.ops),
+        forward_op_count=forward_ops,
+        forward_end_ns=ends[forward_ops - 1] if forward_ops else 0,
+        end_ns=ends[-1] if ends else 0,
         symbols=graph.symbols,
-        tensors=_planned_tensors(graph, classes, lives),
+        tensors=_planned_tensors(graph, spread, classes, lives),
         crossings=crossings,
         buckets=buckets,
-        arena=arena,
-        omissions=graph.omissions,
+        arenas=arenas,
+        omissions=graph.omissions + spread.omissions,
     )
 
 
 def _planned_tensors(
-    graph: Graph, classes: dict[str, SizeClass], lives: dict[str, Lifetime]
+    graph: Graph,
+    spread: Spread,
+    classes: Mapping[str, SizeClass],
+    lives: Mapping[str, Lifetime],
 ) -> tuple[PlannedTensor, ...]:
+    """Every value that owns memory, and the views that cross."""
     sources = {
         s.name: s.source if s.dim is None else f"{s.source}, dimension {s.dim}"
         for s in graph.symbols
@@ -101,11 +130,13 @@ def _planned_tensors(
     gradients = [v for v in graph.values if v.role == "gradient"]
     gradients.sort(key=lambda v: v.ready_op)  # stable: equal ones stay in position
     order = {v.name: index for index, v in enumerate(gradients)}
+    roots = storage_roots(graph)
+    sent = {name for c in spread.crossings for name in (c.tensor, c.result)}
     tensors = []
     for value in graph.values:
-        if value.alias_of is not None:
+        if value.alias_of is not None and value.name not in sent:
             continue
-        size, life = classes[value.name], lives[value.name]
+        size, root = classes[value.name], roots[value.name]
         tensors.append(
             PlannedTensor(
                 name=value.name,
@@ -119,10 +150,17 @@ def _planned_tensors(
                 symbols=size.symbols,
                 inputs=tuple(dict.fromkeys(sources[name] for name in size.symbols)),
                 producer=None if value.producer is None else graph.ops[value.producer].name,
-                first_use=life.first_use,
-                last_use=life.last_use,
+                first_use=_birth(value, lives[root]),
+                last_use=lives[root].last_use,
+                view_of=None if root == value.name else root,
                 ready_order=order.get(value.name),
                 parameter=value.of,
+                homes=spread.holders.get(root, ()),
             )
         )
     return tuple(tensors)
+
+
+def _birth(value: Value, life: Lifetime) -> int:
+    """A view that is sent needs memory of its own from the moment it is taken."""
+    return life.first_use if value.alias_of is None else max(life.first_use, value.ready_op)

@@ -20,9 +20,30 @@ Role = Literal[
 ]
 TensorClass = Literal["static", "bounded", "dynamic"]
 Phase = Literal["setup", "forward", "backward"]
-Source = Literal["joint_graph", "module"]
+Source = Literal[
+    "joint_graph",  # forward and backward, whole
+    "pieces",  # what torch.compile made of the step between its graph breaks
+    "module",  # the module's own tensors alone
+    "recorded",  # what a communication backend saw in the first steps
+]
 Loss = Literal["loss_fn", "output_sum"]
-Operation = Literal["all_reduce", "broadcast"]
+Operation = Literal[
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send",  # the root to the other member of its group
+    "push",  # every other member to the root, each into a place of its own
+    "pull",  # the root to every other member
+    "reduce",  # the sum of all to the root
+    "gather",  # every member's own to the root
+    "scatter",  # the root to each member its own
+]
+# Operations in which one member of the group, the root, has a part of its own.
+ROOTED: frozenset[Operation] = frozenset(
+    {"broadcast", "send", "push", "pull", "reduce", "gather", "scatter"}
+)
 
 # Enough for a cache line and for AVX-512 loads; also what torch's CPU allocator gives.
 DEFAULT_ALIGNMENT_BYTES = 64
@@ -84,6 +105,19 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """What an operation does when it is a collective. root is a member's rank, or None.
+
+    group is the name that the graph gives its process group; ranks are global ones.
+    """
+
+    operation: Operation
+    group: str
+    ranks: tuple[int, ...]
+    root: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation: the names of the values that it reads and makes."""
 
@@ -91,6 +125,7 @@ class Op:
     target: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    collective: Collective | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +171,40 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor that leaves its rank. root is the sending rank of a broadcast, else None."""
+    """A tensor that leaves its rank. root is a rank where the operation has one, else None.
+
+    result is the tensor that a collective of the graph makes, None where the outcome stands in
+    tensor itself (or, at the other end of a send, push or pull, under the same name).
+    """
 
     tensor: str
     operation: Operation
     phase: Phase
     group: str
     root: int | None
+    result: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Ranks that do the same work, so that one arena's layout serves them all."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A crossing tensor's place in the memory of one home.
+
+    origin is the rank whose value stands there, None for the rank's own or the group's common
+    one: a parameter server keeps a place for each worker's gradient.
+    """
+
+    home: str
+    tensor: str
+    origin: int | None
+    lifetime: Lifetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +223,22 @@ class CostModel:
 
 
 DEFAULT_COST = CostModel()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPolicy:
+    """When a bounded tensor gets no slot of its maximum size and counts as dynamic.
+
+    That is when the slot would take more than bounded_share_percent of the arena, which is taken
+    to have arena_bytes, or what the static tensors need where that is more. The default arena
+    is an assumption: a gibibyte is a small part of the memory of a machine that trains.
+    """
+
+    arena_bytes: int = 1 << 30
+    bounded_share_percent: int = 25
+
+
+DEFAULT_POLICY = SlotPolicy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The transfer plan: everything that is known of a step's transfers before the step runs.
 
 Plans are values. plan_json stores them, plan_check refuses contradictions. Offsets are bytes
-from the start of the arena; times are operation indices, or ns where the name says so.
+from the start of an arena; times are operation indices, or ns where the name says so.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from graph_analysis.ir import (
     Operation,
     Phase,
     Role,
+    SlotPolicy,
     Source,
     Symbol,
     TensorClass,
@@ -25,12 +26,15 @@ from graph_analysis.ir import (
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """One tensor that owns memory. shape holds integers, or expressions over plan.symbols.
+    """One tensor that owns memory, or a view that crosses ranks and so needs memory of its own.
 
-    size_bytes is None unless kind is static; max_bytes is None when kind is dynamic. symbols
-    and inputs say what makes it bounded or dynamic. producer is the operation that makes it,
-    None for what exists before the step. ready_order numbers the gradients as they become
-    ready, parameter is the one that a gradient belongs to.
+    shape holds integers, or expressions over plan.symbols. size_bytes is None unless kind is
+    static. max_bytes is None where nothing bounds the size; a dynamic tensor that has one would
+    take more of the arena than plan.policy allows. symbols and inputs say what makes it bounded
+    or dynamic. producer is the operation that makes it, None for what exists before the step.
+    view_of is the tensor whose memory a view shows, None for all others. ready_order numbers
+    the gradients as they become ready, parameter is the one that a gradient belongs to. homes
+    names the arenas of the ranks that hold it, all where it is empty.
     """
 
     name: str
@@ -46,16 +50,34 @@ class PlannedTensor:
     producer: str | None
     first_use: int
     last_use: int
+    view_of: str | None
     ready_order: int | None
     parameter: str | None
+    homes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlace:
+    """Where the members of a bucket stand side by side in one arena.
+
+    origin is the rank whose values stand there, None for the ranks' own (and for what a send,
+    pull or collective leaves there).
+    """
+
+    arena: str
+    origin: int | None
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBucket:
-    """Tensors that leave in one message, in arena order from offset on.
+    """Tensors that leave in one message, side by side in the order given.
 
     payload_bytes counts the tensors, span_bytes also the alignment gaps between them, which the
-    message carries and whose content means nothing. The times are those of the cost model.
+    message carries and whose content means nothing. places has one entry for each arena and
+    origin: a data-parallel bucket has a single one, a send one at its source and one at its
+    target, a push one at the workers and one for each worker at the shard. The times are those
+    of the cost model.
     """
 
     operation: Operation
@@ -66,7 +88,7 @@ class PlannedBucket:
     tensors: tuple[str, ...]
     payload_bytes: int
     span_bytes: int
-    offset: int
+    places: tuple[BucketPlace, ...]
     ready_ns: int
     start_ns: int
     finish_ns: int
@@ -74,21 +96,30 @@ class PlannedBucket:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a tensor stands in the arena."""
+    """Where a tensor stands in an arena, and from which operation to which it needs the place.
+
+    Whoever lets a peer write there waits until all that stood in the same bytes before is dead
+    on his rank: last_use counts the operations of these ranks alone.
+    """
 
     tensor: str
+    origin: int | None
     offset: int
     size_bytes: int
+    first_use: int
+    last_use: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Memory for everything that crosses in a step.
+    """Memory, on each of these ranks, for everything of theirs that crosses in a step.
 
     naive_bytes is the size without reuse, lower_bound_bytes the largest live set; both count
     whole buckets rounded up to the alignment, as peak_bytes does.
     """
 
+    name: str
+    ranks: tuple[int, ...]
     alignment_bytes: int
     peak_bytes: int
     naive_bytes: int
@@ -98,16 +129,20 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class StrategyRecord:
-    """The strategy as data: its kind, its ranks and every option as an integer."""
+    """The strategy as data: its kind, its ranks, every option and what it chose by itself."""
 
     kind: str
     world_size: int
-    options: tuple[tuple[str, int], ...]
+    options: tuple[tuple[str, int | str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """The plan of one training step. The same graph and strategy give the same plan."""
+    """The plan of one training step. The same graph and strategy give the same plan.
+
+    The forward is operations 0 to forward_op_count-1; forward_end_ns and end_ns are when its
+    last operation and the last of all are estimated to end.
+    """
 
     strategy: StrategyRecord
     groups: tuple[Group, ...]
@@ -115,12 +150,16 @@ class TransferPlan:
     loss: Loss
     captured_with: str
     cost: CostModel
+    policy: SlotPolicy
     op_count: int
+    forward_op_count: int
+    forward_end_ns: int
+    end_ns: int
     symbols: tuple[Symbol, ...]
     tensors: tuple[PlannedTensor, ...]
     crossings: tuple[Crossing, ...]
     buckets: tuple[PlannedBucket, ...]
-    arena: Arena
+    arenas: tuple[Arena, ...]
     omissions: tuple[Omission, ...]
 
     def fingerprint(self) -> str:

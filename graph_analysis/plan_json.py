@@ -16,7 +16,7 @@ from graph_analysis.plan import TransferPlan, canonical_json
 from graph_analysis.plan_check import check_plan
 
 FORMAT = "transfer-plan"
-VERSION = 1
+VERSION = 2
 
 
 def plan_to_json(plan: TransferPlan) -> str:
@@ -49,18 +49,22 @@ def plan_from_json(text: str | bytes) -> TransferPlan:
             f"plan has version {version}, this reader knows up to {VERSION}: "
             "upgrade graph_analysis or write the plan again"
         )
+    if version < VERSION:
+        raise PlanError(
+            f"plan has version {version}, this reader needs {VERSION}: write the plan again"
+        )
     if set(document) != {"format", "version", "sha256", "plan"}:
         raise PlanError(f"plan document has the fields {sorted(document)}")
     if document["sha256"] != found:
         raise PlanError(f"plan is damaged: sha256 is {found}, not {document['sha256']!r}")
-    plan = _decode(TransferPlan, body, "plan")
+    plan = decode(TransferPlan, body, "plan")
     assert isinstance(plan, TransferPlan)
     check_plan(plan)
     return plan
 
 
-def _decode(kind: object, data: object, where: str) -> object:
-    """data as the type kind; where is the path for the error message."""
+def decode(kind: object, data: object, where: str) -> object:
+    """data as the type kind, or PlanError; where is the path for its message."""
     if get_origin(kind) is tuple and type(data) is list:
         return _decode_items(get_args(kind), data, where)
     if is_dataclass(kind) and isinstance(kind, type) and type(data) is dict:
@@ -76,11 +80,11 @@ def _decode(kind: object, data: object, where: str) -> object:
 
 def _decode_items(kinds: tuple[object, ...], data: list[object], where: str) -> object:
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_decode(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        return tuple(decode(kinds[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if len(data) != len(kinds):
         raise PlanError(f"{where}: {len(data)} items, wanted {len(kinds)}")
     pairs = zip(kinds, data, strict=True)
-    return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(pairs))
+    return tuple(decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(pairs))
 
 
 def _decode_fields(kind: type, data: dict[str, object], where: str) -> object:
@@ -89,5 +93,5 @@ def _decode_fields(kind: type, data: dict[str, object], where: str) -> object:
         wrong = sorted(set(data) ^ names)
         raise PlanError(f"{where}: fields missing or unknown: {wrong}")
     hints = get_type_hints(kind)
-    values = {name: _decode(hints[name], data[name], f"{where}.{name}") for name in data}
+    values = {name: decode(hints[name], data[name], f"{where}.{name}") for name in data}
     return cast(Callable[..., object], kind)(**values)

@@ -22,6 +22,8 @@ _LOSS = {
 }
 _SOURCE = {
     "joint_graph": "forward and backward graph",
+    "pieces": "graphs between the graph breaks, see below",
+    "recorded": "what a backend saw in the first steps",
     "module": "parameters and buffers of the module only, see below",
 }
 # A screenful; the JSON has them all.
@@ -33,8 +35,10 @@ def render_text(plan: TransferPlan) -> str:
     """The report, ending in a newline. Bytes are exact, units in powers of 1024."""
     sections = [
         _header(plan),
+        _homes(plan),
         _classes(plan),
         _unsized(plan),
+        _over_share(plan),
         _crossings(plan),
         _buckets(plan),
         _arena(plan),
@@ -43,7 +47,8 @@ def render_text(plan: TransferPlan) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
-def _bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
+    """A number of bytes with a unit, for people."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -72,11 +77,35 @@ def _header(plan: TransferPlan) -> list[str]:
         f"  loss         {_LOSS[plan.loss]}",
         f"  fingerprint  {plan.fingerprint()}",
     ]
+    return [*lines, *(f"  symbol       {line}" for line in symbol_lines(plan))]
+
+
+def symbol_lines(plan: TransferPlan) -> list[str]:
+    """Every symbol with what makes it and its bounds."""
+    lines = []
     for s in plan.symbols:
         upper = "no maximum" if s.upper is None else f"at most {s.upper}"
         where = f"computed by {s.source}" if s.dim is None else f"{s.source}, dimension {s.dim}"
-        lines.append(f"  symbol       {s.name}: {where}, at least {s.lower}, {upper}")
+        lines.append(f"{s.name}: {where}, at least {s.lower}, {upper}")
     return lines
+
+
+def _homes(plan: TransferPlan) -> list[str]:
+    """What each kind of rank holds, where they differ."""
+    if len(plan.arenas) < 2:
+        return []
+    rows = [["Ranks", "of", "parameters", "bytes", "gradients", "arena"]]
+    for arena in plan.arenas:
+        held = [t for t in plan.tensors if not t.homes or arena.name in t.homes]
+        parameters = [t for t in held if t.role == "parameter"]
+        total = bytes_text(sum(t.max_bytes or 0 for t in parameters))
+        gradients = sum(t.role == "gradient" for t in held)
+        ranks = (
+            f"{arena.ranks[0]}" if len(arena.ranks) == 1 else f"{arena.ranks[0]}-{arena.ranks[-1]}"
+        )
+        counts = [str(len(parameters)), total, str(gradients)]
+        rows.append([arena.name, ranks, *counts, bytes_text(arena.peak_bytes)])
+    return _table(rows)
 
 
 def _classes(plan: TransferPlan) -> list[str]:
@@ -88,7 +117,7 @@ def _classes(plan: TransferPlan) -> list[str]:
         for kind in _KINDS:
             chosen = [t for t in plan.tensors if (t.role, t.kind) == (role, kind)]
             total = sum(t.max_bytes or 0 for t in chosen)
-            row += [str(len(chosen)), "-" if kind == "dynamic" else _bytes(total)]
+            row += [str(len(chosen)), "-" if kind == "dynamic" else bytes_text(total)]
         if any(cell not in ("0", "-", "0 B") for cell in row[1:]):
             rows.append(row)
     return _table(rows)
@@ -104,9 +133,22 @@ def _unsized(plan: TransferPlan) -> list[str]:
     rows = [["Largest without a fixed size", "kind", "shape", "max", "because of"]]
     for t in chosen[:_MAX_UNSIZED]:
         shape = "(" + ", ".join(map(str, t.shape)) + ")"
-        top = "none" if t.max_bytes is None else _bytes(t.max_bytes)
+        top = "none" if t.max_bytes is None else bytes_text(t.max_bytes)
         rows.append([t.name, t.kind, shape, top, ", ".join(t.symbols)])
     return _table(rows) + _rest(chosen, _MAX_UNSIZED)
+
+
+def _over_share(plan: TransferPlan) -> list[str]:
+    chosen = [t for t in plan.tensors if t.kind == "dynamic" and t.max_bytes is not None]
+    if not chosen:
+        return []
+    policy = plan.policy
+    limit = f"{policy.bounded_share_percent} % of an arena of {bytes_text(policy.arena_bytes)}"
+    return [
+        f"Bounded, but counted as dynamic: a slot would take more than {limit}",
+        *(f"  {t.name}: at most {bytes_text(t.max_bytes or 0)}" for t in chosen[:_MAX_UNSIZED]),
+        *_rest(chosen, _MAX_UNSIZED),
+    ]
 
 
 def _rest(items: Sequence[object], shown: int) -> list[str]:
@@ -150,14 +192,14 @@ def _buckets(plan: TransferPlan) -> list[str]:
 
 
 def _arena(plan: TransferPlan) -> list[str]:
-    arena = plan.arena
-    if not arena.placements:
+    chosen = [arena for arena in plan.arenas if arena.placements]
+    if not chosen:
         return []
-    return [
-        f"Arena: {_bytes(arena.peak_bytes)} ({arena.peak_bytes} bytes) for "
-        f"{len(arena.placements)} tensors, aligned to {arena.alignment_bytes}",
-        f"  without reuse {arena.naive_bytes}, largest live set {arena.lower_bound_bytes}",
-    ]
+    rows = [["Arena", "tensors", "bytes", "without reuse", "largest live set", "aligned to"]]
+    for a in chosen:
+        sizes = [a.peak_bytes, a.naive_bytes, a.lower_bound_bytes, a.alignment_bytes]
+        rows.append([a.name, str(len(a.placements)), *map(str, sizes)])
+    return _table(rows)
 
 
 def _omissions(plan: TransferPlan) -> list[str]:

@@ -10,13 +10,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rdmatensor._group_text import describe_text as describe_text
     from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
     from rdmatensor.config import Settings as Settings
     from rdmatensor.context import Context as Context
     from rdmatensor.context import default_context as default_context
     from rdmatensor.distributed import describe as describe
+    from rdmatensor.distributed import last_operations as last_operations
     from rdmatensor.distributed import monitored_barrier as monitored_barrier
+    from rdmatensor.distributed import sequence_number as sequence_number
+    from rdmatensor.distributed import set_timeout as set_timeout
+    from rdmatensor.distributed import split_group as split_group
     from rdmatensor.endpoint import Blocks as Blocks
     from rdmatensor.endpoint import Endpoint as Endpoint
     from rdmatensor.endpoint import PreparedWrite as PreparedWrite
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from rdmatensor.errors import Canceled as Canceled
     from rdmatensor.errors import Closed as Closed
     from rdmatensor.errors import CompletionError as CompletionError
+    from rdmatensor.errors import CorruptedData as CorruptedData
     from rdmatensor.errors import DeviceError as DeviceError
     from rdmatensor.errors import ForkedProcess as ForkedProcess
     from rdmatensor.errors import InternalError as InternalError
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
     from rdmatensor.errors import TransportNotViable as TransportNotViable
     from rdmatensor.errors import VersionMismatch as VersionMismatch
     from rdmatensor.group import Group as Group
+    from rdmatensor.hooks import bf16_hook as bf16_hook
+    from rdmatensor.hooks import bf16_wrapper as bf16_wrapper
     from rdmatensor.memory import Region as Region
     from rdmatensor.memory import RemoteRegion as RemoteRegion
     from rdmatensor.slot import Held as Held
@@ -53,18 +61,30 @@ if TYPE_CHECKING:
 
 # Module -> its public names. The block above says the same to type checkers; a test compares them.
 _MODULES = {
+    "_group_text": ("describe_text",),
     "bootstrap": ("World", "join"),
     "config": ("Settings",),
     "context": ("Context", "default_context"),
-    "distributed": ("describe", "monitored_barrier"),
+    "distributed": (
+        *(
+            "describe",
+            "last_operations",
+            "monitored_barrier",
+            "sequence_number",
+            "set_timeout",
+            "split_group",
+        ),
+    ),
     "endpoint": ("Blocks", "Endpoint", "PreparedWrite"),
     "errors": (
-        *("AuthenticationError", "Busy", "Canceled", "Closed", "CompletionError", "DeviceError"),
+        *("AuthenticationError", "Busy", "Canceled", "Closed", "CompletionError"),
+        *("CorruptedData", "DeviceError"),
         *("ForkedProcess", "InternalError", "InvalidArgument", "Mismatch", "NotSupported"),
         *("OutOfMemory", "PeerError", "ProtocolError", "RdmaTensorError", "StaleRegion"),
         *("TransferTimeout", "TransportNotViable", "VersionMismatch"),
     ),
     "group": ("Group",),
+    "hooks": ("bf16_hook", "bf16_wrapper"),
     "memory": ("Region", "RemoteRegion"),
     "slot": ("Held", "Slot", "SlotSender"),
     "store": ("FileStore", "Store"),
@@ -82,8 +102,8 @@ def __getattr__(name: str) -> object:
         from rdmatensor._build_stamp import VERSION
 
         return VERSION
-    if name == "torch":  # so that rdmatensor.torch.empty() needs no import of its own
-        return importlib.import_module("rdmatensor.torch")
+    if name in ("torch", "metrics", "trace"):  # rdmatensor.torch.empty() needs no import of its own
+        return importlib.import_module(f"rdmatensor.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'rdmatensor' has no attribute {name!r}")

@@ -33,7 +33,10 @@ def _register() -> None:
 
     if not dist.is_available() or BACKEND_NAME.upper() in dist.Backend._plugins:
         return
-    dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
+    # cuda: so that a CUDA tensor comes to the backend, which says how to open the group for it;
+    # torch would only say that there is no backend. NCCL stays the default for such tensors.
+    devices = ["cpu", "cuda"]
+    dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=devices)
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object) -> Backend:

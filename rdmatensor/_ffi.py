@@ -61,6 +61,7 @@ _CLASSES: dict[int, type[errors.RdmaTensorError]] = {
     lib.RDT_ECANCELED: errors.Canceled,
     lib.RDT_ENOTVIABLE: errors.TransportNotViable,
     lib.RDT_EINTERNAL: errors.InternalError,
+    lib.RDT_ECORRUPT: errors.CorruptedData,
 }
 
 # As C's messages begin: rdt_slot_tx_put is "slot_tx_put", rdt_endpoint_write only "write".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import threading
 import time
@@ -14,7 +15,7 @@ from rdmatensor._arguments import invalid, seconds, text_bytes, whole
 from rdmatensor.config import Settings
 from rdmatensor.context import Context
 from rdmatensor.endpoint import Endpoint
-from rdmatensor.errors import Closed, Mismatch, PeerError
+from rdmatensor.errors import Closed, Mismatch, PeerError, ProtocolError
 from rdmatensor.group import Group
 from rdmatensor.slot import Slot
 from rdmatensor.store import Store, wait_for
@@ -23,6 +24,7 @@ from rdmatensor.types import SlotKind
 # Blobs of this many neighbours are fetched with one request.
 BATCH = 64
 _INCARNATION_BYTES = 8
+_SECRET_BYTES = 32
 _STORE_CALLS = ("set", "get", "check", "multi_get", "delete_key")
 _LEFT = "left: "  # no hexadecimal digits, which blobs are
 _REASON_CHARS_MAX = 500
@@ -124,15 +126,14 @@ class World:
         root: dict[str, object] = {
             "incarnation": secrets.token_hex(_INCARNATION_BYTES),
             "size": self.size,
-            "secret": None if has_secret else secrets.token_hex(32),
+            "secret": None if has_secret else secrets.token_hex(_SECRET_BYTES),
         }
         self._store.set(self._root, json.dumps(root))
         return root
 
     def _read_root(self) -> dict[str, object]:
         wait_for(self._store, {self._root: "rank 0"}, self._timeout_s, "join")
-        root: dict[str, object] = json.loads(self._store.get(self._root))
-        return root
+        return _read_root(self._store.get(self._root))
 
     def _check_size(self, root: dict[str, object]) -> None:
         if root.get("size") != self.size:
@@ -306,14 +307,47 @@ class World:
         return f"<World rank {self.rank} of {self.size}, job {self.job!r}>"
 
 
+def _stored_wrongly(rank: int, what: str, value: bytes) -> ProtocolError:
+    error = ProtocolError(
+        "RDT_EPROTO",
+        "join",
+        f"rank {rank} put {value[:40]!r} into the store, which is not {what}: does something else "
+        "use the same store and job?",
+    )
+    error.rank = rank
+    return error
+
+
 def _read_blob(rank: int, value: bytes) -> bytes:
     """Return the blob that a rank put into the store; PeerError for the word of one that left."""
-    text = value.decode()
+    text = value.decode(errors="replace")
     if text.startswith(_LEFT):
         error = PeerError("RDT_EPEER", "join", f"rank {rank} left: {text.removeprefix(_LEFT)}")
         error.rank = rank
         raise error
-    return bytes.fromhex(text)
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise _stored_wrongly(rank, "an address", value) from None
+
+
+def _read_root(value: bytes) -> dict[str, object]:
+    """Return what rank 0 put into the store for all, once it is known to be that."""
+    try:
+        root = json.loads(value)
+    except (ValueError, RecursionError):
+        root = None
+    if (
+        not isinstance(root, dict)
+        or not _is_hex(root.get("incarnation"), _INCARNATION_BYTES)
+        or not (root.get("secret") is None or _is_hex(root.get("secret"), _SECRET_BYTES))
+    ):
+        raise _stored_wrongly(0, "the root of a job", value)
+    return root
+
+
+def _is_hex(text: object, size_bytes: int) -> bool:
+    return isinstance(text, str) and re.fullmatch(f"[0-9a-f]{{{2 * size_bytes}}}", text) is not None
 
 
 def _secret(root: dict[str, object], settings: Settings) -> tuple[bytes, str]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+PORT = 29600  # of --listen
+
+_SUITE = "bench/suite/command.py"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,12 +20,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command")
     doctor = commands.add_parser("doctor", help="check the installation and this machine")
     doctor.add_argument("--json", action="store_true", help="one array of findings, for programs")
+    doctor.add_argument(
+        "--plan", type=Path, metavar="FILE", help="whether the arena of this plan finds room"
+    )
+    pair = doctor.add_mutually_exclusive_group()
+    pair.add_argument(
+        "--listen", nargs="?", type=int, const=PORT, metavar="PORT",
+        help=f"wait for the doctor of another host on this port ({PORT}), and test the pair",
+    )  # fmt: skip
+    pair.add_argument(
+        "--peer", type=_peer, metavar="HOST[:PORT]", help="test the pair with one that listens"
+    )
     commands.add_parser("settings", help="list the environment variables with their values now")
-    chosen = parser.parse_args(arguments)
+    commands.add_parser("bench", help="measure this machine beside others", add_help=False)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["bench"]:
+        return _bench(words[1:])  # it has options of its own
+    chosen = parser.parse_args(words)
     if chosen.command is None:
         parser.print_help(sys.stderr)
         parser.exit(2)
-    return _settings() if chosen.command == "settings" else _doctor(as_json=chosen.json)
+    return _settings() if chosen.command == "settings" else _doctor(chosen)
+
+
+def _bench(words: list[str]) -> int:
+    """Hand over to the suite, which lies in the checkout and not in the installed package."""
+    import importlib
+    from pathlib import Path
+
+    here = Path.cwd()
+    candidates = [Path(__file__).resolve().parents[1], here, *here.parents]
+    for root in candidates:
+        if (root / _SUITE).is_file():
+            break
+    else:
+        print(
+            "rdmatensor: the benchmarks do not come with the installed package: they are in bench/ "
+            "of the sources; run this from within a checkout",
+            file=sys.stderr,
+        )
+        return 2
+    sys.path.append(str(root))  # at the end: the installed package is what is measured
+    status: int = importlib.import_module("bench.suite.command").main(words)
+    return status
 
 
 def _version() -> str:
@@ -29,18 +71,48 @@ def _version() -> str:
     return f"rdmatensor {VERSION}"
 
 
-def _doctor(*, as_json: bool) -> int:
+def _peer(text: str) -> str:
+    from rdmatensor.doctor.pair_store import address_of
+
+    try:
+        address_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from rdmatensor.doctor import examine, report
+    from rdmatensor.doctor import Finding, examine, meet, report
 
-    findings = examine()
-    print(json.dumps([asdict(finding) for finding in findings]) if as_json else report(findings))
-    return 1 if any(finding.level == "fail" for finding in findings) else 0
+    found: list[Finding] = []
+
+    def show(findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            found.append(finding)
+            if not chosen.json:
+                print(*report([finding]), sep="\n", flush=True)
+
+    lines: list[str] = []
+    if meet.is_under_torchrun():
+        own = list(examine(chosen.plan)) if meet.is_first_of_host() else []
+        findings, lines = meet.with_ranks(own)
+        show(findings)
+    else:
+        show(examine(chosen.plan))
+        if chosen.listen is not None or chosen.peer is not None:
+            findings, lines = meet.with_peer(chosen.listen, chosen.peer, found)
+            show(findings)
+    if chosen.json:
+        print(json.dumps([asdict(finding) for finding in found]))
+    elif lines:
+        print(*lines, sep="\n")
+    return 1 if any(finding.level == "broken" for finding in found) else 0
 
 
 def _settings() -> int:
-    from rdmatensor.config import VARIABLES, from_environment
+    from rdmatensor.config import VARIABLES, from_environment, native_values
     from rdmatensor.errors import RdmaTensorError
 
     try:
@@ -57,6 +129,8 @@ def _settings() -> int:
         else:
             shown = _as_set(getattr(settings, variable.field))
         lines += [f"{variable.full_name}={shown}", f"    {variable.form}: {variable.meaning}"]
+    for name, value in native_values().items():
+        lines += [f"{name}={value}", "    read by the C library, see the README"]
     print("\n".join(lines))
     return 0
 

@@ -23,14 +23,21 @@ PREFIX = "RDMATENSOR_"
 FOREIGN_NAMES = frozenset(
     PREFIX + name for name in ("DEMO_RUN", "TEST_MEETINGS", "BENCH_PROGRAMS", "BENCH_NIXL_PYTHON")
 )
-# What the C library reads itself, where the device is: known here, so that a slip of the pen is
-# refused, and judged there, by what devices the machine has.
-NATIVE_NAMES = tuple(
-    f"{PREFIX}VERBS_{name}"
-    for name in (
-        *("DEVICES", "GID_INDEX", "QPS", "LINKS", "MTU", "PKEY"),
-        *("TIMEOUT", "RETRY", "SL", "TC", "NOTIFY"),
-    )
+# What the C library reads itself: of devices, because what is right depends on them, of
+# collectives, and what stands for the host in tests. Known here, so that a slip of the pen is
+# refused, and judged there.
+NATIVE_NAMES = (
+    *(
+        f"{PREFIX}VERBS_{name}"
+        for name in (
+            *("DEVICES", "GID_INDEX", "QPS", "LINKS", "MTU", "PKEY", "PKEY_INDEX"),
+            *("TIMEOUT", "RETRY", "SL", "TC", "NOTIFY", "FLAG_UNSAFE"),
+        )
+    ),
+    f"{PREFIX}ALGO",
+    f"{PREFIX}COST_TABLE",
+    f"{PREFIX}DETERMINISTIC",
+    f"{PREFIX}TEST_HOST",
 )
 
 LogLevel = Literal["error", "warn", "info", "debug"]
@@ -56,6 +63,11 @@ class Settings:
     arena_mb: int = 64
     arena_max_mb: int | None = None
     tcp_streams: int | None = None
+    adopt: bool = True
+    plan: str = "auto"
+    verify: Literal["off", "crc32c"] = "off"
+    metrics_port: tuple[int, int] | None = None
+    trace: str | None = None
     log: LogLevel = "warn"
 
     def __post_init__(self) -> None:
@@ -157,6 +169,11 @@ _CHECKS: dict[str, Callable[[object], None]] = {
     "arena_mb": _count_to(_MB_MAX),
     "arena_max_mb": _count_to(_MB_MAX),
     "tcp_streams": _count_to(_STREAMS_MAX),
+    "adopt": _check_flag,
+    "plan": _check_text,
+    "verify": _one_of("off", "crc32c"),
+    "metrics_port": _check_ports,
+    "trace": _check_text,
     "log": _one_of("error", "warn", "info", "debug"),
 }
 
@@ -240,6 +257,40 @@ VARIABLES = (
     ),
     Variable("TCP_STREAMS", "count", "sockets per peer for large payloads", int),
     Variable(
+        "ADOPT",
+        "0 or 1",
+        "0: DistributedDataParallel's buckets stay in torch's own memory, and are copied",
+        _flag,
+    ),
+    Variable(
+        "PLAN",
+        "auto, off or a path",
+        "`auto`: learn from the first steps what repeats, and compare it among the ranks; a path: "
+        "compare it also with the plan of `graph_analysis` in that file",
+        str,
+    ),
+    Variable(
+        "VERIFY",
+        "off or crc32c",
+        "`crc32c`: payload is summed where it leaves and compared where it arrives, on every path, "
+        "the same on all ranks ([docs/verify.md](docs/verify.md))",
+        str.lower,
+    ),
+    Variable(
+        "METRICS_PORT",
+        "9400-9407",
+        "counters for Prometheus on 127.0.0.1, at the first of these ports that is free: one for "
+        "every process on a host; unset: none",
+        _ports,
+    ),
+    Variable(
+        "TRACE",
+        "path",
+        "a folder into which each process writes its last transfers, for a trace viewer, when its "
+        "context is closed",
+        str,
+    ),
+    Variable(
         "LOG",
         "error, warn, info or debug",
         "lines up to this level go to standard error",
@@ -268,6 +319,12 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     settings = Settings()
     values = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
     return Settings(**{**values, **fields})
+
+
+def native_values(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what is set of the variables that the C library reads and judges itself."""
+    source = os.environ if environment is None else environment
+    return {name: source[name] for name in NATIVE_NAMES if source.get(name)}
 
 
 def _parse(variable: Variable, text: str) -> object:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from hashlib import sha256
 from types import TracebackType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rdmatensor import config, memory
 from rdmatensor._arguments import (
@@ -24,12 +24,16 @@ from rdmatensor._arguments import (
     whole_in,
 )
 from rdmatensor._core import Core
+from rdmatensor._describe_text import text_of
 from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, scratch
 from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
 from rdmatensor.slot import Slot
 from rdmatensor.types import Array, Counters, SlotKind, TensorLike
+
+if TYPE_CHECKING:
+    from rdmatensor import metrics
 
 DEFAULT_JOB = "default"
 _LOG_LEVELS = {
@@ -59,6 +63,10 @@ class Context:
         self.settings = config.from_environment() if settings is None else settings
         self.notes: dict[str, object] = {}  # what describe() tells beside the C library's words
         lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
+        if self.settings.trace is not None:
+            from rdmatensor import trace
+
+            trace.check_folder(self.settings.trace)
         opts, _texts = _options(self.settings)
         out = ffi.new("rdt_context **")
         check(lib.rdt_context_open(opts, out, scratch.err), "Context")
@@ -66,6 +74,27 @@ class Context:
         self._jobs: set[str] = set()
         self._peers: Callable[[int], Endpoint] | None = None
         _open_contexts.add(self)
+        self._metrics = self._serve_metrics()
+        if self.settings.trace is not None or self.settings.metrics_port is not None:
+            from rdmatensor import trace
+
+            try:
+                trace.start(self)
+            except BaseException:
+                self.close()
+                raise
+
+    def _serve_metrics(self) -> metrics.Server | None:
+        if self.settings.metrics_port is None:
+            return None
+        from rdmatensor import metrics
+
+        try:
+            return metrics.Server(self, self.settings.metrics_port)
+        except BaseException:
+            self._metrics = None
+            self.close()
+            raise
 
     # ---- memory --------------------------------------------------------------------------------
 
@@ -222,6 +251,10 @@ class Context:
         state = json.loads(bytes(ffi.buffer(buf, needed[0])).decode("utf-8", "replace"))
         return {**cast("dict[str, object]", state), **self.notes}
 
+    def describe_text(self) -> str:
+        """Return what describe() does, as lines for a person."""
+        return text_of(self.describe())
+
     def counters(self) -> Counters:
         """Return the totals since the context was opened."""
         struct = ffi.new("struct rdt_counters *")
@@ -264,7 +297,22 @@ class Context:
         Threads that wait get Closed. Memory stays mapped while arrays of it are alive.
         """
         _open_contexts.discard(self)
-        self._core.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        try:
+            self._write_trace()
+        finally:
+            self._core.close()
+
+    def _write_trace(self) -> None:
+        if self.settings.trace is None or self.is_closed or self._core.is_foreign:
+            return
+        from rdmatensor import trace
+
+        try:
+            trace.write_into(self.settings.trace, self)
+        except OSError as error:  # close() has to close all the same
+            warnings.warn(f"rdmatensor: no trace: {error}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Context:
         return self
@@ -298,6 +346,7 @@ def _options(settings: config.Settings) -> tuple[CData, list[CData]]:
     opts.loopback_only = settings.loopback
     opts.timeout_ns = int(settings.timeout_s * 1e9)
     opts.peer_timeout_ns = int(settings.peer_timeout_s * 1e9)
+    opts.verify = lib.RDT_VERIFY_OFF if settings.verify == "off" else lib.RDT_VERIFY_CRC32C
     opts.arena_chunk_bytes = settings.arena_mb << 20
     opts.arena_max_bytes = (settings.arena_max_mb or 0) << 20
     for name in ("ifname", "addr"):

@@ -9,12 +9,14 @@ import atexit
 import importlib
 import json
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -41,6 +43,62 @@ class Rendezvous(Protocol):
 
     def everyone(self, what: str, mine: str) -> list[str]:
         """Return every rank's value, in rank order."""
+
+
+class LastOperation(TypedDict):
+    """One operation of a group, as this rank saw it."""
+
+    number: int  # among the group's, from 1 on
+    operation: str  # "rdmatensor:recv from rank 3, tag 0"
+    bytes: int  # of the inputs
+    dtype: torch.dtype
+    state: Literal["in flight", "done", "failed"]
+    seconds: float  # that it took, or has taken
+
+
+class BackendPart(Protocol):
+    """What is used here of rdmatensor._c10d.Backend and torch does not declare."""
+
+    @property
+    def options(self) -> torch_c10d.Backend.Options:
+        """Return the group's, with its time-out as it is now."""
+
+    def name(self) -> str:
+        """Return the backend's name."""
+
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
+
+    def _get_sequence_number_for_group(self) -> int: ...
+
+    def _counters(self) -> dict[str, int]: ...
+
+    def _collectives(self) -> str: ...
+
+    number: int
+
+    def last_operations(self) -> list[LastOperation]:
+        """Return what this rank did last, oldest first."""
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what its recorder says, with the cycle that it found."""
+
+    def rank(self) -> int:
+        """Return this process's rank in the group."""
+
+    def everyone(self, what: str, mine: str) -> list[str]:
+        """Return every rank's value, in rank order; waits for all."""
+
+    def post(self, what: str, mine: str) -> None:
+        """Leave a value for the others."""
+
+    def posted(self, what: str) -> list[str]:
+        """Return what all have left, or nothing as long as one has not."""
+
+    def break_group(self, reason: str) -> None:
+        """End the group on all ranks."""
+
+    def get_error(self) -> torch_c10d.ErrorType:
+        """Return how the group ended, or success."""
 
 
 class Peer(TypedDict):
@@ -91,6 +149,9 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     rank, size = options.group_rank, options.group_size
     rendezvous = c10d.Rendezvous(options.store, rank, size, timeout)
     context = _process_context(c10d, rendezvous, size)
+    from rdmatensor import _adopt, _record  # they need this module
+
+    is_recorded = _record.is_wanted(context.settings.plan)
     secret = context.settings.secret
     global_ranks = list(options.global_ranks_in_group)
     backend = c10d.create_backend(
@@ -101,9 +162,29 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
         timeout=timeout,
         secret=b"" if secret is None else sha256(secret).digest(),
         is_default_group=not global_ranks,
+        is_recorded=is_recorded,
     )
     context.notes["secret"] = context.settings.secret_source or "store"
+    _repair_default_backend()
+    if is_recorded:
+        _record.watch(c10d, backend)
+    _adopt.install(context)
     return cast("Backend", backend)
+
+
+def _repair_default_backend() -> None:
+    """Name this backend the default of a group that was opened with "cpu:rdmatensor".
+
+    torch 2.13 looks for the name in capitals among names in small letters, and leaves the default
+    undefined: name() is wrong, hooks fail, destroying the group warns. The group is a variable of
+    the function that calls us; whoever calls us otherwise has nothing to repair.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    group = frame.f_locals.get("pg")
+    if isinstance(group, dist.ProcessGroup) and group.name() == "undefined":
+        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
 def _process_context(c10d: ModuleType, rendezvous: Rendezvous, size: int) -> Context:
@@ -135,6 +216,7 @@ def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
 def tie_to_context(c10d: ModuleType, context: Context) -> None:
     """Shut the context's groups down before it closes, and keep it while torch has parts of it."""
     addr = context._c_addr
+    c10d.offer_symmetric_memory(addr)
     if addr in _tied:
         return
     _tied.add(addr)
@@ -160,6 +242,18 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
 
     group: None is the default group. Peers are all other members, by global rank, as
         {"rank", "path", "reason"}; the path is "none" where nothing was sent or received yet.
+        "adopted" lists what was made in the arena without being asked for, the oldest first, as
+        {"what", "tensors", "bytes", "missed", "missed_bytes", "reason"}.
+        "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
+        "writes"}; a pack is one call for many small tensors of a coalesced one, a write a message
+        to a member or a fill of memory that all members read. "way" says how they go (shared
+        memory, hosts, messages, or undecided before the first), "algorithm" what
+        RDMATENSOR_ALGO said; with messages "costs" is the table that algorithms are chosen by,
+        with "source" and "between", the path to other hosts; of hosts "hosts" numbers each rank's.
+        "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
+        "reason"; when locked "operations" and "bytes" of a step, "steps" since then, what a step
+        cost this process on average ("per_step", of counters(); other groups' work included),
+        how many tensors "moved" to another address, and whether all ranks' plans were "compared".
     Raises: ValueError if the group has no rdmatensor backend or this process is no member.
     """
     context = default_context()
@@ -167,6 +261,15 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     members = _members(group) if dist.is_initialized() else []
     endpoints = cast("list[dict[str, object]]", state["endpoints"])
     state["peers"] = [_peer(rank, endpoints) for rank in members if rank != dist.get_rank()]
+    from rdmatensor import _adopt, _record  # they need this module
+
+    state["adopted"] = _adopt.adoptions()
+    state["collectives"] = {}
+    if dist.is_initialized():
+        backend = backend_of(_group(group))
+        state["collectives"] = {**backend._counters(), **json.loads(backend._collectives())}
+    if members:
+        state["plan"] = _record.describe(backend_of(_group(group)))
     return state
 
 
@@ -206,12 +309,92 @@ def monitored_barrier(
         wait_all_ranks all of them.
     Raises: RuntimeError naming the ranks, on rank 0; on the others, that rank 0 did not answer.
     """
-    if timeout is not None and not isinstance(timeout, timedelta):
+    if timeout is not None:
+        _check_timeout(timeout)
+    chosen = _group(group)
+    limit = backend_of(chosen).options._timeout if timeout is None else timeout
+    chosen.monitored_barrier(limit, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
+
+
+def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
+    """Set the group's time-out for operations that begin from now on, on this rank.
+
+    torch's own way knows Gloo and NCCL only; for any other it warns and does nothing.
+    Raises: ValueError (the group is another backend's, or this rank is no member of it).
+    """
+    _check_timeout(timeout)
+    backend_of(_group(group))._set_default_timeout(timeout)
+
+
+def sequence_number(group: ProcessGroup | None = None) -> int:
+    """Return how many collectives this rank has begun in the group; equal on ranks in step.
+
+    ProcessGroup._get_sequence_number_for_group() refuses all but torch's own backends.
+    Raises: ValueError (the group is another backend's, or this rank is no member of it).
+    """
+    return backend_of(_group(group))._get_sequence_number_for_group()
+
+
+def last_operations(group: ProcessGroup | None = None) -> list[LastOperation]:
+    """Return the last 128 operations of the group on this rank, oldest first.
+
+    The group's first failure writes the last 16 to torch's log by itself. Raises: ValueError.
+    """
+    return backend_of(_group(group)).last_operations()
+
+
+def split_group(
+    split_ranks: Sequence[Sequence[int]],
+    group: ProcessGroup | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> ProcessGroup | None:
+    """Do what torch.distributed.split_group() does, which wants a group bound to an accelerator.
+
+    Collective over `group`, the parent: each member calls it with the same lists. split_ranks: of
+        ranks in the parent, disjoint; timeout: None takes the parent's.
+    Returns: the new group that has this rank, or None where no list does.
+    Raises: ValueError (lists that overlap or name a rank that the parent lacks).
+    """
+    parent = _group(group)
+    limit = backend_of(parent).options._timeout if timeout is None else timeout
+    _check_timeout(limit)
+    named = [rank for ranks in split_ranks for rank in ranks]
+    size = parent.size()
+    if len(set(named)) != len(named) or any(not 0 <= rank < size for rank in named):
+        raise ValueError(
+            f"split_ranks={[list(ranks) for ranks in split_ranks]}: each of the parent's ranks "
+            f"0 to {size - 1} may be named once, no other at all"
+        )
+    of_parent = dist.get_process_group_ranks(parent)
+    for ranks in split_ranks:
+        if parent.rank() in ranks:
+            members = [of_parent[rank] for rank in ranks]
+            made = dist.new_group(
+                members, timeout=limit, backend=BACKEND_NAME, use_local_synchronization=True
+            )
+            return cast("ProcessGroup", made)
+    return None
+
+
+def _check_timeout(timeout: object) -> None:
+    if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout={timeout!r} is a {type(timeout).__name__}, not a timedelta")
+
+
+def _group(group: ProcessGroup | None) -> ProcessGroup:
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
         raise ValueError("init_process_group() has not been called")
-    limit = chosen._get_backend(torch.device("cpu")).options._timeout
-    chosen.monitored_barrier(  # type: ignore[attr-defined]
-        limit if timeout is None else timeout, wait_all_ranks=wait_all_ranks
-    )
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ValueError("this process is not a member of the group")
+    return chosen
+
+
+def backend_of(group: ProcessGroup) -> BackendPart:
+    """Return this backend's part of a group, without the wrapper of TORCH_DISTRIBUTED_DEBUG."""
+    part = group._get_backend(torch.device("cpu"))
+    backend = cast("BackendPart", getattr(part, "wrapped_pg", part))
+    if backend.name() != BACKEND_NAME:
+        raise ValueError(f"the group's CPU tensors are {backend.name()}'s, not {BACKEND_NAME}'s")
+    return backend

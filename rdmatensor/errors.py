@@ -94,6 +94,14 @@ class ProtocolError(PeerError):
     """A peer sent bytes that break the protocol."""
 
 
+class CorruptedData(PeerError):
+    """Other bytes arrived than were sent; the message names what, from whom, by which path, where.
+
+    Only where RDMATENSOR_VERIFY is set. rank is the peer's; the path, a NIC or memory may be at
+    fault as well as its process. The connection is given up.
+    """
+
+
 class AuthenticationError(PeerError):
     """A peer could not prove that it knows the job's secret."""
 

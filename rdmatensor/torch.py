@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -41,3 +43,59 @@ def zeros(
 ) -> torch.Tensor:
     """Return a tensor in the arena, filled with zeros; see empty()."""
     return empty(shape, dtype, context=context).zero_()
+
+
+@dataclass(slots=True)
+class Births:
+    """What a thread allocated in registered_memory(): in the arena, and in vain."""
+
+    count: int = 0
+    size_bytes: int = 0
+    missed: int = 0
+    missed_bytes: int = 0
+
+
+@contextmanager
+def registered_memory(*, min_bytes: int = 4096, context: Context | None = None) -> Iterator[Births]:
+    """Let the tensors that this thread makes inside be born in the arena.
+
+    Every CPU storage of at least min_bytes that torch allocates on this thread: an optimiser's
+        state, a model's parameters, DDP's buckets; those of other threads are torch's as before.
+        Memory that the arena has no room for is torch's own, and counted.
+    Ownership: as of empty(). What a tensor is resized to later is torch's own memory again.
+    context: None takes the process's own.
+    Returns: the counts, complete when the block ends.
+    Raises: RuntimeError if another library has replaced torch's allocator.
+    """
+    chosen = default_context() if context is None else context
+    c10d = load_extension()
+    tie_to_context(c10d, chosen)
+    before = c10d.births()
+    counts = Births()
+    c10d.enter_arena(chosen._c_addr, min_bytes)
+    try:
+        yield counts
+    finally:
+        c10d.leave_arena()
+        news = [after - first for after, first in zip(c10d.births(), before, strict=True)]
+        counts.count, counts.size_bytes, counts.missed, counts.missed_bytes = news
+
+
+def adopt(tensor: torch.Tensor, *, context: Context | None = None) -> torch.Tensor:
+    """Move a tensor's storage, with all its views, into the arena; return the tensor.
+
+    For what lives long and is sent often: parameters, optimiser state. One copy, now.
+    Ownership: as of empty(). Whoever holds the old address itself (a NumPy view, a pointer in C)
+        loses the memory: there must be nobody.
+    Raises: ValueError for memory that torch did not allocate, or that is shared with processes.
+    """
+    chosen = default_context() if context is None else context
+    c10d = load_extension()
+    tie_to_context(c10d, chosen)
+    c10d.adopt(chosen._c_addr, tensor)
+    return tensor
+
+
+def is_in_arena(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory is in an arena of this process."""
+    return bool(load_extension().is_in_arena(tensor))

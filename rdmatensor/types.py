@@ -76,3 +76,5 @@ class Counters:
     wire_bytes: int
     mailbox_eager: int
     mailbox_rendezvous: int
+    verified_bytes: int
+    mismatches: int

@@ -1,4 +1,4 @@
-"""Two worker processes of one benchmark: bench/workers/<name>.py, once for each rank."""
+"""The worker processes of one benchmark: bench/workers/<name>.py, once for each rank."""
 
 from __future__ import annotations
 
@@ -24,16 +24,30 @@ def run_pair(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
 ) -> list[Record]:
-    """Run <worker>.py --rank 0 and 1 with a folder of their own; return what both printed.
+    """Run a worker's ranks 0 and 1; see run_ranks()."""
+    return run_ranks(
+        worker, 2, *arguments, python=python, environment=environment, timeout_s=timeout_s
+    )
 
-    Raises RuntimeError with both workers' last words if one fails or the time is over.
+
+def run_ranks(
+    worker: str,
+    size: int,
+    *arguments: str,
+    python: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+) -> list[Record]:
+    """Run <worker>.py --rank 0 to size - 1 with a folder of their own; return what all printed.
+
+    Raises RuntimeError with the workers' last words if one fails or the time is over.
     """
     interpreter = sys.executable if python is None else str(python)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdt-bench-")))
         command = [interpreter, str(WORKERS / f"{worker}.py"), *arguments, "--folder", str(folder)]
         files = [
-            (folder / f"out{rank}", folder / f"err{rank}") for rank in range(2)
+            (folder / f"out{rank}", folder / f"err{rank}") for rank in range(size)
         ]  # not pipes: nobody reads while they run
         ranks = []
         for rank, (out, err) in enumerate(files):
@@ -50,21 +64,21 @@ def run_pair(
         stack.callback(_end_all, ranks)
         codes = _wait_all(ranks, timeout_s)
         texts = [[path.read_text(encoding="utf-8") for path in pair] for pair in files]
-    if codes != [0, 0]:
+    if codes != [0] * size:
         words = "\n".join(f"rank {rank}: {err[-2000:]}" for rank, (_, err) in enumerate(texts))
         raise RuntimeError(f"{' '.join(command)}: status {codes}\n{words}")
     return [record for out, _ in texts for record in parse(out)]
 
 
 def _wait_all(ranks: list[subprocess.Popen[bytes]], timeout_s: float) -> list[int | None]:
-    """Return both exit codes; None: still running at the end of the time, or once one failed."""
+    """Return all exit codes; None: still running at the end of the time, or once one failed."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         codes = [rank.poll() for rank in ranks]
         if None not in codes:
             return codes
         if any(code not in (None, 0) for code in codes):
-            deadline_s = min(deadline_s, time.monotonic() + 2.0)  # the other may say why
+            deadline_s = min(deadline_s, time.monotonic() + 2.0)  # the others may say why
         time.sleep(0.02)
     return [rank.poll() for rank in ranks]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import time
 from pathlib import Path
 
 from bench.benchlib.machine import ROOT
@@ -41,10 +42,50 @@ def _cmake(words: list[str]) -> None:
 
 def run(name: str, *arguments: str, timeout_s: float = 300.0) -> list[Record]:
     """Run a program to its end; return what it printed. Raises RuntimeError with its last words."""
-    command = [str(build() / name), *arguments]
+    return run_words([str(build() / name), *arguments], timeout_s)
+
+
+def run_words(command: list[str], timeout_s: float) -> list[Record]:
+    """Run any program that prints lines of JSON."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
     if done.returncode == _EXIT_SKIP:
         raise TooFewCores(done.stderr.strip())
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
     return parse(done.stdout)
+
+
+def _await_listener(port: int, timeout_s: float) -> None:
+    """Wait until somebody listens on loopback; looks into the kernel's table, without a call."""
+    wanted = f":{port:04X} "
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+            rows = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
+            if any(wanted in row and " 0A " in row for row in rows):  # 0A: it listens
+                return
+        time.sleep(0.01)
+    raise RuntimeError(f"nobody listens on port {port}")
+
+
+def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
+    """Run both sides of ucx_perftest over a path (UCX_TLS); return what the client printed."""
+    command = ["ucx_perftest", "-p", str(port), "-f", "-v", *words]
+    environment = {**os.environ, "UCX_TLS": path, "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere) as server:
+        try:
+            _await_listener(port, timeout_s)
+            done = subprocess.run(
+                [*command[:1], "127.0.0.1", *command[1:]],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
+            )
+        finally:
+            server.kill()
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout

@@ -93,22 +93,53 @@ def imports(records: list[Record]) -> list[Row]:
 
 
 def c10d(records: list[Record]) -> list[Row]:
-    """all_reduce through torch.distributed beside doing nothing and Gloo."""
+    """all_reduce through torch.distributed beside doing nothing and Gloo, private and arena."""
     medians = {
         (text(record, "contestant"), number(record, "size")): number(record, "median_ns")
         for record in records
     }
     rows = []
     for size in sorted({size for _, size in medians}):
-        ours = medians["rdmatensor", size]
         rows += [
             Row(
-                f"all_reduce of {size_text(size)} through torch.distributed",
+                f"all_reduce of {size_text(size)} through torch.distributed{where}",
                 f"{time_text(medians[rival, size])} {words}",
-                time_text(ours),
-                medians[rival, size] / ours,
+                time_text(medians[ours, size]),
+                medians[rival, size] / medians[ours, size],
                 None,
             )
+            for ours, where in (("rdmatensor", ""), ("rdmatensor arena", ", in the arena"))
             for rival, words in (("fake", "a backend that does nothing"), ("gloo", "Gloo"))
+            if (ours, size) in medians
+        ]
+    return rows
+
+
+def coalesced(records: list[Record]) -> list[Row]:
+    """Many small tensors: coalesced beside one by one, and both beside Gloo's."""
+    medians = {
+        (text(record, "contestant"), text(record, "way")): number(record, "median_ns")
+        for record in records
+    }
+    ours = {
+        text(record, "way"): record for record in records if record["contestant"] == "rdmatensor"
+    }
+    first = next(iter(ours.values()))
+    what = f"{number(first, 'tensors'):.0f} x {size_text(number(first, 'size'))}"
+    rows = []
+    for way, record in ours.items():
+        took = number(record, "median_ns")
+        rivals = [("gloo", way, "Gloo"), ("rdmatensor", "one by one", "one by one")]
+        rows += [
+            Row(
+                f"all_reduce of {what}, {way}",
+                f"{time_text(medians[backend, other])} {words}",
+                time_text(took),
+                medians[backend, other] / took,
+                20.0 if (way, other) == ("coalesced", "one by one") else None,
+                note=f"{number(record, 'writes'):.0f} writes",
+            )
+            for backend, other, words in rivals
+            if (backend, other) != ("rdmatensor", way)
         ]
     return rows

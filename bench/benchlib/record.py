@@ -67,12 +67,17 @@ def save(result: Result, folder: Path) -> Path:
     """Write <folder>/<name>.json: one record a line, so that changes can be read."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.name}.json"
+    write(result, path)
+    return path
+
+
+def write(result: Result, path: Path) -> None:
+    """Write one file; load() reads it."""
     head = json.dumps(
         {"name": result.name, "command": result.command, "machine": result.machine}, indent=1
     )
     runs = ",\n".join(_run_text(run) for run in result.runs)
     path.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n', encoding="utf-8")
-    return path
 
 
 def _run_text(run: Run) -> str:

@@ -24,4 +24,5 @@ TOPICS: dict[str, Callable[[list[Record]], list[Row]]] = {
     "python_tcp": python_rows.p2p,
     "import": python_rows.imports,
     "all_reduce": python_rows.c10d,
+    "coalesced": python_rows.coalesced,
 }

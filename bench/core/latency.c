@@ -2,7 +2,8 @@
  *
  * latency - one way of a small write: a ping-pong of write + notify, half a round trip, both cores
  * busy, beside its floor in the same run: over shared memory two lines that the sides store into
- * and spin on, over TCP a plain socket that is waited for in the same way.
+ * and spin on, with a memcpy before where the payload is more than a word; over TCP a plain socket
+ * that is waited for in the same way. What arrives is compared in a pass of its own, first.
  *
  *   latency [--transport shm|tcp] [--wait spin|sleep] [--size N] [--rounds N] [--trips N]
  *
@@ -15,13 +16,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "bench.h"
 #include "pair.h"
 #include "raw_tcp.h"
 
-#define MAX_BYTES ((size_t)64 << 10)
+#define MAX_BYTES ((size_t)64 << 20)
+#define LINE_BYTES 8 /* of payload in the floor's line */
 
 struct settings {
     const char *transport;
@@ -30,6 +33,7 @@ struct settings {
     size_t rounds;
     size_t trips;
     const struct raw_tcp_config *raw;
+    char *floor; /* shared by both sides: a payload of each */
 };
 
 /* One side's ends of both contestants. */
@@ -65,6 +69,8 @@ send_floor(struct ends *e)
         raw_tcp_move(&e->raw, true, e->src, settings->len_bytes, 1);
         return;
     }
+    if (settings->len_bytes > LINE_BYTES)
+        memcpy(settings->floor + (size_t)side * settings->len_bytes, e->src, settings->len_bytes);
     /* relaxed: the payload, in the line of the flag; release: pairs with bench_await() opposite */
     atomic_store_explicit(&e->pair->board->ping[side][1], ++e->line_round, memory_order_relaxed);
     atomic_store_explicit(&e->pair->board->ping[side][0], e->line_round, memory_order_release);
@@ -120,17 +126,17 @@ open_ends(struct ends *e, struct pair *p)
 
     *e = (struct ends){.pair = p, .settings = settings};
     if (p->side == 0) {
-        e->region = pair_offer(p, MAX_BYTES);
+        e->region = pair_offer(p, settings->len_bytes);
         pair_barrier(p);
         e->remote = pair_take_offer(p);
         pair_barrier(p);
     } else {
         e->remote = pair_take_offer(p);
         pair_barrier(p);
-        e->region = pair_offer(p, MAX_BYTES);
+        e->region = pair_offer(p, settings->len_bytes);
         pair_barrier(p);
     }
-    e->src = calloc(1, MAX_BYTES);
+    e->src = calloc(1, settings->len_bytes);
     if (e->src == NULL)
         bench_die("calloc");
     if (strcmp(settings->transport, "tcp") != 0)
@@ -146,6 +152,44 @@ open_ends(struct ends *e, struct pair *p)
         pair_barrier(p);
         memcpy(&addr, p->board->scratch, sizeof(addr));
         raw_tcp_connect(&e->raw, settings->raw, &addr);
+    }
+}
+
+/* Where what the other side sent lies; NULL: in no memory of the way's own. */
+static const void *
+landing(const struct ends *e, bool is_floor)
+{
+    if (!is_floor)
+        return rdt_region_addr(e->region);
+    if (strcmp(e->settings->transport, "tcp") == 0)
+        return e->src;
+    if (e->settings->len_bytes <= LINE_BYTES)
+        return NULL;
+    return e->settings->floor + (size_t)(1 - e->pair->side) * e->settings->len_bytes;
+}
+
+/* A payload each way, compared; both sides. */
+static void
+verify(struct ends *e)
+{
+    const size_t len_bytes = e->settings->len_bytes;
+
+    for (size_t i = 0; i < 2; i++) {
+        const uint64_t mine = 2 * i + (uint64_t)e->pair->side;
+        const uint64_t theirs = 2 * i + 1 - (uint64_t)e->pair->side;
+        const bool is_first = e->pair->side == 0;
+
+        for (size_t k = 0; k < 2; k++) {
+            if (is_first == (k == 0)) {
+                bench_fill(e->src, len_bytes, mine);
+                ways[i].send(e);
+                continue;
+            }
+            ways[i].recv(e);
+            const void *found = landing(e, i == 1);
+            if (found != NULL)
+                bench_verify(found, len_bytes, theirs, ways[i].name);
+        }
     }
 }
 
@@ -218,6 +262,7 @@ first_side(struct pair *p)
     struct ends e;
 
     open_ends(&e, p);
+    verify(&e);
     for (size_t i = 0; i < 2; i++) {
         bench_series_init(&mine[i].batch, mine[i].name, settings->rounds);
         bench_series_init(&mine[i].single, mine[i].name, settings->rounds * singles(settings));
@@ -246,6 +291,7 @@ second_side(struct pair *p)
     struct ends e;
 
     open_ends(&e, p);
+    verify(&e);
     for (size_t round = 0; round <= settings->rounds; round++) {
         for (size_t i = 0; i < 2; i++) {
             for (size_t k = 0; k < warm_up(settings) + settings->trips + singles(settings); k++) {
@@ -275,7 +321,7 @@ main(int argc, char **argv)
     const struct raw_tcp_config raw = {.is_spinning = !sleeps,
                                        .streams = 1,
                                        .chunk_bytes = MAX_BYTES};
-    const struct settings settings = {
+    struct settings settings = {
         .transport = transport != NULL ? transport : "shm",
         .sleeps = sleeps,
         .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 8),
@@ -285,6 +331,7 @@ main(int argc, char **argv)
     };
     if (settings.len_bytes > MAX_BYTES)
         bench_fail("--size is at most %zu", MAX_BYTES);
+    settings.floor = bench_map(2 * settings.len_bytes, MAP_SHARED);
     const struct pair_opts opts = {.transport = settings.transport, .sleeps = sleeps};
     pair_run(&opts, first_side, second_side, &settings);
     return 0;

@@ -5,6 +5,8 @@
  * The floor's copies go into the mapping that the library uses ("region") and into one of our own
  * ("own"), so that neither a good nor a bad mapping flatters the ratio.
  *
+ * What arrives is compared in a pass of its own, first.
+ *
  *   shm_write [--sizes N,N,...] [--seconds S] [--unpinned]       S per size, default 2
  *
  * Two ratios of the best floor's median to ours. "ratio": from the start until the other process
@@ -101,6 +103,17 @@ report_ratio(const struct contestant *list, size_t count, size_t len_bytes)
     (void)fflush(stdout);
 }
 
+/* A line for each contestant: samples from the start until the other process knows. */
+static void
+report_seen(const struct contestant *list, size_t count, size_t len_bytes)
+{
+    char fields[64];
+
+    (void)snprintf(fields, sizeof(fields), "\"timed\": \"seen\", \"size\": %zu", len_bytes);
+    for (size_t i = 0; i < count; i++)
+        bench_series_print(&list[i].seen, fields);
+}
+
 /* Ours first, then each kind into each mapping; returns how many. */
 static size_t
 line_up(struct contestant *list, struct floor_copy *copies, struct ours *ours, char *region,
@@ -150,7 +163,9 @@ write_side(struct pair *p)
         char fields[64];
 
         (void)snprintf(fields, sizeof(fields), "\"size\": %zu", settings->sizes[i]);
+        turns_verify(&turns, list, count, src, settings->sizes[i]);
         turns_measure(&turns, list, count, settings->sizes[i], settings->seconds, TIMED_PER_ROUND);
+        report_seen(list, count, settings->sizes[i]);
         report_ratio(list, count, settings->sizes[i]);
         turns_report(list, count, fields);
     }

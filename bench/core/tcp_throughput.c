@@ -40,6 +40,7 @@ struct settings {
 struct order {
     uint64_t act;
     uint64_t slot;
+    uint64_t seed; /* of the payload, which is then compared; 0: it is not */
     struct raw_tcp_config config;
     struct sockaddr_in addr;
 };
@@ -50,6 +51,7 @@ struct contest {
     struct rdt_remote_region remote;
     char *src;
     uint64_t number;
+    uint64_t seed; /* 0: what is sent next is not compared */
     struct raw_tcp_config configs[FINALISTS];
     struct raw_tcp raw[FINALISTS];
 };
@@ -65,6 +67,7 @@ begin(struct contest *c, enum act act, size_t slot)
 {
     order_of(c->pair)->act = act;
     order_of(c->pair)->slot = slot;
+    order_of(c->pair)->seed = c->seed;
     /* release: pairs with second_side()'s acquire */
     atomic_store_explicit(&c->pair->board->request, ++c->number, memory_order_release);
 }
@@ -125,6 +128,18 @@ move_ours(struct contest *c)
     const uint64_t took_ns = bench_now_ns() - start_ns;
     end(c);
     return took_ns;
+}
+
+/* A pass of its own: every finalist and the library move a payload that the receiver compares. */
+static void
+verify(struct contest *c)
+{
+    for (size_t i = 0; i <= FINALISTS; i++) {
+        c->seed = 1 + i;
+        bench_fill(c->src, c->settings->len_bytes, c->seed);
+        (void)(i == 0 ? move_ours(c) : move_raw(c, i - 1));
+    }
+    c->seed = 0;
 }
 
 struct heat {
@@ -230,6 +245,7 @@ first_side(struct pair *p)
         bench_series_init(&series[1 + i], "floor", MAX_SAMPLES);
         open_raw(&c, i, &heats[i].config);
     }
+    verify(&c);
     const uint64_t end_ns = bench_now_ns() + (uint64_t)(settings->seconds * 1e9);
     for (size_t round = 0; round < 4 || bench_now_ns() < end_ns; round++) {
         for (size_t i = 0; i <= FINALISTS; i++) {
@@ -287,6 +303,8 @@ second_side(struct pair *p)
             atomic_store_explicit(&p->board->ready, number, memory_order_release);
             (void)pair_wait_notify(p);
         }
+        if (order.seed != 0)
+            bench_verify(dst, settings->len_bytes, order.seed, "what arrived");
         /* release: pairs with end()'s acquire in bench_await() */
         atomic_store_explicit(&p->board->answer, number, memory_order_release);
     }

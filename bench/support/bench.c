@@ -130,6 +130,25 @@ bench_sum(const void *buf, size_t len_bytes)
     return sum;
 }
 
+void
+bench_fill(void *buf, size_t len_bytes, uint64_t seed)
+{
+    unsigned char *p = buf;
+
+    for (size_t i = 0; i < len_bytes; i++)
+        p[i] = (unsigned char)((i * 31 + (i >> 8) * 7 + seed) & 0xff);
+}
+
+void
+bench_verify(const void *buf, size_t len_bytes, uint64_t seed, const char *whose)
+{
+    const unsigned char *p = buf;
+
+    for (size_t i = 0; i < len_bytes; i++)
+        if (p[i] != (unsigned char)((i * 31 + (i >> 8) * 7 + seed) & 0xff))
+            bench_fail("%s: byte %zu of %zu is not what was sent", whose, i, len_bytes);
+}
+
 /* ---- Samples ----------------------------------------------------------------------------- */
 
 void
@@ -185,12 +204,14 @@ bench_series_print(const struct bench_series *s, const char *fields)
     const size_t shown = s->count < BENCH_RAW_MAX ? s->count : BENCH_RAW_MAX;
 
     (void)printf("{\"bench\": \"%s\", \"contestant\": \"%s\", %s%s\"median_ns\": %llu, "
-                 "\"p10\": %llu, \"p90\": %llu, \"p99\": %llu, \"samples\": %zu, \"raw_ns\": [",
+                 "\"p10\": %llu, \"p90\": %llu, \"p99\": %llu, \"p999\": %llu, \"samples\": %zu, "
+                 "\"raw_ns\": [",
                  bench_name, s->contestant, fields, fields[0] != '\0' ? ", " : "",
                  (unsigned long long)bench_series_quantile(s, 0.5),
                  (unsigned long long)bench_series_quantile(s, 0.1),
                  (unsigned long long)bench_series_quantile(s, 0.9),
-                 (unsigned long long)bench_series_quantile(s, 0.99), s->count);
+                 (unsigned long long)bench_series_quantile(s, 0.99),
+                 (unsigned long long)bench_series_quantile(s, 0.999), s->count);
     for (size_t i = 0; i < shown; i++)
         (void)printf("%s%llu", i > 0 ? ", " : "", (unsigned long long)s->ns[i * s->count / shown]);
     (void)printf("]}\n");

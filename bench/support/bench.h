@@ -35,6 +35,10 @@ void bench_await(_Atomic uint64_t *word, uint64_t value, const char *whom);
 void *bench_map(size_t len_bytes, int flags);
 /* Add up the buffer as words: a reader that cannot be optimised away if its sum is used. */
 uint64_t bench_sum(const void *buf, size_t len_bytes);
+/* A payload that tells where each byte belongs, different for each seed, and the check of it; what
+ * differs ends the program in the name of `whose`. */
+void bench_fill(void *buf, size_t len_bytes, uint64_t seed);
+void bench_verify(const void *buf, size_t len_bytes, uint64_t seed, const char *whose);
 
 /* ---- Samples ----------------------------------------------------------------------------- */
 
@@ -53,8 +57,9 @@ uint64_t bench_series_quantile(const struct bench_series *s, double fraction);
 
 /*
  * One line: {"bench": name, "contestant": ..., <fields>, "median_ns": ..., "p10": ..., "p90": ...,
- * "p99": ..., "samples": n, "raw_ns": [...]}. `fields` is a piece of JSON such as "\"size\": 8".
- * raw_ns has at most BENCH_RAW_MAX samples, evenly spread over the run and in its order.
+ * "p99": ..., "p999": ..., "samples": n, "raw_ns": [...]}. `fields` is a piece of JSON such as
+ * "\"size\": 8". raw_ns has at most BENCH_RAW_MAX samples, evenly spread over the run and in its
+ * order.
  */
 #define BENCH_RAW_MAX 200
 void bench_series_print(const struct bench_series *s, const char *fields);

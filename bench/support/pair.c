@@ -34,6 +34,8 @@ transport_number(const struct pair_opts *opts)
         return RDT_TRANSPORT_SHM;
     if (strcmp(opts->transport, "tcp") == 0)
         return RDT_TRANSPORT_TCP;
+    if (strcmp(opts->transport, "verbs") == 0)
+        return RDT_TRANSPORT_VERBS;
     bench_fail("no transport is called \"%s\"", opts->transport);
 }
 

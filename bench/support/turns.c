@@ -37,6 +37,20 @@ take_turn(struct turns *t, struct contestant *c, size_t len_bytes, bool is_timed
 }
 
 void
+turns_verify(struct turns *t, const struct contestant *list, size_t count, char *src,
+             size_t len_bytes)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct contestant unmeasured = list[i];
+
+        bench_fill(src, len_bytes, 1 + i);
+        take_turn(t, &unmeasured, len_bytes, false);
+        if (t->pair->board->checksum != bench_sum(src, len_bytes))
+            bench_fail("%s: what arrived is not what was sent", list[i].name);
+    }
+}
+
+void
 turns_measure(struct turns *t, struct contestant *list, size_t count, size_t len_bytes,
               double seconds, size_t timed)
 {

@@ -43,6 +43,10 @@ struct contestant {
  */
 void turns_measure(struct turns *t, struct contestant *list, size_t count, size_t len_bytes,
                    double seconds, size_t timed);
+/* A turn each, untimed, with another payload in src each time; the sums of what the reader found
+ * must be the payloads'. */
+void turns_verify(struct turns *t, const struct contestant *list, size_t count, char *src,
+                  size_t len_bytes);
 /* Print all and free the series; `fields` as bench_series_print() wants it. */
 void turns_report(struct contestant *list, size_t count, const char *fields);
 

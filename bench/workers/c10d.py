@@ -2,7 +2,8 @@
 
 The backends take turns in the same processes, on the same tensors: rdmatensor, Gloo, and "fake",
 torch's own backend for tests, which does nothing at all: what a call costs without any backend.
-Rank 0 prints lines of JSON, one for each backend and size.
+rdmatensor also works on a tensor that was born in its arena ("rdmatensor arena").
+Rank 0 prints lines of JSON, one for each contestant and size.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.testing._internal.distributed import fake_pg  # registers "fake"
 
+import rdmatensor.torch
+
+ARENA = "rdmatensor arena"
 BACKENDS = ("rdmatensor", "fake", "gloo")
 LARGE_BYTES = 1 << 20  # from here on a sample is one call
 
@@ -55,9 +59,11 @@ def turns(
     samples: dict[str, list[int]] = {name: [] for name in groups}
     for name, group in groups.items():
         check(group, name, rank, size)
-    tensor = torch.zeros(size // 4)
+    private = torch.zeros(size // 4)
+    born = rdmatensor.torch.zeros(size // 4)
     for round_number in range(rounds + 1):
         for name, group in groups.items():
+            tensor = born if name == ARENA else private
             dist.barrier(group=groups["gloo"])
             measure(group, tensor, 1 + calls_of(size) // 5)  # both are here, and warm
             took_ns = measure(group, tensor, calls_of(size))
@@ -71,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--sizes", default="8,1048576,67108864")
+    parser.add_argument("--sizes", default="8,65536,1048576,67108864")
     arguments = parser.parse_args()
     rank: int = arguments.rank
     cores = sorted(os.sched_getaffinity(0))
@@ -80,6 +86,7 @@ def main() -> None:
     store = FileStore(str(arguments.folder / "c10d"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
     groups = {name: dist.new_group(backend=name, timeout=limit) for name in BACKENDS}
+    groups[ARENA] = groups["rdmatensor"]
     assert fake_pg is not None
     os.sched_setaffinity(0, {cores[rank % len(cores)]})  # this thread only
     for size in (int(word) for word in str(arguments.sizes).split(",")):

@@ -1,9 +1,10 @@
-"""One of two processes that write to each other from Python, through rdmatensor or NIXL.
+"""One of two processes that write to each other from Python, through rdmatensor, NIXL or gRPC.
 
 Rank 0 prints lines of JSON: one way of 8 B write + notification (half of the median trip of a
 ping-pong, a sample for each round), and 64 MiB write + notification into memory that the other side
 has read since it was written last, until an answer of 8 B is back. NIXL runs without its progress
-thread: with it, it is slower on two cores.
+thread: with it, it is slower on two cores. Before anything is timed each side compares what arrived
+with what the other sent.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import argparse
 import importlib
 import json
 import os
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -162,6 +166,69 @@ class Nixl:
         """The process ends without Python's own end, in which this version of NIXL crashes."""
 
 
+class Grpc:
+    """gRPC: each side serves, and a unary call brings shape, dtype and bytes of a tensor.
+
+    The bytes are copied to where the tensor lives before the call is answered, which is what tells
+    both sides; limits on messages are lifted.
+    """
+
+    _METHOD = "/rival.Transfer/Put"
+    _HEADER = struct.Struct("<8sQ")  # dtype, elements
+
+    def __init__(self, folder: Folder) -> None:
+        grpc = importlib.import_module("grpc")
+        lifted = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
+        self._arrived = threading.Semaphore(0)
+        server = self._server = grpc.server(ThreadPoolExecutor(2), options=lifted)
+        put = grpc.unary_unary_rpc_method_handler(self._put)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("rival.Transfer", {"Put": put})]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        other = int(folder.swap("port", str(port).encode()))
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{other}", options=lifted)
+        self._call = self._channel.unary_unary(self._METHOD)
+        large = np.ones(LARGE_BYTES, dtype=np.uint8)
+        small = large[:SMALL_BYTES]
+        self.ways: Ways = {"write": (lambda: self._send(small), lambda: self._send(large))}
+        self.path = "tcp"
+
+    def _put(self, request: bytes, _: object) -> bytes:
+        name, count = self._HEADER.unpack_from(request)
+        dtype = np.dtype(name.rstrip(b"\0").decode())
+        tensor = np.frombuffer(request, dtype, count, self._HEADER.size)
+        self.landing[: tensor.nbytes] = tensor.view(np.uint8)
+        self._arrived.release()
+        return b""
+
+    def _send(self, tensor: NDArray[np.uint8]) -> None:
+        header = self._HEADER.pack(tensor.dtype.str.encode(), tensor.size)
+        self._call(header + tensor.tobytes(), timeout=PATIENCE_S)
+
+    def wait(self) -> None:
+        if not self._arrived.acquire(timeout=PATIENCE_S):
+            raise TimeoutError("no call")
+
+    def close(self) -> None:
+        self._channel.close()
+        self._server.stop(None).wait(PATIENCE_S)
+
+
+def verify(folder: Folder, side: Side, way: str) -> None:
+    """A pass of its own: what each side finds is what the other wrote, by its content."""
+    for length, write in zip((SMALL_BYTES, LARGE_BYTES), side.ways[way], strict=True):
+        side.landing.fill(0)
+        folder.swap(f"clean {way} {length}", b"")
+        write()
+        side.wait()
+        if not bool((side.landing[:length] == 1).all()) or bool(side.landing[length:].any()):
+            raise RuntimeError(f"{way}: what arrived is not what was sent")
+        folder.swap(f"seen {way} {length}", b"")
+
+
 def take_turns(arguments: argparse.Namespace, side: Side, way: str) -> None:
     """Both ranks; rank 0 measures and prints."""
     small, large = side.ways[way]
@@ -224,9 +291,17 @@ def report(contestant: str, side: Side, way: str, size: int, samples_ns: list[in
     sys.stdout.write(json.dumps(record) + "\n")
 
 
+CONTESTANTS: dict[str, Callable[[Folder], Side]] = {
+    "ours": Ours,
+    "nixl": partial(Nixl, is_default=True),
+    "nixl tuned": partial(Nixl, is_default=False),
+    "grpc": Grpc,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--contestant", choices=("ours", "nixl", "nixl tuned"), required=True)
+    parser.add_argument("--contestant", choices=CONTESTANTS, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20)
@@ -235,12 +310,10 @@ def main() -> None:
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     folder = Folder(arguments.folder, arguments.rank)
-    side: Side = (
-        Ours(folder)
-        if arguments.contestant == "ours"
-        else Nixl(folder, is_default=arguments.contestant == "nixl")
-    )
+    side = CONTESTANTS[arguments.contestant](folder)
     os.sched_setaffinity(0, {cores[arguments.rank % len(cores)]})  # this thread only
+    for way in side.ways:
+        verify(folder, side, way)
     for way in side.ways:
         take_turns(arguments, side, way)
     folder.swap("done", b"")

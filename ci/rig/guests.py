@@ -34,6 +34,10 @@ class RigError(Exception):
     """The rig itself failed: not the command."""
 
 
+class BootError(RigError):
+    """No machine came up: the command has not run anywhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What all guests of a run have in common."""
@@ -48,13 +52,21 @@ class Machine:
 def qemu_command(machine: Machine, *, console: Path, extra: Sequence[str] = ()) -> list[str]:
     """Return the command that boots one guest; `extra` adds its shares, ports and links."""
     accel = "tcg,thread=multi,tb-size=512" if machine.accel == "tcg" else machine.accel
-    words = ("console=ttyS0", "quiet", "panic=-1", "mitigations=off", *machine.kernel_words)
+    # An emulated TSC is the host's. When this machine is busy the watchdog takes the clock for bad
+    # and changes to the HPET: then every look at the time costs more than a short message.
+    clock = "tsc=reliable"
+    # While a kernel boots it patches its own code. An emulated second CPU may run the breakpoint
+    # that stood there meanwhile after it is gone, and the kernel panics: one boot in twenty did.
+    # boot.sh wakes the others.
+    cpus = "maxcpus=1"
+    words = ("console=ttyS0", "quiet", "panic=-1", "mitigations=off", clock, cpus)
+    append = " ".join((*words, *machine.kernel_words))
     return [
         # The guest ends with this process, even if that is killed.
         *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"),
         *("-accel", accel, "-cpu", "max", "-smp", str(machine.cpus), "-m", str(machine.memory_mb)),
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-        *("-kernel", str(machine.kernel / "vmlinuz"), "-append", " ".join(words)),
+        *("-kernel", str(machine.kernel / "vmlinuz"), "-append", append),
         *("-initrd", str(machine.kernel / "initramfs")),
         *("-chardev", f"file,id=console,path={_escaped(console)}", "-serial", "chardev:console"),
         *extra,
@@ -315,7 +327,19 @@ def fill_control(
 
 
 def watch(guests: Sequence[Guest], timeout_s: float) -> None:
-    """Relay the guests' output until all commands have ended. Raises RigError, TimeoutError."""
+    """Relay the guests' output until all commands have ended.
+
+    Raises RigError, of which BootError before any guest is up, and TimeoutError.
+    """
+    try:
+        _relay(guests, timeout_s)
+    except RigError as problem:
+        if any(guest.is_up for guest in guests):
+            raise
+        raise BootError(str(problem)) from problem
+
+
+def _relay(guests: Sequence[Guest], timeout_s: float) -> None:
     start = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for guest in guests:

@@ -24,8 +24,10 @@ from typing import NoReturn
 
 import host_device
 import options
+import tsc
 from guests import (
     HOME,
+    BootError,
     Guest,
     Machine,
     RigError,
@@ -143,9 +145,21 @@ def work_folder() -> Iterator[Path]:
 
 
 def run_in_guests(given: options.Options, means: str) -> int:
-    """Run the command in one or two virtual machines."""
+    """Run the command in one or two virtual machines, which get a second boot if the first fails.
+
+    An emulated machine may die before its first command; nothing has run yet that could not again.
+    """
     prepare_kernel(given.kernel)
-    machine = Machine(means, CACHE / f"kernel-{given.kernel}", given.cpus, given.memory_mb)
+    try:
+        return _boot_and_run(given, means)
+    except BootError as problem:
+        say(f"no machine came up, trying once more: {problem}")
+    return _boot_and_run(given, means)
+
+
+def _boot_and_run(given: options.Options, means: str) -> int:
+    kernel = CACHE / f"kernel-{given.kernel}"
+    machine = Machine(means, kernel, given.cpus, given.memory_mb, clock_words(means))
     given.out.mkdir(parents=True, exist_ok=True)
     nonce = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
@@ -164,6 +178,12 @@ def run_in_guests(given: options.Options, means: str) -> int:
         if given.is_verbose:
             say("verbose" + "".join(guest.console_tail() for guest in guests))
         return max(guest.status or 0 for guest in guests)
+
+
+def clock_words(means: str) -> tuple[str, ...]:
+    """Return what tells an emulated machine's kernel how fast time passes."""
+    khz = tsc.rate_khz() if means == "tcg" else None
+    return () if khz is None else (f"tsc_early_khz={khz}",)
 
 
 def guest_settings(given: options.Options, means: str, host: int, nonce: str) -> dict[str, str]:

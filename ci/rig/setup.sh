@@ -15,10 +15,15 @@ MODULES=(virtio_pci virtio_console virtio_net 9p 9pnet_virtio overlay crc32_gene
     rdma_rxe ib_uverbs rdma_ucm rdma_cm veth sch_netem sch_tbf
     sch_ingress cls_matchall act_gact)
 
+# Read to its end: a grep that leaves early lets busybox fail for want of a reader.
+busybox_switches_root() {
+    [[ -x /bin/busybox ]] && /bin/busybox --list | grep -x switch_root >/dev/null
+}
+
 # What is looked for is the thing itself; it may come from elsewhere than the package.
 missing_packages() {
     command -v qemu-system-x86_64 >/dev/null || echo qemu-system-x86
-    [[ -x /bin/busybox ]] && /bin/busybox --list | grep -qx switch_root || echo busybox-static
+    busybox_switches_root || echo busybox-static
     command -v cpio >/dev/null || echo cpio
     PATH="$PATH:/sbin:/usr/sbin" command -v modprobe >/dev/null || echo kmod
     command -v ip >/dev/null || echo iproute2

@@ -1,42 +1,103 @@
 #!/usr/bin/env bash
-# The library over RDMA, in the rig: the C tests of verbs and of what stands on it, a training run
-# and a peer that shares no code with the library, on one host; checked payloads between two, over
-# a good cable and over a bad one.
-# Usage: ci/rig/verify.sh [one|two]; both without either word. Needs ci/setup.sh, ci/ctest.sh dev.
-set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-cd "$here/../.."
-ONE_LIMIT_S=600 # several times what they take on two busy CPUs
-TWO_LIMIT_S=240
-PROGRAM_LIMIT_S=240
-PROGRAMS=(transport_verbs_lane transport_verbs_trace core_verbs_path core_endpoint core_slot
-    core_mailbox)
-BAD_CABLE=(--loss 1% --duplicate 1% --reorder 1%)
+# The library over RDMA, in the rig: the C tests of verbs and of what stands on it, the contract
+# suite, bad input, a training run and a peer that shares no code with the library, on one host;
+# checked payloads between two, over a good cable, a bad one, a pulled one, and over two links of
+# which one breaks; two containers on one device. At the end a table of all parts.
+# Usage: ci/rig/verify.sh [one|two|links|containers]...; all without a word. Needs ci/setup.sh.
+# Fails where no machine can be started, unless RDMATENSOR_NO_RIG=1 says that there is no rig.
+# shellcheck source=ci/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-1800}" # several times what a layout takes on two busy CPUs
+WORDS_AGAIN=40                         # last lines of each failed layout, repeated at the end
 
-# Within the guest.
-if [[ "${1:-}" == guest ]]; then
-    status=0
-    for program in "${PROGRAMS[@]}"; do
-        printf '== %s over %s\n' "$program" "$RIG_DEVICE"
-        RDT_TEST_VERBS=device timeout "$PROGRAM_LIMIT_S" "build/dev/tests/${program}_test" ||
-            status=1
+if [[ "${RDMATENSOR_NO_RIG:-}" == 1 ]]; then
+    echo 'rig: not run (RDMATENSOR_NO_RIG=1)'
+    exit 0
+fi
+layouts=("$@")
+((${#layouts[@]} > 0)) || layouts=(one two links containers)
+
+build_programs() {
+    PATH="$VENV/bin:$PATH"
+    logged rig-configure cmake --preset dev -DRDMATENSOR_WERROR=ON
+    logged rig-build cmake --build --preset dev
+}
+
+# run_layout NAME: its words for run.sh, then what runs.
+run_layout() {
+    case "$1" in
+        one) bash ci/rig/run.sh --timeout "$RUN_LIMIT_S" --out "$out/one" -- \
+            bash ci/rig/parts.sh one ;;
+        two) bash ci/rig/run.sh --hosts 2 --timeout "$RUN_LIMIT_S" --out "$out/two" -- \
+            bash ci/rig/parts.sh two ;;
+        links) bash ci/rig/run.sh --hosts 2 --links 2 --timeout "$RUN_LIMIT_S" \
+            --out "$out/links" -- bash ci/rig/parts.sh links ;;
+        containers) bash ci/rig/containers.sh ;;
+        *) die "usage: ci/rig/verify.sh [one|two|links|containers]..." ;;
+    esac
+}
+
+# Parts by name, once each: the slower host's seconds, and any host's failure.
+merge_rows() {
+    awk -F '\t' '
+        !($1 in seconds) { order[++count] = $1; seconds[$1] = 0; result[$1] = "ok" }
+        { if ($2 > seconds[$1]) seconds[$1] = $2 }
+        $3 != "ok" { result[$1] = $3 }
+        END { for (i = 1; i <= count; i++)
+                  printf "%s\t%d\t%s\n", order[i], seconds[order[i]], result[order[i]] }'
+}
+
+# CPU seconds of all that this script has started and waited for; a subshell would tell its own.
+# Beside the seconds they tell how much of them other work on this machine has taken.
+read_cpu_s() {
+    times >"$out/times"
+    cpu_s="$(awk -F '[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$out/times")"
+}
+
+print_row() { printf '%-12s %-34s %8d  %s\n' "$@"; }
+
+print_table() {
+    local layout name took result
+    printf '\n%-12s %-34s %8s  %s\n' rig part seconds result
+    for layout in "${layouts[@]}"; do
+        while IFS=$'\t' read -r name took result; do
+            print_row "$layout" "$name" "$took" "$result"
+        done < <(find "$out/$layout" -name rows -exec cat {} + 2>/dev/null | merge_rows)
+        result=ok
+        ((statuses[$layout] == 0)) || result="FAILED (${statuses[$layout]})"
+        print_row "$layout" "all, ${cpus[$layout]} CPU seconds" "${times[$layout]}" "$result"
     done
-    echo '== training over verbs'
-    RDMATENSOR_TRANSPORT=verbs .venv/bin/python tests/rig/train.py || status=1
-    echo '== an independent witness, by pyverbs'
-    timeout "$PROGRAM_LIMIT_S" .venv/bin/python tests/rig/witness_job.py || status=1
-    exit "$status"
-fi
+    printf '%-12s %-34s %8d\n' total '' "$SECONDS"
+}
 
-status=0
-if [[ "${1:-one}" == one ]]; then
-    bash "$here/run.sh" --timeout "$ONE_LIMIT_S" -- bash "$here/verify.sh" guest || status=1
-fi
-if [[ "${1:-two}" == two ]]; then
-    export RDMATENSOR_TRANSPORT=verbs
-    bash "$here/run.sh" --hosts 2 --timeout "$TWO_LIMIT_S" -- \
-        .venv/bin/python tests/rig/two_hosts.py || status=1
-    bash "$here/run.sh" --hosts 2 "${BAD_CABLE[@]}" --timeout "$TWO_LIMIT_S" -- \
-        .venv/bin/python tests/rig/two_hosts.py --expect-repairs || status=1
-fi
-exit "$status"
+# The words of a layout that failed lie far above those of the layouts that ran after it.
+repeat_failures() {
+    local layout
+    for layout in "${layouts[@]}"; do
+        ((statuses[$layout] != 0)) || continue
+        printf '\n== what failed in layout %s\n' "$layout"
+        tail -n "$WORDS_AGAIN" "$LOGS/rig-$layout.log"
+    done
+}
+
+declare -A statuses times cpus
+mkdir -p "$ROOT/build/rig"
+out="$(mktemp -d "$ROOT/build/rig/verify.XXXXXX")"
+trap 'rm -rf "$out"' EXIT
+overall=0
+build_programs
+for layout in "${layouts[@]}"; do
+    start="$SECONDS"
+    read_cpu_s
+    cpu_before_s="$cpu_s"
+    status=0
+    run_layout "$layout" 2>&1 | tee "$LOGS/rig-$layout.log" || status=$?
+    read_cpu_s
+    cpus[$layout]=$((cpu_s - cpu_before_s))
+    times[$layout]=$((SECONDS - start))
+    statuses[$layout]=$status
+    ((status == 0)) || overall=1
+done
+repeat_failures
+print_table
+exit "$overall"

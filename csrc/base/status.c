@@ -19,6 +19,7 @@ static const struct status_name status_names[] = {
     NAME(RDT_EAUTH),     NAME(RDT_EVERSION),  NAME(RDT_EDEVICE),    NAME(RDT_ESTALE),
     NAME(RDT_ERANGE),    NAME(RDT_EBUSY),     NAME(RDT_EFORKED),    NAME(RDT_EMISMATCH),
     NAME(RDT_ENOTSUP),   NAME(RDT_ECANCELED), NAME(RDT_ENOTVIABLE), NAME(RDT_EINTERNAL),
+    NAME(RDT_ECORRUPT),
 };
 
 static const uint32_t dtype_bytes[] = {

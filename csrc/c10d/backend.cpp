@@ -4,8 +4,11 @@
 
 #include <mutex>
 
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/distributed/c10d/exception.h>
-#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/allocator.hpp"
+#include "c10d/gil.hpp"
 
 namespace rdmatensor
 {
@@ -16,6 +19,8 @@ constexpr const char *backend_name = "rdmatensor";
 constexpr const char *making = "rdmatensor:init_process_group";
 /* The library tells groups apart by name and epoch; the rest of a long name says nothing new. */
 constexpr size_t group_name_chars = 32;
+/* Of what the library says of a group: a number for each of 64 members, and some twenty values. */
+constexpr size_t collectives_max_bytes = 4096;
 
 /* The groups that live, for shutdown_all(), and the job that the next group joins. */
 struct Process {
@@ -30,6 +35,20 @@ process()
 {
     static Process *const the_process = new Process;
     return *the_process;
+}
+
+/* They may go as soon as the caller lets them, so never under the lock. */
+std::vector<c10::intrusive_ptr<Backend>>
+live_groups()
+{
+    std::vector<c10::intrusive_ptr<Backend>> groups;
+    Process &p = process();
+    const std::lock_guard lock(p.mutex);
+
+    for (const auto &weak : p.groups)
+        if (c10::intrusive_ptr<Backend> group = weak.lock())
+            groups.push_back(std::move(group));
+    return groups;
 }
 
 /* Of a group, from 1 on. */
@@ -88,25 +107,6 @@ to_ns(Milliseconds timeout)
            UINT64_C(1000000);
 }
 
-/* Gives Python's lock up for a while where this thread has it and Python is not ending. */
-class WithoutGil
-{
-  public:
-    WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr)
-    {
-    }
-    ~WithoutGil()
-    {
-        if (state_ != nullptr)
-            PyEval_RestoreThread(state_);
-    }
-    WithoutGil(const WithoutGil &) = delete;
-    WithoutGil &operator=(const WithoutGil &) = delete;
-
-  private:
-    PyThreadState *const state_;
-};
-
 } // namespace
 
 Backend::Options::Options(Milliseconds limit) : c10d::Backend::Options(backend_name, limit) {}
@@ -114,7 +114,8 @@ Backend::Options::Options(Milliseconds limit) : c10d::Backend::Options(backend_n
 Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
     : c10d::Backend(rendezvous->rank(), rendezvous->size()), rendezvous_(std::move(rendezvous)),
       setup_(std::move(setup)), options_(c10::make_intrusive<Options>(setup_.timeout)),
-      number_(next_number()), timeout_ms_(setup_.timeout.count())
+      number_(next_number()), flight_(std::make_shared<Flight>(setup_.group_name)),
+      recorder_(setup_.context, setup_.is_recorded), timeout_ms_(setup_.timeout.count())
 {
     init();
     options_->group_name = setup_.group_name;
@@ -185,10 +186,61 @@ make_backend(c10::intrusive_ptr<Rendezvous> rendezvous, Backend::Setup setup)
 void
 Backend::shutdown_all(const rdt_context *context)
 {
-    std::vector<c10::weak_intrusive_ptr<Backend>> groups;
-
     if (is_forked_child())
         return;
+    for (const c10::intrusive_ptr<Backend> &group : live_groups())
+        if (context == nullptr || group->setup_.context == context)
+            group->shutdown();
+}
+
+std::vector<uint64_t>
+Backend::mark_step()
+{
+    std::vector<uint64_t> locked;
+
+    if (is_forked_child()) /* the store's connection is the parent's */
+        return locked;
+    for (const c10::intrusive_ptr<Backend> &group : live_groups())
+        if (group->recorder_.mark() != 0)
+            locked.push_back(group->number_);
+    return locked;
+}
+
+c10::intrusive_ptr<Backend>
+Backend::find_number(uint64_t number)
+{
+    for (c10::intrusive_ptr<Backend> &group : live_groups())
+        if (group->number_ == number)
+            return std::move(group);
+    return {};
+}
+
+std::vector<std::string>
+Backend::everyone(const std::string &what, const std::string &mine)
+{
+    /* shutdown() waits for us; it ends the group first, which ends the wait. */
+    const std::shared_lock lock(group_mutex_);
+
+    TORCH_CHECK(group_ != nullptr, "rdmatensor:", what, ": the group has been destroyed");
+    return rendezvous_->everyone(what, mine);
+}
+
+rdt_counters
+Backend::spent()
+{
+    const std::shared_lock lock(group_mutex_);
+    rdt_counters found = {};
+
+    found.struct_size = sizeof(found);
+    if (group_ != nullptr) /* else the context may be gone */
+        rdt_context_counters(setup_.context, &found);
+    return found;
+}
+
+c10::intrusive_ptr<Backend>
+Backend::find(const std::string &group_name)
+{
+    std::vector<c10::weak_intrusive_ptr<Backend>> groups;
     {
         Process &p = process();
         const std::lock_guard lock(p.mutex);
@@ -196,9 +248,13 @@ Backend::shutdown_all(const rdt_context *context)
     }
     for (const auto &weak : groups) {
         const c10::intrusive_ptr<Backend> group = weak.lock();
-        if (group && (context == nullptr || group->setup_.context == context))
-            group->shutdown();
+        if (!group || group->setup_.group_name != group_name)
+            continue;
+        const std::shared_lock lock(group->group_mutex_);
+        if (group->group_ != nullptr)
+            return group;
     }
+    return {};
 }
 
 const std::string
@@ -254,6 +310,36 @@ Backend::getSequenceNumberForGroup()
     return sequence_.load(std::memory_order_relaxed);
 }
 
+rdt_coll_counters
+Backend::counters()
+{
+    const std::shared_lock lock(group_mutex_);
+    rdt_coll_counters counters = {};
+
+    counters.struct_size = sizeof(counters);
+    if (group_ != nullptr)
+        rdt_group_coll_counters(group_, &counters);
+    return counters;
+}
+
+std::string
+Backend::collectives()
+{
+    const std::shared_lock lock(group_mutex_);
+    std::string text(collectives_max_bytes, '\0');
+    rdt_error err = {};
+    size_t needed = 0;
+
+    if (group_ == nullptr)
+        return "{}";
+    const rdt_status status =
+        rdt_group_coll_describe(group_, text.data(), text.size(), &needed, &err);
+    if (status != RDT_OK)
+        std::rethrow_exception(make_error(status, "rdmatensor:describe", err));
+    text.resize(needed);
+    return text;
+}
+
 c10d::ErrorType
 Backend::getError()
 {
@@ -274,12 +360,18 @@ Backend::getError()
 }
 
 void
-Backend::abort()
+Backend::break_group(const std::string &reason)
 {
     const std::shared_lock lock(group_mutex_);
 
     if (group_ != nullptr)
-        rdt_group_abort(group_, c10::str("rank ", global_rank(rank_), " called abort()").c_str());
+        rdt_group_abort(group_, c10::str("rank ", global_rank(rank_), " ", reason).c_str());
+}
+
+void
+Backend::abort()
+{
+    break_group("called abort()");
 }
 
 void
@@ -298,6 +390,7 @@ Backend::shutdown()
         }
         lock.lock();
     }
+    recorder_.stop("the group was shut down");
     rendezvous_->watch(nullptr);
     rdt_group_destroy(std::exchange(group_, nullptr));
 }
@@ -331,26 +424,73 @@ Backend::args_for(uint32_t op, const Elements &elements, Milliseconds timeout) c
     return args;
 }
 
-WorkPtr
-Backend::start(Operation operation, const std::vector<rdt_coll_args> &calls)
+/*
+ * The caller waits for it and gets no Work: torch's own calls ask for that, and a Work with its
+ * tensors costs more than the exchange of a small one. Returns the transfer where it is not over.
+ */
+rdt_transfer *
+Backend::run_at_once(Operation &operation, const Call &call)
 {
     const char *const title = operation.title;
-    operation.timeout = timeout_or_own(operation.timeout);
-    operation.has_own_deadline = true;
-    operation.order = number_;
-    operation.in_flight = in_flight_;
+    const std::shared_lock lock(group_mutex_);
+    rdt_transfer *transfer = nullptr;
+    rdt_error error = {};
+
+    if (group_ == nullptr)
+        C10_THROW_ERROR(DistBackendError, c10::str(title, ": the group was shut down"));
+    take_off(operation);
+    const rdt_status status = begin_call(group_, call, RDT_COLL_SPIN, &transfer, &error);
+    if (status != RDT_OK) {
+        flight_->end(operation.number, true);
+        rethrow_kept_exception();
+        std::rethrow_exception(make_error(status, title, error));
+    }
+    if (rdt_transfer_test(transfer, nullptr) != RDT_OK)
+        return transfer;
+    rdt_transfer_free(transfer);
+    return nullptr;
+}
+
+WorkPtr
+Backend::start(Operation operation, const std::vector<Call> &calls)
+{
+    record(operation, calls);
+    if (!operation.is_async && calls.size() == 1 && !at::hasCallbacks()) {
+        rdt_transfer *const transfer = run_at_once(operation, calls[0]);
+        const uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
+        if (transfer == nullptr) {
+            flight_->end(operation.number, false);
+            return {};
+        }
+        operation.timeout = timeout_or_own(operation.timeout);
+        operation.has_own_deadline = true;
+        operation.order = number_;
+        operation.in_flight = in_flight_;
+        operation.sequence = sequence;
+        auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
+        work->add(transfer);
+        return work;
+    }
+    const char *const title = operation.title;
     const bool is_async = operation.is_async;
-    operation.sequence = sequence_.fetch_add(calls.size(), std::memory_order_relaxed);
-    auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
     const std::shared_lock lock(group_mutex_);
 
     if (group_ == nullptr)
         C10_THROW_ERROR(DistBackendError, c10::str(title, ": the group was shut down"));
-    for (const rdt_coll_args &args : calls) {
+    operation.timeout = timeout_or_own(operation.timeout);
+    operation.has_own_deadline = true;
+    operation.order = number_;
+    operation.in_flight = in_flight_;
+    operation.sequence = sequence_.fetch_add(calls.size(), std::memory_order_relaxed);
+    take_off(operation);
+    const uint64_t number = operation.number;
+    auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
+    for (const Call &call : calls) {
         rdt_transfer *transfer = nullptr;
         rdt_error error = {};
-        const rdt_status status = rdt_coll_start(group_, &args, &transfer, &error);
+        const rdt_status status = begin_call(group_, call, 0, &transfer, &error);
         if (status != RDT_OK) {
+            flight_->end(number, true);
             rethrow_kept_exception();
             std::rethrow_exception(make_error(status, title, error));
         }
@@ -358,7 +498,98 @@ Backend::start(Operation operation, const std::vector<rdt_coll_args> &calls)
     }
     if (is_async)
         in_flight_->add(work);
+    return noted(std::move(work));
+}
+
+/* ---- Coalescing ---- */
+
+WorkPtr
+Backend::noted(WorkPtr work)
+{
+    /* relaxed: a thread sees its own changes, and no other's matter */
+    if (batch_count_.load(std::memory_order_relaxed) == 0)
+        return work;
+    const std::lock_guard lock(batches_mutex_);
+    const auto batch = batches_.find(std::this_thread::get_id());
+    if (batch != batches_.end())
+        batch->second.push_back(work);
     return work;
+}
+
+void
+Backend::startCoalescing()
+{
+    const std::lock_guard lock(batches_mutex_);
+
+    TORCH_CHECK(batches_.try_emplace(std::this_thread::get_id()).second,
+                "rdmatensor:startCoalescing: this thread coalesces already");
+    batch_count_.fetch_add(1, std::memory_order_relaxed);
+}
+
+WorkPtr
+Backend::endCoalescing()
+{
+    std::map<std::thread::id, Batch::Parts>::node_type batch;
+    {
+        const std::lock_guard lock(batches_mutex_);
+        batch = batches_.extract(std::this_thread::get_id());
+    }
+    TORCH_CHECK(!batch.empty(), "rdmatensor:endCoalescing: this thread began no coalescing");
+    batch_count_.fetch_sub(1, std::memory_order_relaxed);
+    return c10::make_intrusive<Batch>(rank_, std::move(batch.mapped()),
+                                      timeout_or_own(c10d::kUnsetTimeout));
+}
+
+void
+Backend::waitForPendingWorks()
+{
+    in_flight_->wait(timeout_or_own(c10d::kUnsetTimeout));
+}
+
+/* ---- Memory ---- */
+
+bool
+Backend::supportsTensorAlloc(c10::DeviceIndex)
+{
+    return true;
+}
+
+/* torch asks the backend of a device type by an index only, which for the CPU means nothing. */
+at::Tensor
+Backend::allocateTensor(long elems, at::TensorOptions options)
+{
+    constexpr const char *call = "allocate_tensor";
+    const c10::Device device = options.device_opt().value_or(c10::Device(c10::kCPU));
+    const std::shared_lock lock(group_mutex_);
+
+    if (elems < 0)
+        throw_value_error(call, c10::str(elems, " elements"));
+    if (!device.is_cpu())
+        throw_device_error(device, call);
+    if (group_ == nullptr)
+        C10_THROW_ERROR(DistBackendError, "rdmatensor:allocate_tensor: the group was shut down");
+    return at::Tensor(at::detail::empty_generic({elems}, slab_allocator(setup_.context),
+                                                c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                c10::typeMetaToScalarType(options.dtype()),
+                                                std::nullopt));
+}
+
+/* The allocator is never destroyed, so nobody has to own it. */
+std::shared_ptr<c10::Allocator>
+Backend::getMemAllocator()
+{
+    return {std::shared_ptr<c10::Allocator>(), slab_allocator(setup_.context)};
+}
+
+std::unordered_map<std::string, uint64_t>
+Backend::getMemoryStats()
+{
+    const SlabStats stats = slab_stats(setup_.context);
+
+    return {{"slabs_live_bytes", stats.live_bytes},
+            {"slabs_cached_bytes", stats.cached_bytes},
+            {"slabs_allocated", stats.allocated},
+            {"slabs_reused", stats.reused}};
 }
 
 } // namespace rdmatensor

@@ -11,12 +11,18 @@
 #pragma once
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "c10d/batch.hpp"
+#include "c10d/calls.hpp"
+#include "c10d/recorder.hpp"
 #include "c10d/rendezvous.hpp"
 #include "c10d/tensors.hpp"
 #include "c10d/work.hpp"
@@ -42,6 +48,7 @@ class Backend final : public c10d::Backend
         Milliseconds timeout;
         std::string secret; /* given from outside, or empty */
         bool is_default_group;
+        bool is_recorded; /* whether its operations are watched */
     };
 
     /* Waits for rank 0 of the group, up to the time-out. */
@@ -50,8 +57,35 @@ class Backend final : public c10d::Backend
     Backend(const Backend &) = delete;
     Backend &operator=(const Backend &) = delete;
 
+    /* An optimizer has stepped: tells every group's recorder. Returns the numbers of the groups
+     * whose cycle was found by it. */
+    static std::vector<uint64_t> mark_step();
+    /* Among the groups of this process, from 1 on. */
+    uint64_t number() const noexcept
+    {
+        return number_;
+    }
+    Recorder::Report recorded() const
+    {
+        return recorder_.report();
+    }
+    /* Rendezvous::everyone(), which ends with an error when the group does. */
+    std::vector<std::string> everyone(const std::string &what, const std::string &mine);
+    /* Of the context; all 0 once the group was shut down. */
+    rdt_counters spent();
+    Rendezvous &rendezvous() const
+    {
+        return *rendezvous_;
+    }
+    /* abort() with a reason of one's own. */
+    void break_group(const std::string &reason);
+    /* NULL: it is gone. */
+    static c10::intrusive_ptr<Backend> find_number(uint64_t number);
+
     /* Shuts down the groups of a context, or of all with NULL; before it closes or Python ends. */
     static void shutdown_all(const rdt_context *context);
+    /* The group that torch knows by this name, unless it was shut down; or nothing. */
+    static c10::intrusive_ptr<Backend> find(const std::string &group_name);
 
     const std::string getBackendName() const override;
     c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
@@ -59,6 +93,14 @@ class Backend final : public c10d::Backend
     {
         return true;
     }
+    bool supportsCoalescing() const override
+    {
+        return true;
+    }
+    bool supportsTensorAlloc(c10::DeviceIndex index) override;
+    at::Tensor allocateTensor(long elems, at::TensorOptions options) override;
+    std::shared_ptr<c10::Allocator> getMemAllocator() override;
+    std::unordered_map<std::string, uint64_t> getMemoryStats() override;
     c10::intrusive_ptr<c10d::Backend>
     split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
           const c10::intrusive_ptr<c10d::Backend::Options> &opts) override;
@@ -68,6 +110,20 @@ class Backend final : public c10d::Backend
     c10d::ErrorType getError() override;
     void abort() override;
     void shutdown() override;
+    void waitForPendingWorks() override;
+    /* What this rank's collectives came to; zeros once shut down. */
+    rdt_coll_counters counters();
+    /* Oldest first. */
+    std::vector<Flight::Entry> last_operations() const
+    {
+        return flight_->last();
+    }
+    /* JSON: rdt_group_coll_describe(); empty once it is shut down. */
+    std::string collectives();
+
+    /* What the calling thread begins in between is one Work, and is begun at once all the same. */
+    void startCoalescing() override;
+    WorkPtr endCoalescing() override;
 
     WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) override;
     WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
@@ -104,11 +160,30 @@ class Backend final : public c10d::Backend
     WorkPtr recv(Tensors &tensors, int src, int tag) override;
     WorkPtr recvAnysource(Tensors &tensors, int tag) override;
 
+    /* For symmetric memory (one_sided.cpp). Ranks are those of the group. */
+    uint64_t next_symmetric_number();
+    int global_rank(int rank) const;
+    /* Of every member, one row each; a collective. */
+    at::Tensor gather_bytes(const at::Tensor &bytes);
+    /* The member's memory, held, up to the group's time-out: rdt_endpoint_unhold() by the caller.
+     * NULL: the path shares no memory. */
+    rdt_endpoint *hold(int rank, const rdt_remote_region &remote, void **out);
+    /* All of a tensor to or from a member's memory, ourselves included. */
+    WorkPtr move(int rank, const rdt_remote_region &remote, uint64_t off_bytes,
+                 const at::Tensor &tensor, bool is_put);
+    /* A message without content. `title` is static; timeout_ms 0: the group's. */
+    WorkPtr signal(int peer, uint64_t tag, bool is_send, const char *title, size_t timeout_ms);
+
   private:
     struct Message;
 
     rdt_coll_args args_for(uint32_t op, const Elements &elements, Milliseconds timeout) const;
-    WorkPtr start(Operation operation, const std::vector<rdt_coll_args> &calls);
+    void take_off(Operation &operation);
+    rdt_transfer *run_at_once(Operation &operation, const Call &call);
+    WorkPtr start(Operation operation, const std::vector<Call> &calls);
+    WorkPtr noted(WorkPtr work);
+    void record(const Operation &operation, const std::vector<Call> &calls);
+    void record(const Message &message, const at::Tensor &tensor);
     at::Tensor gather_all(const at::Tensor &tensor, Milliseconds timeout);
     WorkPtr start_message(const Message &message, at::Tensor tensor);
     Message message_with(int peer, int tag, bool is_send, const char *call) const;
@@ -117,7 +192,7 @@ class Backend final : public c10d::Backend
                                             Milliseconds timeout);
     void collect_tokens(uint64_t tag, Milliseconds timeout, bool waits_for_all);
     void deliver_token(uint64_t tag, Milliseconds timeout);
-    int global_rank(int rank) const;
+    rdt_endpoint *endpoint_of(int rank, const char *title);
     void check_root(int64_t root, const char *call) const;
 
     const c10::intrusive_ptr<Rendezvous> rendezvous_; /* the group calls it for addresses */
@@ -125,9 +200,15 @@ class Backend final : public c10d::Backend
     const c10::intrusive_ptr<Options> options_;
     const uint64_t number_; /* among the groups that this process has made, from 1 on */
     const std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
+    const std::shared_ptr<Flight> flight_;
+    Recorder recorder_;
     std::atomic<int64_t> timeout_ms_;
     std::atomic<uint64_t> sequence_{0};
     std::atomic<uint64_t> monitored_count_{0};
+    std::atomic<uint64_t> symmetric_count_{0};
+    std::mutex batches_mutex_;
+    std::map<std::thread::id, Batch::Parts> batches_; /* of threads that coalesce */
+    std::atomic<unsigned> batch_count_{0};            /* their number */
     std::shared_mutex group_mutex_; /* shared by calls on group_, taken by shutdown() */
     rdt_group *group_ = nullptr;    /* NULL once shut down */
 };

@@ -101,9 +101,11 @@ Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts)
     rdt_coll_args args =
         args_for(RDT_COLL_ALLREDUCE, elements_of(tensor, true, call), opts.timeout);
 
+    const at::Tensor input = premultiplied(tensor, opts.reduceOp, call);
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
-    args.send = args.recv = tensor.data_ptr();
-    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts, tensors, tensors),
+    args.send = input.data_ptr();
+    args.recv = tensor.data_ptr();
+    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts, {input}, tensors),
                  {args});
 }
 
@@ -111,19 +113,23 @@ WorkPtr
 Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts)
 {
     constexpr const char *call = "all_reduce";
-    std::vector<rdt_coll_args> calls;
+    const uint32_t reduce_op = reduce_op_of(opts.reduceOp, call);
+    Calls calls;
 
-    for (const at::Tensor &tensor : tensors) {
+    for (const at::Tensor &tensor : tensors)
         check_tensor(tensor, call);
+    Tensors inputs = premultiplied(tensors, opts.reduceOp, call);
+    for (size_t i = 0; i < tensors.size(); i++) {
         rdt_coll_args args =
-            args_for(RDT_COLL_ALLREDUCE, elements_of(tensor, true, call), opts.timeout);
-        args.reduce_op = reduce_op_of(opts.reduceOp, call);
-        args.send = args.recv = tensor.data_ptr();
-        calls.push_back(args);
+            args_for(RDT_COLL_ALLREDUCE, elements_of(tensors[i], true, call), opts.timeout);
+        args.reduce_op = reduce_op;
+        args.send = inputs[i].data_ptr();
+        args.recv = tensors[i].data_ptr();
+        calls.add(args);
     }
-    return start(collective(OpType::ALLREDUCE_COALESCED, "rdmatensor:all_reduce", opts, tensors,
-                            tensors),
-                 calls);
+    return start(collective(OpType::ALLREDUCE_COALESCED, "rdmatensor:all_reduce", opts,
+                            std::move(inputs), tensors),
+                 calls.all());
 }
 
 WorkPtr
@@ -136,8 +142,10 @@ Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts)
     rdt_coll_args args = args_for(RDT_COLL_REDUCE, elements_of(tensor, true, call), opts.timeout);
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.root = static_cast<uint32_t>(opts.rootRank);
-    args.send = args.recv = tensor.data_ptr();
-    return start(collective(OpType::REDUCE, "rdmatensor:reduce", opts, tensors, tensors), {args});
+    const at::Tensor input = premultiplied(tensor, opts.reduceOp, call);
+    args.send = input.data_ptr();
+    args.recv = tensor.data_ptr();
+    return start(collective(OpType::REDUCE, "rdmatensor:reduce", opts, {input}, tensors), {args});
 }
 
 WorkPtr
@@ -172,7 +180,7 @@ Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                          const c10d::AllgatherOptions &opts)
 {
     constexpr const char *call = "all_gather";
-    std::vector<rdt_coll_args> calls;
+    Calls calls;
 
     check_lists(outputs.size(), inputs.size(), call);
     for (size_t i = 0; i < inputs.size(); i++) {
@@ -181,11 +189,11 @@ Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
             args_for(RDT_COLL_ALLGATHER, elements_of(inputs[i], false, call), opts.timeout);
         args.send = inputs[i].data_ptr();
         args.recv = outputs[i].data_ptr();
-        calls.push_back(args);
+        calls.add(args);
     }
     return start(collective(OpType::_ALLGATHER_BASE, "rdmatensor:all_gather", opts, inputs,
                             outputs),
-                 calls);
+                 calls.all());
 }
 
 WorkPtr
@@ -194,7 +202,7 @@ Backend::allgather_coalesced(std::vector<Tensors> &output_lists, Tensors &inputs
 {
     constexpr const char *call = "all_gather";
     std::vector<std::vector<void *>> blocks(inputs.size());
-    std::vector<rdt_coll_args> calls;
+    std::vector<Call> calls;
     Tensors outputs;
 
     check_lists(output_lists.size(), static_cast<size_t>(size_), call);
@@ -213,7 +221,7 @@ Backend::allgather_coalesced(std::vector<Tensors> &output_lists, Tensors &inputs
             args_for(RDT_COLL_ALLGATHER, elements_of(inputs[i], false, call), opts.timeout);
         args.send = inputs[i].data_ptr();
         args.blocks = blocks[i].data();
-        calls.push_back(args);
+        calls.emplace_back(args);
     }
     return start(collective(OpType::ALLGATHER_COALESCED, "rdmatensor:all_gather", opts, inputs,
                             outputs),
@@ -272,11 +280,11 @@ Backend::reduce_scatter(Tensors &outputs, std::vector<Tensors> &inputs,
 {
     constexpr const char *call = "reduce_scatter";
     const at::Tensor &output = only_tensor(outputs, call);
-    const Tensors &list = only_list(inputs, call);
     rdt_coll_args args =
         args_for(RDT_COLL_REDUCE_SCATTER, elements_of(output, true, call), opts.timeout);
 
-    check_members(list, output, size_, call);
+    check_members(only_list(inputs, call), output, size_, call);
+    const Tensors list = premultiplied(inputs[0], opts.reduceOp, call);
     const std::vector<void *> blocks = addresses_of(list);
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.blocks = blocks.data();
@@ -301,21 +309,24 @@ Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                          const c10d::ReduceScatterOptions &opts)
 {
     constexpr const char *call = "reduce_scatter";
-    std::vector<rdt_coll_args> calls;
+    const uint32_t reduce_op = reduce_op_of(opts.reduceOp, call);
+    Calls calls;
 
     check_lists(outputs.size(), inputs.size(), call);
-    for (size_t i = 0; i < inputs.size(); i++) {
+    for (size_t i = 0; i < inputs.size(); i++)
         check_whole(inputs[i], outputs[i], size_, call);
+    Tensors sources = premultiplied(inputs, opts.reduceOp, call);
+    for (size_t i = 0; i < inputs.size(); i++) {
         rdt_coll_args args =
             args_for(RDT_COLL_REDUCE_SCATTER, elements_of(outputs[i], true, call), opts.timeout);
-        args.reduce_op = reduce_op_of(opts.reduceOp, call);
-        args.send = inputs[i].data_ptr();
+        args.reduce_op = reduce_op;
+        args.send = sources[i].data_ptr();
         args.recv = outputs[i].data_ptr();
-        calls.push_back(args);
+        calls.add(args);
     }
-    return start(collective(OpType::_REDUCE_SCATTER_BASE, "rdmatensor:reduce_scatter", opts, inputs,
-                            outputs),
-                 calls);
+    return start(collective(OpType::_REDUCE_SCATTER_BASE, "rdmatensor:reduce_scatter", opts,
+                            std::move(sources), outputs),
+                 calls.all());
 }
 
 WorkPtr

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Send, receive, and the barrier that says who is missing. */
-#include <numeric>
+#include <limits>
 
 #include <torch/csrc/distributed/c10d/exception.h>
 
@@ -36,9 +36,27 @@ struct Backend::Message {
     Milliseconds timeout;
 };
 
+void
+Backend::record(const Message &message, const at::Tensor &tensor)
+{
+    Seen seen;
+
+    if (recorder_.is_off() || message.tag >= monitored_tag)
+        return;
+    seen.kind = message.is_send ? kSend : kReceive;
+    seen.dtype = tensor.scalar_type();
+    seen.root = message.peer;
+    seen.tag = message.tag;
+    seen.bytes = message.is_send ? tensor.nbytes() : 0;
+    seen.out_bytes = message.is_send ? 0 : tensor.nbytes();
+    seen.address = tensor.data_ptr();
+    recorder_.note(seen);
+}
+
 WorkPtr
 Backend::start_message(const Message &message, at::Tensor tensor)
 {
+    record(message, tensor);
     Operation operation = {.type = message.type,
                            .title = message.title,
                            .target = message.target,
@@ -50,7 +68,6 @@ Backend::start_message(const Message &message, at::Tensor tensor)
                            .in_flight = nullptr,
                            .has_own_deadline = false,
                            .is_async = true};
-    auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
     rdt_transfer *transfer = nullptr;
     rdt_error error = {};
     rdt_status status = RDT_OK;
@@ -58,6 +75,9 @@ Backend::start_message(const Message &message, at::Tensor tensor)
 
     if (group_ == nullptr)
         C10_THROW_ERROR(DistBackendError, c10::str(message.title, ": the group was shut down"));
+    take_off(operation);
+    const uint64_t number = operation.number;
+    auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
     const uint64_t len_bytes = tensor.nbytes();
     if (message.is_send)
         status = rdt_group_send(group_, message.peer, message.tag, tensor.data_ptr(), len_bytes,
@@ -66,11 +86,12 @@ Backend::start_message(const Message &message, at::Tensor tensor)
         status = rdt_group_recv(group_, message.peer, message.tag, tensor.data_ptr(), len_bytes,
                                 nullptr, &transfer, &error);
     if (status != RDT_OK) {
+        flight_->end(number, true);
         rethrow_kept_exception();
         std::rethrow_exception(make_error(status, message.title + message.target, error));
     }
     work->add(transfer);
-    return work;
+    return noted(std::move(work));
 }
 
 Backend::Message
@@ -122,6 +143,22 @@ Backend::recvAnysource(Tensors &tensors, int tag)
     return start_message(message, tensor);
 }
 
+/* ---- Signals of symmetric memory ---- */
+
+WorkPtr
+Backend::signal(int peer, uint64_t tag, bool is_send, const char *title, size_t timeout_ms)
+{
+    Message message = message_with(peer, 0, is_send, "signal");
+
+    message.title = title;
+    message.target = c10::str(is_send ? " to" : " from", " rank ", global_rank(peer));
+    message.tag = tag;
+    if (timeout_ms > 0)
+        message.timeout = Milliseconds(static_cast<int64_t>(
+            std::min<size_t>(timeout_ms, std::numeric_limits<int32_t>::max())));
+    return start_message(message, at::empty({0}, at::kByte));
+}
+
 /* ---- monitoredBarrier ---- */
 
 /* Its texts are those that torch documents and its users match. */
@@ -148,13 +185,14 @@ Backend::collect_tokens(uint64_t tag, Milliseconds timeout, bool waits_for_all)
 
     for (int rank = 1; rank < size_; rank++)
         tokens.push_back(exchange_token(rank, tag, false, timeout));
+    if (timeout <= timeout.zero() && !waits_for_all)
+        C10_THROW_ERROR(DistBackendError,
+                        c10::str("[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
+                                 timeout.count(), " ms"));
     for (int rank = 1; rank < size_; rank++) {
+        /* Past the deadline too: whose token is there has come, and the first other is named. */
         const auto left =
             std::chrono::duration_cast<Milliseconds>(deadline - std::chrono::steady_clock::now());
-        if (left <= left.zero() && !waits_for_all)
-            C10_THROW_ERROR(DistBackendError,
-                            c10::str("[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
-                                     timeout.count(), " ms"));
         try {
             tokens[static_cast<size_t>(rank - 1)]->wait(std::max(left, Milliseconds(1)));
         } catch (const c10::Error &error) {

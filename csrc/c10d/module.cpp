@@ -7,13 +7,18 @@
  */
 #include <ATen/EmptyTensor.h>
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_dtypes.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 
 #include "c10d/allocator.hpp"
+#include "c10d/arena_switch.hpp"
 #include "c10d/backend.hpp"
+#include "c10d/birthplace.hpp"
+#include "c10d/symmetric.hpp"
 
 namespace py = pybind11;
 
@@ -46,17 +51,135 @@ empty(uintptr_t context, const std::vector<int64_t> &shape, const py::object &dt
 c10::intrusive_ptr<Backend>
 create_backend(c10::intrusive_ptr<Rendezvous> rendezvous, uintptr_t context, std::string group_name,
                std::vector<int64_t> global_ranks, Milliseconds timeout, const py::bytes &secret,
-               bool is_default_group)
+               bool is_default_group, bool is_recorded)
 {
     Backend::Setup setup = {.context = context_at(context),
                             .group_name = std::move(group_name),
                             .global_ranks = std::move(global_ranks),
                             .timeout = timeout,
                             .secret = secret,
-                            .is_default_group = is_default_group};
+                            .is_default_group = is_default_group,
+                            .is_recorded = is_recorded};
     const py::gil_scoped_release unlocked;
 
     return make_backend(std::move(rendezvous), std::move(setup));
+}
+
+py::tuple
+births_as_tuple()
+{
+    const Births found = births();
+
+    return py::make_tuple(found.count, found.bytes, found.missed, found.missed_bytes);
+}
+
+at::Tensor
+take_place(Birthplaces &places, uint32_t place, const std::vector<int64_t> &shape,
+           const std::vector<int64_t> &strides, const py::object &dtype)
+{
+    TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()), "dtype must be a torch.dtype");
+    return places.take(place, shape, strides,
+                       reinterpret_cast<THPDtype *>(dtype.ptr())->scalar_type);
+}
+
+py::dict
+counters_as_dict(Backend &backend)
+{
+    const rdt_coll_counters counters = backend.counters();
+    py::dict dict;
+
+    dict["calls"] = counters.calls;
+    dict["packs"] = counters.packs;
+    dict["packed_tensors"] = counters.packed_parts;
+    dict["writes"] = counters.writes;
+    return dict;
+}
+
+py::list
+last_operations(const Backend &backend)
+{
+    constexpr const char *states[] = {"in flight", "done", "failed"};
+    py::list found;
+
+    for (const Flight::Entry &entry : backend.last_operations()) {
+        py::dict dict;
+        dict["number"] = entry.number;
+        dict["operation"] = entry.title + entry.target;
+        dict["bytes"] = entry.bytes;
+        dict["dtype"] = py::reinterpret_borrow<py::object>(
+            reinterpret_cast<PyObject *>(torch::getTHPDtype(entry.dtype)));
+        dict["state"] = states[static_cast<int>(entry.state)];
+        dict["seconds"] = entry.seconds();
+        found.append(dict);
+    }
+    return found;
+}
+
+SymmetricMemory &
+handle_of(const c10::intrusive_ptr<TorchSymmetricMemory> &handle)
+{
+    auto *const ours = dynamic_cast<SymmetricMemory *>(handle.get());
+
+    if (ours == nullptr)
+        throw_value_error("symmetric_memory", "the handle is not of rdmatensor's memory");
+    return *ours;
+}
+
+/* As (kind, dtype, reduce_op, root, tag, bytes, out_bytes, address, is_fixed). */
+py::tuple
+seen_as_tuple(const Seen &seen)
+{
+    const auto dtype = reinterpret_cast<PyObject *>(torch::getTHPDtype(seen.dtype));
+
+    return py::make_tuple(seen.kind, py::reinterpret_borrow<py::object>(dtype), seen.reduce_op,
+                          seen.root, seen.tag, seen.bytes, seen.out_bytes,
+                          reinterpret_cast<uintptr_t>(seen.address), seen.is_fixed);
+}
+
+py::list
+seen_as_list(const std::vector<Seen> &seen)
+{
+    py::list found;
+
+    for (const Seen &one : seen)
+        found.append(seen_as_tuple(one));
+    return found;
+}
+
+/* What the context did since the lock. */
+py::dict
+spent_as_dict(const rdt_counters &before, const rdt_counters &now)
+{
+    py::dict spent;
+
+    spent["writes"] = now.writes - before.writes;
+    spent["moved_bytes"] = now.moved_bytes - before.moved_bytes;
+    spent["copied_bytes"] = now.copied_bytes - before.copied_bytes;
+    spent["control_messages"] = now.control_messages - before.control_messages;
+    spent["credits_alone"] = now.credits_alone - before.credits_alone;
+    spent["registrations"] = now.registrations - before.registrations;
+    spent["wire_bytes"] = now.wire_bytes - before.wire_bytes;
+    return spent;
+}
+
+py::dict
+recorded_as_dict(Backend &group)
+{
+    const Recorder::Report report = group.recorded();
+    py::dict found;
+
+    found["state"] = report.state;
+    found["reason"] = report.reason;
+    found["watched_operations"] = seen_as_list(report.watched);
+    found["changes"] = report.changes;
+    if (report.cycle == nullptr)
+        return found;
+    found["cycle"] = seen_as_list(report.cycle->seen);
+    found["number"] = report.cycle->number;
+    found["cycles"] = report.cycles;
+    found["moved"] = report.moved;
+    found["spent"] = spent_as_dict(report.cycle->before, group.spent());
+    return found;
 }
 
 bool
@@ -65,15 +188,49 @@ is_context_in_use(uintptr_t context)
     return live_transfers() > 0 || live_storages(context_at(context)) > 0;
 }
 
-} // namespace
-} // namespace rdmatensor
-
-// NOLINTNEXTLINE: the macro's own names
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
+void
+bind_birthplaces(py::module_ &m)
 {
-    using namespace rdmatensor;
+    py::class_<Birthplaces, c10::intrusive_ptr<Birthplaces>>(m, "Birthplaces")
+        .def(py::init<const at::Tensor &, const Birthplaces::Spans &>(), py::arg("memory"),
+             py::arg("spans"))
+        .def("begin", &Birthplaces::begin, py::arg("served"))
+        .def("end", &Birthplaces::end)
+        .def("find", &Birthplaces::find, py::arg("address"))
+        .def("take", &take_place, py::arg("place"), py::arg("shape"), py::arg("strides"),
+             py::arg("dtype"))
+        .def("is_taken", &Birthplaces::is_taken, py::arg("place"))
+        .def_property_readonly("served_count", &Birthplaces::served_count);
+}
 
-    py::module_::import("torch._C._distributed_c10d"); /* the base classes */
+void
+bind_symmetric_memory(py::module_ &m)
+{
+    using Handle = c10::intrusive_ptr<TorchSymmetricMemory>;
+    m.def(
+        "offer_symmetric_memory",
+        [](uintptr_t context) { offer_symmetric_memory(context_at(context)); }, py::arg("context"));
+    m.def(
+        "put",
+        [](const Handle &handle, const at::Tensor &src, int peer, uint64_t off_bytes) {
+            return handle_of(handle).put(src, peer, off_bytes);
+        },
+        py::arg("handle"), py::arg("src"), py::arg("peer"), py::arg("off_bytes"), Unlocked());
+    m.def(
+        "get",
+        [](const Handle &handle, const at::Tensor &dst, int peer, uint64_t off_bytes) {
+            return handle_of(handle).get(dst, peer, off_bytes);
+        },
+        py::arg("handle"), py::arg("dst"), py::arg("peer"), py::arg("off_bytes"), Unlocked());
+    m.def(
+        "is_mapped",
+        [](const Handle &handle, int peer) { return handle_of(handle).is_mapped(peer); },
+        py::arg("handle"), py::arg("peer"));
+}
+
+void
+bind_groups(py::module_ &m)
+{
     py::class_<Rendezvous, c10::intrusive_ptr<Rendezvous>>(m, "Rendezvous")
         .def(py::init<c10::intrusive_ptr<c10d::Store>, int, int, Milliseconds>(), py::arg("store"),
              py::arg("rank"), py::arg("size"), py::arg("timeout"), Unlocked())
@@ -85,17 +242,64 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
     py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(m, "Backend")
         .def_property_readonly("options", &Backend::getBackendOptions)
         .def("get_error", &Backend::getError, Unlocked())
+        .def("_counters", &counters_as_dict)
+        .def("last_operations", &last_operations)
+        .def("_collectives", &Backend::collectives, Unlocked())
+        .def_property_readonly("number", &Backend::number)
+        .def("recorded", &recorded_as_dict)
+        .def("break_group", &Backend::break_group, py::arg("reason"), Unlocked())
+        .def("everyone", &Backend::everyone, py::arg("what"), py::arg("mine"), Unlocked())
+        .def(
+            "post",
+            [](Backend &self, const std::string &what, const std::string &mine) {
+                self.rendezvous().post(what, mine);
+            },
+            py::arg("what"), py::arg("mine"), Unlocked())
+        .def(
+            "posted",
+            [](Backend &self, const std::string &what) { return self.rendezvous().posted(what); },
+            py::arg("what"), Unlocked())
         .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"), Unlocked());
+}
+
+} // namespace
+} // namespace rdmatensor
+
+// NOLINTNEXTLINE: the macro's own names
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
+{
+    using namespace rdmatensor;
+
+    py::module_::import("torch._C._distributed_c10d"); /* the base classes */
+    bind_groups(m);
     m.def("create_backend", &create_backend, py::kw_only(), py::arg("rendezvous"),
           py::arg("context"), py::arg("group_name"), py::arg("global_ranks"), py::arg("timeout"),
-          py::arg("secret"), py::arg("is_default_group"));
+          py::arg("secret"), py::arg("is_default_group"), py::arg("is_recorded"));
+    m.def("mark_step", &Backend::mark_step, Unlocked());
+    m.def("find_group", &Backend::find_number, py::arg("number"), Unlocked());
     m.def(
         "shutdown_groups",
         [](uintptr_t context) {
-            Backend::shutdown_all(reinterpret_cast<const rdt_context *>(context));
+            const auto *const address = reinterpret_cast<const rdt_context *>(context);
+            withdraw_symmetric_memory(address);
+            Backend::shutdown_all(address);
+            drop_slabs(address); /* after it no group makes more */
         },
         py::arg("context") = 0, Unlocked());
     m.def("stop_finisher", &Finisher::stop, Unlocked());
     m.def("is_context_in_use", &is_context_in_use, py::arg("context"));
+    bind_birthplaces(m);
+    bind_symmetric_memory(m);
+    m.def(
+        "enter_arena",
+        [](uintptr_t context, size_t min_bytes) { enter_arena(context_at(context), min_bytes); },
+        py::arg("context"), py::arg("min_bytes"));
+    m.def("leave_arena", &leave_arena);
+    m.def("births", &births_as_tuple);
+    m.def("is_in_arena", &is_in_arena, py::arg("tensor"));
+    m.def(
+        "adopt",
+        [](uintptr_t context, const at::Tensor &tensor) { adopt(context_at(context), tensor); },
+        py::arg("context"), py::arg("tensor"), Unlocked());
     m.def("empty", &empty, py::arg("context"), py::arg("shape"), py::arg("dtype"));
 }

@@ -263,10 +263,32 @@ Rendezvous::everyone(const std::string &what, const std::string &mine)
     for (int rank = 0; rank < size_; rank++)
         keys.push_back(key(what, rank));
     store_->set(keys[static_cast<size_t>(rank_)], to_bytes(mine));
-    await(keys, [&] { return store_->check(keys); }, timeout_);
+    try {
+        await(keys, [&] { return store_->check(keys); }, timeout_);
+    } catch (const GroupEnded &ended) {
+        std::rethrow_exception(make_error(ended.status, "rdmatensor:" + what, ended.error));
+    }
     std::vector<std::string> values = read_all(keys);
     has_read(what, keys, size_);
     return values;
+}
+
+void
+Rendezvous::post(const std::string &what, const std::string &mine)
+{
+    store_->set(key(what, rank_), to_bytes(mine));
+}
+
+std::vector<std::string>
+Rendezvous::posted(const std::string &what)
+{
+    std::vector<std::string> keys;
+
+    for (int rank = 0; rank < size_; rank++)
+        keys.push_back(key(what, rank));
+    if (!store_->check(keys))
+        return {};
+    return read_all(keys);
 }
 
 Rendezvous::Agreement

@@ -18,6 +18,15 @@ throw_value_error(const char *call, const std::string &what)
 }
 
 void
+throw_device_error(const c10::Device &device, const char *call)
+{
+    throw_value_error(call, c10::str("the tensor is on ", device,
+                                     ", this backend moves CPU tensors; for tensors on CUDA "
+                                     "devices open the group with the backend "
+                                     "\"cpu:rdmatensor,cuda:nccl\""));
+}
+
+void
 check_tensor(const at::Tensor &tensor, const char *call)
 {
     if (!tensor.defined())
@@ -26,11 +35,7 @@ check_tensor(const at::Tensor &tensor, const char *call)
         throw_value_error(call, c10::str("the tensor's layout is ", tensor.layout(),
                                          ", only dense tensors are moved; use to_dense()"));
     if (!tensor.device().is_cpu())
-        throw_value_error(
-            call,
-            c10::str("the tensor is on ", tensor.device(),
-                     ", this backend moves CPU tensors; for tensors on CUDA devices open the group "
-                     "with init_process_group(\"cpu:rdmatensor,cuda:nccl\")"));
+        throw_device_error(tensor.device(), call);
     if (!tensor.is_contiguous())
         throw_value_error(call, c10::str("the tensor of shape ", tensor.sizes(), " and strides ",
                                          tensor.strides(),
@@ -143,6 +148,7 @@ reduce_op_of(const c10d::ReduceOp &op, const char *call)
 {
     switch (op.op_) {
     case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::PREMUL_SUM:
         return RDT_SUM;
     case c10d::ReduceOp::AVG:
         return RDT_AVG;
@@ -159,9 +165,37 @@ reduce_op_of(const c10d::ReduceOp &op, const char *call)
     case c10d::ReduceOp::BXOR:
         return RDT_BXOR;
     default:
-        throw_value_error(call, "of the reductions PREMUL_SUM is not offered; multiply first, then "
-                                "reduce with SUM");
+        throw_value_error(call,
+                          c10::str("the reduction ", static_cast<int>(op.op_), " is not offered"));
     }
+}
+
+at::Tensor
+premultiplied(const at::Tensor &tensor, const c10d::ReduceOp &op, const char *call)
+{
+    if (op.op_ != c10d::ReduceOp::PREMUL_SUM)
+        return tensor;
+    const auto *const supplement =
+        dynamic_cast<const c10d::PreMulSumSupplement *>(op.supplement_.get());
+    if (supplement == nullptr)
+        throw_value_error(call, "the reduction PREMUL_SUM came without its factor");
+    /* mul_ keeps the dtype, as the other reductions do */
+    return supplement->tensor_factor.defined()
+               ? tensor.clone().mul_(supplement->tensor_factor.to(tensor.scalar_type()))
+               : tensor.clone().mul_(supplement->double_factor);
+}
+
+std::vector<at::Tensor>
+premultiplied(const std::vector<at::Tensor> &tensors, const c10d::ReduceOp &op, const char *call)
+{
+    std::vector<at::Tensor> products;
+
+    if (op.op_ != c10d::ReduceOp::PREMUL_SUM)
+        return tensors;
+    products.reserve(tensors.size());
+    for (const at::Tensor &tensor : tensors)
+        products.push_back(premultiplied(tensor, op, call));
+    return products;
 }
 
 std::vector<void *>

@@ -22,6 +22,9 @@ namespace rdmatensor
 /* Dense, contiguous, on the CPU; a ValueError that names `call` and says what to do otherwise. */
 void check_tensor(const at::Tensor &tensor, const char *call);
 
+/* Says how a group is opened that has a backend for such devices. */
+[[noreturn]] void throw_device_error(const c10::Device &device, const char *call);
+
 /* The only element of the list, checked. */
 at::Tensor &only_tensor(std::vector<at::Tensor> &tensors, const char *call);
 std::vector<at::Tensor> &only_list(std::vector<std::vector<at::Tensor>> &lists, const char *call);
@@ -43,7 +46,13 @@ struct Elements {
  * `is_reduced` it is a ValueError.
  */
 Elements elements_of(const at::Tensor &tensor, bool is_reduced, const char *call);
+/* PREMUL_SUM is RDT_SUM of premultiplied() tensors. */
 uint32_t reduce_op_of(const c10d::ReduceOp &op, const char *call);
+
+/* What is reduced: with PREMUL_SUM a new tensor, the product with the factor; else `tensor`. */
+at::Tensor premultiplied(const at::Tensor &tensor, const c10d::ReduceOp &op, const char *call);
+std::vector<at::Tensor> premultiplied(const std::vector<at::Tensor> &tensors,
+                                      const c10d::ReduceOp &op, const char *call);
 
 /* Addresses of a list of tensors, in order. */
 std::vector<void *> addresses_of(const std::vector<at::Tensor> &tensors);

@@ -29,6 +29,18 @@ free_transfers(const std::vector<rdt_transfer *> &transfers)
     transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* a mere number */
 }
 
+/* Of an operation that nobody waited for, all of whose transfers are over. */
+void
+end_flight(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
+{
+    bool has_failed = false;
+
+    for (rdt_transfer *const transfer : transfers)
+        has_failed |= rdt_transfer_test(transfer, nullptr) != RDT_OK;
+    if (operation.flight)
+        operation.flight->end(operation.number, has_failed);
+}
+
 /* Keeps the tensors of a Work that was dropped while PENDING. Deletes itself after the last transfer. */
 class Orphan final : public Ending
 {
@@ -67,6 +79,8 @@ class Orphan final : public Ending
 
     void end() noexcept override
     {
+        if (!transfers_.empty()) /* else its Work has told the end */
+            end_flight(operation_, transfers_);
         free_transfers(transfers_);
         if (operation_.in_flight)
             operation_.in_flight->orphan_ends();
@@ -95,12 +109,6 @@ title_if_profiled(const char *title)
     return at::hasCallbacks() ? title : nullptr;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future>
-new_future()
-{
-    return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-}
-
 void
 complete(c10::ivalue::Future &future, const std::exception_ptr &error,
          const std::vector<at::Tensor> &outputs)
@@ -112,6 +120,12 @@ complete(c10::ivalue::Future &future, const std::exception_ptr &error,
 }
 
 } // namespace
+
+c10::intrusive_ptr<c10::ivalue::Future>
+new_future()
+{
+    return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
 
 uint64_t
 live_transfers() noexcept
@@ -210,6 +224,7 @@ Work::release_resources()
     if (is_settled() || transfers_.empty() || is_forked_child()) {
         /* In a forked child transfers are the parent's; tensors are copies, or their deleters know. */
     } else if (is_over()) {
+        end_flight(operation_, transfers_);
         release_transfers();
     } else {
         (new Orphan(std::move(transfers_), operation_))->adopt(false);
@@ -283,6 +298,8 @@ Work::settle_with(const std::exception_ptr &error)
         is_settled_.store(true, std::memory_order_release);
     }
     operation_.inputs.clear();
+    if (operation_.flight)
+        operation_.flight->end(operation_.number, error != nullptr);
     if (future)
         complete(*future, error, operation_.outputs);
     finish(error);

@@ -27,6 +27,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "c10d/finisher.hpp"
+#include "c10d/flight.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor
@@ -69,6 +70,8 @@ struct Operation {
     std::shared_ptr<InFlight> in_flight; /* of the group; NULL for messages */
     bool has_own_deadline;               /* the library ends it in time; else wait() does */
     bool is_async;                       /* the caller may go on before it is done */
+    std::shared_ptr<Flight> flight = {}; /* of the group; NULL for what nobody looks for */
+    uint64_t number = 0;                 /* in it */
 };
 
 /* An operation that the library ends in time, with what torch gave it. */
@@ -89,6 +92,9 @@ collective(c10d::OpType type, const char *title, const Options &options,
             .has_own_deadline = true,
             .is_async = options.asyncOp};
 }
+
+/* What Work::getFuture() gives: of a list of tensors, not complete yet. */
+c10::intrusive_ptr<c10::ivalue::Future> new_future();
 
 /* Transfers that Works hold: while there are any, the context cannot be closed. */
 uint64_t live_transfers() noexcept;

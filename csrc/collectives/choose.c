@@ -1,39 +1,236 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which algorithm carries a collective out, by its kind and its bytes. */
+ * Which algorithm carries a collective out: by its kind, its bytes, and what RDMATENSOR_ALGO says.
+ */
+#include <stdlib.h>
+#include <string.h>
+
 #include "collectives/coll.h"
+#include "collectives/cost.h"
+#include "collectives/team.h"
 
 enum {
-    /* Above this, fewer bytes per rank beat fewer messages one after another: a message costs
-     * about as much as some ten KiB of copying, and the logarithm of usual groups is near three. */
-    ALLREDUCE_DOUBLING_MAX_BYTES = 64 * 1024,
-    /* As above, per block: all at once for small ones, one neighbour at a time for large ones,
+    /* Per block: all at once for small ones, one neighbour at a time for large ones,
      * which would flood receivers that are not ready. */
     ALLGATHER_DIRECT_MAX_BYTES = 16 * 1024,
+    /* Below, messages are sent eagerly, and a root that does not wait for anybody is ahead of one
+     * that fills a board; above, a board's two passes over memory cost more than a tree's one. */
+    BROADCAST_BY_HOSTS_MIN_BYTES = 32 * 1024,
+    BROADCAST_BY_HOSTS_MAX_BYTES = 1024 * 1024,
 };
+
+enum choice {
+    CHOICE_AUTO,     /* boards where all members are on one host, else messages */
+    CHOICE_MESSAGES, /* by kind and bytes, never boards */
+    CHOICE_DIRECT,   /* boards, or messages between all without detours */
+    CHOICE_RING,
+    CHOICE_HALVING,
+    CHOICE_TREE,
+    CHOICE_HIERARCHICAL, /* as auto; between hosts always by way of them, where they have several */
+};
+
+static const char *const choices[] = {
+    [CHOICE_AUTO] = "auto",
+    [CHOICE_MESSAGES] = "messages",
+    [CHOICE_DIRECT] = "direct",
+    [CHOICE_RING] = "ring",
+    [CHOICE_HALVING] = "halving-doubling",
+    [CHOICE_TREE] = "tree",
+    [CHOICE_HIERARCHICAL] = "hierarchical",
+};
+
+rdt_status
+rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
+{
+    const char *text = getenv("RDMATENSOR_ALGO");
+
+    for (unsigned i = 0; i < sizeof(choices) / sizeof(choices[0]); i++) {
+        if (text != NULL && text[0] != '\0' && strcmp(text, choices[i]) != 0)
+            continue;
+        *out = i; /* unset: the first */
+        return RDT_OK;
+    }
+    return rdti_coll_error_set(err, RDT_EINVAL,
+                               "RDMATENSOR_ALGO is '%.40s'; want auto, messages, direct, ring, "
+                               "halving-doubling, tree or hierarchical",
+                               text);
+}
+
+/* Sums that others than boards and ordered.c make go in an order of their own. */
+static bool
+keeps_rank_order(unsigned choice)
+{
+    return choice == CHOICE_AUTO || choice == CHOICE_MESSAGES || choice == CHOICE_DIRECT;
+}
+
+rdt_status
+rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err)
+{
+    const char *text = getenv("RDMATENSOR_DETERMINISTIC");
+
+    if (text == NULL || text[0] == '\0' || strcmp(text, "0") == 0) {
+        *out = false;
+        return RDT_OK;
+    }
+    if (strcmp(text, "1") != 0)
+        return rdti_coll_error_set(err, RDT_EINVAL,
+                                   "RDMATENSOR_DETERMINISTIC is '%.40s'; want 0 or 1", text);
+    if (!keeps_rank_order(choice))
+        return rdti_coll_error_set(err, RDT_EINVAL,
+                                   "RDMATENSOR_DETERMINISTIC=1 sums in rank order, which "
+                                   "RDMATENSOR_ALGO=%s does not; unset one of them",
+                                   choices[choice]);
+    *out = true;
+    return RDT_OK;
+}
+
+const char *
+rdti_choice_name(unsigned choice)
+{
+    return choices[choice];
+}
+
+bool
+rdti_choice_wants_boards(unsigned choice, uint32_t size)
+{
+    return (choice == CHOICE_AUTO || choice == CHOICE_DIRECT || choice == CHOICE_HIERARCHICAL) &&
+           size <= RDTI_TEAM_MAX;
+}
+
+/* What is packed is small, so that only a ring that is forced sums it by chunks: cost.c. */
+bool
+rdti_choice_sums_by_chunk(const struct rdti_coll *coll)
+{
+    return coll->team != NULL && coll->team->choice == CHOICE_RING;
+}
+
+/* NULL: the members are on as many hosts as they are. */
+static const struct rdti_hosts *
+hosts_of(const struct rdti_coll *coll)
+{
+    return rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS ? &coll->team->hosts : NULL;
+}
+
+static const struct rdti_coll_algorithm *
+choose_allreduce(const struct rdti_coll *coll, unsigned choice)
+{
+    switch (choice) {
+    case CHOICE_RING:
+        return &rdti_allreduce_ring;
+    case CHOICE_HALVING:
+        return &rdti_allreduce_halving;
+    case CHOICE_TREE:
+        return &rdti_allreduce_tree;
+    case CHOICE_DIRECT:
+        return &rdti_allreduce_doubling;
+    default:
+        if (coll->team == NULL)
+            return &rdti_allreduce_doubling;
+        return rdti_cost_flat(coll->team->costs, coll->size, hosts_of(coll),
+                              rdti_pack_unit_bytes(coll))
+            .algorithm;
+    }
+}
+
+static const struct rdti_coll_algorithm *
+choose_allgather(const struct rdti_coll *coll, unsigned choice)
+{
+    const bool is_small = coll->block_bytes <= ALLGATHER_DIRECT_MAX_BYTES;
+
+    if (choice == CHOICE_DIRECT || (choice != CHOICE_RING && is_small))
+        return &rdti_allgather_direct;
+    return &rdti_allgather_ring;
+}
+
+/* The operation sums, and has to do so in rank order. NULL: one of the two does not hold. */
+static const struct rdti_coll_algorithm *
+ordered_of(const struct rdti_coll *coll)
+{
+    if (coll->team == NULL || !coll->team->is_ordered)
+        return NULL;
+    switch (coll->args.op) {
+    case RDT_COLL_ALLREDUCE:
+        return &rdti_allreduce_ordered;
+    case RDT_COLL_REDUCE:
+        return &rdti_reduce_ordered;
+    case RDT_COLL_REDUCE_SCATTER:
+        return &rdti_reduce_scatter_ordered;
+    default:
+        return NULL;
+    }
+}
+
+/* A forced algorithm counts where the operation has it. */
+static const struct rdti_coll_algorithm *
+choose_messages(const struct rdti_coll *coll, unsigned choice)
+{
+    static const struct rdti_coll_algorithm *const only[] = {
+        [RDT_COLL_BROADCAST] = &rdti_broadcast_binomial,
+        [RDT_COLL_REDUCE] = &rdti_reduce_binomial,
+        [RDT_COLL_REDUCE_SCATTER] = &rdti_reduce_scatter_ring,
+        [RDT_COLL_GATHER] = &rdti_gather_direct,
+        [RDT_COLL_SCATTER] = &rdti_scatter_direct,
+        [RDT_COLL_ALLTOALL] = &rdti_alltoall_pairwise,
+        [RDT_COLL_BARRIER] = &rdti_barrier_dissemination,
+    };
+
+    if (ordered_of(coll) != NULL)
+        return ordered_of(coll);
+    if (coll->args.op == RDT_COLL_ALLREDUCE)
+        return choose_allreduce(coll, choice);
+    if (coll->args.op == RDT_COLL_ALLGATHER)
+        return choose_allgather(coll, choice);
+    return only[coll->args.op];
+}
+
+/* Messages of a binomial tree that go to another host; by way of hosts there is one for each. */
+static bool
+crosses_more_than_once(const struct rdti_coll *coll)
+{
+    const struct rdti_hosts *hosts = &coll->team->hosts;
+    uint32_t crossing = 0;
+
+    for (uint32_t member = 1; member < coll->size; member++) {
+        const uint32_t above = member & (member - 1);
+        const uint32_t root = coll->args.root;
+        if (hosts->of[(root + member) % coll->size] != hosts->of[(root + above) % coll->size])
+            crossing++;
+    }
+    return crossing >= hosts->count;
+}
+
+static bool
+goes_by_hosts(const struct rdti_coll *coll)
+{
+    const struct rdti_team *team = coll->team;
+    const uint64_t bytes = rdti_pack_unit_bytes(coll);
+
+    if (team->choice == CHOICE_DIRECT || !rdti_hierarchical_has(coll->args.op) ||
+        ordered_of(coll) != NULL)
+        return false;
+    if (team->choice == CHOICE_HIERARCHICAL)
+        return true;
+    if (coll->args.op == RDT_COLL_BROADCAST)
+        return bytes >= BROADCAST_BY_HOSTS_MIN_BYTES && bytes <= BROADCAST_BY_HOSTS_MAX_BYTES &&
+               crosses_more_than_once(coll);
+    if (coll->args.op != RDT_COLL_ALLREDUCE)
+        return true;
+    return rdti_cost_by_hosts(team->costs, &team->hosts, bytes).cost_ps <
+           rdti_cost_flat(team->costs, coll->size, &team->hosts, bytes).cost_ps;
+}
 
 const struct rdti_coll_algorithm *
 rdti_coll_choose(const struct rdti_coll *coll)
 {
-    switch (coll->args.op) {
-    case RDT_COLL_BROADCAST:
-        return &rdti_broadcast_binomial;
-    case RDT_COLL_ALLREDUCE:
-        return coll->block_bytes <= ALLREDUCE_DOUBLING_MAX_BYTES ? &rdti_allreduce_doubling
-                                                                 : &rdti_allreduce_ring;
-    case RDT_COLL_REDUCE:
-        return &rdti_reduce_binomial;
-    case RDT_COLL_ALLGATHER:
-        return coll->block_bytes <= ALLGATHER_DIRECT_MAX_BYTES ? &rdti_allgather_direct
-                                                               : &rdti_allgather_ring;
-    case RDT_COLL_REDUCE_SCATTER:
-        return &rdti_reduce_scatter_ring;
-    case RDT_COLL_GATHER:
-        return &rdti_gather_direct;
-    case RDT_COLL_SCATTER:
-        return &rdti_scatter_direct;
-    case RDT_COLL_ALLTOALL:
-        return &rdti_alltoall_pairwise;
-    default: /* RDT_COLL_BARRIER: rdti_coll_accept() refused the rest */
-        return &rdti_barrier_dissemination;
+    if (coll->team == NULL) /* a group of one */
+        return choose_messages(coll, CHOICE_AUTO);
+    switch (rdti_team_verdict(coll->team)) {
+    case RDTI_VERDICT_DIRECT:
+        return &rdti_direct;
+    case RDTI_VERDICT_UNDECIDED:
+        return &rdti_undecided;
+    case RDTI_VERDICT_HOSTS:
+        return goes_by_hosts(coll) ? &rdti_hierarchical : choose_messages(coll, coll->team->choice);
+    default:
+        return choose_messages(coll, coll->team->choice);
     }
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a collective: begun, driven by whoever comes by, ended or drained after an error. */
 #include "collectives/coll.h"
+#include "collectives/team.h"
 
 #include <stdlib.h>
 #include <stdio.h>
@@ -13,6 +14,20 @@ enum {
     TURN_TAKEN,
     TURN_AGAIN, /* taken, and somebody came by meanwhile: look once more */
 };
+
+enum {
+    SPINS_PER_CLOCK = 32 /* a look costs some ns, the clock thirty */
+};
+
+static inline void
+cpu_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 static uint64_t
 now_ns(void)
@@ -63,16 +78,49 @@ drop(struct rdti_coll *coll)
         free(coll);
 }
 
+/* Undoes make() but for the transfer and the group's reference. */
+static void
+fini(struct rdti_coll *coll)
+{
+    coll->algorithm->release(coll);
+    rdti_pack_free(coll);
+    free(coll->arrays);
+    rdti_team_release(coll->team);
+    coll->team = NULL;
+}
+
 static void
 finish(struct rdti_coll *coll, rdt_status status)
 {
     rdt_transfer *transfer = coll->transfer;
 
-    coll->algorithm->release(coll);
+    if (status == RDT_OK)
+        rdti_pack_hand_out(coll);
+    fini(coll);
     rdt_group_release(coll->group);
     coll->group = NULL;
     coll->state = RDTI_COLL_FINISHED;
     rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
+}
+
+/* What broke the group or a path knows nothing of the operation that it ends here, unless it is the
+ * same. */
+static rdt_status
+name_operation(const char *name, rdt_status status, struct rdt_error *err)
+{
+    char said[RDT_ERROR_MESSAGE_BYTES];
+
+    if (err == NULL)
+        return status;
+    memcpy(said, err->message, sizeof(said));
+    said[sizeof(said) - 1] = '\0';
+    if (strstr(said, name) != NULL)
+        return status;
+    /* A message that would not fit loses its end. */
+    const int written = snprintf(err->message, sizeof(err->message), "%s: %s", name, said);
+    if (written < 0)
+        memcpy(err->message, said, sizeof(said));
+    return status;
 }
 
 /*
@@ -95,13 +143,21 @@ begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error
     rdt_group_abort(coll->group, reason);
 }
 
-/* While the algorithm waits: has the group broken or the deadline passed? */
+/* While the algorithm waits: has the group broken, a member left, or the deadline passed? */
 static rdt_status
 check_patience(struct rdti_coll *coll, struct rdt_error *err)
 {
     char waiting[384];
-    const rdt_status status = rdt_group_error(coll->group, err);
+    char name[64];
+    rdt_status status = rdt_group_error(coll->group, err);
 
+    if (status != RDT_OK) {
+        (void)snprintf(name, sizeof(name), "%s #%llu", rdti_coll_name(coll->args.op),
+                       (unsigned long long)coll->sequence);
+        return name_operation(name, status, err);
+    }
+    if (coll->algorithm->check_members != NULL)
+        status = coll->algorithm->check_members(coll, err);
     if (status != RDT_OK)
         return status;
     const uint64_t waited_ns = now_ns() - coll->start_ns;
@@ -161,10 +217,16 @@ timeout_of(const struct rdti_coll *coll)
                                                             : asked_ns;
 }
 
+/* Several tensors that go as one; NULL in place of it: args speak of one. */
+struct parts {
+    const struct rdt_coll_part *list;
+    uint32_t count;
+};
+
 /* Everything that can be refused; nothing of it is seen by other members. */
 static rdt_status
-make(rdt_group *group, const struct rdt_coll_args *args, struct rdti_coll **out,
-     struct rdt_error *err)
+make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
+     struct rdti_coll **out, struct rdt_error *err)
 {
     struct rdti_coll *coll = calloc(1, sizeof(*coll));
     rdt_status status;
@@ -177,21 +239,209 @@ make(rdt_group *group, const struct rdt_coll_args *args, struct rdti_coll **out,
         goto err_free;
     coll->start_ns = now_ns();
     coll->timeout_ns = timeout_of(coll);
+    if (coll->size > 1)
+        status = rdti_team_get(group, &coll->team, err);
+    if (status != RDT_OK)
+        goto err_free;
+    if (parts != NULL)
+        status = rdti_pack_make(coll, parts->list, parts->count, err);
+    if (status != RDT_OK)
+        goto err_release_team;
     coll->algorithm = rdti_coll_choose(coll);
     status = coll->algorithm->prepare(coll, err);
     if (status != RDT_OK)
-        goto err_free;
+        goto err_release_team;
     status = rdt_transfer_create(rdt_group_context(group), &coll->transfer, err);
     if (status != RDT_OK)
-        goto err_release;
+        goto err_fini;
+    rdt_transfer_trace(coll->transfer, rdti_coll_name(args->op), RDT_RANK_UNKNOWN,
+                       coll->block_bytes);
     rdt_group_retain(group); /* it may be destroyed while we are between two rounds */
     *out = coll;
     return RDT_OK;
 
-err_release:
-    coll->algorithm->release(coll);
+err_fini:
+    fini(coll);
+    goto err_free;
+err_release_team:
+    rdti_pack_free(coll);
+    free(coll->arrays);
+    rdti_team_release(coll->team);
 err_free:
     free(coll);
+    return status;
+}
+
+/* Whether it works on boards, or may come to. */
+static bool
+takes_turns(const struct rdti_coll *coll)
+{
+    return coll->algorithm == &rdti_direct || coll->algorithm == &rdti_hierarchical ||
+           coll->algorithm == &rdti_undecided;
+}
+
+static void
+take_ticket(struct rdti_coll *coll)
+{
+    struct rdti_direct *d = &coll->direct;
+
+    /* relaxed: who calls from two threads at once has no order to keep */
+    d->ticket = atomic_fetch_add_explicit(&coll->team->next_ticket, 1, memory_order_relaxed);
+    d->ticket_after = d->ticket + 1;
+}
+
+/* From here on the members count on us: everything that can be refused is behind. */
+static void
+take_place(struct rdti_coll *coll)
+{
+    struct rdti_team *team = coll->team;
+
+    coll->sequence = rdt_group_next_sequence(coll->group);
+    if (team == NULL)
+        return;
+    if (takes_turns(coll))
+        take_ticket(coll);
+    (void)atomic_fetch_add_explicit(&team->calls, 1, memory_order_relaxed);
+    if (coll->pack == NULL)
+        return;
+    (void)atomic_fetch_add_explicit(&team->packs, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&team->packed_parts, rdti_pack_part_count(coll),
+                                    memory_order_relaxed);
+}
+
+static bool
+can_spin(const struct rdti_coll *coll)
+{
+    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->algorithm == &rdti_direct;
+}
+
+/* The turn is ours, and nobody else knows the collective. True: it is over. */
+static bool
+spin(struct rdti_coll *coll)
+{
+    rdt_context *ctx = rdt_group_context(coll->group);
+    const uint64_t until_ns = coll->start_ns + rdt_context_spin_ns(ctx);
+
+    for (unsigned i = 1;; i++) {
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        const rdt_status status = coll->algorithm->advance(coll, &err);
+        if (status == RDT_OK) {
+            finish(coll, RDT_OK);
+            return true;
+        }
+        if (status != RDT_EAGAIN) {
+            begin_draining(coll, status, &err);
+            return false;
+        }
+        if (i % SPINS_PER_CLOCK == 0 && now_ns() >= until_ns)
+            return false;
+        cpu_relax();
+    }
+}
+
+/*
+ * Over boards nothing has to be driven but the collective itself, so that a caller that waits needs
+ * no task as long as it spins. False: it goes on as any other, and has begun.
+ */
+static bool
+run_at_once(struct rdti_coll *coll)
+{
+    if (!can_spin(coll))
+        return false;
+    take_place(coll);
+    return spin(coll);
+}
+
+/* The collective cannot be driven on, and the members count on it already. */
+static void
+give_up(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
+{
+    if (coll->state == RDTI_COLL_RUNNING)
+        begin_draining(coll, status, err);
+    while (!coll->algorithm->is_quiet(coll))
+        cpu_relax();
+    finish(coll, (rdt_status)coll->error.status);
+}
+
+/* Nothing of it was seen by others. An unfinished transfer may not be dropped, so it is ended. */
+static void
+take_back(struct rdti_coll *coll, rdt_status status)
+{
+    rdt_transfer *transfer = coll->transfer;
+
+    finish(coll, status);
+    rdt_transfer_free(transfer);
+    free(coll);
+}
+
+/*
+ * The task is there before anything is posted, because what is posted cannot be taken back. The
+ * turn is ours before the task can run. Relaxed: add_task() publishes both. A group of one posts
+ * nothing and needs none.
+ */
+static rdt_status
+add_task(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const bool needs_task = coll->size > 1;
+    rdt_status status = RDT_OK;
+
+    atomic_init(&coll->turn, TURN_TAKEN);
+    atomic_init(&coll->refs, needs_task ? 2 : 1);
+    /* Schedules have what they need of them. */
+    if (takes_turns(coll))
+        status = rdti_coll_keep_arrays(coll, err);
+    if (status == RDT_OK && needs_task)
+        status = rdt_context_add_task(rdt_group_context(coll->group), drive, coll, err);
+    return status;
+}
+
+/* Takes coll over; its transfer is the caller's if RDT_OK is returned. */
+static rdt_status
+begin(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+    const bool has_begun = can_spin(coll);
+
+    if (run_at_once(coll)) {
+        free(coll);
+        return RDT_OK;
+    }
+    const rdt_status status = add_task(coll, &why);
+    if (status != RDT_OK && has_begun) {
+        give_up(coll, status, &why);
+        free(coll);
+        return RDT_OK;
+    }
+    if (status != RDT_OK) {
+        take_back(coll, status);
+        if (err != NULL)
+            *err = why;
+        return status;
+    }
+    if (!has_begun)
+        take_place(coll);
+    do
+        advance(coll);
+    while (!end_turn(coll));
+    drop(coll);
+    return RDT_OK;
+}
+
+static rdt_status
+start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
+      rdt_transfer **out, struct rdt_error *err)
+{
+    struct rdti_coll *coll = NULL;
+
+    rdt_status status = make(group, args, parts, &coll, err);
+    if (status == RDT_EINVAL) /* of an argument: the caller knows what it called */
+        return status;
+    if (status != RDT_OK)
+        return name_operation(rdti_coll_name(args->op), status, err);
+    rdt_transfer *transfer = coll->transfer;
+    status = begin(coll, err);
+    if (status == RDT_OK)
+        *out = transfer;
     return status;
 }
 
@@ -199,36 +449,40 @@ rdt_status
 rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer **out,
                struct rdt_error *err)
 {
-    struct rdti_coll *coll = NULL;
-
     if (group == NULL || args == NULL || out == NULL)
         return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_start: %s is NULL",
                                    group == NULL ? "group" : (args == NULL ? "args" : "out"));
-    rdt_status status = make(group, args, &coll, err);
-    if (status != RDT_OK)
-        return status;
-    /* The turn is ours before the task can run; the task is there before anything is posted,
-     * because what is posted cannot be taken back. Relaxed: add_task() publishes both. A group of
-     * one posts nothing and is done below. */
-    const bool needs_task = coll->size > 1;
-    atomic_init(&coll->turn, TURN_TAKEN);
-    atomic_init(&coll->refs, needs_task ? 2 : 1);
-    if (needs_task)
-        status = rdt_context_add_task(rdt_group_context(group), drive, coll, err);
-    if (status != RDT_OK) {
-        /* An unfinished transfer may not be dropped, so that it is ended first. */
-        coll->algorithm->release(coll);
-        rdt_group_release(group);
-        rdt_transfer_finish(coll->transfer, status, err);
-        rdt_transfer_free(coll->transfer);
-        free(coll);
-        return status;
+    return start(group, args, NULL, out, err);
+}
+
+rdt_status
+rdt_coll_start_packed(rdt_group *group, const struct rdt_coll_args *args,
+                      const struct rdt_coll_part *parts, uint32_t part_count, rdt_transfer **out,
+                      struct rdt_error *err)
+{
+    if (group == NULL || args == NULL || out == NULL || (parts == NULL && part_count > 0))
+        return rdti_coll_error_set(err, RDT_EINVAL,
+                                   "rdt_coll_start_packed: group, args, parts or out is NULL");
+    struct rdt_coll_args plain = *args;
+    plain.count = 0;
+    plain.send = NULL;
+    plain.recv = NULL;
+    plain.blocks = NULL;
+    return start(group, &plain, &(struct parts){parts, part_count}, out, err);
+}
+
+void
+rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_counters *out)
+{
+    const struct rdti_team *team = rdt_group_attached(group);
+    struct rdt_coll_counters all = {.struct_size = out->struct_size};
+    const size_t most = out->struct_size < sizeof(all) ? out->struct_size : sizeof(all);
+
+    if (team != NULL) {
+        all.calls = atomic_load_explicit(&team->calls, memory_order_relaxed);
+        all.packs = atomic_load_explicit(&team->packs, memory_order_relaxed);
+        all.packed_parts = atomic_load_explicit(&team->packed_parts, memory_order_relaxed);
+        all.writes = rdti_team_writes(team);
     }
-    coll->sequence = rdt_group_next_sequence(group); /* from here on the members count on us */
-    *out = coll->transfer;
-    do
-        advance(coll);
-    while (!end_turn(coll));
-    drop(coll);
-    return RDT_OK;
+    memcpy(out, &all, most);
 }

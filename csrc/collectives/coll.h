@@ -17,25 +17,34 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "collectives/direct.h"
+#include "collectives/pack.h"
 #include "collectives/reduce_kernels.h"
 #include "collectives/schedule.h"
 #include "rdmatensor.h"
 
 struct rdti_coll;
+struct rdti_hierarchy;
+struct rdti_pack;
+struct rdti_team;
 
 /*
  * A way to carry out one operation. All members must choose the same one: the choice hangs on
- * nothing but what they agree on. prepare() runs in the caller's thread and may wait, for endpoints
- * and maps; the others run in whatever thread drives and must not.
+ * nothing but what they agree on. prepare() runs in the caller's thread and may wait for endpoints,
+ * unless the group's are open already: then whoever drives may call it; the others run in whatever
+ * thread drives and must not wait.
  */
 struct rdti_coll_algorithm {
     const char *name;
-    /* All-or-nothing. Afterwards the arrays of coll->args are gone. */
+    /* All-or-nothing. */
     rdt_status (*prepare)(struct rdti_coll *coll, struct rdt_error *err);
     /* RDT_OK done, RDT_EAGAIN in flight, or the error that ended it. */
     rdt_status (*advance)(struct rdti_coll *coll, struct rdt_error *err);
     /* Nothing in flight reads or writes a buffer; asked after a failure only. */
     bool (*is_quiet)(struct rdti_coll *coll);
+    /* While it waits: the error of a member that it waits for and that is gone without a word to
+     * the group, or RDT_OK. NULL: its transfers tell. */
+    rdt_status (*check_members)(const struct rdti_coll *coll, struct rdt_error *err);
     /* What it waits for right now, e.g. "nothing from rank 3"; for messages. */
     void (*describe)(const struct rdti_coll *coll, char *text, size_t cap);
     /* Undoes prepare(); quiet or done. */
@@ -46,8 +55,15 @@ enum { RDTI_COLL_RUNNING = 0, RDTI_COLL_DRAINING, RDTI_COLL_FINISHED };
 
 struct rdti_coll {
     const struct rdti_coll_algorithm *algorithm;
-    rdt_group *group; /* untouched once FINISHED: the user may destroy it then */
-    struct rdt_coll_args args;
+    rdt_group *group;          /* untouched once FINISHED: the user may destroy it then */
+    struct rdt_coll_args args; /* its arrays are the caller's until they are kept */
+    void *arrays;              /* the copies, or NULL */
+    struct rdti_team *team;    /* NULL in a group of one */
+    struct rdti_pack *pack;    /* pack.h: args speak of its memory; NULL: of the caller's */
+    /* Of a part of a hierarchical one, which some members do among themselves: the collective that
+     * it belongs to, and those members; its rank, size and root are positions among them. */
+    const struct rdti_coll *whole;
+    const uint32_t *members;
     uint32_t rank;
     uint32_t size;
     uint64_t elem_bytes;  /* 0 for a barrier */
@@ -59,6 +75,8 @@ struct rdti_coll {
     uint64_t timeout_ns;
     rdt_transfer *transfer;
     struct rdti_schedule schedule;
+    struct rdti_direct direct;
+    struct rdti_hierarchy *hierarchy; /* hierarchical.c; NULL: it is none */
     int state;
     struct rdt_error error; /* from DRAINING on */
     atomic_uint turn;
@@ -75,27 +93,68 @@ struct rdti_coll_rank {
     char text[RDTI_COLL_RANK_BYTES];
 };
 struct rdti_coll_rank rdti_coll_rank_name(const struct rdti_coll *coll, uint32_t rank);
+/* "ranks 1, 3 and 2 more (global ranks 11, 13)"; the job's numbers where one of them differs. The
+ * first of them, if they are many. */
+#define RDTI_COLL_RANKS_BYTES 288
+void rdti_coll_name_ranks(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count,
+                          char *text, size_t cap);
+/* What the members must agree on; the bytes of two can be compared. */
+struct rdt_message_desc rdti_coll_desc(const struct rdti_coll *coll);
+/* RDT_EMISMATCH: a peer said that it does something else. */
+rdt_status rdti_coll_mismatch(const struct rdti_coll *coll, uint32_t peer,
+                              const struct rdt_message_desc *theirs, struct rdt_error *err);
 /* "all_reduce"; "unknown" for what is none. */
 const char *rdti_coll_name(uint32_t op);
+const char *rdti_reduction_name(uint32_t reduce_op); /* "sum" */
 /* Fills err, which may be NULL, and returns status. */
 rdt_status rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* choose.c: never NULL for what rdti_coll_accept() let pass. */
+/*
+ * choose.c: never NULL for what rdti_coll_accept() let pass. Over messages, as long as the group
+ * has no verdict or not this one.
+ */
 const struct rdti_coll_algorithm *rdti_coll_choose(const struct rdti_coll *coll);
+/* What RDMATENSOR_ALGO says; all members must have it alike. RDT_EINVAL: no such algorithm. */
+rdt_status rdti_choice_from_environment(unsigned *out, struct rdt_error *err);
+const char *rdti_choice_name(unsigned choice); /* "auto" */
+/* What RDMATENSOR_DETERMINISTIC says; alike on all members too. RDT_EINVAL: neither 0 nor 1, or the
+ * choice cannot keep to it. */
+rdt_status rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err);
+/* Whether members may use each other's memory. */
+bool rdti_choice_wants_boards(unsigned choice, uint32_t size);
+/* Whether an all_reduce that is small sums an element in an order that hangs on where in its buffer
+ * it is. */
+bool rdti_choice_sums_by_chunk(const struct rdti_coll *coll);
+/* ring.c: where a chunk of an all_reduce begins, in elements. */
+uint64_t rdti_ring_chunk_begin(uint64_t count, uint64_t elem_bytes, uint32_t size, uint32_t chunk);
+
+/* coll_arrays.c: from now on the arrays of coll->args are ours. RDT_ENOMEM. */
+rdt_status rdti_coll_keep_arrays(struct rdti_coll *coll, struct rdt_error *err);
+
+extern const struct rdti_coll_algorithm rdti_direct;    /* direct.c */
+extern const struct rdti_coll_algorithm rdti_undecided; /* undecided.c: until there is a verdict */
+/* hierarchical.c: boards within hosts, messages between them; of a team whose verdict says so. */
+extern const struct rdti_coll_algorithm rdti_hierarchical;
+bool rdti_hierarchical_has(uint32_t op);
 
 /* Algorithms that are schedules; each in the file that its comment names. */
-extern const struct rdti_coll_algorithm rdti_broadcast_binomial;    /* tree.c */
-extern const struct rdti_coll_algorithm rdti_reduce_binomial;       /* tree.c */
-extern const struct rdti_coll_algorithm rdti_allreduce_doubling;    /* doubling.c */
-extern const struct rdti_coll_algorithm rdti_allreduce_ring;        /* ring.c */
-extern const struct rdti_coll_algorithm rdti_reduce_scatter_ring;   /* ring.c */
-extern const struct rdti_coll_algorithm rdti_allgather_ring;        /* ring.c */
-extern const struct rdti_coll_algorithm rdti_allgather_direct;      /* pairwise.c */
-extern const struct rdti_coll_algorithm rdti_gather_direct;         /* pairwise.c */
-extern const struct rdti_coll_algorithm rdti_scatter_direct;        /* pairwise.c */
-extern const struct rdti_coll_algorithm rdti_alltoall_pairwise;     /* pairwise.c */
-extern const struct rdti_coll_algorithm rdti_barrier_dissemination; /* doubling.c */
+extern const struct rdti_coll_algorithm rdti_broadcast_binomial;     /* tree.c */
+extern const struct rdti_coll_algorithm rdti_reduce_binomial;        /* tree.c */
+extern const struct rdti_coll_algorithm rdti_allreduce_doubling;     /* doubling.c */
+extern const struct rdti_coll_algorithm rdti_allreduce_ring;         /* ring.c */
+extern const struct rdti_coll_algorithm rdti_allreduce_halving;      /* halving.c */
+extern const struct rdti_coll_algorithm rdti_allreduce_tree;         /* tree.c */
+extern const struct rdti_coll_algorithm rdti_reduce_scatter_ring;    /* ring.c */
+extern const struct rdti_coll_algorithm rdti_allreduce_ordered;      /* ordered.c */
+extern const struct rdti_coll_algorithm rdti_reduce_ordered;         /* ordered.c */
+extern const struct rdti_coll_algorithm rdti_reduce_scatter_ordered; /* ordered.c */
+extern const struct rdti_coll_algorithm rdti_allgather_ring;         /* ring.c */
+extern const struct rdti_coll_algorithm rdti_allgather_direct;       /* pairwise.c */
+extern const struct rdti_coll_algorithm rdti_gather_direct;          /* pairwise.c */
+extern const struct rdti_coll_algorithm rdti_scatter_direct;         /* pairwise.c */
+extern const struct rdti_coll_algorithm rdti_alltoall_pairwise;      /* pairwise.c */
+extern const struct rdti_coll_algorithm rdti_barrier_dissemination;  /* doubling.c */
 
 /* p + bytes, where p may be NULL for empty buffers. */
 static inline void *
@@ -108,6 +167,13 @@ static inline const void *
 rdti_coll_at_const(const void *p, uint64_t bytes)
 {
     return bytes == 0 ? p : (const uint8_t *)p + bytes;
+}
+
+/* The group's rank of a member. */
+static inline uint32_t
+rdti_coll_member(const struct rdti_coll *coll, uint32_t member)
+{
+    return coll->members == NULL ? member : coll->members[member];
 }
 
 /* The place of a member's block in the output of ALLGATHER and GATHER. */
@@ -127,6 +193,11 @@ rdti_coll_send_block(const struct rdti_coll *coll, uint32_t member)
         return coll->args.blocks[member];
     return rdti_coll_at_const(coll->args.send, member * coll->block_bytes);
 }
+
+/* pairwise.c: what goes to a member in ALLTOALL, and what comes from it. */
+const void *rdti_alltoall_source(const struct rdti_coll *coll, uint32_t member,
+                                 uint64_t *count_out);
+void *rdti_alltoall_target(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out);
 
 /* (rank + by) and (rank - by) modulo the size; by is at most the size. */
 static inline uint32_t

@@ -47,6 +47,13 @@ rdti_coll_name(uint32_t op)
     return operations[op].name;
 }
 
+const char *
+rdti_reduction_name(uint32_t reduce_op)
+{
+    return reduce_op < RDTI_REDUCE_OP_LIMIT && reductions[reduce_op] != NULL ? reductions[reduce_op]
+                                                                             : "unknown";
+}
+
 rdt_status
 rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format, ...)
 {
@@ -239,8 +246,9 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     coll->rank = rdt_group_rank(group);
     coll->size = rdt_group_size(group);
     coll->args = *args;
-    if (args->reserved != 0)
-        return refuse(err, "rdt_coll_args.reserved is not 0");
+    if ((args->flags & ~(uint32_t)RDT_COLL_SPIN) != 0)
+        return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_args.flags 0x%x has unknown bits",
+                                   args->flags);
     const unsigned traits = operations[args->op].traits;
     clear_unused(&coll->args, traits);
     if (coll->args.root >= coll->size)

@@ -69,8 +69,8 @@ piece_of(const struct rdti_coll *coll, const uint64_t *counts, const uint64_t *o
     return (struct piece){counts[member], offs == NULL ? 0 : offs[member] * coll->elem_bytes};
 }
 
-static const void *
-alltoall_source(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
+const void *
+rdti_alltoall_source(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
 {
     const struct rdt_coll_args *args = &coll->args;
     const struct piece piece = piece_of(coll, args->send_counts, args->send_offs, member);
@@ -81,8 +81,8 @@ alltoall_source(const struct rdti_coll *coll, uint32_t member, uint64_t *count_o
     return rdti_coll_at_const(args->send, piece.off_bytes);
 }
 
-static void *
-alltoall_target(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
+void *
+rdti_alltoall_target(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
 {
     const struct rdt_coll_args *args = &coll->args;
     const struct piece piece = piece_of(coll, args->recv_counts, args->recv_offs, member);
@@ -97,15 +97,15 @@ static void
 build_alltoall_pairwise(struct rdti_coll *coll)
 {
     uint64_t count;
-    const void *own = alltoall_source(coll, coll->rank, &count);
+    const void *own = rdti_alltoall_source(coll, coll->rank, &count);
 
-    rdti_schedule_copy(coll, alltoall_target(coll, coll->rank, &count), own, count);
+    rdti_schedule_copy(coll, rdti_alltoall_target(coll, coll->rank, &count), own, count);
     for (uint32_t i = 1; i < coll->size; i++) {
         const uint32_t source = rdti_coll_before(coll, i);
         const uint32_t target = rdti_coll_after(coll, i);
-        void *in = alltoall_target(coll, source, &count);
+        void *in = rdti_alltoall_target(coll, source, &count);
         rdti_schedule_recv(coll, source, in, count);
-        const void *out = alltoall_source(coll, target, &count);
+        const void *out = rdti_alltoall_source(coll, target, &count);
         rdti_schedule_send(coll, target, out, count);
         if (i % EXCHANGES_IN_FLIGHT == 0)
             rdti_schedule_end_round(coll);

@@ -9,15 +9,20 @@
 /* Chunk boundaries of an all_reduce lie on cache lines, so that no two ranks share one. */
 #define CHUNK_ALIGNMENT_BYTES 64
 
-static uint64_t
-chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
+uint64_t
+rdti_ring_chunk_begin(uint64_t count, uint64_t elem_bytes, uint32_t size, uint32_t chunk)
 {
-    const uint64_t granule = CHUNK_ALIGNMENT_BYTES / coll->elem_bytes;
-    const uint64_t count = coll->args.count;
-    const uint64_t share = count / coll->size + (count % coll->size != 0);
+    const uint64_t granule = CHUNK_ALIGNMENT_BYTES / elem_bytes;
+    const uint64_t share = count / size + (count % size != 0);
     const uint64_t step = (share + granule - 1) / granule * granule;
 
     return step != 0 && chunk > count / step ? count : chunk * step;
+}
+
+static uint64_t
+chunk_begin(const struct rdti_coll *coll, uint32_t chunk)
+{
+    return rdti_ring_chunk_begin(coll->args.count, coll->elem_bytes, coll->size, chunk);
 }
 
 static uint64_t

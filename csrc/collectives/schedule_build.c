@@ -162,7 +162,8 @@ open_endpoints(struct rdti_coll *coll, struct rdt_error *err)
         rdt_endpoint *ignored;
         if (!rdti_step_is_message(step) || step->ordinal != 0)
             continue;
-        const rdt_status status = rdt_group_endpoint(coll->group, step->peer, &ignored, err);
+        const rdt_status status =
+            rdt_group_endpoint(coll->group, rdti_coll_member(coll, step->peer), &ignored, err);
         if (status != RDT_OK)
             return status;
     }

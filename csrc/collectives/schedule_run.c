@@ -3,6 +3,7 @@
 #include "collectives/coll.h"
 #include "collectives/schedule.h"
 #include "collectives/step.h"
+#include "collectives/team.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,22 +14,8 @@
 #define TAG_SEQUENCE_SHIFT 16
 
 enum {
-    NAMED_RANKS_MAX = 8 /* ranks that a message names; the others are counted */
+    LATE_RANKS_MAX = 16 /* more than a message names; the others are counted */
 };
-
-struct rdti_coll_rank
-rdti_coll_rank_name(const struct rdti_coll *coll, uint32_t rank)
-{
-    const int32_t global_rank = rdt_group_global_rank(coll->group, rank);
-    struct rdti_coll_rank name;
-
-    if (global_rank == (int32_t)rank)
-        (void)snprintf(name.text, sizeof(name.text), "rank %u", rank);
-    else
-        (void)snprintf(name.text, sizeof(name.text), "rank %u (global rank %d)", rank,
-                       (int)global_rank);
-    return name;
-}
 
 /* "all_reduce #12, round 2 of 6, receive from rank 3: " before what the mailbox said. */
 static rdt_status
@@ -57,29 +44,25 @@ with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_sta
 static rdt_status
 post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
-    const struct rdt_coll_args *args = &coll->args;
-    const bool is_uneven = args->op == RDT_COLL_ALLTOALL;
-    const struct rdt_message_desc desc = {
-        .op = args->op,
-        .dtype = args->dtype,
-        .reduce_op = args->reduce_op,
-        .root = args->root,
-        .count = is_uneven ? step->count : args->count,
-        .sequence = coll->sequence,
-    };
+    struct rdt_message_desc desc = rdti_coll_desc(coll);
     const uint64_t tag =
         TAG_COLLECTIVE | (coll->sequence & TAG_SEQUENCE_MASK) << TAG_SEQUENCE_SHIFT | step->ordinal;
     const uint64_t len_bytes = step->count * coll->elem_bytes;
+    const uint32_t peer = rdti_coll_member(coll, step->peer);
     rdt_status status;
 
+    if (coll->args.op == RDT_COLL_ALLTOALL)
+        desc.count = step->count;
     if (step->kind == RDTI_STEP_SEND)
-        status = rdt_group_send(coll->group, step->peer, tag, step->lhs, len_bytes, &desc,
+        status = rdt_group_send(coll->group, peer, tag, step->lhs, len_bytes, &desc,
                                 &step->transfer, err);
     else
-        status = rdt_group_recv(coll->group, step->peer, tag, step->landing, len_bytes, &desc,
+        status = rdt_group_recv(coll->group, peer, tag, step->landing, len_bytes, &desc,
                                 &step->transfer, err);
     if (status != RDT_OK)
         return with_context(coll, step, status, err);
+    if (step->kind == RDTI_STEP_SEND)
+        rdti_team_count_write(coll->team);
     step->is_pending = true;
     coll->schedule.pending++;
     return RDT_OK;
@@ -203,7 +186,7 @@ rdti_schedule_is_quiet(struct rdti_coll *coll)
 
 /* The peers that have to do something, as far as they are named. */
 struct late {
-    uint32_t ranks[NAMED_RANKS_MAX];
+    uint32_t ranks[LATE_RANKS_MAX];
     uint32_t count; /* of all */
     bool is_receiving;
 };
@@ -219,43 +202,11 @@ find_late(const struct rdti_schedule *s)
         const struct rdti_step *step = &s->steps[i];
         if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != late.is_receiving)
             continue;
-        if (late.count < NAMED_RANKS_MAX)
+        if (late.count < LATE_RANKS_MAX)
             late.ranks[late.count] = step->peer;
         late.count++;
     }
     return late;
-}
-
-/* "ranks 1, 3 and 2 more (global ranks 11, 13)"; the job's numbers where one of them differs. */
-static void
-name_late(const struct rdti_coll *coll, const struct late *late, char *text, size_t cap)
-{
-    const uint32_t named = late->count < NAMED_RANKS_MAX ? late->count : NAMED_RANKS_MAX;
-    const char *plural = late->count == 1 ? "" : "s";
-    char global[NAMED_RANKS_MAX * 14] = "";
-    char more[32] = "";
-    char own[NAMED_RANKS_MAX * 14] = "";
-    size_t global_bytes = 0;
-    size_t own_bytes = 0;
-    bool differs = false;
-
-    for (uint32_t i = 0; i < named; i++) {
-        const uint32_t rank = late->ranks[i];
-        const int32_t global_rank = rdt_group_global_rank(coll->group, rank);
-        const char *comma = i == 0 ? "" : ", ";
-        differs |= global_rank != (int32_t)rank;
-        own_bytes +=
-            (size_t)snprintf(own + own_bytes, sizeof(own) - own_bytes, "%s%u", comma, rank);
-        global_bytes += (size_t)snprintf(global + global_bytes, sizeof(global) - global_bytes,
-                                         "%s%d", comma, (int)global_rank);
-    }
-    if (late->count > named)
-        (void)snprintf(more, sizeof(more), " and %u more", late->count - named);
-    if (differs)
-        (void)snprintf(text, cap, "rank%s %s%s (global rank%s %s)", plural, own, more,
-                       named == 1 ? "" : "s", global);
-    else
-        (void)snprintf(text, cap, "rank%s %s%s", plural, own, more);
 }
 
 void
@@ -263,9 +214,9 @@ rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_schedule *s = &coll->schedule;
     const struct late late = find_late(s);
-    char ranks[2 * NAMED_RANKS_MAX * 14 + 64];
+    char ranks[RDTI_COLL_RANKS_BYTES];
 
-    name_late(coll, &late, ranks, sizeof(ranks));
+    rdti_coll_name_ranks(coll, late.ranks, late.count, ranks, sizeof(ranks));
     (void)snprintf(text, cap, "%s %s (round %u of %u)",
                    late.is_receiving ? "nothing from" : "what was sent is not taken by", ranks,
                    s->first < s->step_count ? s->steps[s->first].round + 1 : s->round_count,

@@ -71,5 +71,15 @@ build_reduce_binomial(struct rdti_coll *coll)
     rdti_schedule_average(coll, work, count);
 }
 
+/* The sum goes up to rank 0 and down again; recv is where both leave it. */
+static void
+build_allreduce_tree(struct rdti_coll *coll)
+{
+    build_reduce_binomial(coll);
+    rdti_schedule_end_round(coll);
+    build_broadcast_binomial(coll);
+}
+
+RDTI_SCHEDULE_ALGORITHM(allreduce_tree, "tree");
 RDTI_SCHEDULE_ALGORITHM(broadcast_binomial, "binomial");
 RDTI_SCHEDULE_ALGORITHM(reduce_binomial, "binomial");

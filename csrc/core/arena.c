@@ -477,6 +477,16 @@ rdti_arena_free(struct rdti_arena *arena, void *addr)
         log_not_taken((uintptr_t)addr);
 }
 
+void
+rdti_arena_keep_all(struct rdti_arena *arena)
+{
+    (void)pthread_mutex_lock(&arena->pages_lock); /* whoever is giving pages back has finished */
+    (void)pthread_mutex_lock(&arena->lock);
+    arena->retain_bytes = INT64_MAX; /* sums with what is allocated do not overflow */
+    (void)pthread_mutex_unlock(&arena->lock);
+    (void)pthread_mutex_unlock(&arena->pages_lock);
+}
+
 rdt_status
 rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_error *err)
 {

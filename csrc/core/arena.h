@@ -60,6 +60,9 @@ void rdti_arena_free(struct rdti_arena *arena, void *addr);
 /* From now on the segment's pages stay where they are: somebody holds them by their physical
  * addresses. Populates all of them. RDT_EINVAL: no such segment. RDT_ENOMEM. */
 rdt_status rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_error *err);
+/* From now on no free gives pages back: the arena ends, and peers that have it mapped may still use
+ * what they hold. */
+void rdti_arena_keep_all(struct rdti_arena *arena);
 
 /* Which segment holds [addr, addr + len_bytes)? RDT_EINVAL if none does. */
 rdt_status rdti_arena_locate(struct rdti_arena *arena, const void *addr, uint64_t len_bytes,

@@ -40,6 +40,7 @@ struct rdti_channel {
     bool is_dispatching; /* on_socket() is on the stack */
     bool is_zombie;      /* destroyed meanwhile: on_socket() frees it */
     bool is_deaf;        /* frames are thrown away: retired, or lingering */
+    bool is_shut_due;    /* our half closes once the queue is empty */
     bool is_retired;     /* nobody listens; waits for the peer's end */
     uint64_t retired_ns;
     struct rdti_list link; /* of the retired */
@@ -415,7 +416,7 @@ rdti_channel_is_flushed(struct rdti_channel *channel)
 static void
 shut_if_flushed(struct rdti_channel *channel)
 {
-    if (channel->is_deaf && rdti_channel_is_flushed(channel))
+    if (channel->is_shut_due && rdti_channel_is_flushed(channel))
         (void)shutdown(channel->fd, SHUT_WR); /* ENOTCONN: the peer was faster */
 }
 
@@ -432,6 +433,13 @@ rdti_channel_retire(struct rdti_channel *channel, struct rdti_list *retired)
     channel->is_retired = true;
     channel->retired_ns = rdti_now_ns();
     rdti_list_append(retired, &channel->link);
+    rdti_channel_shut(channel);
+}
+
+void
+rdti_channel_shut(struct rdti_channel *channel)
+{
+    channel->is_shut_due = true;
     shut_if_flushed(channel);
 }
 
@@ -449,7 +457,6 @@ rdti_channel_linger(struct rdti_channel *channel)
     channel->is_ended = false;
     channel->is_deaf = true;
     channel->in_bytes = 0;
-    shut_if_flushed(channel);
     return true;
 }
 

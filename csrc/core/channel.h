@@ -53,9 +53,12 @@ bool rdti_channel_is_flushed(struct rdti_channel *channel);
  * event follows. NULL is legal.
  */
 void rdti_channel_retire(struct rdti_channel *channel, struct rdti_list *retired);
-/* [driver] As above, but on_end() follows, however long it takes. False: the socket has ended
- * already. */
+/* [driver] What comes is thrown away from now on, but on_end() follows, however long it takes.
+ * False: it does not: the socket has ended already, or cannot be watched any more. */
 bool rdti_channel_linger(struct rdti_channel *channel);
+/* [driver] Nothing more is sent: our half is closed once what is queued has left, and the peer sees
+ * that. Again is legal. */
+void rdti_channel_shut(struct rdti_channel *channel);
 /* [driver] Closes retired ones whose peers did not answer within RDTI_RETIRE_NS; all, if now_ns is
  * UINT64_MAX. */
 void rdti_channels_expire(struct rdti_list *retired, uint64_t now_ns);

@@ -14,6 +14,7 @@
 #include "core/endpoint_impl.h"
 #include "core/group.h"
 #include "core/listener.h"
+#include "core/trace.h"
 #include "wire/blob.h"
 #include "wire/fields.h"
 #include "wire/stream.h"
@@ -39,12 +40,15 @@ rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *e
     return RDT_OK;
 }
 
-/* Without our looking at a generation. From the moment on that the lane's offer has left: the peer
- * may be ready before us. One that lingers answers by its end. */
+/* The peer may write to the region without our looking at a generation, or hold it. From the moment
+ * on that the lane's offer has left: the peer may be ready before us. One that lingers answers by
+ * its end; after its last words it can get hold of nothing. */
 static bool
-can_write_here(const rdt_endpoint *ep)
+may_use(const rdt_endpoint *ep, uint64_t exported_as)
 {
-    return ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks;
+    return ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks &&
+           !(ep->is_buried && ep->is_peer_done) && /* it lingers because we use its memory */
+           (ep->last_export == 0 || exported_as <= ep->last_export);
 }
 
 /* A region was freed: peers that check nothing themselves are told, and their answers awaited. */
@@ -58,9 +62,10 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     uint32_t count = 0;
 
     rdti_engine_enter(ctx->engine);
+    const uint64_t exported_as = rdti_regions_exported_as(ctx->regions, index);
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (can_write_here(ep))
+        if (may_use(ep, exported_as))
             count++;
     }
     if (count > 0)
@@ -68,7 +73,7 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     for (struct rdti_list *node = ctx->endpoints.next; count > 0 && node != &ctx->endpoints;
          node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (!can_write_here(ep))
+        if (!may_use(ep, exported_as))
             continue;
         /* Without memory to remember it the answer is never counted: the bytes stay in quarantine
          * for good. */
@@ -123,6 +128,10 @@ take_opts(rdt_context *ctx, const struct rdt_context_opts *opts, struct rdt_erro
         opts->require_transport > RDT_TRANSPORT_VERBS)
         return rdti_error_set(err, RDT_EINVAL, 0, "context_open: transport %u or %u is unknown",
                               opts->force_transport, opts->require_transport);
+    if (opts->verify > RDT_VERIFY_CRC32C || opts->reserved != 0)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "context_open: verify %u or reserved %u is unknown", opts->verify,
+                              opts->reserved);
     if (opts->port_from > 65535 || opts->port_to > 65535 || opts->port_from > opts->port_to)
         return rdti_error_set(err, RDT_EINVAL, 0, "context_open: ports %u to %u are no range",
                               opts->port_from, opts->port_to);
@@ -194,11 +203,14 @@ free_context(rdt_context *ctx)
     if (ctx->engine != NULL)
         rdti_engine_stop(ctx->engine);
     rdti_listener_close(ctx->listener);
+    rdti_endpoints_abandon(ctx);
     rdti_channels_expire(&ctx->retired, UINT64_MAX);
     close_transports(ctx);
     if (ctx->groups != NULL)
         (void)rdti_groups_destroy(ctx->groups, NULL);
     rdti_transfer_pool_destroy(ctx->pool);
+    if (ctx->arena != NULL)
+        rdti_arena_keep_all(ctx->arena); /* quarantine ends with us, its bytes do not */
     if (ctx->regions != NULL)
         (void)rdti_regions_destroy(ctx->regions, NULL);
     rdti_arena_destroy(ctx->arena);
@@ -278,17 +290,22 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
     return RDT_OK;
 }
 
-/* Tasks included: one whose operation ended may have to be run once more to free what it holds. */
+/* Tasks included: one whose operation ended may have to be run once more to free what it holds; and
+ * what was deferred: another thread may be about to end a transfer by it.
+ * Peers that still use memory of ours are not waited for: it stays theirs when we go. */
 static bool
 is_at_rest(void *arg)
 {
     rdt_context *ctx = arg;
 
     rdti_engine_enter(ctx->engine);
-    const bool is_empty = rdti_list_is_empty(&ctx->endpoints) &&
-                          rdti_list_is_empty(&ctx->retired) && !rdti_engine_has_tasks(ctx->engine);
+    bool is_quiet = rdti_list_is_empty(&ctx->retired) && !rdti_engine_has_tasks(ctx->engine) &&
+                    !rdti_engine_has_deferred(ctx->engine);
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next)
+        is_quiet =
+            is_quiet && rdti_endpoint_is_only_lingering(RDTI_CONTAINER(node, rdt_endpoint, link));
     rdti_engine_leave(ctx->engine);
-    return is_empty;
+    return is_quiet;
 }
 
 /* Endpoints that only peers opened, and those that still say goodbye. */
@@ -427,6 +444,12 @@ rdt_context_blob(rdt_context *ctx, uint8_t *buf, size_t cap, size_t *len_out, st
                : status;
 }
 
+uint64_t
+rdt_context_spin_ns(const rdt_context *ctx)
+{
+    return rdti_engine_spin_ns(ctx->engine);
+}
+
 rdt_status
 rdt_context_progress(rdt_context *ctx)
 {
@@ -490,6 +513,45 @@ rdt_region_find(rdt_context *ctx, const void *addr, uint64_t len_bytes)
     return rdti_context_check(ctx, "region_find", NULL) == RDT_OK
                ? rdti_regions_find(ctx->regions, addr, len_bytes)
                : NULL;
+}
+
+uint32_t
+rdt_context_verifies(const rdt_context *ctx)
+{
+    return ctx->opts.verify;
+}
+
+rdt_status
+rdt_context_trace_start(rdt_context *ctx, uint32_t capacity, struct rdt_error *err)
+{
+    const rdt_status status = rdti_context_check(ctx, "trace_start", err);
+
+    return status == RDT_OK ? rdti_transfer_pool_trace(ctx->pool, capacity, err) : status;
+}
+
+uint32_t
+rdt_context_trace_read(rdt_context *ctx, uint64_t first, struct rdt_trace_event *events,
+                       uint32_t cap, uint64_t *next_out)
+{
+    struct rdti_trace *trace = NULL;
+
+    if (rdti_context_check(ctx, "trace_read", NULL) == RDT_OK && events != NULL && next_out != NULL)
+        trace = rdti_transfer_pool_get_trace(ctx->pool);
+    return trace != NULL ? rdti_trace_read(trace, first, events, cap, next_out) : 0;
+}
+
+rdt_status
+rdt_context_trace_histogram(rdt_context *ctx, uint32_t index, struct rdt_trace_histogram *out)
+{
+    rdt_status status = rdti_context_check(ctx, "trace_histogram", NULL);
+    struct rdti_trace *trace = NULL;
+
+    if (status == RDT_OK && out == NULL)
+        status = RDT_EINVAL;
+    if (status != RDT_OK)
+        return status;
+    trace = rdti_transfer_pool_get_trace(ctx->pool);
+    return trace != NULL ? rdti_trace_histogram(trace, index, out) : RDT_ERANGE;
 }
 
 rdt_status

@@ -37,6 +37,8 @@ struct rdti_core_counters {
     _Atomic uint64_t credits_alone;
     _Atomic uint64_t mailbox_eager;
     _Atomic uint64_t mailbox_rendezvous;
+    _Atomic uint64_t verified_bytes;
+    _Atomic uint64_t mismatches;
 };
 
 struct rdti_job {
@@ -96,6 +98,12 @@ struct rdt_context {
 
 /* RDT_EFORKED in a forked child, RDT_EINVAL for NULL; `call` is for the message. */
 rdt_status rdti_context_check(const rdt_context *ctx, const char *call, struct rdt_error *err);
+
+static inline bool
+rdti_context_verifies(const rdt_context *ctx)
+{
+    return ctx->opts.verify != RDT_VERIFY_OFF;
+}
 
 /* host.c: what transports get; the engine and the regions are there. */
 void rdti_context_fill_host(rdt_context *ctx);

@@ -28,7 +28,7 @@ put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
 {
     static const char *const states[] = {"connecting", "ready", "closing", "left", "failed"};
     const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
-    char lane[256] = "";
+    char lane[1024] = ""; /* every link, and the first error of those that are down */
 
     if (ep->lane != NULL && state == RDTI_EP_READY)
         ep->lane->transport->explain(ep->lane, lane, sizeof(lane));
@@ -54,7 +54,8 @@ put_settings(struct rdti_json *json, const rdt_context *ctx)
     rdti_json_put_decimal(json, ctx->opts.timeout_ns, NS_PER_S_DIGITS);
     rdti_json_put(json, ",\"peer_timeout_s\":");
     rdti_json_put_decimal(json, ctx->opts.peer_timeout_ns, NS_PER_S_DIGITS);
-    rdti_json_put(json, ",\"usable_cpus\":%u,", rdti_cpu_usable());
+    rdti_json_put(json, ",\"verify\":\"%s\",\"usable_cpus\":%u,",
+                  rdti_context_verifies(ctx) ? "crc32c" : "off", rdti_cpu_usable());
 }
 
 static void
@@ -106,10 +107,12 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
                   ",\"copied_bytes\":%" PRIu64 ",\"control_messages\":%" PRIu64
                   ",\"credits_alone\":%" PRIu64 ",\"registrations\":%" PRIu64
                   ",\"wakeups_sent\":%" PRIu64 ",\"wire_bytes\":%" PRIu64
-                  ",\"mailbox_eager\":%" PRIu64 ",\"mailbox_rendezvous\":%" PRIu64 "}",
+                  ",\"mailbox_eager\":%" PRIu64 ",\"mailbox_rendezvous\":%" PRIu64
+                  ",\"verified_bytes\":%" PRIu64 ",\"mismatches\":%" PRIu64 "}",
                   c.writes, c.reads, c.notifications, c.moved_bytes, c.copied_bytes,
                   c.control_messages, c.credits_alone, c.registrations, c.wakeups_sent,
-                  c.wire_bytes, c.mailbox_eager, c.mailbox_rendezvous);
+                  c.wire_bytes, c.mailbox_eager, c.mailbox_rendezvous, c.verified_bytes,
+                  c.mismatches);
 }
 
 static void
@@ -167,6 +170,25 @@ load(const _Atomic uint64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed); /* a statistic */
 }
 
+static void
+add(_Atomic uint64_t *counter, uint64_t more)
+{
+    if (more > 0)
+        rdti_count(counter, more);
+}
+
+void
+rdt_context_count(rdt_context *ctx, const struct rdt_counters *more)
+{
+    add(&ctx->counters.writes, more->writes);
+    add(&ctx->moved.moved_bytes, more->moved_bytes);
+    add(&ctx->counters.copied_bytes, more->copied_bytes);
+    add(&ctx->counters.control_messages, more->control_messages);
+    add(&ctx->counters.credits_alone, more->credits_alone);
+    add(&ctx->counters.verified_bytes, more->verified_bytes);
+    add(&ctx->counters.mismatches, more->mismatches);
+}
+
 void
 rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
 {
@@ -189,6 +211,8 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
         .wire_bytes = load(&ctx->moved.wire_bytes),
         .mailbox_eager = load(&core->mailbox_eager),
         .mailbox_rendezvous = load(&core->mailbox_rendezvous),
+        .verified_bytes = load(&core->verified_bytes),
+        .mismatches = load(&core->mismatches),
     };
     /* An older caller's struct is shorter: fields are only ever added at the end. */
     memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));

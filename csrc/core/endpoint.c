@@ -152,6 +152,13 @@ rdti_endpoint_unpin_mapping(rdt_endpoint *ep)
     (void)atomic_fetch_sub_explicit(&ep->map_pins, 1, memory_order_seq_cst);
 }
 
+void
+rdti_endpoint_watch_flag(rdt_endpoint *ep, struct rdti_flag *flag)
+{
+    if (ep->lane->transport->watch_flag != NULL)
+        ep->lane->transport->watch_flag(ep->lane, flag);
+}
+
 bool
 rdti_endpoint_hold(rdt_endpoint *ep)
 {
@@ -204,12 +211,26 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
     return status;
 }
 
+/* In the trace. */
+static const char *
+name_of(const struct rdti_op *op)
+{
+    uint32_t value, epoch;
+
+    if (op->kind == RDTI_OP_READ)
+        return "read";
+    return rdti_notify_parse(op->notify, &value, &epoch) == RDTI_NOTIFY_IS_SLOT ? "slot" : "write";
+}
+
 rdt_status
 rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
 {
     rdt_status status;
 
-    /* Counted by kind before the op may be gone. relaxed: statistics */
+    /* Counted and traced by kind before the op may be gone; a receive reads, slice by slice, by its
+     * own transfer, which has its name already. relaxed: statistics */
+    if (t->trace_sequence == 0)
+        rdt_transfer_trace(t, name_of(&t->op), rdti_endpoint_rank(ep), t->op.len_bytes);
     rdti_count(t->op.kind == RDTI_OP_WRITE ? &ep->ctx->counters.writes : &ep->ctx->counters.reads,
                1);
     /* seq_cst, both: either this thread sees that the endpoint has ended, or bury() sees this user
@@ -304,6 +325,15 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* It has to come behind its sums: rdti_endpoint_on_summed(). */
+static rdt_status
+refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct rdt_error *err)
+{
+    return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                               "rank %d sent the notification 0x%x without sums",
+                               (int)rdti_endpoint_rank(ep), notification);
+}
+
 /* over budget: one branch per kind of notification; a table would hide which calls may fail. */
 void
 rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
@@ -323,13 +353,15 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
     }
     switch (kind) {
     case RDTI_NOTIFY_IS_SLOT:
-        status = rdti_slots_on_data(ep->slots, value, epoch, &err);
+        status = rdti_context_verifies(ep->ctx) ? refuse_unsummed(ep, notification, &err)
+                                                : rdti_slots_on_data(ep->slots, value, epoch, &err);
         break;
     case RDTI_NOTIFY_IS_CREDIT:
         status = rdti_slots_on_credit(ep->slots, value, &err);
         break;
     case RDTI_NOTIFY_IS_USER:
-        status = push_inbox(ep, value, &err);
+        status = rdti_context_verifies(ep->ctx) ? refuse_unsummed(ep, notification, &err)
+                                                : push_inbox(ep, value, &err);
         break;
     case RDTI_NOTIFY_IS_MESSAGE:
         status = rdti_mailbox_on_message(ep->mailbox, &err);
@@ -347,6 +379,27 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
         rdti_endpoint_on_lane_error(ep, &err); /* another path may do */
     else if (status != RDT_OK)
         rdti_endpoint_fail(ep, &err, status == RDT_EPROTO); /* else the fault is ours */
+}
+
+rdt_status
+rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
+                        struct rdt_error *err)
+{
+    uint32_t value;
+    uint32_t epoch;
+
+    if (notification == RDTI_NOTIFY_NONE)
+        return RDT_OK;
+    switch (rdti_notify_parse(notification, &value, &epoch)) {
+    case RDTI_NOTIFY_IS_SLOT: /* of one that was destroyed it means nothing */
+        return rdti_slots_on_data(ep->slots, value, epoch, err);
+    case RDTI_NOTIFY_IS_USER:
+        return push_inbox(ep, is_stale ? RDTI_INBOX_STALE : value, err);
+    default:
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                                   "rank %d sent sums with the notification 0x%x",
+                                   (int)rdti_endpoint_rank(ep), notification);
+    }
 }
 
 void

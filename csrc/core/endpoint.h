@@ -14,8 +14,10 @@
  *
  * CLOSING says goodbye once it is idle; only the core's own messages are still given to the lane.
  *
- * One that ended while its peer may be in the middle of a write into our memory (shm only) is not
- * freed, and what was freed of that memory not used again, before the peer is known to be done.
+ * One that ended while its peer may still use our memory (shm only: it is in the middle of a write,
+ * fills a buffer, or holds some) lingers: it is not freed, and what was freed of that memory not
+ * used again, before the peer is known to be done. The peer says so by the end of its half of the
+ * side channel, which whoever uses the other's memory keeps open.
  *
  * FAILED keeps the first error for ever: every later call returns it. All state is under the
  * engine's lock, but for the path of a write in READY, which takes a reference on the lane
@@ -91,6 +93,11 @@ rdt_status rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err);
  * path: the endpoint ends, at once if its side channel agrees, else a moment later. */
 void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
 
+/* [driver] A user's or a slot's notification, or none, after its bytes were compared; `is_stale`:
+ * they could not be, as their region was freed. RDT_EPROTO: it is no such. */
+rdt_status rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
+                                   struct rdt_error *err);
+
 /* [driver] Find by uuid among those that are not LEFT or FAILED; NULL if none. */
 rdt_endpoint *rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]);
 
@@ -100,6 +107,10 @@ void rdti_endpoint_ref(rdt_endpoint *ep);
 /* A mapped buffer of the peer's is in the user's hands: revocations wait for the unpin. */
 void rdti_endpoint_pin_mapping(rdt_endpoint *ep);
 void rdti_endpoint_unpin_mapping(rdt_endpoint *ep);
+
+/* [driver] READY: the path looks for this flag too, where it knows flags. The owner takes it
+ * out. */
+void rdti_endpoint_watch_flag(rdt_endpoint *ep, struct rdti_flag *flag);
 
 /* rdt_endpoint_map() with a deadline of the caller's. */
 rdt_status rdti_endpoint_map_until(rdt_endpoint *ep, const struct rdt_remote_region *remote,

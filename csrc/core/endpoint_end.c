@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How endpoints end: failure, goodbye, burial, and what waits for a peer that may still write. */
+ * How endpoints end: failure, goodbye, burial, and what waits while memory is still used. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,11 +58,27 @@ fail_pending(rdt_endpoint *ep, const struct rdt_error *err)
 static void
 drop_revocations(rdt_endpoint *ep)
 {
-    /* This peer can write nothing any more, which is what the acknowledgement would have said. */
+    /* This peer uses nothing any more, which is what the acknowledgement would have said. */
     for (uint32_t i = 0; i < ep->revoke_count; i++)
         (void)rdti_regions_acknowledge(ep->ctx->regions, ep->revokes[i].index,
                                        ep->revokes[i].generation);
     ep->revoke_count = 0;
+}
+
+void
+rdti_endpoint_drop_unmapped(rdt_endpoint *ep)
+{
+    struct rdti_regions *regions = ep->ctx->regions;
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < ep->revoke_count; i++) {
+        const struct rdti_revoke revoke = ep->revokes[i];
+        if (rdti_regions_exported_as(regions, revoke.index) == RDTI_EXPORT_UNMAPPED)
+            (void)rdti_regions_acknowledge(regions, revoke.index, revoke.generation);
+        else
+            ep->revokes[kept++] = revoke;
+    }
+    ep->revoke_count = kept;
 }
 
 /* While somebody holds the endpoint, what it mapped of the peer's memory stays mapped: a user may
@@ -72,9 +88,9 @@ end_lane(rdt_endpoint *ep, const struct rdt_error *err)
 {
     const bool is_kept = rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
 
+    rdti_endpoint_set_transport_id(ep, RDT_TRANSPORT_AUTO);
     if (ep->lane == NULL)
         return;
-    rdti_endpoint_set_transport_id(ep, RDT_TRANSPORT_AUTO);
     if (is_kept && ep->lane->transport->fail_lane != NULL) {
         ep->lane->transport->fail_lane(ep->lane, err);
         return;
@@ -84,26 +100,71 @@ end_lane(rdt_endpoint *ep, const struct rdt_error *err)
 }
 
 /*
- * Closing our half of a lane over shared memory keeps nobody from writing: a peer that we gave up
+ * Closing our half of a lane over shared memory keeps nobody from using it: a peer that we gave up
  * while it is stopped, or that breaks the protocol, may be in the middle of a write into memory of
- * ours. It is done only when it has said goodbye, its process has ended, or it has closed the side
- * channel, which it does after its last writer has left its lane.
+ * ours, and one that we left may hold some. It is done only when it left first, its process has
+ * ended, or it has closed its half of the side channel, which it does after its last writer has
+ * left its lane and its last hold is given up.
  */
 static bool
-is_writer_left(const rdt_endpoint *ep)
+is_peer_awaited(const rdt_endpoint *ep)
 {
-    return ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks &&
-           !ep->is_peer_done && !ep->ctx->is_closing &&
+    /* The lane: kept after its end where memory is shared. */
+    return ep->lane != NULL && ep->channel != NULL && !ep->is_peer_done &&
            rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
 }
 
-static void
-end_linger(rdt_endpoint *ep)
+/* The other way round: as long as this holds, our half of the side channel stays open. */
+static bool
+is_using_peer(const rdt_endpoint *ep)
 {
-    ep->is_lingering = false;
-    rdti_channel_destroy(ep->channel);
+    /* seq_cst: as in answer_revocations() */
+    return ep->hold_count > 0 || atomic_load_explicit(&ep->map_pins, memory_order_seq_cst) > 0;
+}
+
+static void
+begin_linger(rdt_endpoint *ep)
+{
+    ep->is_lingering = true;
+    ep->answer_count = 0; /* its end says it all */
+    if (!rdti_channel_linger(ep->channel) && !ep->is_peer_done)
+        rdti_log(RDT_LOG_WARN, "rank %d's end will not be seen: freed regions stay in quarantine",
+                 (int)rdti_endpoint_rank(ep));
+}
+
+/* The last of the channel; what was said last still goes out. */
+static void
+end_channel(rdt_endpoint *ep)
+{
+    if (ep->said_goodbye)
+        rdti_channel_retire(ep->channel, &ep->ctx->retired);
+    else
+        rdti_channel_destroy(ep->channel);
     ep->channel = NULL;
+    ep->is_lingering = false;
     drop_revocations(ep);
+}
+
+/* Returns true while there is something to wait for that no arrival and no call announces. */
+static bool
+advance_lingering(rdt_endpoint *ep)
+{
+    const bool is_user = is_using_peer(ep);
+
+    if (ep->is_peer_done)
+        drop_revocations(ep);
+    if (!is_user)
+        rdti_channel_shut(ep->channel);
+    if (!is_user && ep->is_peer_done)
+        end_channel(ep);
+    return is_user && ep->hold_count == 0;
+}
+
+bool
+rdti_endpoint_is_only_lingering(const rdt_endpoint *ep)
+{
+    return ep->is_buried && ep->is_lingering && ep->ring == NULL && /* stripped: nobody has it */
+           (rdti_channel_is_flushed(ep->channel) || rdti_now_ns() >= ep->linger_until_ns);
 }
 
 /* The peer must not take our end for our death: it hears why we go. Once the lane has ended, which
@@ -140,16 +201,10 @@ rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
     end_lane(ep, err);
     rdti_path_drop_pidfd(ep);
     say_last_words(ep);
-    if (is_writer_left(ep) && rdti_channel_linger(ep->channel)) {
-        ep->is_lingering = true;
-    } else {
-        if (ep->said_goodbye)
-            rdti_channel_retire(ep->channel, &ep->ctx->retired);
-        else
-            rdti_channel_destroy(ep->channel);
-        ep->channel = NULL;
-        drop_revocations(ep);
-    }
+    if (is_peer_awaited(ep) || (ep->channel != NULL && is_using_peer(ep)))
+        begin_linger(ep);
+    else
+        end_channel(ep);
     ep->lane_broken_ns = 0;
     if (ep->setup == NULL)
         return;
@@ -188,18 +243,29 @@ bury(rdt_endpoint *ep)
     return true;
 }
 
+/* Nobody has a buried endpoint any more: one that lingers keeps only what it waits with. */
+static void
+strip(rdt_endpoint *ep)
+{
+    rdti_mailbox_destroy(ep->mailbox);
+    rdti_slots_destroy(ep->slots);
+    rdt_region_free(ep->ring, NULL, NULL);
+    ep->mailbox = NULL;
+    ep->slots = NULL;
+    ep->ring = NULL;
+}
+
 static void
 free_endpoint(rdt_endpoint *ep)
 {
     if (ep->lane != NULL)
         ep->lane->transport->close_lane(ep->lane, &ep->error);
     rdti_list_remove(&ep->link);
-    rdti_mailbox_destroy(ep->mailbox);
-    rdti_slots_destroy(ep->slots);
-    rdt_region_free(ep->ring, NULL, NULL);
+    strip(ep);
     free(ep->setup);
     free(ep->inbox);
     free(ep->revokes);
+    free(ep->holds);
     free(ep->answers);
     free(ep);
 }
@@ -281,27 +347,44 @@ rdti_endpoints_await_goodbyes(rdt_context *ctx)
     (void)rdti_engine_wait(ctx->engine, is_goodbye_said, ctx, rdti_deadline_after(GOODBYE_WAIT_NS));
 }
 
-static void
+static bool
+is_held(const rdt_endpoint *ep, const struct rdti_revoke *revoke)
+{
+    for (uint32_t i = 0; i < ep->hold_count; i++)
+        if (ep->holds[i].index == revoke->index && ep->holds[i].generation == revoke->generation)
+            return true;
+    return false;
+}
+
+/* Returns true while there is one to answer that no call announces. */
+static bool
 answer_revocations(rdt_endpoint *ep)
 {
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
     uint32_t left = 0;
+    bool is_due = false;
 
     /* seq_cst: a write that began before the generation ended is counted here until it is over. */
     if (ep->answer_count == 0 || atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0 ||
         atomic_load_explicit(&ep->map_pins, memory_order_seq_cst) > 0)
-        return;
+        return ep->answer_count > 0;
     for (uint32_t i = 0; i < ep->answer_count && ep->channel != NULL; i++) {
         const struct rdti_revoke *revoke = &ep->answers[i];
+        if (is_held(ep, revoke)) { /* rdt_endpoint_unhold() has us look again */
+            ep->answers[left++] = *revoke;
+            continue;
+        }
         if (ep->lane != NULL && ep->lane->transport->revoke != NULL &&
             !ep->lane->transport->revoke(ep->lane, revoke->index, revoke->generation)) {
             ep->answers[left++] = *revoke; /* a device still moves bytes of it */
+            is_due = true;
             continue;
         }
         rdti_channel_send(ep->channel, RDTI_FRAME_REVOKED, payload,
                           rdti_revoke_encode(revoke, payload), NULL, 0);
     }
     ep->answer_count = left;
+    return is_due;
 }
 
 static void
@@ -324,19 +407,19 @@ advance_broken(rdt_endpoint *ep)
 static bool
 advance(rdt_endpoint *ep, uint32_t *work)
 {
+    bool has_answers = false;
+
     if (ep->lane_broken_ns != 0 && !rdti_endpoint_is_ended(ep))
         advance_broken(ep);
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
         advance_closing(ep);
-    answer_revocations(ep);
+    if (!ep->is_buried)
+        has_answers = answer_revocations(ep);
     if (rdti_endpoint_is_ended(ep) && !ep->is_buried)
         *work += bury(ep) ? 1 : 0;
-    if (ep->is_buried) {
-        if (ep->is_lingering && (ep->is_peer_done || ep->ctx->is_closing))
-            end_linger(ep);
-        return false;
-    }
-    return ep->lane_broken_ns != 0 || ep->answer_count > 0 || rdti_endpoint_is_ended(ep) ||
+    if (ep->is_buried)
+        return ep->is_lingering && advance_lingering(ep);
+    return ep->lane_broken_ns != 0 || has_answers || rdti_endpoint_is_ended(ep) ||
            rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING;
 }
 
@@ -355,10 +438,28 @@ rdti_endpoints_poll(void *state)
         next = node->next;
         if (advance(ep, &work))
             ctx->has_core_work = true;
-        if (ep->is_buried && ep->refs == 0 && !ep->is_lingering)
+        if (ep->is_buried && ep->refs == 0 && ep->is_lingering)
+            strip(ep);
+        else if (ep->is_buried && ep->refs == 0)
             free_endpoint(ep);
     }
     return work;
+}
+
+void
+rdti_endpoints_abandon(rdt_context *ctx)
+{
+    if (rdti_list_is_empty(&ctx->endpoints))
+        return;
+    rdti_engine_enter(ctx->engine);
+    for (struct rdti_list *node = ctx->endpoints.next, *next; node != &ctx->endpoints;
+         node = next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        next = node->next;
+        rdti_channel_destroy(ep->channel);
+        free_endpoint(ep);
+    }
+    rdti_engine_leave(ctx->engine);
 }
 
 void

@@ -12,6 +12,9 @@
 #include "wire/blob.h"
 #include "wire/frame.h"
 
+/* In the inbox: a notification whose bytes were freed before they could be compared. */
+#define RDTI_INBOX_STALE UINT32_C(0xffffffff)
+
 #define RDTI_PLACES_MAX (1 + RDTI_BLOB_ADDRS_MAX)
 
 /* What an endpoint needs only until it is READY. */
@@ -69,13 +72,14 @@ struct rdt_endpoint {
     bool is_local;           /* shares our cores: shm, or loopback */
     bool is_death;
     bool is_buried;
-    bool is_peer_done;       /* it writes nothing more: goodbye, channel closed, or exited */
-    bool is_lingering;       /* buried, but the channel waits for is_peer_done */
+    bool is_peer_done;       /* it uses no memory of ours any more: it said so, closed or exited */
+    bool is_lingering;       /* buried, but one of the two still uses memory of the other */
     bool is_ready_frame_due; /* what the peer wrote has overtaken its READY */
     bool said_goodbye;
     bool is_close_due; /* the last handle is closed; what was posted before is flushed first */
     rdt_region *ring;
     struct rdt_remote_region peer_ring;
+    struct rdti_op probe; /* the lane's until it completes, which set-up's end need not wait for */
     struct rdti_setup *setup;
     struct rdti_mailbox *mailbox;
     struct rdti_slots *slots;
@@ -91,6 +95,10 @@ struct rdt_endpoint {
         *answers; /* of this peer, to acknowledge once no writer is inside the lane */
     uint32_t answer_count;
     uint32_t answer_cap;
+    struct rdti_revoke *holds; /* of this peer's regions: answered only once they are given up */
+    uint32_t hold_count;
+    uint32_t hold_cap;
+    uint64_t last_export; /* of ours before its last words: none later can it use; 0: not heard */
 };
 
 /* relaxed: the rank is for messages, see rdti_endpoint_rank(). */
@@ -117,8 +125,10 @@ rdti_endpoint_set_transport_id(rdt_endpoint *ep, uint32_t transport)
 /* endpoint.c: in use; endpoint_end.c: how it ends */
 void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);
 void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
-/* The peer's process is gone, or it has said that it writes nothing more. */
+/* The peer's process is gone, or it uses no memory of ours any more. */
 void rdti_endpoint_on_peer_done(rdt_endpoint *ep);
+/* It has left its lane, which was its only way to memory that it cannot map. [driver] */
+void rdti_endpoint_drop_unmapped(rdt_endpoint *ep);
 /* The last handle is closed. [driver] */
 void rdti_endpoint_begin_close(rdt_endpoint *ep);
 /* CONNECTING -> LEFT, by us. */
@@ -129,6 +139,12 @@ void rdti_endpoint_leave(rdt_endpoint *ep);
 void rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err);
 /* The engine's poller of the core: ends, goodbyes, acknowledgements. state is the context. */
 uint32_t rdti_endpoints_poll(void *state);
+/* Nobody has it, its last words have left; it waits for the peer to be done with our memory, or has
+ * waited long for the words to leave. [driver] */
+bool rdti_endpoint_is_only_lingering(const rdt_endpoint *ep);
+/* Those that linger end here, with the context: memory that peers use goes with the arena. The
+ * progress thread has stopped. */
+void rdti_endpoints_abandon(rdt_context *ctx);
 bool rdti_endpoints_need_epoll(void *state);
 
 /* path.c */

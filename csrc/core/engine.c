@@ -19,16 +19,6 @@
 #include "base/memfd.h"
 #include "core/engine_impl.h"
 
-#define EVENTS_PER_PASS 32
-
-struct rdti_watch {
-    struct rdti_list link; /* engine->watches, or engine->graveyard once dead */
-    int fd;
-    rdti_watch_fn fn;
-    void *arg;
-    bool is_dead;
-};
-
 struct task {
     struct rdti_list link;
     rdt_task_fn step;
@@ -43,8 +33,9 @@ struct tick {
     void *arg;
 };
 
-/* Its address tells threads apart. */
-static _Thread_local char thread_mark;
+/* Its address tells threads apart. initial-exec: found without a call, in every pass; it takes one
+ * byte of what the C library keeps for libraries that are loaded late. */
+static _Thread_local char thread_mark __attribute__((tls_model("initial-exec")));
 
 static uintptr_t
 self_mark(void)
@@ -92,15 +83,6 @@ rdti_engine_try_enter(struct rdti_engine *engine)
         return false;
     take_ownership(engine);
     return true;
-}
-
-static void
-bury_watches(struct rdti_engine *engine)
-{
-    struct rdti_list *node;
-
-    while ((node = rdti_list_take_first(&engine->graveyard)) != NULL)
-        free(RDTI_CONTAINER(node, struct rdti_watch, link));
 }
 
 static void
@@ -160,6 +142,8 @@ rdti_engine_leave(struct rdti_engine *engine)
     while ((node = rdti_list_take_first(&todo)) != NULL) {
         struct rdti_deferred *deferred = RDTI_CONTAINER(node, struct rdti_deferred, link);
         deferred->run(deferred);
+        /* release: what it did is seen by who finds none left */
+        (void)atomic_fetch_sub_explicit(&engine->deferred_count, 1, memory_order_release);
     }
 }
 
@@ -170,7 +154,14 @@ rdti_engine_defer(struct rdti_engine *engine, struct rdti_deferred *node)
         node->run(node);
         return;
     }
+    (void)atomic_fetch_add_explicit(&engine->deferred_count, 1, memory_order_relaxed);
     rdti_list_append(&engine->deferred, &node->link);
+}
+
+bool
+rdti_engine_has_deferred(const struct rdti_engine *engine)
+{
+    return atomic_load_explicit(&engine->deferred_count, memory_order_acquire) > 0;
 }
 
 void
@@ -278,48 +269,6 @@ rdti_engine_hurry(struct rdti_engine *engine, void (*fn)(void *arg), void *arg, 
     rdti_engine_poke(engine); /* the progress thread may sleep for longer */
 }
 
-rdt_status
-rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdti_watch_fn fn,
-                  void *arg, struct rdti_watch **out, struct rdt_error *err)
-{
-    struct rdti_watch *watch = calloc(1, sizeof(*watch));
-
-    if (watch == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "a watch of %zu bytes", sizeof(*watch));
-    watch->fd = fd;
-    watch->fn = fn;
-    watch->arg = arg;
-    struct epoll_event event = {.events = epoll_events, .data = {.ptr = watch}};
-    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
-        const int sys_errno = errno;
-        free(watch);
-        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "epoll_ctl(ADD, %d)", fd);
-    }
-    rdti_list_append(&engine->watches, &watch->link);
-    *out = watch;
-    return RDT_OK;
-}
-
-void
-rdti_engine_rewatch(struct rdti_engine *engine, struct rdti_watch *watch, uint32_t epoll_events)
-{
-    struct epoll_event event = {.events = epoll_events, .data = {.ptr = watch}};
-
-    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_MOD, watch->fd, &event) != 0)
-        rdti_log(RDT_LOG_ERROR, "epoll_ctl(MOD, %d): %s", watch->fd, strerror(errno));
-}
-
-void
-rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch)
-{
-    if (watch == NULL)
-        return;
-    (void)epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
-    watch->is_dead = true; /* an event of this pass may still name it: buried after dispatch */
-    rdti_list_remove(&watch->link);
-    rdti_list_append(&engine->graveyard, &watch->link);
-}
-
 static uint32_t
 run_tasks(struct rdti_engine *engine)
 {
@@ -364,27 +313,31 @@ run_ticks(struct rdti_engine *engine, uint64_t now_ns)
     atomic_store_explicit(&engine->next_tick_ns, next_ns, memory_order_relaxed);
 }
 
-static uint32_t
-dispatch_sockets(struct rdti_engine *engine)
-{
-    struct epoll_event events[EVENTS_PER_PASS];
-    const int count = epoll_wait(engine->epoll_fd, events, EVENTS_PER_PASS, 0);
-
-    for (int i = 0; i < count; i++) {
-        struct rdti_watch *watch = events[i].data.ptr;
-        if (watch != NULL && !watch->is_dead)
-            watch->fn(watch->arg, events[i].events);
-    }
-    bury_watches(engine);
-    return count > 0 ? (uint32_t)count : 0;
-}
-
 /* Only drivers count: no need for a locked instruction. */
 static void
 count_up(_Atomic uint32_t *counter)
 {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + 1,
                           memory_order_relaxed);
+}
+
+/* Somebody sleeps in epoll, or is about to: whoever is makes a pass with sockets in between. */
+static bool
+has_epoll_sleeper(const struct rdti_engine *engine)
+{
+    /* seq_cst: after the raise in sleep_in_epoll(), update_proxy() and drive_in_background() */
+    return atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) > 0 ||
+           atomic_load_explicit(&engine->bell->background, memory_order_seq_cst) != 0;
+}
+
+/* While all who wait spin, an armed device would only cost: an event, a read of it and the arming
+ * again for each message. */
+static void
+arm_pollers(struct rdti_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->poller_count; i++)
+        if (engine->pollers[i].arm != NULL)
+            engine->pollers[i].arm(engine->pollers[i].state);
 }
 
 uint32_t
@@ -396,13 +349,12 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
     /* Sockets and ticks first: what they leave for the pollers is done in the same pass. */
     if (with_sockets) {
         count_up(&engine->socket_passes);
-        work += dispatch_sockets(engine);
+        work += rdti_engine_dispatch(engine);
         const uint64_t now_ns = rdti_now_ns();
         if (now_ns >= rdti_engine_next_tick_ns(engine))
             run_ticks(engine, now_ns);
-        for (uint32_t i = 0; i < engine->poller_count; i++)
-            if (engine->pollers[i].arm != NULL)
-                engine->pollers[i].arm(engine->pollers[i].state);
+        if (has_epoll_sleeper(engine))
+            arm_pollers(engine);
     }
     uint32_t moved = 0;
     for (uint32_t i = 0; i < engine->poller_count; i++)
@@ -498,6 +450,7 @@ rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_er
     engine->bell_fd = -1;
     engine->user_fd = -1;
     engine->usable_cpus = rdti_cpu_usable();
+    atomic_store_explicit(&engine->spin_ns, RDTI_SPIN_LEAST_NS, memory_order_relaxed);
     rdti_engine_set_local_ranks(engine, local_ranks > 0 ? local_ranks : 1);
     const rdt_status status = open_descriptors(engine, err);
     if (status != RDT_OK) {
@@ -564,8 +517,7 @@ rdti_engine_destroy(struct rdti_engine *engine)
     rdti_engine_stop(engine);
     free_all(&engine->tasks, offsetof(struct task, link));
     free_all(&engine->ticks, offsetof(struct tick, link));
-    free_all(&engine->watches, offsetof(struct rdti_watch, link));
-    free_all(&engine->graveyard, offsetof(struct rdti_watch, link));
+    rdti_engine_free_watches(engine);
     if (engine->bell != NULL)
         (void)munmap(engine->bell, (size_t)sysconf(_SC_PAGESIZE));
     close_fd(engine->bell_fd);

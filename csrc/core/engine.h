@@ -56,6 +56,8 @@ struct rdti_deferred {
     void (*run)(struct rdti_deferred *node);
 };
 void rdti_engine_defer(struct rdti_engine *engine, struct rdti_deferred *node);
+/* Whether some were not run to their end yet. Any thread. */
+bool rdti_engine_has_deferred(const struct rdti_engine *engine);
 
 /* [driver] `poll` runs in every pass. */
 rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
@@ -107,6 +109,9 @@ void rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets);
 /* A descriptor that becomes readable with the next wake, for a program with a poll loop of its own;
  * it looks at its conditions after each call. Any thread. */
 int rdti_engine_arm_fd(struct rdti_engine *engine);
+
+/* How long a waiter spins now; 0: more processes than cores. Any thread. */
+uint64_t rdti_engine_spin_ns(const struct rdti_engine *engine);
 
 /* Drive until done(arg), which is called over and over without the lock, must be cheap, and may
  * take the lock for a moment. RDT_OK or RDT_ETIMEDOUT; [driver]s get RDT_EINVAL: they must not

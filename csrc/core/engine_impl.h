@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The engine's body, shared by engine.c (what is driven) and engine_wait.c (who drives, who sleeps)
- * only. */
+ * The engine's body, shared by engine.c (what is driven), engine_watch.c (descriptors) and
+ * engine_wait.c (who drives, who sleeps) only. */
 #ifndef RDTI_CORE_ENGINE_IMPL_H
 #define RDTI_CORE_ENGINE_IMPL_H
 
@@ -19,6 +19,13 @@ struct rdti_poller {
     void *state;
 };
 
+/* How long a waiter spins at least before it sleeps. A futex hop costs about 3 us each way, a
+ * wake-up through epoll up to 30 us: spinning for twice the sum loses little when the wait is
+ * long. */
+#define RDTI_SPIN_LEAST_NS UINT32_C(60000)
+/* And at most, on machines and paths that are slower throughout. */
+#define RDTI_SPIN_MOST_NS UINT32_C(1000000)
+
 struct rdti_engine {
     pthread_mutex_t lock;
     _Atomic uintptr_t owner; /* thread mark of the driver, 0 if none */
@@ -29,6 +36,7 @@ struct rdti_engine {
     uint32_t depth;                 /* of enter(); driver only */
     bool wake_at_leave;             /* driver only */
     struct rdti_list deferred;
+    _Atomic uint32_t deferred_count; /* those that run just now included */
 
     struct rdti_poller pollers[RDTI_POLLERS_MAX];
     uint32_t poller_count;
@@ -54,6 +62,7 @@ struct rdti_engine {
     _Atomic int32_t async_count; /* tasks and callbacks outstanding */
     _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
     _Atomic uint32_t can_spin;
+    _Atomic uint32_t spin_ns; /* how long a waiter spins: rdti_engine_learn_spin() */
     uint32_t usable_cpus;
 
     pthread_t thread;
@@ -61,6 +70,11 @@ struct rdti_engine {
     _Atomic uint32_t is_stopping;
     _Atomic uint32_t park_word; /* private futex of the progress thread */
 };
+
+/* A wait that slept and was over soon afterwards should have spun a little longer; one that was
+ * long had nothing from it. So those who wait again and again for the answer of a slow path stop to
+ * sleep, and nobody who waits for long spins for more than the least. */
+void rdti_engine_learn_spin(struct rdti_engine *engine, uint64_t waited_ns);
 
 static inline uint64_t
 rdti_engine_next_tick_ns(const struct rdti_engine *engine)
@@ -70,6 +84,9 @@ rdti_engine_next_tick_ns(const struct rdti_engine *engine)
 
 /* engine.c: take the lock unless somebody has it. */
 bool rdti_engine_try_enter(struct rdti_engine *engine);
+/* engine_watch.c [driver]: call for each watched descriptor that is ready. Returns how many are. */
+uint32_t rdti_engine_dispatch(struct rdti_engine *engine);
+void rdti_engine_free_watches(struct rdti_engine *engine);
 /* engine.c [driver]: sockets and ticks if asked for, transports, tasks. Returns the work done. */
 uint32_t rdti_engine_pass(struct rdti_engine *engine, bool with_sockets);
 /* engine_wait.c: the progress thread. */

@@ -18,9 +18,6 @@
 /* One sleep never lasts longer: signals, deaths seen by the progress thread and clock ticks are
  * looked at in between. */
 #define SLICE_NS UINT64_C(100000000)
-/* How long a waiter spins before it sleeps. A futex hop costs about 3 us each way, a wake-up
- * through epoll up to 30 us: spinning for twice the sum loses little when the wait is long. */
-#define SPIN_NS UINT64_C(60000)
 /* The progress thread looks again this often whether a waiter is still active. */
 #define PARK_NS UINT64_C(1000000)
 /* A spinning waiter looks at sockets once in this many passes: an epoll_wait costs about as much as
@@ -242,13 +239,31 @@ end_lead(struct rdti_engine *engine)
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
 }
 
-/* Spin for SPIN_NS, or look a few times where the cores do not allow it. True: done. */
-static bool
-spin(struct rdti_engine *engine, rdti_done_fn done, void *arg)
+void
+rdti_engine_learn_spin(struct rdti_engine *engine, uint64_t waited_ns)
 {
-    /* relaxed: a hint that changes with the number of local peers */
+    uint32_t spin_ns = RDTI_SPIN_LEAST_NS;
+
+    if (waited_ns > RDTI_SPIN_LEAST_NS / 2 && waited_ns < RDTI_SPIN_MOST_NS / 2)
+        spin_ns = 2 * (uint32_t)waited_ns;
+    /* relaxed: a hint; the last of several waiters has the say */
+    atomic_store_explicit(&engine->spin_ns, spin_ns, memory_order_relaxed);
+}
+
+uint64_t
+rdti_engine_spin_ns(const struct rdti_engine *engine)
+{
+    /* relaxed: hints, one that changes with the number of local peers, one that is learnt */
     const bool can_spin = atomic_load_explicit(&engine->can_spin, memory_order_relaxed) != 0;
-    const uint64_t until_ns = rdti_now_ns() + (can_spin ? SPIN_NS : 0);
+
+    return can_spin ? atomic_load_explicit(&engine->spin_ns, memory_order_relaxed) : 0;
+}
+
+/* From begin_ns on; where the cores do not allow it, look a few times. True: done. */
+static bool
+spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t begin_ns)
+{
+    const uint64_t until_ns = begin_ns + rdti_engine_spin_ns(engine);
 
     for (uint32_t i = 1;; i++) {
         if (!try_pass(engine, i % PASSES_PER_EPOLL == 0))
@@ -265,13 +280,15 @@ rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint6
 {
     rdt_status status = RDT_OK;
     bool is_leader = false;
+    bool has_slept = false;
 
     if (done(arg))
         return RDT_OK;
     if (rdti_engine_is_driver(engine))
         return RDT_EINVAL;
     begin_wait(engine);
-    while (!spin(engine, done, arg)) {
+    const uint64_t begin_ns = rdti_now_ns();
+    while (!spin(engine, done, arg, has_slept ? rdti_now_ns() : begin_ns)) {
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
             (void)try_pass(engine, true);
@@ -281,7 +298,10 @@ rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint6
         if (sleep_ns > SLICE_NS)
             sleep_ns = SLICE_NS;
         sleep_once(engine, done, arg, sleep_ns, &is_leader);
+        has_slept = true;
     }
+    if (has_slept)
+        rdti_engine_learn_spin(engine, rdti_now_ns() - begin_ns);
     end_wait(engine);
     if (is_leader)
         end_lead(engine);

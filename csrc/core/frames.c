@@ -12,8 +12,8 @@
 /* Revocations that may be open at once between two: an index is used again only after its answers,
  * so that who keeps to the protocol never has more. */
 #define REVOKES_MAX (RDTI_REGION_INDEX_MAX + 1)
-/* Passes over a transport at a goodbye: each takes what a whole ring holds, and there is one ring a
- * peer. */
+/* Passes over a transport at a goodbye, where it says nothing else: each takes what a whole ring
+ * holds, and there is one ring a peer. */
 #define ARRIVAL_PASSES 16
 
 /* What the peer wrote before its goodbye lies in place already: nobody may miss it because the
@@ -22,11 +22,26 @@ static void
 take_arrivals(rdt_endpoint *ep)
 {
     const struct rdti_found *found = &ep->ctx->found[rdti_endpoint_transport_id(ep)];
+    const uint32_t own = rdti_endpoint_caps(ep).arrival_passes;
+    const uint32_t passes = own != 0 ? own : ARRIVAL_PASSES;
 
     /* Bounded: the peer writes nothing more; other lanes of the transport may. */
-    for (int i = 0;
-         i < ARRIVAL_PASSES && ep->lane != NULL && found->transport->poll(found->state) > 0; i++)
+    for (uint32_t i = 0; i < passes && ep->lane != NULL && found->transport->poll(found->state) > 0;
+         i++)
         continue;
+}
+
+/* The peer begins nothing more, and has left its lane. Where memory is shared, what it has mapped
+ * of ours it may use on, until it closes its half of the socket; not if it leaves of its own
+ * accord: then it gave up all. */
+static void
+hear_last_words(rdt_endpoint *ep, bool may_use_on)
+{
+    ep->last_export = rdti_regions_export_count(ep->ctx->regions);
+    if (!may_use_on || ep->lane == NULL || ep->lane->transport->map == NULL)
+        rdti_endpoint_on_peer_done(ep);
+    else
+        rdti_endpoint_drop_unmapped(ep);
 }
 
 static rdt_status
@@ -43,7 +58,7 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
         (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
                                   "rank %d gave this process up for dead: %s",
                                   (int)rdti_endpoint_rank(ep), death.reason);
-        rdti_endpoint_on_peer_done(ep);
+        hear_last_words(ep, true);
         rdti_endpoint_fail(ep, &why, false);
         return RDT_OK;
     }
@@ -57,7 +72,7 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
         (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
                                   "rank %d closed the connection: %s", (int)rdti_endpoint_rank(ep),
                                   death.reason);
-        rdti_endpoint_on_peer_done(ep);
+        hear_last_words(ep, true);
         rdti_endpoint_fail(ep, &why, false);
         return RDT_OK;
     }
@@ -243,7 +258,7 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
         if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
             return RDT_OK; /* it gave up before it was ready: the socket's end says the same */
         take_arrivals(ep);
-        rdti_endpoint_on_peer_done(ep);
+        hear_last_words(ep, ep->said_goodbye); /* true: this one answers ours */
         rdti_endpoint_leave(ep);
         return RDT_OK;
     case RDTI_FRAME_REVOKE:

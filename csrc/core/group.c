@@ -513,6 +513,32 @@ rdt_group_next_sequence(rdt_group *group)
 }
 
 rdt_status
+rdt_group_attach(rdt_group *group, void *state, void (*detach)(void *state), struct rdt_error *err)
+{
+    rdt_status status = rdti_context_check(group->ctx, "group_attach", err);
+
+    if (status != RDT_OK)
+        return status;
+    rdti_engine_enter(group->ctx->engine);
+    if (atomic_load_explicit(&group->attached, memory_order_relaxed) != 0) {
+        status = rdti_error_set(err, RDT_EBUSY, 0, "group_attach: '%s' has a state", group->name);
+    } else {
+        group->detach = detach;
+        /* release: pairs with rdt_group_attached() */
+        atomic_store_explicit(&group->attached, (uintptr_t)state, memory_order_release);
+    }
+    rdti_engine_leave(group->ctx->engine);
+    return status;
+}
+
+void *
+rdt_group_attached(const rdt_group *group)
+{
+    /* acquire: pairs with rdt_group_attach() */
+    return (void *)atomic_load_explicit(&group->attached, memory_order_acquire);
+}
+
+rdt_status
 rdt_group_endpoint(rdt_group *group, uint32_t rank, rdt_endpoint **out, struct rdt_error *err)
 {
     if (group == NULL || out == NULL)

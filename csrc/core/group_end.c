@@ -120,6 +120,8 @@ rdt_group_destroy(rdt_group *group)
         return;
     rdt_context *ctx = group->ctx;
     struct rdti_groups *groups = ctx->groups;
+    void (*const group_detach)(void *state) = group->detach; /* outlive the group */
+    void *const attached = rdt_group_attached(group);
     (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the group '%s' was destroyed", group->name);
     rdti_engine_enter(ctx->engine);
     group->is_destroyed = true;
@@ -136,6 +138,8 @@ rdt_group_destroy(rdt_group *group)
     }
     rdti_group_unref(group);
     rdti_engine_leave(ctx->engine);
+    if (attached != NULL)
+        group_detach(attached);
     rdti_endpoints_await_goodbyes(ctx);
 }
 
@@ -271,7 +275,9 @@ rdt_group_abort(rdt_group *group, const char *reason)
     /* Whoever left or died first is the cause, not the one who noticed. */
     if (group->cause.status != RDT_OK)
         err = group->cause;
-    else if (!find_lost_member(group, &err))
+    else if (!find_lost_member(group, &err) && group->refusal.status != RDT_OK)
+        err = group->refusal;
+    if (err.status == RDT_OK)
         (void)rdti_error_set_rank(&err, RDT_ECANCELED, own_rank, "%s aborted the group '%s': %s",
                                   rdti_group_rank_name(group, group->rank).text, group->name,
                                   reason != NULL ? reason : "no reason was given");

@@ -68,8 +68,11 @@ struct rdt_group {
     struct rdti_list arrivals; /* every message that waits */
     uint32_t refs;             /* the handle, each request */
     bool is_destroyed;
-    struct rdt_error error; /* BROKEN unless status is RDT_OK */
-    struct rdt_error cause; /* the first member that left, or whose death another told */
+    struct rdt_error error;     /* BROKEN unless status is RDT_OK */
+    _Atomic uintptr_t attached; /* a pointer of the user's; release, acquire */
+    void (*detach)(void *state);
+    struct rdt_error cause;   /* the first member that left, or whose death another told */
+    struct rdt_error refusal; /* the first member that ended a message: its half is over */
 };
 
 /*
@@ -129,6 +132,8 @@ struct rdti_request {
     uint64_t id; /* the sender's number of the rendezvous */
     bool has_id; /* ours: OFFERED */
     uint64_t done_bytes;
+    uint64_t checked_bytes; /* of a receive: compared with their sums */
+    uint32_t *sums;         /* of the whole message, or NULL; freed with the request */
     uint32_t ops;           /* given to the lane and not completed */
     rdt_status op_status;   /* of the first that failed */
     rdt_region *region;     /* GRANTED */
@@ -146,6 +151,7 @@ struct rdti_arrival {
     struct rdti_request *self;    /* from ourselves */
     struct rdti_message head;
     struct rdti_parcel *parcel; /* eager payload that is not inlined */
+    uint32_t *sums;             /* of what an RTS offers, or NULL */
     struct rdti_rts rts;
 };
 

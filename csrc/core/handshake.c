@@ -188,7 +188,7 @@ rejection(const struct rdti_handshake *hs, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     return rdti_error_set(err,
-                          reject.status < 0 && reject.status >= RDT_EINTERNAL
+                          reject.status < 0 && reject.status >= RDT_ECORRUPT
                               ? (rdt_status)reject.status
                               : RDT_EPEER,
                           0, "%s refused us: %s", hs->place, reject.text);

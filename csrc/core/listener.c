@@ -25,6 +25,7 @@
 #define SOCKETS_MAX (1 + RDTI_BLOB_ADDRS_MAX)
 /* Peers of a large job may all arrive in the same moment. */
 #define BACKLOG 512
+#define TEST_HOST_MAX_BYTES 63 /* as long as a name in DNS may be */
 #define EXPIRE_PERIOD_NS UINT64_C(100000000)
 
 struct listening {
@@ -42,6 +43,7 @@ struct rdti_listener {
     struct listening sockets[SOCKETS_MAX];
     uint32_t socket_count;
     struct rdti_blob blob;
+    bool is_test_host;
 };
 
 static bool
@@ -233,12 +235,34 @@ listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* What stands for the host in tests; NULL: nothing, RDMATENSOR_TEST_HOST is not set. */
+static rdt_status
+read_test_host(const char **out, struct rdt_error *err)
+{
+    const char *name = getenv("RDMATENSOR_TEST_HOST");
+
+    *out = NULL;
+    if (name == NULL || name[0] == '\0')
+        return RDT_OK;
+    if (strlen(name) > TEST_HOST_MAX_BYTES ||
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") !=
+            strlen(name))
+        return rdti_error_set(
+            err, RDT_EINVAL, 0,
+            "RDMATENSOR_TEST_HOST is '%.80s'; want 1 to %d letters, digits, dots, "
+            "dashes and underscores",
+            name, (int)TEST_HOST_MAX_BYTES);
+    *out = name;
+    return RDT_OK;
+}
+
 /* Equal on two processes: maybe the same host. A container may show the host's boot id from another
  * namespace, so it proves nothing. */
 static void
-read_host_hint(uint8_t out[RDTI_HOST_HINT_BYTES])
+make_host_hint(const char *test_host, uint8_t out[RDTI_HOST_HINT_BYTES])
 {
     char boot_id[64] = {0};
+    char seen[64 + TEST_HOST_MAX_BYTES + 1] = {0};
     uint8_t digest[RDTI_SHA256_BYTES];
     const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
 
@@ -248,7 +272,10 @@ read_host_hint(uint8_t out[RDTI_HOST_HINT_BYTES])
                         1); /* without it the hint is that of "unknown", which is only a hint */
         (void)close(fd);
     }
-    rdti_sha256(boot_id, sizeof(boot_id), digest);
+    memcpy(seen, boot_id, sizeof(boot_id));
+    if (test_host != NULL)
+        rdti_text_copy(seen + sizeof(boot_id), TEST_HOST_MAX_BYTES + 1, test_host);
+    rdti_sha256(seen, test_host == NULL ? sizeof(boot_id) : sizeof(seen), digest);
     memcpy(out, digest, RDTI_HOST_HINT_BYTES);
 }
 
@@ -271,6 +298,7 @@ rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_events *events,
                    struct rdti_listener **out, struct rdt_error *err)
 {
     struct rdti_listener *listener = calloc(1, sizeof(*listener));
+    const char *test_host = NULL;
 
     if (listener == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a listener of %zu bytes", sizeof(*listener));
@@ -281,9 +309,12 @@ rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_events *events,
                    rdt_version());
     memcpy(listener->blob.uuid, ctx->uuid, RDT_UUID_BYTES);
     listener->blob.pid_hint = (uint32_t)getpid();
-    read_host_hint(listener->blob.host_hint);
-    rdt_status status = RDT_OK;
-    if (ctx->found[RDT_TRANSPORT_SHM].is_viable)
+    listener->blob.verify = ctx->opts.verify;
+    rdt_status status = read_test_host(&test_host, err);
+    if (status == RDT_OK)
+        make_host_hint(test_host, listener->blob.host_hint);
+    listener->is_test_host = test_host != NULL;
+    if (status == RDT_OK && ctx->found[RDT_TRANSPORT_SHM].is_viable)
         status = listen_unix(listener, err);
     if (status == RDT_OK)
         status = listen_all_tcp(listener, err);
@@ -321,4 +352,10 @@ const struct rdti_blob *
 rdti_listener_blob(const struct rdti_listener *listener)
 {
     return &listener->blob;
+}
+
+bool
+rdti_listener_is_test_host(const struct rdti_listener *listener)
+{
+    return listener->is_test_host;
 }

@@ -4,6 +4,7 @@
 #ifndef RDTI_CORE_LISTENER_H
 #define RDTI_CORE_LISTENER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/context.h"
@@ -21,5 +22,8 @@ void rdti_listener_close(struct rdti_listener *listener);
 struct rdti_list *rdti_listener_handshakes(struct rdti_listener *listener);
 /* The blob; immutable after open. */
 const struct rdti_blob *rdti_listener_blob(const struct rdti_listener *listener);
+/* RDMATENSOR_TEST_HOST was set: peers with another host hint are treated as on another host, though
+ * they are on this one. */
+bool rdti_listener_is_test_host(const struct rdti_listener *listener);
 
 #endif

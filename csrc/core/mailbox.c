@@ -5,9 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crc32c.h"
 #include "base/crypto.h"
 #include "base/error.h"
 #include "core/mailbox_impl.h"
+#include "core/sums.h"
 #include "wire/fields.h"
 
 /* Credit goes alone once this part of the ring, or of the budget of unexpected bytes, was not
@@ -41,6 +43,7 @@ rdti_mailbox_create(rdt_endpoint *ep, struct rdti_mailbox **out, struct rdt_erro
     rdti_list_init(&m->staging);
     rdti_list_init(&m->arrivals);
     rdti_list_init(&m->orphans);
+    rdti_list_init(&m->asked);
     rdti_list_append(&m->groups->mailboxes, &m->link);
     *out = m;
     return RDT_OK;
@@ -74,7 +77,8 @@ rdti_mailbox_is_idle(const struct rdti_mailbox *m)
 {
     return rdti_list_is_empty(&m->control) && rdti_list_is_empty(&m->sends) &&
            rdti_list_is_empty(&m->offered) && rdti_list_is_empty(&m->pulls) &&
-           rdti_list_is_empty(&m->granted) && rdti_list_is_empty(&m->staging);
+           rdti_list_is_empty(&m->granted) && rdti_list_is_empty(&m->staging) &&
+           rdti_list_is_empty(&m->asked);
 }
 
 static void
@@ -127,6 +131,7 @@ rdti_mailbox_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
     finish_all(&m->sends, err);
     finish_all(&m->offered, err); /* the lane is closed: their bytes rest */
     rdti_receive_on_ended(m, err);
+    rdti_sums_on_ended(m, err);
     drop_arrivals(m, err);
     update_async(m);
 }
@@ -143,9 +148,9 @@ rdti_mailbox_on_ready(struct rdti_mailbox *m)
 
 /* ---- Going out --------------------------------------------------------------------------- */
 
-static void
-queue_control(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
-              uint32_t body_bytes)
+void
+rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
+                   uint32_t body_bytes)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdti_parcel *parcel;
@@ -177,7 +182,7 @@ rdti_mailbox_control(struct rdti_mailbox *m, enum rdti_message_kind kind, uint64
                                       .tag = tag,
                                       .len_bytes = len_bytes};
 
-    queue_control(m, &head, body, body_bytes);
+    rdti_mailbox_queue(m, &head, body, body_bytes);
     rdti_mailbox_flush(m);
 }
 
@@ -188,7 +193,7 @@ rdti_mailbox_show_interest(struct rdti_mailbox *m, uint64_t group_id, uint32_t r
                                       .group_id = group_id,
                                       .source = (uint16_t)rank};
 
-    queue_control(m, &head, NULL, 0);
+    rdti_mailbox_queue(m, &head, NULL, 0);
     rdti_mailbox_flush(m);
 }
 
@@ -207,16 +212,19 @@ rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, const str
     struct rdti_writer w = {.p = (uint8_t *)body, .left = sizeof(body), .is_ok = true};
 
     rdti_write_text(&w, why->message, sizeof(body)); /* cut where UTF-8 allows */
-    queue_control(m, &head, body, sizeof(body));
+    rdti_mailbox_queue(m, &head, body, sizeof(body));
     rdti_mailbox_flush(m);
 }
 
 void
 rdti_mailbox_note_cause(const struct rdti_mailbox *m, rdt_group *group, const struct rdt_error *why)
 {
-    if (why->status == RDT_EPEER && why->peer_rank != RDT_RANK_UNKNOWN &&
-        why->peer_rank != rdti_endpoint_rank(m->ep))
+    if (why->status != RDT_EPEER || why->peer_rank == RDT_RANK_UNKNOWN)
+        return;
+    if (why->peer_rank != rdti_endpoint_rank(m->ep))
         rdti_group_note_cause(group, why);
+    else if (group->refusal.status == RDT_OK)
+        group->refusal = *why;
 }
 
 static bool
@@ -225,15 +233,15 @@ is_within_budget(const struct rdti_mailbox *m, uint64_t footprint)
     return (uint64_t)(m->eager_sent - m->eager_delivered) + footprint <= RDTI_UNEXPECTED_MAX_BYTES;
 }
 
-static void
-ask_growth(struct rdti_mailbox *m)
+void
+rdti_mailbox_ask_growth(struct rdti_mailbox *m)
 {
     const struct rdti_message head = {.kind = RDTI_MESSAGE_GROW};
 
     if (m->has_asked_growth)
         return;
     m->has_asked_growth = true;
-    queue_control(m, &head, NULL, 0);
+    rdti_mailbox_queue(m, &head, NULL, 0);
 }
 
 /* False: no space. */
@@ -260,6 +268,8 @@ try_eager(struct rdti_mailbox *m, const struct rdti_message *head, const void *s
     }
     parcel->head = *head;
     parcel->head.kind = RDTI_MESSAGE_EAGER;
+    if (rdti_context_verifies(m->ctx))
+        parcel->head.id = rdti_crc32c(src, head->len_bytes);
     *status_out = rdti_ring_place_eager(m, parcel, off, src, t, err);
     return true;
 }
@@ -298,7 +308,7 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
 
     if (send->len_bytes > rdti_ring_eager_max(m, m->tx_units)) {
         if (send->len_bytes <= rdti_ring_eager_max(m, RDTI_RING_LARGE_UNITS))
-            ask_growth(m);
+            rdti_mailbox_ask_growth(m);
         return rdti_offer_send(m, send);
     }
     if (!is_within_budget(m, rdti_message_footprint(send->len_bytes)))
@@ -306,9 +316,9 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
     if (send->has_desc)
         rdti_message_set_desc(&head, &send->desc);
     if (rdti_ring_is_filling(m))
-        ask_growth(m);
+        rdti_mailbox_ask_growth(m);
     if (!try_eager(m, &head, send->buf, send->transfer, &status, &err)) {
-        ask_growth(m);
+        rdti_mailbox_ask_growth(m);
         return false;
     }
     if (status == RDT_OK)

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Taking what arrives in our ring. Peers' bytes: nothing of them is believed. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/range.h"
 #include "core/mailbox_impl.h"
+#include "core/sums.h"
+#include "wire/sums.h"
 
 static rdt_status
 broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
@@ -79,6 +82,13 @@ on_switch(struct rdti_mailbox *m, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* Where a receiver may fetch a message by itself. */
+static bool
+is_summed_before(const struct rdti_mailbox *m)
+{
+    return rdti_context_verifies(m->ctx) && rdti_endpoint_caps(m->ep).is_same_host;
+}
+
 static rdt_status
 on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
        struct rdt_error *err)
@@ -94,7 +104,14 @@ on_rts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *b
         return broken(m, err, "offers a message outside of its own memory");
     if (m->offer_count >= RDTI_OFFERS_MAX)
         return broken(m, err, "sent more messages than can wait for a receive");
-    return rdti_groups_on_arrival(m->groups, m, head, NULL, &rts, err);
+    if (is_summed_before(m) && head->len_bytes > 0 &&
+        (m->offered_sums == NULL || m->offered_id != head->id ||
+         m->offered_bytes != head->len_bytes))
+        return broken(m, err, "offers a message without its sums");
+    status = rdti_groups_on_arrival(m->groups, m, head, NULL, &rts, err);
+    free(m->offered_sums); /* unless they were taken */
+    m->offered_sums = NULL;
+    return status;
 }
 
 static rdt_status
@@ -123,7 +140,7 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     char text[RDTI_NACK_TEXT_BYTES];
 
-    if (sent >= RDT_OK || sent < RDT_EINTERNAL || rank < RDT_RANK_UNKNOWN || rank > INT32_MAX)
+    if (sent >= RDT_OK || sent < RDT_ECORRUPT || rank < RDT_RANK_UNKNOWN || rank > INT32_MAX)
         return broken(m, err, "refuses a message with a status or a rank that is none");
     memcpy(text, body, sizeof(text));
     text[sizeof(text) - 1] = '\0';
@@ -143,6 +160,17 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
     else
         rdti_receive_on_nack(m, head->id, &why);
     return RDT_OK;
+}
+
+/* The same for messages of sums; 0 for others. Any count: the ring bounds it, then its decoder. */
+static uint64_t
+sums_bytes_of(const struct rdti_message *head)
+{
+    if (head->kind < RDTI_MESSAGE_SUMS)
+        return 0;
+    if (head->kind == RDTI_MESSAGE_SUMS_GET)
+        return RDTI_SUMS_GET_BYTES;
+    return head->count <= RDTI_SUMS_MAX ? RDTI_SUMS_FIXED_BYTES + 4 * head->count : UINT64_MAX;
 }
 
 /* Bytes behind the head, as far as the kind and the head say; RDT_EPROTO for what no ring can
@@ -168,7 +196,7 @@ body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uin
         *out = RDTI_NACK_TEXT_BYTES;
         break;
     default:
-        *out = 0;
+        *out = sums_bytes_of(head);
         break;
     }
     const uint64_t room =
@@ -179,11 +207,30 @@ body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uin
 }
 
 static rdt_status
+dispatch_sums(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
+              uint64_t body_bytes, struct rdt_error *err)
+{
+    if (!rdti_context_verifies(m->ctx))
+        return broken(m, err, "sent sums that nobody asked for");
+    switch ((enum rdti_message_kind)head->kind) {
+    case RDTI_MESSAGE_SUMS:
+        return rdti_sums_on_message_sums(m, head, body, body_bytes, err);
+    case RDTI_MESSAGE_WRITTEN:
+        return rdti_sums_on_written(m, body, body_bytes, err);
+    case RDTI_MESSAGE_SUMS_GET:
+        return rdti_sums_on_get(m, head, body, err);
+    default:
+        return rdti_sums_on_read(m, head, body, body_bytes, err);
+    }
+}
+
+/* over budget: a branch for each kind of message. */
+static rdt_status
 dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *in_ring,
          uint64_t body_bytes, struct rdt_error *err)
 {
     uint8_t body
-        [RDTI_NACK_TEXT_BYTES]; /* the largest of all but EAGER; a copy, as the peer may write on */
+        [RDTI_SUMS_BYTES_MAX]; /* the largest of all but EAGER; a copy, as the peer may write on */
 
     if (head->kind == RDTI_MESSAGE_EAGER)
         return on_eager(m, head, in_ring, err);
@@ -210,8 +257,10 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
         return on_switch(m, err);
     case RDTI_MESSAGE_NACK:
         return on_nack(m, head, body, err);
-    default:
+    case RDTI_MESSAGE_PAD:
         return broken(m, err, "sent padding in the place of a message");
+    default:
+        return dispatch_sums(m, head, body, body_bytes, err);
     }
 }
 
@@ -228,7 +277,7 @@ rdt_status
 rdti_mailbox_on_message(struct rdti_mailbox *m, struct rdt_error *err)
 {
     struct rdti_message head;
-    uint64_t body_bytes;
+    uint64_t body_bytes = 0;
     rdt_status status = read_head(m, &head, err);
 
     if (status == RDT_OK && head.kind == RDTI_MESSAGE_PAD) {

@@ -91,7 +91,12 @@ struct rdti_mailbox {
     bool has_task;
     struct rdti_list arrivals; /* by mailbox_link */
     struct rdti_list orphans;  /* those of them without a group */
-    uint32_t offer_count;      /* RTS among them */
+    struct rdti_list asked;    /* reads that wait for sums (sums.h) */
+    uint64_t next_asked;       /* number of the next */
+    uint32_t *offered_sums;    /* of the message whose RTS comes next, so far */
+    uint64_t offered_id;
+    uint64_t offered_bytes;
+    uint32_t offer_count; /* RTS among them */
 
     struct rdti_interest interests[RDTI_INTERESTS]; /* circular */
     uint32_t interest_count;
@@ -118,6 +123,11 @@ void rdti_mailbox_flush(struct rdti_mailbox *m);
 /* A message that is no user's: goes before all sends. `body` is copied. */
 void rdti_mailbox_control(struct rdti_mailbox *m, enum rdti_message_kind kind, uint64_t id,
                           uint64_t tag, uint64_t len_bytes, const void *body, uint32_t body_bytes);
+/* The same without a flush. */
+void rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
+                        uint32_t body_bytes);
+/* For a larger ring of the peer's; once. */
+void rdti_mailbox_ask_growth(struct rdti_mailbox *m);
 /* Tell the peer that our group uses this path, so that it keeps it as long as its own half of
  * the group lives: a CREDIT that names the group and our rank in it. */
 void rdti_mailbox_show_interest(struct rdti_mailbox *m, uint64_t group_id, uint32_t rank);
@@ -125,7 +135,8 @@ void rdti_mailbox_show_interest(struct rdti_mailbox *m, uint64_t group_id, uint3
 void rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose,
                        const struct rdt_error *why);
 /* A refusal can bring the news of a third process's death before that process's own end or the
- * abort of the group is seen here: it is to be blamed, not whoever meets the refusal. */
+ * abort of the group is seen here: it is to be blamed, not whoever meets the refusal. So is, for
+ * want of a better, the member whose own half of the group is over. */
 void rdti_mailbox_note_cause(const struct rdti_mailbox *m, rdt_group *group,
                              const struct rdt_error *why);
 /* So many bytes of ring taken by eager messages reached a receive or were thrown away. */

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "core/mailbox_impl.h"
+#include "core/sums.h"
 #include "wire/notify.h"
 
 #define RTS_UNITS \
@@ -114,7 +115,8 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
         rdti_request_finish(send, status, &err);
         return true;
     }
-    if (!rdti_ring_reserve(m, RTS_UNITS, RDTI_RING_RESERVE_UNITS, &off)) {
+    const bool is_summed = rdti_context_verifies(m->ctx) && rdti_endpoint_caps(m->ep).is_same_host;
+    if (!is_summed && !rdti_ring_reserve(m, RTS_UNITS, RDTI_RING_RESERVE_UNITS, &off)) {
         rdti_parcel_free(parcel);
         return false;
     }
@@ -138,7 +140,15 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
     parcel->body_bytes = RDTI_RTS_BYTES;
     rdti_count(&m->ctx->counters.mailbox_rendezvous, 1);
     rdti_count(&m->ctx->counters.control_messages, 1);
-    rdti_ring_place(m, parcel, off);
+    if (!is_summed) {
+        rdti_ring_place(m, parcel, off);
+        return true;
+    }
+    /* Both in one row: the flush that called goes on with them. */
+    if (rdti_sums_tell_message(m, send))
+        rdti_list_append(&m->control, &parcel->link);
+    else
+        rdti_parcel_free(parcel);
     return true;
 }
 
@@ -245,13 +255,22 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
     const uint64_t id = send->id;
     if (len_bytes == left)
         send->state = RDTI_REQUEST_LANE;
+    uint32_t *sums = NULL;
+    if (rdti_context_verifies(m->ctx) && !rdti_endpoint_caps(m->ep).is_same_host &&
+        (sums = rdti_sums_of_granted(send, len_bytes)) == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "sums of %llu bytes",
+                              (unsigned long long)len_bytes);
     status = write_granted(m, send, &cts, len_bytes, &why); /* may finish the send */
     if (status != RDT_OK) {
+        free(sums);
         end_send(send, status, &why);
         rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, &why);
         return RDT_OK;
     }
     /* Behind the write: the lane delivers in this order. */
+    if (sums != NULL)
+        rdti_sums_tell_granted(m, &cts.region, cts.region_off, len_bytes, sums);
+    free(sums);
     rdti_mailbox_control(m, RDTI_MESSAGE_FIN, id, RDTI_ID_IS_MINE, 0, NULL, 0);
     return RDT_OK;
 }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "core/mailbox_impl.h"
+#include "core/sums.h"
 #include "wire/notify.h"
 
 /* One read under the engine's lock: the size from which copies are streamed, about a
@@ -132,10 +133,19 @@ end_read(struct rdti_request *receive)
     if (receive->op_status != RDT_OK || receive->is_cancelled) {
         const struct rdt_error err = receive->error;
         refuse(receive, &err);
+        if (err.status == RDT_ECORRUPT)
+            rdti_endpoint_fail(m->ep, &err, false);
         return;
     }
     rdti_mailbox_control(m, RDTI_MESSAGE_FIN, receive->id, RDTI_ID_IS_YOURS, 0, NULL, 0);
     rdti_request_finish(receive, RDT_OK, NULL);
+}
+
+/* What differs from its sums ends the receive, and the endpoint once it has told so. */
+static void
+check_pulled(struct rdti_request *receive)
+{
+    receive->op_status = rdti_sums_check_receive(receive, &receive->error);
 }
 
 /* Goes on with the reads, the first first, as far as `slices` and the lane allow. */
@@ -146,6 +156,8 @@ run_reads(struct rdti_mailbox *m, uint32_t slices)
         struct rdti_request *receive = RDTI_CONTAINER(m->pulls.next, struct rdti_request, link);
         if (receive->ops > 0)
             return;
+        if (receive->op_status == RDT_OK && !receive->is_cancelled)
+            check_pulled(receive);
         if (!wants_slice(receive)) {
             end_read(receive);
             continue;
@@ -366,6 +378,10 @@ rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
         rdti_request_finish(receive, RDT_OK, NULL);
         return;
     }
+    if (receive->sums == NULL) { /* else it waited with them */
+        receive->sums = m->offered_sums;
+        m->offered_sums = NULL;
+    }
     receive->rts = *rts;
     if (caps.can_map && rts->has_region && rts->region.segment != RDT_SEGMENT_NONE)
         begin_read(m, receive, false);
@@ -388,6 +404,37 @@ find(struct rdti_list *list, uint64_t id)
     return NULL;
 }
 
+/* All was written into the place that we granted. Elsewhere than on one host its sums came behind
+ * each write. */
+static bool
+check_granted(struct rdti_request *receive, struct rdt_error *err)
+{
+    const rdt_endpoint *ep = receive->mailbox->ep;
+
+    if (!rdti_context_verifies(receive->group->ctx))
+        return true;
+    receive->done_bytes = receive->len_bytes;
+    if (rdti_sums_check_receive(receive, err) != RDT_OK)
+        return false;
+    if (receive->checked_bytes >= receive->len_bytes)
+        return true;
+    (void)rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                              "rank %d ended a message of %llu bytes and summed %llu of them",
+                              (int)rdti_endpoint_rank(ep), (unsigned long long)receive->len_bytes,
+                              (unsigned long long)receive->checked_bytes);
+    return false;
+}
+
+static void
+corrupted(struct rdti_request *receive, const struct rdt_error *err)
+{
+    rdt_endpoint *ep = receive->mailbox->ep;
+
+    rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, err);
+    cancel_grant(receive, err);
+    rdti_endpoint_fail(ep, err, false);
+}
+
 void
 rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
 {
@@ -396,6 +443,10 @@ rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
 
     if (receive == NULL)
         return;
+    if (!receive->is_bounced && !receive->is_cancelled && !check_granted(receive, &err)) {
+        corrupted(receive, &err);
+        return;
+    }
     if (receive->is_bounced && !receive->is_cancelled) {
         const uint64_t left = receive->len_bytes - receive->done_bytes;
         const uint64_t len_bytes = left < BOUNCE_BYTES ? left : BOUNCE_BYTES;
@@ -403,6 +454,10 @@ rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
                   RDTI_COPY_TO_OWN);
         rdti_count(&m->ctx->counters.copied_bytes, len_bytes);
         receive->done_bytes += len_bytes;
+        if (rdti_sums_check_receive(receive, &err) != RDT_OK) {
+            corrupted(receive, &err);
+            return;
+        }
         if (receive->done_bytes < receive->len_bytes) {
             if (grant(receive, m->bounce, 0, &err) != RDT_OK) {
                 rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, &err);

@@ -39,23 +39,33 @@ op_name(uint32_t op)
     return name_of(names, sizeof(names) / sizeof(names[0]), op);
 }
 
+/* " from root 0"; of what has no root but goes in parts, a number that tells their sizes apart. */
+static void
+root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
+{
+    const bool is_from_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER;
+    const bool is_to_root = desc->op == RDT_COLL_REDUCE || desc->op == RDT_COLL_GATHER;
+
+    words[0] = '\0';
+    if (is_from_root || is_to_root)
+        (void)snprintf(words, cap, " %s root %" PRIu32, is_to_root ? "to" : "from", desc->root);
+    else if (desc->root != 0)
+        (void)snprintf(words, cap, " in parts (digest 0x%04" PRIx32 ")", desc->root);
+}
+
 /* "all_reduce (sum) of 4 float32", "broadcast of 4 float32 from root 0". */
 static void
 in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
     const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
                               desc->op == RDT_COLL_REDUCE_SCATTER;
-    const bool is_from_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER;
-    const bool is_to_root = desc->op == RDT_COLL_REDUCE || desc->op == RDT_COLL_GATHER;
-    char root[32] = "";
+    char root[40];
 
     if (desc->op == RDT_COLL_BARRIER) {
         (void)snprintf(words, cap, "barrier");
         return;
     }
-    if (is_from_root || is_to_root)
-        (void)snprintf(root, sizeof(root), " %s root %" PRIu32, is_to_root ? "to" : "from",
-                       desc->root);
+    root_in_words(desc, root, sizeof(root));
     (void)snprintf(words, cap, "%s%s%s%s of %" PRIu64 " %s%s", op_name(desc->op),
                    is_reduction ? " (" : "", is_reduction ? reduce_name(desc->reduce_op) : "",
                    is_reduction ? ")" : "", desc->count, rdt_dtype_name(desc->dtype), root);

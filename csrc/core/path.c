@@ -186,29 +186,37 @@ rdti_path_check_floor(const rdt_endpoint *ep, uint32_t transport, uint32_t peer_
                                                              : "no better one is viable");
 }
 
+uint32_t
+rdti_path_choice(const struct rdti_authenticated *with)
+{
+    const uint32_t both = with->hello.transports & with->challenge.transports;
+
+    if (with->is_unix)
+        return RDT_TRANSPORT_SHM;
+    if (with->challenge.force_transport != RDT_TRANSPORT_AUTO)
+        return with->challenge.force_transport;
+    if (with->hello.force_transport != RDT_TRANSPORT_AUTO)
+        return with->hello.force_transport;
+    return (both & 1u << RDT_TRANSPORT_VERBS) != 0 ? RDT_TRANSPORT_VERBS : RDT_TRANSPORT_TCP;
+}
+
 /* Listener: the best transport that both sides have for this kind of socket. */
 static uint32_t
 choose_transport(rdt_endpoint *ep, const struct rdti_authenticated *result)
 {
     const rdt_context *ctx = ep->ctx;
+    const uint32_t choice = rdti_path_choice(result);
     char text[RDT_ERROR_MESSAGE_BYTES];
 
-    if (result->is_unix)
-        return RDT_TRANSPORT_SHM;
-    const uint32_t force = ctx->opts.force_transport != RDT_TRANSPORT_AUTO
-                               ? ctx->opts.force_transport
-                               : result->hello.force_transport;
-    if (force != RDT_TRANSPORT_AUTO)
-        return force;
-    if (ctx->found[RDT_TRANSPORT_VERBS].is_viable &&
-        (result->hello.transports & 1u << RDT_TRANSPORT_VERBS) != 0)
-        return RDT_TRANSPORT_VERBS;
+    if (choice != RDT_TRANSPORT_TCP || ctx->opts.force_transport != RDT_TRANSPORT_AUTO ||
+        result->hello.force_transport != RDT_TRANSPORT_AUTO)
+        return choice;
     (void)snprintf(text, sizeof(text), "verbs: %.300s",
                    ctx->found[RDT_TRANSPORT_VERBS].is_viable
                        ? "the peer has none"
                        : ctx->found[RDT_TRANSPORT_VERBS].reason);
     rdti_path_note(ep, text);
-    return RDT_TRANSPORT_TCP;
+    return choice;
 }
 
 rdt_status
@@ -230,6 +238,7 @@ rdti_path_make_half(rdt_endpoint *ep, uint32_t transport, const struct rdti_auth
         .deadline_ns = setup->deadline_ns,
     };
 
+    rdti_endpoint_set_transport_id(ep, transport); /* what fails from here on is this path */
     if (!found->is_viable)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "%s: %s", rdti_path_transport_name(transport),
                               found->reason);
@@ -239,7 +248,6 @@ rdti_path_make_half(rdt_endpoint *ep, uint32_t transport, const struct rdti_auth
     if (status != RDT_OK)
         return status;
     ep->lane->owner = ep;
-    rdti_endpoint_set_transport_id(ep, transport);
     setup->own_path.transport = transport;
     memcpy(setup->own_path.session_id, ep->session_id, sizeof(ep->session_id));
     rdti_text_copy(setup->own_path.reason, sizeof(setup->own_path.reason), setup->reasons);
@@ -335,11 +343,8 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
         status = rdti_random_bytes(ep->session_id, sizeof(ep->session_id), &err);
     if (status == RDT_OK)
         status = rdti_path_make_half(ep, transport, result, &err);
-    if (status != RDT_OK) {
-        rdti_path_tell_failure(ep, &err);
-        if (err.status == RDT_EMISMATCH)
-            rdti_endpoint_fail(ep, &err, false);
-    }
+    if (status != RDT_OK)
+        rdti_path_refuse(ep, &err);
 }
 
 static void

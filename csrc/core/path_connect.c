@@ -60,8 +60,11 @@ list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
     const uint32_t force = ctx->opts.force_transport;
     const bool is_maybe_here = memcmp(blob->host_hint, rdti_listener_blob(ctx->listener)->host_hint,
                                       RDTI_HOST_HINT_BYTES) == 0;
+    const bool is_test = rdti_listener_is_test_host(ctx->listener);
 
-    if (force != RDT_TRANSPORT_AUTO && force != RDT_TRANSPORT_SHM)
+    if (is_test && !is_maybe_here)
+        rdti_path_note(ep, "RDMATENSOR_TEST_HOST says that the peer is on another host");
+    else if (force != RDT_TRANSPORT_AUTO && force != RDT_TRANSPORT_SHM)
         rdti_path_note(ep, force == RDT_TRANSPORT_TCP ? "tcp was forced here"
                                                       : "verbs was forced here");
     else if (!ctx->found[RDT_TRANSPORT_SHM].is_viable)
@@ -72,9 +75,9 @@ list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
         add_unix_place(ep->setup, blob);
     if (force == RDT_TRANSPORT_SHM)
         return;
-    add_tcp_places(ep->setup, blob, is_maybe_here,
-                   true); /* on one host loopback is the fastest way */
-    add_tcp_places(ep->setup, blob, is_maybe_here, false);
+    /* On one host loopback is the fastest way; what a test calls another host is this one. */
+    add_tcp_places(ep->setup, blob, is_maybe_here || is_test, true);
+    add_tcp_places(ep->setup, blob, is_maybe_here || is_test, false);
 }
 
 void
@@ -198,6 +201,8 @@ rdti_path_fill_hello(const rdt_context *ctx, const struct rdti_job *job,
     rdti_text_copy(out->job_id, sizeof(out->job_id), job->job_id);
     memcpy(out->connector, ctx->uuid, RDT_UUID_BYTES);
     memcpy(out->listener, peer, RDT_UUID_BYTES);
+    if (rdti_context_verifies(ctx))
+        out->transports |= RDTI_TRANSPORTS_VERIFY;
     for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++)
         if (ctx->found[id].is_viable)
             out->transports |= 1u << id;
@@ -271,6 +276,10 @@ open_locked(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_end
     if (dead != NULL)
         return rdti_error_set_rank(err, RDT_EPEER, dead->rank, "rank %d is dead: %s",
                                    (int)dead->rank, dead->reason);
+    /* Before either connects: who came first may be gone with its error before the other came. */
+    if (rdti_path_check_sums(ctx, blob->verify != RDT_VERIFY_OFF, opts->peer_rank, job->rank,
+                             err) != RDT_OK)
+        return RDT_EMISMATCH;
     if (ep == NULL)
         return open_new(ctx, blob, opts, job, out, err);
     open_again(ep, blob, opts, job);

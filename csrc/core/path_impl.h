@@ -27,6 +27,9 @@ rdt_status rdti_path_create(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]
 /* RDT_EMISMATCH if either side requires a better transport. */
 rdt_status rdti_path_check_floor(const rdt_endpoint *ep, uint32_t transport, uint32_t peer_floor,
                                  struct rdt_error *err);
+/* The transport that the listener of an authenticated connection offers: docs/wire.md, "Path". The
+ * connector knows it by the same rule where none was offered. */
+uint32_t rdti_path_choice(const struct rdti_authenticated *with);
 /* Our half of a lane -> PATH. */
 rdt_status rdti_path_make_half(rdt_endpoint *ep, uint32_t transport,
                                const struct rdti_authenticated *result, struct rdt_error *err);
@@ -47,7 +50,14 @@ void rdti_path_on_join(rdt_context *ctx, int fd, const uint8_t *join_bytes);
 
 /* path_prove.c: PATH_FAILED. */
 void rdti_path_tell_failure(rdt_endpoint *ep, const struct rdt_error *err);
+/* path_prove.c: the listener's half was not made. The connector, which hears it, closes the channel
+ * and goes on, unless this side's floor makes it the end. */
+void rdti_path_refuse(rdt_endpoint *ep, const struct rdt_error *err);
 /* path_prove.c: this path will not do, and the peer knows. */
 void rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err);
+
+/* RDT_EMISMATCH: only one of the two sums its payload. */
+rdt_status rdti_path_check_sums(const rdt_context *ctx, bool is_theirs, int32_t their_rank,
+                                int32_t own_rank, struct rdt_error *err);
 
 #endif

@@ -27,6 +27,20 @@ check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_erro
 }
 
 rdt_status
+rdti_path_check_sums(const rdt_context *ctx, bool is_theirs, int32_t their_rank, int32_t own_rank,
+                     struct rdt_error *err)
+{
+    if (is_theirs == rdti_context_verifies(ctx))
+        return RDT_OK;
+    return rdti_error_set_rank(err, RDT_EMISMATCH, their_rank,
+                               "rank %d sums its payload and rank %d does not: set "
+                               "RDMATENSOR_VERIFY alike on all ranks",
+                               is_theirs ? (int)their_rank : (int)own_rank,
+                               is_theirs ? (int)own_rank : (int)their_rank);
+}
+
+/* over budget: each reason to refuse a peer, in the order in which it is told. */
+rdt_status
 rdti_path_admit(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
                 struct rdti_job **job_out, struct rdti_challenge *challenge_out,
                 struct rdt_error *err)
@@ -48,6 +62,9 @@ rdti_path_admit(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
             err, RDT_EMISMATCH, hello->rank,
             "job '%s' is in membership epoch %u at rank %d and in %u at rank %d", job->job_id,
             hello->epoch, (int)hello->rank, job->epoch, (int)job->rank);
+    if (rdti_path_check_sums(ctx, (hello->transports & RDTI_TRANSPORTS_VERIFY) != 0, hello->rank,
+                             job->rank, err) != RDT_OK)
+        return RDT_EMISMATCH;
     if (dead != NULL)
         return rdti_error_set(err, RDT_EPEER, 0, "this process was declared dead: %s",
                               dead->reason);

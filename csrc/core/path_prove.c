@@ -56,15 +56,16 @@ rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
 
-/* Both sides saw that devices do not meet: where a floor says that nothing less will do, that is
- * the end, by the same words on both. */
+/* Both sides saw that devices do not meet, or that one has none: where a floor says that nothing
+ * less will do, that is the end, by the same words on both. */
 static bool
 fails_floor(rdt_endpoint *ep, const struct rdt_error *why)
 {
     const struct rdti_authenticated *with = &ep->setup->authenticated;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    if (rdti_endpoint_transport_id(ep) != RDT_TRANSPORT_VERBS)
+    if (rdti_endpoint_transport_id(ep) != RDT_TRANSPORT_VERBS &&
+        rdti_endpoint_transport_id(ep) != RDT_TRANSPORT_TCP)
         return false;
     rdti_path_note(ep, why->message);
     if (rdti_path_check_floor(ep, RDT_TRANSPORT_TCP,
@@ -74,6 +75,16 @@ fails_floor(rdt_endpoint *ep, const struct rdt_error *why)
         return false;
     rdti_endpoint_fail(ep, &err, false);
     return true;
+}
+
+void
+rdti_path_refuse(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    rdti_path_tell_failure(ep, err);
+    if (err->status == RDT_EMISMATCH)
+        rdti_endpoint_fail(ep, err, false);
+    else if (!fails_floor(ep, err))
+        rdti_path_note(ep, err->message);
 }
 
 void
@@ -179,6 +190,8 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
     if (ep->setup == NULL)
         return rdti_error_set(err, RDT_EPROTO, 0, "rank %d gives up a path that was proved",
                               (int)rdti_endpoint_rank(ep));
+    if (ep->lane == NULL) /* no PATH came: what the listener could not offer */
+        rdti_endpoint_set_transport_id(ep, rdti_path_choice(&ep->setup->authenticated));
     (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "rank %d: %s",
                               (int)rdti_endpoint_rank(ep), text.text);
     if (!fails_floor(ep, &why))
@@ -261,6 +274,17 @@ rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err)
 
 /* ---- The probe ---------------------------------------------------------------------------- */
 
+/* A peer that cannot be written to, for want of memory that its device may reach, say, is no peer
+ * of this path. */
+static void
+on_probe_done(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+{
+    rdt_endpoint *ep = RDTI_CONTAINER(op, rdt_endpoint, probe);
+
+    if (status != RDT_OK && ep->setup != NULL)
+        rdti_endpoint_on_lane_error(ep, err);
+}
+
 void
 rdti_path_on_lane_ready(rdt_endpoint *ep)
 {
@@ -270,29 +294,20 @@ rdti_path_on_lane_ready(rdt_endpoint *ep)
     if (setup == NULL || setup->is_lane_ready)
         return;
     setup->is_lane_ready = true;
-    struct rdt_transfer *t = rdti_transfer_new(ep->ctx->pool);
-    if (t == NULL) {
-        (void)rdti_error_set(&err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
-        rdti_endpoint_fail(ep, &err, false);
-        return;
-    }
-    /* The nonce lives on the transfer's side of set-up: setup ends only after the peer has seen it,
-     * or with the lane. */
-    t->op.kind = RDTI_OP_WRITE;
-    t->op.notify = RDTI_NOTIFY_PROBE;
-    t->op.is_urgent = true;
-    t->op.remote = ep->peer_ring;
-    t->op.block = (struct rdt_block){.src = setup->own_path.nonce,
-                                     .len_bytes = sizeof(setup->own_path.nonce)};
-    t->op.blocks = &t->op.block;
-    t->op.block_count = 1;
-    t->op.len_bytes = sizeof(setup->own_path.nonce);
-    if (ep->lane->transport->write(ep->lane, &t->op, &err) != RDT_OK) {
-        rdti_transfer_discard(t);
+    /* The nonce lives in set-up, which ends only after the peer has seen it, or with the lane. */
+    ep->probe = (struct rdti_op){
+        .kind = RDTI_OP_WRITE,
+        .notify = RDTI_NOTIFY_PROBE,
+        .is_urgent = true,
+        .remote = ep->peer_ring,
+        .block = {.src = setup->own_path.nonce, .len_bytes = sizeof(setup->own_path.nonce)},
+        .blocks = &ep->probe.block,
+        .block_count = 1,
+        .len_bytes = sizeof(setup->own_path.nonce),
+        .complete = on_probe_done,
+    };
+    if (ep->lane->transport->write(ep->lane, &ep->probe, &err) != RDT_OK)
         rdti_endpoint_on_lane_error(ep, &err);
-        return;
-    }
-    rdt_transfer_free(t);
 }
 
 rdt_status

@@ -374,6 +374,7 @@ rdti_regions_acquire(struct rdti_regions *regions, uint32_t index, uint32_t gene
         region->pins++;
         out->addr = (char *)region->addr + off_bytes;
         out->pin = region;
+        out->region_bytes = region->len_bytes;
     }
     (void)pthread_mutex_unlock(&regions->lock);
     return status;

@@ -8,8 +8,8 @@
  *   PRIVATE    no                                        export -> EXPORTED; free -> gone
  *   EXPORTED   yes                                       free -> QUARANTINE (the generation ends,
  *                                                        peers are told)
- *   QUARANTINE a write begun before the free may land    last pin and last acknowledgement -> gone
- *                                                        (the span is reused, drained())
+ *   QUARANTINE a write begun before the free may land,   last pin and last acknowledgement -> gone
+ *              and who holds the bytes goes on           (the span is reused, drained())
  *
  * The generation table is a memfd that peers map read-only: shm initiators look at it before each
  * write. Index 0 is never used.
@@ -87,6 +87,13 @@ void rdti_regions_expect(struct rdti_regions *regions, uint32_t index, uint32_t 
                          uint32_t count);
 /* One of them did, or is dead. Unknown pairs are ignored and return false (a peer may lie). */
 bool rdti_regions_acknowledge(struct rdti_regions *regions, uint32_t index, uint32_t generation);
+
+/* Exports are counted: how many there were, and which of them was this region's. Of memory outside
+ * the arena, which peers cannot map and so cannot use once they have left their lane, and of none:
+ * RDTI_EXPORT_UNMAPPED, which is later than all. */
+#define RDTI_EXPORT_UNMAPPED UINT64_MAX
+uint64_t rdti_regions_export_count(struct rdti_regions *regions);
+uint64_t rdti_regions_exported_as(struct rdti_regions *regions, uint32_t index);
 
 /* The table of generations, for peers to map read-only (a writable mapping is refused by its
  * seals): uint32_t by index. A live exported region's entry is its generation; a freed one's

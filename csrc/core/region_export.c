@@ -77,6 +77,7 @@ make_exported(rdt_region *region, struct rdt_error *err)
 
     entry->region = region;
     region->generation = entry->generation;
+    region->exported_as = ++regions->export_count;
     region->state = RDTI_REGION_EXPORTED;
     regions->stats.exported_count++;
     /* Release: a peer learns of the export by a message that is sent later. */
@@ -118,6 +119,28 @@ rdt_region_export(rdt_region *region, struct rdt_remote_region *out, struct rdt_
     const rdt_status status = export_locked(region, out, err);
     (void)pthread_mutex_unlock(&region->regions->lock);
     return status;
+}
+
+uint64_t
+rdti_regions_export_count(struct rdti_regions *regions)
+{
+    (void)pthread_mutex_lock(&regions->lock);
+    const uint64_t count = regions->export_count;
+    (void)pthread_mutex_unlock(&regions->lock);
+
+    return count;
+}
+
+uint64_t
+rdti_regions_exported_as(struct rdti_regions *regions, uint32_t index)
+{
+    (void)pthread_mutex_lock(&regions->lock);
+    const rdt_region *region = index < regions->next_index ? regions->entries[index].region : NULL;
+    const uint64_t exported_as =
+        region == NULL || !region->is_in_arena ? RDTI_EXPORT_UNMAPPED : region->exported_as;
+    (void)pthread_mutex_unlock(&regions->lock);
+
+    return exported_as;
 }
 
 rdt_status

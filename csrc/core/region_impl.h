@@ -27,6 +27,7 @@ struct rdt_region {
     enum rdti_region_state state;
     uint32_t index;         /* 0 while PRIVATE */
     uint32_t generation;    /* under which it was exported */
+    uint64_t exported_as;   /* its number among all exports */
     uint32_t pins;          /* targets in use */
     uint32_t pending_count; /* peers that have not acknowledged */
     bool is_revoking;       /* on_revoke() runs: it may raise pending_count yet */
@@ -57,6 +58,7 @@ struct rdti_regions {
     struct rdti_region_entry *entries;
     uint32_t entry_cap;
     uint32_t next_index; /* above all that were ever used */
+    uint64_t export_count;
     uint32_t first_free; /* oldest first: generations last longest */
     uint32_t last_free;
     struct rdti_region_stats stats;

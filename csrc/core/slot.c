@@ -98,6 +98,18 @@ find_announced_id(struct rdti_slots *slots, uint32_t slot_id)
     return NULL;
 }
 
+/* At the buffer and the epoch that come next, however they come. */
+static void
+aim_flag(rdt_slot *slot, uint32_t epoch)
+{
+    uint8_t *buffer =
+        (uint8_t *)rdt_region_addr(slot->region) + epoch % RDTI_SLOT_BUFFERS * slot->stride_bytes;
+
+    slot->flag.word = (const _Atomic uint64_t *)(void *)(buffer + slot->flag_off);
+    slot->flag.sequence = rdti_flag_sequence(epoch);
+    slot->flag.notification = rdti_notify_slot(slot->id, epoch);
+}
+
 /* ---- Arrivals ---------------------------------------------------------------------------- */
 
 rdt_status
@@ -123,6 +135,7 @@ rdti_slots_on_data(struct rdti_slots *slots, uint32_t slot_id, uint32_t epoch,
             (int)rank, epoch, slot->name, arrived & RDTI_EPOCH_MASK);
     /* seq_cst: the bytes are in place; pairs with has_arrived() before a sleep */
     atomic_store_explicit(&slot->arrived, arrived + 1, memory_order_seq_cst);
+    aim_flag(slot, arrived + 1);
     rdti_engine_wake(rdti_endpoint_context(slots->ep)->engine);
     return RDT_OK;
 }
@@ -243,6 +256,19 @@ rdti_slots_on_ended(struct rdti_slots *slots, const struct rdt_error *err)
     }
 }
 
+const char *
+rdti_slots_name_at(const struct rdti_slots *slots, uint32_t index, uint64_t *off_bytes)
+{
+    for (uint32_t i = 0; i < slots->next_id; i++) {
+        const rdt_slot *slot = slots->table[i];
+        if (slot == NULL || slot->remote.index != index)
+            continue;
+        *off_bytes %= slot->stride_bytes;
+        return slot->name;
+    }
+    return NULL;
+}
+
 /* ---- Receiver ---------------------------------------------------------------------------- */
 
 void
@@ -272,6 +298,8 @@ announce(rdt_slot *slot)
     rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT, payload,
                              rdti_slot_announce_encode(&info, payload));
     slot->is_announced = true;
+    aim_flag(slot, 0);
+    rdti_endpoint_watch_flag(slot->ep, &slot->flag);
 }
 
 void
@@ -345,13 +373,20 @@ rdt_slot_create(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc
     slot->desc = *desc;
     slot->payload_bytes = payload_bytes;
     slot->header_off = rdti_slot_header_off(payload_bytes);
+    slot->flag_off = rdti_slot_flag_off(desc->kind, payload_bytes);
+    slot->stride_bytes = rdti_slot_buffer_bytes(desc->kind, payload_bytes);
     slot->stride_bytes =
-        slot->header_off + (desc->kind == RDT_SLOT_STATIC ? 0 : RDTI_SLOT_HEADER_BYTES);
+        (slot->stride_bytes + RDTI_SLOT_ALIGN - 1) / RDTI_SLOT_ALIGN * RDTI_SLOT_ALIGN;
+    rdti_list_init(&slot->flag.link);
     rdti_text_copy(slot->name, sizeof(slot->name), name);
     status = rdti_regions_alloc(ctx->regions, slot->stride_bytes * RDTI_SLOT_BUFFERS, 0,
                                 &slot->region, err);
     if (status != RDT_OK)
         goto err_free_slot;
+    /* What lay there before must not look like a flag. */
+    for (uint32_t i = 0; i < RDTI_SLOT_BUFFERS; i++)
+        memset((uint8_t *)rdt_region_addr(slot->region) + i * slot->stride_bytes + slot->flag_off,
+               0, RDTI_FLAG_BYTES);
     status = rdt_region_export(slot->region, &slot->remote, err);
     if (status != RDT_OK)
         goto err_free_region;
@@ -500,6 +535,7 @@ rdt_slot_destroy(rdt_slot *slot)
     rdt_context *ctx = rdti_endpoint_context(slot->ep);
     rdti_engine_enter(ctx->engine);
     rdti_endpoint_slots(slot->ep)->table[slot->id] = NULL;
+    rdti_list_remove(&slot->flag.link);
     gone.slot_id = slot->id;
     /* relaxed: stored by the thread that uses the slot, which is this one */
     gone.released = atomic_load_explicit(&slot->released, memory_order_relaxed);

@@ -12,8 +12,8 @@
  * returns the error.
  *
  * A buffer of a static slot is the payload; of a bounded one payload and then a header
- * (wire/slot_header.h); of a dynamic one the header only, which says where to read. Buffers lie
- * stride_bytes apart in one region.
+ * (wire/slot_header.h); of a dynamic one the header only, which says where to read. Behind that is
+ * a place for a flag (wire/notify.h). Buffers lie stride_bytes apart in one region.
  */
 #ifndef RDTI_CORE_SLOT_H
 #define RDTI_CORE_SLOT_H
@@ -44,6 +44,9 @@ rdt_status rdti_slots_on_announce(struct rdti_slots *slots,
 rdt_status rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone,
                               struct rdt_error *err);
 void rdti_slots_on_refused(struct rdti_slots *slots, const struct rdti_slot_gone *refused);
+/* [driver] The slot whose buffers are the region of this index, or NULL; *off_bytes, in the region,
+ * becomes the offset in its buffer. */
+const char *rdti_slots_name_at(const struct rdti_slots *slots, uint32_t index, uint64_t *off_bytes);
 /* [driver] */
 void rdti_slots_on_ended(struct rdti_slots *slots, const struct rdt_error *err);
 

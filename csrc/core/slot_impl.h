@@ -6,6 +6,7 @@
 
 #include "core/slot.h"
 #include "core/transfer.h"
+#include "wire/notify.h"
 #include "wire/slot_header.h"
 
 struct rdt_slot {
@@ -15,9 +16,11 @@ struct rdt_slot {
     struct rdt_tensor_desc desc;
     uint64_t payload_bytes; /* of one buffer; 0 for dynamic */
     uint64_t header_off;    /* of the header in a buffer */
+    uint64_t flag_off;      /* the same */
     uint64_t stride_bytes;
     rdt_region *region;
     struct rdt_remote_region remote;
+    struct rdti_flag flag;                 /* driver: of the epoch that comes next */
     rdt_region *pulled[RDTI_SLOT_BUFFERS]; /* dynamic: the payload that was read, while held */
     rdt_transfer *pulling; /* dynamic: the read of the next payload, if a get began it */
     bool is_announced;
@@ -56,6 +59,7 @@ struct rdt_slot_tx {
     struct rdti_dynamic dynamic[RDTI_SLOT_BUFFERS];
     rdt_region
         *staging;    /* where tensors are born when the path shares no memory; made at first use */
+    void *filling;   /* what buffer() gave */
     bool is_filling; /* between buffer() and post() */
     bool is_mapped;  /* the buffer in the user's hands is the receiver's own */
     _Atomic uint32_t sent;
@@ -79,6 +83,21 @@ static inline uint64_t
 rdti_slot_header_off(uint64_t payload_bytes)
 {
     return (payload_bytes + RDTI_SLOT_ALIGN - 1) / RDTI_SLOT_ALIGN * RDTI_SLOT_ALIGN;
+}
+
+/* Behind what is written last: so that one request writes both. */
+static inline uint64_t
+rdti_slot_flag_off(uint32_t kind, uint64_t payload_bytes)
+{
+    if (kind != RDT_SLOT_STATIC)
+        return rdti_slot_header_off(payload_bytes) + RDTI_SLOT_HEADER_BYTES;
+    return (payload_bytes + RDTI_FLAG_BYTES - 1) / RDTI_FLAG_BYTES * RDTI_FLAG_BYTES;
+}
+
+static inline uint64_t
+rdti_slot_buffer_bytes(uint32_t kind, uint64_t payload_bytes)
+{
+    return rdti_slot_flag_off(kind, payload_bytes) + RDTI_FLAG_BYTES;
 }
 
 rdt_status rdti_slot_check_desc(const char *call, const char *name,

@@ -68,7 +68,13 @@ pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(slot->ep),
                                    "rank %d changed the header of slot '%s' while it was read",
                                    (int)rdti_endpoint_rank(slot->ep), slot->name);
-    status = rdt_transfer_wait(slot->pulling, rdti_remaining_ns(deadline_ns), err);
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+    status = rdt_transfer_wait(slot->pulling, rdti_remaining_ns(deadline_ns), &why);
+    if (status == RDT_ECORRUPT) /* the read knows no name */
+        (void)rdti_error_set_rank(err, status, why.peer_rank, "slot '%s': %s", slot->name,
+                                  why.message);
+    else if (status != RDT_OK)
+        (void)rdti_error_copy(err, &why);
     if (status != RDT_OK && rdt_transfer_test(slot->pulling, NULL) == RDT_EAGAIN)
         return status; /* it goes on; the next get takes it up */
     rdt_transfer_free(slot->pulling);

@@ -9,10 +9,10 @@
 #include "base/fork.h"
 #include "base/text.h"
 #include "core/slot_impl.h"
+#include "core/sums.h"
 #include "wire/notify.h"
 
-/* Memory of the user's own, reachable for one send. Its transfer is over when nobody reads it any
- * more, which may be later than the send is: how that ended is kept here. */
+/* The user's own memory, lent for one send: how that ended is kept until nobody reads it. */
 struct rdti_lent {
     rdt_region *region;
     struct rdt_transfer *transfer;
@@ -157,8 +157,7 @@ bind_tx(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
     tx->info = announced->info;
     tx->payload_bytes = payload_bytes;
     tx->header_off = rdti_slot_header_off(payload_bytes);
-    const uint64_t needed =
-        tx->header_off + (desc->kind == RDT_SLOT_STATIC ? 0 : RDTI_SLOT_HEADER_BYTES);
+    const uint64_t needed = rdti_slot_buffer_bytes(desc->kind, payload_bytes);
     if (tx->info.stride_bytes < needed)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "slot '%s': buffers of %llu bytes hold no tensor of %llu", name,
@@ -312,11 +311,10 @@ on_write_over(struct rdt_transfer *t)
     drop_user(t->owner);
 }
 
-/* The write that ends a put or post: up to two blocks and the slot's notification. Takes the
- * credit. */
+/* The write of a put or post: up to two blocks, the slot's notification. Takes the credit. */
 static rdt_status
-post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count, rdt_transfer **out,
-            struct rdt_error *err)
+post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
+            const struct rdt_block *born, rdt_transfer **out, struct rdt_error *err)
 {
     const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
     struct rdt_transfer *t = rdti_transfer_new(rdti_endpoint_context(tx->ep)->pool);
@@ -332,13 +330,14 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count, rdt
     }
     t->op.blocks = t->pair;
     t->op.block_count = count;
+    t->op.flag_sequence = rdti_flag_sequence(epoch);
+    t->op.flag_off = next_off(tx) + rdti_slot_flag_off(tx->info.desc.kind, tx->payload_bytes);
     t->on_release = on_write_over;
     t->owner = tx;
-    /* relaxed: this thread has a use already */
-    (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed); /* this one has a use */
     /* release: before the peer can answer with a credit; pairs with rdti_slots_on_credit() */
     atomic_store_explicit(&tx->sent, epoch + 1, memory_order_release);
-    const rdt_status status = rdti_endpoint_post(tx->ep, t, err);
+    const rdt_status status = rdti_sums_post_if(tx->ep, t, born, err);
     if (status != RDT_OK) {
         atomic_store_explicit(&tx->sent, epoch, memory_order_release);
         rdti_transfer_discard(t);
@@ -395,6 +394,7 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
         status = rdti_error_set(err, RDT_ENOMEM, 0, "a transfer");
     if (status != RDT_OK)
         goto err_take_back;
+    rdt_transfer_trace(made.transfer, "slot, pulled", rdti_endpoint_rank(tx->ep), len_bytes);
     made.transfer->len_bytes = len_bytes;
     rdti_count(&ctx->counters.control_messages, 1); /* an address travels */
     rdti_engine_enter(ctx->engine);                 /* the credit must find it */
@@ -409,7 +409,7 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
         .len_bytes = RDTI_SLOT_HEADER_BYTES,
         .dst_off = next_off(tx) + tx->header_off,
     };
-    status = post_blocks(tx, &block, 1, NULL, err);
+    status = post_blocks(tx, &block, 1, NULL, NULL, err);
     if (status != RDT_OK)
         *dynamic = (struct rdti_dynamic){0};
     rdti_engine_leave(ctx->engine);
@@ -490,7 +490,7 @@ rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t
         blocks[count++] = (struct rdt_block){.src = fill_header(tx, &actual, NULL, 0),
                                              .len_bytes = RDTI_SLOT_HEADER_BYTES,
                                              .dst_off = next_off(tx) + tx->header_off};
-    status = post_blocks(tx, blocks, count, &t, err);
+    status = post_blocks(tx, blocks, count, NULL, &t, err);
     if (status != RDT_OK)
         return status;
     if (out == NULL)
@@ -539,7 +539,7 @@ rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns, void **out, struct rdt_
     if (status != RDT_OK)
         return status;
     tx->is_filling = true;
-    *out = (uint8_t *)base + next_off(tx);
+    *out = tx->filling = (uint8_t *)base + next_off(tx);
     return RDT_OK;
 }
 
@@ -568,11 +568,11 @@ rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims, rdt_transfer **out, stru
         blocks[count++] = (struct rdt_block){.src = fill_header(tx, &actual, NULL, 0),
                                              .len_bytes = RDTI_SLOT_HEADER_BYTES,
                                              .dst_off = next_off(tx) + tx->header_off};
-    status = post_blocks(tx, blocks, count, out, err);
+    const struct rdt_block born = {tx->filling, tx->is_mapped ? len_bytes : 0, next_off(tx)};
+    status = post_blocks(tx, blocks, count, &born, out, err);
     if (tx->is_mapped)
         rdti_endpoint_unpin_mapping(tx->ep);
-    tx->is_mapped = false;
-    tx->is_filling = false;
+    tx->is_mapped = tx->is_filling = false;
     return status;
 }
 

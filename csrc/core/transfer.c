@@ -9,12 +9,15 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "core/trace.h"
 
 /* The hook's value after the end. Never the address of a transfer. */
 #define HOOK_DONE ((uintptr_t)1)
 /* Free transfers kept for the next operation; more are given back. Enough for a step of a large
  * model. */
 #define POOL_KEEP 4096
+/* A GiB and a half of trace: more is a mistake. */
+#define TRACE_MAX (UINT32_C(1) << 24)
 
 struct rdti_transfer_pool {
     struct rdti_engine *engine;
@@ -23,6 +26,8 @@ struct rdti_transfer_pool {
     struct rdti_list idle;
     uint32_t idle_count;
     _Atomic uint64_t live_count;
+    /* NULL until it is started, then the same for good; release, pairs with who traces. */
+    struct rdti_trace *_Atomic trace;
 };
 
 static void
@@ -71,7 +76,33 @@ rdti_transfer_pool_destroy(struct rdti_transfer_pool *pool)
         return;
     while ((node = rdti_list_take_first(&pool->idle)) != NULL)
         free(RDTI_CONTAINER(node, struct rdt_transfer, link));
+    rdti_trace_destroy(rdti_transfer_pool_get_trace(pool));
     free(pool);
+}
+
+rdt_status
+rdti_transfer_pool_trace(struct rdti_transfer_pool *pool, uint32_t capacity, struct rdt_error *err)
+{
+    struct rdti_trace *none = NULL;
+
+    if (capacity < 1 || capacity > TRACE_MAX)
+        return rdti_error_set(err, RDT_EINVAL, 0, "trace: room for %u transfers; 1 to %u can be",
+                              capacity, TRACE_MAX);
+    struct rdti_trace *trace = rdti_trace_create(capacity);
+    if (trace == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a trace of %u transfers", capacity);
+    if (!atomic_compare_exchange_strong_explicit(&pool->trace, &none, trace, memory_order_release,
+                                                 memory_order_relaxed)) {
+        rdti_trace_destroy(trace);
+        return rdti_error_set(err, RDT_EINVAL, 0, "trace: it is on already");
+    }
+    return RDT_OK;
+}
+
+struct rdti_trace *
+rdti_transfer_pool_get_trace(const struct rdti_transfer_pool *pool)
+{
+    return atomic_load_explicit(&pool->trace, memory_order_acquire);
 }
 
 static void
@@ -139,9 +170,18 @@ drop(struct rdt_transfer *t)
         release(t);
 }
 
+static void
+trace_end(const struct rdt_transfer *t, rdt_status status)
+{
+    if (t->trace_sequence != 0)
+        rdti_trace_end(rdti_transfer_pool_get_trace(t->pool), t->trace_sequence, status,
+                       t->len_bytes);
+}
+
 void
 rdti_transfer_discard(struct rdt_transfer *t)
 {
+    trace_end(t, RDT_ECANCELED);
     release(t);
 }
 
@@ -150,6 +190,7 @@ rdti_transfer_finish(struct rdt_transfer *t, rdt_status status, const struct rdt
 {
     if (t->on_release != NULL)
         t->on_release(t);
+    trace_end(t, status);
     t->status = status;
     if (status != RDT_OK && err != NULL && (t->error = malloc(sizeof(*t->error))) != NULL)
         *t->error = *err; /* without memory the status alone has to do */
@@ -268,4 +309,13 @@ rdt_transfer_finish(rdt_transfer *t, rdt_status status, const struct rdt_error *
 {
     if (!rdti_in_forked_child())
         rdti_transfer_finish(t, status, err);
+}
+
+void
+rdt_transfer_trace(rdt_transfer *t, const char *name, int32_t peer_rank, uint64_t len_bytes)
+{
+    struct rdti_trace *trace = rdti_transfer_pool_get_trace(t->pool);
+
+    if (trace != NULL && !rdti_in_forked_child())
+        t->trace_sequence = rdti_trace_begin(trace, name, peer_rank, len_bytes);
 }

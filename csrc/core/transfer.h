@@ -34,6 +34,7 @@ struct rdt_transfer {
     void (*on_drop)(
         struct rdt_transfer *t); /* [driver] the handle was given up while PENDING; may be NULL */
     void *owner;                 /* of those two */
+    uint64_t trace_sequence;     /* 0: not traced */
     uint64_t len_bytes;          /* result: bytes that moved */
     int32_t source;              /* result: group rank, or RDT_RANK_UNKNOWN */
     rdt_status status;
@@ -51,6 +52,10 @@ rdt_status rdti_transfer_pool_create(struct rdti_engine *engine, uint64_t timeou
 /* Transfers that are still out: RDT_EBUSY for the context's close. */
 uint64_t rdti_transfer_pool_live(const struct rdti_transfer_pool *pool);
 void rdti_transfer_pool_destroy(struct rdti_transfer_pool *pool);
+/* As rdt_context_trace_start() and rdt_context_trace_read(). */
+rdt_status rdti_transfer_pool_trace(struct rdti_transfer_pool *pool, uint32_t capacity,
+                                    struct rdt_error *err);
+struct rdti_trace *rdti_transfer_pool_get_trace(const struct rdti_transfer_pool *pool);
 
 /* A PENDING transfer with both references; op is zeroed but op.complete. Any thread, no malloc in
  * the steady state. */

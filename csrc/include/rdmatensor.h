@@ -68,7 +68,8 @@ typedef enum rdt_status {
     RDT_ENOTSUP = -16,    /* this path or build cannot do it */
     RDT_ECANCELED = -17,  /* cancelled on this side before it was done */
     RDT_ENOTVIABLE = -18, /* a transport cannot be used here, because ... */
-    RDT_EINTERNAL = -19   /* a promise of ours is broken: please report */
+    RDT_EINTERNAL = -19,  /* a promise of ours is broken: please report */
+    RDT_ECORRUPT = -20    /* other bytes arrived than were sent (struct rdt_context_opts, verify) */
 } rdt_status;
 
 #define RDT_ERROR_MESSAGE_BYTES 768
@@ -122,6 +123,11 @@ enum {
     RDT_TRANSPORT_VERBS = 3
 };
 
+enum { RDT_VERIFY_OFF = 0, RDT_VERIFY_CRC32C = 1 };
+/* Bytes under one sum: how exactly an error is placed. Sums of several chunks are made side by
+ * side, so that 64 KiB keep four streams busy; they are 4 bytes of 16384. */
+#define RDT_SUM_CHUNK_BYTES 16384
+
 struct rdt_context_opts {
     uint32_t struct_size;
     uint32_t force_transport; /* RDT_TRANSPORT_*: this path for every pair; AUTO chooses by probe */
@@ -137,6 +143,10 @@ struct rdt_context_opts {
     uint64_t arena_max_bytes;   /* 0: bound by RAM and the memory cgroup only */
     const char *ifname;         /* listen on this interface's addresses; NULL: all */
     const char *addr;           /* listen on and advertise this numeric address; NULL: by ifname */
+    /* RDT_VERIFY_CRC32C: whoever sends sums its payload, whoever receives compares before it learns
+     * of it; see rdt_context_verifies(). Peers that differ in this refuse each other. */
+    uint32_t verify;
+    uint32_t reserved;
 };
 
 /*
@@ -165,6 +175,13 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_add_job(rdt_context *ctx, const cha
                                                      const uint8_t *secret, uint32_t secret_bytes,
                                                      uint32_t epoch, int32_t rank,
                                                      struct rdt_error *err);
+
+/*
+ * RDT_VERIFY_*: what the context was opened with. Where it verifies, payload that differs from what
+ * was sent is never given out: the operation, and the endpoint with all that goes over it, end with
+ * RDT_ECORRUPT, which names the slot, message or region, the peer, the path and the offset.
+ */
+RDT_API uint32_t rdt_context_verifies(const rdt_context *ctx);
 
 #define RDT_BLOB_MAX_BYTES 1024
 /*
@@ -198,13 +215,68 @@ struct rdt_counters {
     uint64_t wire_bytes;       /* bytes handed to sockets: headers and payload */
     uint64_t mailbox_eager;    /* messages sent through an eager ring */
     uint64_t mailbox_rendezvous;
+    uint64_t verified_bytes; /* that arrived and were compared with their sender's sums */
+    uint64_t mismatches;     /* of these comparisons, that failed */
 };
 /* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
+/* For operations composed of those here that work on peers' memory themselves (rdt_endpoint_hold):
+ * adds their writes, moved_bytes, copied_bytes, control_messages, credits_alone, verified_bytes and
+ * mismatches to the totals. */
+RDT_API void rdt_context_count(rdt_context *ctx, const struct rdt_counters *more);
+
+/* One transfer as the trace has it. */
+struct rdt_trace_event {
+    uint32_t struct_size;
+    int32_t status;     /* how it ended; RDT_EAGAIN: in flight */
+    uint64_t sequence;  /* from 1 on, in the order in which they began */
+    uint64_t start_ns;  /* CLOCK_REALTIME */
+    uint64_t end_ns;    /* 0: in flight */
+    uint64_t len_bytes; /* asked for; once it is over and they are known, those that moved */
+    int32_t peer_rank;  /* or RDT_RANK_UNKNOWN: of a collective, and where any source may answer */
+    uint32_t reserved;
+    char name[32]; /* "write", "all_reduce" */
+};
+/*
+ * From now on the last `capacity` transfers are kept, about 100 bytes and 0.1 us each. Once in a
+ * context's life: RDT_EINVAL where it is on already, or for a capacity of 0 or over 2^24.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_context_trace_start(rdt_context *ctx, uint32_t capacity,
+                                                         struct rdt_error *err);
+/*
+ * Copies up to `cap` of those whose sequence is `first` or later, oldest first, and returns how
+ * many; `next_out` gets the sequence to go on with. Those that others have replaced are left out.
+ * The caller's events have this header's size. 0 where no trace was started.
+ */
+RDT_API uint32_t rdt_context_trace_read(rdt_context *ctx, uint64_t first,
+                                        struct rdt_trace_event *events, uint32_t cap,
+                                        uint64_t *next_out);
+
+/* Bucket i counts what took at most 2^i us and more than the bucket before; the last, any time. */
+#define RDT_TRACE_BUCKETS 28
+/* All transfers of one name that ended since the trace was started, but those that as many newer
+ * ones outran as there is room for. */
+struct rdt_trace_histogram {
+    uint32_t struct_size;
+    uint32_t reserved;
+    char name[32]; /* "other": of names beyond the first 31 */
+    uint64_t count;
+    uint64_t sum_ns;
+    uint64_t sum_bytes;
+    uint64_t buckets[RDT_TRACE_BUCKETS];
+};
+/* The histogram of the index-th name, from 0 on; its numbers may be of slightly different moments.
+ * RDT_ERANGE: there are not that many. Without a trace there are none. */
+RDT_API RDT_NODISCARD rdt_status rdt_context_trace_histogram(rdt_context *ctx, uint32_t index,
+                                                             struct rdt_trace_histogram *out);
 
 /* Drive the engine once without waiting, unless another thread drives it just now: for callers
  * with a loop of their own. Any thread. */
 RDT_API RDT_NODISCARD rdt_status rdt_context_progress(rdt_context *ctx);
+
+/* How long a waiter may look again and again before it sleeps; 0 where the job's processes on this
+ * host are more than their cores. Changes as peers come. */
+RDT_API uint64_t rdt_context_spin_ns(const rdt_context *ctx);
 
 /*
  * A file descriptor for callers with a poll loop of their own: it becomes readable when something
@@ -294,7 +366,7 @@ struct rdt_endpoint_opts {
  * The endpoint to the process that published `blob`; returns at once, set-up goes on behind.
  * The same peer again gives the same endpoint, counted: each open has its rdt_endpoint_close().
  *   RDT_EINVAL an unknown job, or our own blob   RDT_EPROTO, RDT_EVERSION of the blob
- *   RDT_EPEER that process is known to be dead
+ *   RDT_EPEER that process is known to be dead   RDT_EMISMATCH only one of the two verifies
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob,
                                                    size_t blob_bytes,
@@ -303,7 +375,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_open(rdt_context *ctx, const uint8
 /*
  * Until both sides have proved the path.
  *   RDT_ETIMEDOUT of this wait, or of the whole set-up   RDT_EPEER   RDT_EAUTH   RDT_EVERSION
- *   RDT_EMISMATCH another epoch, or no path as good as one side requires
+ *   RDT_EMISMATCH another epoch, no path as good as one side requires, or only one side verifies
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_ready(rdt_endpoint *ep, uint64_t timeout_ns,
                                                          struct rdt_error *err);
@@ -311,6 +383,10 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_ready(rdt_endpoint *ep, uint6
 RDT_API void rdt_endpoint_close(rdt_endpoint *ep);
 /* RDT_TRANSPORT_* of the path in use, or RDT_TRANSPORT_AUTO while there is none. */
 RDT_API uint32_t rdt_endpoint_transport(const rdt_endpoint *ep);
+/* Any thread, tasks too, without waiting. RDT_OK while it is being set up or stands; else why it
+ * ended: RDT_EPEER the peer left or died, RDT_ECLOSED closed here, or what broke it. What a peer
+ * that left has stored in memory that is held, it stored before. */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
 
 /* User notifications carry 18 bits. */
 #define RDT_NOTIFY_NONE UINT32_C(0xffffffff)
@@ -348,7 +424,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_read(rdt_endpoint *ep, void *dst, 
                                                    uint64_t src_off, rdt_transfer **out,
                                                    struct rdt_error *err);
 /* The oldest user notification from this peer, taken. RDT_EAGAIN with RDT_NO_WAIT, else
- * RDT_ETIMEDOUT; the endpoint's error once all that came before its end were taken. */
+ * RDT_ETIMEDOUT; the endpoint's error once all that came before its end were taken. RDT_ESTALE: in
+ * place of a notification whose bytes could not be compared, because their region was freed. */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns,
                                                           uint32_t *out, struct rdt_error *err);
 /*
@@ -360,6 +437,20 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_notify(rdt_endpoint *ep, uint
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
                                                   const struct rdt_remote_region *remote,
                                                   void **out, struct rdt_error *err);
+
+/*
+ * As rdt_endpoint_map(), but without waiting, and what it gives may be used as one's own: it stays
+ * mapped, and its bytes stay where they are when the owner frees the region, leaves or ends, until
+ * rdt_endpoint_unhold(). Counts as an open of the endpoint. Tasks may call both.
+ *   RDT_EAGAIN the path is not ready, or the piece is on its way; else as rdt_endpoint_map()
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_endpoint_hold(rdt_endpoint *ep,
+                                                   const struct rdt_remote_region *remote,
+                                                   void **out, struct rdt_error *err);
+RDT_API void rdt_endpoint_unhold(rdt_endpoint *ep, const struct rdt_remote_region *remote);
+/* After a seq_cst store into held memory, or into memory that the peer holds: wakes its waiters, so
+ * that its tasks look again. Costs no system call while they are awake. Only with a hold. */
+RDT_API void rdt_endpoint_ring(rdt_endpoint *ep);
 
 /* ---- Transfers --------------------------------------------------------------------------- */
 
@@ -390,6 +481,9 @@ RDT_API void rdt_transfer_free(rdt_transfer *t);
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_create(rdt_context *ctx, rdt_transfer **out,
                                                      struct rdt_error *err);
 RDT_API void rdt_transfer_finish(rdt_transfer *t, rdt_status status, const struct rdt_error *err);
+/* What the trace says of it, if there is one: before it is finished, at most once. */
+RDT_API void rdt_transfer_trace(rdt_transfer *t, const char *name, int32_t peer_rank,
+                                uint64_t len_bytes);
 
 /* ---- Slots ------------------------------------------------------------------------------- */
 
@@ -545,6 +639,15 @@ RDT_API RDT_NODISCARD rdt_status rdt_group_endpoint(rdt_group *group, uint32_t r
                                                     rdt_endpoint **out, struct rdt_error *err);
 /* A counter of the group's collectives: 0, 1, ... in the order of calls. Any thread. */
 RDT_API uint64_t rdt_group_next_sequence(rdt_group *group);
+/*
+ * One pointer that whoever composes operations on the group keeps with it. `detach(state)` is
+ * called once, without a lock, when the group is destroyed. RDT_EBUSY: it has one.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_group_attach(rdt_group *group, void *state,
+                                                  void (*detach)(void *state),
+                                                  struct rdt_error *err);
+/* What was attached, or NULL. Any thread. */
+RDT_API void *rdt_group_attached(const rdt_group *group);
 /* End every operation of the group on every member with an error that carries `reason`. */
 RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
 /* RDT_OK, or the error that broke the group: the member that died first, an abort's reason. */
@@ -597,6 +700,10 @@ enum {
     RDT_COLL_ALLTOALL,
     RDT_COLL_BARRIER
 };
+enum {
+    RDT_COLL_SPIN = 1 /* the caller waits at once: rdt_coll_start() may look for the end as long as
+                         a wait would spin, which costs less than a wait */
+};
 enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR };
 
 /*
@@ -621,7 +728,7 @@ struct rdt_coll_args {
     uint32_t dtype;     /* RDT_BOOL ... */
     uint32_t reduce_op; /* RDT_SUM ... */
     uint32_t root;      /* group rank */
-    uint32_t reserved;
+    uint32_t flags;     /* RDT_COLL_SPIN */
     uint64_t count;
     const void *send;
     void *recv;
@@ -638,6 +745,50 @@ struct rdt_coll_args {
  * rank and the difference, where members disagree. */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args,
                                                 rdt_transfer **out, struct rdt_error *err);
+
+/* One of several small tensors that go together; the fields are those of struct rdt_coll_args. */
+struct rdt_coll_part {
+    const void *send;
+    void *recv;
+    uint64_t count;
+};
+/* Of `count` elements. Parts are copied twice, which up to here costs no more than messages of
+ * their own (docs/performance.md); what is larger goes alone, from where it lies. */
+#define RDT_COLL_PART_MAX_BYTES 16384
+/*
+ * Begin one collective that does for every part what rdt_coll_start() would, with the same bits:
+ * ALLREDUCE, ALLGATHER or REDUCE_SCATTER. `args` says all but count, send, recv and blocks, which
+ * are ignored. Members give the same counts in the same order; parts must not overlap. `parts` is
+ * copied; what send points to is read before the call returns, what recv points to is written at
+ * the end. Errors as rdt_coll_start(); RDT_EINVAL also for another operation or a larger part.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_start_packed(rdt_group *group,
+                                                       const struct rdt_coll_args *args,
+                                                       const struct rdt_coll_part *parts,
+                                                       uint32_t part_count, rdt_transfer **out,
+                                                       struct rdt_error *err);
+
+/* Totals of a group's collectives on this rank; none are counted in a group of one. */
+struct rdt_coll_counters {
+    uint32_t struct_size;
+    uint32_t reserved;
+    uint64_t calls; /* begun; those of several parts are one each */
+    uint64_t packs; /* of these: rdt_coll_start_packed() */
+    uint64_t packed_parts;
+    uint64_t writes; /* messages sent to members, or fills of the memory that all members read */
+};
+/* The caller sets out->struct_size; a shorter struct is filled as far as it goes. Any thread. */
+RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_counters *out);
+/*
+ * A JSON object that says how the group's collectives go: "way" (shared memory, hosts, messages, or
+ * undecided before the first), "algorithm" (RDMATENSOR_ALGO), and where there are messages the
+ * table of "costs" that algorithms are chosen by; for hosts "hosts", the number of each member's.
+ * `needed_out` gets the bytes without the final NUL; RDT_EINVAL with it set where cap is too small.
+ * Any thread.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_group_coll_describe(const rdt_group *group, char *buf,
+                                                         size_t cap, size_t *needed_out,
+                                                         struct rdt_error *err);
 
 #ifdef __cplusplus
 }

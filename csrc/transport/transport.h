@@ -15,7 +15,9 @@
  *
  * Order. Of one lane, writes and notifications reach the peer in the order in which write() was
  * called. A notification is delivered after all bytes of its own and of earlier writes are in place
- * and visible to any thread that sees the notification. Reads are ordered behind nothing.
+ * and visible to any thread that sees the notification. Reads are ordered behind nothing. One
+ * exception: of two notifications that come as flags (struct rdti_flag) either may be delivered
+ * first, each after its own bytes; everything else about them is as said.
  *
  * Ends. Each op that was accepted (RDT_OK returned) is completed exactly once, by op->complete(),
  * with RDT_OK or with the error that ended it. A write is complete when its bytes are in place at
@@ -31,6 +33,7 @@
 #ifndef RDTI_TRANSPORT_H
 #define RDTI_TRANSPORT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -59,11 +62,27 @@ struct rdti_op {
     struct rdt_block block;
     uint32_t block_count;
     bool is_urgent; /* the peer's progress thread has to act on the notification: wake it */
+    /* Not 0: the peer keeps RDTI_FLAG_BYTES at flag_off of the region for this flag, and what lies
+     * between the bytes and it, fewer than that, is nobody's. The lane may notify so. */
+    uint32_t flag_sequence;
+    uint64_t flag_off;
     uint64_t len_bytes;
     uint64_t scratch[6];
     /* [driver] or the thread inside write()/read(): at most once; must not call back into the
      * lane. */
     void (*complete)(struct rdti_op *op, rdt_status status, const struct rdt_error *err);
+};
+
+/*
+ * Where the next notification of a kind may stand as a flag (wire/notify.h), written with the bytes
+ * that it is for. Whoever owns it keeps it up to date, within on_notify(), and may take it out of
+ * the lane's list at any time; the lane does so at its end. [driver]
+ */
+struct rdti_flag {
+    struct rdti_list link;
+    const _Atomic uint64_t *word; /* a device writes it */
+    uint32_t sequence;            /* of the next one */
+    uint32_t notification;        /* and what it stands for */
 };
 
 /* Why a file descriptor is watched. Level-triggered. [driver] */
@@ -81,7 +100,8 @@ struct rdti_memory {
  * byte. */
 struct rdti_target {
     void *addr;
-    void *pin; /* the region, opaque here */
+    void *pin;             /* the region, opaque here */
+    uint64_t region_bytes; /* of all of it */
 };
 
 /* What the core gives to transports. All functions are [driver] unless said otherwise. */
@@ -187,10 +207,11 @@ struct rdti_lane {
 
 /* Facts that do not change after open(). */
 struct rdti_transport_caps {
-    bool can_map;       /* map() works */
-    bool target_checks; /* a stale generation is refused at the target; else quarantine needs
-                           acknowledgement */
-    bool is_same_host;  /* only between processes that share memory */
+    bool can_map;            /* map() works */
+    bool target_checks;      /* a stale generation is refused at the target; else quarantine needs
+                                acknowledgement */
+    bool is_same_host;       /* only between processes that share memory */
+    uint32_t arrival_passes; /* of poll() that take all that one peer may have written; 0: 16 */
     uint64_t
         eager_max_bytes; /* above it a receive is cheaper than a copy: where rendezvous begins */
 };
@@ -230,6 +251,8 @@ struct rdti_transport {
      * when write() and read() have returned.
      */
     bool (*revoke)(struct rdti_lane *lane, uint32_t index, uint32_t generation);
+    /* [driver] Look for this flag too, in every poll(). verbs only, else NULL. */
+    void (*watch_flag)(struct rdti_lane *lane, struct rdti_flag *flag);
     /* A region of ours is out of quarantine: no device may reach it any more when this returns. Any
      * thread, no lock held but perhaps the engine's. verbs only, else NULL. */
     void (*forget_region)(void *state, uint32_t index, uint32_t generation);
@@ -260,6 +283,9 @@ struct rdti_transport {
      * RDT_ENOTSUP. */
     rdt_status (*map)(struct rdti_lane *lane, const struct rdt_remote_region *remote, void **out,
                       struct rdt_error *err);
+    /* After a seq_cst store into memory that map() gave: wake the peer if it sleeps. Any thread, as
+     * long as the lane is there, failed or not. NULL where map is. */
+    void (*ring)(struct rdti_lane *lane);
     /* One line about the lane for describe(): device, addresses, streams. */
     void (*explain)(const struct rdti_lane *lane, char *buf, size_t cap);
     /* Whether any op is in flight or queued. Any thread. */

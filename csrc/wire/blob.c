@@ -33,6 +33,8 @@ blob_fault(const struct rdti_blob *blob)
 {
     if (blob->addr_count > RDTI_BLOB_ADDRS_MAX)
         return "too many addresses";
+    if (blob->verify > RDT_VERIFY_CRC32C)
+        return "an unknown way to verify";
     for (uint32_t i = 0; i < blob->addr_count; i++) {
         const char *fault = addr_fault(&blob->addrs[i]);
         if (fault != NULL)
@@ -60,7 +62,8 @@ rdti_blob_encode(const struct rdti_blob *in, uint8_t *buf, size_t cap, size_t *l
     (void)rdti_write_bytes(&w, in->host_hint, sizeof(in->host_hint));
     rdti_write_u32(&w, in->pid_hint);
     rdti_write_text(&w, in->unix_name, sizeof(in->unix_name));
-    rdti_write_u32(&w, in->addr_count);
+    rdti_write_u16(&w, (uint16_t)in->addr_count);
+    rdti_write_u16(&w, (uint16_t)in->verify);
     for (uint32_t i = 0; i < in->addr_count; i++) {
         const struct rdti_blob_addr *addr = &in->addrs[i];
         rdti_write_u8(&w, addr->family);
@@ -122,7 +125,8 @@ rdti_blob_decode(const uint8_t *buf, size_t len_bytes, struct rdti_blob *out, st
     rdti_fields_copy(&f, blob.host_hint, sizeof(blob.host_hint));
     blob.pid_hint = rdti_read_u32(&f.r);
     rdti_fields_text(&f, blob.unix_name, sizeof(blob.unix_name), "unix name is not plain text");
-    blob.addr_count = rdti_read_u32(&f.r);
+    blob.addr_count = rdti_read_u16(&f.r);
+    blob.verify = rdti_read_u16(&f.r);
     for (uint32_t i = 0; i < blob.addr_count && i < RDTI_BLOB_ADDRS_MAX; i++)
         read_addr(&f, &blob.addrs[i]);
     if (f.r.is_ok && f.r.left == 0) {

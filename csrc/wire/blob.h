@@ -37,7 +37,8 @@ struct rdti_blob {
     uint8_t host_hint[RDTI_HOST_HINT_BYTES];
     uint32_t pid_hint;
     char unix_name[RDTI_UNIX_NAME_BYTES];
-    uint32_t addr_count;
+    uint32_t addr_count; /* 16 bits, as the next */
+    uint32_t verify;     /* RDT_VERIFY_*: so that ranks that differ in it learn so at once */
     struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
 };
 

@@ -116,7 +116,8 @@ check_role(struct rdti_fields *f, int32_t rank, uint32_t transports, uint32_t fo
            uint32_t require_transport)
 {
     rdti_fields_require(f, rank >= RDT_RANK_UNKNOWN, "negative rank");
-    rdti_fields_require(f, (transports & ~VIABLE_BITS) == 0, "unknown transport bit");
+    rdti_fields_require(f, (transports & ~(VIABLE_BITS | RDTI_TRANSPORTS_VERIFY)) == 0,
+                        "unknown transport bit");
     rdti_fields_require(f, force_transport <= RDT_TRANSPORT_VERBS, "unknown forced transport");
     rdti_fields_require(f, require_transport <= RDT_TRANSPORT_VERBS, "unknown required transport");
 }

@@ -44,7 +44,7 @@ struct rdti_hello {
     uint8_t nonce[RDTI_NONCE_BYTES];
     uint32_t epoch;
     int32_t rank;             /* global, or RDT_RANK_UNKNOWN */
-    uint32_t transports;      /* bit 1 << RDT_TRANSPORT_*: viable at the connector */
+    uint32_t transports;      /* bit 1 << RDT_TRANSPORT_*: viable there; RDTI_TRANSPORTS_VERIFY */
     uint32_t force_transport; /* RDT_TRANSPORT_* */
     uint32_t require_transport;
 };
@@ -78,6 +78,9 @@ struct rdti_join {
     uint8_t nonce[RDTI_JOIN_NONCE_BYTES];
     uint8_t mac[RDTI_SHA256_BYTES];
 };
+
+/* In `transports`: this side sums payload, and expects it of the other. */
+#define RDTI_TRANSPORTS_VERIFY UINT32_C(0x80000000)
 
 enum rdti_opening { RDTI_OPENING_HELLO, RDTI_OPENING_JOIN, RDTI_OPENING_GARBAGE };
 

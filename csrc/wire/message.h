@@ -22,7 +22,12 @@ enum rdti_message_kind {
     RDTI_MESSAGE_GROW = 7,   /* please give a larger ring */
     RDTI_MESSAGE_RING = 8,   /* here it is: a remote region follows */
     RDTI_MESSAGE_SWITCH = 9, /* the sender's next message lies at the start of the larger ring */
-    RDTI_MESSAGE_NACK = 10   /* `id` cannot be done: len_bytes is the status, text follows */
+    RDTI_MESSAGE_NACK = 10,  /* `id` cannot be done: len_bytes is the status, text follows */
+    /* Where both sides verify; rdti_sums follow, `count` of them, or rdti_sums_get: */
+    RDTI_MESSAGE_SUMS = 11,    /* of the message `id`, whose RTS comes next */
+    RDTI_MESSAGE_WRITTEN = 12, /* of bytes that were written before; then the notification is due */
+    RDTI_MESSAGE_SUMS_GET = 13, /* sum these bytes of yours; `id` is the asker's number */
+    RDTI_MESSAGE_SUMS_READ = 14 /* answer; of no bytes: their region is gone */
 };
 
 /* On the wire in the order below without gaps: 4 u8, 2 u16, 5 u64, 2 u32, 8 bytes. */
@@ -37,7 +42,8 @@ struct rdti_message {
     uint64_t tag;
     uint64_t len_bytes; /* of the user's payload; NACK: rdt_status, sign-extended */
     uint64_t count;
-    uint64_t id;        /* rendezvous: the sender's number of it, answered unchanged */
+    uint64_t id;        /* rendezvous: the sender's number of it, answered unchanged; EAGER: the
+                           payload's CRC-32C where both sides verify, else 0 */
     uint32_t consumed;  /* units of 64 bytes taken from the inbound ring of this message's sender */
     uint32_t delivered; /* bytes of eager payload it has handed to receives; both modulo 2^32 */
     uint8_t inlined[RDTI_MESSAGE_INLINE_BYTES];

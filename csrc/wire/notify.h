@@ -9,7 +9,12 @@
  *     0000 ................   a message lies in the mailbox ring
  *     0001 ................   probe: the nonce has been written
  *     0010 nnnnnnnnnnnnnnnn   verbs' own, never seen above it: n receives are restocked
+ *     0011 nnnnnnnnnnnnnnnn   verbs' own: all that link n lost has been sent again
  * Everything else is a protocol error. An immediate of verbs has the same 32 bits.
+ *
+ * On verbs, data of a slot may be notified by a *flag* instead: a word of 64 bits, little-endian,
+ * in the slot's buffer and written with the payload. Its higher half is the epoch's sequence, its
+ * lower half how many messages with an immediate went before it.
  */
 #ifndef RDTI_WIRE_NOTIFY_H
 #define RDTI_WIRE_NOTIFY_H
@@ -21,6 +26,7 @@
 #define RDTI_NOTIFY_MESSAGE UINT32_C(0xfff00000)
 #define RDTI_NOTIFY_PROBE UINT32_C(0xfff10000)
 #define RDTI_NOTIFY_RESTOCKED UINT32_C(0xfff20000) /* | receives, at most 0xffff */
+#define RDTI_NOTIFY_SETTLED UINT32_C(0xfff30000)   /* | number of a link */
 #define RDTI_SLOT_ID_MAX UINT32_C(0x7fffe)
 #define RDTI_EPOCH_MASK UINT32_C(0xfff)
 
@@ -49,6 +55,21 @@ static inline uint32_t
 rdti_notify_user(uint32_t value)
 {
     return UINT32_C(0xfff40000) | value;
+}
+
+#define RDTI_FLAG_BYTES 8
+
+/* Never 0 or 1, and another one for each use of the buffer: two and more epochs apart. */
+static inline uint32_t
+rdti_flag_sequence(uint32_t epoch)
+{
+    return epoch % UINT32_C(0xfffffff0) + 2;
+}
+
+static inline uint64_t
+rdti_flag_word(uint32_t sequence, uint32_t messages)
+{
+    return (uint64_t)sequence << 32 | messages;
 }
 
 /* Splits a notification: *value is the slot id, the user's value or 0; *epoch only for slots. */

@@ -141,7 +141,7 @@ check_notification(const struct rdti_stream_head *h, const struct shape *shape,
 static rdt_status
 check_refusal(const struct rdti_stream_head *h, const struct shape *shape, struct rdt_error *err)
 {
-    if (h->aux == 0 || h->aux > -RDT_EINTERNAL)
+    if (h->aux == 0 || h->aux > -RDT_ECORRUPT)
         return refuse(err, shape, "status", h->aux);
     return RDT_OK;
 }

@@ -10,7 +10,9 @@
 #define WINDOW_MAX UINT32_C(0xffff) /* what one restocking message can give back */
 
 _Static_assert(RDTI_VERBS_WORDS_FIXED_BYTES + 4 * RDTI_VERBS_PORTS_MAX <= RDTI_LANE_WORDS_MAX_BYTES,
-               "the longest word fits");
+               "a key fits");
+_Static_assert(RDTI_VERBS_WORDS_FIXED_BYTES + 8 * RDTI_VERBS_QPS_MAX <= RDTI_LANE_WORDS_MAX_BYTES,
+               "the last word on a link fits");
 _Static_assert(RDTI_VERBS_OFFER_FIXED_BYTES +
                        RDTI_VERBS_PORTS_MAX * (RDTI_VERBS_PORT_FIXED_BYTES +
                                                RDTI_VERBS_GID_BYTES * RDTI_VERBS_GIDS_MAX +
@@ -56,6 +58,8 @@ rdti_verbs_offer_encode(const struct rdti_verbs_offer *in, uint8_t *out)
     rdti_write_u8(&w, in->service_level);
     rdti_write_u8(&w, in->traffic_class);
     rdti_write_u32(&w, in->window);
+    rdti_write_u16(&w, in->pkey);
+    rdti_write_zeros(&w, 2);
     for (uint32_t i = 0; i < in->port_count; i++)
         write_port(&w, &in->ports[i], in->qp_count);
     return (size_t)(w.p - out);
@@ -137,6 +141,8 @@ rdti_verbs_offer_decode(const uint8_t *buf, size_t len_bytes, struct rdti_verbs_
     offer.service_level = rdti_read_u8(&f.r);
     offer.traffic_class = rdti_read_u8(&f.r);
     offer.window = rdti_read_u32(&f.r);
+    offer.pkey = rdti_read_u16(&f.r);
+    rdti_fields_zeros(&f, 2, "filler");
     check_head(&f, &offer);
     for (uint32_t i = 0; f.fault == NULL && i < offer.port_count; i++)
         read_port(&f, &offer.ports[i], offer.qp_count);
@@ -158,7 +164,9 @@ rdti_verbs_words_encode(const struct rdti_verbs_words *in, uint8_t *out)
     rdti_write_u8(&w, in->round);
     rdti_write_u8(&w, in->access);
     rdti_write_u8(&w, in->rkey_count);
-    rdti_write_zeros(&w, 3);
+    rdti_write_u8(&w, in->qp_count);
+    rdti_write_u8(&w, in->refusal);
+    rdti_write_zeros(&w, 1);
     rdti_write_u32(&w, in->segment);
     rdti_write_u32(&w, in->index);
     rdti_write_u32(&w, in->generation);
@@ -166,6 +174,8 @@ rdti_verbs_words_encode(const struct rdti_verbs_words *in, uint8_t *out)
     rdti_write_u64(&w, in->len_bytes);
     for (uint32_t i = 0; i < in->rkey_count; i++)
         rdti_write_u32(&w, in->rkeys[i]);
+    for (uint32_t i = 0; i < in->qp_count; i++)
+        rdti_write_u64(&w, in->received[i]);
     return (size_t)(w.p - out);
 }
 
@@ -176,38 +186,61 @@ check_link_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
     rdti_fields_require(f, (w->access | w->segment | w->index | w->generation) == 0,
                         "a region in a verdict");
     rdti_fields_require(f, w->len_bytes == 0, "a length in a verdict");
+    rdti_fields_require(f, w->kind != RDTI_VERBS_LINK_DOWN || w->round == 0,
+                        "a round behind the last");
 }
 
 static void
 check_key_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 {
-    const bool is_region = w->segment == RDT_SEGMENT_NONE;
-    const bool has_length =
-        w->kind == RDTI_VERBS_KEY || (w->kind == RDTI_VERBS_KEY_GET && is_region);
+    const bool is_over = w->refusal == RDTI_VERBS_REGION_OVER;
 
     rdti_fields_require(f, (w->link | w->round) == 0, "a link in a key");
-    rdti_fields_require(f, w->access == RDTI_VERBS_MAY_WRITE || w->access == RDTI_VERBS_MAY_READ,
+    rdti_fields_require(f,
+                        w->access >= RDTI_VERBS_MAY_WRITE &&
+                            w->access <= RDTI_VERBS_MAY_WRITE_STRICT,
                         "bad access");
-    rdti_fields_require(f, is_region == (w->index != 0), "a region in a segment");
-    rdti_fields_require(f, is_region || w->generation == 0, "a generation without a region");
-    rdti_fields_require(f, has_length || w->len_bytes == 0, "a length without a key");
+    rdti_fields_require(f, w->index != 0, "a key without a region");
+    rdti_fields_require(f, w->kind != RDTI_VERBS_KEY_GET || w->len_bytes == 0,
+                        "a length without a key");
+    rdti_fields_require(f, !is_over || (w->base | w->len_bytes) == 0, "the limit of what is over");
+}
+
+static void
+check_flag_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
+{
+    rdti_fields_require(f, w->access == RDTI_VERBS_FLAGS_WHOLE || w->access == RDTI_VERBS_FLAGS_128,
+                        "an unknown order");
+    rdti_fields_require(f, (w->link | w->round) == 0, "a link in a promise");
+    rdti_fields_require(f, (w->segment | w->index | w->generation) == 0 && w->len_bytes == 0,
+                        "a region in a promise");
 }
 
 static void
 check_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
 {
     const bool is_key = w->kind == RDTI_VERBS_KEY;
+    const bool is_down = w->kind == RDTI_VERBS_LINK_DOWN;
+    const bool is_refused = w->kind == RDTI_VERBS_KEY_REFUSED;
 
-    rdti_fields_require(f, w->kind >= RDTI_VERBS_LINK_READY && w->kind <= RDTI_VERBS_KEY_REFUSED,
+    rdti_fields_require(f, w->kind >= RDTI_VERBS_LINK_READY && w->kind <= RDTI_VERBS_FLAGS,
                         "unknown kind");
-    if (w->kind <= RDTI_VERBS_LINK_FAILED)
+    if (w->kind <= RDTI_VERBS_LINK_FAILED || is_down)
         check_link_words(f, w);
+    else if (w->kind == RDTI_VERBS_FLAGS)
+        check_flag_words(f, w);
     else
         check_key_words(f, w);
     rdti_fields_require(f, is_key == (w->rkey_count > 0) && w->rkey_count <= RDTI_VERBS_PORTS_MAX,
                         "bad number of keys");
-    rdti_fields_require(f, is_key || w->base == 0, "an address without a key");
-    rdti_fields_require(f, rdti_range_ok(w->base, w->len_bytes, UINT64_MAX), "it leaves 64 bits");
+    rdti_fields_require(f, is_down == (w->qp_count > 0) && w->qp_count <= RDTI_VERBS_QPS_MAX,
+                        "bad number of QPs");
+    rdti_fields_require(f,
+                        is_refused == (w->refusal != 0) && w->refusal <= RDTI_VERBS_NOT_REGISTERED,
+                        "bad reason of a refusal");
+    rdti_fields_require(f, is_key || is_refused || w->base == 0, "an address without a key");
+    rdti_fields_require(f, is_refused || rdti_range_ok(w->base, w->len_bytes, UINT64_MAX),
+                        "it leaves 64 bits");
 }
 
 rdt_status
@@ -225,7 +258,9 @@ rdti_verbs_words_decode(const uint8_t *buf, size_t len_bytes, struct rdti_verbs_
     words.round = rdti_read_u8(&f.r);
     words.access = rdti_read_u8(&f.r);
     words.rkey_count = rdti_read_u8(&f.r);
-    rdti_fields_zeros(&f, 3, "filler");
+    words.qp_count = rdti_read_u8(&f.r);
+    words.refusal = rdti_read_u8(&f.r);
+    rdti_fields_zeros(&f, 1, "filler");
     words.segment = rdti_read_u32(&f.r);
     words.index = rdti_read_u32(&f.r);
     words.generation = rdti_read_u32(&f.r);
@@ -234,6 +269,8 @@ rdti_verbs_words_decode(const uint8_t *buf, size_t len_bytes, struct rdti_verbs_
     check_words(&f, &words);
     for (uint32_t i = 0; f.fault == NULL && i < words.rkey_count; i++)
         words.rkeys[i] = rdti_read_u32(&f.r);
+    for (uint32_t i = 0; f.fault == NULL && i < words.qp_count; i++)
+        words.received[i] = rdti_read_u64(&f.r);
     status = rdti_fields_end(&f, "verbs words", err);
     if (status == RDT_OK)
         *out = words;

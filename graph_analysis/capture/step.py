@@ -19,7 +19,9 @@ from torch.export import ExportedProgram
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from graph_analysis.capture.joint_graph import InputLeaf, StepNames, dtype_name, read_joint_graph
+from graph_analysis.capture.joint_graph import StepNames, read_joint_graph
+from graph_analysis.capture.node_reader import dtype_name
+from graph_analysis.capture.symbols import InputLeaf
 from graph_analysis.errors import CaptureError, InvalidArgument
 from graph_analysis.ir import Graph, Loss, Omission, Op, Role, Value
 
@@ -76,13 +78,7 @@ class _Step(nn.Module):
         arguments = [a.value if a.is_constant else next(rest) for a in self._arguments]
         state = {name: getattr(self, key) for key, name in self.names.items()}
         output = functional_call(self._held[0], state, tuple(arguments))
-        if self._loss_fn is not None:
-            return self._loss_fn(output, *arguments)
-        leaves = pytree.tree_leaves(output)
-        floating = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        if not floating:
-            raise InvalidArgument("the model has no floating output to sum up, give a loss_fn")
-        return torch.stack([x.float().sum() for x in floating]).sum()
+        return _loss(output, tuple(arguments), self._loss_fn)
 
 
 def capture(
@@ -91,8 +87,13 @@ def capture(
     *,
     loss_fn: LossFn | None = None,
     dynamic_shapes: Sequence[object] | Mapping[str, object] | None = None,
+    may_run: bool = False,
 ) -> Graph:
-    """The joint graph of one training step, or what is certain without one."""
+    """The joint graph of one training step, or what is certain without one.
+
+    With may_run a model that torch.export refuses is compiled, for which a copy of it does one
+    step: that shows the collectives of its graphs.
+    """
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"model is a {type(model).__name__}, not a torch.nn.Module")
     arguments = _arguments(model, example_inputs, dynamic_shapes)
@@ -104,7 +105,8 @@ def capture(
             step, program, idle = _export(model, arguments, loss_fn)
             program = _with_backward(program)
     except Exception as error:  # noqa: BLE001  torch raises anything; the reason is planned
-        return _module_graph(model, loss, _reason(error))
+        reason = _reason(error)
+        return _without_export(model, arguments, loss_fn, reason, may_run=may_run)
     omissions = [
         Omission(f"gradient of {name}", "the loss does not depend on it in this step")
         for name in sorted(idle)
@@ -234,6 +236,52 @@ def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     text = f"{type(error).__name__}: {lines[0]}"
     return re.sub(r"0x[0-9a-f]+", "0x...", text)[:_MAX_REASON]
+
+
+def _without_export(
+    model: nn.Module,
+    arguments: Sequence[_Argument],
+    loss_fn: LossFn | None,
+    reason: str,
+    *,
+    may_run: bool,
+) -> Graph:
+    """What remains when torch.export refuses."""
+    loss: Loss = "output_sum" if loss_fn is None else "loss_fn"
+    if not may_run:
+        return _module_graph(model, loss, reason)
+    from graph_analysis.capture.pieces import capture_pieces  # loads torch's compiler
+
+    inputs = tuple(argument.value for argument in arguments)
+    omissions = [Omission("whole graph of the step", reason)]
+    if any(argument.spec is not None for argument in arguments):
+        why = "compiled with the sizes of the example alone"
+        omissions.append(Omission("dynamic_shapes", why))
+    # The graphs see the local part of a tensor that several ranks share.
+    local = {name: getattr(p, "_local_tensor", p) for name, p in model.named_parameters()}
+    known = [_value(name, "parameter", p) for name, p in local.items()]
+    known += [_value(name, "buffer", b) for name, b in model.named_buffers()]
+    try:
+        return capture_pieces(
+            model,
+            lambda compiled: _loss(compiled(*inputs), inputs, loss_fn),
+            known,
+            loss,
+            tuple(omissions),
+        )
+    except Exception as error:  # noqa: BLE001  the user's model and torch raise anything
+        return _module_graph(model, loss, f"{reason}; compiled: {_reason(error)}")
+
+
+def _loss(output: object, inputs: tuple[object, ...], loss_fn: LossFn | None) -> torch.Tensor:
+    """The scalar that the step ends in: loss_fn's, else the sum of the floating outputs."""
+    if loss_fn is not None:
+        return loss_fn(output, *inputs)
+    leaves = pytree.tree_leaves(output)
+    floating = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    if not floating:
+        raise InvalidArgument("the model has no floating output to sum up, give a loss_fn")
+    return torch.stack([x.float().sum() for x in floating]).sum()
 
 
 def _module_graph(model: nn.Module, loss: Loss, reason: str) -> Graph:

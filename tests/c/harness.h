@@ -67,14 +67,25 @@ static struct test_case **test_tail __attribute__((unused)) = &test_first;
         return test_main(argc, argv); \
     }
 
+/* A fuzzer (tests/fuzz) keeps the input of what is aborted, and takes an exit for none. */
+__attribute__((noreturn)) static inline void
+test_end_failed(void)
+{
+    fflush(NULL);
+#ifdef RDT_FUZZ
+    abort();
+#else
+    _exit(TEST_EXIT_FAIL);
+#endif
+}
+
 /* End the running test; usable from any thread. Exit handlers do not run: the test is over. */
 #define FAIL(...)                                       \
     do {                                                \
         fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
         fprintf(stderr, __VA_ARGS__);                   \
         fputc('\n', stderr);                            \
-        fflush(NULL);                                   \
-        _exit(TEST_EXIT_FAIL);                          \
+        test_end_failed();                              \
     } while (0)
 
 #define SKIP(reason)                      \
@@ -176,8 +187,7 @@ test_check_mem_eq(const char *file, int line, const char *what, const void *got,
             continue;
         fprintf(stderr, "%s:%d: %s differs at byte %zu of %zu: 0x%02x, want 0x%02x\n", file, line,
                 what, i, len_bytes, g[i], w[i]);
-        fflush(NULL);
-        _exit(TEST_EXIT_FAIL);
+        test_end_failed();
     }
 }
 
@@ -223,6 +233,14 @@ test_timeout_scale(void)
 
     return scale < 1.0 ? 1.0 : scale;
 }
+
+/* Of sweeps within one thread TSan, which looks for races and is slow, takes one case in this many:
+ * the plain build and ASan take them all. */
+#ifdef __SANITIZE_THREAD__
+#define TEST_TSAN_STRIDE 5
+#else
+#define TEST_TSAN_STRIDE 1
+#endif
 
 /* Run one test in a child; returns 0, TEST_EXIT_FAIL or TEST_EXIT_SKIP. */
 static inline int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from dataclasses import dataclass
 
 from rdmatensor import Context, Endpoint
@@ -16,6 +17,20 @@ class Pair:
     right: Context
     to_right: Endpoint
     to_left: Endpoint
+
+    def hear_of_the_end(self) -> None:
+        """Let the left side learn that a region of the right one is freed.
+
+        Over verbs it is the writer that refuses, once it has heard; until it has acknowledged that,
+        its writes land in memory that nobody else gets. Other transports refuse at once.
+        """
+        if self.to_right.transport != "verbs":
+            return
+        end_s = time.monotonic() + 0.5
+        while time.monotonic() < end_s:
+            self.right.progress()
+            self.left.progress()
+            time.sleep(0.001)
 
 
 @dataclass

@@ -18,6 +18,7 @@ def test_a_freed_region_is_stale_and_what_follows_it_is_untouched(pair: Pair) ->
     region = pair.right.export(dst)
     pair.to_right.write(np.ones(1000, np.float32), region).wait()
     del dst
+    pair.hear_of_the_end()
     successors = [pair.right.zeros(1000) for _ in range(50)]
     for attempt in range(20):
         with pytest.raises(StaleRegion, match="freed"):
@@ -61,6 +62,7 @@ def test_registered_memory_is_written_in_place(pair: Pair) -> None:
         got = np.zeros(5000)
         pair.to_right.read(got, region).wait()
         assert (got == mine).all()
+    pair.hear_of_the_end()
     with pytest.raises(StaleRegion):
         pair.to_right.write(np.zeros(5000), region).wait()
     with pytest.raises(Closed):

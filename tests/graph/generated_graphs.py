@@ -1,5 +1,7 @@
 """Hypothesis strategies: random training steps as graphs of the intermediate representation."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from graph_analysis.ir import Block, Dim, Graph, Lifetime, Op, Role, Symbol, SymbolicDim, Value
@@ -80,3 +82,57 @@ def block_lists(draw: st.DrawFn, max_size: int = 30) -> list[Block]:
         first, last = sorted((draw(times), draw(times)))
         blocks.append(Block(f"t{index:02d}", draw(sizes), Lifetime(first, last)))
     return blocks
+
+
+@st.composite
+def training_steps(draw: st.DrawFn, max_ops: int = 8, reach: int = 3) -> Graph:
+    """A forward, and its backward in reverse order as autograd runs it, gradients summed up.
+
+    The forward operation i makes v<i> from some of the last few activations and perhaps a
+    parameter; its backward reads those again and the gradient of v<i>.
+    """
+    count = draw(st.integers(2, max_ops))
+    values: list[Value] = [Value("v-1", "input", "float32", 4, (4,))]
+    ops: list[Op] = []
+    for index in range(count):
+        near = [f"v{k}" for k in range(max(0, index - reach), index)] or ["v-1"]
+        inputs = draw(st.lists(st.sampled_from(near), min_size=1, max_size=2, unique=True))
+        if index and f"v{index - 1}" not in inputs:
+            inputs.append(f"v{index - 1}")  # nothing is computed in vain
+        if draw(st.booleans()):
+            parameter = Value(f"p{index}", "parameter", "float32", 4, (draw(st.integers(1, 9)),))
+            values.append(parameter)
+            inputs.append(parameter.name)
+        role: Role = "loss" if index == count - 1 else "activation"
+        shape = () if role == "loss" else (draw(st.integers(1, 64)),)
+        ops.append(Op(f"op{index}", "generated", tuple(inputs), (f"v{index}",)))
+        values.append(Value(f"v{index}", role, "float32", 4, shape, producer=index))
+    return _with_backward(values, ops)
+
+
+def _with_backward(values: list[Value], forward: list[Op]) -> Graph:
+    values, ops = list(values), list(forward)
+    named = {v.name: v for v in values}
+    gradient: dict[str, str] = {}  # of an activation, as far as it is summed up
+
+    def emit(name: str, like: Value, inputs: tuple[str, ...], is_parameter: bool) -> None:
+        at = len(ops)
+        ops.append(Op(name, "generated", inputs, (name,)))
+        role: Role = "gradient" if is_parameter else "backward"
+        made = Value(name, role, "float32", 4, like.shape, at)
+        values.append(replace(made, ready=at, of=like.name) if is_parameter else made)
+
+    for op in reversed(forward):
+        upstream = tuple(filter(None, [gradient.get(op.outputs[0])]))
+        for name in op.inputs:
+            like = named[name]
+            if like.role == "parameter":
+                emit(f"{name}.grad", like, (*upstream, *op.inputs), True)
+            elif like.role == "activation":
+                part = f"{name} from {op.name}"
+                emit(part, like, (*upstream, *op.inputs), False)
+                if name in gradient:
+                    emit(f"{part} summed", like, (gradient[name], part), False)
+                    part += " summed"
+                gradient[name] = part
+    return Graph((), tuple(values), tuple(ops), (), "joint_graph", "loss_fn", "generated")

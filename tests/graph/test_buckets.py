@@ -12,7 +12,7 @@ from graph_analysis.buckets import Bucket, make_buckets, wire
 from graph_analysis.errors import InvalidArgument
 from graph_analysis.ir import CostModel, Message
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @st.composite

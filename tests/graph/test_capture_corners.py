@@ -10,7 +10,7 @@ from graph_analysis.capture import capture, check_factory, resize_batch  # noqa:
 from graph_analysis.errors import CaptureError, InvalidArgument  # noqa: E402
 from graph_analysis.plan_check import check_plan  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 def _plan(model: nn.Module, *inputs: object) -> TransferPlan:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import graph_analysis
-from graph_analysis import plan_from_json
+from graph_analysis import plan_from_json, render_html
 from graph_analysis.__main__ import main
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 HERE = Path(__file__).parent
 
@@ -25,7 +25,7 @@ def _run(*arguments: str, seed: int = 0) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": str(seed)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
 
@@ -60,6 +60,11 @@ def test_two_processes_write_the_same_plan(tmp_path: Path) -> None:
         (("graph_models:mlp", "--world", "2", "--batch", "0"), "batch of 0"),
         (("graph_models:mlp", "--world", "2", "--strategy", "nothing"), "invalid choice"),
         (("graph_models:mlp",), "--world"),
+        (("graph_models:mlp", "--world", "2", "--split", "2"), "--split belongs"),
+        (("graph_models:mlp", "--strategy", "pp", "--world", "3", "--split", "2"), "2 stages"),
+        (("graph_models:mlp", "--strategy", "pp", "--split", "nothing"), "split point 'nothing'"),
+        (("graph_models:mlp", "--strategy", "ps", "--world", "2", "--shards", "2"), "workers 0"),
+        (("graph_models:mlp", "--strategy", "graph", "--world", "0"), "world_size 0"),
     ],
 )
 def test_bad_arguments_exit_with_a_message(
@@ -71,6 +76,32 @@ def test_bad_arguments_exit_with_a_message(
         status = leaving.code
     assert status == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (("--strategy", "pp", "--split", "2,4"), "pipeline", ["stage2", "split_point1=2"]),
+        (("--strategy", "pp", "--world", "2"), "pipeline", ["stage1"]),
+        (("--strategy", "ps", "--world", "5", "--shards", "2"), "parameter_server", ["shard1"]),
+        (("--strategy", "graph", "--world", "2"), "graph_collectives", ["Nothing crosses"]),
+    ],
+)
+def test_every_strategy_has_a_page(
+    arguments: tuple[str, ...],
+    kind: str,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    out, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    assert main(["graph_models:mlp", *arguments, "-o", str(out), "--html", str(page)]) == 0
+    report = capsys.readouterr().out
+    plan = plan_from_json(out.read_bytes())
+    assert plan.strategy.kind == kind
+    assert page.read_text(encoding="utf-8") == render_html(plan)
+    for word in words:
+        assert word in report
 
 
 def test_report_of_a_model_that_cannot_be_captured(

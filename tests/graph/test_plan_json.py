@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_analysis.build import build_plan
-from graph_analysis.crossing import DataParallel
 from graph_analysis.errors import PlanError
 from graph_analysis.ir import Graph, Op, Symbol, SymbolicDim, Value
 from graph_analysis.plan import canonical_json, first_difference
 from graph_analysis.plan_json import VERSION, plan_from_json, plan_to_json
+from graph_analysis.strategies import DataParallel
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def _graph() -> Graph:
@@ -82,6 +82,7 @@ def test_every_truncation_is_noticed() -> None:
     "raw",
     [
         b"",
+        b'{"format": "transfer-plan", "version": 1, "sha256": "", "plan": {}}',
         b"\xff\xfe\x00",
         b"[]",
         b"null",
@@ -144,8 +145,8 @@ def test_a_missing_or_mistyped_field_is_refused_by_name() -> None:
 
 def test_unknown_field_is_refused() -> None:
     body = json.loads(TEXT)["plan"]
-    body["arena"]["extra"] = 1
-    with pytest.raises(PlanError, match=r"plan\.arena.*extra"):
+    body["arenas"][0]["extra"] = 1
+    with pytest.raises(PlanError, match=r"plan\.arenas\[0\].*extra"):
         plan_from_json(_sealed(body))
 
 
@@ -202,20 +203,33 @@ def _set(path: str, value: object) -> Callable[[Json], None]:
         _set("crossings.0.root", 5),
         _set("crossings.4.root", 0),
         _set("crossings.3.operation", "all_reduce"),
-        _set("arena.alignment_bytes", 48),
-        _set("arena.peak_bytes", 64),
-        _set("arena.lower_bound_bytes", 10_000),
-        _set("arena.naive_bytes", 64),
-        _set("arena.placements.0.offset", 64),
-        _set("arena.placements.0.offset", -64),
-        _set("arena.placements.0.offset", 3),
-        _set("arena.placements.0.size_bytes", 64),
-        _set("arena.placements.0.tensor", "x"),
-        _set("arena.placements", []),
+        _set("arenas.0.alignment_bytes", 48),
+        _set("arenas.0.peak_bytes", 64),
+        _set("arenas.0.lower_bound_bytes", 10_000),
+        _set("arenas.0.naive_bytes", 64),
+        _set("arenas.0.placements.0.offset", 64),
+        _set("arenas.0.placements.0.offset", -64),
+        _set("arenas.0.placements.0.offset", 3),
+        _set("arenas.0.placements.0.size_bytes", 64),
+        _set("arenas.0.placements.0.tensor", "x"),
+        _set("arenas.0.placements", []),
         _set("buckets", []),
         _set("buckets.0.tensors", ["w.grad"]),
         _set("buckets.0.dtype", "int8"),
-        _set("buckets.0.offset", 64),
+        _set("buckets.0.places.0.offset", 64),
+        _set("buckets.0.places.0.arena", "other"),
+        _set("buckets.0.places.0.origin", 1),
+        _set("buckets.0.places", []),
+        _set("forward_op_count", 4),
+        _set("forward_end_ns", 1 << 40),
+        _set("tensors:w.homes", ["other"]),
+        _set("tensors:w.view_of", "other"),
+        _set("crossings.0.result", "other"),
+        _set("arenas.0.name", "other"),
+        _set("arenas.0.ranks", [0, 0]),
+        _set("arenas.0.placements.0.first_use", -1),
+        _set("arenas.0.placements.0.last_use", 9),
+        _set("arenas.0.placements.0.origin", 9),
         _set("buckets.0.payload_bytes", 1),
         _set("buckets.0.span_bytes", 1),
         _set("buckets.0.finish_ns", -1),
@@ -237,9 +251,10 @@ def test_overlap_in_the_arena_is_named() -> None:
     body["buckets"] = [b for b in body["buckets"] if b["phase"] == "forward"]
     for name in [name for bucket in buckets for name in bucket["tensors"]]:
         size = _tensor(body, name)["size_bytes"]
-        alone = {"tensors": [name], "offset": 64, "payload_bytes": size, "span_bytes": 64}
+        alone: Json = {"tensors": [name], "payload_bytes": size, "span_bytes": 64}
+        alone["places"] = [{"arena": "rank", "origin": None, "offset": 64}]
         body["buckets"].append({**buckets[0], **alone})
-        place = next(p for p in body["arena"]["placements"] if p["tensor"] == name)
+        place = next(p for p in body["arenas"][0]["placements"] if p["tensor"] == name)
         place["offset"] = 64
     with pytest.raises(PlanError, match=r"\.grad and .*\.grad overlap"):
         plan_from_json(_sealed(body))

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import sympy  # noqa: E402  comes with torch
 
-from graph_analysis.capture.joint_graph import InputLeaf, _Symbols  # noqa: E402
+from graph_analysis.capture.symbols import InputLeaf, SymbolTable  # noqa: E402
 
 # A set of as many is in their order by chance once in 40 thousand runs.
 COUNT = 8
@@ -22,8 +22,8 @@ def _size(expr: Any) -> Any:
     return SimpleNamespace(node=SimpleNamespace(expr=expr))
 
 
-def _symbols() -> _Symbols:
-    return _Symbols(SimpleNamespace(range_constraints={}))
+def _symbols() -> SymbolTable:
+    return SymbolTable({})
 
 
 def test_symbols_of_an_input_are_numbered_by_their_names() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import array
+import atexit
+import functools
 import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 LAUNCHER = HERE / "launcher.py"
-# For the launcher to import torch on a busy machine; with a job's own 30 s within a test's limit.
+# For torch to be imported on a busy machine; with a job's own 30 s within a test's limit.
 START_S = 28.0
 
 
@@ -27,23 +33,60 @@ class Rank:
     log: str
 
 
+class Launcher:
+    """A process that has imported torch, once for many jobs, and forks one for each."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(START_S)
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", str(LAUNCHER), str(theirs.fileno())],
+            env={**os.environ, **environment},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def start(self, request: Mapping[str, object]) -> int:
+        """Have it start a job; return a descriptor of the job's process."""
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        fds = array.array("i")
+        _, ancillary, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(fds.itemsize))
+        for _, _, data in ancillary:
+            fds.frombytes(data[: fds.itemsize])
+        assert len(fds) == 1, f"the launcher ended with {self._process.poll()}"
+        return fds[0]
+
+    def close(self) -> None:
+        """End it; it also ends when this process does."""
+        self._socket.close()
+        self._process.wait()
+
+
+@functools.cache
+def _launcher(environment: frozenset[tuple[str, str]]) -> Launcher:
+    """Return the one that was started in this environment: torch reads some of it on import."""
+    launcher = Launcher(dict(environment))
+    atexit.register(launcher.close)
+    return launcher
+
+
 @dataclass
 class Job:
     """Ranks that run; finish() waits for them."""
 
-    process: subprocess.Popen[str]
+    pidfd: int
     out: Path
     world: int
     timeout_s: float
 
     def finish(self) -> list[Rank]:
-        try:
-            words, _ = self.process.communicate(timeout=self.timeout_s + START_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            words, _ = self.process.communicate()
-            raise AssertionError(f"the launcher hangs: {words}") from None
-        assert self.process.returncode == 0, words
+        is_over, _, _ = select.select([self.pidfd], [], [], self.timeout_s + START_S)
+        if not is_over:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        os.close(self.pidfd)
+        words = (self.out / "launcher.log").read_text(encoding="utf-8", errors="replace")
+        assert is_over, f"the launcher hangs: {words}"
+        assert (self.out / "exits.json").exists(), words
         exits = json.loads((self.out / "exits.json").read_text(encoding="utf-8"))
         return [self._rank(rank, exits[str(rank)]) for rank in range(self.world)]
 
@@ -61,20 +104,30 @@ def start(
     *,
     timeout_s: float = 30.0,
     environment: dict[str, str] | None = None,
+    is_imported_first: bool = False,
     **arguments: object,
 ) -> Job:
-    """Start a job; role is "module:function" of this folder."""
+    """Start a job; role is "module:function" of this folder.
+
+    is_imported_first: the module is imported once for all ranks, before they are forked; nothing in
+        it may start a thread then.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, str(LAUNCHER), role, "--world", str(world), "--out", str(out)]
-    command += ["--timeout-s", str(timeout_s), "--arguments", json.dumps(arguments)]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    environment = environment or {}
+    ours = {name: value for name, value in environment.items() if name.startswith("RDMATENSOR_")}
+    launcher = _launcher(frozenset(environment.items() - ours.items()))
+    pidfd = launcher.start(
+        {
+            "role": role,
+            "world": world,
+            "out": str(out.resolve()),
+            "timeout_s": timeout_s,
+            "is_imported_first": is_imported_first,
+            "environment": {**os.environ, **environment},
+            "arguments": arguments,
+        }
     )
-    return Job(process, out, world, timeout_s)
+    return Job(pidfd, out, world, timeout_s)
 
 
 def run(role: str, world: int, out: Path, **options: Any) -> list[Rank]:

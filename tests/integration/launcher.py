@@ -1,15 +1,17 @@
-"""Run a function as the ranks of a job: import torch once, then fork.
+"""Run functions as the ranks of jobs: import torch once, then fork.
 
-python launcher.py MODULE:FUNCTION --world N --out DIR --timeout-s S --arguments JSON
+python launcher.py FD: a socket on which each line asks for a job, in JSON; each answer is a byte
+with a descriptor of the job's process. That process ends with its ranks, this one with the socket.
 
-Each rank calls FUNCTION(rank, world, **arguments), leaves its result as DIR/<rank>.json and its
-words as DIR/<rank>.log, and ends as a Python process does. DIR/exits.json has how each ended: an
-exit status, the negative number of a signal, or null for one that had to be ended.
+Each rank calls the role, MODULE:FUNCTION(rank, world, **arguments), leaves its result as
+<out>/<rank>.json and its words as <out>/<rank>.log, and ends as a Python process does.
+<out>/exits.json, written when all is over, has how each ended: an exit status, the negative number
+of a signal, or null for one that had to be ended. <out>/launcher.log has the job's own words.
 """
 
 from __future__ import annotations
 
-import argparse
+import array
 import faulthandler
 import importlib
 import json
@@ -19,6 +21,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,27 @@ import torch
 from meeting import FOLDER_VARIABLE
 
 GIVE_UP_EARLY_S = 3.0  # before the deadline: time to say where a rank hangs
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job, as the tests ask for it."""
+
+    role: str
+    world: int
+    out: str
+    timeout_s: float
+    is_imported_first: bool
+    environment: dict[str, str]
+    arguments: dict[str, Any]
+
+
+def write_into(path: Path) -> None:
+    """Make the file standard output and error, here and below Python."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def become_rank(rank: int, world: int, port: int, out: Path, dump_after_s: float) -> None:
@@ -39,20 +63,18 @@ def become_rank(rank: int, world: int, port: int, out: Path, dump_after_s: float
         MASTER_PORT=str(port),
     )
     os.environ[FOLDER_VARIABLE] = str(out)
-    log = os.open(out / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    write_into(out / f"{rank}.log")
     faulthandler.dump_traceback_later(dump_after_s, exit=False)
 
 
-def run_rank(args: argparse.Namespace, rank: int) -> int:
+def run_rank(job: Request, rank: int) -> int:
     """Call the function; a forked child's main program."""
-    module, _, function = args.role.partition(":")
+    module, _, function = job.role.partition(":")
     try:
         result = getattr(importlib.import_module(module), function)(
-            rank, args.world, **args.arguments
+            rank, job.world, **job.arguments
         )
-        (args.out / f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+        Path(job.out, f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
     except BaseException:  # noqa: BLE001 - the rank's last words
         traceback.print_exc()
         return 1
@@ -85,28 +107,58 @@ def free_port() -> int:
     return port
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role")
-    parser.add_argument("--world", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--timeout-s", type=float, required=True)
-    parser.add_argument("--arguments", type=json.loads, default={})
-    args = parser.parse_args()
-
+def run_job(job: Request) -> int:
+    """Run the ranks; a forked child's main program."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    out = Path(job.out)
+    write_into(out / "launcher.log")
     torch.set_num_threads(1)
+    if job.is_imported_first:
+        importlib.import_module(job.role.partition(":")[0])
     port = free_port()
     start_s = time.monotonic()
     pids: dict[int, int] = {}
-    for rank in range(args.world):
+    for rank in range(job.world):
         pid = os.fork()
         if pid == 0:
-            become_rank(rank, args.world, port, args.out, args.timeout_s - GIVE_UP_EARLY_S)
-            return run_rank(args, rank)
+            become_rank(rank, job.world, port, out, job.timeout_s - GIVE_UP_EARLY_S)
+            return run_rank(job, rank)
         pids[rank] = pid
-    exits: dict[int, Any] = wait_for(pids, start_s + args.timeout_s)
-    (args.out / "exits.json").write_text(json.dumps(exits), encoding="utf-8")
+    exits: dict[int, Any] = wait_for(pids, start_s + job.timeout_s)
+    (out / "exits.json.part").write_text(json.dumps(exits), encoding="utf-8")
+    (out / "exits.json.part").rename(out / "exits.json")
     return 0
+
+
+def take_the_dead(newest: int) -> None:
+    """Wait for earlier jobs that are over; not for the newest, which has just begun."""
+    while True:
+        over = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if over is None or over.si_pid == newest:
+            return
+        os.waitpid(over.si_pid, 0)
+
+
+def serve(requests: socket.socket) -> Request | None:
+    """Fork a process for each job: what it returns there; None here, once nobody asks any more."""
+    with requests, requests.makefile("rb") as lines:
+        for line in lines:
+            job = Request(**json.loads(line))
+            pid = os.fork()
+            if pid == 0:
+                return job
+            pidfd = os.pidfd_open(pid)
+            ancillary = array.array("i", [pidfd])
+            requests.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ancillary)])
+            os.close(pidfd)
+            take_the_dead(pid)
+    return None
+
+
+def main() -> int:
+    job = serve(socket.socket(fileno=int(sys.argv[1])))
+    return 0 if job is None else run_job(job)
 
 
 if __name__ == "__main__":

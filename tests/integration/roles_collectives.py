@@ -55,7 +55,7 @@ def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype == torch.bool:  # Gloo's sum of two true has a byte of 2; ours must be 0 or 1
         ours, theirs = a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
         return torch.equal(ours, (theirs != 0).to(torch.uint8))
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
 
 def for_oracle(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

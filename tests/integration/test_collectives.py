@@ -40,6 +40,20 @@ def test_random_floats_are_close_and_the_same_on_all_ranks(
     assert max(jobs.results(ranks)) <= world * 32 * 2.0**-24
 
 
+@pytest.mark.parametrize(
+    "algorithm", ["messages", "direct", "ring", "halving-doubling", "tree", "rign"]
+)
+def test_an_algorithm_can_be_forced(algorithm: str, tmp_path: Path) -> None:
+    forced = {"RDMATENSOR_ALGO": algorithm}
+    ranks = jobs.run("roles_collectives:random_floats_are_close", 3, tmp_path, environment=forced)
+
+    if algorithm == "rign":
+        assert all(rank.exit == 1 for rank in ranks)
+        assert all("RDMATENSOR_ALGO is 'rign'; want auto, messages" in rank.log for rank in ranks)
+    else:
+        assert max(jobs.results(ranks)) <= 3 * 32 * 2.0**-24
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_operations_in_flight_together(
     world: int, path_forced: dict[str, str], tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ RIG = Path(__file__).resolve().parents[2] / "ci" / "rig"
 sys.path.insert(0, str(RIG))
 import guests  # noqa: E402
 import options  # noqa: E402
+import tsc  # noqa: E402
 
 QEMU_STAND_IN = """#!/bin/sh
 echo "$$" >>"{folder}/pids"
@@ -102,6 +104,16 @@ def test_a_prefix_stands_before_whole_lines_only() -> None:
 
 def test_commas_in_a_path_do_not_end_qemus_option() -> None:
     assert "path=/a,,b," in guests.share("root", Path("/a,b"), is_writable=False)[1]
+
+
+def test_the_counters_rate_is_a_rate_and_the_same_each_time() -> None:
+    if platform.machine() != "x86_64":
+        assert tsc.rate_khz() is None
+        return
+    rates = [tsc.rate_khz() for _ in range(3)]
+    assert all(rate is not None and 100_000 < rate < 10_000_000 for rate in rates), rates
+    first, second, third = sorted(rate for rate in rates if rate is not None)
+    assert min(third - second, second - first) < second / 200, rates  # the kernel takes 1 %
 
 
 @pytest.fixture
@@ -191,5 +203,18 @@ def test_a_machine_that_ends_by_itself_is_the_rigs_failure(rig_copy: Path) -> No
     with start(rig_copy, "--", "true") as rig:
         _, said = rig.communicate(timeout=30)
     assert rig.returncode == 125
-    assert "ended by itself, with status 3: no such board" in said
+    assert said.count("trying once more") == 1
+    assert "error: the machine of host 0 ended by itself, with status 3: no such board" in said
     assert run_folders(rig_copy) == []
+
+
+def test_a_machine_that_dies_before_it_is_up_is_booted_once_more(rig_copy: Path) -> None:
+    stand_in = rig_copy / "bin" / "qemu-system-x86_64"
+    dies_first = f'[ -e "{rig_copy}/died" ] || {{ echo >"{rig_copy}/died"; exit 3; }}\n'
+    shebang, rest = stand_in.read_text().split("\n", 1)
+    stand_in.write_text(f"{shebang}\n{dies_first}{rest}")
+    with start(rig_copy, "--timeout", "1", "--", "true") as rig:
+        _, said = rig.communicate(timeout=30)
+    assert rig.returncode == 124, said
+    assert "trying once more: the machine of host 0 ended by itself, with status 3" in said
+    assert_gone(machines(rig_copy, 1))

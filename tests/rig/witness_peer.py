@@ -157,13 +157,13 @@ class Session:
         held = self._exposed.get(get.index)
         self.asked.append(get)
         is_known = get.segment == wire.NO_SEGMENT and held is not None and get.generation == 1
-        if held is None or not is_known or get.access != wire.MAY_WRITE:
+        if held is None or not is_known or get.access == wire.MAY_READ:
             answer = Words(
                 wire.WORD_KEY_REFUSED, access=get.access, segment=get.segment, index=get.index,
-                generation=get.generation,
+                generation=get.generation, refusal=1,
             )  # fmt: skip
         else:
-            require(get.len_bytes == held.region.len_bytes, f"a key for other bytes: {get}")
+            require(get.len_bytes == 0, f"a length in a question: {get}")
             answer = Words(
                 wire.WORD_KEY, access=get.access, segment=get.segment, index=get.index,
                 generation=get.generation, base=held.mr.buf, len_bytes=held.region.len_bytes,
@@ -232,7 +232,7 @@ class Session:
         elif words.kind in (wire.WORD_KEY, wire.WORD_KEY_REFUSED):
             require(key not in self.keys, f"a key that nobody asked for: {words}")
             self.keys[key] = words
-        else:
+        elif words.kind != wire.WORD_FLAGS:  # leave for flags, of which none are sent
             require((words.link, words.round) == (0, self.round), f"out of turn: {words}")
             if words.kind == wire.WORD_READY:
                 self.peer_ready = True
@@ -336,13 +336,10 @@ class Session:
 
     def key_of(self, region: Region, access: int) -> Words:
         """Ask for a key; the answer may be KEY_REFUSED."""
-        is_region = region.segment == wire.NO_SEGMENT
-        index, generation = (region.index, region.generation) if is_region else (0, 0)
-        key = (access, region.segment, index, generation)
+        key = (access, region.segment, region.index, region.generation)
         if key not in self.keys:
-            size = region.len_bytes if is_region else 0
-            get = Words(wire.WORD_KEY_GET, 0, 0, access, region.segment, index, generation)
-            self._send_words(Words(**{**get.__dict__, "len_bytes": size}))
+            get = Words(wire.WORD_KEY_GET, 0, 0, *key)
+            self._send_words(get)
             self.pump(lambda: key in self.keys, f"the answer to {get}")
         return self.keys[key]
 

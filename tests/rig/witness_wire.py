@@ -21,7 +21,8 @@ RING_BYTES = 4096  # the least that a peer takes
 FRAME_PATH, FRAME_PATH_FAILED, FRAME_READY, FRAME_HEARTBEAT = 1, 2, 3, 4
 FRAME_DEATH, FRAME_GOODBYE, FRAME_REVOKE, FRAME_REVOKED, FRAME_LANE_WORDS = 5, 6, 7, 8, 15
 WORD_READY, WORD_PROVED, WORD_FAILED, WORD_KEY_GET, WORD_KEY, WORD_KEY_REFUSED = range(1, 7)
-MAY_WRITE, MAY_READ = 1, 2
+WORD_FLAGS = 8
+MAY_WRITE, MAY_READ, MAY_WRITE_STRICT = 1, 2, 3
 
 NOTIFY_PROBE = 0xFFF10000
 NOTIFY_RESTOCKED = 0xFFF20000
@@ -35,11 +36,11 @@ _CHALLENGE = struct.Struct("<8s16s16s32sIiIII32s")
 _AUTH = struct.Struct("<8s32s")
 _REGION = struct.Struct("<16sQQQIIIIHH")
 _PATH = struct.Struct("<I16s16s64s384sI")
-_OFFER = struct.Struct("<HBBBBBBI")
+_OFFER = struct.Struct("<HBBBBBBIH2x")
 _PORT = struct.Struct("<24sBBBBHBBQ")
 _GID = struct.Struct("<16sBB")
 _QP = struct.Struct("<II")
-_WORDS = struct.Struct("<BBBBB3xIIIQQ")
+_WORDS = struct.Struct("<BBBBBxBxIIIQQ")
 FRAME_HEAD = struct.Struct("<HHI")
 
 
@@ -296,12 +297,13 @@ class Offer:
     retry: int = 0xFF
     service_level: int = 0xFF
     traffic_class: int = 0xFF
+    pkey: int = 0
 
     def encode(self) -> bytes:
         """Return the offer of a PATH."""
         raw = _OFFER.pack(
-            1, len(self.ports), self.qp_count, self.timeout, self.retry, self.service_level,
-            self.traffic_class, self.window,
+            2, len(self.ports), self.qp_count, self.timeout, self.retry, self.service_level,
+            self.traffic_class, self.window, self.pkey,
         )  # fmt: skip
         for port in self.ports:
             raw += _PORT.pack(
@@ -316,12 +318,12 @@ class Offer:
     def decode(raw: bytes) -> Offer:
         """Read the offer of a PATH."""
         require(len(raw) >= _OFFER.size, f"an offer of {len(raw)} bytes")
-        version, ports, qps, timeout, retry, level, traffic, window = _OFFER.unpack_from(raw)
+        version, ports, qps, timeout, retry, level, traffic, window, pkey = _OFFER.unpack_from(raw)
         require(
-            version == 1 and 1 <= ports <= 4 and 1 <= qps <= 8, f"offer {version} {ports} {qps}"
+            version == 2 and 1 <= ports <= 4 and 1 <= qps <= 8, f"offer {version} {ports} {qps}"
         )
         require(2 <= window <= 0xFFFF, f"a window of {window}")
-        offer = Offer([], window, qps, timeout, retry, level, traffic)
+        offer = Offer([], window, qps, timeout, retry, level, traffic, pkey)
         at = _OFFER.size
         for _ in range(ports):
             at = _read_port(raw, at, offer)
@@ -365,12 +367,13 @@ class Words:
     base: int = 0
     len_bytes: int = 0
     rkeys: tuple[int, ...] = ()
+    refusal: int = 0
 
     def encode(self) -> bytes:
         """Return the payload of LANE_WORDS."""
         fixed = _WORDS.pack(
-            self.kind, self.link, self.round, self.access, len(self.rkeys), self.segment,
-            self.index, self.generation, self.base, self.len_bytes,
+            self.kind, self.link, self.round, self.access, len(self.rkeys), self.refusal,
+            self.segment, self.index, self.generation, self.base, self.len_bytes,
         )  # fmt: skip
         return fixed + struct.pack(f"<{len(self.rkeys)}I", *self.rkeys)
 
@@ -378,13 +381,16 @@ class Words:
     def decode(raw: bytes) -> Words:
         """Read the payload of LANE_WORDS."""
         require(36 <= len(raw) <= 128, f"words of {len(raw)} bytes")
-        kind, link, number, access, count, *rest = _WORDS.unpack(raw[:36])
-        require(raw[5:8] == bytes(3) and len(raw) == 36 + 4 * count, f"words {raw!r}")
+        kind, link, number, access, count, refusal, *rest = _WORDS.unpack(raw[:36])
+        require((raw[5], raw[7]) == (0, 0) and len(raw) == 36 + 4 * count, f"words {raw!r}")
         rkeys = struct.unpack(f"<{count}I", raw[36:])
-        words = Words(kind, link, number, access, *rest, rkeys)
+        words = Words(kind, link, number, access, *rest, rkeys, refusal)
         if kind in (WORD_READY, WORD_PROVED, WORD_FAILED):
             require(words == Words(kind, link, number), f"more than a verdict: {words}")
+        elif kind == WORD_FLAGS:
+            require(words == Words(kind, access=access) and access in (1, 2), f"flags: {words}")
         else:
-            require((link, number) == (0, 0) and access in (1, 2), f"not a key: {words}")
+            require((link, number) == (0, 0) and access in (1, 2, 3), f"not a key: {words}")
         require((kind == WORD_KEY) == (count > 0), f"keys in {words}")
+        require((kind == WORD_KEY_REFUSED) == (refusal > 0), f"a refusal in {words}")
         return words

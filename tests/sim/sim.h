@@ -21,6 +21,9 @@
 
 #define SIM_DEVICES_MAX 4
 #define SIM_GIDS_MAX 8
+#define SIM_PKEYS_MAX 4
+#define SIM_WHOLE 1
+#define SIM_128 2
 
 struct sim_gid {
     const char *text; /* NULL: a hole */
@@ -33,6 +36,7 @@ struct sim_device_config {
     bool is_refused; /* opening it fails with EACCES */
     uint32_t mtu;    /* enum ibv_mtu; 0: 4096 bytes */
     struct sim_gid gids[SIM_GIDS_MAX];
+    uint16_t pkeys[SIM_PKEYS_MAX]; /* 0: a hole */
 };
 
 struct sim_config {
@@ -45,8 +49,13 @@ struct sim_config {
     uint32_t duplicates;    /* of a hundred completions, so many come twice */
     uint32_t inline_bytes;  /* the most that a QP gives */
     uint64_t retry_ns;      /* how long a request to nobody is tried; 0: 100 ms */
+    uint64_t memlock_bytes; /* all registrations together; 0: no limit */
     int list_errno;         /* get_device_list fails with it */
-    bool is_scattering;     /* bytes of one write land in random order */
+    bool is_scattering; /* bytes of one write land in random order, aligned blocks of 128 whole */
+    uint32_t piece_us;  /* between two pieces of a write, a random time up to this */
+    /* What query_qp_data_in_order answers: 0 (as rxe), SIM_WHOLE, SIM_128: the latter only where it
+     * is asked for by flags, as newer libraries are. */
+    int in_order;
 };
 
 struct sim_config sim_default(void);
@@ -57,6 +66,8 @@ void sim_use(void);
 
 /* The n-th control call from now on (1: the next) fails with sys_errno; 0: none does. */
 void sim_fail_call(uint32_t n, int sys_errno);
+/* Behind `skip` calls of this name, `count` of them fail with sys_errno. */
+void sim_fail_named(const char *call, uint32_t skip, uint32_t count, int sys_errno);
 /* Control calls since sim_begin(). */
 uint32_t sim_call_count(void);
 /* Name of the call that failed last, or NULL. */
@@ -64,13 +75,25 @@ const char *sim_failed_call(void);
 /* Contexts, PDs, MRs, channels, CQs and QPs that exist. */
 uint32_t sim_live_objects(void);
 
+/* Access flags of the registrations that hold this address, by their keys; how many. */
+uint32_t sim_accesses_of(const void *addr, unsigned int *out, uint32_t cap);
+
 /* Packets to this GID are lost, both ways; NULL: all arrive again. */
 void sim_block_gid(const char *text);
 /* The same for a whole device, by index, until told otherwise. */
 void sim_cut_device(uint32_t device, bool is_cut);
+/* The same once n requests more have been executed; then `unanswered` more of it arrive, of which
+ * the sender never hears. */
+void sim_cut_after(uint32_t device, uint64_t n, uint32_t unanswered);
 /* The next request on the wire ends with this status. */
 void sim_break_next(enum ibv_wc_status status);
 void sim_raise_event(uint32_t device, enum ibv_event_type type);
+/* As if it was pulled out: descriptors end, calls fail with EIO, nothing completes. */
+void sim_remove_device(uint32_t device);
+/* Another GID at this place of its table; the event comes with it. */
+void sim_change_gid(uint32_t device, uint32_t index, const char *text);
+/* What the QP was raised with. */
+enum ibv_mtu sim_path_mtu(const struct ibv_qp *qp);
 /* Requests that the wire has executed, of all QPs. */
 uint64_t sim_executed(void);
 

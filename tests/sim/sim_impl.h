@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sim's objects, shared by sim.c (control calls) and sim_wire.c (the data path). One lock
- * guards everything. */
+ * The sim's objects, shared by sim.c (devices), sim_objects.c and sim_qp.c (control calls) and
+ * sim_wire.c (the data path). One lock guards everything. */
 #ifndef RDT_TESTS_SIM_IMPL_H
 #define RDT_TESTS_SIM_IMPL_H
 
@@ -15,14 +15,26 @@ struct sim_device {
     struct ibv_device device; /* first */
     uint32_t index;
     bool is_cut;
+    bool is_removed;
+    uint64_t cut_at; /* executed requests; 0: never */
+    uint32_t unanswered;
 };
 
 struct sim_context {
     struct ibv_context context; /* first */
     struct sim_context *next;
     struct sim_device *device;
-    int event_write_fd;
-    uint32_t children;
+    int event_write_fd; /* -1: the device was removed */
+};
+
+/* In the order in which a closing device ends them. */
+enum sim_kind { SIM_QP, SIM_MR, SIM_CQ, SIM_CHANNEL, SIM_PD };
+
+struct sim_object {
+    struct sim_object *next;
+    struct ibv_context *context;
+    void *object;
+    enum sim_kind kind;
 };
 
 struct sim_pd {
@@ -37,7 +49,7 @@ struct sim_mr {
 
 struct sim_channel {
     struct ibv_comp_channel channel;
-    int write_fd;
+    int write_fd; /* -1: the device was removed */
     uint32_t children;
 };
 
@@ -55,7 +67,7 @@ struct sim_cq {
 
 struct sim_send {
     struct ibv_send_wr wr;
-    struct ibv_sge sge;
+    struct ibv_sge sges[2];
     uint8_t inlined[256];
     uint64_t not_before_ns;
     uint64_t failing_since_ns;
@@ -66,9 +78,11 @@ struct sim_qp {
     struct sim_device *device;
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
+    uint16_t pkey;
     struct sim_send *sends;
     uint32_t send_first;
     uint32_t send_count;
+    uint32_t send_unanswered; /* of these: executed, and the answer was lost */
     struct ibv_recv_wr *receives;
     uint32_t receive_first;
     uint32_t receive_count;
@@ -77,6 +91,8 @@ struct sim_qp {
 struct sim {
     pthread_mutex_t lock;
     pthread_cond_t work;
+    pthread_cond_t placed;
+    bool is_placing; /* the lock is given up between two pieces: nothing may go meanwhile */
     pthread_t wire;
     bool is_wire_running;
     bool is_stopping;
@@ -85,7 +101,9 @@ struct sim {
     struct sim_device devices[SIM_DEVICES_MAX];
     struct sim_context *contexts;
     uint32_t context_count;
-    uint32_t live_objects;
+    struct sim_object *objects;
+    uint32_t live_objects; /* and contexts */
+    uint64_t locked_bytes;
     struct sim_qp *qps[SIM_QPS_MAX]; /* by number, less one */
     struct sim_mr *mrs[SIM_MRS_MAX]; /* by key, less one */
     char blocked[64];
@@ -95,22 +113,67 @@ struct sim {
     uint32_t fail_at;
     int fail_errno;
     const char *failed_call;
+    const char *named; /* NULL: no call fails by its name */
+    uint32_t named_skip;
+    uint32_t named_count;
+    int named_errno;
 };
 
 extern struct sim sim;
 extern const struct rdti_verbs_ops sim_table;
 
 void sim_lock(void);
+/* The same once nothing is half placed: for whoever destroys or stops. */
+void sim_lock_still(void);
 void sim_unlock(void);
 uint64_t sim_random(uint64_t below);
 /* A control call: true if it is to fail, with errno set. Locked. */
 bool sim_is_failing(const char *call);
+/* The same, of a device that may have been removed. */
+bool sim_refuses(struct ibv_context *context, const char *call);
+
+static inline struct sim_device *
+sim_device_of(struct ibv_context *context)
+{
+    return ((struct sim_context *)context)->device;
+}
+
 /* A GID of a device as bytes; false: a hole. */
 bool sim_gid_of(uint32_t device, uint32_t index, union ibv_gid *out);
+
+/* sim_knobs.c */
+int sim_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags);
+
+/* sim_objects.c, sim_qp.c; the small ones are called locked. */
+void sim_track(enum sim_kind kind, struct ibv_context *context, void *object);
+void sim_untrack(void *object);
+/* End what is left of a context; returns how much. */
+uint32_t sim_reap(struct ibv_context *context);
+void sim_free_pd(struct sim_pd *pd);
+void sim_free_mr(struct sim_mr *mr);
+void sim_free_channel(struct sim_channel *channel);
+void sim_free_cq(struct sim_cq *cq);
+void sim_free_qp(struct sim_qp *qp);
+struct ibv_pd *sim_alloc_pd(struct ibv_context *context);
+int sim_dealloc_pd(struct ibv_pd *pd);
+struct ibv_mr *sim_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len_bytes, uint64_t iova,
+                                unsigned int access);
+int sim_dereg_mr(struct ibv_mr *mr);
+struct ibv_comp_channel *sim_create_comp_channel(struct ibv_context *context);
+int sim_destroy_comp_channel(struct ibv_comp_channel *channel);
+struct ibv_cq *sim_create_cq(struct ibv_context *context, int entries, void *cq_context,
+                             struct ibv_comp_channel *channel, int vector);
+int sim_destroy_cq(struct ibv_cq *cq);
+int sim_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context);
+void sim_ack_cq_events(struct ibv_cq *cq, unsigned int count);
+struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init);
+int sim_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+int sim_destroy_qp(struct ibv_qp *qp);
 
 /* sim_wire.c; locked but for the calls of the data path. */
 void sim_start_wire(void);
 void sim_stop_wire(void);
+uint32_t sim_send_bytes(const struct sim_send *send);
 void sim_to_error(struct sim_qp *qp);
 /* QPs forget what they held. */
 void sim_empty_qp(struct sim_qp *qp);

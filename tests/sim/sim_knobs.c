@@ -7,6 +7,35 @@
 #include "harness.h"
 #include "sim/sim_impl.h"
 
+void
+sim_lock(void)
+{
+    CHECK_INT_EQ(pthread_mutex_lock(&sim.lock), 0);
+}
+
+void
+sim_lock_still(void)
+{
+    sim_lock();
+    while (sim.is_placing)
+        CHECK_INT_EQ(pthread_cond_wait(&sim.placed, &sim.lock), 0);
+}
+
+void
+sim_unlock(void)
+{
+    CHECK_INT_EQ(pthread_mutex_unlock(&sim.lock), 0);
+}
+
+int
+sim_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
+{
+    (void)qp;
+    CHECK_INT_EQ(op, IBV_WR_RDMA_WRITE);
+    CHECK_UINT_LE(flags, 1);
+    return flags == 0 ? sim.config.in_order == SIM_WHOLE : sim.config.in_order;
+}
+
 struct sim_config
 sim_default(void)
 {
@@ -21,6 +50,8 @@ sim_default(void)
 
     for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++)
         memcpy(config.devices[i].gids, gids[i], sizeof(gids[i]));
+    for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++)
+        config.devices[i].pkeys[0] = 0xffff;
     return config;
 }
 
@@ -37,6 +68,7 @@ sim_begin(const struct sim_config *config)
     sim.calls = 0;
     sim.fail_at = 0;
     sim.failed_call = NULL;
+    sim.named = NULL;
     for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++) {
         sim.devices[i] = (struct sim_device){.index = i};
         (void)snprintf(sim.devices[i].device.name, sizeof(sim.devices[i].device.name), "sim%u", i);
@@ -67,12 +99,49 @@ sim_end(void)
     rdti_verbs_use_ops(NULL);
 }
 
+static bool
+is_named(const char *call)
+{
+    if (sim.named == NULL || strcmp(sim.named, call) != 0)
+        return false;
+    if (sim.named_skip > 0) {
+        sim.named_skip--;
+        return false;
+    }
+    return sim.named_count > 0 && sim.named_count-- > 0;
+}
+
+bool
+sim_is_failing(const char *call)
+{
+    const bool is_named_call = is_named(call);
+
+    sim.calls++;
+    if (!is_named_call && (sim.fail_at == 0 || --sim.fail_at > 0))
+        return false;
+    sim.failed_call = call;
+    errno = is_named_call ? sim.named_errno : sim.fail_errno;
+    return true;
+}
+
 void
 sim_fail_call(uint32_t n, int sys_errno)
 {
     sim_lock();
     sim.fail_at = n;
     sim.fail_errno = sys_errno;
+    sim.failed_call = NULL;
+    sim_unlock();
+}
+
+void
+sim_fail_named(const char *call, uint32_t skip, uint32_t count, int sys_errno)
+{
+    sim_lock();
+    sim.named = call;
+    sim.named_skip = skip;
+    sim.named_count = count;
+    sim.named_errno = sys_errno;
     sim.failed_call = NULL;
     sim_unlock();
 }
@@ -104,6 +173,26 @@ sim_live_objects(void)
     return count;
 }
 
+uint32_t
+sim_accesses_of(const void *addr, unsigned int *out, uint32_t cap)
+{
+    const uintptr_t at = (uintptr_t)addr;
+    uint32_t count = 0;
+
+    sim_lock();
+    for (uint32_t i = 0; i < SIM_MRS_MAX; i++) {
+        const struct sim_mr *mr = sim.mrs[i];
+
+        if (mr != NULL && at >= (uintptr_t)mr->mr.addr &&
+            at - (uintptr_t)mr->mr.addr < mr->mr.length) {
+            CHECK_UINT_LE(count + 1, cap);
+            out[count++] = mr->access;
+        }
+    }
+    sim_unlock();
+    return count;
+}
+
 void
 sim_block_gid(const char *text)
 {
@@ -117,6 +206,16 @@ sim_cut_device(uint32_t device, bool is_cut)
 {
     sim_lock();
     sim.devices[device].is_cut = is_cut;
+    sim_unlock();
+}
+
+void
+sim_cut_after(uint32_t device, uint64_t n, uint32_t unanswered)
+{
+    sim_lock();
+    sim.devices[device].cut_at = sim.executed + n;
+    sim.devices[device].unanswered = unanswered;
+    sim.devices[device].is_cut = n == 0;
     sim_unlock();
 }
 
@@ -138,9 +237,50 @@ sim_raise_event(uint32_t device, enum ibv_event_type type)
     event.element.port_num = 1;
     sim_lock();
     for (struct sim_context *at = sim.contexts; at != NULL; at = at->next)
-        if (at->device->index == device)
+        if (at->device->index == device && at->event_write_fd >= 0)
             CHECK_INT_EQ(write(at->event_write_fd, &event, sizeof(event)), sizeof(event));
     sim_unlock();
+}
+
+void
+sim_change_gid(uint32_t device, uint32_t index, const char *text)
+{
+    sim_lock();
+    sim.config.devices[device].gids[index].text = text;
+    sim_unlock();
+    sim_raise_event(device, IBV_EVENT_GID_CHANGE);
+}
+
+static void
+close_end(int *fd)
+{
+    if (*fd >= 0)
+        CHECK_INT_EQ(close(*fd), 0);
+    *fd = -1;
+}
+
+void
+sim_remove_device(uint32_t device)
+{
+    sim_lock();
+    sim.devices[device].is_cut = true;
+    sim.devices[device].is_removed = true;
+    for (struct sim_context *at = sim.contexts; at != NULL; at = at->next)
+        if (at->device->index == device)
+            close_end(&at->event_write_fd);
+    for (struct sim_object *at = sim.objects; at != NULL; at = at->next)
+        if (at->kind == SIM_CHANNEL && sim_device_of(at->context)->index == device)
+            close_end(&((struct sim_channel *)at->object)->write_fd);
+    sim_unlock();
+}
+
+enum ibv_mtu
+sim_path_mtu(const struct ibv_qp *qp)
+{
+    sim_lock();
+    const enum ibv_mtu mtu = ((const struct sim_qp *)qp)->attr.path_mtu;
+    sim_unlock();
+    return mtu;
 }
 
 uint64_t

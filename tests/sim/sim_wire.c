@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The sim's data path: queues of QPs, the wire that empties them, completions. */
 #include <arpa/inet.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,7 +11,7 @@
 
 #define RETRY_NS UINT64_C(100000000)
 #define RNR_NS UINT64_C(640000) /* min_rnr_timer 12 */
-#define PIECE_BYTES 256         /* of a write that lands out of order */
+#define PIECE_BYTES 128         /* of a write that lands out of order, or slowly */
 
 /* ---- Completions ---------------------------------------------------------------------------- */
 
@@ -19,7 +20,7 @@ signal_channel(struct sim_cq *cq)
 {
     struct ibv_cq *base = &cq->cq;
 
-    if (!cq->is_armed)
+    if (!cq->is_armed || cq->channel->write_fd < 0)
         return;
     cq->is_armed = false;
     CHECK_INT_EQ(write(cq->channel->write_fd, &base, sizeof(base)), sizeof(base));
@@ -70,6 +71,7 @@ void
 sim_empty_qp(struct sim_qp *qp)
 {
     qp->send_count = 0;
+    qp->send_unanswered = 0;
     qp->receive_count = 0;
     sim_drop_completions((struct sim_cq *)qp->init.send_cq, qp->qp.qp_num);
 }
@@ -83,6 +85,7 @@ sim_to_error(struct sim_qp *qp)
     if (qp->attr.qp_state == IBV_QPS_RESET)
         return;
     qp->attr.qp_state = IBV_QPS_ERR;
+    qp->send_unanswered = 0;
     for (; qp->send_count > 0; qp->send_count--, qp->send_first = (qp->send_first + 1) % send_cap)
         complete_send(qp, &qp->sends[qp->send_first].wr, IBV_WC_WR_FLUSH_ERR);
     for (; qp->receive_count > 0;
@@ -117,28 +120,44 @@ has_gid(const struct sim_device *device, const union ibv_gid *gid)
     return false;
 }
 
+/* One of two members has to be a full one. */
+static bool
+is_one_partition(uint16_t a, uint16_t b)
+{
+    return (a & 0x7fff) == (b & 0x7fff) && ((a | b) & 0x8000) != 0;
+}
+
 /* Both ends know each other, as set-up has told them. */
 static bool
 is_joined(const struct sim_qp *qp, const struct sim_qp *peer)
 {
     return (peer->attr.qp_state == IBV_QPS_RTR || peer->attr.qp_state == IBV_QPS_RTS) &&
-           peer->attr.dest_qp_num == qp->qp.qp_num && peer->attr.rq_psn == qp->attr.sq_psn;
+           peer->attr.dest_qp_num == qp->qp.qp_num && peer->attr.rq_psn == qp->attr.sq_psn &&
+           peer->attr.path_mtu == qp->attr.path_mtu && is_one_partition(qp->pkey, peer->pkey);
 }
 
-/* The QP that a packet of this one reaches, or NULL: it is lost. */
+/* The QP that a packet of this one reaches, or NULL: there is none. */
 static struct sim_qp *
-reach(const struct sim_qp *qp)
+find_peer(const struct sim_qp *qp)
 {
     const uint32_t qpn = qp->attr.dest_qp_num;
     const union ibv_gid *to = &qp->attr.ah_attr.grh.dgid;
     union ibv_gid from;
     struct sim_qp *peer = qpn >= 1 && qpn <= SIM_QPS_MAX ? sim.qps[qpn - 1] : NULL;
 
-    if (peer == NULL || qp->device->is_cut || peer->device->is_cut ||
-        !sim_gid_of(qp->device->index, qp->attr.ah_attr.grh.sgid_index, &from) ||
+    if (peer == NULL || !sim_gid_of(qp->device->index, qp->attr.ah_attr.grh.sgid_index, &from) ||
         is_blocked(&from) || is_blocked(to) || !has_gid(peer->device, to) || !is_joined(qp, peer))
         return NULL;
     return peer;
+}
+
+/* The same where cables are cut. */
+static struct sim_qp *
+reach(const struct sim_qp *qp)
+{
+    struct sim_qp *peer = find_peer(qp);
+
+    return peer == NULL || qp->device->is_cut || peer->device->is_cut ? NULL : peer;
 }
 
 static struct sim_mr *
@@ -154,51 +173,141 @@ find_mr(const struct sim_qp *qp, uint32_t key, uint64_t addr, uint64_t len_bytes
     return mr;
 }
 
+/* A device's stores, as a CPU that looks at the memory meanwhile sees them. In order: all bytes,
+ * behind them the last word, if it is aligned. Pieces that come in any order are looked at by
+ * whoever must not, so that the stores are atomic to be no race: what is read is wrong all the
+ * same. */
+static void
+place(uint8_t *to, const uint8_t *from, size_t len_bytes)
+{
+    const size_t word_bytes =
+        len_bytes >= sizeof(uint64_t) && ((uintptr_t)to + len_bytes) % sizeof(uint64_t) == 0
+            ? sizeof(uint64_t)
+            : 0;
+    const size_t head_bytes = len_bytes - word_bytes;
+    uint64_t word;
+
+    if (sim.config.is_scattering)
+        for (size_t i = 0; i < head_bytes; i++) /* relaxed: the word's store orders them */
+            atomic_store_explicit((_Atomic uint8_t *)to + i, from[i], memory_order_relaxed);
+    else
+        memcpy(to, from, head_bytes);
+    if (word_bytes == 0)
+        return;
+    memcpy(&word, from + head_bytes, sizeof(word));
+    /* release: pairs with the acquire of whoever looks for a flag */
+    atomic_store_explicit((_Atomic uint64_t *)(void *)(to + head_bytes), word,
+                          memory_order_release);
+}
+
+static void
+pause_between_pieces(void)
+{
+    const struct timespec pause = {.tv_nsec = (long)sim_random(sim.config.piece_us * 1000)};
+
+    if (sim.config.piece_us == 0)
+        return;
+    sim.is_placing = true;
+    sim_unlock();
+    (void)nanosleep(&pause, NULL);
+    sim_lock();
+    sim.is_placing = false;
+    CHECK_INT_EQ(pthread_cond_broadcast(&sim.placed), 0);
+}
+
+/* Blocks of the target's memory; the first and the last may be shorter. */
 static void
 copy(uint8_t *to, const uint8_t *from, size_t len_bytes)
 {
-    const size_t pieces = (len_bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    const size_t lead = (uintptr_t)to % PIECE_BYTES;
+    const size_t pieces = (lead + len_bytes + PIECE_BYTES - 1) / PIECE_BYTES;
 
-    if (!sim.config.is_scattering || pieces < 2) {
-        memcpy(to, from, len_bytes);
+    if ((!sim.config.is_scattering && sim.config.piece_us == 0) || pieces < 2) {
+        place(to, from, len_bytes);
         return;
     }
     /* A walk by a random odd stride over a power of two meets every piece once. */
     size_t span = 1;
     while (span < pieces)
         span *= 2;
-    const size_t stride = 2 * sim_random(span) + 1;
-    for (size_t i = 0, at = sim_random(span); i < span; i++, at = (at + stride) % span) {
-        const size_t off = at * PIECE_BYTES;
-        if (at < pieces)
-            memcpy(to + off, from + off,
-                   off + PIECE_BYTES <= len_bytes ? PIECE_BYTES : len_bytes - off);
+    const size_t stride = sim.config.is_scattering ? 2 * sim_random(span) + 1 : 1;
+    const size_t first = sim.config.is_scattering ? sim_random(span) : 0;
+    for (size_t i = 0, at = first; i < span; i++, at = (at + stride) % span) {
+        const size_t begin = at == 0 ? 0 : at * PIECE_BYTES - lead;
+        const size_t end = (at + 1) * PIECE_BYTES - lead;
+
+        if (at >= pieces)
+            continue;
+        place(to + begin, from + begin, (end < len_bytes ? end : len_bytes) - begin);
+        pause_between_pieces();
     }
+}
+
+uint32_t
+sim_send_bytes(const struct sim_send *send)
+{
+    uint32_t len = 0;
+
+    for (int i = 0; i < send->wr.num_sge; i++)
+        len += send->sges[i].length;
+    return len;
+}
+
+/* A write's bytes, in one piece: where they are, or gathered in *made, which the caller frees.
+ * NULL: not registered. */
+static const uint8_t *
+gather(const struct sim_qp *qp, const struct sim_send *send, uint8_t **made)
+{
+    uint64_t at = 0;
+
+    if ((send->wr.send_flags & IBV_SEND_INLINE) != 0)
+        return send->inlined;
+    for (int i = 0; i < send->wr.num_sge; i++)
+        if (find_mr(qp, send->sges[i].lkey, send->sges[i].addr, send->sges[i].length, 0) == NULL)
+            return NULL;
+    if (send->wr.num_sge == 1)
+        return (const uint8_t *)(uintptr_t)send->sges[0].addr;
+    *made = malloc(sim_send_bytes(send));
+    CHECK_NOT_NULL(*made);
+    for (int i = 0; i < send->wr.num_sge; at += send->sges[i++].length)
+        memcpy(*made + at, (const void *)(uintptr_t)send->sges[i].addr, send->sges[i].length);
+    return *made;
+}
+
+static enum ibv_wc_status
+read_remote(struct sim_qp *qp, struct sim_qp *peer, const struct sim_send *send)
+{
+    const struct ibv_sge *sge = &send->sges[0];
+    const uint64_t remote = send->wr.wr.rdma.remote_addr;
+
+    if (find_mr(qp, sge->lkey, sge->addr, sge->length, IBV_ACCESS_LOCAL_WRITE) == NULL)
+        return IBV_WC_LOC_PROT_ERR;
+    if (find_mr(peer, send->wr.wr.rdma.rkey, remote, sge->length, IBV_ACCESS_REMOTE_READ) == NULL)
+        return IBV_WC_REM_ACCESS_ERR;
+    copy((uint8_t *)(uintptr_t)sge->addr, (const uint8_t *)(uintptr_t)remote, sge->length);
+    return IBV_WC_SUCCESS;
 }
 
 static enum ibv_wc_status
 move(struct sim_qp *qp, struct sim_qp *peer, const struct sim_send *send)
 {
-    const bool is_read = send->wr.opcode == IBV_WR_RDMA_READ;
-    const uint64_t len = send->wr.num_sge == 1 ? send->sge.length : 0;
+    const uint64_t len = sim_send_bytes(send);
     const uint64_t remote = send->wr.wr.rdma.remote_addr;
-    uint8_t *local = (uint8_t *)(uintptr_t)send->sge.addr;
 
     if (len == 0)
         return IBV_WC_SUCCESS;
-    if ((send->wr.send_flags & IBV_SEND_INLINE) != 0)
-        local = (uint8_t *)(uintptr_t)send->inlined;
-    else if (find_mr(qp, send->sge.lkey, send->sge.addr, len,
-                     is_read ? IBV_ACCESS_LOCAL_WRITE : 0) == NULL)
+    if (send->wr.opcode == IBV_WR_RDMA_READ)
+        return read_remote(qp, peer, send);
+    uint8_t *made = NULL;
+    const uint8_t *bytes = gather(qp, send, &made);
+    if (bytes == NULL)
         return IBV_WC_LOC_PROT_ERR;
-    if (find_mr(peer, send->wr.wr.rdma.rkey, remote, len,
-                is_read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE) == NULL)
-        return IBV_WC_REM_ACCESS_ERR;
-    if (is_read)
-        copy(local, (const uint8_t *)(uintptr_t)remote, len);
-    else
-        copy((uint8_t *)(uintptr_t)remote, local, len);
-    return IBV_WC_SUCCESS;
+    const bool is_allowed =
+        find_mr(peer, send->wr.wr.rdma.rkey, remote, len, IBV_ACCESS_REMOTE_WRITE) != NULL;
+    if (is_allowed)
+        copy((uint8_t *)(uintptr_t)remote, bytes, len);
+    free(made);
+    return is_allowed ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR;
 }
 
 static void
@@ -209,7 +318,7 @@ notify(struct sim_qp *peer, const struct sim_send *send)
         .status = IBV_WC_SUCCESS,
         .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
         .imm_data = send->wr.imm_data,
-        .byte_len = send->wr.num_sge == 1 ? send->sge.length : 0,
+        .byte_len = sim_send_bytes(send),
         .wc_flags = IBV_WC_WITH_IMM,
         .qp_num = peer->qp.qp_num,
     };
@@ -221,9 +330,14 @@ notify(struct sim_qp *peer, const struct sim_send *send)
 
 /* Whether a request that cannot go now has been tried long enough. */
 static bool
-is_given_up(struct sim_send *send, uint64_t limit_ns)
+is_given_up(const struct sim_qp *qp, struct sim_send *send, uint64_t limit_ns)
 {
     const uint64_t now_ns = test_now_ns();
+
+    if (qp->device->is_removed) { /* nobody is there to say so */
+        send->not_before_ns = UINT64_MAX;
+        return false;
+    }
 
     if (send->failing_since_ns == 0)
         send->failing_since_ns = now_ns;
@@ -239,9 +353,36 @@ end_head(struct sim_qp *qp, enum ibv_wc_status status)
     qp->send_first = (qp->send_first + 1) % qp->init.cap.max_send_wr;
     qp->send_count--;
     sim.executed++;
+    for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++)
+        sim.devices[i].is_cut |=
+            sim.devices[i].cut_at != 0 && sim.executed >= sim.devices[i].cut_at;
     complete_send(qp, &wr, status);
     if (status != IBV_WC_SUCCESS)
         sim_to_error(qp);
+}
+
+/* A request crosses just before the cable goes, and its answer does not. What a read brought is
+ * lost with it. */
+static bool
+cross_unanswered(struct sim_qp *qp)
+{
+    struct sim_qp *peer = find_peer(qp);
+
+    if (!qp->device->is_cut || qp->device->unanswered == 0 || peer == NULL ||
+        qp->send_unanswered == qp->send_count)
+        return false;
+    const struct sim_send *send =
+        &qp->sends[(qp->send_first + qp->send_unanswered) % qp->init.cap.max_send_wr];
+    const bool has_imm = send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    if (has_imm && peer->receive_count == 0)
+        return false;
+    if (send->wr.opcode != IBV_WR_RDMA_READ && move(qp, peer, send) != IBV_WC_SUCCESS)
+        return false;
+    if (has_imm)
+        notify(peer, send);
+    qp->send_unanswered++;
+    qp->device->unanswered--;
+    return true;
 }
 
 static void
@@ -259,13 +400,13 @@ execute(struct sim_qp *qp)
     }
     if (peer == NULL) {
         /* As rxe has it: seven retries are for ever. */
-        if (is_given_up(send, sim.config.retry_ns != 0 ? sim.config.retry_ns : RETRY_NS) &&
+        if (is_given_up(qp, send, sim.config.retry_ns != 0 ? sim.config.retry_ns : RETRY_NS) &&
             qp->attr.retry_cnt < 7)
             end_head(qp, IBV_WC_RETRY_EXC_ERR);
         return;
     }
     if (send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && peer->receive_count == 0) {
-        if (is_given_up(send, RNR_NS * (qp->attr.rnr_retry + 1u)))
+        if (is_given_up(qp, send, RNR_NS * (qp->attr.rnr_retry + 1u)))
             end_head(qp, IBV_WC_RNR_RETRY_EXC_ERR);
         return;
     }
@@ -290,7 +431,8 @@ turn(void)
         if (qp == NULL || qp->attr.qp_state != IBV_QPS_RTS || qp->send_count == 0 ||
             qp->sends[qp->send_first].not_before_ns > now_ns)
             continue;
-        execute(qp);
+        if (!cross_unanswered(qp))
+            execute(qp);
         return true;
     }
     return false;
@@ -368,34 +510,38 @@ sim_req_notify_cq(struct ibv_cq *cq, int solicited_only)
 {
     CHECK_INT_EQ(solicited_only, 0);
     sim_lock();
-    ((struct sim_cq *)cq)->is_armed = true;
+    const int failed = sim_refuses(cq->context, "req_notify_cq") ? errno : 0;
+    ((struct sim_cq *)cq)->is_armed |= failed == 0;
     sim_unlock();
-    return 0;
+    return failed;
 }
 
 static int
 queue_send(struct sim_qp *qp, const struct ibv_send_wr *wr)
 {
     const uint32_t cap = qp->init.cap.max_send_wr;
-    const uint64_t len = wr->num_sge == 1 ? wr->sg_list->length : 0;
+    uint64_t at = 0;
 
     if (qp->attr.qp_state != IBV_QPS_RTS && qp->attr.qp_state != IBV_QPS_ERR)
         return EINVAL;
     if (qp->send_count == cap)
         return ENOMEM;
-    CHECK_INT_LE(wr->num_sge, 1);
-    CHECK_UINT_LE(len, sim.config.max_msg_bytes != 0 ? sim.config.max_msg_bytes : 8u << 20);
+    CHECK_UINT_LE((uint32_t)wr->num_sge, qp->init.cap.max_send_sge);
     struct sim_send *send = &qp->sends[(qp->send_first + qp->send_count++) % cap];
     send->wr = *wr;
     send->wr.next = NULL;
-    if (wr->num_sge == 1)
-        send->sge = *wr->sg_list;
+    for (int i = 0; i < wr->num_sge; i++)
+        send->sges[i] = wr->sg_list[i];
+    const uint64_t len = sim_send_bytes(send);
+    CHECK_UINT_LE(len, sim.config.max_msg_bytes != 0 ? sim.config.max_msg_bytes : 8u << 20);
     send->failing_since_ns = 0;
     send->not_before_ns =
         sim.config.delay_us == 0 ? 0 : test_now_ns() + sim_random(sim.config.delay_us * 1000);
     if ((wr->send_flags & IBV_SEND_INLINE) != 0 && len > 0) {
         CHECK_UINT_LE(len, qp->init.cap.max_inline_data);
-        memcpy(send->inlined, (const void *)(uintptr_t)wr->sg_list->addr, len);
+        for (int i = 0; i < wr->num_sge; at += wr->sg_list[i++].length)
+            memcpy(send->inlined + at, (const void *)(uintptr_t)wr->sg_list[i].addr,
+                   wr->sg_list[i].length);
     }
     if (qp->attr.qp_state == IBV_QPS_ERR)
         sim_to_error(qp);
@@ -408,7 +554,7 @@ sim_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **ba
     int failed = 0;
 
     sim_lock();
-    if (sim_is_failing("post_send")) {
+    if (sim_refuses(qp->context, "post_send")) {
         failed = errno;
         *bad = wr;
     }
@@ -429,7 +575,7 @@ sim_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **
     int failed = 0;
 
     sim_lock();
-    if (sim_is_failing("post_recv")) {
+    if (sim_refuses(base->context, "post_recv")) {
         failed = errno;
         *bad = wr;
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,14 +10,21 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).parents[2] / "ci"
-STEPS = ["setup", "lint", "ctest", "tidy", "sanitize", "wheel"]
-NAMES = ["setup", "lint", "C tests", "C tests, ASan+UBSan", "C tests, TSan", "tidy", "wheel"]
+STEPS = [
+    *("setup", "lint", "ctest", "tidy", "fuzz", "sanitize", "wheel", "c10d_suite"),
+    "rig/verify",
+]
+NAMES = [
+    *("setup", "lint", "C tests", "C tests, ASan+UBSan", "C tests, TSan", "tidy", "fuzz"),
+    *("wheel", "c10d suite", "rig"),
+]
+NO_RIG = "not run (RDMATENSOR_NO_RIG=1)"
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A repository whose steps only say that they ran."""
-    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci/rig").mkdir(parents=True)
     for name in ("test.sh", "lib.sh"):
         shutil.copy(CI / name, tmp_path / "ci" / name)
     for step in STEPS:
@@ -31,10 +39,12 @@ def script(path: Path, line: str, status: int = 0) -> None:
     path.chmod(0o755)
 
 
-def run(tree: Path) -> tuple[int, list[str]]:
+def run(tree: Path, **environment: str) -> tuple[int, list[str]]:
+    inherited = {name: text for name, text in os.environ.items() if name != "RDMATENSOR_NO_RIG"}
     done = subprocess.run(
         ["bash", "ci/test.sh"],
         cwd=tree,
+        env=inherited | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -50,6 +60,10 @@ def table_of(lines: list[str]) -> dict[str, str]:
     rows = lines[start + 1 : next(i for i, line in enumerate(lines) if line.startswith("total "))]
     results = {}
     for row in rows:
+        if row.endswith(NO_RIG):
+            assert row.split(maxsplit=1)[0] == "rig"
+            results["rig"] = NO_RIG
+            continue
         name, seconds, result = row.rsplit(maxsplit=2)
         assert seconds.isdecimal()
         results[name] = result
@@ -94,3 +108,12 @@ def test_without_an_environment_nothing_can_run(tree: Path) -> None:
     status, lines = run(tree)
     assert status == 1
     assert table_of(lines) == {"setup": "FAILED"}
+
+
+def test_a_rig_that_is_switched_off_is_not_run_and_shows_in_the_table(tree: Path) -> None:
+    script(tree / ".venv/bin/pytest", "echo \"sees ${RDMATENSOR_NO_RIG:-nothing}\"; echo '== 3 =='")
+    status, lines = run(tree, RDMATENSOR_NO_RIG="1")
+    assert status == 0
+    assert "ran rig/verify" not in " ".join(lines)
+    assert "sees nothing" in lines  # the library would take it for one of its settings
+    assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), "rig": NO_RIG}

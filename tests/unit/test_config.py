@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rdmatensor import InvalidArgument, Settings
-from rdmatensor.config import FOREIGN_NAMES, VARIABLES, from_environment
+from rdmatensor.config import FOREIGN_NAMES, NATIVE_NAMES, VARIABLES, from_environment
 
 GOOD = {
     "TRANSPORT": ("TCP", "transport", "tcp"),
@@ -23,6 +23,11 @@ GOOD = {
     "ARENA_MB": ("128", "arena_mb", 128),
     "ARENA_MAX_MB": ("256", "arena_max_mb", 256),
     "TCP_STREAMS": ("4", "tcp_streams", 4),
+    "ADOPT": ("0", "adopt", False),
+    "PLAN": ("off", "plan", "off"),
+    "VERIFY": ("CRC32C", "verify", "crc32c"),
+    "METRICS_PORT": ("9400-9401", "metrics_port", (9400, 9401)),
+    "TRACE": ("/var/tmp", "trace", "/var/tmp"),
     "LOG": ("debug", "log", "debug"),
 }
 BAD = {
@@ -37,6 +42,7 @@ BAD = {
     "ARENA_MB": ["0", "-1", "1.5", "64M", "99999999999"],
     "ARENA_MAX_MB": ["0", "x"],
     "TCP_STREAMS": ["0", "17", "x"],
+    "METRICS_PORT": ["0", "on", "9401-9400"],
     "LOG": ["loud", "3"],
 }
 
@@ -60,6 +66,11 @@ BAD_FIELDS: dict[str, list[object]] = {
     "arena_mb": [0, -1, 1.5, "64", True, None, 1 << 40],
     "arena_max_mb": [0, -1, "64"],
     "tcp_streams": [0, 17, 1.0],
+    "adopt": [1, "1"],
+    "plan": ["", " auto"],
+    "trace": ["", " a", 3],
+    "verify": ["", "md5", "CRC32C", True],
+    "metrics_port": [9400, (0, 1), (2, 1), "9400"],
     "log": ["x", 3, None],
 }
 
@@ -170,6 +181,18 @@ def test_the_readme_has_the_table() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for variable in VARIABLES:
         assert f"| `{variable.full_name}` | {variable.form} | {variable.meaning} |" in readme
+
+
+def test_what_the_c_library_reads_is_in_the_list_and_in_the_readme() -> None:
+    root = Path(__file__).parents[2]
+    readme = (root / "README.md").read_text()
+    code = "".join(path.read_text() for path in sorted((root / "csrc").glob("**/*.c")))
+    # In code a name is a string of its own; in a message it is a part of one.
+    read = set(re.findall(r'"(RDMATENSOR_\w+)"', code)) - {"RDMATENSOR_SECRET"}
+    assert len(read) > 10
+    assert read == set(NATIVE_NAMES)
+    for name in read:
+        assert f"`{name}`" in readme or "_TEST_" in name, name
 
 
 def test_only_config_reads_the_environment() -> None:

@@ -46,6 +46,14 @@ find_port() {
     return 1
 }
 
+# The kernel was told to boot on one; by now it has patched what it patches.
+wake_cpus() {
+    local switch
+    for switch in /sys/devices/system/cpu/cpu[1-9]*/online; do
+        [[ ! -e "$switch" ]] || echo 1 >"$switch" || fail "cannot wake the CPU of $switch"
+    done
+}
+
 name_hosts() {
     local host
     hostname "rig$RIG_HOST"
@@ -124,6 +132,7 @@ mount_rest
 name_hosts
 ip link set lo up
 make_links || fail "links: $(<"$LINKS_LOG")"
+wake_cpus
 ((RIG_HOSTS == 1)) || wait_for_peer
 ((RIG_HOSTS == 1)) || shape_links "$RIG_RATE" "$RIG_NETEM" || fail "tc: $(<"$LINKS_LOG")"
 read -r uptime_s _ </proc/uptime

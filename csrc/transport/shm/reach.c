@@ -9,9 +9,10 @@ rdti_shm_check_generation(const struct shm_lane *l, const struct rdt_remote_regi
                           struct shm_attempt *attempt)
 {
     if (remote->index >= l->generation_count) {
-        attempt->status = rdti_error_set(attempt->err, RDT_ESTALE, 0,
-                                         "region %u is not among the peer's %u regions",
-                                         remote->index, l->generation_count);
+        attempt->status =
+            rdti_error_set_rank(attempt->err, RDT_ESTALE, l->peer_rank,
+                                "region %u is not among the %u regions of rank %d", remote->index,
+                                l->generation_count, (int)l->peer_rank);
         return SHM_REFUSED;
     }
     /* seq_cst: pairs with the owner's store when it exports the region or ends its generation, and
@@ -21,9 +22,10 @@ rdti_shm_check_generation(const struct shm_lane *l, const struct rdt_remote_regi
         atomic_load_explicit(&l->generations[remote->index], memory_order_seq_cst);
     if (generation == remote->generation)
         return SHM_DONE;
-    attempt->status = rdti_error_set(attempt->err, RDT_ESTALE, 0,
-                                     "region %u was freed by its owner: generation %u, now %u",
-                                     remote->index, remote->generation, generation);
+    attempt->status =
+        rdti_error_set_rank(attempt->err, RDT_ESTALE, l->peer_rank,
+                            "region %u of rank %d was freed by its owner: generation %u, now %u",
+                            remote->index, (int)l->peer_rank, remote->generation, generation);
     return SHM_REFUSED;
 }
 

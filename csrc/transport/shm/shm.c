@@ -132,6 +132,16 @@ shm_poll(void *state)
     return work;
 }
 
+static void
+shm_ring(struct rdti_lane *lane)
+{
+    const struct shm_lane *l = shm_lane_of(lane);
+    const uint32_t calls = rdti_doorbell_ring(l->bell, l->event_fd, false);
+
+    if (calls > 0)
+        rdti_count(&l->state->host->counters->wakeups_sent, calls);
+}
+
 static bool
 shm_needs_epoll(void *state)
 {
@@ -182,6 +192,7 @@ const struct rdti_transport rdti_transport_shm = {
     .poll = shm_poll,
     .needs_epoll = shm_needs_epoll,
     .map = rdti_shm_map_region,
+    .ring = shm_ring,
     .explain = shm_explain,
     .is_idle = rdti_shm_is_idle,
     .fail_lane = rdti_shm_fail_lane,

@@ -22,12 +22,14 @@ rdti_tcp_read_chunk_bytes(const struct rdti_tcp_lane *lane)
 
 /* ---- Batches ------------------------------------------------------------------------------- */
 
+/* Of the least part: gather() puts an entry behind the head even where none will be sent. */
 static bool
 batch_has_room(const struct rdti_tcp_batch *b)
 {
     return b->bytes < RDTI_TCP_BATCH_BYTES && b->mark_count < RDTI_TCP_BATCH_MARKS &&
            b->iov_count + 2 <= RDTI_TCP_BATCH_IOVS &&
-           b->head_bytes + RDTI_STREAM_HEAD_BYTES <= RDTI_TCP_BATCH_HEAD_BYTES;
+           b->head_bytes + RDTI_STREAM_HEAD_BYTES + RDTI_STREAM_ENTRY_BYTES <=
+               RDTI_TCP_BATCH_HEAD_BYTES;
 }
 
 static void

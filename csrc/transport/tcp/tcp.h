@@ -44,7 +44,7 @@
  * call. */
 #define RDTI_TCP_LIST_BLOCK_MAX_BYTES (UINT64_C(64) << 10)
 
-/* One sendmsg: enough vectors for a full list, heads for 128 small writes. 10 KiB. */
+/* One sendmsg: enough vectors for a full list, heads for 127 small writes. 10 KiB. */
 #define RDTI_TCP_BATCH_IOVS 256
 #define RDTI_TCP_BATCH_HEAD_BYTES 4096
 #define RDTI_TCP_BATCH_MARKS 128

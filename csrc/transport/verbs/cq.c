@@ -26,16 +26,16 @@ fail_protocol(struct rdti_verbs_link *link, const char *what, uint64_t value)
 
 /* ---- What we sent --------------------------------------------------------------------------- */
 
-/* Lock is held; ops that are over go to *done. */
-static void
-retire(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record, struct rdti_list *done)
+void
+rdti_verbs_retire(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record,
+                  struct rdti_list *done)
 {
     struct rdti_op *op = record->op;
 
     if (record->piece >= 0) {
-        if (record->copy_to != NULL)
-            memcpy(record->copy_to, lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES,
-                   record->copy_bytes);
+        if (record->is_read)
+            memcpy(record->local, lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES,
+                   record->len_bytes);
         lane->stage_free |= 1u << record->piece;
     }
     if (op == NULL || --op->scratch[RDTI_VERBS_OP_OPEN] > 0 ||
@@ -58,7 +58,7 @@ take_sent(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     const bool is_known = sequence < qp->tx_posted;
     /* One that was reported before finds nothing left to do. */
     while (is_known && qp->tx_done <= sequence) {
-        retire(lane, &qp->records[qp->tx_done % RDTI_VERBS_SQ_DEPTH], &done);
+        rdti_verbs_retire(lane, &qp->records[qp->tx_done % RDTI_VERBS_SQ_DEPTH], &done);
         qp->tx_done++;
     }
     (void)pthread_mutex_unlock(&lane->lock);
@@ -82,21 +82,33 @@ take_window(struct rdti_verbs_link *link, uint32_t count)
         fail_protocol(link, "the peer restocked more receives than it has", count);
 }
 
-/* Post receives again, once that is worth a call. */
+/* Post receives again, once that is worth a call; a link that is broken needs none. */
 static void
 restock(struct rdti_verbs_qp *qp, uint32_t from)
 {
-    const struct rdti_verbs_link *link = qp->link;
+    struct rdti_verbs_link *link = qp->link;
     struct rdt_error err;
 
-    if (link->nic->rq_depth - (qp->rx_posted - qp->rx_taken) >= from &&
+    if (link->state <= RDTI_VERBS_LINK_GOOD &&
+        link->nic->rq_depth - (qp->rx_posted - qp->rx_taken) >= from &&
         rdti_verbs_restock(qp, &err) != RDT_OK)
-        rdti_verbs_fail(link->lane, &err);
+        rdti_verbs_break_link(link, &err);
+}
+
+static void
+take_mark(struct rdti_verbs_link *link, uint32_t number)
+{
+    struct rdti_verbs_lane *lane = link->lane;
+    struct rdt_error err;
+
+    if (rdti_verbs_take_mark(lane, number, &err) != RDT_OK)
+        rdti_verbs_fail(lane, &err);
 }
 
 static void
 take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
+    struct rdti_verbs_lane *lane = link->lane;
     struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
     const uint64_t sequence = wc->wr_id & UINT64_C(0xffffffffffff);
     const uint32_t imm = be32toh(wc->imm_data);
@@ -109,9 +121,13 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
         return;
     }
     qp->rx_taken++;
-    if ((imm & UINT32_C(0xffff0000)) == RDTI_NOTIFY_RESTOCKED) {
-        take_window(link, imm & UINT32_C(0xffff));
-        if (rdti_verbs_phase_of(link->lane) != RDTI_VERBS_FAILED)
+    const uint32_t kind = imm & UINT32_C(0xffff0000);
+    if (kind == RDTI_NOTIFY_RESTOCKED || kind == RDTI_NOTIFY_SETTLED) {
+        if (kind == RDTI_NOTIFY_RESTOCKED)
+            take_window(link, imm & UINT32_C(0xffff));
+        else
+            take_mark(link, imm & UINT32_C(0xffff));
+        if (rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED)
             restock(qp, 1); /* these have a small reserve of their own */
         return;
     }
@@ -125,25 +141,29 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 
 /* ---- Delivery ------------------------------------------------------------------------------- */
 
-/* A message that has come on every QP. */
+/* A message that has come on every QP but those of links that are settled. */
 static bool
 next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
 {
+    struct rdti_verbs_link *mixed = NULL;
     uint32_t value = 0;
-    bool is_mixed = false;
+    uint32_t count = 0;
 
     for (uint32_t i = 0; i < lane->qp_count; i++)
-        if (lane->qps[i]->imm_first == lane->qps[i]->imm_end)
+        if (!lane->qps[i]->link->is_rx_out && lane->qps[i]->imm_first == lane->qps[i]->imm_end)
             return false;
     for (uint32_t i = 0; i < lane->qp_count; i++) {
         struct rdti_verbs_qp *qp = lane->qps[i];
-        const uint32_t imm = qp->imms[qp->imm_first++ % RDTI_VERBS_IMMS];
 
-        is_mixed |= i > 0 && imm != value;
+        if (qp->link->is_rx_out)
+            continue;
+        const uint32_t imm = qp->imms[qp->imm_first++ % RDTI_VERBS_IMMS];
+        if (count++ > 0 && imm != value)
+            mixed = qp->link;
         value = imm;
     }
-    if (is_mixed) {
-        fail_protocol(lane->qps[0]->link, "one message has two notifications", value);
+    if (mixed != NULL) {
+        fail_protocol(mixed, "one message has two notifications", value);
         return false;
     }
     *value_out = value;
@@ -168,10 +188,15 @@ rdti_verbs_deliver(struct rdti_verbs_lane *lane)
     uint32_t count = 0;
     uint32_t value;
 
-    /* A callback may end the lane. */
-    while (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && next_message(lane, &value)) {
-        lane->rx_messages++;
-        lane->rx_owed++;
+    /* A callback may end the lane. Flags first: those that went before an immediate are in place
+     * when it is here, and those that went behind it wait for it. */
+    while (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY) {
+        if (!rdti_verbs_take_flag(lane, &value)) {
+            if (!next_message(lane, &value))
+                break;
+            lane->rx_messages++;
+            lane->rx_owed++;
+        }
         count++;
         rdti_count(&host->counters->notifications, 1);
         host->on_notify(host->core, &lane->base, value);
@@ -188,35 +213,77 @@ take(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     const uint32_t kind = (uint32_t)(wc->wr_id >> 56);
 
-    if (kind == RDTI_VERBS_WR_PROBE) {
+    if (kind == RDTI_VERBS_WR_PROBE)
         rdti_verbs_probe_done(link, wc);
-    } else if (wc->status != IBV_WC_SUCCESS) {
-        /* What a round of set-up that failed left behind is no error of the lane. */
-        if (link->state == RDTI_VERBS_LINK_GOOD)
-            rdti_verbs_fail_completion(link, wc);
-    } else if (rdti_verbs_qp_of(link, wc->wr_id) == NULL) {
+    else if (wc->status != IBV_WC_SUCCESS && link->state == RDTI_VERBS_LINK_DRAINING)
+        rdti_verbs_note_flush(link, wc);
+    else if (wc->status != IBV_WC_SUCCESS)
+        return; /* what a round of set-up that failed left behind is no error of the lane */
+    else if (rdti_verbs_qp_of(link, wc->wr_id) == NULL)
         fail_protocol(link, "the device completed for a QP that is none", wc->wr_id);
-    } else if (kind == RDTI_VERBS_WR_TX) {
+    else if (kind == RDTI_VERBS_WR_TX)
         take_sent(link, wc);
-    } else {
+    else
         take_received(link, wc);
+}
+
+static bool
+breaks(const struct rdti_verbs_link *link, const struct ibv_wc *wc)
+{
+    return wc->status != IBV_WC_SUCCESS && wc->wr_id >> 56 != RDTI_VERBS_WR_PROBE &&
+           link->state == RDTI_VERBS_LINK_GOOD;
+}
+
+/* Completions of one poll; the first that breaks the link goes to *first, and is acted on later. */
+static void
+take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, struct ibv_wc *first,
+           bool *is_broken)
+{
+    const struct rdti_verbs_lane *lane = link->lane;
+
+    for (int i = 0; i < count && rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED; i++) {
+        if (!breaks(link, &wcs[i])) {
+            take(link, &wcs[i]);
+        } else if (*is_broken) {
+            rdti_verbs_note_flush(link, &wcs[i]);
+        } else {
+            *first = wcs[i];
+            *is_broken = true;
+        }
     }
 }
 
-static uint32_t
-poll_link(struct rdti_verbs_link *link)
+/* What has come whole is delivered before an error of the same batch ends the lane: so all that the
+ * CQ holds is looked at first, which is no more than its depth. */
+uint32_t
+rdti_verbs_poll_link(struct rdti_verbs_link *link)
 {
     struct rdti_verbs_lane *lane = link->lane;
     struct ibv_wc wcs[RDTI_VERBS_WCS];
+    struct ibv_wc first;
+    bool is_broken = false;
+    uint32_t work = 0;
+    int count;
 
-    const int count = lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
-    if (count < 0) {
-        fail_protocol(link, "ibv_poll_cq failed", (uint64_t)-(int64_t)count);
-        return 1;
-    }
-    for (int i = 0; i < count && rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED; i++)
-        take(link, &wcs[i]);
-    return (uint32_t)count;
+    if (link->state > RDTI_VERBS_LINK_DRAINING)
+        return 0; /* what was received is told: nothing may be added to it */
+    const uint32_t most = link->qp_count * (link->nic->sq_depth + link->nic->rq_depth + 1);
+    do {
+        count = lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
+        if (count < 0) {
+            fail_protocol(link, "ibv_poll_cq failed", (uint64_t)-(int64_t)count);
+            return 1;
+        }
+        take_batch(link, wcs, count, &first, &is_broken);
+        work += (uint32_t)count;
+    } while (is_broken && count == RDTI_VERBS_WCS && work < most &&
+             rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED);
+    if (!is_broken)
+        return work;
+    (void)rdti_verbs_deliver(lane);
+    if (rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED)
+        rdti_verbs_fail_completion(link, &first);
+    return work;
 }
 
 uint32_t
@@ -225,11 +292,11 @@ rdti_verbs_poll_lane(struct rdti_verbs_lane *lane)
     uint32_t work = 0;
 
     for (uint32_t i = 0; i < lane->link_count; i++) {
-        work += poll_link(&lane->links[i]);
+        work += rdti_verbs_poll_link(&lane->links[i]);
         if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
             return work;
     }
-    if (work > 0)
+    if (work > 0 || !rdti_list_is_empty(&lane->flags))
         work += rdti_verbs_deliver(lane);
     return work;
 }
@@ -241,13 +308,13 @@ rdti_verbs_arm_lane(struct rdti_verbs_lane *lane)
         struct rdti_verbs_link *link = &lane->links[i];
 
         /* Where it fails the device has, and its event or the next post says so. */
-        if (!link->is_armed)
+        if (!link->is_armed && link->state <= RDTI_VERBS_LINK_DRAINING)
             link->is_armed = lane->verbs->ops->req_notify_cq(link->cq, 0) == 0;
     }
 }
 
-static void
-disarm(struct rdti_verbs *verbs, const struct ibv_cq *cq)
+void
+rdti_verbs_disarm(struct rdti_verbs *verbs, const struct ibv_cq *cq)
 {
     for (struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next) {
         struct rdti_verbs_lane *lane = RDTI_CONTAINER(at, struct rdti_verbs_lane, node);
@@ -255,20 +322,5 @@ disarm(struct rdti_verbs *verbs, const struct ibv_cq *cq)
         for (uint32_t i = 0; i < lane->link_count; i++)
             if (lane->links[i].cq == cq)
                 lane->links[i].is_armed = false;
-    }
-}
-
-void
-rdti_verbs_on_channel(void *arg, uint32_t epoll_events)
-{
-    struct rdti_verbs_nic *nic = arg;
-    const struct rdti_verbs_ops *ops = nic->verbs->ops;
-    struct ibv_cq *cq;
-    void *cq_context;
-
-    (void)epoll_events;
-    while (ops->get_cq_event(nic->channel, &cq, &cq_context) == 0) {
-        ops->ack_cq_events(cq, 1); /* at once: destroying a CQ waits for it */
-        disarm(nic->verbs, cq);
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How ops and lanes end: the first error and what people are told about it, teardown. [driver] */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,16 @@ stop_qps(struct rdti_verbs_lane *lane)
 
         for (uint32_t q = 0; q < link->qp_count; q++) {
             struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR, RDTI_VERBS_NO_MTU};
-            (void)lane->verbs->ops->modify_qp(link->qps[q]->qp, &attr, IBV_QP_STATE);
+
+            if (link->qps[q]->qp == NULL)
+                continue;
+            const int failed = lane->verbs->ops->modify_qp(link->qps[q]->qp, &attr, IBV_QP_STATE);
+
+            /* Destroying it stops it as well. */
+            if (failed != 0)
+                rdti_log(link->nic->is_gone ? RDT_LOG_DEBUG : RDT_LOG_WARN,
+                         "verbs: ibv_modify_qp to ERR on device %s port %u: %s", link->nic->name,
+                         link->nic->port, strerror(failed > 0 ? failed : errno));
         }
     }
 }
@@ -95,6 +105,8 @@ rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
     lane->error = *err;
     rdti_list_splice(&ops, &lane->ops);
     lane->cursor = NULL;
+    lane->again_count = 0;
+    lane->again_next = 0;
     /* release: pairs with rdti_verbs_phase_of(); from here on nobody posts */
     atomic_store_explicit(&lane->phase, RDTI_VERBS_FAILED, memory_order_release);
     (void)pthread_mutex_unlock(&lane->lock);
@@ -106,6 +118,7 @@ rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
         rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u work requests were flushed",
                  lane->args.peer_rank, lane->flushed);
     lane->qp_count = 0;
+    rdti_verbs_forget_flags(lane);
     while (lane->link_count > 0)
         rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
     /* No device touches their memory any more. */
@@ -128,14 +141,15 @@ rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 void
 rdti_verbs_free_lane(struct rdti_verbs_lane *lane)
 {
-    const struct rdti_verbs *verbs = lane->verbs;
+    struct rdti_verbs *verbs = lane->verbs;
 
     for (uint32_t i = 0; i < verbs->nic_count; i++)
-        if (lane->stage_mrs[i] != NULL)
-            (void)verbs->ops->dereg_mr(lane->stage_mrs[i]);
+        rdti_verbs_deregister(&verbs->nics[i], lane->stage_mrs[i]);
     if (lane->stage != NULL)
         (void)munmap(lane->stage, RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES);
+    rdti_verbs_free_tails(lane);
     rdti_verbs_free_remotes(lane);
+    free(lane->again);
     (void)pthread_mutex_destroy(&lane->lock);
     explicit_bzero(lane->args.session_key, sizeof(lane->args.session_key));
     free(lane);
@@ -169,6 +183,16 @@ advice_for(enum ibv_wc_status status)
     }
 }
 
+/* Whether another link may do better: not where the request or its memory was refused. */
+static bool
+is_of_link(enum ibv_wc_status status)
+{
+    return status != IBV_WC_LOC_LEN_ERR && status != IBV_WC_LOC_QP_OP_ERR &&
+           status != IBV_WC_LOC_PROT_ERR && status != IBV_WC_MW_BIND_ERR &&
+           status != IBV_WC_LOC_ACCESS_ERR && status != IBV_WC_REM_INV_REQ_ERR &&
+           status != IBV_WC_REM_ACCESS_ERR;
+}
+
 void
 rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
@@ -193,6 +217,13 @@ rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc
         (unsigned long long)lane->rx_messages, advice_for(wc->status));
     err.wc_status = (int32_t)wc->status;
     err.vendor_err = wc->vendor_err;
-    lane->flushed += wc->status == IBV_WC_WR_FLUSH_ERR;
-    rdti_verbs_fail(lane, &err);
+    if (!is_of_link(wc->status)) {
+        rdti_verbs_fail(lane, &err);
+        return;
+    }
+    rdti_verbs_break_link(link, &err);
+    if (rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED)
+        rdti_verbs_note_flush(link, wc);
+    else
+        lane->flushed += wc->status == IBV_WC_WR_FLUSH_ERR;
 }

@@ -102,13 +102,13 @@ consider(struct rdti_verbs_nic *nic, uint32_t index)
 }
 
 rdt_status
-rdti_verbs_find_gids(struct rdti_verbs_nic *nic, uint32_t table_count, struct rdt_error *err)
+rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
     const int32_t wanted = rdti_verbs_wanted_gid(&nic->verbs->settings, nic->name);
+    /* An index is a byte of the offer and of the address vector. */
+    const uint32_t table_count = nic->gid_table_count < 256 ? nic->gid_table_count : 256;
 
     nic->gid_count = 0;
-    if (table_count > 256) /* an index is a byte of the offer and of the address vector */
-        table_count = 256;
     if (wanted >= 0 && (uint32_t)wanted >= table_count)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0,
                               "RDMATENSOR_VERBS_GID_INDEX asks for %d, the table has %u entries",
@@ -253,7 +253,7 @@ rdti_verbs_pair_links(struct rdti_verbs_lane *lane, struct rdt_error *err)
     while (pick(lane, own_left, peer_left, &own, &peer)) {
         uint32_t at = count;
 
-        while (lane->links[at].nic_index != own) /* each port has one, at or behind count */
+        while (lane->links[at].port_index != own) /* each port has one, at or behind count */
             at++;
         if (at != count)
             move_link(&lane->links[count], &lane->links[at]);

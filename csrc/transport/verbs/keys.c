@@ -53,55 +53,87 @@ forget_older(struct rdti_verbs_lane *lane, const struct rdt_remote_region *regio
     }
 }
 
+/* `remote`: an entry that is asked for anew, or NULL. */
 static rdt_status
 ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_region *region,
-        struct rdt_error *err)
+        struct rdti_verbs_remote *remote, struct rdt_error *err)
 {
-    const bool is_region = region->segment == RDT_SEGMENT_NONE;
-
     if (lane->asked_count == sizeof(lane->asked) / sizeof(lane->asked[0]))
         return RDT_OK; /* with the next push */
-    if (is_region)
+    if (region->segment == RDT_SEGMENT_NONE)
         forget_older(lane, region);
-    struct rdti_verbs_remote *remote = calloc(1, sizeof(*remote));
-    if (remote == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "a remote key of %zu bytes", sizeof(*remote));
+    if (remote == NULL) {
+        remote = calloc(1, sizeof(*remote));
+        if (remote == NULL)
+            return rdti_error_set(err, RDT_ENOMEM, 0, "a remote key of %zu bytes", sizeof(*remote));
+        rdti_list_append(&lane->remotes, &remote->link);
+    }
     remote->state = RDTI_VERBS_KEY_ASKED;
     remote->access = access;
     remote->segment = region->segment;
-    remote->index = is_region ? region->index : 0;
-    remote->generation = is_region ? region->generation : 0;
-    rdti_list_append(&lane->remotes, &remote->link);
+    remote->index = region->index;
+    remote->generation = region->generation;
     lane->asked[lane->asked_count++] = (struct rdti_verbs_words){
         .kind = RDTI_VERBS_KEY_GET,
         .access = access,
         .segment = remote->segment,
         .index = remote->index,
         .generation = remote->generation,
-        .len_bytes = is_region ? region->len_bytes : 0,
     };
     return RDT_OK;
 }
 
-rdt_status
-rdti_verbs_find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op,
-                       struct rdti_verbs_remote **out, struct rdt_error *err)
+static rdt_status
+refused(const struct rdti_verbs_lane *lane, const struct rdti_verbs_remote *remote,
+        struct rdt_error *err)
+{
+    const int32_t rank = lane->args.peer_rank;
+
+    switch (remote->refusal) {
+    case RDTI_VERBS_MEMLOCK:
+        return rdti_error_set_rank(
+            err, RDT_ENOMEM, rank,
+            "rank %d cannot register the %llu bytes that hold region %u: RLIMIT_MEMLOCK is %llu "
+            "there. " RDTI_VERBS_MEMLOCK_CURE,
+            rank, (unsigned long long)remote->len_bytes, remote->index,
+            (unsigned long long)remote->base);
+    case RDTI_VERBS_NOT_REGISTERED:
+        (void)rdti_error_set_rank(
+            err, RDT_EDEVICE, rank,
+            "rank %d cannot register the %llu bytes that hold region %u; its log says more", rank,
+            (unsigned long long)remote->len_bytes, remote->index);
+        if (err != NULL)
+            err->sys_errno = (int32_t)(remote->base & 0xffff);
+        return RDT_EDEVICE;
+    default:
+        return rdti_error_set_rank(err, RDT_ESTALE, rank,
+                                   "rank %d gives no key for region %u, generation %u: it was "
+                                   "freed",
+                                   rank, remote->index, remote->generation);
+    }
+}
+
+static rdt_status
+find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op, uint8_t access,
+            struct rdti_verbs_remote **out, struct rdt_error *err)
 {
     const struct rdt_remote_region *region = &op->remote;
-    const uint8_t access = op->kind == RDTI_OP_READ ? RDTI_VERBS_MAY_READ : RDTI_VERBS_MAY_WRITE;
     struct rdti_verbs_remote *remote =
         find(lane, access, region->segment, region->index, region->generation);
 
     *out = NULL;
+    if (region->index == 0)
+        return rdti_error_set(err, RDT_ESTALE, 0, "no region has the index 0");
     if (remote == NULL)
-        return ask_for(lane, access, region, err);
+        return ask_for(lane, access, region, NULL, err);
     if (remote->state == RDTI_VERBS_KEY_ASKED)
         return RDT_OK;
+    /* What was over when it was asked for says nothing of the next region in its piece. */
+    if (remote->state == RDTI_VERBS_KEY_NONE && remote->refusal == RDTI_VERBS_REGION_OVER &&
+        (remote->index != region->index || remote->generation != region->generation))
+        return ask_for(lane, access, region, remote, err);
     if (remote->state == RDTI_VERBS_KEY_NONE)
-        return rdti_error_set_rank(err, RDT_ESTALE, lane->args.peer_rank,
-                                   "rank %d gives no key for region %u, generation %u: it was "
-                                   "freed, or cannot be registered there",
-                                   lane->args.peer_rank, region->index, region->generation);
+        return refused(lane, remote, err);
     const uint64_t off = region->segment == RDT_SEGMENT_NONE ? 0 : region->segment_off;
     if (!rdti_range_ok(off, region->len_bytes, remote->len_bytes))
         return rdti_error_set(err, RDT_ERANGE, 0,
@@ -110,6 +142,22 @@ rdti_verbs_find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op,
                               (unsigned long long)off, (unsigned long long)remote->len_bytes);
     *out = remote;
     return RDT_OK;
+}
+
+rdt_status
+rdti_verbs_find_key(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool *has_flag,
+                    struct rdti_verbs_remote **out, struct rdt_error *err)
+{
+    const uint8_t access = op->kind == RDTI_OP_READ ? RDTI_VERBS_MAY_READ : RDTI_VERBS_MAY_WRITE;
+
+    *has_flag = rdti_verbs_may_flag(lane, op);
+    if (*has_flag) {
+        const rdt_status status = find_remote(lane, op, RDTI_VERBS_MAY_WRITE_STRICT, out, err);
+        if (status != RDT_ENOMEM && status != RDT_EDEVICE)
+            return status;
+        *has_flag = false; /* it cannot be registered once more: an immediate does without */
+    }
+    return find_remote(lane, op, access, out, err);
 }
 
 /* ---- Regions that are over ------------------------------------------------------------------ */
@@ -162,12 +210,16 @@ rdti_verbs_take_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words 
     struct rdti_verbs_remote *remote =
         find(lane, words->access, words->segment, words->index, words->generation);
 
-    if (remote == NULL || remote->state != RDTI_VERBS_KEY_ASKED)
+    if (remote == NULL || remote->state != RDTI_VERBS_KEY_ASKED || remote->index != words->index ||
+        remote->generation != words->generation)
         return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
                                    "rank %d sent a key that nobody asked for",
                                    lane->args.peer_rank);
     if (words->kind == RDTI_VERBS_KEY_REFUSED) {
         remote->state = RDTI_VERBS_KEY_NONE;
+        remote->refusal = words->refusal;
+        remote->base = words->base;
+        remote->len_bytes = words->len_bytes;
         return RDT_OK;
     }
     if (words->rkey_count != lane->peer.port_count)

@@ -60,6 +60,7 @@ describe_lane(struct rdti_verbs_lane *lane)
     own->retry = settings->retry;
     own->service_level = settings->service_level;
     own->traffic_class = settings->traffic_class;
+    own->pkey = settings->pkey;
     for (uint32_t i = 0; i < lane->link_count; i++) {
         describe_port(&lane->links[i], &own->ports[i]);
         if (lane->links[i].nic->rq_depth < least)
@@ -68,13 +69,39 @@ describe_lane(struct rdti_verbs_lane *lane)
     own->window = least - RDTI_VERBS_RQ_RESERVE;
 }
 
+/* On every port whose device is there; all or nothing. */
+static rdt_status
+create_links(struct rdti_verbs_lane *lane, struct rdt_error *err)
+{
+    struct rdti_verbs *verbs = lane->verbs;
+    rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; status == RDT_OK && i < verbs->nic_count; i++) {
+        struct rdti_verbs_link *link = &lane->links[lane->link_count];
+
+        if (verbs->nics[i].is_gone)
+            continue;
+        status = rdti_verbs_create_link(lane, &verbs->nics[i], i, link, err);
+        if (status == RDT_OK)
+            link->port_index = lane->link_count++;
+    }
+    if (status == RDT_OK && lane->link_count == 0)
+        status = rdti_error_set(err, RDT_ENOTVIABLE, 0, "verbs: no device is left: %s port %u: %s",
+                                verbs->nics[0].name, verbs->nics[0].port, verbs->nics[0].event);
+    while (status != RDT_OK && lane->link_count > 0)
+        rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
+    for (uint32_t i = 0; i < lane->link_count; i++)
+        lane->port_nics[i] = lane->links[i].nic_index;
+    return status;
+}
+
 rdt_status
 rdti_verbs_make_offer(void *state, const struct rdti_lane_args *args, struct rdti_lane **out,
                       struct rdti_offer *offer, struct rdt_error *err)
 {
     struct rdti_verbs *verbs = state;
     struct rdti_verbs_lane *lane = calloc(1, sizeof(*lane));
-    rdt_status status = RDT_OK;
+    rdt_status status;
 
     if (lane == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "verbs lane: %zu bytes", sizeof(*lane));
@@ -85,11 +112,8 @@ rdti_verbs_make_offer(void *state, const struct rdti_lane_args *args, struct rdt
     rdti_list_init(&lane->node);
     rdti_list_init(&lane->ops);
     rdti_list_init(&lane->remotes);
-    while (status == RDT_OK && lane->link_count < verbs->nic_count) {
-        status = rdti_verbs_create_link(lane, &verbs->nics[lane->link_count], lane->link_count,
-                                        &lane->links[lane->link_count], err);
-        lane->link_count += status == RDT_OK;
-    }
+    rdti_list_init(&lane->flags);
+    status = create_links(lane, err);
     if (status != RDT_OK)
         goto err_free;
     describe_lane(lane);
@@ -102,8 +126,6 @@ rdti_verbs_make_offer(void *state, const struct rdti_lane_args *args, struct rdt
     return RDT_OK;
 
 err_free:
-    while (lane->link_count > 0)
-        rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
     free(lane);
     return status;
 }
@@ -122,6 +144,10 @@ rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_e
             rdti_error_set(&why, RDT_EPROTO, 0, "verbs offer with %u descriptors", peer->fd_count);
     else
         status = rdti_verbs_offer_decode(peer->bytes, peer->len_bytes, &lane->peer, &why);
+    if (status == RDT_EVERSION) { /* of this transport only: another path may do */
+        status = RDT_ENOTVIABLE;
+        why.status = RDT_ENOTVIABLE;
+    }
     if (status == RDT_OK && lane->peer.qp_count != lane->own.qp_count)
         status = rdti_error_set_rank(&why, RDT_ENOTVIABLE, lane->args.peer_rank,
                                      "verbs: rank %d has %u QPs for each port, this process %u: "
@@ -154,28 +180,35 @@ rdti_verbs_send_words(struct rdti_verbs_lane *lane, const struct rdti_verbs_word
     host->send_words(host->core, &lane->base, bytes, (uint32_t)len);
 }
 
+/* From the order of our ports to that of the offer, which a device may be missing in. */
+static void
+order_keys(const struct rdti_verbs_lane *lane, struct rdti_verbs_words *key)
+{
+    const struct rdti_verbs_words all = *key;
+
+    key->rkey_count = lane->own.port_count;
+    memset(key->rkeys, 0, sizeof(key->rkeys));
+    for (uint32_t i = 0; i < lane->own.port_count; i++)
+        key->rkeys[i] = all.rkeys[lane->port_nics[i]];
+}
+
 static rdt_status
 answer_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get, struct rdt_error *err)
 {
     struct rdti_verbs_words answer;
     const rdt_status status = rdti_verbs_grant(lane->verbs, get, &answer, err);
 
-    if (status == RDT_ERANGE || status == RDT_EPROTO)
+    if (status == RDT_EPROTO)
         return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
-                                   "rank %d asks for the key of region %u, %llu bytes, which is "
+                                   "rank %d asks for the key of region %u in piece %u, which is "
                                    "none",
-                                   lane->args.peer_rank, get->index,
-                                   (unsigned long long)get->len_bytes);
-    if (status != RDT_OK) {
+                                   lane->args.peer_rank, get->index, get->segment);
+    if (status != RDT_OK)
         rdti_log(status == RDT_ESTALE ? RDT_LOG_DEBUG : RDT_LOG_ERROR,
                  "verbs: rank %d gets no key for piece %u, region %u: %s", lane->args.peer_rank,
-                 get->segment, get->index, err != NULL ? err->message : rdt_status_name(status));
-        answer = (struct rdti_verbs_words){.kind = RDTI_VERBS_KEY_REFUSED,
-                                           .access = get->access,
-                                           .segment = get->segment,
-                                           .index = get->index,
-                                           .generation = get->generation};
-    }
+                 get->segment, get->index, err->message);
+    if (answer.kind == RDTI_VERBS_KEY)
+        order_keys(lane, &answer);
     rdti_verbs_send_words(lane, &answer);
     return RDT_OK;
 }
@@ -215,6 +248,12 @@ rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t 
     case RDTI_VERBS_KEY_REFUSED:
         status = take_key(lane, &words, &why);
         break;
+    case RDTI_VERBS_FLAGS:
+        status = rdti_verbs_take_flags_word(lane, &words, &why);
+        break;
+    case RDTI_VERBS_LINK_DOWN:
+        status = rdti_verbs_take_down_word(lane, &words, &why);
+        break;
     default:
         status = rdti_verbs_take_link_word(lane, &words, &why);
         break;
@@ -224,29 +263,52 @@ rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t 
 
 /* ---- Small entries -------------------------------------------------------------------------- */
 
+static size_t
+explain_broken(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
+{
+    const int wrote = snprintf(buf, cap, "%s%s:%u is down: %s", used > 0 ? "; " : "",
+                               link->nic->name, link->nic->port, link->error.message);
+
+    return wrote > 0 ? (size_t)wrote : 0;
+}
+
+static size_t
+explain_good(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
+{
+    const char *event = link->nic->event;
+    char counters[96];
+    char notify[128];
+
+    rdti_verbs_explain_counters(link->nic, counters, sizeof(counters));
+    rdti_verbs_explain_notify(link->lane, notify, sizeof(notify));
+    const int wrote =
+        snprintf(buf, cap, "%s%s:%u %s, %u QPs, notify %s%s%s%s%s", used > 0 ? "; " : "",
+                 link->nic->name, link->nic->port, link->pair_text, link->qp_count, notify,
+                 counters[0] != '\0' ? "; device since open: " : "", counters,
+                 event[0] != '\0' ? "; the device reported: " : "", event);
+
+    return wrote > 0 ? (size_t)wrote : 0;
+}
+
 void
 rdti_verbs_explain(const struct rdti_lane *base, char *buf, size_t cap)
 {
     const struct rdti_verbs_lane *lane = (const struct rdti_verbs_lane *)base;
+    char stage[256];
     size_t used = 0;
 
     buf[0] = '\0';
     for (uint32_t i = 0; i < lane->link_count && used < cap; i++) {
         const struct rdti_verbs_link *link = &lane->links[i];
-        char counters[96];
 
-        if (link->state != RDTI_VERBS_LINK_GOOD)
-            continue;
-        rdti_verbs_explain_counters(link->nic, counters, sizeof(counters));
-        const char *why = lane->why_no_flag;
-        const int wrote =
-            snprintf(buf + used, cap - used, "%s%s:%u %s, %u QPs, notify imm%s%s%s%s%s",
-                     used > 0 ? "; " : "", link->nic->name, link->nic->port, link->pair_text,
-                     link->qp_count, why != NULL ? " (no flag: " : "", why != NULL ? why : "",
-                     why != NULL ? ")" : "", counters[0] != '\0' ? "; device since open: " : "",
-                     counters);
-        used += wrote > 0 ? (size_t)wrote : 0;
+        if (link->state > RDTI_VERBS_LINK_DROPPED)
+            used += explain_broken(link, used, buf + used, cap - used);
+        else if (link->state == RDTI_VERBS_LINK_GOOD)
+            used += explain_good(link, used, buf + used, cap - used);
     }
+    rdti_verbs_explain_stage(lane->verbs, stage, sizeof(stage));
+    if (stage[0] != '\0' && used < cap)
+        (void)snprintf(buf + used, cap - used, "%s%s", used > 0 ? "; " : "", stage);
 }
 
 bool

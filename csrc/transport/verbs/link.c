@@ -33,7 +33,7 @@ static void
 describe_pair(struct rdti_verbs_link *link)
 {
     const struct rdti_verbs_lane *lane = link->lane;
-    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->nic_index];
+    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->port_index];
     const struct rdti_verbs_port_offer *peer = &lane->peer.ports[link->peer_port];
     const struct rdti_verbs_pair *pair = &link->pairs[link->round];
     char own_gid[48];
@@ -97,23 +97,13 @@ report_choice(const struct rdti_verbs_lane *lane)
     }
 }
 
-/* Whoever asked for flags hears why notifications are immediates. */
 static void
-explain_notify(struct rdti_verbs_lane *lane)
+add_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp)
 {
-    const struct rdti_verbs_ops *ops = lane->verbs->ops;
-    struct ibv_qp *qp = lane->qps[0]->qp;
-
-    if (lane->verbs->settings.notify == RDTI_VERBS_IMM)
-        return;
-    const bool is_in_order = ops->query_qp_data_in_order != NULL &&
-                             ops->query_qp_data_in_order(qp, IBV_WR_RDMA_WRITE, 0) > 0;
-    lane->why_no_flag = is_in_order
-                            ? "a flag needs a place behind the payload, which regions do not have"
-                            : "the device does not promise to write in order";
-    rdti_log(lane->verbs->settings.notify == RDTI_VERBS_FLAG ? RDT_LOG_WARN : RDT_LOG_INFO,
-             "verbs: rank %d on %s is notified by immediates, not by flags: %s",
-             lane->args.peer_rank, lane->qps[0]->link->nic->name, lane->why_no_flag);
+    lane->qps[lane->qp_count++] = qp;
+    lane->tx_qps[lane->tx_count++] = qp;
+    if (qp->inline_bytes < lane->inline_bytes)
+        lane->inline_bytes = qp->inline_bytes;
 }
 
 static void
@@ -123,17 +113,15 @@ become_ready(struct rdti_verbs_lane *lane)
 
     report_choice(lane);
     (void)pthread_mutex_lock(&lane->lock);
+    lane->inline_bytes = UINT32_MAX;
     for (uint32_t i = 0; i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
         const uint64_t peer_max = lane->peer.ports[link->peer_port].max_msg_bytes;
 
         if (link->state != RDTI_VERBS_LINK_GOOD)
             continue;
-        for (uint32_t q = 0; q < link->qp_count; q++) {
-            if (lane->qp_count == 0 || link->qps[q]->inline_bytes < lane->inline_bytes)
-                lane->inline_bytes = link->qps[q]->inline_bytes;
-            lane->qps[lane->qp_count++] = link->qps[q];
-        }
+        for (uint32_t q = 0; q < link->qp_count; q++)
+            add_qp(lane, link->qps[q]);
         if (peer_max < lane->max_chunk_bytes)
             lane->max_chunk_bytes = peer_max;
         if (link->nic->max_msg_bytes < lane->max_chunk_bytes)
@@ -143,15 +131,32 @@ become_ready(struct rdti_verbs_lane *lane)
     /* release: pairs with rdti_verbs_phase_of() */
     atomic_store_explicit(&lane->phase, RDTI_VERBS_READY, memory_order_release);
     (void)pthread_mutex_unlock(&lane->lock);
-    explain_notify(lane);
+    rdti_verbs_agree_flags(lane);
     (void)rdti_verbs_push(lane);
     host->on_ready(host->core, &lane->base);
     (void)rdti_verbs_deliver(lane); /* a peer that was ready earlier may have written */
 }
 
+/* Each link with its own reason. */
+static void
+explain_dropped(const struct rdti_verbs_lane *lane, char *buf, size_t cap)
+{
+    size_t used = 0;
+
+    buf[0] = '\0';
+    for (uint32_t i = 0; i < lane->link_count && used < cap; i++) {
+        const struct rdti_verbs_link *link = &lane->links[i];
+        const int wrote =
+            snprintf(buf + used, cap - used, "%s%s port %u, %s: %s", i > 0 ? "; " : "",
+                     link->nic->name, link->nic->port, link->pair_text, link->why);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+}
+
 static void
 check_links(struct rdti_verbs_lane *lane)
 {
+    char why[256 * RDTI_VERBS_PORTS_MAX];
     uint32_t good = 0;
     struct rdt_error err;
 
@@ -164,12 +169,11 @@ check_links(struct rdti_verbs_lane *lane)
         become_ready(lane);
         return;
     }
+    explain_dropped(lane, why, sizeof(why));
     (void)rdti_error_set_rank(&err, RDT_ENOTVIABLE, lane->args.peer_rank,
-                              "verbs: no write reached rank %d: %s port %u, %s: %s; is there a "
-                              "route between these addresses, and UDP port 4791 open?",
-                              lane->args.peer_rank, lane->links[0].nic->name,
-                              lane->links[0].nic->port, lane->links[0].pair_text,
-                              lane->links[0].why);
+                              "verbs: no write reached rank %d: %s; is there a route between these "
+                              "addresses, and UDP port 4791 open?",
+                              lane->args.peer_rank, why);
     rdti_verbs_fail(lane, &err);
 }
 

@@ -6,9 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/range.h"
 #include "transport/verbs/verbs.h"
 
@@ -37,12 +40,10 @@ has_ipc_lock(void)
 static rdt_status
 memlock_error(uint64_t len_bytes, uint64_t limit_bytes, int sys_errno, struct rdt_error *err)
 {
-    return rdti_error_set(
-        err, RDT_ENOMEM, sys_errno,
-        "%llu bytes cannot be locked for the device: RLIMIT_MEMLOCK is %llu. docker: --ulimit "
-        "memlock=-1 --cap-add IPC_LOCK; systemd: LimitMEMLOCK=infinity; "
-        "/etc/security/limits.conf: * - memlock unlimited",
-        (unsigned long long)len_bytes, (unsigned long long)limit_bytes);
+    return rdti_error_set(err, RDT_ENOMEM, sys_errno,
+                          "%llu bytes cannot be locked for the device: RLIMIT_MEMLOCK is "
+                          "%llu. " RDTI_VERBS_MEMLOCK_CURE,
+                          (unsigned long long)len_bytes, (unsigned long long)limit_bytes);
 }
 
 static uint64_t
@@ -53,6 +54,13 @@ memlock_limit(void)
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         return UINT64_MAX;
     return limit.rlim_cur;
+}
+
+/* Whether registering failed because of the limit. */
+static bool
+is_memlock_short(int sys_errno)
+{
+    return sys_errno == ENOMEM && memlock_limit() != UINT64_MAX && !has_ipc_lock();
 }
 
 rdt_status
@@ -80,9 +88,8 @@ rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes, 
         return RDT_OK;
     }
     const int sys_errno = errno;
-    const uint64_t limit = memlock_limit();
-    if (sys_errno == ENOMEM && limit != UINT64_MAX && !has_ipc_lock())
-        return memlock_error(len_bytes, limit, sys_errno, err);
+    if (is_memlock_short(sys_errno))
+        return memlock_error(len_bytes, memlock_limit(), sys_errno, err);
     return rdti_error_set(err, sys_errno == ENOMEM ? RDT_ENOMEM : RDT_EDEVICE, sys_errno,
                           "ibv_reg_mr of %llu bytes on %s", (unsigned long long)len_bytes,
                           nic->name);
@@ -94,37 +101,62 @@ static void
 free_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     rdti_list_remove(&memory->link);
-    for (uint32_t i = 0; i < RDTI_VERBS_PORTS_MAX; i++)
-        for (uint32_t kind = 0; kind < 2; kind++)
-            if (memory->mrs[i][kind] != NULL)
-                (void)verbs->ops->dereg_mr(memory->mrs[i][kind]);
+    for (uint32_t kind = 0; kind < RDTI_VERBS_KINDS; kind++)
+        for (uint32_t i = 0; i < verbs->nic_count; i++)
+            rdti_verbs_deregister(&verbs->nics[i], memory->mrs[kind][i]);
     free(memory);
 }
 
 /* Payloads may overtake each other on the bus: they are announced by completions, which may not.
- * The bit is of the optional range: a device without it ignores it. */
+ * The bit is of the optional range: a device without it ignores it. What a flag announces may not
+ * be overtaken by it, so that both go by a registration of their own, which is strict. */
 static unsigned int
 access_of(uint32_t kind)
 {
-    return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING |
-           (unsigned int)(kind == 1 ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE);
+    const unsigned int remote =
+        kind == RDTI_VERBS_KIND_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+
+    return IBV_ACCESS_LOCAL_WRITE | remote |
+           (kind == RDTI_VERBS_KIND_STRICT ? 0U : (unsigned int)IBV_ACCESS_RELAXED_ORDERING);
 }
 
-/* On every port, for a kind of access. mr_lock is held. */
+static uint32_t
+kind_of(uint8_t access)
+{
+    return access == RDTI_VERBS_MAY_READ           ? RDTI_VERBS_KIND_READ
+           : access == RDTI_VERBS_MAY_WRITE_STRICT ? RDTI_VERBS_KIND_STRICT
+                                                   : RDTI_VERBS_KIND_WRITE;
+}
+
+rdt_status
+rdti_verbs_register_on_all(struct rdti_verbs *verbs, void *addr, uint64_t len_bytes,
+                           unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX],
+                           struct rdt_error *err)
+{
+    rdt_status status = RDT_OK;
+    uint32_t made = 0; /* bit i: mrs[i] */
+
+    for (uint32_t i = 0; status == RDT_OK && i < verbs->nic_count; i++) {
+        if (mrs[i] != NULL || verbs->nics[i].is_gone)
+            continue;
+        status = rdti_verbs_register(&verbs->nics[i], addr, len_bytes, access, &mrs[i], err);
+        made |= status == RDT_OK ? 1u << i : 0;
+    }
+    for (uint32_t i = 0; status != RDT_OK && i < verbs->nic_count; i++) {
+        if ((made >> i & 1) == 0)
+            continue;
+        rdti_verbs_deregister(&verbs->nics[i], mrs[i]);
+        mrs[i] = NULL;
+    }
+    return status;
+}
+
 static rdt_status
-register_on_all(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory, uint32_t kind,
+register_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory, uint32_t kind,
                 struct rdt_error *err)
 {
-    for (uint32_t i = 0; i < verbs->nic_count; i++) {
-        if (memory->mrs[i][kind] != NULL)
-            continue;
-        const rdt_status status =
-            rdti_verbs_register(&verbs->nics[i], memory->addr, memory->len_bytes, access_of(kind),
-                                &memory->mrs[i][kind], err);
-        if (status != RDT_OK)
-            return status;
-    }
-    return RDT_OK;
+    return rdti_verbs_register_on_all(verbs, memory->addr, memory->len_bytes, access_of(kind),
+                                      memory->mrs[kind], err);
 }
 
 /* A new entry, registered; on failure there is none. mr_lock is held. */
@@ -139,7 +171,7 @@ add_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint3
     *memory = *like;
     memset(memory->mrs, 0, sizeof(memory->mrs));
     rdti_list_init(&memory->link);
-    const rdt_status status = register_on_all(verbs, memory, kind, err);
+    const rdt_status status = register_memory(verbs, memory, kind, err);
     if (status != RDT_OK) {
         free_memory(verbs, memory);
         return status;
@@ -178,31 +210,88 @@ find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
     return NULL;
 }
 
+/* All kinds can be sent from. NULL: the device was gone before any was made. */
+static const struct ibv_mr *
+any_mr(const struct rdti_verbs_memory *memory, uint32_t nic)
+{
+    for (uint32_t kind = 0; kind < RDTI_VERBS_KINDS; kind++)
+        if (memory->mrs[kind][nic] != NULL)
+            return memory->mrs[kind][nic];
+    return NULL;
+}
+
+/* mr_lock is held. */
+static void
+note_unregistered(struct rdti_verbs *verbs, const struct rdt_error *why)
+{
+    if (verbs->own_retry_ns == 0)
+        rdti_log(RDT_LOG_WARN,
+                 "verbs: what this process sends is copied first, which is slow, because it cannot "
+                 "be registered: %s",
+                 why->message);
+    verbs->own_retry_ns = rdti_deadline_after(RDTI_VERBS_OWN_RETRY_NS);
+    verbs->own_failure = *why;
+}
+
+/* The arena's piece that holds the bytes, registered now; NULL: none does, or it cannot be. mr_lock
+ * is held. */
+static struct rdti_verbs_memory *
+add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
+{
+    const struct rdti_host *host = verbs->host;
+    struct rdti_verbs_memory *memory = NULL;
+    struct rdti_memory piece;
+    struct rdt_error why;
+
+    if (host->memory_find(host->core, addr, len_bytes, &piece, NULL) != RDT_OK)
+        return NULL;
+    if (rdti_now_ns() >= verbs->own_retry_ns) {
+        const struct rdti_verbs_memory like = {.addr = piece.addr,
+                                               .len_bytes = piece.len_bytes,
+                                               .segment = piece.segment};
+        if (add_memory(verbs, &like, RDTI_VERBS_KIND_WRITE, &memory, &why) == RDT_OK)
+            return memory;
+        note_unregistered(verbs, &why);
+    }
+    rdti_count(&verbs->staged_ops, 1);
+    return NULL;
+}
+
 bool
 rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes, uint32_t nic,
                    uint32_t *lkey_out)
 {
-    const struct rdti_host *host = verbs->host;
-    struct rdti_memory piece;
-
     (void)pthread_mutex_lock(&verbs->mr_lock);
     struct rdti_verbs_memory *memory = find_holder(verbs, addr, len_bytes);
-    if (memory == NULL && host->memory_find(host->core, addr, len_bytes, &piece, NULL) == RDT_OK) {
-        const struct rdti_verbs_memory like = {.addr = piece.addr,
-                                               .len_bytes = piece.len_bytes,
-                                               .segment = piece.segment};
-        /* Where this fails the bytes go through the stage, and a peer that asks for the key hears
-         * why. */
-        if (add_memory(verbs, &like, 0, &memory, NULL) != RDT_OK)
-            memory = NULL;
+    if (memory == NULL)
+        memory = add_own(verbs, addr, len_bytes);
+    if (memory != NULL) {
+        const struct ibv_mr *mr = any_mr(memory, nic);
+        *lkey_out = mr != NULL ? mr->lkey : 0; /* a device that is gone has none, and needs none */
     }
-    if (memory != NULL)
-        *lkey_out = memory->mrs[nic][memory->mrs[nic][0] != NULL ? 0 : 1]->lkey;
     (void)pthread_mutex_unlock(&verbs->mr_lock);
     return memory != NULL;
 }
 
-/* What a request means: a piece of the arena, or a region over other memory. */
+void
+rdti_verbs_explain_stage(struct rdti_verbs *verbs, char *buf, size_t cap)
+{
+    /* relaxed: a statistic */
+    const uint64_t count = atomic_load_explicit(&verbs->staged_ops, memory_order_relaxed);
+
+    buf[0] = '\0';
+    if (count == 0)
+        return;
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+    (void)snprintf(buf, cap, "%llu sends copied: %s", (unsigned long long)count,
+                   verbs->own_failure.message);
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+}
+
+/* ---- Keys for peers ------------------------------------------------------------------------- */
+
+/* What a request means: a region that is exported, and the memory that it lies in. Nothing of what
+ * the peer says about the memory is believed. */
 static rdt_status
 resolve(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
         struct rdti_verbs_memory *like, struct rdt_error *err)
@@ -210,62 +299,93 @@ resolve(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
     const struct rdti_host *host = verbs->host;
     struct rdti_memory piece;
     struct rdti_target target;
-    rdt_status status;
 
-    *like = (struct rdti_verbs_memory){.segment = get->segment,
-                                       .index = get->index,
-                                       .generation = get->generation};
-    if (get->segment != RDT_SEGMENT_NONE) {
-        status = host->memory_segment(host->core, get->segment, &piece, err);
-        if (status != RDT_OK)
-            return status;
-        like->addr = piece.addr;
-        like->len_bytes = piece.len_bytes;
-        return RDT_OK;
-    }
-    status = host->target_acquire(host->core, get->index, get->generation, 0, get->len_bytes,
-                                  &target, err);
+    rdt_status status =
+        host->target_acquire(host->core, get->index, get->generation, 0, 0, &target, err);
     if (status != RDT_OK)
         return status;
-    like->addr = target.addr;
-    like->len_bytes = get->len_bytes;
+    if (get->segment == RDT_SEGMENT_NONE) {
+        *like = (struct rdti_verbs_memory){.addr = target.addr,
+                                           .len_bytes = target.region_bytes,
+                                           .segment = RDT_SEGMENT_NONE,
+                                           .index = get->index,
+                                           .generation = get->generation};
+    } else {
+        status = host->memory_segment(host->core, get->segment, &piece, err);
+        if (status == RDT_EINVAL ||
+            (status == RDT_OK && ((uintptr_t)target.addr < (uintptr_t)piece.addr ||
+                                  !rdti_range_ok((uintptr_t)target.addr - (uintptr_t)piece.addr,
+                                                 target.region_bytes, piece.len_bytes))))
+            status = rdti_error_set(err, RDT_EPROTO, 0, "region %u is not in piece %u of the arena",
+                                    get->index, get->segment);
+        if (status == RDT_OK)
+            *like = (struct rdti_verbs_memory){.addr = piece.addr,
+                                               .len_bytes = piece.len_bytes,
+                                               .segment = get->segment};
+    }
     /* Not pinned: forget_region() comes before the memory may go. */
     host->target_release(host->core, &target);
-    return RDT_OK;
+    return status;
+}
+
+static rdt_status
+grant(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
+      struct rdti_verbs_words *out, struct rdt_error *err)
+{
+    rdt_status status;
+
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+    struct rdti_verbs_memory *memory =
+        find_memory(verbs, like->segment, like->index, like->generation);
+    if (memory == NULL)
+        status = add_memory(verbs, like, kind, &memory, err);
+    else
+        status = register_memory(verbs, memory, kind, err);
+    if (status == RDT_OK) {
+        out->kind = RDTI_VERBS_KEY;
+        out->base = (uintptr_t)memory->addr;
+        out->len_bytes = memory->len_bytes;
+        out->rkey_count = (uint8_t)verbs->nic_count;
+        for (uint32_t i = 0; i < verbs->nic_count; i++) /* a device that is gone has none */
+            out->rkeys[i] = memory->mrs[kind][i] != NULL ? memory->mrs[kind][i]->rkey : 0;
+    }
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+    return status;
+}
+
+/* So that the peer can say it in its own error. */
+static void
+explain_refusal(const struct rdti_verbs_memory *like, const struct rdt_error *err,
+                struct rdti_verbs_words *out)
+{
+    out->kind = RDTI_VERBS_KEY_REFUSED;
+    if (err->status == RDT_ESTALE) {
+        out->refusal = RDTI_VERBS_REGION_OVER;
+        return;
+    }
+    const bool is_memlock = is_memlock_short(err->sys_errno);
+    out->refusal = is_memlock ? RDTI_VERBS_MEMLOCK : RDTI_VERBS_NOT_REGISTERED;
+    out->base = is_memlock ? memlock_limit() : (uint64_t)(err->sys_errno > 0 ? err->sys_errno : 0);
+    out->len_bytes = like->len_bytes;
 }
 
 rdt_status
 rdti_verbs_grant(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
                  struct rdti_verbs_words *out, struct rdt_error *err)
 {
-    const uint32_t kind = get->access == RDTI_VERBS_MAY_READ ? 1 : 0;
-    struct rdti_verbs_memory like;
+    struct rdti_verbs_memory like = {0};
     rdt_status status = resolve(verbs, get, &like, err);
 
-    if (status != RDT_OK)
+    if (status == RDT_EPROTO)
         return status;
-    (void)pthread_mutex_lock(&verbs->mr_lock);
-    struct rdti_verbs_memory *memory =
-        find_memory(verbs, get->segment, get->index, get->generation);
-    if (memory == NULL)
-        status = add_memory(verbs, &like, kind, &memory, err);
-    else
-        status = register_on_all(verbs, memory, kind, err);
-    if (status == RDT_OK) {
-        *out = (struct rdti_verbs_words){
-            .kind = RDTI_VERBS_KEY,
-            .access = get->access,
-            .segment = get->segment,
-            .index = get->index,
-            .generation = get->generation,
-            .base = (uintptr_t)memory->addr,
-            .len_bytes = memory->len_bytes,
-            .rkey_count = (uint8_t)verbs->nic_count,
-        };
-        for (uint32_t i = 0; i < verbs->nic_count; i++)
-            out->rkeys[i] = memory->mrs[i][kind]->rkey;
-    }
-    (void)pthread_mutex_unlock(&verbs->mr_lock);
+    *out = (struct rdti_verbs_words){.access = get->access,
+                                     .segment = get->segment,
+                                     .index = get->index,
+                                     .generation = get->generation};
+    if (status == RDT_OK)
+        status = grant(verbs, &like, kind_of(get->access), out, err);
+    if (status != RDT_OK)
+        explain_refusal(&like, err, out);
     return status;
 }
 
@@ -286,4 +406,29 @@ rdti_verbs_free_memories(struct rdti_verbs *verbs)
 {
     while (!rdti_list_is_empty(&verbs->memories))
         free_memory(verbs, RDTI_CONTAINER(verbs->memories.next, struct rdti_verbs_memory, link));
+}
+
+/* ---- The stage ------------------------------------------------------------------------------ */
+
+rdt_status
+rdti_verbs_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
+{
+    const size_t len = RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES;
+    struct rdti_verbs *verbs = lane->verbs;
+
+    /* Shared: a forked child gets no copy of its pages, and the device keeps ours. */
+    void *addr = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (addr == MAP_FAILED)
+        return rdti_error_set(err, RDT_ENOMEM, errno, "verbs: a stage of %zu bytes", len);
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+    const rdt_status status =
+        rdti_verbs_register_on_all(verbs, addr, len, IBV_ACCESS_LOCAL_WRITE, lane->stage_mrs, err);
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+    if (status != RDT_OK) {
+        (void)munmap(addr, len);
+        return status;
+    }
+    lane->stage = addr;
+    lane->stage_free = (1u << RDTI_VERBS_STAGE_PIECES) - 1;
+    return RDT_OK;
 }

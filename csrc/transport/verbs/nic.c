@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ports of devices: which can be used, what they can do, what happens to them. */
+ * Ports of devices: which can be used, and what they can do. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -53,110 +53,6 @@ rdti_verbs_explain_counters(const struct rdti_verbs_nic *nic, char *buf, size_t 
     }
 }
 
-/* ---- Asynchronous events -------------------------------------------------------------------- */
-
-static bool
-is_fatal(enum ibv_event_type type)
-{
-    return type == IBV_EVENT_DEVICE_FATAL;
-}
-
-/* The lane whose QP the event names, or that uses the port at all. */
-static bool
-concerns(const struct rdti_verbs_link *link, const struct rdti_verbs_nic *nic,
-         const struct ibv_async_event *event)
-{
-    if (link->nic != nic)
-        return false;
-    if (is_fatal(event->event_type))
-        return true;
-    for (uint32_t i = 0; i < link->qp_count; i++)
-        if (link->qps[i]->qp == event->element.qp)
-            return true;
-    return event->event_type == IBV_EVENT_CQ_ERR && link->cq == event->element.cq;
-}
-
-static void
-fail_lanes(struct rdti_verbs_nic *nic, const struct ibv_async_event *event)
-{
-    struct rdti_verbs *verbs = nic->verbs;
-    struct rdt_error err;
-
-    for (struct rdti_list *node = verbs->lanes.next, *next; node != &verbs->lanes; node = next) {
-        struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
-        bool is_meant = false;
-
-        next = node->next;
-        for (uint32_t i = 0; i < lane->link_count; i++)
-            is_meant |= concerns(&lane->links[i], nic, event);
-        if (!is_meant)
-            continue;
-        (void)rdti_error_set_rank(&err, RDT_EDEVICE, lane->args.peer_rank,
-                                  "verbs lane to rank %d: device %s port %u reports \"%s\"; look "
-                                  "at dmesg and at the device's state",
-                                  lane->args.peer_rank, nic->name, nic->port,
-                                  verbs->ops->event_type_str(event->event_type));
-        rdti_verbs_fail(lane, &err);
-    }
-}
-
-static bool
-is_of_port(const struct rdti_verbs_nic *nic, const struct ibv_async_event *event)
-{
-    switch (event->event_type) {
-    case IBV_EVENT_PORT_ACTIVE:
-    case IBV_EVENT_PORT_ERR:
-    case IBV_EVENT_LID_CHANGE:
-    case IBV_EVENT_PKEY_CHANGE:
-    case IBV_EVENT_GID_CHANGE:
-    case IBV_EVENT_SM_CHANGE:
-    case IBV_EVENT_CLIENT_REREGISTER:
-        return event->element.port_num == nic->port;
-    default:
-        return true;
-    }
-}
-
-/* What is over, and what is no trouble, stands in no error. */
-static void
-note_event(struct rdti_verbs_nic *nic, enum ibv_event_type type)
-{
-    const char *text = nic->verbs->ops->event_type_str(type);
-
-    rdti_log(type == IBV_EVENT_COMM_EST ? RDT_LOG_DEBUG : RDT_LOG_WARN,
-             "verbs: device %s port %u reports \"%s\"", nic->name, nic->port, text);
-    if (type == IBV_EVENT_PORT_ACTIVE)
-        nic->event[0] = '\0';
-    else if (type != IBV_EVENT_COMM_EST)
-        rdti_text_copy(nic->event, sizeof(nic->event), text);
-}
-
-/* [driver] A port that goes down is no error yet: the QPs try on for seconds. It is remembered,
- * and stands in the error that may come of it. */
-static void
-on_async(void *arg, uint32_t epoll_events)
-{
-    struct rdti_verbs_nic *nic = arg;
-    const struct rdti_verbs_ops *ops = nic->verbs->ops;
-    struct ibv_async_event event;
-
-    (void)epoll_events;
-    while (ops->get_async_event(nic->context, &event) == 0) {
-        const bool is_ours = is_of_port(nic, &event);
-
-        if (is_ours)
-            note_event(nic, event.event_type);
-        const bool is_final =
-            is_fatal(event.event_type) || event.event_type == IBV_EVENT_QP_FATAL ||
-            event.event_type == IBV_EVENT_QP_REQ_ERR ||
-            event.event_type == IBV_EVENT_QP_ACCESS_ERR || event.event_type == IBV_EVENT_CQ_ERR;
-        const struct ibv_async_event copy = event;
-        ops->ack_async_event(&event); /* before a QP is destroyed, which waits for this */
-        if (is_final)
-            fail_lanes(nic, &copy);
-    }
-}
-
 /* ---- Opening -------------------------------------------------------------------------------- */
 
 static uint32_t
@@ -165,26 +61,55 @@ least(int64_t a, int64_t b)
     return (uint32_t)(a < b ? a : b);
 }
 
-static rdt_status
-find_pkey(struct rdti_verbs_nic *nic, uint32_t table_count, struct rdt_error *err)
+rdt_status
+rdti_verbs_find_pkey(struct rdti_verbs_nic *nic, uint16_t pkey, uint16_t *index_out,
+                     struct rdt_error *err)
 {
-    const int32_t wanted = nic->verbs->settings.pkey;
+    int32_t found = -1;
+    bool is_exact = false;
+    int sys_errno = 0;
 
-    nic->pkey_index = 0;
-    if (wanted < 0)
-        return RDT_OK;
-    for (uint32_t i = 0; i < table_count; i++) {
-        __be16 pkey = 0;
+    /* The top bit says full member: either kind is the partition, the one that is meant is taken
+     * first. */
+    for (uint32_t i = 0; !is_exact && i < nic->pkey_table_count; i++) {
+        __be16 entry = 0;
 
-        /* The top bit says full member: either kind is the partition that is meant. */
-        if (nic->verbs->ops->query_pkey(nic->context, nic->port, (int)i, &pkey) != 0 ||
-            (be16toh(pkey) & 0x7fff) != (wanted & 0x7fff))
+        if (nic->verbs->ops->query_pkey(nic->context, nic->port, (int)i, &entry) != 0) {
+            sys_errno = errno;
             continue;
-        nic->pkey_index = (uint16_t)i;
-        return RDT_OK;
+        }
+        is_exact = be16toh(entry) == pkey;
+        if (is_exact || (found < 0 && ((be16toh(entry) ^ pkey) & 0x7fff) == 0))
+            found = (int32_t)i;
     }
-    return rdti_error_set(err, RDT_ENOTVIABLE, 0, "PKEY 0x%x is not in its table of %u", wanted,
-                          table_count);
+    if (found < 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, sys_errno, "PKEY 0x%x is not in its table of %u",
+                              pkey, nic->pkey_table_count);
+    *index_out = (uint16_t)found;
+    return RDT_OK;
+}
+
+/* Whether the port is in the partition that is set. An index is one of the first port's table; what
+ * stands there is what all ports and peers are to use. */
+static rdt_status
+check_pkey(struct rdti_verbs_nic *nic, struct rdt_error *err)
+{
+    struct rdti_verbs *verbs = nic->verbs;
+    const int32_t wanted = verbs->settings.pkey_index;
+    __be16 entry = 0;
+    uint16_t index;
+
+    if (wanted >= 0 && verbs->settings.pkey == 0) {
+        if (verbs->ops->query_pkey(nic->context, nic->port, wanted, &entry) != 0 || entry == 0)
+            return rdti_error_set(err, RDT_ENOTVIABLE, errno,
+                                  "RDMATENSOR_VERBS_PKEY_INDEX asks for %d, which is empty in its "
+                                  "table of %u",
+                                  wanted, nic->pkey_table_count);
+        verbs->settings.pkey = be16toh(entry);
+    }
+    if (verbs->settings.pkey == 0)
+        return RDT_OK;
+    return rdti_verbs_find_pkey(nic, verbs->settings.pkey, &index, err);
 }
 
 static rdt_status
@@ -217,8 +142,10 @@ take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, stru
     if (nic->max_msg_bytes < RDTI_VERBS_STAGE_BYTES)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its messages hold %llu bytes only",
                               (unsigned long long)nic->max_msg_bytes);
-    const rdt_status status = find_pkey(nic, port.pkey_tbl_len, err);
-    return status == RDT_OK ? rdti_verbs_find_gids(nic, (uint32_t)port.gid_tbl_len, err) : status;
+    nic->gid_table_count = (uint32_t)port.gid_tbl_len;
+    nic->pkey_table_count = port.pkey_tbl_len;
+    const rdt_status status = check_pkey(nic, err);
+    return status == RDT_OK ? rdti_verbs_find_gids(nic, err) : status;
 }
 
 static rdt_status
@@ -232,6 +159,16 @@ make_nonblocking(int fd, struct rdt_error *err)
 }
 
 static void
+log_failed(const struct rdti_verbs_nic *nic, const char *call, int failed, int sys_errno)
+{
+    if (failed != 0)
+        rdti_log(RDT_LOG_ERROR, "verbs: %s on device %s port %u: %s", call, nic->name, nic->port,
+                 strerror(failed > 0 ? failed : sys_errno));
+}
+
+/* Whatever fails here is logged and passed over: closing the device's descriptor, the last step,
+ * ends all that is left in the kernel. */
+static void
 close_nic(struct rdti_verbs_nic *nic)
 {
     const struct rdti_verbs *verbs = nic->verbs;
@@ -241,17 +178,23 @@ close_nic(struct rdti_verbs_nic *nic)
         host->unwatch(host->core, nic->async_watch);
     if (nic->channel_watch != NULL)
         host->unwatch(host->core, nic->channel_watch);
+    rdti_verbs_free_leftovers(nic);
     if (nic->channel != NULL) {
         rdti_fork_close_remove(nic->channel->fd);
-        (void)verbs->ops->destroy_comp_channel(nic->channel);
+        const int failed = verbs->ops->destroy_comp_channel(nic->channel);
+        log_failed(nic, "ibv_destroy_comp_channel", failed, errno);
     }
-    if (nic->pd != NULL)
-        (void)verbs->ops->dealloc_pd(nic->pd);
+    if (nic->pd != NULL) {
+        const int failed = verbs->ops->dealloc_pd(nic->pd);
+        log_failed(nic, "ibv_dealloc_pd", failed, errno);
+    }
     if (nic->context != NULL) {
         rdti_fork_close_remove(nic->context->cmd_fd);
         rdti_fork_close_remove(nic->context->async_fd);
-        (void)verbs->ops->close_device(nic->context);
+        const int failed = verbs->ops->close_device(nic->context);
+        log_failed(nic, "ibv_close_device", failed, errno);
     }
+    (void)pthread_mutex_destroy(&nic->left_lock);
     memset(nic, 0, sizeof(*nic));
 }
 
@@ -277,7 +220,7 @@ equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
         status = host->watch(host->core, nic->channel->fd, EPOLLIN, rdti_verbs_on_channel, nic,
                              &nic->channel_watch, err);
     if (status == RDT_OK)
-        status = host->watch(host->core, nic->context->async_fd, EPOLLIN, on_async, nic,
+        status = host->watch(host->core, nic->context->async_fd, EPOLLIN, rdti_verbs_on_async, nic,
                              &nic->async_watch, err);
     return status;
 }
@@ -298,6 +241,8 @@ open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
         memset(nic, 0, sizeof(*nic));
         return rdti_error_set(err, RDT_ENOTVIABLE, sys_errno, "ibv_open_device");
     }
+    (void)pthread_mutex_init(&nic->left_lock, NULL);
+    rdti_list_init(&nic->leftovers);
     (void)rdti_fork_close_add(nic->context->cmd_fd);
     (void)rdti_fork_close_add(nic->context->async_fd);
     rdt_status status = take_port(nic, attr, err);
@@ -334,7 +279,10 @@ query(struct rdti_verbs *verbs, struct ibv_device *device, struct ibv_device_att
     memset(attr, 0, sizeof(*attr));
     const int failed = verbs->ops->query_device(context, attr);
     const int sys_errno = failed > 0 ? failed : errno;
-    (void)verbs->ops->close_device(context);
+    const int unclosed = verbs->ops->close_device(context);
+    if (unclosed != 0)
+        rdti_log(RDT_LOG_ERROR, "verbs: ibv_close_device: %s",
+                 strerror(unclosed > 0 ? unclosed : errno));
     if (failed != 0)
         return rdti_error_set(err, RDT_ENOTVIABLE, sys_errno, "ibv_query_device");
     return RDT_OK;
@@ -344,16 +292,19 @@ static void
 open_ports(struct rdti_verbs *verbs, struct ibv_device *device)
 {
     const char *name = verbs->ops->get_device_name(device);
+    char unwanted[RDTI_VERBS_LIST_BYTES + 40];
     struct ibv_device_attr attr;
     struct rdt_error why;
 
+    (void)snprintf(unwanted, sizeof(unwanted), "not in RDMATENSOR_VERBS_DEVICES=%s",
+                   verbs->settings.devices);
     if (query(verbs, device, &attr, &why) != RDT_OK) {
         note_skipped(verbs, name, 0, why.message);
         return;
     }
     for (uint32_t port = 1; port <= attr.phys_port_cnt; port++) {
         if (!rdti_verbs_is_wanted(&verbs->settings, name, port))
-            note_skipped(verbs, name, port, "not in RDMATENSOR_VERBS_DEVICES");
+            note_skipped(verbs, name, port, unwanted);
         else if (verbs->nic_count == verbs->settings.max_links)
             note_skipped(verbs, name, port, "enough others (RDMATENSOR_VERBS_LINKS)");
         else if (open_port(verbs, device, (uint8_t)port, &attr, &why) != RDT_OK)

@@ -17,13 +17,14 @@ create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
 {
     struct rdti_verbs_nic *nic = link->nic;
     const struct rdti_verbs_ops *ops = nic->verbs->ops;
+    const bool has_flags = nic->verbs->settings.notify != RDTI_VERBS_IMM;
     struct ibv_qp_init_attr attr = {
         .send_cq = link->cq,
         .recv_cq = link->cq,
         .qp_type = IBV_QPT_RC,
         .cap = {.max_send_wr = nic->sq_depth,
                 .max_recv_wr = nic->rq_depth,
-                .max_send_sge = 1,
+                .max_send_sge = has_flags ? 2 : 1, /* the bytes, and the flag behind them */
                 .max_recv_sge = 1,
                 .max_inline_data = RDTI_VERBS_INLINE_BYTES},
     };
@@ -85,13 +86,11 @@ rdti_verbs_destroy_link(struct rdti_verbs_link *link)
 {
     if (link->nic == NULL)
         return;
-    const struct rdti_verbs_ops *ops = link->nic->verbs->ops;
-
     for (uint32_t i = 0; i < link->qp_count; i++) {
-        (void)ops->destroy_qp(link->qps[i]->qp);
+        rdti_verbs_destroy_qp(link->nic, link->qps[i]->qp);
         free(link->qps[i]);
     }
-    (void)ops->destroy_cq(link->cq);
+    rdti_verbs_destroy_cq(link->nic, link->cq);
     memset(link, 0, sizeof(*link));
 }
 
@@ -151,7 +150,7 @@ agreed(uint8_t connector, uint8_t listener, uint8_t otherwise)
     return listener != RDTI_VERBS_UNSET ? listener : otherwise;
 }
 
-/* One of the four settings that both directions share, by its place in the offer. */
+/* One of the settings that both directions share, by its place in the offer. */
 #define AGREED(lane, field, otherwise)                                         \
     agreed((lane)->args.is_connector ? (lane)->own.field : (lane)->peer.field, \
            (lane)->args.is_connector ? (lane)->peer.field : (lane)->own.field, otherwise)
@@ -183,7 +182,7 @@ to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
     attr = (struct ibv_qp_attr){
         .qp_state = IBV_QPS_INIT,
         RDTI_VERBS_NO_MTU,
-        .pkey_index = qp->link->nic->pkey_index,
+        .pkey_index = qp->link->pkey_index,
         .port_num = qp->link->nic->port,
         .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
     };
@@ -201,7 +200,7 @@ psn_in(uint32_t psn, uint32_t round)
 static uint8_t
 path_mtu(const struct rdti_verbs_link *link, const struct rdti_verbs_port_offer *peer)
 {
-    const uint8_t own = link->lane->own.ports[link->nic_index].mtu; /* with the setting */
+    const uint8_t own = link->lane->own.ports[link->port_index].mtu; /* with the setting */
 
     return own < peer->mtu ? own : peer->mtu;
 }
@@ -211,7 +210,7 @@ to_rtr(struct rdti_verbs_qp *qp, uint32_t index, struct rdt_error *err)
 {
     const struct rdti_verbs_link *link = qp->link;
     const struct rdti_verbs_lane *lane = link->lane;
-    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->nic_index];
+    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->port_index];
     const struct rdti_verbs_port_offer *peer = &lane->peer.ports[link->peer_port];
     const struct rdti_verbs_pair *pair = &link->pairs[link->round];
     struct ibv_qp_attr attr = {
@@ -239,12 +238,20 @@ to_rtr(struct rdti_verbs_qp *qp, uint32_t index, struct rdt_error *err)
                   "RTR", err);
 }
 
+uint64_t
+rdti_verbs_retry_window_ns(const struct rdti_verbs_lane *lane)
+{
+    const uint64_t try_ns = UINT64_C(4096) << AGREED(lane, timeout, RDTI_VERBS_TIMEOUT);
+
+    return try_ns * (AGREED(lane, retry, RDTI_VERBS_RETRY) + 1u);
+}
+
 static rdt_status
 to_rts(struct rdti_verbs_qp *qp, struct rdt_error *err)
 {
     const struct rdti_verbs_link *link = qp->link;
     const struct rdti_verbs_lane *lane = link->lane;
-    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->nic_index];
+    const struct rdti_verbs_port_offer *own = &lane->own.ports[link->port_index];
     const struct rdti_verbs_port_offer *peer = &lane->peer.ports[link->peer_port];
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTS,
@@ -262,10 +269,32 @@ to_rts(struct rdti_verbs_qp *qp, struct rdt_error *err)
                   "RTS", err);
 }
 
+static rdt_status
+agree_pkey(struct rdti_verbs_link *link, struct rdt_error *err)
+{
+    const struct rdti_verbs_lane *lane = link->lane;
+    const uint16_t connector = lane->args.is_connector ? lane->own.pkey : lane->peer.pkey;
+    const uint16_t listener = lane->args.is_connector ? lane->peer.pkey : lane->own.pkey;
+    struct rdt_error why;
+
+    link->pkey = connector != 0 ? connector : listener;
+    link->pkey_index = 0;
+    if (link->pkey == 0 ||
+        rdti_verbs_find_pkey(link->nic, link->pkey, &link->pkey_index, &why) == RDT_OK)
+        return RDT_OK;
+    (void)rdti_error_set_rank(err, RDT_ENOTVIABLE, lane->args.peer_rank,
+                              "verbs: rank %d asks for a partition that device %s port %u is not "
+                              "in: %s",
+                              lane->args.peer_rank, link->nic->name, link->nic->port, why.message);
+    if (err != NULL)
+        err->sys_errno = why.sys_errno;
+    return RDT_ENOTVIABLE;
+}
+
 rdt_status
 rdti_verbs_raise_link(struct rdti_verbs_link *link, struct rdt_error *err)
 {
-    rdt_status status = RDT_OK;
+    rdt_status status = agree_pkey(link, err);
 
     for (uint32_t i = 0; status == RDT_OK && i < link->qp_count; i++) {
         struct rdti_verbs_qp *qp = link->qps[i];

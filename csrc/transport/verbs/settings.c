@@ -57,18 +57,24 @@ read_list(const char *name, char out[RDTI_VERBS_LIST_BYTES], struct rdt_error *e
 }
 
 static rdt_status
-read_notify(enum rdti_verbs_notify *out, struct rdt_error *err)
+read_notify(struct rdti_verbs_settings *out, struct rdt_error *err)
 {
     static const char *const names[] = {"imm", "flag", "auto"};
     const char *text = getenv("RDMATENSOR_VERBS_NOTIFY");
 
-    *out = RDTI_VERBS_IMM;
+    long unsafe;
+    const rdt_status status = read_number("RDMATENSOR_VERBS_FLAG_UNSAFE", 0, 1, 0, &unsafe, err);
+
+    if (status != RDT_OK)
+        return status;
+    out->is_flag_unsafe = unsafe != 0;
+    out->notify = RDTI_VERBS_IMM;
     if (text == NULL || text[0] == '\0')
         return RDT_OK;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         if (strcmp(text, names[i]) != 0)
             continue;
-        *out = (enum rdti_verbs_notify)i;
+        out->notify = (enum rdti_verbs_notify)i;
         return RDT_OK;
     }
     return rdti_error_set(err, RDT_ENOTVIABLE, 0,
@@ -89,13 +95,32 @@ read_mtu(uint32_t *out, struct rdt_error *err)
     return status;
 }
 
+static rdt_status
+read_pkey(struct rdti_verbs_settings *out, struct rdt_error *err)
+{
+    long index = -1;
+    long pkey;
+
+    rdt_status status = read_number("RDMATENSOR_VERBS_PKEY", 1, 0xffff, 0, &pkey, err);
+    if (status == RDT_OK)
+        status = read_number("RDMATENSOR_VERBS_PKEY_INDEX", 0, 0xffff, -1, &index, err);
+    if (status != RDT_OK)
+        return status;
+    if (pkey != 0 && index >= 0)
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                              "RDMATENSOR_VERBS_PKEY and RDMATENSOR_VERBS_PKEY_INDEX are both set: "
+                              "one is meant");
+    out->pkey = (uint16_t)pkey;
+    out->pkey_index = (int32_t)index;
+    return RDT_OK;
+}
+
 rdt_status
 rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
 {
     struct rdti_verbs_settings s = {0};
     long qps = 0;
     long links = 0;
-    long pkey = 0;
 
     rdt_status status = read_list("RDMATENSOR_VERBS_DEVICES", s.devices, err);
     if (status == RDT_OK)
@@ -106,7 +131,7 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
         status = read_number("RDMATENSOR_VERBS_LINKS", 1, RDTI_VERBS_PORTS_MAX,
                              RDTI_VERBS_PORTS_MAX, &links, err);
     if (status == RDT_OK)
-        status = read_number("RDMATENSOR_VERBS_PKEY", 0, 0xffff, -1, &pkey, err);
+        status = read_pkey(&s, err);
     if (status == RDT_OK)
         status = read_mtu(&s.mtu_bytes, err);
     if (status == RDT_OK)
@@ -118,12 +143,11 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
     if (status == RDT_OK) /* 0xff means unset; a class's last two bits are not its own anyhow */
         status = read_byte("RDMATENSOR_VERBS_TC", 0, 254, &s.traffic_class, err);
     if (status == RDT_OK)
-        status = read_notify(&s.notify, err);
+        status = read_notify(&s, err);
     if (status != RDT_OK)
         return status;
     s.qp_count = (uint32_t)qps;
     s.max_links = (uint32_t)links;
-    s.pkey = (int32_t)pkey;
     *out = s;
     return RDT_OK;
 }

@@ -18,13 +18,15 @@ struct rdti_verbs_settings {
     uint32_t qp_count;                       /* RDMATENSOR_VERBS_QPS: for each port and peer */
     uint32_t max_links;                      /* RDMATENSOR_VERBS_LINKS: ports used for one peer */
     uint32_t mtu_bytes;                      /* RDMATENSOR_VERBS_MTU; 0: the least active one */
-    int32_t pkey;                            /* RDMATENSOR_VERBS_PKEY; -1: the table's first */
-    /* These four go into the offer, so that both directions use them: RDTI_VERBS_UNSET if unset. */
+    int32_t pkey_index; /* RDMATENSOR_VERBS_PKEY_INDEX: in the first port's table; -1: unset */
+    /* These five go into the offer, so that both directions use them: RDTI_VERBS_UNSET if unset. */
+    uint16_t pkey;                 /* RDMATENSOR_VERBS_PKEY; 0: unset */
     uint8_t timeout;               /* RDMATENSOR_VERBS_TIMEOUT: 4.096 us * 2^n */
     uint8_t retry;                 /* RDMATENSOR_VERBS_RETRY */
     uint8_t service_level;         /* RDMATENSOR_VERBS_SL */
     uint8_t traffic_class;         /* RDMATENSOR_VERBS_TC */
     enum rdti_verbs_notify notify; /* RDMATENSOR_VERBS_NOTIFY: imm, flag or auto */
+    bool is_flag_unsafe; /* RDMATENSOR_VERBS_FLAG_UNSAFE: flags without the device's promise */
 };
 
 /* RDT_ENOTVIABLE naming variable, value and what is allowed. */

@@ -11,23 +11,6 @@
 
 /* ---- The pass ------------------------------------------------------------------------------- */
 
-static void
-fail_posting(struct rdti_verbs_lane *lane)
-{
-    struct rdt_error err;
-
-    (void)pthread_mutex_lock(&lane->lock);
-    const int sys_errno = lane->tx_errno;
-    (void)pthread_mutex_unlock(&lane->lock);
-    if (sys_errno == 0)
-        return;
-    (void)rdti_error_set(&err, RDT_EDEVICE, sys_errno,
-                         "verbs lane to rank %d: ibv_post_send on %s port %u", lane->args.peer_rank,
-                         lane->links[0].nic->name, lane->links[0].nic->port);
-    err.peer_rank = lane->args.peer_rank;
-    rdti_verbs_fail(lane, &err);
-}
-
 static uint32_t
 serve(struct rdti_verbs_lane *lane)
 {
@@ -48,7 +31,10 @@ serve(struct rdti_verbs_lane *lane)
     if (atomic_load_explicit(&lane->owes_restock, memory_order_relaxed))
         rdti_verbs_send_restocked(lane);
     if (atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed))
-        fail_posting(lane);
+        rdti_verbs_break_unposted(lane);
+    rdti_verbs_watch_ports(lane);
+    rdti_verbs_stop_rest(lane); /* of links that broke above, or before the pass */
+    rdti_verbs_watch_links(lane);
     return work;
 }
 
@@ -74,6 +60,7 @@ verbs_arm(void *state)
 
     for (struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next)
         rdti_verbs_arm_lane(RDTI_CONTAINER(at, struct rdti_verbs_lane, node));
+    rdti_verbs_arm_flags(verbs);
 }
 
 void
@@ -119,6 +106,7 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
     if (verbs == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "verbs: %zu bytes", sizeof(*verbs));
     verbs->host = host;
+    verbs->flag_timer_fd = -1;
     rdti_list_init(&verbs->lanes);
     rdti_list_init(&verbs->memories);
     (void)pthread_mutex_init(&verbs->mr_lock, NULL);
@@ -128,6 +116,11 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
         status = rdti_verbs_load(&verbs->ops, err);
     if (status == RDT_OK)
         status = rdti_verbs_open_nics(verbs, err);
+    if (status == RDT_OK) {
+        status = rdti_verbs_open_flags(verbs, err);
+        if (status != RDT_OK)
+            rdti_verbs_close_nics(verbs);
+    }
     if (status != RDT_OK)
         goto err_free;
     if (verbs->skipped[0] != '\0')
@@ -147,6 +140,7 @@ verbs_close(void *state)
     struct rdti_verbs *verbs = state;
 
     rdti_verbs_free_memories(verbs);
+    rdti_verbs_close_flags(verbs);
     rdti_verbs_close_nics(verbs);
     (void)pthread_mutex_destroy(&verbs->mr_lock);
     free(verbs);
@@ -166,6 +160,7 @@ const struct rdti_transport rdti_transport_verbs = {
     .caps = {.can_map = false,
              .target_checks = false,
              .is_same_host = false,
+             .arrival_passes = RDTI_VERBS_ARRIVAL_PASSES,
              .eager_max_bytes = RDTI_VERBS_EAGER_MAX_BYTES},
     .open = verbs_open,
     .close = verbs_close,
@@ -173,6 +168,7 @@ const struct rdti_transport rdti_transport_verbs = {
     .connect = rdti_verbs_connect,
     .words_arrived = rdti_verbs_words_arrived,
     .revoke = rdti_verbs_revoke,
+    .watch_flag = rdti_verbs_watch_flag,
     .forget_region = rdti_verbs_forget_region,
     .write = rdti_verbs_write,
     .read = rdti_verbs_read,

@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/error.h"
 #include "base/range.h"
@@ -15,7 +14,7 @@
 static uint64_t
 chunk_bytes(const struct rdti_op *op)
 {
-    return op->scratch[RDTI_VERBS_OP_CHUNK] & ~RDTI_VERBS_OP_STAGED;
+    return op->scratch[RDTI_VERBS_OP_CHUNK] & ~(RDTI_VERBS_OP_STAGED | RDTI_VERBS_OP_FLAGGED);
 }
 
 static bool
@@ -24,16 +23,30 @@ is_staged(const struct rdti_op *op)
     return (op->scratch[RDTI_VERBS_OP_CHUNK] & RDTI_VERBS_OP_STAGED) != 0;
 }
 
+static bool
+is_flagged(const struct rdti_op *op)
+{
+    return (op->scratch[RDTI_VERBS_OP_CHUNK] & RDTI_VERBS_OP_FLAGGED) != 0;
+}
+
+/* Whether a write's bytes travel in the request. */
+static bool
+is_inline(const struct rdti_verbs_lane *lane, uint64_t len_bytes, bool has_flag)
+{
+    return len_bytes + (has_flag ? RDTI_VERBS_TAIL_BYTES : 0) <= lane->inline_bytes;
+}
+
 /* Whether every byte lies in memory that the devices know, or is so few that they take a copy. */
 static bool
-is_reachable(struct rdti_verbs_lane *lane, const struct rdti_op *op)
+is_reachable(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag)
 {
     uint32_t lkey;
 
     for (uint32_t i = 0; i < op->block_count; i++) {
         const struct rdt_block *b = &op->blocks[i];
 
-        if (b->len_bytes == 0 || (op->kind == RDTI_OP_WRITE && b->len_bytes <= lane->inline_bytes))
+        if (b->len_bytes == 0 ||
+            (op->kind == RDTI_OP_WRITE && is_inline(lane, b->len_bytes, has_flag)))
             continue;
         if (!rdti_verbs_own_key(lane->verbs, b->src, b->len_bytes, 0, &lkey))
             return false;
@@ -41,29 +54,39 @@ is_reachable(struct rdti_verbs_lane *lane, const struct rdti_op *op)
     return true;
 }
 
+static uint64_t
+count_steps(const struct rdti_op *op, uint64_t most)
+{
+    uint64_t steps = 0;
+
+    for (uint32_t i = 0; i < op->block_count; i++)
+        steps += (op->blocks[i].len_bytes + most - 1) / most;
+    return steps;
+}
+
 /* How an op is cut is decided when its turn comes, and then stands. */
 static void
-cut(struct rdti_verbs_lane *lane, struct rdti_op *op)
+cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag)
 {
-    const uint64_t qps = lane->qp_count;
+    const uint64_t qps = lane->tx_count;
     uint64_t most = lane->max_chunk_bytes;
-    uint64_t staged = 0;
-    uint64_t steps = 0;
+    uint64_t marks = 0;
 
     if (qps > 1 && op->len_bytes >= qps * RDTI_VERBS_STRIPE_MIN_BYTES) {
         const uint64_t even = (op->len_bytes / qps + 4095) & ~UINT64_C(4095);
         most = even < most ? even : most;
     }
-    if (!is_reachable(lane, op)) {
-        staged = RDTI_VERBS_OP_STAGED;
+    if (!is_reachable(lane, op, may_flag)) {
+        marks = RDTI_VERBS_OP_STAGED;
         most = most < RDTI_VERBS_STAGE_BYTES ? most : RDTI_VERBS_STAGE_BYTES;
     }
-    for (uint32_t i = 0; i < op->block_count; i++)
-        steps += (op->blocks[i].len_bytes + most - 1) / most;
+    uint64_t steps = count_steps(op, most);
+    if (may_flag && steps == 1)
+        marks |= RDTI_VERBS_OP_FLAGGED;
     if (op->kind == RDTI_OP_WRITE && op->notify != RDTI_NOTIFY_NONE && steps < qps)
         steps = qps;
     op->scratch[RDTI_VERBS_OP_STEPS] = steps > 0 ? steps : 1;
-    op->scratch[RDTI_VERBS_OP_CHUNK] = most | staged;
+    op->scratch[RDTI_VERBS_OP_CHUNK] = most | marks;
 }
 
 /* The bytes of the next step; none where only an immediate is left. Advances. */
@@ -92,73 +115,54 @@ next_bytes(struct rdti_op *op)
     return bytes;
 }
 
-/* ---- The stage ------------------------------------------------------------------------------ */
-
-static rdt_status
-make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
-{
-    const size_t len = RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES;
-    struct rdti_verbs *verbs = lane->verbs;
-
-    /* Shared: a forked child gets no copy of its pages, and the device keeps ours. */
-    void *addr = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (addr == MAP_FAILED)
-        return rdti_error_set(err, RDT_ENOMEM, errno, "verbs: a stage of %zu bytes", len);
-    for (uint32_t i = 0; i < verbs->nic_count; i++) {
-        const rdt_status status =
-            rdti_verbs_register(&verbs->nics[i], addr, len, IBV_ACCESS_LOCAL_WRITE,
-                                &lane->stage_mrs[i], err);
-        if (status == RDT_OK)
-            continue;
-        while (i-- > 0) {
-            (void)verbs->ops->dereg_mr(lane->stage_mrs[i]);
-            lane->stage_mrs[i] = NULL;
-        }
-        (void)munmap(addr, len);
-        return status;
-    }
-    lane->stage = addr;
-    lane->stage_free = (1u << RDTI_VERBS_STAGE_PIECES) - 1;
-    return RDT_OK;
-}
-
 /* ---- Posting -------------------------------------------------------------------------------- */
 
-static int
+/* The first QP of a link that is not broken; NULL: none is left, and the lane is about to end. */
+static struct rdti_verbs_qp *
+live_qp(const struct rdti_verbs_lane *lane)
+{
+    for (uint32_t i = 0; i < lane->qp_count; i++)
+        if (!lane->qps[i]->link->is_tx_out)
+            return lane->qps[i];
+    return NULL;
+}
+
+/* A device that refused gets nothing more: what it took and what it did not must stay apart. */
+static void
 flush_chain(struct rdti_verbs_qp *qp)
 {
-    const struct rdti_verbs *verbs = qp->link->lane->verbs;
+    struct rdti_verbs_link *link = qp->link;
+    struct rdti_verbs_lane *lane = link->lane;
     struct ibv_send_wr *bad = NULL;
+    const uint32_t count = qp->chain_count;
 
-    if (qp->chain_count == 0)
-        return 0;
-    if (qp->link->lane->tx_errno != 0) { /* nothing goes behind a hole, least of all its notice */
-        qp->chain_count = 0;
-        return qp->link->lane->tx_errno;
-    }
-    for (uint32_t i = 0; i + 1 < qp->chain_count; i++)
+    qp->chain_count = 0;
+    if (count == 0 || link->is_tx_out)
+        return;
+    for (uint32_t i = 0; i + 1 < count; i++)
         qp->chain[i].next = &qp->chain[i + 1];
-    struct ibv_send_wr *last = &qp->chain[qp->chain_count - 1];
+    struct ibv_send_wr *last = &qp->chain[count - 1];
     last->next = NULL;
     /* RC completes in order: what stands before it is done as well. */
     last->send_flags |= IBV_SEND_SIGNALED;
-    qp->chain_count = 0;
-    const int failed = verbs->ops->post_send(qp->qp, qp->chain, &bad);
-    return failed < 0 ? errno : failed;
+    const int failed = lane->verbs->ops->post_send(qp->qp, qp->chain, &bad);
+    if (failed == 0) {
+        qp->tx_given += count;
+        return;
+    }
+    link->tx_errno = failed > 0 ? failed : errno;
+    qp->tx_given += bad > qp->chain && bad <= last ? (uint64_t)(bad - qp->chain) : 0;
+    link->is_tx_out = true;
+    lane->is_held = true;
+    /* relaxed: a hint; the lock orders tx_errno */
+    atomic_store_explicit(&lane->is_tx_broken, true, memory_order_relaxed);
 }
 
 static void
 flush_chains(struct rdti_verbs_lane *lane)
 {
-    for (uint32_t i = 0; i < lane->qp_count; i++) {
-        const int failed = flush_chain(lane->qps[i]);
-
-        if (failed == 0 || lane->tx_errno != 0)
-            continue;
-        lane->tx_errno = failed;
-        /* relaxed: a hint; the lock orders tx_errno */
-        atomic_store_explicit(&lane->is_tx_broken, true, memory_order_relaxed);
-    }
+    for (uint32_t i = 0; i < lane->qp_count; i++)
+        flush_chain(lane->qps[i]);
 }
 
 static bool
@@ -169,101 +173,183 @@ has_room(const struct rdti_verbs_qp *qp, uint32_t reserve)
 
 /* A place in the QP's chain, numbered and recorded; there is room. */
 static struct ibv_send_wr *
-add_request(struct rdti_verbs_qp *qp, struct rdti_verbs_record record)
+add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
 {
     uint32_t index = 0;
 
     while (qp->link->qps[index] != qp)
         index++;
-    if (qp->chain_count == RDTI_VERBS_CHAIN) {
-        const int failed = flush_chain(qp);
-        if (failed != 0 && qp->link->lane->tx_errno == 0) {
-            qp->link->lane->tx_errno = failed;
-            atomic_store_explicit(&qp->link->lane->is_tx_broken, true, memory_order_relaxed);
-        }
-    }
+    if (qp->chain_count == RDTI_VERBS_CHAIN)
+        flush_chain(qp);
     struct ibv_send_wr *wr = &qp->chain[qp->chain_count];
-    struct ibv_sge *sge = &qp->sges[qp->chain_count++];
-    qp->records[qp->tx_posted % RDTI_VERBS_SQ_DEPTH] = record;
+    struct ibv_sge *sge = qp->sges[qp->chain_count++];
+    struct rdti_verbs_record *place = &qp->records[qp->tx_posted % RDTI_VERBS_SQ_DEPTH];
+    *place = *record;
+    place->imms = qp->tx_imms;
+    qp->tx_imms += record->has_imm;
     *sge = (struct ibv_sge){0};
     *wr = (struct ibv_send_wr){
         .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, index, qp->tx_posted),
         .sg_list = sge,
+        .opcode = record->is_read   ? IBV_WR_RDMA_READ
+                  : record->has_imm ? IBV_WR_RDMA_WRITE_WITH_IMM
+                                    : IBV_WR_RDMA_WRITE,
+        .imm_data = record->has_imm ? htobe32(record->imm) : 0,
     };
     qp->tx_posted++;
     return wr;
 }
 
-static int32_t
-take_piece(struct rdti_verbs_lane *lane)
+/* The bytes of a step onto the stage, or, of a read, a place for them. */
+static void
+take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
 {
-    const int32_t piece = __builtin_ctz(lane->stage_free);
-
+    record->piece = __builtin_ctz(lane->stage_free);
     lane->stage_free &= lane->stage_free - 1;
-    return piece;
+    if (!record->is_read)
+        memcpy(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES, record->local,
+               record->len_bytes);
+    rdti_count(&lane->verbs->host->counters->copied_bytes, record->len_bytes);
 }
 
-/* Where the device finds the bytes: in the request itself, in registered memory, or on the stage.
- * Fills sge, flags and the record's piece. */
+/* Where the device finds the bytes: in the request, in registered memory, or on the stage. */
 static void
-attach_bytes(struct rdti_verbs_qp *qp, const struct rdti_op *op, const struct rdt_block *bytes,
-             struct ibv_send_wr *wr, struct rdti_verbs_record *record)
+attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record,
+             struct ibv_send_wr *wr)
 {
-    struct rdti_verbs_lane *lane = qp->link->lane;
-    const bool is_read = op->kind == RDTI_OP_READ;
+    const struct rdti_verbs_lane *lane = qp->link->lane;
+    const uint32_t nic_index = qp->link->nic_index;
 
     wr->num_sge = 1;
-    wr->sg_list->length = (uint32_t)bytes->len_bytes;
-    wr->sg_list->addr = (uintptr_t)bytes->src;
-    if (!is_read && bytes->len_bytes <= lane->inline_bytes) {
+    wr->sg_list->length = record->len_bytes;
+    wr->sg_list->addr = (uintptr_t)record->local;
+    if (record->piece >= 0) {
+        wr->sg_list->addr =
+            (uintptr_t)(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES);
+        wr->sg_list->lkey = /* a device that is gone has none, and needs none */
+            lane->stage_mrs[nic_index] != NULL ? lane->stage_mrs[nic_index]->lkey : 0;
+        return;
+    }
+    if (!record->is_read && is_inline(lane, record->len_bytes, record->tail_bytes != 0)) {
         wr->send_flags |= IBV_SEND_INLINE;
         return;
     }
-    if (!is_staged(op)) {
-        const bool is_own = rdti_verbs_own_key(lane->verbs, bytes->src, bytes->len_bytes,
-                                               qp->link->nic_index, &wr->sg_list->lkey);
-        assert(is_own); /* cut() found it, and the arena's pieces stay */
-        (void)is_own;
-        return;
-    }
-    record->piece = take_piece(lane);
-    uint8_t *at = lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES;
-    if (is_read) {
-        record->copy_to = (void *)(uintptr_t)bytes->src;
-        record->copy_bytes = (uint32_t)bytes->len_bytes;
-    } else {
-        memcpy(at, bytes->src, bytes->len_bytes);
-    }
-    rdti_count(&lane->verbs->host->counters->copied_bytes, bytes->len_bytes);
-    wr->sg_list->addr = (uintptr_t)at;
-    wr->sg_list->lkey = lane->stage_mrs[qp->link->nic_index]->lkey;
+    const bool is_own = rdti_verbs_own_key(lane->verbs, record->local, record->len_bytes, nic_index,
+                                           &wr->sg_list->lkey);
+    assert(is_own); /* cut() found it, and the arena's pieces stay */
+    (void)is_own;
 }
 
+/* A request with what its record says. */
 static void
-post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, struct rdti_op *op,
-          const struct rdti_verbs_remote *remote)
+post_record(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
+{
+    struct ibv_send_wr *wr = add_request(qp, record);
+
+    if (record->len_bytes == 0)
+        return;
+    wr->wr.rdma.remote_addr = record->remote_addr;
+    wr->wr.rdma.rkey = record->rkeys[qp->link->peer_port];
+    attach_bytes(qp, record, wr);
+    if (record->tail_bytes != 0)
+        rdti_verbs_attach_flag(qp, record, wr);
+    rdti_count(&qp->link->lane->verbs->host->counters->wire_bytes, record->len_bytes);
+}
+
+/* How the peer hears of a write's step, if by this one: a flag, or, on the last steps, an
+ * immediate. */
+static void
+announce(struct rdti_verbs_lane *lane, const struct rdti_op *op, const struct rdt_block *bytes,
+         bool is_last, struct rdti_verbs_record *record)
+{
+    if (is_flagged(op)) {
+        record->imm = op->flag_sequence;
+        record->tail_bytes =
+            (uint8_t)(op->flag_off + RDTI_FLAG_BYTES - bytes->dst_off - bytes->len_bytes);
+        return;
+    }
+    record->has_imm = op->notify != RDTI_NOTIFY_NONE && is_last;
+    record->imm = record->has_imm ? op->notify : 0;
+    lane->is_tx_plain = !record->has_imm;
+}
+
+/* The next step, on its QP, or on that which stands in for it. */
+static void
+post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_in,
+          struct rdti_op *op, const struct rdti_verbs_remote *remote)
 {
     const uint64_t step = op->scratch[RDTI_VERBS_OP_STEP]++;
     const uint64_t steps = op->scratch[RDTI_VERBS_OP_STEPS];
     const struct rdt_block bytes = next_bytes(op);
-    const bool has_imm = op->kind == RDTI_OP_WRITE && op->notify != RDTI_NOTIFY_NONE &&
-                         step + lane->qp_count >= steps;
-    struct ibv_send_wr *wr = add_request(qp, (struct rdti_verbs_record){.op = op, .piece = -1});
-    struct rdti_verbs_record *record = &qp->records[(qp->tx_posted - 1) % RDTI_VERBS_SQ_DEPTH];
+    struct rdti_verbs_record record = {
+        .op = op,
+        .local = (void *)(uintptr_t)bytes.src,
+        .len_bytes = (uint32_t)bytes.len_bytes,
+        .piece = -1,
+        .is_read = op->kind == RDTI_OP_READ,
+    };
 
+    if (!record.is_read)
+        announce(lane, op, &bytes, !is_stand_in && step + lane->tx_count >= steps, &record);
     op->scratch[RDTI_VERBS_OP_OPEN]++;
-    wr->opcode = op->kind == RDTI_OP_READ ? IBV_WR_RDMA_READ
-                 : has_imm                ? IBV_WR_RDMA_WRITE_WITH_IMM
-                                          : IBV_WR_RDMA_WRITE;
-    if (has_imm)
-        wr->imm_data = htobe32(op->notify);
-    if (bytes.len_bytes == 0)
-        return;
-    const uint64_t off = op->remote.segment == RDT_SEGMENT_NONE ? 0 : op->remote.segment_off;
-    wr->wr.rdma.remote_addr = remote->base + off + bytes.dst_off;
-    wr->wr.rdma.rkey = remote->rkeys[qp->link->peer_port];
-    attach_bytes(qp, op, &bytes, wr, record);
-    rdti_count(&lane->verbs->host->counters->wire_bytes, bytes.len_bytes);
+    if (record.len_bytes > 0) {
+        const uint64_t off = op->remote.segment == RDT_SEGMENT_NONE ? 0 : op->remote.segment_off;
+        record.remote_addr = remote->base + off + bytes.dst_off;
+        memcpy(record.rkeys, remote->rkeys, sizeof(record.rkeys));
+        if (is_staged(op) &&
+            (record.is_read || !is_inline(lane, record.len_bytes, record.tail_bytes != 0)))
+            take_piece(lane, &record);
+    }
+    post_record(qp, &record);
+}
+
+/* ---- Behind a break ------------------------------------------------------------------------- */
+
+/* What a link lost that broke, over what is left. False: there is more, and no room. */
+static bool
+post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
+{
+    struct rdti_verbs_qp *qp = lane->again_next < lane->again_count ? live_qp(lane) : NULL;
+
+    while (lane->again_next < lane->again_count) {
+        if (lane->is_held || !has_room(qp, RDTI_VERBS_SQ_RESERVE))
+            return false;
+        struct rdti_verbs_record *record = &lane->again[lane->again_next++];
+        /* SETTLED stands for the immediates of messages; only our own travel once more. */
+        record->has_imm = record->has_imm && record->op == NULL;
+        post_record(qp, record);
+        (*posted)++;
+    }
+    return true;
+}
+
+/* Between two ops: the broken links' SETTLED, and the next op goes over what is left. False: there
+ * is no room, or a device refused what was posted here. */
+static bool
+post_marks(struct rdti_verbs_lane *lane, uint32_t *posted)
+{
+    for (uint32_t i = 0; lane->marks_owed > 0 && i < lane->link_count; i++) {
+        struct rdti_verbs_link *link = &lane->links[i];
+        struct rdti_verbs_qp *qp = live_qp(lane);
+
+        if (!link->owes_mark)
+            continue;
+        if (lane->is_held || !has_room(qp, 0))
+            return false;
+        post_record(qp, &(struct rdti_verbs_record){.piece = -1,
+                                                    .has_imm = true,
+                                                    .imm = RDTI_NOTIFY_SETTLED | link->number});
+        (*posted)++;
+        link->owes_mark = false;
+        lane->marks_owed--;
+        lane->tx_count = 0;
+        for (uint32_t q = 0; q < lane->qp_count; q++)
+            if (!lane->qps[q]->link->is_tx_out)
+                lane->tx_qps[lane->tx_count++] = lane->qps[q];
+        if (lane->cursor != NULL)
+            lane->cursor->scratch[RDTI_VERBS_OP_STEPS] = 0; /* it is cut anew */
+    }
+    return !lane->is_held;
 }
 
 enum progress { WENT, WAITS, REFUSED };
@@ -274,6 +360,7 @@ begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_rem
          struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
+    bool may_flag = false;
 
     *remote = NULL;
     /* Until its first step is posted: it may be cut and wait when the region's end is acknowledged,
@@ -281,24 +368,24 @@ begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_rem
     if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && op->remote.index != 0)
         status = rdti_verbs_check_stale(lane, op, err);
     if (status == RDT_OK && op->len_bytes > 0) {
-        status = rdti_verbs_find_remote(lane, op, remote, err);
+        status = rdti_verbs_find_key(lane, op, &may_flag, remote, err);
         if (status == RDT_OK && *remote == NULL)
             return WAITS;
     }
     if (status != RDT_OK)
         return REFUSED;
     if (op->scratch[RDTI_VERBS_OP_STEPS] == 0)
-        cut(lane, op);
+        cut(lane, op, may_flag);
     if (!is_staged(op) || lane->stage != NULL)
         return WENT;
-    return make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
+    return rdti_verbs_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
 }
 
+/* Whether the peer needs a receive for it. */
 static bool
-has_window(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
+is_message(const struct rdti_op *op)
 {
-    return op->kind != RDTI_OP_WRITE || op->notify == RDTI_NOTIFY_NONE ||
-           lane->tx_messages < lane->tx_window;
+    return op->kind == RDTI_OP_WRITE && op->notify != RDTI_NOTIFY_NONE && !is_flagged(op);
 }
 
 /* As many steps of one op as there is room for. A message has its window before its first step, so
@@ -311,21 +398,19 @@ post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted, stru
 
     if (begun != WENT)
         return begun;
-    if (op->scratch[RDTI_VERBS_OP_STEP] == 0) {
-        if (!has_window(lane, op))
-            return WAITS;
-    }
+    if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && is_message(op) &&
+        lane->tx_messages >= lane->tx_window)
+        return WAITS;
     while (op->scratch[RDTI_VERBS_OP_STEP] < op->scratch[RDTI_VERBS_OP_STEPS]) {
-        if (lane->tx_errno != 0) /* the driver ends the lane */
-            return WAITS;
-        struct rdti_verbs_qp *qp = lane->qps[op->scratch[RDTI_VERBS_OP_STEP] % lane->qp_count];
+        struct rdti_verbs_qp *own = lane->tx_qps[op->scratch[RDTI_VERBS_OP_STEP] % lane->tx_count];
+        const bool is_out = own->link->is_tx_out;
+        struct rdti_verbs_qp *qp = is_out ? live_qp(lane) : own;
 
-        if (!has_room(qp, RDTI_VERBS_SQ_RESERVE) || (is_staged(op) && lane->stage_free == 0))
+        if (lane->is_held || !has_room(qp, RDTI_VERBS_SQ_RESERVE) ||
+            (is_staged(op) && lane->stage_free == 0))
             return WAITS;
-        if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && op->kind == RDTI_OP_WRITE &&
-            op->notify != RDTI_NOTIFY_NONE)
-            lane->tx_messages++;
-        post_step(lane, qp, op, remote);
+        lane->tx_messages += op->scratch[RDTI_VERBS_OP_STEP] == 0 && is_message(op);
+        post_step(lane, qp, is_out, op, remote);
         (*posted)++;
     }
     return WENT;
@@ -344,10 +429,14 @@ pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *w
     uint32_t posted = 0;
 
     *refused = NULL;
-    while (lane->cursor != NULL && *refused == NULL && lane->tx_errno == 0) {
+    while (*refused == NULL && !lane->is_held && post_again(lane, &posted)) {
         struct rdti_op *op = lane->cursor;
-        const enum progress progress = post_op(lane, op, &posted, why);
 
+        if ((op == NULL || op->scratch[RDTI_VERBS_OP_STEP] == 0) && !post_marks(lane, &posted))
+            break;
+        if (op == NULL)
+            break;
+        const enum progress progress = post_op(lane, op, &posted, why);
         if (progress == WAITS)
             break;
         lane->cursor = op_after(lane, op);
@@ -360,48 +449,70 @@ pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *w
     return posted;
 }
 
+/* What a pump leaves to be done without the lock. */
+struct leftover {
+    struct rdti_op *refused;
+    struct rdt_error why;
+    struct rdti_verbs_words asked[4];
+    uint32_t asked_count;
+};
+
+/* Lock is held. */
+static uint32_t
+pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
+{
+    uint32_t posted = 0;
+
+    left->refused = NULL;
+    left->asked_count = 0;
+    if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
+        return 0;
+    posted = pump(lane, &left->refused, &left->why);
+    left->asked_count = lane->asked_count;
+    if (lane->asked_count > 0)
+        memcpy(left->asked, lane->asked, sizeof(left->asked));
+    lane->asked_count = 0;
+    return posted;
+}
+
+/* True: an op was refused, and those behind it have not had their turn. */
+static bool
+end_leftover(struct rdti_verbs_lane *lane, const struct leftover *left)
+{
+    rdti_verbs_ask(lane, left->asked, left->asked_count);
+    if (left->refused == NULL)
+        return false;
+    /* acq_rel: is_idle() sees what was done before */
+    (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
+    left->refused->complete(left->refused, (rdt_status)left->why.status, &left->why);
+    return true;
+}
+
 uint32_t
 rdti_verbs_push(struct rdti_verbs_lane *lane)
 {
     uint32_t posted = 0;
-    struct rdti_op *refused;
+    struct leftover left;
 
     do {
-        struct rdti_verbs_words asked[4];
-        struct rdt_error why;
-        uint32_t asked_count = 0;
-
-        refused = NULL;
         (void)pthread_mutex_lock(&lane->lock);
-        if (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && lane->cursor != NULL) {
-            posted += pump(lane, &refused, &why);
-            asked_count = lane->asked_count;
-            memcpy(asked, lane->asked, sizeof(asked));
-            lane->asked_count = 0;
-        }
+        posted += pump_ready(lane, &left);
         (void)pthread_mutex_unlock(&lane->lock);
-        rdti_verbs_ask(lane, asked, asked_count);
-        if (refused != NULL) {
-            /* acq_rel: is_idle() sees what was done before */
-            (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
-            refused->complete(refused, (rdt_status)why.status, &why);
-        }
-    } while (refused != NULL);
+    } while (end_leftover(lane, &left));
     return posted;
 }
 
 void
 rdti_verbs_send_restocked(struct rdti_verbs_lane *lane)
 {
-    struct rdti_verbs_qp *qp = lane->qps[0];
     bool is_owed = true;
 
     (void)pthread_mutex_lock(&lane->lock);
-    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && lane->tx_errno == 0 && has_room(qp, 0)) {
-        struct ibv_send_wr *wr = add_request(qp, (struct rdti_verbs_record){.piece = -1});
-
-        wr->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-        wr->imm_data = htobe32(RDTI_NOTIFY_RESTOCKED | lane->rx_owed);
+    struct rdti_verbs_qp *qp = rdti_verbs_phase_of(lane) == RDTI_VERBS_READY ? live_qp(lane) : NULL;
+    if (qp != NULL && has_room(qp, 0)) {
+        post_record(qp, &(struct rdti_verbs_record){.piece = -1,
+                                                    .has_imm = true,
+                                                    .imm = RDTI_NOTIFY_RESTOCKED | lane->rx_owed});
         lane->rx_owed = 0;
         flush_chains(lane);
         is_owed = false;
@@ -431,11 +542,14 @@ check_blocks(const struct rdti_op *op, struct rdt_error *err)
 static rdt_status
 start(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdt_error *err)
 {
+    struct leftover left;
     rdt_status status = check_blocks(op, err);
 
     if (status != RDT_OK)
         return status;
     memset(op->scratch, 0, sizeof(op->scratch));
+    left.refused = NULL;
+    left.asked_count = 0;
     (void)pthread_mutex_lock(&lane->lock);
     if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
         status = rdti_error_copy(err, &lane->error);
@@ -448,9 +562,10 @@ start(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdt_error *err)
         if (lane->cursor == NULL)
             lane->cursor = op;
         (void)atomic_fetch_add_explicit(&lane->ops_open, 1, memory_order_acq_rel);
+        (void)pump_ready(lane, &left);
     }
     (void)pthread_mutex_unlock(&lane->lock);
-    if (status == RDT_OK)
+    if (end_leftover(lane, &left))
         (void)rdti_verbs_push(lane);
     return status;
 }

@@ -7,6 +7,10 @@
  *   qp.c        QPs and their states             link.c      proving a link, round by round
  *   tx.c        write() and read(), posting      cq.c        completions, notifications, restocking
  *   ends.c      the first error, teardown        lane.c      offers, words, close
+ *   down.c      a link that breaks, the others   events.c    ports that go down, change, or are
+ *               go on                                        removed with their device
+ *   leftover.c  what a device refuses to destroy
+ *   flag.c      notifications as words in memory
  *   table.c     the table of operations, the pass over all lanes
  *
  * A *link* is one port of ours paired with one of the peer's. All QPs of all proved links are the
@@ -23,6 +27,29 @@
  *   POSTED    yes                             the last of its work requests completed -> complete()
  *   any       until the QPs are destroyed     the lane's first error or close_lane() -> complete()
  *
+ * A link of a lane that is READY and has several:
+ *   state     posts?  completions            leaves by
+ *   GOOD      yes     all count              its first error, or the peer's DOWN -> DRAINING; where
+ *                                            no other link is GOOD the lane ends instead
+ *   DRAINING  no      those that succeeded   its QPs are in ERR and have given back all they had,
+ *                                            or destroyed where they do not go there, after what
+ *                                            the CQ held: DOWN is said, with the immediates
+ *                                            received on each QP -> TOLD; nothing that comes later
+ *                                            is looked at
+ *   TOLD      no      none                   the peer's DOWN -> settled -> DOWN
+ *   DOWN      no      none                   never: a link does not come back
+ *
+ * A sender holds its lane back from the break of a link until it is settled. Settled is what each
+ * QP of the link held: up to the peer's last immediate everything is in place (RC keeps the order)
+ * and done with, also where the device had no answer. What was posted later is uncertain and sent
+ * again over the first QP that is left: as plain writes (which do no harm twice: the ops are not
+ * complete, and no message of theirs is delivered), as reads, and our own immediates as they were.
+ * A message that is half posted is finished, the dead QPs' steps over the same QP and without
+ * immediates. Then one SETTLED immediate on that QP says that nothing is missing from the link: the
+ * receiver, which until then wants an immediate of each message from the dead QPs too, now does
+ * without them. What is posted behind it is striped over what is left. The two directions of a link
+ * are settled apart. If the QP that carries this breaks as well, its link is settled the same way.
+ *
  * Who may touch what. "driver": only with the engine's lock. "lock": only with lane->lock, which is
  * held while work requests are posted, because the order of write() is the order on the QPs, and
  * never while the host or an op's complete() is called. Order: engine, lane->lock, verbs->mr_lock.
@@ -37,61 +64,10 @@
 
 #include "base/list.h"
 #include "transport/transport.h"
+#include "transport/verbs/limits.h"
 #include "transport/verbs/settings.h"
 #include "transport/verbs/verbs_ops.h"
 #include "wire/verbs.h"
-
-/* Work requests of one QP that may be outstanding: at 92 ns a WQE a NIC empties it in 24 us, more
- * than a pass of the engine takes. A device with less gets what it has. */
-#define RDTI_VERBS_SQ_DEPTH 256
-/* Of them kept for restocking messages, so that data cannot keep the peer from being told. */
-#define RDTI_VERBS_SQ_RESERVE 4
-/* Messages with a notification that a peer may have on the way: what one pass can take. Receives
- * beyond it are for restocking messages, of which no more than 2 can be unseen: one for each half
- * of the window. */
-#define RDTI_VERBS_WINDOW 256
-#define RDTI_VERBS_RQ_RESERVE 8
-/* In attributes that set none: zero is no value of its type. */
-#define RDTI_VERBS_NO_MTU .path_mtu = IBV_MTU_256
-/* Immediates of one QP that may wait for the other QPs': all that a peer within its window sends. A
- * power of two: the ring's ends count on past 2^32. */
-#define RDTI_VERBS_IMMS 512
-_Static_assert(RDTI_VERBS_IMMS >= RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE &&
-                   (RDTI_VERBS_IMMS & (RDTI_VERBS_IMMS - 1)) == 0,
-               "the ring holds a window, and wraps where its counters do");
-/* Work requests in one call of ibv_post_send; the last of each chain is signaled. */
-#define RDTI_VERBS_CHAIN 16
-/* Of one poll of a CQ. */
-#define RDTI_VERBS_WCS 32
-/* Asked for; the device says what it gives. A credit, a flag and most control messages fit. */
-#define RDTI_VERBS_INLINE_BYTES 64
-/* A message of this many bytes for each QP and more goes over all of them. */
-#define RDTI_VERBS_STRIPE_MIN_BYTES (UINT64_C(64) << 10)
-/* Memory that is not registered goes through pieces that are; 16 cover what a link holds. */
-#define RDTI_VERBS_STAGE_BYTES (UINT64_C(64) << 10)
-#define RDTI_VERBS_STAGE_PIECES 16
-/* A copy of 64 KiB takes 7 us, a rendezvous a round trip and a READ. */
-#define RDTI_VERBS_EAGER_MAX_BYTES (UINT64_C(64) << 10)
-/* Reads that one QP asks a device to have open; most devices have 16. */
-#define RDTI_VERBS_READS 16
-
-/* 4.096 us * 2^17 = 0.54 s a try: with 6 retries a cable may be out for 3 s and more. Never 7: rxe
- * then tries for ever, and a cable that stays out is no error (tests/c/transport/verbs_trace_test.c
- * saw no completion within a minute on kernel 6.12). */
-#define RDTI_VERBS_TIMEOUT 17
-#define RDTI_VERBS_RETRY 6
-/* Receives are restocked ahead of the window, so that RNR does not occur; if it does, it ends: 7
- * would be for ever. 0.64 ms between two tries. */
-#define RDTI_VERBS_RNR_RETRY 6
-#define RDTI_VERBS_RNR_TIMER 12
-#define RDTI_VERBS_HOP_LIMIT 64
-
-/* All pairs of GIDs of a link have so long together, each the same part: the core gives a path five
- * seconds. One round takes an emulated machine 100 ms, and a lost packet another half second. */
-#define RDTI_VERBS_PROOF_NS UINT64_C(4000000000)
-#define RDTI_VERBS_PAIRS_MAX 4
-/* Teardown waits so long for flushed completions, which only serve the count in the message. */
-#define RDTI_VERBS_DRAIN_NS UINT64_C(20000000)
 
 struct rdti_verbs_lane;
 struct rdti_verbs_link;
@@ -106,7 +82,7 @@ struct rdti_verbs_nic {
     bool is_infiniband;
     uint8_t mtu; /* enum ibv_mtu */
     uint16_t lid;
-    uint16_t pkey_index;
+    uint32_t pkey_table_count;
     uint8_t reads_in;
     uint8_t reads_out;
     uint32_t sq_depth;
@@ -121,8 +97,21 @@ struct rdti_verbs_nic {
     struct rdti_verbs_gid gids[RDTI_VERBS_GIDS_MAX]; /* best first */
     uint32_t gid_scores[RDTI_VERBS_GIDS_MAX];
     uint8_t gid_count;
-    char event[96];                        /* driver: the last asynchronous one; "": none */
+    uint32_t gid_table_count;
+    char event[96];             /* driver: the last asynchronous one; "": none */
+    uint64_t down_since_ns;     /* driver: the port reported so; 0: it is up */
+    bool is_gone;               /* the device failed as a whole; set by the driver under mr_lock */
+    pthread_mutex_t left_lock;  /* of the list below; taken behind every other lock */
+    struct rdti_list leftovers; /* left_lock: objects that could not be destroyed */
     int64_t counters[RDTI_VERBS_COUNTERS]; /* at open; negative: the device has none */
+};
+
+/* What a registration is for: what peers may do, and whether in order. */
+enum {
+    RDTI_VERBS_KIND_WRITE = 0,
+    RDTI_VERBS_KIND_READ = 1,
+    RDTI_VERBS_KIND_STRICT = 2, /* to write, bytes and a flag behind them */
+    RDTI_VERBS_KINDS = 3
 };
 
 /* Registered memory of ours. */
@@ -133,7 +122,7 @@ struct rdti_verbs_memory {
     uint32_t segment; /* RDT_SEGMENT_NONE: a region, by index and generation */
     uint32_t index;
     uint32_t generation;
-    struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX][2]; /* by nic; peers write [0] and read [1] */
+    struct ibv_mr *mrs[RDTI_VERBS_KINDS][RDTI_VERBS_PORTS_MAX]; /* by nic */
 };
 
 struct rdti_verbs {
@@ -146,35 +135,55 @@ struct rdti_verbs {
     bool is_polling;             /* driver */
     bool has_closed;             /* driver: a lane of the list is closed, and to be freed */
     _Atomic uint32_t lane_count; /* relaxed: a hint that the engine's lock orders */
-    char skipped[256];           /* ports that are not used, and why */
+    int flag_timer_fd;           /* ends naps; -1: nobody asked for flags */
+    bool is_flag_timer_set;      /* driver */
+    struct rdti_watch *flag_watch;
+    char skipped[256]; /* ports that are not used, and why */
     pthread_mutex_t mr_lock;
-    struct rdti_list memories; /* mr_lock; entries stay until close, regions until forgotten */
+    uint64_t own_retry_ns;        /* mr_lock: our own sources are not registered before */
+    _Atomic uint64_t staged_ops;  /* that were to go without a copy; relaxed: a statistic */
+    struct rdt_error own_failure; /* mr_lock: the last time that registering one failed */
+    struct rdti_list memories;    /* mr_lock; entries stay until close, regions until forgotten */
 };
 
-/* What one work request in the send queue is for. */
+struct rdti_verbs_remote;
+
+/* One work request in the send queue: what it is for, and all that it takes to post it again. */
 struct rdti_verbs_record {
-    struct rdti_op *op;  /* NULL: restocking */
-    int32_t piece;       /* of the stage, or -1 */
-    uint32_t copy_bytes; /* READ into the stage: copied to copy_to when it is here */
-    void *copy_to;
+    struct rdti_op *op;                   /* NULL: an immediate of our own */
+    uint32_t rkeys[RDTI_VERBS_PORTS_MAX]; /* a copy: keys of older generations go */
+    void *local; /* the op's memory, also where a piece of the stage stands in for it */
+    uint64_t remote_addr;
+    uint64_t imms; /* posted on its QP before it */
+    uint32_t len_bytes;
+    uint32_t imm;  /* or the sequence of a flag */
+    int32_t piece; /* of the stage, or -1 */
+    bool has_imm;
+    bool is_read;
+    uint8_t tail_bytes; /* what a flag adds behind them; 0: there is none */
 };
 
 struct rdti_verbs_qp {
     struct rdti_verbs_link *link;
-    struct ibv_qp *qp;
+    struct ibv_qp *qp; /* driver: NULL once it was destroyed because of stop_errno */
     uint32_t psn;
     uint32_t inline_bytes;
     /* lock */
     uint64_t tx_posted; /* work requests, chain included */
     uint64_t tx_done;
+    uint64_t tx_given; /* the device took them: fewer than posted once a call failed */
+    uint64_t tx_imms;  /* of those posted */
     uint32_t chain_count;
     struct ibv_send_wr chain[RDTI_VERBS_CHAIN];
-    struct ibv_sge sges[RDTI_VERBS_CHAIN];
+    struct ibv_sge sges[RDTI_VERBS_CHAIN][2]; /* the bytes; a flag */
     struct rdti_verbs_record records[RDTI_VERBS_SQ_DEPTH];
     /* driver */
     uint64_t rx_posted;
     uint64_t rx_taken;
-    uint32_t imm_first; /* the ring is [imm_first, imm_end) */
+    uint64_t tx_flushed; /* all before it have ended, the last of them flushed */
+    bool is_rx_flushed;  /* no receive succeeds any more */
+    int stop_errno;      /* it did not go to ERR, and is to be destroyed */
+    uint32_t imm_first;  /* the ring is [imm_first, imm_end) */
     uint32_t imm_end;
     uint32_t imms[RDTI_VERBS_IMMS]; /* not delivered yet */
 };
@@ -182,7 +191,10 @@ struct rdti_verbs_qp {
 enum rdti_verbs_link_state {
     RDTI_VERBS_LINK_PROVING = 0,
     RDTI_VERBS_LINK_GOOD = 1,
-    RDTI_VERBS_LINK_DROPPED = 2
+    RDTI_VERBS_LINK_DROPPED = 2,
+    RDTI_VERBS_LINK_DRAINING = 3,
+    RDTI_VERBS_LINK_TOLD = 4,
+    RDTI_VERBS_LINK_IS_DOWN = 5
 };
 
 /* One pair of GIDs: indices into the two offers' tables. */
@@ -196,6 +208,7 @@ struct rdti_verbs_link {
     struct rdti_verbs_lane *lane;
     struct rdti_verbs_nic *nic;
     uint32_t nic_index;
+    uint32_t port_index; /* in our offer */
     struct ibv_cq *cq;
     bool is_armed; /* driver */
     struct rdti_verbs_qp *qps[RDTI_VERBS_QPS_MAX];
@@ -212,8 +225,20 @@ struct rdti_verbs_link {
     uint8_t own_verdict;  /* 0, RDTI_VERBS_LINK_PROVED or _FAILED, of this round */
     uint8_t peer_verdict; /* the same */
     uint64_t proof_deadline_ns;
+    uint16_t pkey;       /* agreed; 0: what stands first in the port's table */
+    uint16_t pkey_index; /* its place in the port's table */
     char pair_text[128]; /* of the round: GIDs, for people */
     char why[96];        /* the last round failed */
+    /* Once it broke; driver. */
+    struct rdt_error error;
+    uint64_t down_deadline_ns; /* of the state */
+    bool is_peer_told;
+    uint64_t peer_received[RDTI_VERBS_QPS_MAX]; /* immediates, of ours */
+    bool is_rx_out; /* the peer's SETTLED came: messages do without it */
+    /* lock */
+    bool is_tx_out; /* nothing is posted there any more */
+    bool owes_mark; /* settled, and SETTLED is not posted yet */
+    int tx_errno;   /* posting failed with it; the driver makes the error of it */
 };
 
 enum rdti_verbs_phase { RDTI_VERBS_SETUP = 0, RDTI_VERBS_READY = 1, RDTI_VERBS_FAILED = 2 };
@@ -227,12 +252,13 @@ enum rdti_verbs_key_state {
 /* Memory of the peer's, for one kind of access. */
 struct rdti_verbs_remote {
     struct rdti_list link;
-    uint8_t state;  /* enum rdti_verbs_key_state */
-    uint8_t access; /* RDTI_VERBS_MAY_* */
+    uint8_t state;   /* enum rdti_verbs_key_state */
+    uint8_t access;  /* RDTI_VERBS_MAY_* */
+    uint8_t refusal; /* KEY_NONE: enum rdti_verbs_refusal */
     uint32_t segment;
-    uint32_t index;
+    uint32_t index; /* of the region that it was asked for; a piece serves others too */
     uint32_t generation;
-    uint64_t base;
+    uint64_t base; /* KEY_NONE: what the refusal says */
     uint64_t len_bytes;
     uint32_t rkeys[RDTI_VERBS_PORTS_MAX]; /* by the peer's ports */
 };
@@ -244,9 +270,10 @@ enum {
     RDTI_VERBS_OP_BLOCK = 2, /* where the next step begins */
     RDTI_VERBS_OP_OFF = 3,
     RDTI_VERBS_OP_OPEN = 4, /* work requests posted and not complete */
-    RDTI_VERBS_OP_CHUNK = 5 /* bytes of a step at most; | RDTI_VERBS_OP_STAGED */
+    RDTI_VERBS_OP_CHUNK = 5 /* bytes of a step at most; | RDTI_VERBS_OP_STAGED or _FLAGGED */
 };
 #define RDTI_VERBS_OP_STAGED (UINT64_C(1) << 63)
+#define RDTI_VERBS_OP_FLAGGED (UINT64_C(1) << 62)
 
 struct rdti_verbs_lane {
     struct rdti_lane base; /* first */
@@ -257,29 +284,48 @@ struct rdti_verbs_lane {
     struct rdti_verbs_offer peer;
     struct rdti_verbs_link links[RDTI_VERBS_PORTS_MAX]; /* by nic until they are paired */
     uint32_t link_count;
-    struct rdti_verbs_qp *qps[RDTI_VERBS_PORTS_MAX * RDTI_VERBS_QPS_MAX]; /* once READY */
+    uint32_t port_nics[RDTI_VERBS_PORTS_MAX]; /* of our offer's ports: which of verbs->nics */
+    struct rdti_verbs_qp *qps[RDTI_VERBS_PORTS_MAX * RDTI_VERBS_QPS_MAX]; /* once READY; all */
     uint32_t qp_count;
-    uint32_t inline_bytes;     /* that every QP takes in the request itself */
     uint64_t max_chunk_bytes;  /* no work request is longer */
+    uint32_t inline_bytes;     /* every QP takes so many */
     _Atomic uint32_t phase;    /* written under lock by the driver; release, acquire */
     bool is_connected;         /* driver */
     bool is_closed;            /* driver */
     _Atomic uint64_t ops_open; /* accepted and not completed; acq_rel, is_idle() acquires */
-    const char *why_no_flag;   /* driver: RDMATENSOR_VERBS_NOTIFY asked for one; else NULL */
+    const char *why_no_flag;   /* driver: the peer was told of none, though we are to; else NULL */
+    uint8_t rx_flags;          /* driver: RDTI_VERBS_FLAGS_*, as the peer was told; 0: none */
+    uint8_t peer_flags;        /* driver: the same of the peer */
+    struct rdti_list flags;    /* driver: those that we look for */
+    uint64_t rx_flagged;       /* driver: messages that came so */
     uint64_t rx_messages;      /* driver */
     uint32_t rx_owed;          /* driver: delivered, and not told of */
     uint32_t flushed;          /* driver: completions of the kind that only follows an error */
     _Atomic bool owes_restock; /* driver sets and pushes; relaxed: a hint to itself */
-    _Atomic bool is_tx_broken; /* set under lock with tx_errno; relaxed: a hint to the driver */
+    _Atomic bool
+        is_tx_broken; /* set under lock with a link's tx_errno; relaxed: a hint to the driver */
 
     pthread_mutex_t lock;
     /* lock */
     struct rdt_error error; /* the first, once FAILED */
-    int tx_errno;           /* posting failed with it; the driver makes the error of it */
     struct rdti_list ops;   /* not complete, in order */
     struct rdti_op *cursor; /* the next to post; NULL: none */
-    uint64_t tx_messages;   /* notifications posted */
-    uint64_t tx_window;     /* and how many may be */
+    struct rdti_verbs_qp
+        *tx_qps[RDTI_VERBS_PORTS_MAX * RDTI_VERBS_QPS_MAX]; /* of the cursor's op */
+    uint32_t tx_count;
+    uint32_t marks_owed;             /* links that are settled, whose SETTLED is not posted */
+    bool is_held;                    /* a link is broken and not settled: nothing goes */
+    struct rdti_verbs_record *again; /* [again_next, again_count) is to be sent again */
+    uint32_t again_next;
+    uint32_t again_count;
+    uint32_t again_cap;
+    uint64_t tx_messages; /* notifications posted, flags not counted */
+    uint64_t tx_window;   /* and how many may be */
+    uint8_t tx_flags;     /* RDTI_VERBS_FLAGS_* that may be used; 0: none */
+    bool is_tx_plain;     /* bytes were written behind the last immediate */
+    uint8_t *tails;       /* one of each request in the send queue; NULL until there are flags */
+    struct rdti_verbs_nic *tails_nic;
+    struct ibv_mr *tails_mr;
     struct rdti_list remotes;
     struct rdti_verbs_remote *last_remote;
     uint32_t *stale; /* by region index: the newest generation that is over */
@@ -311,13 +357,22 @@ rdti_verbs_wr_id(uint32_t kind, uint32_t qp_index, uint64_t sequence)
 /* RDT_ENOTVIABLE with every port and its reason where none is left. */
 rdt_status rdti_verbs_open_nics(struct rdti_verbs *verbs, struct rdt_error *err);
 void rdti_verbs_close_nics(struct rdti_verbs *verbs);
+/* The place of a partition in the port's table. RDT_ENOTVIABLE: it has none. */
+rdt_status rdti_verbs_find_pkey(struct rdti_verbs_nic *nic, uint16_t pkey, uint16_t *index_out,
+                                struct rdt_error *err);
 /* "retries 3, out of sequence 0, ..." since the context was opened. */
 void rdti_verbs_explain_counters(const struct rdti_verbs_nic *nic, char *buf, size_t cap);
 
+/* ---- events.c [driver] */
+/* Watches: the device's events, and completions; either may say that the device was removed. */
+void rdti_verbs_on_async(void *arg, uint32_t epoll_events);
+void rdti_verbs_on_channel(void *arg, uint32_t epoll_events);
+/* Links whose port has been down for longer than their QPs try. */
+void rdti_verbs_watch_ports(struct rdti_verbs_lane *lane);
+
 /* ---- gid.c */
 /* Fill gids, best first. RDT_ENOTVIABLE where the port has none that will do. */
-rdt_status rdti_verbs_find_gids(struct rdti_verbs_nic *nic, uint32_t table_count,
-                                struct rdt_error *err);
+rdt_status rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err);
 /* Pair the lane's links with the peer's ports; the best pairs of GIDs of each. Unpaired links are
  * destroyed. RDT_ENOTVIABLE: no two can meet. */
 rdt_status rdti_verbs_pair_links(struct rdti_verbs_lane *lane, struct rdt_error *err);
@@ -328,20 +383,40 @@ void rdti_verbs_gid_text(const uint8_t raw[16], char *buf, size_t cap);
  */
 bool rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
                         uint32_t nic, uint32_t *lkey_out);
-/* Answer a peer's KEY_GET. [driver] RDT_EPROTO, RDT_ESTALE, RDT_ENOMEM (with memlock's lines). */
+/* What describe() says of sources that could not be registered; "": nothing. */
+void rdti_verbs_explain_stage(struct rdti_verbs *verbs, char *buf, size_t cap);
+/* Answer a peer's KEY_GET: *out is KEY, or KEY_REFUSED with an error that says why. [driver]
+ * RDT_EPROTO (there is no answer: no such region was ever there), RDT_ESTALE, RDT_ENOMEM (with
+ * memlock's lines), RDT_EDEVICE. */
 rdt_status rdti_verbs_grant(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
                             struct rdti_verbs_words *out, struct rdt_error *err);
 void rdti_verbs_forget_region(void *state, uint32_t index, uint32_t generation);
 void rdti_verbs_free_memories(struct rdti_verbs *verbs);
 /* Whether so much can be locked in memory at all. RDT_ENOMEM with the lines that change it. */
 rdt_status rdti_verbs_check_memlock(uint64_t len_bytes, struct rdt_error *err);
+/* Lock is held. A place, registered on every port, for bytes of memory that is not. */
+rdt_status rdti_verbs_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err);
 rdt_status rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes,
                                unsigned int access, struct ibv_mr **out, struct rdt_error *err);
+/* On every device that is there and has none in `mrs` yet; all or nothing. mr_lock is held. */
+rdt_status rdti_verbs_register_on_all(struct rdti_verbs *verbs, void *addr, uint64_t len_bytes,
+                                      unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX],
+                                      struct rdt_error *err);
+
+/* ---- leftover.c: destroying what a device may refuse to give back */
+/* NULL is nothing. What fails is logged and kept on the port's list; any thread. */
+void rdti_verbs_deregister(struct rdti_verbs_nic *nic, struct ibv_mr *mr);
+void rdti_verbs_destroy_qp(struct rdti_verbs_nic *nic, struct ibv_qp *qp);
+void rdti_verbs_destroy_cq(struct rdti_verbs_nic *nic, struct ibv_cq *cq);
+/* Once more, before the device is closed: the kernel ends what it still refuses. */
+void rdti_verbs_free_leftovers(struct rdti_verbs_nic *nic);
 
 /* ---- keys.c: all under lock but words */
-/* RDT_OK with *out (NULL: wait for the peer's answer), RDT_ESTALE, RDT_ERANGE. */
-rdt_status rdti_verbs_find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op,
-                                  struct rdti_verbs_remote **out, struct rdt_error *err);
+/* The key that the op needs, and whether it goes with a flag. RDT_OK with *out (NULL: wait for the
+ * peer's answer), RDT_ESTALE, RDT_ERANGE. */
+rdt_status rdti_verbs_find_key(struct rdti_verbs_lane *lane, const struct rdti_op *op,
+                               bool *has_flag, struct rdti_verbs_remote **out,
+                               struct rdt_error *err);
 rdt_status rdti_verbs_check_stale(const struct rdti_verbs_lane *lane, const struct rdti_op *op,
                                   struct rdt_error *err);
 bool rdti_verbs_mark_stale(struct rdti_verbs_lane *lane, uint32_t index, uint32_t generation);
@@ -361,6 +436,8 @@ rdt_status rdti_verbs_create_link(struct rdti_verbs_lane *lane, struct rdti_verb
 void rdti_verbs_destroy_link(struct rdti_verbs_link *link);
 /* RESET, INIT, RTR, RTS by the round's pair, receives posted. [driver] */
 rdt_status rdti_verbs_raise_link(struct rdti_verbs_link *link, struct rdt_error *err);
+/* For how long a request is tried before it fails, at least. */
+uint64_t rdti_verbs_retry_window_ns(const struct rdti_verbs_lane *lane);
 /* Post receives up to the full depth. [driver] */
 rdt_status rdti_verbs_restock(struct rdti_verbs_qp *qp, struct rdt_error *err);
 /* Our table's entry for a work request, of the link's QPs; NULL: there is none. */
@@ -376,6 +453,25 @@ void rdti_verbs_probe_done(struct rdti_verbs_link *link, const struct ibv_wc *wc
 /* Deadlines of proofs. */
 void rdti_verbs_watch_proof(struct rdti_verbs_lane *lane);
 
+/* ---- down.c [driver] */
+/* The link cannot be used any more; the lane goes on, or ends where it has no other: see the phase
+ * afterwards. */
+void rdti_verbs_break_link(struct rdti_verbs_link *link, const struct rdt_error *err);
+/* A completion of a link that drains, which did not succeed. */
+void rdti_verbs_note_flush(struct rdti_verbs_link *link, const struct ibv_wc *wc);
+/* Destroy QPs that did not go to ERR when their link broke. In a pass only: it may deliver, and end
+ * the lane. */
+void rdti_verbs_stop_rest(struct rdti_verbs_lane *lane);
+/* Links that are drained are told of, those that both told of are settled; deadlines. */
+void rdti_verbs_watch_links(struct rdti_verbs_lane *lane);
+rdt_status rdti_verbs_take_down_word(struct rdti_verbs_lane *lane,
+                                     const struct rdti_verbs_words *words, struct rdt_error *err);
+/* The peer's SETTLED. */
+rdt_status rdti_verbs_take_mark(struct rdti_verbs_lane *lane, uint32_t number,
+                                struct rdt_error *err);
+/* Links that break_link() stopped, or that posting failed on. */
+void rdti_verbs_break_unposted(struct rdti_verbs_lane *lane);
+
 /* ---- table.c [driver] */
 /* Free lanes that are closed. No pass runs. */
 void rdti_verbs_sweep(struct rdti_verbs *verbs);
@@ -386,15 +482,48 @@ rdt_status rdti_verbs_read(struct rdti_lane *base, struct rdti_op *op, struct rd
 /* Post what can go; ops that were refused are completed. Returns work requests posted. Any thread,
  * lock not held. */
 uint32_t rdti_verbs_push(struct rdti_verbs_lane *lane);
+/* What one record stands for is over: its piece is free, its op may be. Lock is held; ops that are
+ * over go to *done. */
+void rdti_verbs_retire(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record,
+                       struct rdti_list *done);
 /* Tell the peer of receives that are free again. [driver] */
 void rdti_verbs_send_restocked(struct rdti_verbs_lane *lane);
 
+/* ---- flag.c */
+/* What naps need, if flags may be asked for. */
+rdt_status rdti_verbs_open_flags(struct rdti_verbs *verbs, struct rdt_error *err);
+void rdti_verbs_close_flags(struct rdti_verbs *verbs);
+/* [driver] The lane is READY: tell the peer whether we look for flags, or ourselves why not. */
+void rdti_verbs_agree_flags(struct rdti_verbs_lane *lane);
+/* [driver] The peer's FLAGS. RDT_EPROTO. */
+rdt_status rdti_verbs_take_flags_word(struct rdti_verbs_lane *lane,
+                                      const struct rdti_verbs_words *words, struct rdt_error *err);
+/* [driver] The table's watch_flag(). */
+void rdti_verbs_watch_flag(struct rdti_lane *base, struct rdti_flag *flag);
+/* [driver] A flag that came and has its turn. */
+bool rdti_verbs_take_flag(struct rdti_verbs_lane *lane, uint32_t *value_out);
+/* [driver] No sleep from here on is longer than a nap, if there are flags to look for. */
+void rdti_verbs_arm_flags(struct rdti_verbs *verbs);
+/* Lock is held. Whether the op's notification may go as a flag; does, once it is cut. */
+bool rdti_verbs_may_flag(const struct rdti_verbs_lane *lane, const struct rdti_op *op);
+/* Lock is held. The flag behind the bytes of the QP's last request. */
+void rdti_verbs_attach_flag(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record,
+                            struct ibv_send_wr *wr);
+/* [driver] At the lane's end: nothing is looked for. */
+void rdti_verbs_forget_flags(struct rdti_verbs_lane *lane);
+void rdti_verbs_free_tails(struct rdti_verbs_lane *lane);
+/* "flag", "imm (no flag: ...)" and what is between. */
+void rdti_verbs_explain_notify(const struct rdti_verbs_lane *lane, char *buf, size_t cap);
+
 /* ---- cq.c [driver] */
-/* Completions of all links; returns how many. */
+/* Completions of one link; returns how many, 0: it holds none. */
+uint32_t rdti_verbs_poll_link(struct rdti_verbs_link *link);
+/* Those of all links. */
 uint32_t rdti_verbs_poll_lane(struct rdti_verbs_lane *lane);
 /* Arm every CQ that is not armed. */
 void rdti_verbs_arm_lane(struct rdti_verbs_lane *lane);
-void rdti_verbs_on_channel(void *arg, uint32_t epoll_events);
+/* This CQ has given its one event. */
+void rdti_verbs_disarm(struct rdti_verbs *verbs, const struct ibv_cq *cq);
 /* Deliver what has been counted on every QP. */
 uint32_t rdti_verbs_deliver(struct rdti_verbs_lane *lane);
 
@@ -403,7 +532,8 @@ uint32_t rdti_verbs_deliver(struct rdti_verbs_lane *lane);
 void rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err);
 /* teardown, and the host is told. */
 void rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err);
-/* The error of a completion: device, peer, GIDs, status, vendor code, what to try. */
+/* The error of a completion: device, peer, GIDs, status, vendor code, what to try. It breaks the
+ * link, or, where a request itself was wrong, ends the lane. */
 void rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc);
 void rdti_verbs_complete_all(struct rdti_verbs_lane *lane, struct rdti_list *ops, rdt_status status,
                              const struct rdt_error *err);

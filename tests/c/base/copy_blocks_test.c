@@ -76,7 +76,7 @@ TEST(no_block_changes_nothing)
 TEST(few_blocks_of_every_small_size)
 {
     for (size_t count = 1; count <= 9; count++)
-        for (size_t max_bytes = 1; max_bytes < 700; max_bytes += 83)
+        for (size_t max_bytes = 1; max_bytes < 700; max_bytes += 83 * TEST_TSAN_STRIDE)
             check_all_kinds(count, max_bytes);
 }
 

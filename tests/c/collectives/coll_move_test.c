@@ -240,13 +240,25 @@ run_all_kinds(void *arg)
     return NULL;
 }
 
+/* Over messages, and over memory that the ranks share. */
+static void
+over_both(uint32_t size)
+{
+    static const char *const ways[] = {"messages", "direct"};
+
+    for (int way = 0; way < 2; way++) {
+        fake_force(ways[way]);
+        fake_world_init(&world, size, size);
+        fake_world_run(&world, run_all_kinds);
+        CHECK_UINT_EQ(world.aborts, 0);
+        fake_world_fini(&world);
+    }
+}
+
 #define TEST_SIZE(n)                                    \
     TEST_TIMEOUT(every_byte_arrives_on_##n##_ranks, 60) \
     {                                                   \
-        fake_world_init(&world, n, n);                  \
-        fake_world_run(&world, run_all_kinds);          \
-        CHECK_UINT_EQ(world.aborts, 0);                 \
-        fake_world_fini(&world);                        \
+        over_both(n);                                   \
     }
 
 TEST_SIZE(1)
@@ -373,7 +385,7 @@ TEST(arguments_that_make_no_sense_are_refused_by_name)
                                   .send = send,
                                   .recv = recv};
     REFUSED("struct_size", args.struct_size = 8);
-    REFUSED("reserved", args.reserved = 1);
+    REFUSED("flags", args.flags = 2);
     REFUSED("10 is no collective", args.op = 10);
     REFUSED("0 is no collective", args.op = 0);
     REFUSED("99 is no dtype", args.dtype = 99);

@@ -248,13 +248,25 @@ run_all_kinds(void *arg)
     return NULL;
 }
 
+/* Over messages, and over memory that the ranks share. */
+static void
+over_both(uint32_t size)
+{
+    static const char *const ways[] = {"messages", "direct"};
+
+    for (int way = 0; way < 2; way++) {
+        fake_force(ways[way]);
+        fake_world_init(&world, size, size);
+        fake_world_run(&world, run_all_kinds);
+        CHECK_UINT_EQ(world.aborts, 0);
+        fake_world_fini(&world);
+    }
+}
+
 #define TEST_SIZE(n)                                           \
     TEST_TIMEOUT(every_dtype_and_operation_on_##n##_ranks, 60) \
     {                                                          \
-        fake_world_init(&world, n, n);                         \
-        fake_world_run(&world, run_all_kinds);                 \
-        CHECK_UINT_EQ(world.aborts, 0);                        \
-        fake_world_fini(&world);                               \
+        over_both(n);                                          \
     }
 
 TEST_SIZE(1)

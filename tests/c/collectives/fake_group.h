@@ -4,7 +4,7 @@
  * thread, its context a list of tasks, the mailbox two lists under one mutex. Messages end after
  * random delays and in random order; some are buffered, the others read and write the user's
  * buffers only when they end, also when they end in failure, so that a buffer that was given up too
- * early is found.
+ * early is found. Regions are ordinary memory, which goes when it is freed and nobody holds it.
  *
  * This is a header, and not part of the library that all tests share, because the tests of the
  * core need the real calls. Include it in one file of a program.
@@ -27,7 +27,8 @@ enum {
     FAKE_RANKS_MAX = 8,
     FAKE_TICKS_MAX = 4, /* a message ends after so many looks at the world, at most */
     FAKE_TASKS_MAX = 64,
-    FAKE_WAIT_S = 20, /* no test waits longer for one collective */
+    FAKE_REGIONS_MAX = 64, /* of all ranks at once */
+    FAKE_WAIT_S = 20,      /* no test waits longer for one collective */
 };
 
 /* The n-th call of a kind in the whole world fails, counted from 1; 0: none. */
@@ -38,6 +39,8 @@ enum fake_call {
     FAKE_CREATE,
     FAKE_TASK,
     FAKE_ENDPOINT,
+    FAKE_ALLOC,
+    FAKE_HOLD,
     FAKE_CALLS
 };
 
@@ -70,6 +73,31 @@ struct rdt_transfer {
     uint64_t len_bytes;
 };
 
+struct rdt_endpoint {
+    struct fake_world *world;
+    unsigned holds;
+    uint32_t owner; /* a rank, as is `peer` */
+    uint32_t peer;
+    bool has_left; /* the peer; the world's lock */
+};
+
+struct rdt_region {
+    uint32_t generation; /* no two regions of a test have the same */
+    struct fake_world *world;
+    rdt_context *context;
+    uint64_t len_bytes;
+    unsigned holds;
+    bool is_freed;
+    _Alignas(64) uint8_t bytes[];
+};
+
+uint32_t
+rdt_context_verifies(const rdt_context *ctx)
+{
+    (void)ctx;
+    return RDT_VERIFY_OFF;
+}
+
 struct rdt_context {
     struct fake_world *world;
     pthread_mutex_t engine; /* held while tasks run */
@@ -80,11 +108,15 @@ struct rdt_context {
     } tasks[FAKE_TASKS_MAX];
     unsigned task_count;
     pthread_t progress;
+    struct rdt_counters counted; /* by rdt_context_count() */
 };
 
 struct rdt_group {
     struct fake_world *world;
     struct rdt_context context;
+    struct rdt_endpoint endpoints[FAKE_RANKS_MAX];
+    void *attached;
+    void (*detach)(void *state);
     uint32_t rank;
     uint64_t timeout_ns;
     uint64_t sequence;
@@ -92,13 +124,20 @@ struct rdt_group {
 
 struct fake_world {
     pthread_mutex_t lock;
+    uint32_t generations; /* of regions */
     uint32_t size;
     int32_t global_first; /* the job's rank of rank 0; the others follow */
     struct rdt_group groups[FAKE_RANKS_MAX];
     struct fake_message *messages; /* in the order of posting */
     uint64_t random;
-    struct rdt_error broken; /* status RDT_OK: not */
+    struct rdt_error broken;                             /* status RDT_OK: not */
+    uint64_t sent_bytes[FAKE_RANKS_MAX][FAKE_RANKS_MAX]; /* by source and destination */
     unsigned live_transfers;
+    unsigned live_regions;
+    rdt_region *regions[FAKE_REGIONS_MAX]; /* not freed */
+    uint64_t spin_ns;
+    bool is_apart;                  /* the members share no memory */
+    uint32_t hosts[FAKE_RANKS_MAX]; /* else those with the same number do */
     unsigned aborts;
     unsigned calls[FAKE_CALLS];
     unsigned fail_at[FAKE_CALLS];
@@ -224,6 +263,16 @@ rdt_transfer_free(rdt_transfer *t)
     (void)pthread_mutex_unlock(&world->lock);
 }
 
+/* Nothing is traced here. */
+void
+rdt_transfer_trace(rdt_transfer *t, const char *name, int32_t peer_rank, uint64_t len_bytes)
+{
+    (void)t;
+    (void)name;
+    (void)peer_rank;
+    (void)len_bytes;
+}
+
 /* ---- Mailbox ---- */
 
 static inline struct fake_message *
@@ -271,6 +320,7 @@ rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, ui
         struct fake_message *m = fake_message_find(world, group->rank, dst, tag, false);
         if (m == NULL)
             m = fake_message_add(world, group->rank, dst, tag);
+        world->sent_bytes[group->rank][dst] += len_bytes;
         m->is_sent = true;
         m->from = src;
         m->send_bytes = len_bytes;
@@ -456,8 +506,240 @@ rdt_group_endpoint(rdt_group *group, uint32_t rank, rdt_endpoint **out, struct r
     (void)pthread_mutex_unlock(&group->world->lock);
     if (fails)
         return fake_error(err, RDT_EPEER, "injected: endpoint");
-    *out = NULL;
+    *out = &group->endpoints[rank];
     return RDT_OK;
+}
+
+rdt_status
+rdt_group_attach(rdt_group *group, void *state, void (*detach)(void *state), struct rdt_error *err)
+{
+    rdt_status status = RDT_OK;
+
+    (void)pthread_mutex_lock(&group->world->lock);
+    if (group->attached != NULL) {
+        status = fake_error(err, RDT_EBUSY, "attached twice");
+    } else {
+        group->attached = state;
+        group->detach = detach;
+    }
+    (void)pthread_mutex_unlock(&group->world->lock);
+    return status;
+}
+
+void *
+rdt_group_attached(const rdt_group *group)
+{
+    (void)pthread_mutex_lock(&group->world->lock);
+    void *state = group->attached;
+    (void)pthread_mutex_unlock(&group->world->lock);
+    return state;
+}
+
+/* ---- Memory that ranks share ---- */
+
+/* Puts `to` where `from` was found. */
+static inline void
+fake_region_list(struct fake_world *world, rdt_region *from, rdt_region *to)
+{
+    unsigned i = 0;
+
+    (void)pthread_mutex_lock(&world->lock);
+    while (i < FAKE_REGIONS_MAX && world->regions[i] != from)
+        i++;
+    CHECK(i < FAKE_REGIONS_MAX);
+    world->regions[i] = to;
+    (void)pthread_mutex_unlock(&world->lock);
+}
+
+rdt_region *
+rdt_region_find(rdt_context *ctx, const void *addr, uint64_t len_bytes)
+{
+    rdt_region *found = NULL;
+
+    (void)pthread_mutex_lock(&ctx->world->lock);
+    for (unsigned i = 0; i < FAKE_REGIONS_MAX; i++) {
+        rdt_region *region = ctx->world->regions[i];
+        const uintptr_t at = (uintptr_t)addr;
+        if (region != NULL && region->context == ctx && at >= (uintptr_t)region->bytes &&
+            at + len_bytes <= (uintptr_t)region->bytes + region->len_bytes)
+            found = region;
+    }
+    (void)pthread_mutex_unlock(&ctx->world->lock);
+    return found;
+}
+
+rdt_status
+rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes, uint32_t flags, rdt_region **out,
+                 struct rdt_error *err)
+{
+    rdt_region *region = aligned_alloc(64, (sizeof(*region) + len_bytes + 63) / 64 * 64);
+
+    CHECK_NOT_NULL(region);
+    CHECK(flags == RDT_REGION_ZERO);
+    (void)pthread_mutex_lock(&ctx->world->lock);
+    const bool fails = fake_must_fail(ctx->world, FAKE_ALLOC);
+    ctx->world->live_regions += fails ? 0 : 1;
+    const uint32_t generation = ++ctx->world->generations;
+    (void)pthread_mutex_unlock(&ctx->world->lock);
+    if (fails) {
+        free(region);
+        return fake_error(err, RDT_ENOMEM, "injected: alloc");
+    }
+    *region = (rdt_region){.generation = generation,
+                           .world = ctx->world,
+                           .context = ctx,
+                           .len_bytes = len_bytes};
+    memset(region->bytes, 0, len_bytes);
+    fake_region_list(ctx->world, NULL, region);
+    *out = region;
+    return RDT_OK;
+}
+
+void *
+rdt_region_addr(const rdt_region *region)
+{
+    return (void *)(uintptr_t)region->bytes;
+}
+
+rdt_status
+rdt_region_export(rdt_region *region, struct rdt_remote_region *out, struct rdt_error *err)
+{
+    (void)err;
+    *out = (struct rdt_remote_region){.addr = (uintptr_t)region,
+                                      .len_bytes = region->len_bytes,
+                                      .generation = region->generation};
+    return RDT_OK;
+}
+
+void
+rdt_remote_region_encode(const struct rdt_remote_region *remote,
+                         uint8_t out[RDT_REMOTE_REGION_BYTES])
+{
+    memcpy(out, remote, sizeof(*remote));
+}
+
+rdt_status
+rdt_remote_region_decode(const uint8_t *buf, size_t len_bytes, struct rdt_remote_region *out,
+                         struct rdt_error *err)
+{
+    if (len_bytes != RDT_REMOTE_REGION_BYTES)
+        return fake_error(err, RDT_EPROTO, "not a region");
+    memcpy(out, buf, sizeof(*out));
+    return RDT_OK;
+}
+
+/* With the world locked. */
+static inline void
+fake_region_drop(rdt_region *region)
+{
+    if (!region->is_freed || region->holds > 0)
+        return;
+    region->world->live_regions--;
+    free(region);
+}
+
+void
+rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg)
+{
+    if (region == NULL)
+        return;
+    CHECK(drained == NULL && arg == NULL);
+    struct fake_world *world = region->world;
+    fake_region_list(world, region, NULL);
+    (void)pthread_mutex_lock(&world->lock);
+    region->is_freed = true;
+    fake_region_drop(region);
+    (void)pthread_mutex_unlock(&world->lock);
+}
+
+/* With the world locked. */
+static inline bool
+fake_is_listed(const struct fake_world *world, const rdt_region *region)
+{
+    for (unsigned i = 0; i < FAKE_REGIONS_MAX; i++)
+        if (world->regions[i] == region)
+            return true;
+    return false;
+}
+
+rdt_status
+rdt_endpoint_hold(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out,
+                  struct rdt_error *err)
+{
+    rdt_region *region = (rdt_region *)(uintptr_t)remote->addr;
+    struct fake_world *world = ep->world;
+    rdt_status status = RDT_OK;
+
+    (void)pthread_mutex_lock(&world->lock);
+    if (fake_must_fail(world, FAKE_HOLD)) {
+        status = fake_error(err, RDT_EPEER, "injected: hold");
+    } else if (world->is_apart || world->hosts[ep->owner] != world->hosts[ep->peer]) {
+        status = fake_error(err, RDT_ENOTSUP, "on another host");
+    } else if (fake_random(&world->random) % 3 == 0) {
+        status = fake_error(err, RDT_EAGAIN, "on its way");
+    } else if (!fake_is_listed(world, region)) {
+        status = fake_error(err, RDT_ESTALE, "injected before: its owner freed it");
+    } else {
+        region->holds++;
+        ep->holds++;
+        *out = region->bytes;
+    }
+    (void)pthread_mutex_unlock(&world->lock);
+    return status;
+}
+
+void
+rdt_endpoint_unhold(rdt_endpoint *ep, const struct rdt_remote_region *remote)
+{
+    rdt_region *region = (rdt_region *)(uintptr_t)remote->addr;
+
+    (void)pthread_mutex_lock(&ep->world->lock);
+    CHECK(region->holds-- > 0 && ep->holds-- > 0);
+    fake_region_drop(region);
+    (void)pthread_mutex_unlock(&ep->world->lock);
+}
+
+uint32_t
+rdt_endpoint_transport(const rdt_endpoint *ep)
+{
+    (void)ep;
+    return RDT_TRANSPORT_SHM; /* members of the fake do not die */
+}
+
+rdt_status
+rdt_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err)
+{
+    (void)pthread_mutex_lock(&ep->world->lock);
+    const bool has_left = ep->has_left;
+    (void)pthread_mutex_unlock(&ep->world->lock);
+    return has_left ? fake_error(err, RDT_EPEER, "rank 1 left") : RDT_OK;
+}
+
+/* Waiters of the fake never sleep for long. */
+void
+rdt_endpoint_ring(rdt_endpoint *ep)
+{
+    CHECK_MSG(ep->holds > 0, "rung without a hold");
+}
+
+uint64_t
+rdt_context_spin_ns(const rdt_context *ctx)
+{
+    return ctx->world->spin_ns;
+}
+
+/* ---- Tasks ---- */
+
+void
+rdt_context_count(rdt_context *ctx, const struct rdt_counters *more)
+{
+    (void)pthread_mutex_lock(&ctx->lock);
+    ctx->counted.writes += more->writes;
+    ctx->counted.moved_bytes += more->moved_bytes;
+    ctx->counted.copied_bytes += more->copied_bytes;
+    ctx->counted.control_messages += more->control_messages;
+    ctx->counted.credits_alone += more->credits_alone;
+    (void)pthread_mutex_unlock(&ctx->lock);
 }
 
 rdt_status
@@ -554,6 +836,13 @@ fake_progress_main(void *arg)
     return NULL;
 }
 
+/* What collectives stand on from the next world on: RDMATENSOR_ALGO. */
+static inline void
+fake_force(const char *algorithm)
+{
+    CHECK_INT_EQ(setenv("RDMATENSOR_ALGO", algorithm, 1), 0);
+}
+
 static inline void
 fake_world_init(struct fake_world *world, uint32_t size, uint64_t seed)
 {
@@ -566,6 +855,9 @@ fake_world_init(struct fake_world *world, uint32_t size, uint64_t seed)
         group->rank = rank;
         group->timeout_ns = UINT64_C(60000000000);
         group->context.world = world;
+        for (uint32_t peer = 0; peer < size; peer++)
+            group->endpoints[peer] =
+                (struct rdt_endpoint){.world = world, .owner = rank, .peer = peer};
         CHECK_INT_EQ(pthread_mutex_init(&group->context.engine, NULL), 0);
         CHECK_INT_EQ(pthread_mutex_init(&group->context.lock, NULL), 0);
     }
@@ -593,10 +885,14 @@ fake_world_run(struct fake_world *world, void *(*rank_main)(void *group))
         CHECK_INT_EQ(pthread_join(world->groups[rank].context.progress, NULL), 0);
 }
 
-/* All is given back: no transfer, no task; messages that nobody received go. */
+/* All is given back: no transfer, no task, no memory; messages that nobody received go. */
 static inline void
 fake_world_fini(struct fake_world *world)
 {
+    for (uint32_t rank = 0; rank < world->size; rank++)
+        if (world->groups[rank].attached != NULL)
+            world->groups[rank].detach(world->groups[rank].attached);
+    CHECK_UINT_EQ(world->live_regions, 0);
     for (uint32_t rank = 0; rank < world->size; rank++) {
         CHECK_UINT_EQ(world->groups[rank].context.task_count, 0);
         (void)pthread_mutex_destroy(&world->groups[rank].context.engine);

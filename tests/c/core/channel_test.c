@@ -329,6 +329,12 @@ TEST(a_lingering_channel_tells_of_the_peers_end)
         rdti_engine_enter(rig.engine);
         CHECK(rdti_channel_linger(rig.sides[0].channel));
         rdti_engine_leave(rig.engine);
+        test_sleep_ns(20 * MS);
+        CHECK(recv(rig.raw, &byte, 1, MSG_DONTWAIT) < 0); /* our half is open still */
+        rdti_engine_enter(rig.engine);
+        rdti_channel_shut(rig.sides[0].channel);
+        rdti_channel_shut(rig.sides[0].channel);
+        rdti_engine_leave(rig.engine);
         CHECK_EVENTUALLY(recv(rig.raw, &byte, 1, MSG_DONTWAIT) == 0, 5);
         CHECK(send(rig.raw, unknown, 8, MSG_NOSIGNAL) == 8);
         test_sleep_ns(20 * MS);

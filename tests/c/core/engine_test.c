@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/doorbell.h"
-#include "core/engine.h"
+#include "core/engine_impl.h"
 #include "harness.h"
 
 #define MS UINT64_C(1000000)
@@ -352,6 +352,31 @@ TEST(a_waiter_on_the_futex_hears_of_a_socket_that_comes_later)
     CHECK_UINT_LE(took_ns, PROMPT_NS);
 }
 
+static uint32_t
+spin_after(struct rdti_engine *engine, uint64_t waited_ns)
+{
+    rdti_engine_learn_spin(engine, waited_ns);
+    return atomic_load(&engine->spin_ns);
+}
+
+TEST(spins_longer_where_waits_end_soon_after_it_slept)
+{
+    struct source source;
+    struct rdti_engine *engine = engine_open(&source);
+
+    CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_LEAST_NS), 2 * RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_MOST_NS / 2 - 1), RDTI_SPIN_MOST_NS - 2);
+    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_MOST_NS / 2), RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(spin_after(engine, UINT64_MAX), RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(spin_after(engine, 0), RDTI_SPIN_LEAST_NS);
+    /* A wait that has slept through: its end is the deadline. */
+    (void)spin_after(engine, RDTI_SPIN_LEAST_NS);
+    CHECK_STATUS(rdti_engine_wait(engine, never, NULL, rdti_now_ns() + 5000000), RDT_ETIMEDOUT);
+    CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
+    engine_end(engine);
+}
+
 /* ---- Tasks, callbacks, descriptors ---------------------------------------------------------- */
 
 struct job {
@@ -407,6 +432,7 @@ struct callback {
     struct rdti_engine *engine;
     _Atomic uint32_t runs;
     bool had_lock;
+    bool was_counted;
 };
 
 static void
@@ -415,6 +441,7 @@ run_callback(struct rdti_deferred *node)
     struct callback *callback = RDTI_CONTAINER(node, struct callback, deferred);
 
     callback->had_lock = rdti_engine_is_driver(callback->engine);
+    callback->was_counted = rdti_engine_has_deferred(callback->engine);
     (void)atomic_fetch_add(&callback->runs, 1);
 }
 
@@ -427,11 +454,14 @@ TEST(what_is_deferred_runs_after_the_last_leave)
     rdti_engine_enter(engine);
     rdti_engine_enter(engine);
     rdti_engine_defer(engine, &callback.deferred);
+    CHECK(rdti_engine_has_deferred(engine));
     rdti_engine_leave(engine);
     CHECK_UINT_EQ(atomic_load(&callback.runs), 0);
     rdti_engine_leave(engine);
     CHECK_UINT_EQ(atomic_load(&callback.runs), 1);
     CHECK(!callback.had_lock);
+    CHECK(callback.was_counted);
+    CHECK(!rdti_engine_has_deferred(engine));
     rdti_engine_defer(engine, &callback.deferred); /* without the lock: at once */
     CHECK_UINT_EQ(atomic_load(&callback.runs), 2);
     engine_end(engine);

@@ -179,6 +179,69 @@ TEST(a_departure_ends_only_what_needs_it_and_is_named_by_the_abort)
     rig_close(&rig);
 }
 
+/* Its refusal comes over another path than the news of its leaving, which here never comes: the two
+ * processes have another group. */
+TEST(an_abort_blames_the_member_that_refused_a_message)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint32_t got;
+    uint8_t *buf = calloc(1, MEGABYTE);
+
+    CHECK(buf != NULL);
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_group *kept[2] = {rig_group(&rig, 0, "kept"), rig_group(&rig, 1, "kept")};
+    (void)rig_ready(kept[0], 1);
+    (void)rig_ready(kept[1], 0);
+    rdt_transfer *waits = rig_recv(&rig, 2, 0, 1, &got, 4);
+    (void)rig_ready(rig.group[2], 0);
+    rdt_transfer *offered = rig_send(&rig, 0, 1, 2, buf, MEGABYTE);
+    CHECK_EVENTUALLY(rig_holds(rig.group[1], 0), 10);
+    rdt_group_destroy(rig.group[1]);
+    rig.group[1] = NULL;
+    CHECK_STATUS(rig_end(offered, &err), RDT_EPEER);
+    CHECK_INT_EQ(err.peer_rank, 1);
+    rdt_group_abort(rig.group[0], err.message);
+    CHECK_STATUS(rig_end(waits, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 1");
+    CHECK_INT_EQ(err.peer_rank, 1);
+    for (int i = 0; i < 2; i++)
+        rdt_group_destroy(kept[i]);
+    rig_close(&rig);
+    free(buf);
+}
+
+/* The refusal may be faster than the abort, which comes over the side channel: this one is as if it
+ * had not come. */
+TEST(the_refusal_of_a_group_that_is_gone_says_what_broke_it)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    uint8_t *buf = calloc(1, MEGABYTE);
+
+    CHECK(buf != NULL);
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rdt_group *kept[2] = {rig_group(&rig, 0, "kept"), rig_group(&rig, 1, "kept")};
+    (void)rig_ready(kept[0], 1);
+    (void)rig_ready(rig.group[0], 1);
+    (void)rig_ready(rig.group[1], 2);
+    rdt_group_abort(rig.group[2], "its loss is not a number");
+    for (int i = 0; i < 2; i++)
+        CHECK_EVENTUALLY(rdt_group_error(rig.group[i], NULL) != RDT_OK, 10);
+    rdt_group_destroy(rig.group[1]);
+    rig.group[1] = NULL;
+    rdti_engine_enter(rig.ctx[0]->engine);
+    rig.group[0]->error = (struct rdt_error){0};
+    rdti_engine_leave(rig.ctx[0]->engine);
+    CHECK_STATUS(rig_end(rig_send(&rig, 0, 1, 2, buf, MEGABYTE), &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 2 aborted the group 'world'");
+    CHECK_INT_EQ(err.peer_rank, 2);
+    for (int i = 0; i < 2; i++)
+        rdt_group_destroy(kept[i]);
+    rig_close(&rig);
+    free(buf);
+}
+
 /* ---- Names --------------------------------------------------------------------------------- */
 
 /* Group ranks first, as the calls take them; the job's where they are others. */

@@ -119,8 +119,15 @@ TEST(lies_about_lengths_and_members)
     REFUSED(&head, NULL, 0, "cannot be it");
     head = plain(&prey, 0);
     REFUSED(&head, NULL, 0, "unknown kind");
-    head = plain(&prey, 11);
+    head = plain(&prey, RDTI_MESSAGE_SUMS_READ + 1);
     REFUSED(&head, NULL, 0, "unknown kind");
+    for (uint8_t kind = RDTI_MESSAGE_SUMS; kind <= RDTI_MESSAGE_SUMS_READ; kind++) {
+        head = plain(&prey, kind);
+        REFUSED(&head, NULL, 0, "sums that nobody asked for");
+        head.count = UINT64_MAX / 4;
+        REFUSED(&head, NULL, 0,
+                kind == RDTI_MESSAGE_SUMS_GET ? "sums that nobody asked for" : "leaves the ring");
+    }
     prey_free(&prey);
 }
 
@@ -226,7 +233,7 @@ TEST(answers_to_nothing_and_places_that_are_none)
         head.len_bytes = (uint64_t)(int64_t)RDT_EPEER;
         IGNORED(&head, body, sizeof(body));
     }
-    const int64_t statuses[] = {0, 1, RDT_EINTERNAL - 1, INT64_MIN, INT64_MAX};
+    const int64_t statuses[] = {0, 1, RDT_ECORRUPT - 1, INT64_MIN, INT64_MAX};
     for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
         head = plain(&prey, RDTI_MESSAGE_NACK);
         head.len_bytes = (uint64_t)statuses[i];

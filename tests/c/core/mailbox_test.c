@@ -320,6 +320,15 @@ flood_end(struct flood *flood)
     free(flood->recv);
 }
 
+static bool
+flood_is_out(const struct flood *flood, rdt_context *ctx)
+{
+    struct rdt_counters counters = {.struct_size = sizeof(counters)};
+
+    rdt_context_counters(ctx, &counters);
+    return counters.mailbox_eager + counters.mailbox_rendezvous == flood->count;
+}
+
 /* Nobody receives until all is sent, in both directions at once: rings and budgets fill on both
  * sides. */
 static void
@@ -334,6 +343,7 @@ flood_both_ways(uint32_t transport, uint32_t count, uint64_t len_bytes)
     flood_make(&back, count, len_bytes);
     flood_send(&there, &rig, 0, 1);
     flood_send(&back, &rig, 1, 0);
+    CHECK_EVENTUALLY(flood_is_out(&there, rig.ctx[0]) && flood_is_out(&back, rig.ctx[1]), 15);
     flood_receive(&there, &rig, 1, 0);
     flood_receive(&back, &rig, 0, 1);
     flood_end(&there);

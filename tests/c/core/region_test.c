@@ -235,7 +235,7 @@ TEST(region_generation_ends_with_the_free)
 
 TEST(region_targets_are_checked)
 {
-    struct rdti_target target = {&err, &err};
+    struct rdti_target target = {&err, &err, 0};
     struct rig rig;
 
     rig_open(&rig);

@@ -289,8 +289,8 @@ blob_of(rdt_context *ctx)
 
 TEST(ports_stay_in_their_range)
 {
-    const struct rdt_context_opts opts = {.port_from = 42311,
-                                          .port_to = 42312,
+    const struct rdt_context_opts opts = {.port_from = 27311,
+                                          .port_to = 27312,
                                           .addr = "127.0.0.1",
                                           .force_transport = RDT_TRANSPORT_TCP};
     struct rdt_error err = {0};
@@ -305,10 +305,10 @@ TEST(ports_stay_in_their_range)
                      "add_job");
             const struct rdti_blob blob = blob_of(ctx[i]);
             CHECK_UINT_EQ(blob.addr_count, 1);
-            CHECK_UINT_EQ(blob.addrs[0].port, 42311 + (uint64_t)i);
+            CHECK_UINT_EQ(blob.addrs[0].port, 27311 + (uint64_t)i);
         }
         CHECK_STATUS(try_context(&opts, &third, &err), RDT_EDEVICE);
-        CHECK_STR_CONTAINS(err.message, "RDMATENSOR_PORTS=42311-42312: each process");
+        CHECK_STR_CONTAINS(err.message, "RDMATENSOR_PORTS=27311-27312: each process");
         CHECK_OK(open_with(ctx[round % 2], ctx[1 - round % 2], "job", &err), &err);
         for (int i = 0; i < 2; i++)
             check_ok(rdt_context_close(ctx[i], &err), &err, "context_close");

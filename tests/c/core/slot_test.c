@@ -67,7 +67,7 @@ TEST(bounded_and_dynamic_tensors_arrive_in_their_shapes)
 {
     static float tensor[64 * 32];
 
-    for (int t = 0; t < 3; t++)
+    for (int t = pair_first_transport(); t < 3; t++)
         for (uint32_t kind = RDT_SLOT_BOUNDED; kind <= RDT_SLOT_DYNAMIC; kind++) {
             const struct rdt_tensor_desc desc = desc_of(kind, 64, 32);
             struct rdt_error err = {0};
@@ -107,7 +107,7 @@ TEST(two_buffers_and_no_third)
     const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_STATIC, 4, 4);
     float tensor[16];
 
-    for (int t = 0; t < 3; t++) {
+    for (int t = pair_first_transport(); t < 3; t++) {
         struct rdt_error err = {0};
         struct rdt_slot_view view;
         rdt_transfer *transfers[3] = {0};
@@ -205,7 +205,7 @@ TEST(a_mismatch_is_an_error_on_both_sides)
     const struct rdt_tensor_desc mine = desc_of(RDT_SLOT_STATIC, 4, 4);
     const struct rdt_tensor_desc theirs = desc_of(RDT_SLOT_STATIC, 4, 5);
 
-    for (int t = 0; t < 3; t++) {
+    for (int t = pair_first_transport(); t < 3; t++) {
         struct rdt_error err = {0};
         struct rdt_slot_view view;
         struct pair pair;
@@ -252,7 +252,7 @@ TEST(a_name_stands_for_one_live_slot)
 
 TEST(a_slot_that_is_opened_again_goes_on)
 {
-    for (int t = 0; t < 3; t++)
+    for (int t = pair_first_transport(); t < 3; t++)
         for (uint32_t kind = RDT_SLOT_STATIC; kind <= RDT_SLOT_BOUNDED; kind++) {
             const struct rdt_tensor_desc desc = desc_of(kind, 8, 8);
             struct rdt_error err = {0};
@@ -284,7 +284,7 @@ TEST(a_sender_that_goes_takes_nothing_with_it)
 {
     const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_BOUNDED, 1024, 1024);
 
-    for (int t = 0; t < 3; t++) {
+    for (int t = pair_first_transport(); t < 3; t++) {
         struct rdt_error err = {0};
         struct rdt_slot_view view;
         struct pair pair;
@@ -309,7 +309,7 @@ TEST(a_sender_that_goes_takes_nothing_with_it)
 
 TEST(a_receiver_that_goes_ends_the_sender_by_name)
 {
-    for (int t = 0; t < 3; t++)
+    for (int t = pair_first_transport(); t < 3; t++)
         for (uint32_t kind = RDT_SLOT_STATIC; kind <= RDT_SLOT_DYNAMIC; kind++) {
             const struct rdt_tensor_desc desc = desc_of(kind, 8, 8);
             const uint64_t dims[2] = {8, 8};
@@ -427,7 +427,7 @@ TEST(a_closed_peer_ends_slots_with_what_has_arrived)
     const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_STATIC, 8, 8);
     float tensor[64];
 
-    for (int t = 0; t < 3; t++) {
+    for (int t = pair_first_transport(); t < 3; t++) {
         struct rdt_error err = {0};
         struct rdt_slot_view view;
         rdt_transfer *transfer;
@@ -457,7 +457,7 @@ TEST(a_closed_peer_ends_slots_with_what_has_arrived)
 
 TEST(a_program_that_never_looks_hears_of_it)
 {
-    for (int t = 0; t < 3; t++) {
+    for (int t = pair_first_transport(); t < 3; t++) {
         struct rdt_error err = {0};
         struct rdt_remote_region remote;
         struct pair pair;
@@ -530,7 +530,7 @@ TEST_TIMEOUT(several_threads_wait_for_different_things, 60)
     enum { COUNT = 1500 };
     const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_STATIC, 4, 4);
 
-    for (int t = 0; t < 3; t++) {
+    for (int t = pair_first_transport(); t < 3; t++) {
         struct rdt_error err = {0};
         struct rdt_remote_region remote;
         struct waiter waiters[4];

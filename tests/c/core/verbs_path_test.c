@@ -4,6 +4,7 @@
 #include "harness.h"
 
 #include "core/context.h"
+#include "memlock.h"
 #include "pair_rig.h"
 
 static void
@@ -123,6 +124,63 @@ TEST_TIMEOUT(devices_that_do_not_meet_are_an_error_where_verbs_is_required, 60)
     sim_end();
 }
 
+/* Devices that are there and refuse to give what a lane takes. The listener's half is made first,
+ * so `skip` 1 leaves the failure to the connector. */
+static void
+check_half_fails(const char *call, uint32_t skip)
+{
+    const struct sim_config config = sim_default();
+    struct pair pair;
+    static char text[65536];
+
+    sim_begin(&config);
+    for (int i = 0; i < 2; i++)
+        context_make(&pair.ctx[i], RDT_TRANSPORT_AUTO, "secret", i);
+    for (int i = 0; i < 2; i++)
+        pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = false;
+    sim_fail_named(call, skip, UINT32_MAX, EMFILE);
+    endpoint_make(pair.ctx[0], pair.ctx[1], 1, &pair.ep[0]);
+    endpoint_make(pair.ctx[1], pair.ctx[0], 0, &pair.ep[1]);
+    check_path(&pair, RDT_TRANSPORT_TCP);
+    for (int i = 0; i < 2; i++) {
+        describe(pair.ctx[i], text, sizeof(text));
+        CHECK_STR_CONTAINS(text, "on sim0");
+        CHECK_STR_CONTAINS(text, strerror(EMFILE));
+    }
+    close_pair(&pair);
+    sim_end();
+}
+
+TEST_TIMEOUT(a_half_that_cannot_be_made_leaves_tcp, 60)
+{
+    check_half_fails("create_qp", 0);
+    check_half_fails("create_cq", 0);
+    check_half_fails("create_qp", 1);
+    check_half_fails("modify_qp", 0);
+}
+
+TEST_TIMEOUT(a_half_that_cannot_be_made_is_an_error_where_verbs_is_required, 60)
+{
+    const struct sim_config config = sim_default();
+    struct rdt_error err = {0};
+
+    for (uint32_t skip = 0; skip < 2; skip++) {
+        struct pair pair;
+
+        sim_begin(&config);
+        sim_fail_named("create_qp", skip, UINT32_MAX, EMFILE);
+        open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_VERBS, false);
+        for (int i = 0; i < 2; i++) {
+            const rdt_status status = rdt_endpoint_wait_ready(pair.ep[i], 20 * RIG_S, &err);
+            CHECK_MSG(status == RDT_EMISMATCH, "%s: %s", rdt_status_name(status), err.message);
+            CHECK_STR_CONTAINS(err.message, "verbs is required");
+            CHECK_STR_CONTAINS(err.message, "ibv_create_qp on sim0");
+        }
+        close_pair(&pair);
+        sim_end();
+    }
+}
+
 TEST(a_peer_without_devices_leaves_tcp)
 {
     struct sim_config config = sim_default();
@@ -141,6 +199,113 @@ TEST(a_peer_without_devices_leaves_tcp)
     describe(pair.ctx[1], text, sizeof(text));
     CHECK_STR_CONTAINS(text, "not in RDMATENSOR_VERBS_DEVICES");
     close_pair(&pair);
+    sim_end();
+}
+
+/* Rank 1 has no device; who requires verbs, or has a peer that does, hears so, and what rank 1 has
+ * against it. */
+static void
+check_required(uint32_t require0, uint32_t require1)
+{
+    const struct sim_config config = sim_default();
+    const uint64_t begun_ns = test_now_ns();
+    struct rdt_error err = {0};
+    struct pair pair;
+
+    sim_begin(&config);
+    context_make(&pair.ctx[0], RDT_TRANSPORT_AUTO, "secret", 0);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "other0", 1), 0);
+    context_make(&pair.ctx[1], RDT_TRANSPORT_AUTO, "secret", 1);
+    CHECK_INT_EQ(unsetenv("RDMATENSOR_VERBS_DEVICES"), 0);
+    pair.ctx[0]->opts.require_transport = require0;
+    pair.ctx[1]->opts.require_transport = require1;
+    for (int i = 0; i < 2; i++)
+        pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = false;
+    for (int i = 0; i < 2; i++)
+        endpoint_make(pair.ctx[i], pair.ctx[1 - i], 1 - i, &pair.ep[i]);
+    for (int i = 0; i < 2; i++) {
+        const rdt_status status = rdt_endpoint_wait_ready(pair.ep[i], 20 * RIG_S, &err);
+        CHECK_MSG(status == RDT_EMISMATCH, "%s: %s", rdt_status_name(status), err.message);
+        CHECK_STR_CONTAINS(err.message, "verbs is required");
+    }
+    /* Far from any deadline. */
+    CHECK(test_now_ns() - begun_ns < 10 * RIG_S);
+    close_pair(&pair);
+    sim_end();
+}
+
+TEST_TIMEOUT(a_peer_without_devices_is_an_error_on_both_where_verbs_is_required, 90)
+{
+    check_required(RDT_TRANSPORT_VERBS, RDT_TRANSPORT_VERBS);
+    check_required(RDT_TRANSPORT_VERBS, RDT_TRANSPORT_AUTO);
+    check_required(RDT_TRANSPORT_AUTO, RDT_TRANSPORT_VERBS);
+}
+
+/* Enough to open the device, too little for the arena: tcp, and the lines that mend it. */
+TEST_TIMEOUT(too_little_lockable_memory_leaves_tcp, 60)
+{
+    struct sim_config config = sim_default();
+    const uint64_t begun_ns = test_now_ns();
+    static char text[65536];
+    struct pair pair;
+
+    config.memlock_bytes = 512 << 10;
+    sim_begin(&config);
+    for (int i = 0; i < 2; i++)
+        context_make(&pair.ctx[i], RDT_TRANSPORT_AUTO, "secret", i);
+    verbs_limit_memlock(512 << 10);
+    for (int i = 0; i < 2; i++)
+        pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = false;
+    for (int i = 0; i < 2; i++)
+        endpoint_make(pair.ctx[i], pair.ctx[1 - i], 1 - i, &pair.ep[i]);
+    check_path(&pair, RDT_TRANSPORT_TCP);
+    CHECK(test_now_ns() - begun_ns < 4 * RIG_S); /* not by the deadline of a path */
+    for (int i = 0; i < 2; i++) {
+        describe(pair.ctx[i], text, sizeof(text));
+        CHECK_STR_CONTAINS(text, "RLIMIT_MEMLOCK is 524288");
+        CHECK_STR_CONTAINS(text, "docker: --ulimit memlock=-1");
+    }
+    close_pair(&pair);
+    sim_end();
+}
+
+/* A goodbye is looked at before what lies in the CQs: a window of messages over many QPs. */
+TEST_TIMEOUT(a_goodbye_overtakes_no_message, 60)
+{
+    enum { COUNT = 240 };
+    const struct sim_config config = sim_default();
+    struct rdt_remote_region remote;
+    struct rdt_error err = {0};
+    struct pair pair;
+    rdt_region *region;
+    uint32_t value = 0;
+
+    sim_begin(&config);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_QPS", "8", 1), 0);
+    open_pair(&pair, RDT_TRANSPORT_VERBS, RDT_TRANSPORT_AUTO, true);
+    check_path(&pair, RDT_TRANSPORT_VERBS);
+    check_ok(rdt_region_alloc(pair.ctx[1], 64, 0, &region, &err), &err, "alloc");
+    check_ok(rdt_region_export(region, &remote, &err), &err, "export");
+    rdti_engine_enter(pair.ctx[1]->engine); /* nobody looks there meanwhile */
+    for (uint32_t i = 0; i < COUNT; i++) {
+        rdt_transfer *t;
+        check_ok(rdt_endpoint_write(pair.ep[0], "12345678", 8, &remote, 0, i, &t, &err), &err,
+                 "write");
+        check_ok(rdt_transfer_wait(t, 10 * RIG_S, &err), &err, "transfer_wait");
+        rdt_transfer_free(t);
+    }
+    rdt_endpoint_close(pair.ep[0]);
+    const struct timespec while_goodbye_goes_out = {.tv_nsec = 100000000};
+    (void)nanosleep(&while_goodbye_goes_out, NULL);
+    rdti_engine_leave(pair.ctx[1]->engine);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        check_ok(rdt_endpoint_wait_notify(pair.ep[1], 10 * RIG_S, &value, &err), &err, "notify");
+        CHECK_UINT_EQ(value, i);
+    }
+    rdt_region_free(region, NULL, NULL);
+    rdt_endpoint_close(pair.ep[1]);
+    for (int i = 0; i < 2; i++)
+        check_ok(rdt_context_close(pair.ctx[i], &err), &err, "context_close");
     sim_end();
 }
 

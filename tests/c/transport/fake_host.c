@@ -80,6 +80,7 @@ target_acquire(void *core, uint32_t index, uint32_t generation, uint64_t off_byt
     region->pins++;
     out->addr = region->addr + off_bytes;
     out->pin = region;
+    out->region_bytes = region->remote.len_bytes;
     return RDT_OK;
 }
 

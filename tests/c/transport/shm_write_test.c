@@ -266,6 +266,7 @@ TEST(stale_generation_is_refused)
     fake_write(&op, "x", 1, &region->remote, 0, 1);
     CHECK_STATUS(fake_start(&ab, &op, &err), RDT_ESTALE);
     CHECK_STR_CONTAINS(err.message, "freed by its owner");
+    CHECK_INT_EQ(err.peer_rank, fake_lane_args(true).peer_rank);
     fake_write(&op, NULL, 0, &region->remote, 0, 1);
     CHECK_STATUS(fake_start(&ab, &op, NULL), RDT_ESTALE);
     fake_read(&op, NULL, 1, &region->remote, 0);

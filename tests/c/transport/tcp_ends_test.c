@@ -230,55 +230,105 @@ TEST(nothing_leaks_over_many_lanes)
     fake_host_close(&p.b);
 }
 
-TEST(ops_before_ready_are_queued)
-{
+/* Two hosts whose lanes are offered, and not ready before `listener` is asked. */
+struct unready {
     struct fake_host a;
     struct fake_host b;
-    struct fake_link ab = {0};
-    struct fake_link ba = {0};
+    struct fake_link ab;
+    struct fake_link ba;
     struct fake_tcp_listener listener;
+    struct rdti_lane_args listener_args;
+};
+
+static void
+open_unready(struct unready *u)
+{
+    int side[2];
+
+    *u = (struct unready){0};
+    fake_host_open(&u->a, &rdti_transport_tcp);
+    fake_host_open(&u->b, &rdti_transport_tcp);
+    fake_tcp_listen(&u->listener, AF_INET);
+    const struct rdti_lane_args args = fake_tcp_args(&u->listener);
+    u->listener_args = args;
+    u->listener_args.is_connector = false;
+    fake_side_channel(side);
+    fake_link_open(&u->a, &u->ab, side[0], &args);
+    fake_link_open(&u->b, &u->ba, side[1], &u->listener_args);
+    FAKE_PUMP_UNTIL(&u->a, &u->b, u->ab.is_offered && u->ba.is_offered, 10);
+    CHECK_INT_EQ(u->ab.ready_count + u->ba.ready_count, 0);
+}
+
+static void
+pump_unready(struct unready *u)
+{
+    (void)fake_pump(&u->a);
+    (void)fake_pump(&u->b);
+    fake_tcp_accept(&u->listener, &u->ba, &u->listener_args);
+}
+
+static void
+close_unready(struct unready *u)
+{
+    fake_disconnect(&u->ab, &u->ba);
+    fake_tcp_unlisten(&u->listener);
+    fake_host_close(&u->a);
+    fake_host_close(&u->b);
+}
+
+TEST(ops_before_ready_are_queued)
+{
+    struct unready u;
     uint8_t *src = malloc(3 << 20);
     uint64_t got = 0;
     struct fake_op ops[4];
-    int side[2];
 
     CHECK_NOT_NULL(src);
     fake_tcp_pattern(src, 3 << 20, 5);
-    fake_host_open(&a, &rdti_transport_tcp);
-    fake_host_open(&b, &rdti_transport_tcp);
-    struct fake_region *at_a = fake_region(&a, 3 << 20);
-    struct fake_region *at_b = fake_region(&b, 3 << 20);
-    fake_tcp_listen(&listener, AF_INET);
-    const struct rdti_lane_args args = fake_tcp_args(&listener);
-    struct rdti_lane_args other = args;
-    other.is_connector = false;
-    fake_side_channel(side);
-    fake_link_open(&a, &ab, side[0], &args);
-    fake_link_open(&b, &ba, side[1], &other);
-    FAKE_PUMP_UNTIL(&a, &b, ab.is_offered && ba.is_offered, 10);
-    CHECK_INT_EQ(ab.ready_count + ba.ready_count, 0);
+    open_unready(&u);
+    struct fake_region *at_a = fake_region(&u.a, 3 << 20);
+    struct fake_region *at_b = fake_region(&u.b, 3 << 20);
     fake_write(&ops[0], src, 3 << 20, &at_b->remote, 0, rdti_notify_user(1));
     fake_write(&ops[1], src, 3 << 20, &at_a->remote, 0, rdti_notify_user(2));
     fake_read(&ops[2], &got, 8, &at_b->remote, 8);
     fake_write(&ops[3], src, 8, &at_a->remote, 0, rdti_notify_user(3));
-    fake_must_start(&ab, &ops[0]);
-    fake_must_start(&ba, &ops[1]);
-    fake_must_start(&ab, &ops[2]);
-    fake_must_start(&ba, &ops[3]);
+    fake_must_start(&u.ab, &ops[0]);
+    fake_must_start(&u.ba, &ops[1]);
+    fake_must_start(&u.ab, &ops[2]);
+    fake_must_start(&u.ba, &ops[3]);
     const uint64_t deadline = fake_deadline_ns(10);
-    while (ab.notify_count < 2 || ba.notify_count < 1 || !fake_op_is_done(&ops[2])) {
-        (void)fake_pump(&a);
-        (void)fake_pump(&b);
-        fake_tcp_accept(&listener, &ba, &other);
+    while (u.ab.notify_count < 2 || u.ba.notify_count < 1 || !fake_op_is_done(&ops[2])) {
+        pump_unready(&u);
         fake_check_deadline(deadline, __FILE__, __LINE__, "queued ops arrive");
     }
     CHECK_MEM_EQ(at_a->addr, src, 3 << 20);
     CHECK_MEM_EQ(at_b->addr, src, 3 << 20);
-    fake_disconnect(&ab, &ba);
-    fake_tcp_unlisten(&listener);
-    fake_host_close(&a);
-    fake_host_close(&b);
+    close_unready(&u);
     free(src);
+}
+
+/* As many writes as a batch has room for heads, and more: its last head must end where it does. */
+TEST(a_batch_takes_as_many_heads_as_it_has_room_for)
+{
+    enum { WRITES = 3 * RDTI_TCP_BATCH_HEAD_BYTES / RDTI_STREAM_HEAD_BYTES, BYTES = 24 };
+    static uint8_t src[WRITES * BYTES];
+    static struct fake_op ops[WRITES];
+    struct unready u;
+
+    fake_tcp_pattern(src, sizeof(src), 6);
+    open_unready(&u);
+    struct fake_region *region = fake_region(&u.b, sizeof(src));
+    for (uint64_t i = 0; i < WRITES; i++) {
+        fake_write(&ops[i], src + i * BYTES, BYTES, &region->remote, i * BYTES, RDTI_NOTIFY_NONE);
+        fake_must_start(&u.ab, &ops[i]);
+    }
+    const uint64_t deadline = fake_deadline_ns(10);
+    while (!fake_op_is_done(&ops[WRITES - 1])) {
+        pump_unready(&u);
+        fake_check_deadline(deadline, __FILE__, __LINE__, "a full batch arrives");
+    }
+    CHECK_MEM_EQ(region->addr, src, sizeof(src));
+    close_unready(&u);
 }
 
 TEST(a_lane_that_does_not_get_ready_in_time_fails_by_name)

@@ -4,7 +4,6 @@
 #include "../harness.h"
 
 #include <dirent.h>
-#include <sys/resource.h>
 
 #include "base/error.h"
 #include "transport/verbs/verbs.h"
@@ -13,46 +12,33 @@
 
 /* ---- Opening -------------------------------------------------------------------------------- */
 
-static rdt_status
-try_open(const struct sim_config *config, struct rdt_error *err)
-{
-    struct fake_host host;
-
-    sim_begin(config);
-    const rdt_status status = fake_host_try_open(&host, &rdti_transport_verbs, err);
-    if (status == RDT_OK)
-        fake_host_close(&host);
-    sim_end();
-    return status;
-}
-
 TEST(a_machine_that_cannot_says_why)
 {
     struct sim_config config = sim_default();
     struct rdt_error err;
 
     config.list_errno = ENOSYS;
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
     CHECK_INT_EQ(err.sys_errno, ENOSYS);
     config = sim_default();
     config.device_count = 0;
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
     CHECK_STR_CONTAINS(err.message, "there is no device");
     config = sim_default();
     config.devices[0].is_refused = true;
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
     CHECK_STR_CONTAINS(err.message, "/dev/infiniband");
     config = sim_default();
     config.devices[0].is_down = true;
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
     CHECK_STR_CONTAINS(err.message, "not active");
     config = sim_default();
     memset(config.devices[0].gids, 0, sizeof(config.devices[0].gids));
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
     CHECK_STR_CONTAINS(err.message, "GID table is empty");
     config = sim_default();
     config.queue_depth = 16;
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
     CHECK_STR_CONTAINS(err.message, "16 work requests");
 }
 
@@ -70,49 +56,6 @@ TEST(one_bad_port_does_not_spoil_the_others)
     CHECK_STR_CONTAINS(text, "sim2:1");
     verbs_write_and_check(&p, 5000, false);
     verbs_pair_close(&p);
-}
-
-static void
-check_setting(const char *name, const char *value, const char *part)
-{
-    const struct sim_config config = sim_default();
-    struct rdt_error err;
-
-    CHECK_INT_EQ(setenv(name, value, 1), 0);
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOTVIABLE);
-    CHECK_STR_CONTAINS(err.message, part);
-    CHECK_INT_EQ(unsetenv(name), 0);
-    CHECK_INT_EQ(try_open(&config, &err), RDT_OK);
-}
-
-TEST(wrong_settings_are_named)
-{
-    check_setting("RDMATENSOR_VERBS_DEVICES", "mlx5_0", "not in RDMATENSOR_VERBS_DEVICES");
-    check_setting("RDMATENSOR_VERBS_DEVICES", "sim0:2", "not in RDMATENSOR_VERBS_DEVICES");
-    check_setting("RDMATENSOR_VERBS_GID_INDEX", "2", "asks for 2, which is empty");
-    check_setting("RDMATENSOR_VERBS_GID_INDEX", "sim0=99", "asks for 99, the table has 8");
-    check_setting("RDMATENSOR_VERBS_QPS", "9", "RDMATENSOR_VERBS_QPS=9: a number from 1 to 8");
-    check_setting("RDMATENSOR_VERBS_TIMEOUT", "x", "RDMATENSOR_VERBS_TIMEOUT=x");
-    check_setting("RDMATENSOR_VERBS_MTU", "1500", "256, 512, 1024, 2048 or 4096");
-    check_setting("RDMATENSOR_VERBS_NOTIFY", "bell", "imm, flag or auto");
-    check_setting("RDMATENSOR_VERBS_PKEY", "0x1234", "PKEY 0x1234 is not in its table");
-}
-
-TEST(too_little_lockable_memory_comes_with_its_cure)
-{
-    const struct sim_config config = sim_default();
-    const struct rlimit limit = {.rlim_cur = 65536, .rlim_max = 65536};
-    struct rdt_error err;
-
-    CHECK_INT_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
-    const rdt_status status = rdti_verbs_check_memlock(1 << 20, &err);
-    if (status == RDT_OK)
-        SKIP("needs CAP_IPC_LOCK to be absent");
-    CHECK_INT_EQ(status, RDT_ENOMEM);
-    CHECK_STR_CONTAINS(err.message, "docker: --ulimit memlock=-1 --cap-add IPC_LOCK");
-    CHECK_STR_CONTAINS(err.message, "LimitMEMLOCK=infinity");
-    CHECK_STR_CONTAINS(err.message, "limits.conf");
-    CHECK_INT_EQ(try_open(&config, &err), RDT_ENOMEM);
 }
 
 /* ---- The sweep ------------------------------------------------------------------------------ */
@@ -142,27 +85,63 @@ check_errors(const struct verbs_pair *p, int want)
         check_errno(&p->ab.connect_error, want);
 }
 
-/* A write and a read from private memory, with its keys, its stage and its posts. Either may fail
- * of the fault; none may hang or lie about its bytes. */
+/* Whose error has the errno of the call that failed: the op's own, or that of the lane that broke
+ * on one side and took the other with it. */
 static void
-write_with_fault(struct verbs_pair *p)
+check_op(const struct verbs_pair *p, const struct fake_op *op, int want)
 {
-    static uint8_t src[100000];
-    struct fake_region *region = fake_region(&p->b, sizeof(src));
+    if (op->status == RDT_OK)
+        return;
+    CHECK_MSG(sim_failed_call() != NULL, "%s", op->error.message);
+    CHECK_MSG(op->error.sys_errno == want || p->ab.error.sys_errno == want ||
+                  p->ba.error.sys_errno == want,
+              "%s failed, but no error has its errno: %s", sim_failed_call(), op->error.message);
+}
+
+/* Any op may fail of the fault; none may hang or lie about its bytes. */
+static void
+move_with_fault(struct verbs_pair *p, uint8_t *local, struct fake_region *region, uint64_t len,
+                bool is_read, int want)
+{
     struct rdt_error err;
     struct fake_op op;
 
-    verbs_pattern(src, sizeof(src), 3);
-    fake_write(&op, src, sizeof(src), &region->remote, 0, 7);
+    verbs_pattern(is_read ? region->addr : local, len, 3);
+    if (is_read)
+        fake_read(&op, local, len, &region->remote, 0);
+    else
+        fake_write(&op, local, len, &region->remote, 0, 7);
     if (fake_start(&p->ab, &op, &err) != RDT_OK) {
         CHECK(sim_failed_call() != NULL);
         return;
     }
     VERBS_PUMP(p, fake_op_is_done(&op));
+    check_op(p, &op, want);
     if (op.status == RDT_OK)
-        CHECK_MEM_EQ(region->addr, src, sizeof(src));
-    else
-        CHECK_MSG(sim_failed_call() != NULL, "%s", op.error.message);
+        CHECK_MEM_EQ(region->addr, local, len);
+}
+
+/* Writes and reads, of memory that is private, of the arena, and of a region over other memory,
+ * which is freed again: keys, stage, registrations, posts, arming. */
+static void
+use_with_fault(struct verbs_pair *p, int want)
+{
+    enum { LEN = 300000 };
+    static uint8_t private_bytes[LEN];
+    static uint8_t exported_bytes[LEN];
+    struct fake_region *arena = fake_region(&p->b, LEN);
+    struct fake_region *outside = fake_region_private(&p->b, exported_bytes, LEN);
+    uint8_t *own = fake_region(&p->a, LEN)->addr;
+
+    for (int is_read = 0; is_read < 2; is_read++) {
+        move_with_fault(p, private_bytes, arena, LEN, is_read == 1, want);
+        move_with_fault(p, own, arena, LEN, is_read == 1, want);
+        move_with_fault(p, own, outside, LEN, is_read == 1, want);
+    }
+    const uint32_t index = outside->remote.index;
+    const uint32_t generation = outside->remote.generation;
+    fake_region_revoke(&p->b, outside);
+    p->b.transport->forget_region(p->b.state, index, generation);
 }
 
 /* Host a and its lane, in which the n-th call fails; b's host is there. */
@@ -196,22 +175,24 @@ connect_with_fault(struct verbs_pair *p, int sys_errno)
     if (is_broken)
         check_errors(p, sys_errno);
     else
-        write_with_fault(p);
+        use_with_fault(p, sys_errno);
     fake_disconnect(&p->ab, &p->ba);
 }
 
-/* Set-up and a write, in which the n-th call fails. Returns false once n is past the last. */
+/* Opening, set-up over two links, use and closing, in which the n-th call of this name fails.
+ * Returns false once n is past the last. */
 static bool
-run_with_fault(uint32_t n, int sys_errno)
+run_with_fault(const char *call, uint32_t n, int sys_errno)
 {
-    const struct sim_config config = sim_default();
+    struct sim_config config = sim_default();
     static struct verbs_pair p;
     struct rdt_error err;
 
+    config.device_count = 2;
     memset(&p, 0, sizeof(p));
     sim_begin(&config);
     fake_host_open(&p.b, &rdti_transport_verbs);
-    sim_fail_call(n, sys_errno);
+    sim_fail_named(call, n, 1, sys_errno);
     if (fake_host_try_open(&p.a, &rdti_transport_verbs, &err) == RDT_OK) {
         connect_with_fault(&p, sys_errno);
         fake_host_close(&p.a);
@@ -225,17 +206,32 @@ run_with_fault(uint32_t n, int sys_errno)
     return is_hit;
 }
 
-/* Whichever call fails, the error has its errno, nothing hangs and nothing is left. */
-TEST_TIMEOUT(every_call_may_fail, 120)
+/* Whichever call fails, the error has its errno, nothing hangs and nothing is left: also where it
+ * is destroying that fails. */
+TEST_TIMEOUT(every_call_may_fail, 300)
 {
+    static const char *const calls[] = {
+        "get_device_list", "open_device",         "close_device",         "query_device",
+        "query_port",      "query_gid_ex",        "query_pkey",           "alloc_pd",
+        "dealloc_pd",      "create_comp_channel", "destroy_comp_channel", "reg_mr",
+        "dereg_mr",        "create_cq",           "destroy_cq",           "create_qp",
+        "destroy_qp",      "modify_qp",           "modify_qp to ERR",     "post_send",
+        "post_recv",       "req_notify_cq",
+    };
+    /* How often a CQ is armed and posted to depends on timing: a bound keeps the sweep finite. */
+    enum { MOST = 40 };
     const uint32_t fds = fake_count_fds();
-    uint32_t n = 1;
 
-    while (run_with_fault(n, EMFILE))
-        n++;
-    printf("  %u calls failed in turn\n", n - 1);
-    CHECK_INT_GT(n, 30);
-    CHECK_INT_EQ(fake_count_fds(), fds);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_PKEY", "0xffff", 1), 0);
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        uint32_t n = 0;
+
+        while (n < MOST && run_with_fault(calls[i], n, EMFILE))
+            n += TEST_TSAN_STRIDE;
+        printf("  %s: up to %u failed in turn\n", calls[i], n);
+        CHECK_MSG(n > 0, "%s was never made", calls[i]);
+        CHECK_INT_EQ(fake_count_fds(), fds);
+    }
 }
 
 /* ---- Pairs ---------------------------------------------------------------------------------- */
@@ -352,6 +348,42 @@ TEST(the_first_error_names_everything)
     check_break(IBV_WC_REM_ACCESS_ERR, RDT_EDEVICE, "refused the key");
     check_break(IBV_WC_LOC_PROT_ERR, RDT_EDEVICE, "our own memory");
     check_break(IBV_WC_WR_FLUSH_ERR, RDT_EPEER, "stopped from outside");
+}
+
+/* Messages that lie in the CQ before the error, more than one poll takes. */
+TEST(what_came_before_an_error_is_delivered)
+{
+    enum { COUNT = 100 };
+    const struct sim_config config = sim_default();
+    static struct fake_op ops[COUNT];
+    struct verbs_pair p;
+    struct fake_op back;
+
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 100, false);
+    struct fake_region *to = fake_region(&p.b, 8);
+    struct fake_region *from = fake_region(&p.a, 8);
+    fake_write(&back, "12345678", 8, &from->remote, 0, 1);
+    fake_must_start(&p.ba, &back); /* so that both have their keys */
+    fake_write(&ops[0], "12345678", 8, &to->remote, 0, 1);
+    fake_must_start(&p.ab, &ops[0]);
+    VERBS_PUMP(&p, fake_op_is_done(&back) && fake_op_is_done(&ops[0]) && p.ba.notify_count == 2);
+    const uint32_t before = p.ba.notify_count;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        fake_write(&ops[i], "12345678", 8, &to->remote, 0, rdti_notify_user(i));
+        fake_must_start(&p.ab, &ops[i]);
+    }
+    FAKE_PUMP_UNTIL(&p.a, NULL, fake_op_is_done(&ops[COUNT - 1]), 10);
+    sim_break_next(IBV_WC_RETRY_EXC_ERR);
+    const uint64_t executed = sim_executed();
+    fake_write(&back, "12345678", 8, &from->remote, 0, 2);
+    fake_must_start(&p.ba, &back);
+    const uint64_t deadline_ns = fake_deadline_ns(10);
+    while (sim_executed() == executed)
+        fake_check_deadline(deadline_ns, __FILE__, __LINE__, "b's write ended");
+    FAKE_PUMP_UNTIL(&p.b, NULL, p.ba.error_count == 1, 10);
+    CHECK_UINT_EQ(p.ba.notify_count, before + COUNT);
+    verbs_pair_close(&p);
 }
 
 TEST(a_cable_that_is_out_for_a_moment_breaks_nothing)
@@ -494,51 +526,21 @@ TEST(words_that_make_no_sense_are_refused)
     check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_KEY,
                                          .access = RDTI_VERBS_MAY_WRITE,
                                          .segment = 5,
+                                         .index = 1,
                                          .rkey_count = 1},
               "nobody asked");
     check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_KEY_GET,
                                          .access = RDTI_VERBS_MAY_READ,
                                          .segment = RDT_SEGMENT_NONE,
                                          .index = 77,
-                                         .generation = 1,
-                                         .len_bytes = 10},
+                                         .generation = 1},
               "which is none");
-}
-
-/* Use a key for what it was not given for, as a peer that lies would: the device refuses, whatever
- * the peer's library does. */
-static void
-check_key_refuses(uint8_t access, enum ibv_wr_opcode opcode)
-{
-    const struct sim_config config = sim_default();
-    struct verbs_pair p;
-
-    verbs_pair_open(&p, &config);
-    verbs_write_and_check(&p, 100, false);
-    struct rdti_verbs_words get = {.kind = RDTI_VERBS_KEY_GET,
-                                   .access = RDTI_VERBS_MAY_WRITE,
-                                   .segment = 0};
-    struct rdti_verbs_words keys[3] = {0}; /* by access */
-    struct rdt_error err;
-    for (get.access = RDTI_VERBS_MAY_WRITE; get.access <= RDTI_VERBS_MAY_READ; get.access++)
-        CHECK_OK(rdti_verbs_grant(p.b.state, &get, &keys[get.access], &err), &err);
-    CHECK(keys[RDTI_VERBS_MAY_WRITE].rkeys[0] != keys[RDTI_VERBS_MAY_READ].rkeys[0]);
-    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
-    struct fake_region *mine = fake_region(&p.a, 100);
-    struct ibv_sge sge = {.addr = (uintptr_t)mine->addr, .length = 100};
-    CHECK(rdti_verbs_own_key(p.a.state, mine->addr, 100, 0, &sge.lkey));
-    struct ibv_send_wr wr = {.opcode = opcode,
-                             .sg_list = &sge,
-                             .num_sge = 1,
-                             .send_flags = IBV_SEND_SIGNALED,
-                             .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, 0, 0)};
-    struct ibv_send_wr *bad;
-    wr.wr.rdma.remote_addr = keys[access].base;
-    wr.wr.rdma.rkey = keys[access].rkeys[0];
-    CHECK_INT_EQ(lane->verbs->ops->post_send(lane->qps[0]->qp, &wr, &bad), 0);
-    VERBS_PUMP(&p, p.ab.error_count == 1);
-    CHECK_INT_EQ(p.ab.error.wc_status, IBV_WC_REM_ACCESS_ERR);
-    verbs_pair_close(&p);
+    check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_KEY_GET,
+                                         .access = RDTI_VERBS_MAY_READ,
+                                         .segment = 0,
+                                         .index = 77,
+                                         .generation = 1},
+              "which is none");
 }
 
 /* What is posted in several chains: a later one carries the notification, and must not go when an
@@ -571,16 +573,6 @@ TEST(nothing_is_announced_behind_a_hole)
         (void)fake_pump(&p.b);
     CHECK_UINT_EQ(p.ba.notify_count, 1);
     verbs_pair_close(&p);
-}
-
-TEST(a_key_for_writing_cannot_read)
-{
-    check_key_refuses(RDTI_VERBS_MAY_WRITE, IBV_WR_RDMA_READ);
-}
-
-TEST(a_key_for_reading_cannot_write)
-{
-    check_key_refuses(RDTI_VERBS_MAY_READ, IBV_WR_RDMA_WRITE);
 }
 
 TEST_MAIN()

@@ -5,6 +5,7 @@
 #define RDT_TESTS_VERBS_RIG_H
 
 #include "../harness.h"
+#include "../memlock.h"
 #include "fake_host.h"
 #include "sim/sim.h"
 
@@ -47,6 +48,20 @@ verbs_pair_open(struct verbs_pair *p, const struct sim_config *config)
     fake_host_open(&p->a, &rdti_transport_verbs);
     fake_host_open(&p->b, &rdti_transport_verbs);
     fake_connect(&p->a, &p->ab, &p->b, &p->ba, NULL);
+}
+
+/* Opens the transport and closes it again. */
+static inline rdt_status
+verbs_try_open(const struct sim_config *config, struct rdt_error *err)
+{
+    struct fake_host host;
+
+    sim_begin(config);
+    const rdt_status status = fake_host_try_open(&host, &rdti_transport_verbs, err);
+    if (status == RDT_OK)
+        fake_host_close(&host);
+    sim_end();
+    return status;
 }
 
 static inline void

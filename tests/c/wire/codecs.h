@@ -14,6 +14,7 @@
 #include "wire/message.h"
 #include "wire/notify.h"
 #include "wire/slot_header.h"
+#include "wire/sums.h"
 #include "wire/verbs.h"
 
 #define WIRE_MAX_BYTES RDTI_FRAME_PAYLOAD_MAX
@@ -137,6 +138,8 @@ union any_value {
     struct rdti_message message;
     struct rdti_rts rts;
     struct rdti_cts cts;
+    struct rdti_sums sums;
+    struct rdti_sums_get sums_get;
     struct rdti_slot_header slot_header;
     struct rdt_remote_region region;
     struct rdti_verbs_offer verbs_offer;
@@ -176,8 +179,10 @@ FIXED_CODEC(rdti_join, join, RDTI_JOIN_BYTES)
 FIXED_CODEC(rdti_message, message, RDTI_MESSAGE_HEAD_BYTES)
 FIXED_CODEC(rdti_rts, rts, RDTI_RTS_BYTES)
 FIXED_CODEC(rdti_cts, cts, RDTI_CTS_BYTES)
+FIXED_CODEC(rdti_sums_get, sums_get, RDTI_SUMS_GET_BYTES)
 FIXED_CODEC(rdti_slot_header, slot_header, RDTI_SLOT_HEADER_BYTES)
 FIXED_CODEC(rdt_remote_region, region, RDT_REMOTE_REGION_BYTES)
+FRAME_CODEC(rdti_sums, sums)
 FRAME_CODEC(rdti_path, path)
 FRAME_CODEC(rdti_text, text)
 FRAME_CODEC(rdti_death, death)
@@ -217,7 +222,7 @@ fill_hello(struct rng *rng, void *value)
     rng_bytes(rng, v->nonce, sizeof(v->nonce));
     v->epoch = rng_u32(rng);
     v->rank = rng_rank(rng);
-    v->transports = rng_below(rng, 8) << 1;
+    v->transports = rng_below(rng, 8) << 1 | rng_below(rng, 2) << 31;
     v->force_transport = rng_below(rng, 4);
     v->require_transport = rng_below(rng, 4);
 }
@@ -232,7 +237,7 @@ fill_challenge(struct rng *rng, void *value)
     rng_bytes(rng, v->nonce, sizeof(v->nonce));
     v->epoch = rng_u32(rng);
     v->rank = rng_rank(rng);
-    v->transports = rng_below(rng, 8) << 1;
+    v->transports = rng_below(rng, 8) << 1 | rng_below(rng, 2) << 31;
     v->force_transport = rng_below(rng, 4);
     v->require_transport = rng_below(rng, 4);
     rng_bytes(rng, v->mac, sizeof(v->mac));
@@ -275,6 +280,7 @@ fill_blob(struct rng *rng, void *value)
     v->pid_hint = rng_u32(rng);
     rng_text(rng, v->unix_name, sizeof(v->unix_name));
     v->addr_count = rng_below(rng, RDTI_BLOB_ADDRS_MAX + 1);
+    v->verify = rng_below(rng, RDT_VERIFY_CRC32C + 1);
     for (uint32_t i = 0; i < v->addr_count; i++) {
         struct rdti_blob_addr *addr = &v->addrs[i];
         addr->family = rng_below(rng, 2) == 0 ? 4 : 6;
@@ -376,7 +382,7 @@ fill_message(struct rng *rng, void *value)
 {
     struct rdti_message *v = value;
 
-    v->kind = (uint8_t)(RDTI_MESSAGE_EAGER + rng_below(rng, RDTI_MESSAGE_NACK));
+    v->kind = (uint8_t)(RDTI_MESSAGE_EAGER + rng_below(rng, RDTI_MESSAGE_SUMS_READ));
     v->op = (uint8_t)rng_u32(rng);
     v->dtype = (uint8_t)rng_u32(rng);
     v->reduce_op = (uint8_t)rng_u32(rng);
@@ -417,6 +423,39 @@ fill_cts(struct rng *rng, void *value)
 
     rng_region(rng, &v->region);
     v->region_off = rng_u64(rng) % (v->region.len_bytes + 1);
+}
+
+/* Any length that a message of sums may speak of, whole chunks and not. */
+static inline uint64_t
+rng_summed(struct rng *rng)
+{
+    return 1 + rng_below(rng, RDTI_SUMS_MAX * RDT_SUM_CHUNK_BYTES);
+}
+
+static inline void
+fill_sums(struct rng *rng, void *value)
+{
+    struct rdti_sums *v = value;
+
+    v->off_bytes = rng_u64(rng) >> 1;
+    v->len_bytes = rng_below(rng, 8) == 0 ? 0 : rng_summed(rng);
+    v->index = rng_u32(rng);
+    v->generation = rng_u32(rng);
+    v->notification = rng_u32(rng);
+    v->count = (uint32_t)((v->len_bytes + RDT_SUM_CHUNK_BYTES - 1) / RDT_SUM_CHUNK_BYTES);
+    for (uint32_t i = 0; i < v->count; i++)
+        v->sums[i] = (uint32_t)rng_next(rng);
+}
+
+static inline void
+fill_sums_get(struct rng *rng, void *value)
+{
+    struct rdti_sums_get *v = value;
+
+    v->off_bytes = rng_u64(rng) >> 1;
+    v->len_bytes = rng_summed(rng);
+    v->index = rng_u32(rng);
+    v->generation = rng_u32(rng);
 }
 
 static inline void
@@ -465,6 +504,8 @@ static const struct codec codecs[] = {
     ENTRY(message, struct rdti_message, RDTI_MESSAGE_HEAD_BYTES, RDTI_MESSAGE_HEAD_BYTES, true),
     ENTRY(rts, struct rdti_rts, RDTI_RTS_BYTES, RDTI_RTS_BYTES, false),
     ENTRY(cts, struct rdti_cts, RDTI_CTS_BYTES, RDTI_CTS_BYTES, false),
+    ENTRY(sums, struct rdti_sums, RDTI_SUMS_FIXED_BYTES, RDTI_SUMS_BYTES_MAX, false),
+    ENTRY(sums_get, struct rdti_sums_get, RDTI_SUMS_GET_BYTES, RDTI_SUMS_GET_BYTES, false),
     ENTRY(slot_header, struct rdti_slot_header, RDTI_SLOT_HEADER_BYTES, RDTI_SLOT_HEADER_BYTES,
           false),
     ENTRY(region, struct rdt_remote_region, RDT_REMOTE_REGION_BYTES, RDT_REMOTE_REGION_BYTES,

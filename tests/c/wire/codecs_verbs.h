@@ -38,34 +38,58 @@ fill_verbs_offer(struct rng *rng, void *value)
     v->service_level = RDTI_VERBS_UNSET;
     v->traffic_class = (uint8_t)rng_u32(rng);
     v->window = 2 + rng_below(rng, 0xfffe);
+    v->pkey = (uint16_t)rng_u32(rng);
     for (uint32_t i = 0; i < v->port_count; i++)
         fill_verbs_port(rng, &v->ports[i], v->qp_count);
+}
+
+static inline void
+fill_verbs_key(struct rng *rng, struct rdti_verbs_words *v)
+{
+    const bool is_region = rng_below(rng, 2) == 0;
+
+    v->access = (uint8_t)(RDTI_VERBS_MAY_WRITE + rng_below(rng, 3));
+    v->segment = is_region ? RDT_SEGMENT_NONE : rng_below(rng, 1000);
+    v->index = 1 + rng_below(rng, 1000);
+    v->generation = rng_u32(rng);
+    if (v->kind == RDTI_VERBS_KEY_REFUSED)
+        v->refusal = (uint8_t)(RDTI_VERBS_REGION_OVER + rng_below(rng, RDTI_VERBS_NOT_REGISTERED));
+    if (v->refusal > RDTI_VERBS_REGION_OVER) {
+        v->base = rng_u64(rng);
+        v->len_bytes = rng_u64(rng);
+    }
+    if (v->kind != RDTI_VERBS_KEY)
+        return;
+    v->len_bytes = rng_u64(rng) / 2;
+    v->base = rng_u64(rng) / 2;
+    v->rkey_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_PORTS_MAX));
+    for (uint32_t i = 0; i < v->rkey_count; i++)
+        v->rkeys[i] = rng_u32(rng);
 }
 
 static inline void
 fill_verbs_words(struct rng *rng, void *value)
 {
     struct rdti_verbs_words *v = value;
-    const bool is_region = rng_below(rng, 2) == 0;
 
-    v->kind = (uint8_t)(RDTI_VERBS_LINK_READY + rng_below(rng, RDTI_VERBS_KEY_REFUSED));
+    v->kind = (uint8_t)(RDTI_VERBS_LINK_READY + rng_below(rng, RDTI_VERBS_FLAGS));
+    if (v->kind == RDTI_VERBS_FLAGS) {
+        v->access = (uint8_t)(RDTI_VERBS_FLAGS_WHOLE + rng_below(rng, 2));
+        return;
+    }
+    if (v->kind == RDTI_VERBS_LINK_DOWN) {
+        v->link = (uint8_t)rng_below(rng, RDTI_VERBS_PORTS_MAX);
+        v->qp_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_QPS_MAX));
+        for (uint32_t i = 0; i < v->qp_count; i++)
+            v->received[i] = rng_u64(rng);
+        return;
+    }
     if (v->kind <= RDTI_VERBS_LINK_FAILED) {
         v->link = (uint8_t)rng_below(rng, RDTI_VERBS_PORTS_MAX);
         v->round = (uint8_t)rng_u32(rng);
         return;
     }
-    v->access = (uint8_t)(RDTI_VERBS_MAY_WRITE + rng_below(rng, 2));
-    v->segment = is_region ? RDT_SEGMENT_NONE : rng_below(rng, 1000);
-    v->index = is_region ? 1 + rng_below(rng, 1000) : 0;
-    v->generation = is_region ? rng_u32(rng) : 0;
-    if (v->kind == RDTI_VERBS_KEY || (v->kind == RDTI_VERBS_KEY_GET && is_region))
-        v->len_bytes = rng_u64(rng) / 2;
-    if (v->kind != RDTI_VERBS_KEY)
-        return;
-    v->base = rng_u64(rng) / 2;
-    v->rkey_count = (uint8_t)(1 + rng_below(rng, RDTI_VERBS_PORTS_MAX));
-    for (uint32_t i = 0; i < v->rkey_count; i++)
-        v->rkeys[i] = rng_u32(rng);
+    fill_verbs_key(rng, v);
 }
 
 #endif

@@ -2,7 +2,7 @@
  * Mailbox messages and what follows a rendezvous' head. */
 #include "codecs.h"
 
-static const char *const names[] = {"message", "rts", "cts"};
+static const char *const names[] = {"message", "rts", "cts", "sums", "sums_get"};
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
 TEST(messages_round_trip)
@@ -56,7 +56,7 @@ TEST(message_refuses_unknown_kinds)
     for (unsigned kind = 0; kind < 256; kind++) {
         wire[0] = (uint8_t)kind;
         CHECK_INT_EQ(decode_strictly(codec_named("message"), wire, sizeof(wire), &out),
-                     kind >= 1 && kind <= 10 ? RDT_OK : RDT_EPROTO);
+                     kind >= 1 && kind <= 14 ? RDT_OK : RDT_EPROTO);
     }
 }
 

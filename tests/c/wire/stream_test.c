@@ -33,7 +33,7 @@ static const struct rdti_stream_head samples[] = {
      .len_bytes = 4 * RDTI_STREAM_PART_MAX_BYTES,
      .off_bytes = UINT64_MAX},
     {.op = RDTI_STREAM_READ_DATA, .value = 5, .len_bytes = RDTI_STREAM_PART_MAX_BYTES},
-    {.op = RDTI_STREAM_READ_REFUSED, .value = 5, .aux = -RDT_EINTERNAL},
+    {.op = RDTI_STREAM_READ_REFUSED, .value = 5, .aux = -RDT_ECORRUPT},
     {.op = RDTI_STREAM_WRITE_INLINE,
      .flags = RDTI_STREAM_NOTIFY,
      .aux = 3,
@@ -174,7 +174,7 @@ TEST(values_out_of_bounds_are_refused)
         {.op = RDTI_STREAM_WRITE_LIST, .aux = 1, .off_bytes = 1},
         {.op = RDTI_STREAM_WRITE_INLINE, .len_bytes = 0},
         {.op = RDTI_STREAM_REFUSED},
-        {.op = RDTI_STREAM_REFUSED, .aux = 20},
+        {.op = RDTI_STREAM_REFUSED, .aux = 21},
         {.op = RDTI_STREAM_READ_REFUSED},
         {.op = RDTI_STREAM_ACK, .len_bytes = 1},
     };

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * verbs_write - our half of a comparison with perftest: writes over RDMA between two processes of
+ * one host. One line of JSON; bench/rdma.py gives perftest its turns beside it.
+ *
+ *   verbs_write [--size N] [--count N] [--depth N] [--latency]
+ *
+ * Bandwidth (defaults: 1 MiB, 64 writes, 16 in flight): from the first write's call to the last
+ * completion, as ib_write_bw takes it: no notification, the target does nothing. With --latency
+ * (defaults: 8 B, 1000 trips): a ping-pong of write + notify; half of the median round trip, as
+ * ib_write_lat takes it. The CPU time is both sides', of the timed part.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+#include "bench.h"
+#include "pair.h"
+
+#define MAX_BYTES ((size_t)64 << 20)
+#define MAX_DEPTH 64
+#define MAX_TRIPS 100000
+#define WARM_UP_SHARE 8
+
+static uint64_t trip_ns[MAX_TRIPS];
+
+struct settings {
+    size_t len_bytes;
+    size_t count;
+    size_t depth;
+    bool is_latency;
+};
+
+static uint64_t
+cpu_ns(void)
+{
+    struct rusage usage;
+
+    if (getrusage(RUSAGE_SELF, &usage) != 0)
+        bench_die("getrusage");
+    return (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000000 +
+           (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1000;
+}
+
+static void
+finish(rdt_transfer *transfer)
+{
+    struct rdt_error err;
+
+    pair_check(rdt_transfer_wait(transfer, PAIR_TIMEOUT_NS, &err), &err, "rdt_transfer_wait");
+    rdt_transfer_free(transfer);
+}
+
+static void
+stream(struct pair *p, const char *src, const struct rdt_remote_region *dst, size_t count)
+{
+    const struct settings *settings = p->arg;
+    rdt_transfer *flying[MAX_DEPTH] = {0};
+    struct rdt_error err;
+
+    for (size_t i = 0; i < count; i++) {
+        rdt_transfer **place = &flying[i % settings->depth];
+        if (*place != NULL)
+            finish(*place);
+        pair_check(rdt_endpoint_write(p->ep, src, settings->len_bytes, dst, 0, RDT_NOTIFY_NONE,
+                                      place, &err),
+                   &err, "rdt_endpoint_write");
+    }
+    for (size_t i = 0; i < settings->depth; i++)
+        if (flying[(count + i) % settings->depth] != NULL)
+            finish(flying[(count + i) % settings->depth]);
+}
+
+static void
+ping(struct pair *p, const char *src, const struct rdt_remote_region *dst, size_t count)
+{
+    const struct settings *settings = p->arg;
+
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t start_ns = bench_now_ns();
+        if (p->side == 1)
+            (void)pair_wait_notify(p);
+        pair_write(p, src, settings->len_bytes, dst, 0, 7);
+        if (p->side == 0)
+            (void)pair_wait_notify(p);
+        trip_ns[i] = bench_now_ns() - start_ns;
+    }
+}
+
+static int
+compare_ns(const void *left, const void *right)
+{
+    const uint64_t a = *(const uint64_t *)left;
+    const uint64_t b = *(const uint64_t *)right;
+
+    return (a > b) - (a < b);
+}
+
+static void
+report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
+{
+    double each_ns = (double)ns / (double)settings->count;
+
+    if (settings->is_latency) {
+        qsort(trip_ns, settings->count, sizeof(trip_ns[0]), compare_ns);
+        each_ns = (double)trip_ns[settings->count / 2];
+    }
+    (void)printf("{\"bench\": \"%s\", \"what\": \"%s\", \"size\": %zu, \"count\": %zu, "
+                 "\"depth\": %zu, \"one_way_ns\": %.1f, \"mib_per_s\": %.3f, "
+                 "\"cpu_s\": [%.6f, %.6f]}\n",
+                 bench_name, settings->is_latency ? "latency" : "bandwidth", settings->len_bytes,
+                 settings->count, settings->depth, settings->is_latency ? each_ns / 2 : each_ns,
+                 (double)settings->len_bytes / each_ns * 1e9 / (1 << 20), (double)cpu[0] * 1e-9,
+                 (double)cpu[1] * 1e-9);
+}
+
+static void
+either_side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    const size_t warm_up = settings->count / WARM_UP_SHARE + 1;
+    const bool is_active = p->side == 0 || settings->is_latency;
+    uint64_t cpu[2] = {0};
+
+    rdt_region *region = pair_offer(p, settings->len_bytes);
+    const struct rdt_remote_region dst = pair_take_offer(p);
+    pair_barrier(p);
+    rdt_region *source;
+    struct rdt_error err;
+    pair_check(rdt_region_alloc(p->ctx, settings->len_bytes, 0, &source, &err), &err,
+               "rdt_region_alloc");
+    const char *src = rdt_region_addr(source);
+    void (*const act)(struct pair *, const char *, const struct rdt_remote_region *, size_t) =
+        settings->is_latency ? ping : stream;
+    if (is_active)
+        act(p, src, &dst, warm_up);
+    pair_barrier(p);
+    cpu[p->side] = cpu_ns();
+    const uint64_t start_ns = bench_now_ns();
+    if (is_active)
+        act(p, src, &dst, settings->count);
+    const uint64_t ns = bench_now_ns() - start_ns;
+    pair_barrier(p);
+    cpu[p->side] = cpu_ns() - cpu[p->side];
+    uint64_t *shared = (uint64_t *)(void *)p->board->scratch;
+    shared[p->side] = cpu[p->side];
+    pair_barrier(p);
+    if (p->side == 0)
+        report(settings, ns, shared);
+    rdt_region_free(source, NULL, NULL);
+    rdt_region_free(region, NULL, NULL);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const char *const known[] = {"--size=", "--count=", "--depth=", "--latency", NULL};
+
+    bench_name = "verbs_write";
+    bench_check_args(argc, argv, known);
+    const bool is_latency = bench_has(argc, argv, "--latency");
+    const struct settings settings = {
+        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", is_latency ? 8 : 1 << 20),
+        .count = (size_t)bench_arg_number(argc, argv, "--count", is_latency ? 1000 : 64),
+        .depth = (size_t)bench_arg_number(argc, argv, "--depth", 16),
+        .is_latency = is_latency,
+    };
+    if (settings.len_bytes == 0 || settings.len_bytes > MAX_BYTES || settings.count == 0 ||
+        settings.count > MAX_TRIPS || settings.depth == 0 || settings.depth > MAX_DEPTH)
+        bench_fail("sizes from 1 to %zu, counts from 1 to %d, depths from 1 to %d", MAX_BYTES,
+                   MAX_TRIPS, MAX_DEPTH);
+    const struct pair_opts opts = {.transport = "verbs"};
+    pair_run(&opts, either_side, either_side, &settings);
+    return 0;
+}

@@ -1,0 +1,1 @@
+"""`rdmatensor bench`: the suite that a user runs, its tables, its comparison and its report."""

@@ -1,0 +1,215 @@
+"""Measure what rdmatensor does on this machine, beside what else could be used for it.
+
+    rdmatensor bench [p2p|collectives|setup] [--quick] [--peers a,b] [--transport shm|tcp]
+                     [--ranks N] [--out FILE.json] [--report DIR]
+    rdmatensor bench compare A.json B.json
+    rdmatensor bench report FILE.json DIR
+
+Without a topic all are measured. Only what runs in one run can be compared: all contestants take
+turns. Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.benchlib import machine, programs
+from bench.benchlib.record import Record, Result, Run, write
+from bench.suite import collectives, p2p, peers, rounds, setup, tables
+from bench.suite.settings import TOPICS, TRANSPORTS, Settings
+
+_MAX_RANKS = 128
+_MAX_BYTES = 64 << 20  # of the programs
+Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
+_MEASURES: dict[str, Measure] = {
+    "p2p": p2p.measure,
+    "collectives": collectives.measure,
+    "setup": setup.measure,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rdmatensor bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("topic", nargs="?", choices=TOPICS, help="one of them; else all")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes; two minutes in all")
+    parser.add_argument(
+        "--peers", type=_peers, help=f"some of {','.join(peers.names())}; else all; none: nobody"
+    )
+    parser.add_argument("--transport", choices=TRANSPORTS, help="one of them; else both")
+    parser.add_argument("--ranks", type=_ranks, help="of collectives; the most of setup")
+    parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
+    parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
+    parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
+    parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
+    return parser
+
+
+def _peers(text: str) -> list[str]:
+    wanted = [] if text == "none" else text.split(",")
+    unknown = [name for name in wanted if name not in peers.names()]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is no peer; they are {', '.join(peers.names())}"
+        )
+    return wanted
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _ranks(text: str) -> int:
+    ranks = _positive(text)
+    if not 2 <= ranks <= _MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{ranks} is not from 2 to {_MAX_RANKS}")
+    return ranks
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(_positive(word) for word in text.split(","))
+    if max(sizes) > _MAX_BYTES:
+        raise argparse.ArgumentTypeError(f"{max(sizes)} is more than {_MAX_BYTES}")
+    return sizes
+
+
+def settings_of(chosen: argparse.Namespace) -> Settings:
+    """Return the settings that the options ask for."""
+    return Settings(
+        topics=TOPICS if chosen.topic is None else (chosen.topic,),
+        is_quick=chosen.quick,
+        peers=chosen.peers,
+        transports=TRANSPORTS if chosen.transport is None else (chosen.transport,),
+        ranks=chosen.ranks,
+        sizes=chosen.sizes,
+        rounds=chosen.rounds,
+    )
+
+
+def measure(settings: Settings, command: str) -> Result:
+    """Measure all topics that are asked for; a missing peer has a record that says so."""
+    if "p2p" in settings.topics:
+        sys.stderr.write("building the programs\n")
+        programs.build()
+    runs = []
+    for topic in settings.topics:
+        present, missing = peers.choose(topic, settings.peers)
+        absent: list[Record] = [
+            {"topic": topic, "peer": one.peer.name, "missing": one.why, "get": one.peer.how_to_get}
+            for one in missing
+        ]
+        with machine.Watch() as watch:
+            found = _MEASURES[topic](settings, present, rounds.Progress(topic))
+        runs.append(Run(found + absent, watch.foreign_cpus, watch.seconds))
+    stamp = {**machine.stamp(), "load": [round(load, 2) for load in os.getloadavg()]}
+    return Result("quick" if settings.is_quick else "full", command, stamp, runs)
+
+
+def _run(words: Sequence[str]) -> int:
+    parser = _parser()
+    chosen = parser.parse_args(words)
+    settings = settings_of(chosen)
+    if chosen.out is not None and not chosen.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {chosen.out.parent}")
+    if chosen.report is not None and not _has_matplotlib():
+        return 1  # before everything is measured
+    command = shlex.join(["rdmatensor", "bench", *words])
+    try:
+        result = measure(settings, command)
+    except (RuntimeError, OSError, programs.TooFewCores) as error:
+        sys.stderr.write(f"rdmatensor bench: {error}\n")
+        return 1
+    if chosen.out is not None:
+        write(result, chosen.out)
+    if chosen.report is not None:
+        _write_page(result, chosen.report)
+    records = [record for run in result.runs for record in run.records]
+    sys.stdout.write(f"{tables.show(records)}\n{noise_line(result)}\n")
+    return 1 if any(rounds.FAILED in str(record.get("missing")) for record in records) else 0
+
+
+def noise_line(result: Result) -> str:
+    """Say how busy others kept the machine."""
+    busiest = max((run.foreign_cpus for run in result.runs), default=0.0)
+    return f"cores that others kept busy meanwhile: {busiest:.2f} of {result.machine['cores']}"
+
+
+def _compare(words: Sequence[str]) -> int:
+    from bench.suite import compare  # numpy comes with it
+
+    parser = argparse.ArgumentParser(
+        prog="rdmatensor bench compare",
+        description=compare.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Exit status: 0, 1 where one of our rows is worse, 2 where nothing can be compared.",
+    )
+    parser.add_argument("before", type=Path, metavar="A.json")
+    parser.add_argument("after", type=Path, metavar="B.json")
+    chosen = parser.parse_args(words)
+    try:
+        before, after = compare.read(chosen.before), compare.read(chosen.after)
+        lines = compare.compare(before, after)
+    except compare.NotComparable as error:
+        sys.stderr.write(f"rdmatensor bench compare: {error}\n")
+        return 2
+    for note in compare.notes(before, after):
+        sys.stdout.write(f"differs: {note}\n")
+    counts = Counter(line.verdict for line in lines)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    sys.stdout.write(f"{compare.table(lines)}\n{summary}\n")
+    return 1 if counts["worse"] else 0
+
+
+def _has_matplotlib() -> bool:
+    if importlib.util.find_spec("matplotlib") is not None:
+        return True
+    sys.stderr.write("rdmatensor bench: a report needs matplotlib: pip install matplotlib\n")
+    return False
+
+
+def _write_page(result: Result, folder: Path) -> None:
+    from bench.suite import page  # matplotlib comes with it
+
+    sys.stderr.write(f"report: {page.write(result, folder)}\n")
+
+
+def _report(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="rdmatensor bench report", description="Write the page of a result that was kept."
+    )
+    parser.add_argument("result", type=Path, metavar="FILE.json")
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    chosen = parser.parse_args(words)
+    if not _has_matplotlib():
+        return 1
+    from bench.suite import compare
+
+    try:
+        result = compare.read(chosen.result)
+    except compare.NotComparable as error:
+        sys.stderr.write(f"rdmatensor bench report: {error}\n")
+        return 2
+    _write_page(result, chosen.folder)
+    return 0
+
+
+_COMMANDS = {"compare": _compare, "report": _report}
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `rdmatensor bench` with these words; return the exit status."""
+    if words and words[0] in _COMMANDS:
+        return _COMMANDS[words[0]](words[1:])
+    return _run(words)

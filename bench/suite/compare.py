@@ -1,0 +1,204 @@
+"""Compare two results of the suite, without calling a difference that lies within the noise.
+
+Three things make the same code differ from run to run, and each has its answer here.
+
+Samples scatter. The figure of each row is the ratio of the medians of all samples, B to A. Samples
+of one turn resemble each other, since they share processes, their placement and a moment's load; so
+a test that takes each sample for an independent one (Mann-Whitney on all of them) calls nearly
+everything significant. Instead whole turns are drawn again, with replacement, and samples within
+them: the bootstrap in two stages. The interval from the 0.5th to the 99.5th hundredth of the ratios
+that come of it is the noise of the row. With fewer than three turns on a side there is no verdict.
+
+Machines drift. What is not ours - floors and rivals - is the same in both results; if it moved in
+the same cell (topic, operation, path, size, ranks), the machine did. The median of how far those
+moved, either way, is what the row has to move beyond.
+
+Small differences are of no use even if they are real. A row counts only if its whole interval lies
+beyond the limit: 5 %, or the drift where that is more. With some tens of rows the interval alone
+would call one of a hundred by chance; that it has to lie wholly beyond the limit makes that rarer.
+
+Only our rows are judged, and only by their medians: tails of a run on a shared machine say more of
+the machine. The draws begin with the same seed each time, so that a comparison can be repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.benchlib.record import Record, Result, load, number, text
+from bench.benchlib.verdict import size_text, time_text
+from bench.suite import samples, tables
+from bench.suite.peers import OURS
+
+SMALLEST_EFFECT = 0.05
+MIN_TURNS = 3
+DRAWS = 1000
+_TAIL = 0.005
+_MOST_PER_TURN = 100  # samples of a turn that are drawn from, evenly spread
+_SEED = 20_240_601
+_MACHINE = ("processor", "family_model", "cores", "is_virtual")
+_NOTED = ("kernel", "python", "versions")
+
+Verdict = Literal["same", "worse", "better", "too few turns"]
+
+
+class NotComparable(Exception):
+    """Two files that say nothing about each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One of our rows in both results; ratio: B's time over A's, with its interval."""
+
+    what: str
+    before_ns: float
+    after_ns: float
+    ratio: float
+    low: float
+    high: float
+    limit: float
+    verdict: Verdict
+
+
+def read(path: Path) -> Result:
+    """Read a file of the suite. Raises NotComparable if it is none."""
+    try:
+        return load(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotComparable(f"{path}: no result of the suite: {error!r}") from error
+
+
+def compare(before: Result, after: Result) -> list[Line]:
+    """Return a line for each of our rows that both results have.
+
+    Raises NotComparable: other machines, other units, nothing in common.
+    """
+    for name in _MACHINE:
+        ours, theirs = before.machine.get(name), after.machine.get(name)
+        if ours != theirs:
+            raise NotComparable(f"other machine: {name} is {ours!r} and {theirs!r}")
+    rows = [_rows(result) for result in (before, after)]
+    common = [key for key in rows[0] if key in rows[1]]
+    pairs = [(rows[0][key], rows[1][key]) for key in common]
+    for one, other in pairs:
+        if one["unit"] != other["unit"]:
+            raise NotComparable(f"other unit: {one['unit']!r} and {other['unit']!r}")
+    lines = [line_of(one, other, drift(one, pairs)) for one, other in pairs if one["peer"] == OURS]
+    if not lines:
+        raise NotComparable("the results have none of our rows in common")
+    return lines
+
+
+def notes(before: Result, after: Result) -> list[str]:
+    """Say what else differs between two results that can be compared."""
+    found = [
+        f"{name}: {before.machine.get(name)} and {after.machine.get(name)}"
+        for name in _NOTED
+        if before.machine.get(name) != after.machine.get(name)
+    ]
+    if before.name != after.name:
+        found.append(f"one is {before.name}, the other {after.name}")
+    return found
+
+
+def _rows(result: Result) -> dict[tuple[object, ...], Record]:
+    records = [record for run in result.runs for record in run.records]
+    return {samples.key_of(record): record for record in tables.measured(records)}
+
+
+def drift(row: Record, pairs: Sequence[tuple[Record, Record]]) -> float:
+    """Return by how much what is not ours moved in a row's cell: 0.1 is a tenth, either way."""
+    moved = [
+        abs(math.log(number(other, "median_ns") / number(one, "median_ns")))
+        for one, other in pairs
+        if one["peer"] != OURS and tables.cell_of(one) == tables.cell_of(row)
+    ]
+    return math.exp(samples.quantile(moved, 0.5)) - 1 if moved else 0.0
+
+
+def line_of(before: Record, after: Record, moved: float) -> Line:
+    """Judge one row; moved: what drift() says of its cell."""
+    ratio = number(after, "median_ns") / number(before, "median_ns")
+    limit = max(SMALLEST_EFFECT, moved)
+    both = [samples.turns_of(record) for record in (before, after)]
+    low = high = ratio
+    verdict: Verdict = "too few turns"
+    if min(map(len, both)) >= MIN_TURNS:
+        low, high = interval(*both)
+        verdict = judge(low, high, limit)
+    return Line(
+        what=_name(before),
+        before_ns=number(before, "median_ns"),
+        after_ns=number(after, "median_ns"),
+        ratio=ratio,
+        low=low,
+        high=high,
+        limit=limit,
+        verdict=verdict,
+    )
+
+
+def judge(low: float, high: float, limit: float) -> Verdict:
+    """Return what an interval of ratios means."""
+    if low > 1 + limit:
+        return "worse"
+    return "better" if high < 1 / (1 + limit) else "same"
+
+
+def interval(before: list[list[int]], after: list[list[int]]) -> tuple[float, float]:
+    """Return where the ratio of medians lies: turns are drawn, then samples within them."""
+    chance = np.random.default_rng(_SEED)
+    drawn = [_medians(turns, chance) for turns in (before, after)]
+    ratios = np.sort(drawn[1] / drawn[0])
+    return (
+        samples.quantile(ratios.tolist(), _TAIL),
+        samples.quantile(ratios.tolist(), 1 - _TAIL),
+    )
+
+
+def _medians(turns: list[list[int]], chance: np.random.Generator) -> NDArray[np.float64]:
+    """Return the median of each draw; all turns weigh the same."""
+    kept = min(_MOST_PER_TURN, *map(len, turns))
+    thinned = np.array([[turn[i * len(turn) // kept] for i in range(kept)] for turn in turns])
+    shape = (DRAWS, len(turns), 1)
+    whose = chance.integers(len(turns), size=shape)
+    which = chance.integers(kept, size=(DRAWS, len(turns), kept))
+    medians: NDArray[np.float64] = np.median(thinned[whose, which].reshape(DRAWS, -1), axis=1)
+    return medians
+
+
+def _name(record: Record) -> str:
+    parts = [text(record, "topic"), text(record, "transport")]
+    parts += [str(record[name]) for name in ("op",) if record.get(name)]
+    if record.get("ranks"):
+        parts.append(f"{record['ranks']} ranks")
+    if number(record, "size") > 0:
+        parts.append(size_text(number(record, "size")))
+    return f"{' '.join(parts)}: {record['contestant']}"
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Lay out all lines; times are medians."""
+    heads = ("what", "verdict", "A", "B", "B/A", "99 % of draws", "limit")
+    return tables.layout(
+        heads,
+        [
+            (
+                line.what,
+                line.verdict,
+                time_text(line.before_ns),
+                time_text(line.after_ns),
+                f"{line.ratio:.3f}",
+                f"{line.low:.3f} to {line.high:.3f}" if line.verdict != "too few turns" else "-",
+                f"{100 * line.limit:.0f} %",
+            )
+            for line in lines
+        ],
+    )

@@ -1,0 +1,294 @@
+"""Point to point: one transfer at a time between two processes of this machine, size by size.
+
+Compiled programs have half a round trip of the same bytes, over TCP beside a plain socket, over
+shared memory beside a memcpy and a flag; there nobody reads what arrives but gRPC, whose receiver
+has to copy it. What a reader costs a writer is in a second figure of larger writes over shared
+memory: the time until the other process knows, which has read the last ones, beside the best of
+several copies (`shm_write`). From Python, and apart from the others: 8 B by half a round trip, and
+64 MiB until the answer to it is here. All but ucx_perftest compare what arrives in a pass of their
+own, before anything is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from bench.benchlib import nixl, programs
+from bench.benchlib.pairs import run_pair
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.verdict import size_text
+from bench.suite import rounds, samples
+from bench.suite.peers import GRPC_PROGRAM, OURS, Peer
+from bench.suite.settings import KIB, MIB, Settings
+
+HALF = "half a round trip"
+KNOWN = "until the peer knows"
+ANSWERED = "until it is answered"
+_READ_FROM_BYTES = 64 * KIB  # sizes whose state in the caches matters
+_PATIENCE_S = 60.0
+_SMALL_BYTES = 8  # of the workers in Python
+_WAITS = {"spin": "spinning", "sleep": "sleeping"}
+
+
+def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
+    """Let all have their turns; return a record for each contestant, path and size."""
+    present = {peer.name for peer in peers}
+    with _grpc_server(is_wanted="grpc-cpp" in present) as address:
+        turns = list(_grpc_turns(settings, address, present))
+        turns += [
+            turn
+            for transport in settings.transports
+            for turn in [
+                *_c_turns(settings, transport, present),
+                *_ucx_turns(settings, transport, present),
+                *_python_turns(settings, transport, present),
+            ]
+        ]
+        found, failed = rounds.take(
+            turns, settings.rounds_of(), settings.seconds_of("p2p"), progress
+        )
+    return samples.merge(found) + failed
+
+
+def _fields(contestant: str, peer: str, transport: str, size: float, **more: str) -> Record:
+    return {
+        "topic": "p2p",
+        "contestant": contestant,
+        "peer": peer,
+        "transport": transport,
+        "size": int(size),
+        "depth": 1,
+        **more,
+    }
+
+
+def _c_turns(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    has_floor = "floor" in present
+    for size in settings.sizes_of("p2p"):
+        name = f"rdmatensor and floor, {transport} {size_text(size)}"
+        if transport == "shm" and size >= _READ_FROM_BYTES:
+            known = functools.partial(_shm_write, settings, size, has_floor=has_floor)
+            yield f"{name}, {KNOWN}", known
+        for wait in _waits(settings, transport):
+            latency = functools.partial(
+                _latency, settings, transport, size, wait, has_floor=has_floor
+            )
+            yield f"{name}, {_WAITS[wait]}", latency
+
+
+def _waits(settings: Settings, transport: str) -> tuple[str, ...]:
+    """Sleeping has a floor on tcp only; the quick suite has no time for both."""
+    return ("spin", "sleep") if transport == "tcp" and not settings.is_quick else ("spin",)
+
+
+def trips_of(size: int, *, is_quick: bool) -> int:
+    """Round trips of one turn: fewer of larger messages."""
+    most = 400 if is_quick else 2000
+    return max(2, min(most, (8 if is_quick else 64) * MIB // max(size, 1)))
+
+
+def _latency(
+    settings: Settings, transport: str, size: int, wait: str, *, has_floor: bool
+) -> list[Record]:
+    trips = trips_of(size, is_quick=settings.is_quick)
+    words = ("--transport", transport, "--wait", wait, "--size", str(size))
+    found = programs.run("latency", *words, "--rounds", "3", "--trips", str(trips))
+    names = {"ours": (OURS, OURS), "floor": (_floor_name(transport), "floor")}
+    return [
+        samples.turn(
+            _fields(
+                *names[text(record, "contestant")],
+                transport,
+                size,
+                language="C",
+                wait=_WAITS[wait],
+                timed=HALF,
+            ),
+            samples.raw_of(record),
+            record,
+        )
+        for record in found
+        if record.get("trips") == 1 and (has_floor or record["contestant"] == "ours")
+    ]
+
+
+def _floor_name(transport: str) -> str:
+    return "plain socket" if transport == "tcp" else "memcpy and flag"
+
+
+def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record]:
+    seconds = 0.25 if settings.is_quick else 1.0
+    found = programs.run("shm_write", "--sizes", str(size), "--seconds", str(seconds))
+    seen = [record for record in found if record.get("timed") == "seen"]
+    return [
+        samples.turn(
+            _fields(
+                OURS if name == "ours" else f"copy: {name}",
+                OURS if name == "ours" else "floor",
+                "shm",
+                size,
+                language="C",
+                wait=_WAITS["spin"],
+                timed=KNOWN,
+            ),
+            samples.raw_of(record),
+            record,
+        )
+        for record in seen
+        for name in [text(record, "contestant")]
+        if has_floor or name == "ours"
+    ]
+
+
+@contextmanager
+def _grpc_server(*, is_wanted: bool) -> Iterator[str | None]:
+    """Serve on a port of loopback that was free; yields ADDRESS:PORT, or None."""
+    if not is_wanted:
+        yield None
+        return
+    address = f"127.0.0.1:{_free_port()}"
+    server = subprocess.Popen(
+        [str(GRPC_PROGRAM), "serve", address], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        if server.stdout.readline().strip() != "ready":
+            raise RuntimeError("gRPC's server did not start")
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _grpc_turns(
+    settings: Settings, address: str | None, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    """It has TCP only, so one turn counts beside each of our paths."""
+    transports = settings.transports
+    for size in settings.sizes_of("p2p") if address is not None else ():
+        for kind, name in (("echo", "gRPC C++ unary"), ("echo-all", "gRPC C++ stream")):
+            trips = max(2, trips_of(size, is_quick=settings.is_quick) // 2)
+            words = [str(GRPC_PROGRAM), kind, str(address), str(size), str(trips)]
+            turn = functools.partial(_grpc, words, name, size, transports)
+            yield f"{name}, {size_text(size)}", turn
+    if "grpc-python" in present:
+        words = _python_words(settings)
+        yield "gRPC Python", functools.partial(_python, "grpc", transports, words)
+
+
+def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> list[Record]:
+    (found,) = programs.run_words(words, timeout_s=_PATIENCE_S)
+    raw_us = found["raw_us"]
+    assert isinstance(raw_us, list)
+    how = {"language": "C++", "wait": _WAITS["sleep"], "timed": HALF, "over": "tcp"}
+    return [
+        samples.turn(
+            _fields(name, "grpc-cpp", transport, size, **how), [us * 1000 / 2 for us in raw_us]
+        )
+        for transport in transports
+    ]
+
+
+_UCX_TESTS = {"UCX put": "ucp_put_lat", "UCX tag": "tag_lat"}
+_UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+
+
+def _ucx_turns(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    if "ucx" not in present:
+        return
+    for size in settings.sizes_of("p2p"):
+        trips = trips_of(size, is_quick=settings.is_quick)
+        for name, test in _UCX_TESTS.items():
+            fields = _fields(
+                name,
+                "ucx",
+                transport,
+                size,
+                language="C",
+                wait=_WAITS["spin"],
+                timed=HALF,
+            )
+            words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(trips // 5 + 1)]
+            turn = functools.partial(_ucx, words, fields, _UCX_PATHS[transport])
+            yield f"{name}, {transport} {size_text(size)}", turn
+
+
+def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:
+    """One sample: ucx_perftest prints no others. Its line of CSV begins with what is typical."""
+    output = programs.run_ucx(words, path, _free_port(), _PATIENCE_S)
+    lines = [line for line in output.splitlines() if re.match(r"\s*\d+,\d", line)]
+    if not lines:
+        raise RuntimeError(f"ucx_perftest printed no figures: {output[-1000:]}")
+    typical_us = float(lines[-1].split(",")[1])
+    return [samples.turn(fields, [typical_us * 1000])]
+
+
+# Worker's name of it -> contestant, peer, and the way of writing that counts.
+_PYTHON = {
+    "ours": (f"{OURS}, Python", OURS, "write"),
+    "grpc": ("gRPC Python unary", "grpc-python", "write"),
+    "nixl": ("NIXL, one handle", "nixl", "prepared"),
+}
+
+
+def _python_words(settings: Settings) -> list[str]:
+    counts = ("3", "60", "2") if settings.is_quick else ("10", "300", "3")
+    names = ("--rounds", "--trips", "--larges")
+    return [word for pair in zip(names, counts, strict=True) for word in pair]
+
+
+def _python_turns(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    for worker in ("ours", "nixl"):
+        contestant, peer, _ = _PYTHON[worker]
+        if peer == OURS or peer in present:
+            turn = functools.partial(_python, worker, [transport], _python_words(settings))
+            yield f"{contestant}, {transport}", turn
+
+
+def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Record]:
+    """A turn: two fresh processes, over the first of the paths beside which it counts."""
+    contestant, peer, way = _PYTHON[worker]
+    python, environment = None, {"RDMATENSOR_TRANSPORT": transports[0]}
+    if worker == "nixl":
+        python, _ = nixl.find()
+        environment = nixl.ways(transports[0])["nixl"]
+    printed = run_pair(
+        "p2p", "--contestant", worker, *words, python=python, environment=environment
+    )
+    wait = _WAITS["sleep" if worker == "grpc" else "spin"]
+    return [
+        samples.turn(
+            _fields(
+                contestant,
+                peer,
+                transport,
+                number(record, "size"),
+                language="Python",
+                wait=wait,
+                timed=HALF if number(record, "size") == _SMALL_BYTES else ANSWERED,
+            ),
+            samples.raw_of(record),
+        )
+        for transport in transports
+        for record in printed
+        if record["way"] == way
+    ]

@@ -1,0 +1,135 @@
+"""The table of peers: whom the suite measures beside rdmatensor, and how to get them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.benchlib import nixl
+from bench.benchlib.machine import ROOT
+
+GRPC_PROGRAM = ROOT / "build" / "rivals" / "grpc_rival"
+OURS = "rdmatensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Somebody to be measured beside us.
+
+    what: a line for people.
+    topics: where it takes part.
+    why_missing: returns why it cannot run here; empty where it can.
+    how_to_get: what installs it; empty where nothing has to be installed.
+    """
+
+    name: str
+    what: str
+    topics: tuple[str, ...]
+    why_missing: Callable[[], str]
+    how_to_get: str = ""
+
+
+def _never() -> str:
+    return ""
+
+
+def _no_grpc_program() -> str:
+    return "" if GRPC_PROGRAM.exists() else "build/rivals/grpc_rival is not built"
+
+
+def _no_module(name: str) -> Callable[[], str]:
+    def why() -> str:
+        return "" if importlib.util.find_spec(name) else f"this interpreter has no module {name}"
+
+    return why
+
+
+def _no_nixl() -> str:
+    return nixl.find()[1]
+
+
+def _no_command(name: str) -> Callable[[], str]:
+    return lambda: "" if shutil.which(name) else f"no {name} on the PATH"
+
+
+# A line for each: add one here, and its turn in p2p.py, collectives.py or setup.py.
+PEERS = (
+    Peer(
+        "floor",
+        "what this machine gives without a library: copies, plain sockets, a backend that does "
+        "nothing",
+        ("p2p", "collectives"),
+        _never,
+    ),
+    Peer(
+        "grpc-cpp",
+        "gRPC C++ over loopback TCP, unary calls and a stream",
+        ("p2p",),
+        _no_grpc_program,
+        "bash bench/rivals/grpc/setup.sh",
+    ),
+    Peer(
+        "grpc-python",
+        "gRPC from Python over loopback TCP, unary calls",
+        ("p2p",),
+        _no_module("grpc"),
+        "pip install grpcio",
+    ),
+    Peer(
+        "nixl",
+        "NIXL over UCX, from Python",
+        ("p2p",),
+        _no_nixl,
+        "python3 -m venv build/nixl/venv; "
+        "build/nixl/venv/bin/pip install --no-deps nixl-cu12; "
+        "build/nixl/venv/bin/pip install numpy torch",
+    ),
+    Peer(
+        "ucx",
+        "UCX's own ucx_perftest: put, and tagged messages",
+        ("p2p",),
+        _no_command("ucx_perftest"),
+        "apt-get install ucx-utils",
+    ),
+    Peer(
+        "gloo",
+        "Gloo, torch.distributed's backend for CPUs",
+        ("collectives", "setup"),
+        _no_module("torch"),
+        "pip install torch",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A peer that was wanted and is not here."""
+
+    peer: Peer
+    why: str
+
+
+def names() -> list[str]:
+    """Return all names, in the order of the table."""
+    return [peer.name for peer in PEERS]
+
+
+def choose(
+    topic: str, wanted: list[str] | None, table: tuple[Peer, ...] = PEERS
+) -> tuple[list[Peer], list[Missing]]:
+    """Return who takes part in a topic, and who would if it were installed.
+
+    wanted: names; None: everybody.
+    """
+    present, missing = [], []
+    for peer in table:
+        if topic not in peer.topics or (wanted is not None and peer.name not in wanted):
+            continue
+        why = peer.why_missing()
+        if why:
+            missing.append(Missing(peer, why))
+        else:
+            present.append(peer)
+    return present, missing

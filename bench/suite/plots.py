@@ -1,0 +1,330 @@
+"""Pictures of a result: times and rates against size, ratios to ours, set-up against ranks.
+
+Every contestant has one colour and mark in all pictures. Bands reach from the 10th to the 90th
+hundredth of the samples. The floor is dashed: of several kinds, the fastest at each size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
+
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.verdict import size_text, time_text
+from bench.suite import tables
+from bench.suite.peers import OURS
+
+_DPI = 130
+_FEW_SIZES = 5
+_WIDTH_IN = 11.0
+_RATIO_WIDTH_IN = 7.7
+_FLOOR = "floor"
+_STYLES = {  # colours that the colour-blind tell apart
+    OURS: ("#0072B2", "o"),
+    f"{OURS}, sleeping": ("#56B4E9", "o"),
+    _FLOOR: ("#444444", ""),
+    "gRPC C++ unary": ("#D55E00", "s"),
+    "gRPC C++ stream": ("#E69F00", "D"),
+    "UCX put": ("#009E73", "^"),
+    "UCX tag": ("#8C6BB1", "v"),
+    "gloo": ("#CC79A7", "s"),
+}
+_OTHERS = ("#8C564B", "P")
+_NO_RATE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A file of the page, with what it shows, and its width: all are shown on one scale."""
+
+    file: str
+    caption: str
+    width_in: float = _WIDTH_IN
+
+
+Series = dict[str, list[Record]]
+
+
+def series_of(records: Sequence[Record]) -> Series:
+    """Return the records of each line, by its name, from small to large; ours first."""
+    found: Series = {}
+    for record in tables.best_floors(records):
+        is_floor = record["peer"] == _FLOOR and record["topic"] == "p2p"  # several kinds of it
+        name = _FLOOR if is_floor else text(record, "contestant")
+        if record["peer"] in (OURS, _FLOOR) and record.get("wait") == "sleeping":
+            name = f"{name}, sleeping"
+        found.setdefault(name, []).append(record)
+    places = {
+        OURS: 0,
+        f"{OURS}, sleeping": 1,
+        _FLOOR: 2,
+        "does nothing": 2,
+        f"{_FLOOR}, sleeping": 3,
+    }
+    names = sorted(found, key=lambda name: places.get(name, 9))
+    return {name: sorted(found[name], key=lambda one: number(one, "size")) for name in names}
+
+
+def _is_floor(name: str) -> bool:
+    return name.startswith((_FLOOR, "does nothing"))
+
+
+def _style(name: str) -> dict[str, Any]:
+    colour, mark = _STYLES.get(name, _OTHERS)
+    if _is_floor(name):
+        return {
+            "color": _STYLES[_FLOOR][0],
+            "linestyle": ":" if name.endswith("sleeping") else "--",
+            "linewidth": 1.6,
+        }
+    return {
+        "color": colour,
+        "marker": mark,
+        "markersize": 5,
+        "linewidth": 2.4 if name.startswith(OURS) else 1.4,
+    }
+
+
+def _draw(
+    axes: Axes,
+    series: Series,
+    value: Callable[[Record, str], float],
+    *,
+    against: str = "size",
+) -> None:
+    """Draw lines with their bands; value(record, name of a quantile)."""
+    for name, records in series.items():
+        xs = [number(record, against) for record in records]
+        axes.plot(xs, [value(one, "median_ns") for one in records], label=name, **_style(name))
+        if _is_floor(name):
+            continue
+        low, high = ([value(one, tail) for one in records] for tail in ("p10", "p90"))
+        axes.fill_between(xs, low, high, color=_style(name)["color"], alpha=0.12, linewidth=0)
+
+
+def _time(record: Record, quantile: str) -> float:
+    return number(record, quantile)
+
+
+def _rate(record: Record, quantile: str) -> float:
+    return number(record, "size") / number(record, quantile)
+
+
+def _size_axis(axes: Axes, sizes: Sequence[float], step: int = 1) -> None:
+    """A few sizes as they are; of many, every step-th power of 8: both leave room for names."""
+    axes.set_xscale("log", base=2)
+    powers = [8.0**power for power in range(1, 11, step)]
+    ticks = [power for power in powers if min(sizes) <= power <= max(sizes)]
+    are_few = len(set(sizes)) <= _FEW_SIZES and step == 1
+    axes.xaxis.set_major_locator(
+        FixedLocator(sorted(set(sizes)) if are_few or len(ticks) < 2 else ticks)
+    )
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_text(round(size))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel("size of the message")
+
+
+def _time_axis(axes: Axes) -> None:
+    _value_axis(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda ns, _: _plain(time_text(ns))))
+    axes.set_ylabel("time, median")
+
+
+def _value_axis(axes: Axes) -> None:
+    """Logarithmic, after all is drawn: the less it spans, the more ticks have names."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)
+    decades = LogLocator(10, subs=steps, numticks=12)
+    axes.yaxis.set_major_locator(MaxNLocator(6) if high < 4 * low else decades)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _plain(words: str) -> str:
+    return words.replace(".00", "")
+
+
+def _tidy(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _save(figure: Figure, path: Path, *, names: Axes | None = None) -> None:
+    """Write the picture, with one legend under all its parts."""
+    handles, labels = (names or figure.axes[0]).get_legend_handles_labels()
+    columns = min(6 if figure.get_figwidth() >= _WIDTH_IN else 3, max(1, len(labels)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    figure.savefig(path, dpi=_DPI)
+
+
+def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Two pictures a path and way of timing: time and rate against size, and ratios to our time."""
+    pictures = []
+    compiled = [record for record in records if record["language"] != "Python"]
+    for path in dict.fromkeys((text(one, "transport"), text(one, "timed")) for one in compiled):
+        of_path = [one for one in compiled if (one["transport"], one["timed"]) == path]
+        transport, timed = path
+        sizes = [number(record, "size") for record in of_path]
+        if len(set(sizes)) < 2:
+            continue
+        series = series_of(of_path)
+        figure = Figure(figsize=(_WIDTH_IN, 4.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _draw(left, series, _time)
+        _size_axis(left, sizes)
+        _time_axis(left)
+        _tidy(left, f"{transport}: {timed}")
+        large = {
+            name: [one for one in line if number(one, "size") >= _NO_RATE_BYTES]
+            for name, line in series.items()
+        }
+        _draw(right, {name: line for name, line in large.items() if line}, _rate)
+        _size_axis(right, sizes)
+        _value_axis(right)
+        right.set_ylabel("GB/s (10^9 bytes a second)")
+        _tidy(right, f"{transport}: rate, one transfer at a time")
+        name = f"p2p_{transport}_{timed.replace(' ', '_')}.png"
+        _save(figure, folder / name)
+        pictures.append(
+            Picture(name, f"Point to point over {transport}, {timed}: time and rate by size.")
+        )
+        pictures += _ratios(of_path, sizes, path, folder)
+    return pictures
+
+
+def _ratios(
+    records: Sequence[Record], sizes: Sequence[float], path: tuple[str, str], folder: Path
+) -> list[Picture]:
+    """Others' time over ours; below 1 we lose."""
+    ours = tables.ours_of(records)
+    series = {
+        name: [record for record in line if tables.cell_of(record) in ours]
+        for name, line in series_of(records).items()
+        if not name.startswith(OURS)
+    }
+    series = {name: line for name, line in series.items() if line}
+    if not series:
+        return []
+
+    def ratio(record: Record, quantile: str) -> float:
+        return number(record, quantile) / number(ours[tables.cell_of(record)], "median_ns")
+
+    figure = Figure(figsize=(_RATIO_WIDTH_IN, 4.2), layout="constrained")
+    axes = figure.subplots()
+    _draw(axes, series, ratio)
+    _size_axis(axes, sizes)
+    axes.axhline(1, color=_STYLES[OURS][0], linewidth=2.4, label=OURS)
+    _value_axis(axes)
+    axes.set_ylabel("times our time (log)")
+    transport, timed = path
+    _tidy(axes, f"{transport}, {timed}: how many times as long as rdmatensor others take")
+    name = f"p2p_{transport}_{timed.replace(' ', '_')}_ratio.png"
+    _save(figure, folder / name)
+    caption = f"Over {transport}, {timed}: others' time over ours; below the line we lose."
+    return [Picture(name, caption, _RATIO_WIDTH_IN)]
+
+
+def collectives(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """A picture for each path and number of ranks: time, and bus bandwidth, of each operation."""
+    pictures = []
+    moving = [record for record in records if record["op"] != "barrier"]
+    groups = dict.fromkeys((text(one, "transport"), int(number(one, "ranks"))) for one in moving)
+    for transport, ranks in groups:
+        of_group = [one for one in moving if (one["transport"], one["ranks"]) == (transport, ranks)]
+        operations = list(dict.fromkeys(text(record, "op") for record in of_group))
+        figure = Figure(figsize=(_WIDTH_IN, 5.6), layout="constrained")
+        parts = figure.subplots(2, len(operations), sharex=True, sharey="row", squeeze=False)
+        for column, operation in enumerate(operations):
+            of_operation = [record for record in of_group if record["op"] == operation]
+            _collective(parts[0][column], parts[1][column], of_operation, operation)
+            if column > 0:
+                parts[0][column].set_ylabel("")
+                parts[1][column].set_ylabel("")
+        figure.suptitle(f"collectives over {transport}, {ranks} ranks", fontsize=11)
+        name = f"collectives_{transport}_{ranks}.png"
+        _save(figure, folder / name)
+        pictures.append(
+            Picture(
+                name,
+                f"Collectives over {transport}, {ranks} ranks: time, and bus bandwidth by "
+                "nccl-tests' definitions.",
+            )
+        )
+    return pictures
+
+
+def _collective(top: Axes, bottom: Axes, records: Sequence[Record], operation: str) -> None:
+    series = series_of(records)
+    sizes = [number(record, "size") for record in records]
+    _draw(top, series, _time)
+    _size_axis(top, sizes, step=2)
+    _time_axis(top)
+    top.set_xlabel("")
+    _tidy(top, operation)
+    factor = {id(one): number(one, "busbw_gbps") * number(one, "median_ns") for one in records}
+    moving = {name: line for name, line in series.items() if not _is_floor(name)}
+    large = {
+        name: [one for one in line if number(one, "size") >= _NO_RATE_BYTES]
+        for name, line in moving.items()
+    }
+    _draw(bottom, large, lambda one, quantile: factor[id(one)] / number(one, quantile))
+    _size_axis(bottom, sizes, step=2)
+    _value_axis(bottom)
+    bottom.set_ylabel("busbw, GB/s")
+    _tidy(bottom, "")
+
+
+def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Time until ranks can work, against their number."""
+    transports = list(dict.fromkeys(text(record, "transport") for record in records))
+    if len({record["ranks"] for record in records}) < 2:
+        return []
+    width_in = _WIDTH_IN * (0.4 + 0.6 * (len(transports) > 1))
+    figure = Figure(figsize=(width_in, 4.2), layout="constrained")
+    parts = figure.subplots(1, len(transports), sharey=True, squeeze=False)[0]
+    for axes, transport in zip(parts, transports, strict=True):
+        of_path = [
+            one for one in records if (one["transport"], one["op"]) == (transport, "all_to_all")
+        ]
+        series = {
+            name: sorted(line, key=lambda one: number(one, "ranks"))
+            for name, line in series_of(of_path).items()
+        }
+        _draw(axes, series, _time, against="ranks")
+        ranks = sorted({number(record, "ranks") for record in of_path})
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(ranks))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("ranks on this host")
+        _time_axis(axes)
+        _tidy(axes, f"{transport}: until the first all_to_all")
+        axes.set_ylabel("time, median" if axes is parts[0] else "")
+    _save(figure, folder / "setup.png")
+    caption = "Set-up: from the start of all ranks until the slowest can work."
+    return [Picture("setup.png", caption, width_in)]
+
+
+PICTURES: dict[str, Callable[[Sequence[Record], Path], list[Picture]]] = {
+    "p2p": p2p,
+    "collectives": collectives,
+    "setup": setup,
+}

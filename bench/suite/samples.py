@@ -1,0 +1,86 @@
+"""Samples of many turns: one record for each thing measured, its turns kept apart.
+
+A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
+their order, turns with how many of them each turn has ("raw") and its median, and the quantiles of
+all: the median of raw_ns, and of each tail the median of what the turns say, since a turn may know
+more samples than it prints. Samples of one turn resemble each other: what compares two results has
+to draw turns, not samples (compare.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from bench.benchlib.record import Record, number
+
+_OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "samples")
+TAILS = {"p10": 0.1, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+UNIT = "ns"
+# What tells one thing measured from another.
+KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
+
+
+def quantile(values: Sequence[float], fraction: float) -> float:
+    """Return the sample at a fraction of the order; at least one sample."""
+    ordered = sorted(values)
+    return ordered[int(fraction * (len(ordered) - 1) + 0.5)]
+
+
+def turn(fields: Record, raw_ns: Sequence[float], known: Record | None = None) -> Record:
+    """Return the record of one turn; known: quantiles of more samples than raw_ns has."""
+    whole = [round(ns) for ns in raw_ns]
+    tails = {name: quantile(whole, fraction) for name, fraction in TAILS.items()}
+    stated = {name: number(known, name) for name in TAILS if known and name in known}
+    return {
+        **fields,
+        "unit": UNIT,
+        "median_ns": quantile(whole, 0.5),
+        **tails,
+        **stated,
+        "samples": int(number(known, "samples")) if known else len(whole),
+        "raw_ns": whole,
+    }
+
+
+def key_of(record: Record) -> tuple[object, ...]:
+    """Return what a record is about."""
+    return tuple(record.get(name) for name in KEYS)
+
+
+def raw_of(record: Record) -> list[int]:
+    """Return all samples, in nanoseconds."""
+    return cast("list[int]", record["raw_ns"])
+
+
+def turns_of(record: Record) -> list[list[int]]:
+    """Return the samples of each turn."""
+    raw = raw_of(record)
+    parts, start = [], 0
+    for one in cast("list[Record]", record["turns"]):
+        end = start + int(number(one, "raw"))
+        parts.append(raw[start:end])
+        start = end
+    return parts
+
+
+def merge(turns: Sequence[Record]) -> list[Record]:
+    """Return one record for each key, in the order of their first turns."""
+    found: dict[tuple[object, ...], list[Record]] = {}
+    for record in turns:
+        found.setdefault(key_of(record), []).append(record)
+    return [_merge_one(of_key) for of_key in found.values()]
+
+
+def _merge_one(turns: list[Record]) -> Record:
+    fields = {name: value for name, value in turns[0].items() if name not in _OF_SAMPLES}
+    raw = [ns for record in turns for ns in raw_of(record)]
+    tails = {name: quantile([number(one, name) for one in turns], 0.5) for name in TAILS}
+    return {
+        **fields,
+        "median_ns": quantile(raw, 0.5),
+        **tails,
+        "samples": sum(int(number(one, "samples")) for one in turns),
+        "turns": [{"raw": len(raw_of(one)), "median_ns": one["median_ns"]} for one in turns],
+        "raw_ns": raw,
+    }

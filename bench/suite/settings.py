@@ -1,0 +1,55 @@
+"""What the user asked the suite for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+TOPICS = ("p2p", "collectives", "setup")
+TRANSPORTS = ("shm", "tcp")
+KIB, MIB = 1 << 10, 1 << 20
+# Seconds for the turns of each topic: no round begins after them. All three of the quick ones, with
+# the starts of processes and the round that runs meanwhile, end within two minutes on two cores.
+_QUICK_S = {"p2p": 48.0, "collectives": 28.0, "setup": 16.0}
+_FULL_S = {"p2p": 1200.0, "collectives": 420.0, "setup": 180.0}
+_QUICK_SIZES = {
+    "p2p": (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB),
+    "collectives": (8, 64 * KIB, MIB),
+}
+_FULL_SIZES = {
+    "p2p": (
+        *(8, 64, 512, 4 * KIB, 32 * KIB, 64 * KIB, 256 * KIB),
+        *(MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+    ),
+    "collectives": (8, 512, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of one run.
+
+    sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives,
+    and the most of setup; None: the topic's own.
+    """
+
+    topics: tuple[str, ...] = TOPICS
+    is_quick: bool = False
+    peers: list[str] | None = None
+    transports: tuple[str, ...] = TRANSPORTS
+    ranks: int | None = None
+    sizes: tuple[int, ...] = ()
+    rounds: int = 0
+    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+
+    def sizes_of(self, topic: str) -> tuple[int, ...]:
+        """Sizes of a topic's messages in bytes."""
+        return self.sizes or (_QUICK_SIZES if self.is_quick else _FULL_SIZES)[topic]
+
+    def seconds_of(self, topic: str) -> float:
+        """Seconds after which no further round begins."""
+        return (_QUICK_S if self.is_quick else _FULL_S)[topic]
+
+    def rounds_of(self) -> int:
+        """Turns that each contestant has where the seconds allow it."""
+        return self.rounds or (5 if self.is_quick else 10)

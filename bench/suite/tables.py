@@ -1,0 +1,176 @@
+"""What was measured, as tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.verdict import size_text, time_text
+from bench.suite import samples
+from bench.suite.peers import OURS
+from bench.suite.setup import curves, exponent
+
+_NO_RATE_BYTES = 1024  # below it a rate says nothing
+
+
+def layout(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Lay cells out in columns; the first two to the left, figures to the right."""
+    cells = [list(heads), *(list(line) for line in lines)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
+    rows = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+    rows.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(rows)
+
+
+def measured(records: Sequence[Record]) -> list[Record]:
+    """Return the records of measurements: not those of missing peers."""
+    return [record for record in records if "missing" not in record]
+
+
+def missing(records: Sequence[Record]) -> list[str]:
+    """Return a line for each peer that was not there."""
+    return [
+        f"missing in {record['topic']}: {record['peer']} ({record['missing']})"
+        + (f"; to get it: {record['get']}" if record["get"] else "")
+        for record in records
+        if "missing" in record
+    ]
+
+
+def cell_of(record: Record) -> tuple[object, ...]:
+    """Return what contestants share who are compared: all but who they are and how they wait."""
+    is_python = record.get("language") == "Python"
+    keys = ("topic", "op", "transport", "size", "ranks", "timed")
+    return (*(record.get(key) for key in keys), is_python)
+
+
+def best_floors(records: Sequence[Record]) -> list[Record]:
+    """Leave out all but the fastest floor of each cell."""
+    best: dict[tuple[object, ...], Record] = {}
+    for record in records:
+        if record["peer"] == "floor":
+            key = (*cell_of(record), record.get("wait"))
+            if key not in best or number(record, "median_ns") < number(best[key], "median_ns"):
+                best[key] = record
+    kept = {id(record) for record in best.values()}
+    return [one for one in records if one["peer"] != "floor" or id(one) in kept]
+
+
+def ours_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
+    """Return our fastest record of each cell."""
+    best: dict[tuple[object, ...], Record] = {}
+    for record in records:
+        if record["peer"] == OURS:
+            key = cell_of(record)
+            if key not in best or number(record, "median_ns") < number(best[key], "median_ns"):
+                best[key] = record
+    return best
+
+
+def p2p(records: Sequence[Record]) -> str:
+    """Time of one transfer, and its rate."""
+    ours = ours_of(records)
+    heads = ("", "who", "p50", "p99", "p999", "GB/s", "times ours")
+    lines = []
+    for record in _grouped(best_floors(records)):
+        size, median_ns = number(record, "size"), number(record, "median_ns")
+        lines.append(
+            (
+                f"{text(record, 'transport')} {size_text(size)}",
+                f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
+                time_text(median_ns),
+                *(_tail(record, name) for name in ("p99", "p999")),
+                f"{size / median_ns:.2f}" if size >= _NO_RATE_BYTES else "-",
+                _factor(record, ours),
+            )
+        )
+    return layout(heads, lines)
+
+
+def _tail(record: Record, name: str) -> str:
+    """A tail needs more than the one figure a turn that some programs print."""
+    is_known = number(record, "samples") > len(samples.turns_of(record))
+    return time_text(number(record, name)) if is_known else "-"
+
+
+def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:
+    if record["peer"] == OURS or cell_of(record) not in ours:
+        return "-"
+    factor = number(record, "median_ns") / number(ours[cell_of(record)], "median_ns")
+    return f"{factor:.2f}"
+
+
+def _grouped(records: Sequence[Record]) -> list[Record]:
+    """Sort by what contestants share, in the order in which it came, ours first."""
+    places = {key: place for place, key in enumerate(dict.fromkeys(map(cell_of, records)))}
+    return sorted(records, key=lambda one: (places[cell_of(one)], one["peer"] != OURS))
+
+
+def collectives(records: Sequence[Record]) -> str:
+    """Time of a collective, and bandwidths by nccl-tests' definitions."""
+    ours = ours_of(records)
+    heads = ("", "who", "size", "p50", "p99", "algbw GB/s", "busbw GB/s", "times ours")
+    return layout(
+        heads,
+        [
+            (
+                f"{record['op']}, {record['transport']}, {record['ranks']} ranks",
+                text(record, "contestant"),
+                size_text(number(record, "size")) if record["op"] != "barrier" else "-",
+                *(time_text(number(record, name)) for name in ("median_ns", "p99")),
+                *_bandwidths(record),
+                _factor(record, ours),
+            )
+            for record in _grouped(records)
+        ],
+    )
+
+
+def _bandwidths(record: Record) -> tuple[str, str]:
+    if number(record, "size") < _NO_RATE_BYTES or record["peer"] == "floor":
+        return "-", "-"
+    return f"{number(record, 'algbw_gbps'):.2f}", f"{number(record, 'busbw_gbps'):.2f}"
+
+
+def setup(records: Sequence[Record]) -> str:
+    """Time until ranks can work, and how it grows with their number."""
+    ours = ours_of(records)
+    heads = ("", "who", "ranks", "p50", "least", "most", "times ours")
+    lines = [
+        (
+            f"{record['transport']} {record['timed']}",
+            text(record, "contestant"),
+            f"{record['ranks']}",
+            time_text(number(record, "median_ns")),
+            time_text(min(samples.raw_of(record))),
+            time_text(max(samples.raw_of(record))),
+            _factor(record, ours),
+        )
+        for record in _grouped(records)
+    ]
+    fits = [
+        f"{name}: grows as ranks^{power:.2f}"
+        for name, curve in curves(records).items()
+        for power in [exponent(curve)]
+        if power is not None
+    ]
+    return "\n".join([layout(heads, lines), *fits])
+
+
+TABLES = {"p2p": p2p, "collectives": collectives, "setup": setup}
+
+
+def show(records: Sequence[Record]) -> str:
+    """Return all tables, and who was missing."""
+    parts = []
+    for topic, table in TABLES.items():
+        of_topic = [record for record in measured(records) if record["topic"] == topic]
+        if of_topic:
+            parts.append(f"{topic}\n{table(of_topic)}")
+    return "\n\n".join([*parts, "\n".join(missing(records))]).rstrip()

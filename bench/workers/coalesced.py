@@ -1,0 +1,154 @@
+"""One of two processes that sum many small tensors: one by one, and coalesced, beside Gloo.
+
+All take turns in the same processes, on the same tensors. Each sample is one pass over all tensors:
+  one by one          dist.all_reduce() of each
+  one by one, async   the same with async_op=True, then wait() of each
+  manager             _coalescing_manager() around dist.all_reduce() of each
+  coalesced           one call with the list, as the manager makes it at its end
+Rank 0 prints lines of JSON: medians, and how many writes left in a pass (rdmatensor only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceCoalescedOptions, FileStore
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+import rdmatensor.distributed
+
+BACKENDS = ("rdmatensor", "gloo")
+GLOO_EVERY = 6  # rounds: a pass one by one takes it a second
+Pass = Callable[[dist.ProcessGroup, list[torch.Tensor]], None]
+
+
+def one_by_one(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
+    """Wait for each before the next."""
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+
+
+def one_by_one_async(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
+    """Begin all, then wait for each."""
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def manager(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
+    """As a program coalesces."""
+    with _coalescing_manager(group=group):
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
+
+
+def coalesced(group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
+    """As a library coalesces that has a list already."""
+    options = AllreduceCoalescedOptions()
+    options.asyncOp = False
+    work = group.allreduce_coalesced(tensors, options)
+    if work is not None:
+        work.wait()
+
+
+PASSES: dict[str, Pass] = {
+    "one by one": one_by_one,
+    "one by one, async": one_by_one_async,
+    "manager": manager,
+    "coalesced": coalesced,
+}
+
+
+def writes_of(group: dist.ProcessGroup) -> int:
+    """Count what left this rank so far."""
+    counted = rdmatensor.distributed.describe(group)["collectives"]
+    return cast("dict[str, int]", counted)["writes"]
+
+
+def one_pass(call: Pass, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> int:
+    """Nanoseconds of a pass over tensors of ones; the sums are checked."""
+    for tensor in tensors:
+        tensor.fill_(1.0)
+    dist.barrier(group=group)
+    started_ns = time.perf_counter_ns()
+    call(group, tensors)
+    taken_ns = time.perf_counter_ns() - started_ns
+    if not all(bool((tensor == 2.0).all()) for tensor in tensors):
+        raise RuntimeError("a sum is wrong")
+    return taken_ns
+
+
+def measure(
+    groups: dict[str, dist.ProcessGroup], tensors: list[torch.Tensor], rounds: int
+) -> list[dict[str, object]]:
+    """Interleaved samples of all, after a round that does not count."""
+    samples: dict[tuple[str, str], list[int]] = {}
+    writes: dict[tuple[str, str], int] = {}
+    for round_number in range(rounds + 1):
+        for backend, group in groups.items():
+            if backend == "gloo" and round_number % GLOO_EVERY != 0:
+                continue
+            for way, call in PASSES.items():
+                before = writes_of(groups["rdmatensor"])
+                took_ns = one_pass(call, group, tensors)
+                # A barrier went before.
+                writes[backend, way] = writes_of(groups["rdmatensor"]) - before - 1
+                if round_number > 0:
+                    samples.setdefault((backend, way), []).append(took_ns)
+    records: list[dict[str, object]] = []
+    for (backend, way), taken_ns in samples.items():
+        ordered = sorted(taken_ns)
+        record: dict[str, object] = {
+            "contestant": backend,
+            "way": way,
+            "tensors": len(tensors),
+            "size": tensors[0].nbytes,
+            "median_ns": ordered[len(ordered) // 2],
+            "p10": ordered[len(ordered) // 10],
+            "p90": ordered[-1 - len(ordered) // 10],
+            "samples": len(ordered),
+            "raw_ns": taken_ns,
+        }
+        if backend == "rdmatensor":
+            record["writes"] = writes[backend, way]
+        records.append(record)
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--tensors", type=int, default=1000)
+    parser.add_argument("--size", type=int, default=256)
+    arguments = parser.parse_args()
+    rank: int = arguments.rank
+    cores = sorted(os.sched_getaffinity(0))
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=60)
+    store = FileStore(str(arguments.folder / "c10d"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
+    groups = {name: dist.new_group(backend=name, timeout=limit) for name in BACKENDS}
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # this thread only
+    tensors = [torch.ones(int(arguments.size) // 4) for _ in range(arguments.tensors)]
+    for record in measure(groups, tensors, arguments.rounds):
+        if rank == 0:
+            sys.stdout.write(json.dumps(record) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

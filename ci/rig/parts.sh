@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# What verify.sh runs within the rig: parts, one after the other, each with a deadline of its own
+# and a row (name, seconds, result) in $RIG_OUT/rows. Goes on after a failure.
+# Usage, within ci/rig/run.sh: ci/rig/parts.sh one|two|links
+# In the layouts of two hosts both run the same parts at the same time and meet in each.
+set -uo pipefail
+python=.venv/bin/python
+LIMIT_S="${RIG_PART_LIMIT_S:-600}" # several times what the longest takes on two busy CPUs
+# An emulated machine is slow, and two CPUs may serve others too: the tests' own limits grow.
+export RDT_TEST_TIMEOUT_SCALE="${RDT_TEST_TIMEOUT_SCALE:-6}"
+
+number=0
+overall=0
+: >"$RIG_OUT/rows"
+shared="$RIG_SHARED"
+
+# part NAME COMMAND...
+part() {
+    local name="$1" start="$SECONDS" result=ok status=0
+    shift
+    number=$((number + 1))
+    printf '== %s\n' "$name"
+    mkdir -p "$shared/part-$number" # a rendezvous of its own for each
+    RIG_SHARED="$shared/part-$number" timeout --kill-after=5 "$LIMIT_S" "$@" || status=$?
+    ((status == 0)) || result="FAILED ($status)"
+    ((status == 0)) || overall=1
+    printf '%s\t%d\t%s\n' "$name" "$((SECONDS - start))" "$result" >>"$RIG_OUT/rows"
+}
+
+over_device() { RDT_TEST_VERBS=device "build/dev/tests/$1_test" "${@:2}"; }
+export -f over_device
+
+c_tests() { part "C: $1" bash -c 'over_device "$@"' over_device "$@"; }
+
+# Of the contract suite what moves bytes; RIG_FULL=1 takes the refusals and deaths too, and what is
+# over before an emulated machine has begun (a signal after 0.2 s). Left out in any case: 512 MiB,
+# more than the guest has, and collectives that are slower here than their own deadlines allow.
+# Private memory of a KiB is copied once on its way to a device, which a steady slot counts.
+CONTRACT='not outlasts_a_slice and not 300001 and not steady_slot_sends_no_control'
+contract_suite() {
+    local files=(tests/contract/test_{group,write_read,slots,regions}.py)
+    [[ "${RIG_FULL:-}" != 1 ]] || files=(tests/contract)
+    RDT_CONTRACT_TRANSPORTS=verbs .venv/bin/pytest -q -p no:cacheprovider --timeout "$LIMIT_S" \
+        --tb=short --durations=5 -k "$CONTRACT" "${files[@]}"
+}
+export -f contract_suite
+export LIMIT_S CONTRACT
+
+one() {
+    c_tests transport_verbs_lane
+    c_tests transport_verbs_trace
+    c_tests core_verbs_path
+    c_tests core_endpoint
+    c_tests core_slot
+    c_tests core_mailbox over_verbs
+    c_tests core_slot_flag
+    # By force: what the device does with flags is its own affair, so this only tells.
+    part 'C: core_slot_flag, flags by force' bash -c 'RDMATENSOR_VERBS_FLAG_UNSAFE=1 \
+        over_device core_slot_flag || echo "a tensor was read too early, or not at all"'
+    c_tests core_group
+    c_tests core_death a_killed_peer_is_named
+    c_tests core_verify
+    c_tests core_verify_message
+    # A few of the points that integration_sweep takes on the host: each takes seconds here.
+    part 'C: integration_sweep' bash -c 'RDT_TEST_SWEEP=4 RDT_TEST_SWEEP_TRANSPORTS=verbs \
+        over_device integration_sweep'
+    part 'contract suite, Python' bash -c contract_suite
+    part 'bad input' "$python" tests/rig/bad_input.py
+    part 'doctor' "$python" tests/rig/doctor.py faults
+    part 'training' env RDMATENSOR_TRANSPORT=verbs "$python" tests/rig/train.py
+    part 'witness (pyverbs)' "$python" tests/rig/witness_job.py
+}
+
+# Each end shapes what it sends.
+BAD_CABLE=(delay 1ms loss 1% duplicate 1% reorder 1%)
+
+two() {
+    export RDMATENSOR_TRANSPORT=verbs
+    part 'two doctors' "$python" tests/rig/doctor.py pair
+    part 'good cable' "$python" tests/rig/two_hosts.py
+    rig-shape "${BAD_CABLE[@]}" || overall=1
+    part 'loss, duplicates, reordering' "$python" tests/rig/two_hosts.py --expect-repairs
+    rig-shape || overall=1
+    part 'cable pulled for 1 s' "$python" tests/rig/cable.py pulled
+    part 'peer killed in mid-transfer' "$python" tests/rig/cable.py killed
+    part 'cable pulled for good' "$python" tests/rig/cable.py gone
+    unset RDMATENSOR_TRANSPORT
+    part 'peer without RDMA' "$python" tests/rig/cable.py bare # takes host 1's device: last
+}
+
+links() {
+    export RDMATENSOR_TRANSPORT=verbs
+    part 'one of two links cut' "$python" tests/rig/two_links.py --how cut
+    ((RIG_HOST == 1)) || rig-cable mend 1 || overall=1
+    part 'one of two links loses all' "$python" tests/rig/two_links.py --how lose
+    ((RIG_HOST == 1)) || rig-shape --link 1 || overall=1
+    part 'one of two links down' "$python" tests/rig/two_links.py --how down
+    ((RIG_HOST == 1)) || rig-cable up 1 || overall=1
+    part 'two links against one' "$python" tests/rig/link_rates.py
+}
+
+case "${1:-}" in
+    one | two | links) "$1" ;;
+    *) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2 && exit 2 ;;
+esac
+exit "$overall"

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * torch's allocator of CPU memory, with a thread's own wishes before it. */
+#include "c10d/arena_switch.hpp"
+
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include "c10d/allocator.hpp"
+#include "c10d/birthplace.hpp"
+#include "c10d/finisher.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+/* Above torch's own: a lower one that is set later is ignored. */
+constexpr uint8_t kPriority = 100;
+
+struct Scope {
+    rdt_context *context;
+    size_t min_bytes;
+};
+
+struct PerThread {
+    std::vector<Scope> scopes;
+    AllocationTrace *trace = nullptr;
+    Births births = {};
+};
+
+thread_local PerThread this_thread;
+
+class ArenaSwitch final : public c10::Allocator
+{
+  public:
+    explicit ArenaSwitch(c10::Allocator *before) : before_(before) {}
+
+    c10::DataPtr allocate(size_t bytes) override
+    {
+        PerThread &thread = this_thread;
+
+        if ((thread.trace == nullptr && thread.scopes.empty()) || bytes == 0 || is_forked_child())
+            return before_->allocate(bytes);
+        if (thread.trace != nullptr) {
+            c10::DataPtr served = thread.trace->serve(bytes);
+            if (served)
+                return served;
+        }
+        c10::DataPtr data = allocate_by_scope(thread, bytes);
+        if (thread.trace != nullptr)
+            thread.trace->born(data.get(), bytes);
+        return data;
+    }
+
+    /* For raw_allocate(), whose memory comes back as an address alone, from either of us. */
+    c10::DeleterFnPtr raw_deleter() const override
+    {
+        return &release_either;
+    }
+
+    void copy_data(void *dest, const void *src, size_t count) const override
+    {
+        before_->copy_data(dest, src, count);
+    }
+
+    static void install()
+    {
+        static std::once_flag once;
+        std::call_once(once, [] {
+            /* Never destroyed: storages keep a pointer to their allocator. */
+            the_switch = new ArenaSwitch(c10::GetCPUAllocator());
+            c10::SetCPUAllocator(the_switch, kPriority);
+        });
+        TORCH_CHECK(c10::GetCPUAllocator() == the_switch,
+                    "rdmatensor: another library has taken over torch's allocator of CPU memory");
+    }
+
+  private:
+    c10::DataPtr allocate_by_scope(PerThread &thread, size_t bytes)
+    {
+        if (thread.scopes.empty() || bytes < thread.scopes.back().min_bytes)
+            return before_->allocate(bytes);
+        try {
+            c10::DataPtr data = arena_allocator(thread.scopes.back().context)->allocate(bytes);
+            thread.births.count++;
+            thread.births.bytes += bytes;
+            return data;
+        } catch (const c10::OutOfMemoryError &) {
+            /* The program would have had this memory without us; births() tells of the miss. */
+            thread.births.missed++;
+            thread.births.missed_bytes += bytes;
+            return before_->allocate(bytes);
+        }
+    }
+
+    static void release_either(void *address)
+    {
+        if (!release_arena_storage(address) && !release_birthplace(address))
+            the_switch->before_->raw_deleter()(address);
+    }
+
+    static inline ArenaSwitch *the_switch = nullptr;
+    c10::Allocator *const before_;
+};
+
+} // namespace
+
+void
+enter_arena(rdt_context *context, size_t min_bytes)
+{
+    ArenaSwitch::install();
+    this_thread.scopes.push_back({context, min_bytes});
+}
+
+void
+leave_arena()
+{
+    TORCH_CHECK(!this_thread.scopes.empty(), "rdmatensor: the arena is left but was not entered");
+    this_thread.scopes.pop_back();
+}
+
+AllocationTrace *
+trace_allocations(AllocationTrace *trace)
+{
+    ArenaSwitch::install();
+    return std::exchange(this_thread.trace, trace);
+}
+
+Births
+births()
+{
+    return this_thread.births;
+}
+
+bool
+is_in_arena(const at::Tensor &tensor)
+{
+    return tensor.has_storage() && tensor.device().is_cpu() &&
+           is_arena_storage(tensor.storage().data());
+}
+
+void
+adopt(rdt_context *context, const at::Tensor &tensor)
+{
+    TORCH_CHECK_VALUE(tensor.has_storage() && tensor.device().is_cpu(), "adopt: a tensor on ",
+                      tensor.device(), ", not a dense one on the CPU");
+    c10::StorageImpl *const storage = tensor.storage().unsafeGetStorageImpl();
+    const size_t bytes = storage->nbytes();
+
+    TORCH_CHECK_VALUE(bytes > 0, "adopt: the tensor has no memory");
+    if (is_arena_storage(storage->data()))
+        return;
+    /* Memory of others (NumPy's, another process's, a file's) has an owner that would not know. */
+    TORCH_CHECK_VALUE(storage->resizable() && storage->data_ptr().get_deleter() ==
+                                                  c10::GetDefaultCPUAllocator()->raw_deleter(),
+                      "adopt: torch did not allocate the tensor's memory: it is shared with other "
+                      "processes, with NumPy, or belongs to another library");
+    c10::Allocator *const allocator = arena_allocator(context);
+    c10::DataPtr data = allocator->allocate(bytes);
+    std::memcpy(data.get(), storage->data(), bytes);
+    storage->set_data_ptr_noswap(std::move(data));
+    storage->set_allocator(allocator);
+}
+
+} // namespace rdmatensor

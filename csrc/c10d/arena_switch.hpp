@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * arena_switch.hpp - what torch allocates on a thread goes to the arena while that thread says so.
+ *
+ * torch asks one allocator for the memory of every CPU tensor. Ours takes that place at the first
+ * use, for good, and hands on what no thread asked for: one load of a thread's own variable each.
+ * Tensors that are born so are ordinary ones: resizable (the new memory is torch's own, unless the
+ * thread still says so), and freed on any thread.
+ */
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include "rdmatensor.h"
+
+namespace rdmatensor
+{
+
+/* What a thread's allocations came to since the process began. */
+struct Births {
+    uint64_t count;
+    uint64_t bytes;
+    /* Wanted in the arena, and refused by it: they are in torch's own memory. */
+    uint64_t missed;
+    uint64_t missed_bytes;
+};
+
+/* This thread's allocations of at least `min_bytes` go to the context's arena, until the matching
+ * leave_arena(). Nests; the innermost counts. The caller keeps the context open in between. */
+void enter_arena(rdt_context *context, size_t min_bytes);
+void leave_arena();
+Births births();
+
+/* Sees each allocation of a thread, and may serve it. */
+class AllocationTrace
+{
+  public:
+    virtual ~AllocationTrace() = default;
+    /* Memory for an allocation of `bytes`, more than 0; empty: the others shall give it. */
+    virtual c10::DataPtr serve(size_t bytes) = 0;
+    /* What the others gave for the one that serve() was asked for last. */
+    virtual void born(const void *address, size_t bytes) = 0;
+};
+
+/* From here on this thread's allocations; nullptr ends it. Returns the one before. */
+AllocationTrace *trace_allocations(AllocationTrace *trace);
+
+/* The tensor's whole storage lies in an arena of this process, where it was born or adopted. */
+bool is_in_arena(const at::Tensor &tensor);
+
+/*
+ * Move a tensor's storage, with all its views, into the arena. Who keeps the old address (a NumPy
+ * view, a pointer in C) keeps the old memory only until now: the caller says that nobody does.
+ * Throws ValueError for a storage that cannot be replaced, naming why: not on the CPU, shared with
+ * other processes, memory that torch did not allocate, empty.
+ */
+void adopt(rdt_context *context, const at::Tensor &tensor);
+
+} // namespace rdmatensor

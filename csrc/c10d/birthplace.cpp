@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Places, and who lies in them. */
+#include "c10d/birthplace.hpp"
+
+#include <atomic>
+#include <mutex>
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include "c10d/finisher.hpp"
+
+namespace rdmatensor
+{
+
+struct Birthplaces::Place {
+    at::Tensor memory; /* keeps the bytes */
+    void *address;
+    uint64_t bytes;
+    /* Pairs with itself: what the last tensor's threads wrote is seen by who takes the place. */
+    std::atomic<bool> is_taken{false};
+};
+
+namespace
+{
+
+/* torch hands a deleter the address alone, so the places that are taken stand here. */
+struct Taken {
+    std::mutex mutex;
+    std::unordered_map<void *, std::shared_ptr<Birthplaces::Place>> places;
+};
+
+/* Never destroyed: tensors may be freed while the process exits. */
+Taken &
+taken()
+{
+    static Taken *const the_taken = new Taken;
+    return *the_taken;
+}
+
+void
+leave_place(void *address)
+{
+    if (address != nullptr)
+        (void)release_birthplace(address);
+}
+
+} // namespace
+
+bool
+release_birthplace(void *address)
+{
+    Taken &t = taken();
+    std::shared_ptr<Birthplaces::Place> place;
+
+    if (is_forked_child()) { /* as release_arena_storage() */
+        const std::unique_lock lock(t.mutex, std::try_to_lock);
+        return !lock.owns_lock() || t.places.count(address) > 0;
+    }
+    {
+        const std::lock_guard lock(t.mutex);
+        const auto node = t.places.extract(address);
+        if (node.empty())
+            return false;
+        place = node.mapped();
+    }
+    place->is_taken.store(false, std::memory_order_release);
+    return true; /* the memory may go with `place`, outside of the lock */
+}
+
+Birthplaces::Birthplaces(const at::Tensor &memory, const Spans &spans)
+{
+    TORCH_CHECK_VALUE(memory.is_contiguous() && is_in_arena(memory),
+                      "the places of a plan must be in contiguous memory of the arena");
+    std::unordered_map<uint64_t, uint64_t> seen;
+    for (const auto &[offset, bytes] : spans) {
+        TORCH_CHECK_VALUE(bytes > 0 && offset <= memory.nbytes() &&
+                              bytes <= memory.nbytes() - offset &&
+                              seen.emplace(offset, bytes).second,
+                          "a place of ", bytes, " bytes at offset ", offset, " of ",
+                          memory.nbytes());
+        auto place = std::make_shared<Place>();
+        place->memory = memory;
+        place->address = static_cast<char *>(memory.mutable_data_ptr()) + offset;
+        place->bytes = bytes;
+        places_.push_back(std::move(place));
+    }
+}
+
+void
+Birthplaces::begin(const Served &served)
+{
+    TORCH_CHECK(!self_, "rdmatensor: a backward pass is traced already");
+    served_.clear();
+    births_.clear();
+    for (const auto &[number, place] : served) {
+        TORCH_CHECK_INDEX(place < places_.size(), "there is no place ", place);
+        served_.emplace(number, place);
+    }
+    number_ = 0;
+    before_ = trace_allocations(this);
+    self_ = c10::intrusive_ptr<Birthplaces>::unsafe_reclaim_from_nonowning(this);
+    thread_ = std::this_thread::get_id();
+    is_active_.store(true, std::memory_order_relaxed);
+}
+
+void
+Birthplaces::end()
+{
+    TORCH_CHECK(self_, "rdmatensor: no backward pass is traced");
+    is_active_.store(false, std::memory_order_relaxed);
+    if (std::this_thread::get_id() != thread_)
+        return;
+    trace_allocations(before_);
+    self_.reset(); /* the caller has a reference of its own */
+}
+
+int64_t
+Birthplaces::find(uintptr_t address) const
+{
+    for (auto birth = births_.rbegin(); birth != births_.rend(); ++birth)
+        if (birth->address == address)
+            return static_cast<int64_t>(birth->number);
+    return -1;
+}
+
+at::Tensor
+Birthplaces::take(uint32_t place, const std::vector<int64_t> &shape,
+                  const std::vector<int64_t> &strides, c10::ScalarType type)
+{
+    TORCH_CHECK_INDEX(place < places_.size(), "there is no place ", place);
+    const std::shared_ptr<Place> &chosen = places_[place];
+    const size_t bytes = at::detail::computeStorageNbytes(shape, strides, c10::elementSize(type));
+
+    TORCH_CHECK_VALUE(bytes == chosen->bytes, "a tensor of ", bytes, " bytes in a place of ",
+                      chosen->bytes);
+    c10::DataPtr data = occupy(chosen);
+    TORCH_CHECK(data, "a tensor lies in place ", place, " already");
+    const auto storage =
+        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                              std::move(data), c10::GetCPUAllocator(),
+                                              /*resizable=*/true);
+    at::Tensor tensor =
+        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                 c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                 c10::scalarTypeToTypeMeta(type));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape, strides);
+    return tensor;
+}
+
+uint64_t
+Birthplaces::served_count() const
+{
+    return served_count_;
+}
+
+bool
+Birthplaces::is_taken(uint32_t place) const
+{
+    return places_.at(place)->is_taken.load(std::memory_order_acquire);
+}
+
+c10::DataPtr
+Birthplaces::occupy(const std::shared_ptr<Place> &place)
+{
+    if (place->is_taken.exchange(true, std::memory_order_acq_rel))
+        return {};
+    Taken &t = taken();
+    const std::lock_guard lock(t.mutex);
+    t.places.emplace(place->address, place);
+    return {place->address, place->address, &leave_place, at::kCPU};
+}
+
+c10::DataPtr
+Birthplaces::serve(size_t bytes)
+{
+    if (!is_active_.load(std::memory_order_relaxed))
+        return {};
+    const auto found = served_.find(number_++);
+
+    if (found == served_.end() || places_[found->second]->bytes != bytes)
+        return {};
+    c10::DataPtr data = occupy(places_[found->second]);
+    served_count_ += data ? 1 : 0;
+    return data;
+}
+
+void
+Birthplaces::born(const void *address, size_t bytes)
+{
+    if (is_active_.load(std::memory_order_relaxed))
+        births_.push_back({number_ - 1, reinterpret_cast<uintptr_t>(address), bytes});
+}
+
+} // namespace rdmatensor

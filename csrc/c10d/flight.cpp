@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ring of a group's operations, and the words that a failure leaves. */
+#include "c10d/flight.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+namespace rdmatensor
+{
+namespace
+{
+
+using Clock = std::chrono::steady_clock;
+
+std::string
+in_words(const Flight::Entry &entry)
+{
+    constexpr const char *states[] = {"in flight for", "done in", "failed after"};
+    char took[32];
+
+    (void)std::snprintf(took, sizeof(took), "%.6f s", entry.seconds());
+    return c10::str("\n  #", entry.number, " ", entry.title, entry.target, ", ", entry.bytes, " B ",
+                    entry.dtype, ", ", states[static_cast<int>(entry.state)], " ", took);
+}
+
+} // namespace
+
+double
+Flight::Entry::seconds() const noexcept
+{
+    return std::chrono::duration<double>(ended - begun).count();
+}
+
+uint64_t
+Flight::begin(const char *title, const std::string &target, uint64_t bytes, c10::ScalarType dtype)
+{
+    const Clock::time_point now = Clock::now();
+    const std::lock_guard lock(mutex_);
+
+    Entry &entry = place_of(++count_);
+    entry.number = count_;
+    entry.title = title;
+    entry.target = target;
+    entry.bytes = bytes;
+    entry.dtype = dtype;
+    entry.state = State::InFlight;
+    entry.begun = now;
+    return count_;
+}
+
+void
+Flight::end(uint64_t number, bool has_failed) noexcept
+{
+    bool is_first = false;
+    {
+        const std::lock_guard lock(mutex_);
+        Entry &entry = place_of(number);
+        if (entry.number == number && entry.state == State::InFlight) {
+            entry.state = has_failed ? State::Failed : State::Done;
+            entry.ended = Clock::now();
+        }
+        is_first = has_failed && !std::exchange(has_told_, has_told_ || has_failed);
+    }
+    if (!is_first)
+        return;
+    try {
+        tell();
+    } catch (const std::exception &) {
+        /* No memory for words: the operation's own error has what matters. */
+    }
+}
+
+std::vector<Flight::Entry>
+Flight::last() const
+{
+    const Clock::time_point now = Clock::now();
+    std::vector<Entry> found;
+    const std::lock_guard lock(mutex_);
+
+    for (uint64_t number = count_ > kept ? count_ - kept + 1 : 1; number <= count_; number++) {
+        found.push_back(entries_[number % kept]);
+        if (found.back().state == State::InFlight)
+            found.back().ended = now;
+    }
+    return found;
+}
+
+void
+Flight::tell() const
+{
+    const std::vector<Entry> entries = last();
+    std::string words;
+
+    for (size_t i = entries.size() - std::min(entries.size(), told); i < entries.size(); i++)
+        words += in_words(entries[i]);
+    TORCH_WARN("rdmatensor: an operation of group ", group_,
+               " failed; the last ones of this rank:", words);
+}
+
+} // namespace rdmatensor

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * flight.hpp - the last operations of a group, for whoever has to find out what a rank was at.
+ *
+ *   state      leaves by
+ *   in flight  end() -> done or failed; others take its place
+ *
+ * Always on: an operation takes two looks at the clock and a lock that is rarely contended. Any
+ * thread.
+ */
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+namespace rdmatensor
+{
+
+class Flight
+{
+  public:
+    enum class State { InFlight, Done, Failed };
+    struct Entry {
+        uint64_t number = 0;    /* among the group's, from 1 on */
+        const char *title = ""; /* "rdmatensor:all_reduce", static */
+        std::string target;     /* " from rank 3, tag 0", may be empty */
+        uint64_t bytes = 0;     /* of the inputs */
+        c10::ScalarType dtype = c10::ScalarType::Byte;
+        State state = State::InFlight;
+        std::chrono::steady_clock::time_point begun;
+        std::chrono::steady_clock::time_point ended; /* now, while in flight */
+
+        double seconds() const noexcept;
+    };
+
+    /* `group` is for words. */
+    explicit Flight(std::string group) : group_(std::move(group)) {}
+
+    /* Returns the number for end(). */
+    uint64_t begin(const char *title, const std::string &target, uint64_t bytes,
+                   c10::ScalarType dtype);
+    /* The first end counts. The group's first failure writes the last operations to torch's log. */
+    void end(uint64_t number, bool has_failed) noexcept;
+    /* Oldest first. */
+    std::vector<Entry> last() const;
+
+  private:
+    static constexpr size_t kept = 128;
+    static constexpr size_t told = 16;
+
+    Entry &place_of(uint64_t number)
+    {
+        return entries_[number % kept];
+    }
+    void tell() const;
+
+    const std::string group_;
+    mutable std::mutex mutex_; /* of all below */
+    std::array<Entry, kept> entries_;
+    uint64_t count_ = 0;
+    bool has_told_ = false;
+};
+
+} // namespace rdmatensor

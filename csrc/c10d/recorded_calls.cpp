@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * torch's collectives in the recorder's words, and in those of who looks for the last ones. */
+#include "c10d/backend.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+uint64_t
+bytes_of(const Tensors &tensors)
+{
+    uint64_t bytes = 0;
+
+    for (const at::Tensor &tensor : tensors)
+        bytes += tensor.nbytes();
+    return bytes;
+}
+
+/* A root's list counts as one of its blocks, so that all members see the same. */
+Seen
+seen_of(uint32_t kind, const Tensors &inputs, const Tensors &outputs)
+{
+    const bool is_scattered = kind == RDT_COLL_SCATTER;
+    const Tensors &sent = is_scattered ? outputs : inputs;
+    Seen seen;
+
+    seen.kind = kind;
+    if (sent.empty())
+        return seen;
+    seen.dtype = sent[0].scalar_type();
+    seen.bytes = bytes_of(sent);
+    seen.out_bytes = kind == RDT_COLL_GATHER ? seen.bytes : bytes_of(outputs);
+    seen.address = (is_scattered && !inputs.empty() ? inputs[0] : sent[0]).data_ptr();
+    return seen;
+}
+
+} // namespace
+
+/* What torch asked for, whatever is packed with what. */
+void
+Backend::record(const Operation &operation, const std::vector<Call> &calls)
+{
+    const c10d::OpType type = operation.type;
+    const bool is_coalesced =
+        type == c10d::OpType::ALLREDUCE_COALESCED || type == c10d::OpType::ALLGATHER_COALESCED ||
+        type == c10d::OpType::_ALLGATHER_BASE || type == c10d::OpType::_REDUCE_SCATTER_BASE;
+    const size_t count = is_coalesced ? operation.inputs.size() : 1;
+
+    if (recorder_.is_off() || calls.empty())
+        return;
+    const rdt_coll_args &args = calls[0].args;
+    for (size_t i = 0; i < count; i++) {
+        Seen seen = count > 1 ? seen_of(args.op, {operation.inputs[i]}, {})
+                              : seen_of(args.op, operation.inputs, operation.outputs);
+        const auto members = static_cast<uint64_t>(size_);
+        if (count > 1)
+            seen.out_bytes = args.op == RDT_COLL_ALLGATHER        ? seen.bytes * members
+                             : args.op == RDT_COLL_REDUCE_SCATTER ? seen.bytes / members
+                                                                  : seen.bytes;
+        seen.reduce_op = args.reduce_op;
+        seen.root = args.root;
+        recorder_.note(seen);
+    }
+}
+
+/* Who looks for it later finds it among the last. */
+void
+Backend::take_off(Operation &operation)
+{
+    const at::Tensor *const first = operation.inputs.empty() ? nullptr : &operation.inputs.front();
+
+    operation.flight = flight_;
+    operation.number = flight_->begin(operation.title, operation.target, bytes_of(operation.inputs),
+                                      first ? first->scalar_type() : c10::ScalarType::Byte);
+}
+
+} // namespace rdmatensor

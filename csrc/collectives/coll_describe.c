@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a group's collectives go by, as text. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "collectives/coll.h"
+#include "collectives/cost.h"
+#include "collectives/team.h"
+
+enum { COSTS_MAX_BYTES = 2048 };
+
+struct text {
+    char *buf;
+    size_t cap;
+    size_t used; /* of what there is to say, whether it fits or not */
+};
+
+static void __attribute__((format(printf, 2, 3)))
+put(struct text *text, const char *format, ...)
+{
+    const bool fits = text->used < text->cap;
+    va_list values;
+
+    va_start(values, format);
+    const int len = vsnprintf(fits ? text->buf + text->used : NULL,
+                              fits ? text->cap - text->used : 0, format, values);
+    va_end(values);
+    text->used += len > 0 ? (size_t)len : 0;
+}
+
+static void
+put_hosts(struct text *text, const struct rdti_team *team)
+{
+    put(text, ",\"hosts\":[");
+    for (uint32_t i = 0; i < team->size; i++)
+        put(text, "%s%u", i == 0 ? "" : ",", team->hosts.of[i]);
+    put(text, "]");
+}
+
+/* The lines of a file of costs become members. */
+static void
+put_costs(struct text *text, const struct rdti_costs *costs)
+{
+    char lines[COSTS_MAX_BYTES];
+    char name[32];
+    char digits[24];
+    int len;
+
+    (void)rdti_costs_print(costs, lines, sizeof(lines));
+    put(text, ",\"costs\":{\"source\":\"%s\",\"between\":\"%s\"", rdti_costs_source(costs),
+        rdti_path_name(costs->far));
+    for (const char *at = lines; sscanf(at, "%31s %23s%n", name, digits, &len) == 2; at += len)
+        put(text, ",\"%s\":%s", name, digits);
+    put(text, "}");
+}
+
+rdt_status
+rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *needed_out,
+                        struct rdt_error *err)
+{
+    static const char *const ways[] = {[RDTI_VERDICT_UNDECIDED] = "undecided",
+                                       [RDTI_VERDICT_DIRECT] = "shared memory",
+                                       [RDTI_VERDICT_MESSAGES] = "messages",
+                                       [RDTI_VERDICT_HOSTS] = "hosts"};
+    struct text text = {.buf = buf, .cap = cap};
+
+    if (group == NULL || needed_out == NULL || (buf == NULL && cap > 0))
+        return rdti_coll_error_set(err, RDT_EINVAL,
+                                   "rdt_group_coll_describe: group, buf or needed_out is NULL");
+    const struct rdti_team *team = rdt_group_attached(group);
+    const unsigned verdict = team == NULL ? RDTI_VERDICT_UNDECIDED : rdti_team_verdict(team);
+    put(&text, "{\"way\":\"%s\"", ways[verdict]);
+    if (team != NULL)
+        put(&text, ",\"algorithm\":\"%s\",\"is_deterministic\":%s", rdti_choice_name(team->choice),
+            team->is_ordered ? "true" : "false");
+    if (verdict == RDTI_VERDICT_HOSTS)
+        put_hosts(&text, team);
+    if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES)
+        put_costs(&text, team->costs);
+    put(&text, "}");
+    *needed_out = text.used;
+    return text.used < cap ? RDT_OK
+                           : rdti_coll_error_set(err, RDT_EINVAL, "%zu bytes are needed, not %zu",
+                                                 text.used + 1, cap);
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What algorithms cost by the table. */
+#include "collectives/cost.h"
+
+#include <string.h>
+
+#include "collectives/coll.h"
+
+enum {
+    /* Largest values of a table, so that no sum of costs overflows: a second, a microsecond for a
+     * byte, and twice the cost for two directions. */
+    ALPHA_MAX_NS = 1000 * 1000 * 1000,
+    BETA_MAX_PS = 1000 * 1000,
+    DUPLEX_MIN_PERMILLE = 1000,
+    DUPLEX_MAX_PERMILLE = 2000,
+    STREAMS_MAX = 16, /* at a time: more are taken for as many */
+    PS_PER_NS = 1000,
+    /* Packed tensors are summed as each would be alone, so all that are small have one algorithm:
+     * the one for this size. It is none in which the order of a sum hangs on the place of an
+     * element, and one in which partners send to each other at once, so that ranks that disagree
+     * learn it from the first message. */
+    SMALL_BYTES = 4096,
+};
+#define LEN_MAX_BYTES (UINT64_C(1) << 32) /* larger ones are chosen for as this one */
+
+/* Of the machine of docs/performance.md; a group whose members share memory needs little of it. */
+const struct rdti_costs rdti_costs_built_in = {
+    .source = RDTI_COSTS_BUILT_IN,
+    .far = RDTI_PATH_TCP,
+    .paths = {[RDTI_PATH_BOARD] = {1000, 150, 1500},
+              [RDTI_PATH_SHM] = {3000, 200, 1500},
+              [RDTI_PATH_TCP] = {30000, 600, 1300},
+              [RDTI_PATH_VERBS] = {5000, 100, 1000}},
+    .gamma_ps = 100,
+};
+
+static uint64_t
+within(uint64_t value, uint64_t least, uint64_t most)
+{
+    return value < least ? least : (value > most ? most : value);
+}
+
+void
+rdti_costs_clamp(struct rdti_costs *costs)
+{
+    for (unsigned i = 0; i < RDTI_PATHS; i++) {
+        struct rdti_path_cost *path = &costs->paths[i];
+        path->alpha_ns = within(path->alpha_ns, 1, ALPHA_MAX_NS);
+        path->beta_ps = within(path->beta_ps, 1, BETA_MAX_PS);
+        path->duplex_permille =
+            within(path->duplex_permille, DUPLEX_MIN_PERMILLE, DUPLEX_MAX_PERMILLE);
+    }
+    costs->gamma_ps = within(costs->gamma_ps, 1, BETA_MAX_PS);
+    costs->far = within(costs->far, RDTI_PATH_SHM, RDTI_PATHS - 1);
+    costs->source = within(costs->source, 0, RDTI_COSTS_SOURCES - 1);
+}
+
+/* What algorithms run on: messages of one kind among `size` ranks. */
+struct ground {
+    struct rdti_path_cost path;
+    uint64_t gamma_ps;
+    uint64_t len_bytes;
+    uint32_t size;
+    uint32_t ranks_per_host;
+};
+
+static uint64_t
+rounds_of(uint32_t size)
+{
+    uint64_t rounds = 0;
+
+    while ((UINT64_C(1) << rounds) < size)
+        rounds++;
+    return rounds;
+}
+
+/* What `streams` messages at a time that begin or end at one host cost, each of them: they share
+ * what two directions were seen to share, cores or a link. */
+static uint64_t
+shared_ps(const struct ground *on, uint64_t cost_ps, uint64_t streams)
+{
+    const uint64_t more = on->path.duplex_permille - DUPLEX_MIN_PERMILLE;
+    const uint64_t others = within(streams, 1, STREAMS_MAX) - 1;
+
+    return cost_ps / 1000 * (1000 + more * others);
+}
+
+static uint64_t
+messages_ps(const struct ground *on, uint64_t messages, uint64_t len_bytes, uint64_t streams)
+{
+    return shared_ps(on, messages * on->path.alpha_ns * PS_PER_NS + len_bytes * on->path.beta_ps,
+                     streams);
+}
+
+/* All ranks of a host sum at once. */
+static uint64_t
+sum_ps(const struct ground *on, uint64_t len_bytes)
+{
+    return shared_ps(on, len_bytes * on->gamma_ps, on->ranks_per_host);
+}
+
+/* Ranks beyond a power of two join before, and are told after. */
+static uint64_t
+joining_ps(const struct ground *on)
+{
+    const bool is_power = (on->size & (on->size - 1)) == 0;
+
+    return is_power ? 0
+                    : messages_ps(on, 2, 2 * on->len_bytes, on->ranks_per_host) +
+                          sum_ps(on, on->len_bytes);
+}
+
+static uint64_t
+doubling_ps(const struct ground *on)
+{
+    const uint64_t round = messages_ps(on, 1, on->len_bytes, UINT64_C(2) * on->ranks_per_host) +
+                           sum_ps(on, on->len_bytes);
+
+    return rounds_of(on->size) * round + joining_ps(on);
+}
+
+/* Both phases of halving and of a ring move all but a rank's own share. */
+static uint64_t
+shares_ps(const struct ground *on, uint64_t messages)
+{
+    const uint64_t moved = on->len_bytes - on->len_bytes / on->size;
+
+    return messages_ps(on, 2 * messages, 2 * moved, UINT64_C(2) * on->ranks_per_host) +
+           sum_ps(on, moved);
+}
+
+static uint64_t
+halving_ps(const struct ground *on)
+{
+    return shares_ps(on, rounds_of(on->size)) + joining_ps(on);
+}
+
+static uint64_t
+ring_ps(const struct ground *on)
+{
+    return shares_ps(on, on->size - 1);
+}
+
+/* Up and down, in each round one direction only. */
+static uint64_t
+tree_ps(const struct ground *on)
+{
+    return rounds_of(on->size) *
+           (messages_ps(on, 2, 2 * on->len_bytes, on->ranks_per_host) + sum_ps(on, on->len_bytes));
+}
+
+static const struct {
+    const struct rdti_coll_algorithm *algorithm;
+    uint64_t (*cost_ps)(const struct ground *on);
+    bool is_for_small;
+} sums[] = {
+    /* Of equal ones the first. */
+    {&rdti_allreduce_doubling, doubling_ps, true},
+    {&rdti_allreduce_tree, tree_ps, false},
+    {&rdti_allreduce_halving, halving_ps, true},
+    {&rdti_allreduce_ring, ring_ps, false},
+};
+
+static struct rdti_sum_plan
+best_of(const struct ground *on, bool is_small)
+{
+    struct rdti_sum_plan best = {.cost_ps = UINT64_MAX};
+
+    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
+        const uint64_t cost_ps = sums[i].cost_ps(on);
+        if (cost_ps >= best.cost_ps || (is_small && !sums[i].is_for_small))
+            continue;
+        best = (struct rdti_sum_plan){.algorithm = sums[i].algorithm, .cost_ps = cost_ps};
+    }
+    return best;
+}
+
+static bool
+is_small(uint64_t len_bytes)
+{
+    return len_bytes <= RDT_COLL_PART_MAX_BYTES;
+}
+
+static uint64_t
+len_for(uint64_t len_bytes)
+{
+    return is_small(len_bytes) ? SMALL_BYTES : within(len_bytes, 0, LEN_MAX_BYTES);
+}
+
+struct rdti_sum_plan
+rdti_cost_flat(const struct rdti_costs *costs, uint32_t size, const struct rdti_hosts *hosts,
+               uint64_t len_bytes)
+{
+    const struct ground on = {.path = costs->paths[costs->far],
+                              .gamma_ps = costs->gamma_ps,
+                              .len_bytes = len_for(len_bytes),
+                              .size = size,
+                              .ranks_per_host = hosts == NULL ? 1 : hosts->most};
+
+    return best_of(&on, is_small(len_bytes));
+}
+
+/* Up and down over the boards of the largest host: every rank stores what the rails sum, a rail
+ * reads a share of all, stores the sum, and all read it. */
+static uint64_t
+boards_ps(const struct rdti_costs *costs, uint32_t members, uint32_t rails, uint64_t len_bytes)
+{
+    const struct rdti_path_cost *board = &costs->paths[RDTI_PATH_BOARD];
+    const struct ground on = {.path = *board};
+    const uint64_t ticks = 2 + len_bytes * (rails + 1) / rails / RDTI_STAGE_BYTES;
+    const uint64_t sums_ps = (members - 1) * (len_bytes / rails) * costs->gamma_ps;
+
+    if (members == 1)
+        return 0;
+    return messages_ps(&on, ticks, 2 * len_bytes, members) + shared_ps(&on, sums_ps, rails);
+}
+
+struct rdti_sum_plan
+rdti_cost_by_hosts(const struct rdti_costs *costs, const struct rdti_hosts *hosts,
+                   uint64_t len_bytes)
+{
+    const uint32_t most_rails = is_small(len_bytes) ? 1 : hosts->least;
+    struct rdti_sum_plan best = {.cost_ps = UINT64_MAX};
+
+    /* One, or all that there can be: what lies between is between them in cost. */
+    for (uint32_t rails = 1; rails <= most_rails; rails = rails < most_rails ? most_rails : 65) {
+        const uint64_t len = len_for(len_bytes);
+        const struct ground on = {.path = costs->paths[costs->far],
+                                  .gamma_ps = costs->gamma_ps,
+                                  .len_bytes = len / rails,
+                                  .size = hosts->count,
+                                  .ranks_per_host = rails};
+        struct rdti_sum_plan plan = best_of(&on, is_small(len_bytes));
+        plan.cost_ps += boards_ps(costs, hosts->most, rails, len);
+        plan.rails = rails;
+        if (plan.cost_ps < best.cost_ps)
+            best = plan;
+    }
+    return best;
+}

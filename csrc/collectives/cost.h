@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cost.h - what messages, copies and sums cost, and what algorithms made of them would.
+ *
+ * A table is measured by rank 0, or read from RDMATENSOR_COST_TABLE, in the set-up of a group whose
+ * members share no memory with some others, and sent to all: ranks must never choose differently.
+ * All is in whole numbers, so that the same table gives the same choice on every machine. Other
+ * groups have the table that is built in.
+ */
+#ifndef RDTI_COLLECTIVES_COST_H
+#define RDTI_COLLECTIVES_COST_H
+
+#include <stdint.h>
+
+#include "collectives/team.h"
+#include "rdmatensor.h"
+
+/* Of a message between two ranks; RDTI_PATH_BOARD: of a tick, and of each byte once through it. */
+enum { RDTI_PATH_BOARD, RDTI_PATH_SHM, RDTI_PATH_TCP, RDTI_PATH_VERBS, RDTI_PATHS };
+enum { RDTI_COSTS_BUILT_IN, RDTI_COSTS_MEASURED, RDTI_COSTS_FILE, RDTI_COSTS_SOURCES };
+
+/* Fields in the order in which they travel and stand in a file; all uint64_t. */
+struct rdti_path_cost {
+    uint64_t alpha_ns;        /* until it has arrived, however small */
+    uint64_t beta_ps;         /* for each byte */
+    uint64_t duplex_permille; /* 1000: both directions at once cost what one does; 2000: twice */
+};
+
+struct rdti_costs {
+    uint64_t source;
+    uint64_t far; /* the path between hosts; RDTI_PATH_SHM: there is but one */
+    struct rdti_path_cost paths[RDTI_PATHS];
+    uint64_t gamma_ps; /* to sum, for each byte of the result, of float32 in the cache */
+};
+
+enum { RDTI_COSTS_BYTES = sizeof(struct rdti_costs) };
+
+extern const struct rdti_costs rdti_costs_built_in;
+
+void rdti_costs_encode(const struct rdti_costs *costs, uint8_t out[RDTI_COSTS_BYTES]);
+/* RDT_EPROTO: a value is out of range. */
+rdt_status rdti_costs_decode(const uint8_t in[RDTI_COSTS_BYTES], struct rdti_costs *out,
+                             struct rdt_error *err);
+/* `name value` lines, as rdti_costs_print() makes them; unknown names are refused, as are missing
+ * ones. RDT_EINVAL; *is_there_out false, and *out untouched, where there is no file. */
+rdt_status rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out,
+                           struct rdt_error *err);
+/* RDT_EDEVICE. Readers of the file see all of it or nothing. */
+rdt_status rdti_costs_save(const char *path, const struct rdti_costs *costs, struct rdt_error *err);
+/* As snprintf(). */
+int rdti_costs_print(const struct rdti_costs *costs, char *text, size_t cap);
+const char *rdti_costs_source(const struct rdti_costs *costs); /* "measured" */
+const char *rdti_path_name(uint64_t path);                     /* "tcp" */
+/* Values that have no meaning, and those that would overflow, become the nearest that do. */
+void rdti_costs_clamp(struct rdti_costs *costs);
+
+/* How an all_reduce goes. */
+struct rdti_sum_plan {
+    const struct rdti_coll_algorithm *algorithm; /* of all members; between hosts if rails > 0 */
+    uint32_t rails;                              /* 0: not by way of hosts */
+    uint64_t cost_ps;
+};
+
+/* Over messages among all `size` members; hosts NULL: each is alone on its host. */
+struct rdti_sum_plan rdti_cost_flat(const struct rdti_costs *costs, uint32_t size,
+                                    const struct rdti_hosts *hosts, uint64_t len_bytes);
+struct rdti_sum_plan rdti_cost_by_hosts(const struct rdti_costs *costs,
+                                        const struct rdti_hosts *hosts, uint64_t len_bytes);
+
+#endif

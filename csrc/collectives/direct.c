@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ticks of a collective over boards. */
+#include "collectives/direct.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "collectives/coll.h"
+#include "collectives/stream.h"
+#include "collectives/team.h"
+
+static struct rdti_line *
+line_of(const struct rdti_team *team, uint32_t member, uint64_t tick)
+{
+    return &team->members[member].board->stages[tick % 2].line;
+}
+
+uint8_t *
+rdti_direct_stage(const struct rdti_coll *coll, uint32_t member, uint64_t step)
+{
+    const uint64_t tick = coll->direct.base + 1 + step;
+    struct rdti_stage *stage = &coll->team->members[member].board->stages[tick % 2];
+
+    return coll->direct.is_inline ? stage->line.u.payload : stage->bytes;
+}
+
+struct rdti_line *
+rdti_direct_line(const struct rdti_coll *coll, uint32_t member)
+{
+    return line_of(coll->team, member, coll->direct.base + 1);
+}
+
+void
+rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t len_bytes)
+{
+    rdti_stream_copy(stage, src, len_bytes);
+    coll->direct.done.copied_bytes += len_bytes;
+}
+
+void
+rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t len_bytes)
+{
+    if (len_bytes == 0)
+        return;
+    memcpy(dst, stage, len_bytes);
+    coll->direct.done.moved_bytes += len_bytes;
+}
+
+/* The member has stored `tick`, or a later one of the same stage. */
+static bool
+has_come(const struct rdti_team *team, uint32_t member, uint64_t tick)
+{
+    /* seq_cst: pairs with the store in publish(); what was stored before is seen. In the total
+     * order, either the last of all to store sees that all have come, and rings, or they see it. */
+    return atomic_load_explicit(&line_of(team, member, tick)->tick, memory_order_seq_cst) >= tick;
+}
+
+static bool
+have_all_come(const struct rdti_team *team, uint64_t tick)
+{
+    for (uint32_t i = 0; i < team->size; i++)
+        if (i != team->rank && !has_come(team, i, tick))
+            return false;
+    return true;
+}
+
+static bool
+have_needed_come(const struct rdti_coll *coll, uint64_t tick)
+{
+    switch (coll->direct.needs) {
+    case RDTI_NEEDS_ALL:
+        return have_all_come(coll->team, tick);
+    case RDTI_NEEDS_ROOT:
+        return has_come(coll->team, coll->args.root, tick);
+    default:
+        return true;
+    }
+}
+
+/*
+ * Whoever waits, waits for all members or for the root: the last member that comes wakes them, and
+ * a root does. Others are woken for nothing, which n members would do n times.
+ */
+static void
+publish(const struct rdti_coll *coll, uint64_t tick)
+{
+    const struct rdti_team *team = coll->team;
+
+    rdti_team_count_write(coll->team);
+    /* seq_cst: partner in has_come(), and of the doorbell */
+    atomic_store_explicit(&line_of(team, team->rank, tick)->tick, tick, memory_order_seq_cst);
+    if (!coll->direct.is_source && !have_all_come(team, tick))
+        return;
+    for (uint32_t i = 0; i < team->size; i++)
+        if (i != team->rank)
+            rdt_endpoint_ring(team->members[i].endpoint);
+}
+
+static rdt_status
+check_peer(const struct rdti_coll *coll, uint32_t peer, uint64_t tick, struct rdt_error *err)
+{
+    const struct rdt_message_desc own = rdti_coll_desc(coll);
+    const struct rdt_message_desc theirs = line_of(coll->team, peer, tick)->desc;
+
+    if (memcmp(&own, &theirs, sizeof(own)) == 0)
+        return RDT_OK;
+    return rdti_coll_mismatch(coll, peer, &theirs, err);
+}
+
+static rdt_status
+check_needed(const struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
+{
+    rdt_status status = RDT_OK;
+
+    if (coll->direct.needs == RDTI_NEEDS_ROOT)
+        return check_peer(coll, coll->args.root, tick, err);
+    for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++)
+        if (i != coll->rank && coll->direct.needs == RDTI_NEEDS_ALL)
+            status = check_peer(coll, i, tick, err);
+    return status;
+}
+
+static rdt_status
+fill(struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
+{
+    struct rdti_direct *d = &coll->direct;
+
+    if (!have_all_come(coll->team, tick - 1))
+        return RDT_EAGAIN;
+    if (d->step == 0)
+        line_of(coll->team, coll->rank, tick)->desc = rdti_coll_desc(coll);
+    const rdt_status status = d->op->fill != NULL ? d->op->fill(coll, d->step, err) : RDT_OK;
+    if (status != RDT_OK)
+        return status;
+    publish(coll, tick);
+    d->is_filled = true;
+    return RDT_OK;
+}
+
+/* Our turn has come: everything before it is over. */
+static bool
+begin(struct rdti_coll *coll)
+{
+    struct rdti_direct *d = &coll->direct;
+
+    /* acquire: pairs with the release in end(); the team's tick is seen */
+    if (atomic_load_explicit(&coll->team->serving, memory_order_acquire) != d->ticket)
+        return false;
+    d->base = coll->team->tick;
+    d->is_begun = true;
+    return true;
+}
+
+static void
+end(struct rdti_coll *coll)
+{
+    struct rdti_direct *d = &coll->direct;
+
+    rdt_context_count(rdt_group_context(coll->group), &d->done);
+    coll->team->tick = d->base + d->steps;
+    /* release: pairs with the acquire in begin() */
+    atomic_store_explicit(&coll->team->serving, d->ticket_after, memory_order_release);
+}
+
+static rdt_status
+advance(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_direct *d = &coll->direct;
+    rdt_status status = RDT_OK;
+
+    if (!d->is_begun && !begin(coll))
+        return RDT_EAGAIN;
+    for (; d->step < d->steps; d->step++) {
+        const uint64_t tick = d->base + 1 + d->step;
+        if (!d->is_filled)
+            status = fill(coll, tick, err);
+        if (status != RDT_OK)
+            return status;
+        if (!have_needed_come(coll, tick))
+            return RDT_EAGAIN;
+        if (d->step == 0)
+            status = check_needed(coll, tick, err);
+        if (status == RDT_OK && d->op->use != NULL && d->needs != RDTI_NEEDS_NONE)
+            status = d->op->use(coll, d->step, err);
+        if (status != RDT_OK)
+            return status;
+        d->is_filled = false;
+    }
+    end(coll);
+    return RDT_OK;
+}
+
+static enum rdti_direct_needs
+needs_of(const struct rdti_coll *coll)
+{
+    const bool is_root = coll->rank == coll->args.root;
+
+    switch (coll->args.op) {
+    case RDT_COLL_BROADCAST:
+    case RDT_COLL_SCATTER:
+        return is_root ? RDTI_NEEDS_NONE : RDTI_NEEDS_ROOT;
+    case RDT_COLL_GATHER:
+    case RDT_COLL_REDUCE:
+        return is_root ? RDTI_NEEDS_ALL : RDTI_NEEDS_NONE;
+    default:
+        return RDTI_NEEDS_ALL;
+    }
+}
+
+void
+rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
+                 enum rdti_direct_needs needs)
+{
+    struct rdti_direct *d = &coll->direct;
+
+    d->op = op;
+    d->needs = needs;
+    d->steps = 1;
+    if (d->op->plan != NULL)
+        d->op->plan(coll);
+}
+
+/* Keeps the ticket, which the collective has from its start, or gets later. */
+static rdt_status
+prepare(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const uint32_t op = coll->args.op;
+
+    (void)err;
+    coll->direct.is_source =
+        coll->rank == coll->args.root && (op == RDT_COLL_BROADCAST || op == RDT_COLL_SCATTER);
+    rdti_direct_plan(coll, rdti_direct_op_of(coll), needs_of(coll));
+    return RDT_OK;
+}
+
+/* The tick that a member has to store for us to go on. */
+static uint64_t
+awaited_tick(const struct rdti_coll *coll)
+{
+    const struct rdti_direct *d = &coll->direct;
+
+    return d->base + (d->is_filled ? 1 : 0) + d->step;
+}
+
+static bool
+is_awaited(const struct rdti_coll *coll, uint32_t member)
+{
+    const struct rdti_direct *d = &coll->direct;
+
+    if (member == coll->rank ||
+        (d->is_filled && d->needs == RDTI_NEEDS_ROOT && member != coll->args.root))
+        return false;
+    return !has_come(coll->team, member, awaited_tick(coll));
+}
+
+/* A member that leaves in order, as by an exception, breaks no group; it will never come. */
+static rdt_status
+check_members(const struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdt_error why;
+
+    if (!coll->direct.is_begun)
+        return RDT_OK; /* the collective whose turn it is tells */
+    for (uint32_t i = 0; i < coll->size; i++) {
+        if (!is_awaited(coll, i))
+            continue;
+        memset(&why, 0, sizeof(why));
+        const rdt_status status = rdt_endpoint_error(coll->team->members[i].endpoint, &why);
+        /* Again: what it stored last, it stored before it left. */
+        if (status == RDT_OK || !is_awaited(coll, i))
+            continue;
+        (void)rdti_coll_error_set(err, status, "%s #%llu, round %llu of %llu: %s",
+                                  rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
+                                  (unsigned long long)coll->direct.step + 1,
+                                  (unsigned long long)coll->direct.steps, why.message);
+        err->peer_rank = why.peer_rank;
+        return status;
+    }
+    return RDT_OK;
+}
+
+static void
+describe(const struct rdti_coll *coll, char *text, size_t cap)
+{
+    const struct rdti_direct *d = &coll->direct;
+    char ranks[RDTI_COLL_RANKS_BYTES];
+    uint32_t late[RDTI_TEAM_MAX];
+    uint32_t count = 0;
+
+    if (!d->is_begun) {
+        (void)snprintf(text, cap, "an earlier collective of this rank is not done");
+        return;
+    }
+    for (uint32_t i = 0; i < coll->size; i++)
+        if (is_awaited(coll, i))
+            late[count++] = i;
+    rdti_coll_name_ranks(coll, late, count, ranks, sizeof(ranks));
+    (void)snprintf(text, cap, "nothing from %s (round %llu of %llu)", ranks,
+                   (unsigned long long)d->step + 1, (unsigned long long)d->steps);
+}
+
+const struct rdti_coll_algorithm rdti_direct = {
+    .name = "direct",
+    .prepare = prepare,
+    .advance = advance,
+    .is_quiet = rdti_placed_is_quiet,
+    .check_members = check_members,
+    .describe = describe,
+    .release = rdti_placed_release,
+};

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * stream.h - copies into memory that another core has read since it was written last. */
+#ifndef RDTI_COLLECTIVES_STREAM_H
+#define RDTI_COLLECTIVES_STREAM_H
+
+#include <stdint.h>
+
+/* dst and src do not overlap; dst's lines are in another core's cache, if in any. Large copies are
+ * stored past the caches, ordered before every later store of this thread. */
+void rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Descriptors that the engine watches, and what is called when they are ready. [driver] */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "core/engine_impl.h"
+
+#define EVENTS_PER_PASS 32
+
+struct rdti_watch {
+    struct rdti_list link; /* engine->watches, or engine->graveyard once dead */
+    int fd;
+    rdti_watch_fn fn;
+    void *arg;
+    bool is_dead;
+};
+
+rdt_status
+rdti_engine_watch(struct rdti_engine *engine, int fd, uint32_t epoll_events, rdti_watch_fn fn,
+                  void *arg, struct rdti_watch **out, struct rdt_error *err)
+{
+    struct rdti_watch *watch = calloc(1, sizeof(*watch));
+
+    if (watch == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a watch of %zu bytes", sizeof(*watch));
+    watch->fd = fd;
+    watch->fn = fn;
+    watch->arg = arg;
+    struct epoll_event event = {.events = epoll_events, .data = {.ptr = watch}};
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        const int sys_errno = errno;
+        free(watch);
+        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "epoll_ctl(ADD, %d)", fd);
+    }
+    rdti_list_append(&engine->watches, &watch->link);
+    *out = watch;
+    return RDT_OK;
+}
+
+void
+rdti_engine_rewatch(struct rdti_engine *engine, struct rdti_watch *watch, uint32_t epoll_events)
+{
+    struct epoll_event event = {.events = epoll_events, .data = {.ptr = watch}};
+
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_MOD, watch->fd, &event) != 0)
+        rdti_log(RDT_LOG_ERROR, "epoll_ctl(MOD, %d): %s", watch->fd, strerror(errno));
+}
+
+void
+rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch)
+{
+    if (watch == NULL)
+        return;
+    (void)epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
+    watch->is_dead = true; /* an event of this pass may still name it: buried after dispatch */
+    rdti_list_remove(&watch->link);
+    rdti_list_append(&engine->graveyard, &watch->link);
+}
+
+static void
+free_list(struct rdti_list *watches)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(watches)) != NULL)
+        free(RDTI_CONTAINER(node, struct rdti_watch, link));
+}
+
+void
+rdti_engine_free_watches(struct rdti_engine *engine)
+{
+    free_list(&engine->watches);
+    free_list(&engine->graveyard);
+}
+
+uint32_t
+rdti_engine_dispatch(struct rdti_engine *engine)
+{
+    struct epoll_event events[EVENTS_PER_PASS];
+    const int count = epoll_wait(engine->epoll_fd, events, EVENTS_PER_PASS, 0);
+
+    for (int i = 0; i < count; i++) {
+        struct rdti_watch *watch = events[i].data.ptr;
+        if (watch != NULL && !watch->is_dead)
+            watch->fn(watch->arg, events[i].events);
+    }
+    free_list(&engine->graveyard);
+    return count > 0 ? (uint32_t)count : 0;
+}

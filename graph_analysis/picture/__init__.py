@@ -1,0 +1,5 @@
+"""A plan as a page for people: one HTML file with its drawings inside, no script, no network."""
+
+from graph_analysis.picture.page import render_html
+
+__all__ = ["render_html"]

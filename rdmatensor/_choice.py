@@ -1,0 +1,155 @@
+"""Buckets chosen again, once, from what the second and the third step measured.
+
+    step 1   learns where gradients are born; nothing is measured
+    step 2   each bucket is sent alone: when gradients are ready, what a bucket takes
+    step 3   as planned: what the backward pass takes
+    after 3  the ranks agree on the numbers, and so on the buckets; where other ones would end the
+             step earlier, the next backward pass begins with them, in the same memory
+    after 5  the ranks agree whether steps 4 and 5 were slower than step 3; then the planned buckets
+             come back
+
+All decisions are made by numbers that went through an all_reduce, so all ranks make the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from graph_analysis import TransferPlan
+from graph_analysis.measured import Measured, choose_again, gradient_buckets
+from rdmatensor._plan_memory import GradientMemory
+
+_SERIAL_STEP, _TIMED_STEP = 2, 3
+_TRIED_STEPS = (4, 5)
+_NOISE = 1.05  # of one step against another where nothing changed; more is slower
+_PROBES = 5  # messages of a few bytes, of which the fastest is the latency
+
+
+class Choice:
+    """Measures a planned model's first steps, and says which plan the next one goes by.
+
+    Used by the thread that runs backward, on all ranks of the group alike.
+    """
+
+    def __init__(self, plan: TransferPlan, group: dist.ProcessGroup, *, is_wanted: bool) -> None:
+        self._planned = plan
+        self._group = group
+        self._step = 1
+        self._begin_ns = 0
+        self._waited_ns = 0
+        self._never_ns = 0  # into the serial step: a gradient that did not come
+        self._ready_ns: dict[str, int] = {}
+        self._transfers: list[tuple[int, int]] = []
+        self._took_ns: dict[int, int] = {}
+        self._next: TransferPlan | None = None  # from the next backward pass on
+        is_possible = dist.get_world_size(group) > 1 and bool(gradient_buckets(plan))
+        self._is_done = not (is_wanted and is_possible)
+        self.text = "as planned" if self._is_done else "measuring"
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether a bucket is to be waited for where it is sent."""
+        return not self._is_done and self._step == _SERIAL_STEP
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        if self._is_done:
+            return
+        self._begin_ns = time.perf_counter_ns()
+        self._waited_ns = 0
+
+    def ready(self, tensor: str) -> None:
+        """A gradient of the plan is final."""
+        if self.is_serial:
+            now = time.perf_counter_ns()
+            self._ready_ns[tensor] = now - self._begin_ns - self._waited_ns
+
+    def send_alone(self, flat: torch.Tensor) -> None:
+        """Sum a bucket, wait for it, and note what it took."""
+        began = time.perf_counter_ns()
+        dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group)
+        taken = time.perf_counter_ns() - began
+        self._waited_ns += taken
+        self._transfers.append((flat.nbytes, taken))
+
+    def end_step(self, memory: GradientMemory) -> None:
+        """A step that sent is over; may talk to the other ranks."""
+        if self._is_done:
+            return
+        self._took_ns[self._step] = time.perf_counter_ns() - self._begin_ns
+        if self._step == _SERIAL_STEP:
+            self._never_ns = self._took_ns[self._step] - self._waited_ns
+        if self._step == _TIMED_STEP:
+            self._choose(memory)
+        elif self._step == _TRIED_STEPS[-1]:
+            self._judge()
+        self._step += 1
+
+    def switched(self, memory: GradientMemory) -> TransferPlan | None:
+        """Return the plan that this backward pass begins with, if it is another one.
+
+        Where a gradient of the step before still lies in the memory, on any rank, the plan stays.
+        """
+        if self._next is None:
+            return None
+        chosen, self._next = self._next, None
+        is_free = not any(memory.is_taken(gradient) for gradient in memory.gradients.values())
+        (agreed,) = self._agree([float(is_free)], "min")
+        if agreed == 0.0:
+            self._is_done = True
+            self.text += ", but gradients of the step before are still held: left as they are"
+            return None
+        return chosen
+
+    def _choose(self, memory: GradientMemory) -> None:
+        names = [tensor for bucket in gradient_buckets(self._planned) for tensor in bucket.tensors]
+        ready = self._agree(
+            [float(self._ready_ns.get(name, self._never_ns)) for name in names], "max"
+        )
+        # The rank that came last did not wait for others: its time is that of the transfer.
+        times = [float(taken) for _, taken in self._transfers]
+        latency, *taken = self._agree([self._latency_ns(), *times], "min")
+        measured = Measured(
+            ready_ns={name: int(value) for name, value in zip(names, ready, strict=True)},
+            latency_ns=int(latency),
+            transfers=[
+                (size, int(value)) for (size, _), value in zip(self._transfers, taken, strict=True)
+            ],
+        )
+        chosen = choose_again(self._planned, measured)
+        fits = chosen.arenas[0].peak_bytes <= memory.memory.nbytes
+        if chosen is self._planned or not fits:
+            self._is_done = True
+            self.text = "as planned: no other buckets would end the step earlier"
+            return
+        self._next = chosen
+        counts = [len(gradient_buckets(plan)) for plan in (self._planned, chosen)]
+        self.text = f"chosen again after step 3: {counts[1]} buckets for {counts[0]}"
+
+    def _judge(self) -> None:
+        tried = min(self._took_ns[step] for step in _TRIED_STEPS)
+        planned, again = self._agree([float(self._took_ns[_TIMED_STEP]), float(tried)], "max")
+        self._is_done = True
+        if again > planned * _NOISE:
+            self._next = self._planned
+            self.text += f", taken back after step 5: {again / planned:.2f} of the time"
+
+    def _latency_ns(self) -> float:
+        probe = torch.zeros(2)
+        taken = []
+        for _ in range(_PROBES):
+            began = time.perf_counter_ns()
+            dist.all_reduce(probe, group=self._group)
+            taken.append(time.perf_counter_ns() - began)
+        return float(min(taken))
+
+    def _agree(self, numbers: list[float], how: Literal["min", "max"]) -> list[float]:
+        """Return the least or the greatest of all ranks; the same bits everywhere."""
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        operation = dist.ReduceOp.MIN if how == "min" else dist.ReduceOp.MAX
+        dist.all_reduce(tensor, op=operation, group=self._group)
+        return [float(value) for value in tensor]

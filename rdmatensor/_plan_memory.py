@@ -1,0 +1,216 @@
+"""The memory of a plan: places for gradients in the arena, in which autograd lets them be born."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from graph_analysis import TransferPlan
+from graph_analysis.plan import PlannedTensor
+from rdmatensor.context import Context
+from rdmatensor.distributed import load_extension
+from rdmatensor.torch import empty
+
+
+class PlanMismatch(RuntimeError):
+    """The model is not the one that the plan was made of; the message names the tensor."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the memory did since it was made.
+
+    born: gradients that autograd wrote into their place. copied: those that it wrote elsewhere,
+    and that had to be copied there. traced: allocations learnt; a step that repeats learns none.
+    """
+
+    born: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+    traced: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Gradient:
+    """One parameter's gradient. birth is the allocation of a backward pass that becomes it.
+
+    tensor: its name in the plan; name: the parameter's.
+    """
+
+    tensor: str
+    name: str
+    parameter: torch.nn.Parameter
+    bucket: int
+    place: int
+    address: int
+    size_bytes: int
+    birth: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Bucket:
+    """Gradients that leave together. flat covers them and the gaps between them, in the arena."""
+
+    number: int
+    flat: torch.Tensor
+    gradients: list[Gradient]
+    waiting: set[Gradient] = field(default_factory=set)
+    strays: list[Gradient] = field(default_factory=list)
+
+
+class GradientMemory:
+    """The plan's memory for one model, and the trace of where its gradients are born.
+
+    One thread uses it at a time: the one that runs backward.
+    """
+
+    def __init__(
+        self,
+        plan: TransferPlan,
+        parameters: Mapping[str, torch.nn.Parameter],
+        context: Context,
+        before: GradientMemory | None = None,
+    ) -> None:
+        """Lay the plan out in new memory, or in that of `before`, in which nothing may lie then.
+
+        What `before` has learnt and counted goes on here.
+        """
+        self.counts = Counts()
+        # Under data parallelism all ranks have the same arena.
+        size_bytes = plan.arenas[0].peak_bytes if plan.arenas else 0
+        if before is None:
+            self.memory = empty(max(size_bytes, 1), torch.uint8, context=context).zero_()
+        else:
+            assert size_bytes <= before.memory.nbytes
+            self.memory, self.counts = before.memory, before.counts
+        self.gradients: dict[torch.nn.Parameter, Gradient] = {}
+        self.buckets: list[Bucket] = []
+        spans = self._lay_out(plan, parameters)
+        self._places: Any = load_extension().Birthplaces(self.memory, spans)
+        self._is_tracing = False
+        for parameter, gradient in self.gradients.items():
+            if before is not None and parameter in before.gradients:
+                gradient.birth = before.gradients[parameter].birth
+
+    def _lay_out(
+        self, plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]
+    ) -> list[tuple[int, int]]:
+        tensors = {tensor.name: tensor for tensor in plan.tensors}
+        offsets = {
+            p.tensor: (p.offset, p.size_bytes) for arena in plan.arenas for p in arena.placements
+        }
+        spans: list[tuple[int, int]] = []
+        for planned in plan.buckets:
+            if planned.phase != "backward" or planned.operation != "all_reduce":
+                continue
+            members = []
+            for name in planned.tensors:
+                parameter = check_gradient(tensors[name], parameters)
+                offset, size_bytes = offsets[name]
+                address = self.memory.data_ptr() + offset
+                gradient = Gradient(
+                    tensor=name,
+                    name=tensors[name].parameter or name,
+                    parameter=parameter,
+                    bucket=len(self.buckets),
+                    place=len(spans),
+                    address=address,
+                    size_bytes=size_bytes,
+                )
+                spans.append((offset, size_bytes))
+                members.append(gradient)
+                self.gradients[parameter] = gradient
+            start = planned.places[0].offset
+            part = self.memory[start : start + planned.span_bytes]
+            flat = part.view(getattr(torch, planned.dtype))
+            self.buckets.append(Bucket(len(self.buckets), flat, members))
+        return spans
+
+    def begin(self) -> None:
+        """From here on this thread's allocations are those of a backward pass."""
+        self.check_model()
+        served = [
+            (gradient.birth, gradient.place)
+            for gradient in self.gradients.values()
+            if gradient.birth is not None and gradient.parameter.grad is None
+        ]
+        self._places.begin(served)
+        self._is_tracing = True
+
+    def end(self) -> None:
+        """End what begin() began; harmless without it."""
+        if self._is_tracing:
+            self._places.end()
+        self._is_tracing = False
+
+    def settle(self, gradient: Gradient) -> bool:
+        """Bring a gradient that is final into its place, unless it was born there.
+
+        False: another tensor lies there, so that it must be sent from where it is.
+        """
+        grad = gradient.parameter.grad
+        assert grad is not None
+        if grad.data_ptr() == gradient.address:
+            self.counts.born += 1
+            return True
+        self._learn(gradient, grad)
+        self.counts.copied += 1
+        self.counts.copied_bytes += gradient.size_bytes
+        if self._places.is_taken(gradient.place):
+            return False
+        gradient.parameter.grad = self.take(gradient).copy_(grad)
+        return True
+
+    def take(self, gradient: Gradient) -> torch.Tensor:
+        """Return a gradient in its place, in which none may lie; the content is undefined."""
+        like = gradient.parameter
+        placed: torch.Tensor = self._places.take(
+            gradient.place, list(like.shape), list(like.stride()), like.dtype
+        )
+        return placed
+
+    def is_taken(self, gradient: Gradient) -> bool:
+        """Whether a tensor lies in the gradient's place."""
+        return bool(self._places.is_taken(gradient.place))
+
+    def _learn(self, gradient: Gradient, grad: torch.Tensor) -> None:
+        if not self._is_tracing or grad.untyped_storage().nbytes() != gradient.size_bytes:
+            return
+        birth = self._places.find(grad.data_ptr())
+        if birth >= 0 and birth != gradient.birth:
+            gradient.birth = birth
+            self.counts.traced += 1
+
+    def check_model(self) -> None:
+        """Raise PlanMismatch if a parameter is no longer what the plan was made of."""
+        for gradient in self.gradients.values():
+            parameter = gradient.parameter
+            if parameter.numel() * parameter.element_size() != gradient.size_bytes:
+                raise PlanMismatch(
+                    f"parameter {gradient.name} is {tuple(parameter.shape)} of {parameter.dtype} "
+                    f"now; the plan has {gradient.size_bytes} bytes for its gradient: analyze the "
+                    "model and apply the plan again"
+                )
+
+
+def check_gradient(
+    planned: PlannedTensor, parameters: Mapping[str, torch.nn.Parameter]
+) -> torch.nn.Parameter:
+    """Return the parameter that a planned gradient belongs to; PlanMismatch if it is not so."""
+    parameter = parameters.get(planned.parameter or planned.name)
+    wants = f"{planned.shape} of {planned.dtype}"
+    if parameter is None:
+        raise PlanMismatch(
+            f"the plan has a gradient of {planned.parameter} ({wants}), the model no such parameter"
+        )
+    found = f"{tuple(parameter.shape)} of {str(parameter.dtype).removeprefix('torch.')}"
+    if found != wants:
+        raise PlanMismatch(f"the plan's {planned.parameter} is {wants}, the model's is {found}")
+    if not parameter.requires_grad:
+        raise PlanMismatch(
+            f"the plan has a gradient of {planned.parameter}, which is frozen in the model"
+        )
+    return parameter

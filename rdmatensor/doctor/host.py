@@ -1,0 +1,242 @@
+"""What of this host costs speed, or room: cores, control groups, limits, buses.
+
+Everything here is read from files; nothing is measured.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+
+from rdmatensor.doctor import cgroup
+from rdmatensor.doctor.finding import Finding, broken, ok, slower
+from rdmatensor.doctor.machine import Machine, numbers_of
+
+OPEN_FILES_LEAST = 1024
+_GOVERNORS_FULL = frozenset({"performance", "schedutil", "ondemand"})
+_LOCAL_DISTANCE = 10  # what firmware calls a node's distance to itself
+_ACS_CAPABILITY = 0x000D
+# Bits of the ACS control register that send peer-to-peer requests, or their answers, upwards.
+_ACS_REDIRECTS = 0x001C
+
+
+def check_cores(machine: Machine) -> Iterator[Finding]:
+    """Affinity and the quota of the control group."""
+    cpus = machine.cpus
+    online = numbers_of(machine.text("sys/devices/system/cpu/online") or "")
+    yield ok("cores", f"{len(cpus)} of {len(online) or len(cpus)} may be used")
+    quota = cgroup.cpu_quota(machine)
+    if quota is None:
+        return
+    text = f"the control group has {quota:g} cores' time, of {len(cpus)} cores"
+    if quota >= len(cpus):
+        yield ok("cpu quota", text)
+        return
+    yield slower(
+        "cpu quota",
+        f"{text}: when it is used up, all threads stop for the rest of each period",
+        f"docker update --cpus={len(cpus)} CONTAINER; in Kubernetes resources.limits.cpu; "
+        f"systemctl set-property UNIT CPUQuota={100 * len(cpus)}%",
+    )
+
+
+def check_governor(machine: Machine) -> Iterator[Finding]:
+    """How fast the cores may run."""
+    folder = "sys/devices/system/cpu"
+    found = {
+        machine.text(f"{folder}/cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in machine.cpus
+    } - {""}
+    if not found:
+        return
+    slow = sorted(found - _GOVERNORS_FULL)
+    if not slow:
+        yield ok("cpu governor", ", ".join(sorted(found)))
+        return
+    driver = machine.text(f"{folder}/cpu{machine.cpus[0]}/cpufreq/scaling_driver") or "unknown"
+    yield slower(
+        "cpu governor",
+        f"{', '.join(slow)} (driver {driver}): a core that slept answers late, and runs slowly",
+        "cpupower frequency-set -g performance",
+    )
+
+
+def check_memory(machine: Machine) -> Iterator[Finding]:
+    """Whether the arena fits, and what /dev/shm is."""
+    limit = cgroup.memory_limit_bytes(machine)
+    arena_mb = machine.arena_bytes >> 20
+    total = re.search(r"MemTotal:\s+(\d+)", machine.text("proc/meminfo") or "")
+    total_bytes = int(total.group(1)) << 10 if total else None
+    bound_mb = machine.settings.arena_max_mb
+    if bound_mb is not None and bound_mb << 20 < machine.plan_bytes:
+        yield broken(
+            "arena",
+            f"RDMATENSOR_ARENA_MAX_MB={bound_mb} holds it below the plan's "
+            f"{machine.plan_bytes} bytes",
+            f"export RDMATENSOR_ARENA_MAX_MB={(machine.plan_bytes >> 20) + 1}",
+        )
+    if limit is not None and limit < machine.arena_bytes:
+        yield (broken if limit < machine.plan_bytes else slower)(
+            "memory",
+            f"the control group's limit is {limit >> 20} MiB, "
+            + (
+                f"the plan's arena takes {machine.plan_bytes} bytes"
+                if limit < machine.plan_bytes
+                else f"less than one piece of the arena, {arena_mb} MiB"
+            ),
+            f"docker update --memory={2 * arena_mb}m CONTAINER; in Kubernetes "
+            "resources.limits.memory; systemctl set-property UNIT MemoryMax=",
+        )
+    elif limit is not None and (total_bytes is None or limit < total_bytes):
+        yield ok("memory", f"the control group's limit is {limit >> 20} MiB")
+    elif total_bytes is not None:
+        yield ok("memory", f"{total_bytes >> 20} MiB, no limit of a control group below it")
+    yield from _check_shm(machine)
+
+
+def _check_shm(machine: Machine) -> Iterator[Finding]:
+    lines = (machine.text("proc/self/mountinfo") or "").splitlines()
+    mounts = [line for line in lines if line.split()[4:5] == ["/dev/shm"]]
+    if mounts:  # the last one covers the others
+        size = re.search(r"\bsize=(\w+)", mounts[-1])
+        yield ok(
+            "/dev/shm",
+            f"size {size.group(1) if size else 'half of the memory'}; no bound of the arena, which "
+            "is made of memfds (torch's DataLoader workers use it)",
+        )
+
+
+def check_open_files(machine: Machine) -> Iterator[Finding]:
+    """A peer takes a side channel and some streams, see RDMATENSOR_TCP_STREAMS."""
+    limit = machine.limit("Max open files")
+    text = f"limit {'unlimited' if limit is None else limit}"
+    if limit is None or limit >= OPEN_FILES_LEAST:
+        yield ok("open files", text)
+    else:
+        yield broken("open files", f"{text}: too few for many peers", "ulimit -n 4096")
+
+
+def check_hypervisor(machine: Machine) -> Iterator[Finding]:
+    """Whether this is a virtual machine, where a wake-up costs an exit to the host."""
+    flags = re.search(r"^flags\s*:(.*)$", machine.text("proc/cpuinfo") or "", re.MULTILINE)
+    if flags is None or "hypervisor" not in flags.group(1).split():
+        yield ok("hypervisor", "none seen")
+        return
+    kind = machine.text("sys/hypervisor/type") or machine.text("sys/class/dmi/id/sys_vendor")
+    yield slower(
+        "hypervisor",
+        f"a virtual machine ({kind or 'of an unknown kind'}): sleeping and waking cost more, and "
+        "other guests take time",
+        "run on the host, or pin the machine's CPUs to cores of its own (virsh vcpupin)",
+    )
+
+
+# ---- the bus of each RDMA device -----------------------------------------------------------------
+
+
+def check_buses(machine: Machine) -> Iterator[Finding]:
+    """PCIe, IOMMU, ACS and NUMA of each RDMA device; devices in software have none of it."""
+    for name in machine.names("sys/class/infiniband"):
+        folder = f"sys/class/infiniband/{name}/device"
+        if machine.has(f"{folder}/current_link_width"):
+            yield from _check_link(machine, name, folder)
+        yield from _check_iommu(machine, name, folder)
+        yield from _check_acs(machine, name, folder)
+        yield from _check_numa(machine, name, folder)
+
+
+def _gigabytes(transfers: float, width: int) -> float:
+    """Return GB/s one way of a link: 8b/10b below 8 GT/s, 128b/130b from there on."""
+    return transfers * width / 8 * (0.8 if transfers < 8 else 128 / 130)
+
+
+def _check_link(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
+    width = machine.number(f"{folder}/current_link_width") or 0
+    widest = machine.number(f"{folder}/max_link_width") or width
+    speed, fastest = (
+        float((machine.text(f"{folder}/{which}_link_speed") or "0").split()[0])
+        if re.match(r"\d", machine.text(f"{folder}/{which}_link_speed") or "")
+        else 0.0
+        for which in ("current", "max")
+    )
+    text = f"x{width} at {speed:g} GT/s"
+    if width >= widest and speed >= fastest:
+        yield ok(f"pcie {name}", f"{text}, as it can")
+        return
+    yield slower(
+        f"pcie {name}",
+        f"{text}, and could be x{widest} at {fastest:g} GT/s: at most "
+        f"{_gigabytes(speed, width):.1f} GB/s each way of {_gigabytes(fastest, widest):.1f}",
+        f"put the card into a slot of x{widest}, or see `lspci -vv -s "
+        f"{machine.real(folder).rpartition('/')[2]}` and the firmware's settings of the slot",
+    )
+
+
+def _check_iommu(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
+    kind = machine.text(f"{folder}/iommu_group/type")
+    if kind is None:
+        return
+    if kind == "identity":
+        yield ok(f"iommu {name}", "addresses are passed through")
+        return
+    yield slower(
+        f"iommu {name}",
+        f"each address is translated (domain {kind}): registering and moving cost more",
+        "boot with iommu=pt on the kernel's command line",
+    )
+
+
+def _acs_control(config: bytes) -> int:
+    """Return the ACS control register out of a PCI configuration space; 0 where there is none."""
+    offset = 0x100
+    for _ in range(48):  # a list that bites its own tail is left
+        if offset < 0x100 or offset + 8 > len(config):
+            return 0
+        (header,) = struct.unpack_from("<I", config, offset)
+        if header & 0xFFFF == _ACS_CAPABILITY:
+            return int(struct.unpack_from("<H", config, offset + 6)[0])
+        offset = header >> 20
+    return 0
+
+
+def _check_acs(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
+    if not machine.has(f"{folder}/config"):
+        return
+    parts = machine.real(folder).split("/")
+    bridges = [
+        part
+        for count, part in enumerate(parts[:-1], 1)
+        if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", part)
+        and _acs_control(machine.data("/".join([*parts[:count], "config"]))) & _ACS_REDIRECTS
+    ]
+    if bridges:
+        yield slower(
+            f"acs {name}",
+            f"bridges above it ({', '.join(bridges)}) send traffic between devices through the "
+            "processor; transfers from and to host memory do not mind",
+            "; ".join(f"setpci -s {bridge} ECAP_ACS+6.w=0" for bridge in bridges),
+        )
+
+
+def _check_numa(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
+    node = machine.number(f"{folder}/numa_node")
+    if node is None or node < 0:
+        return
+    base = "sys/devices/system/node"
+    allowed = set(machine.cpus)
+    distances = numbers_of(machine.text(f"{base}/node{node}/distance") or "")
+    nodes = [
+        number
+        for number in numbers_of(machine.text(f"{base}/online") or "")
+        if allowed & set(numbers_of(machine.text(f"{base}/node{number}/cpulist") or ""))
+    ]
+    if not nodes or node in nodes or max(nodes) >= len(distances):
+        yield ok(f"numa {name}", f"node {node}, with cores that may be used")
+        return
+    nearest = min(nodes, key=lambda number: distances[number])
+    yield slower(
+        f"numa {name}",
+        f"node {node}, and the cores that may be used are of node {nearest}: distance "
+        f"{distances[nearest]}, where {_LOCAL_DISTANCE} is near",
+        f"numactl --cpunodebind={node} --membind={node} COMMAND",
+    )

@@ -1,0 +1,144 @@
+"""A store of two processes over one socket, for a pair of doctors without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+PORT = 29600
+_LINE_BYTES_MAX = 1 << 20
+_KEYS_MAX = 256  # a pair of doctors sets a dozen
+_SEND_S = 10  # for the other to read; its thread does nothing else
+_PAUSE_S = 0.2
+
+
+class PairStore:
+    """Each side keeps all keys and tells the other what it sets; a rdmatensor.store.Store.
+
+    Ownership: of the connection, which close() closes.
+    Raises: OSError from set() and delete_key(), where the other does not read for _SEND_S too;
+        RuntimeError from check() once the other is gone, or sent what no doctor sends.
+    Threads: any.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(None)  # to read; what is sent has a limit of its own
+        self._connection = connection
+        self._values: dict[str, bytes] = {}
+        self._is_ended = False
+        self._lock = threading.Lock()  # of what is sent
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        try:
+            with self._connection.makefile("rb") as lines:
+                while line := lines.readline(_LINE_BYTES_MAX):
+                    if len(self._values) >= _KEYS_MAX:
+                        raise ValueError("more keys than a doctor sets")
+                    key, is_set, value = line.decode().strip().partition("=")
+                    text = bytes.fromhex(value).decode()
+                    self._keep(bytes.fromhex(key).decode(), text if is_set else None)
+        except (OSError, ValueError):
+            pass  # gone, or no doctor: check() says so
+        finally:
+            self._is_ended = True
+
+    def _keep(self, key: str, value: str | None) -> bool:
+        if value is None:
+            return self._values.pop(key, None) is not None
+        self._values[key] = value.encode()
+        return True
+
+    def _tell(self, key: str, value: str | None) -> None:
+        # Hexadecimal: nothing in it ends a word or a line.
+        words = key.encode().hex() + ("" if value is None else f"={value.encode().hex()}")
+        with self._lock:
+            self._send(f"{words}\n".encode())
+
+    def _send(self, line: bytes) -> None:
+        """Send all of it within _SEND_S, however slowly the other reads."""
+        deadline_s = time.monotonic() + _SEND_S
+        left = memoryview(line)
+        while left:
+            wait_s = deadline_s - time.monotonic()
+            if wait_s <= 0 or not select.select([], [self._connection], [], wait_s)[1]:
+                with contextlib.suppress(OSError):  # half a line is out: nothing may follow it
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                raise TimeoutError("the other doctor does not read what it is told")
+            with contextlib.suppress(BlockingIOError):  # another look
+                left = left[self._connection.send(left, socket.MSG_DONTWAIT) :]
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key on both sides."""
+        self._keep(key, value)
+        self._tell(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that is there."""
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all the keys are there."""
+        is_ended = self._is_ended  # before the look: all that came is there then
+        if all(key in self._values for key in keys):
+            return True
+        if is_ended:
+            raise RuntimeError("the other doctor has ended, or is none")
+        return False
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Return the values of keys that are there."""
+        return [self._values[key] for key in keys]
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key on both sides; whether it was there."""
+        was_there = self._keep(key, None)
+        self._tell(key, None)
+        return was_there
+
+    def close(self) -> None:
+        """End the connection and the thread that reads it."""
+        with contextlib.suppress(OSError):  # the other side was quicker
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._connection.close()
+
+
+def listen(port: int, timeout_s: float) -> PairStore:
+    """Wait for the other doctor on all addresses; raises OSError, TimeoutError among it."""
+    with socket.create_server(("", port)) as server:
+        server.settimeout(timeout_s)
+        connection, _ = server.accept()
+    return PairStore(connection)
+
+
+def connect(peer: str, timeout_s: float) -> PairStore:
+    """Reach the doctor that listens at HOST, HOST:PORT or [ADDRESS]:PORT; tries until it does."""
+    host, port = address_of(peer)
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection = socket.create_connection((host, port), timeout=timeout_s)
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_PAUSE_S)
+    return PairStore(connection)
+
+
+def address_of(peer: str) -> tuple[str, int]:
+    """Split HOST, HOST:PORT or [ADDRESS]:PORT; raises ValueError."""
+    host, port = peer, str(PORT)
+    if peer.startswith("["):
+        host, _, rest = peer[1:].partition("]")
+        port = rest.removeprefix(":") or port
+    elif peer.count(":") == 1:
+        host, _, port = peer.partition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{peer!r} is written as HOST, HOST:PORT or [ADDRESS]:PORT")
+    return host, int(port)

@@ -1,0 +1,381 @@
+"""Train by a plan: gradients are born in the arena and leave in the plan's buckets.
+
+    plan = graph_analysis.analyze(model, inputs, strategy=graph_analysis.DataParallel(world))
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
+    for x, y in data:
+        optimizer.zero_grad()
+        loss_fn(planned(x), y).backward()
+        optimizer.step()
+
+The first step learns which allocation of backward becomes which gradient, and copies each once;
+later steps serve those allocations from the plan's places. What does not come as learnt is copied,
+counted and learnt anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+
+from graph_analysis import TransferPlan, first_difference, plan_from_json, plan_to_json
+from rdmatensor import _record
+from rdmatensor._choice import Choice
+from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
+from rdmatensor.context import default_context
+from rdmatensor.distributed import backend_of
+from rdmatensor.errors import InvalidArgument
+
+_COUNTED = (
+    *("writes", "moved_bytes", "copied_bytes", "control_messages", "credits_alone"),
+    *("registrations", "wire_bytes"),
+)
+
+__all__ = ["PlanMismatch", "PlannedModel", "apply", "recorded"]
+
+
+def apply(
+    model: torch.nn.Module,
+    plan: TransferPlan,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup | None = None,
+    *,
+    choose_again: bool = True,
+) -> PlannedModel:
+    """Let `model` train by `plan`, which DataParallel made for as many ranks as the group has.
+
+    Blocks until all ranks of the group have called it: they compare their plans, and rank 0's
+        parameters and buffers become everybody's.
+    Ownership: the model and the optimizer stay the caller's; both get hooks until close(). The
+        arena keeps one place for each gradient until close(), and longer where a gradient lives.
+    group: None is the default group. Its CPU backend must be rdmatensor.
+    choose_again: the plan's buckets come from assumed costs; let them be made again after the
+        third step from what the second and the third measured, on all ranks at the same step, and
+        taken back where that made steps slower. describe()["choice"] says what came of it.
+    Raises: PlanMismatch (ranks with different plans, a model that is not the plan's; the message
+        names the first tensor), InvalidArgument (another strategy, another number of ranks).
+    """
+    return PlannedModel(model, plan, optimizer, group, choose_again=choose_again)
+
+
+def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
+    """Return the plan of the step that the backend saw repeat in the group; None if none did.
+
+    Blocks until all ranks of the group have called it, and compares what they recorded.
+    A program that calls an optimizer's step() needs two equal steps for it; another one must have
+        sent the same tensors, from the same addresses, three times in a row.
+    Names: of the gradients and buffers of DistributedDataParallel's and apply()'s modules; others
+        are called by their operation and its number. Ranks are those of the group.
+    Raises: PlanMismatch (what the ranks recorded, or the plan in RDMATENSOR_PLAN, differs; the
+        message names the first tensor), ValueError (the group is another backend's).
+    """
+    return _record.recorded(backend_of(_chosen(group)))
+
+
+class Described(TypedDict):
+    """See PlannedModel.describe()."""
+
+    steps: int
+    buckets: int
+    arena_bytes: int
+    sent_bytes: int
+    born: int
+    copied: int
+    copied_bytes: int
+    traced: int
+    last_step: dict[str, int]
+    choice: str
+
+
+class PlannedModel:
+    """A model that trains by a plan. Call it as the model; all else of the model is there too.
+
+    state_dict() and its keys are the model's. Gradients of parameters that the plan does not know
+    stay local; a parameter of the plan that a rank did not use counts as zero there.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: TransferPlan,
+        optimizer: torch.optim.Optimizer,
+        group: dist.ProcessGroup | None,
+        *,
+        choose_again: bool,
+    ) -> None:
+        self.module = model
+        self.plan = plan
+        self._group = _chosen(group)
+        check_plan(plan, self._group)
+        self._choice = Choice(plan, self._group, is_wanted=choose_again)
+        self._buffers = _buffers_to_send(plan, model)
+        self._memory = GradientMemory(plan, dict(model.named_parameters()), default_context())
+        self._is_syncing = True
+        self._is_in_backward = False
+        self._next_bucket = 0
+        self._flying: list[tuple[Bucket, torch.Tensor, dist.Work | None]] = []
+        self._steps = 0
+        self._sent_bytes = 0
+        _record.know(model)
+        self._root = dist.get_global_rank(self._group, 0)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), src=self._root, group=self._group)
+        self._hooks = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.register_forward_hook(self._after_forward),
+            optimizer.register_step_pre_hook(self._before_step),
+        ]
+        self._last_step: dict[str, int] = {}
+        self._before = self._spent()
+        for parameter in self._memory.gradients:
+            register = parameter.register_post_accumulate_grad_hook
+            self._hooks.append(register(self._on_gradient))  # type: ignore[no-untyped-call]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the model."""
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the model has
+        """Everything else is the model's: parameters(), state_dict(), train() and the rest."""
+        if name == "module":  # before __init__ has set it
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of the backward passes inside are summed locally, and not sent.
+
+        The first backward pass after it sends the sum, as with DistributedDataParallel.
+        """
+        before = self._is_syncing
+        self._is_syncing = False
+        try:
+            yield
+        finally:
+            self._is_syncing = before
+
+    def describe(self) -> Described:
+        """Return what was done since apply(): steps that sent, and what they cost.
+
+        "born" and "copied" count gradients that autograd wrote in their place and elsewhere,
+        "traced" the allocations that had to be learnt; "sent_bytes" are those of the buckets.
+        "last_step" is the last step alone, from the end of the backward pass before it to the end
+        of its own, in this whole process: counters(), with the copies into places among
+        "copied_bytes".
+        """
+        counts = self._memory.counts
+        return {
+            "steps": self._steps,
+            "buckets": len(self._memory.buckets),
+            "arena_bytes": self._memory.memory.nbytes,
+            "sent_bytes": self._sent_bytes,
+            "born": counts.born,
+            "copied": counts.copied,
+            "copied_bytes": counts.copied_bytes,
+            "traced": counts.traced,
+            "last_step": self._last_step,
+            "choice": self._choice.text,
+        }
+
+    def close(self) -> None:
+        """Take the hooks off; the model is an ordinary one again. Again is harmless.
+
+        Gradients that lie in the arena stay valid.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._memory.end()
+
+    # ---- forward ---------------------------------------------------------------------------------
+
+    def _before_forward(self, *_: object) -> None:
+        if self._is_in_backward:  # that pass ended with an exception, which the caller has seen
+            self._memory.end()
+            self._is_in_backward = False
+        if not self._is_syncing or not torch.is_grad_enabled():
+            return
+        works = [
+            dist.broadcast(buffer, src=self._root, group=self._group, async_op=True)
+            for buffer in self._buffers
+        ]
+        for work in works:
+            work.wait()
+
+    def _after_forward(self, _module: object, _args: object, output: object) -> None:
+        if not torch.is_grad_enabled():
+            return
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._on_output_gradient)  # type: ignore[no-untyped-call]
+
+    # ---- backward, on the thread that runs it ----------------------------------------------------
+
+    def _on_output_gradient(self, _grad: torch.Tensor) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._is_in_backward:
+            return
+        if self._is_syncing:  # ranks need not agree on passes that send nothing
+            chosen = self._choice.switched(self._memory)
+            if chosen is not None:
+                self._switch(chosen)
+        self._memory.begin()
+        self._is_in_backward = True
+        self._choice.begin()
+        self._next_bucket = 0
+        for bucket in self._memory.buckets:
+            bucket.waiting = set(bucket.gradients)
+            bucket.strays.clear()
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._end)
+
+    def _switch(self, chosen: TransferPlan) -> None:
+        """Go by other buckets from here on, as all ranks do; no gradient lies in the memory."""
+        check_plan(chosen, self._group)
+        parameters = dict(self.module.named_parameters())
+        self._memory = GradientMemory(chosen, parameters, default_context(), self._memory)
+        self.plan = chosen
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """Autograd has written a parameter's gradient for good."""
+        self._begin()  # a loss may use parameters without the model's output
+        gradient = self._memory.gradients[parameter]  # type: ignore[index]
+        bucket = self._memory.buckets[gradient.bucket]
+        if not self._memory.settle(gradient):
+            bucket.strays.append(gradient)
+        bucket.waiting.discard(gradient)
+        self._choice.ready(gradient.tensor)
+        if self._is_syncing:
+            self._send_ready()
+
+    def _send_ready(self) -> None:
+        """Send, in the plan's order, which is the same on all ranks, what is complete."""
+        buckets = self._memory.buckets
+        while self._next_bucket < len(buckets) and not buckets[self._next_bucket].waiting:
+            self._send(buckets[self._next_bucket])
+            self._next_bucket += 1
+
+    def _send(self, bucket: Bucket) -> None:
+        flat = bucket.flat
+        if bucket.strays:  # the peers expect one message all the same
+            flat = bucket.flat.clone()
+            for gradient in bucket.strays:
+                self._part(flat, bucket, gradient).copy_(_grad(gradient))
+        self._sent_bytes += flat.nbytes
+        if self._choice.is_serial:
+            self._choice.send_alone(flat)
+            self._flying.append((bucket, flat, None))
+            return
+        work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
+        self._flying.append((bucket, flat, work))
+
+    def _part(self, flat: torch.Tensor, bucket: Bucket, gradient: Gradient) -> torch.Tensor:
+        first = (gradient.address - bucket.flat.data_ptr()) // flat.element_size()
+        like = gradient.parameter
+        return flat[first : first + like.numel()].as_strided(like.shape, like.stride())
+
+    def _end(self) -> None:
+        """Backward is over."""
+        self._memory.end()
+        self._is_in_backward = False
+        if not self._is_syncing:
+            return
+        for bucket in self._memory.buckets:
+            for gradient in bucket.waiting:
+                self._fill_unused(gradient, bucket)
+            bucket.waiting.clear()
+        self._send_ready()
+        self._wait()
+        self._steps += 1
+        self._choice.end_step(self._memory)
+        spent = self._spent()
+        self._last_step = {name: spent[name] - self._before[name] for name in spent}
+        self._before = spent
+
+    def _spent(self) -> dict[str, int]:
+        counters = asdict(default_context().counters())
+        spent = {name: counters[name] for name in _COUNTED}
+        spent["copied_bytes"] += self._memory.counts.copied_bytes
+        return spent
+
+    def _fill_unused(self, gradient: Gradient, bucket: Bucket) -> None:
+        """A gradient that did not come in this pass: what came in earlier ones, or zero."""
+        if gradient.parameter.grad is None:
+            if self._memory.is_taken(gradient):
+                gradient.parameter.grad = torch.zeros_like(gradient.parameter)
+            else:
+                gradient.parameter.grad = self._memory.take(gradient).zero_()
+        if _grad(gradient).data_ptr() != gradient.address:
+            bucket.strays.append(gradient)
+
+    def _wait(self) -> None:
+        flying, self._flying = self._flying, []
+        for bucket, flat, work in flying:
+            if work is not None:
+                work.wait()
+            if flat is not bucket.flat:
+                for gradient in bucket.gradients:
+                    _grad(gradient).copy_(self._part(flat, bucket, gradient))
+
+    def _before_step(self, *_: object) -> None:
+        if self._is_in_backward:
+            raise RuntimeError(
+                "the backward pass before this step did not end: it raised, or runs still"
+            )
+
+
+def _chosen(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    chosen = dist.group.WORLD if group is None else group
+    if chosen is None:
+        raise ValueError("init_process_group() has not been called")
+    return chosen
+
+
+def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
+    """Compare the plans of all ranks of the group, before any address is used."""
+    world = dist.get_world_size(group)
+    kind, planned = plan.strategy.kind, plan.strategy.world_size
+    mine = plan_to_json(plan)
+    others: list[Any] = [None] * world
+    dist.all_gather_object(others, (plan.fingerprint(), kind, planned), group=group)
+    if kind != "data_parallel" or planned != world:
+        raise InvalidArgument(
+            "RDT_EINVAL",
+            "plan.apply",
+            f"the plan is for {planned} ranks with strategy {kind}; the group has {world} ranks, "
+            "and only data_parallel is run here",
+        )
+    if len({entry[0] for entry in others}) == 1:
+        return
+    texts: list[Any] = [mine]
+    dist.broadcast_object_list(texts, src=dist.get_global_rank(group, 0), group=group)
+    first = plan_from_json(texts[0])
+    different = [rank for rank, entry in enumerate(others) if entry[0] != others[0][0]]
+    why = first_difference(plan, first) or f"ranks {different} differ from rank 0"
+    raise PlanMismatch(f"the ranks of the group have different plans: {why}")
+
+
+def _buffers_to_send(plan: TransferPlan, model: torch.nn.Module) -> list[torch.Tensor]:
+    buffers = dict(model.named_buffers())
+    sent = []
+    for bucket in plan.buckets:
+        if bucket.phase != "forward" or bucket.operation != "broadcast":
+            continue
+        for name in bucket.tensors:
+            if name not in buffers:
+                raise PlanMismatch(f"the plan has a buffer {name}, the model has none of that name")
+            sent.append(buffers[name])
+    return sent
+
+
+def _grad(gradient: Gradient) -> torch.Tensor:
+    found = gradient.parameter.grad
+    assert found is not None
+    return found

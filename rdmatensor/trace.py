@@ -1,0 +1,247 @@
+"""What a context's last transfers were, and when: as a list, and as a page of a trace viewer.
+
+    rdmatensor.trace.start(context)
+    ...
+    rdmatensor.trace.write(context, "transfers.json")   # chrome://tracing, ui.perfetto.dev
+
+With beside="torch.json", a trace that torch.profiler has exported, both are on one time line:
+kernels and Python above, transfers below. RDMATENSOR_TRACE=FOLDER does all of it for a process: it
+begins with the context and writes FOLDER/rdmatensor-<host>-<pid>.json when that is closed.
+
+A trace costs about 100 bytes and 0.1 us for each transfer; where it was not started, one look at a
+pointer.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import json
+import math
+import os
+import socket
+import time
+import zlib
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rdmatensor._arguments import invalid, whole_in
+from rdmatensor._ffi import OK, check, ffi, lib, scratch
+from rdmatensor.errors import RANK_UNKNOWN
+
+if TYPE_CHECKING:
+    from rdmatensor.context import Context
+
+DEFAULT_CAPACITY = 1 << 16
+CAPACITY_MAX = 1 << 24
+_BATCH = 4096
+# Threads of the process have small numbers; ours are rows of the picture, and stand below them.
+_FIRST_ROW = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One transfer. Times are of the wall clock, in nanoseconds since 1970."""
+
+    sequence: int  # from 1 on, in the order in which they began
+    name: str  # "write", "read", "slot", "send", "receive", "all_reduce"
+    peer: int | None  # its rank; None: a collective's, or from any source
+    len_bytes: int
+    start_ns: int
+    end_ns: int | None  # None: in flight
+    status: str  # "RDT_OK", "RDT_EPEER"; "in flight"
+
+
+def start(context: Context, capacity: int = DEFAULT_CAPACITY) -> None:
+    """Keep the last `capacity` transfers from now on; once in a context's life.
+
+    Raises: InvalidArgument (it is on already; a capacity below 1 or over 2^24), OutOfMemory,
+        Closed.
+    """
+    capacity = whole_in(capacity, CAPACITY_MAX, "trace", "capacity")
+    check(lib.rdt_context_trace_start(context._c_ptr("trace"), capacity, scratch.err), "trace")
+
+
+def events(context: Context, since: int = 1) -> list[Event]:
+    """Return the transfers that are kept, oldest first; of those since a sequence number only.
+
+    Empty where start() was not called. Raises: Closed.
+    """
+    batch = ffi.new("struct rdt_trace_event[]", _BATCH)
+    following = ffi.new("uint64_t *", since)
+    found: list[Event] = []
+    # As many as there is room for, and no more: others may begin faster than this reads.
+    for _ in range(CAPACITY_MAX // _BATCH):
+        # Anew each time: another thread may close the context.
+        pointer = context._c_ptr("trace")
+        count = lib.rdt_context_trace_read(pointer, following[0], batch, _BATCH, following)
+        found += [_event(batch[i]) for i in range(count)]
+        if count < _BATCH:
+            break
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How long the transfers of one name took since start().
+
+    Those that are not kept any more included, but for one that `capacity` newer ones outran.
+    """
+
+    name: str  # "other" for names beyond the first 31
+    count: int
+    sum_s: float
+    len_bytes: int
+    buckets: tuple[tuple[float, int], ...]  # (seconds, how many took no longer); ends with inf
+
+
+def histograms(context: Context) -> list[Histogram]:
+    """Return one for each name that has ended at least once.
+
+    Empty where start() was not called. Raises: Closed.
+    """
+    raw = ffi.new("struct rdt_trace_histogram *")
+    found: list[Histogram] = []
+    while lib.rdt_context_trace_histogram(context._c_ptr("trace"), len(found), raw) == OK:
+        bounds = [*(2**i / 1e6 for i in range(lib.RDT_TRACE_BUCKETS - 1)), math.inf]
+        found.append(
+            Histogram(
+                name=ffi.string(raw.name).decode(),
+                count=raw.count,
+                sum_s=raw.sum_ns / 1e9,
+                len_bytes=raw.sum_bytes,
+                buckets=tuple(zip(bounds, accumulate(raw.buckets), strict=True)),
+            )
+        )
+    return found
+
+
+def _event(raw: Any) -> Event:  # noqa: ANN401 - a struct of cffi
+    is_over = raw.end_ns != 0
+    return Event(
+        sequence=raw.sequence,
+        name=ffi.string(raw.name).decode(),
+        peer=None if raw.peer_rank == RANK_UNKNOWN else raw.peer_rank,
+        len_bytes=raw.len_bytes,
+        start_ns=raw.start_ns,
+        end_ns=raw.end_ns if is_over else None,
+        status=ffi.string(lib.rdt_status_name(raw.status)).decode() if is_over else "in flight",
+    )
+
+
+def write(context: Context, path: str | Path, *, beside: str | Path | None = None) -> int:
+    """Write the transfers that are kept as a Chrome trace, and return how many they are.
+
+    path: ends in .json or .json.gz.
+    beside: a trace of torch.profiler's export_chrome_trace() from this machine; the file written
+        holds its events too, on one time line.
+    Raises: Closed, OSError, InvalidArgument (`beside` is no such trace).
+    """
+    found = events(context)
+    trace: dict[str, Any] = {"traceEvents": [], "displayTimeUnit": "ns"}
+    if beside is not None:
+        trace = _read(Path(beside))
+    # torch counts its microseconds from a time of its own; with 0 they are since 1970.
+    base_ns: int = trace.get("baseTimeNanoseconds", 0)
+    trace["traceEvents"] += chrome_events(found, base_ns, now_ns=time.time_ns())
+    _write(Path(path), trace)
+    return len(found)
+
+
+def chrome_events(found: list[Event], base_ns: int, now_ns: int) -> list[dict[str, object]]:
+    """Return events of the Chrome trace format; what is in flight lasts until now_ns."""
+    pid = os.getpid()
+    rows: dict[str, list[tuple[int, int]]] = {}  # by title: a heap of (last end, row)
+    numbers: dict[tuple[str, int], int] = {}
+    drawn: list[dict[str, object]] = []
+    for event in found:
+        title = "rdmatensor " + (
+            "collectives" if event.peer is None else f"to and from rank {event.peer}"
+        )
+        end_ns = now_ns if event.end_ns is None else event.end_ns
+        place = (title, _free_row(rows.setdefault(title, []), event.start_ns, end_ns))
+        drawn.append(
+            {
+                "ph": "X",
+                "cat": "rdmatensor",
+                "name": event.name,
+                "pid": pid,
+                "tid": numbers.setdefault(place, _FIRST_ROW + len(numbers)),
+                "ts": (event.start_ns - base_ns) / 1000,
+                "dur": max(end_ns - event.start_ns, 0) / 1000,
+                "args": {
+                    "bytes": event.len_bytes,
+                    "peer": event.peer,
+                    "status": event.status,
+                    "sequence": event.sequence,
+                },
+            }
+        )
+    return [*_row_names(numbers, pid), *drawn]
+
+
+def _free_row(rows: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+    """Take a row in which nothing overlaps: a viewer draws only what nests."""
+    if rows and rows[0][0] <= start_ns:
+        row = rows[0][1]
+        heapq.heapreplace(rows, (end_ns, row))
+    else:
+        row = len(rows)
+        heapq.heappush(rows, (end_ns, row))
+    return row
+
+
+def _row_names(numbers: dict[tuple[str, int], int], pid: int) -> list[dict[str, object]]:
+    return [
+        {
+            "ph": "M",
+            "name": kind,
+            "pid": pid,
+            "tid": number,
+            "args": {"name": title} if kind == "thread_name" else {"sort_index": number},
+        }
+        for (title, _), number in numbers.items()
+        for kind in ("thread_name", "thread_sort_index")
+    ]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    raw = path.read_bytes()
+    try:
+        trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise invalid("trace", f"beside={str(path)!r} is not JSON: {error}") from error
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise invalid("trace", f"beside={str(path)!r} has no list of traceEvents")
+    if not isinstance(trace.get("baseTimeNanoseconds", 0), int):
+        raise invalid("trace", f"beside={str(path)!r}: baseTimeNanoseconds is no whole number")
+    return trace
+
+
+def _write(path: Path, trace: dict[str, Any]) -> None:
+    raw = json.dumps(trace).encode()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+
+
+def check_folder(folder: str) -> None:
+    """Raise InvalidArgument where a file could not be written at the end.
+
+    Called before the context is there: who waits an hour for a trace must not learn it then.
+    """
+    if not Path(folder).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise invalid("Context", f"RDMATENSOR_TRACE={folder}: no folder that can be written to")
+
+
+def write_into(folder: str, context: Context) -> Path:
+    """Write FOLDER/rdmatensor-<host>-<pid>.json and return its path; "-<uuid>" where that is there.
+
+    Raises: OSError, Closed.
+    """
+    name = f"rdmatensor-{socket.gethostname()}-{os.getpid()}"
+    path = Path(folder, f"{name}.json")
+    if path.exists():  # of an earlier context of this process
+        path = Path(folder, f"{name}-{context.uuid.hex()[:8]}.json")
+    write(context, path)
+    return path

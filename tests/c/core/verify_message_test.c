@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Messages of groups that verify: eager ones and those in place, wherever their memory lies. */
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "core/group_impl.h"
+#include "verify_rig.h"
+
+/* The library reads private memory of peers through this; the byte at evil_off of the message that
+ * is as long is changed. */
+static _Atomic uint32_t evil_process_reads;
+
+ssize_t
+process_vm_readv(pid_t pid, const struct iovec *local, unsigned long local_count,
+                 const struct iovec *remote, unsigned long remote_count, unsigned long flags)
+{
+    const ssize_t got =
+        syscall(SYS_process_vm_readv, pid, local, local_count, remote, remote_count, flags);
+
+    if (evil_process_reads != 0 && got > (ssize_t)evil_off) {
+        evil_process_reads = 0;
+        ((uint8_t *)local->iov_base)[evil_off] ^= 0x10;
+    }
+    return got;
+}
+
+struct team {
+    rdt_context *ctx[2];
+    rdt_group *group[2];
+};
+
+static rdt_status
+blob_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+        struct rdt_error *err)
+{
+    const struct team *team = arg;
+
+    (void)timeout_ns;
+    return rdt_context_blob(team->ctx[rank], buf, cap, len_out, err);
+}
+
+static void
+open_team(struct team *team, uint32_t transport)
+{
+    struct rdt_error err = {0};
+
+    for (uint32_t i = 0; i < 2; i++)
+        team->ctx[i] = make(transport, RDT_VERIFY_CRC32C, (int32_t)i);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct rdt_group_opts opts = {.struct_size = sizeof(opts),
+                                            .rank = i,
+                                            .size = 2,
+                                            .name = "world",
+                                            .job_id = "job",
+                                            .timeout_ns = 15 * S,
+                                            .blob = blob_of,
+                                            .blob_arg = team};
+        CHECK_OK(rdt_group_create(team->ctx[i], &opts, &team->group[i], &err), &err);
+    }
+}
+
+static void
+close_team(struct team *team)
+{
+    struct rdt_error err = {0};
+
+    for (int i = 0; i < 2; i++)
+        rdt_group_destroy(team->group[i]);
+    for (int i = 0; i < 2; i++) {
+        rdt_status status;
+        const uint64_t deadline_ns = test_now_ns() + 15 * S;
+        while ((status = rdt_context_close(team->ctx[i], &err)) == RDT_EBUSY &&
+               test_now_ns() < deadline_ns)
+            test_sleep_ns(1000000);
+        CHECK_OK(status, &err);
+    }
+}
+
+static rdt_status
+exchange(struct team *team, const void *src, void *dst, uint64_t len_bytes, bool is_late,
+         struct rdt_error *err)
+{
+    rdt_transfer *send = NULL;
+    rdt_transfer *recv = NULL;
+
+    if (!is_late)
+        CHECK_OK(rdt_group_recv(team->group[1], 0, 7, dst, len_bytes, NULL, &recv, err), err);
+    CHECK_OK(rdt_group_send(team->group[0], 1, 7, src, len_bytes, NULL, &send, err), err);
+    if (is_late) {
+        test_sleep_ns(20000000);
+        CHECK_OK(rdt_group_recv(team->group[1], 0, 7, dst, len_bytes, NULL, &recv, err), err);
+    }
+    const rdt_status status = rdt_transfer_wait(recv, 15 * S, err);
+    rdt_transfer_free(recv);
+    if (status == RDT_OK)
+        check_done(send);
+    else
+        rdt_transfer_free(send);
+    return status;
+}
+
+/* 0 private memory at both ends, 1 the source in the arena, 2 the destination, 3 both. */
+static void
+messages(uint32_t transport, uint32_t where)
+{
+    static const uint64_t sizes[] = {0, 1, 8, 9, 4000, 60000, 70000, 3000001, 9 << 20};
+    struct team team;
+    struct rdt_error err = {0};
+    rdt_region *regions[2] = {NULL};
+    uint8_t *src;
+    uint8_t *dst;
+    uint8_t *bytes = noise(9 << 20, 7);
+    uint64_t total = 0;
+
+    open_team(&team, transport);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(rdt_region_alloc(team.ctx[i], 9 << 20, 0, &regions[i], &err), &err);
+    src = (where & 1) != 0 ? rdt_region_addr(regions[0]) : malloc(9 << 20);
+    dst = (where & 2) != 0 ? rdt_region_addr(regions[1]) : malloc(9 << 20);
+    memcpy(src, bytes, 9 << 20);
+    for (uint32_t i = 0; i < 2 * sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const uint64_t size = sizes[i / 2];
+        memset(dst, 0, size);
+        CHECK_OK(exchange(&team, src, dst, size, i % 2 != 0, &err), &err);
+        CHECK_MEM_EQ(dst, src, size);
+        total += size;
+    }
+    CHECK_UINT_EQ(counters_of(team.ctx[1]).verified_bytes, total);
+    CHECK_UINT_EQ(counters_of(team.ctx[1]).mismatches, 0);
+    if ((where & 1) == 0)
+        free(src);
+    if ((where & 2) == 0)
+        free(dst);
+    for (int i = 0; i < 2; i++)
+        rdt_region_free(regions[i], NULL, NULL);
+    close_team(&team);
+    free(bytes);
+}
+
+TEST_TIMEOUT(messages_of_all_sizes_and_places_are_compared, 90)
+{
+    for (int i = pair_first_transport(); i < 3; i++)
+        for (uint32_t where = 0; where < 4; where++)
+            messages(transports[i], where);
+}
+
+static void
+corrupted_message(int transport, uint64_t len_bytes, uint64_t off, bool is_late, bool is_in_arena)
+{
+    struct team team;
+    struct rdt_error err = {0};
+    rdt_endpoint *ep[2];
+    rdt_region *region = NULL;
+    uint8_t *dst = calloc(1, len_bytes);
+    const bool is_read = transports[transport] == RDT_TRANSPORT_SHM && len_bytes > 65536;
+    char where[64];
+
+    open_team(&team, transports[transport]);
+    for (uint32_t i = 0; i < 2; i++)
+        CHECK_OK(rdt_group_endpoint(team.group[i], 1 - i, &ep[i], &err), &err);
+    for (uint32_t i = 0; i < 2; i++)
+        CHECK_OK(rdt_endpoint_wait_ready(ep[i], 15 * S, &err), &err);
+    CHECK_OK(rdt_region_alloc(team.ctx[0], len_bytes, 0, &region, &err), &err);
+    uint8_t *src = is_in_arena ? rdt_region_addr(region) : malloc(len_bytes);
+    memset(src, 'x', len_bytes);
+    evil_bytes = NULL;
+    evil_off = off;
+    if (is_read && !is_in_arena)
+        evil_process_reads = 1;
+    else /* an eager message's head stands before it */
+        corrupt_next(ep[is_read ? 1 : 0], len_bytes, off);
+    CHECK_INT_EQ(exchange(&team, src, dst, len_bytes, is_late, &err), RDT_ECORRUPT);
+    (void)snprintf(where, sizeof(where), "%llu ", (unsigned long long)(off / 16384 * 16384));
+    check_names(&err, "message with tag 7 in group 'world'", names[transport],
+                len_bytes > 65536 ? where : "bytes");
+    CHECK_INT_EQ(err.peer_rank, 0);
+    CHECK_UINT_EQ(counters_of(team.ctx[1]).mismatches, 1);
+    if (!is_in_arena)
+        free(src);
+    rdt_region_free(region, NULL, NULL);
+    close_team(&team);
+    free(evil_bytes);
+    free(dst);
+}
+
+TEST_TIMEOUT(a_message_in_place_that_was_changed_is_found, 60)
+{
+    for (int i = pair_first_transport(); i < 3; i++)
+        for (int k = 0; k < 4; k++)
+            corrupted_message(i, 3000000, 500000, k % 2 != 0, k / 2 != 0);
+}
+
+/* One bit of the payload in the ring, on its way: over shm it is a block of its own, elsewhere it
+ * follows its head in one. */
+TEST_TIMEOUT(an_eager_message_that_was_changed_is_found, 60)
+{
+    for (int i = pair_first_transport(); i < 3; i++)
+        for (int k = 0; k < 2; k++)
+            corrupted_message(i, 700, transports[i] == RDT_TRANSPORT_SHM ? 123 : 64 + 123, k != 0,
+                              false);
+}
+
+TEST_MAIN()

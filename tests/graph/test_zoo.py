@@ -1,0 +1,178 @@
+"""The models of the zoo: plans against a step that really runs, and against torch's pipelining."""
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import zoo  # noqa: E402  needs torch
+from torch import nn  # noqa: E402
+
+from graph_analysis import (  # noqa: E402
+    DataParallel,
+    GraphCollectives,
+    ParameterServer,
+    Pipeline,
+    TransferPlan,
+    analyze,
+)
+from graph_analysis.plan_check import check_plan  # noqa: E402
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+
+# VGG differs from AlexNet in size alone, and its gradients would not fit on small machines.
+PLANNED = [name for name in zoo.FACTORIES if name != "vgg16"]
+
+
+def _plan(name: str, strategy: object, **options: object) -> tuple[nn.Module, TransferPlan]:
+    torch.manual_seed(5)
+    model, inputs, loss_fn = zoo.FACTORIES[name]()
+    plan = analyze(model, inputs, loss_fn=loss_fn, strategy=strategy, **options)
+    check_plan(plan)
+    return model, plan
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_gradients_of_a_real_step_are_the_planned_ones(name: str) -> None:
+    model, plan = _plan(name, DataParallel(2))
+    assert plan.source == "joint_graph"
+    assert plan.omissions == ()
+    _, inputs, loss_fn = zoo.FACTORIES[name]()
+    loss_fn(model(*inputs), *inputs).backward()
+    named = dict(model.named_parameters())
+    planned = {t.parameter: t for t in plan.tensors if t.role == "gradient"}
+    assert set(planned) == {key for key, p in named.items() if p.grad is not None}
+    for key, tensor in planned.items():
+        gradient = named[str(key)].grad
+        assert (tensor.shape, tensor.size_bytes) == (tuple(gradient.shape), gradient.nbytes)
+    reduced = sum(b.payload_bytes for b in plan.buckets if b.operation == "all_reduce")
+    assert reduced == sum(p.grad.nbytes for p in named.values() if p.grad is not None)
+
+
+def test_gpt_with_dynamic_batch_and_sequence_in_a_pipeline() -> None:
+    """What crosses is bounded by both symbols, and each names its input and dimension."""
+    dims = {0: torch.export.Dim("batch", max=8), 1: torch.export.Dim("seq", min=4, max=64)}
+    _, plan = _plan("gpt", Pipeline(("blocks.2",)), dynamic_shapes={"tokens": dims})
+    sent = {c.tensor for c in plan.crossings}
+    crossing = [t for t in plan.tensors if t.name in sent]
+    assert len(crossing) == 2
+    for tensor in crossing:
+        assert (tensor.kind, tensor.max_bytes) == ("bounded", 4 * 8 * 64 * 128)
+        assert tensor.inputs == ("tokens, dimension 0", "tokens, dimension 1")
+    held = {t.parameter: t.homes for t in plan.tensors if t.role == "gradient"}
+    assert held["blocks.1.down.weight"] == ("stage0",)
+    assert held["blocks.2.qkv.weight" if "blocks.2.qkv.weight" in held else "head.weight"] == (
+        "stage1",
+    )
+
+
+def test_routing_by_data_names_the_operation_that_decides() -> None:
+    _, plan = _plan("moe", DataParallel(2))
+    routed = [t for t in plan.tensors if t.role == "activation" and t.symbols]
+    assert routed
+    by_data = {s.name: s.source for s in plan.symbols if s.dim is None}
+    assert len(by_data) == 4  # one for each expert
+    assert all("nonzero" in source for source in by_data.values())
+    assert all(set(t.symbols) <= set(by_data) for t in routed)
+    assert {t.kind for t in routed} <= {"bounded", "dynamic"}
+
+
+@pytest.mark.parametrize("name", ["gpt", "mlp"])
+def test_boundaries_are_those_of_torchs_own_pipelining(name: str) -> None:
+    """torch.distributed.pipelining cuts at the same modules: the same bytes go to stage 1."""
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    where = {"gpt": "blocks.2", "mlp": "hidden.1"}[name]
+    model, plan = _plan(name, Pipeline((where,)))
+    _, inputs, _ = zoo.FACTORIES[name]()
+    pipe = pipeline(model, mb_args=inputs, split_spec={where: SplitPoint.BEGINNING})
+    received = [
+        node.meta["val"]
+        for node in pipe.get_stage_module(1).graph.nodes
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+    sizes = {t.name: (t.dtype, t.size_bytes) for t in plan.tensors}
+    forward = [sizes[c.tensor] for c in plan.crossings if c.phase == "forward"]
+    expected = [
+        (str(value.dtype).removeprefix("torch."), value.nbytes)
+        for value in received
+        if value.is_floating_point()
+    ]
+    assert sorted(forward) == sorted(expected)
+    # Each comes back as its gradient.
+    assert sorted(sizes[c.tensor] for c in plan.crossings if c.phase == "backward") == sorted(
+        forward
+    )
+
+
+@pytest.fixture
+def fake_group() -> object:
+    """Four ranks in one process, of which nothing is ever sent."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+class Reducing(nn.Module):
+    """A functional collective in the forward, and so its counterpart in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import torch.distributed._functional_collectives as functional
+
+        y = functional.all_reduce(self.linear(x), "sum", torch.distributed.group.WORLD)
+        return y.relu()
+
+
+def test_functional_collectives_are_found_in_both_directions(fake_group: object) -> None:
+    plan = analyze(Reducing(), (torch.randn(8, 16),), strategy=GraphCollectives(4))
+    check_plan(plan)
+    assert plan.source == "joint_graph"
+    found = [(c.operation, c.phase) for c in plan.crossings]
+    assert found == [("all_reduce", "forward"), ("all_reduce", "backward")]
+    assert [b.payload_bytes for b in plan.buckets] == [512, 512]
+    assert plan.groups[0].ranks == (0, 1, 2, 3)
+    arena = plan.arenas[0]
+    assert arena.peak_bytes == arena.lower_bound_bytes < arena.naive_bytes
+
+
+def test_a_tensor_parallel_model_is_seen_through_the_compiler(fake_group: object) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
+    mesh = init_device_mesh("cpu", (4,))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    plan = analyze(model, (torch.randn(8, 16),), strategy=GraphCollectives(4))
+    check_plan(plan)
+    assert plan.source == "pieces"
+    assert [(c.operation, c.phase) for c in plan.crossings] == [("all_reduce", "forward")]
+    assert [b.payload_bytes for b in plan.buckets] == [8 * 16 * 4]
+    assert "whole graph of the step" in {o.subject for o in plan.omissions}
+    weight = next(t for t in plan.tensors if t.name == "0.weight")
+    assert weight.shape == (16, 16)  # a quarter of it
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_resnet_is_analysed_in_linear_passes() -> None:
+    """The passes without capture, on the graph of the largest model, for every strategy."""
+    from graph_analysis import build_plan
+    from graph_analysis.capture import capture
+
+    model, inputs, loss_fn = zoo.resnet50()
+    graph = capture(model, inputs, loss_fn=loss_fn)
+    assert len(graph.ops) > 1_000
+    for strategy in (DataParallel(8), Pipeline(4), ParameterServer(2, 4)):
+        began = time.process_time()
+        check_plan(build_plan(graph, strategy))
+        assert time.process_time() - began < 5.0

@@ -1,0 +1,161 @@
+"""What is born or moved in the arena, seen from a rank."""
+
+from __future__ import annotations
+
+import io
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rdmatensor.distributed
+import rdmatensor.torch
+
+TIMEOUT = timedelta(seconds=60)
+MODES: dict[str, dict[str, bool]] = {
+    "views": {"gradient_as_bucket_view": True},
+    "copies": {"gradient_as_bucket_view": False},
+    "static": {"gradient_as_bucket_view": True, "static_graph": True},
+    "unused": {"gradient_as_bucket_view": True, "find_unused_parameters": True},
+}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 8))
+
+
+def train(
+    module: DistributedDataParallel, steps: int, rank: int
+) -> tuple[list[list[bool]], list[list[int]], list[float]]:
+    """Return, per step, where the gradients are and their addresses, and the losses."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    places, addresses, losses = [], [], []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step * 100 + rank)
+        x = torch.randn(16, 32, generator=generator)
+        optimizer.zero_grad(set_to_none=True)
+        loss = module(x).square().mean()
+        loss.backward()
+        grads = [p.grad for p in module.parameters() if p.grad is not None]
+        places.append([rdmatensor.torch.is_in_arena(grad) for grad in grads])
+        addresses.append([grad.data_ptr() for grad in grads])
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return places, addresses, losses
+
+
+def buckets(rank: int, world: int, mode: str) -> dict[str, Any]:
+    """Train in one mode of DDP over both backends."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    ours = DistributedDataParallel(model(), **MODES[mode])
+    places, addresses, losses = train(ours, 6, rank)
+    theirs = DistributedDataParallel(model(), process_group=gloo, **MODES[mode])
+    gloo_places, _, gloo_losses = train(theirs, 6, rank)
+    found = {
+        "places": places,
+        "addresses": addresses,
+        "losses": losses,
+        "gloo_losses": gloo_losses,
+        "gloo_places": gloo_places,
+        "adopted": rdmatensor.distributed.describe()["adopted"],
+        "has_same_weights": all(
+            torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+        ),
+    }
+    # Before the group: DDP gives its Gloo group up with Python's lock held, and Gloo's threads,
+    # which the group's end waits for, may want that lock (torch 2.13). The group's own object
+    # releases it.
+    del theirs
+    dist.destroy_process_group()
+    return found
+
+
+def on_request(rank: int, world: int) -> dict[str, bool]:
+    """adopt() and registered_memory(), with everything that moves a storage afterwards."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    is_in = rdmatensor.torch.is_in_arena
+    weight = torch.arange(4096, dtype=torch.float32)
+    view = weight[1024:]
+    before = weight.clone()
+    checks = {"torch's own is outside": not is_in(weight)}
+    rdmatensor.torch.adopt(weight)
+    checks["adopted with its views"] = is_in(weight) and is_in(view)
+    checks["same bytes"] = torch.equal(weight, before) and torch.equal(view, before[1024:])
+    address = weight.data_ptr()
+    rdmatensor.torch.adopt(weight)
+    checks["again is nothing"] = weight.data_ptr() == address
+    dist.all_reduce(weight)
+    checks["reduced in place"] = torch.equal(weight, before * world)
+    file = io.BytesIO()
+    torch.save(weight, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    checks["saved and loaded"] = torch.equal(loaded, weight) and not is_in(loaded)
+    weight.resize_(8192)
+    checks["resized in the arena"] = is_in(weight) and torch.equal(weight[:4096], before * world)
+    weight[4096:] = 1.0
+    dist.all_reduce(weight)
+    checks["reduced after that"] = bool((weight[4096:] == world).all())
+    shared = rdmatensor.torch.adopt(torch.ones(2048))
+    shared.share_memory_()
+    checks["shared outside"] = not is_in(shared) and bool((shared == 1).all())
+    dist.all_reduce(shared)
+    checks["reduced when shared"] = bool((shared == world).all())
+    for name, foreign in {
+        "shared": torch.ones(2048).share_memory_(),
+        "numpy": torch.from_numpy(before.numpy()),
+        "empty": torch.empty(0),
+        "meta": torch.empty(8, device="meta"),
+    }.items():
+        try:
+            rdmatensor.torch.adopt(foreign)
+            checks[f"{name} is refused"] = False
+        except ValueError as error:
+            checks[f"{name} is refused"] = "adopt: " in str(error)
+    checks.update(_in_registered_memory(world))
+    dist.destroy_process_group()
+    return checks
+
+
+def _in_registered_memory(world: int) -> dict[str, bool]:
+    is_in = rdmatensor.torch.is_in_arena
+    with rdmatensor.torch.registered_memory(min_bytes=1024) as births:
+        large, small = torch.empty(1 << 16), torch.empty(8)
+        # These ask for memory as an address alone, and give it back so.
+        conv = nn.Conv2d(3, 8, 3)
+        conv(torch.randn(2, 3, 32, 32)).sum().backward()
+    outside = torch.empty(1 << 16)
+    states = {
+        "born inside": is_in(large),
+        "small stays outside": not is_in(small),
+        "outside again": not is_in(outside),
+        "counted": births.count >= 1 and births.size_bytes >= (1 << 18),
+        "none missed": births.missed == 0,
+    }
+    large.fill_(2.0)
+    dist.all_reduce(large)
+    states["reduced where it was born"] = bool((large == 2 * world).all()) and is_in(large)
+    return states
+
+
+def arena_full(rank: int, world: int) -> dict[str, Any]:
+    """Buckets that the arena has no room for: training goes on, and it is told."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    module = DistributedDataParallel(
+        nn.Linear(2048, 2048, bias=False), gradient_as_bucket_view=True
+    )
+    module(torch.ones(4, 2048)).sum().backward()
+    grad = module.module.weight.grad
+    assert grad is not None
+    found = {
+        "is_in_arena": rdmatensor.torch.is_in_arena(grad),
+        "is_right": bool((grad == 4.0).all()),
+        "adopted": rdmatensor.distributed.describe()["adopted"],
+    }
+    dist.destroy_process_group()
+    return found

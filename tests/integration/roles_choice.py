@@ -1,0 +1,112 @@
+"""Planned models whose plan has one bucket where more would be right."""
+
+from __future__ import annotations
+
+import copy
+import time
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rdmatensor.plan
+from graph_analysis import CostModel, DataParallel, analyze
+
+TIMEOUT = timedelta(seconds=60)
+STEPS = 8
+SLEEP_S = 0.01  # of each layer's backward; many times what the transfer of a layer takes
+SLOWER_S = 1.0
+Kind = Literal["kept", "slower", "held", "declined"]
+# Kind, rank and step of a backward pass that is slow, whatever the buckets: so the third step, or
+# those after the choice, lose by far more than a busy machine's noise.
+DAWDLES = {("kept", 0, 2), ("slower", 1, 3), ("slower", 1, 4)}
+
+
+class Slow(torch.autograd.Function):
+    """The identity, with a slow backward: so that a bucket has something to hide behind."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the input."""
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        """Return the gradient, late."""
+        time.sleep(SLEEP_S)
+        return grads[0]
+
+
+class Layers(nn.Module):
+    """Linear layers with pauses between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+        self.is_slow = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if self.is_slow:
+                x = Slow.apply(x)  # type: ignore[no-untyped-call]
+        return x
+
+
+def cases(rank: int, world: int) -> dict[str, Any]:
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    kinds: tuple[Kind, ...] = ("kept", "slower", "held", "declined")
+    found = {kind: run(kind, rank, world) for kind in kinds}
+    dist.destroy_process_group()
+    return found
+
+
+def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
+    """Train; the oracle is the same model without a plan."""
+    torch.manual_seed(4)
+    model = Layers()
+    theirs = DistributedDataParallel(copy.deepcopy(model), gradient_as_bucket_view=True)
+    # A message is assumed to cost so much that one is best.
+    cost = CostModel(latency_ns=10**9)
+    example = (torch.randn(2, 512),)
+    plan = analyze(model, example, strategy=DataParallel(world), cost=cost)
+    model.is_slow = True
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, theirs)]
+    planned = rdmatensor.plan.apply(model, plan, optimizers[0], choose_again=kind != "declined")
+    said: list[rdmatensor.plan.Described] = []
+    held = []
+    for step in range(STEPS):
+        batch = torch.randn(2, 512, generator=torch.Generator().manual_seed(10 * step + rank))
+        for module, optimizer in zip((planned, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            output: Any = module(batch)
+            if module is planned and (kind, rank, step) in DAWDLES:
+                output.register_hook(_dawdle)
+            output.square().mean().backward()
+            optimizer.step()
+        said.append(planned.describe())
+        if kind == "held" and rank == 0:
+            held = [parameter.grad for parameter in model.parameters()]
+    mine, other = model.parameters(), theirs.parameters()
+    found = {
+        "buckets": [entry["buckets"] for entry in said],
+        "last": said[-1]["buckets"],
+        "choice": [entry["choice"] for entry in said],
+        "arena_bytes": [entry["arena_bytes"] for entry in said],
+        "copied": [entry["copied"] for entry in said],
+        "fingerprint": planned.plan.fingerprint(),
+        "bits": [parameter.detach().double().sum().item() for parameter in model.parameters()],
+        "is_right": all(
+            torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(mine, other, strict=True)
+        ),
+        "held": len(held),
+    }
+    planned.close()
+    return found
+
+
+def _dawdle(_grad: torch.Tensor) -> None:
+    time.sleep(SLOWER_S)

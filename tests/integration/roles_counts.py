@@ -1,0 +1,137 @@
+"""What a step costs by the library's own counters, and by witnesses that know nothing of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rdmatensor.distributed
+import rdmatensor.plan
+from graph_analysis import DataParallel, analyze
+from rdmatensor.context import default_context
+
+TIMEOUT = timedelta(seconds=60)
+WARM = 4  # the buckets move before the second step, the cycle is found at the end of the third
+STEPS = 5
+SETTLE_S = 0.2  # for what the kernel has yet to see acknowledged
+TCP_BYTES = (120, 136)  # of struct tcp_info: bytes acknowledged and received
+COUNTED = (
+    *("writes", "moved_bytes", "copied_bytes", "control_messages", "credits_alone"),
+    *("registrations", "wire_bytes"),
+)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+
+
+@contextlib.contextmanager
+def witnessed(found: dict[str, Any], group: object) -> Iterator[None]:
+    """Take what counters and witnesses say between here and the end; the group is for this only."""
+    preloaded = ctypes.CDLL(None)
+    has_witness = hasattr(preloaded, "witnessed_bytes")
+    if has_witness:
+        preloaded.witnessed_bytes.restype = ctypes.c_uint64
+
+    def look() -> dict[str, int]:
+        dist.barrier(group=group)
+        time.sleep(SETTLE_S)
+        counters = default_context().counters()
+        said = {name: int(getattr(counters, name)) for name in COUNTED}
+        said["kernel_sent"], said["kernel_received"] = kernel_bytes()
+        if has_witness:
+            said["copied_by_rdmatensor"] = int(preloaded.witnessed_bytes(1))
+            said["copied_by_all"] = int(preloaded.witnessed_bytes(0))
+        dist.barrier(group=group)  # nobody leaves, and closes sockets, before all have looked
+        return said
+
+    before = look()
+    yield
+    found.update({name: after - before[name] for name, after in look().items()})
+
+
+def kernel_bytes() -> tuple[int, int]:
+    """Return what the kernel sent and received for this process's TCP sockets to other ranks."""
+    sent = received = 0
+    store = int(os.environ["MASTER_PORT"])
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as peer:
+            is_stream = peer.family in (socket.AF_INET, socket.AF_INET6)
+            if not is_stream or peer.type != socket.SOCK_STREAM:
+                continue
+            if store in (peer.getsockname()[1], peer.getpeername()[1]):
+                continue
+            info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            parts = struct.unpack("QQ", info[slice(*TCP_BYTES)])
+            sent, received = sent + parts[0], received + parts[1]
+    return sent, received
+
+
+def train(module: Any, optimizer: torch.optim.Optimizer, rank: int, steps: int) -> None:
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        optimizer.zero_grad(set_to_none=False)
+        module(torch.randn(4, 512, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def script(rank: int, _world: int) -> dict[str, Any]:
+    """A script with DistributedDataParallel, and nothing in it that knows of plans."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    beside = dist.new_group(timeout=TIMEOUT)
+    dist.barrier(group=beside)
+    module = DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    train(module, optimizer, rank, WARM)
+    described = rdmatensor.distributed.describe()["plan"]
+    found: dict[str, Any] = {"bytes": sum(p.nbytes for p in module.parameters())}
+    with witnessed(found, beside):
+        train(module, optimizer, rank, STEPS)
+    after = rdmatensor.distributed.describe()["plan"]
+    found["before"], found["after"] = described, after
+    dist.destroy_process_group()
+    return found
+
+
+def planned(rank: int, world: int) -> dict[str, Any]:
+    """The same model by apply(); gradients are born anew in each step."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    beside = dist.new_group(timeout=TIMEOUT)
+    dist.barrier(group=beside)
+    inner = model()
+    plan = analyze(inner, (torch.randn(4, 512),), strategy=DataParallel(world))
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
+    # Choosing again takes a few small messages after the third step, once.
+    module = rdmatensor.plan.apply(inner, plan, optimizer, choose_again=False)
+    said = []
+    for step in range(WARM + STEPS):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        optimizer.zero_grad()
+        output: Any = module(torch.randn(4, 512, generator=generator))
+        output.square().mean().backward()
+        optimizer.step()
+        said.append(module.describe()["last_step"])
+    found: dict[str, Any] = {"steps": said, "bytes": sum(p.nbytes for p in inner.parameters())}
+    with witnessed(found, beside):
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            output = module(torch.ones(4, 512))
+            output.square().mean().backward()
+            optimizer.step()
+    module.close()
+    dist.destroy_process_group()
+    return found

@@ -1,0 +1,241 @@
+"""A rank that dies at a chosen phase of a job, at a random moment of it; the others tell."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from meeting import meet
+from roles_plan import loss_of, make
+
+import rdmatensor
+from graph_analysis.plan_json import plan_from_json
+
+SIZES = (2, 1024, 1 << 18)  # floats: words, pages, and more than a ring holds at once
+ROUNDS = 24  # then each phase takes a while, and a random moment of it is within it
+# Who dies before it comes is missed at this deadline only; nothing else may last so long.
+SET_UP_LIMIT = timedelta(seconds=6)
+LIMIT = timedelta(seconds=60)
+PLAN_VARIABLE = "SWEEP_PLAN"  # a file: to make the plan takes seconds
+
+
+class Left(BaseException):
+    """What the rank leaves by that is not killed; torch swallows many an Exception."""
+
+
+def all_reduce(_rank: int, _world: int) -> None:
+    for size in SIZES:
+        dist.all_reduce(torch.ones(size))
+
+
+def all_gather(_rank: int, world: int) -> None:
+    for size in SIZES:
+        dist.all_gather_into_tensor(torch.empty(size * world), torch.ones(size))
+
+
+def reduce_scatter(_rank: int, world: int) -> None:
+    for size in SIZES:
+        dist.reduce_scatter_tensor(torch.empty(size), torch.ones(size * world))
+
+
+def broadcast(_rank: int, world: int) -> None:
+    for root, size in enumerate(SIZES):
+        dist.broadcast(torch.ones(size), src=root % world)
+
+
+def all_to_all(_rank: int, world: int) -> None:
+    for size in SIZES:
+        dist.all_to_all_single(torch.empty(size * world), torch.ones(size * world))
+
+
+def gather_and_scatter(rank: int, world: int) -> None:
+    for root, size in enumerate(SIZES):
+        root %= world
+        parts = [torch.empty(size) for _ in range(world)] if rank == root else None
+        dist.gather(torch.ones(size), parts, dst=root)
+        dist.scatter(torch.empty(size), parts, src=root)
+
+
+def barrier(_rank: int, _world: int) -> None:
+    for _ in range(20):
+        dist.barrier()
+
+
+def objects(rank: int, world: int) -> None:
+    everybody: list[object] = [None] * world
+    dist.all_gather_object(everybody, {"rank": rank, "words": "x" * 5000})
+
+
+def send(rank: int, world: int) -> None:
+    """Each to the next, all at once."""
+    for size in SIZES:
+        went = dist.isend(torch.ones(size), (rank + 1) % world)
+        dist.recv(torch.empty(size), (rank - 1) % world)
+        if went is not None:
+            went.wait()
+
+
+class PlanSteps:
+    """Steps of a model that is planned when the first of them comes.
+
+    prepare() takes seconds, in which torch imports much: before anybody waits for anybody.
+    """
+
+    def prepare(self) -> None:
+        self._model, self._batch_of = make("mlp")
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
+        words = Path(os.environ[PLAN_VARIABLE]).read_text(encoding="utf-8")
+        self._plan = plan_from_json(words)
+        self._planned: rdmatensor.plan.PlannedModel | None = None
+
+    def __call__(self, rank: int, _world: int) -> None:
+        if self._planned is None:
+            self._planned = rdmatensor.plan.apply(
+                self._model, self._plan, self._optimizer, choose_again=False
+            )
+        self._optimizer.zero_grad()
+        loss_of(self._planned(self._batch_of(0, rank))).backward()
+        self._optimizer.step()
+
+
+plan_steps = PlanSteps()
+
+
+# In the order in which a job goes through them.
+PHASES: dict[str, Callable[[int, int], None] | None] = {
+    "set-up": None,
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "broadcast": broadcast,
+    "all_to_all": all_to_all,
+    "gather and scatter": gather_and_scatter,
+    "barrier": barrier,
+    "objects": objects,
+    "send": send,
+    "plan step": plan_steps,
+    "teardown": None,
+}
+
+
+class Diary:
+    """What the rank did last, in memory that outlives it."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(mmap.PAGESIZE))
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), 0)
+
+    def note(self, phase: str) -> None:
+        self._page[0] = list(PHASES).index(phase)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Left
+
+
+class Victim:
+    """Dies, or leaves by an exception, a while after a phase has begun."""
+
+    def __init__(self, phase: str, how: str, delay_s: float, died_at: Path) -> None:
+        self._phase = phase
+        self._delay_s = delay_s
+        self._died_at = died_at
+        # The timer's signal kills at any instruction, inside the library's own code too.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if how == "killed" else _leave)
+
+    def begins(self, phase: str) -> None:
+        if phase == self._phase:
+            self._died_at.write_text(str(time.monotonic() + self._delay_s), encoding="utf-8")
+            signal.setitimer(signal.ITIMER_REAL, self._delay_s)
+
+
+def a_rank_dies(
+    rank: int,
+    world: int,
+    *,
+    victim: int,
+    phase: str,
+    how: str,
+    delay_s: float,
+    folder: str,
+) -> dict[str, object]:
+    """Survivors return what they saw, when, and what a group of those that are left adds up to."""
+    place = Path(folder)
+    diary = Diary(place / f"phase-{rank}")
+    dies = Victim(phase, how, delay_s, place / "died_at") if rank == victim else None
+    torch.set_num_threads(1)
+    # The victim goes as far as the phase after its own, the others one further, if that.
+    going = list(PHASES)[: list(PHASES).index(phase) + (2 if rank == victim else 3)]
+    if "plan step" in going:
+        plan_steps.prepare()
+    meet("start", rank, range(world))
+    seen: dict[str, object] = {"type": "", "text": "", "at_s": time.monotonic()}
+    try:
+        for name in going:
+            diary.note(name)
+            if dies is not None:
+                dies.begins(name)
+            _go_through(name, rank, world, place / "store", is_short=phase == "set-up")
+        if dies is not None:
+            signal.pause()
+        if dist.is_initialized():  # the last that it sent was all that some were waiting for
+            dist.all_reduce(torch.ones(10))
+    except RuntimeError as error:
+        seen = {"type": type(error).__name__, "text": str(error), "at_s": time.monotonic()}
+        if how == "exception":
+            _abort()
+    # Nobody leaves the old group before all have told: the victim is to be blamed.
+    left = [other for other in range(world) if other != victim]
+    meet("told", rank, left)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    total = _total_of_the_rest(left.index(rank), len(left), place / "second-store")
+    return {**seen, "total": total}
+
+
+def _total_of_the_rest(rank: int, world: int, store: Path) -> float:
+    dist.init_process_group(
+        "rdmatensor", init_method=f"file://{store}", rank=rank, world_size=world, timeout=LIMIT
+    )
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return float(total.sum())
+
+
+def _abort() -> None:
+    """End what others still wait for from us: who leaves by an exception breaks no group.
+
+    A receive from such a rank is one rank's error; others may wait for what that one never sends.
+    """
+    if dist.is_initialized():
+        group = dist.distributed_c10d._get_default_group()
+        group._get_backend(torch.device("cpu")).abort()
+
+
+def _go_through(phase: str, rank: int, world: int, store: Path, *, is_short: bool) -> None:
+    call = PHASES[phase]
+    if phase == "set-up":
+        dist.init_process_group(
+            "rdmatensor",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world,
+            timeout=SET_UP_LIMIT if is_short else LIMIT,
+        )
+        dist.all_reduce(torch.ones(10))  # connects
+    elif phase == "teardown":
+        dist.destroy_process_group()
+    elif call is not None:
+        for _ in range(ROUNDS):
+            call(rank, world)

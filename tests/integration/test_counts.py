@@ -1,0 +1,93 @@
+"""From the second step on a static model costs no copy, no control message and no registration.
+
+The library's own counters say so; a preloaded memcpy() and the kernel's counters of TCP sockets,
+which know nothing of them, agree.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = 5  # roles_counts.STEPS
+ZERO = ("copied_bytes", "control_messages", "registrations")
+SLACK_BYTES = 64 * 1024  # heartbeats and goodbyes
+
+
+@pytest.fixture(scope="module")
+def witness(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The library that sees every memcpy()."""
+    library = tmp_path_factory.mktemp("witness") / "libcopies.so"
+    source = Path(__file__).with_name("copies_witness.c")
+    flags = ["-std=c17", "-O2", "-fno-builtin", "-shared", "-fPIC", "-Wall", "-Werror"]
+    subprocess.run(["gcc", *flags, str(source), "-o", str(library), "-ldl"], check=True)
+    return str(library)
+
+
+def run(role: str, out: Path, witness: str, **environment: str) -> list[dict[str, Any]]:
+    return jobs.results(
+        jobs.run(
+            f"roles_counts:{role}",
+            2,
+            out,
+            timeout_s=60.0,
+            environment={"LD_PRELOAD": witness, **environment},
+        )
+    )
+
+
+def test_a_ddp_script_over_shared_memory(tmp_path: Path, witness: str) -> None:
+    for rank in run("script", tmp_path, witness):
+        assert rank["before"]["state"] == rank["after"]["state"] == "locked"
+        assert rank["after"]["changes"] == 0
+        assert {name: rank[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+        per_step = rank["after"]["per_step"]
+        assert {name: per_step[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+        buckets = rank["after"]["operations"]
+        assert rank["after"]["bytes"] == rank["bytes"]
+        # Each rank sums half of each bucket and writes it to both; a tick tells that it may.
+        assert rank["writes"] == rank["credits_alone"] == STEPS * buckets
+        assert 0.9 < rank["moved_bytes"] / (STEPS * rank["bytes"]) < 1.1
+        # The witnesses: nothing went through a memcpy of ours or through a socket.
+        assert rank["copied_by_rdmatensor"] == 0
+        assert rank["kernel_sent"] + rank["kernel_received"] < SLACK_BYTES
+
+
+def test_the_witness_sees_copies_where_there_are_some(tmp_path: Path, witness: str) -> None:
+    """The same script with buckets in torch's own memory: every bucket is copied twice."""
+    for rank in run("script", tmp_path, witness, RDMATENSOR_ADOPT="0"):
+        assert rank["copied_bytes"] >= STEPS * rank["bytes"] / 2
+        assert rank["copied_by_rdmatensor"] >= STEPS * rank["bytes"] / 4
+
+
+def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> None:
+    for rank in run("planned", tmp_path, witness):
+        first, *later = rank["steps"]
+        assert first["copied_bytes"] == rank["bytes"]  # each gradient once, into its place
+        assert first["control_messages"] > 0
+        for step in later[1:]:
+            assert {name: step[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+            assert step["writes"] > 0
+            assert 0.9 < step["moved_bytes"] / rank["bytes"] < 1.1
+        assert {name: rank[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+        assert rank["copied_by_rdmatensor"] == 0
+        # Nor did torch copy as much as one gradient's worth anywhere.
+        assert rank["copied_by_all"] < STEPS * rank["bytes"] / 16
+
+
+def test_tcp_says_what_it_costs(tmp_path: Path, witness: str) -> None:
+    """Over sockets the kernel copies the payload, and control messages go with every sum."""
+    for rank in run("script", tmp_path, witness, RDMATENSOR_TRANSPORT="tcp"):
+        # Messages are offered and asked for, and a ring needs a buffer for what it adds, each time.
+        assert rank["control_messages"] > 0
+        assert rank["registrations"] == STEPS * rank["after"]["operations"]
+        # A ring of two sends each half of a bucket twice, from where it is to where it belongs.
+        assert STEPS * rank["bytes"] <= rank["wire_bytes"] < STEPS * rank["bytes"] + SLACK_BYTES
+        assert abs(rank["kernel_sent"] - rank["wire_bytes"]) < SLACK_BYTES
+        assert rank["copied_by_rdmatensor"] <= rank["copied_bytes"] + SLACK_BYTES

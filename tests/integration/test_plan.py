@@ -1,0 +1,71 @@
+"""By a plan a model trains as with DDP on Gloo, and its gradients are born where they are sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+
+START_S = 90.0  # two ranks capture a graph each
+
+
+def run(tmp_path: Path, **arguments: Any) -> list[Any]:
+    ranks = jobs.run("roles_plan:against_gloo", 2, tmp_path, timeout_s=START_S, **arguments)
+    return jobs.results(ranks)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("model", ["mlp", "cnn", "lstm", "gpt"])
+def test_gradients_are_born_in_their_places(model: str, tmp_path: Path) -> None:
+    ranks = run(tmp_path, model=model, choose_again=False)  # one place for all five steps
+
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(rank["gloo_losses"], rel=1e-6)
+        assert rank["is_same"]
+        assert rank["keys"]
+        last, second = rank["seen"][-1], rank["seen"][1]
+        gradients = len(rank["places"])
+        assert last["steps"] == 5
+        # The first step copies each once; from the second on there is no copy left.
+        assert rank["seen"][0]["copied"] == second["copied"] == gradients
+        assert last["copied"] == second["copied"]
+        assert last["born"] - second["born"] == 3 * gradients
+        for step in rank["addresses"]:
+            assert sorted(step) == rank["places"]
+    assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    "mode", [{"clip": True}, {"autocast": True}, {"accumulate": 3}, {"keep_grads": True}], ids=str
+)
+def test_ways_to_train(mode: dict[str, Any], tmp_path: Path) -> None:
+    for rank in run(tmp_path, model="cnn", **mode):
+        assert rank["losses"] == pytest.approx(rank["gloo_losses"], rel=1e-5)
+        assert rank["is_same"]
+        assert rank["seen"][-1]["copied"] == rank["seen"][1]["copied"]
+
+
+@pytest.mark.timeout(150)
+def test_parameters_that_a_rank_did_not_use(tmp_path: Path) -> None:
+    first, second = jobs.results(jobs.run("roles_plan:unused", 2, tmp_path, timeout_s=START_S))
+
+    assert first["steps"] == second["steps"]
+    # One of two ranks used each, and each sample of the two gives a gradient of one.
+    assert first["steps"]["first.weight"] == first["steps"]["second.weight"] == 1.0
+
+
+@pytest.mark.timeout(150)
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    for said in jobs.results(jobs.run("roles_plan:refused", 2, tmp_path, timeout_s=START_S)):
+        assert "the plan is for 3 ranks" in said["world"]
+        assert "different plans: " in said["ranks"]
+        assert "3.bias is (4,)" in said["model"]
+        assert "0.weight" in said["frozen"]
+        assert "2.weight" in said["changed"]
+
+
+def test_places_may_be_dropped_in_the_midst_of_backward(tmp_path: Path) -> None:
+    assert jobs.results(jobs.run("roles_plan:dropped", 1, tmp_path)) == [True]

@@ -1,0 +1,144 @@
+"""The doctor where RDMA is: faults are planted for real, found by name, and gone when mended.
+
+Usage, within ci/rig/run.sh, as root: doctor.py faults (one host) or doctor.py pair (two).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rdmatensor import config
+from rdmatensor.doctor import Finding, Machine, examine, examine_machine, meet, report
+
+NOBODY = 65534
+LOW_MEMLOCK_BYTES = 64 << 10
+LIMIT_S = 120.0
+
+
+def machine(**options: object) -> Machine:
+    return Machine(native=config.native_values(), **options)  # type: ignore[arg-type]
+
+
+def findings(of: Machine) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in examine_machine(of)}
+
+
+def as_nobody() -> dict[str, Finding]:
+    """Return what the doctor finds for a user without rights, with little memory to lock."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (LOW_MEMLOCK_BYTES, LOW_MEMLOCK_BYTES))
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.write(writing, pickle.dumps(findings(machine())))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    found: dict[str, Finding] = pickle.loads(data)
+    return found
+
+
+def link(*words: str) -> None:
+    subprocess.run(["ip", "link", "set", os.environ["RIG_IFNAMES"].split()[0], *words], check=True)
+
+
+@contextlib.contextmanager
+def gid_index(index: str) -> Iterator[None]:
+    os.environ["RDMATENSOR_VERBS_GID_INDEX"] = index
+    yield
+    del os.environ["RDMATENSOR_VERBS_GID_INDEX"]
+
+
+@contextlib.contextmanager
+def mtu_1500() -> Iterator[None]:
+    mtu = Path(f"/sys/class/net/{os.environ['RIG_IFNAMES'].split()[0]}/mtu").read_text().strip()
+    link("mtu", "1500")
+    yield
+    link("mtu", mtu)
+
+
+@contextlib.contextmanager
+def closed_to_others() -> Iterator[None]:
+    nodes = list(Path("/dev/infiniband").glob("uverbs*"))
+    for node in nodes:
+        node.chmod(0o600)
+    yield
+    for node in nodes:
+        node.chmod(0o666)
+
+
+@contextlib.contextmanager
+def link_down() -> Iterator[None]:
+    link("down")
+    yield
+    link("up")
+
+
+def is_healthy() -> bool:
+    return all(finding.level != "broken" for finding in findings(machine()).values())
+
+
+def no_library() -> str:
+    raise OSError("libibverbs.so.1: cannot open shared object file")
+
+
+def check(what: str, found: Finding | None, level: str) -> None:
+    if found is None or found.level != level or not found.fix:
+        sys.exit(f"{what}: wanted {level}, found {found}")
+    print(f"{what}: {found.level}: {found.text}\n    fix: {found.fix}", flush=True)
+
+
+def faults() -> None:
+    device = os.environ["RIG_DEVICE"]
+    port = f"{device}:1"
+    all_found = {finding.subject: finding for finding in examine()}
+    print(*report([all_found["verbs"]]), flush=True)
+    if all_found["verbs"].level != "ok" or "a write of" not in all_found["verbs"].text:
+        sys.exit(f"no write over verbs: {all_found['verbs']}")
+    planted: list[tuple[str, Callable[[], contextlib.AbstractContextManager[None]], str, str]] = [
+        ("a GID index that is empty", lambda: gid_index("77"), f"gid {port}", "broken"),
+        ("MTU 1500", mtu_1500, f"mtu {port}", "slower"),
+        ("link down", link_down, f"port {port}", "broken"),
+    ]
+    for what, fault, subject, level in planted:
+        with fault():
+            check(what, findings(machine()).get(subject), level)
+    with closed_to_others():
+        found = as_nobody()
+    check("no permission on uverbs", found.get(f"uverbs {device}"), "broken")
+    check("memlock 64 KiB", found.get("memlock"), "broken")
+    check("no library", findings(machine(library=no_library)).get("libibverbs"), "broken")
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_healthy():
+        if time.monotonic() > deadline_s:
+            sys.exit(f"still broken when all is mended: {findings(machine())}")
+        time.sleep(0.5)
+
+
+def pair() -> None:
+    os.environ["RDMATENSOR_REQUIRE"] = "verbs"
+    is_first = os.environ["RIG_HOST"] == "0"
+    found, lines = meet.with_peer(
+        29600 if is_first else None, None if is_first else os.environ["RIG_PEER_ADDR"], []
+    )
+    print(*report(found), *lines, sep="\n")
+    told = {finding.subject: finding for finding in found}
+    for subject in ("0 to 1", "1 to 0"):
+        if told[subject].level != "ok" or not told[subject].text.startswith("verbs;"):
+            sys.exit(f"{subject}: {told[subject]}")
+
+
+if __name__ == "__main__":
+    {"faults": faults, "pair": pair}[sys.argv[1]]()

@@ -1,0 +1,104 @@
+"""ci/rig/verify.sh, without booting anything: its table, and that what fails fails the whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).resolve().parents[2] / "ci"
+# In place of the rig: each host leaves its rows in the folder that --out names.
+RUN = r"""
+while [[ "$1" != --out ]]; do shift; done
+out="$2"
+mkdir -p "$out/0" "$out/1"
+printf 'first part\t2\tok\nsecond part\t3\t%s\n' "${RESULT:-ok}" >"$out/0/rows"
+printf 'first part\t5\tok\nsecond part\t1\tok\n' >"$out/1/rows"
+[[ "${RESULT:-ok}" == ok ]]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository whose rig only leaves rows."""
+    (tmp_path / "ci/rig").mkdir(parents=True)
+    shutil.copy(CI / "lib.sh", tmp_path / "ci")
+    shutil.copy(CI / "rig/verify.sh", tmp_path / "ci/rig")
+    script(tmp_path / "ci/rig/run.sh", RUN)
+    script(tmp_path / "ci/rig/containers.sh", "exit 0")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    script(tmp_path / ".venv/bin/cmake", "exit 0")
+    return tmp_path
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def verify(tree: Path, *layouts: str, **environment: str) -> tuple[int, list[str]]:
+    inherited = {name: text for name, text in os.environ.items() if name != "RDMATENSOR_NO_RIG"}
+    done = subprocess.run(
+        ["bash", "ci/rig/verify.sh", *layouts],
+        cwd=tree,
+        env=inherited | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+
+def test_each_part_has_a_row_with_the_slower_hosts_seconds(tree: Path) -> None:
+    status, lines = verify(tree)
+    assert status == 0, lines
+    assert "two first part 5 ok" in lines
+    assert "two second part 3 ok" in lines
+    for layout in ("one", "two", "links", "containers"):
+        assert any(line.startswith(f"{layout} all, ") and line.endswith(" ok") for line in lines)
+    assert list((tree / "build/rig").glob("verify.*")) == []
+
+
+def test_a_part_that_fails_on_one_host_fails_the_whole(tree: Path) -> None:
+    status, lines = verify(tree, "two", RESULT="FAILED (9)")
+    assert status == 1
+    assert "two first part 5 ok" in lines
+    assert "two second part 3 FAILED (9)" in lines
+    assert not any(line.startswith("one ") for line in lines)
+
+
+@pytest.mark.parametrize("layout", ["one", "two", "links", "containers"])
+def test_a_rig_that_cannot_start_fails(tree: Path, layout: str) -> None:
+    for name in ("run", "containers"):
+        script(tree / f"ci/rig/{name}.sh", "echo 'rig: error: no machine' >&2; exit 125")
+    status, lines = verify(tree, layout)
+    assert status == 1
+    assert "rig: error: no machine" in lines
+    assert any(line.startswith(f"{layout} all, ") and "FAILED (125)" in line for line in lines)
+
+
+def test_the_words_of_a_layout_that_failed_stand_at_the_end(tree: Path) -> None:
+    words = 'case "$*" in *" one") echo why; exit 125 ;; *) seq 100 ;; esac'
+    script(tree / "ci/rig/run.sh", words)
+    status, lines = verify(tree, "one", "two")
+    assert status == 1
+    assert lines[lines.index("== what failed in layout one") + 1] == "why"
+    assert "== what failed in layout two" not in lines
+
+
+def test_it_is_switched_off_by_one_variable_only(tree: Path) -> None:
+    script(tree / "ci/rig/run.sh", "exit 125")
+    status, lines = verify(tree, "one", RDMATENSOR_NO_RIG="1")
+    assert (status, lines) == (0, ["rig: not run (RDMATENSOR_NO_RIG=1)"])
+    assert verify(tree, "one", RDMATENSOR_NO_RIG="")[0] == 1
+
+
+def test_a_layout_that_does_not_exist_is_refused(tree: Path) -> None:
+    status, lines = verify(tree, "three")
+    assert status != 0
+    assert any("usage" in line for line in lines)

@@ -1,0 +1,194 @@
+"""`rdmatensor bench compare`: what it calls a difference, on samples that are made up."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rdmatensor.cli import main
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib.record import Record, Result, Run, write
+from bench.suite import compare, samples
+
+MACHINE: Record = {
+    "processor": "made up",
+    "family_model": "1/2/3",
+    "cores": 2,
+    "is_virtual": False,
+    "kernel": "6.1",
+    "python": "3.11",
+    "versions": {},
+}
+TURNS = 8
+
+
+def _record(
+    contestant: str, turns: list[list[float]], *, peer: str = "rdmatensor", size: int = 8
+) -> Record:
+    fields: Record = {
+        "topic": "p2p",
+        "contestant": contestant,
+        "peer": peer,
+        "transport": "shm",
+        "size": size,
+        "language": "C",
+        "timed": "half a round trip",
+    }
+    (merged,) = samples.merge([samples.turn(fields, one) for one in turns])
+    return merged
+
+
+def _turns(seed: int, scale: float = 1.0, *, scatter: float = 0.02, per_turn: int = 50) -> list:
+    """Turns whose levels scatter as much as their samples do."""
+    chance = random.Random(seed)
+    levels = [1000 * scale * chance.gauss(1, scatter) for _ in range(TURNS)]
+    return [[level * chance.gauss(1, scatter) for _ in range(per_turn)] for level in levels]
+
+
+def _result(records: list[Record], **machine: object) -> Result:
+    return Result("quick", "made up", {**MACHINE, **machine}, [Run(records, 0.0, 1.0)])
+
+
+def _verdict(before: list[Record], after: list[Record]) -> str:
+    (line,) = compare.compare(_result(before), _result(after))
+    return line.verdict
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_distribution_is_the_same(seed: int) -> None:
+    pair = [[_record("rdmatensor", _turns(seed + offset))] for offset in (0, 1000)]
+    assert _verdict(*pair) == "same"
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdict"),
+    [(1.3, "worse"), (1 / 1.3, "better"), (1.03, "same"), (1 / 1.03, "same")],
+)
+def test_a_difference_counts_beyond_the_smallest_effect(scale: float, verdict: str) -> None:
+    before = [_record("rdmatensor", _turns(1))]
+    after = [_record("rdmatensor", _turns(2, scale))]
+    assert _verdict(before, after) == verdict
+
+
+def test_samples_of_one_turn_are_not_independent() -> None:
+    """Some turns were disturbed: nearly any test of all samples alike calls that a difference."""
+    calm = [[1000.0 + n for n in range(100)] for _ in range(6)]
+    disturbed = [
+        [1000.0 + n + (600 if turn in (0, 3) else 0) for n in range(100)] for turn in range(6)
+    ]
+    noisier = [[1000.0 + n + (600 if turn < 4 else 0) for n in range(100)] for turn in range(6)]
+    assert _verdict([_record("rdmatensor", calm)], [_record("rdmatensor", disturbed)]) == "same"
+    assert _verdict([_record("rdmatensor", calm)], [_record("rdmatensor", noisier)]) == "same"
+
+
+def test_the_machine_s_drift_is_not_ours() -> None:
+    """The floor became slower by as much: that was the machine."""
+    before = [_record("rdmatensor", _turns(1)), _record("copy", _turns(2), peer="floor")]
+    after = [_record("rdmatensor", _turns(3, 1.3)), _record("copy", _turns(4, 1.35), peer="floor")]
+    assert _verdict(before, after) == "same"
+    steady = [_record("rdmatensor", _turns(3, 1.3)), _record("copy", _turns(4), peer="floor")]
+    assert _verdict(before, steady) == "worse"
+
+
+def test_a_floor_of_another_size_says_nothing() -> None:
+    before = [_record("rdmatensor", _turns(1)), _record("copy", _turns(2), peer="floor", size=64)]
+    after = [
+        _record("rdmatensor", _turns(3, 1.3)),
+        _record("copy", _turns(4, 1.5), peer="floor", size=64),
+    ]
+    assert _verdict(before, after) == "worse"
+
+
+def test_two_turns_are_too_few() -> None:
+    before = [_record("rdmatensor", _turns(1)[:2])]
+    after = [_record("rdmatensor", _turns(2, 3.0))]
+    assert _verdict(before, after) == "too few turns"
+
+
+def test_a_comparison_can_be_repeated() -> None:
+    pair = [_turns(1, scatter=0.2), _turns(2, 1.2, scatter=0.2)]
+    assert compare.interval(*pair) == compare.interval(*pair)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"processor": "another"}, "other machine: processor"),
+        ({"cores": 64}, "other machine: cores"),
+    ],
+)
+def test_other_machines_are_refused(change: dict[str, object], word: str) -> None:
+    records = [_record("rdmatensor", _turns(1))]
+    with pytest.raises(compare.NotComparable, match=word):
+        compare.compare(_result(records), _result(records, **change))
+
+
+def test_other_units_are_refused() -> None:
+    records = [_record("rdmatensor", _turns(1))]
+    others: list[Record] = [{**records[0], "unit": "us"}]
+    with pytest.raises(compare.NotComparable, match="other unit: 'ns' and 'us'"):
+        compare.compare(_result(records), _result(others))
+
+
+def test_nothing_in_common_is_refused() -> None:
+    with pytest.raises(compare.NotComparable, match="in common"):
+        compare.compare(
+            _result([_record("rdmatensor", _turns(1), size=8)]),
+            _result([_record("rdmatensor", _turns(1), size=64)]),
+        )
+
+
+def test_another_kernel_is_said() -> None:
+    records = [_record("rdmatensor", _turns(1))]
+    (note,) = compare.notes(_result(records), _result(records, kernel="6.2"))
+    assert "6.1" in note
+    assert "6.2" in note
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[[float], list[str]]:
+    """Two files of which the second is slower by a factor."""
+
+    def make(scale: float) -> list[str]:
+        paths = [tmp_path / "a.json", tmp_path / "b.json"]
+        for path, turns in zip(paths, (_turns(1), _turns(2, scale)), strict=True):
+            write(_result([_record("rdmatensor", turns)]), path)
+        return [str(path) for path in paths]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("scale", "status", "words"), [(1.0, 0, "1 same"), (1.5, 1, "1 worse"), (0.5, 0, "1 better")]
+)
+def test_the_exit_status_tells_a_regression(
+    files: Callable[[float], list[str]],
+    capsys: pytest.CaptureFixture[str],
+    scale: float,
+    status: int,
+    words: str,
+) -> None:
+    assert main(["bench", "compare", *files(scale)]) == status
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1] == words
+    assert "p2p shm 8 B: rdmatensor" in shown[-2]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"name": "x"}', "[]", '{"runs": [1]}'])
+def test_files_that_are_none_are_two(
+    files: Callable[[float], list[str]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    content: str,
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(content, encoding="utf-8")
+    assert main(["bench", "compare", files(1.0)[0], str(other)]) == 2
+    assert "no result of the suite" in capsys.readouterr().err
+    assert main(["bench", "compare", files(1.0)[0], str(tmp_path / "absent")]) == 2

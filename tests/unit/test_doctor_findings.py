@@ -1,0 +1,158 @@
+"""What the doctor makes of this installation, of transports, and of its own findings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import rdmatensor
+from rdmatensor import Settings, cli
+from rdmatensor.doctor import (
+    Finding,
+    Machine,
+    examine_machine,
+    host,
+    installation,
+    plan_arena_bytes,
+    rdma,
+    report,
+)
+from rdmatensor.doctor.loopback import _judge
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_device", "level"),
+    [
+        (Settings(), False, "ok"),
+        (Settings(), True, "broken"),
+        (Settings(transport="verbs"), False, "broken"),
+        (Settings(require="verbs"), False, "slower"),
+    ],
+)
+def test_what_it_means_that_verbs_cannot_be_used(
+    settings: Settings, has_device: bool, level: str
+) -> None:
+    found = _judge(settings, "verbs", "some reason", has_device=has_device)
+    assert (found.level, "some reason" in found.text) == (level, True)
+
+
+def planted(tmp_path: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_plan_must_find_room(tmp_path: Path) -> None:
+    root = planted(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/\n",
+            "proc/self/mountinfo": "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/memory.max": f"{1 << 30}\n",
+            "proc/self/limits": f"Max locked memory  {1 << 30}  {1 << 30}  bytes\n",
+            "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+        },
+    )
+
+    def levels(plan_bytes: int) -> dict[str, str]:
+        settings = Settings(arena_max_mb=512)
+        machine = Machine(root, settings, plan_bytes=plan_bytes, library=lambda: "libibverbs.so")
+        found = {finding.subject: finding.level for finding in examine_machine(machine)}
+        return {name: found[name] for name in ("arena", "memory", "memlock") if name in found}
+
+    assert levels(500 << 20) == {"memory": "ok", "memlock": "ok"}
+    assert levels(2 << 30) == {"arena": "broken", "memory": "broken", "memlock": "slower"}
+
+
+def test_the_size_of_a_plan_is_that_of_its_largest_arena(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arenas = [SimpleNamespace(peak_bytes=size) for size in (7, 4096, 12)]
+    monkeypatch.setattr(
+        "graph_analysis.plan_from_json", lambda data: SimpleNamespace(arenas=arenas[: len(data)])
+    )
+    (tmp_path / "plan").write_bytes(b"abc")
+    assert plan_arena_bytes(tmp_path / "plan") == 4096
+
+
+def test_a_plan_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rdmatensor.cli import main
+
+    (tmp_path / "plan").write_text("{}")
+    for name in ("plan", "absent"):
+        assert main(["doctor", "--json", "--plan", str(tmp_path / name)]) == 1
+        found = {item["subject"]: item for item in json.loads(capsys.readouterr().out)}
+        assert found["plan"]["level"] == "broken"
+        assert "graph_analysis" in found["plan"]["fix"]
+
+
+@pytest.mark.parametrize("built_for", [None, "2.12.1+cpu"])
+def test_a_backend_for_another_torch(
+    monkeypatch: pytest.MonkeyPatch, built_for: str | None
+) -> None:
+    monkeypatch.setattr("rdmatensor._build_stamp.TORCH_VERSION", built_for)
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "2.13.0")
+    (found,) = installation.check_torch()
+    assert found.level == "broken"
+    assert "pip install --no-build-isolation" in found.fix
+
+
+def test_the_report_has_a_line_for_a_finding_and_one_for_its_fix() -> None:
+    lines = list(report([Finding("ok", "a", "b"), Finding("slower", "c", "d", "e")]))
+    assert [line.split() for line in lines] == [
+        ["ok", "a", "b"],
+        ["slower", "c", "d"],
+        ["fix:", "e"],
+    ]
+
+
+def test_what_needs_no_transport_needs_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; from rdmatensor import cli\n"
+        "from rdmatensor.doctor import Machine, examine_machine, installation\n"
+        "found = list(examine_machine(Machine()))\n"
+        "found += [*installation.check_build(), *installation.check_torch()]\n"
+        "print(len(found), *({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(rdmatensor.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60,
+        env=environment, cwd="/",
+    )  # fmt: skip
+    (count,) = done.stdout.split()
+    assert int(count) > 8
+
+
+def test_a_real_write_on_each_transport_that_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rdmatensor.cli import main
+
+    assert main(["doctor", "--json"]) == 0
+    found = {item["subject"]: item for item in json.loads(capsys.readouterr().out)}
+    for name in ("shm", "tcp"):
+        assert found[name]["level"] == "ok"
+        assert re.search(r"a write of 8 B [\d.]+ us, of 1 MiB [\d.]+ GB/s", found[name]["text"])
+    assert found["version"]["fix"] == ""
+
+
+def test_the_document_has_every_subject_and_the_numbers() -> None:
+    document = (Path(__file__).parents[2] / "docs/doctor.md").read_text()
+    folder = Path(rdmatensor.__file__).parent / "doctor"
+    code = "".join(path.read_text() for path in sorted(folder.glob("*.py")))
+    made = re.findall(r"\b(?:ok|slower|broken|level)\)?\(\s*f?\"([a-z/][a-z /]*)[\"{]", code)
+    subjects = {subject.strip() for subject in made}
+    assert len(subjects) > 20
+    assert [subject for subject in subjects if f"`{subject}" not in document] == []
+    assert f"less than {rdma.MEMLOCK_LEAST_BYTES >> 20} MiB" in document
+    assert f"fewer than {host.OPEN_FILES_LEAST} files" in document
+    assert f"below {rdma.MTU_MOST} for each packet" in document
+    assert f"{cli.PORT} if none does" in document
