@@ -26,6 +26,9 @@ HOME = Path(__file__).resolve().parent
 BOOT_LIMIT_S = 180.0  # 4 s on an idle machine without KVM; other work may hold the CPUs
 QUIT_LIMIT_S = 5.0
 CONSOLE_TAIL_LINES = 30
+DEATH_LINES = 100  # from the first words of a dying kernel on: they say of what
+DEATH = re.compile(r"Kernel panic|Oops|kernel BUG|general protection fault|BUG: ")
+PANIC = "Kernel panic"  # the last of them, in any case
 READ_BYTES = 1 << 16
 LONGEST_CONTROL_BYTES = 4096  # more after the mark is no control word
 
@@ -36,6 +39,10 @@ class RigError(Exception):
 
 class BootError(RigError):
     """No machine came up: the command has not run anywhere."""
+
+
+class PanicError(RigError):
+    """A machine's kernel died under the command, which is not to blame: no program can do that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,18 +279,24 @@ class Guest:
         """Raise if QEMU has ended before the command did."""
         if self.process is not None and self.process.poll() is not None and not self.is_finished:
             log = (self.folder / "qemu.log").read_text(errors="replace").strip()
-            raise RigError(
+            words = (
                 f"the machine of host {self.host} ended by itself, with status "
                 f"{self.process.returncode}{log and ': ' + log}{self.console_tail()}"
             )
+            raise PanicError(words) if PANIC in words else RigError(words)
 
     def console_tail(self) -> str:
-        """Return the last lines of the console, for an error message."""
+        """Return the last lines of the console, or a dying kernel's words, for an error message."""
         try:
             text = (self.folder / "console.log").read_text(errors="replace")
         except FileNotFoundError:
             return "; it has no console yet"
-        lines = text.replace("\r", "").strip().splitlines()[-CONSOLE_TAIL_LINES:]
+        lines = text.replace("\r", "").strip().splitlines()
+        if PANIC in text:
+            death = next(i for i, line in enumerate(lines) if DEATH.search(line))
+            lines = lines[death : death + DEATH_LINES]
+        else:
+            lines = lines[-CONSOLE_TAIL_LINES:]
         shown = "".join(f"\n  | {line}" for line in lines)
         return f"; last lines of the console of host {self.host}:{shown or ' none'}"
 
@@ -329,7 +342,8 @@ def fill_control(
 def watch(guests: Sequence[Guest], timeout_s: float) -> None:
     """Relay the guests' output until all commands have ended.
 
-    Raises RigError, of which BootError before any guest is up, and TimeoutError.
+    Raises RigError, of which BootError before any guest is up and PanicError afterwards, and
+    TimeoutError.
     """
     try:
         _relay(guests, timeout_s)

@@ -18,8 +18,8 @@ EPILOG = """The command finds in its environment: RIG_MEANS, RIG_HOST (0 or 1), 
 RIG_PEER_ADDR, RIG_DEVICE, RIG_GID_INDEX; with a word for each link RIG_ADDRS, RIG_PEER_ADDRS,
 RIG_DEVICES, RIG_IFNAMES; RIG_OUT, a folder whose files come back, and RIG_SHARED, one that both
 hosts see. rig-cable and rig-shape are on its PATH. Exit status: the command's, on two hosts the
-worse; 124 after the deadline; 125 if the rig itself failed; 2 for a wrong option; 128 + N after
-signal N."""
+worse; 123 if a machine's kernel died under it; 124 after the deadline; 125 if the rig itself
+failed; 2 for a wrong option; 128 + N after signal N."""
 
 
 @dataclass(frozen=True, slots=True)

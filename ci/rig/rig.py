@@ -30,6 +30,7 @@ from guests import (
     BootError,
     Guest,
     Machine,
+    PanicError,
     RigError,
     end_process,
     fill_control,
@@ -42,6 +43,7 @@ KVM_PROOF_S = 15.0  # a boot to the first process takes about 1 s under KVM
 SETUP_LIMIT_S = 1800.0  # a slow line and another set-up at work
 TIMEOUT_STATUS = 124  # as timeout(1)
 RIG_STATUS = 125  # the rig failed, not the command
+PANIC_STATUS = 123  # a machine's kernel died under the command
 # What the command's environment gets; links.sh and host_device.py fill in what they find.
 EXPORTS = (
     *("RIG_MEANS", "RIG_HOST", "RIG_HOSTS", "RIG_OUT", "RIG_SHARED"),
@@ -274,6 +276,9 @@ def main() -> int:
     except TimeoutError as late:
         say(str(late))
         status = TIMEOUT_STATUS
+    except PanicError as problem:
+        say(f"a kernel died: {problem}")
+        status = PANIC_STATUS
     except (RigError, OSError, subprocess.SubprocessError) as problem:
         say(f"error: {problem}")
         status = RIG_STATUS

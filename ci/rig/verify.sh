@@ -9,6 +9,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-1800}" # several times what a layout takes on two busy CPUs
 WORDS_AGAIN=40                         # last lines of each failed layout, repeated at the end
+PANIC_STATUS=123                       # run.sh's, of a machine whose kernel died
 
 if [[ "${RDMATENSOR_NO_RIG:-}" == 1 ]]; then
     echo 'rig: not run (RDMATENSOR_NO_RIG=1)'
@@ -64,6 +65,8 @@ print_table() {
             print_row "$layout" "$name" "$took" "$result"
         done < <(find "$out/$layout" -name rows -exec cat {} + 2>/dev/null | merge_rows)
         result=ok
+        [[ "$(cat "$out/died" 2>/dev/null)" != "$layout" ]] ||
+            result='ok at the second try: a kernel died'
         ((statuses[$layout] == 0)) || result="FAILED (${statuses[$layout]})"
         print_row "$layout" "all, ${cpus[$layout]} CPU seconds" "${times[$layout]}" "$result"
     done
@@ -80,6 +83,21 @@ repeat_failures() {
     done
 }
 
+# run_layout, and once more from the start where a kernel died under it: no program is to blame for
+# that. A second death in one run of this script, of whichever layout, counts.
+run_alive() {
+    local status=0
+    run_layout "$1" || status=$?
+    if ((status == PANIC_STATUS)) && [[ ! -e "$out/died" ]]; then
+        echo "rig: a kernel died in layout $1, which runs once more"
+        echo "$1" >"$out/died"
+        rm -rf "${out:?}/$1"
+        status=0
+        run_layout "$1" || status=$?
+    fi
+    return "$status"
+}
+
 declare -A statuses times cpus
 mkdir -p "$ROOT/build/rig"
 out="$(mktemp -d "$ROOT/build/rig/verify.XXXXXX")"
@@ -91,7 +109,7 @@ for layout in "${layouts[@]}"; do
     read_cpu_s
     cpu_before_s="$cpu_s"
     status=0
-    run_layout "$layout" 2>&1 | tee "$LOGS/rig-$layout.log" || status=$?
+    run_alive "$layout" 2>&1 | tee "$LOGS/rig-$layout.log" || status=$?
     read_cpu_s
     cpus[$layout]=$((cpu_s - cpu_before_s))
     times[$layout]=$((SECONDS - start))
