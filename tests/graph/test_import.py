@@ -38,13 +38,17 @@ def test_import_loads_neither_torch_nor_rdmatensor() -> None:
 
 
 def test_import_is_fast() -> None:
-    """CPU time; about 0.04 s, of which dataclasses are the most; torch would take over 1 s."""
-    code = (
-        "import time; began = time.process_time()\n"
-        "import graph_analysis\n"
-        "print(time.process_time() - began)"
-    )
-    assert min(float(_python(code)) for _ in range(3)) < 0.3
+    """In CPU time, beside torch, which it must not import; a thirtieth of it on an idle machine."""
+
+    def cpu_s(module: str) -> float:
+        code = (
+            "import time; began = time.process_time()\n"
+            f"import {module}\n"
+            "print(time.process_time() - began)"
+        )
+        return float(_python(code))
+
+    assert min(cpu_s("graph_analysis") for _ in range(3)) < cpu_s("torch") / 4
 
 
 def test_without_torch_analyze_says_so() -> None:
