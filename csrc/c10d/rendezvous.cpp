@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <thread>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -33,6 +36,11 @@ constexpr milliseconds longest_pause{50};
 constexpr std::chrono::seconds progress_after{10};
 constexpr size_t secret_bytes = 32;
 constexpr size_t id_bytes = 12;
+/* What collectives go by, the same on all ranks, with what an unset one stands for. */
+constexpr std::pair<const char *, const char *> common_settings[] = {
+    {"RDMATENSOR_ALGO", "auto"},
+    {"RDMATENSOR_DETERMINISTIC", "0"},
+};
 /* In place of a secret that is not told. */
 constexpr const char *given_outside = "-";
 
@@ -55,7 +63,7 @@ from_hex(const std::string &hex)
 
     TORCH_CHECK(hex.size() % 2 == 0 &&
                     hex.find_first_not_of("0123456789abcdef") == std::string::npos,
-                "the store has a secret that is not hexadecimal");
+                "the store has a job that is not hexadecimal");
     for (size_t i = 0; i < hex.size(); i += 2)
         bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     return bytes;
@@ -73,6 +81,30 @@ ranks_of(const std::vector<std::string> &keys)
         text += (i > 0 ? ", " : "") + (last == "job" ? "0" : last);
     }
     return keys.size() > shown ? c10::str(text, " and ", keys.size() - shown, " more") : text;
+}
+
+std::string
+value_of(const std::pair<const char *, const char *> &setting)
+{
+    const char *const text = std::getenv(setting.first);
+
+    return text == nullptr || text[0] == '\0' ? setting.second : text;
+}
+
+/* Before any message between them: ranks that go by different ones wait for different messages. */
+void
+check_common_settings(std::istringstream &told, int rank)
+{
+    for (const auto &setting : common_settings) {
+        std::string theirs;
+        TORCH_CHECK(told >> theirs, "the store has no ", setting.first, " of rank 0");
+        const std::string mine = value_of(setting);
+        if (from_hex(theirs) != mine)
+            C10_THROW_ERROR(DistBackendError,
+                            c10::str("rdmatensor: ", setting.first, " is '", mine, "' on rank ",
+                                     rank, " and '", from_hex(theirs),
+                                     "' on rank 0; set it to the same on every rank"));
+    }
 }
 
 /* torch has no call for this; a store that says nothing of the kind is taken to be elsewhere. */
@@ -305,9 +337,12 @@ Rendezvous::agree(const Job &proposal, const std::string &secret)
             agreed.job.secret = random_bytes(secret_bytes);
         const std::string told = secret.empty() ? to_hex(agreed.job.secret) : given_outside;
         is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
+        std::string text = c10::str(agreed.job.id, " ", agreed.job.epoch, " ", told, " ",
+                                    is_store_at_rank_0_ ? 1 : 0, " ", agreed.group_id);
+        for (const auto &setting : common_settings)
+            text += " " + to_hex(value_of(setting));
         if (size_ > 1)
-            store_->set(job, to_bytes(c10::str(agreed.job.id, " ", agreed.job.epoch, " ", told, " ",
-                                               is_store_at_rank_0_ ? 1 : 0, " ", agreed.group_id)));
+            store_->set(job, to_bytes(text));
         return agreed;
     }
     await({job}, [&] { return store_->check({job}); }, timeout_);
@@ -323,6 +358,7 @@ Rendezvous::agree(const Job &proposal, const std::string &secret)
                          " has a secret from RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE, rank ",
                          secret.empty() ? rank_ : 0,
                          " has none; set one of them to the same on every rank");
+    check_common_settings(text, rank_);
     agreed.job.secret = told == given_outside ? secret : from_hex(told);
     return agreed;
 }

@@ -6,7 +6,7 @@
  *   rdmatensor/<size>/arrivals/<rank>  how often this rank has made a group here: the *incarnation*
  *   rdmatensor/<size>/<incarnation>/...
  *     job          by rank 0: job, epoch, secret (if it is not given from outside), whether rank 0
- *                  hosts the store, and a random id
+ *                  hosts the store, a random id, and the settings that all ranks need alike
  *     blob/<rank>  the address of each member
  *     <what>/<rank>  of everyone()
  *     read/...     how many members have read one of these; the last one deletes them
@@ -66,7 +66,8 @@ class Rendezvous final : public torch::CustomClassHolder
     std::vector<std::string> posted(const std::string &what);
     /*
      * The job that rank 0 proposes, and the group's random id. `secret` is the one given from
-     * outside or empty; the members must agree on which of the two it is.
+     * outside or empty; the members must agree on which of the two it is, and on the settings that
+     * collectives go by.
      */
     struct Agreement {
         Job job;

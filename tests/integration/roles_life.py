@@ -234,3 +234,14 @@ def secret_on_one_rank_only(rank: int, world: int, *, file: str) -> str:
     except RuntimeError as error:
         return f"{type(error).__name__}: {error}"
     return json.dumps(None)
+
+
+def setting_on_one_rank_only(rank: int, world: int, *, name: str, text: str) -> str:
+    if rank == 1:
+        os.environ[name] = text
+    try:
+        dist.init_process_group("rdmatensor", timeout=timedelta(seconds=5))
+        dist.barrier()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "agreed"

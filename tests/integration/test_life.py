@@ -132,6 +132,21 @@ def test_monitored_barrier_names_who_did_not_come(tmp_path: Path) -> None:
     assert "Rank 2 successfully reached monitoredBarrier" in seen[2]["text"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "default"),
+    [("RDMATENSOR_ALGO", "tree", "auto"), ("RDMATENSOR_DETERMINISTIC", "1", "0")],
+)
+def test_what_collectives_go_by_must_be_the_same(
+    name: str, text: str, default: str, tmp_path: Path
+) -> None:
+    role = "roles_life:setting_on_one_rank_only"
+    ranks = jobs.run(role, 2, tmp_path / "other", name=name, text=text)
+    said = jobs.results(ranks)[1]
+    assert f"{name} is '{text}' on rank 1 and '{default}' on rank 0" in said
+    ranks = jobs.run(role, 2, tmp_path / "same", name=name, text=default)
+    assert jobs.results(ranks) == ["agreed", "agreed"]
+
+
 def test_secret_must_be_given_to_all_ranks_or_none(tmp_path: Path) -> None:
     ranks = jobs.run(
         "roles_life:secret_on_one_rank_only",
