@@ -29,6 +29,15 @@ logged() {
     return "$status"
 }
 
+# CPU seconds of all that this script has started and waited for, in cpu_s; a subshell would tell
+# its own. Beside the seconds they tell whether a step worked, waited, or stood behind others.
+read_cpu_s() {
+    local file="$LOGS/times.$$"
+    times >"$file"
+    cpu_s="$(awk -F '[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$file")"
+    rm -f "$file"
+}
+
 install_packages() {
     local sudo=()
     if ((EUID != 0)); then

@@ -13,22 +13,33 @@ unset RDMATENSOR_NO_RIG
 
 names=()
 seconds=()
+cpus=()
 results=()
 overall=0
 
-# record NAME START_S STATUS
+# begin NAME: record() tells of the time since.
+begin() {
+    say "$1"
+    start="$SECONDS"
+    read_cpu_s
+    start_cpu_s="$cpu_s"
+}
+
+# record NAME STATUS
 record() {
+    read_cpu_s
     names+=("$1")
-    seconds+=("$((SECONDS - $2))")
-    if (($3 == 0)); then results+=(ok); else results+=("FAILED") && overall=1; fi
+    seconds+=("$((SECONDS - start))")
+    cpus+=("$((cpu_s - start_cpu_s))")
+    if (($2 == 0)); then results+=(ok); else results+=("FAILED") && overall=1; fi
 }
 
 step() {
-    local name="$1" start="$SECONDS" status=0
+    local name="$1" status=0
     shift
-    say "$name"
+    begin "$name"
     "$@" 2>&1 | tee "$LOGS/step-${#names[@]}.log" || status=$?
-    record "$name" "$start" "$status"
+    record "$name" "$status"
 }
 
 # skipped NAME REASON: a row for a step that somebody has switched off.
@@ -36,6 +47,7 @@ skipped() {
     say "$1: $2"
     names+=("$1")
     seconds+=(0)
+    cpus+=(0)
     results+=("$2")
 }
 
@@ -49,13 +61,14 @@ repeat_failures() {
 }
 
 print_times() {
-    local i total=0
-    printf '\n%-24s %8s  %s\n' step seconds result
+    local i total=0 total_cpu=0
+    printf '\n%-24s %8s %8s  %s\n' step seconds CPU result
     for i in "${!names[@]}"; do
-        printf '%-24s %8d  %s\n' "${names[i]}" "${seconds[i]}" "${results[i]}"
+        printf '%-24s %8d %8d  %s\n' "${names[i]}" "${seconds[i]}" "${cpus[i]}" "${results[i]}"
         total=$((total + seconds[i]))
+        total_cpu=$((total_cpu + cpus[i]))
     done
-    printf '%-24s %8d\n\n' total "$total"
+    printf '%-24s %8d %8d\n\n' total "$total" "$total_cpu"
 }
 
 rm -f "$LOGS"/step-*.log # pytest has none: its words stand at the end already
@@ -80,8 +93,7 @@ else
 fi
 
 # pytest's closing line is held back, to stand last, under the table.
-say pytest
-start="$SECONDS"
+begin pytest
 status=0
 closing="$LOGS/pytest-closing-line"
 : >"$closing"
@@ -91,7 +103,7 @@ but_last='NR > 1 { print last; fflush() } { last = $0 } END { print last > closi
 timeout --kill-after=10 "$PYTEST_STUCK_S" "$VENV/bin/pytest" --continue-on-collection-errors \
     --reruns 1 --reruns-delay 2 -raR --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
     awk -v closing="$closing" "$but_last" || status=$?
-record pytest "$start" "$status"
+record pytest "$status"
 repeat_failures
 print_times
 cat "$closing"

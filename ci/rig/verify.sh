@@ -48,13 +48,6 @@ merge_rows() {
                   printf "%s\t%d\t%s\n", order[i], seconds[order[i]], result[order[i]] }'
 }
 
-# CPU seconds of all that this script has started and waited for; a subshell would tell its own.
-# Beside the seconds they tell how much of them other work on this machine has taken.
-read_cpu_s() {
-    times >"$out/times"
-    cpu_s="$(awk -F '[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$out/times")"
-}
-
 print_row() { printf '%-12s %-34s %8d  %s\n' "$@"; }
 
 print_table() {

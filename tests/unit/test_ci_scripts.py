@@ -55,8 +55,9 @@ def run(tree: Path, **environment: str) -> tuple[int, list[str]]:
 
 
 def table_of(lines: list[str]) -> dict[str, str]:
-    """Results by step, from the table; each row has whole seconds."""
-    start = next(i for i, line in enumerate(lines) if line.split() == ["step", "seconds", "result"])
+    """Results by step, from the table; each row has whole seconds, passed and of the CPUs."""
+    head = ["step", "seconds", "CPU", "result"]
+    start = next(i for i, line in enumerate(lines) if line.split() == head)
     rows = lines[start + 1 : next(i for i, line in enumerate(lines) if line.startswith("total "))]
     results = {}
     for row in rows:
@@ -64,8 +65,9 @@ def table_of(lines: list[str]) -> dict[str, str]:
             assert row.split(maxsplit=1)[0] == "rig"
             results["rig"] = NO_RIG
             continue
-        name, seconds, result = row.rsplit(maxsplit=2)
+        name, seconds, cpu, result = row.rsplit(maxsplit=3)
         assert seconds.isdecimal()
+        assert cpu.isdecimal()
         results[name] = result
     return results
 
