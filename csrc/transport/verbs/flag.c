@@ -154,9 +154,10 @@ rdti_verbs_agree_flags(struct rdti_verbs_lane *lane)
     const struct rdti_verbs_settings *settings = &lane->verbs->settings;
     const char *device = lane->qps[0]->link->nic->name;
 
+    uint8_t flags = promised(lane);
+    lane->is_in_order = flags != 0;
     if (settings->notify == RDTI_VERBS_IMM)
         return;
-    uint8_t flags = promised(lane);
     if (lane->qp_count > 1) {
         lane->why_no_flag = "several QPs keep no order among each other";
     } else if (flags == 0 && settings->is_flag_unsafe) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Lanes: made with an offer, connected by the peer's, closed; and the words between the halves. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -281,11 +282,14 @@ explain_good(const struct rdti_verbs_link *link, size_t used, char *buf, size_t 
 
     rdti_verbs_explain_counters(link->nic, counters, sizeof(counters));
     rdti_verbs_explain_notify(link->lane, notify, sizeof(notify));
-    const int wrote =
-        snprintf(buf, cap, "%s%s:%u %s, %u QPs, notify %s%s%s%s%s", used > 0 ? "; " : "",
-                 link->nic->name, link->nic->port, link->pair_text, link->qp_count, notify,
-                 counters[0] != '\0' ? "; device since open: " : "", counters,
-                 event[0] != '\0' ? "; the device reported: " : "", event);
+    const int wrote = snprintf(buf, cap,
+                               "%s%s:%u %s, %u QPs, messages of up to %" PRIu64
+                               " B, order of bytes %s, notify %s%s%s%s%s",
+                               used > 0 ? "; " : "", link->nic->name, link->nic->port,
+                               link->pair_text, link->qp_count, link->nic->max_msg_bytes,
+                               link->lane->is_in_order ? "promised" : "not promised", notify,
+                               counters[0] != '\0' ? "; device since open: " : "", counters,
+                               event[0] != '\0' ? "; the device reported: " : "", event);
 
     return wrote > 0 ? (size_t)wrote : 0;
 }

@@ -293,6 +293,7 @@ struct rdti_verbs_lane {
     bool is_connected;         /* driver */
     bool is_closed;            /* driver */
     _Atomic uint64_t ops_open; /* accepted and not completed; acq_rel, is_idle() acquires */
+    bool is_in_order;          /* driver: the device promises to write in order, also in part */
     const char *why_no_flag;   /* driver: the peer was told of none, though we are to; else NULL */
     uint8_t rx_flags;          /* driver: RDTI_VERBS_FLAGS_*, as the peer was told; 0: none */
     uint8_t peer_flags;        /* driver: the same of the peer */

@@ -260,4 +260,23 @@ TEST(the_last_device_may_refuse_what_another_lost)
     verbs_pair_close(&p);
 }
 
+/* Whether or not anybody wants flags. */
+TEST(a_lane_says_what_its_device_promises_and_bears)
+{
+    for (int i = 0; i < 2; i++) {
+        struct sim_config config = sim_default();
+        struct verbs_pair p;
+        char text[512];
+        if (i == 1)
+            config.in_order = SIM_WHOLE;
+        config.max_msg_bytes = 1 << 20;
+        verbs_pair_open(&p, &config);
+        verbs_write_and_check(&p, 1 << 10, true);
+        p.a.transport->explain(p.ab.lane, text, sizeof(text));
+        CHECK_STR_CONTAINS(text, "messages of up to 1048576 B");
+        CHECK_STR_CONTAINS(text, i == 1 ? "bytes promised" : "bytes not promised");
+        verbs_pair_close(&p);
+    }
+}
+
 TEST_MAIN()
