@@ -133,25 +133,11 @@ tell(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out, struc
     return status;
 }
 
-/* Whether the message has ended; one that has is given up. */
-static rdt_status
-test_one(rdt_transfer **transfer, uint64_t *len_bytes_out, struct rdt_error *err)
-{
-    const rdt_status status = rdt_transfer_test(*transfer, err);
-
-    if (status == RDT_EAGAIN)
-        return status;
-    *len_bytes_out = rdt_transfer_len_bytes(*transfer);
-    rdt_transfer_free(*transfer);
-    *transfer = NULL;
-    return status;
-}
-
 rdt_status
 rdti_agreement_advance(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out,
                        struct rdt_error *err)
 {
-    uint64_t len_bytes = RDTI_COSTS_BYTES;
+    const uint64_t want_bytes = coll->rank == 0 ? 0 : RDTI_COSTS_BYTES;
     rdt_status status = RDT_OK;
 
     if (!a->is_told) {
@@ -163,13 +149,9 @@ rdti_agreement_advance(struct rdti_agreement *a, struct rdti_coll *coll, uint32_
         if (a->transfers[i] == NULL)
             continue;
         *peer_out = i;
-        status = test_one(&a->transfers[i], &len_bytes, err);
-        if (status != RDT_OK || coll->rank == 0)
-            continue;
-        if (len_bytes != RDTI_COSTS_BYTES)
-            return rdti_coll_error_set(err, RDT_EPROTO, "it sent a table of %llu bytes, not %d",
-                                       (unsigned long long)len_bytes, (int)RDTI_COSTS_BYTES);
-        status = rdti_costs_decode(a->table, coll->team->costs, err);
+        status = rdti_coll_end_message(&a->transfers[i], want_bytes, "a table", err);
+        if (status == RDT_OK && coll->rank != 0)
+            status = rdti_costs_decode(a->table, coll->team->costs, err);
     }
     return status;
 }
@@ -178,11 +160,9 @@ bool
 rdti_agreement_is_quiet(struct rdti_agreement *a, const struct rdti_coll *coll)
 {
     bool is_quiet = rdti_measure_is_quiet(&a->measure);
-    uint64_t ignored;
 
     for (uint32_t i = 0; i < coll->size; i++)
-        if (a->transfers[i] != NULL)
-            is_quiet &= test_one(&a->transfers[i], &ignored, NULL) != RDT_EAGAIN;
+        is_quiet &= rdti_coll_end_message(&a->transfers[i], 0, "a table", NULL) != RDT_EAGAIN;
     return is_quiet;
 }
 

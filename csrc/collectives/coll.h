@@ -109,6 +109,12 @@ const char *rdti_reduction_name(uint32_t reduce_op); /* "sum" */
 /* Fills err, which may be NULL, and returns status. */
 rdt_status rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/*
+ * Whether a message of a set-up has ended; RDT_EAGAIN: in flight. One that has is freed and becomes
+ * NULL, which counts as ended. want_bytes: 0, or RDT_EPROTO where it had others of `what`.
+ */
+rdt_status rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, const char *what,
+                                 struct rdt_error *err);
 
 /*
  * choose.c: never NULL for what rdti_coll_accept() let pass. Over messages, as long as the group

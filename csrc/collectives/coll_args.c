@@ -68,6 +68,24 @@ rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format
     return status;
 }
 
+rdt_status
+rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, const char *what,
+                      struct rdt_error *err)
+{
+    if (*transfer == NULL)
+        return RDT_OK;
+    rdt_status status = rdt_transfer_test(*transfer, err);
+    if (status == RDT_EAGAIN)
+        return status;
+    if (status == RDT_OK && want_bytes > 0 && rdt_transfer_len_bytes(*transfer) != want_bytes)
+        status = rdti_coll_error_set(err, RDT_EPROTO, "it sent %llu bytes of %s, not %llu",
+                                     (unsigned long long)rdt_transfer_len_bytes(*transfer), what,
+                                     (unsigned long long)want_bytes);
+    rdt_transfer_free(*transfer);
+    *transfer = NULL;
+    return status;
+}
+
 /* Refusals do not name the operation: who calls knows it, and who wraps the call says it. */
 static rdt_status
 refuse(struct rdt_error *err, const char *what)

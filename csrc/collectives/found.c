@@ -108,24 +108,6 @@ post_all(struct rdti_coll *coll, bool is_vote, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* RDT_EAGAIN: in flight. A transfer that is over is given up. */
-static rdt_status
-test_one(rdt_transfer **transfer, uint64_t want_bytes, struct rdt_error *err)
-{
-    if (*transfer == NULL)
-        return RDT_OK;
-    rdt_status status = rdt_transfer_test(*transfer, err);
-    if (status == RDT_EAGAIN)
-        return status;
-    if (status == RDT_OK && want_bytes > 0 && rdt_transfer_len_bytes(*transfer) != want_bytes)
-        status = rdti_coll_error_set(err, RDT_EPROTO, "it sent %llu bytes of the set-up, not %llu",
-                                     (unsigned long long)rdt_transfer_len_bytes(*transfer),
-                                     (unsigned long long)want_bytes);
-    rdt_transfer_free(*transfer);
-    *transfer = NULL;
-    return status;
-}
-
 static rdt_status
 test_all(struct rdti_coll *coll, uint64_t want_bytes, struct rdt_error *err)
 {
@@ -133,11 +115,11 @@ test_all(struct rdti_coll *coll, uint64_t want_bytes, struct rdt_error *err)
 
     for (uint32_t i = 0; i < coll->size; i++) {
         struct exchange *with = &coll->team->founding->peers[i];
-        rdt_status status = test_one(&with->recv, want_bytes, err);
+        rdt_status status = rdti_coll_end_message(&with->recv, want_bytes, "the set-up", err);
         if (status != RDT_OK && status != RDT_EAGAIN)
             return with_context(coll, i, "receive from", status, err);
         is_done &= status == RDT_OK;
-        status = test_one(&with->send, 0, err);
+        status = rdti_coll_end_message(&with->send, 0, "the set-up", err);
         if (status != RDT_OK && status != RDT_EAGAIN)
             return with_context(coll, i, "send to", status, err);
         is_done &= status == RDT_OK;
@@ -338,8 +320,10 @@ rdti_founding_is_quiet(struct rdti_coll *coll)
     bool is_quiet = founding == NULL || rdti_agreement_is_quiet(&founding->costs, coll);
 
     for (uint32_t i = 0; founding != NULL && i < coll->size; i++) {
-        is_quiet &= test_one(&founding->peers[i].recv, 0, NULL) != RDT_EAGAIN;
-        is_quiet &= test_one(&founding->peers[i].send, 0, NULL) != RDT_EAGAIN;
+        is_quiet &=
+            rdti_coll_end_message(&founding->peers[i].recv, 0, "the set-up", NULL) != RDT_EAGAIN;
+        is_quiet &=
+            rdti_coll_end_message(&founding->peers[i].send, 0, "the set-up", NULL) != RDT_EAGAIN;
     }
     return is_quiet;
 }

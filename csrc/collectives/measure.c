@@ -77,34 +77,17 @@ post(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
     return status == RDT_OK && (m->leads || is_duplex(m)) ? send_one(m, coll, err) : status;
 }
 
-static rdt_status
-test_one(rdt_transfer **transfer, uint64_t want_bytes, struct rdt_error *err)
-{
-    if (*transfer == NULL)
-        return RDT_OK;
-    rdt_status status = rdt_transfer_test(*transfer, err);
-    if (status == RDT_EAGAIN)
-        return status;
-    if (status == RDT_OK && want_bytes > 0 && rdt_transfer_len_bytes(*transfer) != want_bytes)
-        status = rdti_coll_error_set(err, RDT_EPROTO, "it sent %llu bytes to measure, not %llu",
-                                     (unsigned long long)rdt_transfer_len_bytes(*transfer),
-                                     (unsigned long long)want_bytes);
-    rdt_transfer_free(*transfer);
-    *transfer = NULL;
-    return status;
-}
-
 rdt_status
 rdti_measure_advance(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 {
     for (; m->step < RDTI_MEASURE_STEPS; m->step++) {
         rdt_status status = m->is_posted ? RDT_OK : post(m, coll, err);
         if (status == RDT_OK)
-            status = test_one(&m->recv, len_of(m), err);
+            status = rdti_coll_end_message(&m->recv, len_of(m), "a measurement", err);
         if (status == RDT_OK && !m->has_replied)
             status = send_one(m, coll, err);
         if (status == RDT_OK)
-            status = test_one(&m->send, 0, err);
+            status = rdti_coll_end_message(&m->send, 0, "a measurement", err);
         if (status != RDT_OK)
             return status;
         m->taken_ns[m->step] = now_ns() - m->began_ns;
@@ -116,9 +99,10 @@ rdti_measure_advance(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_
 bool
 rdti_measure_is_quiet(struct rdti_measure *m)
 {
-    const bool has_received = test_one(&m->recv, 0, NULL) != RDT_EAGAIN;
+    const bool has_received =
+        rdti_coll_end_message(&m->recv, 0, "a measurement", NULL) != RDT_EAGAIN;
 
-    return test_one(&m->send, 0, NULL) != RDT_EAGAIN && has_received;
+    return rdti_coll_end_message(&m->send, 0, "a measurement", NULL) != RDT_EAGAIN && has_received;
 }
 
 void
