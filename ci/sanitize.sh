@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The C tests under sanitizers. Usage: ci/sanitize.sh [asan] [tsan]; both without arguments.
+# The C tests under sanitizers, and with tsan two ranks of torch on the backend.
+# Usage: ci/sanitize.sh [asan] [tsan]; both without arguments.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 presets=("$@")
 ((${#presets[@]} > 0)) || presets=(asan tsan)
@@ -7,5 +8,6 @@ presets=("$@")
 status=0
 for preset in "${presets[@]}"; do
     bash ci/ctest.sh "$preset" || status=1
+    [[ "$preset" != tsan ]] || bash ci/tsan_backend.sh || status=1
 done
 exit "$status"
