@@ -88,17 +88,17 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
     rdti_engine_leave(ctx->engine);
 }
 
-/* A region has left quarantine: a device that knows its bytes forgets them first. */
-static void
-on_region_gone(void *arg, uint32_t index, uint32_t generation)
+/* A region has left quarantine: a device that knows its bytes forgets them first. Of the transports
+ * only verbs has devices. */
+static bool
+on_region_gone(void *arg, uint32_t index, uint32_t generation, void (*then)(void *arg),
+               void *then_arg)
 {
-    rdt_context *ctx = arg;
+    const rdt_context *ctx = arg;
+    const struct rdti_found *found = &ctx->found[RDT_TRANSPORT_VERBS];
 
-    for (uint32_t id = 1; id < RDTI_TRANSPORT_COUNT; id++) {
-        const struct rdti_found *found = &ctx->found[id];
-        if (found->is_viable && found->transport->forget_region != NULL)
-            found->transport->forget_region(found->state, index, generation);
-    }
+    return !found->is_viable ||
+           found->transport->forget_region(found->state, index, generation, then, then_arg);
 }
 
 void

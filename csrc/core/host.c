@@ -74,10 +74,16 @@ host_memory_segment(void *core, uint32_t segment, struct rdti_memory *out, struc
 
     if (rdti_arena_segment_addr(ctx->arena, segment, &memory.addr, &memory.len_bytes) != RDT_OK)
         return rdti_error_set(err, RDT_EINVAL, 0, "the arena has no piece %u", segment);
-    const rdt_status status = rdti_arena_keep_pages(ctx->arena, segment, err);
-    if (status == RDT_OK)
-        *out = memory;
-    return status;
+    *out = memory;
+    return RDT_OK;
+}
+
+static rdt_status
+host_memory_keep(void *core, uint32_t segment, struct rdt_error *err)
+{
+    rdt_context *ctx = core;
+
+    return rdti_arena_keep_pages(ctx->arena, segment, err);
 }
 
 static rdt_status
@@ -132,6 +138,7 @@ rdti_context_fill_host(rdt_context *ctx)
         .send_words = host_send_words,
         .memory_find = host_memory_find,
         .memory_segment = host_memory_segment,
+        .memory_keep = host_memory_keep,
         .watch = host_watch,
         .rewatch = host_rewatch,
         .unwatch = host_unwatch,

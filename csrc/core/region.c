@@ -96,20 +96,29 @@ run_finish(struct rdti_deferred *node)
         drained(arg);
 }
 
-/* Nobody reaches the region any more. This table's lock is not held. */
 static void
-finish(rdt_region *region)
+defer_finish(void *arg)
 {
-    struct rdti_regions *regions = region->regions;
-    struct rdti_engine *engine = regions->engine;
+    rdt_region *region = arg;
+    struct rdti_engine *engine = region->regions->engine;
 
-    if (region->index != 0 && regions->on_gone != NULL)
-        regions->on_gone(regions->gone_arg, region->index, region->generation);
     region->deferred.run = run_finish;
     if (engine != NULL)
         rdti_engine_defer(engine, &region->deferred); /* at once, if this thread does not drive */
     else
         run_finish(&region->deferred);
+}
+
+/* No peer reaches the region any more. This table's lock is not held. */
+static void
+finish(rdt_region *region)
+{
+    struct rdti_regions *regions = region->regions;
+
+    if (region->index == 0 || regions->on_gone == NULL ||
+        regions->on_gone(regions->gone_arg, region->index, region->generation, defer_finish,
+                         region))
+        defer_finish(region);
 }
 
 void
@@ -119,8 +128,7 @@ rdti_regions_set_engine(struct rdti_regions *regions, struct rdti_engine *engine
 }
 
 void
-rdti_regions_set_gone(struct rdti_regions *regions,
-                      void (*on_gone)(void *arg, uint32_t index, uint32_t generation), void *arg)
+rdti_regions_set_gone(struct rdti_regions *regions, rdti_region_gone_fn on_gone, void *arg)
 {
     regions->on_gone = on_gone;
     regions->gone_arg = arg;

@@ -51,10 +51,12 @@ rdt_status rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *
 void rdti_regions_set_engine(struct rdti_regions *regions, struct rdti_engine *engine);
 
 /* Called when an exported region has left quarantine, before its bytes may serve anything else.
- * Set once, before the first export; no lock of the table is held then. */
-void rdti_regions_set_gone(struct rdti_regions *regions,
-                           void (*on_gone)(void *arg, uint32_t index, uint32_t generation),
-                           void *arg);
+ * They may once this has returned true, or has called then(then_arg), which it does from any thread
+ * that holds no lock, and before the table is destroyed. */
+typedef bool (*rdti_region_gone_fn)(void *arg, uint32_t index, uint32_t generation,
+                                    void (*then)(void *arg), void *then_arg);
+/* Set once, before the first export; no lock of the table is held when it is called. */
+void rdti_regions_set_gone(struct rdti_regions *regions, rdti_region_gone_fn on_gone, void *arg);
 
 rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t flags,
                               rdt_region **out, struct rdt_error *err);

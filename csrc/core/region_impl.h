@@ -48,7 +48,7 @@ struct rdti_regions {
     uint8_t uuid[RDT_UUID_BYTES];
     void (*on_revoke)(void *arg, uint32_t index, uint32_t generation);
     void *revoke_arg;
-    void (*on_gone)(void *arg, uint32_t index, uint32_t generation); /* NULL: nobody asks */
+    rdti_region_gone_fn on_gone; /* NULL: nobody asks */
     void *gone_arg;
     int fd;                  /* of the table of generations */
     _Atomic uint32_t *table; /* mapped; entries below next_index are in memory */

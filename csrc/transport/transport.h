@@ -134,14 +134,20 @@ struct rdti_host {
     void (*send_words)(void *core, struct rdti_lane *lane, const uint8_t *bytes,
                        uint32_t len_bytes);
     /*
-     * The piece of our arena that holds [addr, addr + len_bytes), and the piece of a number. From
-     * then on its pages stay where they are, so that a device may know them. Any thread.
-     *   RDT_EINVAL none does, or there is none   RDT_ENOMEM its pages cannot all be had
+     * The piece of our arena that holds [addr, addr + len_bytes), and the piece of a number. Any
+     * thread.
+     *   RDT_EINVAL none does, or there is none
      */
     rdt_status (*memory_find)(void *core, const void *addr, uint64_t len_bytes,
                               struct rdti_memory *out, struct rdt_error *err);
     rdt_status (*memory_segment)(void *core, uint32_t segment, struct rdti_memory *out,
                                  struct rdt_error *err);
+    /*
+     * The piece's pages are there when this returns, and stay where they are, so that a device may
+     * know them. It takes as long as the pages that are missing. Any thread.
+     *   RDT_ENOMEM they cannot all be had
+     */
+    rdt_status (*memory_keep)(void *core, uint32_t segment, struct rdt_error *err);
 
     rdt_status (*watch)(void *core, int fd, uint32_t epoll_events, rdti_watch_fn fn, void *arg,
                         struct rdti_watch **out, struct rdt_error *err);
@@ -253,9 +259,13 @@ struct rdti_transport {
     bool (*revoke)(struct rdti_lane *lane, uint32_t index, uint32_t generation);
     /* [driver] Look for this flag too, in every poll(). verbs only, else NULL. */
     void (*watch_flag)(struct rdti_lane *lane, struct rdti_flag *flag);
-    /* A region of ours is out of quarantine: no device may reach it any more when this returns. Any
-     * thread, no lock held but perhaps the engine's. verbs only, else NULL. */
-    void (*forget_region)(void *state, uint32_t index, uint32_t generation);
+    /*
+     * A region of ours is out of quarantine. True: no device reaches it any more. False: then(arg)
+     * is called once none does, by a thread that holds no lock, and before close() has returned.
+     * Any thread, no lock held but perhaps the engine's. verbs only, else NULL.
+     */
+    bool (*forget_region)(void *state, uint32_t index, uint32_t generation, void (*then)(void *arg),
+                          void *arg);
 
     /*
      * Start an op. Never blocks: what cannot go now is queued by the lane.

@@ -11,7 +11,8 @@
 
 struct sim sim = {.lock = PTHREAD_MUTEX_INITIALIZER,
                   .work = PTHREAD_COND_INITIALIZER,
-                  .placed = PTHREAD_COND_INITIALIZER};
+                  .placed = PTHREAD_COND_INITIALIZER,
+                  .released = PTHREAD_COND_INITIALIZER};
 
 uint64_t
 sim_random(uint64_t below)

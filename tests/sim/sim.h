@@ -78,6 +78,12 @@ uint32_t sim_live_objects(void);
 /* Access flags of the registrations that hold this address, by their keys; how many. */
 uint32_t sim_accesses_of(const void *addr, unsigned int *out, uint32_t cap);
 
+/* From now on registering and deregistering at least so many bytes waits, as for pages that are
+ * pinned slowly; 0: those that wait go on, and no other waits. */
+void sim_hold_mrs(uint64_t from_bytes);
+/* How many wait. */
+uint32_t sim_held_mrs(void);
+
 /* Packets to this GID are lost, both ways; NULL: all arrive again. */
 void sim_block_gid(const char *text);
 /* The same for a whole device, by index, until told otherwise. */

@@ -104,6 +104,9 @@ struct sim {
     struct sim_object *objects;
     uint32_t live_objects; /* and contexts */
     uint64_t locked_bytes;
+    uint64_t hold_from_bytes; /* 0: no MR is held back */
+    uint32_t held_mrs;
+    pthread_cond_t released;
     struct sim_qp *qps[SIM_QPS_MAX]; /* by number, less one */
     struct sim_mr *mrs[SIM_MRS_MAX]; /* by key, less one */
     char blocked[64];
@@ -127,6 +130,8 @@ void sim_lock(void);
 void sim_lock_still(void);
 void sim_unlock(void);
 uint64_t sim_random(uint64_t below);
+/* Locked; given up while the test holds MRs of this length. */
+void sim_wait_while_held(uint64_t len_bytes);
 /* A control call: true if it is to fail, with errno set. Locked. */
 bool sim_is_failing(const char *call);
 /* The same, of a device that may have been removed. */

@@ -27,6 +27,33 @@ sim_unlock(void)
     CHECK_INT_EQ(pthread_mutex_unlock(&sim.lock), 0);
 }
 
+void
+sim_hold_mrs(uint64_t from_bytes)
+{
+    sim_lock();
+    sim.hold_from_bytes = from_bytes;
+    CHECK_INT_EQ(pthread_cond_broadcast(&sim.released), 0);
+    sim_unlock();
+}
+
+uint32_t
+sim_held_mrs(void)
+{
+    sim_lock();
+    const uint32_t count = sim.held_mrs;
+    sim_unlock();
+    return count;
+}
+
+void
+sim_wait_while_held(uint64_t len_bytes)
+{
+    sim.held_mrs++;
+    while (sim.hold_from_bytes != 0 && len_bytes >= sim.hold_from_bytes)
+        CHECK_INT_EQ(pthread_cond_wait(&sim.released, &sim.lock), 0);
+    sim.held_mrs--;
+}
+
 int
 sim_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
@@ -69,6 +96,7 @@ sim_begin(const struct sim_config *config)
     sim.fail_at = 0;
     sim.failed_call = NULL;
     sim.named = NULL;
+    sim.hold_from_bytes = 0;
     for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++) {
         sim.devices[i] = (struct sim_device){.index = i};
         (void)snprintf(sim.devices[i].device.name, sizeof(sim.devices[i].device.name), "sim%u", i);

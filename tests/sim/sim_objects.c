@@ -138,6 +138,16 @@ sim_dealloc_pd(struct ibv_pd *base)
     return failed;
 }
 
+/* Pages are pinned to the end of the call: they must be there. */
+static void
+touch(const volatile uint8_t *addr, size_t len_bytes)
+{
+    if (len_bytes == 0)
+        return;
+    (void)addr[0];
+    (void)addr[len_bytes - 1];
+}
+
 struct ibv_mr *
 sim_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len_bytes, uint64_t iova,
                  unsigned int access)
@@ -148,6 +158,8 @@ sim_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len_bytes, uint64_t iova,
 
     CHECK_HEX_EQ(iova, (uintptr_t)addr);
     sim_lock();
+    sim_wait_while_held(len_bytes);
+    touch(addr, len_bytes);
     if (limit != 0 && sim.locked_bytes + len_bytes > limit) {
         errno = ENOMEM;
     } else if (!sim_refuses(pd->context, "reg_mr")) {
@@ -187,6 +199,9 @@ sim_dereg_mr(struct ibv_mr *base)
 {
     struct sim_mr *mr = (struct sim_mr *)base;
 
+    sim_lock();
+    sim_wait_while_held(base->length);
+    sim_unlock();
     sim_lock_still();
     CHECK_PTR_EQ(sim.mrs[base->lkey - 1], mr);
     const int failed = sim_is_failing("dereg_mr") ? errno : 0;

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
 void
@@ -118,6 +119,7 @@ rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
         rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u work requests were flushed",
                  lane->args.peer_rank, lane->flushed);
     lane->qp_count = 0;
+    rdti_verbs_drop_wishes(lane);
     rdti_verbs_forget_flags(lane);
     while (lane->link_count > 0)
         rdti_verbs_destroy_link(&lane->links[--lane->link_count]);

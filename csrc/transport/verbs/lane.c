@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
 /* ---- The offer ------------------------------------------------------------------------------ */
@@ -193,24 +194,33 @@ order_keys(const struct rdti_verbs_lane *lane, struct rdti_verbs_words *key)
         key->rkeys[i] = all.rkeys[lane->port_nics[i]];
 }
 
+void
+rdti_verbs_send_key(struct rdti_verbs_lane *lane, struct rdti_verbs_words *key, rdt_status status,
+                    const struct rdt_error *err)
+{
+    if (status != RDT_OK)
+        rdti_log(status == RDT_ESTALE ? RDT_LOG_DEBUG : RDT_LOG_ERROR,
+                 "verbs: rank %d gets no key for piece %u, region %u: %s", lane->args.peer_rank,
+                 key->segment, key->index, err->message);
+    if (key->kind == RDTI_VERBS_KEY)
+        order_keys(lane, key);
+    rdti_verbs_send_words(lane, key);
+}
+
 static rdt_status
 answer_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get, struct rdt_error *err)
 {
-    struct rdti_verbs_words answer;
-    const rdt_status status = rdti_verbs_grant(lane->verbs, get, &answer, err);
+    struct rdti_verbs_words key;
+    const rdt_status status = rdti_verbs_grant(lane->verbs, get, &key, err);
 
+    if (status == RDT_EAGAIN)
+        return rdti_verbs_await_grant(lane, get, err);
     if (status == RDT_EPROTO)
         return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
                                    "rank %d asks for the key of region %u in piece %u, which is "
                                    "none",
                                    lane->args.peer_rank, get->index, get->segment);
-    if (status != RDT_OK)
-        rdti_log(status == RDT_ESTALE ? RDT_LOG_DEBUG : RDT_LOG_ERROR,
-                 "verbs: rank %d gets no key for piece %u, region %u: %s", lane->args.peer_rank,
-                 get->segment, get->index, err->message);
-    if (answer.kind == RDTI_VERBS_KEY)
-        order_keys(lane, &answer);
-    rdti_verbs_send_words(lane, &answer);
+    rdti_verbs_send_key(lane, &key, status, err);
     return RDT_OK;
 }
 

@@ -43,6 +43,9 @@ _Static_assert(RDTI_VERBS_IMMS >= RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE &&
 /* A source that could not be registered is tried again after so long: limits may be raised, and
  * each try may pin gigabytes before it fails. */
 #define RDTI_VERBS_OWN_RETRY_NS UINT64_C(10000000000)
+/* More than this is registered by a thread of its own: pages are pinned one by one, gigabytes of
+ * them for seconds. The arena's default piece is not worth two changes of threads. */
+#define RDTI_VERBS_REGISTER_NOW_BYTES (UINT64_C(64) << 20)
 /* Asked for; the device says what it gives. A credit, a flag and most control messages fit. */
 #define RDTI_VERBS_INLINE_BYTES 64
 /* A message of this many bytes for each QP and more goes over all of them. */

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/range.h"
+#include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
 #define CAP_IPC_LOCK_BIT 14
@@ -97,8 +98,8 @@ rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes, 
 
 /* ---- The table ------------------------------------------------------------------------------ */
 
-static void
-free_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+void
+rdti_verbs_free_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     rdti_list_remove(&memory->link);
     for (uint32_t kind = 0; kind < RDTI_VERBS_KINDS; kind++)
@@ -128,57 +129,46 @@ kind_of(uint8_t access)
                                                    : RDTI_VERBS_KIND_WRITE;
 }
 
-rdt_status
-rdti_verbs_register_on_all(struct rdti_verbs *verbs, void *addr, uint64_t len_bytes,
-                           unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX],
-                           struct rdt_error *err)
+uint32_t
+rdti_verbs_nics_left(const struct rdti_verbs *verbs)
+{
+    uint32_t left = 0;
+
+    for (uint32_t i = 0; i < verbs->nic_count; i++)
+        left |= verbs->nics[i].is_gone ? 0 : 1u << i;
+    return left;
+}
+
+/* On each device of the set, in mrs that are NULL; all or nothing. */
+static rdt_status
+register_on(struct rdti_verbs *verbs, uint32_t nics, void *addr, uint64_t len_bytes,
+            unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX], struct rdt_error *err)
 {
     rdt_status status = RDT_OK;
-    uint32_t made = 0; /* bit i: mrs[i] */
 
-    for (uint32_t i = 0; status == RDT_OK && i < verbs->nic_count; i++) {
-        if (mrs[i] != NULL || verbs->nics[i].is_gone)
-            continue;
-        status = rdti_verbs_register(&verbs->nics[i], addr, len_bytes, access, &mrs[i], err);
-        made |= status == RDT_OK ? 1u << i : 0;
-    }
+    for (uint32_t i = 0; status == RDT_OK && i < verbs->nic_count; i++)
+        if ((nics >> i & 1) != 0)
+            status = rdti_verbs_register(&verbs->nics[i], addr, len_bytes, access, &mrs[i], err);
     for (uint32_t i = 0; status != RDT_OK && i < verbs->nic_count; i++) {
-        if ((made >> i & 1) == 0)
-            continue;
         rdti_verbs_deregister(&verbs->nics[i], mrs[i]);
         mrs[i] = NULL;
     }
     return status;
 }
 
-static rdt_status
-register_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory, uint32_t kind,
-                struct rdt_error *err)
+rdt_status
+rdti_verbs_register_kind(struct rdti_verbs *verbs, const struct rdti_verbs_memory *memory,
+                         uint32_t kind, uint32_t nics, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX],
+                         struct rdt_error *err)
 {
-    return rdti_verbs_register_on_all(verbs, memory->addr, memory->len_bytes, access_of(kind),
-                                      memory->mrs[kind], err);
-}
+    const struct rdti_host *host = verbs->host;
+    rdt_status status = RDT_OK;
 
-/* A new entry, registered; on failure there is none. mr_lock is held. */
-static rdt_status
-add_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
-           struct rdti_verbs_memory **out, struct rdt_error *err)
-{
-    struct rdti_verbs_memory *memory = calloc(1, sizeof(*memory));
-
-    if (memory == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "a registration of %zu bytes", sizeof(*memory));
-    *memory = *like;
-    memset(memory->mrs, 0, sizeof(memory->mrs));
-    rdti_list_init(&memory->link);
-    const rdt_status status = register_memory(verbs, memory, kind, err);
-    if (status != RDT_OK) {
-        free_memory(verbs, memory);
-        return status;
-    }
-    rdti_list_append(&verbs->memories, &memory->link);
-    *out = memory;
-    return RDT_OK;
+    if (memory->segment != RDT_SEGMENT_NONE)
+        status = host->memory_keep(host->core, memory->segment, err);
+    return status == RDT_OK ? register_on(verbs, nics, memory->addr, memory->len_bytes,
+                                          access_of(kind), mrs, err)
+                            : status;
 }
 
 static struct rdti_verbs_memory *
@@ -194,6 +184,42 @@ find_memory(struct rdti_verbs *verbs, uint32_t segment, uint32_t index, uint32_t
     return NULL;
 }
 
+/* The entry, registered for the kind; RDT_EAGAIN: it takes a while. An entry that nothing came of
+ * is not kept. mr_lock is held. */
+static rdt_status
+want_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
+            struct rdti_verbs_memory **out, struct rdt_error *err)
+{
+    struct rdti_verbs_memory *memory =
+        find_memory(verbs, like->segment, like->index, like->generation);
+    rdt_status status = RDT_OK;
+
+    if (memory == NULL) {
+        memory = calloc(1, sizeof(*memory));
+        if (memory == NULL)
+            return rdti_error_set(err, RDT_ENOMEM, 0, "a registration of %zu bytes",
+                                  sizeof(*memory));
+        *memory = *like;
+        rdti_list_init(&memory->job);
+        rdti_list_append(&verbs->memories, &memory->link);
+    }
+    if (((memory->wanted | memory->failed) >> kind & 1) != 0) { /* and nobody was told yet */
+        status = RDT_EAGAIN;
+    } else if ((memory->made >> kind & 1) == 0 &&
+               memory->len_bytes > RDTI_VERBS_REGISTER_NOW_BYTES) {
+        status = rdti_verbs_register_later(verbs, memory, kind, err);
+    } else if ((memory->made >> kind & 1) == 0) {
+        status = rdti_verbs_register_kind(verbs, memory, kind, rdti_verbs_nics_left(verbs),
+                                          memory->mrs[kind], err);
+        memory->made |= status == RDT_OK ? 1u << kind : 0;
+    }
+    if ((memory->made | memory->wanted | memory->failed) == 0)
+        rdti_verbs_free_memory(verbs, memory);
+    else
+        *out = memory;
+    return status;
+}
+
 /* mr_lock is held. Only the arena's pieces: they never go while the transport is open, regions over
  * other memory may. */
 static struct rdti_verbs_memory *
@@ -203,7 +229,7 @@ find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
         struct rdti_verbs_memory *memory = RDTI_CONTAINER(at, struct rdti_verbs_memory, link);
         const uintptr_t begin = (uintptr_t)memory->addr;
 
-        if (memory->segment != RDT_SEGMENT_NONE && (uintptr_t)addr >= begin &&
+        if (memory->segment != RDT_SEGMENT_NONE && memory->made != 0 && (uintptr_t)addr >= begin &&
             rdti_range_ok((uintptr_t)addr - begin, len_bytes, memory->len_bytes))
             return memory;
     }
@@ -220,9 +246,8 @@ any_mr(const struct rdti_verbs_memory *memory, uint32_t nic)
     return NULL;
 }
 
-/* mr_lock is held. */
-static void
-note_unregistered(struct rdti_verbs *verbs, const struct rdt_error *why)
+void
+rdti_verbs_note_unregistered(struct rdti_verbs *verbs, const struct rdt_error *why)
 {
     if (verbs->own_retry_ns == 0)
         rdti_log(RDT_LOG_WARN,
@@ -233,44 +258,51 @@ note_unregistered(struct rdti_verbs *verbs, const struct rdt_error *why)
     verbs->own_failure = *why;
 }
 
-/* The arena's piece that holds the bytes, registered now; NULL: none does, or it cannot be. mr_lock
- * is held. */
-static struct rdti_verbs_memory *
-add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
+/* The arena's piece that holds the bytes, which no entry is made for. RDT_EINVAL: none does, or it
+ * cannot be registered. mr_lock is held. */
+static rdt_status
+add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
+        struct rdti_verbs_memory **out)
 {
     const struct rdti_host *host = verbs->host;
-    struct rdti_verbs_memory *memory = NULL;
     struct rdti_memory piece;
     struct rdt_error why;
 
     if (host->memory_find(host->core, addr, len_bytes, &piece, NULL) != RDT_OK)
-        return NULL;
+        return RDT_EINVAL;
+    if (find_memory(verbs, piece.segment, 0, 0) != NULL)
+        return RDT_EAGAIN; /* for a peer; every kind will do */
     if (rdti_now_ns() >= verbs->own_retry_ns) {
         const struct rdti_verbs_memory like = {.addr = piece.addr,
                                                .len_bytes = piece.len_bytes,
                                                .segment = piece.segment};
-        if (add_memory(verbs, &like, RDTI_VERBS_KIND_WRITE, &memory, &why) == RDT_OK)
-            return memory;
-        note_unregistered(verbs, &why);
+        const rdt_status status = want_memory(verbs, &like, RDTI_VERBS_KIND_WRITE, out, &why);
+        if (status == RDT_EAGAIN)
+            (*out)->is_source = true;
+        if (status == RDT_OK || status == RDT_EAGAIN)
+            return status;
+        rdti_verbs_note_unregistered(verbs, &why);
     }
     rdti_count(&verbs->staged_ops, 1);
-    return NULL;
+    return RDT_EINVAL;
 }
 
-bool
+rdt_status
 rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes, uint32_t nic,
                    uint32_t *lkey_out)
 {
+    rdt_status status = RDT_OK;
+
     (void)pthread_mutex_lock(&verbs->mr_lock);
     struct rdti_verbs_memory *memory = find_holder(verbs, addr, len_bytes);
     if (memory == NULL)
-        memory = add_own(verbs, addr, len_bytes);
-    if (memory != NULL) {
+        status = add_own(verbs, addr, len_bytes, &memory);
+    if (status == RDT_OK) {
         const struct ibv_mr *mr = any_mr(memory, nic);
         *lkey_out = mr != NULL ? mr->lkey : 0; /* a device that is gone has none, and needs none */
     }
     (void)pthread_mutex_unlock(&verbs->mr_lock);
-    return memory != NULL;
+    return status;
 }
 
 void
@@ -332,15 +364,10 @@ static rdt_status
 grant(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
       struct rdti_verbs_words *out, struct rdt_error *err)
 {
-    rdt_status status;
+    struct rdti_verbs_memory *memory;
 
     (void)pthread_mutex_lock(&verbs->mr_lock);
-    struct rdti_verbs_memory *memory =
-        find_memory(verbs, like->segment, like->index, like->generation);
-    if (memory == NULL)
-        status = add_memory(verbs, like, kind, &memory, err);
-    else
-        status = register_memory(verbs, memory, kind, err);
+    const rdt_status status = want_memory(verbs, like, kind, &memory, err);
     if (status == RDT_OK) {
         out->kind = RDTI_VERBS_KEY;
         out->base = (uintptr_t)memory->addr;
@@ -353,10 +380,27 @@ grant(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t k
     return status;
 }
 
+static void
+begin_answer(const struct rdti_verbs_words *get, struct rdti_verbs_words *out)
+{
+    *out = (struct rdti_verbs_words){.access = get->access,
+                                     .segment = get->segment,
+                                     .index = get->index,
+                                     .generation = get->generation};
+}
+
+bool
+rdti_verbs_is_requested(const struct rdti_verbs_memory *memory, const struct rdti_verbs_words *get,
+                        uint32_t kinds)
+{
+    return memory->segment == get->segment && (kinds >> kind_of(get->access) & 1) != 0 &&
+           (get->segment != RDT_SEGMENT_NONE ||
+            (memory->index == get->index && memory->generation == get->generation));
+}
+
 /* So that the peer can say it in its own error. */
 static void
-explain_refusal(const struct rdti_verbs_memory *like, const struct rdt_error *err,
-                struct rdti_verbs_words *out)
+explain_refusal(uint64_t len_bytes, const struct rdt_error *err, struct rdti_verbs_words *out)
 {
     out->kind = RDTI_VERBS_KEY_REFUSED;
     if (err->status == RDT_ESTALE) {
@@ -366,7 +410,15 @@ explain_refusal(const struct rdti_verbs_memory *like, const struct rdt_error *er
     const bool is_memlock = is_memlock_short(err->sys_errno);
     out->refusal = is_memlock ? RDTI_VERBS_MEMLOCK : RDTI_VERBS_NOT_REGISTERED;
     out->base = is_memlock ? memlock_limit() : (uint64_t)(err->sys_errno > 0 ? err->sys_errno : 0);
-    out->len_bytes = like->len_bytes;
+    out->len_bytes = len_bytes;
+}
+
+void
+rdti_verbs_refuse_key(const struct rdti_verbs_words *get, uint64_t len_bytes,
+                      const struct rdt_error *err, struct rdti_verbs_words *out)
+{
+    begin_answer(get, out);
+    explain_refusal(len_bytes, err, out);
 }
 
 rdt_status
@@ -378,34 +430,37 @@ rdti_verbs_grant(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
 
     if (status == RDT_EPROTO)
         return status;
-    *out = (struct rdti_verbs_words){.access = get->access,
-                                     .segment = get->segment,
-                                     .index = get->index,
-                                     .generation = get->generation};
+    begin_answer(get, out);
     if (status == RDT_OK)
         status = grant(verbs, &like, kind_of(get->access), out, err);
-    if (status != RDT_OK)
-        explain_refusal(&like, err, out);
+    if (status != RDT_OK && status != RDT_EAGAIN)
+        explain_refusal(like.len_bytes, err, out);
     return status;
 }
 
-void
-rdti_verbs_forget_region(void *state, uint32_t index, uint32_t generation)
+bool
+rdti_verbs_forget_region(void *state, uint32_t index, uint32_t generation, void (*then)(void *arg),
+                         void *arg)
 {
     struct rdti_verbs *verbs = state;
 
     (void)pthread_mutex_lock(&verbs->mr_lock);
     struct rdti_verbs_memory *memory = find_memory(verbs, RDT_SEGMENT_NONE, index, generation);
-    if (memory != NULL)
-        free_memory(verbs, memory);
+    const bool is_slow = memory != NULL && memory->len_bytes > RDTI_VERBS_REGISTER_NOW_BYTES;
+    if (is_slow)
+        rdti_verbs_end_later(verbs, memory, then, arg);
+    else if (memory != NULL)
+        rdti_verbs_free_memory(verbs, memory);
     (void)pthread_mutex_unlock(&verbs->mr_lock);
+    return !is_slow;
 }
 
 void
 rdti_verbs_free_memories(struct rdti_verbs *verbs)
 {
     while (!rdti_list_is_empty(&verbs->memories))
-        free_memory(verbs, RDTI_CONTAINER(verbs->memories.next, struct rdti_verbs_memory, link));
+        rdti_verbs_free_memory(verbs, RDTI_CONTAINER(verbs->memories.next, struct rdti_verbs_memory,
+                                                     link));
 }
 
 /* ---- The stage ------------------------------------------------------------------------------ */
@@ -421,8 +476,8 @@ rdti_verbs_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
     if (addr == MAP_FAILED)
         return rdti_error_set(err, RDT_ENOMEM, errno, "verbs: a stage of %zu bytes", len);
     (void)pthread_mutex_lock(&verbs->mr_lock);
-    const rdt_status status =
-        rdti_verbs_register_on_all(verbs, addr, len, IBV_ACCESS_LOCAL_WRITE, lane->stage_mrs, err);
+    const rdt_status status = register_on(verbs, rdti_verbs_nics_left(verbs), addr, len,
+                                          IBV_ACCESS_LOCAL_WRITE, lane->stage_mrs, err);
     (void)pthread_mutex_unlock(&verbs->mr_lock);
     if (status != RDT_OK) {
         (void)munmap(addr, len);

@@ -7,12 +7,13 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
 /* ---- The pass ------------------------------------------------------------------------------- */
 
 static uint32_t
-serve(struct rdti_verbs_lane *lane)
+serve(struct rdti_verbs_lane *lane, bool has_keys)
 {
     uint32_t work = rdti_verbs_poll_lane(lane);
 
@@ -25,7 +26,7 @@ serve(struct rdti_verbs_lane *lane)
     case RDTI_VERBS_READY:
         break;
     }
-    if (work > 0)
+    if (work > 0 || has_keys)
         work += rdti_verbs_push(lane);
     /* relaxed: this thread set it, or a writer whose lock orders what it hints at */
     if (atomic_load_explicit(&lane->owes_restock, memory_order_relaxed))
@@ -41,13 +42,14 @@ serve(struct rdti_verbs_lane *lane)
 static uint32_t
 serve_all(struct rdti_verbs *verbs)
 {
-    uint32_t work = 0;
+    const bool has_keys = rdti_verbs_take_news(verbs);
+    uint32_t work = has_keys;
 
     for (struct rdti_list *node = verbs->lanes.next, *next; node != &verbs->lanes; node = next) {
         struct rdti_verbs_lane *lane = RDTI_CONTAINER(node, struct rdti_verbs_lane, node);
 
         next = node->next; /* lanes that a callback closes stay in the list until the sweep */
-        work += serve(lane);
+        work += serve(lane, has_keys);
     }
     return work;
 }
@@ -109,7 +111,10 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
     verbs->flag_timer_fd = -1;
     rdti_list_init(&verbs->lanes);
     rdti_list_init(&verbs->memories);
+    rdti_list_init(&verbs->jobs);
+    rdti_list_init(&verbs->wishes);
     (void)pthread_mutex_init(&verbs->mr_lock, NULL);
+    (void)pthread_cond_init(&verbs->job_cond, NULL);
     rdti_fork_guard();
     rdt_status status = rdti_verbs_read_settings(&verbs->settings, err);
     if (status == RDT_OK)
@@ -129,6 +134,7 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
     return RDT_OK;
 
 err_free:
+    (void)pthread_cond_destroy(&verbs->job_cond);
     (void)pthread_mutex_destroy(&verbs->mr_lock);
     free(verbs);
     return status;
@@ -139,9 +145,11 @@ verbs_close(void *state)
 {
     struct rdti_verbs *verbs = state;
 
+    rdti_verbs_close_registrar(verbs);
     rdti_verbs_free_memories(verbs);
     rdti_verbs_close_flags(verbs);
     rdti_verbs_close_nics(verbs);
+    (void)pthread_cond_destroy(&verbs->job_cond);
     (void)pthread_mutex_destroy(&verbs->mr_lock);
     free(verbs);
 }

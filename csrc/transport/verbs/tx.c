@@ -36,22 +36,23 @@ is_inline(const struct rdti_verbs_lane *lane, uint64_t len_bytes, bool has_flag)
     return len_bytes + (has_flag ? RDTI_VERBS_TAIL_BYTES : 0) <= lane->inline_bytes;
 }
 
-/* Whether every byte lies in memory that the devices know, or is so few that they take a copy. */
-static bool
-is_reachable(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag)
+/* RDT_OK: every byte lies in memory that the devices know, or is so few that they take a copy.
+ * RDT_EAGAIN: some are about to be registered. */
+static rdt_status
+find_bytes(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag)
 {
+    rdt_status status = RDT_OK;
     uint32_t lkey;
 
-    for (uint32_t i = 0; i < op->block_count; i++) {
+    for (uint32_t i = 0; status == RDT_OK && i < op->block_count; i++) {
         const struct rdt_block *b = &op->blocks[i];
 
         if (b->len_bytes == 0 ||
             (op->kind == RDTI_OP_WRITE && is_inline(lane, b->len_bytes, has_flag)))
             continue;
-        if (!rdti_verbs_own_key(lane->verbs, b->src, b->len_bytes, 0, &lkey))
-            return false;
+        status = rdti_verbs_own_key(lane->verbs, b->src, b->len_bytes, 0, &lkey);
     }
-    return true;
+    return status;
 }
 
 static uint64_t
@@ -66,7 +67,7 @@ count_steps(const struct rdti_op *op, uint64_t most)
 
 /* How an op is cut is decided when its turn comes, and then stands. */
 static void
-cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag)
+cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, bool is_reachable)
 {
     const uint64_t qps = lane->tx_count;
     uint64_t most = lane->max_chunk_bytes;
@@ -76,7 +77,7 @@ cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag)
         const uint64_t even = (op->len_bytes / qps + 4095) & ~UINT64_C(4095);
         most = even < most ? even : most;
     }
-    if (!is_reachable(lane, op, may_flag)) {
+    if (!is_reachable) {
         marks = RDTI_VERBS_OP_STAGED;
         most = most < RDTI_VERBS_STAGE_BYTES ? most : RDTI_VERBS_STAGE_BYTES;
     }
@@ -234,10 +235,10 @@ attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *rec
         wr->send_flags |= IBV_SEND_INLINE;
         return;
     }
-    const bool is_own = rdti_verbs_own_key(lane->verbs, record->local, record->len_bytes, nic_index,
-                                           &wr->sg_list->lkey);
-    assert(is_own); /* cut() found it, and the arena's pieces stay */
-    (void)is_own;
+    const rdt_status status = rdti_verbs_own_key(lane->verbs, record->local, record->len_bytes,
+                                                 nic_index, &wr->sg_list->lkey);
+    assert(status == RDT_OK); /* cut() found it, and the arena's pieces stay */
+    (void)status;
 }
 
 /* A request with what its record says. */
@@ -354,6 +355,21 @@ post_marks(struct rdti_verbs_lane *lane, uint32_t *posted)
 
 enum progress { WENT, WAITS, REFUSED };
 
+/* Cut the op, unless it is, and have what it then needs. */
+static enum progress
+prepare(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, struct rdt_error *err)
+{
+    if (op->scratch[RDTI_VERBS_OP_STEPS] == 0) {
+        const rdt_status found = find_bytes(lane, op, may_flag);
+        if (found == RDT_EAGAIN)
+            return WAITS;
+        cut(lane, op, may_flag, found == RDT_OK);
+    }
+    if (!is_staged(op) || lane->stage != NULL)
+        return WENT;
+    return rdti_verbs_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
+}
+
 /* Decide how the cursor's op goes, when its turn comes. REFUSED: *err says why. */
 static enum progress
 begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_remote **remote,
@@ -372,13 +388,7 @@ begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_rem
         if (status == RDT_OK && *remote == NULL)
             return WAITS;
     }
-    if (status != RDT_OK)
-        return REFUSED;
-    if (op->scratch[RDTI_VERBS_OP_STEPS] == 0)
-        cut(lane, op, may_flag);
-    if (!is_staged(op) || lane->stage != NULL)
-        return WENT;
-    return rdti_verbs_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
+    return status == RDT_OK ? prepare(lane, op, may_flag, err) : REFUSED;
 }
 
 /* Whether the peer needs a receive for it. */

@@ -4,6 +4,7 @@
  *   lib.c       libibverbs at run time           settings.c  the environment
  *   nic.c       ports of devices, their events   gid.c       which pair of ports and GIDs
  *   mr.c        our memory, registered           keys.c      the peer's memory: its rkeys
+ *   registrar.c the same, where it takes long: a thread
  *   qp.c        QPs and their states             link.c      proving a link, round by round
  *   tx.c        write() and read(), posting      cq.c        completions, notifications, restocking
  *   ends.c      the first error, teardown        lane.c      offers, words, close
@@ -114,7 +115,8 @@ enum {
     RDTI_VERBS_KINDS = 3
 };
 
-/* Registered memory of ours. */
+/* Memory of ours that is registered, or about to be. What takes long is the registrar's, without a
+ * lock; whoever needs it waits (registrar.c). Kinds are sets: bit `kind`. */
 struct rdti_verbs_memory {
     struct rdti_list link;
     uint8_t *addr;
@@ -122,7 +124,17 @@ struct rdti_verbs_memory {
     uint32_t segment; /* RDT_SEGMENT_NONE: a region, by index and generation */
     uint32_t index;
     uint32_t generation;
+    uint32_t made;                                              /* kinds whose mrs stand */
+    uint32_t wanted;                                            /* the registrar is to make them */
+    uint32_t failed;                                            /* it could not: `error` */
     struct ibv_mr *mrs[RDTI_VERBS_KINDS][RDTI_VERBS_PORTS_MAX]; /* by nic */
+    bool is_source;                                             /* an op of ours waits for it */
+    bool is_busy; /* the registrar is at it just now, and nobody else may free it */
+    bool is_over; /* out of the table: the registrar ends it, and calls then() */
+    void (*then)(void *arg);
+    void *then_arg;
+    struct rdti_list job; /* in verbs->jobs */
+    struct rdt_error error;
 };
 
 struct rdti_verbs {
@@ -144,6 +156,13 @@ struct rdti_verbs {
     _Atomic uint64_t staged_ops;  /* that were to go without a copy; relaxed: a statistic */
     struct rdt_error own_failure; /* mr_lock: the last time that registering one failed */
     struct rdti_list memories;    /* mr_lock; entries stay until close, regions until forgotten */
+    pthread_t registrar;
+    bool has_registrar;        /* mr_lock: from the first piece that takes long */
+    bool is_registrar_leaving; /* mr_lock */
+    pthread_cond_t job_cond;   /* mr_lock: jobs, or is_registrar_leaving */
+    struct rdti_list jobs;     /* mr_lock: memory that it is to register or to end */
+    _Atomic bool has_news;     /* it has done one; release, the driver acquires */
+    struct rdti_list wishes;   /* driver */
 };
 
 struct rdti_verbs_remote;
@@ -380,18 +399,37 @@ rdt_status rdti_verbs_pair_links(struct rdti_verbs_lane *lane, struct rdt_error 
 void rdti_verbs_gid_text(const uint8_t raw[16], char *buf, size_t cap);
 
 /* ---- mr.c */
-/* The lkey of a port for bytes of ours. False: they are not in the arena, or cannot be registered.
- */
-bool rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
-                        uint32_t nic, uint32_t *lkey_out);
+/* The lkey of a port for bytes of ours. RDT_EAGAIN: it takes a while, and every lane is pushed
+ * then; RDT_EINVAL: they are not in the arena, or cannot be registered. */
+rdt_status rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
+                              uint32_t nic, uint32_t *lkey_out);
 /* What describe() says of sources that could not be registered; "": nothing. */
 void rdti_verbs_explain_stage(struct rdti_verbs *verbs, char *buf, size_t cap);
 /* Answer a peer's KEY_GET: *out is KEY, or KEY_REFUSED with an error that says why. [driver]
- * RDT_EPROTO (there is no answer: no such region was ever there), RDT_ESTALE, RDT_ENOMEM (with
- * memlock's lines), RDT_EDEVICE. */
+ * RDT_EAGAIN (there is no answer yet), RDT_EPROTO (there is none: no such region was ever there),
+ * RDT_ESTALE, RDT_ENOMEM (with memlock's lines), RDT_EDEVICE. */
 rdt_status rdti_verbs_grant(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
                             struct rdti_verbs_words *out, struct rdt_error *err);
-void rdti_verbs_forget_region(void *state, uint32_t index, uint32_t generation);
+/* The answer to KEY_GET where registering so many bytes failed. */
+void rdti_verbs_refuse_key(const struct rdti_verbs_words *get, uint64_t len_bytes,
+                           const struct rdt_error *err, struct rdti_verbs_words *out);
+bool rdti_verbs_forget_region(void *state, uint32_t index, uint32_t generation,
+                              void (*then)(void *arg), void *arg);
+/* Whether a peer's request means the entry, for one of these kinds. */
+bool rdti_verbs_is_requested(const struct rdti_verbs_memory *memory,
+                             const struct rdti_verbs_words *get, uint32_t kinds);
+/* Registered for one kind, on `nics` (a set), in mrs that are NULL: all or nothing. mr_lock is held
+ * or, by the registrar, not. */
+rdt_status rdti_verbs_register_kind(struct rdti_verbs *verbs,
+                                    const struct rdti_verbs_memory *memory, uint32_t kind,
+                                    uint32_t nics, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX],
+                                    struct rdt_error *err);
+/* Those that are there, as a set. mr_lock is held. */
+uint32_t rdti_verbs_nics_left(const struct rdti_verbs *verbs);
+/* Out of the table, deregistered, gone. The registrar is not at it. */
+void rdti_verbs_free_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory);
+/* The last try to register a source failed. mr_lock is held. */
+void rdti_verbs_note_unregistered(struct rdti_verbs *verbs, const struct rdt_error *why);
 void rdti_verbs_free_memories(struct rdti_verbs *verbs);
 /* Whether so much can be locked in memory at all. RDT_ENOMEM with the lines that change it. */
 rdt_status rdti_verbs_check_memlock(uint64_t len_bytes, struct rdt_error *err);
@@ -399,10 +437,6 @@ rdt_status rdti_verbs_check_memlock(uint64_t len_bytes, struct rdt_error *err);
 rdt_status rdti_verbs_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err);
 rdt_status rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes,
                                unsigned int access, struct ibv_mr **out, struct rdt_error *err);
-/* On every device that is there and has none in `mrs` yet; all or nothing. mr_lock is held. */
-rdt_status rdti_verbs_register_on_all(struct rdti_verbs *verbs, void *addr, uint64_t len_bytes,
-                                      unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX],
-                                      struct rdt_error *err);
 
 /* ---- leftover.c: destroying what a device may refuse to give back */
 /* NULL is nothing. What fails is logged and kept on the port's list; any thread. */
@@ -548,6 +582,9 @@ rdt_status rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer,
                               struct rdt_error *err);
 rdt_status rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes,
                                     uint32_t len_bytes, struct rdt_error *err);
+/* [driver] What came of KEY_GET: a key, or why there is none. */
+void rdti_verbs_send_key(struct rdti_verbs_lane *lane, struct rdti_verbs_words *key,
+                         rdt_status status, const struct rdt_error *err);
 void rdti_verbs_send_words(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words);
 void rdti_verbs_explain(const struct rdti_lane *base, char *buf, size_t cap);
 bool rdti_verbs_is_idle(struct rdti_lane *base);

@@ -130,6 +130,15 @@ memory_segment(void *core, uint32_t segment, struct rdti_memory *out, struct rdt
     return RDT_OK;
 }
 
+/* All of it was populated when it was made. */
+static rdt_status
+memory_keep(void *core, uint32_t segment, struct rdt_error *err)
+{
+    struct rdti_memory memory;
+
+    return memory_segment(core, segment, &memory, err);
+}
+
 static rdt_status
 memory_find(void *core, const void *addr, uint64_t len_bytes, struct rdti_memory *out,
             struct rdt_error *err)
@@ -247,6 +256,7 @@ prepare(struct fake_host *host, const struct rdti_transport *transport)
         .send_words = send_words,
         .memory_find = memory_find,
         .memory_segment = memory_segment,
+        .memory_keep = memory_keep,
         .watch = watch,
         .rewatch = rewatch,
         .unwatch = unwatch,

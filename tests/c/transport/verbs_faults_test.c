@@ -141,7 +141,7 @@ use_with_fault(struct verbs_pair *p, int want)
     const uint32_t index = outside->remote.index;
     const uint32_t generation = outside->remote.generation;
     fake_region_revoke(&p->b, outside);
-    p->b.transport->forget_region(p->b.state, index, generation);
+    CHECK(p->b.transport->forget_region(p->b.state, index, generation, NULL, NULL));
 }
 
 /* Host a and its lane, in which the n-th call fails; b's host is there. */

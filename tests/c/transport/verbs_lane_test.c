@@ -346,7 +346,8 @@ TEST(regions_over_other_memory_are_reached_and_forgotten)
     fake_region_revoke(&p.b, region);
     CHECK(p.a.transport->revoke(p.ab.lane, region->remote.index, region->remote.generation));
     const uint32_t before = verbs_is_real() ? 0 : sim_live_objects();
-    p.b.transport->forget_region(p.b.state, region->remote.index, region->remote.generation);
+    CHECK(p.b.transport->forget_region(p.b.state, region->remote.index, region->remote.generation,
+                                       NULL, NULL));
     if (!verbs_is_real())
         CHECK_INT_EQ(sim_live_objects(), before - 1);
     struct rdt_error err;

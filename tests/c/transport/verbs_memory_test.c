@@ -185,7 +185,7 @@ check_key_refuses(uint8_t access, enum ibv_wr_opcode opcode)
     struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
     struct fake_region *mine = fake_region(&p.a, 100);
     struct ibv_sge sge = {.addr = (uintptr_t)mine->addr, .length = 100};
-    CHECK(rdti_verbs_own_key(p.a.state, mine->addr, 100, 0, &sge.lkey));
+    CHECK_INT_EQ(rdti_verbs_own_key(p.a.state, mine->addr, 100, 0, &sge.lkey), RDT_OK);
     struct ibv_send_wr wr = {.opcode = opcode,
                              .sg_list = &sge,
                              .num_sge = 1,

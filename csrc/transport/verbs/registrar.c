@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Registering gigabytes takes seconds, in which nothing else may stand still: it is done by a
+ * thread of the transport's, which holds no lock meanwhile, and so is the end of such memory.
+ *
+ * An entry that it is to work on stands in verbs->jobs:
+ *   wanted kinds        -> made, or failed with an error that the driver tells to all who wait
+ *   is_over (a region)  -> deregistered and freed, then() is called
+ * From is_busy until it is in neither state the thread alone may free it. A region that ends while
+ * it is being registered is out of the table at once, and its bytes are given back behind both.
+ *
+ * Who waits: ops of ours are not cut (tx.c) and are pushed when there is news; requests of peers
+ * are wishes, answered by the driver then. A lane that ends takes its own along. Nobody waits for
+ * the thread but close(). */
+#include <assert.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "transport/verbs/registrar.h"
+#include "transport/verbs/verbs.h"
+
+/* ---- The thread ----------------------------------------------------------------------------- */
+
+/* mr_lock is not held. */
+static void
+announce(struct rdti_verbs *verbs)
+{
+    const uint64_t one = 1;
+
+    /* release: pairs with rdti_verbs_take_news() */
+    atomic_store_explicit(&verbs->has_news, true, memory_order_release);
+    (void)!write(verbs->host->event_fd, &one, sizeof(one)); /* EAGAIN: it is readable already */
+}
+
+/* mr_lock is held, and given up meanwhile. */
+static void
+make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+{
+    const uint32_t kind = (uint32_t)__builtin_ctz(memory->wanted);
+    struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX] = {0};
+    struct rdt_error why;
+    rdt_status status;
+    uint32_t nics;
+
+    memory->is_busy = true;
+    do { /* once more where a device was removed meanwhile: the others do without it */
+        nics = rdti_verbs_nics_left(verbs);
+        (void)pthread_mutex_unlock(&verbs->mr_lock);
+        status = rdti_verbs_register_kind(verbs, memory, kind, nics, mrs, &why);
+        (void)pthread_mutex_lock(&verbs->mr_lock);
+    } while (status != RDT_OK && nics != rdti_verbs_nics_left(verbs));
+    memory->is_busy = false;
+    memory->wanted &= ~(1u << kind);
+    if (status == RDT_OK) {
+        memcpy(memory->mrs[kind], mrs, sizeof(mrs));
+        memory->made |= 1u << kind;
+    } else {
+        memory->error = why;
+        memory->failed |= 1u << kind;
+    }
+    if (memory->is_over || memory->wanted != 0)
+        rdti_list_append(&verbs->jobs, &memory->job);
+}
+
+/* The same. */
+static void
+end(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+{
+    void (*const then)(void *arg) = memory->then;
+    void *const arg = memory->then_arg;
+
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+    rdti_verbs_free_memory(verbs, memory);
+    then(arg);
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+}
+
+static void *
+registrar_main(void *arg)
+{
+    struct rdti_verbs *verbs = arg;
+    struct rdti_list *node;
+
+    (void)pthread_setname_np(pthread_self(), "rdmatensor-reg");
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+    for (;;) {
+        while (rdti_list_is_empty(&verbs->jobs) && !verbs->is_registrar_leaving)
+            (void)pthread_cond_wait(&verbs->job_cond, &verbs->mr_lock);
+        node = rdti_list_take_first(&verbs->jobs);
+        if (node == NULL)
+            break;
+        struct rdti_verbs_memory *memory = RDTI_CONTAINER(node, struct rdti_verbs_memory, job);
+        if (memory->is_over)
+            end(verbs, memory);
+        else if (!verbs->is_registrar_leaving) /* else nobody waits for it any more */
+            make(verbs, memory);
+        (void)pthread_mutex_unlock(&verbs->mr_lock);
+        announce(verbs);
+        (void)pthread_mutex_lock(&verbs->mr_lock);
+    }
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+    return NULL;
+}
+
+/* mr_lock is held. */
+static rdt_status
+start(struct rdti_verbs *verbs, struct rdt_error *err)
+{
+    sigset_t all;
+    sigset_t before;
+
+    if (verbs->has_registrar)
+        return RDT_OK;
+    /* Signals belong to the user's threads. */
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int code = pthread_create(&verbs->registrar, NULL, registrar_main, verbs);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code != 0)
+        return rdti_error_set(err, RDT_EDEVICE, code,
+                              "pthread_create of the thread that registers large memory");
+    verbs->has_registrar = true;
+    return RDT_OK;
+}
+
+void
+rdti_verbs_close_registrar(struct rdti_verbs *verbs)
+{
+    assert(rdti_list_is_empty(&verbs->wishes)); /* the last lane is closed */
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+    const bool has_registrar = verbs->has_registrar;
+    verbs->is_registrar_leaving = true;
+    (void)pthread_cond_signal(&verbs->job_cond);
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+    if (has_registrar)
+        (void)pthread_join(verbs->registrar, NULL);
+}
+
+/* ---- Jobs ----------------------------------------------------------------------------------- */
+
+static void
+add_job(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+{
+    if (memory->is_busy) /* it stands there again when that is over */
+        return;
+    rdti_list_remove(&memory->job);
+    rdti_list_append(&verbs->jobs, &memory->job);
+    (void)pthread_cond_signal(&verbs->job_cond);
+}
+
+rdt_status
+rdti_verbs_register_later(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory, uint32_t kind,
+                          struct rdt_error *err)
+{
+    const rdt_status status = start(verbs, err);
+
+    if (status != RDT_OK)
+        return status;
+    memory->wanted |= 1u << kind;
+    add_job(verbs, memory);
+    return RDT_EAGAIN;
+}
+
+void
+rdti_verbs_end_later(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory,
+                     void (*then)(void *arg), void *arg)
+{
+    assert(verbs->has_registrar); /* it was made, or is, by the thread */
+    rdti_list_remove(&memory->link);
+    memory->is_over = true;
+    memory->then = then;
+    memory->then_arg = arg;
+    add_job(verbs, memory);
+}
+
+/* ---- Wishes --------------------------------------------------------------------------------- */
+
+static bool
+is_same(const struct rdti_verbs_words *a, const struct rdti_verbs_words *b)
+{
+    return a->access == b->access && a->segment == b->segment &&
+           (a->segment != RDT_SEGMENT_NONE ||
+            (a->index == b->index && a->generation == b->generation));
+}
+
+static void
+free_wish(struct rdti_verbs_wish *wish)
+{
+    rdti_list_remove(&wish->link);
+    free(wish);
+}
+
+rdt_status
+rdti_verbs_await_grant(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get,
+                       struct rdt_error *err)
+{
+    struct rdti_list *wishes = &lane->verbs->wishes;
+
+    /* Who asks again before the answer makes us remember ever more. */
+    for (struct rdti_list *at = wishes->next; at != wishes; at = at->next) {
+        const struct rdti_verbs_wish *wish = RDTI_CONTAINER(at, struct rdti_verbs_wish, link);
+
+        if (wish->lane == lane && is_same(&wish->get, get))
+            return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
+                                       "rank %d asks twice for the key of region %u",
+                                       lane->args.peer_rank, get->index);
+    }
+    struct rdti_verbs_wish *wish = calloc(1, sizeof(*wish));
+    if (wish == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a request for a key of %zu bytes",
+                              sizeof(*wish));
+    wish->lane = lane;
+    wish->get = *get;
+    rdti_list_append(wishes, &wish->link);
+    return RDT_OK;
+}
+
+void
+rdti_verbs_drop_wishes(struct rdti_verbs_lane *lane)
+{
+    struct rdti_list *wishes = &lane->verbs->wishes;
+
+    for (struct rdti_list *at = wishes->next, *next; at != wishes; at = next) {
+        struct rdti_verbs_wish *wish = RDTI_CONTAINER(at, struct rdti_verbs_wish, link);
+
+        next = at->next;
+        if (wish->lane == lane)
+            free_wish(wish);
+    }
+}
+
+/* ---- News ----------------------------------------------------------------------------------- */
+
+/* mr_lock is held. Afterwards nobody knows of the failure, and the next request tries again. */
+static void
+settle_failure(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+{
+    for (struct rdti_list *at = verbs->wishes.next; at != &verbs->wishes; at = at->next) {
+        struct rdti_verbs_wish *wish = RDTI_CONTAINER(at, struct rdti_verbs_wish, link);
+
+        if (!rdti_verbs_is_requested(memory, &wish->get, memory->failed))
+            continue;
+        wish->failed_bytes = memory->len_bytes;
+        wish->error = memory->error;
+    }
+    if (memory->is_source && (memory->failed >> RDTI_VERBS_KIND_WRITE & 1) != 0) {
+        rdti_verbs_note_unregistered(verbs, &memory->error);
+        memory->is_source = false;
+    }
+    memory->failed = 0;
+    if ((memory->made | memory->wanted) == 0)
+        rdti_verbs_free_memory(verbs, memory);
+}
+
+static void
+settle_failures(struct rdti_verbs *verbs)
+{
+    (void)pthread_mutex_lock(&verbs->mr_lock);
+    for (struct rdti_list *at = verbs->memories.next, *next; at != &verbs->memories; at = next) {
+        struct rdti_verbs_memory *memory = RDTI_CONTAINER(at, struct rdti_verbs_memory, link);
+
+        next = at->next;
+        if (memory->failed != 0)
+            settle_failure(verbs, memory);
+    }
+    (void)pthread_mutex_unlock(&verbs->mr_lock);
+}
+
+static void
+answer(struct rdti_verbs *verbs, struct rdti_verbs_wish *wish)
+{
+    rdt_status status = (rdt_status)wish->error.status;
+    struct rdti_verbs_words key;
+
+    if (wish->failed_bytes > 0)
+        rdti_verbs_refuse_key(&wish->get, wish->failed_bytes, &wish->error, &key);
+    else
+        status = rdti_verbs_grant(verbs, &wish->get, &key, &wish->error);
+    if (status == RDT_EAGAIN)
+        return;
+    rdti_verbs_send_key(wish->lane, &key, status, &wish->error);
+    free_wish(wish);
+}
+
+bool
+rdti_verbs_take_news(struct rdti_verbs *verbs)
+{
+    /* relaxed: the exchange orders; acquire: pairs with announce() */
+    if (!atomic_load_explicit(&verbs->has_news, memory_order_relaxed) ||
+        !atomic_exchange_explicit(&verbs->has_news, false, memory_order_acquire))
+        return false;
+    settle_failures(verbs);
+    for (struct rdti_list *at = verbs->wishes.next, *next; at != &verbs->wishes; at = next) {
+        next = at->next;
+        answer(verbs, RDTI_CONTAINER(at, struct rdti_verbs_wish, link));
+    }
+    return true;
+}

@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Memory that takes long to register: others go on meanwhile, and nothing is lost, whatever ends
+ * before it. On the sim, which holds such registrations back. */
+#include "../harness.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+#include "base/error.h"
+#include "transport/verbs/verbs.h"
+#include "verbs_rig.h"
+
+#define LARGE_BYTES (RDTI_VERBS_REGISTER_NOW_BYTES + (UINT64_C(1) << 20))
+
+/* Not of the arena, and touched nowhere but at its ends. */
+static uint8_t *
+map_large(void)
+{
+    uint8_t *at = mmap(NULL, LARGE_BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    CHECK(at != MAP_FAILED);
+    return at;
+}
+
+static void
+unmap_large(uint8_t *at)
+{
+    CHECK_INT_EQ(munmap(at, LARGE_BYTES), 0);
+}
+
+struct ended {
+    _Atomic uint32_t count; /* release by the registrar, acquire here */
+    uint8_t *memory;        /* unmapped then, or NULL */
+};
+
+static void
+on_ended(void *arg)
+{
+    struct ended *ended = arg;
+
+    if (ended->memory != NULL)
+        unmap_large(ended->memory);
+    (void)atomic_fetch_add_explicit(&ended->count, 1, memory_order_release);
+}
+
+static uint32_t
+ended_count(const struct ended *ended)
+{
+    return atomic_load_explicit(&ended->count, memory_order_acquire);
+}
+
+/* True: nothing was to be waited for. */
+static bool
+forget(struct verbs_pair *p, struct fake_region *region, struct ended *ended)
+{
+    fake_region_revoke(&p->b, region);
+    return p->b.transport->forget_region(p->b.state, region->remote.index,
+                                         region->remote.generation, on_ended, ended);
+}
+
+static void
+pump_a_little(struct verbs_pair *p)
+{
+    for (int i = 0; i < 200; i++) {
+        (void)fake_pump(&p->a);
+        (void)fake_pump(&p->b);
+    }
+}
+
+/* b registers `region` for a's write, and is held back. */
+static void
+hold_target(struct verbs_pair *p, struct fake_region *region, struct fake_op *op)
+{
+    sim_hold_mrs(LARGE_BYTES);
+    fake_write(op, "12345678", 8, &region->remote, region->remote.len_bytes - 8, 7);
+    fake_must_start(&p->ab, op);
+    VERBS_PUMP(p, sim_held_mrs() == 1);
+}
+
+/* From b, whose registration is held, to a, and from a over another lane. */
+static void
+check_others_move(struct verbs_pair *p)
+{
+    struct fake_region *target = fake_region(&p->a, 4096);
+    struct fake_link ab2;
+    struct fake_link ba2;
+    struct fake_op op;
+
+    for (int i = 0; i < 10; i++) {
+        fake_write(&op, "abcdefgh", 8, &target->remote, 0, 1);
+        fake_must_start(&p->ba, &op);
+        VERBS_PUMP(p, fake_op_is_done(&op));
+        CHECK_INT_EQ(op.status, RDT_OK);
+    }
+    fake_connect(&p->a, &ab2, &p->b, &ba2, NULL);
+    struct fake_region *other = fake_region(&p->b, 100000);
+    fake_read(&op, fake_region(&p->a, 100000)->addr, 100000, &other->remote, 0);
+    fake_must_start(&ab2, &op);
+    VERBS_PUMP(p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    fake_disconnect(&ab2, &ba2);
+}
+
+TEST(others_move_while_a_target_is_registered)
+{
+    const struct sim_config config = sim_default();
+    uint8_t *memory = map_large();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    hold_target(&p, fake_region_private(&p.b, memory, LARGE_BYTES), &op);
+    check_others_move(&p);
+    CHECK(!fake_op_is_done(&op));
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&op) && p.ba.notify_count == 1);
+    CHECK_INT_EQ(op.status, RDT_OK);
+    CHECK_MEM_EQ(memory + LARGE_BYTES - 8, "12345678", 8);
+    verbs_pair_close(&p);
+    unmap_large(memory);
+}
+
+TEST(others_move_while_a_source_is_registered)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op ops[2];
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *source = fake_region(&p.b, LARGE_BYTES);
+    struct fake_region *target = fake_region(&p.a, 1 << 20);
+    verbs_pattern(source->addr, 1 << 20, 5);
+    sim_hold_mrs(LARGE_BYTES);
+    for (uint32_t i = 0; i < 2; i++) {
+        fake_write(&ops[i], source->addr, 1 << 20, &target->remote, 0, i);
+        fake_must_start(&p.ba, &ops[i]);
+    }
+    VERBS_PUMP(&p, sim_held_mrs() == 1);
+    verbs_write_and_check(&p, 100000, false); /* a to b */
+    CHECK(!fake_op_is_done(&ops[0]));
+    CHECK_UINT_EQ(p.ab.notify_count, 0); /* nor is an order broken */
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[1]) && p.ab.notify_count == 2);
+    for (int i = 0; i < 2; i++)
+        CHECK_INT_EQ(ops[i].status, RDT_OK);
+    CHECK_MEM_EQ(target->addr, source->addr, 1 << 20);
+    CHECK_UINT_EQ(p.b.counters.copied_bytes, 0);
+    verbs_pair_close(&p);
+}
+
+/* One piece for writing, for reading, and as a source, wanted at once. */
+TEST(one_piece_may_be_wanted_for_several_things)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op ops[3];
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *large = fake_region(&p.b, LARGE_BYTES);
+    struct fake_region *second = fake_region_in(&p.b, large->remote.segment, 4096, 4096);
+    uint8_t *own = fake_region(&p.a, 4096)->addr;
+    memcpy(large->addr + 1000, "abcdefgh", 8);
+    sim_hold_mrs(LARGE_BYTES);
+    fake_write(&ops[0], "12345678", 8, &large->remote, 0, 1);
+    fake_read(&ops[1], own, 8, &second->remote, 0);
+    fake_write(&ops[2], large->addr + 1000, 1000, &fake_region(&p.a, 4096)->remote, 0, 2);
+    fake_must_start(&p.ba, &ops[2]);
+    fake_must_start(&p.ab, &ops[0]);
+    fake_must_start(&p.ab, &ops[1]); /* asks for its key when the write has gone */
+    VERBS_PUMP(&p, sim_held_mrs() == 1);
+    pump_a_little(&p);
+    CHECK_UINT_EQ(sim_held_mrs(), 1);
+    sim_hold_mrs(0);
+    for (int i = 0; i < 3; i++) {
+        VERBS_PUMP(&p, fake_op_is_done(&ops[i]));
+        CHECK_INT_EQ(ops[i].status, RDT_OK);
+    }
+    CHECK_MEM_EQ(large->addr, "12345678", 8);
+    verbs_pair_close(&p);
+}
+
+/* ---- Failures ------------------------------------------------------------------------------- */
+
+TEST(a_target_that_cannot_be_registered_is_said_later)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_limit_memlock(8 << 20);
+    config.memlock_bytes = 8 << 20;
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, LARGE_BYTES);
+    hold_target(&p, region, &op);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_ENOMEM);
+    CHECK_STR_CONTAINS(op.error.message, "rank 1 cannot register the 68161536 bytes");
+    CHECK_STR_CONTAINS(op.error.message, "RLIMIT_MEMLOCK is 8388608");
+    CHECK_STR_CONTAINS(op.error.message, "limits.conf");
+    verbs_write_and_check(&p, 1000, false); /* the lane stands */
+    verbs_pair_close(&p);
+}
+
+TEST(a_device_that_refuses_is_said_later_and_asked_again)
+{
+    const struct sim_config config = sim_default();
+    struct fake_link ab2;
+    struct fake_link ba2;
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, LARGE_BYTES);
+    sim_fail_named("reg_mr", 0, 1, EFAULT);
+    hold_target(&p, region, &op);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_EDEVICE);
+    CHECK_INT_EQ(op.error.sys_errno, EFAULT);
+    fake_connect(&p.a, &ab2, &p.b, &ba2, NULL); /* another peer, another try */
+    fake_write(&op, "12345678", 8, &region->remote, 0, 7);
+    fake_must_start(&ab2, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    fake_disconnect(&ab2, &ba2);
+    verbs_pair_close(&p);
+}
+
+TEST(a_large_source_that_cannot_be_registered_is_copied_and_said)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[1024];
+    struct fake_op op;
+
+    verbs_limit_memlock(8 << 20);
+    config.memlock_bytes = 8 << 20;
+    verbs_pair_open(&p, &config);
+    struct fake_region *target = fake_region(&p.b, 1 << 20);
+    uint8_t *source = fake_region(&p.a, LARGE_BYTES)->addr;
+    verbs_pattern(source, 1 << 20, 4);
+    for (int i = 0; i < 3; i++) {
+        fake_write(&op, source, 1 << 20, &target->remote, 0, 1);
+        fake_must_start(&p.ab, &op);
+        VERBS_PUMP(&p, fake_op_is_done(&op));
+        CHECK_INT_EQ(op.status, RDT_OK);
+    }
+    CHECK_MEM_EQ(target->addr, source, 1 << 20);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "3 sends copied: 68161536 bytes cannot be locked");
+    verbs_pair_close(&p);
+}
+
+/* The others do without it. */
+TEST(a_device_that_goes_meanwhile_is_left_out)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    config.device_count = 2;
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, LARGE_BYTES);
+    hold_target(&p, region, &op);
+    sim_remove_device(1);
+    pump_a_little(&p);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    CHECK_MEM_EQ(region->addr + LARGE_BYTES - 8, "12345678", 8);
+    verbs_pair_close(&p);
+}
+
+/* What is remembered of a peer's requests is bounded: one who asks again has not waited. */
+TEST(a_peer_that_asks_twice_breaks_the_protocol)
+{
+    const struct sim_config config = sim_default();
+    uint8_t bytes[RDTI_LANE_WORDS_MAX_BYTES];
+    struct rdt_error err = {0};
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, LARGE_BYTES);
+    hold_target(&p, region, &op);
+    struct rdti_verbs_words get = {.kind = RDTI_VERBS_KEY_GET,
+                                   .access = RDTI_VERBS_MAY_READ,
+                                   .segment = region->remote.segment,
+                                   .index = region->remote.index,
+                                   .generation = region->remote.generation};
+    uint32_t len = (uint32_t)rdti_verbs_words_encode(&get, bytes);
+    CHECK_OK(p.b.transport->words_arrived(p.ba.lane, bytes, len, &err), &err);
+    get.access = RDTI_VERBS_MAY_WRITE;
+    len = (uint32_t)rdti_verbs_words_encode(&get, bytes);
+    CHECK_INT_EQ(p.b.transport->words_arrived(p.ba.lane, bytes, len, &err), RDT_EPROTO);
+    CHECK_STR_CONTAINS(err.message, "asks twice");
+    sim_hold_mrs(0);
+    verbs_pair_close(&p); /* whatever is left of it */
+}
+
+/* ---- Ends ----------------------------------------------------------------------------------- */
+
+TEST(a_region_that_ends_meanwhile_is_given_back_behind_it)
+{
+    const struct sim_config config = sim_default();
+    struct ended ended = {.memory = map_large()};
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    const uint32_t before = sim_live_objects();
+    struct fake_region *region = fake_region_private(&p.b, ended.memory, LARGE_BYTES);
+    hold_target(&p, region, &op);
+    CHECK(p.a.transport->revoke(p.ab.lane, region->remote.index, region->remote.generation));
+    CHECK(!forget(&p, region, &ended));
+    pump_a_little(&p);
+    CHECK_UINT_EQ(ended_count(&ended), 0); /* the device is still at it */
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, ended_count(&ended) == 1 && fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_ESTALE);
+    CHECK_INT_EQ(sim_live_objects(), before);
+    CHECK_UINT_EQ(p.ba.notify_count, 0);
+    verbs_write_and_check(&p, 1000, false);
+    verbs_pair_close(&p);
+}
+
+/* It waits behind another one, and is not even begun. */
+TEST(a_region_that_ends_before_its_turn_is_not_registered)
+{
+    const struct sim_config config = sim_default();
+    struct ended ended = {.memory = map_large()};
+    uint8_t *first = map_large();
+    struct fake_link ab2;
+    struct fake_link ba2;
+    struct verbs_pair p;
+    struct fake_op ops[2];
+
+    verbs_pair_open(&p, &config);
+    fake_connect(&p.a, &ab2, &p.b, &ba2, NULL);
+    hold_target(&p, fake_region_private(&p.b, first, LARGE_BYTES), &ops[0]);
+    struct fake_region *second = fake_region_private(&p.b, ended.memory, LARGE_BYTES);
+    fake_write(&ops[1], "12345678", 8, &second->remote, 0, 1);
+    fake_must_start(&ab2, &ops[1]);
+    pump_a_little(&p);
+    CHECK(!forget(&p, second, &ended));
+    sim_fail_named("reg_mr", 1, UINT32_MAX, EFAULT); /* behind the first, which is under way */
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, ended_count(&ended) == 1 && fake_op_is_done(&ops[0]));
+    VERBS_PUMP(&p, fake_op_is_done(&ops[1]));
+    CHECK_INT_EQ(ops[0].status, RDT_OK);
+    CHECK_INT_EQ(ops[1].status, RDT_ESTALE);
+    CHECK_NULL(sim_failed_call());
+    fake_disconnect(&ab2, &ba2);
+    verbs_pair_close(&p);
+    unmap_large(first);
+}
+
+TEST(others_move_while_a_region_is_deregistered)
+{
+    const struct sim_config config = sim_default();
+    struct ended ended = {.memory = map_large()};
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region_private(&p.b, ended.memory, LARGE_BYTES);
+    fake_write(&op, "12345678", 8, &region->remote, 0, 7);
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    sim_hold_mrs(LARGE_BYTES);
+    CHECK(!forget(&p, region, &ended));
+    check_others_move(&p);
+    CHECK_UINT_EQ(ended_count(&ended), 0);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, ended_count(&ended) == 1);
+    verbs_pair_close(&p);
+}
+
+/* The peer is dead, or closes: its op ends at once, and nobody answers it. */
+TEST(a_lane_may_end_meanwhile)
+{
+    const struct sim_config config = sim_default();
+    uint8_t *memory = map_large();
+    struct verbs_pair p;
+    struct fake_op ops[2];
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region_private(&p.b, memory, LARGE_BYTES);
+    uint8_t *source = fake_region(&p.a, LARGE_BYTES)->addr;
+    hold_target(&p, region, &ops[0]);
+    fake_write(&ops[1], source, 1 << 20, &fake_region(&p.b, 1 << 20)->remote, 0, 2);
+    fake_must_start(&p.ab, &ops[1]);
+    fake_disconnect(&p.ab, &p.ba);
+    for (int i = 0; i < 2; i++) {
+        CHECK(fake_op_is_done(&ops[i]));
+        CHECK_INT_EQ(ops[i].status, RDT_ECLOSED);
+    }
+    CHECK_UINT_EQ(sim_held_mrs(), 1);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL); /* its next life finds what was made */
+    fake_write(&ops[0], "abcdefgh", 8, &region->remote, 0, 3);
+    fake_must_start(&p.ab, &ops[0]);
+    pump_a_little(&p);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[0]));
+    CHECK_INT_EQ(ops[0].status, RDT_OK);
+    CHECK_MEM_EQ(memory, "abcdefgh", 8);
+    verbs_pair_close(&p);
+    unmap_large(memory);
+}
+
+static void *
+release_soon(void *arg)
+{
+    const struct timespec a_while = {.tv_nsec = 200000000};
+
+    (void)nanosleep(&a_while, NULL);
+    *(_Atomic bool *)arg = true;
+    sim_hold_mrs(0);
+    return NULL;
+}
+
+/* Closing waits for what is under way, drops what waits, and ends what ends. */
+TEST(closing_meanwhile_leaves_nothing)
+{
+    const struct sim_config config = sim_default();
+    struct ended ended = {.memory = map_large()};
+    _Atomic bool is_released = false;
+    struct verbs_pair p;
+    struct fake_op ops[2];
+    pthread_t thread;
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region_private(&p.b, ended.memory, LARGE_BYTES);
+    hold_target(&p, region, &ops[0]);
+    fake_write(&ops[1], fake_region(&p.b, LARGE_BYTES)->addr, 1 << 20,
+               &fake_region(&p.a, 1 << 20)->remote, 0, 2);
+    fake_must_start(&p.ba, &ops[1]);
+    pump_a_little(&p);
+    fake_disconnect(&p.ab, &p.ba);
+    CHECK(!forget(&p, region, &ended));
+    CHECK_INT_EQ(pthread_create(&thread, NULL, release_soon, &is_released), 0);
+    fake_host_close(&p.b);
+    CHECK(is_released);
+    CHECK_UINT_EQ(ended_count(&ended), 1);
+    CHECK_INT_EQ(pthread_join(thread, NULL), 0);
+    fake_host_close(&p.a);
+    verbs_end();
+}
+
+TEST_MAIN()
