@@ -260,7 +260,12 @@ class Context:
         struct = ffi.new("struct rdt_counters *")
         struct.struct_size = ffi.sizeof("struct rdt_counters")
         lib.rdt_context_counters(self._c_ptr("counters"), struct)
-        return Counters(**{field.name: getattr(struct, field.name) for field in fields(Counters)})
+        names = [field.name for field in fields(Counters) if not field.name.endswith("_s")]
+        return Counters(
+            **{name: getattr(struct, name) for name in names},
+            registration_s=struct.registration_ns / 1e9,
+            wait_s=struct.wait_ns / 1e9,
+        )
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the engine has something to do.

@@ -43,6 +43,9 @@ _MEANINGS = {
     "mailbox_rendezvous": "messages whose payload the receiver fetched, or was given in place",
     "verified_bytes": "payload that was compared with its sender's sums",
     "mismatches": "comparisons that found other bytes than were sent",
+    "registered_bytes": "memory registered with RDMA devices, for each device and kind of access",
+    "registration_s": "time taken to register memory with RDMA devices, and to deregister it",
+    "wait_s": "time that threads spent waiting for transfers, for data and for room at peers",
 }
 # The first file that a device has; csrc/transport/verbs/nic.c reads the same.
 _DEVICE_COUNTERS = {
@@ -82,7 +85,10 @@ def samples(context: Context, root: Path = Path("/")) -> list[Sample]:
     """
     counters = asdict(context.counters())
     state = context.describe()
-    found = [Sample(name, "counter", _MEANINGS[name], value) for name, value in counters.items()]
+    found = [
+        Sample(_in_seconds(name), "counter", _MEANINGS[name], value)
+        for name, value in counters.items()
+    ]
     found += _of_memory(state)
     found += _of_endpoints(cast("list[dict[str, object]]", state["endpoints"]))
     found += _of_devices(root)
@@ -106,6 +112,10 @@ def text(context: Context) -> str:
     """
     client = _client()
     return str(client.generate_latest(_registry(client, context)).decode())
+
+
+def _in_seconds(name: str) -> str:
+    return name.removesuffix("_s") + "_seconds" if name.endswith("_s") else name
 
 
 def _of_memory(state: dict[str, object]) -> list[Sample]:

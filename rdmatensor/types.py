@@ -78,3 +78,6 @@ class Counters:
     mailbox_rendezvous: int
     verified_bytes: int
     mismatches: int
+    registered_bytes: int
+    registration_s: float
+    wait_s: float

@@ -108,11 +108,16 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
                   ",\"credits_alone\":%" PRIu64 ",\"registrations\":%" PRIu64
                   ",\"wakeups_sent\":%" PRIu64 ",\"wire_bytes\":%" PRIu64
                   ",\"mailbox_eager\":%" PRIu64 ",\"mailbox_rendezvous\":%" PRIu64
-                  ",\"verified_bytes\":%" PRIu64 ",\"mismatches\":%" PRIu64 "}",
+                  ",\"verified_bytes\":%" PRIu64 ",\"mismatches\":%" PRIu64
+                  ",\"registered_bytes\":%" PRIu64 ",\"registration_s\":",
                   c.writes, c.reads, c.notifications, c.moved_bytes, c.copied_bytes,
                   c.control_messages, c.credits_alone, c.registrations, c.wakeups_sent,
                   c.wire_bytes, c.mailbox_eager, c.mailbox_rendezvous, c.verified_bytes,
-                  c.mismatches);
+                  c.mismatches, c.registered_bytes);
+    rdti_json_put_decimal(json, c.registration_ns, NS_PER_S_DIGITS);
+    rdti_json_put(json, ",\"wait_s\":");
+    rdti_json_put_decimal(json, c.wait_ns, NS_PER_S_DIGITS);
+    rdti_json_put(json, "}");
 }
 
 static void
@@ -213,6 +218,9 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
         .mailbox_rendezvous = load(&core->mailbox_rendezvous),
         .verified_bytes = load(&core->verified_bytes),
         .mismatches = load(&core->mismatches),
+        .registered_bytes = load(&ctx->moved.registered_bytes),
+        .registration_ns = load(&ctx->moved.registration_ns),
+        .wait_ns = rdti_engine_waited_ns(ctx->engine),
     };
     /* An older caller's struct is shorter: fields are only ever added at the end. */
     memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));

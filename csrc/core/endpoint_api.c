@@ -252,7 +252,8 @@ rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
         return pop_inbox(ep, out, err);
     }
     timeout_ns = timeout_ns == RDT_TIMEOUT_DEFAULT ? ep->ctx->opts.timeout_ns : timeout_ns;
-    status = rdti_engine_wait(ep->ctx->engine, has_notify, ep, rdti_deadline_after(timeout_ns));
+    status =
+        rdti_engine_wait_counted(ep->ctx->engine, has_notify, ep, rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
                                    "no notification of rank %d within %.3f s",

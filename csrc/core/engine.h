@@ -119,6 +119,11 @@ uint64_t rdti_engine_spin_ns(const struct rdti_engine *engine);
 typedef bool (*rdti_done_fn)(void *arg);
 rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                             uint64_t deadline_ns);
+/* The same for what a peer is to do: the time is added to that of rdti_engine_waited_ns(), which
+ * all threads share, while it passes. */
+rdt_status rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *arg,
+                                    uint64_t deadline_ns);
+uint64_t rdti_engine_waited_ns(const struct rdti_engine *engine);
 
 int rdti_engine_doorbell_fd(const struct rdti_engine *engine);
 int rdti_engine_event_fd(const struct rdti_engine *engine);

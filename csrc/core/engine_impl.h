@@ -64,6 +64,7 @@ struct rdti_engine {
     _Atomic uint32_t can_spin;
     _Atomic uint32_t spin_ns; /* how long a waiter spins: rdti_engine_learn_spin() */
     uint32_t usable_cpus;
+    _Atomic uint64_t waited_ns; /* in rdti_engine_wait_counted(), by all threads; relaxed */
 
     pthread_t thread;
     bool has_thread;

@@ -259,24 +259,45 @@ rdti_engine_spin_ns(const struct rdti_engine *engine)
     return can_spin ? atomic_load_explicit(&engine->spin_ns, memory_order_relaxed) : 0;
 }
 
-/* From begin_ns on; where the cores do not allow it, look a few times. True: done. */
+/* From *now_ns on, which is kept as the clock was read last; where the cores do not allow it, look
+ * a few times. True: done. */
 static bool
-spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t begin_ns)
+spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t *now_ns)
 {
-    const uint64_t until_ns = begin_ns + rdti_engine_spin_ns(engine);
+    const uint64_t until_ns = *now_ns + rdti_engine_spin_ns(engine);
 
     for (uint32_t i = 1;; i++) {
         if (!try_pass(engine, i % PASSES_PER_EPOLL == 0))
             rdti_cpu_relax();
         if (done(arg))
             return true;
-        if (i % 16 == 0 && rdti_now_ns() >= until_ns)
+        if (i % 16 != 0)
+            continue;
+        *now_ns = rdti_now_ns();
+        if (*now_ns >= until_ns)
             return false;
     }
 }
 
-rdt_status
-rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns)
+/* With every slice, so that a wait that never ends is seen to grow. The clock is not read for it:
+ * of a wait that spins, what came behind the last look at it is missing, up to 16 passes. */
+static void
+count_wait(struct rdti_engine *engine, bool is_counted, uint64_t *from_ns, uint64_t now_ns)
+{
+    if (is_counted && now_ns > *from_ns)
+        rdti_count(&engine->waited_ns, now_ns - *from_ns);
+    *from_ns = now_ns;
+}
+
+uint64_t
+rdti_engine_waited_ns(const struct rdti_engine *engine)
+{
+    return atomic_load_explicit(&engine->waited_ns, memory_order_relaxed); /* a statistic */
+}
+
+static rdt_status
+wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns,
+           bool is_counted)
 {
     rdt_status status = RDT_OK;
     bool is_leader = false;
@@ -288,7 +309,10 @@ rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint6
         return RDT_EINVAL;
     begin_wait(engine);
     const uint64_t begin_ns = rdti_now_ns();
-    while (!spin(engine, done, arg, has_slept ? rdti_now_ns() : begin_ns)) {
+    uint64_t now_ns = begin_ns;
+    uint64_t from_ns = begin_ns;
+    while (!spin(engine, done, arg, &now_ns)) {
+        count_wait(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
             (void)try_pass(engine, true);
@@ -299,9 +323,13 @@ rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint6
             sleep_ns = SLICE_NS;
         sleep_once(engine, done, arg, sleep_ns, &is_leader);
         has_slept = true;
+        now_ns = rdti_now_ns();
     }
-    if (has_slept)
-        rdti_engine_learn_spin(engine, rdti_now_ns() - begin_ns);
+    if (has_slept) {
+        now_ns = rdti_now_ns();
+        rdti_engine_learn_spin(engine, now_ns - begin_ns);
+    }
+    count_wait(engine, is_counted, &from_ns, now_ns);
     end_wait(engine);
     if (is_leader)
         end_lead(engine);
@@ -309,6 +337,19 @@ rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint6
     if (atomic_load_explicit(&engine->goes_on, memory_order_relaxed) != 0)
         rdti_engine_poke(engine);
     return status;
+}
+
+rdt_status
+rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns)
+{
+    return wait_until(engine, done, arg, deadline_ns, false);
+}
+
+rdt_status
+rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *arg,
+                         uint64_t deadline_ns)
+{
+    return wait_until(engine, done, arg, deadline_ns, true);
 }
 
 /* ---- The progress thread ----------------------------------------------------------------- */

@@ -475,7 +475,7 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
                               "slot_get: both buffers of slot '%s' are held: release one first",
                               slot->name);
     const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
-    status = rdti_engine_wait(ctx->engine, has_arrived, slot, deadline_ns);
+    status = rdti_engine_wait_counted(ctx->engine, has_arrived, slot, deadline_ns);
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, status, rdti_endpoint_rank(slot->ep),
                                    "slot '%s': nothing from rank %d within %.3f s", slot->name,

@@ -235,7 +235,7 @@ wait_credit(rdt_slot_tx *tx, const char *call, uint64_t timeout_ns, struct rdt_e
         return status;
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = ctx->opts.timeout_ns;
-    status = rdti_engine_wait(ctx->engine, has_credit, tx, rdti_deadline_after(timeout_ns));
+    status = rdti_engine_wait_counted(ctx->engine, has_credit, tx, rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, status, rank,
                                    "%s: rank %d released no buffer of slot '%s' within %.3f s",

@@ -250,7 +250,7 @@ rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns, struct rdt_error *err)
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = t->pool->timeout_ns;
     const rdt_status status =
-        rdti_engine_wait(t->pool->engine, is_done, t, rdti_deadline_after(timeout_ns));
+        rdti_engine_wait_counted(t->pool->engine, is_done, t, rdti_deadline_after(timeout_ns));
     if (status == RDT_OK)
         return result(t, err);
     if (status == RDT_EINVAL)

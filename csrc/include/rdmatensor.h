@@ -215,8 +215,12 @@ struct rdt_counters {
     uint64_t wire_bytes;       /* bytes handed to sockets: headers and payload */
     uint64_t mailbox_eager;    /* messages sent through an eager ring */
     uint64_t mailbox_rendezvous;
-    uint64_t verified_bytes; /* that arrived and were compared with their sender's sums */
-    uint64_t mismatches;     /* of these comparisons, that failed */
+    uint64_t verified_bytes;   /* that arrived and were compared with their sender's sums */
+    uint64_t mismatches;       /* of these comparisons, that failed */
+    uint64_t registered_bytes; /* with RDMA devices: for each device and kind of access */
+    uint64_t registration_ns;  /* in the devices' calls for it, and for deregistering */
+    uint64_t wait_ns; /* in rdt_transfer_wait() and the other calls that wait for what a peer does,
+                         by all threads together, to within some looks; set-up is left out */
 };
 /* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);

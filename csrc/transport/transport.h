@@ -171,6 +171,8 @@ struct rdti_counters_ref {
     _Atomic uint64_t wakeups_sent;
     _Atomic uint64_t wire_bytes;
     _Atomic uint64_t notifications;
+    _Atomic uint64_t registered_bytes; /* with devices */
+    _Atomic uint64_t registration_ns;  /* in their calls, deregistering included */
 };
 
 static inline void

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from dataclasses import fields
 from pathlib import Path
@@ -22,6 +23,7 @@ from rdmatensor import (
     DeviceError,
     NotSupported,
     Settings,
+    TransferTimeout,
     metrics,
     trace,
 )
@@ -79,7 +81,8 @@ def parsed(text: str) -> dict[str, float]:
 def test_every_counter_is_told_with_its_meaning(context: Context) -> None:
     with context:
         found = {sample.name: sample for sample in metrics.samples(context)}
-    assert {field.name for field in fields(Counters)} <= set(found)
+    counters = {re.sub(r"_s$", "_seconds", field.name) for field in fields(Counters)}
+    assert counters <= set(found)
     for sample in found.values():
         assert sample.meaning
         assert not sample.name.endswith("_total")
@@ -114,6 +117,29 @@ def test_histograms_are_there_once_transfers_are_timed(context: Context) -> None
     ]
     assert buckets == sorted(buckets)
     assert len(buckets) == 28
+
+
+def test_the_time_that_callers_waited_is_told(context: Context) -> None:
+    with context, Context(context.settings) as peer:
+        for each in (context, peer):
+            each.add_job(secret=b"x")
+        with context.connect(peer.blob) as endpoint:
+            endpoint.wait_ready(10)
+            before = context.counters()
+            assert before.wait_s == 0  # of the set-up nothing
+            begin_s = time.monotonic()
+            with pytest.raises(TransferTimeout):
+                endpoint.wait_notify(0.3)
+            took_s = time.monotonic() - begin_s
+            counters = context.counters()
+            state = context.describe()["counters"]
+            now = metrics.values(context)
+        assert 0.25 < counters.wait_s <= took_s
+        assert isinstance(state, dict)
+        assert state["wait_s"] == pytest.approx(counters.wait_s)
+        assert now["rdmatensor_wait_seconds_total"] == pytest.approx(counters.wait_s)
+        assert now["rdmatensor_registration_seconds_total"] == counters.registration_s
+        assert now["rdmatensor_registered_bytes_total"] == counters.registered_bytes
 
 
 def test_the_numbers_are_those_of_what_was_done(context: Context) -> None:

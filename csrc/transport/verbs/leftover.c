@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "transport/verbs/verbs.h"
 
@@ -55,7 +56,11 @@ destroy_or_keep(struct rdti_verbs_nic *nic, enum kind kind, void *object)
 void
 rdti_verbs_deregister(struct rdti_verbs_nic *nic, struct ibv_mr *mr)
 {
+    if (mr == NULL)
+        return;
+    const uint64_t begin_ns = rdti_now_ns();
     destroy_or_keep(nic, LEFT_MR, mr);
+    rdti_count(&nic->verbs->host->counters->registration_ns, rdti_now_ns() - begin_ns);
 }
 
 void

@@ -82,13 +82,17 @@ rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes, 
                               "arena_chunk_bytes",
                               nic->name, (unsigned long long)nic->max_mr_bytes,
                               (unsigned long long)len_bytes);
+    struct rdti_counters_ref *counters = nic->verbs->host->counters;
+    const uint64_t begin_ns = rdti_now_ns();
     struct ibv_mr *mr =
         nic->verbs->ops->reg_mr_iova2(nic->pd, addr, len_bytes, (uintptr_t)addr, access);
+    const int sys_errno = errno;
+    rdti_count(&counters->registration_ns, rdti_now_ns() - begin_ns);
     if (mr != NULL) {
+        rdti_count(&counters->registered_bytes, len_bytes);
         *out = mr;
         return RDT_OK;
     }
-    const int sys_errno = errno;
     if (is_memlock_short(sys_errno))
         return memlock_error(len_bytes, memlock_limit(), sys_errno, err);
     return rdti_error_set(err, sys_errno == ENOMEM ? RDT_ENOMEM : RDT_EDEVICE, sys_errno,

@@ -97,6 +97,7 @@ check_writes_move(struct pair *pair)
 TEST(writes_move_while_a_region_is_registered)
 {
     struct drained drained = {.memory = map_large()};
+    struct rdt_counters counters = {.struct_size = sizeof(counters)};
     struct rdt_error err = {0};
     struct pair pair;
     rdt_region *region;
@@ -108,6 +109,9 @@ TEST(writes_move_while_a_region_is_registered)
     sim_hold_mrs(0);
     CHECK_OK(rig_end(t, &err), &err);
     CHECK_MEM_EQ(drained.memory + LARGE_BYTES - 8, "12345678", 8);
+    rdt_context_counters(pair.ctx[1], &counters);
+    CHECK_UINT_GE(counters.registered_bytes, LARGE_BYTES);
+    CHECK_UINT_GE(counters.registration_ns, 1);
     rdt_region_free(region, on_drained, &drained);
     pair_close(&pair);
     CHECK_UINT_EQ(drained_count(&drained), 1);

@@ -301,6 +301,56 @@ TEST(a_peer_that_asks_twice_breaks_the_protocol)
     verbs_pair_close(&p); /* whatever is left of it */
 }
 
+/* ---- Counters ------------------------------------------------------------------------------- */
+
+TEST(registering_is_counted_in_bytes_and_time)
+{
+    const struct sim_config config = sim_default();
+    struct ended ended = {.memory = map_large()};
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 1000, false);
+    CHECK_UINT_EQ(p.b.counters.registered_bytes, 4096); /* the piece that it went to */
+    const uint64_t before_ns = p.b.counters.registration_ns;
+    struct fake_region *region = fake_region_private(&p.b, ended.memory, LARGE_BYTES);
+    hold_target(&p, region, &op);
+    test_sleep_ns(50000000);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_UINT_EQ(p.b.counters.registered_bytes, 4096 + LARGE_BYTES);
+    CHECK_UINT_GE(p.b.counters.registration_ns - before_ns, 50000000);
+    const uint64_t registered_ns = p.b.counters.registration_ns;
+    sim_hold_mrs(LARGE_BYTES);
+    CHECK(!forget(&p, region, &ended));
+    VERBS_PUMP(&p, sim_held_mrs() == 1);
+    test_sleep_ns(50000000);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, ended_count(&ended) == 1);
+    CHECK_UINT_EQ(p.b.counters.registered_bytes, 4096 + LARGE_BYTES);
+    CHECK_UINT_GE(p.b.counters.registration_ns - registered_ns, 50000000);
+    verbs_pair_close(&p);
+}
+
+TEST(a_registration_that_fails_takes_time_and_no_bytes)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    sim_fail_named("reg_mr", 0, 1, EFAULT);
+    hold_target(&p, fake_region(&p.b, LARGE_BYTES), &op);
+    test_sleep_ns(20000000);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_EDEVICE);
+    CHECK_UINT_EQ(p.b.counters.registered_bytes, 0);
+    CHECK_UINT_GE(p.b.counters.registration_ns, 20000000);
+    verbs_pair_close(&p);
+}
+
 /* ---- Ends ----------------------------------------------------------------------------------- */
 
 TEST(a_region_that_ends_meanwhile_is_given_back_behind_it)
