@@ -36,6 +36,8 @@ void rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const str
 /* [driver] An ABORT frame. */
 void rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
                           rdt_endpoint *source);
+/* [driver] Ranks of all groups together. */
+uint64_t rdti_groups_rank_count(const struct rdti_groups *groups);
 /* [driver] A JSON array of the live groups, for describe(). */
 void rdti_groups_describe(const struct rdti_groups *groups, struct rdti_json *json);
 

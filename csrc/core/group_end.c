@@ -195,6 +195,16 @@ on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
         rdti_group_end_receives(group, RDT_SOURCE_ANY, err);
 }
 
+uint64_t
+rdti_groups_rank_count(const struct rdti_groups *groups)
+{
+    uint64_t count = 0;
+
+    for (const struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next)
+        count += RDTI_CONTAINER(node, const rdt_group, link)->size;
+    return count;
+}
+
 void
 rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news)
 {

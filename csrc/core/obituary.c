@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Who is known to be dead: the first news of each process wins and is passed on. */
+ * Who is known to be dead: the first news of each process wins and is passed on. News of processes
+ * that we never met come from peers alone, who may tell anything: so many of them are remembered as
+ * there are ranks that they could be of. What is not remembered is not passed on either, or two who
+ * forget would tell each other for ever. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +11,9 @@
 #include "base/text.h"
 #include "core/endpoint_impl.h"
 #include "core/group.h"
+
+/* Without a group, or with small ones: ranks that died in earlier lives of the job. */
+#define HEARSAY_LEAST 256
 
 const struct rdti_obituary *
 rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
@@ -57,19 +63,46 @@ rdti_context_tell_obituaries(rdt_context *ctx, rdt_endpoint *ep)
     }
 }
 
+static bool
+has_met(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    for (const struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints;
+         node = node->next)
+        if (memcmp(RDTI_CONTAINER(node, const rdt_endpoint, link)->uuid, uuid, RDT_UUID_BYTES) == 0)
+            return true;
+    return false;
+}
+
+/* False, said once: no more of what peers tell is remembered. */
+static bool
+may_remember(rdt_context *ctx, const struct rdti_obituary *news)
+{
+    if (has_met(ctx, news->uuid))
+        return true;
+    const uint64_t most = HEARSAY_LEAST + rdti_groups_rank_count(ctx->groups);
+
+    if (ctx->hearsay_count++ == most)
+        rdti_log(RDT_LOG_WARN,
+                 "peers told of more than %llu dead processes that this one never met, the last "
+                 "of them rank %d: no more are remembered",
+                 (unsigned long long)most, (int)news->rank);
+    return ctx->hearsay_count <= most;
+}
+
 void
 rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
                             const rdt_endpoint *source)
 {
-    struct rdti_obituary *obituary;
+    struct rdti_obituary *obituary = NULL;
 
     if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
         return;
-    obituary = malloc(sizeof(*obituary));
-    if (obituary == NULL) {
-        /* News that cannot be remembered is not passed on: two processes without memory would tell
-         * each other for ever. Our own groups hear of it. */
-        rdti_log(RDT_LOG_ERROR, "no memory to remember that rank %d died", (int)news->rank);
+    if (may_remember(ctx, news)) {
+        obituary = malloc(sizeof(*obituary));
+        if (obituary == NULL)
+            rdti_log(RDT_LOG_ERROR, "no memory to remember that rank %d died", (int)news->rank);
+    }
+    if (obituary == NULL) { /* our own groups hear of it */
         rdti_groups_on_death(ctx->groups, news);
         return;
     }

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a process remembers of others that died is bounded, whatever a peer tells. */
+#include "harness.h"
+
+#include "core/context.h"
+#include "core/endpoint_impl.h"
+#include "pair_rig.h"
+
+enum { TOLD = 5000 };
+
+static void
+make_death(uint32_t number, struct rdti_death *out)
+{
+    *out = (struct rdti_death){.rank = (int32_t)number};
+    memcpy(out->uuid, &number, sizeof(number));
+    out->uuid[RDT_UUID_BYTES - 1] = 0xdd;
+    (void)snprintf(out->reason, sizeof(out->reason), "rank %u died: so they say", number);
+}
+
+static void
+tell_of(rdt_endpoint *ep, const struct rdti_death *death)
+{
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    rdti_engine_enter(ep->ctx->engine);
+    rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, rdti_death_encode(death, payload),
+                      NULL, 0);
+    rdti_engine_leave(ep->ctx->engine);
+}
+
+static uint32_t
+obituary_count(rdt_context *ctx)
+{
+    uint32_t count = 0;
+
+    rdti_engine_enter(ctx->engine);
+    for (const struct rdti_list *at = ctx->obituaries.next; at != &ctx->obituaries; at = at->next)
+        count++;
+    rdti_engine_leave(ctx->engine);
+    return count;
+}
+
+static bool
+knows(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    rdti_engine_enter(ctx->engine);
+    const bool is_known = rdti_context_find_obituary(ctx, uuid) != NULL;
+    rdti_engine_leave(ctx->engine);
+    return is_known;
+}
+
+static void
+notify_and_wait(rdt_endpoint *from, rdt_endpoint *to)
+{
+    struct rdt_error err = {0};
+    struct rdt_remote_region remote;
+    rdt_transfer *t = NULL;
+    rdt_region *region;
+    uint32_t value = 0;
+
+    CHECK_OK(rdt_region_alloc(to->ctx, 64, 0, &region, &err), &err);
+    CHECK_OK(rdt_region_export(region, &remote, &err), &err);
+    CHECK_OK(rdt_endpoint_write(from, "12345678", 8, &remote, 0, 5, &t, &err), &err);
+    CHECK_OK(rdt_endpoint_wait_notify(to, 10 * RIG_S, &value, &err), &err);
+    CHECK_OK(rdt_transfer_wait(t, 10 * RIG_S, &err), &err);
+    rdt_transfer_free(t);
+    rdt_region_free(region, NULL, NULL);
+}
+
+/* The frames are taken in order: once this one has arrived, all before it have. */
+static void
+tell_to_the_end(struct pair *pair)
+{
+    const uint64_t deadline_ns = test_now_ns() + 10 * RIG_S;
+    struct rdti_death death;
+
+    for (uint32_t i = 1; i <= TOLD; i++) {
+        make_death(i, &death);
+        tell_of(pair->ep[1], &death);
+        while (i % 100 == 0 && obituary_count(pair->ctx[0]) < i && i <= 200) {
+            CHECK(test_now_ns() < deadline_ns);
+            test_sleep_ns(1000000);
+        }
+    }
+    notify_and_wait(pair->ep[1], pair->ep[0]); /* over the lane, and the connection stands */
+    test_sleep_ns(200000000);
+}
+
+TEST(news_of_the_dead_do_not_pile_up)
+{
+    struct pair pair;
+
+    pair_open(&pair, RDT_TRANSPORT_TCP);
+    tell_to_the_end(&pair);
+    CHECK_UINT_GE(obituary_count(pair.ctx[0]),
+                  200); /* processes that it never met may be told of */
+    CHECK_UINT_LE(obituary_count(pair.ctx[0]), 256);
+    notify_and_wait(pair.ep[0], pair.ep[1]);
+    pair_close(&pair);
+}
+
+/* Nor do they crowd out what counts. */
+TEST(a_peer_s_death_is_remembered_behind_any_number_of_others)
+{
+    struct rdt_error err = {0};
+    struct pair pair;
+    rdt_context *third;
+    rdt_endpoint *to_third;
+    rdt_endpoint *from_third;
+
+    pair_open(&pair, RDT_TRANSPORT_TCP);
+    context_make(&third, RDT_TRANSPORT_TCP, "secret", 2);
+    endpoint_make(pair.ctx[0], third, 2, &to_third);
+    endpoint_make(third, pair.ctx[0], 0, &from_third);
+    CHECK_OK(rdt_endpoint_wait_ready(to_third, 10 * RIG_S, &err), &err);
+    CHECK_OK(rdt_endpoint_wait_ready(from_third, 10 * RIG_S, &err), &err);
+    tell_to_the_end(&pair);
+    CHECK_UINT_LE(obituary_count(third), 256); /* nor are they passed on for ever */
+    struct rdti_death death;
+    make_death(2, &death);
+    memcpy(death.uuid, third->uuid, sizeof(death.uuid));
+    tell_of(pair.ep[1], &death);
+    const uint64_t deadline_ns = test_now_ns() + 10 * RIG_S;
+    while (!knows(pair.ctx[0], third->uuid)) {
+        CHECK(test_now_ns() < deadline_ns);
+        test_sleep_ns(1000000);
+    }
+    uint32_t value;
+    CHECK_INT_EQ(rdt_endpoint_wait_notify(to_third, 10 * RIG_S, &value, &err), RDT_EPEER);
+    rdt_endpoint_close(to_third);
+    rdt_endpoint_close(from_third);
+    CHECK_OK(rdt_context_close(third, &err), &err);
+    pair_close(&pair);
+}
+
+TEST_MAIN()
