@@ -168,6 +168,7 @@ rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, cons
     if (body_bytes > 0)
         memcpy(parcel->bytes + RDTI_MESSAGE_HEAD_BYTES, body, body_bytes);
     rdti_list_append(&m->control, &parcel->link);
+    m->answer_count += head->kind == RDTI_MESSAGE_SUMS_READ;
     if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
         head->kind == RDTI_MESSAGE_RING)
         rdti_count(&m->ctx->counters.control_messages, 1);
@@ -360,6 +361,7 @@ flush_control(struct rdti_mailbox *m)
         if (!rdti_ring_reserve(m, units, RDTI_RING_RESERVE_UNITS, &off))
             return false;
         rdti_list_remove(&parcel->link);
+        m->answer_count -= parcel->head.kind == RDTI_MESSAGE_SUMS_READ;
         rdti_ring_place(m, parcel, off);
     }
     return true;

@@ -25,6 +25,10 @@
 /* RTS that wait for their receives, of one peer: 200 MiB of ours at most. More is a flood. */
 #define RDTI_OFFERS_MAX (UINT32_C(1) << 19)
 
+/* Answers to SUMS_GET that wait for room in the peer's ring: 80 MiB of ours at most. Who asks takes
+ * them as they come. More is a flood. */
+#define RDTI_ANSWERS_MAX (UINT32_C(1) << 16)
+
 enum rdti_reach { RDTI_REACH_UNKNOWN, RDTI_REACH_YES, RDTI_REACH_NO };
 
 /* A number of ours: generation << 32 | index, so that a late answer meets no later message. */
@@ -64,6 +68,7 @@ struct rdti_mailbox {
     bool has_next_ring;
     struct rdt_remote_region next_ring;
     struct rdti_list control; /* struct rdti_parcel: wait for space, before all sends */
+    uint32_t answer_count;    /* SUMS_READ among them */
     struct rdti_list sends;   /* QUEUED */
 
     /* Inbound: our ring. */

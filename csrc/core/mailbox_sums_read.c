@@ -131,6 +131,11 @@ rdti_sums_on_get(struct rdti_mailbox *m, const struct rdti_message *head, const 
 
     if (status != RDT_OK)
         return status;
+    if (m->answer_count >= RDTI_ANSWERS_MAX)
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
+                                   "rank %d asks for sums, and takes none of the %u answers that "
+                                   "wait for it",
+                                   (int)rdti_endpoint_rank(m->ep), m->answer_count);
     status = rdti_regions_acquire(m->ctx->regions, get.index, get.generation, get.off_bytes,
                                   get.len_bytes, &target, &why);
     if (status == RDT_OK) {

@@ -171,6 +171,49 @@ TEST(questions_and_answers_that_nobody_may_give_are_refused)
     prey_free(&prey);
 }
 
+/* Our answers wait for room in its ring, which it never gives. */
+TEST(a_peer_that_asks_and_never_takes_is_ended)
+{
+    struct prey prey;
+    struct rdt_error err;
+    uint8_t body[RDTI_SUMS_GET_BYTES];
+    rdt_status status = RDT_OK;
+    uint32_t asked = 0;
+
+    prey_make(&prey);
+    const struct rdti_sums_get get = {.len_bytes = 1,
+                                      .index = prey.remote.index,
+                                      .generation = prey.remote.generation};
+    rdti_sums_get_encode(&get, body);
+    while (status == RDT_OK && asked < 2 * RDTI_ANSWERS_MAX) {
+        status = feed(&prey, RDTI_MESSAGE_SUMS_GET, asked, 0, body, sizeof(body), &err);
+        asked++;
+    }
+    check_refused(status, &err, "asks for sums, and takes none of the 65536 answers");
+    CHECK_UINT_GE(asked, RDTI_ANSWERS_MAX);
+    prey_free(&prey);
+}
+
+/* However many, as long as it takes them. */
+TEST(a_peer_that_takes_may_ask_for_ever)
+{
+    struct prey prey;
+    struct rdt_error err;
+    uint8_t body[RDTI_SUMS_GET_BYTES];
+
+    prey_make(&prey);
+    const struct rdti_sums_get get = {.len_bytes = 1,
+                                      .index = prey.remote.index,
+                                      .generation = prey.remote.generation};
+    rdti_sums_get_encode(&get, body);
+    for (uint32_t i = 0; i < 2 * RDTI_ANSWERS_MAX; i++) {
+        prey.m->tx_consumed = prey.m->tx_sent;
+        CHECK_OK(feed(&prey, RDTI_MESSAGE_SUMS_GET, i, 0, body, sizeof(body), &err), &err);
+    }
+    CHECK_UINT_EQ(prey.m->answer_count, 0);
+    prey_free(&prey);
+}
+
 TEST(sums_of_messages_come_in_order_and_before_their_offer)
 {
     struct prey prey;
