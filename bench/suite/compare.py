@@ -9,9 +9,9 @@ everything significant. Instead whole turns are drawn again, with replacement, a
 them: the bootstrap in two stages. The interval from the 0.5th to the 99.5th hundredth of the ratios
 that come of it is the noise of the row. With fewer than three turns on a side there is no verdict.
 
-Machines drift. What is not ours - floors and rivals - is the same in both results; if it moved in
-the same cell (topic, operation, path, size, ranks), the machine did. The median of how far those
-moved, either way, is what the row has to move beyond.
+Machines drift. What is not ours - floors, and rivals that are not made of our transports - is the
+same in both results; if it moved in the same cell (topic, operation, path, size, ranks), the
+machine did. The median of how far those moved, either way, is what the row has to move beyond.
 
 Small differences are of no use even if they are real. A row counts only if its whole interval lies
 beyond the limit: 5 %, or the drift where that is more. With some tens of rows the interval alone
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import samples, tables
-from bench.suite.peers import OURS
+from bench.suite.peers import COPIES, OURS
 
 SMALLEST_EFFECT = 0.05
 MIN_TURNS = 3
@@ -118,7 +118,7 @@ def drift(row: Record, pairs: Sequence[tuple[Record, Record]]) -> float:
     moved = [
         abs(math.log(number(other, "median_ns") / number(one, "median_ns")))
         for one, other in pairs
-        if one["peer"] != OURS and tables.cell_of(one) == tables.cell_of(row)
+        if one["peer"] not in (OURS, COPIES) and tables.cell_of(one) == tables.cell_of(row)
     ]
     return math.exp(samples.quantile(moved, 0.5)) - 1 if moved else 0.0
 

@@ -4,9 +4,9 @@ Compiled programs have half a round trip of the same bytes, over TCP beside a pl
 shared memory beside a memcpy and a flag; there nobody reads what arrives but gRPC, whose receiver
 has to copy it. What a reader costs a writer is in a second figure of larger writes over shared
 memory: the time until the other process knows, which has read the last ones, beside the best of
-several copies (`shm_write`). From Python, and apart from the others: 8 B by half a round trip, and
-64 MiB until the answer to it is here. All but ucx_perftest compare what arrives in a pass of their
-own, before anything is timed.
+several copies (`shm_write`). What a tensor gains by what is in tensors.py. From Python, and apart
+from the others: 8 B by half a round trip, and 64 MiB until the answer to it is here. All but
+ucx_perftest compare what arrives in a pass of their own, before anything is timed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from bench.benchlib import nixl, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text
-from bench.suite import rounds, samples
-from bench.suite.peers import GRPC_PROGRAM, OURS, Peer
+from bench.suite import rounds, samples, tensors
+from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
 from bench.suite.settings import KIB, MIB, Settings
 
-HALF = "half a round trip"
 KNOWN = "until the peer knows"
 ANSWERED = "until it is answered"
 _READ_FROM_BYTES = 64 * KIB  # sizes whose state in the caches matters
@@ -45,6 +44,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             for transport in settings.transports
             for turn in [
                 *_c_turns(settings, transport, present),
+                *tensors.turns(settings, transport, has_copies=COPIES in present),
                 *_ucx_turns(settings, transport, present),
                 *_python_turns(settings, transport, present),
             ]
@@ -53,18 +53,6 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             turns, settings.rounds_of(), settings.seconds_of("p2p"), progress
         )
     return samples.merge(found) + failed
-
-
-def _fields(contestant: str, peer: str, transport: str, size: float, **more: str) -> Record:
-    return {
-        "topic": "p2p",
-        "contestant": contestant,
-        "peer": peer,
-        "transport": transport,
-        "size": int(size),
-        "depth": 1,
-        **more,
-    }
 
 
 def _c_turns(
@@ -103,13 +91,13 @@ def _latency(
     names = {"ours": (OURS, OURS), "floor": (_floor_name(transport), "floor")}
     return [
         samples.turn(
-            _fields(
+            samples.p2p_fields(
                 *names[text(record, "contestant")],
                 transport,
                 size,
                 language="C",
                 wait=_WAITS[wait],
-                timed=HALF,
+                timed=samples.HALF,
             ),
             samples.raw_of(record),
             record,
@@ -129,7 +117,7 @@ def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record
     seen = [record for record in found if record.get("timed") == "seen"]
     return [
         samples.turn(
-            _fields(
+            samples.p2p_fields(
                 OURS if name == "ours" else f"copy: {name}",
                 OURS if name == "ours" else "floor",
                 "shm",
@@ -195,10 +183,11 @@ def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> 
     (found,) = programs.run_words(words, timeout_s=_PATIENCE_S)
     raw_us = found["raw_us"]
     assert isinstance(raw_us, list)
-    how = {"language": "C++", "wait": _WAITS["sleep"], "timed": HALF, "over": "tcp"}
+    how = {"language": "C++", "wait": _WAITS["sleep"], "timed": samples.HALF, "over": "tcp"}
     return [
         samples.turn(
-            _fields(name, "grpc-cpp", transport, size, **how), [us * 1000 / 2 for us in raw_us]
+            samples.p2p_fields(name, "grpc-cpp", transport, size, **how),
+            [us * 1000 / 2 for us in raw_us],
         )
         for transport in transports
     ]
@@ -216,14 +205,14 @@ def _ucx_turns(
     for size in settings.sizes_of("p2p"):
         trips = trips_of(size, is_quick=settings.is_quick)
         for name, test in _UCX_TESTS.items():
-            fields = _fields(
+            fields = samples.p2p_fields(
                 name,
                 "ucx",
                 transport,
                 size,
                 language="C",
                 wait=_WAITS["spin"],
-                timed=HALF,
+                timed=samples.HALF,
             )
             words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(trips // 5 + 1)]
             turn = functools.partial(_ucx, words, fields, _UCX_PATHS[transport])
@@ -277,14 +266,14 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
     wait = _WAITS["sleep" if worker == "grpc" else "spin"]
     return [
         samples.turn(
-            _fields(
+            samples.p2p_fields(
                 contestant,
                 peer,
                 transport,
                 number(record, "size"),
                 language="Python",
                 wait=wait,
-                timed=HALF if number(record, "size") == _SMALL_BYTES else ANSWERED,
+                timed=samples.HALF if number(record, "size") == _SMALL_BYTES else ANSWERED,
             ),
             samples.raw_of(record),
         )

@@ -12,6 +12,7 @@ from bench.benchlib.machine import ROOT
 
 GRPC_PROGRAM = ROOT / "build" / "rivals" / "grpc_rival"
 OURS = "rdmatensor"
+COPIES = "copies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,12 @@ PEERS = (
         "what this machine gives without a library: copies, plain sockets, a backend that does "
         "nothing",
         ("p2p", "collectives"),
+        _never,
+    ),
+    Peer(
+        COPIES,
+        "an RPC made for our transports: a private ring at the receiver and a copy out of it",
+        ("p2p",),
         _never,
     ),
     Peer(

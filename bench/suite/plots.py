@@ -24,7 +24,7 @@ from matplotlib.ticker import (
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import tables
+from bench.suite import tables, tensors
 from bench.suite.peers import OURS
 
 _DPI = 130
@@ -35,6 +35,10 @@ _FLOOR = "floor"
 _STYLES = {  # colours that the colour-blind tell apart
     OURS: ("#0072B2", "o"),
     f"{OURS}, sleeping": ("#56B4E9", "o"),
+    tensors.SLOT: ("#0072B2", "o"),
+    tensors.DYNAMIC: ("#56B4E9", "o"),
+    tensors.COPY: ("#D55E00", "s"),
+    tensors.SERIALISED: ("#E69F00", "D"),
     _FLOOR: ("#444444", ""),
     "gRPC C++ unary": ("#D55E00", "s"),
     "gRPC C++ stream": ("#E69F00", "D"),

@@ -17,8 +17,22 @@ from bench.benchlib.record import Record, number
 _OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "samples")
 TAILS = {"p10": 0.1, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 UNIT = "ns"
+HALF = "half a round trip"
 # What tells one thing measured from another.
 KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
+
+
+def p2p_fields(contestant: str, peer: str, transport: str, size: float, **more: str) -> Record:
+    """Return what a record of one transfer begins with; size: bytes."""
+    return {
+        "topic": "p2p",
+        "contestant": contestant,
+        "peer": peer,
+        "transport": transport,
+        "size": int(size),
+        "depth": 1,
+        **more,
+    }
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import samples
+from bench.suite import samples, tensors
 from bench.suite.peers import OURS
 from bench.suite.setup import curves, exponent
 
@@ -74,7 +74,13 @@ def ours_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
 
 
 def p2p(records: Sequence[Record]) -> str:
-    """Time of one transfer, and its rate."""
+    """Time of one transfer, and its rate; and what of it comes from what."""
+    gains = tensors.gains(records)
+    heads = ("what gains", "slot", *(name for name, _, _ in tensors.GAINS))
+    return "\n\n".join([_transfers(records), *([layout(heads, gains)] if gains else [])])
+
+
+def _transfers(records: Sequence[Record]) -> str:
     ours = ours_of(records)
     heads = ("", "who", "p50", "p99", "p999", "GB/s", "times ours")
     lines = []

@@ -1,0 +1,101 @@
+"""One tensor over a transport of ours in four ways, so that what makes it fast is told apart.
+
+bench/core/tensors.c has the ways: a static slot; a dynamic one, whose address and shape travel; an
+RPC made for this transport, with a private ring at the receiver from which the tensor is copied
+out; and the same of messages that the tensor was first packed into. All are half a round trip. The
+two with copies are a peer of their own: what a user would have who tuned an RPC instead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+from bench.benchlib import programs
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.verdict import size_text, time_text
+from bench.suite import rounds, samples
+from bench.suite.peers import COPIES, OURS
+from bench.suite.settings import KIB, MIB, Settings
+
+TENSOR = "half a round trip of a tensor"
+SLOT, DYNAMIC = f"{OURS} slot", f"{OURS} dynamic"
+COPY, SERIALISED = "ring and copy out", "packed, ring, copy out"
+_CONTESTANTS = {
+    "slot": (SLOT, OURS),
+    "dynamic": (DYNAMIC, OURS),
+    "copy": (COPY, COPIES),
+    "serialised": (SERIALISED, COPIES),
+}
+_LEAST_BYTES = 4 * KIB  # below it there is hardly anything to copy
+_MOST_BYTES = 64 * MIB  # of the program
+_ROUNDS = 3
+
+
+def turns(
+    settings: Settings, transport: str, *, has_copies: bool
+) -> Iterator[tuple[str, rounds.Turn]]:
+    """Return a turn for each size; has_copies: whether the peer with copies takes part."""
+    for size in settings.sizes_of("p2p"):
+        if _LEAST_BYTES <= size <= _MOST_BYTES:
+            turn = functools.partial(_turn, settings, transport, size, has_copies=has_copies)
+            yield f"tensors, {transport} {size_text(size)}", turn
+
+
+def _turn(settings: Settings, transport: str, size: int, *, has_copies: bool) -> list[Record]:
+    most, volume = (100, 4 * MIB) if settings.is_quick else (500, 32 * MIB)
+    trips = max(2, min(most, volume // size))
+    words = ("--transport", transport, "--size", str(size), "--trips", str(trips))
+    found = programs.run("tensors", *words, "--rounds", str(_ROUNDS))
+    return [
+        samples.turn(
+            samples.p2p_fields(
+                name, peer, transport, size, language="C", wait="spinning", timed=TENSOR
+            ),
+            samples.raw_of(record),
+            record,
+        )
+        for record in found
+        for name, peer in [_CONTESTANTS[text(record, "contestant")]]
+        if has_copies or peer == OURS
+    ]
+
+
+# What is told apart -> whose time over whose; names of several: the fastest of them.
+_GRPC = ("gRPC C++ unary", "gRPC C++ stream")
+_UCX = ("UCX tag",)
+GAINS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("dynamic / slot", (DYNAMIC,), SLOT),
+    ("copy / slot", (COPY,), SLOT),
+    ("packed / copy", (SERIALISED,), COPY),
+    ("gRPC / packed", _GRPC, SERIALISED),
+    ("gRPC / slot", _GRPC, SLOT),
+    ("UCX tag / copy", _UCX, COPY),
+)
+
+
+def gains(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Return a line for each path and size that has a slot: its time, and what each thing gains.
+
+    records: of point to point; rivals count by their half round trips of the same bytes.
+    """
+    medians: dict[tuple[str, int], dict[str, float]] = {}
+    for record in records:
+        if record.get("language") != "Python" and text(record, "timed") in (TENSOR, samples.HALF):
+            cell = (text(record, "transport"), int(number(record, "size")))
+            found = medians.setdefault(cell, {})
+            found[text(record, "contestant")] = number(record, "median_ns")
+    return [
+        (
+            f"{transport} {size_text(size)}",
+            time_text(of_cell[SLOT]),
+            *(_gain(of_cell, above, below) for _, above, below in GAINS),
+        )
+        for (transport, size), of_cell in medians.items()
+        if SLOT in of_cell
+    ]
+
+
+def _gain(medians: dict[str, float], above: Sequence[str], below: str) -> str:
+    known = [medians[name] for name in above if name in medians]
+    return f"{min(known) / medians[below]:.2f}" if known and below in medians else "-"
