@@ -36,6 +36,11 @@ def stamp() -> Record:
     }
 
 
+def available_bytes() -> int:
+    """Return how much memory this machine could give now."""
+    return int(_field(Path("/proc/meminfo"), "MemAvailable").split()[0]) * 1024
+
+
 def _field(path: Path, key: str) -> str:
     for line in path.read_text(encoding="utf-8").splitlines():
         name, colon, value = line.partition(":")

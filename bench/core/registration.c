@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * registration - what memory costs before it can be written to, and that it costs that only once.
+ * registration - what memory costs before it can be written to, and that it costs that only once;
+ * and apart from it what a process and a connection cost before.
  *
- *   registration [--bytes N] [--rounds N]        default 1 GiB, 3 rounds
+ *   registration [--transport shm|tcp] [--bytes N] [--rounds N]    default shm, 1 GiB, 3 rounds
  *
  * In each round, in processes of its own: "alloc": rdt_region_alloc() of the whole, from nothing;
  * "alloc again": the same after it was freed; "register": rdt_region_register() of memory that
  * exists and is populated. Floor: "populate", a memfd of that size, mapped and populated by one
- * thread. Then, between two processes: "first write" of 8 B into a region of that size, which maps
- * it, and "second write".
+ * thread. Then, between two processes: "open", of a context; "connect", from the peer's address
+ * until the path is proved; "first write" of 8 B into a region of that size, which over shared
+ * memory maps it, and "second write".
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,9 +28,10 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; older libcs do not name it */
 #endif
 
-enum { ALLOC, ALLOC_AGAIN, REGISTER, POPULATE, FIRST_WRITE, SECOND_WRITE, SERIES };
+enum { ALLOC, ALLOC_AGAIN, REGISTER, POPULATE, OPEN, CONNECT, FIRST_WRITE, SECOND_WRITE, SERIES };
 
 struct settings {
+    const char *transport;
     uint64_t len_bytes;
     uint64_t *took_ns; /* [SERIES], shared by all processes */
 };
@@ -85,7 +88,7 @@ populate(uint64_t len_bytes, uint64_t *took_ns)
 static void
 measure_alone(const struct settings *settings)
 {
-    const struct pair_opts opts = {.transport = "shm"};
+    const struct pair_opts opts = {.transport = settings->transport};
     const uint64_t len_bytes = settings->len_bytes;
     uint64_t *took_ns = settings->took_ns;
     struct rdt_error err;
@@ -107,6 +110,8 @@ write_side(struct pair *p)
     const struct rdt_remote_region remote = pair_take_offer(p);
     const uint64_t word = 1;
 
+    settings->took_ns[OPEN] = p->open_ns;
+    settings->took_ns[CONNECT] = p->connect_ns;
     for (int i = FIRST_WRITE; i <= SECOND_WRITE; i++) {
         const uint64_t start_ns = bench_now_ns();
 
@@ -131,7 +136,7 @@ own_side(struct pair *p)
 static void
 run_round(const struct settings *settings)
 {
-    const struct pair_opts opts = {.transport = "shm"};
+    const struct pair_opts opts = {.transport = settings->transport};
     int status;
 
     (void)fflush(NULL);
@@ -150,16 +155,19 @@ run_round(const struct settings *settings)
 int
 main(int argc, char **argv)
 {
-    static const char *const known[] = {"--bytes=", "--rounds=", NULL};
-    static const char *const names[SERIES] = {"alloc",    "alloc again", "register",
-                                              "populate", "first write", "second write"};
+    static const char *const known[] = {"--transport=", "--bytes=", "--rounds=", NULL};
+    static const char *const names[SERIES] = {"alloc",       "alloc again", "register",
+                                              "populate",    "open",        "connect",
+                                              "first write", "second write"};
     struct bench_series series[SERIES];
-    char fields[64];
+    char fields[96];
 
     bench_name = "registration";
     bench_check_args(argc, argv, known);
     const size_t rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 3);
+    const char *transport = bench_arg(argc, argv, "--transport");
     const struct settings settings = {
+        .transport = transport != NULL ? transport : "shm",
         .len_bytes = (uint64_t)bench_arg_number(argc, argv, "--bytes", 1 << 30),
         .took_ns = bench_map(SERIES * sizeof(uint64_t), MAP_SHARED),
     };
@@ -170,8 +178,8 @@ main(int argc, char **argv)
         for (size_t i = 0; i < SERIES; i++)
             bench_series_add(&series[i], settings.took_ns[i]);
     }
-    (void)snprintf(fields, sizeof(fields), "\"size\": %llu",
-                   (unsigned long long)settings.len_bytes);
+    (void)snprintf(fields, sizeof(fields), "\"transport\": \"%s\", \"size\": %llu",
+                   settings.transport, (unsigned long long)settings.len_bytes);
     for (size_t i = 0; i < SERIES; i++) {
         bench_series_print(&series[i], fields);
         bench_series_free(&series[i]);

@@ -23,10 +23,10 @@ from pathlib import Path
 from bench.benchlib import machine, programs
 from bench.benchlib.record import Record, Result, Run, write
 from bench.suite import collectives, p2p, peers, rounds, setup, tables
-from bench.suite.settings import TOPICS, TRANSPORTS, Settings
+from bench.suite.settings import MOST_BYTES, TOPICS, TRANSPORTS, Settings
 
 _MAX_RANKS = 128
-_MAX_BYTES = 64 << 20  # of the programs
+_MAX_BYTES = 1 << 30  # of messages in a row
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
 _MEASURES: dict[str, Measure] = {
     "p2p": p2p.measure,
@@ -121,6 +121,8 @@ def _run(words: Sequence[str]) -> int:
     parser = _parser()
     chosen = parser.parse_args(words)
     settings = settings_of(chosen)
+    if settings.topics != ("p2p",) and max(chosen.sizes, default=0) > MOST_BYTES:
+        parser.error(f"--sizes: {max(chosen.sizes)} is more than {MOST_BYTES}, but for p2p")
     if chosen.out is not None and not chosen.out.parent.is_dir():
         parser.error(f"--out: there is no folder {chosen.out.parent}")
     if chosen.report is not None and not _has_matplotlib():

@@ -4,7 +4,8 @@ Compiled programs have half a round trip of the same bytes, over TCP beside a pl
 shared memory beside a memcpy and a flag; there nobody reads what arrives but gRPC, whose receiver
 has to copy it. What a reader costs a writer is in a second figure of larger writes over shared
 memory: the time until the other process knows, which has read the last ones, beside the best of
-several copies (`shm_write`). What a tensor gains by what is in tensors.py. From Python, and apart
+several copies (`shm_write`). What a tensor gains by what is in tensors.py,
+messages in a row in streams.py. From Python, and apart
 from the others: 8 B by half a round trip, and 64 MiB until the answer to it is here. All but
 ucx_perftest compare what arrives in a pass of their own, before anything is timed.
 """
@@ -18,11 +19,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from bench.benchlib import nixl, programs
+from bench.benchlib import machine, nixl, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text
-from bench.suite import rounds, samples, tensors
+from bench.suite import rounds, samples, streams, tensors
 from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
 from bench.suite.settings import KIB, MIB, Settings
 
@@ -37,6 +38,7 @@ _WAITS = {"spin": "spinning", "sleep": "sleeping"}
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each contestant, path and size."""
     present = {peer.name for peer in peers}
+    sizes, without = streams.sizes_of(settings, machine.available_bytes())
     with _grpc_server(is_wanted="grpc-cpp" in present) as address:
         turns = list(_grpc_turns(settings, address, present))
         turns += [
@@ -45,6 +47,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             for turn in [
                 *_c_turns(settings, transport, present),
                 *tensors.turns(settings, transport, has_copies=COPIES in present),
+                *streams.turns(settings, transport, sizes, has_floor="floor" in present),
                 *_ucx_turns(settings, transport, present),
                 *_python_turns(settings, transport, present),
             ]
@@ -52,7 +55,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
         found, failed = rounds.take(
             turns, settings.rounds_of(), settings.seconds_of("p2p"), progress
         )
-    return samples.merge(found) + failed
+    return samples.merge(found) + failed + without
 
 
 def _c_turns(

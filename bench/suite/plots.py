@@ -24,7 +24,7 @@ from matplotlib.ticker import (
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import tables, tensors
+from bench.suite import samples, streams, tables, tensors
 from bench.suite.peers import OURS
 
 _DPI = 130
@@ -171,10 +171,11 @@ def _tidy(axes: Axes, title: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _save(figure: Figure, path: Path, *, names: Axes | None = None) -> None:
+def _save(figure: Figure, path: Path, *, names: Axes | None = None, most_columns: int = 6) -> None:
     """Write the picture, with one legend under all its parts."""
     handles, labels = (names or figure.axes[0]).get_legend_handles_labels()
-    columns = min(6 if figure.get_figwidth() >= _WIDTH_IN else 3, max(1, len(labels)))
+    wide = most_columns if figure.get_figwidth() >= _WIDTH_IN else 3
+    columns = min(wide, max(1, len(labels)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     figure.savefig(path, dpi=_DPI)
 
@@ -182,7 +183,11 @@ def _save(figure: Figure, path: Path, *, names: Axes | None = None) -> None:
 def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
     """Two pictures a path and way of timing: time and rate against size, and ratios to our time."""
     pictures = []
-    compiled = [record for record in records if record["language"] != "Python"]
+    compiled = [
+        record
+        for record in records
+        if record["language"] != "Python" and not streams.is_stream(record)
+    ]
     for path in dict.fromkeys((text(one, "transport"), text(one, "timed")) for one in compiled):
         of_path = [one for one in compiled if (one["transport"], one["timed"]) == path]
         transport, timed = path
@@ -211,7 +216,60 @@ def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
             Picture(name, f"Point to point over {transport}, {timed}: time and rate by size.")
         )
         pictures += _ratios(of_path, sizes, path, folder)
+    return [*pictures, *_in_a_row([one for one in records if streams.is_stream(one)], folder)]
+
+
+def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """A picture for each path: rate, and processor time of both sides, one way and both ways."""
+    pictures = []
+    for transport in dict.fromkeys(text(record, "transport") for record in records):
+        of_path = [one for one in records if one["transport"] == transport]
+        sizes = [number(record, "size") for record in of_path]
+        if len(set(sizes)) < 2:
+            continue
+        figure = Figure(figsize=(_WIDTH_IN, 6.4), layout="constrained")
+        parts = figure.subplots(2, 2, sharex=True, sharey="row")
+        for column, ways in enumerate(("one way", "both ways")):
+            lines: Series = {}
+            for record in of_path:
+                if record["ways"] == ways:
+                    who = f"{record['contestant']}, {record['depth']} in flight, {record['wait']}"
+                    lines.setdefault(who, []).append(record)
+            for part, value in ((parts[0][column], _rate), (parts[1][column], _cpu)):
+                for name, line in lines.items():
+                    ordered = sorted(line, key=lambda one: number(one, "size"))
+                    xs = [number(one, "size") for one in ordered]
+                    ys = [value(one, "median_ns") for one in ordered]
+                    part.plot(xs, ys, label=name, **_row_style(ordered[0]))
+                _size_axis(part, sizes)
+                _value_axis(part)
+            _tidy(parts[0][column], f"{transport}, {ways}: rate each way")
+            _tidy(parts[1][column], "processor time of both sides")
+            parts[0][column].set_xlabel("")
+        parts[0][0].set_ylabel("GB/s")
+        parts[1][0].set_ylabel("CPU seconds for 1 GB")
+        name = f"p2p_{transport}_in_a_row.png"
+        _save(figure, folder / name, most_columns=3)
+        caption = f"Messages in a row over {transport}, 1 and 16 in flight, one way and both ways."
+        pictures.append(Picture(name, caption))
     return pictures
+
+
+def _cpu(record: Record, _: str) -> float:
+    return sum(number(record, name) for name in samples.COSTS)
+
+
+def _row_style(record: Record) -> dict[str, Any]:
+    """Who by colour, how many in flight by mark and shade, who sleeps by dots."""
+    is_ours, is_deep = record["peer"] == OURS, number(record, "depth") > 1
+    colours = ("#0072B2", "#56B4E9") if is_ours else ("#444444", "#999999")
+    return {
+        "color": colours[is_deep],
+        "marker": "o" if is_deep else "s",
+        "markersize": 4,
+        "linestyle": ":" if record["wait"] == "sleeping" else "-" if is_ours else "--",
+        "linewidth": 1.6,
+    }
 
 
 def _ratios(

@@ -18,6 +18,8 @@ _OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "sam
 TAILS = {"p10": 0.1, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 UNIT = "ns"
 HALF = "half a round trip"
+# Processor time of each side in seconds for 10^9 bytes moved, of records that have it.
+COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
 # What tells one thing measured from another.
 KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
 
@@ -90,8 +92,14 @@ def _merge_one(turns: list[Record]) -> Record:
     fields = {name: value for name, value in turns[0].items() if name not in _OF_SAMPLES}
     raw = [ns for record in turns for ns in raw_of(record)]
     tails = {name: quantile([number(one, name) for one in turns], 0.5) for name in TAILS}
+    costs = {
+        name: quantile([number(one, name) for one in turns], 0.5)
+        for name in COSTS
+        if name in fields
+    }
     return {
         **fields,
+        **costs,
         "median_ns": quantile(raw, 0.5),
         **tails,
         "samples": sum(int(number(one, "samples")) for one in turns),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 TOPICS = ("p2p", "collectives", "setup")
 TRANSPORTS = ("shm", "tcp")
 KIB, MIB = 1 << 10, 1 << 20
+MOST_BYTES = 64 * MIB  # of all but messages in a row (streams.py)
 # Seconds for the turns of each topic: no round begins after them. All three of the quick ones, with
 # the starts of processes and the round that runs meanwhile, end within two minutes on two cores.
 _QUICK_S = {"p2p": 48.0, "collectives": 28.0, "setup": 16.0}
@@ -43,8 +44,9 @@ class Settings:
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def sizes_of(self, topic: str) -> tuple[int, ...]:
-        """Sizes of a topic's messages in bytes."""
-        return self.sizes or (_QUICK_SIZES if self.is_quick else _FULL_SIZES)[topic]
+        """Sizes of a topic's messages in bytes, without those for messages in a row only."""
+        given = tuple(size for size in self.sizes if size <= MOST_BYTES)
+        return given if self.sizes else (_QUICK_SIZES if self.is_quick else _FULL_SIZES)[topic]
 
     def seconds_of(self, topic: str) -> float:
         """Seconds after which no further round begins."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import samples, tensors
+from bench.suite import samples, streams, tensors
 from bench.suite.peers import OURS
 from bench.suite.setup import curves, exponent
 
@@ -74,10 +74,55 @@ def ours_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
 
 
 def p2p(records: Sequence[Record]) -> str:
-    """Time of one transfer, and its rate; and what of it comes from what."""
-    gains = tensors.gains(records)
+    """Time of one transfer and its rate, what gains what, messages in a row, and a cold start."""
+    rows = [one for one in records if streams.is_stream(one)]
+    cold = [one for one in records if streams.is_cold(one)]
+    single = [one for one in records if not (streams.is_stream(one) or streams.is_cold(one))]
+    gains = tensors.gains(single)
     heads = ("what gains", "slot", *(name for name, _, _ in tensors.GAINS))
-    return "\n\n".join([_transfers(records), *([layout(heads, gains)] if gains else [])])
+    parts = [
+        _transfers(single) if single else "",
+        layout(heads, gains) if gains else "",
+        _in_a_row(rows) if rows else "",
+        _cold(cold) if cold else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _in_a_row(records: Sequence[Record]) -> str:
+    ours = ours_of(records)
+    cpu = ("first side's CPU s/GB", "second side's")
+    heads = ("messages in a row", "who", "each", "GB/s each way", *cpu, "times ours")
+    return layout(
+        heads,
+        [
+            (
+                f"{text(record, 'transport')} {size_text(number(record, 'size'))}",
+                f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
+                time_text(number(record, "median_ns")),
+                f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
+                *(f"{number(record, name):.3g}" for name in samples.COSTS),
+                _factor(record, ours),
+            )
+            for record in _grouped(records)
+        ],
+    )
+
+
+def _cold(records: Sequence[Record]) -> str:
+    return layout(
+        ("cold start", "who", "p50", "least", "most"),
+        [
+            (
+                f"{record['transport']}, {size_text(number(record, 'size'))} of memory",
+                f"{text(record, 'contestant')}: {text(record, 'timed').removeprefix(streams.COLD)}",
+                time_text(number(record, "median_ns")),
+                time_text(min(samples.raw_of(record))),
+                time_text(max(samples.raw_of(record))),
+            )
+            for record in records
+        ],
+    )
 
 
 def _transfers(records: Sequence[Record]) -> str:

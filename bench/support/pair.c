@@ -107,9 +107,11 @@ connect_sides(struct pair *p, const struct pair_opts *opts)
                                 &board->blob_bytes[p->side], &err),
                &err, "rdt_context_blob");
     pair_barrier(p);
+    const uint64_t start_ns = bench_now_ns();
     p->ep = pair_open_endpoint(p->ctx, board->blob[other], board->blob_bytes[other], other);
     pair_check(rdt_endpoint_wait_ready(p->ep, PAIR_TIMEOUT_NS, &err), &err,
                "rdt_endpoint_wait_ready");
+    p->connect_ns = bench_now_ns() - start_ns;
     pair_require_transport(opts, p->ep);
 }
 
@@ -118,7 +120,9 @@ run_side(struct pair *p, const struct pair_opts *opts, pair_side_fn side)
 {
     struct rdt_error err;
 
+    const uint64_t start_ns = bench_now_ns();
     p->ctx = pair_open_context(opts, p->side);
+    p->open_ns = bench_now_ns() - start_ns;
     connect_sides(p, opts);
     if (!opts->is_unpinned && !bench_pin(p->side))
         bench_die("sched_setaffinity");

@@ -45,6 +45,8 @@ struct pair {
     rdt_context *ctx;
     rdt_endpoint *ep;
     uint64_t barriers;
+    uint64_t open_ns;    /* what opening the context took */
+    uint64_t connect_ns; /* from the peer's blob until the path was proved */
     const void *arg;
 };
 

@@ -1,0 +1,149 @@
+"""Messages in a row: with 1 and 16 in flight, one way and both, and what processors spend on them.
+
+bench/core/streams.c says what a sample is, and what its floor does. Apart from them the cold start:
+a context, a connection, memory, and the first write into it (bench/core/registration.c).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from bench.benchlib import programs
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.verdict import size_text
+from bench.suite import rounds, samples
+from bench.suite.peers import OURS
+from bench.suite.settings import KIB, MIB, Settings
+
+DEPTHS = (1, 16)
+COLD = "cold: "
+_WAITS = {"spin": "spinning", "sleep": "sleeping"}
+_QUICK_SIZES = (4 * KIB, MIB)
+_FULL_SIZES = (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
+_DEEP_MOST_BYTES = 64 * MIB  # a larger message is a stream by itself
+_COPIES = 6  # of a message in memory: source and target of each side, and the floor's
+_SHARE_OF_FREE = 0.7
+_COLD_STEPS = {
+    "open": "a context",
+    "connect": "a connection",
+    "alloc": "memory in the arena",
+    "alloc again": "the same memory again",
+    "register": "memory that exists, registered",
+    "first write": "first write of 8 B into it",
+    "second write": "second write",
+    "populate": "memory of the system's",
+}
+
+
+def is_stream(record: Record) -> bool:
+    """Whether a record is of messages in a row."""
+    return samples.COSTS[0] in record
+
+
+def is_cold(record: Record) -> bool:
+    """Whether a record is of a cold start."""
+    return text(record, "timed").startswith(COLD)
+
+
+def sizes_of(settings: Settings, free_bytes: int) -> tuple[list[int], list[Record]]:
+    """Return the sizes in bytes that find room, and a record for each of the others."""
+    wanted = settings.sizes or (_QUICK_SIZES if settings.is_quick else _FULL_SIZES)
+    found: list[int] = []
+    without: list[Record] = []
+    for size in wanted:
+        if size * _COPIES <= free_bytes * _SHARE_OF_FREE:
+            found.append(size)
+            continue
+        room = f"{size_text(size * _COPIES)} of memory, {size_text(free_bytes)} are free"
+        without.append(
+            {
+                "topic": "p2p",
+                "peer": f"messages of {size_text(size)} in a row",
+                "missing": f"they need {room}",
+                "get": "",
+            }
+        )
+    return found, without
+
+
+def turns(
+    settings: Settings, transport: str, sizes: list[int], *, has_floor: bool
+) -> Iterator[tuple[str, rounds.Turn]]:
+    """Return a turn for each size, depth and direction, and one for the cold start."""
+    has_sleep = transport == "tcp" and not settings.is_quick
+    for size in sizes:
+        for depth in DEPTHS if size <= _DEEP_MOST_BYTES else DEPTHS[:1]:
+            for is_both in (False, True):
+                for wait in ("spin", "sleep") if has_sleep else ("spin",):
+                    words = words_of(transport, size, depth, wait, is_quick=settings.is_quick)
+                    words += ["--both"] if is_both else []
+                    turn = functools.partial(_turn, words, has_floor=has_floor)
+                    yield f"{depth} in flight, {transport} {size_text(size)}", turn
+    cold = functools.partial(_cold, transport, is_quick=settings.is_quick, has_floor=has_floor)
+    yield f"cold start, {transport}", cold
+
+
+def words_of(transport: str, size: int, depth: int, wait: str, *, is_quick: bool) -> list[str]:
+    """Return the program's arguments; a sample has at least as many messages as are in flight."""
+    most, volume = (200, 32 * MIB) if is_quick else (2000, 256 * MIB)
+    count = max(depth, 2, min(most, volume // size))
+    # of the largest a sample lasts seconds
+    samples_of_turn = 3 if is_quick or size > _DEEP_MOST_BYTES else 5
+    return [
+        *("--transport", transport, "--size", str(size), "--depth", str(depth)),
+        *("--wait", wait, "--count", str(count), "--rounds", str(samples_of_turn)),
+    ]
+
+
+def _floor_name(transport: str) -> str:
+    return "plain socket" if transport == "tcp" else "memcpy and flag"
+
+
+def _turn(words: list[str], *, has_floor: bool) -> list[Record]:
+    return [
+        record_of(found)
+        for found in programs.run("streams", *words)
+        if has_floor or found["contestant"] == "ours"
+    ]
+
+
+def record_of(found: Record) -> Record:
+    """Return the record of one turn from what the program printed."""
+    transport, is_ours = text(found, "transport"), found["contestant"] == "ours"
+    ways = "both ways" if found["both"] is True else "one way"
+    fields = samples.p2p_fields(
+        OURS if is_ours else _floor_name(transport),
+        OURS if is_ours else "floor",
+        transport,
+        number(found, "size"),
+        language="C",
+        wait=_WAITS[text(found, "wait")],
+        timed=f"{number(found, 'depth'):.0f} in flight, {ways}",
+    )
+    costs = {name: number(found, name) for name in samples.COSTS}
+    more = {"depth": int(number(found, "depth")), "ways": ways, **costs}
+    return samples.turn({**fields, **more}, samples.raw_of(found), found)
+
+
+def _cold(transport: str, *, is_quick: bool, has_floor: bool) -> list[Record]:
+    size, times = (64 * MIB, 1) if is_quick else (256 * MIB, 3)
+    words = ("--transport", transport, "--bytes", str(size), "--rounds", str(times))
+    return [
+        samples.turn(
+            samples.p2p_fields(
+                "memfd, populated" if is_floor else OURS,
+                "floor" if is_floor else OURS,
+                transport,
+                size,
+                language="C",
+                wait=_WAITS["spin"],
+                timed=COLD + _COLD_STEPS[step],
+            ),
+            samples.raw_of(found),
+        )
+        for found in programs.run("registration", *words)
+        for step in [text(found, "contestant")]
+        for is_floor in [step == "populate"]
+        if has_floor or not is_floor
+    ]

@@ -1,0 +1,128 @@
+"""What the suite says of messages in a row and of a cold start; nothing is measured."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib import programs
+from bench.benchlib.record import Record
+from bench.suite import command, plots, samples, streams, tables
+from bench.suite.peers import OURS
+from bench.suite.settings import MIB, Settings
+
+GIB = 1024 * MIB
+
+
+def _printed(who: str, ns: int, *, size: int = MIB, depth: int = 1, both: bool = False) -> Record:
+    return {
+        "contestant": who,
+        "transport": "tcp",
+        "wait": "spin",
+        "size": size,
+        "depth": depth,
+        "both": both,
+        "raw_ns": [ns, ns, ns],
+        "samples": 3,
+        "first_cpu_s_per_gb": ns / 1e6,
+        "second_cpu_s_per_gb": ns / 2e6,
+    }
+
+
+def _rows(who: str, ns: int, size: int = MIB) -> list[Record]:
+    found = [
+        streams.record_of(_printed(who, ns * turn, size=size, depth=depth, both=both))
+        for turn in (1, 3, 2)
+        for depth in streams.DEPTHS
+        for both in (False, True)
+    ]
+    return samples.merge(found)
+
+
+def test_depth_and_direction_are_rows_of_their_own() -> None:
+    found = _rows("ours", 1000)
+    assert len(found) == 4
+    assert {record["timed"] for record in found} == {
+        "1 in flight, one way",
+        "16 in flight, one way",
+        "1 in flight, both ways",
+        "16 in flight, both ways",
+    }
+    assert all(streams.is_stream(record) and record["peer"] == OURS for record in found)
+
+
+def test_processor_time_is_the_median_of_the_turns() -> None:
+    first = _rows("ours", 1000)[0]
+    assert first["first_cpu_s_per_gb"] == pytest.approx(2000 / 1e6)
+    assert first["second_cpu_s_per_gb"] == pytest.approx(1000 / 1e6)
+
+
+def test_the_table_has_rate_processor_time_and_ratio() -> None:
+    shown = tables.p2p([*_rows("ours", 1 << 20), *_rows("floor", 2 << 20)])
+    (line,) = [one for one in shown.splitlines() if "socket, spinning, 16 in flight, one" in one]
+    assert line.split()[-4:] == ["0.250", "4.19", "2.1", "2.00"]
+    assert "times ours" in shown
+    assert "p99" not in shown  # no single transfers
+
+
+def test_a_picture_needs_two_sizes(tmp_path: Path) -> None:
+    assert plots.p2p(_rows("ours", 1000), tmp_path) == []
+    both = [*_rows("ours", 1000), *_rows("ours", 3000, 4 * MIB), *_rows("floor", 900)]
+    (picture,) = plots.p2p(both, tmp_path)
+    assert (tmp_path / picture.file).read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_finds_no_room_is_named() -> None:
+    sizes, without = streams.sizes_of(Settings(sizes=(8, GIB)), 4 * GIB)
+    assert sizes == [8]
+    (record,) = without
+    assert "missing in p2p: messages of 1 GiB in a row" in tables.missing([record])[0]
+    assert streams.sizes_of(Settings(sizes=(8, GIB)), 16 * GIB) == ([8, GIB], [])
+    assert max(streams.sizes_of(Settings(is_quick=True), 16 * GIB)[0]) == MIB
+    assert max(streams.sizes_of(Settings(), 16 * GIB)[0]) == GIB
+
+
+def test_a_sample_has_as_many_messages_as_are_in_flight() -> None:
+    words = streams.words_of("shm", 64 * MIB, 16, "spin", is_quick=True)
+    assert words[words.index("--count") + 1] == "16"
+    words = streams.words_of("shm", 8, 1, "spin", is_quick=False)
+    assert words[words.index("--count") + 1] == "2000"
+
+
+def test_the_largest_are_one_at_a_time() -> None:
+    settings = Settings(is_quick=True)
+    names = [name for name, _ in streams.turns(settings, "shm", [MIB, GIB], has_floor=True)]
+    assert sum("1 MiB" in name for name in names) == 4
+    assert sum("1 GiB" in name for name in names) == 2
+    assert names[-1] == "cold start, shm"
+
+
+def test_a_cold_start_has_registration_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = ["alloc", "alloc again", "register", "populate", "open", "connect", "first write"]
+    printed: list[Record] = [
+        {"contestant": step, "raw_ns": [place + 1]} for place, step in enumerate(steps)
+    ]
+    monkeypatch.setattr(programs, "run", lambda *_: printed)
+    *_, (_, cold) = streams.turns(Settings(), "tcp", [], has_floor=True)
+    records = samples.merge(cold())
+    assert len(records) == len(steps)
+    assert sum(record["peer"] == "floor" for record in records) == 1
+    shown = tables.p2p(records)
+    assert "rdmatensor: memory that exists, registered" in shown
+    assert "rdmatensor: a connection" in shown
+
+
+def test_only_messages_in_a_row_are_larger_than_64_mib(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["collectives", "--sizes", str(GIB)])
+    assert "but for p2p" in capsys.readouterr().err
+    chosen = command._parser().parse_args(["p2p", "--sizes", f"8,{GIB}"])
+    settings = command.settings_of(chosen)
+    assert settings.sizes == (8, GIB)
+    assert settings.sizes_of("p2p") == (8,)
