@@ -1,12 +1,12 @@
 """Measure what rdmatensor does on this machine, beside what else could be used for it.
 
-    rdmatensor bench [p2p|collectives|setup] [--quick] [--peers a,b] [--transport shm|tcp]
+    rdmatensor bench [p2p|collectives|setup|scale] [--quick] [--peers a,b] [--transport shm|tcp]
                      [--ranks N] [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
 
-Without a topic all are measured. Only what runs in one run can be compared: all contestants take
-turns. Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse.
+Without a topic all are measured but scale. Only what runs in one run can be compared: all
+contestants take turns. Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from bench.benchlib import machine, programs
 from bench.benchlib.record import Record, Result, Run, write
-from bench.suite import collectives, p2p, peers, rounds, setup, tables
-from bench.suite.settings import MOST_BYTES, TOPICS, TRANSPORTS, Settings
+from bench.suite import collectives, p2p, peers, rounds, scale, setup, tables
+from bench.suite.settings import ASKED_FOR, MOST_BYTES, TOPICS, TRANSPORTS, Settings
 
 _MAX_RANKS = 128
 _MAX_BYTES = 1 << 30  # of messages in a row
@@ -32,6 +32,7 @@ _MEASURES: dict[str, Measure] = {
     "p2p": p2p.measure,
     "collectives": collectives.measure,
     "setup": setup.measure,
+    "scale": scale.measure,
 }
 
 
@@ -41,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("topic", nargs="?", choices=TOPICS, help="one of them; else all")
+    parser.add_argument(
+        "topic", nargs="?", choices=(*TOPICS, *ASKED_FOR), help="one of them; else all"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer sizes; two minutes in all")
     parser.add_argument(
         "--peers", type=_peers, help=f"some of {','.join(peers.names())}; else all; none: nobody"
@@ -50,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=_ranks, help="of collectives; the most of setup")
     parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
     parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
+    parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
+    parser.add_argument("--nic-gbit", type=_above_zero, help="scale: its rate, 10^9 bit/s")
     parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
     parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
     return parser
@@ -69,6 +74,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
 
 
 def _ranks(text: str) -> int:
@@ -95,12 +110,13 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         ranks=chosen.ranks,
         sizes=chosen.sizes,
         rounds=chosen.rounds,
+        nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
     )
 
 
 def measure(settings: Settings, command: str) -> Result:
     """Measure all topics that are asked for; a missing peer has a record that says so."""
-    if "p2p" in settings.topics:
+    if {"p2p", "scale"} & set(settings.topics):
         sys.stderr.write("building the programs\n")
         programs.build()
     runs = []
@@ -120,6 +136,8 @@ def measure(settings: Settings, command: str) -> Result:
 def _run(words: Sequence[str]) -> int:
     parser = _parser()
     chosen = parser.parse_args(words)
+    if (chosen.nic_gbit is None) != (chosen.nic_latency_us is None):
+        parser.error("--nic-latency-us and --nic-gbit go together")
     settings = settings_of(chosen)
     if settings.topics != ("p2p",) and max(chosen.sizes, default=0) > MOST_BYTES:
         parser.error(f"--sizes: {max(chosen.sizes)} is more than {MOST_BYTES}, but for p2p")

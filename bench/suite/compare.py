@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import samples, tables
+from bench.suite.layout import layout
 from bench.suite.peers import COPIES, OURS
 
 SMALLEST_EFFECT = 0.05
@@ -187,7 +188,7 @@ def _name(record: Record) -> str:
 def table(lines: Sequence[Line]) -> str:
     """Lay out all lines; times are medians."""
     heads = ("what", "verdict", "A", "B", "B/A", "99 % of draws", "limit")
-    return tables.layout(
+    return layout(
         heads,
         [
             (

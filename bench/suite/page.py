@@ -23,7 +23,12 @@ dd { margin: 0; overflow-wrap: anywhere; }
 .missing { background: #fff4e0; padding: .5rem 1rem; }
 """
 _PX_PER_IN = 100
-_TITLES = {"p2p": "Point to point", "collectives": "Collectives", "setup": "Set-up"}
+_TITLES = {
+    "p2p": "Point to point",
+    "collectives": "Collectives",
+    "setup": "Set-up",
+    "scale": "Scale on paper",
+}
 
 
 def write(result: Result, folder: Path) -> Path:

@@ -7,7 +7,6 @@ hundredth of the samples. The floor is dashed: of several kinds, the fastest at 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedLocator,
     FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
     NullLocator,
 )
 
 from bench.benchlib.record import Record, number, text
-from bench.benchlib.verdict import size_text, time_text
-from bench.suite import samples, streams, tables, tensors
+from bench.suite import plots_scale, samples, streams, tables, tensors
 from bench.suite.peers import OURS
+from bench.suite.plots_base import (
+    WIDTH_IN,
+    Picture,
+    save,
+    size_axis,
+    tidy,
+    time_axis,
+    value_axis,
+)
 
-_DPI = 130
-_FEW_SIZES = 5
-_WIDTH_IN = 11.0
 _RATIO_WIDTH_IN = 7.7
 _FLOOR = "floor"
 _STYLES = {  # colours that the colour-blind tell apart
@@ -48,15 +49,6 @@ _STYLES = {  # colours that the colour-blind tell apart
 }
 _OTHERS = ("#8C564B", "P")
 _NO_RATE_BYTES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A file of the page, with what it shows, and its width: all are shown on one scale."""
-
-    file: str
-    caption: str
-    width_in: float = _WIDTH_IN
 
 
 Series = dict[str, list[Record]]
@@ -127,59 +119,6 @@ def _rate(record: Record, quantile: str) -> float:
     return number(record, "size") / number(record, quantile)
 
 
-def _size_axis(axes: Axes, sizes: Sequence[float], step: int = 1) -> None:
-    """A few sizes as they are; of many, every step-th power of 8: both leave room for names."""
-    axes.set_xscale("log", base=2)
-    powers = [8.0**power for power in range(1, 11, step)]
-    ticks = [power for power in powers if min(sizes) <= power <= max(sizes)]
-    are_few = len(set(sizes)) <= _FEW_SIZES and step == 1
-    axes.xaxis.set_major_locator(
-        FixedLocator(sorted(set(sizes)) if are_few or len(ticks) < 2 else ticks)
-    )
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_text(round(size))))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel("size of the message")
-
-
-def _time_axis(axes: Axes) -> None:
-    _value_axis(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda ns, _: _plain(time_text(ns))))
-    axes.set_ylabel("time, median")
-
-
-def _value_axis(axes: Axes) -> None:
-    """Logarithmic, after all is drawn: the less it spans, the more ticks have names."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    steps = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)
-    decades = LogLocator(10, subs=steps, numticks=12)
-    axes.yaxis.set_major_locator(MaxNLocator(6) if high < 4 * low else decades)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _plain(words: str) -> str:
-    return words.replace(".00", "")
-
-
-def _tidy(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _save(figure: Figure, path: Path, *, names: Axes | None = None, most_columns: int = 6) -> None:
-    """Write the picture, with one legend under all its parts."""
-    handles, labels = (names or figure.axes[0]).get_legend_handles_labels()
-    wide = most_columns if figure.get_figwidth() >= _WIDTH_IN else 3
-    columns = min(wide, max(1, len(labels)))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-    figure.savefig(path, dpi=_DPI)
-
-
 def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
     """Two pictures a path and way of timing: time and rate against size, and ratios to our time."""
     pictures = []
@@ -195,23 +134,23 @@ def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
         if len(set(sizes)) < 2:
             continue
         series = series_of(of_path)
-        figure = Figure(figsize=(_WIDTH_IN, 4.6), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 4.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         _draw(left, series, _time)
-        _size_axis(left, sizes)
-        _time_axis(left)
-        _tidy(left, f"{transport}: {timed}")
+        size_axis(left, sizes)
+        time_axis(left)
+        tidy(left, f"{transport}: {timed}")
         large = {
             name: [one for one in line if number(one, "size") >= _NO_RATE_BYTES]
             for name, line in series.items()
         }
         _draw(right, {name: line for name, line in large.items() if line}, _rate)
-        _size_axis(right, sizes)
-        _value_axis(right)
+        size_axis(right, sizes)
+        value_axis(right)
         right.set_ylabel("GB/s (10^9 bytes a second)")
-        _tidy(right, f"{transport}: rate, one transfer at a time")
+        tidy(right, f"{transport}: rate, one transfer at a time")
         name = f"p2p_{transport}_{timed.replace(' ', '_')}.png"
-        _save(figure, folder / name)
+        save(figure, folder / name)
         pictures.append(
             Picture(name, f"Point to point over {transport}, {timed}: time and rate by size.")
         )
@@ -227,7 +166,7 @@ def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
         sizes = [number(record, "size") for record in of_path]
         if len(set(sizes)) < 2:
             continue
-        figure = Figure(figsize=(_WIDTH_IN, 6.4), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 6.4), layout="constrained")
         parts = figure.subplots(2, 2, sharex=True, sharey="row")
         for column, ways in enumerate(("one way", "both ways")):
             lines: Series = {}
@@ -241,15 +180,15 @@ def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
                     xs = [number(one, "size") for one in ordered]
                     ys = [value(one, "median_ns") for one in ordered]
                     part.plot(xs, ys, label=name, **_row_style(ordered[0]))
-                _size_axis(part, sizes)
-                _value_axis(part)
-            _tidy(parts[0][column], f"{transport}, {ways}: rate each way")
-            _tidy(parts[1][column], "processor time of both sides")
+                size_axis(part, sizes)
+                value_axis(part)
+            tidy(parts[0][column], f"{transport}, {ways}: rate each way")
+            tidy(parts[1][column], "processor time of both sides")
             parts[0][column].set_xlabel("")
         parts[0][0].set_ylabel("GB/s")
         parts[1][0].set_ylabel("CPU seconds for 1 GB")
         name = f"p2p_{transport}_in_a_row.png"
-        _save(figure, folder / name, most_columns=3)
+        save(figure, folder / name, most_columns=3)
         caption = f"Messages in a row over {transport}, 1 and 16 in flight, one way and both ways."
         pictures.append(Picture(name, caption))
     return pictures
@@ -292,14 +231,14 @@ def _ratios(
     figure = Figure(figsize=(_RATIO_WIDTH_IN, 4.2), layout="constrained")
     axes = figure.subplots()
     _draw(axes, series, ratio)
-    _size_axis(axes, sizes)
+    size_axis(axes, sizes)
     axes.axhline(1, color=_STYLES[OURS][0], linewidth=2.4, label=OURS)
-    _value_axis(axes)
+    value_axis(axes)
     axes.set_ylabel("times our time (log)")
     transport, timed = path
-    _tidy(axes, f"{transport}, {timed}: how many times as long as rdmatensor others take")
+    tidy(axes, f"{transport}, {timed}: how many times as long as rdmatensor others take")
     name = f"p2p_{transport}_{timed.replace(' ', '_')}_ratio.png"
-    _save(figure, folder / name)
+    save(figure, folder / name)
     caption = f"Over {transport}, {timed}: others' time over ours; below the line we lose."
     return [Picture(name, caption, _RATIO_WIDTH_IN)]
 
@@ -312,7 +251,7 @@ def collectives(records: Sequence[Record], folder: Path) -> list[Picture]:
     for transport, ranks in groups:
         of_group = [one for one in moving if (one["transport"], one["ranks"]) == (transport, ranks)]
         operations = list(dict.fromkeys(text(record, "op") for record in of_group))
-        figure = Figure(figsize=(_WIDTH_IN, 5.6), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 5.6), layout="constrained")
         parts = figure.subplots(2, len(operations), sharex=True, sharey="row", squeeze=False)
         for column, operation in enumerate(operations):
             of_operation = [record for record in of_group if record["op"] == operation]
@@ -322,7 +261,7 @@ def collectives(records: Sequence[Record], folder: Path) -> list[Picture]:
                 parts[1][column].set_ylabel("")
         figure.suptitle(f"collectives over {transport}, {ranks} ranks", fontsize=11)
         name = f"collectives_{transport}_{ranks}.png"
-        _save(figure, folder / name)
+        save(figure, folder / name)
         pictures.append(
             Picture(
                 name,
@@ -337,10 +276,10 @@ def _collective(top: Axes, bottom: Axes, records: Sequence[Record], operation: s
     series = series_of(records)
     sizes = [number(record, "size") for record in records]
     _draw(top, series, _time)
-    _size_axis(top, sizes, step=2)
-    _time_axis(top)
+    size_axis(top, sizes, step=2)
+    time_axis(top)
     top.set_xlabel("")
-    _tidy(top, operation)
+    tidy(top, operation)
     factor = {id(one): number(one, "busbw_gbps") * number(one, "median_ns") for one in records}
     moving = {name: line for name, line in series.items() if not _is_floor(name)}
     large = {
@@ -348,10 +287,10 @@ def _collective(top: Axes, bottom: Axes, records: Sequence[Record], operation: s
         for name, line in moving.items()
     }
     _draw(bottom, large, lambda one, quantile: factor[id(one)] / number(one, quantile))
-    _size_axis(bottom, sizes, step=2)
-    _value_axis(bottom)
+    size_axis(bottom, sizes, step=2)
+    value_axis(bottom)
     bottom.set_ylabel("busbw, GB/s")
-    _tidy(bottom, "")
+    tidy(bottom, "")
 
 
 def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
@@ -359,7 +298,7 @@ def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
     transports = list(dict.fromkeys(text(record, "transport") for record in records))
     if len({record["ranks"] for record in records}) < 2:
         return []
-    width_in = _WIDTH_IN * (0.4 + 0.6 * (len(transports) > 1))
+    width_in = WIDTH_IN * (0.4 + 0.6 * (len(transports) > 1))
     figure = Figure(figsize=(width_in, 4.2), layout="constrained")
     parts = figure.subplots(1, len(transports), sharey=True, squeeze=False)[0]
     for axes, transport in zip(parts, transports, strict=True):
@@ -377,10 +316,10 @@ def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("ranks on this host")
-        _time_axis(axes)
-        _tidy(axes, f"{transport}: until the first all_to_all")
+        time_axis(axes)
+        tidy(axes, f"{transport}: until the first all_to_all")
         axes.set_ylabel("time, median" if axes is parts[0] else "")
-    _save(figure, folder / "setup.png")
+    save(figure, folder / "setup.png")
     caption = "Set-up: from the start of all ranks until the slowest can work."
     return [Picture("setup.png", caption, width_in)]
 
@@ -389,4 +328,5 @@ PICTURES: dict[str, Callable[[Sequence[Record], Path], list[Picture]]] = {
     "p2p": p2p,
     "collectives": collectives,
     "setup": setup,
+    "scale": plots_scale.scale,
 }

@@ -6,16 +6,18 @@ import os
 from dataclasses import dataclass, field
 
 TOPICS = ("p2p", "collectives", "setup")
+ASKED_FOR = ("scale",)  # measured where they are named only
 TRANSPORTS = ("shm", "tcp")
 KIB, MIB = 1 << 10, 1 << 20
 MOST_BYTES = 64 * MIB  # of all but messages in a row (streams.py)
 # Seconds for the turns of each topic: no round begins after them. All three of the quick ones, with
 # the starts of processes and the round that runs meanwhile, end within two minutes on two cores.
-_QUICK_S = {"p2p": 48.0, "collectives": 28.0, "setup": 16.0}
-_FULL_S = {"p2p": 1200.0, "collectives": 420.0, "setup": 180.0}
+_QUICK_S = {"p2p": 48.0, "collectives": 28.0, "setup": 16.0, "scale": 60.0}
+_FULL_S = {"p2p": 1200.0, "collectives": 420.0, "setup": 180.0, "scale": 600.0}
 _QUICK_SIZES = {
     "p2p": (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB),
     "collectives": (8, 64 * KIB, MIB),
+    "scale": (4 * KIB, 256 * KIB, MIB),
 }
 _FULL_SIZES = {
     "p2p": (
@@ -23,6 +25,7 @@ _FULL_SIZES = {
         *(MIB, 4 * MIB, 16 * MIB, 64 * MIB),
     ),
     "collectives": (8, 512, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB),
+    "scale": (64, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB),
 }
 
 
@@ -31,7 +34,7 @@ class Settings:
     """Options of one run.
 
     sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives,
-    and the most of setup; None: the topic's own.
+    and the most of setup; None: the topic's own. nic: latency in us and 10^9 bit/s, for scale.
     """
 
     topics: tuple[str, ...] = TOPICS
@@ -41,6 +44,7 @@ class Settings:
     ranks: int | None = None
     sizes: tuple[int, ...] = ()
     rounds: int = 0
+    nic: tuple[float, float] | None = None
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def sizes_of(self, topic: str) -> tuple[int, ...]:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import samples, streams, tensors
+from bench.suite import samples, scale_tables, streams, tensors
+from bench.suite.layout import layout
 from bench.suite.peers import OURS
 from bench.suite.setup import curves, exponent
 
 _NO_RATE_BYTES = 1024  # below it a rate says nothing
-
-
-def layout(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Lay cells out in columns; the first two to the left, figures to the right."""
-    cells = [list(heads), *(list(line) for line in lines)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
-    rows = [
-        "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
-    rows.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(rows)
 
 
 def measured(records: Sequence[Record]) -> list[Record]:
@@ -214,7 +200,7 @@ def setup(records: Sequence[Record]) -> str:
     return "\n".join([layout(heads, lines), *fits])
 
 
-TABLES = {"p2p": p2p, "collectives": collectives, "setup": setup}
+TABLES = {"p2p": p2p, "collectives": collectives, "setup": setup, "scale": scale_tables.show}
 
 
 def show(records: Sequence[Record]) -> str:

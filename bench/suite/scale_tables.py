@@ -1,0 +1,217 @@
+"""What the model makes of what was measured: constants, errors, who wins where, memory, set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.benchlib.record import Record, number, text
+from bench.benchlib.verdict import size_text, time_text
+from bench.suite import model, samples
+from bench.suite.layout import layout
+
+FITTED_MOST = 8  # ranks; more are measured to see how far the model is off
+LADDER = (2, 8, 64, 512, 4096, 16384)
+SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+# On the side channel: HELLO, CHALLENGE, AUTH (docs/wire.md).
+HANDSHAKE_MESSAGES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What one path's constants came of; has_boards: over memory that all ranks share."""
+
+    transport: str
+    has_boards: bool
+    constants: model.Constants
+    fitted: tuple[model.Sample, ...]
+    checked: tuple[model.Sample, ...]
+    cores: int
+
+    @property
+    def name(self) -> str:
+        """Whose constants they are."""
+        return f"{self.transport}, {'memory of all ranks' if self.has_boards else 'messages'}"
+
+    def predict(self, sample: model.Sample) -> float:
+        """Nanoseconds of what was measured, by the model."""
+        return model.predict(
+            self.constants,
+            sample.algorithm,
+            sample.ranks,
+            sample.size_bytes,
+            cores=self.cores,
+            has_boards=sample.has_boards,
+        )
+
+    def off_by(self, of: Sequence[model.Sample]) -> list[float]:
+        """By which factor each prediction is off."""
+        return [model.off_by(self.predict(sample), sample.took_ns) for sample in of]
+
+
+def fits_of(records: Sequence[Record]) -> list[Fit]:
+    """Fit the constants of each path; those with too few samples are left out."""
+    found: dict[tuple[str, bool], list[model.Sample]] = {}
+    for record in records:
+        transport, algorithm = text(record, "transport"), text(record, "op")
+        has_boards = transport == "shm" and algorithm == model.BOARDS
+        sample = model.Sample(
+            algorithm,
+            int(number(record, "ranks")),
+            int(number(record, "size")),
+            has_boards,
+            number(record, "median_ns"),
+        )
+        found.setdefault((transport, has_boards), []).append(sample)
+    fits = []
+    for (transport, has_boards), of_path in found.items():
+        fitted = tuple(one for one in of_path if one.ranks <= FITTED_MOST)
+        checked = tuple(one for one in of_path if one.ranks > FITTED_MOST)
+        if len({(one.ranks, one.size_bytes) for one in fitted}) < 4:
+            continue  # four constants
+        cores = int(number(records[0], "cores"))
+        constants = model.fit(fitted, cores, number(records[0], "gamma_ns"))
+        fits.append(Fit(transport, has_boards, constants, fitted, checked, cores))
+    return fits
+
+
+def ground_of(records: Sequence[Record], fits: Sequence[Fit]) -> tuple[str, model.Constants] | None:
+    """Return what connects ranks that have a host each: the NIC that was named, else our tcp."""
+    messages = [fit for fit in fits if not fit.has_boards]
+    if not messages:
+        return None
+    tcp = next((fit for fit in messages if fit.transport == "tcp"), messages[0])
+    if "nic_gbit" not in records[0]:
+        return f"{tcp.transport} as measured here, a core for each rank", tcp.constants
+    latency_us, gbit = (number(records[0], name) for name in ("nic_latency_us", "nic_gbit"))
+    name = f"a NIC of {latency_us:g} us and {gbit:g} Gbit/s; calls and sums as measured here"
+    return name, model.of_nic(tcp.constants, latency_us, gbit)
+
+
+def show(records: Sequence[Record]) -> str:
+    """Return all tables."""
+    fits = fits_of(records)
+    parts = [_constants(fits), _errors(fits)] if fits else []
+    parts += [_checked(fit) for fit in fits if fit.checked]
+    ground = ground_of(records, fits)
+    if ground is not None:
+        name, constants = ground
+        parts += [_winners(name, constants), _times(constants), _needs(records)]
+    return "\n\n".join(parts) or "too few numbers of ranks and sizes for a model"
+
+
+def _constants(fits: Sequence[Fit]) -> str:
+    heads = ("constants", "", "call", "alpha", "alpha, shared core", "1/beta GB/s", "1/gamma GB/s")
+    return layout(
+        heads,
+        [
+            (
+                fit.name,
+                "",
+                *(
+                    time_text(value)
+                    for value in (
+                        fit.constants.call_ns,
+                        fit.constants.alpha_ns,
+                        fit.constants.alpha_shared_ns,
+                    )
+                ),
+                *(_rate(value) for value in (fit.constants.beta_ns, fit.constants.gamma_ns)),
+            )
+            for fit in fits
+        ],
+    )
+
+
+def _rate(ns_per_byte: float) -> str:
+    return f"{1 / ns_per_byte:.2f}" if ns_per_byte > 0 else "-"
+
+
+def _errors(fits: Sequence[Fit]) -> str:
+    """The median factor and the worst, of what was fitted and of what was not."""
+    heads = ("the model is off by", "", "fitted, median", "worst", "12 and 16, median", "worst")
+    lines = []
+    for fit in fits:
+        cells: list[str] = []
+        for of in (fit.fitted, fit.checked):
+            off = fit.off_by(of)
+            cells += (
+                [f"x {samples.quantile(off, 0.5):.2f}", f"x {max(off):.2f}"] if off else ["-", "-"]
+            )
+        lines.append((fit.name, "", *cells))
+    return layout(heads, lines)
+
+
+def _checked(fit: Fit) -> str:
+    heads = (
+        f"not fitted: {fit.name}",
+        "algorithm",
+        "size",
+        "measured",
+        "model",
+        "model / measured",
+    )
+    return layout(
+        heads,
+        [
+            (
+                f"{one.ranks} ranks",
+                one.algorithm,
+                size_text(one.size_bytes),
+                time_text(one.took_ns),
+                time_text(fit.predict(one)),
+                f"{fit.predict(one) / one.took_ns:.2f}",
+            )
+            for one in fit.checked
+        ],
+    )
+
+
+def _winners(name: str, constants: model.Constants) -> str:
+    lines = []
+    for size in SIZES:
+        best = [model.best_of(constants, ranks, size) for ranks in LADDER]
+        lines.append((size_text(size), "", *(f"{who} {time_text(ns)}" for who, ns in best)))
+    table = layout(("who wins", "", *(f"{ranks} ranks" for ranks in LADDER)), lines)
+    return f"A host for each rank: {name}\n{table}"
+
+
+def _times(constants: model.Constants) -> str:
+    lines = [
+        (
+            size_text(size),
+            name,
+            *(time_text(model.predict(constants, name, ranks, size)) for ranks in LADDER),
+        )
+        for size in SIZES
+        for name in model.ALGORITHMS
+    ]
+    return layout(("predicted", "algorithm", *(f"{ranks} ranks" for ranks in LADDER)), lines)
+
+
+def _memory(size_bytes: float) -> str:
+    return (
+        f"{size_bytes / 1024:.1f} KiB" if size_bytes < 1 << 20 else f"{size_bytes / 2**20:.1f} MiB"
+    )
+
+
+def _needs(records: Sequence[Record]) -> str:
+    """Memory of a rank's connections, and what it sends to set them up."""
+    each = max(number(record, "connection_bytes") for record in records)
+    ways = {
+        name: [model.connections_of(name, ranks) for ranks in LADDER] for name in model.ALGORITHMS
+    }
+    ways["all pairs"] = [ranks - 1 for ranks in LADDER]
+    heads = ("of the busiest rank", "", *(f"{ranks} ranks" for ranks in LADDER))
+    lines = []
+    for name, peers in ways.items():
+        lines.append((name, "connections", *map(str, peers)))
+        lines.append((name, "memory", *(_memory(count * each) for count in peers)))
+        messages = (str(count * HANDSHAKE_MESSAGES) for count in peers)
+        lines.append((name, "handshake messages", *messages))
+        lines.append((name, "calls of the store", *(str(1 + count) for count in peers)))
+    note = (
+        f"An idle connection takes {_memory(each)} on a side, as measured here; the store "
+        "has one blob of each rank, and a rank asks for those of its peers."
+    )
+    return f"{layout(heads, lines)}\n{note}"
