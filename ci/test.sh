@@ -80,6 +80,7 @@ if [[ ! -x "$VENV/bin/pytest" ]]; then # nothing after it could run
 fi
 step lint bash ci/lint.sh
 step 'C tests' bash ci/ctest.sh dev
+step ratios bash ci/ratios.sh # after the C tests, which have built what it runs
 step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
 step 'C tests, TSan' bash ci/sanitize.sh tsan
 step tidy bash ci/tidy.sh

@@ -11,12 +11,12 @@ import pytest
 
 CI = Path(__file__).parents[2] / "ci"
 STEPS = [
-    *("setup", "lint", "ctest", "tidy", "fuzz", "sanitize", "wheel", "c10d_suite"),
+    *("setup", "lint", "ctest", "ratios", "tidy", "fuzz", "sanitize", "wheel", "c10d_suite"),
     "rig/verify",
 ]
 NAMES = [
-    *("setup", "lint", "C tests", "C tests, ASan+UBSan", "C tests, TSan", "tidy", "fuzz"),
-    *("wheel", "c10d suite", "rig"),
+    *("setup", "lint", "C tests", "ratios", "C tests, ASan+UBSan", "C tests, TSan", "tidy"),
+    *("fuzz", "wheel", "c10d suite", "rig"),
 ]
 NO_RIG = "not run (RDMATENSOR_NO_RIG=1)"
 

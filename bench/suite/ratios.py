@@ -1,0 +1,175 @@
+"""A quick look for CI whether something became far slower: ratios of one run, never a time.
+
+    python -m bench.suite.ratios
+
+Each figure is how many times as long a floor or rival takes as we do, in one run in which both take
+turns: of the fastest sample of each, since what others do with the cores only ever adds to a
+sample. It must not be below a half of what is known, or less where a moment without both cores has
+been seen to cost more than that. A figure that is too low is measured again, and only one that is
+too low each time fails: a slow library is slow in every run, a noisy moment passes. What comes of
+it is no measurement: `rdmatensor bench` is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.benchlib import programs
+from bench.benchlib.pairs import run_ranks
+from bench.benchlib.record import Record
+from bench.suite import collectives, samples
+from bench.suite.layout import layout
+from bench.suite.settings import MIB
+
+TRIES = 4
+Measure = Callable[[], list[Record]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One ratio: what is measured, whose fastest sample counts, and what it has to reach.
+
+    known: what bench/results has of it, or else what was seen with cores that others kept busy,
+        in which these ratios hardly differ.
+    least: below it, it fails.
+    """
+
+    name: str
+    measure: Measure
+    ours: Callable[[Record], bool]
+    other: Callable[[Record], bool]
+    known: float
+    least: float
+
+    def ratio(self, records: Sequence[Record]) -> float:
+        """Return the other's fastest sample over ours."""
+        return _fastest(records, self.other) / _fastest(records, self.ours)
+
+
+def _fastest(records: Sequence[Record], who: Callable[[Record], bool]) -> float:
+    found = [min(samples.raw_of(record)) for record in records if who(record)]
+    if not found:
+        raise RuntimeError("a contestant has no samples")
+    return max(1.0, min(found))  # the clock may stand still for what takes no time
+
+
+def _program(name: str, *words: str) -> Measure:
+    return lambda: [one for one in programs.run(name, *words, timeout_s=60.0) if "raw_ns" in one]
+
+
+def _all_reduce(transport: str, size: int) -> Measure:
+    def measure() -> list[Record]:
+        printed = run_ranks(
+            "collectives",
+            2,
+            *("--ranks", "2", "--backends", "rdmatensor,gloo", "--operations", "all_reduce"),
+            *("--sizes", str(size), "--rounds", "8"),
+            environment={"RDMATENSOR_TRANSPORT": transport},
+            timeout_s=90.0,
+        )
+        return [
+            {
+                "contestant": of_ranks[0]["contestant"],
+                "raw_ns": [max(both) for both in zip(*map(samples.raw_of, of_ranks), strict=True)],
+            }
+            for of_ranks in collectives.by_key(printed).values()
+        ]
+
+    return measure
+
+
+def _is(name: str, **fields: object) -> Callable[[Record], bool]:
+    return lambda record: (
+        record["contestant"] == name
+        and all(record.get(key) == value for key, value in fields.items())
+    )
+
+
+def _is_copy(record: Record) -> bool:
+    return record["contestant"] != "ours" and record.get("timed") == "seen"
+
+
+def _latency(transport: str, size: int, trips: int, known: float, least: float) -> Figure:
+    words = ("--transport", transport, "--size", str(size), "--rounds", "8", "--trips", str(trips))
+    return Figure(
+        f"{transport} {size} B one way, beside a {'socket' if transport == 'tcp' else 'flag'}",
+        _program("latency", *words),
+        _is("ours", trips=1),
+        _is("floor", trips=1),
+        known,
+        least,
+    )
+
+
+FIGURES = (
+    Figure(
+        "shm 1 MiB until the peer knows, beside copies",
+        _program("shm_write", "--sizes", str(MIB), "--seconds", "0.4"),
+        _is("ours", timed="seen"),
+        _is_copy,
+        0.97,
+        0.45,
+    ),
+    _latency("shm", 8, 200, 0.3, 0.12),
+    _latency("tcp", 8, 200, 0.85, 0.35),
+    _latency("tcp", MIB, 20, 1.0, 0.4),
+    Figure(
+        "shm 1 MiB in a slot, beside a ring and a copy",
+        _program("tensors", "--size", str(MIB), "--trips", "40", "--rounds", "4"),
+        _is("slot"),
+        _is("copy"),
+        1.6,
+        0.8,
+    ),
+    Figure(
+        "all_reduce of 1 MiB over shm, beside Gloo",
+        _all_reduce("shm", MIB),
+        _is("rdmatensor"),
+        _is("gloo"),
+        1.9,
+        0.8,
+    ),
+    Figure(
+        "all_reduce of 1 MiB over tcp, beside Gloo",
+        _all_reduce("tcp", MIB),
+        _is("rdmatensor"),
+        _is("gloo"),
+        1.0,
+        0.3,
+    ),
+)
+
+
+def judge(figure: Figure, tries: int = TRIES) -> list[float]:
+    """Measure a figure until it reaches what it has to, at most so many times; return all."""
+    found: list[float] = []
+    while len(found) < tries and max(found, default=0.0) < figure.least:
+        found.append(figure.ratio(figure.measure()))
+    return found
+
+
+def main(figures: Sequence[Figure] = FIGURES) -> int:
+    """Print a line for each figure; return 1 if one was too low each time."""
+    lines, is_bad = [], False
+    for figure in figures:
+        found = judge(figure)
+        is_met = max(found) >= figure.least
+        is_bad = is_bad or not is_met
+        lines.append(
+            (
+                figure.name,
+                "ok" if is_met else "FAR TOO SLOW",
+                ", ".join(f"{ratio:.2f}" for ratio in found),
+                f"{figure.least:.2f}",
+                f"{figure.known:.2f}",
+            )
+        )
+    heads = ("their time over ours, fastest samples", "", "figure", "at least", "known")
+    sys.stdout.write(layout(heads, lines) + "\n")
+    return 1 if is_bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

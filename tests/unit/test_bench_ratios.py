@@ -1,0 +1,105 @@
+"""CI's quick look at ratios: what it compares, when it fails, when it tries again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib import programs
+from bench.benchlib.record import Record
+from bench.suite import ratios
+
+
+def _figure(runs: Iterator[tuple[float, float]], least: float = 0.5) -> ratios.Figure:
+    """A figure whose runs have these fastest samples of us and of the other."""
+
+    def measure() -> list[Record]:
+        ours, other = next(runs)
+        return [
+            {"contestant": "ours", "raw_ns": [ours * 50, ours, ours * 3]},
+            {"contestant": "floor", "raw_ns": [other * 9, other]},
+        ]
+
+    return ratios.Figure(
+        "made up",
+        measure,
+        lambda record: record["contestant"] == "ours",
+        lambda record: record["contestant"] == "floor",
+        1.0,
+        least,
+    )
+
+
+def test_the_fastest_samples_count() -> None:
+    figure = _figure(iter([(200.0, 100.0)]))
+    assert figure.ratio(figure.measure()) == 0.5
+
+
+def test_what_is_good_is_measured_once() -> None:
+    assert ratios.judge(_figure(iter([(100.0, 90.0)]))) == [pytest.approx(0.9)]
+
+
+def test_a_noisy_moment_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = iter([(1000.0, 100.0), (900.0, 100.0), (110.0, 100.0)])
+    assert ratios.main([_figure(runs)]) == 0
+    assert "0.10, 0.11, 0.91" in capsys.readouterr().out
+
+
+def test_what_is_slow_each_time_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = _figure(iter([(300.0, 100.0)] * ratios.TRIES))
+    good = _figure(iter([(100.0, 100.0)]))
+    assert ratios.main([slow, good]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("FAR TOO SLOW") == 1
+    assert ", ".join(["0.33"] * ratios.TRIES) in shown
+
+
+def test_a_contestant_without_samples_is_no_success() -> None:
+    figure = _figure(iter([(1.0, 1.0)]))
+    with pytest.raises(RuntimeError, match="no samples"):
+        figure.ratio([{"contestant": "ours", "raw_ns": [1]}])
+
+
+def test_no_figure_asks_for_more_than_half_of_what_is_known() -> None:
+    assert len({figure.name for figure in ratios.FIGURES}) == len(ratios.FIGURES)
+    for figure in ratios.FIGURES:
+        assert 0 < figure.least <= figure.known / 2, figure.name
+
+
+def test_each_program_is_asked_for_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contestants are found among what the programs print, beside records that are none."""
+    printed: list[Record] = [
+        {"bench": "x", "summary": True},
+        {"contestant": "ours", "raw_ns": [20], "trips": 1, "timed": "seen"},
+        {"contestant": "ours", "raw_ns": [1], "trips": 200, "timed": "act"},
+        {"contestant": "floor", "raw_ns": [10], "trips": 1},
+        {"contestant": "floor", "raw_ns": [1], "trips": 200},
+        {"contestant": "stream", "raw_ns": [10], "timed": "seen"},
+        {"contestant": "stream", "raw_ns": [1], "timed": "act"},
+        {"contestant": "slot", "raw_ns": [20]},
+        {"contestant": "copy", "raw_ns": [10]},
+    ]
+    monkeypatch.setattr(programs, "run", lambda *_, **__: printed)
+    compiled = [figure for figure in ratios.FIGURES if "all_reduce" not in figure.name]
+    assert len(compiled) == 5
+    assert [figure.ratio(figure.measure()) for figure in compiled] == [0.5] * 5
+
+
+def test_the_slowest_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(worker: str, size: int, *_: str, **__: object) -> list[Record]:
+        assert (worker, size) == ("collectives", 2)
+        key = {"op": "all_reduce", "size": 8, "ranks": 2}
+        return [
+            {**key, "contestant": who, "rank": rank, "raw_ns": [base + 10 * rank, base + 50]}
+            for who, base in (("rdmatensor", 10), ("gloo", 50))
+            for rank in (0, 1)
+        ]
+
+    monkeypatch.setattr(ratios, "run_ranks", run)
+    (figure, _) = [one for one in ratios.FIGURES if "all_reduce" in one.name]
+    assert figure.ratio(figure.measure()) == 3.0
