@@ -75,7 +75,7 @@ def turns(
     for size in sizes:
         for depth in DEPTHS if size <= _DEEP_MOST_BYTES else DEPTHS[:1]:
             for is_both in (False, True):
-                for wait in ("spin", "sleep") if has_sleep else ("spin",):
+                for wait in _WAITS if has_sleep and size <= _DEEP_MOST_BYTES else ("spin",):
                     words = words_of(transport, size, depth, wait, is_quick=settings.is_quick)
                     words += ["--both"] if is_both else []
                     turn = functools.partial(_turn, words, has_floor=has_floor)
@@ -87,9 +87,9 @@ def turns(
 def words_of(transport: str, size: int, depth: int, wait: str, *, is_quick: bool) -> list[str]:
     """Return the program's arguments; a sample has at least as many messages as are in flight."""
     most, volume = (200, 32 * MIB) if is_quick else (2000, 256 * MIB)
-    count = max(depth, 2, min(most, volume // size))
+    count = max(depth, min(most, volume // size))
     # of the largest a sample lasts seconds
-    samples_of_turn = 3 if is_quick or size > _DEEP_MOST_BYTES else 5
+    samples_of_turn = 2 if size > _DEEP_MOST_BYTES else 3 if is_quick else 5
     return [
         *("--transport", transport, "--size", str(size), "--depth", str(depth)),
         *("--wait", wait, "--count", str(count), "--rounds", str(samples_of_turn)),
