@@ -30,6 +30,7 @@
 #define MAX_BYTES ((size_t)1 << 30)
 #define MAX_DEPTH 256
 #define ANSWER_BYTES 8
+#define BUFFER_BYTES (512 << 10) /* what wins the heats of tcp_throughput from 64 KiB on */
 #define POLL_MS 20000
 
 enum { OURS, FLOOR, CONTESTANTS };
@@ -450,6 +451,7 @@ main(int argc, char **argv)
     const struct raw_tcp_config raw = {.is_spinning = !sleeps,
                                        .streams = 1,
                                        .chunk_bytes = MAX_BYTES,
+                                       .buffer_bytes = BUFFER_BYTES,
                                        .congestion = "reno"}; /* it does not pace */
     struct settings settings = {
         .transport = transport != NULL ? transport : "shm",
