@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib.pairs import run_ranks
+from bench.suite import collectives, scale
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,3 +34,22 @@ def test_the_smallest_measurement(tmp_path: Path) -> None:
     compared = _rdmatensor("bench", "compare", kept, kept)
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout.splitlines()[-1] == "6 too few turns"
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.timeout(120)
+def test_each_algorithm_is_the_one_that_is_measured(transport: str) -> None:
+    algorithms = ("ring", "halving-doubling", "tree", "direct")
+    options = ["--ranks", "2,3", "--algorithms", ",".join(algorithms), "--sizes", "1024"]
+    printed = run_ranks(
+        "scale",
+        1,
+        *options,
+        *("--rounds", "2"),
+        environment={"RDMATENSOR_TRANSPORT": transport},
+        timeout_s=100.0,
+    )
+    found = [scale.record_of(said, transport) for said in collectives.by_key(printed).values()]
+    cells = {(record["op"], record["ranks"]) for record in found}
+    assert cells == {(name, ranks) for name in algorithms for ranks in (2, 3)}
+    assert all(record["samples"] == 2 for record in found)
