@@ -1,7 +1,8 @@
 """Measure what rdmatensor does on this machine, beside what else could be used for it.
 
-    rdmatensor bench [p2p|collectives|setup|scale] [--quick] [--peers a,b] [--transport shm|tcp]
-                     [--ranks N] [--out FILE.json] [--report DIR]
+    rdmatensor bench [p2p|collectives|setup|models|scale] [--quick] [--peers a,b]
+                     [--transport shm|tcp] [--ranks N] [--models a,b]
+                     [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
 
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from bench.benchlib import machine, programs
 from bench.benchlib.record import Record, Result, Run, write
-from bench.suite import collectives, p2p, peers, rounds, scale, setup, tables
+from bench.suite import collectives, models, p2p, peers, rounds, scale, setup, tables
 from bench.suite.settings import ASKED_FOR, MOST_BYTES, TOPICS, TRANSPORTS, Settings
 
 _MAX_RANKS = 128
@@ -33,6 +34,7 @@ _MEASURES: dict[str, Measure] = {
     "collectives": collectives.measure,
     "setup": setup.measure,
     "scale": scale.measure,
+    "models": models.measure,
 }
 
 
@@ -50,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         "--peers", type=_peers, help=f"some of {','.join(peers.names())}; else all; none: nobody"
     )
     parser.add_argument("--transport", choices=TRANSPORTS, help="one of them; else both")
-    parser.add_argument("--ranks", type=_ranks, help="of collectives; the most of setup")
+    parser.add_argument("--ranks", type=_ranks, help="of collectives, models; the most of setup")
+    parser.add_argument("--models", type=_models, default=(), help="some of the six, by name")
     parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
     parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
     parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
@@ -68,6 +71,15 @@ def _peers(text: str) -> list[str]:
             f"{unknown[0]!r} is no peer; they are {', '.join(peers.names())}"
         )
     return wanted
+
+
+def _models(text: str) -> tuple[str, ...]:
+    unknown = [name for name in text.split(",") if name not in models.NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is no model; they are {', '.join(models.NAMES)}"
+        )
+    return tuple(text.split(","))
 
 
 def _positive(text: str) -> int:
@@ -111,6 +123,7 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         sizes=chosen.sizes,
         rounds=chosen.rounds,
         nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
+        models=chosen.models,
     )
 
 

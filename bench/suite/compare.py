@@ -180,7 +180,7 @@ def _name(record: Record) -> str:
     parts += [str(record[name]) for name in ("op",) if record.get(name)]
     if record.get("ranks"):
         parts.append(f"{record['ranks']} ranks")
-    if number(record, "size") > 0:
+    if number(record, "size") > 0 and record["topic"] != "models":  # a model's is its own
         parts.append(size_text(number(record, "size")))
     return f"{' '.join(parts)}: {record['contestant']}"
 

@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 
 from bench.benchlib.record import Record, Result
-from bench.suite import plots, tables
+from bench.suite import model_plots, plots, tables
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
@@ -27,8 +27,10 @@ _TITLES = {
     "p2p": "Point to point",
     "collectives": "Collectives",
     "setup": "Set-up",
+    "models": "Training steps",
     "scale": "Scale on paper",
 }
+_PICTURES = {**plots.PICTURES, "models": model_plots.bars}
 
 
 def write(result: Result, folder: Path) -> Path:
@@ -67,7 +69,7 @@ def _pictures(topic: str, records: list[Record], folder: Path) -> list[str]:
         f'<figure><img src="{html.escape(picture.file)}" alt="{html.escape(picture.caption)}" '
         f'width="{picture.width_in * _PX_PER_IN:.0f}">'
         f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-        for picture in plots.PICTURES[topic](records, folder)
+        for picture in _PICTURES[topic](records, folder)
     ]
 
 

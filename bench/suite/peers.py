@@ -55,13 +55,13 @@ def _no_command(name: str) -> Callable[[], str]:
     return lambda: "" if shutil.which(name) else f"no {name} on the PATH"
 
 
-# A line for each: add one here, and its turn in p2p.py, collectives.py or setup.py.
+# A line for each: add one here, and its turn in p2p.py, collectives.py, setup.py or models.py.
 PEERS = (
     Peer(
         "floor",
         "what this machine gives without a library: copies, plain sockets, a backend that does "
-        "nothing",
-        ("p2p", "collectives"),
+        "nothing, a step that sends nothing",
+        ("p2p", "collectives", "models"),
         _never,
     ),
     Peer(
@@ -79,8 +79,8 @@ PEERS = (
     ),
     Peer(
         "grpc-python",
-        "gRPC from Python over loopback TCP, unary calls",
-        ("p2p",),
+        "gRPC from Python over loopback TCP: unary calls, a parameter server with streams",
+        ("p2p", "models"),
         _no_module("grpc"),
         "pip install grpcio",
     ),
@@ -103,7 +103,7 @@ PEERS = (
     Peer(
         "gloo",
         "Gloo, torch.distributed's backend for CPUs",
-        ("collectives", "setup"),
+        ("collectives", "setup", "models"),
         _no_module("torch"),
         "pip install torch",
     ),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-TOPICS = ("p2p", "collectives", "setup")
+TOPICS = ("p2p", "collectives", "setup", "models")
 ASKED_FOR = ("scale",)  # measured where they are named only
 TRANSPORTS = ("shm", "tcp")
 KIB, MIB = 1 << 10, 1 << 20
 MOST_BYTES = 64 * MIB  # of all but messages in a row (streams.py)
-# Seconds for the turns of each topic: no round begins after them. All three of the quick ones, with
-# the starts of processes and the round that runs meanwhile, end within two minutes on two cores.
-_QUICK_S = {"p2p": 48.0, "collectives": 28.0, "setup": 16.0, "scale": 60.0}
-_FULL_S = {"p2p": 1200.0, "collectives": 420.0, "setup": 180.0, "scale": 600.0}
+# Seconds for the turns of each topic: no round begins after them. All of the quick ones, with the
+# starts of processes and the round that runs meanwhile, end within two minutes on two cores.
+_QUICK_S = {"p2p": 40.0, "collectives": 22.0, "setup": 12.0, "models": 16.0, "scale": 60.0}
+_QUICK_ALONE_S = {"models": 80.0}  # where a topic has more to show when it has all the time
+_FULL_S = {"p2p": 1200.0, "collectives": 420.0, "setup": 180.0, "models": 1800.0, "scale": 600.0}
 _QUICK_SIZES = {
     "p2p": (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB),
     "collectives": (8, 64 * KIB, MIB),
@@ -33,8 +34,9 @@ _FULL_SIZES = {
 class Settings:
     """Options of one run.
 
-    sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives,
-    and the most of setup; None: the topic's own. nic: latency in us and 10^9 bit/s, for scale.
+    sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives
+    and models, and the most of setup; None: the topic's own. models: empty: all of them. nic:
+    latency in us and 10^9 bit/s, for scale.
     """
 
     topics: tuple[str, ...] = TOPICS
@@ -45,6 +47,7 @@ class Settings:
     sizes: tuple[int, ...] = ()
     rounds: int = 0
     nic: tuple[float, float] | None = None
+    models: tuple[str, ...] = ()
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def sizes_of(self, topic: str) -> tuple[int, ...]:
@@ -54,6 +57,8 @@ class Settings:
 
     def seconds_of(self, topic: str) -> float:
         """Seconds after which no further round begins."""
+        if self.is_quick and self.topics == (topic,):
+            return _QUICK_ALONE_S.get(topic, _QUICK_S[topic])
         return (_QUICK_S if self.is_quick else _FULL_S)[topic]
 
     def rounds_of(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
+from bench.suite import models as training
 from bench.suite import samples, scale_tables, streams, tensors
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
@@ -200,7 +201,46 @@ def setup(records: Sequence[Record]) -> str:
     return "\n".join([layout(heads, lines), *fits])
 
 
-TABLES = {"p2p": p2p, "collectives": collectives, "setup": setup, "scale": scale_tables.show}
+def models(records: Sequence[Record]) -> str:
+    """Time of a training step, what of it communication costs, and the targets."""
+    heads = (
+        *("", "who", "p50", "p10", "p90", "exposed", "share", "CPU a step"),
+        *("times planned", "from Gloo's"),
+    )
+    planned = training.planned_of(records)
+    lines = []
+    for record in sorted(records, key=training.place_of):
+        ours = planned.get(training.cell_of(record))
+        has_floor = "share" in record
+        lines.append(
+            (
+                _model_name(record),
+                text(record, "contestant"),
+                *(time_text(number(record, name)) for name in ("median_ns", "p10", "p90")),
+                time_text(max(0.0, number(record, "exposed_ns"))) if has_floor else "-",
+                f"{100 * max(0.0, number(record, 'share')):.0f} %" if has_floor else "-",
+                time_text(number(record, "cpu_ns")),
+                f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
+                f"{number(record, 'distance'):.0e}" if record["peer"] != "floor" else "-",
+            )
+        )
+    return "\n".join([layout(heads, lines), *training.verdicts(records)])
+
+
+def _model_name(record: Record) -> str:
+    """A model, its parameters, and by how much its widths were divided."""
+    scaled = "" if record["divisor"] == 1 else f", widths / {record['divisor']}"
+    mib = number(record, "size") / (1 << 20)
+    return f"{record['op']} {mib:.1f} MiB{scaled}, {record['transport']}, {record['ranks']} ranks"
+
+
+TABLES = {
+    "p2p": p2p,
+    "collectives": collectives,
+    "setup": setup,
+    "models": models,
+    "scale": scale_tables.show,
+}
 
 
 def show(records: Sequence[Record]) -> str:

@@ -137,7 +137,8 @@ def test_options_reach_the_settings() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["models"], "invalid choice"),
+        (["nothing"], "invalid choice"),
+        (["models", "--models", "vgg17"], "'vgg17' is no model"),
         (["--peers", "grcp"], "'grcp' is no peer"),
         (["--ranks", "1"], "1 is not from 2 to 128"),
         (["--ranks", "x"], "not a number"),

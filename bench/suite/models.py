@@ -1,0 +1,238 @@
+"""Training steps of the paper's six models, beside who else could move the gradients.
+
+A turn is one model: all contestants, one after another, each in fresh processes
+(bench/workers/models.py). What does not go over our transports runs once a turn and counts beside
+each of them. What a step takes beyond the same step without communication is exposed to it; with as
+many ranks as cores nothing hides, so processor time stands beside.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.benchlib.pairs import run_ranks
+from bench.benchlib.record import Record, number, text
+from bench.suite import rounds, samples
+from bench.suite.peers import OURS, Peer
+from bench.suite.settings import Settings
+
+NAMES = ("alexnet", "inception_v3", "vgg16", "lstm", "gru", "fcn5")
+QUICK_NAMES = ("lstm", "fcn5")  # where other topics want their time too
+QUICK_DIVISOR = 4  # of all widths: about a sixteenth of the parameters
+_RANKS = 2
+_QUICK_STEPS, _FULL_STEPS = 5, 8
+_TURN_PATIENCE_S = 1800.0
+PLANNED = "planned"
+FLOOR = "no communication"
+# The worker's name -> ours in tables; in this order.
+CONTESTANTS = {
+    "planned": PLANNED,
+    "adopted": "DDP",
+    "copied": "DDP, not adopted",
+    "variant": "copy variant",
+    "gloo": "DDP on Gloo",
+    "grpc": "server over gRPC",
+    "floor": FLOOR,
+}
+_PEERS = {"gloo": "gloo", "grpc": "grpc-python", "floor": "floor"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How the planned step should stand beside another's.
+
+    of: whole steps, the other's over ours; or exposed times, ours over the other's.
+    """
+
+    rival: str
+    of: str
+    limit: float
+
+    def holds(self, figure: float) -> bool:
+        """Whether the figure meets it."""
+        return figure >= self.limit if self.of == "step" else figure <= self.limit
+
+    @property
+    def words(self) -> str:
+        """What is wanted."""
+        return f">= {self.limit:g}" if self.of == "step" else f"<= {self.limit:g}"
+
+
+TARGETS = (
+    Target(CONTESTANTS["grpc"], "step", 2.0),
+    Target(CONTESTANTS["variant"], "step", 1.5),
+    Target(CONTESTANTS["copied"], "exposed", 0.5),
+    Target(CONTESTANTS["gloo"], "exposed", 0.2),
+)
+
+
+def names_of(settings: Settings) -> tuple[str, ...]:
+    """Return the models to be measured."""
+    if settings.models:
+        return settings.models
+    is_alone = settings.topics == ("models",)
+    return NAMES if is_alone or not settings.is_quick else QUICK_NAMES
+
+
+def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
+    """Let all have their turns; return a record for each model, contestant and path."""
+    present = {peer.name for peer in peers}
+    with tempfile.TemporaryDirectory(prefix="rdt-bench-models-") as kept:
+        turns = [
+            (name, functools.partial(_turn, settings, name, present, kept))
+            for name in names_of(settings)
+        ]
+        seconds = settings.seconds_of("models")
+        found, failed = rounds.take(turns, settings.rounds_of(), seconds, progress)
+    broken = [failure_of(record) for record in found if "failed" in record]
+    measured = [record for record in found if "failed" not in record]
+    once = {text(record, "peer"): record for record in broken}
+    return with_shares(merge(measured)) + list(once.values()) + failed
+
+
+def worker_turns(transports: Sequence[str], present: set[str]) -> list[tuple[str, str]]:
+    """Return contestants and transports of one turn; none for those that have no choice."""
+    return [
+        (contestant, transport)
+        for contestant in CONTESTANTS
+        if contestant not in _PEERS or _PEERS[contestant] in present
+        for transport in (("",) if contestant in _PEERS else transports)
+    ]
+
+
+def _turn(settings: Settings, name: str, present: set[str], kept: str) -> list[Record]:
+    ranks = settings.ranks or _RANKS
+    divisor = QUICK_DIVISOR if settings.is_quick else 1
+    chosen = worker_turns(settings.transports, present)
+    about, *printed = run_ranks(
+        "models",
+        1,
+        *("--model", name),
+        *("--divisor", str(divisor)),
+        *("--ranks", str(ranks)),
+        *("--steps", str(_QUICK_STEPS if settings.is_quick else _FULL_STEPS)),
+        *("--kept", str(Path(kept))),
+        *("--turns", ",".join(f"{contestant}:{transport}" for contestant, transport in chosen)),
+        timeout_s=_TURN_PATIENCE_S,
+    )
+    return [
+        {**one, "model": name} if "failed" in one else record_of(one, about, transport)
+        for one in printed
+        for transport in ([text(one, "transport")] if one["transport"] else settings.transports)
+    ]
+
+
+def failure_of(printed: Record) -> Record:
+    """Return the record of a contestant that failed; the others of its turn went on."""
+    who = f"{CONTESTANTS[text(printed, 'contestant')]}, {printed['model']}"
+    missing = f"{rounds.FAILED} {printed['failed']}"
+    return {"topic": "models", "peer": who, "missing": missing, "get": ""}
+
+
+def record_of(printed: Record, about: Record, transport: str) -> Record:
+    """Return one turn of one contestant; about: what the worker says of the model."""
+    contestant = text(printed, "contestant")
+    fields: Record = {
+        "topic": "models",
+        "contestant": CONTESTANTS[contestant],
+        "peer": _PEERS.get(contestant, OURS),
+        "transport": transport,
+        "op": about["model"],
+        "size": about["parameter_bytes"],
+        "ranks": about["ranks"],
+        "language": "torch",
+        "timed": f"a step of {about['batch']} a rank, slowest rank",
+        "divisor": about["divisor"],
+        "distance": printed["distance"],
+    }
+    return {**samples.turn(fields, samples.raw_of(printed)), "cpu_ns": printed["cpu_ns"]}
+
+
+def merge(found: Sequence[Record]) -> list[Record]:
+    """As samples.merge(); of the processor time a step takes, the median of the turns."""
+    spent: dict[tuple[object, ...], list[float]] = {}
+    for record in found:
+        spent.setdefault(samples.key_of(record), []).append(number(record, "cpu_ns"))
+    return [
+        {**record, "cpu_ns": samples.quantile(spent[samples.key_of(record)], 0.5)}
+        for record in samples.merge(found)
+    ]
+
+
+def with_shares(records: Sequence[Record]) -> list[Record]:
+    """Add what of each step is exposed to communication, where the floor took part."""
+    floors = {cell_of(record): record for record in records if record["peer"] == "floor"}
+    found = []
+    for record in records:
+        floor = floors.get(cell_of(record))
+        if floor is None or record is floor:
+            found.append(record)
+            continue
+        exposed_ns = number(record, "median_ns") - number(floor, "median_ns")
+        share = exposed_ns / number(record, "median_ns")
+        found.append({**record, "exposed_ns": exposed_ns, "share": round(share, 4)})
+    return found
+
+
+def cell_of(record: Record) -> tuple[object, ...]:
+    """Return what contestants share who are compared."""
+    return tuple(record.get(key) for key in ("op", "transport", "size", "ranks", "timed"))
+
+
+def place_of(record: Record) -> tuple[int, str]:
+    """Return where a record stands in tables: by model and path."""
+    return NAMES.index(text(record, "op")), text(record, "transport")
+
+
+def planned_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
+    """Return the planned record of each cell."""
+    return {cell_of(one): one for one in records if one["contestant"] == PLANNED}
+
+
+def figure_of(planned: Record, rival: Record, target: Target) -> float | None:
+    """Return what a target judges; None without the floor, or where the rival exposes nothing."""
+    if target.of == "step":
+        return number(rival, "median_ns") / number(planned, "median_ns")
+    if "exposed_ns" not in rival or number(rival, "exposed_ns") <= 0:
+        return None
+    return max(0.0, number(planned, "exposed_ns")) / number(rival, "exposed_ns")
+
+
+def verdicts(records: Sequence[Record]) -> list[str]:
+    """Say for each target where it is met, and where not, with the share of compute there."""
+    planned = planned_of(records)
+    lines = []
+    for target in TARGETS:
+        for transport in dict.fromkeys(text(record, "transport") for record in records):
+            judged = [
+                (planned[cell_of(one)], figure)
+                for one in records
+                if one["contestant"] == target.rival and one["transport"] == transport
+                if cell_of(one) in planned
+                for figure in [figure_of(planned[cell_of(one)], one, target)]
+                if figure is not None
+            ]
+            if judged:
+                lines += _verdict(target, transport, judged)
+    return lines
+
+
+def _verdict(target: Target, transport: str, judged: list[tuple[Record, float]]) -> list[str]:
+    what = "its step over ours" if target.of == "step" else "our exposed time over its"
+    short = [(record, figure) for record, figure in judged if not target.holds(figure)]
+    head = (
+        f"{transport}, {target.rival}, {what} {target.words}: "
+        f"{len(judged) - len(short)} of {len(judged)} models"
+    )
+    return [head, *(f"    {_shortfall(record, figure)}" for record, figure in short)]
+
+
+def _shortfall(planned: Record, figure: float) -> str:
+    words = f"{planned['op']}: {figure:.2f}"
+    if "share" not in planned:
+        return words
+    return f"{words}; compute is {100 * (1 - number(planned, 'share')):.0f} % of the planned step"

@@ -1,0 +1,265 @@
+"""Training steps of one model, by each contestant in turn: forked ranks, one group after another.
+
+This process imports what all need, and forks the ranks of each group (and the server of the one
+that has a server), so that memory and settings of one contestant are gone when the next begins.
+Ranks have one compute thread each. Every group trains from the same parameters on the same batch
+for each rank. Its first steps are not timed: after three of them the parameters must have the same
+bits on all ranks, and be those that DistributedDataParallel on Gloo arrives at; the rest is for
+buckets and plans to settle. Of each timed step that of the slowest rank counts, and the processor
+time of all processes. The contestants are those of trainers.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import functools
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch._dynamo  # optimizers import it, which takes seconds: once, before the forks
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+import graph_analysis
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.workers.paper_models import MODELS
+from bench.workers.trainers import TRAINERS, Job, serve
+
+VERIFIED_STEPS = 3
+WARM_STEPS = 7  # plan.apply() decides on its buckets for good after the fifth
+SAMPLE_ELEMENTS = 512  # of each parameter
+# Of how far the parameters may be from Gloo's, in parts of how far they moved.
+FARTHEST = 0.001
+_PR_SET_PDEATHSIG = 1
+
+
+def sampled(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return some elements of each parameter, evenly spread."""
+    flats = [parameter.detach().reshape(-1) for parameter in model.parameters()]
+    return [flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)].clone() for flat in flats]
+
+
+def bits_of(model: torch.nn.Module) -> str:
+    """Return a digest of all parameters' bytes."""
+    digest = hashlib.blake2b()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def train(job: Job, rank: int) -> None:
+    """One rank, from its start to its end; its figures go to a file."""
+    kind = TRAINERS[job.contestant]
+    dist.init_process_group(
+        kind.backend,
+        store=FileStore(str(job.folder / "c10d"), job.ranks),
+        rank=rank,
+        world_size=job.ranks,
+        timeout=timedelta(seconds=job.patience_s),
+    )
+    trainer = kind(job, rank)
+    before = sampled(trainer.model)
+    for number in range(VERIFIED_STEPS):
+        trainer.step(number)
+    found = {"bits": bits_of(trainer.model)}
+    if rank == 0:
+        torch.save((before, sampled(trainer.model)), job.folder / "sampled")
+    for number in range(VERIFIED_STEPS, WARM_STEPS if job.steps else 0):
+        trainer.step(number)
+    cores = sorted(os.sched_getaffinity(0))
+    if job.ranks <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})  # this thread only
+    took_ns = []
+    spent_ns = trainer.spent_ns()
+    dist.barrier()
+    for number in range(WARM_STEPS, WARM_STEPS + job.steps):
+        started_ns = time.perf_counter_ns()
+        trainer.step(number)
+        took_ns.append(time.perf_counter_ns() - started_ns)
+    spent_ns = trainer.spent_ns() - spent_ns
+    dist.barrier()
+    trainer.close()
+    text = json.dumps({**found, "took_ns": took_ns, "spent_ns": spent_ns})
+    (job.folder / f"rank{rank}").write_text(text, encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def make_plan(job: Job) -> None:
+    """Analyse the step, for all later turns too."""
+    spec = MODELS[job.model]
+    strategy = graph_analysis.DataParallel(job.ranks)
+    batch = spec.batch(job.divisor, 0)
+    plan = graph_analysis.analyze(
+        spec.make(job.divisor), batch, loss_fn=spec.loss_fn, strategy=strategy
+    )
+    draft = job.plan.with_suffix(".draft")
+    draft.write_text(graph_analysis.plan_to_json(plan), encoding="utf-8")
+    draft.rename(job.plan)
+
+
+def fork(work: Callable[[], None], environment: dict[str, str], patience_s: float) -> int:
+    """Run work in a process of its own, which ends with this one or then; return its pid."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            raise RuntimeError("the process that should wait for this one has ended")
+        os.environ.update(environment)
+        torch.set_num_threads(1)
+        faulthandler.dump_traceback_later(patience_s, exit=True)  # says where it hangs
+        work()
+        status = 0
+    except BaseException:  # noqa: BLE001  a forked child must not run on in its parent's code
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def await_all(pids: list[int], what: str) -> None:
+    """Wait for all; raises once one fails, and then ends the others."""
+    waiting = set(pids)
+    try:
+        while waiting:
+            for pid in sorted(waiting):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    waiting.discard(pid)
+                    if status:
+                        raise RuntimeError(f"{what}: a process failed; its reason stands above")
+            time.sleep(0.02)
+    finally:
+        for pid in waiting:  # nobody has waited for it yet: the pid is its own
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def run_group(job: Job, environment: dict[str, str]) -> list[dict[str, Any]]:
+    """Run all ranks of a contestant; return what each found."""
+    job.folder.mkdir()
+    chosen = {"RDMATENSOR_ADOPT": "1", **TRAINERS[job.contestant].environment, **environment}
+    works = [functools.partial(serve, job)] if job.contestant == "grpc" else []
+    works += [functools.partial(train, job, rank) for rank in range(job.ranks)]
+    pids = [fork(work, chosen, job.patience_s) for work in works]
+    await_all(pids, f"{job.model}, {job.contestant}")
+    paths = [job.folder / f"rank{rank}" for rank in range(job.ranks)]
+    return [cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def distance(mine: Path, reference: Path) -> float:
+    """How far the parameters are from others, in parts of how far those moved."""
+    _, now = torch.load(mine)
+    before, wanted = torch.load(reference)
+    off = sum(float((a - b).double().square().sum()) for a, b in zip(now, wanted, strict=True))
+    moved = sum(float((a - b).double().square().sum()) for a, b in zip(before, wanted, strict=True))
+    return float((off / moved) ** 0.5)
+
+
+def check(job: Job, found: list[dict[str, Any]], reference: Path) -> float:
+    """Compare parameters after the first steps; return their distance from Gloo's."""
+    far = distance(job.folder / "sampled", reference)
+    if job.contestant == "floor":
+        return far
+    if len({one["bits"] for one in found}) != 1:
+        raise RuntimeError(f"{job.model}, {job.contestant}: the ranks have other parameters")
+    if not far < FARTHEST:
+        raise RuntimeError(f"{job.model}, {job.contestant}: {far:.2g} away from Gloo's parameters")
+    return far
+
+
+def figures(job: Job, transport: str, reference: Path) -> dict[str, Any]:
+    """Run one contestant, and return what it is about."""
+    found = run_group(job, {"RDMATENSOR_TRANSPORT": transport} if transport else {})
+    return {
+        "raw_ns": [
+            max(several) for several in zip(*(one["took_ns"] for one in found), strict=True)
+        ],
+        "cpu_ns": sum(one["spent_ns"] for one in found) // job.steps,
+        "distance": check(job, found, reference),
+    }
+
+
+def about(name: str, divisor: int, ranks: int) -> dict[str, object]:
+    """Return what is trained."""
+    spec = MODELS[name]
+    with torch.device("meta"):
+        parameters = list(spec.make(divisor).parameters())
+    return {
+        "model": name,
+        "divisor": divisor,
+        "ranks": ranks,
+        "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "batch": "x".join(map(str, spec.shape(divisor))),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rank", type=int, required=True, help="0: there is one of this process")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--divisor", type=int, default=1, help="of all widths")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds of a contestant")
+    parser.add_argument("--kept", type=Path, required=True, help="plans and references, for all")
+    parser.add_argument(
+        "--turns", required=True, help="contestant:transport, separated by commas, in this order"
+    )
+    arguments = parser.parse_args()
+    name = f"{arguments.model}-{arguments.divisor}-{arguments.ranks}"
+    plan, reference = arguments.kept / f"{name}.json", arguments.kept / f"{name}.reference"
+
+    def job(contestant: str, folder: str, steps: int) -> Job:
+        return Job(
+            contestant=contestant,
+            model=arguments.model,
+            divisor=arguments.divisor,
+            ranks=arguments.ranks,
+            steps=steps,
+            plan=plan,
+            folder=arguments.folder / folder,
+            patience_s=arguments.patience,
+        )
+
+    sys.stdout.write(json.dumps(about(arguments.model, arguments.divisor, arguments.ranks)) + "\n")
+    if not plan.exists():
+        first = job("planned", "plan", 0)
+        await_all([fork(lambda: make_plan(first), {}, first.patience_s)], "the plan")
+    if not reference.exists():
+        first = job("gloo", "reference", 0)
+        run_group(first, {})
+        (first.folder / "sampled").rename(reference)
+    for number, turn in enumerate(str(arguments.turns).split(",")):
+        contestant, transport = turn.split(":")
+        one = job(contestant, f"{number}", arguments.steps)
+        said = {"contestant": contestant, "transport": transport}
+        try:
+            said |= figures(one, transport, reference)
+        except RuntimeError as error:  # the others go on
+            traceback.print_exc()
+            said["failed"] = str(error)
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

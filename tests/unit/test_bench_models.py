@@ -1,0 +1,206 @@
+"""`rdmatensor bench models`: turns, figures, targets, table and bars; nothing is trained here."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib.record import Record, Result, Run, write
+from bench.suite import command, compare, models, page, peers, rounds, samples, tables
+from bench.suite.settings import Settings
+
+ABOUT: Record = {
+    "model": "vgg16",
+    "divisor": 1,
+    "ranks": 2,
+    "parameter_bytes": 512 << 20,
+    "batch": "2x3x56x56",
+}
+MS = 1_000_000
+
+
+def _printed(contestant: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
+    return {
+        "contestant": contestant,
+        "transport": "",
+        "raw_ns": [round(ms * MS) for ms in took_ms],
+        "cpu_ns": round(cpu_ms * MS),
+        "distance": 2e-6,
+    }
+
+
+def _records(of_ms: dict[str, float], turns: int = 3, **about: object) -> list[Record]:
+    found = [
+        models.record_of(_printed(who, ms, 1.1 * ms, 0.9 * ms), {**ABOUT, **about}, "shm")
+        for _ in range(turns)
+        for who, ms in of_ms.items()
+    ]
+    return models.with_shares(models.merge(found))
+
+
+STEPS_MS = {"planned": 120.0, "copied": 200.0, "gloo": 220.0, "grpc": 600.0, "floor": 100.0}
+
+
+def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
+    turns = models.worker_turns(("shm", "tcp"), {"floor", "gloo"})
+    ours = ("planned", "adopted", "copied", "variant")
+    assert turns == [
+        *((who, path) for who in ours for path in ("shm", "tcp")),
+        ("gloo", ""),
+        ("floor", ""),
+    ]  # fmt: skip
+
+
+def test_quick_has_all_models_only_where_it_has_all_the_time() -> None:
+    assert models.names_of(Settings(("models",), is_quick=True)) == models.NAMES
+    assert models.names_of(Settings(is_quick=True)) == models.QUICK_NAMES
+    assert models.names_of(Settings()) == models.NAMES
+    assert models.names_of(Settings(models=("gru",))) == ("gru",)
+    alone, among = Settings(("models",), is_quick=True), Settings(is_quick=True)
+    assert alone.seconds_of("models") > among.seconds_of("models")
+
+
+def test_options_choose_models() -> None:
+    words = ["models", "--models", "lstm,gru", "--ranks", "3"]
+    found = command.settings_of(command._parser().parse_args(words))
+    assert (found.models, found.ranks) == (("lstm", "gru"), 3)
+
+
+def test_what_is_beyond_the_floor_is_exposed() -> None:
+    of = {record["contestant"]: record for record in _records(STEPS_MS)}
+    assert of["planned"]["exposed_ns"] == 20 * MS
+    assert of["planned"]["share"] == pytest.approx(1 / 6, abs=1e-3)
+    assert of["server over gRPC"]["share"] == pytest.approx(5 / 6, abs=1e-3)
+    assert "share" not in of[models.FLOOR]
+    assert all("share" not in record for record in _records({"planned": 1.0, "gloo": 2.0}))
+
+
+def test_processor_time_is_the_median_of_the_turns() -> None:
+    found = [
+        models.record_of(_printed("gloo", 1.0, cpu_ms=cpu_ms), ABOUT, "shm")
+        for cpu_ms in (30.0, 10.0, 20.0)
+    ]
+    (merged,) = models.merge(found)
+    assert merged["cpu_ns"] == 20 * MS
+    assert len(samples.turns_of(merged)) == 3
+
+
+def test_targets_are_judged_and_shortfalls_have_their_share_of_compute() -> None:
+    lines = models.verdicts(_records(STEPS_MS))
+    assert lines == [
+        "shm, server over gRPC, its step over ours >= 2: 1 of 1 models",
+        "shm, DDP, not adopted, our exposed time over its <= 0.5: 1 of 1 models",
+        "shm, DDP on Gloo, our exposed time over its <= 0.2: 1 of 1 models",
+    ]
+    slow = models.verdicts(_records({**STEPS_MS, "planned": 400.0, "variant": 500.0}))
+    assert "shm, server over gRPC, its step over ours >= 2: 0 of 1 models" in slow
+    assert "    vgg16: 1.50; compute is 25 % of the planned step" in slow
+    assert "shm, copy variant, its step over ours >= 1.5: 0 of 1 models" in slow
+
+
+def test_a_rival_that_exposes_nothing_is_no_ratio() -> None:
+    records = _records({**STEPS_MS, "gloo": 90.0})
+    assert not [line for line in models.verdicts(records) if "Gloo" in line]
+
+
+def test_the_table_has_each_model_with_its_size_and_times_planned() -> None:
+    records = _records(STEPS_MS) + _records(
+        STEPS_MS, model="lstm", parameter_bytes=3 << 20, divisor=4
+    )
+    shown = tables.show(records)
+    lines = shown.splitlines()
+    (grpc,) = [line for line in lines if "vgg16 512.0 MiB, shm, 2 ranks" in line and "gRPC" in line]
+    assert grpc.split()[-2:] == ["5.00", "2e-06"]
+    assert "lstm 3.0 MiB, widths / 4, shm, 2 ranks" in shown
+    assert shown.index("vgg16") < shown.index("lstm")  # as in the table of the paper
+    assert "1 of 1 models" not in shown
+    assert "2 of 2 models" in shown
+
+
+def test_bars_of_each_path(tmp_path: Path) -> None:
+    names = [*models.NAMES[:4]]
+    records = [one for name in names for one in _records(STEPS_MS, model=name)]
+    result = Result("quick", "x", {"cores": 2}, [Run(records, 0.0, 1.0)])
+    words = page.write(result, tmp_path).read_text(encoding="utf-8")
+    assert "Training steps" in words
+    assert 'src="models_shm.png"' in words
+    assert (tmp_path / "models_shm.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _result(records: list[Record]) -> Result:
+    machine: Record = {"processor": "x", "family_model": "1", "cores": 2, "is_virtual": False}
+    return Result("full", "x", machine, [Run(records, 0.0, 1.0)])
+
+
+def test_compare_judges_our_rows_and_knows_the_floor(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = _result(_records(STEPS_MS))
+    worse = _result(_records({**STEPS_MS, "planned": 240.0}))
+    slower = _result(_records({who: 2 * ms for who, ms in STEPS_MS.items()}))
+    verdicts = {line.what: line.verdict for line in compare.compare(before, worse)}
+    assert verdicts == {
+        "models shm vgg16 2 ranks: planned": "worse",
+        "models shm vgg16 2 ranks: DDP, not adopted": "same",
+    }
+    assert {line.verdict for line in compare.compare(before, slower)} == {"same"}
+    for name, result in (("a", before), ("b", worse)):
+        write(result, tmp_path / f"{name}.json")
+    assert command.main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
+    assert "1 same, 1 worse" in capsys.readouterr().out
+
+
+def test_a_model_of_another_size_is_another_row() -> None:
+    scaled = _result(_records(STEPS_MS, parameter_bytes=32 << 20, divisor=4))
+    with pytest.raises(compare.NotComparable, match="in common"):
+        compare.compare(_result(_records(STEPS_MS)), scaled)
+
+
+def test_a_contestant_that_fails_is_named_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def run_ranks(*words: Any, **_: Any) -> list[Record]:
+        asked.append(words)
+        broken: Record = {"contestant": "gloo", "transport": "", "failed": "other parameters"}
+        return [ABOUT, {**_printed("planned", 1.0), "transport": "tcp"}, broken]
+
+    monkeypatch.setattr(models, "run_ranks", run_ranks)
+    settings = Settings(("models",), is_quick=True, models=("vgg16",), rounds=2)
+    present, _ = peers.choose("models", ["gloo"])
+    quiet = rounds.Progress("models", io.StringIO())
+    planned, *failed = models.measure(settings, present, quiet)
+    assert (planned["contestant"], planned["transport"]) == ("planned", "tcp")
+    assert len(samples.turns_of(planned)) == 2
+    assert failed == [
+        {
+            "topic": "models",
+            "peer": "DDP on Gloo, vgg16",
+            "missing": "failed: other parameters",
+            "get": "",
+        }
+    ]
+    assert "--divisor" in asked[0]
+    assert "missing in models: DDP on Gloo, vgg16" in tables.show([planned, *failed])
+
+
+def test_the_kept_plans_are_gone_after_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Path] = []
+
+    def run_ranks(*words: str, **_: Any) -> list[Record]:
+        kept.append(Path(words[words.index("--kept") + 1]))
+        assert kept[-1].is_dir()
+        return [ABOUT, {**_printed("planned", 1.0), "transport": "tcp"}]
+
+    monkeypatch.setattr(models, "run_ranks", run_ranks)
+    quiet = rounds.Progress("models", io.StringIO())
+    models.measure(Settings(("models",), models=("vgg16",), rounds=2), [], quiet)
+    assert kept[0] == kept[1]
+    assert not kept[0].exists()
