@@ -16,7 +16,7 @@ WIDE_IN, NARROW_IN = 11.0, 7.7  # as the other pictures
 _FLOOR_COLOUR = "#444444"
 _COLOURS = {
     "planned": "#0072B2",
-    "DDP": "#56B4E9",
+    "DDP": "#3A8FC7",
     "DDP, not adopted": "#009E73",
     "copy variant": "#8C6BB1",
     "DDP on Gloo": "#CC79A7",
@@ -62,7 +62,16 @@ def _bars(axes: Axes, records: Sequence[Record], name: str) -> None:
             yerr=[[max(0.0, seconds - low)], [max(0.0, high - seconds)]],
             error_kw={"elinewidth": 0.8, "capsize": 2, "ecolor": "#555555"},
         )
-        axes.annotate(f"{seconds:.3g}", (places[who], seconds), ha="center", va="bottom", size=7)
+        axes.annotate(
+            f"{seconds:.2g}",
+            (places[who], 0),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            color="white",
+            size=7.5,
+            weight="bold",
+        )
     for record in records:
         if record["peer"] == "floor":
             floor_s = number(record, "median_ns") / 1e9

@@ -235,4 +235,5 @@ def _shortfall(planned: Record, figure: float) -> str:
     words = f"{planned['op']}: {figure:.2f}"
     if "share" not in planned:
         return words
-    return f"{words}; compute is {100 * (1 - number(planned, 'share')):.0f} % of the planned step"
+    compute = min(1.0, 1 - number(planned, "share"))  # noise may say more
+    return f"{words}; compute is {100 * compute:.0f} % of the planned step"

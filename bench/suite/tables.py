@@ -221,7 +221,7 @@ def models(records: Sequence[Record]) -> str:
                 f"{100 * max(0.0, number(record, 'share')):.0f} %" if has_floor else "-",
                 time_text(number(record, "cpu_ns")),
                 f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
-                f"{number(record, 'distance'):.0e}" if record["peer"] != "floor" else "-",
+                f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
             )
         )
     return "\n".join([layout(heads, lines), *training.verdicts(records)])
