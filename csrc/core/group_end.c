@@ -13,6 +13,7 @@
 #include "core/group.h"
 #include "core/group_impl.h"
 #include "core/mailbox_impl.h"
+#include "core/mailbox_stand.h"
 
 /* [driver] The first error stays. */
 static void
@@ -29,6 +30,7 @@ end_group(rdt_group *group, const struct rdt_error *err)
         rdti_request_cancel(RDTI_CONTAINER(node, struct rdti_request, group_link), err);
     }
     rdti_list_splice(&group->requests, &seen); /* what has yet to let go of its buffers */
+    rdti_stand_end_group(group);
     while (!rdti_list_is_empty(&group->arrivals))
         rdti_arrival_drop(RDTI_CONTAINER(group->arrivals.next, struct rdti_arrival, group_link),
                           err);

@@ -12,6 +12,7 @@
 #include "core/parcel.h"
 
 struct rdti_mailbox;
+struct rdti_rx_stream; /* mailbox_stand.h */
 
 #define RDTI_GROUP_BUCKETS 64
 /* Groups that ended here, so that late messages are dropped and not kept for a group to come. */
@@ -68,6 +69,7 @@ struct rdt_group {
     struct rdti_list arrivals; /* every message that waits */
     uint32_t refs;             /* the handle, each request */
     bool is_destroyed;
+    bool has_any_source;        /* a receive from any source was posted: none stands */
     struct rdt_error error;     /* BROKEN unless status is RDT_OK */
     _Atomic uintptr_t attached; /* a pointer of the user's; release, acquire */
     void (*detach)(void *state);
@@ -79,7 +81,8 @@ struct rdt_group {
  * A send or a receive that has not finished.
  *
  *   state     of    may others touch the buffers?          leaves by
- *   POSTED    recv  no                                     a message matches; cancel -> finished
+ *   POSTED    recv  no; written, by the peer, if it was    a message matches, or has landed;
+ *                   told with a place                      cancel -> finished
  *   LOCAL     send  no (to ourselves, waits for its        a receive matches; cancel -> finished
  *                   receive)
  *   QUEUED    send  no (waits for the path or for space    space -> LANE or OFFERED; cancel ->
@@ -92,8 +95,9 @@ struct rdt_group {
  *   GRANTED   recv  written, by the peer                   FIN, NACK -> DRAINING or finished
  *   DRAINING  recv  perhaps written (quarantine)           drained -> finished
  *
- * Cancel (the group broke or was destroyed) of OFFERED, PULL and GRANTED asks the peer, or the read
- * under way, to stop, and the request finishes when nothing can be touched any more.
+ * Cancel (the group broke or was destroyed) of OFFERED, PULL, GRANTED, and POSTED if it was told
+ * asks the peer, or the read under way, to stop, and the request finishes when nothing can be
+ * touched any more.
  */
 enum rdti_request_state {
     RDTI_REQUEST_POSTED,
@@ -129,8 +133,11 @@ struct rdti_request {
     void *buf;          /* of a send: only read */
     uint64_t len_bytes; /* of the message; of a receive before the match: its room */
     struct rdt_message_desc desc;
-    uint64_t id; /* the sender's number of the rendezvous */
-    bool has_id; /* ours: OFFERED */
+    struct rdti_rx_stream *told; /* POSTED: its sender knows; NULL: it does not */
+    uint64_t number;             /* told: of the message */
+    uint64_t place;              /* told: where the sender may write, or RDTI_PLACE_NONE */
+    uint64_t id;                 /* the sender's number of the rendezvous */
+    bool has_id;                 /* ours: OFFERED */
     uint64_t done_bytes;
     uint64_t checked_bytes; /* of a receive: compared with their sums */
     uint32_t *sums;         /* of the whole message, or NULL; freed with the request */
@@ -214,8 +221,8 @@ void rdti_arrival_drop(struct rdti_arrival *arrival, const struct rdt_error *why
 /* Ends the receives that wait for `rank`. */
 void rdti_group_end_receives(rdt_group *group, uint32_t rank, const struct rdt_error *err);
 
-/* mismatch.c: RDT_EMISMATCH, in words, if the message does not fit the receive. `source`: group
- * rank. */
+/* mismatch.c: RDT_EMISMATCH, in words, if the message does not fit the receive; its own error if it
+ * was cancelled. `source`: group rank. */
 rdt_status rdti_match_check(const struct rdti_request *receive, uint32_t source,
                             const struct rdti_message *head, struct rdt_error *err);
 void rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc);

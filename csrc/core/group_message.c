@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "core/group_impl.h"
 #include "core/mailbox_impl.h"
+#include "core/mailbox_stand.h"
 #include "core/sums.h"
 
 /* ---- Requests ---------------------------------------------------------------------------- */
@@ -20,8 +21,8 @@ on_drop(struct rdt_transfer *t)
 
     if (request->is_send || request->state != RDTI_REQUEST_POSTED)
         return;
-    rdti_request_finish(request, rdti_error_set(&err, RDT_ECANCELED, 0, "the receive was given up"),
-                        &err);
+    (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the receive was given up");
+    rdti_request_cancel(request, &err);
 }
 
 static struct rdti_request *
@@ -55,6 +56,7 @@ static void
 unlink_request(struct rdti_request *request)
 {
     rdti_offer_forget(request);
+    rdti_stand_untell(request);
     rdti_match_cancel(&request->group->matcher, &request->posted);
     rdti_list_remove(&request->link);
     rdti_list_remove(&request->group_link);
@@ -96,6 +98,11 @@ rdti_request_cancel(struct rdti_request *request, const struct rdt_error *err)
         rdti_request_finish(request, (rdt_status)err->status, err);
         return;
     case RDTI_REQUEST_POSTED:
+        if (request->told != NULL)
+            rdti_stand_cancel(request, err);
+        else
+            rdti_request_finish(request, (rdt_status)err->status, err);
+        return;
     case RDTI_REQUEST_QUEUED:
         rdti_request_finish(request, (rdt_status)err->status, err);
         return;
@@ -226,6 +233,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
+    rdti_stand_untell(receive);
     receive->peer = head->source;
     const rdt_status status = rdti_match_check(receive, head->source, head, &err);
     if (status != RDT_OK) {
@@ -473,7 +481,7 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
         return status;
     if (desc != NULL)
         rdti_message_set_desc(&head, desc);
-    if (rdti_mailbox_send_now(m, &head, src, t, &status, err))
+    if (rdti_stand_send_now(m, &head, src, t, &status, err))
         return status;
     struct rdti_request *send =
         new_request(group, t, dst, tag, (void *)(uintptr_t)src, len_bytes, desc);
@@ -482,7 +490,7 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
     send->is_send = true;
     send->sums = *sums;
     *sums = NULL;
-    rdti_mailbox_send(m, send);
+    rdti_stand_send(m, send);
     return RDT_OK;
 }
 
@@ -540,6 +548,8 @@ static rdt_status
 post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t cap_bytes,
              const struct rdt_message_desc *desc, struct rdt_transfer *t, struct rdt_error *err)
 {
+    struct rdti_rx_stream *stream =
+        rdti_stand_find(group, src, tag, dst, cap_bytes, desc != NULL && desc->op != 0);
     struct rdti_request *receive = new_request(group, t, src, tag, dst, cap_bytes, desc);
 
     if (receive == NULL)
@@ -547,6 +557,7 @@ post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t c
     t->on_drop = on_drop;
     struct rdti_match_arrival *match = rdti_match_take_arrival(&group->matcher, src, tag);
     if (match != NULL) {
+        rdti_stand_skip(stream);
         take_arrival(receive, RDTI_CONTAINER(match, struct rdti_arrival, match));
         return RDT_OK;
     }
@@ -555,6 +566,8 @@ post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t c
         status = rdti_match_post(&group->matcher, src, tag, &receive->posted, err);
     if (status != RDT_OK)
         rdti_request_release(receive);
+    else
+        rdti_stand_posted(stream, receive);
     return status;
 }
 

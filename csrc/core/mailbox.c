@@ -9,6 +9,7 @@
 #include "base/crypto.h"
 #include "base/error.h"
 #include "core/mailbox_impl.h"
+#include "core/mailbox_stand.h"
 #include "core/sums.h"
 #include "wire/fields.h"
 
@@ -44,6 +45,8 @@ rdti_mailbox_create(rdt_endpoint *ep, struct rdti_mailbox **out, struct rdt_erro
     rdti_list_init(&m->arrivals);
     rdti_list_init(&m->orphans);
     rdti_list_init(&m->asked);
+    rdti_list_init(&m->rx_streams);
+    rdti_list_init(&m->tx_streams);
     rdti_list_append(&m->groups->mailboxes, &m->link);
     *out = m;
     return RDT_OK;
@@ -68,6 +71,7 @@ rdti_mailbox_destroy(struct rdti_mailbox *m)
     if (m->has_task)
         return; /* the task's last step frees it */
     rdti_list_remove(&m->link);
+    rdti_stand_destroy(m);
     free(m->ids);
     free(m);
 }
@@ -78,7 +82,7 @@ rdti_mailbox_is_idle(const struct rdti_mailbox *m)
     return rdti_list_is_empty(&m->control) && rdti_list_is_empty(&m->sends) &&
            rdti_list_is_empty(&m->offered) && rdti_list_is_empty(&m->pulls) &&
            rdti_list_is_empty(&m->granted) && rdti_list_is_empty(&m->staging) &&
-           rdti_list_is_empty(&m->asked);
+           rdti_list_is_empty(&m->asked) && rdti_stand_is_idle(m);
 }
 
 static void
@@ -131,6 +135,7 @@ rdti_mailbox_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
     finish_all(&m->sends, err);
     finish_all(&m->offered, err); /* the lane is closed: their bytes rest */
     rdti_receive_on_ended(m, err);
+    rdti_stand_on_ended(m, err);
     rdti_sums_on_ended(m, err);
     drop_arrivals(m, err);
     update_async(m);
@@ -170,7 +175,8 @@ rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, cons
     rdti_list_append(&m->control, &parcel->link);
     m->answer_count += head->kind == RDTI_MESSAGE_SUMS_READ;
     if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
-        head->kind == RDTI_MESSAGE_RING)
+        head->kind == RDTI_MESSAGE_RING || head->kind == RDTI_MESSAGE_STAND ||
+        head->kind == RDTI_MESSAGE_PLACE)
         rdti_count(&m->ctx->counters.control_messages, 1);
 }
 
@@ -322,10 +328,12 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
         rdti_mailbox_ask_growth(m);
         return false;
     }
-    if (status == RDT_OK)
+    if (status == RDT_OK) {
         rdti_request_release(send);
-    else
-        rdti_request_finish(send, status, &err);
+        return true;
+    }
+    rdti_stand_not_sent(m, send);
+    rdti_request_finish(send, status, &err);
     return true;
 }
 

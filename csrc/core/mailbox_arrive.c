@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/range.h"
 #include "core/mailbox_impl.h"
+#include "core/mailbox_stand.h"
 #include "core/sums.h"
 #include "wire/sums.h"
 
@@ -166,7 +167,7 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
 static uint64_t
 sums_bytes_of(const struct rdti_message *head)
 {
-    if (head->kind < RDTI_MESSAGE_SUMS)
+    if (head->kind < RDTI_MESSAGE_SUMS || head->kind > RDTI_MESSAGE_SUMS_READ)
         return 0;
     if (head->kind == RDTI_MESSAGE_SUMS_GET)
         return RDTI_SUMS_GET_BYTES;
@@ -187,6 +188,7 @@ body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uin
         *out = RDTI_RTS_BYTES;
         break;
     case RDTI_MESSAGE_CTS:
+    case RDTI_MESSAGE_PLACE:
         *out = RDTI_CTS_BYTES;
         break;
     case RDTI_MESSAGE_RING:
@@ -257,6 +259,16 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
         return on_switch(m, err);
     case RDTI_MESSAGE_NACK:
         return on_nack(m, head, body, err);
+    case RDTI_MESSAGE_STAND:
+        return rdti_stand_on_stand(m, head, err);
+    case RDTI_MESSAGE_STOOD:
+        return rdti_stand_on_stood(m, head, err);
+    case RDTI_MESSAGE_PLACE:
+        return rdti_stand_on_place(m, head, body, err);
+    case RDTI_MESSAGE_POSTED:
+        return rdti_stand_on_posted(m, head, err);
+    case RDTI_MESSAGE_LANDED:
+        return rdti_stand_on_landed(m, head, err);
     case RDTI_MESSAGE_PAD:
         return broken(m, err, "sent padding in the place of a message");
     default:

@@ -103,6 +103,12 @@ struct rdti_mailbox {
     uint64_t offered_bytes;
     uint32_t offer_count; /* RTS among them */
 
+    struct rdti_list rx_streams; /* mailbox_stand.h */
+    struct rdti_list tx_streams;
+    uint32_t rx_stream_count;
+    uint32_t tx_stream_count;
+    uint64_t next_stream; /* numbers of ours so far */
+
     struct rdti_interest interests[RDTI_INTERESTS]; /* circular */
     uint32_t interest_count;
     uint32_t gone_told; /* aborts sent for groups that are gone */
@@ -172,6 +178,9 @@ uint64_t rdti_ring_eager_max(const struct rdti_mailbox *m, uint32_t units);
 bool rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send);
 rdt_status rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head,
                              const uint8_t *body, struct rdt_error *err);
+/* Write all of a send into a place of the receiver's. False: the send has ended, nothing went. */
+bool rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send,
+                      const struct rdti_cts *place);
 /* The receiver answered: it has read all, or it cannot. */
 rdt_status rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err);
 void rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "core/mailbox_impl.h"
+#include "core/mailbox_stand.h"
 #include "core/sums.h"
 #include "wire/notify.h"
 
@@ -112,6 +113,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
         status = rdti_error_set(&err, RDT_ENOMEM, 0, "a message of %d bytes", RDTI_RTS_BYTES);
     if (status != RDT_OK) {
         rdti_parcel_free(parcel);
+        rdti_stand_not_sent(m, send);
         rdti_request_finish(send, status, &err);
         return true;
     }
@@ -230,6 +232,19 @@ write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rd
     }
     rdt_transfer_free(t);
     return RDT_OK;
+}
+
+bool
+rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *place)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    send->state = RDTI_REQUEST_LANE;
+    rdti_list_append(&m->offered, &send->link);
+    const rdt_status status = write_granted(m, send, place, send->len_bytes, &err);
+    if (status != RDT_OK)
+        end_send(send, status, &err);
+    return status == RDT_OK;
 }
 
 rdt_status

@@ -88,6 +88,7 @@ is_urgent(struct rdti_mailbox *m, const struct rdti_message *head)
     const bool is_sums = head->kind == RDTI_MESSAGE_SUMS || head->kind == RDTI_MESSAGE_WRITTEN;
 
     if (head->kind != RDTI_MESSAGE_EAGER && !is_credit && head->kind != RDTI_MESSAGE_SWITCH &&
+        head->kind != RDTI_MESSAGE_LANDED &&
         !is_sums) /* which ask for no more than what they are sums of */
         return true;
     if (!rdti_ring_is_filling(m) || m->tx_sent - m->tx_urged < m->tx_units / URGES)

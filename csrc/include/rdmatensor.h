@@ -473,7 +473,8 @@ RDT_API uint64_t rdt_transfer_len_bytes(const rdt_transfer *t);
 RDT_API int32_t rdt_transfer_source(const rdt_transfer *t);
 /*
  * Give the handle up. One in flight goes on; its buffers must stay until it ends. A receive that
- * has not matched is cancelled.
+ * has not matched is cancelled. One whose place its sender was told (rdt_group_recv) is in flight:
+ * it ends once the sender has answered, or its message has come.
  */
 RDT_API void rdt_transfer_free(rdt_transfer *t);
 
@@ -680,6 +681,13 @@ struct rdt_message_desc {
  * task must not wait: it gets RDT_EAGAIN, and calls on a user's thread to rdt_group_endpoint() go
  * before. `out` may be NULL for sends. Giving up the handle of a receive that has not matched
  * cancels it.
+ *
+ * Receives that repeat stand: where a receive of at least 4 KiB is posted again at an address where
+ * one from that source and tag was before, in memory that the source can write (shm: of the arena;
+ * tcp, verbs: also registered), the source is told the place once. From then on each is told as it
+ * is posted, and its message written there at once, without an offer and without a copy. Whatever
+ * does not fit goes as it would have, in the same order. None stands in a group in which any source
+ * was asked.
  *   RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,

@@ -26,8 +26,15 @@ enum rdti_message_kind {
     /* Where both sides verify; rdti_sums follow, `count` of them, or rdti_sums_get: */
     RDTI_MESSAGE_SUMS = 11,    /* of the message `id`, whose RTS comes next */
     RDTI_MESSAGE_WRITTEN = 12, /* of bytes that were written before; then the notification is due */
-    RDTI_MESSAGE_SUMS_GET = 13, /* sum these bytes of yours; `id` is the asker's number */
-    RDTI_MESSAGE_SUMS_READ = 14 /* answer; of no bytes: their region is gone */
+    RDTI_MESSAGE_SUMS_GET = 13,  /* sum these bytes of yours; `id` is the asker's number */
+    RDTI_MESSAGE_SUMS_READ = 14, /* answer; of no bytes: their region is gone */
+    /* Receives that stand (core/mailbox_stand.h); `id` is the receiver's number of the stream: */
+    RDTI_MESSAGE_STAND = 15,  /* `count` 1: count the messages of `tag`; 0: no more */
+    RDTI_MESSAGE_STOOD = 16,  /* 1: from the next on; 0: no longer, and nothing more is written */
+    RDTI_MESSAGE_PLACE = 17,  /* place `count`, of len_bytes; rdti_cts follows */
+    RDTI_MESSAGE_POSTED = 18, /* message `count` has its receive, in the place len_bytes or none */
+    RDTI_MESSAGE_LANDED = 19  /* message `count` lies in its place; `tag`: its CRC-32C where both
+                                 sides verify, else 0 */
 };
 
 /* On the wire in the order below without gaps: 4 u8, 2 u16, 5 u64, 2 u32, 8 bytes. */

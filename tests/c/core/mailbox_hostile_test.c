@@ -5,6 +5,7 @@
 
 #include "core/group_rig.h"
 #include "core/mailbox_impl.h"
+#include "core/mailbox_stand.h"
 #include "wire/notify.h"
 
 /* The ring under test, exactly as long as the mailbox believes, so that a read past it is found. */
@@ -45,7 +46,7 @@ prey_make(struct prey *prey)
 }
 
 static void
-prey_free(struct prey *prey)
+prey_free_and(struct prey *prey, rdt_transfer **transfers, uint32_t count, rdt_region *region)
 {
     struct rdt_error err = {0};
 
@@ -54,10 +55,19 @@ prey_free(struct prey *prey)
     rdti_engine_leave(prey->engine);
     CHECK(rig_end(prey->posted, &err) != RDT_EAGAIN);
     CHECK(rig_end(prey->offered, &err) != RDT_EAGAIN);
+    for (uint32_t i = 0; i < count; i++)
+        CHECK(rig_end(transfers[i], &err) != RDT_EAGAIN);
+    rdt_region_free(region, NULL, NULL);
     rig_close(&prey->rig);
     free(prey->ring);
     free(prey->room);
     free(prey->large);
+}
+
+static void
+prey_free(struct prey *prey)
+{
+    prey_free_and(prey, NULL, 0, NULL);
 }
 
 static struct rdti_message
@@ -119,7 +129,7 @@ TEST(lies_about_lengths_and_members)
     REFUSED(&head, NULL, 0, "cannot be it");
     head = plain(&prey, 0);
     REFUSED(&head, NULL, 0, "unknown kind");
-    head = plain(&prey, RDTI_MESSAGE_SUMS_READ + 1);
+    head = plain(&prey, RDTI_MESSAGE_LANDED + 1);
     REFUSED(&head, NULL, 0, "unknown kind");
     for (uint8_t kind = RDTI_MESSAGE_SUMS; kind <= RDTI_MESSAGE_SUMS_READ; kind++) {
         head = plain(&prey, kind);
@@ -259,6 +269,141 @@ TEST(answers_to_nothing_and_places_that_are_none)
     prey_free(&prey);
 }
 
+/* What a peer may say of receives of its own that stand. */
+TEST(places_and_receives_that_are_none)
+{
+    struct prey prey;
+    struct rdti_message head;
+    struct rdti_cts cts = {
+        .region = {.len_bytes = LARGE_BYTES, .segment = 0, .index = 3, .generation = 99}};
+    uint8_t body[RDTI_CTS_BYTES];
+    struct rdt_error err;
+
+    prey_make(&prey);
+    head = plain(&prey, RDTI_MESSAGE_STAND);
+    head.id = 5;
+    head.count = 1;
+    IGNORED(&head, NULL, 0);
+    REFUSED(&head, NULL, 0, "stand already");
+    head.id = 6;
+    REFUSED(&head, NULL, 0, "stand already");
+    rdt_transfer *waiting = rig_send(&prey.rig, 0, 1, 77, prey.large, LARGE_BYTES);
+    head = plain(&prey, RDTI_MESSAGE_PLACE);
+    head.id = 5;
+    head.len_bytes = LARGE_BYTES;
+    rdti_cts_encode(&cts, body);
+    REFUSED(&head, body, sizeof(body), "empty or not its own");
+    memcpy(cts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    rdti_cts_encode(&cts, body);
+    const uint64_t lengths[] = {0, LARGE_BYTES + 1, UINT64_MAX};
+    for (size_t i = 0; i < 3; i++) {
+        head.len_bytes = lengths[i];
+        REFUSED(&head, body, sizeof(body), "empty or not its own");
+    }
+    head.len_bytes = LARGE_BYTES;
+    head.count = 1;
+    REFUSED(&head, body, sizeof(body), "out of order");
+    head.count = 0;
+    IGNORED(&head, body, sizeof(body));
+    REFUSED(&head, body, sizeof(body), "out of order");
+    head.id = 4; /* nobody's: it may have ended here */
+    IGNORED(&head, body, sizeof(body));
+    head = plain(&prey, RDTI_MESSAGE_POSTED);
+    head.id = 4;
+    IGNORED(&head, NULL, 0);
+    head.id = 5;
+    head.len_bytes = 1;
+    REFUSED(&head, NULL, 0, "did not tell");
+    head.len_bytes = RDTI_PLACE_NONE - 1;
+    REFUSED(&head, NULL, 0, "did not tell");
+    head.count = UINT64_MAX;
+    head.len_bytes = 0;
+    REFUSED(&head, NULL, 0, "twice");
+    CHECK_STATUS(rdt_transfer_test(waiting, NULL), RDT_EAGAIN); /* none of that touched it */
+    head.count = 0; /* a place that was freed: the send ends, and says why */
+    IGNORED(&head, NULL, 0);
+    CHECK(rdt_transfer_test(waiting, &err) < RDT_OK);
+    rdt_transfer_free(waiting);
+    prey_free(&prey);
+}
+
+TEST(receives_without_end)
+{
+    struct prey prey;
+    struct rdti_message head;
+
+    prey_make(&prey);
+    head = plain(&prey, RDTI_MESSAGE_STAND);
+    head.count = 1;
+    for (uint64_t i = 0; i < RDTI_STREAMS_MAX; i++) {
+        head.id = head.tag = 100 + i;
+        IGNORED(&head, NULL, 0);
+    }
+    head.id = head.tag = 99;
+    REFUSED(&head, NULL, 0, "more receives stand than it may");
+    head = plain(&prey, RDTI_MESSAGE_POSTED);
+    head.id = 100;
+    head.len_bytes = RDTI_PLACE_NONE;
+    for (head.count = 0; head.count < RDTI_TOLD_MAX; head.count++)
+        IGNORED(&head, NULL, 0);
+    REFUSED(&head, NULL, 0, "more receives than can wait");
+    head = plain(&prey, RDTI_MESSAGE_STAND); /* of 0: it makes room */
+    head.id = 100;
+    IGNORED(&head, NULL, 0);
+    IGNORED(&head, NULL, 0);
+    head.id = head.tag = 99;
+    head.count = 1;
+    IGNORED(&head, NULL, 0);
+    prey_free(&prey);
+}
+
+/* What a peer may say that it wrote. */
+TEST(messages_that_landed_nowhere)
+{
+    struct prey prey;
+    struct rdti_message head;
+    struct rdt_error err = {0};
+    rdt_region *region;
+    rdt_transfer *recv[2];
+
+    prey_make(&prey);
+    CHECK_OK(rdt_region_alloc(prey.rig.ctx[0], LARGE_BYTES, 0, &region, &err), &err);
+    for (int i = 0; i < 2; i++) /* the second one repeats, and asks */
+        recv[i] = rig_recv(&prey.rig, 0, 1, 77, rdt_region_addr(region), LARGE_BYTES);
+    head = plain(&prey, RDTI_MESSAGE_LANDED);
+    head.id = 1;
+    head.len_bytes = LARGE_BYTES;
+    REFUSED(&head, NULL, 0, "where nothing was told");
+    head = plain(&prey, RDTI_MESSAGE_STOOD);
+    head.count = 1;
+    head.id = 9;
+    IGNORED(&head, NULL, 0);
+    head.id = 1;
+    IGNORED(&head, NULL, 0);
+    IGNORED(&head, NULL, 0);
+    head = plain(&prey, RDTI_MESSAGE_LANDED);
+    head.id = 1;
+    head.len_bytes = LARGE_BYTES - 1;
+    REFUSED(&head, NULL, 0, "where nothing was told");
+    head.len_bytes = LARGE_BYTES;
+    head.count = 2;
+    REFUSED(&head, NULL, 0, "where nothing was told");
+    head.count = 1;
+    CHECK_STATUS(rdt_transfer_test(recv[1], NULL), RDT_EAGAIN);
+    IGNORED(&head, NULL, 0);
+    CHECK_OK(rdt_transfer_test(recv[1], &err), &err);
+    REFUSED(&head, NULL, 0, "where nothing was told");
+    head = plain(&prey, RDTI_MESSAGE_STOOD);
+    head.id = 1;
+    IGNORED(&head, NULL, 0);
+    head = plain(&prey, RDTI_MESSAGE_LANDED);
+    head.id = 1;
+    head.len_bytes = LARGE_BYTES;
+    REFUSED(&head, NULL, 0, "where nothing was told");
+    CHECK_STATUS(rdt_transfer_test(recv[0], NULL), RDT_EAGAIN);
+    prey_free_and(&prey, recv, 2, region);
+}
+
 TEST(a_refusal_that_tells_of_a_death_blames_the_dead)
 {
     const char text[RDTI_NACK_TEXT_BYTES] = "rank 7 died: its cable was cut";
@@ -332,7 +477,7 @@ random_head(struct prey *prey, uint64_t *state, struct rdti_message *head)
 {
     const uint64_t edges[] = {0, 1, 8, 9, 64, 4032, 4096, UINT32_MAX, UINT64_MAX};
 
-    *head = plain(prey, (enum rdti_message_kind)(next_random(state) % 12));
+    *head = plain(prey, (enum rdti_message_kind)(next_random(state) % (RDTI_MESSAGE_LANDED + 1)));
     if (next_random(state) % 4 == 0)
         head->source = (uint16_t)next_random(state);
     if (next_random(state) % 4 == 0)

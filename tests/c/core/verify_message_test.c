@@ -191,6 +191,43 @@ TEST_TIMEOUT(a_message_in_place_that_was_changed_is_found, 60)
             corrupted_message(i, 3000000, 500000, k % 2 != 0, k / 2 != 0);
 }
 
+/* A receive that stands is written without an offer, and compared all the same. */
+TEST_TIMEOUT(a_message_that_lands_in_its_place_is_compared, 60)
+{
+    const uint64_t len_bytes = 300000;
+    uint8_t *src = noise(len_bytes, 9);
+
+    for (int i = pair_first_transport(); i < 3; i++) {
+        struct team team;
+        struct rdt_error err = {0};
+        rdt_endpoint *ep;
+        rdt_region *region = NULL;
+        open_team(&team, transports[i]);
+        CHECK_OK(rdt_region_alloc(team.ctx[1], len_bytes, 0, &region, &err), &err);
+        uint8_t *dst = rdt_region_addr(region);
+        for (int k = 0; k < 6; k++) {
+            memset(dst, 0, len_bytes);
+            CHECK_OK(exchange(&team, src, dst, len_bytes, k % 2 != 0, &err), &err);
+            CHECK_MEM_EQ(dst, src, len_bytes);
+        }
+        const struct rdt_counters before = counters_of(team.ctx[0]);
+        CHECK_OK(exchange(&team, src, dst, len_bytes, false, &err), &err);
+        CHECK_UINT_EQ(counters_of(team.ctx[0]).mailbox_rendezvous, before.mailbox_rendezvous);
+        CHECK_UINT_EQ(counters_of(team.ctx[1]).verified_bytes, 7 * len_bytes);
+        CHECK_OK(rdt_group_endpoint(team.group[0], 1, &ep, &err), &err);
+        evil_bytes = NULL;
+        corrupt_next(ep, len_bytes, 200001);
+        CHECK_INT_EQ(exchange(&team, src, dst, len_bytes, false, &err), RDT_ECORRUPT);
+        check_names(&err, "message with tag 7 in group 'world'", names[i], "bytes");
+        CHECK_INT_EQ(err.peer_rank, 0);
+        CHECK_UINT_EQ(counters_of(team.ctx[1]).mismatches, 1);
+        rdt_region_free(region, NULL, NULL);
+        close_team(&team);
+        free(evil_bytes);
+    }
+    free(src);
+}
+
 /* One bit of the payload in the ring, on its way: over shm it is a block of its own, elsewhere it
  * follows its head in one. */
 TEST_TIMEOUT(an_eager_message_that_was_changed_is_found, 60)

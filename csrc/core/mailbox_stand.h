@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Receives that stand: a program that posts the same receives step after step tells its senders
+ * the places once. From then on each receive that is posted is a credit, and its sender writes into
+ * the place at once: no offer, no answer, no copy.
+ *
+ * A *stream* is what one process receives from another within a group under one tag; its messages
+ * and receives meet in order. Once it stands both ends count its messages, the others too, from one
+ * agreed message on. A credit names a receive by its number and the place by another, so that a
+ * write and its receive agree whatever else goes through the stream.
+ *
+ *   receiver  state     is                                        leaves by
+ *             WATCHING  addresses of receives are remembered      one repeats in memory that the
+ *                                                                 peer can write: STAND -> ASKED
+ *             ASKED     the sender does not count yet             STOOD -> STANDING
+ *             STANDING  each receive is told: a place, or none    one has no place, any source is
+ *                                                                 asked, a receive or the group
+ *                                                                 ends: STAND of 0 -> LEAVING
+ *             LEAVING   nothing more is told; what was told may   STOOD of 0 -> WATCHING
+ *                       yet be written
+ *   Any state: the sender ends it: STOOD of 0 -> WATCHING.
+ *
+ * The sender counts from its STOOD on. A message goes
+ *   into its place     if its receive was told with a place of exactly its size
+ *   the ordinary way   if its receive was told without one, or with one of another size, or was
+ *                      skipped (later ones were told); or if it is small enough to be sent eagerly
+ *   later              if it is larger, and its receive was not told: the ordinary way would wait
+ *                      for that receive too
+ * Nothing is written but for a receive that was told and has not ended: one that is cancelled ends
+ * when the message is there, or the sender has answered that it writes no more.
+ *
+ * Everything here is [driver].
+ */
+#ifndef RDTI_CORE_MAILBOX_STAND_H
+#define RDTI_CORE_MAILBOX_STAND_H
+
+#include "core/group_impl.h"
+#include "wire/message.h"
+
+struct rdti_mailbox;
+struct rdti_rx_stream;
+struct rdti_tx_stream;
+
+/* A stream is not worth a credit for each message below this. */
+#define RDTI_STAND_MIN_BYTES UINT64_C(4096)
+/* Larger ones wait for their receive anyway: they are above what a ring takes. */
+#define RDTI_STAND_WAIT_BYTES UINT64_C(65536)
+/* Each is looked at for each message while any stands; a pipeline's stage has two. */
+#define RDTI_STREAMS_MAX 16
+/* Places of a stream: a schedule has one for each micro-batch and tensor. */
+#define RDTI_PLACES_MAX 1024
+/* Receives that were told and wait: some thousand messages of 16 bytes at the sender. */
+#define RDTI_TOLD_MAX 4096
+/* A stream that ended so often has no pattern. */
+#define RDTI_STREAM_ENDS_MAX 8
+
+#define RDTI_PLACE_NONE UINT64_MAX
+
+/* mailbox_stand.c: the receiver */
+
+/* The stream of a receive that is about to be posted, or NULL: it cannot stand. Asks for a stream
+ * to stand; before the receive is one of the group's, as the path may end by that. */
+struct rdti_rx_stream *rdti_stand_find(rdt_group *group, uint32_t source, uint64_t tag,
+                                       const void *addr, uint64_t len_bytes, bool has_desc);
+/* The receive found its message waiting. The stream may be NULL, as below. */
+void rdti_stand_skip(struct rdti_rx_stream *stream);
+/* It waits. */
+void rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *receive);
+/* A message the ordinary way is for this receive, or the receive ends. */
+void rdti_stand_untell(struct rdti_request *receive);
+/* A receive that was told is given up, or its group broke. */
+void rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err);
+rdt_status rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head,
+                               struct rdt_error *err);
+rdt_status rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head,
+                                struct rdt_error *err);
+
+/* mailbox_stand_tx.c: the sender */
+
+/* NULL: the stream does not stand. */
+struct rdti_tx_stream *rdti_stand_find_tx(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag);
+/* As rdti_mailbox_send_now() and rdti_mailbox_send(), for messages whose stream may stand. */
+bool rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
+                         struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err);
+void rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send);
+/* A message that was counted did not go: the ends no longer agree. */
+void rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send);
+rdt_status rdti_stand_on_stand(struct rdti_mailbox *m, const struct rdti_message *head,
+                               struct rdt_error *err);
+rdt_status rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head,
+                               const uint8_t *body, struct rdt_error *err);
+rdt_status rdti_stand_on_posted(struct rdti_mailbox *m, const struct rdti_message *head,
+                                struct rdt_error *err);
+
+/* Both halves. */
+
+/* Nothing waits for the peer. */
+bool rdti_stand_is_idle(const struct rdti_mailbox *m);
+/* The group works no more: its streams end, and the peers are told. */
+void rdti_stand_end_group(const rdt_group *group);
+/* The endpoint ended. */
+void rdti_stand_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
+void rdti_stand_end_tx(struct rdti_mailbox *m, uint64_t group_id);
+void rdti_stand_on_ended_tx(struct rdti_mailbox *m, const struct rdt_error *err);
+bool rdti_stand_is_idle_tx(const struct rdti_mailbox *m);
+void rdti_stand_destroy(struct rdti_mailbox *m);
+
+#endif
