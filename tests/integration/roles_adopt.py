@@ -159,3 +159,18 @@ def arena_full(rank: int, world: int) -> dict[str, Any]:
     }
     dist.destroy_process_group()
     return found
+
+
+def stages_that_come_late(rank: int, world: int) -> dict[str, Any]:
+    """A program that imports pipelining when its group is there; its buffers are born as others."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    from torch.distributed import pipelining
+
+    stage = pipelining.PipelineStage(nn.Linear(64, 64), rank, world, torch.device("cpu"))
+    schedule = pipelining.ScheduleGPipe(stage, 2, loss_fn=nn.functional.mse_loss)
+    x = torch.randn(64, 64)
+    schedule.step(*([x] if rank == 0 else []), **({"target": x} if rank == world - 1 else {}))
+    found = {"adopted": rdmatensor.distributed.describe()["adopted"]}
+    dist.barrier()
+    dist.destroy_process_group()
+    return found

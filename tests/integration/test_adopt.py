@@ -47,3 +47,14 @@ def test_a_full_arena_is_told_and_stops_nothing(tmp_path: Path) -> None:
         assert not rank["is_in_arena"]
         assert rank["adopted"][0]["missed"] > 0
         assert "RDMATENSOR_ARENA_MAX_MB" in rank["adopted"][0]["reason"]
+
+
+@pytest.mark.timeout(120)
+def test_stages_of_pipelines_are_found_whenever_they_are_imported(tmp_path: Path) -> None:
+    """The other order is that of test_pipeline.py."""
+    ranks = jobs.run("roles_adopt:stages_that_come_late", 2, tmp_path, timeout_s=60.0)
+
+    for number, rank in enumerate(jobs.results(ranks)):  # two micro-batches of 32 x 64 floats
+        assert [(entry["what"], entry["bytes"]) for entry in rank["adopted"]] == [
+            (f"buffers of stage {number}", 2 * 32 * 64 * 4)
+        ]

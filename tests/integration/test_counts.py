@@ -6,7 +6,6 @@ which know nothing of them, agree.
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,6 @@ pytestmark = pytest.mark.timeout(120)
 STEPS = 5  # roles_counts.STEPS
 ZERO = ("copied_bytes", "control_messages", "registrations")
 SLACK_BYTES = 64 * 1024  # heartbeats and goodbyes
-
-
-@pytest.fixture(scope="module")
-def witness(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The library that sees every memcpy()."""
-    library = tmp_path_factory.mktemp("witness") / "libcopies.so"
-    source = Path(__file__).with_name("copies_witness.c")
-    flags = ["-std=c17", "-O2", "-fno-builtin", "-shared", "-fPIC", "-Wall", "-Werror"]
-    subprocess.run(["gcc", *flags, str(source), "-o", str(library), "-ldl"], check=True)
-    return str(library)
 
 
 def run(role: str, out: Path, witness: str, **environment: str) -> list[dict[str, Any]]:
