@@ -233,6 +233,8 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
         rdt_transfer_trace(t, name_of(&t->op), rdti_endpoint_rank(ep), t->op.len_bytes);
     rdti_count(t->op.kind == RDTI_OP_WRITE ? &ep->ctx->counters.writes : &ep->ctx->counters.reads,
                1);
+    if (t->op.len_bytes > 0)
+        rdti_count(&ep->posts, 1);
     /* seq_cst, both: either this thread sees that the endpoint has ended, or bury() sees this user
      * of the lane. */
     (void)atomic_fetch_add_explicit(&ep->lane_users, 1, memory_order_seq_cst);
@@ -278,11 +280,41 @@ rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *blocks, uint3
     return status;
 }
 
-rdt_status
-rdti_endpoint_post_notify(rdt_endpoint *ep, uint32_t notify, bool is_urgent, struct rdt_error *err)
+uint64_t
+rdti_endpoint_posts(const rdt_endpoint *ep)
 {
-    return rdti_endpoint_post_write(ep, NULL, 0, &ep->peer_ring, notify, is_urgent, NULL, NULL,
-                                    err);
+    return atomic_load_explicit(&ep->posts, memory_order_relaxed);
+}
+
+static void
+count_credit(struct rdt_transfer *t)
+{
+    rdt_context *ctx = t->owner;
+
+    if (!t->op.has_ridden)
+        rdti_count(&ctx->counters.credits_alone, 1);
+}
+
+rdt_status
+rdti_endpoint_post_credit(rdt_endpoint *ep, uint32_t notify, bool may_ride, struct rdt_error *err)
+{
+    struct rdt_transfer *t = rdti_transfer_new(ep->ctx->pool);
+
+    if (t == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
+    t->op.kind = RDTI_OP_WRITE;
+    t->op.notify = notify;
+    t->op.may_ride = may_ride;
+    t->op.remote = ep->peer_ring;
+    t->op.blocks = t->pair;
+    t->on_release = count_credit;
+    t->owner = ep->ctx;
+    const rdt_status status = rdti_endpoint_post(ep, t, err);
+    if (status != RDT_OK)
+        rdti_transfer_discard(t);
+    else
+        rdt_transfer_free(t);
+    return status;
 }
 
 void

@@ -73,8 +73,11 @@ rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *bl
                                     uint32_t notify, bool is_urgent,
                                     void (*on_release)(struct rdt_transfer *t), void *owner,
                                     struct rdt_error *err);
-/* A bare notification (a write of no bytes into the peer's mailbox ring region). */
-rdt_status rdti_endpoint_post_notify(rdt_endpoint *ep, uint32_t notify, bool is_urgent,
+uint64_t rdti_endpoint_posts(const rdt_endpoint *ep); /* ops that move bytes, so far */
+/* A credit: a bare notification, by a write of no bytes into the peer's mailbox ring region.
+ * may_ride: it may wait for what goes to the peer next, or for the next pass of a driver. Counted
+ * when it is over, as one that went alone or not. */
+rdt_status rdti_endpoint_post_credit(rdt_endpoint *ep, uint32_t notify, bool may_ride,
                                      struct rdt_error *err);
 
 /* A frame on the side channel; dropped silently once the endpoint has ended. Any thread. */

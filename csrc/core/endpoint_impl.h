@@ -53,6 +53,7 @@ struct rdt_endpoint {
     uint32_t refs; /* handles, groups and slots; 0 for one that only the peer opened */
     _Atomic uint32_t state;
     _Atomic uint32_t lane_users; /* threads inside the lane's write() or read() */
+    _Atomic uint64_t posts;      /* ops that move bytes; relaxed, a statistic */
     _Atomic uint32_t map_pins;   /* mapped buffers of the peer's in users' hands */
     struct rdti_lane *lane;
     struct rdti_channel *channel;

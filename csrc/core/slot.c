@@ -412,6 +412,31 @@ has_arrived(void *arg)
            atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) != 0;
 }
 
+/* Whether something went to the peer since the last release: then something will again. */
+static bool
+goes_both_ways(rdt_slot *slot)
+{
+    const uint64_t posts = rdti_endpoint_posts(slot->ep);
+    const bool has_posted = posts != slot->posts_seen;
+
+    slot->posts_seen = posts;
+    return has_posted;
+}
+
+/*
+ * Whether the sender can do without this credit for a while: it has another, and what it sends for
+ * that one makes a driver pass, which takes waiting credits along. That of a dynamic tensor ends
+ * its sender's transfer.
+ */
+static bool
+may_credit_ride(const rdt_slot *slot, uint32_t released)
+{
+    /* seq_cst: pairs with rdti_slots_on_data(): either this sees the arrival, or the pass that
+     * stored it sees the credit that waits */
+    return slot->desc.kind != RDT_SLOT_DYNAMIC &&
+           atomic_load_explicit(&slot->arrived, memory_order_seq_cst) == released;
+}
+
 /* The credit first: if it cannot go, nothing has happened and the caller may try again. */
 static rdt_status
 release_oldest(rdt_slot *slot, struct rdt_error *err)
@@ -425,15 +450,17 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
      * credit, which the peer may answer with data at once. */
     atomic_store_explicit(&slot->released, released + 1, memory_order_release);
     if (atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) == 0) {
+        const bool may_ride = goes_both_ways(slot) && may_credit_ride(slot, released + 1);
         const rdt_status status =
-            rdti_endpoint_post_notify(slot->ep, rdti_notify_credit(slot->id), false, err);
+            rdti_endpoint_post_credit(slot->ep, rdti_notify_credit(slot->id), may_ride, err);
         const enum rdti_endpoint_state state = rdti_endpoint_get_state(slot->ep);
         /* At the end nobody wants the credit any more. */
         if (status != RDT_OK && state != RDTI_EP_LEFT && state != RDTI_EP_FAILED) {
             atomic_store_explicit(&slot->released, released, memory_order_release);
             return status;
         }
-        rdti_count(&ctx->counters.credits_alone, 1);
+        if (may_ride && !may_credit_ride(slot, released + 1)) /* that pass may have been the last */
+            rdti_engine_poke(ctx->engine);
     }
     rdt_region_free(*pulled, NULL, NULL);
     *pulled = NULL;

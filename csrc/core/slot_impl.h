@@ -26,6 +26,7 @@ struct rdt_slot {
     bool is_announced;
     bool has_skipped;          /* the newest that arrived could not be read; its credit is owed */
     uint32_t got;              /* of the thread that uses the slot */
+    uint64_t posts_seen;       /* the same: of the endpoint, at the last release */
     _Atomic uint32_t arrived;  /* stored by drivers */
     _Atomic uint32_t released; /* stored by the thread that uses the slot */
     _Atomic uint32_t is_ended;

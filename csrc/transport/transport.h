@@ -61,7 +61,9 @@ struct rdti_op {
     const struct rdt_block *blocks;
     struct rdt_block block;
     uint32_t block_count;
-    bool is_urgent; /* the peer's progress thread has to act on the notification: wake it */
+    bool is_urgent;  /* the peer's progress thread has to act on the notification: wake it */
+    bool may_ride;   /* a write without bytes that may wait for the lane's next op, or a pass */
+    bool has_ridden; /* the lane's answer: it went with another */
     /* Not 0: the peer keeps RDTI_FLAG_BYTES at flag_off of the region for this flag, and what lies
      * between the bytes and it, fewer than that, is nobody's. The lane may notify so. */
     uint32_t flag_sequence;

@@ -105,8 +105,10 @@ send_all(struct rdti_tcp_lane *lane)
         const uint32_t index = (i + lane->tcp->pass) % lane->stream_count;
         struct rdti_tcp_stream *s = lane->streams[index];
 
-        /* relaxed: only a hint, push() looks under the lock */
-        if ((kicks >> index & 1) == 0 && !atomic_load_explicit(&s->wants_out, memory_order_relaxed))
+        /* relaxed: only a hint, push() looks under the lock; seq_cst: see rdti_tcp_write() */
+        if ((kicks >> index & 1) == 0 &&
+            !atomic_load_explicit(&s->wants_out, memory_order_relaxed) &&
+            (index > 0 || !atomic_load_explicit(&lane->has_riders, memory_order_seq_cst)))
             continue;
         const uint64_t sent = rdti_tcp_push(s, budget_bytes);
         work += sent > 0;

@@ -302,8 +302,9 @@ struct rdti_tcp_lane {
     struct rdt_error error; /* the first, once FAILED */
     int tx_errno;           /* sending failed with it; the driver makes the error of it */
     uint32_t tx_errno_stream;
-    struct rdti_list ops; /* writes that are not acknowledged, in order */
-    uint32_t tx_number;   /* of the last write */
+    struct rdti_list ops;    /* writes that are not acknowledged, in order */
+    uint32_t tx_number;      /* of the last write */
+    _Atomic bool has_riders; /* ops that wait for another, or a pass; set under lock, seq_cst */
     bool owes_ready;
     bool owes_ack;
     bool is_response_turn;

@@ -97,6 +97,22 @@ give_batch(struct rdti_tcp_stream *s)
     s->batch = NULL;
 }
 
+/* What waits on stream 0 goes with an op that was just added. lock */
+static void
+take_riders(struct rdti_tcp_lane *lane)
+{
+    struct rdti_list *node;
+
+    if (lane->streams[0]->cursor == NULL ||
+        !atomic_load_explicit(&lane->has_riders, memory_order_relaxed)) /* lock */
+        return;
+    for (node = &lane->streams[0]->cursor->link; node != &lane->ops; node = node->next) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+
+        op->has_ridden = op->may_ride;
+    }
+}
+
 /* Send until nothing is left, the socket is full or the budget used up. lock */
 static uint64_t
 pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
@@ -104,6 +120,8 @@ pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
     uint64_t sent = 0;
     bool is_more = false;
 
+    if (s->index == 0) /* relaxed: whoever sets it holds the lock */
+        atomic_store_explicit(&s->lane->has_riders, false, memory_order_relaxed);
     while (s->lane->tx_errno == 0 && (s->batch != NULL || take_batch(s))) {
         if (batch_is_sent(s->batch) && !rdti_tcp_fill(s)) {
             if (s->lane->tx_errno == 0)
@@ -274,6 +292,14 @@ rdti_tcp_write(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err
         (void)pthread_mutex_unlock(&lane->lock); /* goes when the lane is ready */
         return RDT_OK;
     }
+    if (op->may_ride && op->len_bytes == 0) {
+        /* seq_cst: pairs with the look of a pass, behind what that pass has received */
+        atomic_store_explicit(&lane->has_riders, true, memory_order_seq_cst);
+        (void)pthread_mutex_unlock(&lane->lock);
+        rdti_tcp_call_attention(lane);
+        return RDT_OK;
+    }
+    take_riders(lane);
     if (pump_and_unlock(lane, idle_streams, RDTI_TCP_PASS_BYTES, &sent))
         rdti_tcp_call_attention(lane);
     return RDT_OK;
