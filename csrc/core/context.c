@@ -291,7 +291,7 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
 }
 
 /* Tasks included: one whose operation ended may have to be run once more to free what it holds; and
- * what was deferred: another thread may be about to end a transfer by it.
+ * what was deferred, and regions that end: another thread may be about to end a transfer by it.
  * Peers that still use memory of ours are not waited for: it stays theirs when we go. */
 static bool
 is_at_rest(void *arg)
@@ -300,12 +300,33 @@ is_at_rest(void *arg)
 
     rdti_engine_enter(ctx->engine);
     bool is_quiet = rdti_list_is_empty(&ctx->retired) && !rdti_engine_has_tasks(ctx->engine) &&
-                    !rdti_engine_has_deferred(ctx->engine);
+                    !rdti_engine_has_deferred(ctx->engine) &&
+                    !rdti_regions_are_ending(ctx->regions);
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next)
         is_quiet =
             is_quiet && rdti_endpoint_is_only_lingering(RDTI_CONTAINER(node, rdt_endpoint, link));
     rdti_engine_leave(ctx->engine);
     return is_quiet;
+}
+
+/* Peers and tasks have so long, a device that is at memory of ours as long as it takes: it ends by
+ * itself, and the memory cannot be given back before. */
+static rdt_status
+wait_for_rest(rdt_context *ctx, struct rdt_error *err)
+{
+    rdt_status status;
+    bool is_ending;
+
+    do {
+        is_ending = rdti_regions_are_ending(ctx->regions);
+        status =
+            rdti_engine_wait(ctx->engine, is_at_rest, ctx, rdti_deadline_after(CONTEXT_CLOSE_NS));
+        is_ending = is_ending || rdti_regions_are_ending(ctx->regions);
+    } while (status == RDT_ETIMEDOUT && is_ending);
+    return status == RDT_OK
+               ? RDT_OK
+               : rdti_error_set(err, RDT_EBUSY, 0,
+                                "context_close: an endpoint or a task did not end in time");
 }
 
 /* Endpoints that only peers opened, and those that still say goodbye. */
@@ -331,11 +352,7 @@ close_endpoints(rdt_context *ctx, struct rdt_error *err)
     }
     ctx->is_closing = status == RDT_OK;
     rdti_engine_leave(ctx->engine);
-    if (status == RDT_OK && rdti_engine_wait(ctx->engine, is_at_rest, ctx,
-                                             rdti_deadline_after(CONTEXT_CLOSE_NS)) != RDT_OK)
-        status = rdti_error_set(err, RDT_EBUSY, 0,
-                                "context_close: an endpoint or a task did not end in time");
-    return status;
+    return status == RDT_OK ? wait_for_rest(ctx, err) : status;
 }
 
 static rdt_status

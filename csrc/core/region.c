@@ -86,14 +86,17 @@ static void
 run_finish(struct rdti_deferred *node)
 {
     rdt_region *region = RDTI_CONTAINER(node, rdt_region, deferred);
+    struct rdti_regions *regions = region->regions;
     void (*drained)(void *arg) = region->drained;
     void *arg = region->drained_arg;
 
     if (region->is_in_arena)
-        rdti_arena_free(region->regions->arena, region->addr);
+        rdti_arena_free(regions->arena, region->addr);
     free(region);
     if (drained != NULL)
         drained(arg);
+    /* release: what drained() did is seen by who finds none left. The last look at the table. */
+    (void)atomic_fetch_sub_explicit(&regions->ending_count, 1, memory_order_release);
 }
 
 static void
@@ -115,10 +118,18 @@ finish(rdt_region *region)
 {
     struct rdti_regions *regions = region->regions;
 
+    /* relaxed: peers' news end quarantine under the engine's lock, which who asks takes first */
+    (void)atomic_fetch_add_explicit(&regions->ending_count, 1, memory_order_relaxed);
     if (region->index == 0 || regions->on_gone == NULL ||
         regions->on_gone(regions->gone_arg, region->index, region->generation, defer_finish,
                          region))
         defer_finish(region);
+}
+
+bool
+rdti_regions_are_ending(const struct rdti_regions *regions)
+{
+    return atomic_load_explicit(&regions->ending_count, memory_order_acquire) > 0;
 }
 
 void

@@ -58,6 +58,10 @@ typedef bool (*rdti_region_gone_fn)(void *arg, uint32_t index, uint32_t generati
 /* Set once, before the first export; no lock of the table is held when it is called. */
 void rdti_regions_set_gone(struct rdti_regions *regions, rdti_region_gone_fn on_gone, void *arg);
 
+/* Whether regions that left quarantine have yet to end: a device forgets them, or drained() runs.
+ * Any thread. */
+bool rdti_regions_are_ending(const struct rdti_regions *regions);
+
 rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t flags,
                               rdt_region **out, struct rdt_error *err);
 rdt_status rdti_regions_register(struct rdti_regions *regions, void *addr, uint64_t len_bytes,

@@ -50,9 +50,10 @@ struct rdti_regions {
     void *revoke_arg;
     rdti_region_gone_fn on_gone; /* NULL: nobody asks */
     void *gone_arg;
-    int fd;                  /* of the table of generations */
-    _Atomic uint32_t *table; /* mapped; entries below next_index are in memory */
-    pthread_mutex_t lock;    /* guards all below; never held while somebody else's code runs */
+    _Atomic uint32_t ending_count; /* out of the table, and not freed yet */
+    int fd;                        /* of the table of generations */
+    _Atomic uint32_t *table;       /* mapped; entries below next_index are in memory */
+    pthread_mutex_t lock; /* guards all below; never held while somebody else's code runs */
     struct rdti_span_tree live;
     struct rdti_list quarantine;
     struct rdti_region_entry *entries;

@@ -158,7 +158,8 @@ struct rdt_context_opts {
 RDT_API RDT_NODISCARD rdt_status rdt_context_open(const struct rdt_context_opts *opts,
                                                   rdt_context **out, struct rdt_error *err);
 /* RDT_EBUSY while regions, endpoints, groups or transfers live: nothing happened. Waits up to three
- * seconds for peers to hear our goodbye. NULL is legal. */
+ * seconds for peers to hear our goodbye, and as long as it takes for a device that is still at
+ * memory of ours. NULL is legal. */
 RDT_API RDT_NODISCARD rdt_status rdt_context_close(rdt_context *ctx, struct rdt_error *err);
 
 /* 128 random bits that identify the process to its peers. */

@@ -188,11 +188,18 @@ TEST(a_peer_that_leaves_meanwhile_takes_only_its_own)
     CHECK_UINT_EQ(drained_count(&drained), 1);
 }
 
+struct release {
+    uint64_t after_ns;
+    _Atomic bool is_released;
+};
+
 static void *
-release_soon(void *arg)
+release_later(void *arg)
 {
-    test_sleep_ns(200000000);
-    atomic_store_explicit((_Atomic bool *)arg, true, memory_order_release);
+    struct release *release = arg;
+
+    test_sleep_ns(release->after_ns);
+    atomic_store_explicit(&release->is_released, true, memory_order_release);
     sim_hold_mrs(0);
     return NULL;
 }
@@ -200,7 +207,7 @@ release_soon(void *arg)
 TEST(a_context_closes_behind_a_registration)
 {
     struct drained drained = {.memory = map_large()};
-    _Atomic bool is_released = false;
+    struct release release = {.after_ns = 200000000};
     struct rdt_error err = {0};
     struct pair pair;
     rdt_region *region;
@@ -212,12 +219,68 @@ TEST(a_context_closes_behind_a_registration)
     for (int i = 0; i < 2; i++)
         rdt_endpoint_close(pair.ep[i]);
     CHECK(rig_end(t, &err) != RDT_OK);
-    CHECK_INT_EQ(pthread_create(&thread, NULL, release_soon, &is_released), 0);
+    CHECK_INT_EQ(pthread_create(&thread, NULL, release_later, &release), 0);
     CHECK_OK(rdt_context_close(pair.ctx[1], &err), &err);
-    CHECK(atomic_load_explicit(&is_released, memory_order_acquire));
+    CHECK(atomic_load_explicit(&release.is_released, memory_order_acquire));
     CHECK_UINT_EQ(drained_count(&drained), 1);
     CHECK_INT_EQ(pthread_join(thread, NULL), 0);
     CHECK_OK(rdt_context_close(pair.ctx[0], &err), &err);
+}
+
+/* The region is not in the table any more: only the registrar knows of it. */
+static void
+wait_until_region_is_gone(rdt_context *ctx)
+{
+    const uint64_t deadline_ns = test_now_ns() + rig_patience_ns();
+    struct rdti_region_stats stats;
+
+    do {
+        CHECK(test_now_ns() < deadline_ns);
+        test_sleep_ns(1000000);
+        rdti_regions_get_stats(ctx->regions, &stats);
+    } while (stats.live_bytes + stats.quarantine_bytes >= LARGE_BYTES);
+}
+
+/* The receive's sender is gone, its user has lost patience, and the device is still at its buffer:
+ * for longer than peers have to say goodbye. */
+static void
+close_behind_a_receive(uint64_t held_ns)
+{
+    struct release release = {.after_ns = held_ns};
+    struct rdt_error err = {0};
+    uint8_t *sent = map_large();
+    uint8_t *received = map_large();
+    pthread_t thread;
+    struct rig rig;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_VERBS);
+    sim_hold_mrs(LARGE_BYTES);
+    rdt_transfer *recv = rig_recv(&rig, 1, 0, 7, received, LARGE_BYTES);
+    rdt_transfer *send = rig_send(&rig, 0, 1, 7, sent, LARGE_BYTES);
+    wait_until_held();
+    rdt_group_destroy(rig.group[0]);
+    CHECK(rig_end(send, &err) != RDT_OK);
+    rig_close_context(rig.ctx[0]);
+    wait_until_region_is_gone(rig.ctx[1]);
+    CHECK_INT_EQ(rdt_transfer_wait(recv, 1000000, &err), RDT_ETIMEDOUT);
+    rdt_transfer_free(recv);
+    rdt_group_destroy(rig.group[1]);
+    CHECK_INT_EQ(pthread_create(&thread, NULL, release_later, &release), 0);
+    CHECK_OK(rdt_context_close(rig.ctx[1], &err), &err);
+    CHECK(atomic_load_explicit(&release.is_released, memory_order_acquire));
+    CHECK_INT_EQ(pthread_join(thread, NULL), 0);
+    CHECK_INT_EQ(munmap(sent, LARGE_BYTES), 0);
+    CHECK_INT_EQ(munmap(received, LARGE_BYTES), 0);
+}
+
+TEST(a_context_closes_behind_a_transfer_that_ends_behind_a_registration)
+{
+    close_behind_a_receive(200000000);
+}
+
+TEST(a_context_closes_behind_a_registration_of_many_seconds)
+{
+    close_behind_a_receive(UINT64_C(4000000000));
 }
 
 /* ---- Messages ------------------------------------------------------------------------------- */
