@@ -81,6 +81,8 @@ uint32_t sim_accesses_of(const void *addr, unsigned int *out, uint32_t cap);
 /* From now on registering and deregistering at least so many bytes waits, as for pages that are
  * pinned slowly; 0: those that wait go on, and no other waits. */
 void sim_hold_mrs(uint64_t from_bytes);
+/* One of those that wait goes on, or the next one that would wait. */
+void sim_let_mr(void);
 /* How many wait. */
 uint32_t sim_held_mrs(void);
 

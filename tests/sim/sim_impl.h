@@ -106,6 +106,7 @@ struct sim {
     uint64_t locked_bytes;
     uint64_t hold_from_bytes; /* 0: no MR is held back */
     uint32_t held_mrs;
+    uint32_t let_mrs; /* so many that are held, or will be, go on all the same */
     pthread_cond_t released;
     struct sim_qp *qps[SIM_QPS_MAX]; /* by number, less one */
     struct sim_mr *mrs[SIM_MRS_MAX]; /* by key, less one */

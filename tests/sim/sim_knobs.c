@@ -32,6 +32,16 @@ sim_hold_mrs(uint64_t from_bytes)
 {
     sim_lock();
     sim.hold_from_bytes = from_bytes;
+    sim.let_mrs = 0;
+    CHECK_INT_EQ(pthread_cond_broadcast(&sim.released), 0);
+    sim_unlock();
+}
+
+void
+sim_let_mr(void)
+{
+    sim_lock();
+    sim.let_mrs++;
     CHECK_INT_EQ(pthread_cond_broadcast(&sim.released), 0);
     sim_unlock();
 }
@@ -49,8 +59,10 @@ void
 sim_wait_while_held(uint64_t len_bytes)
 {
     sim.held_mrs++;
-    while (sim.hold_from_bytes != 0 && len_bytes >= sim.hold_from_bytes)
+    while (sim.hold_from_bytes != 0 && len_bytes >= sim.hold_from_bytes && sim.let_mrs == 0)
         CHECK_INT_EQ(pthread_cond_wait(&sim.released, &sim.lock), 0);
+    if (sim.hold_from_bytes != 0 && len_bytes >= sim.hold_from_bytes)
+        sim.let_mrs--;
     sim.held_mrs--;
 }
 

@@ -274,9 +274,13 @@ add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
 
     if (host->memory_find(host->core, addr, len_bytes, &piece, NULL) != RDT_OK)
         return RDT_EINVAL;
-    if (find_memory(verbs, piece.segment, 0, 0) != NULL)
-        return RDT_EAGAIN; /* for a peer; every kind will do */
+    /* First: what peers ask for in the meantime may be asked for again and again, and fail. */
     if (rdti_now_ns() >= verbs->own_retry_ns) {
+        struct rdti_verbs_memory *for_peer = find_memory(verbs, piece.segment, 0, 0);
+        if (for_peer != NULL) { /* every kind will do; its failure is ours too */
+            for_peer->is_source = true;
+            return RDT_EAGAIN;
+        }
         const struct rdti_verbs_memory like = {.addr = piece.addr,
                                                .len_bytes = piece.len_bytes,
                                                .segment = piece.segment};

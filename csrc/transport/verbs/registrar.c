@@ -245,7 +245,8 @@ settle_failure(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
         wish->failed_bytes = memory->len_bytes;
         wish->error = memory->error;
     }
-    if (memory->is_source && (memory->failed >> RDTI_VERBS_KIND_WRITE & 1) != 0) {
+    /* Whatever it was wanted for: else ops of ours would wait for the next try, and pay for it. */
+    if (memory->is_source && memory->made == 0) {
         rdti_verbs_note_unregistered(verbs, &memory->error);
         memory->is_source = false;
     }

@@ -157,6 +157,97 @@ TEST(a_large_source_that_cannot_be_registered_is_copied_and_said)
     verbs_pair_close(&p);
 }
 
+/* A small write from b into a piece of a's, which has its key then. */
+static struct fake_region *
+known_target(struct verbs_pair *p)
+{
+    struct fake_region *target = fake_region(&p->a, 1 << 20);
+    struct fake_op op;
+
+    fake_write(&op, "12345678", 8, &target->remote, 0, 1);
+    fake_must_start(&p->ba, &op);
+    VERBS_PUMP(p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    return target;
+}
+
+static void
+check_copied(struct verbs_pair *p, uint32_t count)
+{
+    char text[1024];
+    char expected[64];
+
+    p->b.transport->explain(p->ba.lane, text, sizeof(text));
+    (void)snprintf(expected, sizeof(expected), "%u sends copied: ibv_reg_mr", count);
+    CHECK_STR_CONTAINS(text, expected);
+}
+
+/* Pinning gigabytes once more would end no better. */
+TEST(a_registration_for_a_peer_that_fails_fails_for_our_own_ops_too)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op ops[2];
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *target = known_target(&p);
+    struct fake_region *region = fake_region(&p.b, LARGE_BYTES);
+    verbs_pattern(region->addr, 1 << 20, 6);
+    hold_target(&p, region, &ops[0]);
+    fake_write(&ops[1], region->addr, 1 << 20, &target->remote, 0, 2);
+    fake_must_start(&p.ba, &ops[1]);
+    pump_a_little(&p);
+    CHECK(!fake_op_is_done(&ops[1]));
+    sim_fail_named("reg_mr", 0, 1, EFAULT);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[0]) && fake_op_is_done(&ops[1]));
+    CHECK_INT_EQ(ops[0].status, RDT_EDEVICE);
+    CHECK_INT_EQ(ops[1].status, RDT_OK);
+    CHECK_MEM_EQ(target->addr, region->addr, 1 << 20);
+    check_copied(&p, 1);
+    verbs_pair_close(&p);
+}
+
+/* Peers that ask for what fails, again and again, would keep our ops waiting for ever. */
+TEST(our_own_ops_do_not_wait_for_whatever_peers_ask_next)
+{
+    const struct sim_config config = sim_default();
+    struct fake_link ab2;
+    struct fake_link ba2;
+    struct verbs_pair p;
+    struct fake_op ops[4];
+
+    verbs_pair_open(&p, &config);
+    fake_connect(&p.a, &ab2, &p.b, &ba2, NULL);
+    struct fake_region *target = known_target(&p);
+    struct fake_region *region = fake_region(&p.b, LARGE_BYTES);
+    sim_hold_mrs(LARGE_BYTES);
+    fake_read(&ops[0], fake_region(&p.a, 4096)->addr, 8, &region->remote, 0);
+    fake_must_start(&p.ab, &ops[0]);
+    VERBS_PUMP(&p, sim_held_mrs() == 1);
+    fake_write(&ops[1], "12345678", 8, &region->remote, 0, 7);
+    fake_must_start(&ab2, &ops[1]);
+    fake_write(&ops[2], region->addr, 1 << 20, &target->remote, 0, 2);
+    fake_must_start(&p.ba, &ops[2]);
+    pump_a_little(&p);
+    sim_fail_named("reg_mr", 0, 1, EFAULT);
+    sim_let_mr();
+    VERBS_PUMP(&p, fake_op_is_done(&ops[0]) && fake_op_is_done(&ops[2]));
+    CHECK_INT_EQ(ops[0].status, RDT_EDEVICE);
+    CHECK_INT_EQ(ops[2].status, RDT_OK);
+    fake_write(&ops[3], region->addr, 1 << 20, &target->remote, 0, 2); /* nor does the next */
+    fake_must_start(&p.ba, &ops[3]);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[3]));
+    CHECK_INT_EQ(ops[3].status, RDT_OK);
+    check_copied(&p, 2);
+    CHECK(!fake_op_is_done(&ops[1]));
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[1]));
+    CHECK_INT_EQ(ops[1].status, RDT_OK);
+    fake_disconnect(&ab2, &ba2);
+    verbs_pair_close(&p);
+}
+
 /* The others do without it. */
 TEST(a_device_that_goes_meanwhile_is_left_out)
 {
