@@ -87,7 +87,8 @@ struct rdt_context {
     struct rdti_list endpoints;  /* every endpoint that is not freed, by its link */
     struct rdti_list retired;    /* side channels that wait for the peer's end */
     struct rdti_list obituaries; /* in the order of death */
-    uint64_t hearsay_count;      /* news of processes that were never met; not all are remembered */
+    uint64_t hearsay_count;      /* of them, processes that were never met */
+    bool has_warned_of_hearsay;  /* of what is not remembered */
     struct rdti_groups *groups;
     _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
     bool has_core_work;           /* rdti_endpoints_poll() has something to look at */

@@ -73,20 +73,21 @@ has_met(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
     return false;
 }
 
-/* False, said once: no more of what peers tell is remembered. */
+/* False, said once: no more of what peers tell is remembered, until there are more ranks. */
 static bool
-may_remember(rdt_context *ctx, const struct rdti_obituary *news)
+may_remember_hearsay(rdt_context *ctx, const struct rdti_obituary *news)
 {
-    if (has_met(ctx, news->uuid))
-        return true;
     const uint64_t most = HEARSAY_LEAST + rdti_groups_rank_count(ctx->groups);
 
-    if (ctx->hearsay_count++ == most)
+    if (ctx->hearsay_count < most)
+        return true;
+    if (!ctx->has_warned_of_hearsay)
         rdti_log(RDT_LOG_WARN,
                  "peers told of more than %llu dead processes that this one never met, the last "
                  "of them rank %d: no more are remembered",
                  (unsigned long long)most, (int)news->rank);
-    return ctx->hearsay_count <= most;
+    ctx->has_warned_of_hearsay = true;
+    return false;
 }
 
 void
@@ -97,7 +98,8 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
 
     if (rdti_context_find_obituary(ctx, news->uuid) != NULL)
         return;
-    if (may_remember(ctx, news)) {
+    const bool is_hearsay = !has_met(ctx, news->uuid);
+    if (!is_hearsay || may_remember_hearsay(ctx, news)) {
         obituary = malloc(sizeof(*obituary));
         if (obituary == NULL)
             rdti_log(RDT_LOG_ERROR, "no memory to remember that rank %d died", (int)news->rank);
@@ -106,6 +108,7 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
         rdti_groups_on_death(ctx->groups, news);
         return;
     }
+    ctx->hearsay_count += is_hearsay ? 1 : 0;
     *obituary = *news;
     rdti_list_append(&ctx->obituaries, &obituary->link);
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {

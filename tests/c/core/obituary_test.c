@@ -133,4 +133,47 @@ TEST(a_peer_s_death_is_remembered_behind_any_number_of_others)
     pair_close(&pair);
 }
 
+static rdt_status
+no_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+        struct rdt_error *err)
+{
+    (void)arg;
+    (void)rank;
+    (void)timeout_ns;
+    (void)buf;
+    (void)cap;
+    (void)len_out;
+    (void)err;
+    return RDT_ETIMEDOUT;
+}
+
+/* What was refused before does not count against them. */
+TEST(ranks_that_come_later_make_room_for_more)
+{
+    const struct rdt_group_opts opts = {
+        .struct_size = sizeof(opts), .size = 64, .name = "later", .job_id = "job", .blob = no_blob};
+    struct rdt_error err = {0};
+    struct rdti_death death;
+    struct pair pair;
+    rdt_group *group;
+
+    pair_open(&pair, RDT_TRANSPORT_TCP);
+    tell_to_the_end(&pair);
+    const uint32_t before = obituary_count(pair.ctx[0]);
+    CHECK_OK(rdt_group_create(pair.ctx[0], &opts, &group, &err), &err);
+    for (uint32_t i = 0; i < 100; i++) {
+        make_death(TOLD + 1 + i, &death);
+        tell_of(pair.ep[1], &death);
+    }
+    const uint64_t deadline_ns = test_now_ns() + 10 * RIG_S;
+    while (obituary_count(pair.ctx[0]) < before + opts.size) {
+        CHECK(test_now_ns() < deadline_ns);
+        test_sleep_ns(1000000);
+    }
+    notify_and_wait(pair.ep[1], pair.ep[0]); /* all have been heard */
+    CHECK_UINT_EQ(obituary_count(pair.ctx[0]), before + opts.size);
+    rdt_group_destroy(group);
+    pair_close(&pair);
+}
+
 TEST_MAIN()
