@@ -141,6 +141,7 @@ use_peer_flags(struct rdti_verbs_lane *lane)
             (void)munmap(tails, len);
         return;
     }
+    rdti_count(&lane->verbs->host->counters->registered_bytes, len);
     (void)pthread_mutex_lock(&lane->lock);
     lane->tails = tails;
     lane->tails_nic = lane->qps[0]->link->nic;

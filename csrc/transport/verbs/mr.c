@@ -89,7 +89,6 @@ rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes, 
     const int sys_errno = errno;
     rdti_count(&counters->registration_ns, rdti_now_ns() - begin_ns);
     if (mr != NULL) {
-        rdti_count(&counters->registered_bytes, len_bytes);
         *out = mr;
         return RDT_OK;
     }
@@ -157,6 +156,9 @@ register_on(struct rdti_verbs *verbs, uint32_t nics, void *addr, uint64_t len_by
         rdti_verbs_deregister(&verbs->nics[i], mrs[i]);
         mrs[i] = NULL;
     }
+    if (status == RDT_OK) /* what was undone is not counted */
+        rdti_count(&verbs->host->counters->registered_bytes,
+                   len_bytes * (uint64_t)__builtin_popcount(nics));
     return status;
 }
 

@@ -435,6 +435,7 @@ void rdti_verbs_free_memories(struct rdti_verbs *verbs);
 rdt_status rdti_verbs_check_memlock(uint64_t len_bytes, struct rdt_error *err);
 /* Lock is held. A place, registered on every port, for bytes of memory that is not. */
 rdt_status rdti_verbs_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err);
+/* What is kept the caller counts. */
 rdt_status rdti_verbs_register(struct rdti_verbs_nic *nic, void *addr, uint64_t len_bytes,
                                unsigned int access, struct ibv_mr **out, struct rdt_error *err);
 

@@ -88,6 +88,24 @@ TEST(a_registration_that_fails_takes_time_and_no_bytes)
     verbs_pair_close(&p);
 }
 
+TEST(what_one_device_registers_and_another_refuses_is_not_counted)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    config.device_count = 2;
+    verbs_pair_open(&p, &config);
+    const uint64_t before = p.b.counters.registered_bytes;
+    sim_fail_named("reg_mr", 1, 1, EFAULT);
+    hold_target(&p, fake_region(&p.b, LARGE_BYTES), &op);
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_EDEVICE);
+    CHECK_UINT_EQ(p.b.counters.registered_bytes, before);
+    verbs_pair_close(&p);
+}
+
 /* ---- Ends ----------------------------------------------------------------------------------- */
 
 TEST(a_region_that_ends_meanwhile_is_given_back_behind_it)
