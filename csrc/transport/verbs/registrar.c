@@ -2,15 +2,17 @@
  * Registering gigabytes takes seconds, in which nothing else may stand still: it is done by a
  * thread of the transport's, which holds no lock meanwhile, and so is the end of such memory.
  *
- * An entry that it is to work on stands in verbs->jobs:
- *   wanted kinds        -> made, or failed with an error that the driver tells to all who wait
- *   is_over (a region)  -> deregistered and freed, then() is called
- * From is_busy until it is in neither state the thread alone may free it. A region that ends while
- * it is being registered is out of the table at once, and its bytes are given back behind both.
+ * An entry that it is to work on stands in one of two lists:
+ *   ends: is_over (a region) -> deregistered and freed, then() is called
+ *   jobs: wanted kinds       -> made, or failed with an error that the driver tells to all who wait
+ * Ends come first: a transfer may be over but for them, and a registration is seconds of work. From
+ * is_busy until it is in neither state the thread alone may free it. A region that ends while it is
+ * being registered is out of the table at once, and its bytes are given back behind both.
  *
- * Who waits: ops of ours are not cut (tx.c) and are pushed when there is news; requests of peers
- * are wishes, answered by the driver then. A lane that ends takes its own along. Nobody waits for
- * the thread but close(). */
+ * Who waits: ops of ours are not cut (tx.c) and are pushed when there is news; where that is a
+ * failure, whoever it was made for, they are copied for a while. Requests of peers are wishes,
+ * answered by the driver then. A lane that ends takes its own along. Receives and sends that memory
+ * was lent for end with then(), behind what the thread is at. No thread waits but close()'s. */
 #include <assert.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -34,7 +36,15 @@ announce(struct rdti_verbs *verbs)
     (void)!write(verbs->host->event_fd, &one, sizeof(one)); /* EAGAIN: it is readable already */
 }
 
-/* mr_lock is held, and given up meanwhile. */
+/* mr_lock is held. */
+static void
+line_up(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
+{
+    rdti_list_remove(&memory->job);
+    rdti_list_append(memory->is_over ? &verbs->ends : &verbs->jobs, &memory->job);
+}
+
+/* The same; given up meanwhile. */
 static void
 make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
@@ -61,7 +71,7 @@ make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
         memory->failed |= 1u << kind;
     }
     if (memory->is_over || memory->wanted != 0)
-        rdti_list_append(&verbs->jobs, &memory->job);
+        line_up(verbs, memory);
 }
 
 /* The same. */
@@ -77,24 +87,34 @@ end(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
     (void)pthread_mutex_lock(&verbs->mr_lock);
 }
 
+/* The same. NULL: it may leave. */
+static struct rdti_verbs_memory *
+take_work(struct rdti_verbs *verbs)
+{
+    for (;;) {
+        struct rdti_list *node = rdti_list_take_first(&verbs->ends);
+        if (node == NULL && !verbs->is_registrar_leaving) /* else nobody waits for a job any more */
+            node = rdti_list_take_first(&verbs->jobs);
+        if (node != NULL)
+            return RDTI_CONTAINER(node, struct rdti_verbs_memory, job);
+        if (verbs->is_registrar_leaving)
+            return NULL;
+        (void)pthread_cond_wait(&verbs->job_cond, &verbs->mr_lock);
+    }
+}
+
 static void *
 registrar_main(void *arg)
 {
     struct rdti_verbs *verbs = arg;
-    struct rdti_list *node;
+    struct rdti_verbs_memory *memory;
 
     (void)pthread_setname_np(pthread_self(), "rdmatensor-reg");
     (void)pthread_mutex_lock(&verbs->mr_lock);
-    for (;;) {
-        while (rdti_list_is_empty(&verbs->jobs) && !verbs->is_registrar_leaving)
-            (void)pthread_cond_wait(&verbs->job_cond, &verbs->mr_lock);
-        node = rdti_list_take_first(&verbs->jobs);
-        if (node == NULL)
-            break;
-        struct rdti_verbs_memory *memory = RDTI_CONTAINER(node, struct rdti_verbs_memory, job);
+    while ((memory = take_work(verbs)) != NULL) {
         if (memory->is_over)
             end(verbs, memory);
-        else if (!verbs->is_registrar_leaving) /* else nobody waits for it any more */
+        else
             make(verbs, memory);
         (void)pthread_mutex_unlock(&verbs->mr_lock);
         announce(verbs);
@@ -145,8 +165,7 @@ add_job(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
     if (memory->is_busy) /* it stands there again when that is over */
         return;
-    rdti_list_remove(&memory->job);
-    rdti_list_append(&verbs->jobs, &memory->job);
+    line_up(verbs, memory);
     (void)pthread_cond_signal(&verbs->job_cond);
 }
 

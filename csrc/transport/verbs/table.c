@@ -112,6 +112,7 @@ verbs_open(const struct rdti_host *host, void **state_out, struct rdt_error *err
     rdti_list_init(&verbs->lanes);
     rdti_list_init(&verbs->memories);
     rdti_list_init(&verbs->jobs);
+    rdti_list_init(&verbs->ends);
     rdti_list_init(&verbs->wishes);
     (void)pthread_mutex_init(&verbs->mr_lock, NULL);
     (void)pthread_cond_init(&verbs->job_cond, NULL);

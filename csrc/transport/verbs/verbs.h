@@ -133,7 +133,7 @@ struct rdti_verbs_memory {
     bool is_over; /* out of the table: the registrar ends it, and calls then() */
     void (*then)(void *arg);
     void *then_arg;
-    struct rdti_list job; /* in verbs->jobs */
+    struct rdti_list job; /* in verbs->jobs, or ends */
     struct rdt_error error;
 };
 
@@ -160,7 +160,8 @@ struct rdti_verbs {
     bool has_registrar;        /* mr_lock: from the first piece that takes long */
     bool is_registrar_leaving; /* mr_lock */
     pthread_cond_t job_cond;   /* mr_lock: jobs, or is_registrar_leaving */
-    struct rdti_list jobs;     /* mr_lock: memory that it is to register or to end */
+    struct rdti_list jobs;     /* mr_lock: memory that it is to register */
+    struct rdti_list ends;     /* mr_lock: memory that it is to end, which comes first */
     _Atomic bool has_news;     /* it has done one; release, the driver acquires */
     struct rdti_list wishes;   /* driver */
 };

@@ -163,6 +163,44 @@ TEST(a_region_that_ends_before_its_turn_is_not_registered)
     unmap_large(first);
 }
 
+/* Somebody may wait for it who has no interest in the others. */
+TEST(a_region_ends_before_others_are_registered)
+{
+    const struct sim_config config = sim_default();
+    struct ended ended = {.memory = map_large()};
+    uint8_t *others[2] = {map_large(), map_large()};
+    struct fake_link ab2;
+    struct fake_link ba2;
+    struct verbs_pair p;
+    struct fake_op ops[3];
+
+    verbs_pair_open(&p, &config);
+    fake_connect(&p.a, &ab2, &p.b, &ba2, NULL);
+    struct fake_region *first = fake_region_private(&p.b, ended.memory, LARGE_BYTES);
+    fake_write(&ops[0], "12345678", 8, &first->remote, 0, 7);
+    fake_must_start(&p.ab, &ops[0]);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[0]));
+    hold_target(&p, fake_region_private(&p.b, others[0], LARGE_BYTES), &ops[1]);
+    fake_write(&ops[2], "12345678", 8, &fake_region_private(&p.b, others[1], LARGE_BYTES)->remote,
+               0, 1);
+    fake_must_start(&ab2, &ops[2]);
+    pump_a_little(&p);
+    CHECK(!forget(&p, first, &ended));
+    for (int i = 0; i < 2; i++) {
+        sim_let_mr();
+        VERBS_PUMP(&p, i == 0 ? fake_op_is_done(&ops[1]) : ended_count(&ended) == 1);
+    }
+    CHECK(!fake_op_is_done(&ops[2]));
+    sim_hold_mrs(0);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[2]));
+    for (int i = 0; i < 3; i++)
+        CHECK_INT_EQ(ops[i].status, RDT_OK);
+    fake_disconnect(&ab2, &ba2);
+    verbs_pair_close(&p);
+    for (int i = 0; i < 2; i++)
+        unmap_large(others[i]);
+}
+
 TEST(others_move_while_a_region_is_deregistered)
 {
     const struct sim_config config = sim_default();
