@@ -326,7 +326,8 @@ RDT_API uint64_t rdt_region_len_bytes(const rdt_region *region);
 /*
  * Give the region up. The handle is gone at once. Bytes that were exported stay in quarantine until
  * no peer can write them any more: then an arena span is reused, and for registered memory
- * `drained(arg)` is called (may be NULL). NULL region is legal.
+ * `drained(arg)` is called (may be NULL), perhaps by the thread that registers large memory with
+ * RDMA devices: it must not wait for what needs such a registration. NULL region is legal.
  */
 RDT_API void rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg);
 
@@ -466,7 +467,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_transfer_wait(rdt_transfer *t, uint64_t tim
                                                    struct rdt_error *err);
 /*
  * `done(arg)` is called once, without a lock held, by whatever thread sees the end; at once if it
- * is over already. At most one per transfer.
+ * is over already. At most one per transfer. That may be the thread that registers large memory
+ * with RDMA devices: done() must not wait for what needs such a registration.
  */
 RDT_API void rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg);
 /* After a receive: bytes that arrived and the group rank they came from. */
