@@ -3,7 +3,8 @@
  * latency - one way of a small write: a ping-pong of write + notify, half a round trip, both cores
  * busy, beside its floor in the same run: over shared memory two lines that the sides store into
  * and spin on, with a memcpy before where the payload is more than a word; over TCP a plain socket
- * that is waited for in the same way. What arrives is compared in a pass of its own, first.
+ * that is waited for in the same way, with the congestion control of our sockets and the buffers
+ * that win heats of tcp_throughput. What arrives is compared in a pass of its own, first.
  *
  *   latency [--transport shm|tcp] [--wait spin|sleep] [--size N] [--rounds N] [--trips N]
  *
@@ -24,7 +25,8 @@
 #include "raw_tcp.h"
 
 #define MAX_BYTES ((size_t)64 << 20)
-#define LINE_BYTES 8 /* of payload in the floor's line */
+#define LINE_BYTES 8             /* of payload in the floor's line */
+#define BUFFER_BYTES (512 << 10) /* what wins the heats of tcp_throughput from 64 KiB on */
 
 struct settings {
     const char *transport;
@@ -320,7 +322,9 @@ main(int argc, char **argv)
         bench_fail("--wait sleep has a floor on tcp only");
     const struct raw_tcp_config raw = {.is_spinning = !sleeps,
                                        .streams = 1,
-                                       .chunk_bytes = MAX_BYTES};
+                                       .chunk_bytes = MAX_BYTES,
+                                       .buffer_bytes = BUFFER_BYTES,
+                                       .congestion = "reno"}; /* as ours on loopback: no pacing */
     struct settings settings = {
         .transport = transport != NULL ? transport : "shm",
         .sleeps = sleeps,

@@ -2,7 +2,9 @@
  *
  * tensors - one tensor into the other process's hands, in four ways over the same transport, so
  * that what zero copy gains, what addresses known beforehand gain and what the transport gains are
- * told apart. Half a round trip, as in `latency`: the tensor goes there and another comes back.
+ * told apart. Half a round trip, as in `latency`: the tensor goes there and another comes back. Who
+ * receives reads all of it before answering: what was copied out lies in the reader's cache then,
+ * what was written into a slot does not, and somebody has to fetch it.
  *
  *   slot        a static slot: its place is known, one write into it
  *   dynamic     a dynamic slot: description and address travel, the receiver reads
@@ -59,6 +61,7 @@ struct ends {
     rdt_region *source;
     char *tensor;    /* what the copying ways deliver */
     const void *got; /* where the last tensor lies that came */
+    uint64_t sum;    /* of what comes once verify() is over: the same each time */
     struct ring ring;
     rdt_slot *slots[2]; /* static, dynamic */
     rdt_slot_tx *peers_slots[2];
@@ -334,6 +337,8 @@ go(struct ends *e, size_t way, size_t trips, struct bench_series *ns)
         if (e->pair->side == 0)
             send_tensor(e, way);
         take_tensor(e, way);
+        if (bench_sum(e->got, e->settings->len_bytes) != e->sum)
+            bench_fail("%s: another tensor came than was sent", way_names[way]);
         release_tensor(e, way);
         if (e->pair->side == 1)
             send_tensor(e, way);
@@ -360,6 +365,7 @@ verify(struct ends *e)
             }
             take_tensor(e, way);
             bench_verify(e->got, len_bytes, seed, way_names[way]);
+            e->sum = bench_sum(e->got, len_bytes);
             release_tensor(e, way);
             pair_barrier(e->pair);
         }

@@ -48,6 +48,7 @@ _STYLES = {  # colours that the colour-blind tell apart
     "gloo": ("#CC79A7", "s"),
 }
 _OTHERS = ("#8C564B", "P")
+_OVER = ", over our"  # ends the name of a line, and the waiting mode follows
 _NO_RATE_BYTES = 1024
 
 
@@ -79,7 +80,8 @@ def _is_floor(name: str) -> bool:
 
 
 def _style(name: str) -> dict[str, Any]:
-    colour, mark = _STYLES.get(name, _OTHERS)
+    who, over, mode = name.partition(_OVER)
+    colour, mark = _STYLES.get(who, _OTHERS)
     if _is_floor(name):
         return {
             "color": _STYLES[_FLOOR][0],
@@ -90,6 +92,7 @@ def _style(name: str) -> dict[str, Any]:
         "color": colour,
         "marker": mark,
         "markersize": 5,
+        "linestyle": ":" if over and mode == " spinning" else "-",
         "linewidth": 2.4 if name.startswith(OURS) else 1.4,
     }
 
@@ -211,22 +214,35 @@ def _row_style(record: Record) -> dict[str, Any]:
     }
 
 
+def ratio_series(records: Sequence[Record]) -> Series:
+    """Return the lines of others with their factor: waiting alike, and sleepers over our spinning.
+
+    Who sleeps has two lines where we were measured both ways, and says over which of ours.
+    """
+    ours = tables.ours_of(records)
+    found: Series = {}
+    for name, line in series_of(records).items():
+        for record in line:
+            alike, mixed = tables.factors_of(record, ours)
+            is_sleeper = record.get("wait") == "sleeping" and record["peer"] != _FLOOR
+            if alike is not None:
+                of_alike = f"{name}{_OVER} sleeping" if is_sleeper else name
+                found.setdefault(of_alike, []).append({**record, "factor": alike})
+            if mixed is not None:
+                found.setdefault(f"{name}{_OVER} spinning", []).append({**record, "factor": mixed})
+    return found
+
+
 def _ratios(
     records: Sequence[Record], sizes: Sequence[float], path: tuple[str, str], folder: Path
 ) -> list[Picture]:
-    """Others' time over ours; below 1 we lose."""
-    ours = tables.ours_of(records)
-    series = {
-        name: [record for record in line if tables.cell_of(record) in ours]
-        for name, line in series_of(records).items()
-        if not name.startswith(OURS)
-    }
-    series = {name: line for name, line in series.items() if line}
+    """Others' time over ours, waiting alike where the line does not say else; below 1 we lose."""
+    series = ratio_series(records)
     if not series:
         return []
 
     def ratio(record: Record, quantile: str) -> float:
-        return number(record, quantile) / number(ours[tables.cell_of(record)], "median_ns")
+        return number(record, quantile) / number(record, "median_ns") * number(record, "factor")
 
     figure = Figure(figsize=(_RATIO_WIDTH_IN, 4.2), layout="constrained")
     axes = figure.subplots()

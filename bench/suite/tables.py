@@ -50,14 +50,37 @@ def best_floors(records: Sequence[Record]) -> list[Record]:
 
 
 def ours_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
-    """Return our fastest record of each cell."""
+    """Return our fastest record of each cell and way of waiting."""
     best: dict[tuple[object, ...], Record] = {}
     for record in records:
         if record["peer"] == OURS:
-            key = cell_of(record)
+            key = (*cell_of(record), record.get("wait"))
             if key not in best or number(record, "median_ns") < number(best[key], "median_ns"):
                 best[key] = record
     return best
+
+
+def factors_of(
+    record: Record, ours: dict[tuple[object, ...], Record]
+) -> tuple[float | None, float | None]:
+    """Return how many times as long as we somebody takes: waiting alike, and over our spinning.
+
+    None where we did not wait so. The second is that of rivals who sleep, and may have no choice:
+    a floor that sleeps is no floor under what spins.
+    """
+    if record["peer"] == OURS:
+        return None, None
+    cell, wait = cell_of(record), record.get("wait")
+    spinning = ours.get((*cell, "spinning"))
+    is_mixed = wait == "sleeping" and record["peer"] != "floor"
+    return (
+        _over(record, ours.get((*cell, wait))),
+        _over(record, spinning) if is_mixed else None,
+    )
+
+
+def _over(record: Record, ours: Record | None) -> float | None:
+    return None if ours is None else number(record, "median_ns") / number(ours, "median_ns")
 
 
 def p2p(records: Sequence[Record]) -> str:
@@ -69,7 +92,7 @@ def p2p(records: Sequence[Record]) -> str:
     heads = ("what gains", "slot", *(name for name, _, _ in tensors.GAINS))
     parts = [
         _transfers(single) if single else "",
-        layout(heads, gains) if gains else "",
+        f"{layout(heads, gains)}\n{tensors.GAINS_NOTE}" if gains else "",
         _in_a_row(rows) if rows else "",
         _cold(cold) if cold else "",
     ]
@@ -114,7 +137,8 @@ def _cold(records: Sequence[Record]) -> str:
 
 def _transfers(records: Sequence[Record]) -> str:
     ours = ours_of(records)
-    heads = ("", "who", "p50", "p99", "p999", "GB/s", "times ours")
+    factors = ("over our spinning", "times ours, waiting alike")
+    heads = ("", "who", "p50", "p99", "p999", "GB/s", *factors)
     lines = []
     for record in _grouped(best_floors(records)):
         size, median_ns = number(record, "size"), number(record, "median_ns")
@@ -125,6 +149,7 @@ def _transfers(records: Sequence[Record]) -> str:
                 time_text(median_ns),
                 *(_tail(record, name) for name in ("p99", "p999")),
                 f"{size / median_ns:.2f}" if size >= _NO_RATE_BYTES else "-",
+                _figure(factors_of(record, ours)[1]),
                 _factor(record, ours),
             )
         )
@@ -138,10 +163,11 @@ def _tail(record: Record, name: str) -> str:
 
 
 def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:
-    if record["peer"] == OURS or cell_of(record) not in ours:
-        return "-"
-    factor = number(record, "median_ns") / number(ours[cell_of(record)], "median_ns")
-    return f"{factor:.2f}"
+    return _figure(factors_of(record, ours)[0])
+
+
+def _figure(factor: float | None) -> str:
+    return "-" if factor is None else f"{factor:.2f}"
 
 
 def _grouped(records: Sequence[Record]) -> list[Record]:

@@ -54,6 +54,7 @@ def test_the_table_has_the_gains_below_the_transfers() -> None:
     shown = tables.p2p(_all())
     assert "what gains" in shown
     assert shown.index("times ours") < shown.index("dynamic / slot")
+    assert shown.index("dynamic / slot") < shown.index("mixes its sleeping with our spinning")
     (copy,) = [line for line in shown.splitlines() if tensors.COPY in line]
     assert copy.endswith("3.00")
     assert "what gains" not in tables.p2p(_all()[4:])

@@ -1,0 +1,56 @@
+"""Which figures tables and pictures of `rdmatensor bench` print, on records that are made up."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib.record import Record
+from bench.suite import plots, samples, tables
+
+
+def _row(contestant: str, peer: str, ns: float, wait: str = "spinning") -> Record:
+    fields = samples.p2p_fields(
+        contestant, peer, "tcp", 8, language="C", wait=wait, timed=samples.HALF
+    )
+    (merged,) = samples.merge([samples.turn(fields, [ns] * 3) for _ in range(3)])
+    return merged
+
+
+def _by_waiting() -> list[Record]:
+    return [
+        _row("rdmatensor", "rdmatensor", 100.0),
+        _row("rdmatensor", "rdmatensor", 400.0, "sleeping"),
+        _row("plain socket", "floor", 80.0),
+        _row("plain socket", "floor", 600.0, "sleeping"),
+        _row("gRPC", "grpc-cpp", 2000.0, "sleeping"),
+    ]
+
+
+def test_who_waits_alike_is_compared() -> None:
+    ours = tables.ours_of(_by_waiting())
+    found = [tables.factors_of(record, ours) for record in _by_waiting()]
+    assert found == [(None, None)] * 2 + [(0.8, None), (1.5, None), (5.0, 20.0)]
+    only_spinning = tables.ours_of(_by_waiting()[:1])
+    assert tables.factors_of(_by_waiting()[-1], only_spinning) == (None, 20.0)
+
+
+def test_the_table_has_both_factors_of_who_sleeps() -> None:
+    lines = tables.p2p(_by_waiting()).splitlines()
+    assert lines[0].endswith("times ours, waiting alike")
+    (sleeping,) = [line for line in lines if "plain socket, sleeping" in line]
+    assert sleeping.split()[-2:] == ["-", "1.50"]
+    (grpc,) = [line for line in lines if "gRPC" in line]
+    assert grpc.split()[-2:] == ["20.00", "5.00"]
+
+
+def test_pictures_of_ratios_name_how_we_waited() -> None:
+    found = plots.ratio_series(_by_waiting())
+    assert {name: [one["factor"] for one in line] for name, line in found.items()} == {
+        "floor": [0.8],
+        "floor, sleeping": [1.5],
+        "gRPC, over our sleeping": [5.0],
+        "gRPC, over our spinning": [20.0],
+    }
