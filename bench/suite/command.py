@@ -186,7 +186,7 @@ def _compare(words: Sequence[str]) -> int:
         prog="rdmatensor bench compare",
         description=compare.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit status: 0, 1 where one of our rows is worse, 2 where nothing can be compared.",
+        epilog="Exit status: 0; 1: one of our rows is worse or gone; 2: nothing can be compared.",
     )
     parser.add_argument("before", type=Path, metavar="A.json")
     parser.add_argument("after", type=Path, metavar="B.json")
@@ -202,7 +202,7 @@ def _compare(words: Sequence[str]) -> int:
     counts = Counter(line.verdict for line in lines)
     summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     sys.stdout.write(f"{compare.table(lines)}\n{summary}\n")
-    return 1 if counts["worse"] else 0
+    return 1 if counts["worse"] or counts["gone"] else 0
 
 
 def _has_matplotlib() -> bool:

@@ -18,12 +18,15 @@ beyond the limit: 5 %, or the drift where that is more. With some tens of rows t
 would call one of a hundred by chance; that it has to lie wholly beyond the limit makes that rarer.
 
 Only our rows are judged, and only by their medians: tails of a run on a shared machine say more of
-the machine. The draws begin with the same seed each time, so that a comparison can be repeated.
+the machine. A row of ours that only A has is gone, which is a regression: unless B was not asked
+for it, by its topic or its options, and has nobody else in the same cell. The draws begin with the
+same seed each time, so that a comparison can be repeated.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +40,7 @@ from bench.benchlib.verdict import size_text, time_text
 from bench.suite import samples, tables
 from bench.suite.layout import layout
 from bench.suite.peers import COPIES, OURS
+from bench.suite.settings import TOPICS
 
 SMALLEST_EFFECT = 0.05
 MIN_TURNS = 3
@@ -47,7 +51,9 @@ _SEED = 20_240_601
 _MACHINE = ("processor", "family_model", "cores", "is_virtual")
 _NOTED = ("kernel", "python", "versions")
 
-Verdict = Literal["same", "worse", "better", "too few turns"]
+Verdict = Literal["same", "worse", "better", "too few turns", "gone"]
+# Options, each with its value, that do not say which of our rows are measured.
+_OF_NO_ROW = ("--peers", "--rounds", "--out", "--report")
 
 
 class NotComparable(Exception):
@@ -56,7 +62,10 @@ class NotComparable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One of our rows in both results; ratio: B's time over A's, with its interval."""
+    """One of our rows in both results; ratio: B's time over A's, with its interval.
+
+    Of a row that is gone all but A's time is nan.
+    """
 
     what: str
     before_ns: float
@@ -77,7 +86,7 @@ def read(path: Path) -> Result:
 
 
 def compare(before: Result, after: Result) -> list[Line]:
-    """Return a line for each of our rows that both results have.
+    """Return a line for each of our rows that both results have, and for those that are gone.
 
     Raises NotComparable: other machines, other units, nothing in common.
     """
@@ -91,10 +100,48 @@ def compare(before: Result, after: Result) -> list[Line]:
     for one, other in pairs:
         if one["unit"] != other["unit"]:
             raise NotComparable(f"other unit: {one['unit']!r} and {other['unit']!r}")
-    lines = [line_of(one, other, drift(one, pairs)) for one, other in pairs if one["peer"] == OURS]
+    lines = [
+        line_of(one, other, drift(one, pairs))
+        for one, other in pairs
+        if one["peer"] == other["peer"] == OURS
+    ]
     if not lines:
         raise NotComparable("the results have none of our rows in common")
-    return lines
+    vanished = [
+        row
+        for key, row in rows[0].items()
+        if row["peer"] == OURS and key not in rows[1] and _was_due(row, before, after)
+    ]
+    return lines + [_gone(row) for row in vanished]
+
+
+def _was_due(row: Record, before: Result, after: Result) -> bool:
+    """Whether a result that lacks our row should have it: others stand there, or it was asked."""
+    records = [record for run in after.runs for record in run.records]
+    cell = tables.cell_of(row)
+    if any(tables.cell_of(record) == cell for record in tables.measured(records)):
+        return True
+    has_topic = any(record["topic"] == row["topic"] for record in records)
+    return has_topic and _asked(before) == _asked(after)
+
+
+def _asked(result: Result) -> list[str]:
+    """Return the options of a result's command that decide which rows of a topic there are."""
+    kept: list[str] = []
+    words = iter(shlex.split(result.command))
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        if name in _OF_NO_ROW:
+            if not has_value:
+                next(words, None)
+        elif word not in TOPICS:
+            kept.append(word)
+    return sorted(kept)
+
+
+def _gone(row: Record) -> Line:
+    nan = math.nan
+    return Line(_name(row), number(row, "median_ns"), nan, nan, nan, nan, nan, "gone")
 
 
 def notes(before: Result, after: Result) -> list[str]:
@@ -195,11 +242,20 @@ def table(lines: Sequence[Line]) -> str:
                 line.what,
                 line.verdict,
                 time_text(line.before_ns),
-                time_text(line.after_ns),
-                f"{line.ratio:.3f}",
-                f"{line.low:.3f} to {line.high:.3f}" if line.verdict != "too few turns" else "-",
-                f"{100 * line.limit:.0f} %",
+                *_figures(line),
             )
             for line in lines
         ],
+    )
+
+
+def _figures(line: Line) -> tuple[str, ...]:
+    """What a table says of B."""
+    if line.verdict == "gone":
+        return "-", "-", "-", "-"
+    return (
+        time_text(line.after_ns),
+        f"{line.ratio:.3f}",
+        f"{line.low:.3f} to {line.high:.3f}" if line.verdict != "too few turns" else "-",
+        f"{100 * line.limit:.0f} %",
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.suite import rounds, samples
-from bench.suite.peers import OURS, Peer
+from bench.suite.peers import COPIES, OURS, Peer
 from bench.suite.settings import Settings
 
 NAMES = ("alexnet", "inception_v3", "vgg16", "lstm", "gru", "fcn5")
@@ -38,7 +38,8 @@ CONTESTANTS = {
     "grpc": "server over gRPC",
     "floor": FLOOR,
 }
-_PEERS = {"gloo": "gloo", "grpc": "grpc-python", "floor": "floor"}
+_PEERS = {"variant": COPIES, "gloo": "gloo", "grpc": "grpc-python", "floor": "floor"}
+_WITHOUT_PATH = ("gloo", "grpc", "floor")  # what does not go over our transports
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def worker_turns(transports: Sequence[str], present: set[str]) -> list[tuple[str
         (contestant, transport)
         for contestant in CONTESTANTS
         if contestant not in _PEERS or _PEERS[contestant] in present
-        for transport in (("",) if contestant in _PEERS else transports)
+        for transport in (("",) if contestant in _WITHOUT_PATH else transports)
     ]
 
 

@@ -67,7 +67,7 @@ PEERS = (
     Peer(
         COPIES,
         "an RPC made for our transports: a private ring at the receiver and a copy out of it",
-        ("p2p",),
+        ("p2p", "models"),
         _never,
     ),
     Peer(

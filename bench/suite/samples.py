@@ -3,8 +3,9 @@
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw") and its median, and the quantiles of
 all: the median of raw_ns, and of each tail the median of what the turns say, since a turn may know
-more samples than it prints. Samples of one turn resemble each other: what compares two results has
-to draw turns, not samples (compare.py).
+more samples than it prints. A tail that fewer samples than LEAST of some turn would have to tell is
+left out: the 99th hundredth of six samples is the largest of them. Samples of one turn resemble
+each other: what compares two results has to draw turns, not samples (compare.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bench.benchlib.record import Record, number
 
 _OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "samples")
 TAILS = {"p10": 0.1, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+LEAST = {"p10": 1, "p90": 1, "p99": 100, "p999": 1000}  # samples of a turn
 UNIT = "ns"
 HALF = "half a round trip"
 # Processor time of each side in seconds for 10^9 bytes moved, of records that have it.
@@ -46,15 +48,17 @@ def quantile(values: Sequence[float], fraction: float) -> float:
 def turn(fields: Record, raw_ns: Sequence[float], known: Record | None = None) -> Record:
     """Return the record of one turn; known: quantiles of more samples than raw_ns has."""
     whole = [round(ns) for ns in raw_ns]
-    tails = {name: quantile(whole, fraction) for name, fraction in TAILS.items()}
-    stated = {name: number(known, name) for name in TAILS if known and name in known}
+    count = int(number(known, "samples")) if known else len(whole)
+    told = [name for name in TAILS if count >= LEAST[name]]
+    tails = {name: quantile(whole, TAILS[name]) for name in told}
+    stated = {name: number(known, name) for name in told if known and name in known}
     return {
         **fields,
         "unit": UNIT,
         "median_ns": quantile(whole, 0.5),
         **tails,
         **stated,
-        "samples": int(number(known, "samples")) if known else len(whole),
+        "samples": count,
         "raw_ns": whole,
     }
 
@@ -91,7 +95,11 @@ def merge(turns: Sequence[Record]) -> list[Record]:
 def _merge_one(turns: list[Record]) -> Record:
     fields = {name: value for name, value in turns[0].items() if name not in _OF_SAMPLES}
     raw = [ns for record in turns for ns in raw_of(record)]
-    tails = {name: quantile([number(one, name) for one in turns], 0.5) for name in TAILS}
+    tails = {
+        name: quantile([number(one, name) for one in turns], 0.5)
+        for name in TAILS
+        if all(name in one for one in turns)
+    }
     costs = {
         name: quantile([number(one, name) for one in turns], 0.5)
         for name in COSTS

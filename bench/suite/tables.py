@@ -157,9 +157,8 @@ def _transfers(records: Sequence[Record]) -> str:
 
 
 def _tail(record: Record, name: str) -> str:
-    """A tail needs more than the one figure a turn that some programs print."""
-    is_known = number(record, "samples") > len(samples.turns_of(record))
-    return time_text(number(record, name)) if is_known else "-"
+    """A tail is there only if its turns had the samples for it."""
+    return time_text(number(record, name)) if name in record else "-"
 
 
 def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:
@@ -179,7 +178,7 @@ def _grouped(records: Sequence[Record]) -> list[Record]:
 def collectives(records: Sequence[Record]) -> str:
     """Time of a collective, and bandwidths by nccl-tests' definitions."""
     ours = ours_of(records)
-    heads = ("", "who", "size", "p50", "p99", "algbw GB/s", "busbw GB/s", "times ours")
+    heads = ("", "who", "size", "p50", "p90", "algbw GB/s", "busbw GB/s", "times ours")
     return layout(
         heads,
         [
@@ -187,7 +186,7 @@ def collectives(records: Sequence[Record]) -> str:
                 f"{record['op']}, {record['transport']}, {record['ranks']} ranks",
                 text(record, "contestant"),
                 size_text(number(record, "size")) if record["op"] != "barrier" else "-",
-                *(time_text(number(record, name)) for name in ("median_ns", "p99")),
+                *(time_text(number(record, name)) for name in ("median_ns", "p90")),
                 *_bandwidths(record),
                 _factor(record, ours),
             )

@@ -144,6 +144,46 @@ def test_nothing_in_common_is_refused() -> None:
         )
 
 
+GRPC_64 = _record("gRPC", _turns(3), peer="grpc-cpp", size=64)
+
+
+@pytest.mark.parametrize(
+    ("command", "others", "is_gone"),
+    [
+        ("rdmatensor bench p2p --peers none --out b.json", [], True),
+        ("rdmatensor bench", [], True),
+        ("rdmatensor bench p2p --sizes 8", [], False),
+        ("rdmatensor bench p2p --sizes 8", [GRPC_64], True),
+    ],
+)
+def test_a_row_that_vanished_is_gone_where_it_was_due(
+    command: str, others: list[Record], is_gone: bool
+) -> None:
+    ours = [_record("rdmatensor", _turns(1), size=size) for size in (8, 64)]
+    before = Result("full", "rdmatensor bench --out=a", MACHINE, [Run([*ours, GRPC_64], 0.0, 1.0)])
+    after = Result("full", command, MACHINE, [Run([ours[0], *others], 0.0, 1.0)])
+    lines = compare.compare(before, after)
+    assert [line.verdict for line in lines] == (["same", "gone"] if is_gone else ["same"])
+    assert ("p2p shm 64 B: rdmatensor  gone" in compare.table(lines)) == is_gone
+    assert [line.verdict for line in compare.compare(after, before)] == ["same"]
+
+
+def test_another_topic_is_not_gone() -> None:
+    ours = [_record("rdmatensor", _turns(1))]
+    other: list[Record] = [{**ours[0], "topic": "setup"}]
+    before = Result("full", "rdmatensor bench", MACHINE, [Run(ours + other, 0.0, 1.0)])
+    after = Result("full", "rdmatensor bench p2p", MACHINE, [Run(ours, 0.0, 1.0)])
+    assert [line.verdict for line in compare.compare(before, after)] == ["same"]
+
+
+def test_a_row_that_vanished_is_a_regression(tmp_path: Path) -> None:
+    ours = [_record("rdmatensor", _turns(1), size=size) for size in (8, 64)]
+    for name, records in (("a", ours), ("b", ours[:1])):
+        write(_result(records), tmp_path / f"{name}.json")
+    assert main(["bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
+    assert main(["bench", "compare", str(tmp_path / "b.json"), str(tmp_path / "a.json")]) == 0
+
+
 def test_another_kernel_is_said() -> None:
     records = [_record("rdmatensor", _turns(1))]
     (note,) = compare.notes(_result(records), _result(records, kernel="6.2"))

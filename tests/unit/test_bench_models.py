@@ -48,13 +48,16 @@ STEPS_MS = {"planned": 120.0, "copied": 200.0, "gloo": 220.0, "grpc": 600.0, "fl
 
 
 def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
-    turns = models.worker_turns(("shm", "tcp"), {"floor", "gloo"})
+    turns = models.worker_turns(("shm", "tcp"), {"floor", "gloo", "copies"})
     ours = ("planned", "adopted", "copied", "variant")
     assert turns == [
         *((who, path) for who in ours for path in ("shm", "tcp")),
         ("gloo", ""),
         ("floor", ""),
     ]  # fmt: skip
+    assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:3]]
+    variant = models.record_of(_printed("variant", 1.0), ABOUT, "shm")
+    assert variant["peer"] == peers.COPIES  # `compare` does not judge it
 
 
 def test_quick_has_all_models_only_where_it_has_all_the_time() -> None:

@@ -46,6 +46,20 @@ def test_the_table_has_both_factors_of_who_sleeps() -> None:
     assert grpc.split()[-2:] == ["20.00", "5.00"]
 
 
+def test_a_tail_needs_samples() -> None:
+    fields: Record = {"topic": "p2p", "contestant": "x"}
+    for count, names in ((6, ()), (99, ()), (100, ("p99",)), (1000, ("p99", "p999"))):
+        (merged,) = samples.merge([samples.turn(fields, range(count)) for _ in range(3)])
+        assert [name for name in ("p99", "p999") if name in merged] == list(names)
+        shown = [tables._tail(merged, name) == "-" for name in ("p99", "p999")]
+        assert shown == [name not in names for name in ("p99", "p999")]
+    knows: Record = {"p99": 7, "p999": 9, "samples": 5000}
+    turns = [samples.turn(fields, [1, 2], known) for known in (knows, {**knows, "samples": 500})]
+    assert samples.merge(turns[:1])[0]["p999"] == 9
+    assert samples.merge(turns)[0]["p99"] == 7
+    assert "p999" not in samples.merge(turns)[0]
+
+
 def test_pictures_of_ratios_name_how_we_waited() -> None:
     found = plots.ratio_series(_by_waiting())
     assert {name: [one["factor"] for one in line] for name, line in found.items()} == {
