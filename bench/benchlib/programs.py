@@ -52,7 +52,10 @@ def run_words(command: list[str], timeout_s: float) -> list[Record]:
         raise TooFewCores(done.stderr.strip())
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
-    return parse(done.stdout)
+    try:
+        return parse(done.stdout)
+    except ValueError as error:
+        raise RuntimeError(f"{' '.join(command)}: it printed no records: {error}") from error
 
 
 def _await_listener(port: int, timeout_s: float) -> None:

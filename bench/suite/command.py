@@ -127,8 +127,11 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
     )
 
 
-def measure(settings: Settings, command: str) -> Result:
-    """Measure all topics that are asked for; a missing peer has a record that says so."""
+def measure(settings: Settings, command: str, kept: Path | None = None) -> Result:
+    """Measure all topics that are asked for; a missing peer has a record that says so.
+
+    kept: where what there is so far is written after each topic.
+    """
     if {"p2p", "scale"} & set(settings.topics):
         sys.stderr.write("building the programs\n")
         programs.build()
@@ -142,6 +145,12 @@ def measure(settings: Settings, command: str) -> Result:
         with machine.Watch() as watch:
             found = _MEASURES[topic](settings, present, rounds.Progress(topic))
         runs.append(Run(found + absent, watch.foreign_cpus, watch.seconds))
+        if kept is not None:
+            write(_result(settings, command, runs), kept)
+    return _result(settings, command, runs)
+
+
+def _result(settings: Settings, command: str, runs: list[Run]) -> Result:
     stamp = {**machine.stamp(), "load": [round(load, 2) for load in os.getloadavg()]}
     return Result("quick" if settings.is_quick else "full", command, stamp, runs)
 
@@ -160,12 +169,10 @@ def _run(words: Sequence[str]) -> int:
         return 1  # before everything is measured
     command = shlex.join(["rdmatensor", "bench", *words])
     try:
-        result = measure(settings, command)
+        result = measure(settings, command, chosen.out)
     except (RuntimeError, OSError, programs.TooFewCores) as error:
         sys.stderr.write(f"rdmatensor bench: {error}\n")
         return 1
-    if chosen.out is not None:
-        write(result, chosen.out)
     if chosen.report is not None:
         _write_page(result, chosen.report)
     records = [record for run in result.runs for record in run.records]

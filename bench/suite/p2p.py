@@ -13,11 +13,14 @@ ucx_perftest compare what arrives in a pass of their own, before anything is tim
 from __future__ import annotations
 
 import functools
+import os
 import re
+import select
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from bench.benchlib import machine, nixl, programs
 from bench.benchlib.pairs import run_pair
@@ -39,7 +42,13 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     """Let all have their turns; return a record for each contestant, path and size."""
     present = {peer.name for peer in peers}
     sizes, without = streams.sizes_of(settings, machine.available_bytes())
-    with _grpc_server(is_wanted="grpc-cpp" in present) as address:
+    with ExitStack() as stack:
+        address = None
+        if "grpc-cpp" in present:
+            try:
+                address = stack.enter_context(_grpc_server())
+            except (RuntimeError, OSError) as error:  # the others go on
+                without.append(progress.failure("gRPC C++", error))
         turns = list(_grpc_turns(settings, address, present))
         turns += [
             turn
@@ -139,18 +148,14 @@ def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record
 
 
 @contextmanager
-def _grpc_server(*, is_wanted: bool) -> Iterator[str | None]:
-    """Serve on a port of loopback that was free; yields ADDRESS:PORT, or None."""
-    if not is_wanted:
-        yield None
-        return
+def _grpc_server(program: Path = GRPC_PROGRAM, patience_s: float = _PATIENCE_S) -> Iterator[str]:
+    """Serve on a port of loopback that was free; yields ADDRESS:PORT. Raises RuntimeError."""
     address = f"127.0.0.1:{_free_port()}"
-    server = subprocess.Popen(
-        [str(GRPC_PROGRAM), "serve", address], stdout=subprocess.PIPE, text=True
-    )
+    server = subprocess.Popen([str(program), "serve", address], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
-        if server.stdout.readline().strip() != "ready":
+        has_word, _, _ = select.select([server.stdout], [], [], patience_s)
+        if not has_word or os.read(server.stdout.fileno(), 64).strip() != b"ready":
             raise RuntimeError("gRPC's server did not start")
         yield address
     finally:
@@ -183,9 +188,10 @@ def _grpc_turns(
 
 
 def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> list[Record]:
-    (found,) = programs.run_words(words, timeout_s=_PATIENCE_S)
-    raw_us = found["raw_us"]
-    assert isinstance(raw_us, list)
+    printed = programs.run_words(words, timeout_s=_PATIENCE_S)
+    raw_us = printed[0].get("raw_us") if len(printed) == 1 else None
+    if not isinstance(raw_us, list):
+        raise RuntimeError(f"{words[0]} is of another version: bash bench/rivals/grpc/setup.sh")
     how = {"language": "C++", "wait": _WAITS["sleep"], "timed": samples.HALF, "over": "tcp"}
     return [
         samples.turn(
@@ -256,9 +262,21 @@ def _python_turns(
             yield f"{contestant}, {transport}", turn
 
 
+def contestant_of(worker: str, transport: str, size: float) -> str:
+    """Return a worker's name in tables.
+
+    NIXL on one host, with its error handling between peers, has shared memory for large messages
+    only, whatever is asked for: what goes over TCP then says so.
+    """
+    name = _PYTHON[worker][0]
+    return (
+        f"{name}, over TCP" if (worker, transport, size) == ("nixl", "shm", _SMALL_BYTES) else name
+    )
+
+
 def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Record]:
     """A turn: two fresh processes, over the first of the paths beside which it counts."""
-    contestant, peer, way = _PYTHON[worker]
+    _, peer, way = _PYTHON[worker]
     python, environment = None, {"RDMATENSOR_TRANSPORT": transports[0]}
     if worker == "nixl":
         python, _ = nixl.find()
@@ -270,7 +288,7 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
     return [
         samples.turn(
             samples.p2p_fields(
-                contestant,
+                contestant_of(worker, transport, number(record, "size")),
                 peer,
                 transport,
                 number(record, "size"),

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record
-from bench.suite import plots, samples, tables
+from bench.suite import p2p, plots, samples, tables
 
 
 def _row(contestant: str, peer: str, ns: float, wait: str = "spinning") -> Record:
@@ -68,3 +68,10 @@ def test_pictures_of_ratios_name_how_we_waited() -> None:
         "gRPC, over our sleeping": [5.0],
         "gRPC, over our spinning": [20.0],
     }
+
+
+def test_a_row_that_goes_over_another_path_says_so() -> None:
+    assert p2p.contestant_of("nixl", "shm", 8) == "NIXL, one handle, over TCP"
+    assert p2p.contestant_of("nixl", "shm", 64 << 20) == "NIXL, one handle"
+    assert p2p.contestant_of("nixl", "tcp", 8) == "NIXL, one handle"
+    assert p2p.contestant_of("ours", "shm", 8) == "rdmatensor, Python"

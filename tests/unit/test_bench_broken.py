@@ -1,0 +1,76 @@
+"""A rival of `rdmatensor bench` that is broken is named, and nothing that was measured is lost."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib import programs
+from bench.benchlib.record import Record, load
+from bench.suite import command, p2p, peers, rounds, samples
+from bench.suite.settings import Settings
+
+
+def _program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo other; exec sleep 60", "exec sleep 60"])
+def test_a_server_that_does_not_start_is_given_up(tmp_path: Path, script: str) -> None:
+    server = _program(tmp_path / "server", f"echo $$ > {tmp_path}/pid; {script}")
+    began_s = time.monotonic()
+    with pytest.raises(RuntimeError, match="did not start"), p2p._grpc_server(server, 1.0):
+        raise AssertionError
+    assert time.monotonic() - began_s < 20
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
+
+
+def test_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def c_turns(*_: object) -> list[tuple[str, rounds.Turn]]:
+        fields = samples.p2p_fields("rdmatensor", "rdmatensor", "shm", 8, language="C")
+        return [("ours", lambda: [samples.turn(fields, [1.0])])]
+
+    server = _program(tmp_path / "server", "exit 1")
+    monkeypatch.setattr(p2p, "_grpc_server", lambda serve=p2p._grpc_server: serve(server))
+    monkeypatch.setattr(p2p, "_c_turns", c_turns)
+    for module in (p2p.tensors, p2p.streams):
+        monkeypatch.setattr(module, "turns", lambda *_, **__: [])
+    monkeypatch.setattr(p2p, "_python_turns", lambda *_: [])
+    present = [peer for peer in peers.PEERS if peer.name == "grpc-cpp"]
+    settings = Settings(("p2p",), is_quick=True, transports=("shm",), rounds=2)
+    ours, failed = p2p.measure(settings, present, rounds.Progress("p2p", io.StringIO()))
+    assert ours["contestant"] == "rdmatensor"
+    assert failed["missing"] == "failed: gRPC's server did not start"
+
+
+@pytest.mark.parametrize("printed", ["no JSON", '{"median_us": 1}', ""])
+def test_a_rival_that_prints_something_else_fails(tmp_path: Path, printed: str) -> None:
+    words = [str(_program(tmp_path / "rival", f"echo '{printed}'"))]
+    with pytest.raises(RuntimeError, match=r"no records|another version"):
+        p2p._grpc(words, "gRPC", 8, ["tcp"])
+
+
+def test_what_was_measured_is_kept_when_a_later_topic_breaks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> list[Record]:
+        raise RuntimeError("broken")
+
+    measured: Record = {"topic": "p2p", "raw_ns": [1]}
+    monkeypatch.setattr(programs, "build", lambda: tmp_path)
+    for topic in command.TOPICS:
+        monkeypatch.setitem(command._MEASURES, topic, fail)
+    monkeypatch.setitem(command._MEASURES, "p2p", lambda *_: [measured])
+    assert command.main(["--peers", "none", "--out", str(tmp_path / "kept.json")]) == 1
+    (run,) = load(tmp_path / "kept.json").runs
+    assert run.records == [measured]
