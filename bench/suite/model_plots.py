@@ -20,7 +20,7 @@ _COLOURS = {
     "DDP, not adopted": "#009E73",
     "copy variant": "#8C6BB1",
     "DDP on Gloo": "#CC79A7",
-    "server over gRPC": "#D55E00",
+    "server over gRPC, Python": "#D55E00",
 }
 
 

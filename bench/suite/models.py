@@ -9,8 +9,9 @@ many ranks as cores nothing hides, so processor time stands beside.
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ CONTESTANTS = {
     "copied": "DDP, not adopted",
     "variant": "copy variant",
     "gloo": "DDP on Gloo",
-    "grpc": "server over gRPC",
+    "grpc": "server over gRPC, Python",
     "floor": FLOOR,
 }
 _PEERS = {"variant": COPIES, "gloo": "gloo", "grpc": "grpc-python", "floor": "floor"}
@@ -84,7 +85,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     present = {peer.name for peer in peers}
     with tempfile.TemporaryDirectory(prefix="rdt-bench-models-") as kept:
         turns = [
-            (name, functools.partial(_turn, settings, name, present, kept))
+            (name, functools.partial(_turn, settings, name, present, kept, itertools.count()))
             for name in names_of(settings)
         ]
         seconds = settings.seconds_of("models")
@@ -105,10 +106,18 @@ def worker_turns(transports: Sequence[str], present: set[str]) -> list[tuple[str
     ]
 
 
-def _turn(settings: Settings, name: str, present: set[str], kept: str) -> list[Record]:
+def rotated(turns: list[tuple[str, str]], number: int) -> list[tuple[str, str]]:
+    """Let another contestant begin each turn: who is first, or after whom, should not count."""
+    first = number % len(turns)
+    return [*turns[first:], *turns[:first]]
+
+
+def _turn(
+    settings: Settings, name: str, present: set[str], kept: str, numbers: Iterator[int]
+) -> list[Record]:
     ranks = settings.ranks or _RANKS
     divisor = QUICK_DIVISOR if settings.is_quick else 1
-    chosen = worker_turns(settings.transports, present)
+    chosen = rotated(worker_turns(settings.transports, present), next(numbers))
     about, *printed = run_ranks(
         "models",
         1,
@@ -195,12 +204,15 @@ def planned_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
 
 
 def figure_of(planned: Record, rival: Record, target: Target) -> float | None:
-    """Return what a target judges; None without the floor, or where the rival exposes nothing."""
+    """Return what a target judges; None without the floor, or where the rival exposes nothing.
+
+    Below 0 where our step was faster than the one without communication: noise.
+    """
     if target.of == "step":
         return number(rival, "median_ns") / number(planned, "median_ns")
     if "exposed_ns" not in rival or number(rival, "exposed_ns") <= 0:
         return None
-    return max(0.0, number(planned, "exposed_ns")) / number(rival, "exposed_ns")
+    return number(planned, "exposed_ns") / number(rival, "exposed_ns")
 
 
 def verdicts(records: Sequence[Record]) -> list[str]:
@@ -215,19 +227,23 @@ def verdicts(records: Sequence[Record]) -> list[str]:
                 if one["contestant"] == target.rival and one["transport"] == transport
                 if cell_of(one) in planned
                 for figure in [figure_of(planned[cell_of(one)], one, target)]
-                if figure is not None
             ]
             if judged:
                 lines += _verdict(target, transport, judged)
     return lines
 
 
-def _verdict(target: Target, transport: str, judged: list[tuple[Record, float]]) -> list[str]:
+def _verdict(
+    target: Target, transport: str, all_of_it: list[tuple[Record, float | None]]
+) -> list[str]:
+    judged = [(record, figure) for record, figure in all_of_it if figure is not None]
+    undecided = [text(record, "op") for record, figure in all_of_it if figure is None]
     what = "its step over ours" if target.of == "step" else "our exposed time over its"
     short = [(record, figure) for record, figure in judged if not target.holds(figure)]
     head = (
         f"{transport}, {target.rival}, {what} {target.words}: "
         f"{len(judged) - len(short)} of {len(judged)} models"
+        + (f"; undecided: {', '.join(undecided)}" if undecided else "")
     )
     return [head, *(f"    {_shortfall(record, figure)}" for record, figure in short)]
 

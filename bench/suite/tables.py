@@ -242,14 +242,19 @@ def models(records: Sequence[Record]) -> str:
                 _model_name(record),
                 text(record, "contestant"),
                 *(time_text(number(record, name)) for name in ("median_ns", "p10", "p90")),
-                time_text(max(0.0, number(record, "exposed_ns"))) if has_floor else "-",
-                f"{100 * max(0.0, number(record, 'share')):.0f} %" if has_floor else "-",
+                _signed_time(number(record, "exposed_ns")) if has_floor else "-",
+                f"{100 * number(record, 'share'):.0f} %" if has_floor else "-",
                 time_text(number(record, "cpu_ns")),
                 f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
                 f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
             )
         )
     return "\n".join([layout(heads, lines), *training.verdicts(records)])
+
+
+def _signed_time(ns: float) -> str:
+    """Below 0 noise was larger than what there was to see."""
+    return f"-{time_text(-ns)}" if ns < 0 else time_text(ns)
 
 
 def _model_name(record: Record) -> str:

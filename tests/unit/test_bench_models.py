@@ -79,7 +79,7 @@ def test_what_is_beyond_the_floor_is_exposed() -> None:
     of = {record["contestant"]: record for record in _records(STEPS_MS)}
     assert of["planned"]["exposed_ns"] == 20 * MS
     assert of["planned"]["share"] == pytest.approx(1 / 6, abs=1e-3)
-    assert of["server over gRPC"]["share"] == pytest.approx(5 / 6, abs=1e-3)
+    assert of["server over gRPC, Python"]["share"] == pytest.approx(5 / 6, abs=1e-3)
     assert "share" not in of[models.FLOOR]
     assert all("share" not in record for record in _records({"planned": 1.0, "gloo": 2.0}))
 
@@ -97,19 +97,57 @@ def test_processor_time_is_the_median_of_the_turns() -> None:
 def test_targets_are_judged_and_shortfalls_have_their_share_of_compute() -> None:
     lines = models.verdicts(_records(STEPS_MS))
     assert lines == [
-        "shm, server over gRPC, its step over ours >= 2: 1 of 1 models",
+        "shm, server over gRPC, Python, its step over ours >= 2: 1 of 1 models",
         "shm, DDP, not adopted, our exposed time over its <= 0.5: 1 of 1 models",
         "shm, DDP on Gloo, our exposed time over its <= 0.2: 1 of 1 models",
     ]
     slow = models.verdicts(_records({**STEPS_MS, "planned": 400.0, "variant": 500.0}))
-    assert "shm, server over gRPC, its step over ours >= 2: 0 of 1 models" in slow
+    assert "shm, server over gRPC, Python, its step over ours >= 2: 0 of 1 models" in slow
     assert "    vgg16: 1.50; compute is 25 % of the planned step" in slow
     assert "shm, copy variant, its step over ours >= 1.5: 0 of 1 models" in slow
 
 
-def test_a_rival_that_exposes_nothing_is_no_ratio() -> None:
+def test_a_rival_that_exposes_nothing_leaves_it_undecided() -> None:
     records = _records({**STEPS_MS, "gloo": 90.0})
-    assert not [line for line in models.verdicts(records) if "Gloo" in line]
+    records += _records({**STEPS_MS, "planned": 95.0}, model="lstm")
+    (line,) = [line for line in models.verdicts(records) if "Gloo" in line]
+    assert line.endswith("exposed time over its <= 0.2: 1 of 1 models; undecided: vgg16")
+    no_floor = {who: ms for who, ms in STEPS_MS.items() if who != "floor"}
+    lines = models.verdicts(_records(no_floor))
+    assert [line.endswith("0 of 0 models; undecided: vgg16") for line in lines] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_noise_below_the_floor_is_shown() -> None:
+    records = _records({**STEPS_MS, "planned": 95.0})
+    (planned,) = [
+        line
+        for line in tables.show(records).splitlines()
+        if ", planned  " in line or "ranks  planned  " in line
+    ]
+    assert "-5.00 ms" in planned
+    assert "-5 %" in planned
+    gloo = models.TARGETS[-1]
+    assert models.figure_of(records[0], records[2], gloo) == pytest.approx(-5 / 120)
+
+
+def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[str] = []
+
+    def run_ranks(*words: str, **_: Any) -> list[Record]:
+        turns = words[words.index("--turns") + 1].split(",")
+        assert sorted(turns) == ["adopted:tcp", "copied:tcp", "planned:tcp"]
+        began.append(turns[0])
+        return [ABOUT, {**_printed("planned", 1.0), "transport": "tcp"}]
+
+    monkeypatch.setattr(models, "run_ranks", run_ranks)
+    quiet = rounds.Progress("models", io.StringIO())
+    settings = Settings(("models",), models=("vgg16",), transports=("tcp",), rounds=4)
+    models.measure(settings, [], quiet)
+    assert began == ["planned:tcp", "adopted:tcp", "copied:tcp", "planned:tcp"]
 
 
 def test_the_table_has_each_model_with_its_size_and_times_planned() -> None:
