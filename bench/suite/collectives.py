@@ -63,7 +63,7 @@ def with_bandwidth(record: Record) -> Record:
     """Add both bandwidths, in 10^9 bytes a second; a barrier has none."""
     if record["op"] == "barrier":
         return record
-    algorithm = number(record, "size") / number(record, "median_ns")
+    algorithm = number(record, "moved_bytes") / number(record, "median_ns")
     bus = algorithm * bus_factor(text(record, "op"), int(number(record, "ranks")))
     return {**record, "algbw_gbps": round(algorithm, 6), "busbw_gbps": round(bus, 6)}
 
@@ -103,6 +103,7 @@ def _record(of_ranks: list[Record], transport: str) -> Record:
         "transport": transport,
         "op": of_ranks[0]["op"],
         "size": of_ranks[0]["size"],
+        "moved_bytes": of_ranks[0]["moved_bytes"],
         "ranks": of_ranks[0]["ranks"],
         "language": "torch",
         "timed": "mean of calls in a row, slowest rank",

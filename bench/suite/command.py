@@ -127,6 +127,23 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
     )
 
 
+# What each option is for; where none of the topics is, it would change nothing.
+_OPTION_TOPICS = {
+    "models": ("models",),
+    "sizes": ("p2p", "collectives", "scale"),
+    "ranks": ("collectives", "setup", "models"),
+    "nic_gbit": ("scale",),
+}
+
+
+def _refuse_ignored(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    topics = settings_of(chosen).topics
+    for name, of in _OPTION_TOPICS.items():
+        if getattr(chosen, name) and not set(of) & set(topics):
+            option = "--" + name.replace("_", "-")
+            parser.error(f"{option} is of {', '.join(of)}, not of {', '.join(topics)}")
+
+
 def measure(settings: Settings, command: str, kept: Path | None = None) -> Result:
     """Measure all topics that are asked for; a missing peer has a record that says so.
 
@@ -160,6 +177,7 @@ def _run(words: Sequence[str]) -> int:
     chosen = parser.parse_args(words)
     if (chosen.nic_gbit is None) != (chosen.nic_latency_us is None):
         parser.error("--nic-latency-us and --nic-gbit go together")
+    _refuse_ignored(parser, chosen)
     settings = settings_of(chosen)
     if settings.topics != ("p2p",) and max(chosen.sizes, default=0) > MOST_BYTES:
         parser.error(f"--sizes: {max(chosen.sizes)} is more than {MOST_BYTES}, but for p2p")

@@ -196,7 +196,11 @@ def _memory(size_bytes: float) -> str:
 
 
 def _needs(records: Sequence[Record]) -> str:
-    """Memory of a rank's connections, and what it sends to set them up."""
+    """Memory of a rank's connections, and what it sends to set them up.
+
+    Of a NIC's connections no memory is known: its queue pairs are none of what was measured.
+    """
+    has_nic = "nic_gbit" in records[0]
     each = max(number(record, "connection_bytes") for record in records)
     ways = {
         name: [model.connections_of(name, ranks) for ranks in LADDER] for name in model.ALGORITHMS
@@ -206,12 +210,16 @@ def _needs(records: Sequence[Record]) -> str:
     lines = []
     for name, peers in ways.items():
         lines.append((name, "connections", *map(str, peers)))
-        lines.append((name, "memory", *(_memory(count * each) for count in peers)))
+        if not has_nic:
+            lines.append((name, "memory", *(_memory(count * each) for count in peers)))
         messages = (str(count * HANDSHAKE_MESSAGES) for count in peers)
         lines.append((name, "handshake messages", *messages))
         lines.append((name, "calls of the store", *(str(1 + count) for count in peers)))
-    note = (
-        f"An idle connection takes {_memory(each)} on a side, as measured here; the store "
-        "has one blob of each rank, and a rank asks for those of its peers."
+    paths = " or ".join(sorted({text(record, "transport") for record in records}))
+    memory = (
+        "The memory of a NIC's connection was not measured"
+        if has_nic
+        else f"An idle connection over {paths} takes {_memory(each)} on a side, as measured here"
     )
-    return f"{layout(heads, lines)}\n{note}"
+    store = "the store has one blob of each rank, and a rank asks for those of its peers."
+    return f"{layout(heads, lines)}\n{memory}; {store}"

@@ -50,7 +50,7 @@ class Operation:
 
     @property
     def size_bytes(self) -> int:
-        """What nccl-tests calls the size; 0 for a barrier."""
+        """What nccl-tests calls the size: of whole blocks for each rank; 0 for a barrier."""
         if self.name == "barrier":
             return 0
         return max(self.source.nbytes, self.target.nbytes)
@@ -165,7 +165,8 @@ def main() -> None:
                 record = {
                     "contestant": backend,
                     "op": name,
-                    "size": operation.size_bytes,
+                    "size": size,  # as it was asked for: two of them may move as much
+                    "moved_bytes": operation.size_bytes,
                     "ranks": ranks,
                     "rank": rank,
                     "raw_ns": raw_ns,

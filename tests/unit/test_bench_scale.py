@@ -158,6 +158,10 @@ def test_the_tables_say_how_far_the_model_is_off() -> None:
     assert pairs.split()[-2:] == ["256.0", "MiB"]
     of_nic = tables.show(_records(nic_latency_us=2.0, nic_gbit=100.0))
     assert "a NIC of 2 us and 100 Gbit/s" in of_nic
+    assert "takes" not in of_nic  # that was a connection of ours over another path
+    assert " memory  " not in of_nic
+    assert " memory  " in tables.show(_records())
+    assert "The memory of a NIC's connection was not measured" in of_nic
 
 
 def test_too_little_for_a_model_is_said() -> None:

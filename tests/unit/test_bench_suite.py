@@ -46,6 +46,7 @@ def _collective(contestant: str, peer: str, operation: str, ns: float) -> Record
         "transport": "shm",
         "op": operation,
         "size": size,
+        "moved_bytes": size,
         "ranks": 4,
         "language": "torch",
         "timed": "mean",
@@ -139,6 +140,12 @@ def test_options_reach_the_settings() -> None:
     [
         (["nothing"], "invalid choice"),
         (["models", "--models", "vgg17"], "'vgg17' is no model"),
+        (["p2p", "--models", "vgg16"], "--models is of models, not of p2p"),
+        (["setup", "--sizes", "8"], "--sizes is of p2p, collectives, scale, not of setup"),
+        (["models", "--sizes", "8"], "not of models"),
+        (["p2p", "--ranks", "4"], "--ranks is of collectives, setup, models, not of p2p"),
+        (["scale", "--ranks", "4"], "not of scale"),
+        (["--nic-gbit", "100", "--nic-latency-us", "2"], "--nic-gbit is of scale"),
         (["--peers", "grcp"], "'grcp' is no peer"),
         (["--ranks", "1"], "1 is not from 2 to 128"),
         (["--ranks", "x"], "not a number"),
@@ -270,6 +277,24 @@ def test_what_the_ranks_say_comes_together_by_its_key() -> None:
     ]
     found = collectives.by_key(said)
     assert [len(several) for several in found.values()] == [2, 2]
+
+
+def test_sizes_that_move_as_much_stay_apart() -> None:
+    said: list[Record] = [
+        {
+            "contestant": "gloo",
+            "op": "all_gather",
+            "size": size,
+            "moved_bytes": 16,
+            "ranks": 4,
+            "raw_ns": [100],
+        }
+        for size in (8, 16)
+        for _ in range(4)
+    ]
+    found = [collectives._record(several, "shm") for several in collectives.by_key(said).values()]
+    assert [record["size"] for record in samples.merge(found)] == [8, 16]
+    assert collectives.with_bandwidth(found[0])["algbw_gbps"] == pytest.approx(0.16)
 
 
 def test_the_power_by_which_set_up_grows() -> None:
