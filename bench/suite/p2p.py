@@ -238,11 +238,11 @@ def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:
     return [samples.turn(fields, [typical_us * 1000])]
 
 
-# Worker's name of it -> contestant, peer, and the way of writing that counts.
+# Worker's name of it -> peer, and the contestant of each way of writing that counts.
 _PYTHON = {
-    "ours": (f"{OURS}, Python", OURS, "write"),
-    "grpc": ("gRPC Python unary", "grpc-python", "write"),
-    "nixl": ("NIXL, one handle", "nixl", "prepared"),
+    "ours": (OURS, {"write": f"{OURS}, Python"}),
+    "grpc": ("grpc-python", {"write": "gRPC Python unary", "stream": "gRPC Python stream"}),
+    "nixl": ("nixl", {"prepared": "NIXL, one handle"}),
 }
 
 
@@ -256,19 +256,19 @@ def _python_turns(
     settings: Settings, transport: str, present: set[str]
 ) -> Iterator[tuple[str, rounds.Turn]]:
     for worker in ("ours", "nixl"):
-        contestant, peer, _ = _PYTHON[worker]
+        peer, ways = _PYTHON[worker]
         if peer == OURS or peer in present:
             turn = functools.partial(_python, worker, [transport], _python_words(settings))
-            yield f"{contestant}, {transport}", turn
+            yield f"{', '.join(ways.values())}, {transport}", turn
 
 
-def contestant_of(worker: str, transport: str, size: float) -> str:
+def contestant_of(worker: str, way: str, transport: str, size: float) -> str:
     """Return a worker's name in tables.
 
     NIXL on one host, with its error handling between peers, has shared memory for large messages
     only, whatever is asked for: what goes over TCP then says so.
     """
-    name = _PYTHON[worker][0]
+    name = _PYTHON[worker][1][way]
     return (
         f"{name}, over TCP" if (worker, transport, size) == ("nixl", "shm", _SMALL_BYTES) else name
     )
@@ -276,7 +276,7 @@ def contestant_of(worker: str, transport: str, size: float) -> str:
 
 def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Record]:
     """A turn: two fresh processes, over the first of the paths beside which it counts."""
-    _, peer, way = _PYTHON[worker]
+    peer, ways = _PYTHON[worker]
     python, environment = None, {"RDMATENSOR_TRANSPORT": transports[0]}
     if worker == "nixl":
         python, _ = nixl.find()
@@ -288,7 +288,7 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
     return [
         samples.turn(
             samples.p2p_fields(
-                contestant_of(worker, transport, number(record, "size")),
+                contestant_of(worker, text(record, "way"), transport, number(record, "size")),
                 peer,
                 transport,
                 number(record, "size"),
@@ -300,5 +300,5 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
         )
         for transport in transports
         for record in printed
-        if record["way"] == way
+        if record["way"] in ways
     ]

@@ -17,10 +17,11 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 LARGE_BYTES = 64 << 20
 SMALL_BYTES = 8
 PATIENCE_S = 60.0
+STREAM_S = 110.0  # of all turns of one way
 
 
 # Way of writing -> (write 8 B + notify, write 64 MiB + notify), each until it is done.
@@ -167,52 +169,105 @@ class Nixl:
 
 
 class Grpc:
-    """gRPC: each side serves, and a unary call brings shape, dtype and bytes of a tensor.
+    """gRPC: a call, or a message of a stream, brings shape, dtype and bytes of a tensor.
 
-    The bytes are copied to where the tensor lives before the call is answered, which is what tells
-    both sides; limits on messages are lifted.
+    The bytes are copied to where the tensor lives before anything is answered; limits on messages
+    are lifted. Small tensors come back with the answer, so that one call is a round trip; large
+    ones are answered without. "write" has a unary call for each, "stream" one stream for all.
     """
 
-    _METHOD = "/rival.Transfer/Put"
+    _SERVICE = "rival.Transfer"
     _HEADER = struct.Struct("<8sQ")  # dtype, elements
 
     def __init__(self, folder: Folder) -> None:
         grpc = importlib.import_module("grpc")
         lifted = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
+        self._returned: NDArray[np.uint8] = np.zeros(SMALL_BYTES, dtype=np.uint8)
         self._arrived = threading.Semaphore(0)
-        server = self._server = grpc.server(ThreadPoolExecutor(2), options=lifted)
-        put = grpc.unary_unary_rpc_method_handler(self._put)
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("rival.Transfer", {"Put": put})]
-        )
+        self._is_over = threading.Event()
+        server = self._server = grpc.server(ThreadPoolExecutor(4), options=lifted)
+        handlers = {
+            "Put": grpc.unary_unary_rpc_method_handler(self._put),
+            "PutAll": grpc.stream_stream_rpc_method_handler(
+                lambda requests, context: (self._put(one, context) for one in requests)
+            ),
+            "Read": grpc.unary_unary_rpc_method_handler(lambda *_: self.landing.sum().tobytes()),
+            "End": grpc.unary_unary_rpc_method_handler(self._end),
+        }
+        service = grpc.method_handlers_generic_handler(self._SERVICE, handlers)
+        server.add_generic_rpc_handlers([service])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         other = int(folder.swap("port", str(port).encode()))
         self._channel = grpc.insecure_channel(f"127.0.0.1:{other}", options=lifted)
-        self._call = self._channel.unary_unary(self._METHOD)
-        large = np.ones(LARGE_BYTES, dtype=np.uint8)
-        small = large[:SMALL_BYTES]
-        self.ways: Ways = {"write": (lambda: self._send(small), lambda: self._send(large))}
+        self._call = self._channel.unary_unary(f"/{self._SERVICE}/Put")
+        self._out: SimpleQueue[bytes | None] = SimpleQueue()
+        stream = self._channel.stream_stream(f"/{self._SERVICE}/PutAll")
+        self._answers: Iterator[bytes] = stream(iter(self._out.get, None), timeout=STREAM_S)
+        self._tensors = [np.ones(size, dtype=np.uint8) for size in (SMALL_BYTES, LARGE_BYTES)]
+        self._sends = {"write": self._send, "stream": self._stream}
+        self.ways: Ways = {
+            way: (partial(send, self._tensors[0]), partial(send, self._tensors[1]))
+            for way, send in self._sends.items()
+        }
         self.path = "tcp"
 
-    def _put(self, request: bytes, _: object) -> bytes:
-        name, count = self._HEADER.unpack_from(request)
+    def _take(self, message: bytes, into: NDArray[np.uint8]) -> int:
+        name, count = self._HEADER.unpack_from(message)
         dtype = np.dtype(name.rstrip(b"\0").decode())
-        tensor = np.frombuffer(request, dtype, count, self._HEADER.size)
-        self.landing[: tensor.nbytes] = tensor.view(np.uint8)
+        tensor = np.frombuffer(message, dtype, count, self._HEADER.size)
+        into[: tensor.nbytes] = tensor.view(np.uint8)
+        return int(tensor.nbytes)
+
+    def _put(self, request: bytes, _: object) -> bytes:
+        is_small = self._take(request, self.landing) == SMALL_BYTES
         self._arrived.release()
+        return self._message(self.landing[: SMALL_BYTES if is_small else 0])
+
+    def _end(self, _request: bytes, _: object) -> bytes:
+        self._is_over.set()
         return b""
 
-    def _send(self, tensor: NDArray[np.uint8]) -> None:
+    def _message(self, tensor: NDArray[np.uint8]) -> bytes:
         header = self._HEADER.pack(tensor.dtype.str.encode(), tensor.size)
-        self._call(header + tensor.tobytes(), timeout=PATIENCE_S)
+        return b"".join((header, tensor.data))
+
+    def _send(self, tensor: NDArray[np.uint8]) -> None:
+        self._take(self._call(self._message(tensor), timeout=PATIENCE_S), self._returned)
+
+    def _stream(self, tensor: NDArray[np.uint8]) -> None:
+        self._out.put(self._message(tensor))
+        self._take(next(self._answers), self._returned)
+
+    def trip(self, way: str, *, is_large: bool) -> int:
+        """Send a tensor until it is answered; return the nanoseconds."""
+        self._returned.fill(0)
+        started_ns = time.perf_counter_ns()
+        self._sends[way](self._tensors[is_large])
+        took_ns = time.perf_counter_ns() - started_ns
+        if not is_large and not bool((self._returned == 1).all()):
+            raise RuntimeError(f"{way}: what came back is not what was sent")
+        if is_large:  # as the others' receivers do between two of them
+            self._channel.unary_unary(f"/{self._SERVICE}/Read")(b"", timeout=PATIENCE_S)
+        return took_ns
+
+    def end(self) -> None:
+        """Tell the other side that it need not serve any more."""
+        self._channel.unary_unary(f"/{self._SERVICE}/End")(b"", timeout=PATIENCE_S)
+
+    def serve(self) -> None:
+        """Until the other side calls end()."""
+        if not self._is_over.wait(STREAM_S):
+            raise TimeoutError("the other side has not ended")
+        self._is_over.clear()
 
     def wait(self) -> None:
         if not self._arrived.acquire(timeout=PATIENCE_S):
             raise TimeoutError("no call")
 
     def close(self) -> None:
+        self._out.put(None)
         self._channel.close()
         self._server.stop(None).wait(PATIENCE_S)
 
@@ -231,8 +286,14 @@ def verify(folder: Folder, side: Side, way: str) -> None:
 
 def take_turns(arguments: argparse.Namespace, side: Side, way: str) -> None:
     """Both ranks; rank 0 measures and prints."""
-    small, large = side.ways[way]
     rank: int = arguments.rank
+    if isinstance(side, Grpc):
+        if rank == 0:
+            call(arguments, side, way)
+        else:
+            side.serve()
+        return
+    small, large = side.ways[way]
     trips: int = arguments.trips
     latency_ns, large_ns = [], []
     for _ in range(arguments.rounds + 1):
@@ -242,6 +303,18 @@ def take_turns(arguments: argparse.Namespace, side: Side, way: str) -> None:
     if rank == 0:  # without the first round
         report(arguments.contestant, side, way, SMALL_BYTES, latency_ns[1:])
         report(arguments.contestant, side, way, LARGE_BYTES, large_ns[arguments.larges :])
+
+
+def call(arguments: argparse.Namespace, side: Grpc, way: str) -> None:
+    """Rank 0 of a rival whose call is a round trip; the first round does not count."""
+    small_ns, large_ns = [], []
+    for _ in range(arguments.rounds + 1):
+        trips_ns = sorted(side.trip(way, is_large=False) for _ in range(arguments.trips))
+        small_ns.append(trips_ns[arguments.trips // 2] // 2)
+        large_ns += [side.trip(way, is_large=True) for _ in range(arguments.larges)]
+    side.end()
+    report(arguments.contestant, side, way, SMALL_BYTES, small_ns[1:])
+    report(arguments.contestant, side, way, LARGE_BYTES, large_ns[arguments.larges :])
 
 
 def one_trip(side: Side, rank: int, small: Callable[[], object]) -> int:

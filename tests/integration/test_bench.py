@@ -10,7 +10,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib.pairs import run_ranks
+from bench.benchlib.pairs import run_pair, run_ranks
+from bench.benchlib.record import number
 from bench.suite import collectives, scale
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,15 @@ def test_the_smallest_measurement(tmp_path: Path) -> None:
     compared = _rdmatensor("bench", "compare", kept, kept)
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout.splitlines()[-1] == "6 too few turns"
+
+
+@pytest.mark.timeout(120)
+def test_grpc_from_python_has_calls_and_a_stream() -> None:
+    counts = ("--rounds", "1", "--trips", "5", "--larges", "1")
+    found = run_pair("p2p", "--contestant", "grpc", *counts, timeout_s=100.0)
+    rows = [(record["way"], record["size"], record["samples"]) for record in found]
+    assert rows == [(way, size, 1) for way in ("write", "stream") for size in (8, 64 << 20)]
+    assert all(number(record, "median_ns") > 0 for record in found)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -71,7 +71,7 @@ def test_pictures_of_ratios_name_how_we_waited() -> None:
 
 
 def test_a_row_that_goes_over_another_path_says_so() -> None:
-    assert p2p.contestant_of("nixl", "shm", 8) == "NIXL, one handle, over TCP"
-    assert p2p.contestant_of("nixl", "shm", 64 << 20) == "NIXL, one handle"
-    assert p2p.contestant_of("nixl", "tcp", 8) == "NIXL, one handle"
-    assert p2p.contestant_of("ours", "shm", 8) == "rdmatensor, Python"
+    assert p2p.contestant_of("nixl", "prepared", "shm", 8) == "NIXL, one handle, over TCP"
+    assert p2p.contestant_of("nixl", "prepared", "shm", 64 << 20) == "NIXL, one handle"
+    assert p2p.contestant_of("nixl", "prepared", "tcp", 8) == "NIXL, one handle"
+    assert p2p.contestant_of("ours", "write", "shm", 8) == "rdmatensor, Python"
