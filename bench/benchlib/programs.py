@@ -72,15 +72,22 @@ def _await_listener(port: int, timeout_s: float) -> None:
 
 
 def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
-    """Run both sides of ucx_perftest over a path (UCX_TLS); return what the client printed."""
+    """Run both sides of ucx_perftest over a path (UCX_TLS); return what the client printed.
+
+    Each has a core of its own, as the sides of our programs. Raises TooFewCores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise TooFewCores("ucx_perftest wants a core for each of its two processes")
     command = ["ucx_perftest", "-p", str(port), "-f", "-v", *words]
     environment = {**os.environ, "UCX_TLS": path, "UCX_WARN_UNUSED_ENV_VARS": "n"}
     nowhere = subprocess.DEVNULL
-    with subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere) as server:
+    serving = [*command, "-c", str(cores[1])]
+    with subprocess.Popen(serving, env=environment, stdout=nowhere, stderr=nowhere) as server:
         try:
             _await_listener(port, timeout_s)
             done = subprocess.run(
-                [*command[:1], "127.0.0.1", *command[1:]],
+                [*command[:1], "127.0.0.1", *command[1:], "-c", str(cores[0])],
                 env=environment,
                 capture_output=True,
                 text=True,

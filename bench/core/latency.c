@@ -8,11 +8,11 @@
  *
  *   latency [--transport shm|tcp] [--wait spin|sleep] [--size N] [--rounds N] [--trips N]
  *
- * Each round gives each contestant a fifth of `trips` round trips untimed, then `trips` in one
- * sample, and some that are timed alone: their median ignores the moments in which others had a
- * core. Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may spin, as it
- * does where cores allow; "sleep": it is told that many ranks share the cores, and the floor
- * blocks.
+ * Each round gives each contestant a fifth of `trips` round trips, at least 5, untimed, then
+ * `trips` in one sample, and some that are timed alone: their median ignores the moments in which
+ * others had a core. Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may
+ * spin, as it does where cores allow; "sleep": it is told that many ranks share the cores, and the
+ * floor blocks.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +97,7 @@ recv_floor(struct ends *e)
 static size_t
 warm_up(const struct settings *settings)
 {
-    return settings->trips / 5 + 1;
+    return bench_warm_up(settings->trips);
 }
 
 /* Trips of each round that are timed alone. */

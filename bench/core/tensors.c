@@ -15,12 +15,12 @@
  *
  *   tensors [--transport shm|tcp] [--size N] [--rounds N] [--trips N] [--chunk N] [--chunks N]
  *
- * Each round gives each way a fifth of `trips` round trips untimed, then `trips`, each timed alone.
- * Defaults: shm, 65536 bytes, 5 rounds of 200 trips, a ring of 16 chunks, which have 64 KiB over
- * shared memory and 1 MiB over TCP: there the copying ways are fastest, of 16 KiB to 1 MiB. What
- * arrives is compared in a pass of its own, first. What is sent lies in the arena, as a tensor does
- * that was born there; what is copied out goes into memory that was touched before: an RPC that
- * allocates for each message is slower.
+ * Each round gives each way a fifth of `trips` round trips, at least 5, untimed, then `trips`, each
+ * timed alone. Defaults: shm, 65536 bytes, 5 rounds of 200 trips, a ring of 16 chunks, which have
+ * 64 KiB over shared memory and 1 MiB over TCP: there the copying ways are fastest, of 16 KiB to 1
+ * MiB. What arrives is compared in a pass of its own, first. What is sent lies in the arena, as a
+ * tensor does that was born there; what is copied out goes into memory that was touched before: an
+ * RPC that allocates for each message is slower.
  */
 #include <stdio.h>
 #include <string.h>
@@ -386,7 +386,7 @@ side(struct pair *p)
         bench_series_init(&ns[way], way_names[way], settings->rounds * settings->trips);
     for (size_t round = 0; round < settings->rounds; round++) {
         for (size_t way = 0; way < WAYS; way++) {
-            go(&e, way, settings->trips / 5 + 1, NULL);
+            go(&e, way, bench_warm_up(settings->trips), NULL);
             go(&e, way, settings->trips, p->side == 0 ? &ns[way] : NULL);
         }
     }

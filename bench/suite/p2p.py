@@ -94,6 +94,11 @@ def trips_of(size: int, *, is_quick: bool) -> int:
     return max(2, min(most, (8 if is_quick else 64) * MIB // max(size, 1)))
 
 
+def warm_up_of(trips: int) -> int:
+    """Untimed round trips before timed ones: as many as our programs and gRPC have."""
+    return max(5, trips // 5)
+
+
 def _latency(
     settings: Settings, transport: str, size: int, wait: str, *, has_floor: bool
 ) -> list[Record]:
@@ -223,7 +228,7 @@ def _ucx_turns(
                 wait=_WAITS["spin"],
                 timed=samples.HALF,
             )
-            words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(trips // 5 + 1)]
+            words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(warm_up_of(trips))]
             turn = functools.partial(_ucx, words, fields, _UCX_PATHS[transport])
             yield f"{name}, {transport} {size_text(size)}", turn
 

@@ -115,6 +115,12 @@ bench_map(size_t len_bytes, int flags)
     return p;
 }
 
+size_t
+bench_warm_up(size_t trips)
+{
+    return trips / 5 < 5 ? 5 : trips / 5;
+}
+
 uint64_t
 bench_sum(const void *buf, size_t len_bytes)
 {

@@ -25,6 +25,8 @@ _Noreturn void bench_fail(const char *format, ...) __attribute__((format(printf,
 bool bench_pin(int index);
 uint32_t bench_cores(void);
 void bench_relax(void);
+/* Round trips before `trips` timed ones: a fifth of them, and never fewer than 5. */
+size_t bench_warm_up(size_t trips);
 /* Keep the core busy, without looking at shared memory. */
 void bench_spin_ns(uint64_t ns);
 

@@ -74,3 +74,37 @@ def test_what_was_measured_is_kept_when_a_later_topic_breaks(
     assert command.main(["--peers", "none", "--out", str(tmp_path / "kept.json")]) == 1
     (run,) = load(tmp_path / "kept.json").runs
     assert run.records == [measured]
+
+
+_UCX = """#!{python}
+import os, socket, sys
+port = int(sys.argv[sys.argv.index("-p") + 1])
+if "127.0.0.1" in sys.argv:
+    socket.create_connection(("127.0.0.1", port)).close()
+    print(" ".join(sys.argv[1:]))
+else:
+    with open({log!r}, "w") as log:
+        log.write(" ".join(sys.argv[1:]))
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.accept()[0].recv(1)
+"""
+
+
+def test_ucx_has_a_core_for_each_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "server"
+    program = tmp_path / "ucx_perftest"
+    program.write_text(_UCX.format(python=sys.executable, log=str(log)), encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7})
+    port = p2p._free_port()
+    client = programs.run_ucx(["-s", "8"], "sm,self", port, 30.0)
+    assert client.split()[-4:] == ["-s", "8", "-c", "3"]
+    assert log.read_text(encoding="utf-8").split()[-2:] == ["-c", "5"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    with pytest.raises(programs.TooFewCores, match="a core for each"):
+        programs.run_ucx(["-s", "8"], "sm,self", port, 30.0)
+
+
+def test_warm_up_is_never_less_than_five() -> None:
+    assert [p2p.warm_up_of(trips) for trips in (2, 25, 2000)] == [5, 5, 400]

@@ -36,7 +36,8 @@ using rival::Transfer;
 
 constexpr size_t DEPTH = 4;
 constexpr size_t MAX_BYTES = size_t{64} << 20;
-constexpr int WARM_UP_SHARE = 8;
+constexpr size_t WARM_UP_SHARE = 5; // as our programs have it
+constexpr size_t WARM_UP_LEAST = 5;
 constexpr size_t RAW_MAX = 1000;
 
 double
@@ -286,7 +287,7 @@ main(int argc, char **argv)
     if (bytes == 0 || bytes > MAX_BYTES || count == 0)
         fail("sizes from 1 to 64 MiB, counts from 1");
     Client client(argv[2], bytes);
-    std::vector<double> warm_up(count / WARM_UP_SHARE + 1);
+    std::vector<double> warm_up(std::max(WARM_UP_LEAST, count / WARM_UP_SHARE));
     std::vector<double> trips_s(count);
     if (kind.rfind("echo", 0) == 0)
         client.verify();
