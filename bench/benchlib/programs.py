@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -56,6 +57,13 @@ def run_words(command: list[str], timeout_s: float) -> list[Record]:
         return parse(done.stdout)
     except ValueError as error:
         raise RuntimeError(f"{' '.join(command)}: it printed no records: {error}") from error
+
+
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _await_listener(port: int, timeout_s: float) -> None:

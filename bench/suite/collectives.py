@@ -65,7 +65,7 @@ def with_bandwidth(record: Record) -> Record:
         return record
     algorithm = number(record, "moved_bytes") / number(record, "median_ns")
     bus = algorithm * bus_factor(text(record, "op"), int(number(record, "ranks")))
-    return {**record, "algbw_gbps": round(algorithm, 6), "busbw_gbps": round(bus, 6)}
+    return {**record, "algbw_gb_per_s": round(algorithm, 6), "busbw_gb_per_s": round(bus, 6)}
 
 
 def _turn(settings: Settings, transport: str, ranks: int, backends: list[str]) -> list[Record]:

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from bench.benchlib.record import Record, number, text
 from bench.suite import models
-from bench.suite.plots_base import Picture, save, tidy
+from bench.suite.plots_base import NARROW_IN, WIDTH_IN, Picture, save, tidy
 
-WIDE_IN, NARROW_IN = 11.0, 7.7  # as the other pictures
 _FLOOR_COLOUR = "#444444"
 _COLOURS = {
     "planned": "#0072B2",
@@ -35,7 +34,7 @@ def bars(records: Sequence[Record], folder: Path) -> list[Picture]:
         names = [name for name in models.NAMES if any(one["op"] == name for one in of_path)]
         columns = min(3, len(names))
         rows = -(-len(names) // columns)
-        width_in = WIDE_IN if columns > 1 else NARROW_IN
+        width_in = WIDTH_IN if columns > 1 else NARROW_IN
         figure = Figure(figsize=(width_in, 0.7 + 2.9 * rows), layout="constrained")
         parts = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, name in zip(parts, names, strict=False):

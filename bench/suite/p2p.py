@@ -16,7 +16,6 @@ import functools
 import os
 import re
 import select
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,7 +34,6 @@ ANSWERED = "until it is answered"
 _READ_FROM_BYTES = 64 * KIB  # sizes whose state in the caches matters
 _PATIENCE_S = 60.0
 _SMALL_BYTES = 8  # of the workers in Python
-_WAITS = {"spin": "spinning", "sleep": "sleeping"}
 
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
@@ -80,7 +78,7 @@ def _c_turns(
             latency = functools.partial(
                 _latency, settings, transport, size, wait, has_floor=has_floor
             )
-            yield f"{name}, {_WAITS[wait]}", latency
+            yield f"{name}, {samples.WAITS[wait]}", latency
 
 
 def _waits(settings: Settings, transport: str) -> tuple[str, ...]:
@@ -105,7 +103,7 @@ def _latency(
     trips = trips_of(size, is_quick=settings.is_quick)
     words = ("--transport", transport, "--wait", wait, "--size", str(size))
     found = programs.run("latency", *words, "--rounds", "3", "--trips", str(trips))
-    names = {"ours": (OURS, OURS), "floor": (_floor_name(transport), "floor")}
+    names = {"ours": (OURS, OURS), "floor": (samples.floor_name(transport), "floor")}
     return [
         samples.turn(
             samples.p2p_fields(
@@ -113,7 +111,7 @@ def _latency(
                 transport,
                 size,
                 language="C",
-                wait=_WAITS[wait],
+                wait=samples.WAITS[wait],
                 timed=samples.HALF,
             ),
             samples.raw_of(record),
@@ -122,10 +120,6 @@ def _latency(
         for record in found
         if record.get("trips") == 1 and (has_floor or record["contestant"] == "ours")
     ]
-
-
-def _floor_name(transport: str) -> str:
-    return "plain socket" if transport == "tcp" else "memcpy and flag"
 
 
 def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record]:
@@ -140,7 +134,7 @@ def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record
                 "shm",
                 size,
                 language="C",
-                wait=_WAITS["spin"],
+                wait=samples.WAITS["spin"],
                 timed=KNOWN,
             ),
             samples.raw_of(record),
@@ -155,7 +149,7 @@ def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record
 @contextmanager
 def _grpc_server(program: Path = GRPC_PROGRAM, patience_s: float = _PATIENCE_S) -> Iterator[str]:
     """Serve on a port of loopback that was free; yields ADDRESS:PORT. Raises RuntimeError."""
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{programs.free_port()}"
     server = subprocess.Popen([str(program), "serve", address], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
@@ -168,12 +162,6 @@ def _grpc_server(program: Path = GRPC_PROGRAM, patience_s: float = _PATIENCE_S) 
         server.wait()
         if server.stdout is not None:
             server.stdout.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _grpc_turns(
@@ -197,7 +185,7 @@ def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> 
     raw_us = printed[0].get("raw_us") if len(printed) == 1 else None
     if not isinstance(raw_us, list):
         raise RuntimeError(f"{words[0]} is of another version: bash bench/rivals/grpc/setup.sh")
-    how = {"language": "C++", "wait": _WAITS["sleep"], "timed": samples.HALF, "over": "tcp"}
+    how = {"language": "C++", "wait": samples.WAITS["sleep"], "timed": samples.HALF, "over": "tcp"}
     return [
         samples.turn(
             samples.p2p_fields(name, "grpc-cpp", transport, size, **how),
@@ -225,7 +213,7 @@ def _ucx_turns(
                 transport,
                 size,
                 language="C",
-                wait=_WAITS["spin"],
+                wait=samples.WAITS["spin"],
                 timed=samples.HALF,
             )
             words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(warm_up_of(trips))]
@@ -235,7 +223,7 @@ def _ucx_turns(
 
 def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:
     """One sample: ucx_perftest prints no others. Its line of CSV begins with what is typical."""
-    output = programs.run_ucx(words, path, _free_port(), _PATIENCE_S)
+    output = programs.run_ucx(words, path, programs.free_port(), _PATIENCE_S)
     lines = [line for line in output.splitlines() if re.match(r"\s*\d+,\d", line)]
     if not lines:
         raise RuntimeError(f"ucx_perftest printed no figures: {output[-1000:]}")
@@ -289,7 +277,7 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
     printed = run_pair(
         "p2p", "--contestant", worker, *words, python=python, environment=environment
     )
-    wait = _WAITS["sleep" if worker == "grpc" else "spin"]
+    wait = samples.WAITS["sleep" if worker == "grpc" else "spin"]
     return [
         samples.turn(
             samples.p2p_fields(

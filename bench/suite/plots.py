@@ -22,6 +22,7 @@ from bench.benchlib.record import Record, number, text
 from bench.suite import plots_scale, samples, streams, tables, tensors
 from bench.suite.peers import OURS
 from bench.suite.plots_base import (
+    NARROW_IN,
     WIDTH_IN,
     Picture,
     save,
@@ -31,7 +32,6 @@ from bench.suite.plots_base import (
     value_axis,
 )
 
-_RATIO_WIDTH_IN = 7.7
 _FLOOR = "floor"
 _STYLES = {  # colours that the colour-blind tell apart
     OURS: ("#0072B2", "o"),
@@ -244,7 +244,7 @@ def _ratios(
     def ratio(record: Record, quantile: str) -> float:
         return number(record, quantile) / number(record, "median_ns") * number(record, "factor")
 
-    figure = Figure(figsize=(_RATIO_WIDTH_IN, 4.2), layout="constrained")
+    figure = Figure(figsize=(NARROW_IN, 4.2), layout="constrained")
     axes = figure.subplots()
     _draw(axes, series, ratio)
     size_axis(axes, sizes)
@@ -256,7 +256,7 @@ def _ratios(
     name = f"p2p_{transport}_{timed.replace(' ', '_')}_ratio.png"
     save(figure, folder / name)
     caption = f"Over {transport}, {timed}: others' time over ours; below the line we lose."
-    return [Picture(name, caption, _RATIO_WIDTH_IN)]
+    return [Picture(name, caption, NARROW_IN)]
 
 
 def collectives(records: Sequence[Record], folder: Path) -> list[Picture]:
@@ -296,7 +296,7 @@ def _collective(top: Axes, bottom: Axes, records: Sequence[Record], operation: s
     time_axis(top)
     top.set_xlabel("")
     tidy(top, operation)
-    factor = {id(one): number(one, "busbw_gbps") * number(one, "median_ns") for one in records}
+    factor = {id(one): number(one, "busbw_gb_per_s") * number(one, "median_ns") for one in records}
     moving = {name: line for name, line in series.items() if not _is_floor(name)}
     large = {
         name: [one for one in line if number(one, "size") >= _NO_RATE_BYTES]

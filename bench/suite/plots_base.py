@@ -21,7 +21,7 @@ from bench.benchlib.verdict import size_text, time_text
 
 _DPI = 130
 _FEW_SIZES = 5
-WIDTH_IN = 11.0
+WIDTH_IN, NARROW_IN = 11.0, 7.7
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ _OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "sam
 TAILS = {"p10": 0.1, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 LEAST = {"p10": 1, "p90": 1, "p99": 100, "p999": 1000}  # samples of a turn
 UNIT = "ns"
+WAITS = {"spin": "spinning", "sleep": "sleeping"}  # of a program -> of a record
 HALF = "half a round trip"
 # Processor time of each side in seconds for 10^9 bytes moved, of records that have it.
 COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
@@ -37,6 +38,11 @@ def p2p_fields(contestant: str, peer: str, transport: str, size: float, **more: 
         "depth": 1,
         **more,
     }
+
+
+def floor_name(transport: str) -> str:
+    """Return what the C programs' floor does over a path."""
+    return "plain socket" if transport == "tcp" else "memcpy and flag"
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:

@@ -18,7 +18,6 @@ from bench.suite.settings import KIB, MIB, Settings
 
 DEPTHS = (1, 16)
 COLD = "cold: "
-_WAITS = {"spin": "spinning", "sleep": "sleeping"}
 _QUICK_SIZES = (4 * KIB, MIB)
 _FULL_SIZES = (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
 _DEEP_MOST_BYTES = 64 * MIB  # a larger message is a stream by itself
@@ -75,7 +74,7 @@ def turns(
     for size in sizes:
         for depth in DEPTHS if size <= _DEEP_MOST_BYTES else DEPTHS[:1]:
             for is_both in (False, True):
-                for wait in _WAITS if has_sleep and size <= _DEEP_MOST_BYTES else ("spin",):
+                for wait in samples.WAITS if has_sleep and size <= _DEEP_MOST_BYTES else ("spin",):
                     words = words_of(transport, size, depth, wait, is_quick=settings.is_quick)
                     words += ["--both"] if is_both else []
                     turn = functools.partial(_turn, words, has_floor=has_floor)
@@ -96,10 +95,6 @@ def words_of(transport: str, size: int, depth: int, wait: str, *, is_quick: bool
     ]
 
 
-def _floor_name(transport: str) -> str:
-    return "plain socket" if transport == "tcp" else "memcpy and flag"
-
-
 def _turn(words: list[str], *, has_floor: bool) -> list[Record]:
     return [
         record_of(found)
@@ -113,12 +108,12 @@ def record_of(found: Record) -> Record:
     transport, is_ours = text(found, "transport"), found["contestant"] == "ours"
     ways = "both ways" if found["both"] is True else "one way"
     fields = samples.p2p_fields(
-        OURS if is_ours else _floor_name(transport),
+        OURS if is_ours else samples.floor_name(transport),
         OURS if is_ours else "floor",
         transport,
         number(found, "size"),
         language="C",
-        wait=_WAITS[text(found, "wait")],
+        wait=samples.WAITS[text(found, "wait")],
         timed=f"{number(found, 'depth'):.0f} in flight, {ways}",
     )
     costs = {name: number(found, name) for name in samples.COSTS}
@@ -137,7 +132,7 @@ def _cold(transport: str, *, is_quick: bool, has_floor: bool) -> list[Record]:
                 transport,
                 size,
                 language="C",
-                wait=_WAITS["spin"],
+                wait=samples.WAITS["spin"],
                 timed=COLD + _COLD_STEPS[step],
             ),
             samples.raw_of(found),

@@ -198,7 +198,7 @@ def collectives(records: Sequence[Record]) -> str:
 def _bandwidths(record: Record) -> tuple[str, str]:
     if number(record, "size") < _NO_RATE_BYTES or record["peer"] == "floor":
         return "-", "-"
-    return f"{number(record, 'algbw_gbps'):.2f}", f"{number(record, 'busbw_gbps'):.2f}"
+    return f"{number(record, 'algbw_gb_per_s'):.2f}", f"{number(record, 'busbw_gb_per_s'):.2f}"
 
 
 def setup(records: Sequence[Record]) -> str:

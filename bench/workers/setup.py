@@ -16,26 +16,23 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
 import traceback
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib.programs import free_port
+
 PATIENCE_S = 90.0
 STEPS = ("barrier", "all_to_all")
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def work(backend: str, rank: int, ranks: int, port: int) -> list[int]:

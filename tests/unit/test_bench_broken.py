@@ -97,7 +97,7 @@ def test_ucx_has_a_core_for_each_side(monkeypatch: pytest.MonkeyPatch, tmp_path:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7})
-    port = p2p._free_port()
+    port = programs.free_port()
     client = programs.run_ucx(["-s", "8"], "sm,self", port, 30.0)
     assert client.split()[-4:] == ["-s", "8", "-c", "3"]
     assert log.read_text(encoding="utf-8").split()[-2:] == ["-c", "5"]
