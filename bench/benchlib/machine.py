@@ -7,16 +7,21 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from bench.benchlib.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("rdmatensor", "torch", "numpy", "cffi", "grpcio")
 
 
-def stamp() -> Record:
-    """Return what a figure needs to be understood: processor, cores, kernel, versions, commit."""
+def stamp(versions: Mapping[str, str] | None = None) -> Record:
+    """Return what a figure needs to be understood: processor, cores, kernel, versions, commit.
+
+    versions: of what else takes part.
+    """
     return {
         "processor": _field(Path("/proc/cpuinfo"), "model name"),
         "family_model": "/".join(
@@ -27,10 +32,12 @@ def stamp() -> Record:
         "memory": _field(Path("/proc/meminfo"), "MemTotal"),
         "huge_pages": _first_line(Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
         "kernel": platform.release(),
+        "loopback_mtu": _first_line(Path("/sys/class/net/lo/mtu")),
+        "rdma_devices": _names_in(Path("/sys/class/infiniband")),
         "congestion_control": _first_line(Path("/proc/sys/net/ipv4/tcp_congestion_control")),
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("rdmatensor", "torch", "numpy", "cffi")},
+        "versions": {**{name: _version(name) for name in _PACKAGES}, **(versions or {})},
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
@@ -51,6 +58,10 @@ def _field(path: Path, key: str) -> str:
 
 def _first_line(path: Path) -> str:
     return path.read_text(encoding="utf-8").strip() if path.exists() else "unknown"
+
+
+def _names_in(path: Path) -> str:
+    return ", ".join(sorted(one.name for one in path.iterdir())) if path.exists() else "none"
 
 
 def _version(name: str) -> str:

@@ -168,7 +168,8 @@ def measure(settings: Settings, command: str, kept: Path | None = None) -> Resul
 
 
 def _result(settings: Settings, command: str, runs: list[Run]) -> Result:
-    stamp = {**machine.stamp(), "load": [round(load, 2) for load in os.getloadavg()]}
+    stamp = machine.stamp(peers.versions())
+    stamp["load"] = [round(load, 2) for load in os.getloadavg()]
     return Result("quick" if settings.is_quick else "full", command, stamp, runs)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,6 +55,14 @@ def _no_nixl() -> str:
 
 def _no_command(name: str) -> Callable[[], str]:
     return lambda: "" if shutil.which(name) else f"no {name} on the PATH"
+
+
+def _no_turn() -> str:
+    return "nobody has written its turn in this suite"
+
+
+def _no_gpu() -> str:
+    return "it moves GPUs' memory, and this suite measures tensors of CPUs"
 
 
 # A line for each: add one here, and its turn in p2p.py, collectives.py, setup.py or models.py.
@@ -107,7 +117,33 @@ PEERS = (
         _no_module("torch"),
         "pip install torch",
     ),
+    # Known, and not measured: named in the tables, so that nobody takes them for beaten.
+    Peer("mpi", "MPI, between processes and as collectives", ("p2p", "collectives"), _no_turn),
+    Peer("nccl", "NCCL, NVIDIA's collectives", ("collectives", "models"), _no_gpu),
+    Peer("mooncake", "Mooncake's transfer engine", ("p2p",), _no_turn),
 )
+UNMEASURED = ("mpi", "nccl", "mooncake")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of the peers that are no packages of this interpreter."""
+    python, _ = nixl.find()
+    probe = "import importlib.metadata as m; print(m.version('nixl-cu12'))"
+    return {
+        "grpc++": _said("pkg-config", "--modversion", "grpc++"),
+        "ucx": _said("ucx_info", "-v").removeprefix("# Library version: "),
+        "nixl": _said(str(python), "-c", probe) if python else "absent",
+    }
+
+
+def _said(*words: str) -> str:
+    """Return the first line of what a program prints; "absent" where there is none."""
+    if shutil.which(words[0]) is None:
+        return "absent"
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20.0)
+    lines = done.stdout.splitlines()
+    return lines[0].strip() if done.returncode == 0 and lines else "unknown"
 
 
 @dataclass(frozen=True, slots=True)

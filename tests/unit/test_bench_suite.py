@@ -176,7 +176,9 @@ def test_the_table_of_peers_says_how_to_get_each() -> None:
     for peer in peers.PEERS:
         assert set(peer.topics) <= set(TOPICS)
         assert peer.what
-        assert bool(peer.how_to_get) == (peer.name not in ("floor", "copies"))
+        without = ("floor", "copies", *peers.UNMEASURED)
+        assert bool(peer.how_to_get) == (peer.name not in without)
+        assert bool(peer.why_missing()) or peer.name not in peers.UNMEASURED
         assert isinstance(peer.why_missing(), str)
 
 
@@ -386,6 +388,10 @@ def test_what_was_measured_is_shown_and_kept(
     result = load(kept)
     assert result.machine["cores"]
     assert result.machine["commit"]
+    stamped = result.machine["versions"]
+    assert isinstance(stamped, dict)
+    assert {"torch", "grpcio", "grpc++", "ucx", "nixl"} <= set(stamped)
+    assert result.machine["loopback_mtu"]
     assert "--out" in result.command
     assert result.runs[0].records[0]["raw_ns"] == [1000000]
     assert (shown / "index.html").exists()
