@@ -83,6 +83,8 @@ def names_of(settings: Settings) -> tuple[str, ...]:
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each model, contestant and path."""
     present = {peer.name for peer in peers}
+    refused = refusals(settings, present)
+    present -= {text(record, "peer") for record in refused}
     with tempfile.TemporaryDirectory(prefix="rdt-bench-models-") as kept:
         turns = [
             (name, functools.partial(_turn, settings, name, present, kept, itertools.count()))
@@ -93,7 +95,15 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     broken = [failure_of(record) for record in found if "failed" in record]
     measured = [record for record in found if "failed" not in record]
     once = {text(record, "peer"): record for record in broken}
-    return with_shares(merge(measured)) + list(once.values()) + failed
+    return with_shares(merge(measured)) + list(once.values()) + failed + refused
+
+
+def refusals(settings: Settings, present: set[str]) -> list[Record]:
+    """Return a record for each peer whose row would not be fair, and why."""
+    if COPIES not in present or (settings.ranks or _RANKS) <= 2:
+        return []
+    why = "each of its ranks sends all to every other: of more than two that is more than ours do"
+    return [{"topic": "models", "peer": COPIES, "missing": why, "get": ""}]
 
 
 def worker_turns(transports: Sequence[str], present: set[str]) -> list[tuple[str, str]]:

@@ -60,6 +60,27 @@ def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
     assert variant["peer"] == peers.COPIES  # `compare` does not judge it
 
 
+def test_the_copy_variant_has_no_row_of_more_than_two_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def run_ranks(*words: str, **_: Any) -> list[Record]:
+        asked.append(words[words.index("--turns") + 1])
+        return [ABOUT, {**_printed("planned", 1.0), "transport": "shm"}]
+
+    monkeypatch.setattr(models, "run_ranks", run_ranks)
+    quiet = rounds.Progress("models", io.StringIO())
+    present, _ = peers.choose("models", [peers.COPIES])
+    for ranks, is_refused in ((2, False), (3, True)):
+        settings = Settings(("models",), models=("vgg16",), ranks=ranks, rounds=1)
+        _, *refused = models.measure(settings, present, quiet)
+        assert ("variant:shm" in asked[-1]) != is_refused
+        assert ["sends all to every other" in str(one["missing"]) for one in refused] == (
+            [True] if is_refused else []
+        )
+
+
 def test_quick_has_all_models_only_where_it_has_all_the_time() -> None:
     assert models.names_of(Settings(("models",), is_quick=True)) == models.NAMES
     assert models.names_of(Settings(is_quick=True)) == models.QUICK_NAMES
