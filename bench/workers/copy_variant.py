@@ -1,7 +1,7 @@
 """Gradients by way of our own transports, but as a tuned RPC would move them.
 
 What is left out is what this library is for: a gradient is not born where it leaves from nor where
-it arrives. Each piece is a message with its own description, written into a ring of two buffers at
+it arrives. Each piece is a message with its own description, written into a ring of buffers at
 the receiver, who decodes it and copies it out into private memory. Sending and receiving have
 threads of their own, beside backward. Every rank sends all its gradients to every other, and sums
 in the order of ranks.
@@ -21,14 +21,19 @@ from bench.workers.grpc_server import PIECE_BYTES, decode, encode_head, flat_of,
 from rdmatensor.slot import Slot, SlotSender
 
 _HEAD_BYTES_MAX = 128
+# Of two buffers each, in turn: a ring of 8 pieces. Over TCP faster than a single slot. Pieces stay
+# those of gRPC: each costs a few calls from Python, so smaller ones are slower over both paths.
+SLOTS = 4
 
 
 class Receiver:
-    """A thread that copies one peer's gradients out of its slot, a step at a time."""
+    """A thread that copies one peer's gradients out of its slots, a step at a time."""
 
-    def __init__(self, slot: Slot, like: Sequence[torch.Tensor], patience_s: float) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], like: Sequence[torch.Tensor], patience_s: float
+    ) -> None:
         self.private = [torch.empty(tensor.numel()) for tensor in like]
-        self._slot, self._patience_s = slot, patience_s
+        self._slots, self._patience_s = slots, patience_s
         self._due = sum(len(list(pieces_of(tensor.numel()))) for tensor in like)
         self._may_fill = threading.Semaphore(0)
         self._is_full = threading.Semaphore(0)
@@ -40,8 +45,9 @@ class Receiver:
     def _run(self) -> None:
         try:
             while self._may_fill.acquire(timeout=self._patience_s) and not self._is_closing:
-                for _ in range(self._due):
-                    with self._slot.get(self._patience_s) as message:
+                for number in range(self._due):
+                    slot = self._slots[number % len(self._slots)]
+                    with slot.get(self._patience_s) as message:
                         index, _, first, values = decode(message.data)
                         self.private[index][first : first + values.numel()].copy_(values)
                 self._is_full.release()
@@ -83,18 +89,24 @@ class Exchange:
         self._world = rdmatensor.join(rdmatensor.FileStore(folder / "slots"), rank, ranks)
         most = (_HEAD_BYTES_MAX + PIECE_BYTES,)
         peers = [peer for peer in range(ranks) if peer != rank]
+        names = [f"gradients {number}" for number in range(SLOTS)]
         slots = {
-            peer: self._world.slot("gradients", most, "uint8", src=peer, kind="bounded")
+            peer: [
+                self._world.slot(name, most, "uint8", src=peer, kind="bounded") for name in names
+            ]
             for peer in peers
         }
         self._senders = [
-            self._world.endpoint(peer).slot(
-                "gradients", most, "uint8", kind="bounded", timeout_s=patience_s
-            )
+            [
+                self._world.endpoint(peer).slot(
+                    name, most, "uint8", kind="bounded", timeout_s=patience_s
+                )
+                for name in names
+            ]
             for peer in peers
         ]
         self._receivers = {
-            peer: Receiver(slot, self._parameters, patience_s) for peer, slot in slots.items()
+            peer: Receiver(of_peer, self._parameters, patience_s) for peer, of_peer in slots.items()
         }
         self._out: SimpleQueue[tuple[int, torch.Tensor] | None] = SimpleQueue()
         self._sent: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -110,15 +122,17 @@ class Exchange:
         self._out.put((index, gradient))
 
     def _run(self) -> None:
-        count = 0
+        count = number = 0
         try:
             while (item := self._out.get()) is not None:
                 index, gradient = item
+                number = 0 if count % len(self._parameters) == 0 else number
                 flat = flat_of(gradient)
                 for first, end in pieces_of(flat.numel()):
                     head = encode_head(index, gradient.shape, first)
-                    for sender in self._senders:
-                        self._send(sender, head, flat[first:end])
+                    for senders in self._senders:
+                        self._send(senders[number % SLOTS], head, flat[first:end])
+                    number += 1
                 count += 1
                 if count % len(self._parameters) == 0:
                     self._sent.put(None)
