@@ -4,19 +4,21 @@ DistributedDataParallel's buckets: with gradient_as_bucket_view=True the gradien
 them, so that an all-reduce works where autograd wrote. torch makes them in two places, which are
 wrapped here. A pipeline stage's buffers for activations and their gradients: torch makes them
 before the first micro-batch, in three places, and receives into them step after step, so that
-neighbours may write there.
+neighbours may write there. A torch that makes them elsewhere works as it would without this.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import importlib.abc
-import importlib.util
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -55,15 +57,15 @@ def install(context: Context) -> None:
     if getattr(DistributedDataParallel, "_rdmatensor_context", None) is None:
         _wrap("_ddp_init_helper", _makes_first_buckets)
         _wrap("_pre_forward", _may_rebuild_buckets)
-        if _STAGES in sys.modules:
-            _wrap_stages(sys.modules[_STAGES])
-        else:  # the import takes seconds, which only programs with pipelines shall pay
-            sys.meta_path.insert(0, _WhenStagesCome())
     DistributedDataParallel._rdmatensor_context = context  # type: ignore[attr-defined]
+    if context.settings.adopt:
+        _watch_stages()
 
 
 def _wrap(name: str, is_wanted: Callable[[DistributedDataParallel], bool]) -> None:
-    before = getattr(DistributedDataParallel, name)
+    before = getattr(DistributedDataParallel, name, None)
+    if before is None:
+        return
 
     @functools.wraps(before)
     def wrapped(self: DistributedDataParallel, *args: object, **kwargs: object) -> object:
@@ -104,34 +106,82 @@ def _is_our_group(group: Any) -> bool:  # noqa: ANN401 - torch's class
 
 
 class _WhenStagesCome(importlib.abc.MetaPathFinder):
-    """Wraps the stages when a program imports them after it has made its group."""
+    """Wraps the stages when a program imports them after it has made its group.
 
-    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+    It stays for good: one that left would make the list shorter under another thread that walks
+    through it, and a module that was only looked for, or failed, is imported later.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Leave every module to the other finders, and act once that one was executed."""
-        if fullname != _STAGES:
+        if fullname != _STAGES or getattr(self._local, "is_asking", False):
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
+        self._local.is_asking = True
+        try:
+            spec = self._ask_others(fullname, path, target)
+        finally:
+            self._local.is_asking = False
+        execute = getattr(spec.loader, "exec_module", None) if spec is not None else None
+        if spec is None or execute is None:
             return spec
-        execute = spec.loader.exec_module
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            _wrap_stages(module)
+            if module.__name__ == _STAGES:  # a loader may serve others too
+                _wrap_stages(module)
 
-        spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
+        with contextlib.suppress(AttributeError):  # of a loader that takes none
+            spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign, union-attr]
         return spec
+
+    def _ask_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            spec = (
+                None if finder is self or find_spec is None else find_spec(fullname, path, target)
+            )
+            if spec is not None:
+                return cast("ModuleSpec", spec)
+        return None
+
+
+_finder = _WhenStagesCome()
+_wrapping = threading.Lock()
+
+
+def _watch_stages() -> None:
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)  # who walks through it meets one finder twice
+    module = sys.modules.get(_STAGES)
+    if module is None:  # the import takes seconds, which only programs with pipelines shall pay
+        return
+    if getattr(
+        getattr(module, "__spec__", None), "_initializing", False
+    ):  # by another thread: wait for it
+        with contextlib.suppress(Exception):  # which tells whoever asked for it
+            importlib.import_module(_STAGES)
+    _wrap_stages(module)
 
 
 def _wrap_stages(module: Any) -> None:  # noqa: ANN401 - torch's module
-    _wrap_stage(module.PipelineStage, "_setup_forward_recv_info")
-    _wrap_stage(module._PipelineStage, "_create_act_recv_info")
-    _wrap_stage(module._PipelineStageBase, "_setup_backward_recv_info")
+    """Wrap those places that this torch has; torch 2.12 and older make some buffers elsewhere."""
+    with _wrapping:
+        _wrap_stage(getattr(module, "PipelineStage", None), "_setup_forward_recv_info")
+        _wrap_stage(getattr(module, "_PipelineStage", None), "_create_act_recv_info")
+        _wrap_stage(getattr(module, "_PipelineStageBase", None), "_setup_backward_recv_info")
 
 
-def _wrap_stage(kind: type, name: str) -> None:
-    before = getattr(kind, name)
+def _wrap_stage(kind: Any, name: str) -> None:  # noqa: ANN401 - torch's class
+    before = getattr(kind, name, None)
+    if before is None or hasattr(before, "_is_adopting"):
+        return
 
     @functools.wraps(before)
     def wrapped(self: Any, *args: object, **kwargs: object) -> object:  # noqa: ANN401
@@ -145,6 +195,7 @@ def _wrap_stage(kind: type, name: str) -> None:
         _note(f"buffers of stage {self.stage_index}", births)
         return result
 
+    wrapped._is_adopting = True  # type: ignore[attr-defined]
     setattr(kind, name, wrapped)
 
 
