@@ -222,6 +222,15 @@ TEST(a_receive_from_any_source_ends_it)
 
 /* ---- Memory that goes -------------------------------------------------------------------- */
 
+static uint64_t
+in_quarantine(rdt_context *ctx)
+{
+    struct rdti_region_stats stats;
+
+    rdti_regions_get_stats(ctx->regions, &stats);
+    return stats.quarantine_count;
+}
+
 TEST_TIMEOUT(a_place_that_was_freed_is_told_anew, 60)
 {
     struct rig rig;
@@ -235,6 +244,7 @@ TEST_TIMEOUT(a_place_that_was_freed_is_told_anew, 60)
         const uint8_t *const old = field.piece[0];
         const struct rdt_counters before = counters(&rig, 1);
         rdt_region_free(field.region, NULL, NULL);
+        CHECK_EVENTUALLY(in_quarantine(rig.ctx[1]) == 0, 10);
         field_make(&field, rig.ctx[1], LARGE);
         has_moved_in |= field.piece[0] == old;
         for (int i = 0; i < PLACES; i++)
