@@ -153,6 +153,13 @@ rdti_mailbox_on_ready(struct rdti_mailbox *m)
 
 /* ---- Going out --------------------------------------------------------------------------- */
 
+/* To what a peer may ask as often as it likes. */
+static bool
+is_answer(const struct rdti_message *head)
+{
+    return head->kind == RDTI_MESSAGE_SUMS_READ || head->kind == RDTI_MESSAGE_STOOD;
+}
+
 void
 rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
                    uint32_t body_bytes)
@@ -173,7 +180,7 @@ rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, cons
     if (body_bytes > 0)
         memcpy(parcel->bytes + RDTI_MESSAGE_HEAD_BYTES, body, body_bytes);
     rdti_list_append(&m->control, &parcel->link);
-    m->answer_count += head->kind == RDTI_MESSAGE_SUMS_READ;
+    m->answer_count += is_answer(head);
     if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
         head->kind == RDTI_MESSAGE_RING || head->kind == RDTI_MESSAGE_STAND ||
         head->kind == RDTI_MESSAGE_PLACE)
@@ -369,7 +376,7 @@ flush_control(struct rdti_mailbox *m)
         if (!rdti_ring_reserve(m, units, RDTI_RING_RESERVE_UNITS, &off))
             return false;
         rdti_list_remove(&parcel->link);
-        m->answer_count -= parcel->head.kind == RDTI_MESSAGE_SUMS_READ;
+        m->answer_count -= is_answer(&parcel->head);
         rdti_ring_place(m, parcel, off);
     }
     return true;

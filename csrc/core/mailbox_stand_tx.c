@@ -257,6 +257,8 @@ rdti_stand_on_stand(struct rdti_mailbox *m, const struct rdti_message *head, str
 {
     struct rdti_tx_stream *stream = find_id(m, head->id);
 
+    if (m->answer_count >= RDTI_ANSWERS_MAX)
+        return broken(m, err, "asks for receives to stand and takes no answer");
     if (head->count == 0) {
         if (stream != NULL)
             end_stream(stream);

@@ -357,6 +357,22 @@ TEST(receives_without_end)
     prey_free(&prey);
 }
 
+/* Each is answered, and the peer takes none. */
+TEST_TIMEOUT(receives_that_stand_no_more_without_end, 60)
+{
+    struct prey prey;
+    struct rdt_error err;
+    rdt_status status = RDT_OK;
+
+    prey_make(&prey);
+    struct rdti_message head = plain(&prey, RDTI_MESSAGE_STAND);
+    for (head.id = 1; head.id < 2 * RDTI_ANSWERS_MAX && status == RDT_OK; head.id++)
+        status = feed(&prey, &head, NULL, 0, &err);
+    CHECK_STATUS(status, RDT_EPROTO);
+    CHECK_STR_CONTAINS(err.message, "takes no answer");
+    prey_free(&prey);
+}
+
 /* What a peer may say that it wrote. */
 TEST(messages_that_landed_nowhere)
 {
