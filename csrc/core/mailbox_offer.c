@@ -194,7 +194,8 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     rdti_engine_enter(engine); /* a lane may complete in any thread */
     rdti_transfer_op_complete(op, status, err);
     send->ops--;
-    if (status == RDT_EPEER)
+    /* Else the receiver would take what lies there for the message. */
+    if (status != RDT_OK && status != RDT_ESTALE)
         rdti_endpoint_on_lane_error(send->mailbox->ep, &why);
     if (status != RDT_OK)
         end_send(send, (rdt_status)why.status, &why);
@@ -213,6 +214,7 @@ write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rd
         return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
     t->op.kind = RDTI_OP_WRITE;
     t->op.notify = RDTI_NOTIFY_NONE;
+    t->op.is_relied_on = true; /* FIN and LANDED come behind it */
     t->op.remote = cts->region;
     t->op.block = (struct rdt_block){.src = (const char *)send->buf + send->done_bytes,
                                      .len_bytes = len_bytes,

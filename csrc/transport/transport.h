@@ -64,6 +64,9 @@ struct rdti_op {
     bool is_urgent;  /* the peer's progress thread has to act on the notification: wake it */
     bool may_ride;   /* a write without bytes that may wait for the lane's next op, or a pass */
     bool has_ridden; /* the lane's answer: it went with another */
+    /* What comes behind says that this one arrived. If it is refused later than by write(), and not
+     * because the region is over, nothing behind it goes: the lane stops, and the host ends it. */
+    bool is_relied_on;
     /* Not 0: the peer keeps RDTI_FLAG_BYTES at flag_off of the region for this flag, and what lies
      * between the bytes and it, fewer than that, is nobody's. The lane may notify so. */
     uint32_t flag_sequence;

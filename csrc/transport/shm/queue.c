@@ -84,6 +84,12 @@ push_one(struct shm_lane *l, struct batch *batch)
                                            ? rdti_shm_execute_read(l, op, &batch->attempt)
                                            : rdti_shm_execute_write(l, op, &batch->attempt);
 
+    const bool must_end =
+        progress == SHM_REFUSED && op->is_relied_on && batch->attempt.status != RDT_ESTALE;
+    if (must_end) {
+        rdti_shm_fail_locked(l, &batch->why);
+        return false; /* it ends with the others */
+    }
     if (progress == SHM_DONE || progress == SHM_REFUSED)
         rdti_list_remove(&op->link);
     if (progress == SHM_REFUSED)

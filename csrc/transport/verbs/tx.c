@@ -439,7 +439,7 @@ pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *w
     uint32_t posted = 0;
 
     *refused = NULL;
-    while (*refused == NULL && !lane->is_held && post_again(lane, &posted)) {
+    while (*refused == NULL && !lane->is_held && !lane->is_stopped && post_again(lane, &posted)) {
         struct rdti_op *op = lane->cursor;
 
         if ((op == NULL || op->scratch[RDTI_VERBS_OP_STEP] == 0) && !post_marks(lane, &posted))
@@ -453,6 +453,7 @@ pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *w
         if (progress == REFUSED) {
             rdti_list_remove(&op->link);
             *refused = op;
+            lane->is_stopped = op->is_relied_on && why->status != RDT_ESTALE;
         }
     }
     flush_chains(lane);

@@ -336,6 +336,7 @@ struct rdti_verbs_lane {
     uint32_t tx_count;
     uint32_t marks_owed;             /* links that are settled, whose SETTLED is not posted */
     bool is_held;                    /* a link is broken and not settled: nothing goes */
+    bool is_stopped;                 /* for good: an op that others rely on was refused */
     struct rdti_verbs_record *again; /* [again_next, again_count) is to be sent again */
     uint32_t again_next;
     uint32_t again_count;

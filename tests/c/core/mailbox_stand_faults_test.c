@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Receives that stand where memory is refused, freed, covered twice or too large: none ends well
+ * without its message, and none waits for ever. */
+#include "base/error.h"
+
+#include "core/stand_rig.h"
+
+static void
+let_stand_from(struct rig *rig, const struct field *field, const uint8_t *src)
+{
+    struct rdt_error err = {0};
+
+    for (int i = 0; i < 4 * PLACES; i++) {
+        rdt_transfer *recv = rig_recv(rig, 1, 0, TAG, field->piece[i % PLACES], LARGE);
+        rdt_transfer *send = rig_send(rig, 0, 1, TAG, src, LARGE);
+        CHECK_OK(rig_end(recv, &err), &err);
+        CHECK_OK(rig_end(send, &err), &err);
+    }
+    CHECK(stands(rig, TAG));
+}
+
+/* ---- Memory that cannot be registered ---------------------------------------------------- */
+
+static bool
+is_device(void)
+{
+    const char *which = getenv("RDT_TEST_VERBS");
+
+    return which != NULL && strcmp(which, "device") == 0;
+}
+
+/* The source is registered by now, so that it is the target that is refused. */
+static void
+is_refused(bool is_standing)
+{
+    struct rig rig;
+    struct field from;
+    struct field field;
+    struct field next_field;
+    struct rdt_error err = {0};
+
+    if (is_device())
+        SKIP("needs the sim");
+    rig_open(&rig, 2, RDT_TRANSPORT_VERBS);
+    field_make(&from, rig.ctx[0], LARGE);
+    field_make(&field, rig.ctx[1], LARGE);
+    field_make(&next_field, rig.ctx[1], 4 * LARGE); /* in a segment of its own */
+    uint8_t *own = malloc(LARGE);
+    let_stand_from(&rig, &field, from.piece[0]);
+    uint8_t *dst = is_standing ? next_field.piece[0] : own;
+    const uint64_t tag = is_standing ? TAG : TAG + 1;
+    memset(dst, 0x5a, LARGE);
+    rig_fill(from.piece[0], LARGE, 9);
+    sim_fail_named("reg_mr", 0, UINT32_MAX, EFAULT);
+    rdt_transfer *recv = rig_recv(&rig, 1, 0, tag, dst, LARGE);
+    rdt_transfer *send = rig_send(&rig, 0, 1, tag, from.piece[0], LARGE);
+    CHECK(rig_end(recv, &err) != RDT_OK);
+    CHECK_STATUS(rig_end(send, &err), RDT_EDEVICE);
+    CHECK_STR_CONTAINS(err.message, "cannot register");
+    for (uint64_t at = 0; at < LARGE; at++)
+        CHECK(dst[at] == 0x5a);
+    sim_fail_named("reg_mr", 0, 0, 0);
+    rdt_region_free(from.region, NULL, NULL);
+    rdt_region_free(field.region, NULL, NULL);
+    rdt_region_free(next_field.region, NULL, NULL);
+    rig_close(&rig);
+    free(own);
+}
+
+TEST_TIMEOUT(a_place_that_cannot_be_registered_fails_its_receive, 60)
+{
+    is_refused(true);
+}
+
+TEST_TIMEOUT(a_grant_that_cannot_be_registered_fails_its_receive, 60)
+{
+    is_refused(false);
+}
+
+TEST_MAIN()
