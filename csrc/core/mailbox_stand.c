@@ -168,7 +168,8 @@ is_reachable(const struct rdti_mailbox *m, const void *addr, uint64_t len_bytes,
     if (rdti_context_verifies(m->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES)
         return false;
     if (rdti_endpoint_caps(m->ep).is_same_host &&
-        rdti_arena_locate(m->ctx->arena, addr, len_bytes, &segment, &segment_off) != RDT_OK)
+        (len_bytes > RDTI_STAND_COPY_BYTES ||
+         rdti_arena_locate(m->ctx->arena, addr, len_bytes, &segment, &segment_off) != RDT_OK))
         return false;
     return rdti_regions_export_at(m->ctx->regions, addr, len_bytes, out, NULL) == RDT_OK;
 }

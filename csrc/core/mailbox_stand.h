@@ -44,6 +44,9 @@ struct rdti_tx_stream;
 #define RDTI_STAND_MIN_BYTES UINT64_C(4096)
 /* Larger ones wait for their receive anyway: they are above what a ring takes. */
 #define RDTI_STAND_WAIT_BYTES UINT64_C(65536)
+/* Over shared memory the sender copies, in one piece and with its locks held: not for longer than
+ * one poll does. The ordinary way reads larger ones in slices. */
+#define RDTI_STAND_COPY_BYTES (UINT64_C(16) << 20)
 /* Each is looked at for each message while any stands; a pipeline's stage has two. */
 #define RDTI_STREAMS_MAX 16
 /* Places of a stream: a schedule has one for each micro-batch and tensor. */

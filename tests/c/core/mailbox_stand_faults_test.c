@@ -77,4 +77,29 @@ TEST_TIMEOUT(a_grant_that_cannot_be_registered_fails_its_receive, 60)
     is_refused(false);
 }
 
+/* ---- Bounds ------------------------------------------------------------------------------ */
+
+static bool
+does_stand(struct rig *rig, uint64_t tag, uint64_t len_bytes)
+{
+    struct rdt_error err = {0};
+    rdt_region *region;
+
+    CHECK_OK(rdt_region_alloc(rig->ctx[1], len_bytes, 0, &region, &err), &err);
+    for (uint64_t i = 0; i < 3; i++)
+        exchange_with(rig, tag, rdt_region_addr(region), len_bytes, i, false);
+    rdt_region_free(region, NULL, NULL);
+    return stands(rig, tag);
+}
+
+TEST_TIMEOUT(over_shm_what_takes_long_to_copy_does_not_stand, 60)
+{
+    struct rig rig;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    CHECK(does_stand(&rig, TAG, RDTI_STAND_COPY_BYTES));
+    CHECK(!does_stand(&rig, TAG + 1, RDTI_STAND_COPY_BYTES + 1));
+    rig_close(&rig);
+}
+
 TEST_MAIN()
