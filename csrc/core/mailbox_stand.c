@@ -125,7 +125,31 @@ leave(struct rdti_rx_stream *stream)
     say(stream, false);
 }
 
-/* The sender writes no more. */
+/* Nobody has freed it meanwhile: the region that was told. Others may cover the same memory. */
+static bool
+is_still_there(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
+{
+    const struct watched *place = &stream->places[receive->place];
+    struct rdti_regions *regions = stream->m->ctx->regions;
+    struct rdti_target target;
+
+    if (rdti_regions_acquire(regions, place->index, place->generation, 0, receive->len_bytes,
+                             &target, NULL) != RDT_OK)
+        return false;
+    rdti_regions_release(regions, &target);
+    return true;
+}
+
+static rdt_status
+freed_early(struct rdt_error *err)
+{
+    err->peer_rank = RDT_RANK_UNKNOWN;
+    return rdti_error_set(err, RDT_ESTALE, 0,
+                          "the memory of the receive was freed before its message came");
+}
+
+/* The sender writes no more. Perhaps because a place was freed under its receive, whose message is
+ * lost then: nothing else may be written there either. */
 static void
 on_left(struct rdti_rx_stream *stream)
 {
@@ -134,15 +158,20 @@ on_left(struct rdti_rx_stream *stream)
 
     stream->ends += stream->state == STANDING ? 1 : 0;
     stream->state = WATCHING;
-    stream->place_count = 0;
     rdti_list_init(&over);
     while ((node = rdti_list_take_first(&stream->told)) != NULL) {
         struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
         receive->told = NULL;
+        if (!receive->is_cancelled && receive->place != RDTI_PLACE_NONE &&
+            !is_still_there(stream, receive)) {
+            receive->is_cancelled = true;
+            (void)freed_early(&receive->error);
+        }
         if (receive->is_cancelled)
             rdti_list_append(&over, &receive->link);
     }
     stream->told_count = 0;
+    stream->place_count = 0;
     if (stream->is_orphan)
         free_stream(stream);
     while ((node = rdti_list_take_first(&over)) != NULL) {
@@ -246,16 +275,6 @@ need_place(struct rdti_rx_stream *stream, const struct rdti_request *receive, st
     cts->region_off = (uint64_t)(uintptr_t)receive->buf - cts->region.addr;
     *is_new = true;
     return stream->place_count - 1;
-}
-
-/* Nobody has freed it meanwhile. */
-static bool
-is_still_there(struct rdti_rx_stream *stream, const struct rdti_request *receive)
-{
-    struct rdt_remote_region region;
-
-    return is_reachable(stream->m, receive->buf, receive->len_bytes, &region) &&
-           find_place(stream, receive, &region) == receive->place;
 }
 
 /* ---- Receives ---------------------------------------------------------------------------- */
@@ -480,8 +499,7 @@ check_landed(struct rdti_request *receive, const struct rdti_message *head, bool
                                      .id = head->tag};
 
     if (!is_there)
-        return rdti_error_set(err, RDT_ESTALE, 0,
-                              "the memory of the receive was freed before its message came");
+        return freed_early(err);
     return rdti_context_verifies(receive->group->ctx) ? rdti_sums_check_eager(receive, &sum, err)
                                                       : RDT_OK;
 }

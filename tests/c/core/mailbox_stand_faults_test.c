@@ -77,6 +77,64 @@ TEST_TIMEOUT(a_grant_that_cannot_be_registered_fails_its_receive, 60)
     is_refused(false);
 }
 
+/* ---- Memory that goes, and memory with two regions --------------------------------------- */
+
+/* Against the rules; the message is lost, and both are told. */
+TEST_TIMEOUT(a_place_that_is_freed_under_its_receive_ends_both, 60)
+{
+    struct rig rig;
+    struct field from;
+    struct field field;
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    field_make(&from, rig.ctx[0], LARGE);
+    field_make(&field, rig.ctx[1], LARGE);
+    let_stand_from(&rig, &field, from.piece[0]);
+    rdt_transfer *recv = rig_recv(&rig, 1, 0, TAG, field.piece[0], LARGE);
+    rdt_region_free(field.region, NULL, NULL);
+    rdt_transfer *send = rig_send(&rig, 0, 1, TAG, from.piece[0], LARGE);
+    CHECK(rig_end(send, &err) != RDT_OK);
+    CHECK_STATUS(rig_end(recv, &err), RDT_ESTALE);
+    CHECK_STR_CONTAINS(err.message, "freed before its message came");
+    field_make(&field, rig.ctx[1], LARGE); /* and the next ones meet each other */
+    let_stand_from(&rig, &field, from.piece[0]);
+    rdt_region_free(from.region, NULL, NULL);
+    rdt_region_free(field.region, NULL, NULL);
+    rig_close(&rig);
+}
+
+TEST_TIMEOUT(a_second_region_over_a_place_changes_nothing, 60)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_region *region;
+    rdt_region *cover;
+    uint8_t *own = malloc(3 * LARGE);
+    uint8_t *src = malloc(LARGE);
+
+    rig_open(&rig, 2, RDT_TRANSPORT_TCP);
+    CHECK_OK(rdt_region_register(rig.ctx[1], own + LARGE, LARGE, &region, &err), &err);
+    for (uint64_t i = 0; i < 4; i++)
+        exchange(&rig, own + LARGE, LARGE, i, false);
+    CHECK(stands(&rig, TAG));
+    rig_fill(src, LARGE, 21);
+    rdt_transfer *recv = rig_recv(&rig, 1, 0, TAG, own + LARGE, LARGE);
+    /* Now it is the first that holds the place. */
+    CHECK_OK(rdt_region_register(rig.ctx[1], own, 3 * LARGE, &cover, &err), &err);
+    rdt_transfer *send = rig_send(&rig, 0, 1, TAG, src, LARGE);
+    CHECK_OK(rig_end(recv, &err), &err);
+    CHECK_OK(rig_end(send, &err), &err);
+    CHECK_MEM_EQ(own + LARGE, src, LARGE);
+    for (uint64_t i = 0; i < 4; i++)
+        exchange(&rig, own + LARGE, LARGE, 30 + i, false);
+    rdt_region_free(cover, NULL, NULL);
+    rdt_region_free(region, NULL, NULL);
+    rig_close(&rig);
+    free(src);
+    free(own);
+}
+
 /* ---- Bounds ------------------------------------------------------------------------------ */
 
 static bool
