@@ -52,7 +52,8 @@ class Orphan final : public Ending
     }
 
     /*
-     * With `is_canceled` receives that have not matched end now. Not to be touched afterwards.
+     * With `is_canceled` receives that have not matched end now; what a peer has written into the
+     * place of one by then is lost. Not to be touched afterwards.
      * Called where nobody can be told of an error.
      */
     void adopt(bool is_canceled) noexcept

@@ -151,6 +151,7 @@ struct rdti_request {
 /* A message that no receive has asked for yet. */
 struct rdti_arrival {
     struct rdti_match_arrival match;
+    bool is_kept; /* until its sender says that it writes no more (rdti_stand_keep()) */
     struct rdti_list group_link; /* group->arrivals, or mailbox->orphans */
     struct rdti_list mailbox_link;
     rdt_group *group;             /* NULL: none of that id exists here yet */
@@ -176,6 +177,8 @@ struct rdti_rank_name rdti_group_rank_name(const rdt_group *group, uint32_t rank
  * group too. */
 void rdti_request_finish(struct rdti_request *request, rdt_status status,
                          const struct rdt_error *err);
+/* Messages of a mailbox and tag that were kept meet their receives now, or wait for them. */
+void rdti_group_hand_out(rdt_group *group, struct rdti_mailbox *m, uint64_t tag);
 /* The group broke: as the table of states says. */
 void rdti_request_cancel(struct rdti_request *request, const struct rdt_error *err);
 /* The same without an end of its transfer, which has another owner now. */

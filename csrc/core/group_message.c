@@ -52,70 +52,6 @@ new_request(rdt_group *group, struct rdt_transfer *t, uint32_t peer, uint64_t ta
     return request;
 }
 
-static void
-unlink_request(struct rdti_request *request)
-{
-    rdti_offer_forget(request);
-    rdti_stand_untell(request);
-    rdti_match_cancel(&request->group->matcher, &request->posted);
-    rdti_list_remove(&request->link);
-    rdti_list_remove(&request->group_link);
-    free(request->sums);
-    request->sums = NULL;
-}
-
-void
-rdti_request_release(struct rdti_request *request)
-{
-    rdt_group *group = request->group;
-
-    unlink_request(request);
-    rdti_pool_give(&group->groups->requests, request);
-    rdti_group_unref(group);
-}
-
-void
-rdti_request_finish(struct rdti_request *request, rdt_status status, const struct rdt_error *err)
-{
-    struct rdt_transfer *t = request->transfer;
-
-    unlink_request(request);
-    if (status == RDT_OK)
-        t->len_bytes = request->len_bytes;
-    if (!request->is_send && request->peer != RDT_SOURCE_ANY)
-        t->source = (int32_t)request->peer;
-    rdti_transfer_finish(t, status, status == RDT_OK ? NULL : err); /* err may lie in the request */
-    rdti_request_release(request);
-}
-
-void
-rdti_request_cancel(struct rdti_request *request, const struct rdt_error *err)
-{
-    switch (request->state) {
-    case RDTI_REQUEST_LOCAL:
-        request->arrival->self = NULL;
-        rdti_arrival_drop(request->arrival, err);
-        rdti_request_finish(request, (rdt_status)err->status, err);
-        return;
-    case RDTI_REQUEST_POSTED:
-        if (request->told != NULL)
-            rdti_stand_cancel(request, err);
-        else
-            rdti_request_finish(request, (rdt_status)err->status, err);
-        return;
-    case RDTI_REQUEST_QUEUED:
-        rdti_request_finish(request, (rdt_status)err->status, err);
-        return;
-    case RDTI_REQUEST_OFFERED:
-    case RDTI_REQUEST_LANE:
-        rdti_offer_cancel(request, err);
-        return;
-    default:
-        rdti_receive_cancel(request, err);
-        return;
-    }
-}
-
 /* ---- Messages that wait ------------------------------------------------------------------ */
 
 static void
@@ -334,13 +270,73 @@ refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
     return true;
 }
 
+/* Its receive was given up, or such a message waits before it. */
+static void
+keep(rdt_group *group, struct rdti_arrival *arrival)
+{
+    arrival->group = group;
+    arrival->is_kept = true;
+    rdti_list_append(&group->arrivals, &arrival->group_link);
+}
+
+void
+rdti_group_hand_out(rdt_group *group, struct rdti_mailbox *m, uint64_t tag)
+{
+    struct rdti_list kept;
+    struct rdti_list *taken;
+
+    rdti_list_init(&kept);
+    for (struct rdti_list *node = group->arrivals.next, *next; node != &group->arrivals;
+         node = next) {
+        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, group_link);
+        next = node->next;
+        if (!arrival->is_kept || arrival->mailbox != m || arrival->head.tag != tag)
+            continue;
+        rdti_list_remove(node);
+        rdti_list_append(&kept, node);
+    }
+    while ((taken = rdti_list_take_first(&kept)) != NULL) {
+        struct rdti_arrival *arrival = RDTI_CONTAINER(taken, struct rdti_arrival, group_link);
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        struct rdti_match_posted *posted =
+            m->has_ended ? NULL
+                         : rdti_match_take_posted(&group->matcher, arrival->head.source, tag);
+        arrival->is_kept = false;
+        if (posted != NULL) {
+            take_arrival(RDTI_CONTAINER(posted, struct rdti_request, posted), arrival);
+        } else if (store(group, arrival, &err) != RDT_OK) {
+            rdti_arrival_drop(arrival, &err);
+            rdti_endpoint_fail(m->ep, &err, false);
+        }
+    }
+}
+
+/* The receive that the message is for. NULL: it waits, and if *is_kept, not for the next one. */
+static struct rdti_request *
+find_receive(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message *head,
+             bool *is_kept)
+{
+    *is_kept = rdti_stand_keeps(m, group->id, head->tag);
+    struct rdti_match_posted *posted =
+        *is_kept ? NULL : rdti_match_take_posted(&group->matcher, head->source, head->tag);
+    if (posted == NULL)
+        return NULL;
+    struct rdti_request *receive = RDTI_CONTAINER(posted, struct rdti_request, posted);
+    if (!receive->is_cancelled)
+        return receive;
+    *is_kept = true;
+    rdti_stand_keep(receive);
+    return NULL;
+}
+
 rdt_status
 rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
                        const struct rdti_message *head, const uint8_t *payload,
                        const struct rdti_rts *rts, struct rdt_error *err)
 {
     rdt_group *group = rdti_groups_find(groups, head->group_id);
-    struct rdti_match_posted *posted = NULL;
+    struct rdti_request *receive = NULL;
+    bool is_kept = false;
 
     if (group == NULL && refuse_late(groups, m, head))
         return RDT_OK;
@@ -352,10 +348,10 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
             refuse_message(m, head, &group->error);
             return RDT_OK;
         }
-        posted = rdti_match_take_posted(&group->matcher, head->source, head->tag);
+        receive = find_receive(group, m, head, &is_kept);
     }
-    if (posted != NULL) {
-        deliver(RDTI_CONTAINER(posted, struct rdti_request, posted), m, head, payload, rts);
+    if (receive != NULL) {
+        deliver(receive, m, head, payload, rts);
         return RDT_OK;
     }
     struct rdti_arrival *arrival = new_arrival(groups, m, head, payload, rts);
@@ -365,6 +361,10 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
                               (unsigned long long)head->len_bytes);
     if (group == NULL) {
         rdti_list_append(&m->orphans, &arrival->group_link);
+        return RDT_OK;
+    }
+    if (is_kept) {
+        keep(group, arrival);
         return RDT_OK;
     }
     const rdt_status status = store(group, arrival, err);

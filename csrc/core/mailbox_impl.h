@@ -107,6 +107,7 @@ struct rdti_mailbox {
     struct rdti_list tx_streams;
     uint32_t rx_stream_count;
     uint32_t tx_stream_count;
+    uint32_t keep_count;  /* of rx_streams, those that keep messages */
     uint64_t next_stream; /* numbers of ours so far */
 
     struct rdti_interest interests[RDTI_INTERESTS]; /* circular */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The receiver of a stream that stands. */
+ * The receiver of a stream that stands.
+ * over budget: the states of a stream and of its receives are seen from each other. */
 #include "core/mailbox_stand.h"
 
 #include <stdlib.h>
@@ -26,9 +27,10 @@ struct rdti_rx_stream {
     struct rdti_list link; /* m->rx_streams, the oldest first */
     struct rdti_mailbox *m;
     enum stream_state state;
-    bool is_orphan; /* its group has ended: it goes with its last receive */
-    bool is_shut;   /* any source was asked for: who gets what is open */
-    uint64_t id;    /* of this time that it stands */
+    bool is_orphan;  /* its group has ended: it goes with its last receive */
+    bool is_keeping; /* LEAVING: see rdti_stand_keep() */
+    bool is_shut;    /* any source was asked for: who gets what is open */
+    uint64_t id;     /* of this time that it stands */
     uint64_t group_id;
     uint64_t tag;
     uint32_t source;
@@ -148,17 +150,14 @@ freed_early(struct rdt_error *err)
                           "the memory of the receive was freed before its message came");
 }
 
-/* The sender writes no more. Perhaps because a place was freed under its receive, whose message is
- * lost then: nothing else may be written there either. */
+/* What was told is void, and what was cancelled is over. So is a receive whose place was freed,
+ * which may be why the sender ended the stream: its message is lost, and nothing else may be
+ * written there either. */
 static void
-on_left(struct rdti_rx_stream *stream)
+untell_all(struct rdti_rx_stream *stream, struct rdti_list *over)
 {
-    struct rdti_list over;
     struct rdti_list *node;
 
-    stream->ends += stream->state == STANDING ? 1 : 0;
-    stream->state = WATCHING;
-    rdti_list_init(&over);
     while ((node = rdti_list_take_first(&stream->told)) != NULL) {
         struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
         receive->told = NULL;
@@ -168,10 +167,30 @@ on_left(struct rdti_rx_stream *stream)
             (void)freed_early(&receive->error);
         }
         if (receive->is_cancelled)
-            rdti_list_append(&over, &receive->link);
+            rdti_list_append(over, &receive->link);
     }
     stream->told_count = 0;
     stream->place_count = 0;
+}
+
+/* The sender writes no more. */
+static void
+on_left(struct rdti_rx_stream *stream)
+{
+    struct rdti_mailbox *m = stream->m;
+    const uint64_t tag = stream->tag;
+    struct rdti_list over;
+    struct rdti_list *node;
+    rdt_group *group = NULL;
+
+    stream->ends += stream->state == STANDING ? 1 : 0;
+    stream->state = WATCHING;
+    rdti_list_init(&over);
+    untell_all(stream, &over);
+    if (stream->is_keeping && !stream->is_orphan)
+        group = rdti_groups_find(m->groups, stream->group_id);
+    m->keep_count -= stream->is_keeping ? 1 : 0;
+    stream->is_keeping = false;
     if (stream->is_orphan)
         free_stream(stream);
     while ((node = rdti_list_take_first(&over)) != NULL) {
@@ -179,6 +198,8 @@ on_left(struct rdti_rx_stream *stream)
         const struct rdt_error err = receive->error;
         rdti_request_finish(receive, (rdt_status)err.status, &err);
     }
+    if (group != NULL)
+        rdti_group_hand_out(group, m, tag);
 }
 
 /* ---- Places ------------------------------------------------------------------------------ */
@@ -430,6 +451,25 @@ rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err)
     receive->error = *err;
     leave(receive->told);
     rdti_mailbox_flush(m);
+}
+
+void
+rdti_stand_keep(struct rdti_request *receive)
+{
+    struct rdti_rx_stream *stream = receive->told;
+    const struct rdt_error err = receive->error;
+
+    stream->m->keep_count += stream->is_keeping ? 0 : 1;
+    stream->is_keeping = true;
+    rdti_request_finish(receive, (rdt_status)err.status, &err);
+}
+
+bool
+rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
+{
+    const struct rdti_rx_stream *stream = m->keep_count > 0 ? find_stream(m, group_id, tag) : NULL;
+
+    return stream != NULL && stream->is_keeping;
 }
 
 /* ---- Messages ---------------------------------------------------------------------------- */

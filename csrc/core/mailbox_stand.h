@@ -26,7 +26,9 @@
  *   later              if it is larger, and its receive was not told: the ordinary way would wait
  *                      for that receive too
  * Nothing is written but for a receive that was told and has not ended: one that is cancelled ends
- * when the message is there, or the sender has answered that it writes no more.
+ * when the message is there, or the sender has answered that it writes no more. A message that
+ * comes the ordinary way for a cancelled receive is the next one's; it and those behind it are kept
+ * until that answer, as the next one may yet be written.
  *
  * Everything here is [driver].
  */
@@ -72,6 +74,10 @@ void rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *recei
 void rdti_stand_untell(struct rdti_request *receive);
 /* A receive that was told is given up, or its group broke. */
 void rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err);
+/* An ordinary message is for this receive, which is cancelled: the receive ends, and the message
+ * and those behind it are the caller's to keep, until rdti_group_hand_out() is called. */
+void rdti_stand_keep(struct rdti_request *receive);
+bool rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag);
 rdt_status rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head,
                                struct rdt_error *err);
 rdt_status rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head,

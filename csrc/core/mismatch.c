@@ -98,11 +98,6 @@ rdti_match_check(const struct rdti_request *receive, uint32_t source,
     const struct rdti_rank_name source_name = rdti_group_rank_name(group, source);
     const struct rdti_rank_name own_name = rdti_group_rank_name(group, group->rank);
 
-    if (receive->is_cancelled) { /* it stood, and only its end waits: its buffer is nobody's */
-        if (err != NULL)
-            *err = receive->error;
-        return (rdt_status)receive->error.status;
-    }
     if (receive->has_desc && receive->desc.op != 0 && head->op != 0 &&
         !is_equal(head, &receive->desc)) {
         const struct rdt_message_desc theirs = {.op = head->op,

@@ -477,7 +477,8 @@ RDT_API int32_t rdt_transfer_source(const rdt_transfer *t);
 /*
  * Give the handle up. One in flight goes on; its buffers must stay until it ends. A receive that
  * has not matched is cancelled. One whose place its sender was told (rdt_group_recv) is in flight:
- * it ends once the sender has answered, or its message has come.
+ * it ends once the sender has answered, or its message has come. Written into its place by then, a
+ * message is lost with it; one that came another way is the next receive's.
  */
 RDT_API void rdt_transfer_free(rdt_transfer *t);
 

@@ -135,6 +135,93 @@ TEST_TIMEOUT(a_second_region_over_a_place_changes_nothing, 60)
     free(own);
 }
 
+/* ---- Receives that are given up ---------------------------------------------------------- */
+
+/* Messages that go the ordinary way and come when their receive has just been given up, before
+ * their sender knows: they are the next ones', in order. */
+static void
+meets_the_next(uint32_t transport, uint64_t len_bytes)
+{
+    struct rig rig;
+    struct field from;
+    struct field field;
+    struct rdt_error err = {0};
+    rdt_transfer *send[2];
+    rdt_transfer *recv[2];
+
+    rig_open(&rig, 2, transport);
+    field_make(&from, rig.ctx[0], LARGE);
+    field_make(&field, rig.ctx[1], LARGE);
+    let_stand_from(&rig, &field, from.piece[0]);
+    struct rdti_engine *engine = rig.ctx[1]->engine;
+    rdt_transfer *given_up = rig_recv(&rig, 1, 0, TAG, field.piece[0], LARGE);
+    recv[0] = rig_recv(&rig, 1, 0, TAG, field.piece[1], LARGE);
+    const struct rdt_counters before = counters(&rig, 0);
+    rdti_engine_enter(engine); /* it hears nothing of rank 0 */
+    for (int i = 0; i < 2; i++) {
+        rig_fill(from.piece[i], len_bytes, 70 + (uint64_t)i);
+        send[i] = rig_send(&rig, 0, 1, TAG, from.piece[i], len_bytes);
+    }
+    CHECK_EVENTUALLY(counters(&rig, 0).mailbox_eager + counters(&rig, 0).mailbox_rendezvous ==
+                         before.mailbox_eager + before.mailbox_rendezvous + 2,
+                     10);
+    memset(field.piece[0], 0x11, LARGE);
+    rdt_transfer_free(given_up);
+    rdti_engine_leave(engine);
+    recv[1] = rig_recv(&rig, 1, 0, TAG, field.piece[2], LARGE);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(rig_end(recv[i], &err), &err);
+        CHECK_OK(rig_end(send[i], &err), &err);
+        CHECK_MEM_EQ(field.piece[1 + i], from.piece[i], len_bytes);
+    }
+    CHECK(field.piece[0][0] == 0x11);
+    let_stand_from(&rig, &field, from.piece[0]);
+    rdt_region_free(from.region, NULL, NULL);
+    rdt_region_free(field.region, NULL, NULL);
+    rig_close(&rig);
+}
+
+TEST_TIMEOUT(a_message_for_a_receive_that_was_given_up_meets_the_next, 120)
+{
+    const uint64_t lengths[] = {8, 2000, LARGE - 1};
+
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        meets_the_next(RDT_TRANSPORT_SHM, lengths[i]);
+        meets_the_next(RDT_TRANSPORT_TCP, lengths[i]);
+    }
+}
+
+/* Kept, and then neither a receive nor a group is there for it. */
+TEST_TIMEOUT(a_message_that_is_kept_ends_with_its_group, 60)
+{
+    struct rig rig;
+    struct field from;
+    struct field field;
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    field_make(&from, rig.ctx[0], LARGE);
+    field_make(&field, rig.ctx[1], LARGE);
+    let_stand_from(&rig, &field, from.piece[0]);
+    struct rdti_engine *engine = rig.ctx[1]->engine;
+    rdt_transfer *given_up = rig_recv(&rig, 1, 0, TAG, field.piece[0], LARGE);
+    const struct rdt_counters before = counters(&rig, 0);
+    rdti_engine_enter(engine);
+    rdt_transfer *send = rig_send(&rig, 0, 1, TAG, from.piece[0], LARGE - 1);
+    CHECK_EVENTUALLY(counters(&rig, 0).mailbox_rendezvous > before.mailbox_rendezvous, 10);
+    rdti_engine_enter(rig.ctx[0]->engine); /* it hears nothing of rank 1 */
+    rdt_transfer_free(given_up);
+    rdti_engine_leave(engine);
+    CHECK_EVENTUALLY(!has_requests(rig.group[1]), 10);
+    rdt_group_destroy(rig.group[1]);
+    rig.group[1] = NULL;
+    rdti_engine_leave(rig.ctx[0]->engine);
+    CHECK_STATUS(rig_end(send, &err), RDT_EPEER);
+    rdt_region_free(from.region, NULL, NULL);
+    rdt_region_free(field.region, NULL, NULL);
+    rig_close(&rig);
+}
+
 /* ---- Bounds ------------------------------------------------------------------------------ */
 
 static bool
