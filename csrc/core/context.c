@@ -383,6 +383,9 @@ rdt_context_close(rdt_context *ctx, struct rdt_error *err)
     status = rdti_context_check(ctx, "context_close", err);
     if (status != RDT_OK)
         return status;
+    if (rdti_regions_in_drained()) /* it would wait for itself */
+        return rdti_error_set(err, RDT_EBUSY, 0,
+                              "context_close: called from a region's drained callback");
     status = close_endpoints(ctx, err);
     if (status == RDT_OK)
         status = check_childless(ctx, err);

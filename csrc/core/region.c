@@ -82,6 +82,15 @@ detach_if_drained(rdt_region *region)
 
 /* Returning pages to the system takes milliseconds for large spans, and the caller's code takes
  * what it likes: neither may hold up the others, heartbeats among them. */
+/* Of this thread: drained() callbacks that it is inside of. */
+static _Thread_local uint32_t in_drained;
+
+bool
+rdti_regions_in_drained(void)
+{
+    return in_drained > 0;
+}
+
 static void
 run_finish(struct rdti_deferred *node)
 {
@@ -93,8 +102,10 @@ run_finish(struct rdti_deferred *node)
     if (region->is_in_arena)
         rdti_arena_free(regions->arena, region->addr);
     free(region);
+    in_drained++;
     if (drained != NULL)
         drained(arg);
+    in_drained--;
     /* release: what drained() did is seen by who finds none left. The last look at the table. */
     (void)atomic_fetch_sub_explicit(&regions->ending_count, 1, memory_order_release);
 }

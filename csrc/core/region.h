@@ -61,6 +61,8 @@ void rdti_regions_set_gone(struct rdti_regions *regions, rdti_region_gone_fn on_
 /* Whether regions that left quarantine have yet to end: a device forgets them, or drained() runs.
  * Any thread. */
 bool rdti_regions_are_ending(const struct rdti_regions *regions);
+/* Whether this thread is inside a drained() callback, which its region's end waits for. */
+bool rdti_regions_in_drained(void);
 
 rdt_status rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t flags,
                               rdt_region **out, struct rdt_error *err);

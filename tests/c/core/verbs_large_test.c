@@ -283,6 +283,35 @@ TEST(a_context_closes_behind_a_registration_of_many_seconds)
     close_behind_a_receive(UINT64_C(4000000000));
 }
 
+struct closing {
+    rdt_context *ctx;
+    rdt_status status;
+    struct rdt_error err;
+};
+
+static void
+close_from_drained(void *arg)
+{
+    struct closing *closing = arg;
+
+    closing->status = rdt_context_close(closing->ctx, &closing->err);
+}
+
+/* Which waits for the end of the callback that it is called from. */
+TEST(a_close_within_a_drained_callback_is_refused)
+{
+    struct closing closing = {.status = RDT_OK};
+    struct rdt_error err = {0};
+    rdt_region *region;
+
+    context_make(&closing.ctx, RDT_TRANSPORT_SHM, "secret", 0);
+    check_ok(rdt_region_alloc(closing.ctx, 4096, 0, &region, &err), &err, "alloc");
+    rdt_region_free(region, close_from_drained, &closing);
+    CHECK_INT_EQ(closing.status, RDT_EBUSY);
+    CHECK_STR_CONTAINS(closing.err.message, "drained callback");
+    check_ok(rdt_context_close(closing.ctx, &err), &err, "close");
+}
+
 /* ---- Messages ------------------------------------------------------------------------------- */
 
 /* The receiver's buffer is registered for the message, and deregistered before its end is told. */
