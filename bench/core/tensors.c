@@ -3,8 +3,10 @@
  * tensors - one tensor into the other process's hands, in four ways over the same transport, so
  * that what zero copy gains, what addresses known beforehand gain and what the transport gains are
  * told apart. Half a round trip, as in `latency`: the tensor goes there and another comes back. Who
- * receives reads all of it before answering: what was copied out lies in the reader's cache then,
- * what was written into a slot does not, and somebody has to fetch it.
+ * sends writes all of it before, and who receives reads all of it before answering: what was copied
+ * out lies in the reader's cache then, what was written into a slot does not, and somebody has to
+ * fetch it; and what the receiver fetched from the sender's memory, the sender has to take back
+ * before it can write there again.
  *
  *   slot        a static slot: its place is known, one write into it
  *   dynamic     a dynamic slot: description and address travel, the receiver reads
@@ -59,6 +61,7 @@ struct ends {
     struct pair *pair;
     const struct settings *settings;
     rdt_region *source;
+    char *made;      /* what is written into the source, again for each message */
     char *tensor;    /* what the copying ways deliver */
     const void *got; /* where the last tensor lies that came */
     uint64_t sum;    /* of what comes once verify() is over: the same each time */
@@ -253,9 +256,11 @@ enum { WAY_SLOT, WAY_DYNAMIC, WAY_COPY, WAY_SERIALISED, WAYS };
 
 static const char *const way_names[WAYS] = {"slot", "dynamic", "copy", "serialised"};
 
+/* Writes the source as who computes a tensor would, with ordinary stores. */
 static void
 send_tensor(struct ends *e, size_t way)
 {
+    memcpy(rdt_region_addr(e->source), e->made, e->settings->len_bytes);
     if (way <= WAY_DYNAMIC)
         send_to_slot(e, way);
     else
@@ -300,6 +305,7 @@ open_ends(struct ends *e, struct pair *p)
                "rdt_region_alloc");
     pair_check(rdt_region_alloc(p->ctx, settings->len_bytes, RDT_REGION_ZERO, &e->source, &err),
                &err, "rdt_region_alloc");
+    e->made = bench_map(settings->len_bytes, MAP_PRIVATE);
     e->tensor = bench_map(settings->len_bytes, MAP_PRIVATE);
     for (size_t i = 0; i <= WAY_DYNAMIC; i++) {
         desc.kind = i == WAY_SLOT ? RDT_SLOT_STATIC : RDT_SLOT_DYNAMIC;
@@ -324,6 +330,7 @@ close_ends(struct ends *e)
     rdt_region_free(e->ring.region, NULL, NULL);
     rdt_region_free(e->ring.staging, NULL, NULL);
     rdt_region_free(e->source, NULL, NULL);
+    (void)munmap(e->made, e->settings->len_bytes);
     (void)munmap(e->tensor, e->settings->len_bytes);
 }
 
@@ -358,7 +365,7 @@ verify(struct ends *e)
             const uint64_t seed = 2 * way + (uint64_t)k;
 
             if (e->pair->side == k) {
-                bench_fill(rdt_region_addr(e->source), len_bytes, seed);
+                bench_fill(e->made, len_bytes, seed);
                 send_tensor(e, way);
                 pair_barrier(e->pair);
                 continue;
