@@ -315,6 +315,13 @@ can_spin(const struct rdti_coll *coll)
     return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->algorithm == &rdti_direct;
 }
 
+/* The caller waits at once, so that nobody need be woken to drive it. Over boards nothing rings. */
+static bool
+is_attended(const struct rdti_coll *coll)
+{
+    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->size > 1 && !can_spin(coll);
+}
+
 /* The turn is ours, and nobody else knows the collective. True: it is over. */
 static bool
 spin(struct rdti_coll *coll)
@@ -439,7 +446,12 @@ start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *pa
     if (status != RDT_OK)
         return name_operation(rdti_coll_name(args->op), status, err);
     rdt_transfer *transfer = coll->transfer;
+    rdt_context *ctx = is_attended(coll) ? rdt_group_context(group) : NULL;
+    if (ctx != NULL)
+        rdt_context_attend(ctx);
     status = begin(coll, err);
+    if (ctx != NULL)
+        rdt_context_unattend(ctx);
     if (status == RDT_OK)
         *out = transfer;
     return status;

@@ -17,7 +17,7 @@
 struct rdti_coll;
 
 enum {
-    RDTI_MEASURE_SMALL = 15, /* steps; the median counts */
+    RDTI_MEASURE_SMALL = 15, /* steps; the least counts */
     RDTI_MEASURE_LARGE = 7,
     RDTI_MEASURE_DUPLEX = 7,
     RDTI_MEASURE_STEPS = RDTI_MEASURE_SMALL + RDTI_MEASURE_LARGE + RDTI_MEASURE_DUPLEX,
@@ -46,7 +46,7 @@ bool rdti_measure_is_quiet(struct rdti_measure *m);
 /* Quiet or over; zeroed is legal. */
 void rdti_measure_fini(struct rdti_measure *m);
 /* Of one that is over and was led. */
-struct rdti_path_cost rdti_measure_result(struct rdti_measure *m);
+struct rdti_path_cost rdti_measure_result(const struct rdti_measure *m);
 /* What needs nobody else: a pass over memory, as a path without alpha, and a sum. */
 uint64_t rdti_measure_copy_ps(const struct rdti_measure *m);
 uint64_t rdti_measure_sum_ps(const struct rdti_measure *m);

@@ -94,6 +94,15 @@ void rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch);
  * -1. Any thread. */
 void rdti_engine_async_add(struct rdti_engine *engine, int32_t delta);
 
+/*
+ * Between the two the caller drives, as if it waited: what it starts rings for nobody, though it is
+ * outstanding. It must come back soon, by waiting or by unattend(), which makes the pass that it
+ * owes. Any thread, several at once.
+ */
+void rdti_engine_attend(struct rdti_engine *engine);
+void rdti_engine_unattend(struct rdti_engine *engine);
+bool rdti_engine_is_attended(const struct rdti_engine *engine);
+
 /* Somebody's condition may have become true: wakes the waiters that sleep. Any thread. */
 void rdti_engine_wake(struct rdti_engine *engine);
 

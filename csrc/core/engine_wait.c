@@ -116,8 +116,8 @@ rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
     update_proxy(engine);
 }
 
-static void
-begin_wait(struct rdti_engine *engine)
+void
+rdti_engine_attend(struct rdti_engine *engine)
 {
     /* seq_cst: see is_proxy_wanted(). The proxy only matters while something is outstanding: one
      * load otherwise. */
@@ -126,12 +126,19 @@ begin_wait(struct rdti_engine *engine)
         update_proxy(engine);
 }
 
-static void
-end_wait(struct rdti_engine *engine)
+void
+rdti_engine_unattend(struct rdti_engine *engine)
 {
     if (atomic_fetch_sub_explicit(&engine->active_waiters, 1, memory_order_seq_cst) == 1 &&
         atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0)
         update_proxy(engine);
+}
+
+bool
+rdti_engine_is_attended(const struct rdti_engine *engine)
+{
+    /* seq_cst: as in is_proxy_wanted() */
+    return atomic_load_explicit(&engine->active_waiters, memory_order_seq_cst) > 0;
 }
 
 /* ---- Waiting ----------------------------------------------------------------------------- */
@@ -307,7 +314,7 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
         return RDT_OK;
     if (rdti_engine_is_driver(engine))
         return RDT_EINVAL;
-    begin_wait(engine);
+    rdti_engine_attend(engine);
     const uint64_t begin_ns = rdti_now_ns();
     uint64_t now_ns = begin_ns;
     uint64_t from_ns = begin_ns;
@@ -330,7 +337,7 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
         rdti_engine_learn_spin(engine, now_ns - begin_ns);
     }
     count_wait(engine, is_counted, &from_ns, now_ns);
-    end_wait(engine);
+    rdti_engine_unattend(engine);
     if (is_leader)
         end_lead(engine);
     /* relaxed: this thread's own pass, or that of a driver who comes here too. */

@@ -110,7 +110,8 @@ update_async(struct rdti_mailbox *m)
         return;
     m->is_async = is_waiting;
     rdti_engine_async_add(m->ctx->engine, is_waiting ? 1 : -1);
-    if (is_waiting) /* credit may have come before anybody listened for it */
+    /* Credit may have come before anybody listened for it; whoever attends makes a pass. */
+    if (is_waiting && !rdti_engine_is_attended(m->ctx->engine))
         rdti_engine_poke(m->ctx->engine);
 }
 

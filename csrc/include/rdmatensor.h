@@ -284,6 +284,14 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_progress(rdt_context *ctx);
 RDT_API uint64_t rdt_context_spin_ns(const rdt_context *ctx);
 
 /*
+ * Around a call that starts something the same thread waits for at once: between the two nobody is
+ * woken to drive it. They nest, and cost some ns; a long time between them holds back what others
+ * have started. Any thread.
+ */
+RDT_API void rdt_context_attend(rdt_context *ctx);
+RDT_API void rdt_context_unattend(rdt_context *ctx);
+
+/*
  * A file descriptor for callers with a poll loop of their own: it becomes readable when something
  * arrived, ended or changed; then call rdt_context_progress(), which makes it unreadable again, and
  * after that look at your transfers, slots and notifications. It belongs to the context; do not

@@ -10,6 +10,7 @@
 
 #include "collectives/coll.h"
 #include "collectives/cost.h"
+#include "collectives/measure.h"
 #include "collectives/team.h"
 
 static struct fake_world world;
@@ -252,6 +253,55 @@ check_tables(const char *layout, uint64_t source)
         CHECK(memcmp(team->costs, first->costs, sizeof(*first->costs)) == 0);
     }
     fake_world_fini(&world);
+}
+
+/* There and back: small ones 20 us, large ones 60; both ways at once 50; times `factor`. */
+static struct rdti_measure
+measured(uint64_t factor)
+{
+    struct rdti_measure m = {.leads = true, .step = RDTI_MEASURE_STEPS};
+
+    for (unsigned i = 0; i < RDTI_MEASURE_STEPS; i++) {
+        const bool is_small = i < RDTI_MEASURE_SMALL;
+        const bool is_large = !is_small && i < RDTI_MEASURE_SMALL + RDTI_MEASURE_LARGE;
+
+        m.taken_ns[i] = factor * (is_small ? 20000 : is_large ? 60000 : 50000);
+    }
+    return m;
+}
+
+/* Somebody else had the cores during all samples but one of each kind. */
+TEST(a_measurement_is_what_was_least_disturbed)
+{
+    const struct rdti_measure quiet = measured(1);
+    struct rdti_measure busy = measured(100);
+
+    busy.taken_ns[3] = quiet.taken_ns[3];
+    busy.taken_ns[RDTI_MEASURE_SMALL + 5] = quiet.taken_ns[RDTI_MEASURE_SMALL + 5];
+    busy.taken_ns[RDTI_MEASURE_STEPS - 1] = quiet.taken_ns[RDTI_MEASURE_STEPS - 1];
+    const struct rdti_path_cost want = rdti_measure_result(&quiet);
+    const struct rdti_path_cost cost = rdti_measure_result(&busy);
+    CHECK_UINT_EQ(want.alpha_ns, 10000);
+    CHECK_UINT_EQ(want.beta_ps, UINT64_C(20000) * 1000 / (128 * 1024));
+    CHECK_UINT_EQ(want.duplex_permille, 2000);
+    CHECK_UINT_EQ(cost.alpha_ns, want.alpha_ns);
+    CHECK_UINT_EQ(cost.beta_ps, want.beta_ps);
+    CHECK_UINT_EQ(cost.duplex_permille, want.duplex_permille);
+}
+
+/* All of them were disturbed, the small ones more than the large ones. */
+TEST(bytes_never_cost_nothing)
+{
+    struct rdti_measure m = measured(1);
+
+    for (unsigned i = 0; i < RDTI_MEASURE_SMALL; i++)
+        m.taken_ns[i] = 12000000;
+    for (unsigned i = RDTI_MEASURE_SMALL + RDTI_MEASURE_LARGE; i < RDTI_MEASURE_STEPS; i++)
+        m.taken_ns[i] = 1000;
+    const struct rdti_path_cost cost = rdti_measure_result(&m);
+    CHECK_UINT_EQ(cost.alpha_ns, 15000);
+    CHECK_UINT_EQ(cost.beta_ps, UINT64_C(15000) * 1000 / (128 * 1024));
+    CHECK_UINT_EQ(cost.duplex_permille, 1000); /* both ways take no less than one */
 }
 
 TEST(all_ranks_have_the_table_that_rank_0_measured)

@@ -109,6 +109,7 @@ struct rdt_context {
     unsigned task_count;
     pthread_t progress;
     struct rdt_counters counted; /* by rdt_context_count() */
+    unsigned attending;
 };
 
 struct rdt_group {
@@ -726,6 +727,23 @@ uint64_t
 rdt_context_spin_ns(const rdt_context *ctx)
 {
     return ctx->world->spin_ns;
+}
+
+void
+rdt_context_attend(rdt_context *ctx)
+{
+    (void)pthread_mutex_lock(&ctx->lock);
+    ctx->attending++;
+    (void)pthread_mutex_unlock(&ctx->lock);
+}
+
+void
+rdt_context_unattend(rdt_context *ctx)
+{
+    (void)pthread_mutex_lock(&ctx->lock);
+    CHECK_MSG(ctx->attending > 0, "not attended");
+    ctx->attending--;
+    (void)pthread_mutex_unlock(&ctx->lock);
 }
 
 /* ---- Tasks ---- */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The time that threads spend waiting, as the engine counts it. */
+#include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/clock.h"
 #include "core/engine.h"
@@ -67,6 +69,52 @@ TEST(a_wait_for_what_is_there_is_no_wait)
         CHECK_STATUS(rdti_engine_wait_counted(engine, at_once, NULL, UINT64_MAX), RDT_OK);
     CHECK_UINT_EQ(rdti_engine_waited_ns(engine), 0);
     engine_end(engine);
+}
+
+static rdt_status
+until_told(void *arg)
+{
+    _Atomic bool *is_told = arg;
+
+    return atomic_load_explicit(is_told, memory_order_seq_cst) ? RDT_OK : RDT_EAGAIN;
+}
+
+static bool
+is_rung(const struct rdti_engine *engine)
+{
+    struct pollfd poll_fd = {.fd = rdti_engine_event_fd(engine), .events = POLLIN};
+
+    return poll(&poll_fd, 1, 0) == 1;
+}
+
+/* Without a progress thread, which would take the ring away. */
+TEST(who_attends_wakes_nobody_for_what_it_starts)
+{
+    struct rdt_error err = {0};
+    struct rdti_engine *engine;
+    _Atomic bool is_told = false;
+
+    CHECK_OK(rdti_engine_create(1, &engine, &err), &err);
+    rdti_engine_attend(engine);
+    CHECK(rdti_engine_is_attended(engine));
+    CHECK_OK(rdti_engine_add_task(engine, until_told, &is_told, &err), &err);
+    rdti_engine_wake(engine);
+    CHECK_MSG(!is_rung(engine), "rung while attended");
+
+    rdti_engine_unattend(engine); /* the task is outstanding: from here on somebody has to come */
+    CHECK(!rdti_engine_is_attended(engine));
+    rdti_engine_wake(engine);
+    CHECK_MSG(is_rung(engine), "nobody is woken for a task that is outstanding");
+
+    atomic_store_explicit(&is_told, true, memory_order_seq_cst);
+    rdti_engine_attend(engine); /* nested: the inner end makes no pass */
+    rdti_engine_attend(engine);
+    rdti_engine_unattend(engine);
+    CHECK(rdti_engine_is_attended(engine));
+    CHECK(rdti_engine_has_tasks(engine));
+    rdti_engine_unattend(engine);
+    CHECK_MSG(!rdti_engine_has_tasks(engine), "the pass that was owed was not made");
+    rdti_engine_destroy(engine);
 }
 
 static void *
