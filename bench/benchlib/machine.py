@@ -14,7 +14,7 @@ from types import TracebackType
 from bench.benchlib.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("rdmatensor", "torch", "numpy", "cffi", "grpcio")
+_PACKAGES = ("rdmatensor", "torch", "numpy", "cffi", "grpcio", "mpi4py")
 
 
 def stamp(versions: Mapping[str, str] | None = None) -> Record:

@@ -1,19 +1,23 @@
-"""Collectives of torch.distributed: rdmatensor, Gloo, and a backend that does nothing.
+"""Collectives, and send, of torch.distributed: rdmatensor, Gloo, a backend that does nothing; MPI.
 
-A turn is a set of fresh processes in which the backends alternate (bench/workers/collectives.py).
-Bandwidths are nccl-tests': algbw is size / time; busbw is algbw times a factor that makes the
-operations comparable with the speed of what connects the ranks.
+A turn is a set of fresh processes in which the backends alternate (bench/workers/collectives.py);
+MPI has a turn of its own, since mpirun starts its processes. Bandwidths are nccl-tests': algbw is
+size / time; busbw is algbw times a factor that makes the operations comparable with the speed of
+what connects the ranks.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import cast
 
+from bench.benchlib import mpi
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.suite import rounds, samples
 from bench.suite.peers import OURS, Peer
-from bench.suite.settings import Settings
+from bench.suite.settings import PLAIN, ROWS, Settings
 
 OPERATIONS = (
     "all_reduce",
@@ -21,92 +25,179 @@ OPERATIONS = (
     "reduce_scatter",
     "broadcast",
     "all_to_all",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
     "barrier",
 )
+COPY_FLOOR = "copy floor"
+NOTHING = "does nothing"
 _QUICK_RANKS = (2,)
-_FULL_RANKS = (2, 4, 8)
-_TURN_PATIENCE_S = 300.0
+_FULL_RANKS = (2, 4, 8, 16)
+_TURN_PATIENCE_S = 900.0
 _BACKENDS = {"floor": "fake", "gloo": "gloo"}  # of a peer
+_MPI = "mpi"
+# Worker's name of it -> contestant, peer, how it waits.
+_WHO = {
+    "rdmatensor": (OURS, OURS, "spins, then sleeps"),
+    "gloo": ("gloo", "gloo", "sleeps"),
+    "fake": (NOTHING, "floor", "never"),
+    "copies": (COPY_FLOOR, "floor", "never"),
+    _MPI: ("OpenMPI", _MPI, ""),
+}
+TIMED = {
+    PLAIN: "mean of calls in a row, slowest rank",
+    "same": "the same tensors, written and read by the ranks",
+    "fresh": "new tensors, written and read by the ranks",
+    "arena": "tensors born in the arena, written and read by the ranks",
+}
 
 
 def bus_factor(operation: str, ranks: int) -> float:
     """Return busbw / algbw by nccl-tests' definitions."""
-    factors = {
-        "all_reduce": 2 * (ranks - 1) / ranks,
-        "all_gather": (ranks - 1) / ranks,
-        "reduce_scatter": (ranks - 1) / ranks,
-        "all_to_all": (ranks - 1) / ranks,
-        "broadcast": 1.0,
-    }
-    return factors[operation]
+    share = (ranks - 1) / ranks
+    factors = {"all_reduce": 2 * share, "broadcast": 1.0, "reduce": 1.0, "send": 1.0}
+    return factors.get(operation, share)
 
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each backend, operation, size and path."""
     default = _QUICK_RANKS if settings.is_quick else _FULL_RANKS
     numbers = default if settings.ranks is None else (settings.ranks,)
-    backends = [OURS, *(_BACKENDS[peer.name] for peer in peers)]
-    turns = [
-        (
-            f"{ranks} ranks, {transport}",
-            functools.partial(_turn, settings, transport, ranks, backends),
-        )
-        for transport in settings.transports
-        for ranks in numbers
-    ]
+    present = [peer.name for peer in peers]
+    backends = [OURS, *(_BACKENDS[name] for name in present if name in _BACKENDS)]
+    turns = []
+    for ranks in numbers:
+        for transport in settings.transports:
+            what = f"{ranks} ranks, {transport}"
+            copies = ["copies"] if "floor" in present and transport == "shm" else []
+            words = words_of(settings, ranks, is_first=ranks == numbers[0])
+            torch = functools.partial(_torch_turn, transport, ranks, backends + copies, words)
+            turns.append((what, torch))
+            if _MPI in present:
+                turns.append(
+                    (f"MPI, {what}", functools.partial(_mpi_turn, transport, ranks, words))
+                )
     seconds = settings.seconds_of("collectives")
     found, failed = rounds.take(turns, settings.rounds_of(), seconds, progress)
-    return [with_bandwidth(record) for record in samples.merge(found)] + failed
+    return [
+        with_bandwidth({**one, "cores": settings.cores}) for one in samples.merge(found)
+    ] + failed
+
+
+def words_of(settings: Settings, ranks: int, *, is_first: bool) -> list[str]:
+    """Return what all workers of a turn are told; is_first: of the fewest ranks.
+
+    Rows that nobody asked for are measured with those only, and send only of two ranks.
+    """
+    ways = settings.rows or ((PLAIN, *ROWS) if is_first and not settings.is_quick else (PLAIN,))
+    operations = [name for name in OPERATIONS if name != "send" or ranks == 2]
+    return [
+        *("--ranks", str(ranks), "--operations", ",".join(operations), "--rows", ",".join(ways)),
+        *("--sizes", ",".join(map(str, settings.sizes_of("collectives")))),
+        *("--row-sizes", ",".join(map(str, settings.sizes_of("rows")))),
+        *("--rounds", "8" if settings.is_quick else "20"),
+        *("--seconds", "0.05" if settings.is_quick else "0.6"),
+    ]
 
 
 def with_bandwidth(record: Record) -> Record:
-    """Add both bandwidths, in 10^9 bytes a second; a barrier has none."""
+    """Add both bandwidths, in 10^9 bytes a second, and processor time of as many bytes.
+
+    A barrier has none. What the ranks do themselves with their tensors is not part of it.
+    """
     if record["op"] == "barrier":
         return record
-    algorithm = number(record, "moved_bytes") / number(record, "median_ns")
-    bus = algorithm * bus_factor(text(record, "op"), int(number(record, "ranks")))
-    return {**record, "algbw_gb_per_s": round(algorithm, 6), "busbw_gb_per_s": round(bus, 6)}
+    moved, ranks = number(record, "moved_bytes"), int(number(record, "ranks"))
+    cost = (
+        {"cpu_s_per_gb": number(record, "call_cpu_ns") / moved} if "call_cpu_ns" in record else {}
+    )
+    taken_ns = net_ns(record)
+    if taken_ns <= 0:
+        return {**record, **cost}
+    algorithm = moved / taken_ns
+    bus = algorithm * bus_factor(text(record, "op"), ranks)
+    return {
+        **record,
+        **cost,
+        "algbw_gb_per_s": round(algorithm, 6),
+        "busbw_gb_per_s": round(bus, 6),
+    }
 
 
-def _turn(settings: Settings, transport: str, ranks: int, backends: list[str]) -> list[Record]:
+def net_ns(record: Record) -> float:
+    """Return the median without the same loop's that does not communicate; may be below 0."""
+    loop_ns = number(record, "loop_ns") if "loop_ns" in record else 0.0
+    return number(record, "median_ns") - loop_ns
+
+
+def _torch_turn(transport: str, ranks: int, backends: list[str], words: list[str]) -> list[Record]:
     printed = run_ranks(
         "collectives",
         ranks,
-        *("--ranks", str(ranks)),
+        *words,
         *("--backends", ",".join(backends)),
-        *("--operations", ",".join(OPERATIONS)),
-        *("--sizes", ",".join(map(str, settings.sizes_of("collectives")))),
-        *("--rounds", "8" if settings.is_quick else "20"),
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )
-    return [_record(of_ranks, transport) for of_ranks in by_key(printed).values()]
+    return [record_of(of_ranks, transport) for of_ranks in by_key(printed).values()]
+
+
+def _mpi_turn(transport: str, ranks: int, words: list[str]) -> list[Record]:
+    printed = mpi.run("collectives", ranks, transport, *words, "--mpi", timeout_s=_TURN_PATIENCE_S)
+    return [record_of(of_ranks, transport) for of_ranks in by_key(printed).values()]
 
 
 def by_key(printed: list[Record]) -> dict[tuple[object, ...], list[Record]]:
     """Bring together what the ranks say of the same thing."""
     found: dict[tuple[object, ...], list[Record]] = {}
     for record in printed:
-        key = tuple(record[name] for name in ("contestant", "op", "size", "ranks"))
+        key = tuple(record.get(name) for name in ("contestant", "op", "size", "ranks", "row"))
         found.setdefault(key, []).append(record)
     return found
 
 
-def _record(of_ranks: list[Record], transport: str) -> Record:
-    """One turn of one thing: each sample is that of the slowest rank."""
-    backend = text(of_ranks[0], "contestant")
-    peer = {name: peer for peer, name in _BACKENDS.items()}.get(backend, OURS)
+def record_of(of_ranks: list[Record], transport: str) -> Record:
+    """One turn of one thing: each sample is that of the slowest rank, CPU time that of all ranks.
+
+    The tails are of single calls, again of the slowest rank of each.
+    """
+    first = of_ranks[0]
+    contestant, peer, waits = _WHO[text(first, "contestant")]
+    ranks = int(number(first, "ranks"))
     fields: Record = {
         "topic": "collectives",
-        "contestant": "does nothing" if peer == "floor" else backend,
+        "contestant": contestant,
         "peer": peer,
         "transport": transport,
-        "op": of_ranks[0]["op"],
-        "size": of_ranks[0]["size"],
-        "moved_bytes": of_ranks[0]["moved_bytes"],
-        "ranks": of_ranks[0]["ranks"],
+        "op": first["op"],
+        "size": first["size"],
+        "moved_bytes": first["moved_bytes"],
+        "ranks": ranks,
         "language": "torch",
-        "timed": "mean of calls in a row, slowest rank",
+        "timed": TIMED[text(first, "row")],
+        "row": first["row"],
+        "waits": waits or mpi.waits(ranks),
+        "call_cpu_ns": samples.quantile(_over_ranks(of_ranks, "cpu_ns", sum), 0.5),
     }
-    slowest = [max(several) for several in zip(*map(samples.raw_of, of_ranks), strict=True)]
-    return samples.turn(fields, slowest)
+    loops_ns = _over_ranks(of_ranks, "loop_ns", max)
+    if loops_ns:
+        fields["loop_ns"] = samples.quantile(loops_ns, 0.5)
+    each_ns = _over_ranks(of_ranks, "each_ns", max)
+    calls: Record = {
+        "samples": len(each_ns),
+        **{name: samples.quantile(each_ns, samples.TAILS[name]) for name in ("p99", "p999")},
+    }
+    return samples.turn(fields, _over_ranks(of_ranks, "raw_ns", max), calls)
+
+
+def _over_ranks(
+    of_ranks: list[Record], name: str, join: Callable[[tuple[int, ...]], int]
+) -> list[int]:
+    """Return what each round, or call, was for all ranks together."""
+    return [join(several) for several in zip(*(_ints(one, name) for one in of_ranks), strict=True)]
+
+
+def _ints(record: Record, name: str) -> list[int]:
+    return cast("list[int]", record[name])

@@ -1,7 +1,7 @@
 """Measure what rdmatensor does on this machine, beside what else could be used for it.
 
     rdmatensor bench [p2p|collectives|setup|models|scale] [--quick] [--peers a,b]
-                     [--transport shm|tcp] [--ranks N] [--models a,b]
+                     [--transport shm|tcp] [--ranks N] [--models a,b] [--rows a,b]
                      [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
@@ -24,7 +24,15 @@ from pathlib import Path
 from bench.benchlib import machine, programs
 from bench.benchlib.record import Record, Result, Run, write
 from bench.suite import collectives, models, p2p, peers, rounds, scale, setup, tables
-from bench.suite.settings import ASKED_FOR, MOST_BYTES, TOPICS, TRANSPORTS, Settings
+from bench.suite.settings import (
+    ASKED_FOR,
+    MOST_BYTES,
+    PLAIN,
+    ROWS,
+    TOPICS,
+    TRANSPORTS,
+    Settings,
+)
 
 _MAX_RANKS = 128
 _MAX_BYTES = 1 << 30  # of messages in a row
@@ -54,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transport", choices=TRANSPORTS, help="one of them; else both")
     parser.add_argument("--ranks", type=_ranks, help="of collectives, models; the most of setup")
     parser.add_argument("--models", type=_models, default=(), help="some of the six, by name")
+    parser.add_argument(
+        "--rows", type=_rows, default=(), help=f"collectives: some of {','.join((PLAIN, *ROWS))}"
+    )
     parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
     parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
     parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
@@ -80,6 +91,15 @@ def _models(text: str) -> tuple[str, ...]:
             f"{unknown[0]!r} is no model; they are {', '.join(models.NAMES)}"
         )
     return tuple(text.split(","))
+
+
+def _rows(text: str) -> tuple[str, ...]:
+    unknown = [name for name in text.split(",") if name not in (PLAIN, *ROWS)]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is no row; they are {', '.join((PLAIN, *ROWS))}"
+        )
+    return tuple(dict.fromkeys(text.split(",")))
 
 
 def _positive(text: str) -> int:
@@ -124,12 +144,14 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         rounds=chosen.rounds,
         nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
         models=chosen.models,
+        rows=chosen.rows,
     )
 
 
 # What each option is for; where none of the topics is, it would change nothing.
 _OPTION_TOPICS = {
     "models": ("models",),
+    "rows": ("collectives",),
     "sizes": ("p2p", "collectives", "scale"),
     "ranks": ("collectives", "setup", "models"),
     "nic_gbit": ("scale",),

@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 
 from bench.benchlib.record import Record, Result
-from bench.suite import model_plots, plots, tables
+from bench.suite import model_plots, plots, plots_collectives, tables
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
@@ -30,7 +30,11 @@ _TITLES = {
     "models": "Training steps",
     "scale": "Scale on paper",
 }
-_PICTURES = {**plots.PICTURES, "models": model_plots.bars}
+_PICTURES = {
+    **plots.PICTURES,
+    "collectives": plots_collectives.pictures,
+    "models": model_plots.bars,
+}
 
 
 def write(result: Result, folder: Path) -> Path:

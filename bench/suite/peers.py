@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.benchlib import nixl
+from bench.benchlib import mpi, nixl
 from bench.benchlib.machine import ROOT
 
 GRPC_PROGRAM = ROOT / "build" / "rivals" / "grpc_rival"
@@ -117,12 +117,18 @@ PEERS = (
         _no_module("torch"),
         "pip install torch",
     ),
+    Peer(
+        "mpi",
+        "Open MPI's collectives and send, from Python through mpi4py's calls on buffers",
+        ("collectives",),
+        mpi.why_missing,
+        "apt-get install openmpi-bin; pip install mpi4py",
+    ),
     # Known, and not measured: named in the tables, so that nobody takes them for beaten.
-    Peer("mpi", "MPI, between processes and as collectives", ("p2p", "collectives"), _no_turn),
     Peer("nccl", "NCCL, NVIDIA's collectives", ("collectives", "models"), _no_gpu),
     Peer("mooncake", "Mooncake's transfer engine", ("p2p",), _no_turn),
 )
-UNMEASURED = ("mpi", "nccl", "mooncake")
+UNMEASURED = ("nccl", "mooncake")
 
 
 @functools.cache
@@ -133,6 +139,7 @@ def versions() -> dict[str, str]:
     return {
         "grpc++": _said("pkg-config", "--modversion", "grpc++"),
         "ucx": _said("ucx_info", "-v").removeprefix("# Library version: "),
+        "openmpi": mpi.version(),
         "nixl": _said(str(python), "-c", probe) if python else "absent",
     }
 

@@ -259,56 +259,6 @@ def _ratios(
     return [Picture(name, caption, NARROW_IN)]
 
 
-def collectives(records: Sequence[Record], folder: Path) -> list[Picture]:
-    """A picture for each path and number of ranks: time, and bus bandwidth, of each operation."""
-    pictures = []
-    moving = [record for record in records if record["op"] != "barrier"]
-    groups = dict.fromkeys((text(one, "transport"), int(number(one, "ranks"))) for one in moving)
-    for transport, ranks in groups:
-        of_group = [one for one in moving if (one["transport"], one["ranks"]) == (transport, ranks)]
-        operations = list(dict.fromkeys(text(record, "op") for record in of_group))
-        figure = Figure(figsize=(WIDTH_IN, 5.6), layout="constrained")
-        parts = figure.subplots(2, len(operations), sharex=True, sharey="row", squeeze=False)
-        for column, operation in enumerate(operations):
-            of_operation = [record for record in of_group if record["op"] == operation]
-            _collective(parts[0][column], parts[1][column], of_operation, operation)
-            if column > 0:
-                parts[0][column].set_ylabel("")
-                parts[1][column].set_ylabel("")
-        figure.suptitle(f"collectives over {transport}, {ranks} ranks", fontsize=11)
-        name = f"collectives_{transport}_{ranks}.png"
-        save(figure, folder / name)
-        pictures.append(
-            Picture(
-                name,
-                f"Collectives over {transport}, {ranks} ranks: time, and bus bandwidth by "
-                "nccl-tests' definitions.",
-            )
-        )
-    return pictures
-
-
-def _collective(top: Axes, bottom: Axes, records: Sequence[Record], operation: str) -> None:
-    series = series_of(records)
-    sizes = [number(record, "size") for record in records]
-    _draw(top, series, _time)
-    size_axis(top, sizes, step=2)
-    time_axis(top)
-    top.set_xlabel("")
-    tidy(top, operation)
-    factor = {id(one): number(one, "busbw_gb_per_s") * number(one, "median_ns") for one in records}
-    moving = {name: line for name, line in series.items() if not _is_floor(name)}
-    large = {
-        name: [one for one in line if number(one, "size") >= _NO_RATE_BYTES]
-        for name, line in moving.items()
-    }
-    _draw(bottom, large, lambda one, quantile: factor[id(one)] / number(one, quantile))
-    size_axis(bottom, sizes, step=2)
-    value_axis(bottom)
-    bottom.set_ylabel("busbw, GB/s")
-    tidy(bottom, "")
-
-
 def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
     """Time until ranks can work, against their number."""
     transports = list(dict.fromkeys(text(record, "transport") for record in records))
@@ -342,7 +292,6 @@ def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
 
 PICTURES: dict[str, Callable[[Sequence[Record], Path], list[Picture]]] = {
     "p2p": p2p,
-    "collectives": collectives,
     "setup": setup,
     "scale": plots_scale.scale,
 }

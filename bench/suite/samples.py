@@ -23,6 +23,8 @@ WAITS = {"spin": "spinning", "sleep": "sleeping"}  # of a program -> of a record
 HALF = "half a round trip"
 # Processor time of each side in seconds for 10^9 bytes moved, of records that have it.
 COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
+# Of a turn, besides its samples: CPU time of a call, and the same loop without communication.
+_OF_TURNS = (*COSTS, "call_cpu_ns", "loop_ns")
 # What tells one thing measured from another.
 KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
 
@@ -108,7 +110,7 @@ def _merge_one(turns: list[Record]) -> Record:
     }
     costs = {
         name: quantile([number(one, name) for one in turns], 0.5)
-        for name in COSTS
+        for name in _OF_TURNS
         if name in fields
     }
     return {

@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 TOPICS = ("p2p", "collectives", "setup", "models")
 ASKED_FOR = ("scale",)  # measured where they are named only
 TRANSPORTS = ("shm", "tcp")
+PLAIN = "plain"  # a row of collectives: tensors that nobody touches between calls
+ROWS = ("same", "fresh", "arena")  # others, which the ranks write and read in each iteration
 KIB, MIB = 1 << 10, 1 << 20
 MOST_BYTES = 64 * MIB  # of all but messages in a row (streams.py)
 # Seconds for the turns of each topic: no round begins after them. All of the quick ones, with the
 # starts of processes and the round that runs meanwhile, end within two minutes on two cores.
-_QUICK_S = {"p2p": 40.0, "collectives": 22.0, "setup": 12.0, "models": 16.0, "scale": 60.0}
+_QUICK_S = {"p2p": 40.0, "collectives": 27.0, "setup": 12.0, "models": 16.0, "scale": 60.0}
 _QUICK_ALONE_S = {"models": 80.0}  # where a topic has more to show when it has all the time
-_FULL_S = {"p2p": 1200.0, "collectives": 420.0, "setup": 180.0, "models": 1800.0, "scale": 600.0}
+_FULL_S = {"p2p": 1200.0, "collectives": 1500.0, "setup": 180.0, "models": 1800.0, "scale": 600.0}
 _QUICK_SIZES = {
     "p2p": (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB),
     "collectives": (8, 64 * KIB, MIB),
+    "rows": (8, 64 * KIB, MIB),
     "scale": (4 * KIB, 256 * KIB, MIB),
 }
 _FULL_SIZES = {
@@ -26,6 +29,7 @@ _FULL_SIZES = {
         *(MIB, 4 * MIB, 16 * MIB, 64 * MIB),
     ),
     "collectives": (8, 512, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB),
+    "rows": (8, 64 * KIB, MIB, 64 * MIB),
     "scale": (64, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB),
 }
 
@@ -36,7 +40,8 @@ class Settings:
 
     sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives
     and models, and the most of setup; None: the topic's own. models: empty: all of them. nic:
-    latency in us and 10^9 bit/s, for scale.
+    latency in us and 10^9 bit/s, for scale. rows: of collectives, PLAIN or some of
+    ROWS; empty: those that there is time for.
     """
 
     topics: tuple[str, ...] = TOPICS
@@ -48,6 +53,7 @@ class Settings:
     rounds: int = 0
     nic: tuple[float, float] | None = None
     models: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def sizes_of(self, topic: str) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
+from bench.suite import collective_tables, samples, scale_tables, streams, tensors
 from bench.suite import models as training
-from bench.suite import samples, scale_tables, streams, tensors
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
 from bench.suite.setup import curves, exponent
@@ -175,32 +175,6 @@ def _grouped(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=lambda one: (places[cell_of(one)], one["peer"] != OURS))
 
 
-def collectives(records: Sequence[Record]) -> str:
-    """Time of a collective, and bandwidths by nccl-tests' definitions."""
-    ours = ours_of(records)
-    heads = ("", "who", "size", "p50", "p90", "algbw GB/s", "busbw GB/s", "times ours")
-    return layout(
-        heads,
-        [
-            (
-                f"{record['op']}, {record['transport']}, {record['ranks']} ranks",
-                text(record, "contestant"),
-                size_text(number(record, "size")) if record["op"] != "barrier" else "-",
-                *(time_text(number(record, name)) for name in ("median_ns", "p90")),
-                *_bandwidths(record),
-                _factor(record, ours),
-            )
-            for record in _grouped(records)
-        ],
-    )
-
-
-def _bandwidths(record: Record) -> tuple[str, str]:
-    if number(record, "size") < _NO_RATE_BYTES or record["peer"] == "floor":
-        return "-", "-"
-    return f"{number(record, 'algbw_gb_per_s'):.2f}", f"{number(record, 'busbw_gb_per_s'):.2f}"
-
-
 def setup(records: Sequence[Record]) -> str:
     """Time until ranks can work, and how it grows with their number."""
     ours = ours_of(records)
@@ -242,7 +216,7 @@ def models(records: Sequence[Record]) -> str:
                 _model_name(record),
                 text(record, "contestant"),
                 *(time_text(number(record, name)) for name in ("median_ns", "p10", "p90")),
-                _signed_time(number(record, "exposed_ns")) if has_floor else "-",
+                collective_tables.signed_time(number(record, "exposed_ns")) if has_floor else "-",
                 f"{100 * number(record, 'share'):.0f} %" if has_floor else "-",
                 time_text(number(record, "cpu_ns")),
                 f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
@@ -250,11 +224,6 @@ def models(records: Sequence[Record]) -> str:
             )
         )
     return "\n".join([layout(heads, lines), *training.verdicts(records)])
-
-
-def _signed_time(ns: float) -> str:
-    """Below 0 noise was larger than what there was to see."""
-    return f"-{time_text(-ns)}" if ns < 0 else time_text(ns)
 
 
 def _model_name(record: Record) -> str:
@@ -266,7 +235,7 @@ def _model_name(record: Record) -> str:
 
 TABLES = {
     "p2p": p2p,
-    "collectives": collectives,
+    "collectives": collective_tables.show,
     "setup": setup,
     "models": models,
     "scale": scale_tables.show,

@@ -1,180 +1,189 @@
-"""One of several processes that run every collective of torch.distributed over several backends.
+"""One of several processes that run every collective, and send, over several backends.
 
-The backends take turns in the same processes, on the same tensors: one turn after another in each
-round, a barrier of Gloo before each. A sample is the mean time of `calls` calls in a row, as
-nccl-tests has it. Sizes are nccl-tests': of all_gather what a rank has at the end, of
-reduce_scatter and all_to_all what it begins with. "fake" is torch's own backend that does nothing:
-what a call costs without one. What each backend delivers is compared in a pass of its own, first.
-Every rank prints lines of JSON with its own samples; the slowest rank of each sample counts.
+The backends of torch.distributed take turns in the same processes, on the same tensors: one turn
+after another in each round, a barrier of Gloo before each. "fake" is torch's own backend that does
+nothing: what a call costs without one. "copies" is the copy floor (copies.py). With --mpi mpirun
+has started the processes: MPI by itself, on tensors of torch as well. rows.py says what is timed,
+operations.py what. Each rank prints lines of JSON with its own samples; the slowest rank of each
+sample counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
-from torch.testing._internal.distributed import fake_pg  # registers "fake"
 
-import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-Call = Callable[[], object]
+from bench.workers import operations, rows
+from bench.workers.copies import LEAST_BYTES, Copies
+
 PATIENCE = timedelta(seconds=60)
-ELEMENT_BYTES = 4
-SAMPLE_NS = 2_000_000  # about, where a call is short
-MAX_CALLS = 100
+FAKE, COPIES = "fake", "copies"
+Cell = tuple[str, int, str]  # operation, size, way
 
 
-class Operation:
-    """One operation on tensors of its own, and what it should deliver.
+class Gloo:
+    """Leads the turns of torch's backends."""
 
-    Its elements: rank r begins with r + 1 everywhere, block b of reduce_scatter and all_to_all with
-    r + 1 + b * 100, all exact in float32.
-    """
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="gloo", timeout=PATIENCE)
 
-    def __init__(self, name: str, size_bytes: int, rank: int, ranks: int) -> None:
-        self.name, self.rank, self.ranks = name, rank, ranks
-        elements = max(1, size_bytes // ELEMENT_BYTES)
-        self.share = max(1, elements // ranks)
-        whole = self.share * ranks
-        self.source = torch.zeros({"all_gather": self.share, "barrier": 1}.get(name, whole))
-        self.target = torch.zeros({"reduce_scatter": self.share, "barrier": 1}.get(name, whole))
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier(group=self.group)
 
-    @property
-    def size_bytes(self) -> int:
-        """What nccl-tests calls the size: of whole blocks for each rank; 0 for a barrier."""
-        if self.name == "barrier":
-            return 0
-        return max(self.source.nbytes, self.target.nbytes)
+    def most(self, value: int) -> int:
+        """Return the largest of all ranks' values."""
+        largest = torch.tensor([value])
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
+        return int(largest[0])
 
-    def fill(self) -> None:
-        """Before each compared call."""
-        self.source.fill_(float(self.rank + 1))
-        if self.name in ("reduce_scatter", "all_to_all"):
-            for block in range(self.ranks):
-                self._block(self.source, block).add_(100.0 * block)
 
-    def _block(self, tensor: torch.Tensor, block: int) -> torch.Tensor:
-        return tensor[block * self.share : (block + 1) * self.share]
+def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
+    """All that is measured, in its order; a barrier has one size, and no tensors to rewrite."""
+    sizes = [int(word) for word in arguments.sizes.split(",")]
+    rewritten = [int(word) for word in (arguments.row_sizes or arguments.sizes).split(",")]
+    for way in arguments.rows.split(","):
+        for name in arguments.operations.split(","):
+            if name != "barrier":
+                of_way = sizes if way == rows.PLAIN else rewritten
+                yield from ((name, size, way) for size in of_way)
+            elif way == rows.PLAIN:
+                yield name, 0, way
 
-    def call(self, group: dist.ProcessGroup) -> Call:
-        """Return what is timed."""
-        source, target = self.source, self.target
-        calls: dict[str, Call] = {
-            "all_reduce": lambda: dist.all_reduce(source, group=group),
-            "all_gather": lambda: dist.all_gather_into_tensor(target, source, group=group),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(target, source, group=group),
-            "broadcast": lambda: dist.broadcast(source, src=0, group=group),
-            "all_to_all": lambda: dist.all_to_all_single(target, source, group=group),
-            "barrier": lambda: dist.barrier(group=group),
+
+def make_of(way: str) -> operations.Make:
+    """Return what gives tensors of this way."""
+    if way == rows.ARENA:
+        import rdmatensor.torch
+
+        return rdmatensor.torch.empty
+    return torch.empty
+
+
+def pin(rank: int, ranks: int) -> None:
+    """Give this thread, not those that there are already, a core where there is one for each."""
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
+
+
+def say(arguments: argparse.Namespace, cell: Cell, moved: int, found: dict[str, object]) -> None:
+    name, size, way = cell
+    for contestant, samples in found.items():
+        assert isinstance(samples, rows.Samples)
+        record = {
+            "contestant": contestant,
+            "op": name,
+            "size": size,  # as it was asked for: two of them may move as much
+            "row": way,
+            "moved_bytes": moved,
+            "ranks": arguments.ranks,
+            "rank": arguments.rank,
+            "raw_ns": samples.raw_ns,
+            "cpu_ns": samples.cpu_ns,
+            "each_ns": samples.each_ns,
+            "loop_ns": samples.loop_ns,
         }
-        return calls[self.name]
+        sys.stdout.write(json.dumps(record) + "\n")
 
-    def is_right(self) -> bool:
-        """Whether the tensors are what the operation promises."""
-        ranks = self.ranks
-        total = float(ranks * (ranks + 1) // 2)
-        if self.name == "all_reduce":
-            return bool((self.source == total).all())
-        if self.name == "broadcast":
-            return bool((self.source == 1.0).all())
-        if self.name == "reduce_scatter":
-            return bool((self.target == total + 100.0 * self.rank * ranks).all())
-        offset = 100.0 * self.rank if self.name == "all_to_all" else 0.0
-        return self.name == "barrier" or all(
-            bool((self._block(self.target, block) == block + 1 + offset).all())
-            for block in range(ranks)
+
+def through_torch(arguments: argparse.Namespace) -> None:
+    """All backends of torch.distributed."""
+    from torch.testing._internal.distributed import fake_pg  # registers "fake"
+
+    import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
+
+    assert fake_pg is not None
+    rank, ranks = int(arguments.rank), int(arguments.ranks)
+    store = FileStore(str(arguments.folder / "c10d"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+    names = arguments.backends.split(",")
+    binds: dict[str, rows.Bind] = {
+        name: functools.partial(
+            operations.through_torch, group=dist.new_group(backend=name, timeout=PATIENCE)
         )
+        for name in names
+        if name != COPIES
+    }
+    meeting = Gloo()
+    todo = list(cells(arguments))
+    if COPIES in names:
+        most = max(size for _, size, _ in todo)
+        copies = Copies(arguments.folder.name, rank, ranks, most, meeting.barrier)
+        binds[COPIES] = copies.call
+    pin(rank, ranks)
+    limits = rows.Limits(arguments.rounds, arguments.seconds)
+    for cell in todo:
+        name, size, way = cell
+        operation = operations.Operation(name, size, rank, ranks, make_of(way))
+        taking = {who: bind for who, bind in binds.items() if takes_part(who, size, way)}
+        found = rows.measure(taking, {FAKE, COPIES}, operation, way, limits, meeting)
+        say(arguments, cell, operation.size_bytes, dict(found))
+    meeting.barrier()
+    dist.destroy_process_group()
 
 
-def timed(call: Call, calls: int) -> int:
-    """Nanoseconds of one of `calls` calls in a row, in the mean."""
-    started_ns = time.perf_counter_ns()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter_ns() - started_ns) // calls
+def takes_part(who: str, size: int, way: str) -> bool:
+    """Whether a contestant has this cell: floors have no tensors to rewrite, others no arena."""
+    if who == COPIES:
+        return size >= LEAST_BYTES and way == rows.PLAIN
+    if who == FAKE:
+        return way == rows.PLAIN
+    return way != rows.ARENA or who == "rdmatensor"
 
 
-def agreed_calls(took_ns: int, group: dist.ProcessGroup) -> int:
-    """Calls of a sample: about SAMPLE_NS in all; the same number on all ranks."""
-    slowest = torch.tensor([took_ns])
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-    return max(1, min(MAX_CALLS, SAMPLE_NS // max(1, int(slowest[0]))))
+def through_mpi(arguments: argparse.Namespace) -> None:
+    """MPI, in processes that mpirun has started; what they print goes to files of the folder."""
+    from bench.workers import mpi_calls
 
-
-def measure(
-    groups: dict[str, dist.ProcessGroup], operation: Operation, rounds: int
-) -> dict[str, list[int]]:
-    """Interleaved samples of each backend, after one that does not count."""
-    meeting = groups["gloo"]
-    samples: dict[str, list[int]] = {name: [] for name in groups}
-    calls: dict[str, int] = {}
-    for name, group in groups.items():
-        operation.fill()
-        operation.target.zero_()
-        dist.barrier(group=meeting)
-        operation.call(group)()
-        if name != "fake" and not operation.is_right():
-            raise RuntimeError(f"{name}: {operation.name} gave {operation.target[:4].tolist()}")
-    operation.source.zero_()  # sums of zeros stay finite, however many calls there are
-    for number in range(rounds + 1):
-        for name, group in groups.items():
-            dist.barrier(group=meeting)
-            call = operation.call(group)
-            call()
-            if number == 0:
-                calls[name] = agreed_calls(timed(call, 2), meeting)
-                continue
-            samples[name].append(timed(call, calls[name]))
-    return samples
+    meeting = mpi_calls.Meeting()
+    arguments.rank = meeting.rank
+    if meeting.ranks != arguments.ranks:
+        raise RuntimeError(f"mpirun made {meeting.ranks} ranks, not {arguments.ranks}")
+    pin(meeting.rank, meeting.ranks)
+    limits = rows.Limits(arguments.rounds, arguments.seconds)
+    binds: dict[str, rows.Bind] = {"mpi": meeting.call}
+    with (arguments.folder / f"out{meeting.rank}").open("w", encoding="utf-8") as sys.stdout:
+        for cell in cells(arguments):
+            name, size, way = cell
+            if way != rows.ARENA:
+                operation = operations.Operation(name, size, meeting.rank, meeting.ranks)
+                found = rows.measure(binds, set(), operation, way, limits, meeting)
+                say(arguments, cell, operation.size_bytes, dict(found))
+    meeting.barrier()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--backends", required=True)
+    parser.add_argument("--backends", default="")
+    parser.add_argument("--mpi", action="store_true")
     parser.add_argument("--operations", required=True)
     parser.add_argument("--sizes", required=True)
+    parser.add_argument("--rows", default=rows.PLAIN)
+    parser.add_argument("--row-sizes", default="", help="of rows but plain; else --sizes")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=5.0, help="about, for each cell")
     arguments = parser.parse_args()
-    rank, ranks = int(arguments.rank), int(arguments.ranks)
-    assert fake_pg is not None
     torch.set_num_threads(1)
-    store = FileStore(str(arguments.folder / "c10d"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
-    backends = str(arguments.backends).split(",")
-    # Gloo leads the turns also where it is not measured.
-    groups = {name: dist.new_group(backend=name, timeout=PATIENCE) for name in [*backends, "gloo"]}
-    cores = sorted(os.sched_getaffinity(0))
-    if ranks <= len(cores):
-        os.sched_setaffinity(0, {cores[rank]})  # this thread only
-    for name in str(arguments.operations).split(","):
-        for size in [0] if name == "barrier" else map(int, str(arguments.sizes).split(",")):
-            operation = Operation(name, size, rank, ranks)
-            for backend, raw_ns in measure(groups, operation, arguments.rounds).items():
-                record = {
-                    "contestant": backend,
-                    "op": name,
-                    "size": size,  # as it was asked for: two of them may move as much
-                    "moved_bytes": operation.size_bytes,
-                    "ranks": ranks,
-                    "rank": rank,
-                    "raw_ns": raw_ns,
-                }
-                if backend in backends:
-                    sys.stdout.write(json.dumps(record) + "\n")
-    dist.barrier()
-    dist.destroy_process_group()
+    if arguments.mpi:
+        through_mpi(arguments)
+    else:
+        through_torch(arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ reach each other by TCP over loopback. Prints lines of JSON, as collectives.py d
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import os
 import sys
 from datetime import timedelta
@@ -20,7 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
-from bench.workers.collectives import Operation, measure
+from bench.workers import operations, rows
+from bench.workers.collectives import Gloo
 
 PATIENCE = timedelta(seconds=120)
 GLOO = "gloo"
@@ -52,18 +55,23 @@ def main() -> None:
     torch.set_num_threads(1)
     store = FileStore(str(arguments.folder / "c10d"), ranks)
     dist.init_process_group(GLOO, store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
-    groups = {name: group_of(name) for name in [*str(arguments.algorithms).split(","), GLOO]}
+    binds: dict[str, rows.Bind] = {
+        name: functools.partial(operations.through_torch, group=group_of(name))
+        for name in [*str(arguments.algorithms).split(","), GLOO]
+    }
+    meeting, limits = Gloo(), rows.Limits(arguments.rounds, math.inf)
     for name in str(arguments.operations).split(","):
         for size in [0] if name == "barrier" else map(int, str(arguments.sizes).split(",")):
-            operation = Operation(name, size, rank, ranks)
-            for algorithm, raw_ns in measure(groups, operation, arguments.rounds).items():
+            operation = operations.Operation(name, size, rank, ranks)
+            found = rows.measure(binds, set(), operation, rows.PLAIN, limits, meeting)
+            for algorithm, of_one in found.items():
                 record = {
                     "contestant": algorithm,
                     "op": name,
                     "size": operation.size_bytes,
                     "ranks": ranks,
                     "rank": rank,
-                    "raw_ns": raw_ns,
+                    "raw_ns": of_one.raw_ns,
                 }
                 sys.stdout.write(json.dumps(record) + "\n")
     dist.barrier()

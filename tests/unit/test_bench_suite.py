@@ -147,6 +147,8 @@ def test_options_reach_the_settings() -> None:
         (["scale", "--ranks", "4"], "not of scale"),
         (["--nic-gbit", "100", "--nic-latency-us", "2"], "--nic-gbit is of scale"),
         (["--peers", "grcp"], "'grcp' is no peer"),
+        (["collectives", "--rows", "warm"], "'warm' is no row; they are plain, same, fresh, arena"),
+        (["setup", "--rows", "same"], "--rows is of collectives, not of setup"),
         (["--ranks", "1"], "1 is not from 2 to 128"),
         (["--ranks", "x"], "not a number"),
         (["--sizes", "8,0"], "not a number from 1"),
@@ -261,7 +263,11 @@ def test_a_pipe_has_a_line_a_round_and_a_terminal_one_line() -> None:
         ("all_gather", 0.75),
         ("reduce_scatter", 0.75),
         ("all_to_all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
         ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("send", 1.0),
     ],
 )
 def test_bandwidths_are_those_of_nccl_tests(operation: str, factor: float) -> None:
@@ -279,24 +285,6 @@ def test_what_the_ranks_say_comes_together_by_its_key() -> None:
     ]
     found = collectives.by_key(said)
     assert [len(several) for several in found.values()] == [2, 2]
-
-
-def test_sizes_that_move_as_much_stay_apart() -> None:
-    said: list[Record] = [
-        {
-            "contestant": "gloo",
-            "op": "all_gather",
-            "size": size,
-            "moved_bytes": 16,
-            "ranks": 4,
-            "raw_ns": [100],
-        }
-        for size in (8, 16)
-        for _ in range(4)
-    ]
-    found = [collectives._record(several, "shm") for several in collectives.by_key(said).values()]
-    assert [record["size"] for record in samples.merge(found)] == [8, 16]
-    assert collectives.with_bandwidth(found[0])["algbw_gb_per_s"] == pytest.approx(0.16)
 
 
 def test_the_power_by_which_set_up_grows() -> None:
@@ -321,7 +309,7 @@ def test_the_tables_show_the_best_floor_the_ratio_and_who_is_missing() -> None:
     assert "missing in p2p: nixl (no <module>); to get it: pip install it" in shown
     (grpc,) = [line for line in shown.splitlines() if "shm 1 MiB" in line and "gRPC" in line]
     assert grpc.endswith("4.00")
-    (gloo,) = [line for line in shown.splitlines() if "barrier" in line and "gloo" in line]
+    (gloo,) = [line for line in shown.splitlines() if "barrier, " in line and "gloo" in line]
     assert gloo.endswith("2.00")
     assert "grows as ranks^1.00" in shown
 
@@ -346,6 +334,7 @@ def test_a_stored_result_becomes_a_page(capsys: pytest.CaptureFixture[str], tmp_
     pictures = sorted(path.name for path in (tmp_path / "page").glob("*.png"))
     assert pictures == [
         "collectives_shm_4.png",
+        "collectives_shm_4_rate.png",
         "p2p_shm_half.png",
         "p2p_shm_half_ratio.png",
         "setup.png",

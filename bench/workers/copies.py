@@ -1,0 +1,132 @@
+"""The copy floor: what an operation's bytes cost, without any message, call or waiting.
+
+Each rank has a block of memory that all map. An operation is what each rank has to move at the
+least, with nobody asking whether a peer is ready: memcpy between blocks, or from a block into
+memory of the rank's own; what is summed, by torch, two tensors in one pass. All ranks work at once,
+as they do in the operation. The tensors lie in the blocks already, as those do that are born in the
+arena: who has to copy private memory there first cannot reach it.
+
+all_reduce has two shots: each rank sums its share of all blocks (n - 1 passes over size / n) and
+copies the n - 1 other shares. all_gather and all_to_all copy all of their output, the own part too.
+gather copies each share into the root's block, scatter out of it, broadcast all of it to each
+receiver; reduce sums shares into the root's block, reduce_scatter into memory of the rank's own.
+send is one copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from bench.workers.operations import ELEMENT_BYTES, Call, Operation
+
+LEAST_BYTES = 64 << 10  # below it Python's own time counts for more than the copies'
+_PIECE_ELEMENTS = 64 << 10  # of sums of more than two: what was summed is still in the cache
+_SHARED = Path("/dev/shm")
+
+
+class Copies:
+    """The blocks of all ranks; most_bytes: of the largest operation.
+
+    meet: a barrier. The blocks are gone with their last process.
+    """
+
+    def __init__(
+        self, name: str, rank: int, ranks: int, most_bytes: int, meet: Callable[[], object]
+    ) -> None:
+        path = _SHARED / name
+        # Whole pages: blocks that lie some bytes apart of each other's place in a page copy slowly.
+        elements = -(-(most_bytes + ranks * ELEMENT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        elements //= ELEMENT_BYTES
+        if rank == 0:
+            with path.open("xb") as file:
+                file.truncate(elements * ELEMENT_BYTES * ranks)
+        meet()
+        file_number = os.open(path, os.O_RDWR)
+        try:
+            memory = mmap.mmap(file_number, elements * ELEMENT_BYTES * ranks)
+        finally:
+            os.close(file_number)
+        meet()
+        if rank == 0:
+            path.unlink()
+        whole = torch.frombuffer(memory, dtype=torch.float32)  # keeps the mapping
+        self._blocks = [whole[at : at + elements] for at in range(0, whole.numel(), elements)]
+        self._blocks[rank].zero_()
+        meet()
+
+    def call(self, operation: Operation) -> Call:
+        """Return what this rank has to move, which must not outlive the operation's tensors."""
+        moves = [_move(*pair) for pair in self._copies(operation)]
+        sums = [_sum(*three) for three in self._sums(operation)]
+        parts = [*sums, *moves] * operation.trips
+
+        def all_parts() -> None:
+            for part in parts:
+                part()
+
+        return all_parts
+
+    def _copies(self, one: Operation) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What is copied: (to, from)."""
+        rank, blocks, everybody = one.rank, self._blocks, range(one.ranks)
+        if one.name == "all_reduce":
+            return [
+                (one.block(blocks[rank], other), one.block(blocks[other], other))
+                for other in everybody
+                if other != rank
+            ]
+        if one.name == "all_gather":
+            return [
+                (one.block(one.target, other), blocks[other][: one.share]) for other in everybody
+            ]
+        if one.name == "all_to_all":
+            return [
+                (one.block(one.target, other), one.block(blocks[other], rank))
+                for other in everybody
+            ]
+        if one.name == "gather":
+            return [(one.block(blocks[0], rank), one.source)]
+        if one.name == "scatter":
+            return [(one.target, one.block(blocks[0], rank))]
+        if one.name == "broadcast" and rank != 0:
+            return [(blocks[rank][: one.whole], blocks[0][: one.whole])]
+        if one.name == "send" and rank == 0:
+            return [(blocks[1][: one.whole], blocks[0][: one.whole])]
+        return []
+
+    def _sums(self, one: Operation) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """What is summed: (to, one, other), in pieces where more than two are."""
+        rank, blocks = one.rank, self._blocks
+        if one.name not in ("all_reduce", "reduce", "reduce_scatter"):
+            return []
+        root = 0 if one.name == "reduce" else rank
+        first = one.block(blocks[root], rank)
+        into = one.target if one.name == "reduce_scatter" else first
+        others = [one.block(blocks[other], rank) for other in range(one.ranks) if other != root]
+        piece = one.share if one.ranks == 2 else _PIECE_ELEMENTS
+        return [
+            (
+                into[at : at + piece],
+                (into if number else first)[at : at + piece],
+                other[at : at + piece],
+            )
+            for at in range(0, one.share, piece)
+            for number, other in enumerate(others)
+        ]
+
+
+def _move(into: torch.Tensor, source: torch.Tensor) -> Call:
+    to, origin, size_bytes = into.data_ptr(), source.data_ptr(), into.nbytes
+    if size_bytes != source.nbytes:
+        raise RuntimeError(f"{source.nbytes} bytes do not fit into {size_bytes}")
+    return lambda: ctypes.memmove(to, origin, size_bytes)
+
+
+def _sum(into: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> Call:
+    return lambda: torch.add(one, other, out=into)

@@ -1,0 +1,61 @@
+"""The workers of `rdmatensor bench collectives`: every operation over every backend, tiny."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib import mpi
+from bench.benchlib.pairs import run_ranks
+from bench.benchlib.record import Record, number, text
+from bench.suite import collectives, tables
+
+OPTIONS = ("--rounds", "3", "--sizes", "8,65536", "--rows", "plain,same,fresh,arena")
+
+
+def _records(printed: list[Record]) -> list[Record]:
+    found = collectives.by_key(printed).values()
+    return [collectives.with_bandwidth(collectives.record_of(one, "shm")) for one in found]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.timeout(150)
+def test_every_backend_delivers_every_operation_in_every_row(ranks: int) -> None:
+    names = [name for name in collectives.OPERATIONS if name != "send" or ranks == 2]
+    words = ("--ranks", str(ranks), "--operations", ",".join(names), "--seconds", "0.01")
+    backends = ("--backends", "rdmatensor,gloo,fake,copies")
+    records = _records(
+        run_ranks("collectives", ranks, *words, *OPTIONS, *backends, timeout_s=140.0)
+    )
+    cells = [(one["contestant"], one["op"], one["size"], one["row"]) for one in records]
+    assert len(set(cells)) == len(cells)
+    moving = len(names) - 1
+    of = {who: sum(cell[0] == who for cell in cells) for who, *_ in cells}
+    assert of == {
+        "rdmatensor": 4 * 2 * moving + 1,
+        "gloo": 3 * 2 * moving + 1,
+        "does nothing": 2 * moving + 1,
+        "copy floor": moving,  # of 64 KiB
+    }
+    for one in records:
+        assert number(one, "median_ns") > 0
+        assert number(one, "call_cpu_ns") > 0
+        assert ("loop_ns" in one) == (one["row"] != "plain")
+    assert "copy floor" in tables.show(records)
+
+
+@pytest.mark.timeout(150)
+def test_mpi_has_the_same_cells_where_it_is() -> None:
+    words = ("--ranks", "2", "--operations", ",".join(collectives.OPERATIONS), "--seconds", "0.01")
+    if mpi.why_missing():
+        with pytest.raises((RuntimeError, OSError)):
+            mpi.run("collectives", 2, "shm", *words, *OPTIONS, "--mpi", timeout_s=60.0)
+        return
+    records = _records(mpi.run("collectives", 2, "shm", *words, *OPTIONS, "--mpi", timeout_s=140.0))
+    assert {text(one, "op") for one in records} == set(collectives.OPERATIONS)
+    assert len(records) == 3 * 2 * (len(collectives.OPERATIONS) - 1) + 1
+    assert {text(one, "row") for one in records} == {"plain", "same", "fresh"}

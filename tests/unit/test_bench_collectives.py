@@ -1,0 +1,217 @@
+"""`rdmatensor bench collectives`: rows, tails, costs, floors and verdicts, on made-up records."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib import mpi
+from bench.benchlib.record import Record, number
+from bench.suite import collective_tables, collectives, peers, plots_collectives, samples
+from bench.suite.settings import KIB, MIB, Settings
+
+
+def _said(contestant: str, rank: int, **fields: object) -> Record:
+    """Return what a rank prints of one cell."""
+    return {
+        "contestant": contestant,
+        "op": "all_reduce",
+        "size": MIB,
+        "row": "plain",
+        "moved_bytes": MIB,
+        "ranks": 2,
+        "rank": rank,
+        "raw_ns": [1000, 1100],
+        "cpu_ns": [400, 600],
+        "each_ns": [1000] * 198 + [5000, 9000],
+        "loop_ns": [],
+        **fields,
+    }
+
+
+def _turn(contestant: str, ns: int, **fields: object) -> Record:
+    more = {"raw_ns": [ns] * 3, "each_ns": [ns] * 100, "cpu_ns": [ns] * 3, **fields}
+    said = [_said(contestant, rank, **more) for rank in (0, 1)]
+    (merged,) = samples.merge([collectives.record_of(said, "shm")])
+    return collectives.with_bandwidth({**merged, "cores": 2})
+
+
+def _cells(line: str) -> list[str]:
+    return [cell for cell in line.split("  ") if cell]
+
+
+def test_a_sample_is_the_slowest_rank_s_and_cpu_time_that_of_all() -> None:
+    said = [
+        _said("gloo", 0, raw_ns=[10, 40], cpu_ns=[1, 3], each_ns=[9, 11, 40]),
+        _said("gloo", 1, raw_ns=[30, 20], cpu_ns=[2, 4], each_ns=[30, 5, 6]),
+    ]
+    found = collectives.record_of(said, "tcp")
+    assert found["raw_ns"] == [30, 40]
+    assert found["samples"] == 3  # calls, of which the tails are
+    assert number(found, "call_cpu_ns") in (3, 7)
+    assert found["waits"] == "sleeps"
+
+
+def test_sizes_that_move_as_much_stay_apart() -> None:
+    said: list[Record] = [
+        {
+            "contestant": "gloo",
+            "op": "all_gather",
+            "size": size,
+            "moved_bytes": 16,
+            "ranks": 4,
+            "row": "plain",
+            "raw_ns": [100],
+            "each_ns": [90, 110],
+            "cpu_ns": [50],
+            "loop_ns": [],
+        }
+        for size in (8, 16)
+        for _ in range(4)
+    ]
+    found = [collectives.record_of(several, "shm") for several in collectives.by_key(said).values()]
+    assert [record["size"] for record in samples.merge(found)] == [8, 16]
+    assert collectives.with_bandwidth(found[0])["algbw_gb_per_s"] == pytest.approx(0.16)
+
+
+def test_tails_are_of_single_calls_where_a_turn_has_enough() -> None:
+    found = collectives.record_of([_said("rdmatensor", rank) for rank in (0, 1)], "shm")
+    assert found["p99"] == 1000
+    assert "p999" not in found
+    many: list[int] = [1000] * 990 + [7000] * 10
+    found = collectives.record_of(
+        [_said("rdmatensor", rank, each_ns=many) for rank in (0, 1)], "shm"
+    )
+    assert found["p999"] == 7000
+    assert found["p90"] == 1100  # of the means
+
+
+def test_processor_time_of_a_call_and_of_as_many_bytes() -> None:
+    record = _turn("rdmatensor", 1000)
+    assert record["call_cpu_ns"] == 2000
+    assert record["cpu_s_per_gb"] == pytest.approx(2000 / MIB)
+
+
+def test_what_the_ranks_do_themselves_is_taken_off() -> None:
+    record = _turn("gloo", 5000, row="same", loop_ns=[2000] * 3)
+    assert collectives.net_ns(record) == 3000
+    assert record["algbw_gb_per_s"] == pytest.approx(MIB / 3000, rel=1e-4)
+    noisy = _turn("gloo", 5000, row="same", loop_ns=[6000] * 3)
+    assert "algbw_gb_per_s" not in noisy
+    assert "-1.00 us" in collective_tables.show([noisy])
+
+
+def test_the_table_has_the_share_of_the_copy_floor() -> None:
+    records = [_turn("rdmatensor", 1250), _turn("copies", 1000), _turn("gloo", 5000)]
+    lines = collective_tables.show(records).splitlines()
+    heads = _cells(lines[0])
+    assert [head.strip() for head in heads[-2:]] == ["of floor", "times ours"]
+    (ours,) = [line for line in lines if "rdmatensor, " in line]
+    (gloo,) = [line for line in lines if "gloo, sleeps" in line]
+    (floor,) = [line for line in lines if "copy floor" in line and "MiB" in line]
+    assert [cell.strip() for cell in _cells(ours)[-2:]] == ["0.80", "-"]
+    assert [cell.strip() for cell in _cells(gloo)[-2:]] == ["0.20", "4.00"]
+    assert [cell.strip() for cell in _cells(floor)[-2:]] == ["-", "0.80"]
+
+
+def test_who_has_no_arena_stands_beside_it_with_the_same_tensors() -> None:
+    records = [
+        _turn("rdmatensor", 1500, row="arena", loop_ns=[500] * 3),
+        _turn("gloo", 6500, row="same", loop_ns=[500] * 3),
+        _turn("copies", 800),
+    ]
+    shown = collective_tables.show(records)
+    (arena,) = [line for line in shown.splitlines() if " arena " in line]
+    assert [cell.strip() for cell in _cells(arena)[-2:]] == ["0.80", "6.00"]
+    assert (
+        "shm, 2 ranks on 2 cores, arena: Gloo's time over ours, geometric mean of 1: 6.00" in shown
+    )
+
+
+def test_every_cell_in_which_a_rival_is_faster_is_named() -> None:
+    records = [
+        _turn("rdmatensor", 1000),
+        _turn("gloo", 4000),
+        _turn("rdmatensor", 1000, op="gather", size=64 * KIB),
+        _turn("gloo", 250, op="gather", size=64 * KIB),
+        _turn("mpi", 2000),
+    ]
+    gloo, other = collective_tables.verdicts(records)
+    assert gloo == (
+        "shm, 2 ranks on 2 cores, plain: Gloo's time over ours, geometric mean of 2: 1.00; "
+        "Gloo is faster in: gather 64 KiB (0.25)"
+    )
+    assert other.endswith("geometric mean of 1: 2.00; OpenMPI is faster in: none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_first", "ways"),
+    [
+        (Settings(is_quick=True), True, "plain"),
+        (Settings(), True, "plain,same,fresh,arena"),
+        (Settings(), False, "plain"),
+        (Settings(is_quick=True, rows=("fresh",)), False, "fresh"),
+    ],
+)
+def test_rows_are_those_that_there_is_time_for(
+    settings: Settings, is_first: bool, ways: str
+) -> None:
+    words = collectives.words_of(settings, 4, is_first=is_first)
+    assert words[words.index("--rows") + 1] == ways
+    assert "send" not in words[words.index("--operations") + 1]  # of two ranks
+
+
+def test_mpi_is_named_with_what_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, module, why in (
+        (None, object(), "no mpirun"),
+        ("/bin/mpirun", None, "no module mpi4py"),
+        ("/bin/mpirun", object(), ""),
+    ):
+        monkeypatch.setattr(mpi.shutil, "which", lambda _, found=found: found)
+        monkeypatch.setattr(mpi, "version", lambda: "Open MPI 4")
+        monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda _, module=module: module)
+        mpi.why_missing.cache_clear()
+        assert why in mpi.why_missing()
+        assert bool(mpi.why_missing()) == bool(why)
+    mpi.why_missing.cache_clear()
+    (peer,) = [one for one in peers.PEERS if one.name == "mpi"]
+    assert "openmpi-bin" in peer.how_to_get
+
+
+def test_more_ranks_than_cores_offer_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for ranks, waits, is_yielding in ((2, "spins", "0"), (3, "yields, oversubscribed", "1")):
+        words = mpi.command(ranks, "tcp")
+        assert words[words.index("mpi_yield_when_idle") + 1] == is_yielding
+        assert words[words.index("btl") + 1] == "self,tcp"
+        assert mpi.waits(ranks) == waits
+
+
+def test_a_program_that_fails_says_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    for script, why in (("echo so; exit 3", "status 3\nso"), ("sleep 60", "status None")):
+        monkeypatch.setattr(mpi, "command", lambda *_, script=script: ["bash", "-c", script])
+        with pytest.raises(RuntimeError, match=why):
+            mpi.run("collectives", 2, "shm", timeout_s=0.5)
+
+
+def test_pictures_of_every_kind(tmp_path: Path) -> None:
+    make: Callable[..., list[Record]] = lambda who, ns, **more: [  # noqa: E731
+        _turn(who, ns, size=size, moved_bytes=size, **more) for size in (8, 64 * KIB, MIB)
+    ]
+    records = [
+        *make("rdmatensor", 1000),
+        *make("copies", 900),
+        *make("mpi", 1500),
+        *make("rdmatensor", 3000, row="arena", loop_ns=[1000] * 3),
+    ]
+    found = plots_collectives.pictures(records, tmp_path)
+    names = ["collectives_shm_2.png", "collectives_shm_2_rate.png", "collectives_shm_2_used.png"]
+    assert [picture.file for picture in found] == names
+    for name in names:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
