@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
@@ -13,6 +14,7 @@ from bench.suite.peers import OURS
 from bench.suite.settings import PLAIN, ROWS
 
 _NO_RATE_BYTES = 1024  # below it a rate says nothing
+_WIDTH = 120
 _NAMES = {"gloo": "Gloo", "OpenMPI": "OpenMPI"}  # rivals, by contestant
 Cell = tuple[object, ...]
 # Under the table: what its last columns mean.
@@ -50,7 +52,7 @@ def show(records: Sequence[Record]) -> str:
         _plain(plain, known) if plain else "",
         _rewritten(others, known) if others else "",
         *(NOTES[: 1 + bool(others)]),
-        *verdicts(records),
+        *(textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in verdicts(records)),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -77,7 +79,7 @@ def _who(record: Record) -> str:
 
 def _plain(records: Sequence[Record], known: dict[str, dict[Cell, Record]]) -> str:
     heads = (
-        *("", "who", "size", "p50", "p90", "p99", "p999", "algbw GB/s", "busbw GB/s"),
+        *("", "who", "size", "p50", "p90", "call p99", "call p999", "algbw GB/s", "busbw GB/s"),
         *("CPU a call", "CPU s/GB", "of floor", "times ours"),
     )
     ours = known.get(OURS, {})
@@ -103,7 +105,7 @@ def _rewritten(records: Sequence[Record], known: dict[str, dict[Cell, Record]]) 
     """Rows in which the ranks write and read: with communication, without it, and what is left."""
     rivals = [name for name in _NAMES if name in known]
     heads = (
-        *("tensors that the ranks use", "who", "size", "row", "p50", "p99", "alone", "net"),
+        *("tensors that the ranks use", "who", "size", "row", "p50", "call p99", "alone", "net"),
         *("CPU a call", "of floor", *(f"{_NAMES[name]} over it" for name in rivals)),
     )
     return layout(

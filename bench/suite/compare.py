@@ -40,7 +40,7 @@ from bench.benchlib.verdict import size_text, time_text
 from bench.suite import samples, tables
 from bench.suite.layout import layout
 from bench.suite.peers import COPIES, OURS
-from bench.suite.settings import TOPICS
+from bench.suite.settings import PLAIN, TOPICS
 
 SMALLEST_EFFECT = 0.05
 MIN_TURNS = 3
@@ -229,6 +229,8 @@ def _name(record: Record) -> str:
         parts.append(f"{record['ranks']} ranks")
     if number(record, "size") > 0 and record["topic"] != "models":  # a model's is its own
         parts.append(size_text(number(record, "size")))
+    if record.get("row", PLAIN) != PLAIN:
+        parts.append(text(record, "row"))
     return f"{' '.join(parts)}: {record['contestant']}"
 
 

@@ -51,14 +51,20 @@ class Gloo:
 
 
 def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
-    """All that is measured, in its order; a barrier has one size, and no tensors to rewrite."""
-    sizes = [int(word) for word in arguments.sizes.split(",")]
+    """All that is measured, in its order; a barrier has one size, and no tensors to rewrite.
+
+    The copy floor is of the plain row, and there for the others too.
+    """
+    ways = arguments.rows.split(",")
     rewritten = [int(word) for word in (arguments.row_sizes or arguments.sizes).split(",")]
-    for way in arguments.rows.split(","):
+    plain = [int(word) for word in arguments.sizes.split(",")] if rows.PLAIN in ways else rewritten
+    is_floor_only = rows.PLAIN not in ways
+    for way in [rows.PLAIN] * is_floor_only + ways:
         for name in arguments.operations.split(","):
             if name != "barrier":
-                of_way = sizes if way == rows.PLAIN else rewritten
-                yield from ((name, size, way) for size in of_way)
+                yield from (
+                    (name, size, way) for size in (plain if way == rows.PLAIN else rewritten)
+                )
             elif way == rows.PLAIN:
                 yield name, 0, way
 
@@ -128,11 +134,20 @@ def through_torch(arguments: argparse.Namespace) -> None:
     for cell in todo:
         name, size, way = cell
         operation = operations.Operation(name, size, rank, ranks, make_of(way))
-        taking = {who: bind for who, bind in binds.items() if takes_part(who, size, way)}
+        taking = {
+            who: bind
+            for who, bind in binds.items()
+            if takes_part(who, size, way) and (is_asked(arguments, way) or who == COPIES)
+        }
         found = rows.measure(taking, {FAKE, COPIES}, operation, way, limits, meeting)
         say(arguments, cell, operation.size_bytes, dict(found))
     meeting.barrier()
     dist.destroy_process_group()
+
+
+def is_asked(arguments: argparse.Namespace, way: str) -> bool:
+    """Whether this row was asked for: the plain one may be there for the floor only."""
+    return way in arguments.rows.split(",")
 
 
 def takes_part(who: str, size: int, way: str) -> bool:
@@ -158,7 +173,7 @@ def through_mpi(arguments: argparse.Namespace) -> None:
     with (arguments.folder / f"out{meeting.rank}").open("w", encoding="utf-8") as sys.stdout:
         for cell in cells(arguments):
             name, size, way = cell
-            if way != rows.ARENA:
+            if way != rows.ARENA and is_asked(arguments, way):
                 operation = operations.Operation(name, size, meeting.rank, meeting.ranks)
                 found = rows.measure(binds, set(), operation, way, limits, meeting)
                 say(arguments, cell, operation.size_bytes, dict(found))

@@ -46,15 +46,15 @@ class Copies:
         if rank == 0:
             with path.open("xb") as file:
                 file.truncate(elements * ELEMENT_BYTES * ranks)
-        meet()
-        file_number = os.open(path, os.O_RDWR)
         try:
+            meet()
+            file_number = os.open(path, os.O_RDWR)
             memory = mmap.mmap(file_number, elements * ELEMENT_BYTES * ranks)
-        finally:
             os.close(file_number)
-        meet()
-        if rank == 0:
-            path.unlink()
+            meet()
+        finally:
+            if rank == 0:
+                path.unlink()
         whole = torch.frombuffer(memory, dtype=torch.float32)  # keeps the mapping
         self._blocks = [whole[at : at + elements] for at in range(0, whole.numel(), elements)]
         self._blocks[rank].zero_()

@@ -59,3 +59,15 @@ def test_mpi_has_the_same_cells_where_it_is() -> None:
     assert {text(one, "op") for one in records} == set(collectives.OPERATIONS)
     assert len(records) == 3 * 2 * (len(collectives.OPERATIONS) - 1) + 1
     assert {text(one, "row") for one in records} == {"plain", "same", "fresh"}
+
+
+@pytest.mark.timeout(100)
+def test_the_copy_floor_is_there_for_rows_that_are_asked_for_alone() -> None:
+    words = ("--ranks", "2", "--operations", "send,barrier", "--rows", "arena", "--rounds", "1")
+    more = ("--sizes", "8,65536", "--backends", "rdmatensor,gloo,fake,copies")
+    records = _records(run_ranks("collectives", 2, *words, *more, timeout_s=90.0))
+    assert [(one["contestant"], one["row"], one["size"]) for one in records] == [
+        ("copy floor", "plain", 65536),
+        ("rdmatensor", "arena", 8),
+        ("rdmatensor", "arena", 65536),
+    ]

@@ -168,6 +168,16 @@ def test_a_row_that_vanished_is_gone_where_it_was_due(
     assert [line.verdict for line in compare.compare(after, before)] == ["same"]
 
 
+def test_rows_of_one_operation_have_names_of_their_own() -> None:
+    record: Record = {**_record("rdmatensor", _turns(1)), "ranks": 2, "op": "send"}
+    rows: list[Record] = [{**record, "row": row, "timed": row} for row in ("plain", "arena")]
+    lines = compare.compare(_result(rows), _result(rows))
+    assert [line.what for line in lines] == [
+        "p2p shm send 2 ranks 8 B: rdmatensor",
+        "p2p shm send 2 ranks 8 B arena: rdmatensor",
+    ]
+
+
 def test_another_topic_is_not_gone() -> None:
     ours = [_record("rdmatensor", _turns(1))]
     other: list[Record] = [{**ours[0], "topic": "setup"}]
