@@ -83,9 +83,7 @@ def run(worker: str, ranks: int, transport: str, *arguments: str, timeout_s: flo
 
 def _wait(words: list[str], said: int, timeout_s: float) -> int | None:
     """Return the exit status; None: the time was over. mpirun ends its ranks when it is told to."""
-    with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-    ) as running:
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as running:
         try:
             return running.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,16 +1,15 @@
 """The copy floor: what an operation's bytes cost, without any message, call or waiting.
 
-Each rank has a block of memory that all map. An operation is what each rank has to move at the
-least, with nobody asking whether a peer is ready: memcpy between blocks, or from a block into
-memory of the rank's own; what is summed, by torch, two tensors in one pass. All ranks work at once,
-as they do in the operation. The tensors lie in the blocks already, as those do that are born in the
-arena: who has to copy private memory there first cannot reach it.
+Each rank has a block of memory that all map and nobody writes any more. An operation is what each
+rank has to move at the least: memcpy out of the blocks into memory of the rank's own, and what is
+summed, by torch, one block's share onto memory of the rank's own in one pass. All ranks work at
+once, as they do in the operation, and never wait: so no line is written by one while another reads
+it, which would cost more than an operation pays that has its steps one after another.
 
-all_reduce has two shots: each rank sums its share of all blocks (n - 1 passes over size / n) and
-copies the n - 1 other shares. all_gather and all_to_all copy all of their output, the own part too.
-gather copies each share into the root's block, scatter out of it, broadcast all of it to each
-receiver; reduce sums shares into the root's block, reduce_scatter into memory of the rank's own.
-send is one copy.
+all_reduce has two shots: each rank sums its share of all tensors (n - 1 passes over size / n) and
+copies the n - 1 other shares. all_gather and all_to_all copy all of their output, the own part too,
+broadcast all of it to each receiver; of gather and scatter each rank copies one share; of reduce
+each sums one, as of reduce_scatter. send is one copy.
 """
 
 from __future__ import annotations
@@ -74,51 +73,47 @@ class Copies:
 
     def _copies(self, one: Operation) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """What is copied: (to, from)."""
-        rank, blocks, everybody = one.rank, self._blocks, range(one.ranks)
+        rank, blocks = one.rank, self._blocks
+        others = [other for other in range(one.ranks) if other != rank]
         if one.name == "all_reduce":
-            return [
-                (one.block(blocks[rank], other), one.block(blocks[other], other))
-                for other in everybody
-                if other != rank
-            ]
+            return [(one.block(one.source, i), one.block(blocks[i], i)) for i in others]
         if one.name == "all_gather":
-            return [
-                (one.block(one.target, other), blocks[other][: one.share]) for other in everybody
-            ]
+            own = (one.block(one.target, rank), one.source)
+            return [own, *((one.block(one.target, i), blocks[i][: one.share]) for i in others)]
         if one.name == "all_to_all":
-            return [
-                (one.block(one.target, other), one.block(blocks[other], rank))
-                for other in everybody
-            ]
+            own = (one.block(one.target, rank), one.block(one.source, rank))
+            return [own, *((one.block(one.target, i), one.block(blocks[i], rank)) for i in others)]
         if one.name == "gather":
-            return [(one.block(blocks[0], rank), one.source)]
+            return [(one.source, blocks[others[0]][: one.share])]
         if one.name == "scatter":
-            return [(one.target, one.block(blocks[0], rank))]
+            return [(one.target, one.block(blocks[others[0]], rank))]
         if one.name == "broadcast" and rank != 0:
-            return [(blocks[rank][: one.whole], blocks[0][: one.whole])]
+            return [(one.source, blocks[0][: one.whole])]
         if one.name == "send" and rank == 0:
-            return [(blocks[1][: one.whole], blocks[0][: one.whole])]
+            return [(one.target, blocks[1][: one.whole])]
         return []
 
     def _sums(self, one: Operation) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """What is summed: (to, one, other), in pieces where more than two are."""
-        rank, blocks = one.rank, self._blocks
         if one.name not in ("all_reduce", "reduce", "reduce_scatter"):
             return []
-        root = 0 if one.name == "reduce" else rank
-        first = one.block(blocks[root], rank)
-        into = one.target if one.name == "reduce_scatter" else first
-        others = [one.block(blocks[other], rank) for other in range(one.ranks) if other != root]
+        own = one.block(one.source, one.rank)
+        into = one.target if one.name == "reduce_scatter" else own
+        others = [self._blocks[other] for other in range(one.ranks) if other != one.rank]
         piece = one.share if one.ranks == 2 else _PIECE_ELEMENTS
         return [
             (
-                into[at : at + piece],
-                (into if number else first)[at : at + piece],
-                other[at : at + piece],
+                _piece(into, at, piece),
+                _piece(into if number else own, at, piece),
+                _piece(other, at, piece),
             )
             for at in range(0, one.share, piece)
-            for number, other in enumerate(others)
+            for number, other in enumerate(one.block(block, one.rank) for block in others)
         ]
+
+
+def _piece(tensor: torch.Tensor, at: int, elements: int) -> torch.Tensor:
+    return tensor[at : at + elements]
 
 
 def _move(into: torch.Tensor, source: torch.Tensor) -> Call:

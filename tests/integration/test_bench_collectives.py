@@ -13,6 +13,8 @@ from bench.benchlib import mpi
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
 from bench.suite import collectives, tables
+from bench.workers.copies import LEAST_BYTES, Copies
+from bench.workers.operations import Operation
 
 OPTIONS = ("--rounds", "3", "--sizes", "8,65536", "--rows", "plain,same,fresh,arena")
 
@@ -71,3 +73,25 @@ def test_the_copy_floor_is_there_for_rows_that_are_asked_for_alone() -> None:
         ("rdmatensor", "arena", 8),
         ("rdmatensor", "arena", 65536),
     ]
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_copy_floor_moves_and_sums_what_the_operation_has_to(
+    name: str, ranks: int, tmp_path: Path
+) -> None:
+    copies = Copies(f"rdt-test-{tmp_path.name}", 0, ranks, LEAST_BYTES, lambda: None)
+    for rank, block in enumerate(copies._blocks):
+        block.fill_(rank + 1.0)
+    operation = Operation(name, LEAST_BYTES, 0, ranks)
+    operation.source.fill_(1.0)
+    copies.call(operation)()
+    if name == "all_gather":
+        assert operation.is_right()
+        return
+    summed = operation.target if name == "reduce_scatter" else operation.source
+    total = float(ranks * (ranks + 1) // 2)
+    assert bool((operation.block(summed, 0) == total).all())
+    if name == "all_reduce":
+        for other in range(1, ranks):
+            assert bool((operation.block(summed, other) == other + 1.0).all())
