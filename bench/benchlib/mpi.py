@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import os
@@ -16,6 +17,8 @@ from bench.benchlib.pairs import WORKERS
 from bench.benchlib.record import Record, parse
 
 _BYTE_LAYERS = {"shm": "self,vader", "tcp": "self,tcp"}
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 _END_S = 10.0  # that mpirun has to end its ranks
 
 
@@ -81,9 +84,22 @@ def run(worker: str, ranks: int, transport: str, *arguments: str, timeout_s: flo
         return [record for file in files for record in parse(file.read_text(encoding="utf-8"))]
 
 
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def _wait(words: list[str], said: int, timeout_s: float) -> int | None:
-    """Return the exit status; None: the time was over. mpirun ends its ranks when it is told to."""
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as running:
+    """Return the exit status; None: the time was over. mpirun ends its ranks when it is told to.
+
+    It is told to also if this process dies: ranks that poll would keep the cores busy for ever.
+    """
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509  one system call
+    ) as running:
         try:
             return running.wait(timeout_s)
         except subprocess.TimeoutExpired:

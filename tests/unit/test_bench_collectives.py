@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -215,3 +217,21 @@ def test_pictures_of_every_kind(tmp_path: Path) -> None:
     assert [picture.file for picture in found] == names
     for name in names:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_mpirun_ends_with_who_started_it(tmp_path: Path) -> None:
+    root, told = Path(__file__).resolve().parents[2], tmp_path / "told"
+    script = f"trap 'echo told > {told}; exit' TERM; echo ready > {tmp_path}/ready; sleep 50 & wait"
+    program = (
+        "import sys; sys.path.append(sys.argv[1])\n"
+        "from bench.benchlib import mpi\n"
+        "mpi._wait(['bash', '-c', sys.argv[2]], 1, 50.0)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(root), script])
+    for awaited in (tmp_path / "ready", told):
+        deadline_s = time.monotonic() + 20.0
+        while not awaited.exists():
+            assert time.monotonic() < deadline_s, awaited
+            time.sleep(0.02)
+        parent.kill()
+        parent.wait()
