@@ -13,6 +13,8 @@ from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, parse
 
 BUILD_DIR = ROOT / "build" / "bench"
+RIVALS_DIR = ROOT / "build" / "rivals"  # bench/rivals/grpc/setup.sh builds what is in it
+GRPC_PARAMETERS = RIVALS_DIR / "libparameters.so"
 _EXIT_SKIP = 77
 
 

@@ -1,7 +1,7 @@
 """Measure what rdmatensor does on this machine, beside what else could be used for it.
 
     rdmatensor bench [p2p|collectives|setup|models|scale] [--quick] [--peers a,b]
-                     [--transport shm|tcp] [--ranks N] [--models a,b] [--rows a,b]
+                     [--transport shm|tcp] [--ranks N] [--models a,b] [--rows a,b] [--converge MODEL]
                      [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows", type=_rows, default=(), help=f"collectives: some of {','.join((PLAIN, *ROWS))}"
     )
+    parser.add_argument("--converge", choices=models.NAMES, help="models: its loss over seconds")
     parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
     parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
     parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
@@ -145,6 +146,7 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
         models=chosen.models,
         rows=chosen.rows,
+        converge=chosen.converge or "",
     )
 
 
@@ -152,6 +154,7 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
 _OPTION_TOPICS = {
     "models": ("models",),
     "rows": ("collectives",),
+    "converge": ("models",),
     "sizes": ("p2p", "collectives", "scale"),
     "ranks": ("collectives", "setup", "models"),
     "nic_gbit": ("scale",),

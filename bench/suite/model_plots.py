@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.benchlib.record import Record, number, text
-from bench.suite import models
+from bench.suite import convergence, models
 from bench.suite.plots_base import NARROW_IN, WIDTH_IN, Picture, save, tidy
 
 _FLOOR_COLOUR = "#444444"
@@ -19,6 +19,7 @@ _COLOURS = {
     "DDP, not adopted": "#009E73",
     "copy variant": "#8C6BB1",
     "DDP on Gloo": "#CC79A7",
+    "server over gRPC, C++": "#E69F00",
     "server over gRPC, Python": "#D55E00",
 }
 
@@ -45,6 +46,31 @@ def bars(records: Sequence[Record], folder: Path) -> list[Picture]:
         caption = f"A training step over {transport}; above the dashed line is communication."
         pictures.append(Picture(f"models_{transport}.png", caption, width_in))
     return pictures
+
+
+def curves(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """Losses over seconds, a part for each path; the same losses by step beside them."""
+    paths = list(dict.fromkeys(text(record, "transport") for record in records))
+    figure = Figure(figsize=(WIDTH_IN, 4.2), layout="constrained")
+    parts = figure.subplots(1, len(paths) + 1, sharey=True, squeeze=False).flatten()
+    for axes, path in zip(parts, paths, strict=False):
+        for record in records:
+            if record["transport"] == path:
+                who, losses = text(record, "contestant"), convergence.losses_of(record)
+                axes.plot(
+                    convergence.seconds_of(record), losses, color=_COLOURS[who], label=who, lw=1.6
+                )
+                parts[-1].plot(losses, color=_COLOURS[who], lw=1.2)
+        axes.set_xlabel("seconds of training")
+        tidy(axes, f"{records[0]['op']} over {path}")
+    parts[0].set_ylabel("loss, mean of all ranks")
+    parts[-1].set_xlabel("steps of training")
+    tidy(parts[-1], "the same losses by step, all contestants")
+    for axes in parts:
+        axes.set_ylim(bottom=0)
+    save(figure, folder / "convergence.png")
+    caption = "The same batches, parameters and losses by step; who exposes less gets there sooner."
+    return [Picture("convergence.png", caption)]
 
 
 def _bars(axes: Axes, records: Sequence[Record], name: str) -> None:

@@ -28,12 +28,14 @@ _TITLES = {
     "collectives": "Collectives",
     "setup": "Set-up",
     "models": "Training steps",
+    "convergence": "Loss over time",
     "scale": "Scale on paper",
 }
 _PICTURES = {
     **plots.PICTURES,
     "collectives": plots_collectives.pictures,
     "models": model_plots.bars,
+    "convergence": model_plots.curves,
 }
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.benchlib import mpi, nixl
-from bench.benchlib.machine import ROOT
+from bench.benchlib.programs import GRPC_PARAMETERS, RIVALS_DIR
 
-GRPC_PROGRAM = ROOT / "build" / "rivals" / "grpc_rival"
+GRPC_PROGRAM = RIVALS_DIR / "grpc_rival"
 OURS = "rdmatensor"
 COPIES = "copies"
 
@@ -39,7 +39,8 @@ def _never() -> str:
 
 
 def _no_grpc_program() -> str:
-    return "" if GRPC_PROGRAM.exists() else "build/rivals/grpc_rival is not built"
+    absent = [path.name for path in (GRPC_PROGRAM, GRPC_PARAMETERS) if not path.exists()]
+    return f"not built in build/rivals: {', '.join(absent)}" if absent else ""
 
 
 def _no_module(name: str) -> Callable[[], str]:
@@ -82,8 +83,8 @@ PEERS = (
     ),
     Peer(
         "grpc-cpp",
-        "gRPC C++ over loopback TCP, unary calls and a stream",
-        ("p2p",),
+        "gRPC C++ over loopback TCP: unary calls and a stream, a parameter server with streams",
+        ("p2p", "models"),
         _no_grpc_program,
         "bash bench/rivals/grpc/setup.sh",
     ),

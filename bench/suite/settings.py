@@ -41,7 +41,8 @@ class Settings:
     sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives
     and models, and the most of setup; None: the topic's own. models: empty: all of them. nic:
     latency in us and 10^9 bit/s, for scale. rows: of collectives, PLAIN or some of
-    ROWS; empty: those that there is time for.
+    ROWS; empty: those that there is time for. converge: whose loss is followed; empty: no
+    model's.
     """
 
     topics: tuple[str, ...] = TOPICS
@@ -54,6 +55,7 @@ class Settings:
     nic: tuple[float, float] | None = None
     models: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    converge: str = ""
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def sizes_of(self, topic: str) -> tuple[int, ...]:

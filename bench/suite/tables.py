@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import collective_tables, samples, scale_tables, streams, tensors
+from bench.suite import collective_tables, convergence, samples, scale_tables, streams, tensors
 from bench.suite import models as training
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
+from bench.suite.settings import MIB
 from bench.suite.setup import curves, exponent
 
 _NO_RATE_BYTES = 1024  # below it a rate says nothing
@@ -201,10 +202,10 @@ def setup(records: Sequence[Record]) -> str:
 
 
 def models(records: Sequence[Record]) -> str:
-    """Time of a training step, what of it communication costs, and the targets."""
+    """Time of a training step, what of it communication costs, memory, and the targets."""
     heads = (
         *("", "who", "p50", "p10", "p90", "exposed", "share", "CPU a step"),
-        *("times planned", "from Gloo's"),
+        *("memory MiB", "arena MiB", "times planned", "from Gloo's"),
     )
     planned = training.planned_of(records)
     lines = []
@@ -219,6 +220,8 @@ def models(records: Sequence[Record]) -> str:
                 collective_tables.signed_time(number(record, "exposed_ns")) if has_floor else "-",
                 f"{100 * number(record, 'share'):.0f} %" if has_floor else "-",
                 time_text(number(record, "cpu_ns")),
+                f"{number(record, 'memory_bytes') / MIB:.0f}",
+                f"{number(record, 'arena_bytes') / MIB:.0f}" if record["arena_bytes"] else "-",
                 f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
                 f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
             )
@@ -233,11 +236,17 @@ def _model_name(record: Record) -> str:
     return f"{record['op']} {mib:.1f} MiB{scaled}, {record['transport']}, {record['ranks']} ranks"
 
 
+def curves_of_losses(records: Sequence[Record]) -> str:
+    """When each contestant's loss had fallen how far."""
+    return layout(convergence.HEADS, convergence.rows(records))
+
+
 TABLES = {
     "p2p": p2p,
     "collectives": collective_tables.show,
     "setup": setup,
     "models": models,
+    "convergence": curves_of_losses,
     "scale": scale_tables.show,
 }
 

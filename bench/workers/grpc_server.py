@@ -38,9 +38,9 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1)
 
 
-def pieces_of(numel: int) -> Iterator[tuple[int, int]]:
+def pieces_of(numel: int, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
     """Return the first element of each piece of a tensor, and the one behind its last."""
-    step = PIECE_BYTES // _ELEMENT_BYTES
+    step = piece_bytes // _ELEMENT_BYTES
     return ((first, min(first + step, numel)) for first in range(0, numel, step))
 
 
@@ -172,7 +172,7 @@ class Client:
         self._shapes = [tuple(parameter.shape) for parameter in parameters]
         self._due = sum(len(list(pieces_of(target.numel()))) for target in self._targets)
         self._channel = grpc.insecure_channel(
-            f"127.0.0.1:{_await_port(port_file, patience_s)}", options=_LIFTED
+            f"127.0.0.1:{await_port(port_file, patience_s)}", options=_LIFTED
         )
         self._out: SimpleQueue[tuple[int, torch.Tensor] | None] = SimpleQueue()
         call = self._channel.stream_stream(f"/{_SERVICE}/Train")
@@ -222,7 +222,7 @@ class Client:
         self._channel.close()
 
 
-def _await_port(path: Path, patience_s: float) -> int:
+def await_port(path: Path, patience_s: float) -> int:
     deadline_s = time.monotonic() + patience_s
     while not path.exists():
         if time.monotonic() > deadline_s:

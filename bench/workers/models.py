@@ -6,7 +6,11 @@ Ranks have one compute thread each. Every group trains from the same parameters 
 for each rank. Its first steps are not timed: after three of them the parameters must have the same
 bits on all ranks, and be those that DistributedDataParallel on Gloo arrives at; the rest is for
 buckets and plans to settle. Of each timed step that of the slowest rank counts, and the processor
-time of all processes. The contestants are those of trainers.py.
+time of all processes. After them memory is counted: what all processes hold more than before they
+made their models (Pss: pages that ranks share count once). The contestants are in trainers.py.
+
+With --curve all steps are told instead, the first ones too, with their losses: batches have
+something to learn then, and the losses have to be Gloo's.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ import graph_analysis
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.workers.paper_models import MODELS
-from bench.workers.trainers import TRAINERS, Job, serve
+from bench.workers.trainers import TRAINERS, Job, Trainer
 
 VERIFIED_STEPS = 3
 WARM_STEPS = 7  # plan.apply() decides on its buckets for good after the fifth
@@ -61,8 +65,16 @@ def bits_of(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def train(job: Job, rank: int) -> None:
-    """One rank, from its start to its end; its figures go to a file."""
+def held_bytes() -> int:
+    """Return the memory of this process (Pss): its part of what it shares."""
+    for line in Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("the kernel does not tell how much memory is held")
+
+
+def start(job: Job, rank: int) -> Trainer:
+    """Meet the other ranks."""
     kind = TRAINERS[job.contestant]
     dist.init_process_group(
         kind.backend,
@@ -71,11 +83,38 @@ def train(job: Job, rank: int) -> None:
         world_size=job.ranks,
         timeout=timedelta(seconds=job.patience_s),
     )
-    trainer = kind(job, rank)
+    return kind(job, rank)
+
+
+def end(job: Job, rank: int, trainer: Trainer, found: dict[str, Any]) -> None:
+    """Leave figures in a file, together with the others."""
+    dist.barrier()
+    trainer.close()
+    (job.folder / f"rank{rank}").write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def learn(job: Job, rank: int) -> None:
+    """One rank that tells of all its steps when they ended, and of the losses before them."""
+    trainer = start(job, rank)
+    losses, at_ns = [], []
+    dist.barrier()
+    began_ns = time.perf_counter_ns()
+    for number in range(job.steps):
+        losses.append(float(trainer.step(number)))
+        at_ns.append(time.perf_counter_ns() - began_ns)
+    found = {"bits": bits_of(trainer.model), "losses": losses, "at_ns": at_ns}
+    end(job, rank, trainer, found)
+
+
+def train(job: Job, rank: int) -> None:
+    """One rank, from its start to its end; its figures go to a file."""
+    empty_bytes = held_bytes()
+    trainer = start(job, rank)
     before = sampled(trainer.model)
     for number in range(VERIFIED_STEPS):
         trainer.step(number)
-    found = {"bits": bits_of(trainer.model)}
+    found: dict[str, Any] = {"bits": bits_of(trainer.model)}
     if rank == 0:
         torch.save((before, sampled(trainer.model)), job.folder / "sampled")
     for number in range(VERIFIED_STEPS, WARM_STEPS if job.steps else 0):
@@ -90,12 +129,23 @@ def train(job: Job, rank: int) -> None:
         started_ns = time.perf_counter_ns()
         trainer.step(number)
         took_ns.append(time.perf_counter_ns() - started_ns)
-    spent_ns = trainer.spent_ns() - spent_ns
+    found["spent_ns"] = trainer.spent_ns() - spent_ns
+    found["took_ns"] = took_ns
     dist.barrier()
-    trainer.close()
-    text = json.dumps({**found, "took_ns": took_ns, "spent_ns": spent_ns})
-    (job.folder / f"rank{rank}").write_text(text, encoding="utf-8")
-    dist.destroy_process_group()
+    found["held_bytes"] = held_bytes() - empty_bytes
+    found["arena_bytes"] = trainer.arena_bytes()
+    end(job, rank, trainer, found)
+
+
+def serve(job: Job) -> None:
+    """The process beside the ranks that has the parameters, until they end."""
+    empty_bytes = held_bytes()
+    kind = TRAINERS[job.contestant]
+    assert kind.server is not None
+    parameters = kind.server(job)
+    held = held_bytes() - empty_bytes
+    assert parameters
+    (job.folder / "server").write_text(json.dumps({"held_bytes": held}), encoding="utf-8")
 
 
 def make_plan(job: Job) -> None:
@@ -155,9 +205,11 @@ def await_all(pids: list[int], what: str) -> None:
 def run_group(job: Job, environment: dict[str, str]) -> list[dict[str, Any]]:
     """Run all ranks of a contestant; return what each found."""
     job.folder.mkdir()
-    chosen = {"RDMATENSOR_ADOPT": "1", **TRAINERS[job.contestant].environment, **environment}
-    works = [functools.partial(serve, job)] if job.contestant == "grpc" else []
-    works += [functools.partial(train, job, rank) for rank in range(job.ranks)]
+    kind = TRAINERS[job.contestant]
+    chosen = {"RDMATENSOR_ADOPT": "1", **kind.environment, **environment}
+    works = [functools.partial(serve, job)] if kind.server is not None else []
+    act = learn if job.has_lessons else train
+    works += [functools.partial(act, job, rank) for rank in range(job.ranks)]
     pids = [fork(work, chosen, job.patience_s) for work in works]
     await_all(pids, f"{job.model}, {job.contestant}")
     paths = [job.folder / f"rank{rank}" for rank in range(job.ranks)]
@@ -188,13 +240,35 @@ def check(job: Job, found: list[dict[str, Any]], reference: Path) -> float:
 def figures(job: Job, transport: str, reference: Path) -> dict[str, Any]:
     """Run one contestant, and return what it is about."""
     found = run_group(job, {"RDMATENSOR_TRANSPORT": transport} if transport else {})
+    if job.has_lessons:
+        return curve_of(job, found, reference)
+    beside = job.folder / "server"
+    processes = found + ([json.loads(beside.read_text())] if beside.exists() else [])
     return {
         "raw_ns": [
             max(several) for several in zip(*(one["took_ns"] for one in found), strict=True)
         ],
         "cpu_ns": sum(one["spent_ns"] for one in found) // job.steps,
+        "memory_bytes": sum(one["held_bytes"] for one in processes),
+        "arena_bytes": sum(one["arena_bytes"] for one in found),
         "distance": check(job, found, reference),
     }
+
+
+def curve_of(job: Job, found: list[dict[str, Any]], reference: Path) -> dict[str, Any]:
+    """Return the mean loss before each step, and how long steps took; the losses are Gloo's."""
+    losses = [sum(of) / job.ranks for of in zip(*(one["losses"] for one in found), strict=True)]
+    ends_ns = [max(of) for of in zip(*(one["at_ns"] for one in found), strict=True)]
+    if len({one["bits"] for one in found}) != 1:
+        raise RuntimeError(f"{job.model}, {job.contestant}: the ranks have other parameters")
+    if not reference.exists():
+        reference.write_text(json.dumps(losses), encoding="utf-8")
+    wanted = json.loads(reference.read_text(encoding="utf-8"))
+    off = max(abs(loss - other) for loss, other in zip(losses, wanted, strict=True)) / wanted[0]
+    if not off < FARTHEST:
+        raise RuntimeError(f"{job.model}, {job.contestant}: losses are {off:.2g} off Gloo's")
+    raw_ns = [after - before for before, after in zip([0, *ends_ns], ends_ns, strict=False)]
+    return {"raw_ns": raw_ns, "losses": losses, "off": off}
 
 
 def about(name: str, divisor: int, ranks: int) -> dict[str, object]:
@@ -211,7 +285,7 @@ def about(name: str, divisor: int, ranks: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True, help="0: there is one of this process")
     parser.add_argument("--folder", type=Path, required=True)
@@ -224,9 +298,16 @@ def main() -> None:
     parser.add_argument(
         "--turns", required=True, help="contestant:transport, separated by commas, in this order"
     )
-    arguments = parser.parse_args()
+    parser.add_argument("--curve", action="store_true", help="losses of all steps")
+    parser.add_argument("--rate", type=float, default=0.01, help="of learning")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _options()
     name = f"{arguments.model}-{arguments.divisor}-{arguments.ranks}"
-    plan, reference = arguments.kept / f"{name}.json", arguments.kept / f"{name}.reference"
+    kind = f"curve-{arguments.steps}-{arguments.rate}" if arguments.curve else "reference"
+    plan, reference = arguments.kept / f"{name}.json", arguments.kept / f"{name}.{kind}"
 
     def job(contestant: str, folder: str, steps: int) -> Job:
         return Job(
@@ -238,6 +319,8 @@ def main() -> None:
             plan=plan,
             folder=arguments.folder / folder,
             patience_s=arguments.patience,
+            rate=arguments.rate,
+            has_lessons=arguments.curve,
         )
 
     sys.stdout.write(json.dumps(about(arguments.model, arguments.divisor, arguments.ranks)) + "\n")
@@ -245,9 +328,12 @@ def main() -> None:
         first = job("planned", "plan", 0)
         await_all([fork(lambda: make_plan(first), {}, first.patience_s)], "the plan")
     if not reference.exists():
-        first = job("gloo", "reference", 0)
-        run_group(first, {})
-        (first.folder / "sampled").rename(reference)
+        first = job("gloo", "reference", arguments.steps if arguments.curve else 0)
+        found = run_group(first, {})
+        if arguments.curve:
+            curve_of(first, found, reference)
+        else:
+            (first.folder / "sampled").rename(reference)
     for number, turn in enumerate(str(arguments.turns).split(",")):
         contestant, transport = turn.split(":")
         one = job(contestant, f"{number}", arguments.steps)

@@ -18,6 +18,8 @@ from torch.nn.functional import cross_entropy
 _CLASSES = 10
 _RECURRENT_CLASSES = 1000
 _AUXILIARY_SHARE = 0.3  # of Inception's second head in the loss
+_LESSONS = 8  # batches of a rank that has something to learn, again and again
+_TAUGHT_CLASSES = 10  # that a teacher tells apart, the recurrent models' too
 
 Size = int | tuple[int, int]
 
@@ -275,6 +277,23 @@ class PaperModel:
         chance = torch.Generator().manual_seed(seed)
         target = torch.randint(0, self.classes, shape[:1], generator=chance)
         return torch.randn(*shape, generator=chance), target
+
+    def lessons(self, divisor: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+        """Return batches with the classes of a teacher, the same one for every seed.
+
+        The teacher is linear, and sees values (B, F), the last step of sequences (B, T, F), or the
+        mean column of images (B, C, H, F).
+        """
+        shape = self.shape(divisor)
+        teacher = torch.randn(
+            shape[-1], _TAUGHT_CLASSES, generator=torch.Generator().manual_seed(7)
+        )
+        found = []
+        for number in range(_LESSONS):
+            x, _ = self.batch(divisor, _LESSONS * seed + number)
+            seen = x if x.dim() == 2 else x[:, -1] if x.dim() == 3 else x.mean((1, 2))
+            found.append((x, (seen @ teacher).argmax(1)))
+        return found
 
 
 def _images(batch: int, side: int) -> Callable[[int], tuple[int, ...]]:

@@ -5,7 +5,8 @@ adopted    DistributedDataParallel on rdmatensor, gradient_as_bucket_view=True
 copied     the same with RDMATENSOR_ADOPT=0 and without the view
 variant    own transports as a tuned RPC would use them (copy_variant.py)
 gloo       DistributedDataParallel on Gloo, gradient_as_bucket_view=True
-grpc       a parameter server over gRPC (grpc_server.py)
+grpc       a parameter server over gRPC in Python (grpc_server.py)
+grpc_cpp   the same in C++, with workers' ends in C++ (grpc_native.py)
 floor      the same steps, and nobody says anything
 """
 
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -23,15 +24,16 @@ from torch.nn.parallel import DistributedDataParallel
 import graph_analysis
 import rdmatensor.plan
 import rdmatensor.torch
-from bench.workers import copy_variant, grpc_server
+from bench.workers import copy_variant, grpc_native, grpc_server
 from bench.workers.paper_models import MODELS
-
-RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a group of ranks does; folder: its own; patience_s: for all."""
+    """What a group of ranks does; folder: its own; patience_s: for all; rate: of learning.
+
+    has_lessons: whether its batches have something to learn; else it is one, of random classes.
+    """
 
     contestant: str
     model: str
@@ -41,6 +43,8 @@ class Job:
     plan: Path
     folder: Path
     patience_s: float
+    rate: float = 0.01
+    has_lessons: bool = False
 
 
 class Trainer:
@@ -48,22 +52,31 @@ class Trainer:
 
     backend = "gloo"  # leads the ranks to the start
     environment: dict[str, str] = {}  # noqa: RUF012  nobody writes to it
+    # A process beside the ranks, until they end; returns what it held.
+    server: Callable[[Job], list[torch.nn.Parameter]] | None = None
 
     def __init__(self, job: Job, rank: int) -> None:
         torch.manual_seed(1)
         self.rank = rank
         self.spec = MODELS[job.model]
         self.model = self.spec.make(job.divisor)
-        self.batch = self.spec.batch(job.divisor, 100 + rank)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        self.batches = (
+            self.spec.lessons(job.divisor, 100 + rank)
+            if job.has_lessons
+            else [self.spec.batch(job.divisor, 100 + rank)]
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=job.rate)
         self.called: Callable[..., Any] = self.model
 
-    def step(self, number: int) -> None:
+    def step(self, number: int) -> torch.Tensor:
+        """Train; return the loss before it."""
         torch.manual_seed(1000 * number + self.rank)  # of what dropout leaves out
+        batch = self.batches[number % len(self.batches)]
         self.optimizer.zero_grad()
-        loss = self.spec.loss_fn(self.called(*self.batch), *self.batch)
+        loss: torch.Tensor = self.spec.loss_fn(self.called(*batch), *batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self.finish()
+        return loss.detach()
 
     def finish(self) -> None:
         self.optimizer.step()
@@ -71,6 +84,13 @@ class Trainer:
     def spent_ns(self) -> int:
         """Processor time of this process so far, and on rank 0 of those that have no rank."""
         return time.process_time_ns()
+
+    def arena_bytes(self) -> int:
+        """What is in use of the arena, which others do not have: gradients, slots, messages."""
+        if self.backend != "rdmatensor":
+            return 0
+        arena = cast("dict[str, int]", rdmatensor.default_context().describe()["arena"])
+        return arena["allocated_bytes"]
 
     def close(self) -> None:
         """After the last step."""
@@ -84,6 +104,12 @@ class Planned(Trainer):
         plan = graph_analysis.plan_from_json(job.plan.read_text(encoding="utf-8"))
         self._planned = rdmatensor.plan.apply(self.model, plan, self.optimizer)
         self.called = self._planned
+
+    def arena_bytes(self) -> int:
+        planned, allocated = self._planned.plan.arenas, self._planned.describe()["arena_bytes"]
+        if allocated != planned[0].peak_bytes:
+            raise RuntimeError(f"{allocated} bytes lie in the arena, not {planned[0].peak_bytes}")
+        return super().arena_bytes()
 
     def close(self) -> None:
         self._planned.close()
@@ -110,11 +136,31 @@ class Gloo(Adopted):
     backend = "gloo"
 
 
+def _parameters_of(job: Job) -> list[torch.nn.Parameter]:
+    torch.manual_seed(1)
+    return list(MODELS[job.model].make(job.divisor).parameters())
+
+
+def _serve(job: Job) -> list[torch.nn.Parameter]:
+    parameters = _parameters_of(job)
+    grpc_server.serve(parameters, job.ranks, job.rate, port_file(job), job.patience_s)
+    return parameters
+
+
+def _serve_natively(job: Job) -> list[torch.nn.Parameter]:
+    parameters = _parameters_of(job)
+    grpc_native.serve(parameters, job.ranks, job.rate, port_file(job), job.patience_s)
+    return parameters
+
+
 class Served(Trainer):
+    server = staticmethod(_serve)
+    client: type[grpc_server.Client | grpc_native.Client] = grpc_server.Client
+
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
         parameters = list(self.model.parameters())
-        self._client = grpc_server.Client(parameters, port_file(job), job.patience_s)
+        self._client = self.client(parameters, port_file(job), job.patience_s)
 
     def finish(self) -> None:
         self._client.pull()
@@ -125,6 +171,11 @@ class Served(Trainer):
 
     def close(self) -> None:
         self._client.close()
+
+
+class ServedNatively(Served):
+    server = staticmethod(_serve_natively)
+    client = grpc_native.Client
 
 
 class Variant(Trainer):
@@ -160,17 +211,10 @@ TRAINERS: dict[str, type[Trainer]] = {
     "variant": Variant,
     "gloo": Gloo,
     "grpc": Served,
+    "grpc_cpp": ServedNatively,
     "floor": Trainer,
 }
 
 
 def port_file(job: Job) -> Path:
     return job.folder / "port"
-
-
-def serve(job: Job) -> None:
-    """The process that holds the parameters."""
-    torch.manual_seed(1)
-    model = MODELS[job.model].make(job.divisor)
-    parameters = list(model.parameters())
-    grpc_server.serve(parameters, job.ranks, RATE, port_file(job), job.patience_s)

@@ -12,29 +12,40 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number
+from bench.suite import peers
 from bench.suite.models import CONTESTANTS, worker_turns
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
+SIZES = {64: 253_480, 16: 1_603_624, 4: 15_851_560}  # by the divisor of widths
 
 
-def _train(tmp_path: Path, turns: list[tuple[str, str]], ranks: int = 2) -> tuple[Record, ...]:
+def _train(
+    tmp_path: Path, turns: list[tuple[str, str]], *more: str, ranks: int = 2, divisor: int = 64
+) -> tuple[Record, ...]:
     about, *found = run_ranks(
         "models",
         1,
-        *("--model", "fcn5", "--divisor", "64", "--steps", str(STEPS), "--ranks", str(ranks)),
+        *("--model", "fcn5", "--divisor", str(divisor), "--steps", str(STEPS)),
+        *("--ranks", str(ranks)),
         *("--kept", str(tmp_path), "--patience", "40"),
         *("--turns", ",".join(f"{who}:{path}" for who, path in turns)),
+        *more,
         timeout_s=140.0,
     )
-    assert about["parameter_bytes"] == 253_480
+    assert about["parameter_bytes"] == SIZES[divisor]
     return tuple(found)
 
 
 @pytest.mark.timeout(150)
 def test_all_contestants_train_a_small_model(tmp_path: Path) -> None:
-    found = _train(tmp_path, worker_turns(("shm",), {"copies", "gloo", "grpc-python", "floor"}))
-    assert [one["contestant"] for one in found] == list(CONTESTANTS)
+    present, _ = peers.choose("models", None)
+    assert {"copies", "gloo", "grpc-python", "floor"} <= {peer.name for peer in present}
+    turns = worker_turns(("shm",), {peer.name for peer in present})
+    found = _train(tmp_path, turns)
+    has_cpp = "grpc-cpp" in {peer.name for peer in present}
+    wanted = [who for who in CONTESTANTS if who != "grpc_cpp" or has_cpp]
+    assert [one["contestant"] for one in found] == wanted
     for one in found:
         assert "failed" not in one
         assert len(one["raw_ns"]) == STEPS  # type: ignore[arg-type]
@@ -49,6 +60,35 @@ def test_three_ranks_over_tcp(tmp_path: Path) -> None:
     for one in _train(tmp_path, turns, ranks=3):
         assert "failed" not in one
         assert number(one, "distance") < 1e-3
+
+
+@pytest.mark.timeout(150)
+def test_losses_by_step_are_those_of_gloo(tmp_path: Path) -> None:
+    turns = [("planned", "shm"), ("adopted", "tcp"), ("gloo", ""), ("grpc", "")]
+    words = ("--curve", "--rate", "0.5", "--steps", "12")
+    for one in _train(tmp_path, turns, *words):
+        assert "failed" not in one
+        assert one["off"] == 0.0  # of two ranks, in whatever order they are summed
+        losses = one["losses"]
+        assert isinstance(losses, list)
+        assert len(losses) == 12
+        assert losses[-1] < losses[0]
+
+
+@pytest.mark.timeout(300)
+def test_a_plan_holds_no_second_copy_of_the_gradients(tmp_path: Path) -> None:
+    """By how much more a rank holds for each byte more of parameters: itself, and a gradient."""
+    turns = [("planned", "shm"), ("copied", "shm")]
+    small, large = (_train(tmp_path, turns, divisor=divisor) for divisor in (16, 4))
+    more = 2 * (SIZES[4] - SIZES[16])  # of both ranks
+    planned, copied = (
+        (number(b, "memory_bytes") - number(a, "memory_bytes")) / more
+        for a, b in zip(small, large, strict=True)
+    )
+    assert planned < 2.4, (planned, copied)
+    assert copied > 2.6, (planned, copied)  # DDP's buckets beside them: a second copy shows
+    arena = (number(large[0], "arena_bytes") - number(small[0], "arena_bytes")) / more
+    assert arena == pytest.approx(1.0, abs=0.15)
 
 
 @pytest.mark.timeout(150)

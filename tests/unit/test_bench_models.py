@@ -31,6 +31,8 @@ def _printed(contestant: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
         "transport": "",
         "raw_ns": [round(ms * MS) for ms in took_ms],
         "cpu_ns": round(cpu_ms * MS),
+        "memory_bytes": 96 << 20,
+        "arena_bytes": (32 << 20) if contestant == "planned" else 0,
         "distance": 2e-6,
     }
 
@@ -45,6 +47,7 @@ def _records(of_ms: dict[str, float], turns: int = 3, **about: object) -> list[R
 
 
 STEPS_MS = {"planned": 120.0, "copied": 200.0, "gloo": 220.0, "grpc": 600.0, "floor": 100.0}
+SERVERS = "shm, the better server over gRPC, its step over ours >= 2"
 
 
 def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
@@ -118,14 +121,45 @@ def test_processor_time_is_the_median_of_the_turns() -> None:
 def test_targets_are_judged_and_shortfalls_have_their_share_of_compute() -> None:
     lines = models.verdicts(_records(STEPS_MS))
     assert lines == [
-        "shm, server over gRPC, Python, its step over ours >= 2: 1 of 1 models",
+        f"{SERVERS}: 1 of 1 models",
         "shm, DDP, not adopted, our exposed time over its <= 0.5: 1 of 1 models",
         "shm, DDP on Gloo, our exposed time over its <= 0.2: 1 of 1 models",
     ]
     slow = models.verdicts(_records({**STEPS_MS, "planned": 400.0, "variant": 500.0}))
-    assert "shm, server over gRPC, Python, its step over ours >= 2: 0 of 1 models" in slow
+    assert f"{SERVERS}: 0 of 1 models" in slow
     assert "    vgg16: 1.50; compute is 25 % of the planned step" in slow
     assert "shm, copy variant, its step over ours >= 1.5: 0 of 1 models" in slow
+
+
+def test_the_faster_server_counts_in_each_model() -> None:
+    names = models.NAMES
+    slow = [
+        one for name in names[:4] for one in _records({**STEPS_MS, "grpc_cpp": 300}, model=name)
+    ]
+    fast = [
+        one for name in names[4:] for one in _records({**STEPS_MS, "grpc_cpp": 180}, model=name)
+    ]
+    lines = models.verdicts(slow + fast)
+    assert f"{SERVERS}: 4 of 6 models, enough" in lines
+    assert "    gru: 1.50; compute is 83 % of the planned step" in lines
+    few = models.verdicts(slow[:-6] + fast)
+    assert any(line.startswith(f"{SERVERS}: 3 of 5 models") for line in few)
+    assert not any("enough" in line for line in few)
+
+
+def test_a_server_in_python_that_is_faster_counts_too() -> None:
+    lines = models.verdicts(_records({**STEPS_MS, "grpc": 150, "grpc_cpp": 300}))
+    assert f"{SERVERS}: 0 of 1 models" in lines
+
+
+def test_a_rival_that_is_not_built_is_missing_with_what_builds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "GRPC_PARAMETERS", tmp_path / "libparameters.so")
+    present, missing = peers.choose("models", ["grpc-cpp"])
+    assert not present
+    assert "libparameters.so" in missing[0].why
+    assert missing[0].peer.how_to_get == "bash bench/rivals/grpc/setup.sh"
 
 
 def test_a_rival_that_exposes_nothing_leaves_it_undecided() -> None:
@@ -178,7 +212,9 @@ def test_the_table_has_each_model_with_its_size_and_times_planned() -> None:
     shown = tables.show(records)
     lines = shown.splitlines()
     (grpc,) = [line for line in lines if "vgg16 512.0 MiB, shm, 2 ranks" in line and "gRPC" in line]
-    assert grpc.split()[-2:] == ["5.00", "2e-06"]
+    assert grpc.split()[-4:] == ["96", "-", "5.00", "2e-06"]  # memory, and none in our arenas
+    (ours,) = [line for line in lines if "vgg16 512.0 MiB" in line and " planned " in line]
+    assert ours.split()[-4:] == ["96", "32", "1.00", "2e-06"]
     assert "lstm 3.0 MiB, widths / 4, shm, 2 ranks" in shown
     assert shown.index("vgg16") < shown.index("lstm")  # as in the table of the paper
     assert "1 of 1 models" not in shown

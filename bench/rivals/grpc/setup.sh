@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Build grpc_rival into build/rivals, with Debian's gRPC. Nothing else of this project needs gRPC.
+# Build grpc_rival and libparameters.so into build/rivals, with Debian's gRPC. Nothing else of this
+# project needs gRPC.
 # Does nothing, in a moment, when all is there. Usage: bench/rivals/grpc/setup.sh
 # shellcheck source=ci/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../../ci/lib.sh"
 home="$ROOT/bench/rivals/grpc"
 out="$ROOT/build/rivals"
 program="$out/grpc_rival"
+library="$out/libparameters.so"
 
 missing_packages() {
     command -v protoc >/dev/null || echo protobuf-compiler
@@ -25,13 +27,24 @@ if ((${#packages[@]} > 0)); then
     logged rivals-install "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y \
         --no-install-recommends install "${packages[@]}"
 fi
-if [[ -x "$program" && "$program" -nt "$home/grpc_rival.cpp" &&
-    "$program" -nt "$home/transfer.proto" ]]; then
-    exit 0
+is_new() { # PROGRAM SOURCE...
+    local program="$1" source
+    shift
+    for source in "$home/setup.sh" "$@"; do
+        [[ "$program" -nt "$source" ]] || return 1
+    done
+}
+flags=(-std=c++17 -O3 -Wall -Wextra)
+libraries=(-Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread)
+if ! is_new "$program" "$home/grpc_rival.cpp" "$home/transfer.proto"; then
+    say 'building grpc_rival'
+    logged rivals-protoc protoc -I "$home" --cpp_out="$out" --grpc_out="$out" \
+        --plugin=protoc-gen-grpc="$(command -v grpc_cpp_plugin)" "$home/transfer.proto"
+    logged rivals-compile g++ "${flags[@]}" -I "$out" -o "$program" \
+        "$home/grpc_rival.cpp" "$out/transfer.pb.cc" "$out/transfer.grpc.pb.cc" "${libraries[@]}"
 fi
-say 'building grpc_rival'
-logged rivals-protoc protoc -I "$home" --cpp_out="$out" --grpc_out="$out" \
-    --plugin=protoc-gen-grpc="$(command -v grpc_cpp_plugin)" "$home/transfer.proto"
-logged rivals-compile g++ -std=c++17 -O2 -Wall -Wextra -I "$out" -o "$program" \
-    "$home/grpc_rival.cpp" "$out/transfer.pb.cc" "$out/transfer.grpc.pb.cc" \
-    -Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread
+if ! is_new "$library" "$home/parameters.cpp" "$home/parameters.h"; then
+    say 'building libparameters.so'
+    logged rivals-parameters g++ "${flags[@]}" -fPIC -shared -o "$library" \
+        "$home/parameters.cpp" "${libraries[@]}"
+fi
