@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
-from bench.suite import convergence, rounds, samples
+from bench.suite import convergence, copies, rounds, samples
 from bench.suite.peers import COPIES, OURS, Peer
 from bench.suite.settings import Settings
 
@@ -116,7 +116,15 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
     measured = [record for record in found if "failed" not in record]
     once = {text(record, "peer"): record for record in broken}
     curves = _curves(settings, present, progress) if settings.converge else []
-    return with_shares(merge(measured)) + list(once.values()) + failed + refused + curves
+    beside = copies.measure(settings, progress) if _has_rates(settings, present) else []
+    steps = with_shares(merge(measured)) + list(once.values())
+    return steps + failed + refused + curves + beside
+
+
+def _has_rates(settings: Settings, present: set[str]) -> bool:
+    """Whether there is time for the copy variant's rate beside UCX's, and both are there."""
+    has_time = not settings.is_quick or settings.topics == ("models",)
+    return has_time and {COPIES, "ucx"} <= present
 
 
 def _curves(settings: Settings, present: set[str], progress: rounds.Progress) -> list[Record]:

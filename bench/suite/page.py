@@ -29,6 +29,7 @@ _TITLES = {
     "setup": "Set-up",
     "models": "Training steps",
     "convergence": "Loss over time",
+    "copies": "The copy variant beside UCX",
     "scale": "Scale on paper",
 }
 _PICTURES = {
@@ -75,7 +76,7 @@ def _pictures(topic: str, records: list[Record], folder: Path) -> list[str]:
         f'<figure><img src="{html.escape(picture.file)}" alt="{html.escape(picture.caption)}" '
         f'width="{picture.width_in * _PX_PER_IN:.0f}">'
         f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-        for picture in _PICTURES[topic](records, folder)
+        for picture in (_PICTURES[topic](records, folder) if topic in _PICTURES else [])
     ]
 
 

@@ -107,7 +107,7 @@ PEERS = (
     Peer(
         "ucx",
         "UCX's own ucx_perftest: put, and tagged messages",
-        ("p2p",),
+        ("p2p", "models"),
         _no_command("ucx_perftest"),
         "apt-get install ucx-utils",
     ),

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import collective_tables, convergence, samples, scale_tables, streams, tensors
+from bench.suite import (
+    collective_tables,
+    convergence,
+    copies,
+    samples,
+    scale_tables,
+    streams,
+    tensors,
+)
 from bench.suite import models as training
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
@@ -241,12 +249,18 @@ def curves_of_losses(records: Sequence[Record]) -> str:
     return layout(convergence.HEADS, convergence.rows(records))
 
 
+def rates_of_copies(records: Sequence[Record]) -> str:
+    """The copy variant of models, and what others would use in its place."""
+    return "\n".join([layout(copies.HEADS, copies.rows(records)), *copies.verdicts(records)])
+
+
 TABLES = {
     "p2p": p2p,
     "collectives": collective_tables.show,
     "setup": setup,
     "models": models,
     "convergence": curves_of_losses,
+    "copies": rates_of_copies,
     "scale": scale_tables.show,
 }
 

@@ -9,32 +9,49 @@ in the order of ranks.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
 import torch
 
 import rdmatensor
-from bench.workers.grpc_server import PIECE_BYTES, decode, encode_head, flat_of, pieces_of
+from bench.workers.grpc_server import decode, encode_head, flat_of, pieces_of
 from rdmatensor.slot import Slot, SlotSender
 
 _HEAD_BYTES_MAX = 128
-# Of two buffers each, in turn: a ring of 8 pieces. Over TCP faster than a single slot. Pieces stay
-# those of gRPC: each costs a few calls from Python, so smaller ones are slower over both paths.
-SLOTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Pieces of so many bytes, in so many slots of two buffers each, in turn."""
+
+    piece_bytes: int
+    slots: int
+
+
+# What of pieces of 256 KiB to 8 MiB and 2 to 16 slots moves most (copy_rate.py --rings): each piece
+# costs a few calls from Python, so smaller ones are slower, and many small tensors over shared
+# memory want a deeper ring.
+RINGS = {"shm": Ring(4 << 20, 8), "tcp": Ring(4 << 20, 4)}
 
 
 class Receiver:
     """A thread that copies one peer's gradients out of its slots, a step at a time."""
 
     def __init__(
-        self, slots: Sequence[Slot], like: Sequence[torch.Tensor], patience_s: float
+        self,
+        slots: Sequence[Slot],
+        like: Sequence[torch.Tensor],
+        piece_bytes: int,
+        patience_s: float,
     ) -> None:
         self.private = [torch.empty(tensor.numel()) for tensor in like]
         self._slots, self._patience_s = slots, patience_s
-        self._due = sum(len(list(pieces_of(tensor.numel()))) for tensor in like)
+        self._due = sum(len(list(pieces_of(tensor.numel(), piece_bytes))) for tensor in like)
         self._may_fill = threading.Semaphore(0)
         self._is_full = threading.Semaphore(0)
         self._is_closing = False
@@ -78,18 +95,20 @@ class Exchange:
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Sequence[torch.Tensor],
         folder: Path,
         rank: int,
         ranks: int,
         patience_s: float,
+        ring: Ring | None = None,
     ) -> None:
         self._parameters, self._rank, self._ranks = list(parameters), rank, ranks
         self._patience_s, self._pushed = patience_s, 0
         self._world = rdmatensor.join(rdmatensor.FileStore(folder / "slots"), rank, ranks)
-        most = (_HEAD_BYTES_MAX + PIECE_BYTES,)
+        self._ring = ring or RINGS[os.environ.get("RDMATENSOR_TRANSPORT", "shm")]
+        most = (_HEAD_BYTES_MAX + self._ring.piece_bytes,)
         peers = [peer for peer in range(ranks) if peer != rank]
-        names = [f"gradients {number}" for number in range(SLOTS)]
+        names = [f"gradients {number}" for number in range(self._ring.slots)]
         slots = {
             peer: [
                 self._world.slot(name, most, "uint8", src=peer, kind="bounded") for name in names
@@ -106,7 +125,8 @@ class Exchange:
             for peer in peers
         ]
         self._receivers = {
-            peer: Receiver(of_peer, self._parameters, patience_s) for peer, of_peer in slots.items()
+            peer: Receiver(of_peer, self._parameters, self._ring.piece_bytes, patience_s)
+            for peer, of_peer in slots.items()
         }
         self._out: SimpleQueue[tuple[int, torch.Tensor] | None] = SimpleQueue()
         self._sent: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -116,8 +136,7 @@ class Exchange:
     def push(self, index: int, gradient: torch.Tensor) -> None:
         """Send a gradient; it must not change before finish()."""
         if self._pushed % len(self._parameters) == 0:
-            for receiver in self._receivers.values():
-                receiver.release()
+            self.release()
         self._pushed += 1
         self._out.put((index, gradient))
 
@@ -128,10 +147,10 @@ class Exchange:
                 index, gradient = item
                 number = 0 if count % len(self._parameters) == 0 else number
                 flat = flat_of(gradient)
-                for first, end in pieces_of(flat.numel()):
+                for first, end in pieces_of(flat.numel(), self._ring.piece_bytes):
                     head = encode_head(index, gradient.shape, first)
                     for senders in self._senders:
-                        self._send(senders[number % SLOTS], head, flat[first:end])
+                        self._send(senders[number % self._ring.slots], head, flat[first:end])
                     number += 1
                 count += 1
                 if count % len(self._parameters) == 0:
@@ -145,12 +164,25 @@ class Exchange:
         place[len(head) :].view(torch.float32).copy_(values)
         sender.post()
 
-    def finish(self) -> None:
-        """Wait for all, and leave the mean in every gradient."""
+    def release(self) -> None:
+        """Let what all peers send in a step come; push() does it, for who sends too."""
+        for receiver in self._receivers.values():
+            receiver.release()
+
+    def sent(self) -> None:
+        """Wait until all gradients of a step have left."""
         error = self._sent.get(timeout=self._patience_s)
         if error is not None:
             raise RuntimeError("sending failed") from error
-        of_peers = {peer: receiver.wait() for peer, receiver in self._receivers.items()}
+
+    def received(self) -> dict[int, list[torch.Tensor]]:
+        """Wait for what all peers sent in a step."""
+        return {peer: receiver.wait() for peer, receiver in self._receivers.items()}
+
+    def finish(self) -> None:
+        """Wait for all, and leave the mean in every gradient."""
+        self.sent()
+        of_peers = self.received()
         for index, parameter in enumerate(self._parameters):
             assert parameter.grad is not None
             mine = flat_of(parameter.grad)

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib.pairs import run_ranks
+from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import Record, number
 from bench.suite import peers
 from bench.suite.models import CONTESTANTS, worker_turns
@@ -73,6 +73,22 @@ def test_losses_by_step_are_those_of_gloo(tmp_path: Path) -> None:
         assert isinstance(losses, list)
         assert len(losses) == 12
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.timeout(150)
+def test_the_copy_variant_moves_tensors_in_a_row(transport: str) -> None:
+    words = ("--sizes", "4096,9000000", "--steps", "2", "--rings", "1048576:2,4194304:4")
+    found = run_pair(
+        "copy_rate", *words, environment={"RDMATENSOR_TRANSPORT": transport}, timeout_s=140.0
+    )
+    rows = [(one["size"], one["tensors"], one["ring"]) for one in found]
+    assert rows == [
+        (size, count, ring)
+        for size, count in ((4096, 64), (9_000_000, 3))
+        for ring in ("1048576:2", "4194304:4")
+    ]
+    assert all(len(one["raw_ns"]) == 2 for one in found)  # type: ignore[arg-type]
 
 
 @pytest.mark.timeout(300)
