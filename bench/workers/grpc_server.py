@@ -140,6 +140,7 @@ def serve(
     rate: float,
     port_file: Path,
     patience_s: float,
+    host: str = "127.0.0.1",
 ) -> None:
     """Hold the parameters until all workers ended their streams; the port goes to a file."""
     grpc: Any = importlib.import_module("grpc")
@@ -150,7 +151,7 @@ def serve(
         "Spent": grpc.unary_unary_rpc_method_handler(mine.spent),
     }
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, handlers)])
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"{host}:0")
     server.start()
     draft = port_file.with_suffix(".draft")
     draft.write_text(str(port), encoding="utf-8")
@@ -164,7 +165,11 @@ class Client:
     """A worker's side: gradients go as they come, pull() ends a step."""
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], port_file: Path, patience_s: float
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        port_file: Path,
+        patience_s: float,
+        host: str = "127.0.0.1",
     ) -> None:
         grpc: Any = importlib.import_module("grpc")
         self._patience_s = patience_s
@@ -172,7 +177,7 @@ class Client:
         self._shapes = [tuple(parameter.shape) for parameter in parameters]
         self._due = sum(len(list(pieces_of(target.numel()))) for target in self._targets)
         self._channel = grpc.insecure_channel(
-            f"127.0.0.1:{await_port(port_file, patience_s)}", options=_LIFTED
+            f"{host}:{await_port(port_file, patience_s)}", options=_LIFTED
         )
         self._out: SimpleQueue[tuple[int, torch.Tensor] | None] = SimpleQueue()
         call = self._channel.stream_stream(f"/{_SERVICE}/Train")

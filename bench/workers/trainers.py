@@ -33,6 +33,7 @@ class Job:
     """What a group of ranks does; folder: its own; patience_s: for all; rate: of learning.
 
     has_lessons: whether its batches have something to learn; else it is one, of random classes.
+    server_host: the address of who has the parameters.
     """
 
     contestant: str
@@ -45,6 +46,7 @@ class Job:
     patience_s: float
     rate: float = 0.01
     has_lessons: bool = False
+    server_host: str = "127.0.0.1"
 
 
 class Trainer:
@@ -143,13 +145,17 @@ def _parameters_of(job: Job) -> list[torch.nn.Parameter]:
 
 def _serve(job: Job) -> list[torch.nn.Parameter]:
     parameters = _parameters_of(job)
-    grpc_server.serve(parameters, job.ranks, job.rate, port_file(job), job.patience_s)
+    grpc_server.serve(
+        parameters, job.ranks, job.rate, port_file(job), job.patience_s, job.server_host
+    )
     return parameters
 
 
 def _serve_natively(job: Job) -> list[torch.nn.Parameter]:
     parameters = _parameters_of(job)
-    grpc_native.serve(parameters, job.ranks, job.rate, port_file(job), job.patience_s)
+    grpc_native.serve(
+        parameters, job.ranks, job.rate, port_file(job), job.patience_s, job.server_host
+    )
     return parameters
 
 
@@ -160,7 +166,7 @@ class Served(Trainer):
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
         parameters = list(self.model.parameters())
-        self._client = self.client(parameters, port_file(job), job.patience_s)
+        self._client = self.client(parameters, port_file(job), job.patience_s, job.server_host)
 
     def finish(self) -> None:
         self._client.pull()
