@@ -2,13 +2,16 @@
  * Values of all members through torch's store, with a deadline that names who is missing. */
 #include "c10d/rendezvous.hpp"
 
+#include <netinet/in.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -107,7 +110,29 @@ check_common_settings(std::istringstream &told, int rank)
     }
 }
 
-/* torch has no call for this; a store that says nothing of the kind is taken to be elsewhere. */
+/* Whether fd is a socket that listens at the port. */
+bool
+listens_at(int fd, int port)
+{
+    sockaddr_storage addr = {};
+    socklen_t addr_bytes = sizeof(addr);
+    int is_listening = 0;
+    socklen_t int_bytes = sizeof(is_listening);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &int_bytes) != 0 ||
+        is_listening == 0 || getsockname(fd, reinterpret_cast<sockaddr *>(&addr), &addr_bytes) != 0)
+        return false;
+    if (addr.ss_family == AF_INET6)
+        return ntohs(reinterpret_cast<const sockaddr_in6 *>(&addr)->sin6_port) == port;
+    return addr.ss_family == AF_INET &&
+           ntohs(reinterpret_cast<const sockaddr_in *>(&addr)->sin_port) == port;
+}
+
+/*
+ * torch has no call for this: of a TCPStore, whether the port is this process's own. Its repr()
+ * tells too, but asks the name server for the names of both ends, which takes seconds where a
+ * datagram is lost. A store of another kind is taken to be elsewhere.
+ */
 bool
 is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
 {
@@ -116,7 +141,13 @@ is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
     if (auto *const prefixed = dynamic_cast<c10d::PrefixStore *>(store.get()))
         inner = prefixed->getUnderlyingNonPrefixStore();
     const auto *const tcp = dynamic_cast<const c10d::TCPStore *>(inner.get());
-    return tcp != nullptr && tcp->repr().find("server=TCPServer(") != std::string::npos;
+    if (tcp == nullptr)
+        return false;
+    std::error_code none; /* without /proc it is taken to be elsewhere */
+    const std::filesystem::directory_iterator fds("/proc/self/fd", none);
+    return std::any_of(begin(fds), end(fds), [&tcp](const auto &entry) {
+        return listens_at(std::stoi(entry.path().filename()), tcp->getPort());
+    });
 }
 
 rdt_status

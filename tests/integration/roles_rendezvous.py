@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -93,3 +94,14 @@ def keys_that_stay(rank: int, world: int) -> list[str]:
     keys = sorted(str(key) for key in store.list_keys()) if rank == 0 else []
     meet("listed", rank, range(world))
     return [key.partition("rdmatensor/")[2] for key in keys if "rdmatensor/" in key]
+
+
+def names_are_asked(rank: int, world: int) -> dict[str, int]:
+    """Return how often this process asked for names: by its store, and by the group and its use."""
+    asked = ctypes.CDLL(None).asked_names
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0, LONG)
+    by_store = int(asked())
+    dist.init_process_group("rdmatensor", store=store, rank=rank, world_size=world, timeout=LONG)
+    dist.barrier()
+    return {"store": by_store, "group": int(asked()) - by_store}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -43,6 +44,21 @@ def test_a_group_leaves_counts_and_unread_addresses_in_the_store(tmp_path: Path)
     # A member that came before the others' addresses did may never have needed them all.
     addresses = {"3/1/read/blob/0", *(f"3/1/blob/{rank}" for rank in range(3))}
     assert sorted(set(keys) - addresses) == [f"3/arrivals/{rank}" for rank in range(3)]
+
+
+def test_making_a_group_asks_no_name_server(tmp_path: Path) -> None:
+    library = tmp_path / "libasked.so"
+    source = Path(__file__).with_name("asked_names.c")
+    flags = ["-std=c17", "-O2", "-shared", "-fPIC", "-Wall", "-Werror"]
+    subprocess.run(["gcc", *flags, str(source), "-o", str(library), "-ldl"], check=True)
+    environment = {"LD_PRELOAD": str(library)}
+
+    ranks = jobs.results(
+        jobs.run("roles_rendezvous:names_are_asked", 2, tmp_path, environment=environment)
+    )
+    # torch's store asks for the names of both ends, which is how the count is known to count.
+    assert all(rank["store"] > 0 for rank in ranks)
+    assert [rank["group"] for rank in ranks] == [0, 0]
 
 
 @pytest.mark.parametrize("what", ["endpoint", "group"])
