@@ -28,14 +28,17 @@ namespace rdmatensor
 namespace
 {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 /* Blobs fetched in one request: with 1 KiB each a request stays near what a socket buffer holds. */
 constexpr int batch_ranks = 64;
-/* From "soon", for members that start together, to what a store of a thousand waiting members bears. */
-constexpr milliseconds first_pause{1};
-constexpr milliseconds longest_pause{50};
+/* Of what was waited for already, so that a value is seen an eighth of its time late; from "soon",
+ * for members that start together, to what a store of a thousand waiting members bears. */
+constexpr int pause_part = 8;
+constexpr microseconds first_pause{200};
+constexpr microseconds longest_pause{50000};
 constexpr std::chrono::seconds progress_after{10};
 constexpr size_t secret_bytes = 32;
 constexpr size_t id_bytes = 12;
@@ -257,11 +260,10 @@ Rendezvous::await(const std::vector<std::string> &keys, const std::function<bool
                   milliseconds timeout)
 {
     const auto start = Clock::now();
-    milliseconds pause = first_pause;
     bool has_told = false;
 
     while (!is_there()) {
-        const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+        const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - start);
         if (waited >= timeout)
             C10D_THROW_ERROR(TimeoutError, "rdmatensor: ", ranks_of(missing(keys)), " of ", size_,
                              " did not join the group within ", timeout.count(), " ms");
@@ -270,8 +272,8 @@ Rendezvous::await(const std::vector<std::string> &keys, const std::function<bool
                                rank_, ranks_of(missing(keys)).c_str());
             has_told = true;
         }
-        std::this_thread::sleep_for(std::min(pause, timeout - waited));
-        pause = std::min(pause * 2, longest_pause);
+        const auto pause = std::clamp(waited / pause_part, first_pause, longest_pause);
+        std::this_thread::sleep_for(std::min(pause, microseconds(timeout) - waited));
         check_signals();
         check_group();
     }

@@ -329,6 +329,9 @@ static uint32_t
 helper_count(uint64_t missing_bytes)
 {
     const uint64_t pairs = missing_bytes / (UINT64_C(2) * PIECE_GRANULES * RDTI_GRANULE_BYTES);
+
+    if (pairs < 2) /* before the limits of the cores are read from files */
+        return 0;
     uint64_t threads = rdti_cpu_usable();
 
     if (threads > THREADS_MAX)
@@ -432,8 +435,12 @@ rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t
         *out = done;
         return RDT_OK;
     }
-    rdt_status status = rdti_segment_check_memory(len_bytes, missing_bytes, err);
+    rdt_status status = RDT_OK;
 
+    /* Nothing of what cannot be had whole is populated. A single piece looks for itself: the limits
+     * are read from two dozen files. */
+    if (job.in.to - job.in.from > PIECE_GRANULES)
+        status = rdti_segment_check_memory(len_bytes, missing_bytes, err);
     if (status != RDT_OK)
         return status;
     atomic_init(&job.next, job.in.from);

@@ -36,9 +36,11 @@
 #define SHM_SEGMENTS_MAX (1u << 16)
 
 /* Segments of at least a huge page are mapped at its multiples, so that the kernel can map them by
- * it. It is also the granule by which an owner brings pages in, and by which we take them into our
- * page table. */
+ * it. It is also the granule by which an owner brings pages in. */
 #define SHM_HUGE_PAGE_BYTES (UINT64_C(2) << 20)
+/* What is taken into our page table at a time: a peer's ring lies in a few pages, and each page
+ * more is paid for by every pair at its set-up. Ranges that are longer are taken in one call. */
+#define SHM_PRESENT_BYTES (UINT64_C(64) << 10)
 
 /* Tries before a thread sleeps on the lane's lock: an 8-byte write holds it for a tenth of a
  * microsecond, a try with a pause takes about 20 ns. */

@@ -82,12 +82,12 @@ rdti_shm_segment_map(int fd, int32_t peer_rank, uint64_t len_bytes, struct shm_s
     rdt_status status = map_segment(fd, peer_rank, len_bytes, &addr, err);
     if (status != RDT_OK)
         return status;
-    const uint64_t granules = (len_bytes - 1) / SHM_HUGE_PAGE_BYTES + 1;
-    bool *is_present = calloc(granules, sizeof(*is_present));
+    const uint64_t parts = (len_bytes - 1) / SHM_PRESENT_BYTES + 1;
+    bool *is_present = calloc(parts, sizeof(*is_present));
     if (is_present == NULL) {
         (void)munmap(addr, len_bytes);
-        return rdti_error_set(err, RDT_ENOMEM, 0, "segment: %llu bytes for its granules",
-                              (unsigned long long)granules);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "segment: %llu bytes for its parts",
+                              (unsigned long long)parts);
     }
     *out = (struct shm_segment){.addr = addr,
                                 .len_bytes = len_bytes,
@@ -100,9 +100,9 @@ rdt_status
 rdti_shm_segment_populate(struct shm_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                           struct rdt_error *err)
 {
-    const uint64_t granule = SHM_HUGE_PAGE_BYTES;
-    const uint64_t end = (off_bytes + len_bytes + granule - 1) / granule;
-    uint64_t from = off_bytes / granule;
+    const uint64_t part = SHM_PRESENT_BYTES;
+    const uint64_t end = (off_bytes + len_bytes + part - 1) / part;
+    uint64_t from = off_bytes / part;
 
     while (len_bytes > 0 && from < end) {
         uint64_t to = from;
@@ -110,9 +110,8 @@ rdti_shm_segment_populate(struct shm_segment *segment, uint64_t off_bytes, uint6
         while (to < end && !segment->is_present[to])
             to++;
         if (to > from) {
-            const uint64_t at = from * granule;
-            const uint64_t stop =
-                to * granule < segment->len_bytes ? to * granule : segment->len_bytes;
+            const uint64_t at = from * part;
+            const uint64_t stop = to * part < segment->len_bytes ? to * part : segment->len_bytes;
             const int sys_errno = rdti_memfd_populate_mapped(segment->addr + at, stop - at);
             if (sys_errno != 0 && sys_errno != EINVAL) /* EINVAL: they come by ordinary faults */
                 return rdti_error_set(err, RDT_ENOMEM, sys_errno,

@@ -22,7 +22,7 @@ struct shm_segment {
     uint8_t *addr;
     uint64_t len_bytes;
     enum shm_segment_state state;
-    bool *is_present; /* owned; one for each granule of SHM_HUGE_PAGE_BYTES: in our page table */
+    bool *is_present; /* owned; one for each SHM_PRESENT_BYTES: in our page table */
 };
 
 struct shm_segments {
@@ -47,8 +47,8 @@ rdt_status rdti_shm_segment_map(int fd, int32_t peer_rank, uint64_t len_bytes,
                                 struct shm_segment *out, struct rdt_error *err);
 
 /*
- * Populate the granules of a range that were not touched before. The owner has their pages in
- * memory since it gave out the first span in them, so none is made here that was not there.
+ * Populate the parts of a range that were not touched before. The owner has their pages in memory
+ * since it gave out the first span in their granule, so none is made here that was not there.
  * RDT_ENOMEM.
  */
 rdt_status rdti_shm_segment_populate(struct shm_segment *segment, uint64_t off_bytes,
@@ -58,9 +58,9 @@ static inline rdt_status
 shm_segment_touch(struct shm_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                   struct rdt_error *err)
 {
-    const uint64_t first = off_bytes / SHM_HUGE_PAGE_BYTES;
+    const uint64_t first = off_bytes / SHM_PRESENT_BYTES;
 
-    if (len_bytes > 0 && off_bytes % SHM_HUGE_PAGE_BYTES + len_bytes <= SHM_HUGE_PAGE_BYTES &&
+    if (len_bytes > 0 && off_bytes % SHM_PRESENT_BYTES + len_bytes <= SHM_PRESENT_BYTES &&
         segment->is_present[first])
         return RDT_OK;
     return rdti_shm_segment_populate(segment, off_bytes, len_bytes, err);

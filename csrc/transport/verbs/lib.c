@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,6 +141,15 @@ load(void)
     ops.read_counter = read_sysfs_counter;
 }
 
+/* Loading the library and what it needs takes milliseconds. The kernel has these folders from the
+ * moment on that it supports RDMA at all, the first one before there is any device. */
+static bool
+has_kernel_support(void)
+{
+    return access("/sys/class/infiniband", F_OK) == 0 ||
+           access("/sys/class/infiniband_verbs", F_OK) == 0;
+}
+
 rdt_status
 rdti_verbs_load(const struct rdti_verbs_ops **out, struct rdt_error *err)
 {
@@ -147,6 +157,10 @@ rdti_verbs_load(const struct rdti_verbs_ops **out, struct rdt_error *err)
     const struct rdti_verbs_ops *chosen = atomic_load_explicit(&test_ops, memory_order_acquire);
 
     if (chosen == NULL) {
+        if (!has_kernel_support())
+            return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                                  "the kernel's RDMA support is not there: neither "
+                                  "/sys/class/infiniband nor /sys/class/infiniband_verbs is");
         (void)pthread_once(&once, load);
         if (failure[0] != '\0')
             return rdti_error_set(err, RDT_ENOTVIABLE, 0, "%s", failure);
