@@ -98,6 +98,7 @@ def child(backend: str, rank: int, ranks: int, port: int, gate: int, answer: int
         os.write(answer, b"here\n")
         os.read(gate, 1)  # its end, or a byte
         os.write(answer, json.dumps(work(backend, rank, ranks, store)).encode() + b"\n")
+        os.read(gate, 1)  # who goes first, without a goodbye, is dead to those still at work
         status = 0
     except BaseException:  # noqa: BLE001  a forked child must not run on in its parent's code
         traceback.print_exc()
@@ -139,6 +140,7 @@ def group(backend: str, ranks: int) -> list[int]:
         released_ns = time.monotonic_ns()
         os.write(gate, b"g" * ranks)
         times = [json.loads(line) for line in read_lines(ends, deadline_s)]
+        os.write(gate, b"l" * ranks)
         return [max(of_step) - released_ns for of_step in zip(*times, strict=True)]
     except BaseException:
         for pid in pids:
