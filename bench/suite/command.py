@@ -1,8 +1,8 @@
 """Measure what rdmatensor does on this machine, beside what else could be used for it.
 
     rdmatensor bench [p2p|collectives|setup|models|scale] [--quick] [--peers a,b]
-                     [--transport shm|tcp] [--ranks N] [--models a,b] [--rows a,b] [--converge MODEL]
-                     [--out FILE.json] [--report DIR]
+                     [--transport shm|tcp] [--ranks N] [--models a,b] [--rows a,b]
+                     [--converge MODEL] [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
 
