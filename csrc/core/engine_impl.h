@@ -23,8 +23,10 @@ struct rdti_poller {
  * wake-up through epoll up to 30 us: spinning for twice the sum loses little when the wait is
  * long. */
 #define RDTI_SPIN_LEAST_NS UINT32_C(60000)
-/* And at most, on machines and paths that are slower throughout. */
-#define RDTI_SPIN_MOST_NS UINT32_C(1000000)
+/* And at most, on machines and paths that are slower throughout. Half of it is the longest wait
+ * that is learnt from, and a wait that sleeps is longer than the answer took: both sides' wake-ups
+ * are in it, so that a bound near the answer's own time would be one that is never found. */
+#define RDTI_SPIN_MOST_NS UINT32_C(4000000)
 
 struct rdti_engine {
     pthread_mutex_t lock;
@@ -70,11 +72,14 @@ struct rdti_engine {
     bool has_thread;
     _Atomic uint32_t is_stopping;
     _Atomic uint32_t park_word; /* private futex of the progress thread */
+    _Atomic uint32_t park_ns;   /* how long it is parked for; 0: it is not, or no more; relaxed */
 };
 
-/* A wait that slept and was over soon afterwards should have spun a little longer; one that was
- * long had nothing from it. So those who wait again and again for the answer of a slow path stop to
- * sleep, and nobody who waits for long spins for more than the least. */
+/* A wait that slept and was over soon afterwards should have spun a little longer, and one that
+ * spun nearly to the end is learnt from as well; one that was long had nothing from it, and halves
+ * what is spun: one late answer does not undo what many have taught. So those who wait again and
+ * again for the answer of a slow path stop to sleep, and who waits for long again and again soon
+ * spins for no more than the least. */
 void rdti_engine_learn_spin(struct rdti_engine *engine, uint64_t waited_ns);
 
 static inline uint64_t

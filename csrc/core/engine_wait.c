@@ -18,8 +18,12 @@
 /* One sleep never lasts longer: signals, deaths seen by the progress thread and clock ticks are
  * looked at in between. */
 #define SLICE_NS UINT64_C(100000000)
-/* The progress thread looks again this often whether a waiter is still active. */
-#define PARK_NS UINT64_C(1000000)
+/* The progress thread looks again this often whether a waiter is still active; where waiters have
+ * driven for long, less often: each look takes the core from one that spins. What it comes late to
+ * when they leave is no more than a small share of the time that they were there. */
+#define PARK_LEAST_NS UINT64_C(1000000)
+#define PARK_MOST_NS UINT64_C(8000000)
+#define PARK_SHARE 8
 /* A spinning waiter looks at sockets once in this many passes: an epoll_wait costs about as much as
  * eight empty passes. */
 #define PASSES_PER_EPOLL 64
@@ -105,8 +109,14 @@ update_proxy(struct rdti_engine *engine)
         wanted = is_proxy_wanted(engine);
         is_raised = set_proxy(engine, wanted) || is_raised;
     } while (wanted != is_proxy_wanted(engine));
-    if (wanted && is_raised)
-        rdti_engine_pass_or_ask(engine, false);
+    if (!wanted || !is_raised)
+        return;
+    /* relaxed: a hint; where it comes too early the park ends by itself */
+    if (atomic_load_explicit(&engine->park_ns, memory_order_relaxed) > PARK_LEAST_NS) {
+        atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
+        rdti_futex_wake(&engine->park_word, 1);
+    }
+    rdti_engine_pass_or_ask(engine, false);
 }
 
 void
@@ -249,12 +259,24 @@ end_lead(struct rdti_engine *engine)
 void
 rdti_engine_learn_spin(struct rdti_engine *engine, uint64_t waited_ns)
 {
-    uint32_t spin_ns = RDTI_SPIN_LEAST_NS;
-
-    if (waited_ns > RDTI_SPIN_LEAST_NS / 2 && waited_ns < RDTI_SPIN_MOST_NS / 2)
-        spin_ns = 2 * (uint32_t)waited_ns;
     /* relaxed: a hint; the last of several waiters has the say */
+    const uint32_t before_ns = atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
+    uint32_t spin_ns = before_ns / 2;
+
+    if (waited_ns < RDTI_SPIN_MOST_NS / 2)
+        spin_ns = 2 * (uint32_t)waited_ns;
+    if (spin_ns < RDTI_SPIN_LEAST_NS)
+        spin_ns = RDTI_SPIN_LEAST_NS;
     atomic_store_explicit(&engine->spin_ns, spin_ns, memory_order_relaxed);
+}
+
+/* Spinning was enough, but not by much: a little later, and it would have slept. */
+static bool
+is_nearly_late(const struct rdti_engine *engine, uint64_t waited_ns)
+{
+    /* relaxed: as above */
+    return waited_ns < RDTI_SPIN_MOST_NS / 2 &&
+           2 * waited_ns > atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
 }
 
 uint64_t
@@ -335,6 +357,8 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
     if (has_slept) {
         now_ns = rdti_now_ns();
         rdti_engine_learn_spin(engine, now_ns - begin_ns);
+    } else if (is_nearly_late(engine, now_ns - begin_ns)) {
+        rdti_engine_learn_spin(engine, now_ns - begin_ns);
     }
     count_wait(engine, is_counted, &from_ns, now_ns);
     rdti_engine_unattend(engine);
@@ -366,7 +390,7 @@ rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *ar
 static bool
 may_park(const struct rdti_engine *engine)
 {
-    /* relaxed: looked at again after PARK_NS */
+    /* relaxed: looked at again when the park is over */
     if (atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) == 0 ||
         !needs_epoll(engine))
         return false;
@@ -403,20 +427,30 @@ drive_in_background(struct rdti_engine *engine)
 /*
  * Leaves the sockets to the waiters, unless none of them has looked at sockets nor sleeps in epoll
  * meanwhile: they may be without a core, stuck in a callback of the user's, or wait so shortly each
- * time that they never look, and heartbeats must go on. True: others have driven meanwhile.
+ * time that they never look, and heartbeats must go on. *parked_ns: for how long they have looked
+ * after everything. True: others have driven meanwhile.
  */
 static bool
-park(struct rdti_engine *engine)
+park(struct rdti_engine *engine, uint64_t *parked_ns)
 {
-    /* relaxed: whatever is missed is seen PARK_NS later */
+    /* relaxed: whatever is missed is seen when the park is over */
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
+    uint64_t park_ns = PARK_LEAST_NS;
 
-    rdti_futex_wait(&engine->park_word, 0, PARK_NS);
+    if (may_park(engine) && *parked_ns > PARK_SHARE * PARK_LEAST_NS) /* else they may have left */
+        park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
+    atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
+    rdti_futex_wait(&engine->park_word, 0, park_ns);
+    const bool is_ended = atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0;
     const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
     if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
-        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0)
+        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0) {
         (void)try_pass(engine, true);
+        *parked_ns = 0;
+    } else {
+        *parked_ns = is_ended ? 0 : *parked_ns + park_ns;
+    }
     return is_driven;
 }
 
@@ -425,17 +459,19 @@ rdti_engine_progress_main(void *arg)
 {
     struct rdti_engine *engine = arg;
     bool is_driven = false; /* by waiters, a moment ago */
+    uint64_t parked_ns = 0;
 
     (void)pthread_setname_np(pthread_self(), "rdmatensor");
     /* acquire: pairs with the release in rdti_engine_stop() */
     while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
         /* A thread that waits, sends and waits again is between two waits for a third of the time:
          * this one would go to sleep in epoll then, and every message would pay for waking it. */
-        if (!is_driven && !may_park(engine)) {
-            drive_in_background(engine);
+        if (is_driven || may_park(engine)) {
+            is_driven = park(engine, &parked_ns);
             continue;
         }
-        is_driven = park(engine);
+        parked_ns = 0;
+        drive_in_background(engine);
     }
     return NULL;
 }

@@ -352,31 +352,6 @@ TEST(a_waiter_on_the_futex_hears_of_a_socket_that_comes_later)
     CHECK_UINT_LE(took_ns, PROMPT_NS);
 }
 
-static uint32_t
-spin_after(struct rdti_engine *engine, uint64_t waited_ns)
-{
-    rdti_engine_learn_spin(engine, waited_ns);
-    return atomic_load(&engine->spin_ns);
-}
-
-TEST(spins_longer_where_waits_end_soon_after_it_slept)
-{
-    struct source source;
-    struct rdti_engine *engine = engine_open(&source);
-
-    CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
-    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_LEAST_NS), 2 * RDTI_SPIN_LEAST_NS);
-    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_MOST_NS / 2 - 1), RDTI_SPIN_MOST_NS - 2);
-    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_MOST_NS / 2), RDTI_SPIN_LEAST_NS);
-    CHECK_UINT_EQ(spin_after(engine, UINT64_MAX), RDTI_SPIN_LEAST_NS);
-    CHECK_UINT_EQ(spin_after(engine, 0), RDTI_SPIN_LEAST_NS);
-    /* A wait that has slept through: its end is the deadline. */
-    (void)spin_after(engine, RDTI_SPIN_LEAST_NS);
-    CHECK_STATUS(rdti_engine_wait(engine, never, NULL, rdti_now_ns() + 5000000), RDT_ETIMEDOUT);
-    CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
-    engine_end(engine);
-}
-
 /* ---- Tasks, callbacks, descriptors ---------------------------------------------------------- */
 
 struct job {

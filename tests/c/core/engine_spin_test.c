@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How long waiters spin, and how often the progress thread looks after them. */
+#include "base/clock.h"
+#include "core/engine_impl.h"
+#include "harness.h"
+
+#define MS UINT64_C(1000000)
+#define S UINT64_C(1000000000)
+
+static bool
+never(void *arg)
+{
+    (void)arg;
+    return false;
+}
+
+static uint32_t
+poll_nothing(void *state)
+{
+    (void)state;
+    return 0;
+}
+
+static bool
+has_sockets(void *state)
+{
+    (void)state;
+    return true;
+}
+
+static struct rdti_engine *
+engine_open(void)
+{
+    struct rdt_error err = {0};
+    struct rdti_engine *engine;
+
+    CHECK_OK(rdti_engine_create(1, &engine, &err), &err);
+    rdti_engine_enter(engine);
+    CHECK_OK(rdti_engine_add_poller(engine, poll_nothing, has_sockets, NULL, &err), &err);
+    rdti_engine_leave(engine);
+    return engine;
+}
+
+static uint32_t
+spin_after(struct rdti_engine *engine, uint64_t waited_ns)
+{
+    rdti_engine_learn_spin(engine, waited_ns);
+    return atomic_load(&engine->spin_ns);
+}
+
+TEST(spins_longer_where_waits_end_soon_after_it_slept)
+{
+    struct rdti_engine *engine = engine_open();
+
+    CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_LEAST_NS), 2 * RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_MOST_NS / 2 - 1), RDTI_SPIN_MOST_NS - 2);
+    CHECK_UINT_EQ(spin_after(engine, RDTI_SPIN_MOST_NS / 2), RDTI_SPIN_MOST_NS / 2 - 1);
+    CHECK_UINT_EQ(spin_after(engine, UINT64_MAX), RDTI_SPIN_MOST_NS / 4 - 1);
+    for (uint32_t i = 0; i < 16; i++) /* many that were long undo it */
+        (void)spin_after(engine, UINT64_MAX);
+    CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(spin_after(engine, 0), RDTI_SPIN_LEAST_NS);
+    rdti_engine_set_local_ranks(engine, UINT32_MAX); /* more than there are cores */
+    (void)spin_after(engine, RDTI_SPIN_LEAST_NS);
+    CHECK_UINT_EQ(rdti_engine_spin_ns(engine), 0);
+    rdti_engine_set_local_ranks(engine, 1);
+    /* A wait that has slept through: its end is the deadline. */
+    (void)spin_after(engine, RDTI_SPIN_LEAST_NS);
+    CHECK_STATUS(rdti_engine_wait(engine, never, NULL, rdti_now_ns() + 5000000), RDT_ETIMEDOUT);
+    CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+static bool
+is_after(void *arg)
+{
+    return rdti_now_ns() >= *(const uint64_t *)arg;
+}
+
+TEST(spins_longer_where_spinning_was_hardly_enough)
+{
+    struct rdti_engine *engine = engine_open();
+    uint32_t grown_ns = 0;
+
+    /* Again where another process had the core meanwhile. */
+    for (uint32_t i = 0; i < 100 && grown_ns <= RDTI_SPIN_MOST_NS / 4; i++) {
+        atomic_store(&engine->spin_ns, RDTI_SPIN_MOST_NS / 4);
+        uint64_t end_ns = rdti_now_ns() + RDTI_SPIN_MOST_NS / 5;
+        CHECK_STATUS(rdti_engine_wait(engine, is_after, &end_ns, UINT64_MAX), RDT_OK);
+        grown_ns = atomic_load(&engine->spin_ns);
+    }
+    CHECK_UINT_GE(grown_ns, RDTI_SPIN_MOST_NS / 4 + 1);
+    CHECK_UINT_LE(grown_ns, RDTI_SPIN_MOST_NS);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+struct watcher {
+    const struct rdti_engine *engine;
+    uint32_t longest_ns; /* that the progress thread was parked for */
+};
+
+static bool
+watch_parks(void *arg)
+{
+    struct watcher *watcher = arg;
+    const uint32_t park_ns = atomic_load(&watcher->engine->park_ns);
+
+    if (park_ns > watcher->longest_ns)
+        watcher->longest_ns = park_ns;
+    return watcher->longest_ns > 4 * MS;
+}
+
+/* Each look at a waiter that spins takes a core from it. */
+TEST(the_progress_thread_looks_seldom_at_waiters_that_stay)
+{
+    struct rdti_engine *engine = engine_open();
+    struct watcher watcher = {.engine = engine};
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdti_engine_start(engine, &err), &err);
+    const uint64_t begin_ns = rdti_now_ns();
+    const uint64_t until_ns = begin_ns + (uint64_t)(5.0 * (double)S * test_timeout_scale());
+    CHECK_STATUS(rdti_engine_wait(engine, watch_parks, &watcher, until_ns), RDT_OK);
+    CHECK_UINT_GE(rdti_now_ns() - begin_ns, 32 * MS); /* an eighth of what was waited */
+    /* Nobody waits and something is outstanding: it does not sleep on for long. */
+    rdti_engine_async_add(engine, 1);
+    CHECK_EVENTUALLY(atomic_load(&engine->bell->background) != 0, 5);
+    rdti_engine_async_add(engine, -1);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+TEST_MAIN()
