@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).resolve().parents[1] / "build" / "release" / "bench" / "verbs_write"
@@ -29,10 +29,10 @@ LISTENS = "0A"  # the state in /proc/net/tcp
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What both do: perftest's tool, and the same sizes, counts and depths for us."""
+    """What all do: perftest's tools, and the same sizes, counts and depths for us."""
 
     name: str
-    tool: str
+    tools: tuple[str, ...]  # rivals of the same turns of ours
     size_bytes: int
     count: int
     depth: int
@@ -42,26 +42,38 @@ class Case:
     @property
     def is_latency(self) -> bool:
         """Whether less is better."""
-        return self.tool.endswith("_lat")
+        return self.tools[0].endswith("_lat")
 
 
 CASES = (
-    Case("write 1 MiB", "ib_write_bw", MIB, 48, 16, 3, 0.97),
-    Case("write 8 MiB", "ib_write_bw", 8 * MIB, 8, 4, 3, 0.97),
-    Case("write + notify 8 B, beside a polled write", "ib_write_lat", 8, 1000, 1, 4, 1.15),
-    Case("write + notify 8 B, beside a send", "ib_send_lat", 8, 1000, 1, 4, 1.15),
+    Case("write 1 MiB", ("ib_write_bw",), MIB, 48, 16, 3, 0.97),
+    Case("write 8 MiB", ("ib_write_bw",), 8 * MIB, 8, 4, 3, 0.97),
+    # A write that is polled for in memory, and a send, which takes a receive as our immediate does.
+    Case("write + notify 8 B", ("ib_write_lat", "ib_send_lat"), 8, 1000, 1, 4, 1.15),
 )
 
 
-def ours(case: Case) -> float:
-    """Return MiB/s, or us one way."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of ours gave: MiB/s, or us one way and how they spread."""
+
+    value: float
+    p10: float = 0.0
+    p90: float = 0.0
+
+
+def ours(case: Case) -> Turn:
+    """Run our half of the comparison once."""
     words = [str(PROGRAM), "--size", str(case.size_bytes), "--count", str(case.count)]
     words += ["--latency"] if case.is_latency else ["--depth", str(case.depth)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(words)}: {done.stderr.strip()}")
     line = json.loads(done.stdout)
-    return float(line["one_way_ns"]) / 1000 if case.is_latency else float(line["mib_per_s"])
+    if not case.is_latency:
+        return Turn(float(line["mib_per_s"]))
+    names = ("one_way_ns", "one_way_p10_ns", "one_way_p90_ns")
+    return Turn(*(float(line[name]) / 1000 for name in names))
 
 
 def is_listening(port: int) -> bool:
@@ -74,9 +86,9 @@ def is_listening(port: int) -> bool:
     return any(row[1].endswith(f":{port:04X}") and row[3] == LISTENS for row in rows)
 
 
-def theirs(case: Case, port: int) -> float:
+def theirs(case: Case, tool: str, port: int) -> float:
     """Return what perftest prints: MiB/s on average, or the median in us."""
-    words = [case.tool, "-d", os.environ["RIG_DEVICE"], "-x", os.environ["RIG_GID_INDEX"], "-F"]
+    words = [tool, "-d", os.environ["RIG_DEVICE"], "-x", os.environ["RIG_GID_INDEX"], "-F"]
     words += ["-s", str(case.size_bytes), "-n", str(case.count), "-p", str(port)]
     if not case.is_latency:
         words += ["-t", str(case.depth)]
@@ -109,28 +121,46 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def compare(case: Case, pairs: int, ports: list[int]) -> dict[str, object]:
-    """Run both in turns, each first in every other pair, and sum up."""
-    mine, rival = [], []
-    for pair in range(pairs):
-        if pair % 2 == 0:
-            mine.append(ours(case))
-            rival.append(theirs(case, ports.pop()))
-        else:
-            rival.append(theirs(case, ports.pop()))
-            mine.append(ours(case))
-    ratios = [a / b for a, b in zip(mine, rival, strict=True)]
-    ratio = quartiles(ratios)
+    """Let all have a turn in each round, beginning with another one each time, and sum up."""
+    names = ("ours", *case.tools)
+    turns: list[Turn] = []
+    rivals: dict[str, list[float]] = {tool: [] for tool in case.tools}
+    for number in range(pairs):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if name == "ours":
+                turns.append(ours(case))
+            else:
+                rivals[name].append(theirs(case, name, ports.pop()))
+    mine = [turn.value for turn in turns]
+    for tool, rival in rivals.items():
+        show(case, tool, mine, rival)
+    if case.is_latency:
+        p10, p90 = (
+            statistics.median(p) for p in zip(*((t.p10, t.p90) for t in turns), strict=True)
+        )
+        print(
+            f"{case.name:<20} ours: a turn's median {min(mine):.1f} to {max(mine):.1f} us;"
+            f" in a turn p10 {p10:.1f}, p90 {p90:.1f} us (medians)",
+            flush=True,
+        )
+    kept = [asdict(turn) for turn in turns]
+    return {"case": case.name, "is_latency": case.is_latency, "ours": kept, "theirs": rivals}
+
+
+def show(case: Case, tool: str, mine: list[float], rival: list[float]) -> None:
+    """Print a line: ours beside one rival."""
+    ratio = quartiles([a / b for a, b in zip(mine, rival, strict=True)])
     is_met = ratio[1] <= case.target if case.is_latency else ratio[1] >= case.target
     unit = "us" if case.is_latency else "MiB/s"
     sign = "<=" if case.is_latency else ">="
     print(
-        f"{case.name:<44} {case.tool:<13} {statistics.median(rival):9.1f} {unit:<6}"
+        f"{case.name:<20} {tool:<13} {statistics.median(rival):9.1f} {unit:<6}"
         f" ours {statistics.median(mine):9.1f} {unit:<6} ratio {ratio[1]:.3f}"
         f" ({ratio[0]:.3f} to {ratio[2]:.3f}), wanted {sign} {case.target}:"
         f" {'yes' if is_met else 'NO'}",
         flush=True,
     )
-    return {"case": case.name, "tool": case.tool, "unit": unit, "ours": mine, "theirs": rival}
 
 
 def main() -> int:
@@ -139,7 +169,8 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    ports = list(range(FIRST_PORT, FIRST_PORT + arguments.pairs * len(CASES)))
+    turns = arguments.pairs * sum(len(case.tools) for case in CASES)
+    ports = list(range(FIRST_PORT, FIRST_PORT + turns))
     kernel, means = os.uname().release, os.environ["RIG_MEANS"]
     print(f"one host, {means}, kernel {kernel}, {os.environ['RIG_DEVICE']}; medians, quartiles")
     rows = [compare(case, arguments.pairs, ports) for case in CASES]
