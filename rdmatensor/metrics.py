@@ -45,6 +45,7 @@ _MEANINGS = {
     "mismatches": "comparisons that found other bytes than were sent",
     "registered_bytes": "memory registered with RDMA devices, for each device and kind of access",
     "registration_s": "time taken to register memory with RDMA devices, and to deregister it",
+    "failovers": "peers that moved to tcp because the path over RDMA was lost",
     "wait_s": "time that threads spent waiting for transfers, for data and for room at peers",
 }
 # The first file that a device has; csrc/transport/verbs/nic.c reads the same.

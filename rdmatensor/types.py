@@ -79,5 +79,6 @@ class Counters:
     verified_bytes: int
     mismatches: int
     registered_bytes: int
+    failovers: int
     registration_s: float
     wait_s: float

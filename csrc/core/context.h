@@ -39,6 +39,7 @@ struct rdti_core_counters {
     _Atomic uint64_t mailbox_rendezvous;
     _Atomic uint64_t verified_bytes;
     _Atomic uint64_t mismatches;
+    _Atomic uint64_t failovers;
 };
 
 struct rdti_job {

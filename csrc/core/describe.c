@@ -117,7 +117,7 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
     rdti_json_put_decimal(json, c.registration_ns, NS_PER_S_DIGITS);
     rdti_json_put(json, ",\"wait_s\":");
     rdti_json_put_decimal(json, c.wait_ns, NS_PER_S_DIGITS);
-    rdti_json_put(json, "}");
+    rdti_json_put(json, ",\"failovers\":%" PRIu64 "}", c.failovers);
 }
 
 static void
@@ -221,6 +221,7 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
         .registered_bytes = load(&ctx->moved.registered_bytes),
         .registration_ns = load(&ctx->moved.registration_ns),
         .wait_ns = rdti_engine_waited_ns(ctx->engine),
+        .failovers = load(&core->failovers),
     };
     /* An older caller's struct is shorter: fields are only ever added at the end. */
     memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));

@@ -189,6 +189,13 @@ has_lane(enum rdti_endpoint_state state)
     return state == RDTI_EP_READY || state == RDTI_EP_CLOSING;
 }
 
+static bool
+is_moving(const rdt_endpoint *ep)
+{
+    /* seq_cst: pairs with failover.c, as the state does with bury(). */
+    return atomic_load_explicit(&ep->is_moving, memory_order_seq_cst);
+}
+
 static rdt_status
 post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
 {
@@ -198,7 +205,10 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
     switch (rdti_endpoint_get_state(ep)) {
     case RDTI_EP_READY: /* it became so meanwhile, and what was queued has gone out before */
     case RDTI_EP_CLOSING:
-        status = give_to_lane(ep, &t->op, err);
+        if (is_moving(ep))
+            rdti_list_append(&ep->pending, &t->op.link);
+        else
+            status = give_to_lane(ep, &t->op, err);
         break;
     case RDTI_EP_CONNECTING:
         rdti_list_append(&ep->pending, &t->op.link);
@@ -238,11 +248,11 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
     /* seq_cst, both: either this thread sees that the endpoint has ended, or bury() sees this user
      * of the lane. */
     (void)atomic_fetch_add_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-    if (has_lane(rdti_endpoint_get_state(ep))) {
+    if (has_lane(rdti_endpoint_get_state(ep)) && !is_moving(ep)) {
         status = give_to_lane(ep, &t->op, err);
         (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-        if (!has_lane(rdti_endpoint_get_state(ep)))
-            rdti_engine_poke(ep->ctx->engine); /* bury() waits for us */
+        if (!has_lane(rdti_endpoint_get_state(ep)) || is_moving(ep))
+            rdti_engine_poke(ep->ctx->engine); /* bury() waits for us, or who moves it */
         return status;
     }
     (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);

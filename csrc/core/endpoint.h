@@ -12,6 +12,9 @@
  *   LEFT        refused        no                            last close -> freed
  *   FAILED      refused        no (the lane is ended first)  last close -> freed
  *
+ * READY and CLOSING stay what they are while a lane that was lost is replaced (failover.c): ops
+ * that are posted meanwhile are queued, as in CONNECTING, and those that were in flight wait.
+ *
  * CLOSING says goodbye once it is idle; only the core's own messages are still given to the lane.
  *
  * One that ended while its peer may still use our memory (shm only: it is in the middle of a write,

@@ -198,6 +198,7 @@ say_last_words(rdt_endpoint *ep)
 void
 rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
 {
+    rdti_failover_drop(ep, err);
     end_lane(ep, err);
     rdti_path_drop_pidfd(ep);
     say_last_words(ep);
@@ -258,6 +259,7 @@ strip(rdt_endpoint *ep)
 static void
 free_endpoint(rdt_endpoint *ep)
 {
+    rdti_failover_drop(ep, &ep->error);
     if (ep->lane != NULL)
         ep->lane->transport->close_lane(ep->lane, &ep->error);
     rdti_list_remove(&ep->link);
@@ -291,7 +293,7 @@ advance_closing(rdt_endpoint *ep)
         rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
         return;
     }
-    if (!ep->said_goodbye && rdti_mailbox_is_idle(ep->mailbox) &&
+    if (!ep->said_goodbye && ep->failover == NULL && rdti_mailbox_is_idle(ep->mailbox) &&
         ep->lane->transport->is_idle(ep->lane)) {
         ep->said_goodbye = true;
         rdti_channel_send(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0, NULL, 0);
@@ -408,9 +410,12 @@ static bool
 advance(rdt_endpoint *ep, uint32_t *work)
 {
     bool has_answers = false;
+    bool has_users = false;
 
     if (ep->lane_broken_ns != 0 && !rdti_endpoint_is_ended(ep))
         advance_broken(ep);
+    else if (ep->failover != NULL && !rdti_endpoint_is_ended(ep))
+        has_users = rdti_failover_advance(ep);
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
         advance_closing(ep);
     if (!ep->is_buried)
@@ -419,7 +424,7 @@ advance(rdt_endpoint *ep, uint32_t *work)
         *work += bury(ep) ? 1 : 0;
     if (ep->is_buried)
         return ep->is_lingering && advance_lingering(ep);
-    return ep->lane_broken_ns != 0 || has_answers || rdti_endpoint_is_ended(ep) ||
+    return ep->lane_broken_ns != 0 || has_answers || has_users || rdti_endpoint_is_ended(ep) ||
            rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING;
 }
 

@@ -44,6 +44,8 @@ struct rdti_setup {
     bool heard_ready;
 };
 
+struct rdti_failover; /* failover.c */
+
 struct rdt_endpoint {
     struct rdti_list link; /* ctx->endpoints */
     rdt_context *ctx;
@@ -64,8 +66,16 @@ struct rdt_endpoint {
     char reason[RDTI_REASON_BYTES]; /* why this path and not a better one */
     uint8_t session_id[RDTI_SESSION_ID_BYTES];
     uint8_t session_key[RDTI_SHA256_BYTES];
-    struct rdti_list pending; /* ops posted while CONNECTING */
-    struct rdt_error error;   /* LEFT, FAILED */
+    struct rdti_list pending; /* ops posted while CONNECTING, or while it moves */
+    /* The lane is fenced: ops queue here until another has taken its place. seq_cst, as `state`. */
+    _Atomic bool is_moving;
+    bool may_fail_over; /* both sides have tcp, and neither wants verbs or nothing */
+    bool has_moved;
+    bool is_connector; /* this and the next two: of the side channel, for a lane that comes later */
+    struct sockaddr_storage peer_addr;
+    socklen_t peer_addr_bytes;
+    struct rdti_failover *failover; /* NULL: none is under way */
+    struct rdt_error error;         /* LEFT, FAILED */
     struct rdt_error lane_error;
     uint64_t lane_broken_ns;
     uint64_t linger_until_ns;
@@ -169,6 +179,26 @@ rdt_status rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload,
 rdt_status rdti_path_on_ready_frame(rdt_endpoint *ep, struct rdt_error *err);
 /* The channel ended while CONNECTING: try the next place. */
 void rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err);
+
+/* path_prove.c: what waits goes to the lane. The state, or is_moving, keeps others out before. */
+void rdti_path_flush_pending(rdt_endpoint *ep);
+
+/* failover.c: another lane takes the place of one that is lost. All [driver]. */
+/* READY is near: remember what a lane that comes later needs. */
+void rdti_failover_prepare(rdt_endpoint *ep);
+/* The host's may_move() and on_fenced(). */
+bool rdti_failover_may(const rdt_endpoint *ep);
+void rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct rdt_error *why);
+rdt_status rdti_failover_on_move(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
+                                 struct rdt_error *err);
+/* The lane that is to take the old one's place, or NULL. */
+struct rdti_lane *rdti_failover_lane(const rdt_endpoint *ep);
+void rdti_failover_on_lane_ready(rdt_endpoint *ep);
+void rdti_failover_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
+/* Go on, if there is one under way. True: somebody is inside the old lane. */
+bool rdti_failover_advance(rdt_endpoint *ep);
+/* The endpoint ends. */
+void rdti_failover_drop(rdt_endpoint *ep, const struct rdt_error *err);
 
 /* path_time.c */
 /* Deadlines, retries, heartbeats: the engine's tick; arg is the context. */

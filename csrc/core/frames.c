@@ -21,8 +21,10 @@
 static void
 take_arrivals(rdt_endpoint *ep)
 {
-    const struct rdti_found *found = &ep->ctx->found[rdti_endpoint_transport_id(ep)];
-    const uint32_t own = rdti_endpoint_caps(ep).arrival_passes;
+    const struct rdti_lane *next = rdti_failover_lane(ep); /* it has moved, and we are about to */
+    const uint32_t id = next != NULL ? next->transport->id : rdti_endpoint_transport_id(ep);
+    const struct rdti_found *found = &ep->ctx->found[id];
+    const uint32_t own = id == RDT_TRANSPORT_AUTO ? 0 : found->transport->caps.arrival_passes;
     const uint32_t passes = own != 0 ? own : ARRIVAL_PASSES;
 
     /* Bounded: the peer writes nothing more; other lanes of the transport may. */
@@ -192,6 +194,8 @@ static rdt_status
 on_lane_words(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
               struct rdt_error *err)
 {
+    if (ep->has_moved) /* they are the old lane's, and were on their way */
+        return RDT_OK;
     if (ep->lane == NULL || ep->lane->transport->words_arrived == NULL)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d sent words for a lane that takes none",
@@ -271,6 +275,8 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
         return on_segment(ep, payload, payload_bytes, err);
     case RDTI_FRAME_LANE_WORDS:
         return on_lane_words(ep, payload, payload_bytes, err);
+    case RDTI_FRAME_MOVE:
+        return rdti_failover_on_move(ep, payload, payload_bytes, err);
     case RDTI_FRAME_SLOT:
     case RDTI_FRAME_SLOT_GONE:
     case RDTI_FRAME_SLOT_REFUSED:

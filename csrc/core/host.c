@@ -14,14 +14,34 @@ static void
 host_on_error(void *core, struct rdti_lane *lane, const struct rdt_error *err)
 {
     (void)core;
-    rdti_endpoint_on_lane_error(lane->owner, err);
+    if (lane == rdti_failover_lane(lane->owner))
+        rdti_failover_on_lane_error(lane->owner, err);
+    else
+        rdti_endpoint_on_lane_error(lane->owner, err);
 }
 
 static void
 host_on_ready(void *core, struct rdti_lane *lane)
 {
     (void)core;
-    rdti_path_on_lane_ready(lane->owner);
+    if (lane == rdti_failover_lane(lane->owner))
+        rdti_failover_on_lane_ready(lane->owner);
+    else
+        rdti_path_on_lane_ready(lane->owner);
+}
+
+static bool
+host_may_move(void *core, const struct rdti_lane *lane)
+{
+    (void)core;
+    return rdti_failover_may(lane->owner);
+}
+
+static void
+host_on_fenced(void *core, struct rdti_lane *lane, uint64_t delivered, const struct rdt_error *why)
+{
+    (void)core;
+    rdti_failover_on_fenced(lane->owner, delivered, why);
 }
 
 static rdt_status
@@ -132,6 +152,8 @@ rdti_context_fill_host(rdt_context *ctx)
         .on_notify = host_on_notify,
         .on_error = host_on_error,
         .on_ready = host_on_ready,
+        .may_move = host_may_move,
+        .on_fenced = host_on_fenced,
         .target_acquire = host_target_acquire,
         .target_release = host_target_release,
         .request_segment = host_request_segment,

@@ -101,15 +101,20 @@ rdti_path_on_join(rdt_context *ctx, int fd, const uint8_t *join_bytes)
         goto refuse;
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        if (ep->lane == NULL || ep->lane->transport->add_stream == NULL ||
-            rdti_endpoint_is_ended(ep) ||
+        struct rdti_lane *next = rdti_failover_lane(ep);
+        struct rdti_lane *lane = next != NULL ? next : ep->lane;
+        if (lane == NULL || lane->transport->add_stream == NULL || rdti_endpoint_is_ended(ep) ||
             memcmp(ep->session_id, join.session_id, sizeof(ep->session_id)) != 0)
             continue;
         rdti_join_mac(ep->session_key, join_bytes, want);
         if (!rdti_equal_constant_time(want, join.mac, sizeof(want)))
             break;
         rdti_fork_close_remove(fd); /* the lane registers it anew */
-        if (ep->lane->transport->add_stream(ep->lane, fd, join.index, &err) != RDT_OK)
+        if (lane->transport->add_stream(lane, fd, join.index, &err) == RDT_OK)
+            return;
+        if (lane == next)
+            rdti_failover_on_lane_error(ep, &err);
+        else
             rdti_endpoint_on_lane_error(ep, &err);
         return;
     }

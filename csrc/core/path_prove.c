@@ -199,8 +199,8 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
     return RDT_OK;
 }
 
-static void
-flush_pending(rdt_endpoint *ep)
+void
+rdti_path_flush_pending(rdt_endpoint *ep)
 {
     struct rdti_list *node;
 
@@ -223,8 +223,9 @@ become_ready(rdt_endpoint *ep)
     ep->is_local =
         ep->setup->authenticated.is_unix ||
         rdti_sockaddr_is_loopback((const struct sockaddr *)&ep->setup->authenticated.peer);
+    rdti_failover_prepare(ep);
     rdti_path_end_setup(ep);
-    flush_pending(ep); /* before the state allows others past it */
+    rdti_path_flush_pending(ep); /* before the state allows others past it */
     rdti_endpoint_set_state(ep, RDTI_EP_READY);
     rdti_context_tell_obituaries(ep->ctx, ep);
     rdti_mailbox_on_ready(ep->mailbox);

@@ -82,6 +82,8 @@ rdti_path_tick(void *arg)
             continue;
         if (ep->channel != NULL)
             rdti_channel_flush(ep->channel);
+        if (ep->failover != NULL)
+            ctx->has_core_work = true; /* it has a deadline */
         if (ep->setup != NULL)
             tick_setup(ep, now_ns);
         else if (ep->channel != NULL)

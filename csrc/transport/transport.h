@@ -72,7 +72,7 @@ struct rdti_op {
     uint32_t flag_sequence;
     uint64_t flag_off;
     uint64_t len_bytes;
-    uint64_t scratch[6];
+    uint64_t scratch[7];
     /* [driver] or the thread inside write()/read(): at most once; must not call back into the
      * lane. */
     void (*complete)(struct rdti_op *op, rdt_status status, const struct rdt_error *err);
@@ -119,6 +119,17 @@ struct rdti_host {
     void (*on_error)(void *core, struct rdti_lane *lane, const struct rdt_error *err);
     /* The lane, asked by connect(), became usable. */
     void (*on_ready)(void *core, struct rdti_lane *lane);
+    /* The lane's way to the peer is lost, and nothing else of it: whether another lane may take its
+     * place. False: the lane breaks. NULL: it never may. */
+    bool (*may_move)(void *core, const struct rdti_lane *lane);
+    /*
+     * Where it may, once, in place of on_error(): the lane is fenced. No byte of the peer's lands
+     * over it any more and no read of ours, nothing is delivered, and so many notifications were.
+     * write() and read() still queue. hand_over() or close_lane() follows. May be called from
+     * fence().
+     */
+    void (*on_fenced)(void *core, struct rdti_lane *lane, uint64_t delivered,
+                      const struct rdt_error *why);
 
     /*
      * Check that (index, generation) is a live exported region of ours and that the range lies in
@@ -303,6 +314,19 @@ struct rdti_transport {
     /* After a seq_cst store into memory that map() gave: wake the peer if it sleeps. Any thread, as
      * long as the lane is there, failed or not. NULL where map is. */
     void (*ring)(struct rdti_lane *lane);
+    /* [driver] The peer has lost the way: treat it as lost. False: the lane cannot be moved, or it
+     * broke. verbs only, else NULL. */
+    bool (*fence)(struct rdti_lane *lane, const struct rdt_error *why);
+    /*
+     * [driver] After on_fenced(), nobody inside write() or read(): end the lane, and give what it
+     * did not complete, in order, to take(): an op, or (op NULL) the notification of one that is
+     * complete and that the peer did not deliver. What the peer delivered, by its count, and the
+     * writes before it are completed with RDT_OK. close_lane() follows.
+     *   RDT_EPROTO  the count cannot be; nothing was done
+     */
+    rdt_status (*hand_over)(struct rdti_lane *lane, uint64_t delivered,
+                            void (*take)(void *arg, struct rdti_op *op, uint32_t notify), void *arg,
+                            struct rdt_error *err);
     /* One line about the lane for describe(): device, addresses, streams. */
     void (*explain)(const struct rdti_lane *lane, char *buf, size_t cap);
     /* Whether any op is in flight or queued. Any thread. */

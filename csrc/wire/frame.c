@@ -34,6 +34,7 @@ static const struct {
     [RDTI_FRAME_SLOT_REFUSED] = {RDTI_SLOT_GONE_BYTES, RDTI_SLOT_GONE_BYTES},
     [RDTI_FRAME_ABORT] = {RDTI_ABORT_BYTES, RDTI_ABORT_BYTES},
     [RDTI_FRAME_LANE_WORDS] = {RDTI_VERBS_WORDS_FIXED_BYTES, RDTI_LANE_WORDS_MAX_BYTES},
+    [RDTI_FRAME_MOVE] = {RDTI_MOVE_FIXED_BYTES, RDTI_MOVE_FIXED_BYTES + RDTI_OFFER_MAX_BYTES},
 };
 
 #define FRAME_TYPES (sizeof(frame_bytes) / sizeof(frame_bytes[0]))
@@ -369,5 +370,42 @@ rdti_abort_decode(const uint8_t *buf, size_t len_bytes, struct rdti_abort *out,
     status = rdti_fields_end(&f, "ABORT", err);
     if (status == RDT_OK)
         *out = abort_frame;
+    return status;
+}
+
+size_t
+rdti_move_encode(const struct rdti_move *in, uint8_t *out)
+{
+    struct rdti_writer w = begin_payload(out);
+
+    assert(in->offer_bytes <= RDTI_OFFER_MAX_BYTES);
+    rdti_write_u32(&w, in->transport);
+    rdti_write_u64(&w, in->delivered);
+    rdti_write_text(&w, in->reason, sizeof(in->reason));
+    rdti_write_u32(&w, in->offer_bytes);
+    (void)rdti_write_bytes(&w, in->offer, in->offer_bytes);
+    return end_payload(&w);
+}
+
+rdt_status
+rdti_move_decode(const uint8_t *buf, size_t len_bytes, struct rdti_move *out, struct rdt_error *err)
+{
+    struct rdti_fields f;
+    struct rdti_move move = {0};
+
+    rdt_status status = rdti_fields_begin(&f, "MOVE", buf, len_bytes, len_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    move.transport = rdti_read_u32(&f.r);
+    rdti_fields_require(&f, move.transport == RDT_TRANSPORT_TCP, "nothing moves to this transport");
+    move.delivered = rdti_read_u64(&f.r);
+    rdti_fields_text(&f, move.reason, sizeof(move.reason), bad_text);
+    move.offer_bytes = rdti_read_u32(&f.r);
+    rdti_fields_require(&f, move.offer_bytes <= RDTI_OFFER_MAX_BYTES, "the offer is too long");
+    if (f.fault == NULL)
+        rdti_fields_copy(&f, move.offer, move.offer_bytes);
+    status = rdti_fields_end(&f, "MOVE", err);
+    if (status == RDT_OK)
+        *out = move;
     return status;
 }

@@ -26,6 +26,7 @@
     (8 + RDT_SLOT_NAME_BYTES + 16 + 8 * RDT_MAX_NDIM + 8 + RDT_REMOTE_REGION_BYTES)
 #define RDTI_SLOT_GONE_BYTES (8 + RDTI_REASON_BYTES)
 #define RDTI_ABORT_BYTES (12 + RDTI_REASON_BYTES)
+#define RDTI_MOVE_FIXED_BYTES (4 + 8 + RDTI_REASON_BYTES + 4) /* without its offer */
 
 enum rdti_frame_type {
     RDTI_FRAME_PATH = 1,          /* rdti_path; fds: the offer's */
@@ -42,7 +43,8 @@ enum rdti_frame_type {
     RDTI_FRAME_SLOT_GONE = 12,    /* rdti_slot_gone */
     RDTI_FRAME_SLOT_REFUSED = 13, /* rdti_slot_gone: the sender describes it otherwise: text */
     RDTI_FRAME_ABORT = 14,        /* rdti_abort: a group ends */
-    RDTI_FRAME_LANE_WORDS = 15    /* between two halves of a lane: the transport's own codec */
+    RDTI_FRAME_LANE_WORDS = 15,   /* between two halves of a lane: the transport's own codec */
+    RDTI_FRAME_MOVE = 16          /* rdti_move: the lane is lost, another takes its place */
 };
 
 /* One side's half of a lane, with the landing place of its mailbox ring and its probe's nonce. */
@@ -99,6 +101,16 @@ struct rdti_abort {
     char reason[RDTI_REASON_BYTES];
 };
 
+/* A lane's way is lost for good: what came over it, and this side's half of the one that takes its
+ * place. Nothing comes over the old one any more, and nothing that does is looked at. */
+struct rdti_move {
+    uint32_t transport; /* RDT_TRANSPORT_TCP */
+    uint64_t delivered; /* notifications of the lane that is lost */
+    char reason[RDTI_REASON_BYTES];
+    uint32_t offer_bytes;
+    uint8_t offer[RDTI_OFFER_MAX_BYTES];
+};
+
 /* The head of a frame. RDT_EPROTO: an unknown type, a length that its payload cannot have, a
  * non-zero filler. */
 void rdti_frame_head_encode(uint16_t type, uint32_t payload_bytes,
@@ -137,5 +149,8 @@ rdt_status rdti_slot_gone_decode(const uint8_t *buf, size_t len_bytes, struct rd
 size_t rdti_abort_encode(const struct rdti_abort *in, uint8_t *out);
 rdt_status rdti_abort_decode(const uint8_t *buf, size_t len_bytes, struct rdti_abort *out,
                              struct rdt_error *err);
+size_t rdti_move_encode(const struct rdti_move *in, uint8_t *out);
+rdt_status rdti_move_decode(const uint8_t *buf, size_t len_bytes, struct rdti_move *out,
+                            struct rdt_error *err);
 
 #endif

@@ -206,12 +206,19 @@ add_value(struct input *in, struct rng *rng, uint8_t kind, const char *format)
 static const struct {
     uint8_t type;
     const char *format;
-} frames[] = {{RDTI_FRAME_PATH, "path"},           {RDTI_FRAME_PATH_FAILED, "text"},
-              {RDTI_FRAME_DEATH, "death"},         {RDTI_FRAME_REVOKE, "revoke"},
-              {RDTI_FRAME_REVOKED, "revoke"},      {RDTI_FRAME_SEGMENT_GET, "segment"},
-              {RDTI_FRAME_SEGMENT, "segment"},     {RDTI_FRAME_SLOT, "slot_announce"},
-              {RDTI_FRAME_SLOT_GONE, "slot_gone"}, {RDTI_FRAME_SLOT_REFUSED, "slot_gone"},
-              {RDTI_FRAME_ABORT, "abort"},         {RDTI_FRAME_LANE_WORDS, "verbs_words"}};
+} frames[] = {{RDTI_FRAME_PATH, "path"},
+              {RDTI_FRAME_PATH_FAILED, "text"},
+              {RDTI_FRAME_DEATH, "death"},
+              {RDTI_FRAME_REVOKE, "revoke"},
+              {RDTI_FRAME_REVOKED, "revoke"},
+              {RDTI_FRAME_SEGMENT_GET, "segment"},
+              {RDTI_FRAME_SEGMENT, "segment"},
+              {RDTI_FRAME_SLOT, "slot_announce"},
+              {RDTI_FRAME_SLOT_GONE, "slot_gone"},
+              {RDTI_FRAME_SLOT_REFUSED, "slot_gone"},
+              {RDTI_FRAME_ABORT, "abort"},
+              {RDTI_FRAME_LANE_WORDS, "verbs_words"},
+              {RDTI_FRAME_MOVE, "move"}};
 #define FRAME_COUNT (sizeof(frames) / sizeof(frames[0]))
 
 static void

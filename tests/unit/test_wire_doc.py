@@ -176,6 +176,7 @@ def test_payload_lengths_of_frames_are_those_of_the_layouts() -> None:
         want = 0 if payload == "-" else constant(LAYOUTS[title]["size"])
         largest = {
             "Path": want + constant("RDTI_OFFER_MAX_BYTES"),
+            "Move": want + constant("RDTI_OFFER_MAX_BYTES"),
             "Verbs words": constant("RDTI_LANE_WORDS_MAX_BYTES"),
         }.get(title, want)
         assert (int(least), int(most or least)) == (want, largest)

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/verbs/down.h"
 #include "transport/verbs/verbs.h"
 
 static uint32_t
@@ -24,8 +25,8 @@ count_good(const struct rdti_verbs_lane *lane)
 
 /* From here on no packet of the peer's touches our memory over it, and our device reads none; but
  * for QPs with a stop_errno, which rdti_verbs_stop_rest() sees to. */
-static void
-stop(const struct rdti_verbs_link *link)
+void
+rdti_verbs_stop_link(struct rdti_verbs_link *link)
 {
     const struct rdti_verbs_nic *nic = link->nic;
 
@@ -117,6 +118,8 @@ rdti_verbs_break_link(struct rdti_verbs_link *link, const struct rdt_error *err)
     if (phase == RDTI_VERBS_FAILED || link->state > RDTI_VERBS_LINK_GOOD)
         return; /* the first error counts */
     const uint32_t left = count_good(lane) - (link->state == RDTI_VERBS_LINK_GOOD);
+    if (phase == RDTI_VERBS_READY && left == 0 && rdti_verbs_lose(lane, err))
+        return;
     if (phase == RDTI_VERBS_SETUP || left == 0) {
         rdti_verbs_fail(lane, err);
         return;
@@ -131,7 +134,7 @@ rdti_verbs_break_link(struct rdti_verbs_link *link, const struct rdt_error *err)
     rdti_log(RDT_LOG_WARN, "verbs: rank %d loses %s port %u, %s; %u of its links carry on: %s",
              lane->args.peer_rank, link->nic->name, link->nic->port, link->pair_text, left,
              err->message);
-    stop(link);
+    rdti_verbs_stop_link(link);
 }
 
 void
@@ -189,6 +192,12 @@ is_drained(struct rdti_verbs_link *link)
     }
     (void)pthread_mutex_unlock(&lane->lock);
     return is_over;
+}
+
+bool
+rdti_verbs_is_over(struct rdti_verbs_link *link)
+{
+    return is_stopped(link) && (rdti_now_ns() >= link->down_deadline_ns || is_drained(link));
 }
 
 static void
@@ -297,14 +306,16 @@ rdti_verbs_watch_links(struct rdti_verbs_lane *lane)
 {
     struct rdt_error err;
 
+    if (lane->is_lost) {
+        rdti_verbs_watch_loss(lane);
+        return;
+    }
     for (uint32_t i = 0; i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
 
         if (link->state != RDTI_VERBS_LINK_DRAINING && link->state != RDTI_VERBS_LINK_TOLD)
             continue;
-        const bool is_late = rdti_now_ns() >= link->down_deadline_ns;
-        if (link->state == RDTI_VERBS_LINK_DRAINING && is_stopped(link) &&
-            (is_late || is_drained(link)))
+        if (link->state == RDTI_VERBS_LINK_DRAINING && rdti_verbs_is_over(link))
             tell(link);
         if (link->state == RDTI_VERBS_LINK_TOLD && link->is_peer_told) {
             settle(link);

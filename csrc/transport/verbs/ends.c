@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/verbs/down.h"
 #include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
@@ -92,19 +93,18 @@ drain(struct rdti_verbs_lane *lane)
     }
 }
 
-void
-rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
+bool
+rdti_verbs_stop_lane(struct rdti_verbs_lane *lane, const struct rdt_error *err,
+                     struct rdti_list *ops)
 {
-    struct rdti_list ops;
-
-    rdti_list_init(&ops);
+    rdti_list_init(ops);
     (void)pthread_mutex_lock(&lane->lock);
     if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED) {
         (void)pthread_mutex_unlock(&lane->lock);
-        return;
+        return false;
     }
     lane->error = *err;
-    rdti_list_splice(&ops, &lane->ops);
+    rdti_list_splice(ops, &lane->ops);
     lane->cursor = NULL;
     lane->again_count = 0;
     lane->again_next = 0;
@@ -114,7 +114,8 @@ rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 
     /* ERR first, never straight to RESET: what was on the way is flushed and counted. */
     stop_qps(lane);
-    drain(lane);
+    if (!lane->is_fenced) /* it has come back */
+        drain(lane);
     if (lane->flushed > 0)
         rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u work requests were flushed",
                  lane->args.peer_rank, lane->flushed);
@@ -123,8 +124,16 @@ rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
     rdti_verbs_forget_flags(lane);
     while (lane->link_count > 0)
         rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
-    /* No device touches their memory any more. */
-    rdti_verbs_complete_all(lane, &ops, (rdt_status)err->status, err);
+    return true; /* no device touches their memory any more */
+}
+
+void
+rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
+{
+    struct rdti_list ops;
+
+    if (rdti_verbs_stop_lane(lane, err, &ops))
+        rdti_verbs_complete_all(lane, &ops, (rdt_status)err->status, err);
 }
 
 void

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "transport/verbs/down.h"
 #include "transport/verbs/verbs.h"
 
 /* ---- Breaking what uses a port -------------------------------------------------------------- */

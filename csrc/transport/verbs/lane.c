@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "transport/verbs/down.h"
 #include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
@@ -246,7 +247,7 @@ rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t 
 
     if (status != RDT_OK)
         return status;
-    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED || lane->is_lost)
         return RDT_OK; /* it was on its way when we failed */
     if (!lane->is_connected)
         return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "transport/verbs/down.h"
 #include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
@@ -184,6 +185,8 @@ const struct rdti_transport rdti_transport_verbs = {
     .poll = verbs_poll,
     .arm = verbs_arm,
     .needs_epoll = verbs_needs_epoll,
+    .fence = rdti_verbs_fence,
+    .hand_over = rdti_verbs_hand_over,
     .explain = rdti_verbs_explain,
     .is_idle = rdti_verbs_is_idle,
     .close_lane = rdti_verbs_close_lane,

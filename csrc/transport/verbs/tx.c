@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/range.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/down.h"
 #include "wire/notify.h"
 
 /* ---- Cutting -------------------------------------------------------------------------------- */
@@ -398,6 +398,13 @@ is_message(const struct rdti_op *op)
     return op->kind == RDTI_OP_WRITE && op->notify != RDTI_NOTIFY_NONE && !is_flagged(op);
 }
 
+static void
+number(struct rdti_verbs_lane *lane, struct rdti_op *op)
+{
+    if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && is_message(op))
+        rdti_verbs_number(lane, op);
+}
+
 /* As many steps of one op as there is room for. A message has its window before its first step, so
  * that none is left half. */
 static enum progress
@@ -419,7 +426,7 @@ post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted, stru
         if (lane->is_held || !has_room(qp, RDTI_VERBS_SQ_RESERVE) ||
             (is_staged(op) && lane->stage_free == 0))
             return WAITS;
-        lane->tx_messages += op->scratch[RDTI_VERBS_OP_STEP] == 0 && is_message(op);
+        number(lane, op);
         post_step(lane, qp, is_out, op, remote);
         (*posted)++;
     }
@@ -472,13 +479,11 @@ struct leftover {
 static uint32_t
 pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
 {
-    uint32_t posted = 0;
-
     left->refused = NULL;
     left->asked_count = 0;
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
         return 0;
-    posted = pump(lane, &left->refused, &left->why);
+    const uint32_t posted = pump(lane, &left->refused, &left->why);
     left->asked_count = lane->asked_count;
     if (lane->asked_count > 0)
         memcpy(left->asked, lane->asked, sizeof(left->asked));

@@ -10,6 +10,8 @@
  *   ends.c      the first error, teardown        lane.c      offers, words, close
  *   down.c      a link that breaks, the others   events.c    ports that go down, change, or are
  *               go on                                        removed with their device
+ *   lost.c      the last link breaks: what is
+ *               left goes to another lane
  *   leftover.c  what a device refuses to destroy
  *   flag.c      notifications as words in memory
  *   table.c     the table of operations, the pass over all lanes
@@ -26,12 +28,14 @@
  *                                             window -> POSTING; its region freed -> refused
  *   POSTING   yes                             its last step is posted -> POSTED
  *   POSTED    yes                             the last of its work requests completed -> complete()
- *   any       until the QPs are destroyed     the lane's first error or close_lane() -> complete()
+ *   any       until the QPs are destroyed     the lane's first error or close_lane() -> complete();
+ *                                             hand_over() -> the core's, or complete()
  *
  * A link of a lane that is READY and has several:
  *   state     posts?  completions            leaves by
  *   GOOD      yes     all count              its first error, or the peer's DOWN -> DRAINING; where
- *                                            no other link is GOOD the lane ends instead
+ *                                            no other link is GOOD the lane is lost: it ends, or
+ *                                            all its links drain and it is handed over (lost.c)
  *   DRAINING  no      those that succeeded   its QPs are in ERR and have given back all they had,
  *                                            or destroyed where they do not go there, after what
  *                                            the CQ held: DOWN is said, with the immediates
@@ -289,8 +293,9 @@ enum {
     RDTI_VERBS_OP_STEPS = 1, /* of the whole op */
     RDTI_VERBS_OP_BLOCK = 2, /* where the next step begins */
     RDTI_VERBS_OP_OFF = 3,
-    RDTI_VERBS_OP_OPEN = 4, /* work requests posted and not complete */
-    RDTI_VERBS_OP_CHUNK = 5 /* bytes of a step at most; | RDTI_VERBS_OP_STAGED or _FLAGGED */
+    RDTI_VERBS_OP_OPEN = 4,   /* work requests posted and not complete */
+    RDTI_VERBS_OP_CHUNK = 5,  /* bytes of a step at most; | RDTI_VERBS_OP_STAGED or _FLAGGED */
+    RDTI_VERBS_OP_MESSAGE = 6 /* the how manieth of the lane, once begun; 0: it is none */
 };
 #define RDTI_VERBS_OP_STAGED (UINT64_C(1) << 63)
 #define RDTI_VERBS_OP_FLAGGED (UINT64_C(1) << 62)
@@ -322,6 +327,9 @@ struct rdti_verbs_lane {
     uint64_t rx_messages;      /* driver */
     uint32_t rx_owed;          /* driver: delivered, and not told of */
     uint32_t flushed;          /* driver: completions of the kind that only follows an error */
+    bool is_lost;              /* driver: no link is left, and another lane may take its place */
+    bool is_fenced;            /* driver: and the core was told */
+    struct rdt_error loss;     /* driver: how it was lost */
     _Atomic bool owes_restock; /* driver sets and pushes; relaxed: a hint to itself */
     _Atomic bool
         is_tx_broken; /* set under lock with a link's tx_errno; relaxed: a hint to the driver */
@@ -341,11 +349,12 @@ struct rdti_verbs_lane {
     uint32_t again_next;
     uint32_t again_count;
     uint32_t again_cap;
-    uint64_t tx_messages; /* notifications posted, flags not counted */
-    uint64_t tx_window;   /* and how many may be */
-    uint8_t tx_flags;     /* RDTI_VERBS_FLAGS_* that may be used; 0: none */
-    bool is_tx_plain;     /* bytes were written behind the last immediate */
-    uint8_t *tails;       /* one of each request in the send queue; NULL until there are flags */
+    uint64_t tx_messages;               /* notifications posted, flags not counted */
+    uint32_t tx_notes[RDTI_VERBS_IMMS]; /* what they were: those within the window */
+    uint64_t tx_window;                 /* and how many may be */
+    uint8_t tx_flags;                   /* RDTI_VERBS_FLAGS_* that may be used; 0: none */
+    bool is_tx_plain;                   /* bytes were written behind the last immediate */
+    uint8_t *tails; /* one of each request in the send queue; NULL until there are flags */
     struct rdti_verbs_nic *tails_nic;
     struct ibv_mr *tails_mr;
     struct rdti_list remotes;
@@ -491,25 +500,6 @@ void rdti_verbs_probe_done(struct rdti_verbs_link *link, const struct ibv_wc *wc
 /* Deadlines of proofs. */
 void rdti_verbs_watch_proof(struct rdti_verbs_lane *lane);
 
-/* ---- down.c [driver] */
-/* The link cannot be used any more; the lane goes on, or ends where it has no other: see the phase
- * afterwards. */
-void rdti_verbs_break_link(struct rdti_verbs_link *link, const struct rdt_error *err);
-/* A completion of a link that drains, which did not succeed. */
-void rdti_verbs_note_flush(struct rdti_verbs_link *link, const struct ibv_wc *wc);
-/* Destroy QPs that did not go to ERR when their link broke. In a pass only: it may deliver, and end
- * the lane. */
-void rdti_verbs_stop_rest(struct rdti_verbs_lane *lane);
-/* Links that are drained are told of, those that both told of are settled; deadlines. */
-void rdti_verbs_watch_links(struct rdti_verbs_lane *lane);
-rdt_status rdti_verbs_take_down_word(struct rdti_verbs_lane *lane,
-                                     const struct rdti_verbs_words *words, struct rdt_error *err);
-/* The peer's SETTLED. */
-rdt_status rdti_verbs_take_mark(struct rdti_verbs_lane *lane, uint32_t number,
-                                struct rdt_error *err);
-/* Links that break_link() stopped, or that posting failed on. */
-void rdti_verbs_break_unposted(struct rdti_verbs_lane *lane);
-
 /* ---- table.c [driver] */
 /* Free lanes that are closed. No pass runs. */
 void rdti_verbs_sweep(struct rdti_verbs *verbs);
@@ -566,7 +556,10 @@ void rdti_verbs_disarm(struct rdti_verbs *verbs, const struct ibv_cq *cq);
 uint32_t rdti_verbs_deliver(struct rdti_verbs_lane *lane);
 
 /* ---- ends.c [driver] */
-/* End the lane: QPs destroyed, all ops complete with *err. Once; later calls do nothing. */
+/* End the lane: QPs destroyed, its ops in *ops. False: it has ended before. */
+bool rdti_verbs_stop_lane(struct rdti_verbs_lane *lane, const struct rdt_error *err,
+                          struct rdti_list *ops);
+/* The same, and all ops complete with *err. Once; later calls do nothing. */
 void rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err);
 /* teardown, and the host is told. */
 void rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err);

@@ -5,7 +5,7 @@
 #include "../harness.h"
 
 #include "base/error.h"
-#include "transport/verbs/verbs.h"
+#include "transport/verbs/down.h"
 #include "verbs_rig.h"
 #include "wire/notify.h"
 

@@ -135,6 +135,7 @@ union any_value {
     struct rdti_slot_announce slot_announce;
     struct rdti_slot_gone slot_gone;
     struct rdti_abort abort_frame;
+    struct rdti_move move;
     struct rdti_message message;
     struct rdti_rts rts;
     struct rdti_cts cts;
@@ -191,6 +192,7 @@ FRAME_CODEC(rdti_segment, segment)
 FRAME_CODEC(rdti_slot_announce, slot_announce)
 FRAME_CODEC(rdti_slot_gone, slot_gone)
 FRAME_CODEC(rdti_abort, abort)
+FRAME_CODEC(rdti_move, move)
 FRAME_CODEC(rdti_verbs_offer, verbs_offer)
 FRAME_CODEC(rdti_verbs_words, verbs_words)
 
@@ -378,6 +380,18 @@ fill_abort(struct rng *rng, void *value)
 }
 
 static inline void
+fill_move(struct rng *rng, void *value)
+{
+    struct rdti_move *v = value;
+
+    v->transport = RDT_TRANSPORT_TCP;
+    v->delivered = rng_u64(rng);
+    rng_text(rng, v->reason, sizeof(v->reason));
+    v->offer_bytes = rng_below(rng, RDTI_OFFER_MAX_BYTES + 1);
+    rng_bytes(rng, v->offer, v->offer_bytes);
+}
+
+static inline void
 fill_message(struct rng *rng, void *value)
 {
     struct rdti_message *v = value;
@@ -501,6 +515,8 @@ static const struct codec codecs[] = {
           RDTI_SLOT_ANNOUNCE_BYTES, false),
     ENTRY(slot_gone, struct rdti_slot_gone, RDTI_SLOT_GONE_BYTES, RDTI_SLOT_GONE_BYTES, false),
     ENTRY(abort, struct rdti_abort, RDTI_ABORT_BYTES, RDTI_ABORT_BYTES, false),
+    ENTRY(move, struct rdti_move, RDTI_MOVE_FIXED_BYTES,
+          RDTI_MOVE_FIXED_BYTES + RDTI_OFFER_MAX_BYTES, false),
     ENTRY(message, struct rdti_message, RDTI_MESSAGE_HEAD_BYTES, RDTI_MESSAGE_HEAD_BYTES, true),
     ENTRY(rts, struct rdti_rts, RDTI_RTS_BYTES, RDTI_RTS_BYTES, false),
     ENTRY(cts, struct rdti_cts, RDTI_CTS_BYTES, RDTI_CTS_BYTES, false),

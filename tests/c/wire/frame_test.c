@@ -2,8 +2,8 @@
  * Frames of the side channel against hostile bytes. */
 #include "codecs.h"
 
-static const char *const names[] = {"path",    "text",          "death",     "revoke",
-                                    "segment", "slot_announce", "slot_gone", "abort"};
+static const char *const names[] = {"path",          "text",      "death", "revoke", "segment",
+                                    "slot_announce", "slot_gone", "abort", "move"};
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
 TEST(frames_round_trip)
@@ -30,9 +30,9 @@ TEST(frame_head_bounds_each_payload)
     static const struct {
         uint32_t least;
         uint32_t most;
-    } want[] = {{1, 0},     {488, 1512}, {384, 384}, {0, 0},    {0, 0},   {408, 408},
-                {0, 0},     {8, 8},      {8, 8},     {12, 12},  {12, 12}, {288, 288},
-                {392, 392}, {392, 392},  {396, 396}, {36, 128}, {1, 0}};
+    } want[] = {{1, 0},     {488, 1512}, {384, 384}, {0, 0},    {0, 0},      {408, 408},
+                {0, 0},     {8, 8},      {8, 8},     {12, 12},  {12, 12},    {288, 288},
+                {392, 392}, {392, 392},  {396, 396}, {36, 128}, {400, 1424}, {1, 0}};
 
     for (uint16_t type = 0; type < sizeof(want) / sizeof(want[0]); type++) {
         for (uint32_t len = 0; len <= RDTI_FRAME_PAYLOAD_MAX + 1; len++) {

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The way to the peer is lost: the last link broke, or the peer says that its last did. Where the
+ * core has another lane to put in this one's place, all links are drained, and what is not complete
+ * is given back. All [driver].
+ *
+ * What the peer has is known by one number: how many notifications it delivered. They come in order
+ * and each behind all bytes written before it, so up to the last of them everything is in place; it
+ * may be the peer's already, and must not be written again. Behind it nothing was delivered, and
+ * ops may be repeated whole. Completions say less: a link that broke earlier may have taken a
+ * notification with it whose bytes have come.
+ */
+#include "base/clock.h"
+#include "base/error.h"
+#include "transport/verbs/down.h"
+#include "transport/verbs/verbs.h"
+#include "wire/notify.h"
+
+/* Flags are not counted, and either of two may come first. A peer that posts no receives is not
+ * behind a broken path. */
+static bool
+may_move(const struct rdti_verbs_lane *lane, const struct rdt_error *why)
+{
+    const struct rdti_host *host = lane->verbs->host;
+
+    return host->may_move != NULL && lane->rx_flags == 0 && lane->peer_flags == 0 &&
+           why->wc_status != IBV_WC_RNR_RETRY_EXC_ERR && !lane->is_closed &&
+           host->may_move(host->core, &lane->base);
+}
+
+void
+rdti_verbs_number(struct rdti_verbs_lane *lane, struct rdti_op *op)
+{
+    lane->tx_notes[lane->tx_messages % RDTI_VERBS_IMMS] = op->notify;
+    op->scratch[RDTI_VERBS_OP_MESSAGE] = ++lane->tx_messages;
+}
+
+bool
+rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err)
+{
+    const struct rdt_error why = *err; /* it may lie in a link */
+
+    if (lane->is_lost)
+        return true;
+    if (!may_move(lane, &why))
+        return false;
+    (void)pthread_mutex_lock(&lane->lock);
+    if (lane->is_stopped) { /* what stands behind the op that was refused must not go */
+        (void)pthread_mutex_unlock(&lane->lock);
+        return false;
+    }
+    lane->is_held = true;
+    for (uint32_t i = 0; i < lane->link_count; i++)
+        lane->links[i].is_tx_out = true;
+    (void)pthread_mutex_unlock(&lane->lock);
+    lane->is_lost = true;
+    lane->loss = why;
+    for (uint32_t i = 0; i < lane->link_count; i++) {
+        struct rdti_verbs_link *link = &lane->links[i];
+
+        if (link->state != RDTI_VERBS_LINK_GOOD)
+            continue;
+        link->state = RDTI_VERBS_LINK_DRAINING;
+        link->error = why;
+        link->down_deadline_ns = rdti_deadline_after(RDTI_VERBS_FLUSH_NS);
+        rdti_verbs_stop_link(link);
+    }
+    return true;
+}
+
+/* From here on the receive side has ended: what the peer does not hear of now comes again. */
+void
+rdti_verbs_watch_loss(struct rdti_verbs_lane *lane)
+{
+    const struct rdti_host *host = lane->verbs->host;
+
+    if (lane->is_fenced)
+        return;
+    for (uint32_t i = 0; i < lane->link_count; i++)
+        if (lane->links[i].state == RDTI_VERBS_LINK_DRAINING &&
+            !rdti_verbs_is_over(&lane->links[i]))
+            return;
+    (void)rdti_verbs_deliver(lane);
+    if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
+        return;
+    for (uint32_t i = 0; i < lane->link_count; i++)
+        if (lane->links[i].state == RDTI_VERBS_LINK_DRAINING)
+            lane->links[i].state = RDTI_VERBS_LINK_TOLD;
+    lane->is_fenced = true;
+    host->on_fenced(host->core, &lane->base, lane->rx_messages, &lane->loss);
+}
+
+bool
+rdti_verbs_fence(struct rdti_lane *base, const struct rdt_error *why)
+{
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
+
+    if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY || !rdti_verbs_lose(lane, why))
+        return false;
+    rdti_verbs_watch_loss(lane);
+    return true;
+}
+
+/* The last op in the list that the peer delivered; NULL: none is there. */
+static const struct rdti_op *
+last_delivered(const struct rdti_list *ops, uint64_t delivered)
+{
+    const struct rdti_op *last = NULL;
+
+    for (struct rdti_list *at = ops->next; at != ops; at = at->next) {
+        const struct rdti_op *op = RDTI_CONTAINER(at, struct rdti_op, link);
+        const uint64_t number = op->scratch[RDTI_VERBS_OP_MESSAGE];
+
+        if (number != 0 && number <= delivered)
+            last = op;
+    }
+    return last;
+}
+
+/* Writes up to the last that was delivered are in place; reads come the other way. */
+static void
+sort_out(struct rdti_list *ops, uint64_t delivered, struct rdti_list *done, struct rdti_list *left)
+{
+    const struct rdti_op *last = last_delivered(ops, delivered);
+    bool is_in_place = last != NULL;
+    struct rdti_list *node;
+
+    rdti_list_init(done);
+    rdti_list_init(left);
+    while ((node = rdti_list_take_first(ops)) != NULL) {
+        const struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+
+        rdti_list_append(is_in_place && op->kind == RDTI_OP_WRITE ? done : left, node);
+        is_in_place = is_in_place && op != last;
+    }
+}
+
+/* The notifications in [*next, end) whose ops are complete, and which the peer wants still. */
+static void
+give_notes(const struct rdti_verbs_lane *lane, uint64_t *next, uint64_t end,
+           void (*take)(void *arg, struct rdti_op *op, uint32_t notify), void *arg)
+{
+    for (; *next < end; (*next)++)
+        take(arg, NULL, lane->tx_notes[*next % RDTI_VERBS_IMMS]);
+}
+
+rdt_status
+rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
+                     void (*take)(void *arg, struct rdti_op *op, uint32_t notify), void *arg,
+                     struct rdt_error *err)
+{
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
+    struct rdti_list ops, done, left;
+    struct rdti_list *node;
+    uint64_t next = delivered;
+
+    (void)pthread_mutex_lock(&lane->lock);
+    const uint64_t begun = lane->tx_messages;
+    (void)pthread_mutex_unlock(&lane->lock);
+    if (delivered > begun || begun - delivered > RDTI_VERBS_IMMS)
+        return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
+                                   "rank %d counts %llu notifications of %llu that were sent",
+                                   lane->args.peer_rank, (unsigned long long)delivered,
+                                   (unsigned long long)begun);
+    if (!rdti_verbs_stop_lane(lane, &lane->loss, &ops))
+        return rdti_error_copy(err, &lane->error);
+    sort_out(&ops, delivered, &done, &left);
+    rdti_verbs_complete_all(lane, &done, RDT_OK, NULL);
+    while ((node = rdti_list_take_first(&left)) != NULL) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+        const uint64_t number = op->scratch[RDTI_VERBS_OP_MESSAGE];
+
+        if (number != 0) {
+            give_notes(lane, &next, number - 1, take, arg);
+            next = number;
+        } else if (op->scratch[RDTI_VERBS_OP_STEP] == 0) { /* behind all that was begun */
+            give_notes(lane, &next, begun, take, arg);
+        }
+        (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
+        take(arg, op, RDTI_NOTIFY_NONE);
+    }
+    give_notes(lane, &next, begun, take, arg);
+    return RDT_OK;
+}
