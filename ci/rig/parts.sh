@@ -96,6 +96,8 @@ links() {
     ((RIG_HOST == 1)) || rig-shape --link 1 || overall=1
     part 'one of two links down' "$python" tests/rig/two_links.py --how down
     ((RIG_HOST == 1)) || rig-cable up 1 || overall=1
+    part 'RDMA lost for good, tcp is not' env -u RDMATENSOR_TRANSPORT \
+        "$python" tests/rig/cable.py moved
     part 'two links against one' "$python" tests/rig/link_rates.py
 }
 

@@ -1,9 +1,11 @@
 """One of two hosts of the rig, whose cable or peer goes away while tensors go both ways.
 
-Usage, on both hosts: cable.py pulled|gone|killed|bare. Host 0 pulls the cable for a second, after
-which all must go on, or for good, after which both must be told who is not reached any more.
+Usage, on both hosts: cable.py pulled|gone|killed|bare|moved. Host 0 pulls the cable for a second,
+after which all must go on, or for good, after which both must be told who is not reached any more.
 Host 1 kills itself in mid-transfer, or takes its own device away: then tcp does the work and says
-why, or, where verbs is required, every rank gets an error.
+why, or, where verbs is required, every rank gets an error. With two links (`moved`) RDMA goes over
+the second alone, which is cut for good in mid-transfer: the pair moves to tcp over the first, says
+so, and no byte differs; where verbs is required, both get the error.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ PEER_TIMEOUT_S = 8.0  # silence after which a peer counts as dead
 ROUNDS = 12
 EVENT_ROUND = 4
 SIZE_BYTES = 1 << 20
+CUT = "cut 1"  # the second link
 RANK = int(os.environ["RIG_HOST"])
 PEER = 1 - RANK
 
@@ -65,16 +68,19 @@ def check_path(world: World, wanted: str) -> None:
         raise AssertionError(f"the peer is reached by {path}, not by {wanted}")
 
 
-def exchange(world: World, event: str = "") -> None:
-    """Send to the other host and receive from it; in one round the event happens meanwhile."""
-    slot = world.slot(f"to-{RANK}", (SIZE_BYTES,), "uint8", src=PEER)
-    out = world[PEER].slot(f"to-{PEER}", (SIZE_BYTES,), "uint8")
+def exchange(world: World, event: str = "", slots: str = "to") -> None:
+    """Send to the other host and receive from it; in one round the event happens meanwhile.
+
+    The slots' name is to be new each time: the peer may not have closed its last one yet.
+    """
+    slot = world.slot(f"{slots}-{RANK}", (SIZE_BYTES,), "uint8", src=PEER)
+    out = world[PEER].slot(f"{slots}-{PEER}", (SIZE_BYTES,), "uint8")
     happening: subprocess.Popen[bytes] | None = None
     for number in range(ROUNDS):
         sent = out.put(payload(RANK, number))
         if number == EVENT_ROUND and event == "killed" and RANK == 1:
             os.kill(os.getpid(), signal.SIGKILL)  # its tensor is on its way, and so is the peer's
-        if number == EVENT_ROUND and event in ("pull 1s", "down") and RANK == 0:
+        if number == EVENT_ROUND and event in ("pull 1s", "down", CUT) and RANK == 0:
             print("rig-cable", event, flush=True)
             happening = subprocess.Popen(["rig-cable", *event.split()])
         with slot.get(timeout_s=WAIT_S) as got:
@@ -164,7 +170,45 @@ def bare() -> None:
     raise AssertionError("verbs was required, and the peer has none")
 
 
-CASES = {"pulled": pulled, "gone": gone, "killed": killed, "bare": bare, "dies": dies}
+def moved() -> None:
+    """RDMA is lost for good and tcp is not: all goes on; where verbs is required, nothing does."""
+    os.environ["RDMATENSOR_VERBS_DEVICES"] = os.environ["RIG_DEVICES"].split()[1]
+    mended = Path(os.environ["RIG_SHARED"]) / "mended"
+    with meet("moved", RDMATENSOR_PEER_TIMEOUT_S=str(PEER_TIMEOUT_S)) as world:
+        world[PEER].wait_ready(timeout_s=WAIT_S)
+        check_path(world, "verbs")
+        exchange(world, CUT)
+        check_path(world, "tcp")
+        if "verbs failed" not in path_of(world)[1]:
+            raise AssertionError("nothing says that verbs failed")
+        if world.context.counters().failovers != 1:
+            raise AssertionError(f"{world.context.counters().failovers} failovers are counted")
+        exchange(world, slots="later")
+        world.group("moved").barrier().wait(timeout_s=WAIT_S)
+    if RANK == 0:
+        subprocess.run(["rig-cable", "mend", "1"], check=True, timeout=WAIT_S)
+        mended.touch()
+    until_s = time.monotonic() + WAIT_S
+    while not mended.exists():
+        if time.monotonic() > until_s:
+            raise AssertionError("the cable was not mended")
+        time.sleep(0.1)
+    os.environ["RDMATENSOR_REQUIRE"] = "verbs"
+    try:
+        expect_loss(CUT)
+    finally:
+        if RANK == 0:
+            subprocess.run(["rig-cable", "mend", "1"], check=True, timeout=WAIT_S)
+
+
+CASES = {
+    "pulled": pulled,
+    "gone": gone,
+    "killed": killed,
+    "bare": bare,
+    "dies": dies,
+    "moved": moved,
+}
 
 
 def main() -> int:
