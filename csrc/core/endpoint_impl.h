@@ -206,6 +206,9 @@ void rdti_path_tick(void *arg);
 
 /* frames.c: the side channel's frames once it is authenticated. */
 extern const struct rdti_channel_events rdti_endpoint_channel_events;
+/* frames.c: what the peer wrote before its goodbye, or its death, lies in place already: nobody may
+ * miss it because the side channel was looked at first. [driver], outside of a transport's poll. */
+void rdti_endpoint_take_arrivals(rdt_endpoint *ep);
 /* frames.c: append to a list of revocations that grows within bounds. */
 rdt_status rdti_endpoint_push_revoke(struct rdti_revoke **list, uint32_t *count, uint32_t *cap,
                                      const struct rdti_revoke *revoke);

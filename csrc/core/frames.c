@@ -16,10 +16,8 @@
  * holds, and there is one ring a peer. */
 #define ARRIVAL_PASSES 16
 
-/* What the peer wrote before its goodbye lies in place already: nobody may miss it because the
- * side channel was looked at first. */
-static void
-take_arrivals(rdt_endpoint *ep)
+void
+rdti_endpoint_take_arrivals(rdt_endpoint *ep)
 {
     const struct rdti_lane *next = rdti_failover_lane(ep); /* it has moved, and we are about to */
     const uint32_t id = next != NULL ? next->transport->id : rdti_endpoint_transport_id(ep);
@@ -70,7 +68,7 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
                                    "death",
                                    (int)rdti_endpoint_rank(ep));
     if (death.is_left != 0) { /* its last words */
-        take_arrivals(ep);
+        rdti_endpoint_take_arrivals(ep);
         (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
                                   "rank %d closed the connection: %s", (int)rdti_endpoint_rank(ep),
                                   death.reason);
@@ -261,7 +259,7 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
     case RDTI_FRAME_GOODBYE:
         if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
             return RDT_OK; /* it gave up before it was ready: the socket's end says the same */
-        take_arrivals(ep);
+        rdti_endpoint_take_arrivals(ep);
         hear_last_words(ep, ep->said_goodbye); /* true: this one answers ours */
         rdti_endpoint_leave(ep);
         return RDT_OK;
@@ -306,6 +304,10 @@ on_end(void *arg, const struct rdt_error *why)
         rdti_path_channel_lost(ep, &err);
         return;
     }
+    if (why->status == RDT_EPEER)
+        rdti_endpoint_take_arrivals(ep);
+    if (rdti_endpoint_is_ended(ep)) /* by what arrived */
+        return;
     (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
                               "rank %d died: %s", (int)rdti_endpoint_rank(ep), why->message);
     rdti_endpoint_fail(ep, &err, true);

@@ -132,6 +132,8 @@ on_pidfd(void *arg, uint32_t epoll_events)
     if (ep->pidfd < 0)
         return;
     rdti_endpoint_on_peer_done(ep);
+    if (!rdti_endpoint_is_ended(ep) && rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING)
+        rdti_endpoint_take_arrivals(ep);
     if (rdti_endpoint_is_ended(ep))
         return;
     (void)rdti_error_set_rank(&err, RDT_EPEER, rdti_endpoint_rank(ep),

@@ -91,6 +91,63 @@ TEST_TIMEOUT(a_killed_peer_is_named_at_once, 60)
     }
 }
 
+static void
+live_until_heard(rdt_context *ctx, int32_t rank, int fd)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+    struct rdt_remote_region remote;
+    rdt_region *region;
+    uint32_t value = 0;
+
+    rdt_endpoint *ep = proc_take_peer(ctx, fd);
+    check_ok(rdt_region_alloc(ctx, 4096, RDT_REGION_ZERO, &region, &err), &err, "alloc");
+    proc_say(fd);
+    if (rank == 0) {
+        rdt_transfer *transfer;
+        memset(rdt_region_addr(region), 7, 4096);
+        proc_read(fd, &remote, sizeof(remote));
+        check_ok(rdt_endpoint_write(ep, rdt_region_addr(region), 4096, &remote, 0, 7, &transfer,
+                                    &err),
+                 &err, "write");
+        proc_say(fd);
+        proc_hear(fd); /* killed here */
+        return;
+    }
+    check_ok(rdt_region_export(region, &remote, &err), &err, "export");
+    proc_write(fd, &remote, sizeof(remote));
+    proc_hear(fd);
+    rdti_engine_enter(ctx->engine); /* deaf, until the peer has written and is dead */
+    proc_say(fd);
+    proc_hear(fd);
+    rdti_engine_leave(ctx->engine);
+    CHECK_STATUS(rdt_endpoint_wait_notify(ep, 15 * RIG_S, &value, &err), RDT_OK);
+    CHECK_UINT_EQ(value, 7);
+    CHECK_INT_EQ(((const char *)rdt_region_addr(region))[4095], 7);
+    CHECK_STATUS(rdt_endpoint_wait_notify(ep, 15 * RIG_S, &value, &err), RDT_EPEER);
+    rdt_endpoint_close(ep);
+    rdt_region_free(region, NULL, NULL);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
+}
+
+/* The end of its side channel and its last bytes come by different ways. */
+TEST(what_a_dead_peer_has_sent_is_heard)
+{
+    for (int t = 0; t < 2; t++) { /* over verbs nobody knows what is still on its way */
+        const struct proc_opts opts = {.force = transports[t]};
+        struct rdt_remote_region remote;
+        struct proc procs[2];
+        begin_pair(procs, &opts, live_until_heard);
+        proc_read(procs[1].fd, &remote, sizeof(remote));
+        proc_say(procs[1].fd);
+        proc_hear(procs[1].fd); /* it is deaf now */
+        proc_write(procs[0].fd, &remote, sizeof(remote));
+        proc_hear(procs[0].fd);
+        CHECK_INT_EQ(proc_end(&procs[0], SIGKILL), -SIGKILL);
+        proc_say(procs[1].fd);
+        CHECK_INT_EQ(proc_end(&procs[1], 0), 0);
+    }
+}
+
 /* Rank 1 stands between 0 and 2, which never meet. */
 static void
 live_between(rdt_context *ctx, int32_t rank, int fd)
