@@ -43,8 +43,12 @@ def measure(
         found, failed = rounds.take(
             [(f"{settings.converge} learns", turn)], count, settings.seconds_of("models"), progress
         )
-    broken = [record for record in found if "missing" in record]
-    return [*samples.merge([one for one in found if "missing" not in one]), *broken[:1], *failed]
+    broken = {record["peer"]: record for record in found if "missing" in record}
+    return [
+        *samples.merge([one for one in found if "missing" not in one]),
+        *broken.values(),
+        *failed,
+    ]
 
 
 def _turn(

@@ -124,7 +124,8 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
 def _has_rates(settings: Settings, present: set[str]) -> bool:
     """Whether there is time for the copy variant's rate beside UCX's, and both are there."""
     has_time = not settings.is_quick or settings.topics == ("models",)
-    return has_time and {COPIES, "ucx"} <= present
+    has_cores = settings.cores >= 2  # one for each side
+    return has_time and has_cores and {COPIES, "ucx"} <= present
 
 
 def _curves(settings: Settings, present: set[str], progress: rounds.Progress) -> list[Record]:

@@ -64,7 +64,7 @@ def _turn(transport: str, numbers: list[int], backends: list[str]) -> list[Recor
                 "size": 0,
                 "ranks": ranks,
                 "language": "torch",
-                "timed": f"until the first {step}",
+                "timed": f"store connected, until the first {step}",
             },
             took_ns,
         )

@@ -228,13 +228,17 @@ def models(records: Sequence[Record]) -> str:
                 collective_tables.signed_time(number(record, "exposed_ns")) if has_floor else "-",
                 f"{100 * number(record, 'share'):.0f} %" if has_floor else "-",
                 time_text(number(record, "cpu_ns")),
-                f"{number(record, 'memory_bytes') / MIB:.0f}",
-                f"{number(record, 'arena_bytes') / MIB:.0f}" if record["arena_bytes"] else "-",
+                *(_mib(record, name) for name in ("memory_bytes", "arena_bytes")),
                 f"{number(record, 'median_ns') / number(ours, 'median_ns'):.2f}" if ours else "-",
                 f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
             )
         )
     return "\n".join([layout(heads, lines), *training.verdicts(records)])
+
+
+def _mib(record: Record, name: str) -> str:
+    """MiB; older files have none of some."""
+    return f"{number(record, name) / MIB:.0f}" if record.get(name) else "-"
 
 
 def _model_name(record: Record) -> str:

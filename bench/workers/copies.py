@@ -17,6 +17,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +28,19 @@ from bench.workers.operations import ELEMENT_BYTES, Call, Operation
 
 LEAST_BYTES = 64 << 10  # below it Python's own time counts for more than the copies'
 _PIECE_ELEMENTS = 64 << 10  # of sums of more than two: what was summed is still in the cache
-_SHARED = Path("/dev/shm")
+# The first with room: in a container /dev/shm is small as a rule.
+_FOLDERS = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+
+
+def _make(name: str, len_bytes: int) -> Path:
+    """Make a file of zeros where it has room."""
+    for folder in _FOLDERS:
+        if shutil.disk_usage(folder).free > len_bytes:
+            path = folder / name
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, len_bytes)
+            return path
+    raise OSError(f"no room for {len_bytes} bytes in {' or '.join(map(str, _FOLDERS))}")
 
 
 class Copies:
@@ -38,21 +52,20 @@ class Copies:
     def __init__(
         self, name: str, rank: int, ranks: int, most_bytes: int, meet: Callable[[], object]
     ) -> None:
-        path = _SHARED / name
         # Whole pages: blocks that lie some bytes apart of each other's place in a page copy slowly.
         elements = -(-(most_bytes + ranks * ELEMENT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
         elements //= ELEMENT_BYTES
-        if rank == 0:
-            with path.open("xb") as file:
-                file.truncate(elements * ELEMENT_BYTES * ranks)
+        len_bytes = elements * ELEMENT_BYTES * ranks
+        path = _make(name, len_bytes) if rank == 0 else None
         try:
             meet()
-            file_number = os.open(path, os.O_RDWR)
-            memory = mmap.mmap(file_number, elements * ELEMENT_BYTES * ranks)
+            found = path or next(folder / name for folder in _FOLDERS if (folder / name).exists())
+            file_number = os.open(found, os.O_RDWR)
+            memory = mmap.mmap(file_number, len_bytes)
             os.close(file_number)
             meet()
         finally:
-            if rank == 0:
+            if path is not None:
                 path.unlink()
         whole = torch.frombuffer(memory, dtype=torch.float32)  # keeps the mapping
         self._blocks = [whole[at : at + elements] for at in range(0, whole.numel(), elements)]

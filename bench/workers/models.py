@@ -21,6 +21,7 @@ import faulthandler
 import functools
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -65,9 +66,10 @@ def bits_of(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def held_bytes() -> int:
-    """Return the memory of this process (Pss): its part of what it shares."""
-    for line in Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines():
+def held_bytes(pid: int | None = None) -> int:
+    """Return the memory of a process, this one by default (Pss): its part of what it shares."""
+    rollup = Path("/proc") / str(pid or "self") / "smaps_rollup"
+    for line in rollup.read_text(encoding="utf-8").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
     raise RuntimeError("the kernel does not tell how much memory is held")
@@ -132,20 +134,24 @@ def train(job: Job, rank: int) -> None:
     found["spent_ns"] = trainer.spent_ns() - spent_ns
     found["took_ns"] = took_ns
     dist.barrier()
-    found["held_bytes"] = held_bytes() - empty_bytes
+    found["held_bytes"] = held_bytes() - empty_bytes  # while all are there, whom it shares with
+    server = job.folder / "server"
+    if rank == 0 and server.exists():
+        began = json.loads(server.read_text(encoding="utf-8"))
+        found["held_bytes"] += held_bytes(began["pid"]) - began["empty_bytes"]
+    dist.barrier()
     found["arena_bytes"] = trainer.arena_bytes()
     end(job, rank, trainer, found)
 
 
 def serve(job: Job) -> None:
     """The process beside the ranks that has the parameters, until they end."""
-    empty_bytes = held_bytes()
+    began = {"pid": os.getpid(), "empty_bytes": held_bytes()}
+    (job.folder / "server").write_text(json.dumps(began), encoding="utf-8")
     kind = TRAINERS[job.contestant]
     assert kind.server is not None
     parameters = kind.server(job)
-    held = held_bytes() - empty_bytes
     assert parameters
-    (job.folder / "server").write_text(json.dumps({"held_bytes": held}), encoding="utf-8")
 
 
 def make_plan(job: Job) -> None:
@@ -161,8 +167,17 @@ def make_plan(job: Job) -> None:
     draft.rename(job.plan)
 
 
-def fork(work: Callable[[], None], environment: dict[str, str], patience_s: float) -> int:
-    """Run work in a process of its own, which ends with this one or then; return its pid."""
+def fork(
+    work: Callable[[], None],
+    environment: dict[str, str],
+    patience_s: float,
+    gate: int | None = None,
+) -> int:
+    """Run work in a process of its own, which ends with this one or then; return its pid.
+
+    gate: it begins with a byte from there. What a process holds of its parent's memory hangs on
+    how many share it, so none may look before all are there.
+    """
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -175,6 +190,8 @@ def fork(work: Callable[[], None], environment: dict[str, str], patience_s: floa
         os.environ.update(environment)
         torch.set_num_threads(1)
         faulthandler.dump_traceback_later(patience_s, exit=True)  # says where it hangs
+        if gate is not None:
+            os.read(gate, 1)
         work()
         status = 0
     except BaseException:  # noqa: BLE001  a forked child must not run on in its parent's code
@@ -210,8 +227,14 @@ def run_group(job: Job, environment: dict[str, str]) -> list[dict[str, Any]]:
     works = [functools.partial(serve, job)] if kind.server is not None else []
     act = learn if job.has_lessons else train
     works += [functools.partial(act, job, rank) for rank in range(job.ranks)]
-    pids = [fork(work, chosen, job.patience_s) for work in works]
-    await_all(pids, f"{job.model}, {job.contestant}")
+    gate, opener = os.pipe()
+    try:
+        pids = [fork(work, chosen, job.patience_s, gate) for work in works]
+        os.write(opener, b"g" * len(pids))
+        await_all(pids, f"{job.model}, {job.contestant}")
+    finally:
+        os.close(gate)
+        os.close(opener)
     paths = [job.folder / f"rank{rank}" for rank in range(job.ranks)]
     return [cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
@@ -242,14 +265,12 @@ def figures(job: Job, transport: str, reference: Path) -> dict[str, Any]:
     found = run_group(job, {"RDMATENSOR_TRANSPORT": transport} if transport else {})
     if job.has_lessons:
         return curve_of(job, found, reference)
-    beside = job.folder / "server"
-    processes = found + ([json.loads(beside.read_text())] if beside.exists() else [])
     return {
         "raw_ns": [
             max(several) for several in zip(*(one["took_ns"] for one in found), strict=True)
         ],
         "cpu_ns": sum(one["spent_ns"] for one in found) // job.steps,
-        "memory_bytes": sum(one["held_bytes"] for one in processes),
+        "memory_bytes": sum(one["held_bytes"] for one in found),
         "arena_bytes": sum(one["arena_bytes"] for one in found),
         "distance": check(job, found, reference),
     }
@@ -264,6 +285,8 @@ def curve_of(job: Job, found: list[dict[str, Any]], reference: Path) -> dict[str
     if not reference.exists():
         reference.write_text(json.dumps(losses), encoding="utf-8")
     wanted = json.loads(reference.read_text(encoding="utf-8"))
+    if not all(map(math.isfinite, losses)):
+        raise RuntimeError(f"{job.model}, {job.contestant}: a loss is no number")
     off = max(abs(loss - other) for loss, other in zip(losses, wanted, strict=True)) / wanted[0]
     if not off < FARTHEST:
         raise RuntimeError(f"{job.model}, {job.contestant}: losses are {off:.2g} off Gloo's")

@@ -7,10 +7,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import mpi4py
 import torch
-from mpi4py import MPI
 
 from bench.workers.operations import Call, Operation
+
+mpi4py.rc.thread_level = "single"  # else every call takes locks that one thread does not need
+from mpi4py import MPI  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 

@@ -126,12 +126,14 @@ def measure(
         each_ns, _ = timed(iteration, 2)
         slowest_ns = max(1, meeting.most(min(each_ns)))  # the other may have lost its core
         calls[name] = max(1, min(MAX_CALLS, SAMPLE_NS // slowest_ns))
+    turns = list(contestants.items())
     began_ns = time.perf_counter_ns()
     for number in range(limits.rounds):
         taken_ns = meeting.most(time.perf_counter_ns() - began_ns)
         if number >= MIN_ROUNDS and taken_ns > limits.seconds * 1e9:
             break
-        for name, bind in contestants.items():
+        first = number % len(turns)
+        for name, bind in [*turns[first:], *turns[:first]]:
             _turn(found[name], operation, bind, way, calls[name], meeting)
     return found
 

@@ -15,8 +15,8 @@
  * NR_CPUS is 8192 at most on x86-64. */
 #define MASK_CPUS 8192
 
-static uint32_t
-affinity_cpus(void)
+uint32_t
+rdti_cpu_affinity(void)
 {
     cpu_set_t mask[MASK_CPUS / CPU_SETSIZE];
 
@@ -29,7 +29,7 @@ affinity_cpus(void)
 uint32_t
 rdti_cpu_usable(void)
 {
-    const uint32_t cpus = affinity_cpus();
+    const uint32_t cpus = rdti_cpu_affinity();
     const uint64_t quota = rdti_cgroup_cpu_millis("") / 1000;
 
     if (quota < 1 || cpus < 1)

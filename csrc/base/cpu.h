@@ -7,6 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* CPUs of the affinity mask. */
+uint32_t rdti_cpu_affinity(void);
+
 /* Whole CPUs this process may use at once: the affinity mask bounded by the cgroup v1 or v2 quota
  * (rounded down, at least 1). Read afresh at each call. */
 uint32_t rdti_cpu_usable(void);

@@ -35,9 +35,11 @@ using Clock = std::chrono::steady_clock;
 /* Blobs fetched in one request: with 1 KiB each a request stays near what a socket buffer holds. */
 constexpr int batch_ranks = 64;
 /* Of what was waited for already, so that a value is seen an eighth of its time late; from "soon",
- * for members that start together, to what a store of a thousand waiting members bears. */
+ * for members that start together, each of which asks for the keys of all, to what a store of a
+ * thousand waiting members bears. */
 constexpr int pause_part = 8;
-constexpr microseconds first_pause{200};
+constexpr microseconds first_pause_a_member{25};
+constexpr microseconds least_pause{200};
 constexpr microseconds longest_pause{50000};
 constexpr std::chrono::seconds progress_after{10};
 constexpr size_t secret_bytes = 32;
@@ -134,7 +136,8 @@ listens_at(int fd, int port)
 /*
  * torch has no call for this: of a TCPStore, whether the port is this process's own. Its repr()
  * tells too, but asks the name server for the names of both ends, which takes seconds where a
- * datagram is lost. A store of another kind is taken to be elsewhere.
+ * datagram is lost. A store of another kind is taken to be elsewhere. Any listener of ours at that
+ * number counts: where the store is another process's after all, its loss is blamed on rank 0.
  */
 bool
 is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
@@ -262,6 +265,8 @@ Rendezvous::await(const std::vector<std::string> &keys, const std::function<bool
     const auto start = Clock::now();
     bool has_told = false;
 
+    const auto first_pause =
+        std::clamp<microseconds>(first_pause_a_member * size_, least_pause, longest_pause);
     while (!is_there()) {
         const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - start);
         if (waited >= timeout)

@@ -20,11 +20,6 @@ enum {
     SPINS_PER_CLOCK = 32 /* a look costs some ns, the clock thirty */
 };
 
-/* Where the ranks are more than the cores, who waits offers its core for so long before it sleeps:
- * those it waits for are runnable mostly, and a sleep and a wake-up of each cost more than all of
- * their work. Whoever computes keeps the core for its slice, and takes no harm. */
-#define YIELD_NS UINT64_C(1000000)
-
 static inline void
 cpu_relax(void)
 {
@@ -332,9 +327,10 @@ is_attended(const struct rdti_coll *coll)
 static bool
 spin(struct rdti_coll *coll)
 {
-    const uint64_t spin_ns = rdt_context_spin_ns(rdt_group_context(coll->group));
+    rdt_context *ctx = rdt_group_context(coll->group);
+    const uint64_t spin_ns = rdt_context_spin_ns(ctx);
     const bool has_core = spin_ns > 0;
-    const uint64_t until_ns = coll->start_ns + (has_core ? spin_ns : YIELD_NS);
+    const uint64_t until_ns = coll->start_ns + (has_core ? spin_ns : rdt_context_yield_ns(ctx));
 
     for (unsigned i = 1;; i++) {
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};

@@ -11,6 +11,12 @@ rdt_context_spin_ns(const rdt_context *ctx)
     return rdti_engine_spin_ns(ctx->engine);
 }
 
+uint64_t
+rdt_context_yield_ns(const rdt_context *ctx)
+{
+    return rdti_engine_yield_ns(ctx->engine);
+}
+
 void
 rdt_context_attend(rdt_context *ctx)
 {

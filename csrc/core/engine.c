@@ -383,6 +383,11 @@ rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count)
 {
     /* relaxed: a hint */
     atomic_store_explicit(&engine->can_spin, count <= engine->usable_cpus, memory_order_relaxed);
+    /* Under a quota a yield may find nobody to run, and what it spins is taken from everybody's. */
+    atomic_store_explicit(&engine->can_yield,
+                          count > engine->usable_cpus &&
+                              engine->usable_cpus == engine->affinity_cpus,
+                          memory_order_relaxed);
 }
 
 static rdt_status
@@ -450,6 +455,7 @@ rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_er
     engine->bell_fd = -1;
     engine->user_fd = -1;
     engine->usable_cpus = rdti_cpu_usable();
+    engine->affinity_cpus = rdti_cpu_affinity();
     atomic_store_explicit(&engine->spin_ns, RDTI_SPIN_LEAST_NS, memory_order_relaxed);
     rdti_engine_set_local_ranks(engine, local_ranks > 0 ? local_ranks : 1);
     const rdt_status status = open_descriptors(engine, err);

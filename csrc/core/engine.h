@@ -13,8 +13,8 @@
  *   the same with tasks or callbacks outstanding and no waiter    by every one (the "proxy" count)
  *
  * Of several waiters one sleeps in epoll and the others on the futex. While a waiter is active and
- * sockets carry data, the progress thread parks for a millisecond at a time, so that the two do not
- * race for the same events.
+ * sockets carry data, the progress thread parks for some milliseconds at a time, so that the two do
+ * not race for the same events.
  *
  * Threads: any thread may call everything here, except start/stop/destroy. Calls marked [driver]
  * want the lock held.
@@ -121,6 +121,9 @@ int rdti_engine_arm_fd(struct rdti_engine *engine);
 
 /* How long a waiter spins now; 0: more processes than cores. Any thread. */
 uint64_t rdti_engine_spin_ns(const struct rdti_engine *engine);
+/* How long it offers its core instead; 0: it spins, or a CPU quota is what there is too little of.
+ * Any thread. */
+uint64_t rdti_engine_yield_ns(const struct rdti_engine *engine);
 
 /* Drive until done(arg), which is called over and over without the lock, must be cheap, and may
  * take the lock for a moment. RDT_OK or RDT_ETIMEDOUT; [driver]s get RDT_EINVAL: they must not

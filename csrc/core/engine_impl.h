@@ -64,8 +64,10 @@ struct rdti_engine {
     _Atomic int32_t async_count; /* tasks and callbacks outstanding */
     _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
     _Atomic uint32_t can_spin;
-    _Atomic uint32_t spin_ns; /* how long a waiter spins: rdti_engine_learn_spin() */
+    _Atomic uint32_t can_yield; /* those who share the cores are more than they */
+    _Atomic uint32_t spin_ns;   /* how long a waiter spins: rdti_engine_learn_spin() */
     uint32_t usable_cpus;
+    uint32_t affinity_cpus;     /* more than usable where a quota is what limits */
     _Atomic uint64_t waited_ns; /* in rdti_engine_wait_counted(), by all threads; relaxed */
 
     pthread_t thread;

@@ -27,6 +27,9 @@
 /* A spinning waiter looks at sockets once in this many passes: an epoll_wait costs about as much as
  * eight empty passes. */
 #define PASSES_PER_EPOLL 64
+/* A sleep and a wake-up of each rank cost more than all of a small collective's work; those it
+ * waits for are runnable mostly, and whoever computes keeps the core for its slice. */
+#define YIELD_NS UINT64_C(1000000)
 
 /* ---- Passes ------------------------------------------------------------------------------ */
 
@@ -114,6 +117,7 @@ update_proxy(struct rdti_engine *engine)
     /* relaxed: a hint; where it comes too early the park ends by itself */
     if (atomic_load_explicit(&engine->park_ns, memory_order_relaxed) > PARK_LEAST_NS) {
         atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
+        (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
         rdti_futex_wake(&engine->park_word, 1);
     }
     rdti_engine_pass_or_ask(engine, false);
@@ -288,6 +292,12 @@ rdti_engine_spin_ns(const struct rdti_engine *engine)
     return can_spin ? atomic_load_explicit(&engine->spin_ns, memory_order_relaxed) : 0;
 }
 
+uint64_t
+rdti_engine_yield_ns(const struct rdti_engine *engine)
+{
+    return atomic_load_explicit(&engine->can_yield, memory_order_relaxed) != 0 ? YIELD_NS : 0;
+}
+
 /* From *now_ns on, which is kept as the clock was read last; where the cores do not allow it, look
  * a few times. True: done. */
 static bool
@@ -440,8 +450,9 @@ park(struct rdti_engine *engine, uint64_t *parked_ns)
 
     if (may_park(engine) && *parked_ns > PARK_SHARE * PARK_LEAST_NS) /* else they may have left */
         park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
+    const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
     atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
-    rdti_futex_wait(&engine->park_word, 0, park_ns);
+    rdti_futex_wait(&engine->park_word, word, park_ns);
     const bool is_ended = atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0;
     const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
     if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&

@@ -283,6 +283,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_progress(rdt_context *ctx);
 /* How long a waiter may look again and again before it sleeps; 0 where the job's processes on this
  * host are more than their cores. Changes as peers come. */
 RDT_API uint64_t rdt_context_spin_ns(const rdt_context *ctx);
+/* How long one may offer its core and look again instead, where it is 0 for that; 0: nobody would
+ * gain by it. */
+RDT_API uint64_t rdt_context_yield_ns(const rdt_context *ctx);
 
 /*
  * Around a call that starts something the same thread waits for at once: between the two nobody is
@@ -727,7 +730,7 @@ enum {
 };
 enum {
     RDT_COLL_SPIN = 1 /* the caller waits at once: rdt_coll_start() may look for the end as long as
-                         a wait would spin, which costs less than a wait */
+                         a wait would spin, or offer its core, which costs less than a wait */
 };
 enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR };
 

@@ -286,11 +286,12 @@ TEST_TIMEOUT(large_tensors_take_several_ticks, 120)
 {
     fake_force("direct");
     for (size_t s = 0; s < SIZES; s++)
-        for (int spins = 0; spins < 2; spins++) {
+        for (int waits = 0; waits < 3; waits++) { /* sleeping, spinning, yielding */
             test_count = 3 * RDTI_STAGE_BYTES / sizeof(int32_t) / (s + 1) + 17;
-            test_flags = spins == 0 ? 0 : RDT_COLL_SPIN;
+            test_flags = waits == 0 ? 0 : RDT_COLL_SPIN;
             fake_world_init(&world, sizes[s], s);
-            world.spin_ns = 1000000;
+            world.spin_ns = waits == 1 ? 1000000 : 0;
+            world.yield_ns = waits == 2 ? 1000000 : 0;
             fake_world_run(&world, run_everything);
             CHECK_UINT_EQ(world.aborts, 0);
             fake_world_fini(&world);

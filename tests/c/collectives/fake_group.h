@@ -137,6 +137,7 @@ struct fake_world {
     unsigned live_regions;
     rdt_region *regions[FAKE_REGIONS_MAX]; /* not freed */
     uint64_t spin_ns;
+    uint64_t yield_ns;
     bool is_apart;                  /* the members share no memory */
     uint32_t hosts[FAKE_RANKS_MAX]; /* else those with the same number do */
     unsigned aborts;
@@ -727,6 +728,12 @@ uint64_t
 rdt_context_spin_ns(const rdt_context *ctx)
 {
     return ctx->world->spin_ns;
+}
+
+uint64_t
+rdt_context_yield_ns(const rdt_context *ctx)
+{
+    return ctx->world->yield_ns;
 }
 
 void

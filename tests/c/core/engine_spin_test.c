@@ -64,7 +64,15 @@ TEST(spins_longer_where_waits_end_soon_after_it_slept)
     rdti_engine_set_local_ranks(engine, UINT32_MAX); /* more than there are cores */
     (void)spin_after(engine, RDTI_SPIN_LEAST_NS);
     CHECK_UINT_EQ(rdti_engine_spin_ns(engine), 0);
+    CHECK((rdti_engine_yield_ns(engine) > 0) == (engine->usable_cpus == engine->affinity_cpus));
+    engine->affinity_cpus = engine->usable_cpus + 1; /* a quota: nobody would gain by a yield */
+    rdti_engine_set_local_ranks(engine, UINT32_MAX);
+    CHECK_UINT_EQ(rdti_engine_yield_ns(engine), 0);
+    engine->affinity_cpus = engine->usable_cpus;
+    rdti_engine_set_local_ranks(engine, UINT32_MAX);
+    CHECK_UINT_GE(rdti_engine_yield_ns(engine), 1);
     rdti_engine_set_local_ranks(engine, 1);
+    CHECK_UINT_EQ(rdti_engine_yield_ns(engine), 0);
     /* A wait that has slept through: its end is the deadline. */
     (void)spin_after(engine, RDTI_SPIN_LEAST_NS);
     CHECK_STATUS(rdti_engine_wait(engine, never, NULL, rdti_now_ns() + 5000000), RDT_ETIMEDOUT);
