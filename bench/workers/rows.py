@@ -132,7 +132,7 @@ def measure(
         taken_ns = meeting.most(time.perf_counter_ns() - began_ns)
         if number >= MIN_ROUNDS and taken_ns > limits.seconds * 1e9:
             break
-        first = number % len(turns)
+        first = number % max(1, len(turns))
         for name, bind in [*turns[first:], *turns[:first]]:
             _turn(found[name], operation, bind, way, calls[name], meeting)
     return found

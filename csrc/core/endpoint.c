@@ -256,6 +256,8 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
         return status;
     }
     (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
+    if (is_moving(ep)) /* who moves it may have seen us, and waits */
+        rdti_engine_poke(ep->ctx->engine);
     return post_slowly(ep, t, err);
 }
 

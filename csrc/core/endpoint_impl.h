@@ -91,6 +91,7 @@ struct rdt_endpoint {
     rdt_region *ring;
     struct rdt_remote_region peer_ring;
     struct rdti_op probe; /* the lane's until it completes, which set-up's end need not wait for */
+    uint8_t probe_nonce[RDTI_PROBE_NONCE_BYTES]; /* what it writes */
     struct rdti_setup *setup;
     struct rdti_mailbox *mailbox;
     struct rdti_slots *slots;

@@ -279,8 +279,7 @@ static bool
 is_nearly_late(const struct rdti_engine *engine, uint64_t waited_ns)
 {
     /* relaxed: as above */
-    return waited_ns < RDTI_SPIN_MOST_NS / 2 &&
-           2 * waited_ns > atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
+    return 2 * waited_ns > atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
 }
 
 uint64_t

@@ -25,9 +25,9 @@
 #include "base/text.h"
 #include "core/endpoint_impl.h"
 
-/* From the fence or MOVE, whichever is first. As long as a peer may be silent: one that is dead is
- * found earlier, by its side channel or by that. */
-#define MOVE_NS UINT64_C(10000000000)
+/* From the fence or MOVE, whichever is first. At least as long as a peer may be silent: one that is
+ * dead is found earlier, by its side channel or by that. */
+#define MOVE_LEAST_NS UINT64_C(10000000000)
 
 struct rdti_failover {
     struct rdti_lane *lane; /* tcp; NULL until our half is made */
@@ -35,6 +35,7 @@ struct rdti_failover {
     struct rdt_error why;
     uint64_t begun_ns;
     uint64_t deadline_ns;
+    uint64_t patience_ns;
     uint64_t peer_delivered;
     bool is_fenced;
     bool has_move_in;
@@ -97,7 +98,10 @@ begin(rdt_endpoint *ep, const struct rdt_error *why)
     }
     ep->failover->why = *why;
     ep->failover->begun_ns = rdti_now_ns();
-    ep->failover->deadline_ns = rdti_deadline_after(MOVE_NS);
+    ep->failover->patience_ns = ep->ctx->opts.peer_timeout_ns > MOVE_LEAST_NS
+                                    ? ep->ctx->opts.peer_timeout_ns
+                                    : MOVE_LEAST_NS;
+    ep->failover->deadline_ns = rdti_deadline_after(ep->failover->patience_ns);
     return ep->failover;
 }
 
@@ -158,7 +162,7 @@ rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct rdt_e
     struct rdti_offer offer;
     struct rdt_error err;
 
-    if (rdti_endpoint_is_ended(ep) || ep->lane_broken_ns != 0)
+    if (rdti_endpoint_is_ended(ep) || ep->lane_broken_ns != 0 || ep->said_goodbye)
         return; /* meanwhile; its ops end with that */
     struct rdti_failover *failover = begin(ep, why);
     if (failover == NULL)
@@ -210,6 +214,9 @@ rdti_failover_on_move(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d moves to tcp out of turn, or where that is forbidden",
                                    rank);
+    if (move.delivered == 0) /* it was READY, so it has heard of our proof */
+        return rdti_error_set_rank(err, RDT_EPROTO, rank,
+                                   "rank %d moves to tcp and has heard of nothing", rank);
     if (!can_answer(ep))
         return RDT_OK;
     (void)rdti_error_set_rank(&why, RDT_EPEER, rank, "rank %d lost the path: %s", rank,
@@ -335,21 +342,24 @@ rdti_failover_advance(rdt_endpoint *ep)
 {
     const struct rdti_failover *failover = ep->failover;
     struct rdt_error err;
+    /* seq_cst: pairs with rdti_endpoint_post(). */
+    const bool has_users = atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0;
+    const bool is_due = failover->is_fenced && failover->has_move_in && failover->is_lane_ready;
 
-    if (failover->is_fenced && failover->has_move_in && failover->is_lane_ready) {
-        /* seq_cst: pairs with rdti_endpoint_post(). */
-        if (atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0)
-            return true;
+    if (is_due && !has_users) {
         move(ep);
-    } else if (rdti_now_ns() >= failover->deadline_ns) {
+        return false;
+    }
+    if (rdti_now_ns() >= failover->deadline_ns) {
         (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
                                   "rank %d %s within %.0f s", (int)rdti_endpoint_rank(ep),
-                                  failover->has_move_in ? "is not reached over it"
-                                                        : "does not answer",
-                                  (double)MOVE_NS / 1e9);
+                                  is_due ? "has somebody here who is still inside the lost lane"
+                                  : failover->has_move_in ? "is not reached over it"
+                                                          : "does not answer",
+                                  (double)failover->patience_ns / 1e9);
         rdti_failover_on_lane_error(ep, &err);
     }
-    return false;
+    return is_due;
 }
 
 void

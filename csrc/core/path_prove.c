@@ -295,16 +295,18 @@ rdti_path_on_lane_ready(rdt_endpoint *ep)
     if (setup == NULL || setup->is_lane_ready)
         return;
     setup->is_lane_ready = true;
-    /* The nonce lives in set-up, which ends only after the peer has seen it, or with the lane. */
+    /* A copy: set-up ends once the peer says that it has seen it, while a lane that breaks then may
+     * write it again. */
+    memcpy(ep->probe_nonce, setup->own_path.nonce, sizeof(ep->probe_nonce));
     ep->probe = (struct rdti_op){
         .kind = RDTI_OP_WRITE,
         .notify = RDTI_NOTIFY_PROBE,
         .is_urgent = true,
         .remote = ep->peer_ring,
-        .block = {.src = setup->own_path.nonce, .len_bytes = sizeof(setup->own_path.nonce)},
+        .block = {.src = ep->probe_nonce, .len_bytes = sizeof(ep->probe_nonce)},
         .blocks = &ep->probe.block,
         .block_count = 1,
-        .len_bytes = sizeof(setup->own_path.nonce),
+        .len_bytes = sizeof(ep->probe_nonce),
         .complete = on_probe_done,
     };
     if (ep->lane->transport->write(ep->lane, &ep->probe, &err) != RDT_OK)

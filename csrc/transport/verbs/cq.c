@@ -27,6 +27,41 @@ fail_protocol(struct rdti_verbs_link *link, const char *what, uint64_t value)
 
 /* ---- What we sent --------------------------------------------------------------------------- */
 
+static bool
+is_finished(const struct rdti_op *op)
+{
+    return op->scratch[RDTI_VERBS_OP_STEPS] > 0 && op->scratch[RDTI_VERBS_OP_OPEN] == 0 &&
+           op->scratch[RDTI_VERBS_OP_STEP] >= op->scratch[RDTI_VERBS_OP_STEPS];
+}
+
+/*
+ * QPs finish in an order of their own, but no write is complete before those that were called
+ * before it: its caller may write there again, or reuse all their sources, while one of them still
+ * waits for another QP, and goes a second time where that breaks. Reads are ordered behind nothing.
+ */
+static void
+take_complete(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_list *done)
+{
+    struct rdti_list *next;
+
+    if (op->kind == RDTI_OP_READ) {
+        rdti_list_remove(&op->link);
+        rdti_list_append(done, &op->link);
+        return;
+    }
+    for (struct rdti_list *at = lane->ops.next; at != &lane->ops; at = next) {
+        struct rdti_op *first = RDTI_CONTAINER(at, struct rdti_op, link);
+
+        next = at->next;
+        if (first->kind == RDTI_OP_READ)
+            continue;
+        if (!is_finished(first))
+            return;
+        rdti_list_remove(at);
+        rdti_list_append(done, at);
+    }
+}
+
 void
 rdti_verbs_retire(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *record,
                   struct rdti_list *done)
@@ -42,8 +77,7 @@ rdti_verbs_retire(struct rdti_verbs_lane *lane, const struct rdti_verbs_record *
     if (op == NULL || --op->scratch[RDTI_VERBS_OP_OPEN] > 0 ||
         op->scratch[RDTI_VERBS_OP_STEP] < op->scratch[RDTI_VERBS_OP_STEPS])
         return;
-    rdti_list_remove(&op->link);
-    rdti_list_append(done, &op->link);
+    take_complete(lane, op, done);
 }
 
 static void

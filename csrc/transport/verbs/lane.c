@@ -160,6 +160,8 @@ rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_e
         status = rdti_verbs_pair_links(lane, &why);
     if (status == RDT_OK) {
         (void)pthread_mutex_lock(&lane->lock);
+        if (lane->peer.window > RDTI_VERBS_IMMS) /* of so many what they were is kept */
+            lane->peer.window = RDTI_VERBS_IMMS;
         lane->tx_window = lane->peer.window;
         lane->is_connected = true;
         (void)pthread_mutex_unlock(&lane->lock);

@@ -57,8 +57,10 @@ rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err)
     for (uint32_t i = 0; i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
 
-        if (link->state != RDTI_VERBS_LINK_GOOD)
+        if (link->state != RDTI_VERBS_LINK_GOOD) {
+            lane->had_broken = true;
             continue;
+        }
         link->state = RDTI_VERBS_LINK_DRAINING;
         link->error = why;
         link->down_deadline_ns = rdti_deadline_after(RDTI_VERBS_FLUSH_NS);
@@ -143,6 +145,20 @@ give_notes(const struct rdti_verbs_lane *lane, uint64_t *next, uint64_t end,
         take(arg, NULL, lane->tx_notes[*next % RDTI_VERBS_IMMS]);
 }
 
+/* Begun, not delivered, and complete: those that no op stands for any more. */
+static uint64_t
+count_bare(struct rdti_verbs_lane *lane, uint64_t begun, uint64_t delivered)
+{
+    uint64_t bare = begun - delivered;
+
+    (void)pthread_mutex_lock(&lane->lock);
+    for (struct rdti_list *at = lane->ops.next; at != &lane->ops; at = at->next)
+        bare -=
+            RDTI_CONTAINER(at, struct rdti_op, link)->scratch[RDTI_VERBS_OP_MESSAGE] > delivered;
+    (void)pthread_mutex_unlock(&lane->lock);
+    return bare;
+}
+
 rdt_status
 rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
                      void (*take)(void *arg, struct rdti_op *op, uint32_t notify), void *arg,
@@ -161,6 +177,13 @@ rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
                                    "rank %d counts %llu notifications of %llu that were sent",
                                    lane->args.peer_rank, (unsigned long long)delivered,
                                    (unsigned long long)begun);
+    /* A link that broke earlier takes notifications with it whose bytes have come. Else the peer's
+     * device acknowledged what it did not report: nobody knows whether the bytes are in place. */
+    if (!lane->had_broken && count_bare(lane, begun, delivered) > 0)
+        return rdti_error_set_rank(err, RDT_EDEVICE, lane->args.peer_rank,
+                                   "rank %d: its device acknowledged messages that it did not "
+                                   "deliver",
+                                   lane->args.peer_rank);
     if (!rdti_verbs_stop_lane(lane, &lane->loss, &ops))
         return rdti_error_copy(err, &lane->error);
     sort_out(&ops, delivered, &done, &left);

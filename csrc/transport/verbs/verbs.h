@@ -329,6 +329,7 @@ struct rdti_verbs_lane {
     uint32_t flushed;          /* driver: completions of the kind that only follows an error */
     bool is_lost;              /* driver: no link is left, and another lane may take its place */
     bool is_fenced;            /* driver: and the core was told */
+    bool had_broken;           /* driver: a link had broken before it was lost */
     struct rdt_error loss;     /* driver: how it was lost */
     _Atomic bool owes_restock; /* driver sets and pushes; relaxed: a hint to itself */
     _Atomic bool

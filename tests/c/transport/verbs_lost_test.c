@@ -112,7 +112,10 @@ TEST(notifications_that_were_not_delivered_come_first_and_in_order)
     CHECK_UINT_EQ(told[0], 0);
     CHECK_UINT_EQ(told[1], OPS);
     CHECK_STATUS(hand_over(OPS + 1, &err), RDT_EPROTO); /* more than were sent */
+    /* With one link nothing explains that they are acknowledged. */
+    CHECK_STATUS(hand_over(OPS - 2, &err), RDT_EDEVICE);
     CHECK_UINT_EQ(taken_count, 0);
+    ((struct rdti_verbs_lane *)p.ab.lane)->had_broken = true;
     CHECK_OK(hand_over(OPS - 2, &err), &err);
     CHECK_UINT_EQ(taken_count, 4);
     CHECK_HEX_EQ(taken[0].notify, rdti_notify_user(OPS - 2));
