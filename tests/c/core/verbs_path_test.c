@@ -4,6 +4,7 @@
 #include "harness.h"
 
 #include "core/context.h"
+#include "core/endpoint_impl.h"
 #include "memlock.h"
 #include "pair_rig.h"
 
@@ -73,6 +74,29 @@ TEST(verbs_comes_before_tcp)
     check_path(&pair, RDT_TRANSPORT_VERBS);
     describe(pair.ctx[0], text, sizeof(text));
     CHECK_STR_CONTAINS(text, "sim0:1 GID 1");
+    close_pair(&pair);
+    sim_end();
+}
+
+/* Its proof came, or it were not READY; to go by its word would repeat what is long over. */
+TEST(a_move_that_has_heard_of_nothing_breaks_the_protocol)
+{
+    const struct rdti_move move = {.transport = RDT_TRANSPORT_TCP, .reason = "it says so"};
+    const struct sim_config config = sim_default();
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    struct rdt_error err = {0};
+    struct pair pair;
+
+    sim_begin(&config);
+    open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_AUTO, false);
+    check_path(&pair, RDT_TRANSPORT_VERBS);
+    const size_t len_bytes = rdti_move_encode(&move, payload);
+    rdti_engine_enter(pair.ctx[0]->engine);
+    CHECK_STATUS(rdti_failover_on_move(pair.ep[0], payload, (uint32_t)len_bytes, &err), RDT_EPROTO);
+    CHECK_STR_CONTAINS(err.message, "heard of nothing");
+    CHECK(pair.ep[0]->failover == NULL);
+    rdti_engine_leave(pair.ctx[0]->engine);
+    check_path(&pair, RDT_TRANSPORT_VERBS);
     close_pair(&pair);
     sim_end();
 }
