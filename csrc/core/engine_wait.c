@@ -294,6 +294,7 @@ rdti_engine_spin_ns(const struct rdti_engine *engine)
 uint64_t
 rdti_engine_yield_ns(const struct rdti_engine *engine)
 {
+    /* relaxed: a hint, as can_spin */
     return atomic_load_explicit(&engine->can_yield, memory_order_relaxed) != 0 ? YIELD_NS : 0;
 }
 
