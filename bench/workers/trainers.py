@@ -12,6 +12,7 @@ floor      the same steps, and nobody says anything
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,7 +96,14 @@ class Trainer:
         return arena["allocated_bytes"]
 
     def close(self) -> None:
-        """After the last step."""
+        """After the last step, while the group is there.
+
+        DistributedDataParallel has to go before the group: it gives up its hold on it with
+        Python's lock held, and if that was the last, it waits for threads of Gloo that may want
+        this lock (torch 2.13). The group's own object releases it.
+        """
+        self.called = self.model
+        gc.collect()
 
 
 class Planned(Trainer):
@@ -115,6 +123,7 @@ class Planned(Trainer):
 
     def close(self) -> None:
         self._planned.close()
+        super().close()
 
 
 class Adopted(Trainer):
@@ -177,6 +186,7 @@ class Served(Trainer):
 
     def close(self) -> None:
         self._client.close()
+        super().close()
 
 
 class ServedNatively(Served):
@@ -208,6 +218,7 @@ class Variant(Trainer):
 
     def close(self) -> None:
         self._exchange.close()
+        super().close()
 
 
 TRAINERS: dict[str, type[Trainer]] = {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
@@ -14,6 +17,7 @@ from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import Record, number
 from bench.suite import peers
 from bench.suite.models import CONTESTANTS, worker_turns
+from bench.workers.trainers import TRAINERS, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
@@ -73,6 +77,23 @@ def test_losses_by_step_are_those_of_gloo(tmp_path: Path) -> None:
         assert isinstance(losses, list)
         assert len(losses) == 12
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.timeout(60)
+def test_a_trainer_that_is_closed_holds_no_group(tmp_path: Path) -> None:
+    """Else the group's last holder may be one that waits with Python's lock held: it hangs."""
+    spare = tmp_path / "none"
+    job = Job("gloo", "fcn5", 64, 1, 1, plan=spare, folder=spare, patience_s=40.0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        trainer = TRAINERS["gloo"](job, 0)
+        trainer.step(0)
+        parallel = weakref.ref(trainer.called)
+        assert isinstance(parallel(), DistributedDataParallel)
+        trainer.close()
+        assert parallel() is None
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
