@@ -2,10 +2,10 @@
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw") and its median, and the quantiles of
-all: the median of raw_ns, and of each tail the median of what the turns say, since a turn may know
-more samples than it prints. A tail that fewer samples than LEAST of some turn would have to tell is
-left out: the 99th hundredth of six samples is the largest of them. Samples of one turn resemble
-each other: what compares two results has to draw turns, not samples (compare.py).
+all. Where a turn knows more samples than it prints, a tail is the median of what the turns say. A
+tail that fewer samples than LEAST of some turn would have to tell is left out: the 99th hundredth
+of six samples is the largest of them. Samples of one turn resemble each other: what compares two
+results has to draw turns, not samples (compare.py).
 """
 
 from __future__ import annotations
@@ -103,8 +103,11 @@ def merge(turns: Sequence[Record]) -> list[Record]:
 def _merge_one(turns: list[Record]) -> Record:
     fields = {name: value for name, value in turns[0].items() if name not in _OF_SAMPLES}
     raw = [ns for record in turns for ns in raw_of(record)]
+    has_all = all(int(number(one, "samples")) == len(raw_of(one)) for one in turns)
     tails = {
-        name: quantile([number(one, name) for one in turns], 0.5)
+        name: quantile(raw, TAILS[name])
+        if has_all
+        else quantile([number(one, name) for one in turns], 0.5)
         for name in TAILS
         if all(name in one for one in turns)
     }
