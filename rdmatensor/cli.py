@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -40,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command is None:
         parser.print_help(sys.stderr)
         parser.exit(2)
-    return _settings() if chosen.command == "settings" else _doctor(chosen)
+    try:
+        return _settings() if chosen.command == "settings" else _doctor(chosen)
+    except BrokenPipeError:  # who read the findings, as `| head`, has enough of them
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _bench(words: list[str]) -> int:

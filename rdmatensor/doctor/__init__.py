@@ -22,6 +22,7 @@ __all__ = ["Finding", "Machine", "examine", "examine_machine", "report"]
 _MACHINE_CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
     rdma.check,
     host.check_buses,
+    host.check_gpus,
     host.check_cores,
     host.check_governor,
     host.check_memory,

@@ -57,6 +57,17 @@ def cpu_quota(machine: Machine) -> float | None:
     return min(quotas, default=None)
 
 
+def stopped(machine: Machine) -> tuple[int, float] | None:
+    """Return how often a quota has stopped the process's own group, and for how many seconds."""
+    for folder, is_second in _folders(machine, "cpu"):
+        words = (machine.text(f"{folder}/cpu.stat") or "").split()
+        found = dict(zip(words[::2], words[1::2], strict=False))
+        name, unit = ("throttled_usec", 1e6) if is_second else ("throttled_time", 1e9)
+        if found.get("nr_throttled", "").isdigit() and found.get(name, "").isdigit():
+            return int(found["nr_throttled"]), int(found[name]) / unit
+    return None
+
+
 def memory_limit_bytes(machine: Machine) -> int | None:
     """Return the least limit of the process's groups; None where there is none."""
     limits: list[int] = []

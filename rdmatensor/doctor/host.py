@@ -1,6 +1,6 @@
 """What of this host costs speed, or room: cores, control groups, limits, buses.
 
-Everything here is read from files; nothing is measured.
+Everything here is read from files; nothing is measured, but what the kernel has counted is told.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from rdmatensor.doctor.finding import Finding, broken, ok, slower
 from rdmatensor.doctor.machine import Machine, numbers_of
 
 OPEN_FILES_LEAST = 1024
+_GPU_VENDORS = frozenset({"0x10de", "0x1002"})  # of PCI: NVIDIA, AMD
+_DMA_BUF = (5, 12)  # the first kernel in which an RDMA device registers another device's buffer
 _GOVERNORS_FULL = frozenset({"performance", "schedutil", "ondemand"})
 _LOCAL_DISTANCE = 10  # what firmware calls a node's distance to itself
 _ACS_CAPABILITY = 0x000D
@@ -33,9 +35,11 @@ def check_cores(machine: Machine) -> Iterator[Finding]:
     if quota >= len(cpus):
         yield ok("cpu quota", text)
         return
+    count, seconds = cgroup.stopped(machine) or (0, 0.0)
+    cost = f", {count} times so far, {seconds:.1f} s in all" if count else ""
     yield slower(
         "cpu quota",
-        f"{text}: when it is used up, all threads stop for the rest of each period",
+        f"{text}: when it is used up, all threads stop for the rest of each period{cost}",
         f"docker update --cpus={len(cpus)} CONTAINER; in Kubernetes resources.limits.cpu; "
         f"systemctl set-property UNIT CPUQuota={100 * len(cpus)}%",
     )
@@ -53,10 +57,14 @@ def check_governor(machine: Machine) -> Iterator[Finding]:
     if not slow:
         yield ok("cpu governor", ", ".join(sorted(found)))
         return
-    driver = machine.text(f"{folder}/cpu{machine.cpus[0]}/cpufreq/scaling_driver") or "unknown"
+    first = f"{folder}/cpu{machine.cpus[0]}/cpufreq"
+    driver = machine.text(f"{first}/scaling_driver") or "unknown"
+    now, most = (machine.number(f"{first}/{name}_freq") for name in ("scaling_cur", "cpuinfo_max"))
+    cost = f"; now at {now // 1000} of {most // 1000} MHz" if now and most else ""
     yield slower(
         "cpu governor",
-        f"{', '.join(slow)} (driver {driver}): a core that slept answers late, and runs slowly",
+        f"{', '.join(slow)} (driver {driver}): a core that slept answers late, and runs slowly"
+        f"{cost}",
         "cpupower frequency-set -g performance",
     )
 
@@ -128,6 +136,32 @@ def check_hypervisor(machine: Machine) -> Iterator[Finding]:
         f"a virtual machine ({kind or 'of an unknown kind'}): sleeping and waking cost more, and "
         "other guests take time",
         "run on the host, or pin the machine's CPUs to cores of its own (virsh vcpupin)",
+    )
+
+
+def check_gpus(machine: Machine) -> Iterator[Finding]:
+    """GPUs: what they hold is not moved from here, and what would do it where it lies."""
+    cards = [
+        folder
+        for name in machine.names("sys/bus/pci/devices")
+        for folder in [f"sys/bus/pci/devices/{name}"]
+        if (machine.text(f"{folder}/class") or "").startswith(("0x0300", "0x0302", "0x0380"))
+        and machine.text(f"{folder}/vendor") in _GPU_VENDORS
+    ]
+    if not cards:
+        return
+    release = machine.text("proc/sys/kernel/osrelease") or "an unknown kernel"
+    found = re.match(r"(\d+)\.(\d+)", release)
+    has_dma_buf = found is not None and (int(found[1]), int(found[2])) >= _DMA_BUF
+    ways = [
+        f"dma-buf: Linux {release} {'can' if has_dma_buf else 'cannot, it is older than 5.12'}",
+        f"nvidia_peermem: {'' if machine.has('sys/module/nvidia_peermem') else 'not '}loaded",
+    ]
+    yield ok(
+        "gpu memory",
+        f"{len(cards)} GPUs; this backend moves tensors of CPUs and never registers a GPU's "
+        'memory: backend="cpu:rdmatensor,cuda:nccl" gives those to NCCL, for which '
+        f"{'; '.join(ways)}",
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -91,3 +94,15 @@ def test_the_doctor_sees_what_a_forced_transport_cannot(
     found = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert found["verbs"]["level"] == level
     assert (f"RDMATENSOR_{name}=verbs" in found["verbs"]["text"]) == (level != "ok")
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    words = [sys.executable, "-m", "rdmatensor", "doctor"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as doctor:
+        assert doctor.stdout is not None
+        assert doctor.stderr is not None
+        assert doctor.stdout.readline().startswith("ok")
+        doctor.stdout.close()
+        assert doctor.stderr.read() == ""
+        assert doctor.wait(60) == 128 + signal.SIGPIPE

@@ -26,6 +26,7 @@ def acs_config(control: int) -> bytes:
     return bytes(config)
 
 
+CPUS = "sys/devices/system/cpu"
 FILES: dict[str, str] = {
     f"{PORT}/link_layer": "Ethernet\n",
     f"{PORT}/state": "4: ACTIVE\n",
@@ -57,10 +58,7 @@ FILES: dict[str, str] = {
     "sys/devices/system/node/node1/cpulist": "4-7\n",
     "sys/devices/system/node/node1/distance": "21 10\n",
     "sys/devices/system/cpu/online": "0-7\n",
-    **{
-        f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor": "performance\n"
-        for cpu in range(8)
-    },
+    **{f"{CPUS}/cpu{cpu}/cpufreq/scaling_governor": "performance\n" for cpu in range(8)},
     "sys/fs/cgroup/cpu.max": "max 100000\n",
     "sys/fs/cgroup/job/cpu.max": "max 100000\n",
     "sys/fs/cgroup/job/memory.max": "max\n",
@@ -211,12 +209,19 @@ FAULTS: dict[str, tuple[dict[str, str | None], str, str, str, str]] = {
         *("numa mlx5_0", "slower", "distance 21", "numactl --cpunodebind=1"),
     ),
     "governor powersave": (
-        {"sys/devices/system/cpu/cpu2/cpufreq/scaling_governor": "powersave\n"},
-        *("cpu governor", "slower", "powersave", "cpupower frequency-set -g performance"),
+        {
+            f"{CPUS}/cpu2/cpufreq/scaling_governor": "powersave\n",
+            f"{CPUS}/cpu0/cpufreq/scaling_cur_freq": "800000\n",
+            f"{CPUS}/cpu0/cpufreq/cpuinfo_max_freq": "3500000\n",
+        },
+        *("cpu governor", "slower", "at 800 of 3500 MHz", "cpupower frequency-set -g performance"),
     ),
     "half a core": (
-        {"sys/fs/cgroup/job/cpu.max": "50000 100000\n"},
-        *("cpu quota", "slower", "0.5 cores' time, of 4", "--cpus=4"),
+        {
+            "sys/fs/cgroup/job/cpu.max": "50000 100000\n",
+            "sys/fs/cgroup/job/cpu.stat": "usage_usec 9\nnr_throttled 12\nthrottled_usec 3400000\n",
+        },
+        *("cpu quota", "slower", "12 times so far, 3.4 s in all", "--cpus=4"),
     ),
     "a quota of the group above": (
         {"sys/fs/cgroup/cpu.max": "150000 100000\n"},
@@ -254,6 +259,25 @@ def test_a_planted_fault_is_found_with_its_cure(root: Path, name: str) -> None:
     found = examined(root)[subject]
     assert found != before.get(subject)
     assert (found.level, text in found.text, fix in found.fix) == (level, True, True), found
+
+
+@pytest.mark.parametrize(
+    ("release", "modules", "words"),
+    [
+        ("6.1.0-13-amd64", (), "Linux 6.1.0-13-amd64 can; nvidia_peermem: not loaded"),
+        ("5.4.0-42", ("nvidia_peermem",), "cannot, it is older than 5.12; nvidia_peermem: loaded"),
+    ],
+)
+def test_the_memory_of_gpus_is_not_ours_to_move(
+    root: Path, release: str, modules: tuple[str, ...], words: str
+) -> None:
+    bus = "sys/bus/pci/devices"
+    plant(root, {f"{bus}/1/class": "0x030200", f"{bus}/1/vendor": "0x10de"})
+    plant(root, {f"{bus}/2/class": "0x020000", f"{bus}/2/vendor": "0x15b3"})
+    plant(root, {f"sys/module/{name}/refcnt": "0" for name in modules})
+    plant(root, {"proc/sys/kernel/osrelease": release})
+    found = examined(root)["gpu memory"]
+    assert (found.level, found.text[:7], words in found.text) == ("ok", "1 GPUs;", True), found
 
 
 def test_no_library(root: Path) -> None:
