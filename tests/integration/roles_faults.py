@@ -247,3 +247,24 @@ def ctrl_c(rank: int, world: int) -> dict[str, object]:
             seconds = time.monotonic() - started_s
     meet("heard", rank, range(world))
     return {"seconds": seconds}
+
+
+def detailed(rank: int, _world: int) -> dict[str, str]:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares calls between ranks before they are made."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    fine = torch.full((3,), float(rank))
+    dist.all_reduce(fine)
+    found = {"sum": str(float(fine[0])), "level": dist.get_debug_level().name}
+    calls = {
+        "shape": lambda: dist.all_reduce(torch.ones(3 + rank)),
+        "operation": lambda: (
+            dist.all_reduce(torch.ones(3)) if rank else dist.broadcast(torch.ones(3), src=0)
+        ),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except RuntimeError as error:
+            found[name] = str(error)
+    dist.destroy_process_group()
+    return found

@@ -69,6 +69,21 @@ def test_ranks_that_disagree_learn_how(
     assert all("called" in rank["text"] and "rank 1" in rank["text"] for rank in seen), seen
 
 
+def test_torchs_own_comparison_of_calls_works(tmp_path: Path) -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps this backend as it does Gloo."""
+    environment = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    for seen in jobs.results(
+        jobs.run("roles_faults:detailed", 2, tmp_path, environment=environment)
+    ):
+        assert seen.pop("level") == "DETAIL"
+        assert seen.pop("sum") == "1.0"
+        assert set(seen) == {"shape", "operation"}
+        for text in seen.values():
+            assert "Detected mismatch between collectives on ranks" in text
+            assert "Rank 0" in text
+            assert "Rank 1" in text
+
+
 def test_what_cannot_be_moved_is_refused_on_the_rank_that_gave_it(tmp_path: Path) -> None:
     expected = {
         "strided": "ValueError: rdmatensor:all_reduce: the tensor of shape [5] and strides [2] "

@@ -1,0 +1,116 @@
+"""Groups that are aborted or shut down in every state; the process then makes another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from meeting import meet
+from roles_life import our_backend, total
+
+TIMEOUT = timedelta(seconds=20)
+
+
+def _in_flight(rank: int) -> list[dist.Work]:
+    """Start what ends only by force: nobody sends, and nobody takes."""
+    peer = 1 - rank
+    works = [
+        dist.irecv(torch.empty(10), peer, tag=3),
+        dist.irecv(torch.empty(1 << 20), peer, tag=4),
+        dist.isend(torch.ones(1 << 22), peer, tag=5),
+    ]
+    if rank == 0:  # alone: the other one does not join
+        works.append(dist.all_reduce(torch.ones(1 << 16), async_op=True))
+    return [work for work in works if work is not None]
+
+
+def _errors_of(works: list[dist.Work]) -> list[str]:
+    found = []
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            found.append(str(error))
+        else:
+            found.append("")
+    return found
+
+
+def _of_each(names: str, *, in_a_thread: bool = False) -> Callable[[str], None]:
+    """Return what calls these of the backend, one after the other."""
+
+    def run(_way: str) -> None:
+        backend = our_backend()
+        for name in names.split(","):
+            if in_a_thread:
+                threading.Timer(0.2, getattr(backend, name)).start()
+            else:
+                getattr(backend, name)()
+
+    return run
+
+
+def _interrupted(way: str) -> None:
+    """Wait, be interrupted as by Ctrl-C, and abort then."""
+    rank = dist.get_rank()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began_s = time.monotonic()
+    try:
+        dist.recv(torch.empty(7), 1 - rank, tag=9)
+    except KeyboardInterrupt:
+        if time.monotonic() - began_s > 5.0:
+            raise AssertionError("the wait was not interrupted promptly") from None
+    else:
+        raise AssertionError("nobody sent")
+    meet(f"{way}: interrupted", rank, range(2))  # whom an abort reaches hears of it instead
+    our_backend().abort()
+
+
+WAYS: dict[str, Callable[[str], None]] = {
+    "abort": _of_each("abort"),
+    "abort from a thread": _of_each("abort", in_a_thread=True),
+    "abort twice": _of_each("abort,abort"),
+    "abort, then shutdown": _of_each("abort,shutdown"),
+    "shutdown": _of_each("shutdown"),
+    "shutdown from a thread": _of_each("shutdown", in_a_thread=True),
+    "shutdown twice": _of_each("shutdown,shutdown"),
+    "shutdown, then abort": _of_each("shutdown,abort"),
+    "abort after Ctrl-C": _interrupted,
+}
+
+
+def ended(rank: int, world: int, *, store: str) -> dict[str, object]:
+    """End a group in each way, with works in flight and with none; the next must work."""
+    found: dict[str, object] = {}
+    for turn, (way, act) in enumerate(WAYS.items()):
+        for is_busy in (True, False):
+            name = f"{way}, {'busy' if is_busy else 'idle'}"
+            dist.init_process_group(
+                "rdmatensor",
+                init_method=f"file://{store}.{turn}.{is_busy}",
+                rank=rank,
+                world_size=world,
+                timeout=TIMEOUT,
+            )
+            before = total(float(rank))
+            works = _in_flight(rank) if is_busy else []
+            meet(f"{name}: posted", rank, range(world))
+            began_s = time.monotonic()
+            act(name)
+            errors = _errors_of(works)
+            took_s = time.monotonic() - began_s
+            meet(f"{name}: ended", rank, range(world))  # a timer's thread, too
+            dist.destroy_process_group()
+            found[name] = {"before": before, "errors": errors, "seconds": took_s}
+    dist.init_process_group(
+        "rdmatensor", init_method=f"file://{store}.last", rank=rank, world_size=world
+    )
+    found["last"] = total(float(rank))
+    dist.destroy_process_group()
+    return found
