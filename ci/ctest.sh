@@ -5,7 +5,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 preset="${1:?usage: ci/ctest.sh PRESET}"
 OUTPUT_BYTES=1000000 # the totals stand at the end of a program's output
-STUCK_S=1800 # far above the sum of the tests; a stuck runner must end
+PROGRAMS=2           # at a time; those that measure run alone (cmake/CTests.cmake)
+STUCK_S=1800         # far above the sum of the tests; a stuck runner must end
 
 logged "ctest-$preset-configure" cmake --preset "$preset" -DRDMATENSOR_WERROR=ON
 logged "ctest-$preset-build" cmake --build --preset "$preset"
@@ -17,13 +18,9 @@ if [[ "$preset" == tsan ]] && setarch -R true 2>/dev/null; then
 fi
 junit="$LOGS/ctest-$preset.xml"
 rm -f "$junit"
-# Sanitizers scale every deadline, so that two programs may share the cores; those that measure run
-# alone.
-jobs=1
-if [[ "$preset" == ?san ]]; then jobs=2; fi
 status=0
 timeout --kill-after=10 "$STUCK_S" "${personality[@]}" \
-    ctest --preset "$preset" -j "$jobs" --no-tests=error --output-junit "$junit" \
+    ctest --preset "$preset" -j "$PROGRAMS" --no-tests=error --output-junit "$junit" \
     --test-output-size-passed "$OUTPUT_BYTES" --test-output-size-failed "$OUTPUT_BYTES" \
     >"$LOGS/ctest-$preset.log" 2>&1 || status=$?
 if [[ ! -s "$junit" ]]; then # the runner itself failed, or was ended

@@ -44,7 +44,18 @@ foreach(source IN LISTS test_sources)
         ENVIRONMENT "${test_environment}")
 endforeach()
 
-# Two processes that hand a word back and forth, or figures of time and CPU: with the machine to
-# themselves they measure the library, and else the other tests.
+# Two programs run at a time (ci/ctest.sh), but for these: two processes that hand a word back and
+# forth, and figures of time and CPU. With the machine to themselves they measure the library, and
+# else the other tests.
 set_tests_properties(base/doorbell_litmus_test core/engine_test core/mailbox_steady_test
     PROPERTIES RUN_SERIAL TRUE)
+if(NOT RDMATENSOR_SANITIZE) # which scales their limits
+    set_tests_properties(core/alloc_test core/endpoint_hold_test core/engine_waited_test
+        core/setup_test PROPERTIES RUN_SERIAL TRUE)
+endif()
+
+# The longest begin first, so that the cores end together: a build's first run knows no times.
+set_tests_properties(transport/verbs_down_test collectives/coll_faults_test
+    core/mailbox_model_test core/death_test transport/tcp_stress_test collectives/coll_reduce_test
+    collectives/coll_hosts_test collectives/coll_algos_test core/mailbox_test core/slot_test
+    PROPERTIES COST 1000)

@@ -285,8 +285,8 @@ run_everything(void *arg)
 TEST_TIMEOUT(large_tensors_take_several_ticks, 120)
 {
     fake_force("direct");
-    for (size_t s = 0; s < SIZES; s++)
-        for (int waits = 0; waits < 3; waits++) { /* sleeping, spinning, yielding */
+    for (size_t s = 0; s < SIZES; s += TEST_TSAN_SHARE) /* the smallest and the largest */
+        for (int waits = 0; waits < 3; waits++) {       /* sleeping, spinning, yielding */
             test_count = 3 * RDTI_STAGE_BYTES / sizeof(int32_t) / (s + 1) + 17;
             test_flags = waits == 0 ? 0 : RDT_COLL_SPIN;
             fake_world_init(&world, sizes[s], s);
@@ -344,8 +344,8 @@ TEST_TIMEOUT(tensors_born_in_the_arena_are_summed_in_place, 60)
     static const uint64_t counts[] = {65536, 65537, 200003, 1000000};
 
     fake_force("direct");
-    for (size_t s = 0; s < SIZES; s++)
-        for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+    for (size_t s = 0; s < SIZES; s += TEST_TSAN_SHARE)
+        for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c += TEST_TSAN_SHARE)
             for (int is_mixed = 0; is_mixed < 2; is_mixed++) {
                 test_count = counts[c];
                 private_rank = is_mixed != 0 ? sizes[s] / 2 : sizes[s];

@@ -93,7 +93,7 @@ TEST_TIMEOUT(ranks_that_disagree_learn_how, 60)
                                       .count = 5};
 
     for (test_flags = 0; test_flags <= RDT_COLL_SPIN; test_flags++)
-        for (uint32_t size = 2; size <= 5; size++)
+        for (uint32_t size = 2; size <= 5; size += TEST_TSAN_SHARE)
             for (uint32_t odd = 0; odd < size; odd++) {
                 struct rdt_coll_args other = sum;
                 other.count = 6;

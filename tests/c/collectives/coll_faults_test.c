@@ -165,7 +165,8 @@ static const struct rdt_coll_args kinds[] = {
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
 static const struct rdt_coll_args *kind;
-static size_t kind_step = 1; /* a sweep takes one kind in so many */
+static size_t kind_step = 1;   /* a sweep takes one kind in so many */
+static unsigned call_step = 1; /* and one call */
 
 static void *
 run_kind(void *arg)
@@ -179,13 +180,14 @@ run_kind(void *arg)
     return NULL;
 }
 
-/* Every n-th call of one sort fails once, until there is no n-th. Returns how many failed. */
+/* Every n-th call of one sort fails once, until there is no n-th. Returns how many there are,
+ * rounded up to whole steps. */
 static unsigned
 sweep(enum fake_call call, uint32_t size)
 {
     unsigned failures = 0;
 
-    for (unsigned n = 1;; n++) {
+    for (unsigned n = 1;; n += call_step) {
         unsigned failed_ranks = 0;
         clear_results();
         fake_world_init(&world, size, 31 * n + size);
@@ -203,7 +205,7 @@ sweep(enum fake_call call, uint32_t size)
                   kind->op, (int)call, n, failed_ranks);
         if (!has_failed)
             return failures;
-        failures++;
+        failures += call_step;
     }
 }
 
@@ -261,8 +263,10 @@ sweep_direct(enum fake_call call, bool needs_messages)
 {
     way = "direct";
     kind_step = test_timeout_scale() > 1 ? 4 : 1;
+    call_step = TEST_TSAN_STRIDE;
     sweep_all(call, needs_messages);
     kind_step = 1;
+    call_step = 1;
     way = "messages";
 }
 

@@ -344,7 +344,7 @@ TEST_TIMEOUT(arena_serves_threads, 60)
     pthread_t threads[THREADS];
 
     for (uint32_t i = 0; i < THREADS; i++) {
-        args[i] = (struct churn){.arena = arena, .number = i, .rounds = 4000};
+        args[i] = (struct churn){.arena = arena, .number = i, .rounds = 4000 / TEST_TSAN_SHARE};
         CHECK_INT_EQ(pthread_create(&threads[i], NULL, churn, &args[i]), 0);
     }
     for (uint32_t i = 0; i < THREADS; i++)

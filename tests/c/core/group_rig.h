@@ -173,9 +173,10 @@ rig_fill(uint8_t *buf, uint64_t len_bytes, uint64_t seed)
 {
     uint64_t x = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
 
-    for (uint64_t i = 0; i < len_bytes; i++) {
+    for (uint64_t i = 0; i < len_bytes; i += sizeof(x)) {
         x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        buf[i] = (uint8_t)(x >> 56);
+        const uint64_t word = x ^ x >> 32; /* the lower bits of x alone repeat soon */
+        memcpy(buf + i, &word, len_bytes - i < sizeof(word) ? len_bytes - i : sizeof(word));
     }
 }
 

@@ -7,8 +7,8 @@
 
 #define RANKS 3
 #define TAGS 3
-#define MESSAGES 1500 /* of each pair */
-#define WINDOW 64     /* of each sender, to all: 21 for each */
+#define MESSAGES (1500 / TEST_TSAN_SHARE) /* of each pair */
+#define WINDOW 64                         /* of each sender, to all: 21 for each */
 #define AHEAD 8
 #define LARGEST_BYTES (1 << 20)
 

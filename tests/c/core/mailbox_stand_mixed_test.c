@@ -115,13 +115,13 @@ mixes(uint32_t transport, uint64_t seed)
 
 TEST_TIMEOUT(any_mixture_arrives_in_order_over_shm, 120)
 {
-    for (uint64_t seed = 1; seed <= 6; seed++)
+    for (uint64_t seed = 1; seed <= 6; seed += TEST_TSAN_SHARE)
         mixes(RDT_TRANSPORT_SHM, seed);
 }
 
 TEST_TIMEOUT(any_mixture_arrives_in_order_over_tcp, 120)
 {
-    for (uint64_t seed = 11; seed <= 13; seed++)
+    for (uint64_t seed = 11; seed <= 13; seed += TEST_TSAN_SHARE)
         mixes(RDT_TRANSPORT_TCP, seed);
 }
 

@@ -353,7 +353,7 @@ flood_both_ways(uint32_t transport, uint32_t count, uint64_t len_bytes)
 
 TEST_TIMEOUT(hundred_thousand_small_messages_wait_over_shm, 60)
 {
-    flood_both_ways(RDT_TRANSPORT_SHM, 100000, 8);
+    flood_both_ways(RDT_TRANSPORT_SHM, 100000 / TEST_TSAN_SHARE, 8);
 }
 
 TEST_TIMEOUT(many_small_messages_wait_over_tcp, 60)

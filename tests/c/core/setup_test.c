@@ -112,7 +112,7 @@ cross(uint32_t force, uint32_t rounds, uint64_t median_ns)
 TEST_TIMEOUT(crossing_connections_leave_exactly_one, 120)
 {
     for (int t = 0; t < 4; t++)
-        cross(transports[t], 500, 15 * MS);
+        cross(transports[t], 500 / TEST_TSAN_SHARE, 15 * MS);
 }
 
 /* ---- Many ---------------------------------------------------------------------------------- */

@@ -527,7 +527,7 @@ take_tensors(void *arg)
 
 TEST_TIMEOUT(several_threads_wait_for_different_things, 60)
 {
-    enum { COUNT = 1500 };
+    enum { COUNT = 1500 / TEST_TSAN_SHARE };
     const struct rdt_tensor_desc desc = desc_of(RDT_SLOT_STATIC, 4, 4);
 
     for (int t = pair_first_transport(); t < 3; t++) {

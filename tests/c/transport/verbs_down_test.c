@@ -279,7 +279,7 @@ count_requests(uint32_t directions)
 static uint32_t
 stride(void)
 {
-    const uint32_t thinned = TEST_TSAN_STRIDE > 1 ? 25 : 9;
+    const uint32_t thinned = TEST_TSAN_STRIDE > 1 ? 50 : 9;
 
     return test_timeout_scale() > 1 ? thinned
                                     : 1; /* sanitizers see the same paths in few of them */
