@@ -6,6 +6,7 @@ came of a case is written at once, so that a crash in one says which, and costs 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -51,6 +52,7 @@ def run(rank: int, world: int, cases: list[dict[str, Any]], folder: str) -> None
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / f"compiled.{rank}")
     out = Path(folder)
     port = int(os.environ["MASTER_PORT"])
+    gc.freeze()  # the modules: what is collected after each case is little then
     store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0, timeout=TIMEOUT)
     for case in cases:
         start_s = time.monotonic()
@@ -99,6 +101,7 @@ def outcome(case: Mapping[str, Any], turn: Turn) -> Results | str:
         return traceback.format_exc()
     finally:
         torch._dynamo.reset()
+        gc.collect()  # DDP has to go before Gloo's group: roles_adopt.buckets()
         if dist.is_initialized():
             dist.destroy_process_group()
     return results

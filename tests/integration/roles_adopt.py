@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from datetime import timedelta
 from typing import Any
@@ -71,6 +72,7 @@ def buckets(rank: int, world: int, mode: str) -> dict[str, Any]:
     # which the group's end waits for, may want that lock (torch 2.13). The group's own object
     # releases it.
     del theirs
+    gc.collect()
     dist.destroy_process_group()
     return found
 

@@ -199,6 +199,7 @@ def against_gloo(
         "places": sorted(gradient.address for gradient in gradients),
         "seen": seen,
     }
+    gc.collect()
     dist.destroy_process_group()
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -100,5 +101,6 @@ def train(rank: int, world: int) -> dict[str, dict[str, list[float]]]:
         for name, modes in MODES.items()
     }
     dist.barrier()
+    gc.collect()  # DDP has to go before Gloo's group: roles_adopt.buckets()
     dist.destroy_process_group()
     return losses
