@@ -100,11 +100,15 @@ def wait_for(pids: dict[int, int], deadline_s: float) -> dict[int, int | None]:
     return exits
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+def hold_port() -> socket.socket:
+    """Return a socket on a port that nobody else is given while it is held.
+
+    It does not listen, so that rank 0's store can: SO_REUSEADDR lets both have the port.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def run_job(job: Request) -> int:
@@ -116,16 +120,19 @@ def run_job(job: Request) -> int:
     torch.set_num_threads(1)
     if job.is_imported_first:
         importlib.import_module(job.role.partition(":")[0])
-    port = free_port()
+    held = hold_port()
     start_s = time.monotonic()
     pids: dict[int, int] = {}
     for rank in range(job.world):
         pid = os.fork()
         if pid == 0:
-            become_rank(rank, job.world, port, out, job.timeout_s - GIVE_UP_EARLY_S)
+            become_rank(
+                rank, job.world, held.getsockname()[1], out, job.timeout_s - GIVE_UP_EARLY_S
+            )
             return run_rank(job, rank)
         pids[rank] = pid
     exits: dict[int, Any] = wait_for(pids, start_s + job.timeout_s)
+    held.close()
     (out / "exits.json.part").write_text(json.dumps(exits), encoding="utf-8")
     (out / "exits.json.part").rename(out / "exits.json")
     return 0
