@@ -4,19 +4,28 @@
 # commit: another commit tries others, the same commit the same.
 # Usage: ci/c10d_suite.sh [shm|tcp|sample]...   tcp: all tests over tcp; default: shm sample
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-TCP_SHARDS=5 # all of shm takes about 4.5 minutes on two quiet cores, a fifth over tcp 1 more
-STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
-runs=(lists two three four)
-status=0
+TCP_SHARDS=5
+RUNS_AT_ONCE=2 # of up to four ranks each, which wait for each other half of the time
+STUCK_S=3600   # each test has its own, far shorter limit; this ends a runner that is stuck
+runs=(four three two lists) # the longest first, so that the cores end together
+failures="$LOGS/c10d-suite-failures"
+: >"$failures"
 
-# suite PATH SHARD: every run, with the path forced.
+# run PATH SHARD RUN: with the path forced; its words are shown in one piece, when it is over.
+run() {
+    local log="$LOGS/c10d-suite-$3-$1"
+    RDMATENSOR_TRANSPORT="$1" timeout --kill-after=10 "$STUCK_S" "$VENV/bin/python" \
+        tests/c10d_suite/run.py rdmatensor --run "$3" --shard "$2" --log "$log.log" \
+        >"$log.words" 2>&1 || echo "$3 over $1" >>"$failures"
+    flock "$failures" cat - "$log.words" <<<"== c10d suite: $3 over $1, shard $2"
+}
+
+# suite PATH SHARD: every run, begun as soon as one before it is over.
 suite() {
-    local run
-    for run in "${runs[@]}"; do
-        say "c10d suite: $run over $1, shard $2"
-        RDMATENSOR_TRANSPORT="$1" timeout --kill-after=10 "$STUCK_S" "$VENV/bin/python" \
-            tests/c10d_suite/run.py rdmatensor --run "$run" --shard "$2" \
-            --log "$LOGS/c10d-suite-$run-$1.log" || status=1
+    local name
+    for name in "${runs[@]}"; do
+        while (($(jobs -rp | wc -l) >= RUNS_AT_ONCE)); do wait -n || true; done
+        run "$1" "$2" "$name" &
     done
 }
 
@@ -34,4 +43,5 @@ for part in "$@"; do
     *) die "usage: ci/c10d_suite.sh [shm|tcp|sample]..." ;;
     esac
 done
-exit "$status"
+wait
+[[ ! -s "$failures" ]] || die "c10d suite: $(paste -sd, "$failures")"
