@@ -55,7 +55,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of ours gave: MiB/s, or us one way and how they spread."""
+    """What one turn gave: MiB/s, or the median in us one way and how trips spread."""
 
     value: float
     p10: float = 0.0
@@ -86,8 +86,18 @@ def is_listening(port: int) -> bool:
     return any(row[1].endswith(f":{port:04X}") and row[3] == LISTENS for row in rows)
 
 
-def theirs(case: Case, tool: str, port: int) -> float:
-    """Return what perftest prints: MiB/s on average, or the median in us."""
+def deciles(said: str) -> tuple[float, float]:
+    """Return the first and the last decile of the trips that perftest lists: 'number, us'."""
+    fields = [line.split(",") for line in said.splitlines()]
+    trips = [float(pair[1]) for pair in fields if len(pair) == 2 and pair[0].strip().isdigit()]
+    if len(trips) < 2:
+        raise SystemExit(f"perftest lists no trips: {said}")
+    parts = statistics.quantiles(trips, n=10)
+    return parts[0], parts[-1]
+
+
+def theirs(case: Case, tool: str, port: int) -> Turn:
+    """Return what perftest prints: MiB/s on average, or the median in us and the deciles."""
     words = [tool, "-d", os.environ["RIG_DEVICE"], "-x", os.environ["RIG_GID_INDEX"], "-F"]
     words += ["-s", str(case.size_bytes), "-n", str(case.count), "-p", str(port)]
     if not case.is_latency:
@@ -97,8 +107,9 @@ def theirs(case: Case, tool: str, port: int) -> float:
         end = time.monotonic() + LISTEN_S
         while not is_listening(port) and time.monotonic() < end and server.poll() is None:
             time.sleep(0.05)
+        listing = ["-U"] if case.is_latency else []
         client = subprocess.run(
-            [*words, os.environ["RIG_ADDR"]],
+            [*words, *listing, os.environ["RIG_ADDR"]],
             capture_output=True,
             text=True,
             check=False,
@@ -110,7 +121,8 @@ def theirs(case: Case, tool: str, port: int) -> float:
     for line in client.stdout.splitlines():
         fields = line.split()
         if fields and fields[0] == str(case.size_bytes):
-            return float(fields[case.column])
+            spread = deciles(client.stdout) if case.is_latency else (0.0, 0.0)
+            return Turn(float(fields[case.column]), *spread)
     raise SystemExit(f"{' '.join(words)}: {client.stdout}{client.stderr}{said}")
 
 
@@ -123,33 +135,42 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 def compare(case: Case, pairs: int, ports: list[int]) -> dict[str, object]:
     """Let all have a turn in each round, beginning with another one each time, and sum up."""
     names = ("ours", *case.tools)
-    turns: list[Turn] = []
-    rivals: dict[str, list[float]] = {tool: [] for tool in case.tools}
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
     for number in range(pairs):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            if name == "ours":
-                turns.append(ours(case))
-            else:
-                rivals[name].append(theirs(case, name, ports.pop()))
-    mine = [turn.value for turn in turns]
-    for tool, rival in rivals.items():
-        show(case, tool, mine, rival)
+            turn = ours(case) if name == "ours" else theirs(case, name, ports.pop())
+            turns[name].append(turn)
+    for tool in case.tools:
+        show(case, tool, turns["ours"], turns[tool])
     if case.is_latency:
-        p10, p90 = (
-            statistics.median(p) for p in zip(*((t.p10, t.p90) for t in turns), strict=True)
-        )
-        print(
-            f"{case.name:<20} ours: a turn's median {min(mine):.1f} to {max(mine):.1f} us;"
-            f" in a turn p10 {p10:.1f}, p90 {p90:.1f} us (medians)",
-            flush=True,
-        )
-    kept = [asdict(turn) for turn in turns]
-    return {"case": case.name, "is_latency": case.is_latency, "ours": kept, "theirs": rivals}
+        for name in names:
+            show_spread(case, name, turns[name])
+    kept = {name: [asdict(turn) for turn in turns[name]] for name in names}
+    return {
+        "case": case.name,
+        "is_latency": case.is_latency,
+        "ours": kept.pop("ours"),
+        "theirs": kept,
+    }
 
 
-def show(case: Case, tool: str, mine: list[float], rival: list[float]) -> None:
+def show_spread(case: Case, name: str, turns: list[Turn]) -> None:
+    """Print a line: how the trips of one contestant spread; two modes show here, in no median."""
+    values = [turn.value for turn in turns]
+    p10 = statistics.median(turn.p10 for turn in turns)
+    p90 = statistics.median(turn.p90 for turn in turns)
+    print(
+        f"{case.name:<20} {name + ':':<13} a turn's median {min(values):.1f} to"
+        f" {max(values):.1f} us; in a turn p10 {p10:.1f}, p90 {p90:.1f} us (medians)",
+        flush=True,
+    )
+
+
+def show(case: Case, tool: str, our_turns: list[Turn], their_turns: list[Turn]) -> None:
     """Print a line: ours beside one rival."""
+    mine = [turn.value for turn in our_turns]
+    rival = [turn.value for turn in their_turns]
     ratio = quartiles([a / b for a, b in zip(mine, rival, strict=True)])
     is_met = ratio[1] <= case.target if case.is_latency else ratio[1] >= case.target
     unit = "us" if case.is_latency else "MiB/s"

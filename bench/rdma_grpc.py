@@ -51,7 +51,7 @@ def ours_us(size_bytes: int, trips: int) -> float:
 def perftest_us(size_bytes: int, trips: int, port: int) -> float:
     """Return ib_write_lat's median round trip."""
     case = rdma.Case("", ("ib_write_lat",), size_bytes, trips, 1, 4, 0)
-    return 2 * rdma.theirs(case, case.tools[0], port)
+    return 2 * rdma.theirs(case, case.tools[0], port).value
 
 
 def grpc_us(kind: str, address: str, size_bytes: int, trips: int) -> float:
