@@ -48,10 +48,10 @@ endforeach()
 # forth, and figures of time and CPU. With the machine to themselves they measure the library, and
 # else the other tests.
 set_tests_properties(base/doorbell_litmus_test core/engine_test core/mailbox_steady_test
-    PROPERTIES RUN_SERIAL TRUE)
+    core/setup_test PROPERTIES RUN_SERIAL TRUE)
 if(NOT RDMATENSOR_SANITIZE) # which scales their limits
     set_tests_properties(core/alloc_test core/endpoint_hold_test core/engine_waited_test
-        core/setup_test PROPERTIES RUN_SERIAL TRUE)
+        PROPERTIES RUN_SERIAL TRUE)
 endif()
 
 # The longest begin first, so that the cores end together: a build's first run knows no times.
