@@ -14,9 +14,6 @@
 
 #include "bench.h"
 
-/* More than any machine has cores: the engine then never spins. */
-#define MANY_RANKS 100000
-
 static const uint8_t secret[32] = "benchmarks hide nothing";
 static const char job_id[] = "bench";
 
@@ -47,7 +44,7 @@ pair_open_context(const struct pair_opts *opts, int rank)
         .force_transport = transport_number(opts),
         .tcp_streams = opts->tcp_streams,
         .loopback_only = 1,
-        .local_ranks = opts->sleeps ? MANY_RANKS : 2,
+        .local_ranks = opts->sleeps ? RDT_LOCAL_RANKS_SLEEP : 2,
         .timeout_ns = PAIR_TIMEOUT_NS,
     };
     struct rdt_error err;

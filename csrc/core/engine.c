@@ -385,7 +385,7 @@ rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count)
     atomic_store_explicit(&engine->can_spin, count <= engine->usable_cpus, memory_order_relaxed);
     /* Under a quota a yield may find nobody to run, and what it spins is taken from everybody's. */
     atomic_store_explicit(&engine->can_yield,
-                          count > engine->usable_cpus &&
+                          count > engine->usable_cpus && count != RDT_LOCAL_RANKS_SLEEP &&
                               engine->usable_cpus == engine->affinity_cpus,
                           memory_order_relaxed);
 }

@@ -40,7 +40,8 @@ void rdti_engine_stop(struct rdti_engine *engine); /* joins the progress thread 
 void rdti_engine_destroy(struct rdti_engine *engine);
 
 /* Processes known to share the cores; spinning is allowed only while they are no more than the
- * usable CPUs. */
+ * usable CPUs. Where they are more, waiters offer their core before they sleep, unless
+ * RDT_LOCAL_RANKS_SLEEP says that they sleep at once. */
 void rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count);
 
 /* The lock. Counted per thread, so that tasks may use the public calls. The last leave() runs what
@@ -121,8 +122,8 @@ int rdti_engine_arm_fd(struct rdti_engine *engine);
 
 /* How long a waiter spins now; 0: more processes than cores. Any thread. */
 uint64_t rdti_engine_spin_ns(const struct rdti_engine *engine);
-/* How long it offers its core instead; 0: it spins, or a CPU quota is what there is too little of.
- * Any thread. */
+/* How long it offers its core instead; 0: it spins, a CPU quota is what there is too little of, or
+ * it is to sleep at once. Any thread. */
 uint64_t rdti_engine_yield_ns(const struct rdti_engine *engine);
 
 /* Drive until done(arg), which is called over and over without the lock, must be cheap, and may

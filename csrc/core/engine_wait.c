@@ -7,6 +7,7 @@
  * leaving.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -298,19 +299,26 @@ rdti_engine_yield_ns(const struct rdti_engine *engine)
     return atomic_load_explicit(&engine->can_yield, memory_order_relaxed) != 0 ? YIELD_NS : 0;
 }
 
-/* From *now_ns on, which is kept as the clock was read last; where the cores do not allow it, look
- * a few times. True: done. */
+/* From *now_ns on, which is kept as the clock was read last. Where the cores do not allow it, those
+ * that are waited for are offered this one before each look: a peer that sees us awake need not
+ * wake us, and what others do meanwhile may fill a socket. Where that helps nobody, or nobody is
+ * expected, look a few times. True: done. */
 static bool
-spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t *now_ns)
+spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool is_expected, uint64_t *now_ns)
 {
-    const uint64_t until_ns = *now_ns + rdti_engine_spin_ns(engine);
+    const uint64_t spin_ns = rdti_engine_spin_ns(engine);
+    const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
+    const uint64_t until_ns = *now_ns + spin_ns + yield_ns;
+    const bool with_sockets = yield_ns > 0 && needs_epoll(engine);
 
     for (uint32_t i = 1;; i++) {
-        if (!try_pass(engine, i % PASSES_PER_EPOLL == 0))
+        if (!try_pass(engine, with_sockets || i % PASSES_PER_EPOLL == 0))
             rdti_cpu_relax();
         if (done(arg))
             return true;
-        if (i % 16 != 0)
+        if (yield_ns > 0)
+            (void)sched_yield(); /* cannot fail on Linux */
+        else if (i % 16 != 0)
             continue;
         *now_ns = rdti_now_ns();
         if (*now_ns >= until_ns)
@@ -340,6 +348,7 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
 {
     rdt_status status = RDT_OK;
     bool is_leader = false;
+    bool is_expected = true;
     bool has_slept = false;
 
     if (done(arg))
@@ -350,7 +359,7 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
     const uint64_t begin_ns = rdti_now_ns();
     uint64_t now_ns = begin_ns;
     uint64_t from_ns = begin_ns;
-    while (!spin(engine, done, arg, &now_ns)) {
+    while (!spin(engine, done, arg, is_expected, &now_ns)) {
         count_wait(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
@@ -362,7 +371,9 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
             sleep_ns = SLICE_NS;
         sleep_once(engine, done, arg, sleep_ns, &is_leader);
         has_slept = true;
-        now_ns = rdti_now_ns();
+        const uint64_t slept_ns = rdti_now_ns() - now_ns;
+        now_ns += slept_ns;
+        is_expected = slept_ns < sleep_ns; /* else nobody came all the time */
     }
     if (has_slept) {
         now_ns = rdti_now_ns();

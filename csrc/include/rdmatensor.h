@@ -128,6 +128,9 @@ enum { RDT_VERIFY_OFF = 0, RDT_VERIFY_CRC32C = 1 };
  * side, so that 64 KiB keep four streams busy; they are 4 bytes of 16384. */
 #define RDT_SUM_CHUNK_BYTES 16384
 
+/* As local_ranks: nobody spins or offers its core, all sleep until they are woken. */
+#define RDT_LOCAL_RANKS_SLEEP UINT32_MAX
+
 struct rdt_context_opts {
     uint32_t struct_size;
     uint32_t force_transport; /* RDT_TRANSPORT_*: this path for every pair; AUTO chooses by probe */
@@ -283,8 +286,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_progress(rdt_context *ctx);
 /* How long a waiter may look again and again before it sleeps; 0 where the job's processes on this
  * host are more than their cores. Changes as peers come. */
 RDT_API uint64_t rdt_context_spin_ns(const rdt_context *ctx);
-/* How long one may offer its core and look again instead, where it is 0 for that; 0: nobody would
- * gain by it. */
+/* How long one offers its core (sched_yield()) and looks again instead, where that is 0; it sleeps
+ * after that. 0: it sleeps at once, since nobody would gain by it. */
 RDT_API uint64_t rdt_context_yield_ns(const rdt_context *ctx);
 
 /*

@@ -6,6 +6,7 @@
 
 #define MS UINT64_C(1000000)
 #define S UINT64_C(1000000000)
+#define MANY_RANKS 1000000 /* more than there are cores */
 
 static bool
 never(void *arg)
@@ -61,16 +62,19 @@ TEST(spins_longer_where_waits_end_soon_after_it_slept)
         (void)spin_after(engine, UINT64_MAX);
     CHECK_UINT_EQ(atomic_load(&engine->spin_ns), RDTI_SPIN_LEAST_NS);
     CHECK_UINT_EQ(spin_after(engine, 0), RDTI_SPIN_LEAST_NS);
-    rdti_engine_set_local_ranks(engine, UINT32_MAX); /* more than there are cores */
+    rdti_engine_set_local_ranks(engine, MANY_RANKS);
     (void)spin_after(engine, RDTI_SPIN_LEAST_NS);
     CHECK_UINT_EQ(rdti_engine_spin_ns(engine), 0);
     CHECK((rdti_engine_yield_ns(engine) > 0) == (engine->usable_cpus == engine->affinity_cpus));
     engine->affinity_cpus = engine->usable_cpus + 1; /* a quota: nobody would gain by a yield */
-    rdti_engine_set_local_ranks(engine, UINT32_MAX);
+    rdti_engine_set_local_ranks(engine, MANY_RANKS);
     CHECK_UINT_EQ(rdti_engine_yield_ns(engine), 0);
     engine->affinity_cpus = engine->usable_cpus;
-    rdti_engine_set_local_ranks(engine, UINT32_MAX);
+    rdti_engine_set_local_ranks(engine, MANY_RANKS);
     CHECK_UINT_GE(rdti_engine_yield_ns(engine), 1);
+    rdti_engine_set_local_ranks(engine, RDT_LOCAL_RANKS_SLEEP);
+    CHECK_UINT_EQ(rdti_engine_yield_ns(engine), 0);
+    CHECK_UINT_EQ(rdti_engine_spin_ns(engine), 0);
     rdti_engine_set_local_ranks(engine, 1);
     CHECK_UINT_EQ(rdti_engine_yield_ns(engine), 0);
     /* A wait that has slept through: its end is the deadline. */
@@ -101,6 +105,65 @@ TEST(spins_longer_where_spinning_was_hardly_enough)
     }
     CHECK_UINT_GE(grown_ns, RDTI_SPIN_MOST_NS / 4 + 1);
     CHECK_UINT_LE(grown_ns, RDTI_SPIN_MOST_NS);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+/* A condition that never holds, and how often it was looked at before the waiter slept. */
+struct sleeper {
+    const struct rdti_engine *engine;
+    uint64_t begin_ns;
+    uint64_t awake_ns; /* 0: it has not slept yet */
+    uint32_t looks;
+    uint32_t looks_awake;
+};
+
+static bool
+watch_sleep(void *arg)
+{
+    struct sleeper *sleeper = arg;
+    const struct rdti_doorbell *bell = sleeper->engine->bell;
+
+    sleeper->looks++;
+    if (sleeper->awake_ns == 0 &&
+        (atomic_load(&bell->epoll_sleepers) > 0 || atomic_load(&bell->futex_sleepers) > 0)) {
+        sleeper->awake_ns = rdti_now_ns() - sleeper->begin_ns;
+        sleeper->looks_awake = sleeper->looks;
+    }
+    return false;
+}
+
+/* The progress thread is not there: nobody wakes. */
+static struct sleeper
+watch_a_wait(struct rdti_engine *engine, uint32_t ranks, uint64_t for_ns)
+{
+    struct sleeper sleeper = {.engine = engine, .begin_ns = rdti_now_ns()};
+
+    rdti_engine_set_local_ranks(engine, ranks);
+    CHECK_STATUS(rdti_engine_wait(engine, watch_sleep, &sleeper, sleeper.begin_ns + for_ns),
+                 RDT_ETIMEDOUT);
+    CHECK_UINT_GE(sleeper.awake_ns, 1);
+    return sleeper;
+}
+
+TEST(a_waiter_without_a_core_offers_it_before_it_sleeps)
+{
+    enum { FEW = 24, SLICES = 3 };
+    struct rdti_engine *engine = engine_open();
+
+    engine->affinity_cpus = engine->usable_cpus;
+    rdti_engine_set_local_ranks(engine, MANY_RANKS);
+    const uint64_t yield_ns = rdti_engine_yield_ns(engine);
+    CHECK_UINT_GE(yield_ns, 1);
+    struct sleeper sleeper = watch_a_wait(engine, MANY_RANKS, SLICES * 100 * MS);
+    CHECK_UINT_GE(sleeper.awake_ns, yield_ns);
+    /* Not again after a slice in which nobody came: it costs next to nothing from then on. */
+    CHECK_UINT_LE(sleeper.looks - sleeper.looks_awake, (SLICES + 1) * FEW);
+    sleeper = watch_a_wait(engine, RDT_LOCAL_RANKS_SLEEP, 10 * MS);
+    CHECK_UINT_LE(sleeper.looks_awake, FEW);
+    engine->affinity_cpus = engine->usable_cpus + 1; /* a quota */
+    sleeper = watch_a_wait(engine, MANY_RANKS, 10 * MS);
+    CHECK_UINT_LE(sleeper.looks_awake, FEW);
     rdti_engine_stop(engine);
     rdti_engine_destroy(engine);
 }

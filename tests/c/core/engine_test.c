@@ -166,7 +166,7 @@ check_no_lost_wake_up(bool is_socket)
     uint32_t slices = 0;
 
     atomic_store(&source.is_socket, is_socket);
-    rdti_engine_set_local_ranks(engine, 1000); /* no spinning: every wait sleeps */
+    rdti_engine_set_local_ranks(engine, RDT_LOCAL_RANKS_SLEEP); /* every wait does */
     engine_begin(engine);
     for (int i = 0; i < WAITERS; i++) {
         waiters[i] = (struct waiter){.source = &source, .count = ROUNDS};
