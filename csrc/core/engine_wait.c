@@ -406,17 +406,21 @@ rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *ar
 
 /* ---- The progress thread ----------------------------------------------------------------- */
 
-/* Waiters look at the sockets themselves, unless all of them sleep on the futex: from before there
- * were any sockets. */
+/* There are waiters, who look at the sockets themselves, unless all of them sleep on the futex. */
 static bool
-may_park(const struct rdti_engine *engine)
+are_sockets_watched(const struct rdti_engine *engine)
 {
     /* relaxed: looked at again when the park is over */
-    if (atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) == 0 ||
-        !needs_epoll(engine))
+    if (atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) == 0)
         return false;
     return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) != 0 ||
            atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) == 0;
+}
+
+static bool
+may_park(const struct rdti_engine *engine)
+{
+    return needs_epoll(engine) && are_sockets_watched(engine);
 }
 
 /* This thread has nothing better to do than to wait for the lock: trying alone, it would spin on a
@@ -429,7 +433,8 @@ whole_pass(struct rdti_engine *engine)
     rdti_engine_leave(engine);
 }
 
-static void
+/* True: it was woken, while somebody waits, who would have seen what came. */
+static bool
 drive_in_background(struct rdti_engine *engine)
 {
     struct epoll_event event;
@@ -437,19 +442,20 @@ drive_in_background(struct rdti_engine *engine)
     /* seq_cst: raised before the last look, as the doorbell asks */
     atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
     whole_pass(engine);
-    (void)epoll_wait(engine->epoll_fd, &event, 1,
-                     is_busy(engine) ? 0 : until_tick_ms(engine, SLICE_NS));
+    const int count = epoll_wait(engine->epoll_fd, &event, 1,
+                                 is_busy(engine) ? 0 : until_tick_ms(engine, SLICE_NS));
     atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
     /* The proxy count stands for this thread. acquire: see set_proxy() */
     drain_event_fd(engine, atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
     whole_pass(engine);
+    return count > 0 && are_sockets_watched(engine);
 }
 
 /*
  * Leaves the sockets to the waiters, unless none of them has looked at sockets nor sleeps in epoll
  * meanwhile: they may be without a core, stuck in a callback of the user's, or wait so shortly each
  * time that they never look, and heartbeats must go on. *parked_ns: for how long they have looked
- * after everything. True: others have driven meanwhile.
+ * after everything. True: others have driven meanwhile, and nothing is left to this thread.
  */
 static bool
 park(struct rdti_engine *engine, uint64_t *parked_ns)
@@ -459,7 +465,8 @@ park(struct rdti_engine *engine, uint64_t *parked_ns)
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
     uint64_t park_ns = PARK_LEAST_NS;
 
-    if (may_park(engine) && *parked_ns > PARK_SHARE * PARK_LEAST_NS) /* else they may have left */
+    if (are_sockets_watched(engine) &&
+        *parked_ns > PARK_SHARE * PARK_LEAST_NS) /* else they may have left */
         park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
     const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
     atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
@@ -473,7 +480,7 @@ park(struct rdti_engine *engine, uint64_t *parked_ns)
     } else {
         *parked_ns = is_ended ? 0 : *parked_ns + park_ns;
     }
-    return is_driven;
+    return is_driven && !is_proxy_wanted(engine);
 }
 
 void *
@@ -487,13 +494,14 @@ rdti_engine_progress_main(void *arg)
     /* acquire: pairs with the release in rdti_engine_stop() */
     while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
         /* A thread that waits, sends and waits again is between two waits for a third of the time:
-         * this one would go to sleep in epoll then, and every message would pay for waking it. */
+         * this one would go to sleep in epoll then, and every message would pay for waking it; over
+         * shared memory every one that asks for an answer. */
         if (is_driven || may_park(engine)) {
             is_driven = park(engine, &parked_ns);
             continue;
         }
         parked_ns = 0;
-        drive_in_background(engine);
+        is_driven = drive_in_background(engine);
     }
     return NULL;
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How long waiters spin, and how often the progress thread looks after them. */
+#include <sched.h>
+
 #include "base/clock.h"
 #include "core/engine_impl.h"
 #include "harness.h"
@@ -29,17 +31,30 @@ has_sockets(void *state)
     return true;
 }
 
+static bool
+has_none(void *state)
+{
+    (void)state;
+    return false;
+}
+
 static struct rdti_engine *
-engine_open(void)
+engine_open_with(bool (*needs_epoll)(void *state))
 {
     struct rdt_error err = {0};
     struct rdti_engine *engine;
 
     CHECK_OK(rdti_engine_create(1, &engine, &err), &err);
     rdti_engine_enter(engine);
-    CHECK_OK(rdti_engine_add_poller(engine, poll_nothing, has_sockets, NULL, &err), &err);
+    CHECK_OK(rdti_engine_add_poller(engine, poll_nothing, needs_epoll, NULL, &err), &err);
     rdti_engine_leave(engine);
     return engine;
+}
+
+static struct rdti_engine *
+engine_open(void)
+{
+    return engine_open_with(has_sockets);
 }
 
 static uint32_t
@@ -200,6 +215,58 @@ TEST(the_progress_thread_looks_seldom_at_waiters_that_stay)
     rdti_engine_async_add(engine, 1);
     CHECK_EVENTUALLY(atomic_load(&engine->bell->background) != 0, 5);
     rdti_engine_async_add(engine, -1);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+struct urger {
+    struct rdti_engine *engine;
+    uint32_t looks;
+    uint32_t wakes;
+};
+
+/* At the second look somebody waits: what a peer does that asks for an answer. */
+static bool
+urge_once(void *arg)
+{
+    struct urger *urger = arg;
+    struct rdti_engine *engine = urger->engine;
+    const uint64_t until_ns = rdti_now_ns() + (uint64_t)(5.0 * (double)S * test_timeout_scale());
+
+    if (urger->looks++ == 0)
+        return false;
+    const uint32_t passes = atomic_load(&engine->socket_passes);
+    if (rdti_doorbell_ring(engine->bell, engine->event_fd, true) == 0)
+        return true;
+    urger->wakes++;
+    while (atomic_load(&engine->socket_passes) == passes && rdti_now_ns() < until_ns)
+        (void)sched_yield();
+    CHECK(atomic_load(&engine->socket_passes) != passes);
+    return true;
+}
+
+/* Over shared memory too: else each message that asks for an answer pays for waking it. */
+TEST(the_progress_thread_is_not_woken_for_what_waiters_see)
+{
+    struct rdti_engine *engine = engine_open_with(has_none);
+    struct urger urger = {.engine = engine};
+    struct rdt_error err = {0};
+    uint32_t waits = 0;
+
+    CHECK_OK(rdti_engine_start(engine, &err), &err);
+    CHECK_EVENTUALLY(atomic_load(&engine->bell->background) != 0, 5);
+    const uint64_t begin_ns = rdti_now_ns();
+    while (rdti_now_ns() - begin_ns < 200 * MS || waits < 1000) {
+        urger.looks = 0;
+        CHECK_STATUS(rdti_engine_wait(engine, urge_once, &urger, UINT64_MAX), RDT_OK);
+        waits++;
+    }
+    /* It was parked for a millisecond at least after each, and is rung for twice where the pass was
+     * its last before it slept. */
+    CHECK_UINT_GE(urger.wakes, 1);
+    CHECK_UINT_LE(urger.wakes, 2 * ((rdti_now_ns() - begin_ns) / MS + 2));
+    /* Nobody waits: it listens again. */
+    CHECK_EVENTUALLY(atomic_load(&engine->bell->background) != 0, 5);
     rdti_engine_stop(engine);
     rdti_engine_destroy(engine);
 }
