@@ -48,6 +48,9 @@ end_as_dead(rdt_endpoint *ep, const struct rdti_obituary *news)
 {
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
+    /* Who tells may be faster than what it sent itself, which lies in place already. */
+    if (!rdti_endpoint_is_ended(ep) && rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING)
+        rdti_endpoint_take_arrivals(ep);
     (void)rdti_error_set_rank(&err, RDT_EPEER, news->rank, "%s", news->reason);
     rdti_endpoint_fail(ep, &err, true);
 }

@@ -4,6 +4,7 @@
 
 #include "core/context.h"
 #include "core/endpoint_impl.h"
+#include "group_rig.h"
 #include "pair_rig.h"
 
 enum { TOLD = 5000 };
@@ -174,6 +175,74 @@ TEST(ranks_that_come_later_make_room_for_more)
     CHECK_UINT_EQ(obituary_count(pair.ctx[0]), before + opts.size);
     rdt_group_destroy(group);
     pair_close(&pair);
+}
+
+/* Whoever tells of a death may be faster than the last that the dead one sent, which has come. */
+TEST(what_came_before_the_news_of_a_death_is_heard)
+{
+    static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
+
+    for (int i = 0; i < 2; i++) {
+        struct rdti_obituary news = {.rank = 0};
+        struct rdt_remote_region remote;
+        struct rdt_error err = {0};
+        struct pair pair;
+        rdt_region *region;
+        rdt_transfer *t;
+        uint32_t value = 0;
+
+        pair_open(&pair, transports[i]);
+        CHECK_OK(rdt_region_alloc(pair.ctx[1], 64, RDT_REGION_ZERO, &region, &err), &err);
+        CHECK_OK(rdt_region_export(region, &remote, &err), &err);
+        memcpy(news.uuid, pair.ctx[0]->uuid, sizeof(news.uuid));
+        (void)snprintf(news.reason, sizeof(news.reason), "rank 0 died: so rank 2 says");
+        rdti_engine_enter(pair.ctx[1]->engine); /* deaf, until all of it is there */
+        CHECK_OK(rdt_endpoint_write(pair.ep[0], "12345678", 8, &remote, 0, 5, &t, &err), &err);
+        test_sleep_ns(50000000);
+        rdti_context_announce_death(pair.ctx[1], &news, NULL);
+        rdti_engine_leave(pair.ctx[1]->engine);
+        CHECK_STATUS(rdt_endpoint_wait_notify(pair.ep[1], 10 * RIG_S, &value, &err), RDT_OK);
+        CHECK_UINT_EQ(value, 5);
+        CHECK_MEM_EQ(rdt_region_addr(region), "12345678", 8);
+        CHECK_STATUS(rdt_endpoint_wait_notify(pair.ep[1], 10 * RIG_S, &value, &err), RDT_EPEER);
+        CHECK_STR_CONTAINS(err.message, "rank 0 died: so rank 2 says");
+        (void)rig_end(t, &err); /* its peer is gone, or has acknowledged it */
+        rdt_region_free(region, NULL, NULL);
+        pair_close(&pair);
+    }
+}
+
+/* The same for a member of a group: its last message is received. */
+TEST(a_message_that_came_before_the_news_of_a_death_is_received)
+{
+    static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
+
+    for (int i = 0; i < 2; i++) {
+        struct rdti_obituary news = {.rank = 0};
+        struct rdt_error err = {0};
+        struct rig rig;
+        const uint32_t value = 6;
+        uint32_t got[2] = {0};
+
+        rig_open(&rig, 2, transports[i]);
+        (void)rig_ready(rig.group[1], 0);
+        rdt_transfer *first = rig_recv(&rig, 1, 0, 1, &got[0], 4);
+        rdt_transfer *second = rig_recv(&rig, 1, 0, 1, &got[1], 4);
+        (void)rig_ready(rig.group[0], 1);
+        memcpy(news.uuid, rig.ctx[0]->uuid, sizeof(news.uuid));
+        (void)snprintf(news.reason, sizeof(news.reason), "rank 0 died: so rank 2 says");
+        rdti_engine_enter(rig.ctx[1]->engine);
+        rdt_transfer *sent = rig_send(&rig, 0, 1, 1, &value, 4);
+        test_sleep_ns(50000000);
+        rdti_context_announce_death(rig.ctx[1], &news, NULL);
+        rdti_engine_leave(rig.ctx[1]->engine);
+        CHECK_OK(rig_end(first, &err), &err);
+        CHECK_UINT_EQ(got[0], 6);
+        CHECK_STATUS(rig_end(second, &err), RDT_EPEER);
+        CHECK_STR_CONTAINS(err.message, "rank 0 died: so rank 2 says");
+        (void)rig_end(sent, &err);
+        rig_close(&rig);
+    }
 }
 
 TEST_MAIN()
