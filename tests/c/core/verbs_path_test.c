@@ -3,10 +3,14 @@
  * hosts, which here means without shared memory. */
 #include "harness.h"
 
+#include <malloc.h>
+
 #include "core/context.h"
 #include "core/endpoint_impl.h"
+#include "core/path_impl.h"
 #include "memlock.h"
 #include "pair_rig.h"
+#include "transport/verbs/verbs.h"
 
 static void
 open_pair(struct pair *pair, uint32_t force, uint32_t require, bool has_shm)
@@ -99,6 +103,69 @@ TEST(a_move_that_has_heard_of_nothing_breaks_the_protocol)
     check_path(&pair, RDT_TRANSPORT_VERBS);
     close_pair(&pair);
     sim_end();
+}
+
+/* Rank 1's proof has come, rank 0's is on its way: the device is cut, and rank 1 is made to say
+ * that it has it. False: it had. */
+static bool
+claim_the_proof(struct pair *pair, uint32_t device)
+{
+    rdt_endpoint *ep = pair->ep[0];
+    const rdt_endpoint *peer = pair->ep[1];
+    const uint64_t deadline_ns = test_now_ns() + 10 * RIG_S;
+    struct rdt_error err = {0};
+    bool is_claimed = false;
+    bool is_over = false;
+
+    while (!is_claimed && !is_over) {
+        rdti_engine_enter(pair->ctx[0]->engine);
+        rdti_engine_enter(pair->ctx[1]->engine);
+        is_over = ep->setup == NULL || peer->setup == NULL || ep->setup->heard_ready ||
+                  peer->setup->said_ready;
+        is_claimed = !is_over && ep->setup->is_lane_ready && ep->setup->said_ready;
+        if (is_claimed) {
+            sim_cut_device(device, true);
+            CHECK_OK(rdti_path_on_early(ep, &err), &err);
+            CHECK(ep->setup == NULL);
+        }
+        rdti_engine_leave(pair->ctx[1]->engine);
+        rdti_engine_leave(pair->ctx[0]->engine);
+        CHECK(test_now_ns() < deadline_ns);
+        test_sleep_ns(100000);
+    }
+    return is_claimed;
+}
+
+/* Set-up is over for who hears that its proof has come; a peer that says so too early, and loses a
+ * link, has it written again, out of memory that must be there still. */
+TEST_TIMEOUT(the_bytes_of_the_proof_outlive_set_up, 60)
+{
+    enum { ROUNDS = 30, ENOUGH = 2 };
+    struct sim_config config = sim_default();
+    uint32_t repeated = 0;
+
+    config.device_count = 2;
+    config.delay_us = 20000;
+    config.retry_ns = 50000000;
+    (void)mallopt(M_PERTURB, 0x5a); /* what is freed has other bytes at once */
+    for (uint32_t round = 0; round < ROUNDS && repeated < ENOUGH; round++) {
+        const uint32_t device = round % 2;
+        struct pair pair;
+
+        config.seed = round + 1;
+        sim_begin(&config);
+        open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_AUTO, false);
+        const bool is_claimed = claim_the_proof(&pair, device);
+        check_path(&pair, RDT_TRANSPORT_VERBS);
+        rdti_engine_enter(pair.ctx[0]->engine);
+        const struct rdti_verbs_lane *lane = (const struct rdti_verbs_lane *)pair.ep[0]->lane;
+        repeated += is_claimed && lane->again_count > 0;
+        rdti_engine_leave(pair.ctx[0]->engine);
+        sim_cut_device(device, false);
+        close_pair(&pair);
+        sim_end();
+    }
+    CHECK_UINT_GE(repeated, ENOUGH);
 }
 
 TEST(shm_comes_before_verbs)
