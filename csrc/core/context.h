@@ -68,6 +68,13 @@ struct rdti_obituary {
     char reason[RDTI_REASON_BYTES];
 };
 
+/* What keeps a peer and us apart for good, said when it came while nobody here wanted it. */
+struct rdti_refusal {
+    struct rdti_list link;
+    uint8_t uuid[RDT_UUID_BYTES];
+    struct rdt_error error;
+};
+
 struct rdt_context {
     struct rdt_context_opts opts; /* with defaults filled in; strings are the copies below */
     char *ifname;
@@ -88,8 +95,10 @@ struct rdt_context {
     struct rdti_list endpoints;  /* every endpoint that is not freed, by its link */
     struct rdti_list retired;    /* side channels that wait for the peer's end */
     struct rdti_list obituaries; /* in the order of death */
-    uint64_t hearsay_count;      /* of them, processes that were never met */
-    bool has_warned_of_hearsay;  /* of what is not remembered */
+    struct rdti_list refusals;   /* of peers, the oldest first */
+    uint32_t refusal_count;
+    uint64_t hearsay_count;     /* of them, processes that were never met */
+    bool has_warned_of_hearsay; /* of what is not remembered */
     struct rdti_groups *groups;
     _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
     bool has_core_work;           /* rdti_endpoints_poll() has something to look at */
@@ -125,5 +134,11 @@ void rdti_context_tell_obituaries(rdt_context *ctx, rdt_endpoint *ep);
 /* [driver] The obituary of a process, or NULL. */
 const struct rdti_obituary *rdti_context_find_obituary(const rdt_context *ctx,
                                                        const uint8_t uuid[RDT_UUID_BYTES]);
+/* [driver] Remember why a peer was refused: it may be gone, with its error, before we want it. */
+void rdti_context_note_refusal(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES],
+                               const struct rdt_error *err);
+/* [driver] Why it was, or NULL. */
+const struct rdt_error *rdti_context_find_refusal(const rdt_context *ctx,
+                                                  const uint8_t uuid[RDT_UUID_BYTES]);
 
 #endif

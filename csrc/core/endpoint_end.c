@@ -233,6 +233,8 @@ bury(rdt_endpoint *ep)
         rdti_text_copy(news.reason, sizeof(news.reason), ep->error.message);
         rdti_context_announce_death(ep->ctx, &news, ep);
     }
+    if (ep->error.status == RDT_EMISMATCH && ep->refs == 0)
+        rdti_context_note_refusal(ep->ctx, ep->uuid, &ep->error);
     rdti_mailbox_on_ended(ep->mailbox, &ep->error);
     rdti_slots_on_ended(ep->slots, &ep->error);
     rdti_groups_on_left(ep->ctx->groups, ep, &ep->error);
@@ -285,7 +287,13 @@ advance_closing(rdt_endpoint *ep)
     const bool is_late = rdti_now_ns() >= ep->linger_until_ns;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    if (ep->channel == NULL || ep->lane == NULL || ep->lane_broken_ns != 0 || is_late) {
+    if (ep->lane_broken_ns != 0 && ep->channel != NULL) {
+        rdti_channel_drain(ep->channel); /* did it say goodbye? */
+        if (!rdti_endpoint_is_ended(ep)) /* it may not know yet that the path is broken */
+            rdti_endpoint_fail(ep, &ep->lane_error, false);
+        return;
+    }
+    if (ep->channel == NULL || ep->lane == NULL || is_late) {
         (void)rdti_error_set_rank(&err, RDT_ECLOSED, rdti_endpoint_rank(ep),
                                   "the endpoint to rank %d was closed here",
                                   (int)rdti_endpoint_rank(ep));

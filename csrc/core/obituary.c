@@ -2,7 +2,8 @@
  * Who is known to be dead: the first news of each process wins and is passed on. News of processes
  * that we never met come from peers alone, who may tell anything: so many of them are remembered as
  * there are ranks that they could be of. What is not remembered is not passed on either, or two who
- * forget would tell each other for ever. */
+ * forget would tell each other for ever. And who was refused for good, so that its going is no
+ * riddle later. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +15,8 @@
 
 /* Without a group, or with small ones: ranks that died in earlier lives of the job. */
 #define HEARSAY_LEAST 256
+/* The last ones: a peer with the secret may come as often as it likes, by ever new names. */
+#define REFUSALS_MAX 64
 
 const struct rdti_obituary *
 rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
@@ -122,4 +125,38 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
             tell(ep, news);
     }
     rdti_groups_on_death(ctx->groups, news);
+}
+
+const struct rdt_error *
+rdti_context_find_refusal(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    for (const struct rdti_list *node = ctx->refusals.next; node != &ctx->refusals;
+         node = node->next) {
+        const struct rdti_refusal *refusal = RDTI_CONTAINER(node, const struct rdti_refusal, link);
+        if (memcmp(refusal->uuid, uuid, RDT_UUID_BYTES) == 0)
+            return &refusal->error;
+    }
+    return NULL;
+}
+
+void
+rdti_context_note_refusal(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES],
+                          const struct rdt_error *err)
+{
+    struct rdti_refusal *refusal;
+
+    if (rdti_context_find_refusal(ctx, uuid) != NULL)
+        return;
+    if (ctx->refusal_count == REFUSALS_MAX)
+        refusal = RDTI_CONTAINER(rdti_list_take_first(&ctx->refusals), struct rdti_refusal, link);
+    else
+        refusal = malloc(sizeof(*refusal));
+    if (refusal == NULL) {
+        rdti_log(RDT_LOG_ERROR, "no memory to remember why a peer was refused: %s", err->message);
+        return;
+    }
+    ctx->refusal_count += ctx->refusal_count < REFUSALS_MAX ? 1 : 0;
+    memcpy(refusal->uuid, uuid, RDT_UUID_BYTES);
+    refusal->error = *err;
+    rdti_list_append(&ctx->refusals, &refusal->link);
 }

@@ -148,6 +148,11 @@ out_of_places(rdt_endpoint *ep)
         rdti_path_retry(ep, 3 * RDTI_CROSSED_NS);
         return;
     }
+    const struct rdt_error *known = rdti_context_find_refusal(ep->ctx, ep->uuid);
+    if (known != NULL) { /* it has gone with the same */
+        rdti_endpoint_fail(ep, known, false);
+        return;
+    }
     const bool is_refused = setup->last_error.status == (int32_t)RDT_ENOTVIABLE;
     (void)rdti_error_set_rank(&err, RDT_EPEER, rdti_endpoint_rank(ep),
                               "rank %d cannot be reached: %s%s%s", (int)rdti_endpoint_rank(ep),

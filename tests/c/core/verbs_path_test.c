@@ -332,6 +332,75 @@ TEST_TIMEOUT(a_peer_without_devices_is_an_error_on_both_where_verbs_is_required,
     check_required(RDT_TRANSPORT_AUTO, RDT_TRANSPORT_VERBS);
 }
 
+/* Whoever came first has its error and is gone with it: the one that comes later hears the same. */
+TEST(who_comes_after_a_peer_that_was_refused_hears_why)
+{
+    const struct sim_config config = sim_default();
+    const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts), .job_id = "job"};
+    uint8_t blob[RDT_BLOB_MAX_BYTES];
+    struct rdt_error err = {0};
+    size_t blob_bytes = 0;
+    struct pair pair;
+
+    sim_begin(&config);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "other0", 1), 0);
+    context_make(&pair.ctx[0], RDT_TRANSPORT_AUTO, "secret", 0);
+    CHECK_INT_EQ(unsetenv("RDMATENSOR_VERBS_DEVICES"), 0);
+    context_make(&pair.ctx[1], RDT_TRANSPORT_AUTO, "secret", 1);
+    for (int i = 0; i < 2; i++) {
+        pair.ctx[i]->opts.require_transport = RDT_TRANSPORT_VERBS;
+        pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = false;
+    }
+    check_ok(rdt_context_blob(pair.ctx[0], blob, sizeof(blob), &blob_bytes, &err), &err, "blob");
+    endpoint_make(pair.ctx[0], pair.ctx[1], 1, &pair.ep[0]);
+    CHECK_STATUS(rdt_endpoint_wait_ready(pair.ep[0], 20 * RIG_S, &err), RDT_EMISMATCH);
+    rdt_endpoint_close(pair.ep[0]);
+    for (int i = 0; i < 2; i++)
+        pair.ctx[i]->found[RDT_TRANSPORT_SHM].is_viable = true;
+    check_ok(rdt_context_close(pair.ctx[0], &err), &err, "context_close");
+    check_ok(rdt_endpoint_open(pair.ctx[1], blob, blob_bytes, &opts, &pair.ep[1], &err), &err,
+             "endpoint_open");
+    const rdt_status status = rdt_endpoint_wait_ready(pair.ep[1], 20 * RIG_S, &err);
+    CHECK_MSG(status == RDT_EMISMATCH, "%s: %s", rdt_status_name(status), err.message);
+    CHECK_INT_EQ(err.peer_rank, 0);
+    CHECK_STR_CONTAINS(err.message, "verbs is required");
+    CHECK_STR_CONTAINS(err.message, "rank 0");
+    rdt_endpoint_close(pair.ep[1]);
+    check_ok(rdt_context_close(pair.ctx[1], &err), &err, "context_close");
+    sim_end();
+}
+
+/* Only RDMA would do, and is lost: whoever notices leaves, and the other, which has nothing on its
+ * way, hears why. */
+TEST(who_leaves_a_path_that_is_broken_says_why)
+{
+    const struct sim_config config = sim_default();
+    struct rdt_remote_region remote;
+    struct rdt_error err = {0};
+    struct pair pair;
+    rdt_region *region;
+    rdt_transfer *t;
+    uint32_t value = 0;
+
+    sim_begin(&config);
+    open_pair(&pair, RDT_TRANSPORT_AUTO, RDT_TRANSPORT_VERBS, false);
+    check_path(&pair, RDT_TRANSPORT_VERBS);
+    check_ok(rdt_region_alloc(pair.ctx[1], 64, 0, &region, &err), &err, "alloc");
+    check_ok(rdt_region_export(region, &remote, &err), &err, "export");
+    sim_cut_device(0, true);
+    check_ok(rdt_endpoint_write(pair.ep[0], "12345678", 8, &remote, 0, 5, &t, &err), &err, "write");
+    CHECK_STATUS(rdt_transfer_wait(t, 10 * RIG_S, &err), RDT_EPEER);
+    rdt_transfer_free(t);
+    rdt_endpoint_close(pair.ep[0]);
+    pair.ep[0] = NULL;
+    CHECK_STATUS(rdt_endpoint_wait_notify(pair.ep[1], 10 * RIG_S, &value, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 0 closed the connection: verbs lane to rank 1");
+    rdt_region_free(region, NULL, NULL);
+    sim_cut_device(0, false);
+    close_pair(&pair);
+    sim_end();
+}
+
 /* Enough to open the device, too little for the arena: tcp, and the lines that mend it. */
 TEST_TIMEOUT(too_little_lockable_memory_leaves_tcp, 60)
 {
