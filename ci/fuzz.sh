@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # libFuzzer over every decoder of bytes from a peer and over the tcp connection as a whole.
 # Usage: ci/fuzz.sh [SECONDS_PER_TARGET [TARGET...]]; 1 where nothing is said, and five times as
-# long for the state machines, whose inputs take longer. A finding fails, and stays in
+# long, up to ten minutes, for the state machines, whose inputs take longer. With 600 each target
+# has ten minutes: as many run at a time as there are CPUs. A finding fails, and stays in
 # build/fuzz/findings with the command that replays it. Inputs are the encoders' own values, those
 # of tests/fuzz/corpus and what earlier runs left in build/fuzz/corpus.
 #        ci/fuzz.sh --keep [TARGET...] writes tests/fuzz/corpus anew from these, the least that
@@ -12,6 +13,7 @@ CORPUS=tests/fuzz/corpus
 BUILD=build/fuzz
 STATE_MACHINES=" tcp_lane connection "
 STATE_MACHINE_FACTOR=5
+LONG_S=600 # what a long run gives to each: no factor goes beyond it
 LONGEST_INPUT=8192  # a frame and its head fit twice, so does any value of the wire
 INPUT_TIMEOUT_S=30  # each waits for microseconds; the machine may be loaded
 STUCK_S=120         # for reading in the corpus, and the end
@@ -58,7 +60,10 @@ gather() {
 fuzz() {
     local target="$1" limit="$seconds" leaks=1 program status=0
     read -ra program < <(command_of "$target")
-    if [[ "$STATE_MACHINES" == *" $target "* ]]; then limit=$((seconds * STATE_MACHINE_FACTOR)); fi
+    if [[ "$STATE_MACHINES" == *" $target "* ]]; then
+        limit=$((seconds * STATE_MACHINE_FACTOR))
+        if ((limit > LONG_S)); then limit=$((seconds > LONG_S ? seconds : LONG_S)); fi
+    fi
     if [[ "$target" == connection ]]; then leaks=0; fi # it looks itself, see there
     gather "$target"
     timeout --kill-after=10 $((limit + STUCK_S)) "${program[@]}" \
