@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What verify.sh runs within the rig: parts, one after the other, each with a deadline of its own
 # and a row (name, seconds, result) in $RIG_OUT/rows. Goes on after a failure.
-# Usage, within ci/rig/run.sh: ci/rig/parts.sh one|two|links
+# Usage, within ci/rig/run.sh: ci/rig/parts.sh one|two|links|sweep
 # In the layouts of two hosts both run the same parts at the same time and meet in each.
 set -uo pipefail
 python=.venv/bin/python
 LIMIT_S="${RIG_PART_LIMIT_S:-600}" # several times what the longest takes on two busy CPUs
+SWEEP_LIMIT_S="${RIG_PART_LIMIT_S:-3540}" # of a part of layout sweep: the C test's own, scaled
 # An emulated machine is slow, and two CPUs may serve others too: the tests' own limits grow.
 export RDT_TEST_TIMEOUT_SCALE="${RDT_TEST_TIMEOUT_SCALE:-6}"
 
@@ -67,8 +68,17 @@ one() {
     part 'contract suite, Python' bash -c contract_suite
     part 'bad input' "$python" tests/rig/bad_input.py
     part 'doctor' "$python" tests/rig/doctor.py faults
+    part 'ranks of torch that end' "$python" tests/rig/sweep.py
     part 'training' env RDMATENSOR_TRANSPORT=verbs "$python" tests/rig/train.py
     part 'witness (pyverbs)' "$python" tests/rig/witness_job.py
+}
+
+# All the points, with what they hit; far too long for each run.
+sweep() {
+    LIMIT_S="$SWEEP_LIMIT_S"
+    part 'C: integration_sweep, 200 points' bash -c 'RDT_TEST_SWEEP=200 \
+        RDT_TEST_SWEEP_TRANSPORTS=verbs over_device integration_sweep'
+    part 'ranks of torch that end, 20 points' env RDT_TEST_SWEEP=20 "$python" tests/rig/sweep.py
 }
 
 # Each end shapes what it sends.
@@ -102,7 +112,7 @@ links() {
 }
 
 case "${1:-}" in
-    one | two | links) "$1" ;;
+    one | two | links | sweep) "$1" ;;
     *) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2 && exit 2 ;;
 esac
 exit "$overall"

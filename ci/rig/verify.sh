@@ -4,10 +4,13 @@
 # checked payloads between two, over a good cable, a bad one, a pulled one, and over two links of
 # which one breaks; two containers on one device. At the end a table of all parts.
 # Usage: ci/rig/verify.sh [one|two|links|containers]...; all without a word. Needs ci/setup.sh.
+#        ci/rig/verify.sh sweep: ranks end at 200 points in C and at 20 with torch; no other run has
+# as many.
 # Fails where no machine can be started, unless RDMATENSOR_NO_RIG=1 says that there is no rig.
 # shellcheck source=ci/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-1800}" # several times what a layout takes on two busy CPUs
+RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-1800}"   # several times what a layout takes on two busy CPUs
+SWEEP_LIMIT_S="${RIG_RUN_LIMIT_S:-7200}" # two parts, each with a deadline of an hour
 WORDS_AGAIN=40                         # last lines of each failed layout, repeated at the end
 PANIC_STATUS=123                       # run.sh's, of a machine whose kernel died
 
@@ -33,8 +36,10 @@ run_layout() {
             bash ci/rig/parts.sh two ;;
         links) bash ci/rig/run.sh --hosts 2 --links 2 --timeout "$RUN_LIMIT_S" \
             --out "$out/links" -- bash ci/rig/parts.sh links ;;
+        sweep) bash ci/rig/run.sh --timeout "$SWEEP_LIMIT_S" --out "$out/sweep" -- \
+            bash ci/rig/parts.sh sweep ;;
         containers) bash ci/rig/containers.sh ;;
-        *) die "usage: ci/rig/verify.sh [one|two|links|containers]..." ;;
+        *) die "usage: ci/rig/verify.sh [one|two|links|containers|sweep]..." ;;
     esac
 }
 

@@ -1,4 +1,7 @@
-"""A rank that dies at a chosen phase of a job, at a random moment of it; the others tell."""
+"""A rank that ends at a chosen phase of a job, at a random moment of it; the others tell.
+
+It is killed, leaves by an exception, or is stopped: that one goes on once the others have told.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from meeting import meet
+from meeting import SCALE, has_come, meet
 from roles_plan import loss_of, make
 
 import rdmatensor
@@ -23,8 +26,11 @@ from graph_analysis.plan_json import plan_from_json
 SIZES = (2, 1024, 1 << 18)  # floats: words, pages, and more than a ring holds at once
 ROUNDS = 24  # then each phase takes a while, and a random moment of it is within it
 # Who dies before it comes is missed at this deadline only; nothing else may last so long.
-SET_UP_LIMIT = timedelta(seconds=6)
-LIMIT = timedelta(seconds=60)
+SET_UP_LIMIT = timedelta(seconds=6 * SCALE)
+LIMIT = timedelta(seconds=60 * SCALE)
+# Then one that is stopped goes on in any case: the job has failed, and its deadline is near.
+LONGEST_STOP_S = 30.0 * SCALE
+STOPPED_IN = "stopped-in"  # the byte of its diary while it was stopped
 PLAN_VARIABLE = "SWEEP_PLAN"  # a file: to make the plan takes seconds
 
 
@@ -130,7 +136,8 @@ PHASES: dict[str, Callable[[int, int], None] | None] = {
 class Diary:
     """What the rank did last, in memory that outlives it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Path, rank: int) -> None:
+        path = place / f"phase-{rank}"
         path.write_bytes(bytes(mmap.PAGESIZE))
         with path.open("r+b") as file:
             self._page = mmap.mmap(file.fileno(), 0)
@@ -143,20 +150,93 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
     raise Left
 
 
+def _note_time(place: Path, at_s: float) -> None:
+    (place / "died_at").write_text(str(at_s), encoding="utf-8")
+
+
 class Victim:
     """Dies, or leaves by an exception, a while after a phase has begun."""
 
-    def __init__(self, phase: str, how: str, delay_s: float, died_at: Path) -> None:
-        self._phase = phase
+    def __init__(self, how: str, delay_s: float, place: Path) -> None:
         self._delay_s = delay_s
-        self._died_at = died_at
+        self._place = place
         # The timer's signal kills at any instruction, inside the library's own code too.
         signal.signal(signal.SIGALRM, signal.SIG_DFL if how == "killed" else _leave)
 
-    def begins(self, phase: str) -> None:
-        if phase == self._phase:
-            self._died_at.write_text(str(time.monotonic() + self._delay_s), encoding="utf-8")
-            signal.setitimer(signal.ITIMER_REAL, self._delay_s)
+    def begin(self) -> None:
+        _note_time(self._place, time.monotonic() + self._delay_s)
+        signal.setitimer(signal.ITIMER_REAL, self._delay_s)
+
+    def wait(self) -> None:
+        """Wait for the end, where the job was faster."""
+        signal.pause()
+
+
+class Stopped:
+    """Is stopped by a child of its own, at any instruction, until the others have told.
+
+    Made before the library has threads or descriptors, so that the child has none of them.
+    """
+
+    def __init__(self, delay_s: float, place: Path, rank: int, others: list[int]) -> None:
+        parent = os.pidfd_open(os.getpid())
+        begun, self._begin = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            status = 1
+            try:
+                os.close(self._begin)
+                if os.read(begun, 1):  # nothing: the rank has ended before
+                    time.sleep(delay_s)
+                    self._stop(parent, place, rank, others)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(begun)
+        os.close(parent)
+
+    @staticmethod
+    def _stop(parent: int, place: Path, rank: int, others: list[int]) -> None:
+        _note_time(place, time.monotonic())
+        signal.pidfd_send_signal(parent, signal.SIGSTOP)
+        until_s = time.monotonic() + LONGEST_STOP_S
+        while not all(has_come("told", other) for other in others) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        (place / STOPPED_IN).write_bytes((place / f"phase-{rank}").read_bytes()[:1])
+        signal.pidfd_send_signal(parent, signal.SIGCONT)
+
+    def begin(self) -> None:
+        os.write(self._begin, b".")
+
+    def wait(self) -> None:
+        """Return once it was stopped and goes on."""
+        if self._child != 0:
+            _, status = os.waitpid(self._child, 0)
+            self._child = 0
+            assert status == 0, "the child that stops this rank failed"
+
+
+def _make_victim(
+    how: str, delay_s: float, place: Path, rank: int, others: list[int]
+) -> Victim | Stopped:
+    if how == "stopped":
+        return Stopped(delay_s, place, rank, others)
+    return Victim(how, delay_s, place)
+
+
+def _meeting_place(how: str, rank: int, world: int, host: int, place: Path) -> dict[str, Any]:
+    """Return what init_process_group() is to be told.
+
+    A rank that is stopped in the midst of a call may hold the lock of torch's FileStore, which the
+    others would wait for without a limit: then one of them serves the store.
+    """
+    if how != "stopped":
+        return {"init_method": f"file://{place / 'store'}"}
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(
+        "127.0.0.1", port, world, rank == host, timeout=SET_UP_LIMIT, wait_for_workers=False
+    )
+    return {"store": store}
 
 
 def a_rank_dies(
@@ -169,10 +249,11 @@ def a_rank_dies(
     delay_s: float,
     folder: str,
 ) -> dict[str, object]:
-    """Survivors return what they saw, when, and what a group of those that are left adds up to."""
+    """Return what was seen, when, and, of survivors, what a group of them adds up to."""
     place = Path(folder)
-    diary = Diary(place / f"phase-{rank}")
-    dies = Victim(phase, how, delay_s, place / "died_at") if rank == victim else None
+    left = [other for other in range(world) if other != victim]
+    diary = Diary(place, rank)
+    dies = _make_victim(how, delay_s, place, rank, left) if rank == victim else None
     torch.set_num_threads(1)
     # The victim goes as far as the phase after its own, the others one further, if that.
     going = list(PHASES)[: list(PHASES).index(phase) + (2 if rank == victim else 3)]
@@ -183,24 +264,35 @@ def a_rank_dies(
     try:
         for name in going:
             diary.note(name)
-            if dies is not None:
-                dies.begins(name)
-            _go_through(name, rank, world, place / "store", is_short=phase == "set-up")
+            if dies is not None and name == phase:
+                dies.begin()
+            if name == "set-up":
+                where = _meeting_place(how, rank, world, left[0], place)
+                _set_up(rank, world, where, is_short=phase == name)
+            else:
+                _go_through(name, rank, world)
         if dies is not None:
-            signal.pause()
+            dies.wait()
         if dist.is_initialized():  # the last that it sent was all that some were waiting for
             dist.all_reduce(torch.ones(10))
     except RuntimeError as error:
         seen = {"type": type(error).__name__, "text": str(error), "at_s": time.monotonic()}
         if how == "exception":
             _abort()
+    if dies is not None:  # it was stopped, and the others have gone on without it
+        dies.wait()
+        _tear_down()
+        return seen
     # Nobody leaves the old group before all have told: the victim is to be blamed.
-    left = [other for other in range(world) if other != victim]
     meet("told", rank, left)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    _tear_down()
     total = _total_of_the_rest(left.index(rank), len(left), place / "second-store")
     return {**seen, "total": total}
+
+
+def _tear_down() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _total_of_the_rest(rank: int, world: int, store: Path) -> float:
@@ -223,18 +315,15 @@ def _abort() -> None:
         group._get_backend(torch.device("cpu")).abort()
 
 
-def _go_through(phase: str, rank: int, world: int, store: Path, *, is_short: bool) -> None:
+def _set_up(rank: int, world: int, where: dict[str, Any], *, is_short: bool) -> None:
+    limit = SET_UP_LIMIT if is_short else LIMIT
+    dist.init_process_group("rdmatensor", rank=rank, world_size=world, timeout=limit, **where)
+    dist.all_reduce(torch.ones(10))  # connects
+
+
+def _go_through(phase: str, rank: int, world: int) -> None:
     call = PHASES[phase]
-    if phase == "set-up":
-        dist.init_process_group(
-            "rdmatensor",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=world,
-            timeout=SET_UP_LIMIT if is_short else LIMIT,
-        )
-        dist.all_reduce(torch.ones(10))  # connects
-    elif phase == "teardown":
+    if phase == "teardown":
         dist.destroy_process_group()
     elif call is not None:
         for _ in range(ROUNDS):

@@ -64,6 +64,14 @@ def test_each_part_has_a_row_with_the_slower_hosts_seconds(tree: Path) -> None:
     assert list((tree / "build/rig").glob("verify.*")) == []
 
 
+def test_the_full_sweep_runs_only_where_it_is_named(tree: Path) -> None:
+    assert not any(line.startswith("sweep ") for line in verify(tree)[1])
+    status, lines = verify(tree, "sweep")
+    assert status == 0, lines
+    assert "sweep second part 3 ok" in lines
+    assert not any(line.startswith("one ") for line in lines)
+
+
 def test_a_part_that_fails_on_one_host_fails_the_whole(tree: Path) -> None:
     status, lines = verify(tree, "two", RESULT="FAILED (9)")
     assert status == 1
