@@ -100,13 +100,17 @@ build_allreduce_halving(struct rdti_coll *coll)
         players *= 2;
     const uint32_t extra = coll->size - players;
     const bool is_paired = rank < 2 * extra;
+    /* Whoever joins sends all of it, a partner half; the lower half is the larger one. */
+    const uint64_t landing_bytes =
+        is_paired ? coll->block_bytes
+                  : part_of(coll, players, 0, players / 2).count * coll->elem_bytes;
     if (is_paired && rank % 2 == 0) {
         rdti_schedule_send(coll, rank + 1, sum, count);
         rdti_schedule_end_round(coll);
         rdti_schedule_recv(coll, rank + 1, recv, count);
         return;
     }
-    void *landing = coll->size > 1 ? rdti_schedule_temp(coll, coll->block_bytes) : NULL;
+    void *landing = coll->size > 1 ? rdti_schedule_temp(coll, landing_bytes) : NULL;
     if (is_paired) {
         rdti_schedule_recv_reduce(coll, rank - 1, landing, recv, landing, sum, count);
         rdti_schedule_end_round(coll);

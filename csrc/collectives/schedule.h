@@ -23,6 +23,7 @@
 #include "rdmatensor.h"
 
 struct rdti_coll;
+struct rdti_temp;
 
 enum {
     RDTI_TEMP_LIMIT = 2 /* temporaries of one schedule: as many as the algorithms need */
@@ -33,8 +34,9 @@ struct rdti_schedule {
     uint32_t step_count;
     uint32_t step_cap;
     uint32_t round_count;
-    uint16_t *ordinals; /* messages so far: to each member, then from each member */
-    void *temps[RDTI_TEMP_LIMIT];
+    uint16_t *ordinals;           /* messages so far: to each member, then from each member */
+    void *temps[RDTI_TEMP_LIMIT]; /* our own, or NULL where kept[] has it */
+    struct rdti_temp *kept[RDTI_TEMP_LIMIT]; /* temps.h */
     uint32_t temp_count;
     rdt_status status;          /* of building */
     uint64_t temp_bytes_wanted; /* for the message if there is no memory */

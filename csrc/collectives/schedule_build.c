@@ -3,6 +3,7 @@
 #include "collectives/coll.h"
 #include "collectives/schedule.h"
 #include "collectives/step.h"
+#include "collectives/team.h"
 
 #include <stdlib.h>
 
@@ -12,6 +13,19 @@ enum {
     ORDINAL_MAX = 0xffff, /* 16 bits of the tag */
 };
 
+/* NULL: there is none that is kept. */
+static void *
+kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    if (coll->team == NULL || s->temp_count == RDTI_TEMP_LIMIT)
+        return NULL;
+    s->kept[s->temp_count] =
+        rdti_temps_take(&coll->team->temps, rdt_group_context(coll->group), len_bytes);
+    return s->kept[s->temp_count] == NULL ? NULL : rdti_temp_addr(s->kept[s->temp_count++]);
+}
+
 void *
 rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
@@ -20,6 +34,9 @@ rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
 
     if (s->status != RDT_OK)
         return NULL;
+    temp = kept_temp(coll, len_bytes);
+    if (temp != NULL)
+        return temp;
     /* The size is bounded by a buffer that the caller has, so rounding up cannot overflow. */
     const uint64_t rounded = (len_bytes / TEMP_ALIGNMENT + 1) * TEMP_ALIGNMENT;
     if (s->temp_count < RDTI_TEMP_LIMIT)
@@ -211,8 +228,11 @@ rdti_schedule_release(struct rdti_coll *coll)
 
     for (uint32_t i = s->previous; i < s->next; i++)
         rdt_transfer_free(s->steps[i].transfer);
-    for (uint32_t i = 0; i < s->temp_count; i++)
+    for (uint32_t i = 0; i < s->temp_count; i++) {
+        if (s->kept[i] != NULL)
+            rdti_temps_give(s->kept[i]);
         free(s->temps[i]);
+    }
     free(s->ordinals);
     free(s->steps);
     *s = (struct rdti_schedule){0};

@@ -17,6 +17,7 @@ destroy(struct rdti_team *team)
             rdt_endpoint_unhold(team->members[i].endpoint, &team->members[i].remote);
     for (uint32_t i = 0; i < team->size; i++)
         free(team->members[i].places);
+    rdti_temps_fini(&team->temps);
     rdt_region_free(team->region, NULL, NULL); /* its bytes stay as long as peers hold them */
     free(team->costs);
     free(team);

@@ -33,6 +33,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "collectives/temps.h"
 #include "rdmatensor.h"
 
 struct rdti_coll;
@@ -127,6 +128,7 @@ struct rdti_team {
     struct rdti_costs *costs;       /* the same on all members from the verdict on */
     struct rdti_hosts hosts;        /* from the verdict HOSTS on */
     struct rdti_team *local;        /* of our host, likewise; else NULL */
+    struct rdti_temps temps;
     _Atomic(struct rdti_coll *) founder;
     atomic_uint verdict;
     atomic_ullong next_ticket;
