@@ -23,13 +23,13 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from graph_analysis import TransferPlan, first_difference, plan_from_json, plan_to_json
+from graph_analysis import TransferPlan
 from rdmatensor import _record
 from rdmatensor._choice import Choice
+from rdmatensor._plan_agree import buffers_to_send, check_plan
 from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
 from rdmatensor.context import default_context
 from rdmatensor.distributed import backend_of
-from rdmatensor.errors import InvalidArgument
 
 _COUNTED = (
     *("writes", "moved_bytes", "copied_bytes", "control_messages", "credits_alone"),
@@ -46,6 +46,7 @@ def apply(
     group: dist.ProcessGroup | None = None,
     *,
     choose_again: bool = True,
+    find_unused_parameters: bool = False,
 ) -> PlannedModel:
     """Let `model` train by `plan`, which DataParallel made for as many ranks as the group has.
 
@@ -57,10 +58,20 @@ def apply(
     choose_again: the plan's buckets come from assumed costs; let them be made again after the
         third step from what the second and the third measured, on all ranks at the same step, and
         taken back where that made steps slower. describe()["choice"] says what came of it.
+    find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
+        was, None mostly, as with DistributedDataParallel; one small message a step tells. Without
+        it such a gradient is zero, which momentum and weight decay act on.
     Raises: PlanMismatch (ranks with different plans, a model that is not the plan's; the message
         names the first tensor), InvalidArgument (another strategy, another number of ranks).
     """
-    return PlannedModel(model, plan, optimizer, group, choose_again=choose_again)
+    return PlannedModel(
+        model,
+        plan,
+        optimizer,
+        group,
+        choose_again=choose_again,
+        find_unused_parameters=find_unused_parameters,
+    )
 
 
 def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
@@ -96,7 +107,8 @@ class PlannedModel:
     """A model that trains by a plan. Call it as the model; all else of the model is there too.
 
     state_dict() and its keys are the model's. Gradients of parameters that the plan does not know
-    stay local; a parameter of the plan that a rank did not use counts as zero there.
+    stay local; a parameter of the plan that a rank did not use counts as zero there. One that no
+    rank used has a gradient of zero, or, with find_unused_parameters, none.
     """
 
     def __init__(
@@ -107,14 +119,17 @@ class PlannedModel:
         group: dist.ProcessGroup | None,
         *,
         choose_again: bool,
+        find_unused_parameters: bool,
     ) -> None:
         self.module = model
         self.plan = plan
         self._group = _chosen(group)
         check_plan(plan, self._group)
         self._choice = Choice(plan, self._group, is_wanted=choose_again)
-        self._buffers = _buffers_to_send(plan, model)
+        self._buffers = buffers_to_send(plan, model)
         self._memory = GradientMemory(plan, dict(model.named_parameters()), default_context())
+        self._finds_unused = find_unused_parameters
+        self._used: set[torch.Tensor] = set()  # in this step's backward passes so far
         self._is_syncing = True
         self._is_in_backward = False
         self._next_bucket = 0
@@ -246,6 +261,7 @@ class PlannedModel:
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         """Autograd has written a parameter's gradient for good."""
         self._begin()  # a loss may use parameters without the model's output
+        self._used.add(parameter)
         gradient = self._memory.gradients[parameter]  # type: ignore[index]
         bucket = self._memory.buckets[gradient.bucket]
         if not self._memory.settle(gradient):
@@ -287,11 +303,15 @@ class PlannedModel:
         self._is_in_backward = False
         if not self._is_syncing:
             return
+        absent = [p for p in self._memory.gradients if p not in self._used and p.grad is None]
         for bucket in self._memory.buckets:
             for gradient in bucket.waiting:
                 self._fill_unused(gradient, bucket)
             bucket.waiting.clear()
         self._send_ready()
+        if self._finds_unused:
+            self._leave_unused(absent)
+        self._used.clear()
         self._wait()
         self._steps += 1
         self._choice.end_step(self._memory)
@@ -315,6 +335,16 @@ class PlannedModel:
         if _grad(gradient).data_ptr() != gradient.address:
             bucket.strays.append(gradient)
 
+    def _leave_unused(self, absent: list[torch.nn.Parameter]) -> None:
+        """Give those that no rank used their lack of a gradient back, once all is sent."""
+        is_used = torch.tensor([p in self._used for p in self._memory.gradients], dtype=torch.uint8)
+        dist.all_reduce(is_used, op=dist.ReduceOp.MAX, group=self._group)
+        by_any = dict(zip(self._memory.gradients, is_used.tolist(), strict=True))
+        self._wait()  # nothing reads or writes a place any more
+        for parameter in absent:
+            if not by_any[parameter]:
+                parameter.grad = None
+
     def _wait(self) -> None:
         flying, self._flying = self._flying, []
         for bucket, flat, work in flying:
@@ -336,43 +366,6 @@ def _chosen(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if chosen is None:
         raise ValueError("init_process_group() has not been called")
     return chosen
-
-
-def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
-    """Compare the plans of all ranks of the group, before any address is used."""
-    world = dist.get_world_size(group)
-    kind, planned = plan.strategy.kind, plan.strategy.world_size
-    mine = plan_to_json(plan)
-    others: list[Any] = [None] * world
-    dist.all_gather_object(others, (plan.fingerprint(), kind, planned), group=group)
-    if kind != "data_parallel" or planned != world:
-        raise InvalidArgument(
-            "RDT_EINVAL",
-            "plan.apply",
-            f"the plan is for {planned} ranks with strategy {kind}; the group has {world} ranks, "
-            "and only data_parallel is run here",
-        )
-    if len({entry[0] for entry in others}) == 1:
-        return
-    texts: list[Any] = [mine]
-    dist.broadcast_object_list(texts, src=dist.get_global_rank(group, 0), group=group)
-    first = plan_from_json(texts[0])
-    different = [rank for rank, entry in enumerate(others) if entry[0] != others[0][0]]
-    why = first_difference(plan, first) or f"ranks {different} differ from rank 0"
-    raise PlanMismatch(f"the ranks of the group have different plans: {why}")
-
-
-def _buffers_to_send(plan: TransferPlan, model: torch.nn.Module) -> list[torch.Tensor]:
-    buffers = dict(model.named_buffers())
-    sent = []
-    for bucket in plan.buckets:
-        if bucket.phase != "forward" or bucket.operation != "broadcast":
-            continue
-        for name in bucket.tensors:
-            if name not in buffers:
-                raise PlanMismatch(f"the plan has a buffer {name}, the model has none of that name")
-            sent.append(buffers[name])
-    return sent
 
 
 def _grad(gradient: Gradient) -> torch.Tensor:

@@ -234,6 +234,67 @@ def unused(rank: int, world: int) -> dict[str, Any]:
     return {"steps": steps, "described": planned.describe()}
 
 
+class Touching(nn.Module):
+    """Choosy, whose branches all have a gradient, of zero where they are not used."""
+
+    def __init__(self, inner: Choosy) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x, which)
+        return out + 0.0 * sum(p.sum() for p in self.inner.parameters())
+
+
+# What each rank uses in each step: both of both branches; one that nobody uses; each its own.
+USED = ((2, 2), (0, 0), (0, 1), (0, 0), (1, 1), (1, 1), (2, 2))
+
+
+def unused_against_ddp(rank: int, world: int, *, is_found: bool) -> dict[str, Any]:
+    """Branches that nobody uses for some steps, with momentum and weight decay, here and on Gloo.
+
+    is_found: both look for them. Else DistributedDataParallel, which fails then, has zeros.
+    """
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    torch.manual_seed(1)
+    mine = Choosy()
+    theirs = copy.deepcopy(mine)
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    optimizers = [torch.optim.SGD(model.parameters(), **settings) for model in (mine, theirs)]
+    plan = analyze(mine, (torch.ones(2, 8), 2), strategy=DataParallel(world))
+    planned = rdmatensor.plan.apply(mine, plan, optimizers[0], find_unused_parameters=is_found)
+    oracle: Any = DistributedDataParallel(
+        theirs if is_found else Touching(theirs),
+        process_group=gloo,
+        find_unused_parameters=is_found,
+        gradient_as_bucket_view=True,
+    )
+    found: dict[str, list[Any]] = {"losses": [], "absent": [], "differences": []}
+    for step, used in enumerate(USED):
+        batch = torch.randn(2, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        losses, absent = [], []
+        for called, model, optimizer in zip(
+            (planned, oracle), (mine, theirs), optimizers, strict=True
+        ):
+            optimizer.zero_grad()
+            loss = loss_of(called(batch, used[rank]))
+            loss.backward()
+            absent.append([name for name, p in model.named_parameters() if p.grad is None])
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        found["losses"].append(losses)
+        found["absent"].append(absent)
+        pairs = zip(mine.parameters(), theirs.parameters(), strict=True)
+        found["differences"].append(max(float((a - b).detach().abs().max()) for a, b in pairs))
+    bits = [p.detach().double().sum().item() for p in mine.parameters()]
+    planned.close()
+    del oracle
+    gc.collect()
+    dist.destroy_process_group()
+    return {**found, "bits": bits}
+
+
 def refused(rank: int, world: int) -> dict[str, str]:
     """What does not fit is an error that names it, on every rank."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)

@@ -58,6 +58,25 @@ def test_parameters_that_a_rank_did_not_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.parametrize("is_found", [True, False])
+def test_parameters_that_no_rank_used(is_found: bool, tmp_path: Path) -> None:
+    """None where it was None, as with DistributedDataParallel that looks for them; else zeros."""
+    ranks = jobs.results(
+        jobs.run("roles_plan:unused_against_ddp", 2, tmp_path, timeout_s=START_S, is_found=is_found)
+    )
+    for rank in ranks:
+        for mine, theirs in rank["losses"]:
+            assert mine == pytest.approx(theirs, rel=1e-5)
+        assert max(rank["differences"]) < 1e-6
+        assert all(mine == theirs for mine, theirs in rank["absent"])
+        absent = [mine for mine, _ in rank["absent"]]
+        second = ["second.weight", "second.bias"] if is_found else []
+        first = ["first.weight", "first.bias"] if is_found else []
+        assert absent == [[], second, [], second, first, first, []]
+    assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+@pytest.mark.timeout(150)
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     for said in jobs.results(jobs.run("roles_plan:refused", 2, tmp_path, timeout_s=START_S)):
         assert "the plan is for 3 ranks" in said["world"]
