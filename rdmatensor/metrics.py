@@ -41,6 +41,7 @@ _MEANINGS = {
     "wire_bytes": "bytes handed to sockets: headers and payload",
     "mailbox_eager": "messages sent through an eager ring",
     "mailbox_rendezvous": "messages whose payload the receiver fetched, or was given in place",
+    "mailbox_placed": "messages written at once where their receive stood",
     "verified_bytes": "payload that was compared with its sender's sums",
     "mismatches": "comparisons that found other bytes than were sent",
     "registered_bytes": "memory registered with RDMA devices, for each device and kind of access",

@@ -80,5 +80,6 @@ class Counters:
     mismatches: int
     registered_bytes: int
     failovers: int
+    mailbox_placed: int
     registration_s: float
     wait_s: float

@@ -40,6 +40,7 @@ struct rdti_core_counters {
     _Atomic uint64_t verified_bytes;
     _Atomic uint64_t mismatches;
     _Atomic uint64_t failovers;
+    _Atomic uint64_t mailbox_placed;
 };
 
 struct rdti_job {

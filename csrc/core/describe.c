@@ -117,7 +117,8 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
     rdti_json_put_decimal(json, c.registration_ns, NS_PER_S_DIGITS);
     rdti_json_put(json, ",\"wait_s\":");
     rdti_json_put_decimal(json, c.wait_ns, NS_PER_S_DIGITS);
-    rdti_json_put(json, ",\"failovers\":%" PRIu64 "}", c.failovers);
+    rdti_json_put(json, ",\"failovers\":%" PRIu64 ",\"mailbox_placed\":%" PRIu64 "}", c.failovers,
+                  c.mailbox_placed);
 }
 
 static void
@@ -222,6 +223,7 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
         .registration_ns = load(&ctx->moved.registration_ns),
         .wait_ns = rdti_engine_waited_ns(ctx->engine),
         .failovers = load(&core->failovers),
+        .mailbox_placed = load(&core->mailbox_placed),
     };
     /* An older caller's struct is shorter: fields are only ever added at the end. */
     memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));

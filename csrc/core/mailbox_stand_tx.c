@@ -166,6 +166,7 @@ write_into_place(struct rdti_tx_stream *stream, struct rdti_request *send)
     }
     /* Behind the write: the lane delivers in this order. */
     stream->sent++;
+    rdti_count(&m->ctx->counters.mailbox_placed, 1);
     rdti_mailbox_queue(m, &head, NULL, 0);
 }
 

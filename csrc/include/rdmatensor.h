@@ -225,7 +225,8 @@ struct rdt_counters {
     uint64_t registration_ns;  /* in the devices' calls for it, and for deregistering */
     uint64_t wait_ns; /* in rdt_transfer_wait() and the other calls that wait for what a peer does,
                          by all threads together, to within some looks; set-up is left out */
-    uint64_t failovers; /* endpoints that moved to tcp because verbs was lost */
+    uint64_t failovers;      /* endpoints that moved to tcp because verbs was lost */
+    uint64_t mailbox_placed; /* messages written at once where their receive stood */
 };
 /* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);

@@ -47,6 +47,8 @@ costs_a_write_and_a_credit(uint32_t transport)
     CHECK_UINT_EQ(received.writes - receiver.writes, STEPS * PLACES);
     CHECK_UINT_EQ(received.credits_alone - receiver.credits_alone, STEPS * PLACES);
     CHECK_UINT_EQ(sent.credits_alone, sender.credits_alone);
+    CHECK_UINT_EQ(sent.mailbox_placed - sender.mailbox_placed, STEPS * PLACES);
+    CHECK_UINT_EQ(received.mailbox_placed, receiver.mailbox_placed);
     rdt_region_free(field.region, NULL, NULL);
     rig_close(&rig);
 }
