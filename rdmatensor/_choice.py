@@ -1,12 +1,13 @@
-"""Buckets chosen again, once, from what the second and the third step measured.
+"""Buckets, and the algorithms that sum them, chosen again, once, from what was measured.
 
     step 1   learns where gradients are born; nothing is measured
     step 2   each bucket is sent alone: when gradients are ready, what a bucket takes
     step 3   as planned: what the backward pass takes
-    after 3  the ranks agree on the numbers, and so on the buckets; where other ones would end the
-             step earlier, the next backward pass begins with them, in the same memory
-    after 5  the ranks agree whether steps 4 and 5 were slower than step 3; then the planned buckets
-             come back
+    after 3  the ranks agree on the numbers, and so on the buckets; then they time each algorithm
+             on messages of these buckets' sizes. Where other buckets would end the step earlier, or
+             another algorithm is faster, the next backward pass begins with them, in the same
+             memory
+    after 5  the ranks agree whether steps 4 and 5 were slower than step 3; then all is as planned
 
 All decisions are made by numbers that went through an all_reduce, so all ranks make the same.
 """
@@ -21,11 +22,11 @@ import torch.distributed as dist
 
 from graph_analysis import TransferPlan
 from graph_analysis.measured import Measured, choose_again, gradient_buckets
+from rdmatensor._algorithms import BY_COSTS, NOISE, Algorithms, fastest
 from rdmatensor._plan_memory import GradientMemory
 
 _SERIAL_STEP, _TIMED_STEP = 2, 3
 _TRIED_STEPS = (4, 5)
-_NOISE = 1.05  # of one step against another where nothing changed; more is slower
 _PROBES = 5  # messages of a few bytes, of which the fastest is the latency
 
 
@@ -37,6 +38,7 @@ class Choice:
 
     def __init__(self, plan: TransferPlan, group: dist.ProcessGroup, *, is_wanted: bool) -> None:
         self._planned = plan
+        self._current = plan
         self._group = group
         self._step = 1
         self._begin_ns = 0
@@ -46,6 +48,8 @@ class Choice:
         self._transfers: list[tuple[int, int]] = []
         self._took_ns: dict[int, int] = {}
         self._next: TransferPlan | None = None  # from the next backward pass on
+        self._algorithms: Algorithms | None = None
+        self._faster: dict[int, str] = {}  # by length in bytes
         is_possible = dist.get_world_size(group) > 1 and bool(gradient_buckets(plan))
         self._is_done = not (is_wanted and is_possible)
         self.text = "as planned" if self._is_done else "measuring"
@@ -97,12 +101,18 @@ class Choice:
         if self._next is None:
             return None
         chosen, self._next = self._next, None
+        if chosen is self._current:
+            self._use(self._faster)
+            return None
         is_free = not any(memory.is_taken(gradient) for gradient in memory.gradients.values())
         (agreed,) = self._agree([float(is_free)], "min")
         if agreed == 0.0:
             self._is_done = True
             self.text += ", but gradients of the step before are still held: left as they are"
             return None
+        self._current = chosen
+        if self._step <= _TRIED_STEPS[0]:
+            self._use(self._faster)
         return chosen
 
     def _choose(self, memory: GradientMemory) -> None:
@@ -122,20 +132,39 @@ class Choice:
         )
         chosen = choose_again(self._planned, measured)
         fits = chosen.arenas[0].peak_bytes <= memory.memory.nbytes
-        if chosen is self._planned or not fits:
+        if not fits:
+            chosen = self._planned
+        self._faster = self._faster_algorithms(chosen)
+        if chosen is self._planned and not self._faster:
             self._is_done = True
             self.text = "as planned: no other buckets would end the step earlier"
             return
         self._next = chosen
         counts = [len(gradient_buckets(plan)) for plan in (self._planned, chosen)]
         self.text = f"chosen again after step 3: {counts[1]} buckets for {counts[0]}"
+        for size, algorithm in self._faster.items():
+            self.text += f", sums of {size} bytes by {algorithm}"
+
+    def _faster_algorithms(self, plan: TransferPlan) -> dict[int, str]:
+        algorithms = Algorithms(self._group)
+        if not algorithms.are_open():
+            return {}
+        self._algorithms = algorithms
+        sizes = algorithms.sizes_of([bucket.span_bytes for bucket in gradient_buckets(plan)])
+        times_ns = [float(taken) for taken in algorithms.times_ns(sizes)]
+        return fastest(sizes, self._agree(times_ns, "max")) if sizes else {}
+
+    def _use(self, chosen: dict[int, str]) -> None:
+        if self._algorithms is not None:
+            self._algorithms.use(chosen)
 
     def _judge(self) -> None:
         tried = min(self._took_ns[step] for step in _TRIED_STEPS)
         planned, again = self._agree([float(self._took_ns[_TIMED_STEP]), float(tried)], "max")
         self._is_done = True
-        if again > planned * _NOISE:
-            self._next = self._planned
+        if again > planned * NOISE:
+            self._use(dict.fromkeys(self._faster, BY_COSTS))
+            self._next = None if self._current is self._planned else self._planned
             self.text += f", taken back after step 5: {again / planned:.2f} of the time"
 
     def _latency_ns(self) -> float:

@@ -120,6 +120,8 @@ class Backend final : public c10d::Backend
     }
     /* JSON: rdt_group_coll_describe(); empty once it is shut down. */
     std::string collectives();
+    /* rdt_group_coll_prefer(); nothing of the group is in flight. */
+    void prefer(uint64_t len_bytes, const std::string &algorithm);
 
     /* What the calling thread begins in between is one Work, and is begun at once all the same. */
     void startCoalescing() override;

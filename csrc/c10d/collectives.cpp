@@ -397,4 +397,16 @@ Backend::barrier(const c10d::BarrierOptions &opts)
                  {args_for(RDT_COLL_BARRIER, {0, 0}, opts.timeout)});
 }
 
+void
+Backend::prefer(uint64_t len_bytes, const std::string &algorithm)
+{
+    const std::shared_lock lock(group_mutex_);
+    rdt_error err = {};
+
+    TORCH_CHECK(group_ != nullptr, "rdmatensor:prefer: the group has been destroyed");
+    const rdt_status status = rdt_group_coll_prefer(group_, len_bytes, algorithm.c_str(), &err);
+    if (status != RDT_OK)
+        std::rethrow_exception(make_error(status, "rdmatensor:prefer", err));
+}
+
 } // namespace rdmatensor

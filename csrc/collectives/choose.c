@@ -19,9 +19,9 @@ enum {
 };
 
 enum choice {
-    CHOICE_AUTO,     /* boards where all members are on one host, else messages */
-    CHOICE_MESSAGES, /* by kind and bytes, never boards */
-    CHOICE_DIRECT,   /* boards, or messages between all without detours */
+    CHOICE_AUTO = RDTI_CHOICE_AUTO, /* boards where all members are on one host, else messages */
+    CHOICE_MESSAGES,                /* by kind and bytes, never boards */
+    CHOICE_DIRECT,                  /* boards, or messages between all without detours */
     CHOICE_RING,
     CHOICE_HALVING,
     CHOICE_TREE,
@@ -53,6 +53,27 @@ rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
                                "RDMATENSOR_ALGO is '%.40s'; want auto, messages, direct, ring, "
                                "halving-doubling, tree or hierarchical",
                                text);
+}
+
+bool
+rdti_choice_is_free(unsigned choice)
+{
+    return choice == CHOICE_AUTO || choice == CHOICE_MESSAGES;
+}
+
+bool
+rdti_choice_of_sum(const char *name, unsigned *out)
+{
+    static const unsigned sums[] = {CHOICE_AUTO, CHOICE_DIRECT, CHOICE_RING, CHOICE_HALVING,
+                                    CHOICE_TREE};
+
+    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
+        if (strcmp(name, choices[sums[i]]) != 0)
+            continue;
+        *out = sums[i];
+        return true;
+    }
+    return false;
 }
 
 /* Sums that others than boards and ordered.c make go in an order of their own. */
@@ -221,6 +242,8 @@ goes_by_hosts(const struct rdti_coll *coll)
 const struct rdti_coll_algorithm *
 rdti_coll_choose(const struct rdti_coll *coll)
 {
+    unsigned choice;
+
     if (coll->team == NULL) /* a group of one */
         return choose_messages(coll, CHOICE_AUTO);
     switch (rdti_team_verdict(coll->team)) {
@@ -231,6 +254,6 @@ rdti_coll_choose(const struct rdti_coll *coll)
     case RDTI_VERDICT_HOSTS:
         return goes_by_hosts(coll) ? &rdti_hierarchical : choose_messages(coll, coll->team->choice);
     default:
-        return choose_messages(coll, coll->team->choice);
+        return choose_messages(coll, rdti_preferred(coll, &choice) ? choice : coll->team->choice);
     }
 }

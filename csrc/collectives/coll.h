@@ -124,6 +124,11 @@ const struct rdti_coll_algorithm *rdti_coll_choose(const struct rdti_coll *coll)
 /* What RDMATENSOR_ALGO says; all members must have it alike. RDT_EINVAL: no such algorithm. */
 rdt_status rdti_choice_from_environment(unsigned *out, struct rdt_error *err);
 const char *rdti_choice_name(unsigned choice); /* "auto" */
+enum { RDTI_CHOICE_AUTO = 0 };
+/* Whether the costs decide over messages, and so may who has timed them. */
+bool rdti_choice_is_free(unsigned choice);
+/* Of an algorithm that sums over messages among all, or "auto". False: there is none. */
+bool rdti_choice_of_sum(const char *name, unsigned *out);
 /* What RDMATENSOR_DETERMINISTIC says; alike on all members too. RDT_EINVAL: neither 0 nor 1, or the
  * choice cannot keep to it. */
 rdt_status rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err);

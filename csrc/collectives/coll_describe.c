@@ -37,10 +37,31 @@ put_hosts(struct text *text, const struct rdti_team *team)
     put(text, "]");
 }
 
+static void
+put_preferences(struct text *text, const struct rdti_preferences *preferences)
+{
+    const char *before = "";
+
+    put(text, ",\"preferred\":{");
+    for (unsigned i = 0; i < RDTI_PREFERENCES_MAX; i++) {
+        const struct rdti_preference *one = &preferences->list[i];
+        /* acquire: partner in prefer.c, set() */
+        const uint64_t len_bytes = atomic_load_explicit(&one->len_bytes, memory_order_acquire);
+        const unsigned choice = atomic_load_explicit(&one->choice, memory_order_relaxed);
+        if (len_bytes == 0 || choice == RDTI_CHOICE_AUTO)
+            continue;
+        put(text, "%s\"%llu\":\"%s\"", before, (unsigned long long)len_bytes,
+            rdti_choice_name(choice));
+        before = ",";
+    }
+    put(text, "}");
+}
+
 /* The lines of a file of costs become members. */
 static void
-put_costs(struct text *text, const struct rdti_costs *costs)
+put_costs(struct text *text, const struct rdti_team *team)
 {
+    const struct rdti_costs *costs = team->costs;
     char lines[COSTS_MAX_BYTES];
     char name[32];
     char digits[24];
@@ -52,6 +73,7 @@ put_costs(struct text *text, const struct rdti_costs *costs)
     for (const char *at = lines; sscanf(at, "%31s %23s%n", name, digits, &len) == 2; at += len)
         put(text, ",\"%s\":%s", name, digits);
     put(text, "}");
+    put_preferences(text, &team->preferences);
 }
 
 rdt_status
@@ -76,7 +98,7 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
     if (verdict == RDTI_VERDICT_HOSTS)
         put_hosts(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES)
-        put_costs(&text, team->costs);
+        put_costs(&text, team);
     put(&text, "}");
     *needed_out = text.used;
     return text.used < cap ? RDT_OK

@@ -33,6 +33,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "collectives/prefer.h"
 #include "collectives/temps.h"
 #include "rdmatensor.h"
 
@@ -129,6 +130,7 @@ struct rdti_team {
     struct rdti_hosts hosts;        /* from the verdict HOSTS on */
     struct rdti_team *local;        /* of our host, likewise; else NULL */
     struct rdti_temps temps;
+    struct rdti_preferences preferences;
     _Atomic(struct rdti_coll *) founder;
     atomic_uint verdict;
     atomic_ullong next_ticket;

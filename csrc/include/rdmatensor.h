@@ -814,13 +814,25 @@ RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_cou
 /*
  * A JSON object that says how the group's collectives go: "way" (shared memory, hosts, messages, or
  * undecided before the first), "algorithm" (RDMATENSOR_ALGO), and where there are messages the
- * table of "costs" that algorithms are chosen by; for hosts "hosts", the number of each member's.
+ * table of "costs" that algorithms are chosen by, and which are "preferred" for what length; for
+ * hosts "hosts", the number of each member's.
  * `needed_out` gets the bytes without the final NUL; RDT_EINVAL with it set where cap is too small.
  * Any thread.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_coll_describe(const rdt_group *group, char *buf,
                                                          size_t cap, size_t *needed_out,
                                                          struct rdt_error *err);
+/*
+ * From the next one on let each ALLREDUCE of exactly so many bytes go by an algorithm, named as in
+ * RDMATENSOR_ALGO: direct, ring, halving-doubling or tree; auto takes it back. For a group whose
+ * members send messages among all ("way" is messages), by a caller that has timed them. All members
+ * call it alike, while no collective of the group is in flight; what is packed stays as it is.
+ *   RDT_ENOTSUP the group goes another way, or RDMATENSOR_ALGO or RDMATENSOR_DETERMINISTIC decides
+ *   RDT_EINVAL another name, or at most RDT_COLL_PART_MAX_BYTES   RDT_ENOMEM for 32 lengths already
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_group_coll_prefer(rdt_group *group, uint64_t len_bytes,
+                                                       const char *algorithm,
+                                                       struct rdt_error *err);
 
 #ifdef __cplusplus
 }

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import rdmatensor.distributed
 import rdmatensor.plan
 from graph_analysis import CostModel, DataParallel, analyze
+from rdmatensor import _algorithms
 
 TIMEOUT = timedelta(seconds=60)
 STEPS = 8
@@ -105,6 +107,65 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
         "held": len(held),
     }
     planned.close()
+    return found
+
+
+# Of rank 0 and rank 1: a length by ALGORITHMS, in ns. The slower rank of each counts, by which a
+# ring is best; rank 0 alone would take a tree.
+TIMED = ((1000, 990, 800, 100, 400), (1000, 990, 800, 2000, 500))
+
+
+def algorithms(rank: int, world: int, *, is_slower: bool) -> dict[str, Any]:
+    """Each rank has timed something else; is_slower: rank 1 then finds its steps slow."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    timed: list[list[int]] = []
+
+    def times_ns(self: _algorithms.Algorithms, sizes: list[int]) -> list[int]:
+        timed.append(self_times(self, sizes))
+        return [taken for _ in sizes for taken in TIMED[rank]]
+
+    self_times = _algorithms.Algorithms.times_ns
+    _algorithms.Algorithms.times_ns = times_ns  # type: ignore[assignment, method-assign]
+    found = _sum_by_others(rank, world, is_slower=is_slower)
+    dist.destroy_process_group()
+    return {**found, "timed": timed}
+
+
+def _sum_by_others(rank: int, world: int, *, is_slower: bool) -> dict[str, Any]:
+    torch.manual_seed(4)
+    model = Layers()
+    theirs = DistributedDataParallel(copy.deepcopy(model), gradient_as_bucket_view=True)
+    plan = analyze(model, (torch.randn(2, 512),), strategy=DataParallel(world))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, theirs)]
+    planned = rdmatensor.plan.apply(model, plan, optimizers[0])
+    preferred, writes = [], []
+    for step in range(STEPS):
+        batch = torch.randn(2, 512, generator=torch.Generator().manual_seed(10 * step + rank))
+        for module, optimizer in zip((planned, theirs), optimizers, strict=True):
+            before = rdmatensor.distributed.describe()["collectives"]
+            optimizer.zero_grad()
+            output: Any = module(batch)
+            if module is planned and (rank, step) in (((1, 3), (1, 4)) if is_slower else ((0, 2),)):
+                output.register_hook(_dawdle)
+            output.square().mean().backward()
+            optimizer.step()
+            if module is planned:
+                after: Any = rdmatensor.distributed.describe()["collectives"]
+                preferred.append(after["preferred"])
+                writes.append(after["writes"] - before["writes"])  # type: ignore[index]
+    mine, other = model.parameters(), theirs.parameters()
+    found = {
+        "choice": planned.describe()["choice"],
+        "buckets": planned.describe()["buckets"],
+        "preferred": preferred,
+        "writes": writes,
+        "bits": [parameter.detach().double().sum().item() for parameter in model.parameters()],
+        "is_right": all(
+            torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(mine, other, strict=True)
+        ),
+    }
+    planned.close()
+    del theirs
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jobs
@@ -53,3 +54,33 @@ def test_it_can_be_declined(cases: list[dict[str, Any]]) -> None:
         assert rank["buckets"] == [1] * 8
         assert rank["choice"] == ["as planned"] * 8
         assert rank["is_right"]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("is_slower", [False, True])
+def test_another_algorithm_takes_over_on_all_ranks_at_once(is_slower: bool, tmp_path: Path) -> None:
+    """Each rank has timed something else: the slower one of each algorithm counts."""
+    ranks = jobs.results(
+        jobs.run(
+            "roles_choice:algorithms",
+            2,
+            tmp_path,
+            timeout_s=60.0,
+            environment={"RDMATENSOR_TRANSPORT": "tcp"},
+            is_slower=is_slower,
+        )
+    )
+    for rank in ranks:
+        (timed,) = rank["timed"]
+        assert len(timed) % 5 == 0
+        assert all(taken > 0 for taken in timed)
+        assert "bytes by ring" in rank["choice"]
+        assert ("taken back after step 5" in rank["choice"]) == is_slower
+        assert rank["preferred"][:3] == [{}] * 3
+        assert set(rank["preferred"][3].values()) == {"ring"}
+        after_fifth = {} if is_slower else rank["preferred"][3]
+        assert rank["preferred"][4:] == [after_fifth] * 4
+        assert rank["is_right"]
+    first, second = ranks
+    for what in ("choice", "preferred", "bits"):
+        assert first[what] == second[what]
