@@ -86,7 +86,29 @@ begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err
     }
 }
 
+static bool
+is_receive(const struct rdti_step *step)
+{
+    return step->kind == RDTI_STEP_RECV || step->kind == RDTI_STEP_RECV_REDUCE;
+}
+
+static rdt_status
+begin_steps(struct rdti_coll *coll, uint32_t from, bool receives, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+    rdt_status status = RDT_OK;
+
+    for (uint32_t i = from; i < s->next && status == RDT_OK; i++)
+        if (is_receive(&s->steps[i]) == receives)
+            status = begin_step(coll, &s->steps[i], err);
+    return status;
+}
+
 /*
+ * What is sent is offered first. A receive that finds its message offered already is answered at
+ * once, and the peer, which writes when it has the answer, would find our own offer behind that:
+ * its answer to us would queue behind all it writes, and the two directions of a link take turns.
+ *
  * The handles of the round before are given up only here, so that a running collective always holds
  * one of its group.
  */
@@ -96,10 +118,12 @@ begin_round(struct rdti_coll *coll, struct rdt_error *err)
     struct rdti_schedule *s = &coll->schedule;
     const uint32_t round = s->steps[s->next].round;
     const uint32_t begin = s->next;
-    rdt_status status = RDT_OK;
 
-    while (s->next < s->step_count && s->steps[s->next].round == round && status == RDT_OK)
-        status = begin_step(coll, &s->steps[s->next++], err);
+    while (s->next < s->step_count && s->steps[s->next].round == round)
+        s->next++;
+    rdt_status status = begin_steps(coll, begin, false, err);
+    if (status == RDT_OK)
+        status = begin_steps(coll, begin, true, err);
     for (uint32_t i = s->previous; i < begin; i++) {
         rdt_transfer_free(s->steps[i].transfer);
         s->steps[i].transfer = NULL;

@@ -289,6 +289,51 @@ TEST_TIMEOUT(a_start_that_is_refused_during_the_set_up_leaves_nothing, 60)
     sweep_direct(FAKE_TASK, false);
 }
 
+static void *
+fail_to_offer(void *arg)
+{
+    rdt_group *group = arg;
+    struct rdt_error err = {0};
+    float in[64] = {0};
+    float out[64] = {0};
+    struct rdt_coll_args args = calls[0];
+
+    args.struct_size = sizeof(args);
+    args.send = in;
+    args.recv = out;
+    if (rdt_group_rank(group) == 0)
+        CHECK_STATUS(fake_run_coll(group, &args, &err), RDT_EDEVICE);
+    return NULL;
+}
+
+/* Else the answer to a peer's offer would go out before our own, and the peer's answer to that
+ * behind all that it writes. */
+TEST(what_is_sent_is_offered_before_anything_is_received)
+{
+    static const struct {
+        const char *algorithm;
+        uint32_t op;
+    } cases[] = {{"halving-doubling", RDT_COLL_ALLREDUCE},
+                 {"ring", RDT_COLL_ALLREDUCE},
+                 {"messages", RDT_COLL_ALLREDUCE},
+                 {"messages", RDT_COLL_ALLGATHER},
+                 {"messages", RDT_COLL_ALLTOALL}};
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        fake_force(cases[i].algorithm);
+        fake_world_init(&world, 2, 3);
+        world.fail_at[FAKE_SEND] = 1;
+        calls[0] = (struct rdt_coll_args){.op = cases[i].op,
+                                          .dtype = RDT_F32,
+                                          .reduce_op = RDT_SUM,
+                                          .count = 32};
+        fake_world_run(&world, fail_to_offer);
+        CHECK_UINT_EQ(world.calls[FAKE_SEND], 1);
+        CHECK_UINT_EQ(world.calls[FAKE_RECV], 0);
+        fake_world_fini(&world);
+    }
+}
+
 TEST(a_refused_start_does_not_count)
 {
     fake_world_init(&world, 2, 1);
