@@ -23,46 +23,50 @@ class Peer:
 
     what: a line for people.
     topics: where it takes part.
-    why_missing: returns why it cannot run here; empty where it can.
+    why_missing: takes a topic; returns why it cannot run in it here; empty where it can.
     how_to_get: what installs it; empty where nothing has to be installed.
     """
 
     name: str
     what: str
     topics: tuple[str, ...]
-    why_missing: Callable[[], str]
+    why_missing: Callable[[str], str]
     how_to_get: str = ""
 
 
-def _never() -> str:
+def _never(_topic: str) -> str:
     return ""
 
 
-def _no_grpc_program() -> str:
-    absent = [path.name for path in (GRPC_PROGRAM, GRPC_PARAMETERS) if not path.exists()]
-    return f"not built in build/rivals: {', '.join(absent)}" if absent else ""
+def _no_grpc_program(topic: str) -> str:
+    wanted = GRPC_PARAMETERS if topic == "models" else GRPC_PROGRAM
+    return "" if wanted.exists() else f"not built in build/rivals: {wanted.name}"
 
 
-def _no_module(name: str) -> Callable[[], str]:
-    def why() -> str:
+def _no_module(name: str) -> Callable[[str], str]:
+    def why(_topic: str) -> str:
         return "" if importlib.util.find_spec(name) else f"this interpreter has no module {name}"
 
     return why
 
 
-def _no_nixl() -> str:
+def _no_nixl(_topic: str) -> str:
     return nixl.find()[1]
 
 
-def _no_command(name: str) -> Callable[[], str]:
-    return lambda: "" if shutil.which(name) else f"no {name} on the PATH"
+def _no_mpi(_topic: str) -> str:
+    return mpi.why_missing()
 
 
-def _no_turn() -> str:
+def _no_command(name: str) -> Callable[[str], str]:
+    return lambda _topic: "" if shutil.which(name) else f"no {name} on the PATH"
+
+
+def _no_turn(_topic: str) -> str:
     return "nobody has written its turn in this suite"
 
 
-def _no_gpu() -> str:
+def _no_gpu(_topic: str) -> str:
     return "it moves GPUs' memory, and this suite measures tensors of CPUs"
 
 
@@ -122,7 +126,7 @@ PEERS = (
         "mpi",
         "Open MPI's collectives and send, from Python through mpi4py's calls on buffers",
         ("collectives",),
-        mpi.why_missing,
+        _no_mpi,
         "apt-get install openmpi-bin; pip install mpi4py",
     ),
     # Known, and not measured: named in the tables, so that nobody takes them for beaten.
@@ -178,7 +182,7 @@ def choose(
     for peer in table:
         if topic not in peer.topics or (wanted is not None and peer.name not in wanted):
             continue
-        why = peer.why_missing()
+        why = peer.why_missing(topic)
         if why:
             missing.append(Missing(peer, why))
         else:

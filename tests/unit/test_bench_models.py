@@ -152,14 +152,25 @@ def test_a_server_in_python_that_is_faster_counts_too() -> None:
     assert f"{SERVERS}: 0 of 1 models" in lines
 
 
-def test_a_rival_that_is_not_built_is_missing_with_what_builds_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("topic", "wanted", "other"),
+    [("models", "libparameters.so", "grpc_rival"), ("p2p", "grpc_rival", "libparameters.so")],
+)
+def test_a_rival_is_missing_only_where_what_it_needs_is_not_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, topic: str, wanted: str, other: str
 ) -> None:
     monkeypatch.setattr(peers, "GRPC_PARAMETERS", tmp_path / "libparameters.so")
-    present, missing = peers.choose("models", ["grpc-cpp"])
+    monkeypatch.setattr(peers, "GRPC_PROGRAM", tmp_path / "grpc_rival")
+    (tmp_path / other).touch()
+    present, missing = peers.choose(topic, ["grpc-cpp"])
     assert not present
-    assert "libparameters.so" in missing[0].why
+    assert missing[0].why == f"not built in build/rivals: {wanted}"
     assert missing[0].peer.how_to_get == "bash bench/rivals/grpc/setup.sh"
+    (tmp_path / wanted).touch()
+    (tmp_path / other).unlink()
+    present, missing = peers.choose(topic, ["grpc-cpp"])
+    assert [peer.name for peer in present] == ["grpc-cpp"]
+    assert not missing
 
 
 def test_a_rival_that_exposes_nothing_leaves_it_undecided() -> None:

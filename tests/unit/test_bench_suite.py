@@ -17,8 +17,8 @@ from bench.benchlib.record import Record, Result, Run, load, write
 from bench.suite import collectives, command, page, peers, rounds, samples, setup, tables
 from bench.suite.settings import TOPICS, Settings
 
-ABSENT = peers.Peer("absent", "nobody", ("p2p",), lambda: "it is not here", "get it")
-PRESENT = peers.Peer("present", "somebody", ("p2p", "setup"), lambda: "")
+ABSENT = peers.Peer("absent", "nobody", ("p2p",), lambda _: "it is not here", "get it")
+PRESENT = peers.Peer("present", "somebody", ("p2p", "setup"), lambda _: "")
 
 
 def _p2p(contestant: str, peer: str, size: int, ns: float, timed: str = "half") -> Record:
@@ -180,8 +180,9 @@ def test_the_table_of_peers_says_how_to_get_each() -> None:
         assert peer.what
         without = ("floor", "copies", *peers.UNMEASURED)
         assert bool(peer.how_to_get) == (peer.name not in without)
-        assert bool(peer.why_missing()) or peer.name not in peers.UNMEASURED
-        assert isinstance(peer.why_missing(), str)
+        for topic in peer.topics:
+            assert bool(peer.why_missing(topic)) or peer.name not in peers.UNMEASURED
+            assert isinstance(peer.why_missing(topic), str)
 
 
 def test_turns_are_kept_apart_and_their_tails() -> None:
@@ -378,7 +379,7 @@ def test_what_was_measured_is_shown_and_kept(
 ) -> None:
     monkeypatch.setitem(command._MEASURES, "setup", lambda *_: [_set_up("rdmatensor", 2, 1e6)])
     monkeypatch.setattr(peers, "PEERS", (ABSENT, PRESENT))
-    absent = peers.Peer("gone", "nobody", ("setup",), lambda: "why", "how")
+    absent = peers.Peer("gone", "nobody", ("setup",), lambda _: "why", "how")
     monkeypatch.setattr(peers, "choose", lambda *_: ([], [peers.Missing(absent, "why")]))
     kept, shown = tmp_path / "kept.json", tmp_path / "page"
     assert command.main(["setup", "--out", str(kept), "--report", str(shown)]) == 0
