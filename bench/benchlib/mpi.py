@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import os
@@ -13,12 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.benchlib import children
 from bench.benchlib.pairs import WORKERS
 from bench.benchlib.record import Record, parse
 
 _BYTE_LAYERS = {"shm": "self,vader", "tcp": "self,tcp"}
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 _END_S = 10.0  # that mpirun has to end its ranks
 
 
@@ -84,10 +82,6 @@ def run(worker: str, ranks: int, transport: str, *arguments: str, timeout_s: flo
         return [record for file in files for record in parse(file.read_text(encoding="utf-8"))]
 
 
-def _end_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def _wait(words: list[str], said: int, timeout_s: float) -> int | None:
     """Return the exit status; None: the time was over. mpirun ends its ranks when it is told to.
 
@@ -98,7 +92,7 @@ def _wait(words: list[str], said: int, timeout_s: float) -> int | None:
         stdin=subprocess.DEVNULL,
         stdout=said,
         stderr=said,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  one system call
+        preexec_fn=children.tied(signal.SIGTERM),  # noqa: PLW1509  one system call
     ) as running:
         try:
             return running.wait(timeout_s)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from bench.benchlib import children
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, parse
 
@@ -59,6 +60,7 @@ def run_ranks(
                     stdout=handles[0],
                     stderr=handles[1],
                     env={**os.environ, **(environment or {})},
+                    preexec_fn=children.tied(),  # noqa: PLW1509  one system call
                 )
             )
         stack.callback(_end_all, ranks)

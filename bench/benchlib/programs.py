@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from bench.benchlib import children
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, parse
 
@@ -50,7 +51,14 @@ def run(name: str, *arguments: str, timeout_s: float = 300.0) -> list[Record]:
 
 def run_words(command: list[str], timeout_s: float) -> list[Record]:
     """Run any program that prints lines of JSON."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        preexec_fn=children.tied(),
+    )
     if done.returncode == _EXIT_SKIP:
         raise TooFewCores(done.stderr.strip())
     if done.returncode != 0:
@@ -93,7 +101,13 @@ def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
     environment = {**os.environ, "UCX_TLS": path, "UCX_WARN_UNUSED_ENV_VARS": "n"}
     nowhere = subprocess.DEVNULL
     serving = [*command, "-c", str(cores[1])]
-    with subprocess.Popen(serving, env=environment, stdout=nowhere, stderr=nowhere) as server:
+    with subprocess.Popen(
+        serving,
+        env=environment,
+        stdout=nowhere,
+        stderr=nowhere,
+        preexec_fn=children.tied(),  # noqa: PLW1509  one system call
+    ) as server:
         try:
             _await_listener(port, timeout_s)
             done = subprocess.run(
@@ -103,6 +117,7 @@ def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
                 text=True,
                 check=False,
                 timeout=timeout_s,
+                preexec_fn=children.tied(),
             )
         finally:
             server.kill()

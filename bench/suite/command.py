@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.benchlib import machine, programs
+from bench.benchlib import children, machine, programs
 from bench.benchlib.record import Record, Result, Run, write
 from bench.suite import collectives, models, p2p, peers, rounds, scale, setup, tables
 from bench.suite.settings import (
@@ -294,6 +294,7 @@ _COMMANDS = {"compare": _compare, "report": _report}
 
 def main(words: Sequence[str]) -> int:
     """Run `rdmatensor bench` with these words; return the exit status."""
-    if words and words[0] in _COMMANDS:
-        return _COMMANDS[words[0]](words[1:])
-    return _run(words)
+    with children.ended_by_signals("rdmatensor bench"):
+        if words and words[0] in _COMMANDS:
+            return _COMMANDS[words[0]](words[1:])
+        return _run(words)

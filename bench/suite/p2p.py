@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.benchlib import machine, nixl, programs
+from bench.benchlib import children, machine, nixl, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text
@@ -150,7 +150,11 @@ def _shm_write(settings: Settings, size: int, *, has_floor: bool) -> list[Record
 def _grpc_server(program: Path = GRPC_PROGRAM, patience_s: float = _PATIENCE_S) -> Iterator[str]:
     """Serve on a port of loopback that was free; yields ADDRESS:PORT. Raises RuntimeError."""
     address = f"127.0.0.1:{programs.free_port()}"
-    server = subprocess.Popen([str(program), "serve", address], stdout=subprocess.PIPE)
+    server = subprocess.Popen(
+        [str(program), "serve", address],
+        stdout=subprocess.PIPE,
+        preexec_fn=children.tied(),  # noqa: PLW1509  one system call
+    )
     try:
         assert server.stdout is not None
         has_word, _, _ = select.select([server.stdout], [], [], patience_s)

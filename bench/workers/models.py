@@ -16,7 +16,6 @@ something to learn then, and the losses have to be Gloo's.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import functools
 import hashlib
@@ -41,6 +40,7 @@ import graph_analysis
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench.benchlib import children
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job, Trainer
 
@@ -49,7 +49,6 @@ WARM_STEPS = 7  # plan.apply() decides on its buckets for good after the fifth
 SAMPLE_ELEMENTS = 512  # of each parameter
 # Of how far the parameters may be from Gloo's, in parts of how far they moved.
 FARTHEST = 0.001
-_PR_SET_PDEATHSIG = 1
 
 
 def sampled(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -184,9 +183,7 @@ def fork(
         return pid
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            raise RuntimeError("the process that should wait for this one has ended")
+        children.end_with(parent)
         os.environ.update(environment)
         torch.set_num_threads(1)
         faulthandler.dump_traceback_later(patience_s, exit=True)  # says where it hangs

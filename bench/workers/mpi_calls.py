@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-import signal
+import os
 from collections.abc import Callable
 from typing import Any
 
 import mpi4py
 import torch
 
+from bench.benchlib import children
 from bench.workers.operations import Call, Operation
 
 mpi4py.rc.thread_level = "single"  # else every call takes locks that one thread does not need
 from mpi4py import MPI  # noqa: E402
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Meeting:
     """All ranks of an mpirun, and what they run. Dies with mpirun."""
 
     def __init__(self) -> None:
-        if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-            raise OSError("prctl")
+        children.end_with(os.getppid())
         self._world: Any = MPI.COMM_WORLD
         self.rank, self.ranks = int(self._world.Get_rank()), int(self._world.Get_size())
 

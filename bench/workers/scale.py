@@ -27,6 +27,10 @@ from torch._C._distributed_c10d import FileStore
 import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 from rdmatensor.distributed import describe
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench.benchlib import children
+
 PATIENCE = timedelta(seconds=90)
 ELEMENT_BYTES = 4
 SAMPLE_NS = 5_000_000  # about, where a call is short
@@ -110,10 +114,11 @@ def work(arguments: argparse.Namespace, rank: int, ranks: int) -> list[str]:
     return lines
 
 
-def child(arguments: argparse.Namespace, rank: int, ranks: int) -> None:
+def child(arguments: argparse.Namespace, rank: int, ranks: int, parent: int) -> None:
     """Run one rank; it never returns."""
     status = 1
     try:
+        children.end_with(parent)
         out = arguments.folder / f"lines{ranks}.{rank}"
         out.write_text("\n".join(work(arguments, rank, ranks)) + "\n", encoding="utf-8")
         status = 0
@@ -126,12 +131,13 @@ def child(arguments: argparse.Namespace, rank: int, ranks: int) -> None:
 def group(arguments: argparse.Namespace, ranks: int) -> None:
     """Fork the ranks, wait for them, and print what they found."""
     sys.stdout.flush()
+    parent = os.getpid()
     pids: list[int] = []
     try:
         for rank in range(ranks):
             pid = os.fork()
             if pid == 0:
-                child(arguments, rank, ranks)
+                child(arguments, rank, ranks, parent)
             pids.append(pid)
         while pids:
             pid, status = os.wait()

@@ -34,6 +34,7 @@ import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench.benchlib import children
 from bench.benchlib.programs import free_port
 
 PATIENCE_S = 90.0
@@ -66,10 +67,12 @@ def work(backend: str, rank: int, ranks: int, store: TCPStore) -> list[int]:
 def import_what_is_used(backend: str) -> None:
     """Import here, before the ranks are forked, what a group of one imports when it begins."""
     end, answer = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            children.end_with(parent)
             before = set(sys.modules)
             work(backend, 0, 1, store_of(0, 1, free_port()))
             used = sorted(set(sys.modules) - before)
@@ -89,10 +92,13 @@ def import_what_is_used(backend: str) -> None:
         importlib.import_module(name)
 
 
-def child(backend: str, rank: int, ranks: int, port: int, gate: int, answer: int) -> None:
+def child(
+    backend: str, rank: int, ranks: int, port: int, gate: int, answer: int, parent: int
+) -> None:
     """Run one rank; it never returns."""
     status = 1
     try:
+        children.end_with(parent)
         torch.set_num_threads(1)
         store = store_of(rank, ranks, port)
         os.write(answer, b"here\n")
@@ -126,13 +132,14 @@ def group(backend: str, ranks: int) -> list[int]:
     deadline_s = time.monotonic() + PATIENCE_S
     gate_end, gate = os.pipe()
     port = free_port()
+    parent = os.getpid()
     pids, ends = [], []
     try:
         for rank in range(ranks):
             end, answer = os.pipe()
             pid = os.fork()
             if pid == 0:
-                child(backend, rank, ranks, port, gate_end, answer)
+                child(backend, rank, ranks, port, gate_end, answer, parent)
             os.close(answer)
             pids.append(pid)
             ends.append(end)
