@@ -1,4 +1,4 @@
-"""Pictures of a result: times and rates against size, ratios to ours, set-up against ranks.
+"""Pictures of a result: times and rates against size, ratios to ours.
 
 Every contestant has one colour and mark in all pictures. Bands reach from the 10th to the 90th
 hundredth of the samples. The floor is dashed: of several kinds, the fastest at each size.
@@ -12,14 +12,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    NullLocator,
-)
 
 from bench.benchlib.record import Record, number, text
-from bench.suite import plots_scale, samples, streams, tables, tensors
+from bench.suite import plots_scale, plots_setup, samples, streams, tables, tensors
 from bench.suite.peers import OURS
 from bench.suite.plots_base import (
     NARROW_IN,
@@ -259,39 +254,8 @@ def _ratios(
     return [Picture(name, caption, NARROW_IN)]
 
 
-def setup(records: Sequence[Record], folder: Path) -> list[Picture]:
-    """Time until ranks can work, against their number."""
-    transports = list(dict.fromkeys(text(record, "transport") for record in records))
-    if len({record["ranks"] for record in records}) < 2:
-        return []
-    width_in = WIDTH_IN * (0.4 + 0.6 * (len(transports) > 1))
-    figure = Figure(figsize=(width_in, 4.2), layout="constrained")
-    parts = figure.subplots(1, len(transports), sharey=True, squeeze=False)[0]
-    for axes, transport in zip(parts, transports, strict=True):
-        of_path = [
-            one for one in records if (one["transport"], one["op"]) == (transport, "all_to_all")
-        ]
-        series = {
-            name: sorted(line, key=lambda one: number(one, "ranks"))
-            for name, line in series_of(of_path).items()
-        }
-        _draw(axes, series, _time, against="ranks")
-        ranks = sorted({number(record, "ranks") for record in of_path})
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(ranks))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("ranks on this host")
-        time_axis(axes)
-        tidy(axes, f"{transport}: until the first all_to_all")
-        axes.set_ylabel("time, median" if axes is parts[0] else "")
-    save(figure, folder / "setup.png")
-    caption = "Set-up: from the start of all ranks until the slowest can work."
-    return [Picture("setup.png", caption, width_in)]
-
-
 PICTURES: dict[str, Callable[[Sequence[Record], Path], list[Picture]]] = {
     "p2p": p2p,
-    "setup": setup,
+    "setup": plots_setup.setup,
     "scale": plots_scale.scale,
 }

@@ -23,8 +23,9 @@ WAITS = {"spin": "spinning", "sleep": "sleeping"}  # of a program -> of a record
 HALF = "half a round trip"
 # Processor time of each side in seconds for 10^9 bytes moved, of records that have it.
 COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
-# Of a turn, besides its samples: CPU time of a call, and the same loop without communication.
-_OF_TURNS = (*COSTS, "call_cpu_ns", "loop_ns")
+# Of a turn, besides its samples: CPU time of a call, the same loop without communication, and
+# the memory of a rank.
+_OF_TURNS = (*COSTS, "call_cpu_ns", "loop_ns", "rank_bytes")
 # What tells one thing measured from another.
 KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
 

@@ -1,7 +1,9 @@
-"""Set-up: how long ranks take until they can work together, against their number.
+"""Set-up: how long ranks take until they can work together, and the memory, against their number.
 
-bench/workers/setup.py says what is timed. The curve is fitted as time = a * ranks^b, which is a
-line in logarithms: b tells how it grows.
+bench/workers/setup.py says what is timed and counted. Time is fitted as a * ranks^b, which is a
+line in logarithms: b tells how it grows. A rank's memory is fitted as a + b * (ranks - 1), what it
+costs alone and what for each other rank: where nobody reaches more than two, b is what a peer costs
+that is not talked to.
 """
 
 from __future__ import annotations
@@ -17,8 +19,14 @@ from bench.suite.peers import OURS, Peer
 from bench.suite.settings import Settings
 
 _QUICK_MOST = 8
-_FULL_MOST = 32
-_TURN_PATIENCE_S = 300.0
+_FULL_MOST = 128
+_TURN_PATIENCE_S = 1500.0
+LAZY = "neighbours"
+TIMED = {
+    LAZY: "store connected, until each heard from a neighbour",
+    "barrier": "store connected, until the first barrier",
+    "all_to_all": "store connected, until the first all_to_all",
+}
 
 
 def ladder(most: int) -> list[int]:
@@ -49,10 +57,10 @@ def _turn(transport: str, numbers: list[int], backends: list[str]) -> list[Recor
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )
-    found: dict[tuple[object, ...], list[float]] = {}
+    found: dict[tuple[object, ...], list[Record]] = {}
     for record in printed:
         key = (record["contestant"], record["op"], record["ranks"])
-        found.setdefault(key, []).append(number(record, "took_ns"))
+        found.setdefault(key, []).append(record)
     return [
         samples.turn(
             {
@@ -64,26 +72,42 @@ def _turn(transport: str, numbers: list[int], backends: list[str]) -> list[Recor
                 "size": 0,
                 "ranks": ranks,
                 "language": "torch",
-                "timed": f"store connected, until the first {step}",
+                "timed": TIMED[str(step)],
+                "rank_bytes": samples.quantile([number(one, "rank_bytes") for one in several], 0.5),
             },
-            took_ns,
+            [number(one, "took_ns") for one in several],
         )
-        for (backend, step, ranks), took_ns in found.items()
+        for (backend, step, ranks), several in found.items()
     ]
 
 
-def exponent(records: Sequence[Record]) -> float | None:
-    """Fit time = a * ranks^b by least squares in logarithms; return b, None below 3 points."""
-    points = [
-        (math.log(number(record, "ranks")), math.log(number(record, "median_ns")))
-        for record in records
-    ]
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return a and b of y = a + b x by least squares; None below 3 points."""
     if len(points) < 3:
         return None
     mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     together = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return float(together / spread)
+    return mean_y - together / spread * mean_x, together / spread
+
+
+def power(records: Sequence[Record]) -> tuple[float, float] | None:
+    """Fit time = a * ranks^b in logarithms; return a in ns and b, None below 3 points."""
+    line = _line(
+        [
+            (math.log(number(record, "ranks")), math.log(number(record, "median_ns")))
+            for record in records
+        ]
+    )
+    return None if line is None else (math.exp(line[0]), line[1])
+
+
+def memory(records: Sequence[Record]) -> tuple[float, float] | None:
+    """Fit a rank's bytes = a + b * (ranks - 1); return a and b, None below 3 points."""
+    counted = [record for record in records if "rank_bytes" in record]
+    return _line(
+        [(number(record, "ranks") - 1, number(record, "rank_bytes")) for record in counted]
+    )
 
 
 def curves(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -18,8 +18,8 @@ from bench.suite import (
 from bench.suite import models as training
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
-from bench.suite.settings import MIB
-from bench.suite.setup import curves, exponent
+from bench.suite.settings import KIB, MIB
+from bench.suite.setup import curves, memory, power
 
 _NO_RATE_BYTES = 1024  # below it a rate says nothing
 
@@ -185,9 +185,9 @@ def _grouped(records: Sequence[Record]) -> list[Record]:
 
 
 def setup(records: Sequence[Record]) -> str:
-    """Time until ranks can work, and how it grows with their number."""
+    """Time until ranks can work, memory, and how both grow with their number."""
     ours = ours_of(records)
-    heads = ("", "who", "ranks", "p50", "least", "most", "times ours")
+    heads = ("", "who", "ranks", "p50", "least", "most", "times ours", "memory of a rank")
     lines = [
         (
             f"{record['transport']} {record['timed']}",
@@ -197,16 +197,24 @@ def setup(records: Sequence[Record]) -> str:
             time_text(min(samples.raw_of(record))),
             time_text(max(samples.raw_of(record))),
             _factor(record, ours),
+            _kib(number(record, "rank_bytes")) if "rank_bytes" in record else "-",
         )
         for record in _grouped(records)
     ]
-    fits = [
-        f"{name}: grows as ranks^{power:.2f}"
-        for name, curve in curves(records).items()
-        for power in [exponent(curve)]
-        if power is not None
-    ]
+    fits = [line for name, curve in curves(records).items() for line in _fits(name, curve)]
     return "\n".join([layout(heads, lines), *fits])
+
+
+def _fits(name: str, curve: Sequence[Record]) -> list[str]:
+    time, held = power(curve), memory(curve)
+    words = [] if time is None else [f"grows as ranks^{time[1]:.2f}"]
+    if held is not None:
+        words.append(f"memory of a rank {_kib(held[0])} and {_kib(held[1])} for each other")
+    return [f"{name}: {'; '.join(words)}"] if words else []
+
+
+def _kib(size_bytes: float) -> str:
+    return f"{size_bytes / KIB:.0f} KiB"
 
 
 def models(records: Sequence[Record]) -> str:

@@ -4,8 +4,13 @@ This process imports torch and rdmatensor, and whatever a group of one then impo
 and forks the ranks of each group, so that imports are no part of what is timed; all ranks of a
 group wait for one word. From it until the slowest rank is through: init_process_group() and a
 first barrier ("barrier"), and then a first all_to_all ("all_to_all"), for which everybody has to
-reach everybody. The backends take turns; what the all_to_all delivers is checked after the clock
-was read.
+reach everybody; in a group of its own, init_process_group() and a message to the next rank and from
+the one before ("neighbours"), for which nobody has to reach more than two. The backends take turns;
+what was delivered is checked after the clock was read.
+
+After each step all ranks wait for a word again, and the memory that they hold more than before the
+first is counted (Pss: what several share counts once, divided among them), and divided by their
+number.
 
 The ranks are connected to their store before the word. It is torch's, and the same for all
 backends; while connecting, it asks the name server for the names of both ends, so that one datagram
@@ -23,6 +28,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,8 +43,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench.benchlib import children
 from bench.benchlib.programs import free_port
 
-PATIENCE_S = 90.0
-STEPS = ("barrier", "all_to_all")
+PATIENCE_S = 240.0  # of one group; 128 ranks on two cores take most of a minute
+MANY_RANKS = 32  # more have one turn
+Check = Callable[[], bool]
 
 
 def store_of(rank: int, ranks: int, port: int) -> TCPStore:
@@ -47,21 +54,53 @@ def store_of(rank: int, ranks: int, port: int) -> TCPStore:
     return TCPStore("127.0.0.1", port, ranks, rank == 0, patience)
 
 
-def work(backend: str, rank: int, ranks: int, store: TCPStore) -> list[int]:
-    """Return when this rank was through each step, by the monotonic clock."""
+def neighbours(rank: int, ranks: int) -> Check:
+    """Send to the next rank, receive from the one before."""
+    sent, got = torch.full((1,), float(rank)), torch.zeros(1)
+    before = (rank - 1) % ranks
+    works = [dist.isend(sent, (rank + 1) % ranks), dist.irecv(got, before)] if ranks > 1 else []
+    for one in works:
+        assert one is not None
+        one.wait()
+    return lambda: ranks == 1 or got.item() == float(before)
+
+
+def barrier(_rank: int, _ranks: int) -> Check:
+    dist.barrier()
+    return lambda: True
+
+
+def all_to_all(rank: int, ranks: int) -> Check:
+    sent, got = torch.full((ranks,), float(rank)), torch.zeros(ranks)
+    dist.all_to_all_single(got, sent)
+    return lambda: got.tolist() == [float(other) for other in range(ranks)]
+
+
+STEPS: dict[str, Callable[[int, int], Check]] = {
+    "neighbours": neighbours,
+    "barrier": barrier,
+    "all_to_all": all_to_all,
+}
+GROUPS = (("neighbours",), ("barrier", "all_to_all"))  # the steps of a group, in their order
+
+
+def work(
+    backend: str,
+    rank: int,
+    ranks: int,
+    store: TCPStore,
+    steps: Sequence[str],
+    through: Callable[[], None],
+) -> None:
+    """Make a group and take its steps; through() is called after each."""
     patience = timedelta(seconds=PATIENCE_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=patience)
-    dist.barrier()
-    times_ns = [time.monotonic_ns()]
-    sent = torch.full((ranks,), float(rank))
-    got = torch.zeros(ranks)
-    dist.all_to_all_single(got, sent)
-    times_ns.append(time.monotonic_ns())
-    if got.tolist() != [float(other) for other in range(ranks)]:
-        raise RuntimeError(f"{backend}: all_to_all gave {got.tolist()}")
-    dist.barrier()
+    for step in steps:
+        is_right = STEPS[step](rank, ranks)
+        through()
+        if not is_right():
+            raise RuntimeError(f"{backend}: rank {rank} got something else in {step}")
     dist.destroy_process_group()
-    return times_ns
 
 
 def import_what_is_used(backend: str) -> None:
@@ -74,7 +113,8 @@ def import_what_is_used(backend: str) -> None:
         try:
             children.end_with(parent)
             before = set(sys.modules)
-            work(backend, 0, 1, store_of(0, 1, free_port()))
+            for steps in GROUPS:
+                work(backend, 0, 1, store_of(0, 1, free_port()), steps, lambda: None)
             used = sorted(set(sys.modules) - before)
             with os.fdopen(answer, "w", encoding="utf-8") as out:
                 out.write(json.dumps(used))
@@ -93,18 +133,23 @@ def import_what_is_used(backend: str) -> None:
 
 
 def child(
-    backend: str, rank: int, ranks: int, port: int, gate: int, answer: int, parent: int
+    backend: str, rank: int, ranks: int, steps: Sequence[str], port: int, ends: tuple[int, int, int]
 ) -> None:
-    """Run one rank; it never returns."""
+    """Run one rank; it never returns. ends: its parent, the gate, where it answers."""
     status = 1
     try:
+        parent, gate, answer = ends
         children.end_with(parent)
         torch.set_num_threads(1)
         store = store_of(rank, ranks, port)
-        os.write(answer, b"here\n")
-        os.read(gate, 1)  # its end, or a byte
-        os.write(answer, json.dumps(work(backend, rank, ranks, store)).encode() + b"\n")
-        os.read(gate, 1)  # who goes first, without a goodbye, is dead to those still at work
+
+        def through() -> None:
+            os.write(answer, f"{time.monotonic_ns()}\n".encode())
+            os.read(gate, 1)  # its end, or a byte
+
+        through()
+        work(backend, rank, ranks, store, steps, through)
+        through()  # who goes first, without a goodbye, is dead to those still at work
         status = 0
     except BaseException:  # noqa: BLE001  a forked child must not run on in its parent's code
         traceback.print_exc()
@@ -112,52 +157,91 @@ def child(
         os._exit(status)
 
 
-def read_lines(ends: list[int], deadline_s: float) -> list[str]:
-    """Return one line from each rank; each writes a line at once."""
-    lines: dict[int, str] = {}
+def read_lines(ends: list[int], deadline_s: float) -> list[int]:
+    """Return the number that each rank tells; each writes a line at once."""
+    lines: dict[int, int] = {}
     while len(lines) < len(ends):
         waiting = [end for end in ends if end not in lines]
         ready, _, _ = select.select(waiting, [], [], max(0.0, deadline_s - time.monotonic()))
         if not ready:
             raise TimeoutError(f"{len(waiting)} of {len(ends)} ranks are not through")
         for end in ready:
-            lines[end] = os.read(end, 4096).decode()
-            if not lines[end]:
+            line = os.read(end, 4096).decode()
+            if not line:
                 raise RuntimeError("a rank failed; its reason stands above")
+            lines[end] = int(line)
     return [lines[end] for end in ends]
 
 
-def group(backend: str, ranks: int) -> list[int]:
-    """Nanoseconds from the word until the slowest rank was through each step."""
+def held_bytes(pids: list[int]) -> int:
+    """Return the memory of processes (Pss)."""
+    found = 0
+    for pid in pids:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+        (line,) = [line for line in text.splitlines() if line.startswith("Pss:")]
+        found += int(line.split()[1]) << 10
+    return found
+
+
+def group(backend: str, ranks: int, steps: Sequence[str]) -> list[tuple[int, int]]:
+    """Return of each step, counted from the start: nanoseconds until the slowest rank was through.
+
+    With them the bytes that a rank then holds more than before, in the mean.
+    """
     deadline_s = time.monotonic() + PATIENCE_S
-    gate_end, gate = os.pipe()
     port = free_port()
     parent = os.getpid()
-    pids, ends = [], []
+    pids: list[int] = []
+    ends: list[int] = []
+    gates: list[int] = []  # one for each: a rank that is through early must not take another's word
+
+    def release() -> None:
+        for gate in gates:
+            os.write(gate, b"g")
+
     try:
         for rank in range(ranks):
             end, answer = os.pipe()
+            gate_end, gate = os.pipe()
             pid = os.fork()
             if pid == 0:
-                child(backend, rank, ranks, port, gate_end, answer, parent)
+                child(backend, rank, ranks, steps, port, (parent, gate_end, answer))
             os.close(answer)
+            os.close(gate_end)
             pids.append(pid)
             ends.append(end)
+            gates.append(gate)
         read_lines(ends, deadline_s)
-        released_ns = time.monotonic_ns()
-        os.write(gate, b"g" * ranks)
-        times = [json.loads(line) for line in read_lines(ends, deadline_s)]
-        os.write(gate, b"l" * ranks)
-        return [max(of_step) - released_ns for of_step in zip(*times, strict=True)]
+        before_bytes, took_ns = held_bytes(pids), 0
+        found = []
+        for _ in steps:
+            released_ns = time.monotonic_ns()
+            release()
+            took_ns += max(read_lines(ends, deadline_s)) - released_ns
+            found.append((took_ns, (held_bytes(pids) - before_bytes) // ranks))
+        release()
+        read_lines(ends, deadline_s)  # the group is destroyed
+        release()
+        return found
     except BaseException:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)  # nobody has waited for it yet: the pid is its own
         raise
     finally:
-        for fd in (gate_end, gate, *ends):
+        for fd in (*gates, *ends):
             os.close(fd)
         for pid in pids:
             os.waitpid(pid, 0)
+
+
+def turn(backend: str, ranks: int) -> None:
+    """Let a backend make its groups, and print what each step took."""
+    for steps in GROUPS:
+        for step, (took_ns, rank_bytes) in zip(steps, group(backend, ranks, steps), strict=True):
+            record = {"contestant": backend, "op": step, "ranks": ranks}
+            record |= {"took_ns": took_ns, "rank_bytes": rank_bytes}
+            sys.stdout.write(json.dumps(record) + "\n")
+            sys.stdout.flush()
 
 
 def main() -> None:
@@ -166,17 +250,14 @@ def main() -> None:
     parser.add_argument("--folder", required=True, help="not used")
     parser.add_argument("--ranks", required=True, help="numbers, separated by commas")
     parser.add_argument("--backends", required=True)
-    parser.add_argument("--turns", type=int, default=2, help="of each backend and number of ranks")
+    parser.add_argument("--turns", type=int, default=2, help="of each backend with up to 32 ranks")
     arguments = parser.parse_args()
     for backend in str(arguments.backends).split(","):
         import_what_is_used(backend)
     for ranks in map(int, str(arguments.ranks).split(",")):
-        for _ in range(arguments.turns):
+        for _ in range(arguments.turns if ranks <= MANY_RANKS else 1):
             for backend in str(arguments.backends).split(","):
-                for step, took_ns in zip(STEPS, group(backend, ranks), strict=True):
-                    record = {"contestant": backend, "op": step, "ranks": ranks, "took_ns": took_ns}
-                    sys.stdout.write(json.dumps(record) + "\n")
-                    sys.stdout.flush()
+                turn(backend, ranks)
 
 
 if __name__ == "__main__":

@@ -64,3 +64,19 @@ def test_each_algorithm_is_the_one_that_is_measured(transport: str) -> None:
     cells = {(record["op"], record["ranks"]) for record in found}
     assert cells == {(name, ranks) for name in algorithms for ranks in (2, 3)}
     assert all(record["samples"] == 2 for record in found)
+
+
+@pytest.mark.timeout(120)
+def test_set_up_is_timed_and_its_memory_counted() -> None:
+    """With four ranks nobody who only hears from a neighbour reaches all others."""
+    options = ["--ranks", "2,4", "--backends", "gloo,rdmatensor", "--turns", "1"]
+    found = run_ranks("setup", 1, *options, timeout_s=100.0)
+    rows = [(record["contestant"], record["ranks"], record["op"]) for record in found]
+    assert rows == [
+        (backend, ranks, op)
+        for ranks in (2, 4)
+        for backend in ("gloo", "rdmatensor")
+        for op in ("neighbours", "barrier", "all_to_all")
+    ]
+    assert all(number(record, "took_ns") > 0 for record in found)
+    assert all(number(record, "rank_bytes") > 0 for record in found)

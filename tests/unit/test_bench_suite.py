@@ -299,12 +299,25 @@ def test_what_the_ranks_say_comes_together_by_its_key() -> None:
 
 def test_the_power_by_which_set_up_grows() -> None:
     curve = [_set_up("gloo", ranks, 5000.0 * ranks**1.7) for ranks in (2, 4, 8, 16)]
-    assert setup.exponent(curve) == pytest.approx(1.7, abs=0.01)
-    assert setup.exponent(curve[:2]) is None
+    assert setup.power(curve) == pytest.approx((5000, 1.7), rel=0.01)
+    assert setup.power(curve[:2]) is None
     assert setup.ladder(2) == [2]
     assert setup.ladder(8) == [2, 4, 8]
     assert setup.ladder(12) == [2, 4, 8, 12]
     assert setup.ladder(128)[-2:] == [64, 128]
+
+
+def test_the_line_by_which_a_ranks_memory_grows() -> None:
+    """A base and a part for each other rank; records without memory are not counted."""
+    curve: list[Record] = [
+        {**_set_up("gloo", ranks, 1e6), "rank_bytes": 2048 * 1024 + 96 * 1024 * (ranks - 1)}
+        for ranks in (2, 4, 8, 128)
+    ]
+    assert setup.memory(curve) == pytest.approx((2048 * 1024, 96 * 1024))
+    assert setup.memory(curve[:2]) is None
+    shown = tables.setup(curve)
+    assert "; memory of a rank 2048 KiB and 96 KiB for each other" in shown
+    assert shown.splitlines()[2].endswith("2144 KiB")
 
 
 def test_a_file_holds_all_that_was_measured(tmp_path: Path) -> None:
