@@ -202,15 +202,6 @@ def test_turns_are_kept_apart_and_their_tails() -> None:
     assert samples.raw_of(other) == [7]
 
 
-def test_quantiles_of_turns_that_differ_stand_in_their_order() -> None:
-    """Medians of the turns' tails did not: 339 ms as the median, 343 ms as the lowest tenth."""
-    fields: Record = {"topic": "models", "contestant": "x", "size": 8}
-    (one,) = samples.merge(
-        [samples.turn(fields, [100, 110, 120]), samples.turn(fields, [300, 310])]
-    )
-    assert (one["p10"], one["median_ns"], one["p90"]) == (100, 120, 310)
-
-
 def test_everybody_leads_a_round_once() -> None:
     order: list[str] = []
     turns = [(name, lambda name=name: order.append(name) or [{}]) for name in "abc"]
