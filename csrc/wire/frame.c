@@ -39,6 +39,7 @@ static const struct {
 
 #define FRAME_TYPES (sizeof(frame_bytes) / sizeof(frame_bytes[0]))
 
+_Static_assert(FRAME_TYPES == RDTI_FRAME_LAST + 1, "RDTI_FRAME_LAST is the last frame");
 _Static_assert(RDTI_PATH_FIXED_BYTES + RDTI_OFFER_MAX_BYTES <= RDTI_FRAME_PAYLOAD_MAX,
                "the longest payload fits");
 

@@ -44,7 +44,8 @@ enum rdti_frame_type {
     RDTI_FRAME_SLOT_REFUSED = 13, /* rdti_slot_gone: the sender describes it otherwise: text */
     RDTI_FRAME_ABORT = 14,        /* rdti_abort: a group ends */
     RDTI_FRAME_LANE_WORDS = 15,   /* between two halves of a lane: the transport's own codec */
-    RDTI_FRAME_MOVE = 16          /* rdti_move: the lane is lost, another takes its place */
+    RDTI_FRAME_MOVE = 16,         /* rdti_move: the lane is lost, another takes its place */
+    RDTI_FRAME_LAST = RDTI_FRAME_MOVE
 };
 
 /* One side's half of a lane, with the landing place of its mailbox ring and its probe's nonce. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A connection to a real context, from the first byte on: its doors, the handshake, the frames of
  * the side channel, a lane's stream and the mailbox behind it. The first byte says how far an
- * honest set-up goes before the input is heard, and over which socket; what follows are records:
+ * honest set-up goes before the input is heard, over which socket, and whether payloads are summed;
+ * what follows are records:
  *
  *   kind u8 | length u16, little endian, cut to what is left | the bytes
  *
@@ -20,22 +21,25 @@
 #include "wire/stream.h"
 
 enum {
-    KIND_RAW = 0,     /* bytes on the first socket; 1 to 15: a frame of that type */
-    KIND_DATA = 16,   /* bytes on the stream */
-    KIND_MESSAGE,     /* into the mailbox ring, with its notification */
-    KIND_NOTIFY,      /* u32 notification, then bytes into the ring */
-    KIND_DESCRIPTORS, /* u8 type, then the payload: a frame with four descriptors */
+    KIND_RAW = 0, /* bytes on the first socket; up to RDTI_FRAME_LAST: a frame of that type */
+    KIND_DATA = RDTI_FRAME_LAST + 1, /* bytes on the stream */
+    KIND_MESSAGE,                    /* into the mailbox ring, with its notification */
+    KIND_NOTIFY,                     /* u32 notification, then bytes into the ring */
+    KIND_DESCRIPTORS,                /* u8 type, then the payload: a frame with four descriptors */
     KIND_PUMP,
     KIND_SHUTDOWN, /* nothing more comes on the first socket */
     KIND_COUNT
 };
+enum { OPENS_SUMMED = 0x40, OPENS_UNIX = 0x80 }; /* of the first byte; below: the stage */
+/* The inputs of tests/fuzz/corpus hold these numbers. */
+_Static_assert(KIND_DATA == 17, "another frame: seed it below, and re-key corpus/connection.hex");
 
 /* Deaths are remembered: a context that meets a new peer in every input grows. */
 #define INPUTS_PER_CONTEXT 500
 #define RECORD_HEAD_BYTES 3
 #define FDS_MAX 1024 /* a leak begins with the lowest that are free */
 
-static rdt_context *context;
+static rdt_context *contexts[2]; /* the second sums payloads */
 static uint64_t input_number;
 static uint32_t fds_before;
 
@@ -58,28 +62,34 @@ count_our_fds(void)
 }
 
 static void
-open_context(void)
+open_contexts(void)
 {
     struct rdt_error err = {0};
-    const struct rdt_context_opts opts = {.struct_size = sizeof(opts),
-                                          .loopback_only = 1,
-                                          .tcp_streams = 1,
-                                          .timeout_ns = UINT64_C(2000000000),
-                                          .arena_chunk_bytes = 1 << 20};
 
     fds_before = count_our_fds();
-    CHECK_OK(rdt_context_open(&opts, &context, &err), &err);
-    CHECK_OK(rdt_context_add_job(context, "job", (const uint8_t *)"secret", 6, 1, 0, &err), &err);
+    for (int i = 0; i < 2; i++) {
+        const struct rdt_context_opts opts = {.struct_size = sizeof(opts),
+                                              .loopback_only = 1,
+                                              .tcp_streams = 1,
+                                              .timeout_ns = UINT64_C(2000000000),
+                                              .verify = i == 1 ? RDT_VERIFY_CRC32C : RDT_VERIFY_OFF,
+                                              .arena_chunk_bytes = 1 << 20};
+        CHECK_OK(rdt_context_open(&opts, &contexts[i], &err), &err);
+        CHECK_OK(rdt_context_add_job(contexts[i], "job", (const uint8_t *)"secret", 6, 1, 0, &err),
+                 &err);
+    }
 }
 
 static void
-close_context(void)
+close_contexts(void)
 {
     struct rdt_error err = {0};
 
-    CHECK_OK(rdt_context_close(context, &err), &err);
-    context = NULL;
-    /* libFuzzer's own look after each input would find the context, and take 50 ms. */
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(rdt_context_close(contexts[i], &err), &err);
+        contexts[i] = NULL;
+    }
+    /* libFuzzer's own look after each input would find the contexts, and take 50 ms. */
     CHECK_MSG(__lsan_do_recoverable_leak_check() == 0, "the last %u inputs left memory behind",
               (unsigned)INPUTS_PER_CONTEXT);
     CHECK_UINT_EQ(count_our_fds(), fds_before);
@@ -101,7 +111,7 @@ send_descriptors(struct liar *liar, const uint8_t *bytes, size_t len_bytes)
         if (i != SHM_FD_EVENT)
             CHECK_INT_EQ(ftruncate(fds[i], i == SHM_FD_RING ? SHM_RING_BYTES : 4096), 0);
     }
-    liar_frame(liar, bytes[0] % 16, bytes + 1, len_bytes - 1, fds, SHM_FD_COUNT);
+    liar_frame(liar, bytes[0] % KIND_DATA, bytes + 1, len_bytes - 1, fds, SHM_FD_COUNT);
     for (int i = 0; i < SHM_FD_COUNT; i++)
         CHECK_INT_EQ(close(fds[i]), 0);
 }
@@ -148,11 +158,12 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 1 + RECORD_HEAD_BYTES)
         return 0;
     if (input_number++ % INPUTS_PER_CONTEXT == 0) {
-        if (context != NULL)
-            close_context();
-        open_context();
+        if (contexts[0] != NULL)
+            close_contexts();
+        open_contexts();
     }
-    const bool is_unix = (data[0] & 0x80) != 0;
+    const bool is_unix = (data[0] & OPENS_UNIX) != 0;
+    rdt_context *context = contexts[(data[0] & OPENS_SUMMED) != 0];
     const uint8_t stage = data[0] % LIAR_STAGES;
     liar_begin(&liar, context, is_unix, input_number);
     liar_reach(&liar, is_unix && stage > LIAR_AUTHENTICATED ? LIAR_AUTHENTICATED : stage);
@@ -178,7 +189,7 @@ struct input {
 static void
 begin_input(struct input *in, enum liar_stage stage, bool is_unix)
 {
-    in->bytes[0] = (uint8_t)(stage | (is_unix ? 0x80 : 0));
+    in->bytes[0] = (uint8_t)(stage | (is_unix ? OPENS_UNIX : 0));
     in->len_bytes = 1;
 }
 
@@ -220,6 +231,31 @@ static const struct {
               {RDTI_FRAME_LANE_WORDS, "verbs_words"},
               {RDTI_FRAME_MOVE, "move"}};
 #define FRAME_COUNT (sizeof(frames) / sizeof(frames[0]))
+#define EMPTY_FRAMES 3 /* READY, HEARTBEAT and GOODBYE have no format */
+_Static_assert(FRAME_COUNT + EMPTY_FRAMES == RDTI_FRAME_LAST, "a frame is not seeded");
+
+/* What follows a message's head; NULL: nothing, or bytes without a format. */
+static const char *
+body_of(uint8_t kind)
+{
+    switch (kind) {
+    case RDTI_MESSAGE_RTS:
+        return "rts";
+    case RDTI_MESSAGE_CTS:
+    case RDTI_MESSAGE_PLACE:
+        return "cts";
+    case RDTI_MESSAGE_RING:
+        return "region";
+    case RDTI_MESSAGE_SUMS:
+    case RDTI_MESSAGE_WRITTEN:
+    case RDTI_MESSAGE_SUMS_READ:
+        return "sums";
+    case RDTI_MESSAGE_SUMS_GET:
+        return "sums_get";
+    default:
+        return NULL;
+    }
+}
 
 static void
 add_message(struct input *in, struct rng *rng, uint8_t kind)
@@ -233,12 +269,12 @@ add_message(struct input *in, struct rng *rng, uint8_t kind)
     union any_value value;
     size_t body = kind == RDTI_MESSAGE_EAGER ? 100 : 0;
 
+    if (body_of(kind) != NULL)
+        body =
+            encode_random(codec_named(body_of(kind)), rng, &value, bytes + RDTI_MESSAGE_HEAD_BYTES);
+    if (body_of(kind) != NULL && strcmp(body_of(kind), "sums") == 0)
+        head.count = value.sums.count;
     rdti_message_encode(&head, bytes);
-    if (kind == RDTI_MESSAGE_RTS || kind == RDTI_MESSAGE_CTS || kind == RDTI_MESSAGE_RING)
-        body = encode_random(codec_named(kind == RDTI_MESSAGE_RTS   ? "rts"
-                                         : kind == RDTI_MESSAGE_CTS ? "cts"
-                                                                    : "region"),
-                             rng, &value, bytes + RDTI_MESSAGE_HEAD_BYTES);
     add_record(in, KIND_MESSAGE, bytes, RDTI_MESSAGE_HEAD_BYTES + body);
 }
 
@@ -290,14 +326,17 @@ write_seeds(const char *dir)
         add_record(in, RDTI_FRAME_GOODBYE, NULL, 0);
         fuzz_write_seed(dir, count++, in->bytes, in->len_bytes);
     }
-    for (uint8_t kind = RDTI_MESSAGE_EAGER; kind <= RDTI_MESSAGE_NACK; kind++) {
-        const uint8_t notification[4] = {kind, 0, 0xf4, 0xff};
-        begin_input(in, LIAR_READY, false);
-        add_message(in, &rng, RDTI_MESSAGE_EAGER);
-        add_message(in, &rng, kind);
-        add_record(in, KIND_NOTIFY, notification, sizeof(notification));
-        add_record(in, KIND_SHUTDOWN, NULL, 0);
-        fuzz_write_seed(dir, count++, in->bytes, in->len_bytes);
+    for (uint8_t kind = RDTI_MESSAGE_EAGER; kind <= RDTI_MESSAGE_LANDED; kind++) {
+        for (int summed = 0; summed < 2; summed++) {
+            const uint8_t notification[4] = {kind, 0, 0xf4, 0xff};
+            begin_input(in, LIAR_READY, false);
+            in->bytes[0] |= summed == 1 ? OPENS_SUMMED : 0;
+            add_message(in, &rng, RDTI_MESSAGE_EAGER);
+            add_message(in, &rng, kind);
+            add_record(in, KIND_NOTIFY, notification, sizeof(notification));
+            add_record(in, KIND_SHUTDOWN, NULL, 0);
+            fuzz_write_seed(dir, count++, in->bytes, in->len_bytes);
+        }
     }
     free(in);
 }

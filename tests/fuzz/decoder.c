@@ -70,7 +70,7 @@ run_frame_head(const uint8_t *data, size_t size)
 static size_t
 seed_frame_head(struct rng *rng, uint8_t *out)
 {
-    const uint16_t type = (uint16_t)(RDTI_FRAME_PATH + rng_below(rng, RDTI_FRAME_MOVE));
+    const uint16_t type = (uint16_t)(RDTI_FRAME_PATH + rng_below(rng, RDTI_FRAME_LAST));
 
     rdti_frame_head_encode(type, rng_below(rng, RDTI_FRAME_PAYLOAD_MAX + 1), out);
     return RDTI_FRAME_HEAD_BYTES;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -61,4 +62,11 @@ def test_every_kept_corpus_reads(path: Path) -> None:
 
 
 def test_there_is_a_corpus() -> None:
-    assert len(KEPT) > 20
+    """Of every target: the table of codecs, the decoders beside it, and the state machines."""
+    codecs = re.findall(r"^ +ENTRY\((\w+),", (ROOT / "tests/c/wire/codecs.h").read_text(), re.M)
+    decoder = (ROOT / "tests/fuzz/decoder.c").read_text()
+    extras = re.findall(r'^ +\{"(\w+)", run_\w+, seed_\w+\},', decoder, re.M)
+    machines = [path.stem for path in (ROOT / "tests/fuzz").glob("*.c") if path.stem != "decoder"]
+    assert len(codecs) > 20
+    assert len(extras) > 5
+    assert {path.stem for path in KEPT} == {*codecs, *extras, *machines}

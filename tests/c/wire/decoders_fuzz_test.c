@@ -124,7 +124,7 @@ TEST_TIMEOUT(random_heads_never_promise_more_than_fits, 60)
         if (rng_below(&rng, 2) == 0)
             rdti_frame_head_encode((uint16_t)rng_below(&rng, 20), rng_below(&rng, 2000), head);
         if (rdti_frame_head_decode(head, &a, &len_bytes, NULL) == RDT_OK) {
-            CHECK(a >= RDTI_FRAME_PATH && a <= RDTI_FRAME_MOVE);
+            CHECK(a >= RDTI_FRAME_PATH && a <= RDTI_FRAME_LAST);
             CHECK(len_bytes <= RDTI_FRAME_PAYLOAD_MAX);
             frames++;
         }

@@ -96,6 +96,8 @@ authenticate(struct liar *liar)
     uint8_t auth_bytes[RDTI_AUTH_BYTES];
     struct rdti_auth auth;
 
+    if (liar->blob.verify != RDT_VERIFY_OFF)
+        hello.transports |= RDTI_TRANSPORTS_VERIFY;
     (void)snprintf(hello.library_version, sizeof(hello.library_version), "%s", rdt_version());
     (void)snprintf(hello.job_id, sizeof(hello.job_id), JOB);
     memcpy(hello.connector, liar->uuid, sizeof(hello.connector));
