@@ -201,7 +201,7 @@ answer_challenge(struct rdti_handshake *hs, struct rdt_error *err)
     uint8_t want[RDTI_SHA256_BYTES];
     uint8_t auth_bytes[RDTI_AUTH_BYTES];
     struct rdti_auth auth;
-    const rdt_status status = rdti_challenge_decode(hs->in, hs->in_bytes, &result->challenge, err);
+    rdt_status status = rdti_challenge_decode(hs->in, hs->in_bytes, &result->challenge, err);
 
     if (status != RDT_OK)
         return status;
@@ -235,6 +235,9 @@ send_hello(struct rdti_handshake *hs, struct rdt_error *err)
     if (sys_errno != 0)
         return rdti_error_set(err, RDT_EPEER, sys_errno, "%s: connect", hs->place);
     rdt_status status = rdti_random_bytes(hs->result.hello.nonce, RDTI_NONCE_BYTES, err);
+    if (status != RDT_OK)
+        return status;
+    status = hs->events->confirm(hs->arg, &result->challenge, err);
     if (status != RDT_OK)
         return status;
     rdti_hello_encode(&hs->result.hello, hs->hello_bytes);

@@ -6,7 +6,8 @@
  *
  *   role       state            leaves by
  *   connector  CONNECTING       socket writable -> sends HELLO -> WAIT_CHALLENGE
- *              WAIT_CHALLENGE   CHALLENGE with a good mac -> sends AUTH -> done; REJECT -> failed
+ *              WAIT_CHALLENGE   CHALLENGE with a good mac, of the rank that is looked for ->
+ *                               sends AUTH -> done; REJECT -> failed
  *   listener   WAIT_OPENING     HELLO that is admitted -> sends CHALLENGE -> WAIT_AUTH;
  *                               JOIN -> handed on; else REJECT or close
  *              WAIT_AUTH        AUTH with a good mac -> done; else REJECT and close
@@ -52,6 +53,8 @@ struct rdti_handshake_events {
     rdt_status (*admit)(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
                         struct rdti_job **job_out, struct rdti_challenge *challenge_out,
                         struct rdt_error *err);
+    /* Connector: the listener knows the secret; is it the one that we look for? */
+    rdt_status (*confirm)(void *arg, const struct rdti_challenge *challenge, struct rdt_error *err);
     /* Both roles: done. The handshake is gone. `arg` is NULL for the listener. */
     void (*done)(rdt_context *ctx, void *arg, const struct rdti_authenticated *result);
     /* Connector: it failed. The handshake is gone. */

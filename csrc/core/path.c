@@ -293,7 +293,9 @@ endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpo
     if (ep == NULL)
         return rdti_path_create(ctx, result->hello.connector, result->hello.rank,
                                 result->hello.job_id, ctx->opts.timeout_ns, out, err);
-    if (ep->channel != NULL)
+    if (strcmp(ep->job_id, result->hello.job_id) == 0) /* it may be opened since it was admitted */
+        status = rdti_path_check_rank(ep->job_id, rdti_endpoint_rank(ep), result->hello.rank, err);
+    if (status == RDT_OK && ep->channel != NULL)
         status = check_second(ep, result, err);
     if (status != RDT_OK)
         return status;
@@ -349,6 +351,14 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
         rdti_path_refuse(ep, &err);
 }
 
+static rdt_status
+confirm(void *arg, const struct rdti_challenge *challenge, struct rdt_error *err)
+{
+    const rdt_endpoint *ep = arg;
+
+    return rdti_path_check_rank(ep->job_id, rdti_endpoint_rank(ep), challenge->rank, err);
+}
+
 static void
 on_handshake_failed(rdt_context *ctx, void *arg, const struct rdt_error *err)
 {
@@ -361,6 +371,7 @@ on_handshake_failed(rdt_context *ctx, void *arg, const struct rdt_error *err)
 
 const struct rdti_handshake_events rdti_path_handshake_events = {
     .admit = rdti_path_admit,
+    .confirm = confirm,
     .done = on_authenticated,
     .failed = on_handshake_failed,
     .join = rdti_path_on_join,

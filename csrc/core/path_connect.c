@@ -287,6 +287,10 @@ open_locked(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_end
         return RDT_EMISMATCH;
     if (ep == NULL)
         return open_new(ctx, blob, opts, job, out, err);
+    /* Its peer came first, and said who it is. */
+    if (ep->refs == 0 && strcmp(ep->job_id, opts->job_id) == 0 &&
+        rdti_path_check_rank(ep->job_id, opts->peer_rank, rdti_endpoint_rank(ep), err) != RDT_OK)
+        return RDT_EMISMATCH;
     open_again(ep, blob, opts, job);
     *out = ep;
     return RDT_OK;

@@ -59,5 +59,9 @@ void rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err);
 /* RDT_EMISMATCH: only one of the two sums its payload. */
 rdt_status rdti_path_check_sums(const rdt_context *ctx, bool is_theirs, int32_t their_rank,
                                 int32_t own_rank, struct rdt_error *err);
+/* RDT_EMISMATCH: the process says that it is rank `told` of that job, where it was opened as
+ * another. One that is not known is not compared. */
+rdt_status rdti_path_check_rank(const char *job_id, int32_t opened, int32_t told,
+                                struct rdt_error *err);
 
 #endif

@@ -15,6 +15,9 @@ check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_erro
     rdt_endpoint *ep = rdti_endpoint_find(ctx, hello->connector);
 
     if (ep == NULL)
+    if (strcmp(ep->job_id, hello->job_id) == 0 &&
+        rdti_path_check_rank(hello->job_id, rdti_endpoint_rank(ep), hello->rank, err) != RDT_OK)
+        return RDT_EMISMATCH;
         return RDT_OK;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_READY || ep->channel != NULL)
         return rdti_error_set(err, RDT_EAGAIN, 0,
@@ -25,6 +28,17 @@ check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_erro
     }
     return RDT_OK; /* ours goes on as well until this one has proved who it is: endpoint_of() */
 }
+rdt_status
+rdti_path_check_rank(const char *job_id, int32_t opened, int32_t told, struct rdt_error *err)
+{
+    if (opened == RDT_RANK_UNKNOWN || told == RDT_RANK_UNKNOWN || opened == told)
+        return RDT_OK;
+    return rdti_error_set_rank(err, RDT_EMISMATCH, told,
+                               "the process that says it is rank %d of job '%s' was opened as rank "
+                               "%d: its address was given for another's",
+                               (int)told, job_id, (int)opened);
+}
+
 
 rdt_status
 rdti_path_check_sums(const rdt_context *ctx, bool is_theirs, int32_t their_rank, int32_t own_rank,

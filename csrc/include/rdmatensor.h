@@ -388,7 +388,8 @@ struct rdt_endpoint_opts {
  * The endpoint to the process that published `blob`; returns at once, set-up goes on behind.
  * The same peer again gives the same endpoint, counted: each open has its rdt_endpoint_close().
  *   RDT_EINVAL an unknown job, or our own blob   RDT_EPROTO, RDT_EVERSION of the blob
- *   RDT_EPEER that process is known to be dead   RDT_EMISMATCH only one of the two verifies
+ *   RDT_EPEER that process is known to be dead   RDT_EMISMATCH only one of the two verifies,
+ *   or the process came here before as another rank of this job
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob,
                                                    size_t blob_bytes,
@@ -397,7 +398,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_open(rdt_context *ctx, const uint8
 /*
  * Until both sides have proved the path.
  *   RDT_ETIMEDOUT of this wait, or of the whole set-up   RDT_EPEER   RDT_EAUTH   RDT_EVERSION
- *   RDT_EMISMATCH another epoch, no path as good as one side requires, or only one side verifies
+ *   RDT_EMISMATCH another epoch or rank, no path as good as one side requires, or only one side
+ *   verifies
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_ready(rdt_endpoint *ep, uint64_t timeout_ns,
                                                          struct rdt_error *err);

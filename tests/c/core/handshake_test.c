@@ -283,6 +283,89 @@ TEST(a_replayed_conversation_is_refused)
 }
 
 /* A stranger in the name of a peer that is being connected to does not end that attempt. */
+/* A socket that is listened at, and a blob that leads there and nowhere else. */
+static int
+listen_silently(struct rdti_blob *blob)
+{
+    struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t addr_bytes = sizeof(addr);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    CHECK(bind(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0);
+    CHECK(listen(fd, 5) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) == 0);
+    blob->unix_name[0] = '\0';
+    blob->addr_count = 1;
+    blob->addrs[0] =
+        (struct rdti_blob_addr){.family = 4, .is_loopback = true, .port = ntohs(addr.sin_port)};
+    memcpy(blob->addrs[0].addr, &addr.sin_addr, 4);
+    return fd;
+}
+
+static rdt_status
+open_as(rdt_context *ctx, const struct rdti_blob *blob, int32_t rank, rdt_endpoint **out,
+        struct rdt_error *err)
+{
+    const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
+                                           .peer_rank = rank,
+                                           .job_id = "job"};
+    uint8_t bytes[RDT_BLOB_MAX_BYTES];
+    size_t len = 0;
+
+    check_ok(rdti_blob_encode(blob, bytes, sizeof(bytes), &len, err), err, "blob_encode");
+    return rdt_endpoint_open(ctx, bytes, len, &opts, out, err);
+}
+
+static void
+check_names_both(const struct rdt_error *err)
+{
+    CHECK_STR_CONTAINS(err->message, "rank 1 of job 'job'");
+    CHECK_STR_CONTAINS(err->message, "opened as rank 4");
+}
+
+/* Rank 1 of the job, which knows the secret, where rank 0 looks for rank 4: as the one that is
+ * called, as the one that calls, and where it called before it was looked for. */
+TEST(a_true_member_with_another_rank_is_refused)
+{
+    for (int t = 1; t <= 2; t++) {
+        struct rdt_error err = {0};
+        rdt_context *ctx;
+        rdt_context *member;
+        rdt_endpoint *ep;
+        rdt_endpoint *back;
+        context_make(&ctx, RDT_TRANSPORT_AUTO, "secret", 0);
+        context_make(&member, t == 1 ? RDT_TRANSPORT_SHM : RDT_TRANSPORT_TCP, "secret", 1);
+        struct rdti_blob blob = blob_of(member);
+
+        check_ok(open_as(ctx, &blob, 4, &ep, &err), &err, "endpoint_open");
+        CHECK_STATUS(rdt_endpoint_wait_ready(ep, 5 * RIG_S, &err), RDT_EMISMATCH);
+        check_names_both(&err);
+        CHECK_INT_EQ(err.peer_rank, 1);
+        rdt_endpoint_close(ep);
+
+        const int silent = listen_silently(&blob);
+        check_ok(open_as(ctx, &blob, 4, &ep, &err), &err, "endpoint_open");
+        endpoint_make(member, ctx, 0, &back);
+        CHECK_STATUS(rdt_endpoint_wait_ready(back, 5 * RIG_S, &err), RDT_EMISMATCH);
+        check_names_both(&err);
+        rdt_endpoint_close(back);
+        rdt_endpoint_close(ep);
+        (void)close(silent);
+
+        endpoint_make(member, ctx, 0, &back);
+        check_ok(rdt_endpoint_wait_ready(back, 5 * RIG_S, &err), &err, "as itself");
+        blob = blob_of(member);
+        CHECK_STATUS(open_as(ctx, &blob, 4, &ep, &err), RDT_EMISMATCH);
+        check_names_both(&err);
+        check_ok(open_as(ctx, &blob, 1, &ep, &err), &err, "endpoint_open"); /* no harm done */
+        check_ok(rdt_endpoint_wait_ready(ep, 5 * RIG_S, &err), &err, "by its rank");
+        rdt_endpoint_close(ep);
+        rdt_endpoint_close(back);
+        check_ok(rdt_context_close(member, &err), &err, "context_close");
+        finish(ctx);
+    }
+}
+
 TEST(a_false_hello_does_not_disturb_the_true_peers_set_up)
 {
     for (int smaller = 0; smaller < 2; smaller++) {

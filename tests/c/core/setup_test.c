@@ -157,7 +157,7 @@ static rdt_status
 open_with(rdt_context *from, rdt_context *to, const char *job, struct rdt_error *err)
 {
     const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
-                                           .peer_rank = 1,
+                                           .peer_rank = RDT_RANK_UNKNOWN,
                                            .job_id = job};
     uint8_t blob[RDT_BLOB_MAX_BYTES];
     size_t blob_bytes = 0;
@@ -214,7 +214,7 @@ TEST(two_jobs_share_a_pair_of_processes)
         }
         for (int i = 0; i < 2; i++) {
             const struct rdt_endpoint_opts opts = {.struct_size = sizeof(opts),
-                                                   .peer_rank = 1 - i,
+                                                   .peer_rank = i == 0 ? 1 : 5,
                                                    .job_id = jobs[i]};
             uint8_t blob[RDT_BLOB_MAX_BYTES];
             size_t blob_bytes = 0;
