@@ -221,8 +221,8 @@ free_context(rdt_context *ctx)
     }
     while ((node = rdti_list_take_first(&ctx->obituaries)) != NULL)
         free(RDTI_CONTAINER(node, struct rdti_obituary, link));
-    while ((node = rdti_list_take_first(&ctx->refusals)) != NULL)
-        free(RDTI_CONTAINER(node, struct rdti_refusal, link));
+    while ((node = rdti_list_take_first(&ctx->rejections)) != NULL)
+        free(RDTI_CONTAINER(node, struct rdti_rejection, link));
     free(ctx->ifname);
     free(ctx->addr);
     free(ctx);
@@ -278,7 +278,7 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
     rdti_list_init(&ctx->jobs);
     rdti_list_init(&ctx->endpoints);
     rdti_list_init(&ctx->obituaries);
-    rdti_list_init(&ctx->refusals);
+    rdti_list_init(&ctx->rejections);
     rdti_list_init(&ctx->retired);
     ctx->last_tick_ns = rdti_now_ns();
     status = take_opts(ctx, opts, err);

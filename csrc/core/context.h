@@ -9,6 +9,7 @@
 #include "base/list.h"
 #include "core/arena.h"
 #include "core/engine.h"
+#include "core/refusal.h"
 #include "core/region.h"
 #include "core/transfer.h"
 #include "rdmatensor.h"
@@ -70,7 +71,7 @@ struct rdti_obituary {
 };
 
 /* What keeps a peer and us apart for good, said when it came while nobody here wanted it. */
-struct rdti_refusal {
+struct rdti_rejection {
     struct rdti_list link;
     uint8_t uuid[RDT_UUID_BYTES];
     struct rdt_error error;
@@ -96,10 +97,11 @@ struct rdt_context {
     struct rdti_list endpoints;  /* every endpoint that is not freed, by its link */
     struct rdti_list retired;    /* side channels that wait for the peer's end */
     struct rdti_list obituaries; /* in the order of death */
-    struct rdti_list refusals;   /* of peers, the oldest first */
-    uint32_t refusal_count;
+    struct rdti_list rejections; /* of peers, the oldest first */
+    uint32_t rejection_count;
     uint64_t hearsay_count;     /* of them, processes that were never met */
     bool has_warned_of_hearsay; /* of what is not remembered */
+    struct rdti_refusals refusals;
     struct rdti_groups *groups;
     _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
     bool has_core_work;           /* rdti_endpoints_poll() has something to look at */
@@ -136,10 +138,10 @@ void rdti_context_tell_obituaries(rdt_context *ctx, rdt_endpoint *ep);
 const struct rdti_obituary *rdti_context_find_obituary(const rdt_context *ctx,
                                                        const uint8_t uuid[RDT_UUID_BYTES]);
 /* [driver] Remember why a peer was refused: it may be gone, with its error, before we want it. */
-void rdti_context_note_refusal(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES],
-                               const struct rdt_error *err);
+void rdti_context_note_rejection(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES],
+                                 const struct rdt_error *err);
 /* [driver] Why it was, or NULL. */
-const struct rdt_error *rdti_context_find_refusal(const rdt_context *ctx,
-                                                  const uint8_t uuid[RDT_UUID_BYTES]);
+const struct rdt_error *rdti_context_find_rejection(const rdt_context *ctx,
+                                                    const uint8_t uuid[RDT_UUID_BYTES]);
 
 #endif

@@ -234,7 +234,7 @@ bury(rdt_endpoint *ep)
         rdti_context_announce_death(ep->ctx, &news, ep);
     }
     if (ep->error.status == RDT_EMISMATCH && ep->refs == 0)
-        rdti_context_note_refusal(ep->ctx, ep->uuid, &ep->error);
+        rdti_context_note_rejection(ep->ctx, ep->uuid, &ep->error);
     rdti_mailbox_on_ended(ep->mailbox, &ep->error);
     rdti_slots_on_ended(ep->slots, &ep->error);
     rdti_groups_on_left(ep->ctx->groups, ep, &ep->error);

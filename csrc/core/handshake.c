@@ -62,6 +62,31 @@ rdti_handshake_cancel(struct rdti_handshake *hs)
 }
 
 static void
+log_refusal(rdt_context *ctx, const struct rdt_error *err)
+{
+    enum rdti_refusal kind;
+
+    switch (err->status) {
+    case RDT_EPROTO:
+        kind = RDTI_REFUSAL_GARBAGE;
+        break;
+    case RDT_EVERSION:
+        kind = RDTI_REFUSAL_VERSION;
+        break;
+    case RDT_EAUTH:
+        kind = RDTI_REFUSAL_AUTH;
+        break;
+    case RDT_EMISMATCH:
+        kind = RDTI_REFUSAL_MISMATCH;
+        break;
+    default: /* crossing connections and peers that give up: the ordinary course of set-up */
+        rdti_log(RDT_LOG_DEBUG, "refused a connection: %s", err->message);
+        return;
+    }
+    rdti_refusal_log(&ctx->refusals, kind, "refused a connection: %s", err->message);
+}
+
+static void
 fail(struct rdti_handshake *hs, const struct rdt_error *err)
 {
     rdt_context *ctx = hs->ctx;
@@ -69,12 +94,8 @@ fail(struct rdti_handshake *hs, const struct rdt_error *err)
     const struct rdti_handshake_events *events = hs->events;
     const bool is_connector = hs->result.is_connector;
 
-    /* Crossing connections and peers that give up are the ordinary course of set-up. */
-    const bool is_notable = err->status == RDT_EAUTH || err->status == RDT_EPROTO ||
-                            err->status == RDT_EVERSION || err->status == RDT_EMISMATCH;
     if (!is_connector)
-        rdti_log(is_notable ? RDT_LOG_WARN : RDT_LOG_DEBUG, "refused a connection: %s",
-                 err->message);
+        log_refusal(ctx, err);
     dispose(hs);
     if (is_connector)
         events->failed(ctx, arg, err);
@@ -216,6 +237,9 @@ answer_challenge(struct rdti_handshake *hs, struct rdt_error *err)
                               "%s does not know the secret of job '%s': all ranks need the same "
                               "RDMATENSOR_SECRET",
                               hs->place, hs->job->job_id);
+    status = hs->events->confirm(hs->arg, &result->challenge, err);
+    if (status != RDT_OK)
+        return status;
     rdti_handshake_mac(RDTI_MAC_CONNECTOR, hs->job->secret, hs->job->secret_bytes, hs->hello_bytes,
                        hs->challenge_bytes, auth.mac);
     rdti_handshake_mac(RDTI_MAC_SESSION, hs->job->secret, hs->job->secret_bytes, hs->hello_bytes,
@@ -235,9 +259,6 @@ send_hello(struct rdti_handshake *hs, struct rdt_error *err)
     if (sys_errno != 0)
         return rdti_error_set(err, RDT_EPEER, sys_errno, "%s: connect", hs->place);
     rdt_status status = rdti_random_bytes(hs->result.hello.nonce, RDTI_NONCE_BYTES, err);
-    if (status != RDT_OK)
-        return status;
-    status = hs->events->confirm(hs->arg, &result->challenge, err);
     if (status != RDT_OK)
         return status;
     rdti_hello_encode(&hs->result.hello, hs->hello_bytes);
@@ -406,7 +427,7 @@ set_nodelay(int fd)
 
 /* Room for one more towards us. */
 static void
-make_room(struct rdti_list *table)
+make_room(rdt_context *ctx, struct rdti_list *table)
 {
     struct rdti_handshake *oldest = NULL;
     uint32_t count = 0;
@@ -421,8 +442,9 @@ make_room(struct rdti_list *table)
     }
     if (count < RDTI_HANDSHAKES_MAX || oldest == NULL)
         return;
-    rdti_log(RDT_LOG_WARN, "%s: dropped unfinished, since %u others want to connect", oldest->place,
-             count);
+    rdti_refusal_log(&ctx->refusals, RDTI_REFUSAL_CROWD,
+                     "%s: dropped unfinished, since %u others want to connect", oldest->place,
+                     count);
     dispose(oldest);
 }
 
@@ -437,7 +459,7 @@ rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
         (void)close(fd);
         return;
     }
-    make_room(table);
+    make_room(ctx, table);
     if (!is_unix)
         set_nodelay(fd);
     hs->ctx = ctx;

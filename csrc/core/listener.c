@@ -47,7 +47,7 @@ struct rdti_listener {
 };
 
 static bool
-is_same_user(int fd)
+is_same_user(rdt_context *ctx, int fd)
 {
     struct ucred cred;
     socklen_t len = sizeof(cred);
@@ -56,9 +56,10 @@ is_same_user(int fd)
         return false;
     if (cred.uid == geteuid())
         return true;
-    rdti_log(RDT_LOG_WARN,
-             "refused process %d of user %u at the Unix socket: this process belongs to user %u",
-             (int)cred.pid, (unsigned)cred.uid, (unsigned)geteuid());
+    rdti_refusal_log(
+        &ctx->refusals, RDTI_REFUSAL_USER,
+        "refused process %d of user %u at the Unix socket: this process belongs to user %u",
+        (int)cred.pid, (unsigned)cred.uid, (unsigned)geteuid());
     return false;
 }
 
@@ -86,7 +87,7 @@ on_accept(void *arg, uint32_t epoll_events)
                 pause_accept(socket, errno);
             return;
         }
-        if (socket->is_unix && !is_same_user(fd)) {
+        if (socket->is_unix && !is_same_user(listener->ctx, fd)) {
             (void)close(fd);
             continue;
         }
@@ -285,6 +286,7 @@ expire(void *arg)
     struct rdti_listener *listener = arg;
 
     rdti_handshakes_expire(&listener->handshakes, rdti_now_ns());
+    rdti_refusals_tell(&listener->ctx->refusals, rdti_now_ns());
     for (uint32_t i = 0; i < listener->socket_count; i++) {
         struct listening *socket = &listener->sockets[i];
         if (socket->is_paused)
@@ -334,6 +336,7 @@ rdti_listener_close(struct rdti_listener *listener)
     if (listener == NULL)
         return;
     rdti_handshakes_cancel_all(&listener->handshakes);
+    rdti_refusals_tell(&listener->ctx->refusals, UINT64_MAX);
     for (uint32_t i = 0; i < listener->socket_count; i++) {
         rdti_engine_unwatch(listener->ctx->engine, listener->sockets[i].watch);
         rdti_fork_close_remove(listener->sockets[i].fd);

@@ -16,7 +16,7 @@
 /* Without a group, or with small ones: ranks that died in earlier lives of the job. */
 #define HEARSAY_LEAST 256
 /* The last ones: a peer with the secret may come as often as it likes, by ever new names. */
-#define REFUSALS_MAX 64
+#define REJECTIONS_MAX 64
 
 const struct rdti_obituary *
 rdti_context_find_obituary(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
@@ -128,35 +128,37 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
 }
 
 const struct rdt_error *
-rdti_context_find_refusal(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+rdti_context_find_rejection(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {
-    for (const struct rdti_list *node = ctx->refusals.next; node != &ctx->refusals;
+    for (const struct rdti_list *node = ctx->rejections.next; node != &ctx->rejections;
          node = node->next) {
-        const struct rdti_refusal *refusal = RDTI_CONTAINER(node, const struct rdti_refusal, link);
-        if (memcmp(refusal->uuid, uuid, RDT_UUID_BYTES) == 0)
-            return &refusal->error;
+        const struct rdti_rejection *rejection =
+            RDTI_CONTAINER(node, const struct rdti_rejection, link);
+        if (memcmp(rejection->uuid, uuid, RDT_UUID_BYTES) == 0)
+            return &rejection->error;
     }
     return NULL;
 }
 
 void
-rdti_context_note_refusal(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES],
-                          const struct rdt_error *err)
+rdti_context_note_rejection(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES],
+                            const struct rdt_error *err)
 {
-    struct rdti_refusal *refusal;
+    struct rdti_rejection *rejection;
 
-    if (rdti_context_find_refusal(ctx, uuid) != NULL)
+    if (rdti_context_find_rejection(ctx, uuid) != NULL)
         return;
-    if (ctx->refusal_count == REFUSALS_MAX)
-        refusal = RDTI_CONTAINER(rdti_list_take_first(&ctx->refusals), struct rdti_refusal, link);
+    if (ctx->rejection_count == REJECTIONS_MAX)
+        rejection =
+            RDTI_CONTAINER(rdti_list_take_first(&ctx->rejections), struct rdti_rejection, link);
     else
-        refusal = malloc(sizeof(*refusal));
-    if (refusal == NULL) {
+        rejection = malloc(sizeof(*rejection));
+    if (rejection == NULL) {
         rdti_log(RDT_LOG_ERROR, "no memory to remember why a peer was refused: %s", err->message);
         return;
     }
-    ctx->refusal_count += ctx->refusal_count < REFUSALS_MAX ? 1 : 0;
-    memcpy(refusal->uuid, uuid, RDT_UUID_BYTES);
-    refusal->error = *err;
-    rdti_list_append(&ctx->refusals, &refusal->link);
+    ctx->rejection_count += ctx->rejection_count < REJECTIONS_MAX ? 1 : 0;
+    memcpy(rejection->uuid, uuid, RDT_UUID_BYTES);
+    rejection->error = *err;
+    rdti_list_append(&ctx->rejections, &rejection->link);
 }

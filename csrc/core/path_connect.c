@@ -148,7 +148,7 @@ out_of_places(rdt_endpoint *ep)
         rdti_path_retry(ep, 3 * RDTI_CROSSED_NS);
         return;
     }
-    const struct rdt_error *known = rdti_context_find_refusal(ep->ctx, ep->uuid);
+    const struct rdt_error *known = rdti_context_find_rejection(ep->ctx, ep->uuid);
     if (known != NULL) { /* it has gone with the same */
         rdti_endpoint_fail(ep, known, false);
         return;

@@ -6,7 +6,6 @@
 #include "base/crypto.h"
 #include "base/error.h"
 #include "base/fork.h"
-#include "base/log.h"
 #include "core/path_impl.h"
 
 static rdt_status
@@ -15,10 +14,10 @@ check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_erro
     rdt_endpoint *ep = rdti_endpoint_find(ctx, hello->connector);
 
     if (ep == NULL)
+        return RDT_OK;
     if (strcmp(ep->job_id, hello->job_id) == 0 &&
         rdti_path_check_rank(hello->job_id, rdti_endpoint_rank(ep), hello->rank, err) != RDT_OK)
         return RDT_EMISMATCH;
-        return RDT_OK;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_READY || ep->channel != NULL)
         return rdti_error_set(err, RDT_EAGAIN, 0,
                               "an earlier connection between these two processes is still open");
@@ -28,6 +27,7 @@ check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_erro
     }
     return RDT_OK; /* ours goes on as well until this one has proved who it is: endpoint_of() */
 }
+
 rdt_status
 rdti_path_check_rank(const char *job_id, int32_t opened, int32_t told, struct rdt_error *err)
 {
@@ -38,7 +38,6 @@ rdti_path_check_rank(const char *job_id, int32_t opened, int32_t told, struct rd
                                "%d: its address was given for another's",
                                (int)told, job_id, (int)opened);
 }
-
 
 rdt_status
 rdti_path_check_sums(const rdt_context *ctx, bool is_theirs, int32_t their_rank, int32_t own_rank,
@@ -133,7 +132,8 @@ rdti_path_on_join(rdt_context *ctx, int fd, const uint8_t *join_bytes)
         return;
     }
 refuse:
-    rdti_log(RDT_LOG_WARN, "refused a data stream that belongs to no endpoint of this process");
+    rdti_refusal_log(&ctx->refusals, RDTI_REFUSAL_STREAM,
+                     "refused a data stream that belongs to no endpoint of this process");
     rdti_fork_close_remove(fd);
     (void)close(fd);
 }

@@ -10,6 +10,7 @@
 
 #include "base/crypto.h"
 #include "core/context.h"
+#include "core/handshake.h"
 #include "core/netaddr.h"
 #include "pair_rig.h"
 #include "wire/blob.h"
@@ -282,7 +283,6 @@ TEST(a_replayed_conversation_is_refused)
     }
 }
 
-/* A stranger in the name of a peer that is being connected to does not end that attempt. */
 /* A socket that is listened at, and a blob that leads there and nowhere else. */
 static int
 listen_silently(struct rdti_blob *blob)
@@ -366,6 +366,7 @@ TEST(a_true_member_with_another_rank_is_refused)
     }
 }
 
+/* A stranger in the name of a peer that is being connected to does not end that attempt. */
 TEST(a_false_hello_does_not_disturb_the_true_peers_set_up)
 {
     for (int smaller = 0; smaller < 2; smaller++) {
@@ -421,28 +422,119 @@ TEST(a_false_hello_does_not_disturb_the_true_peers_set_up)
 
 /* ---- Silence ------------------------------------------------------------------------------- */
 
+/* As many strangers as there are descriptors for: their ends, and those that are kept of ours. */
+static int
+strangers_possible(int wanted)
+{
+    const rlim_t others = 400; /* RDTI_HANDSHAKES_MAX, an honest peer's, ours */
+    struct rlimit limit;
+
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (limit.rlim_cur < (rlim_t)wanted + others) {
+        limit.rlim_cur = (rlim_t)wanted + others;
+        if (limit.rlim_max < limit.rlim_cur)
+            limit.rlim_cur = limit.rlim_max;
+        CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    }
+    if (limit.rlim_cur >= (rlim_t)wanted + others)
+        return wanted;
+    CHECK(limit.rlim_cur > others + RDTI_HANDSHAKES_MAX);
+    printf("  %d strangers: RLIMIT_NOFILE is %u\n", (int)(limit.rlim_cur - others),
+           (unsigned)limit.rlim_cur);
+    return (int)(limit.rlim_cur - others);
+}
+
+/* What is logged from here on goes to a file; returns the stderr of before. */
+static int
+divert_stderr(FILE *into)
+{
+    const int before = dup(STDERR_FILENO);
+
+    CHECK(before >= 0 && dup2(fileno(into), STDERR_FILENO) >= 0);
+    return before;
+}
+
+/* Gives stderr back; how many lines were logged, each of which is shown. */
+static unsigned
+end_diversion(FILE *from, int before)
+{
+    char line[1024];
+    unsigned count = 0;
+
+    CHECK(dup2(before, STDERR_FILENO) >= 0);
+    (void)close(before);
+    rewind(from);
+    for (; fgets(line, sizeof(line), from) != NULL; count++)
+        fputs(line, stderr);
+    return count;
+}
+
+/* A thousand at once, and each kind of them is worth two lines: the first, and how many more. */
 TEST_TIMEOUT(silent_strangers_keep_nobody_out, 60)
 {
-    enum { STRANGERS = 700 };
+    const int count = strangers_possible(1000);
+    int *fds = calloc((size_t)count, sizeof(int));
 
     for (int u = 0; u < 2; u++) {
         struct rdti_blob blob;
-        int *fds = calloc(STRANGERS, sizeof(int));
         rdt_context *ctx = begin(u == 1, &blob);
-        rdt_log_set_level(RDT_LOG_ERROR); /* each of them is worth a line */
-        for (int i = 0; i < STRANGERS; i++) {
+        FILE *log = tmpfile();
+        CHECK_NOT_NULL(log);
+        const int before = divert_stderr(log);
+        for (int i = 0; i < count; i++) {
             fds[i] = knock(&blob, u == 1);
             if (i % 2 == 0)
                 say(fds[i], "RDTH", 4); /* slower than any network */
         }
         const uint64_t before_ns = test_now_ns();
         check_honest(ctx);
-        CHECK_UINT_LE(test_now_ns() - before_ns, (uint64_t)(2e9 * test_timeout_scale()));
-        CHECK(is_closed(fds[0], 5000) && is_closed(fds[1], 5000)); /* the oldest had to go */
-        for (int i = 0; i < STRANGERS; i++)
+        const uint64_t took_ns = test_now_ns() - before_ns;
+        const bool had_to_go = is_closed(fds[0], 5000) && is_closed(fds[1], 5000);
+        for (int i = 0; i < count; i++)
             (void)close(fds[i]);
-        free(fds);
         finish(ctx);
+        const unsigned lines = end_diversion(log, before);
+        (void)fclose(log);
+        CHECK_UINT_LE(took_ns, (uint64_t)(2e9 * test_timeout_scale()));
+        CHECK(had_to_go); /* the oldest */
+        CHECK_UINT_GE(lines, 1);
+        CHECK_UINT_LE(lines, 3);
+    }
+    free(fds);
+}
+
+/* A flood of one kind does not hide the first of another. */
+TEST_TIMEOUT(what_is_no_handshake_is_logged_once, 60)
+{
+    for (int u = 0; u < 2; u++) {
+        struct rdti_blob blob;
+        rdt_context *ctx = begin(u == 1, &blob);
+        struct rdti_hello hello = hello_to(&blob, "jab");
+        uint8_t bytes[RDTI_HELLO_BYTES];
+        char line[1024];
+        char all[4096] = {0};
+        FILE *log = tmpfile();
+        CHECK_NOT_NULL(log);
+        const int before = divert_stderr(log);
+        rdti_hello_encode(&hello, bytes);
+        for (int i = 0; i < 101; i++) {
+            const int fd = knock(&blob, u == 1);
+            say(fd, i < 100 ? (const void *)"GET / HTTP/1.0\r\n" : bytes,
+                i < 100 ? 16 : sizeof(bytes));
+            (void)shutdown(fd, SHUT_WR);
+            while (recv(fd, line, sizeof(line), 0) > 0)
+                ;
+            (void)close(fd);
+        }
+        finish(ctx);
+        const unsigned lines = end_diversion(log, before);
+        rewind(log);
+        (void)!fread(all, 1, sizeof(all) - 1, log);
+        (void)fclose(log);
+        CHECK_UINT_EQ(lines, 3);
+        CHECK_STR_CONTAINS(all, "something that is no handshake");
+        CHECK_STR_CONTAINS(all, "99 more connections were refused without a handshake of ours");
+        CHECK_STR_CONTAINS(all, "job 'jab' is unknown here");
     }
 }
 
