@@ -163,7 +163,8 @@ query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr
     attr->max_msg_sz = sim.config.max_msg_bytes != 0 ? sim.config.max_msg_bytes : 8u << 20;
     attr->gid_tbl_len = SIM_GIDS_MAX;
     attr->pkey_tbl_len = SIM_PKEYS_MAX;
-    attr->link_layer = IBV_LINK_LAYER_ETHERNET;
+    attr->lid = config->lid;
+    attr->link_layer = config->lid != 0 ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
     if (port != 1)
         result = EINVAL;
     else if (sim_is_failing("query_port"))
@@ -189,7 +190,9 @@ query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index,
         result = errno;
     else if (!sim_gid_of(device, index, &entry->gid))
         result = index % 2 == 0 ? EINVAL : ENODATA; /* both are seen */
-    entry->gid_type = gid->is_v1 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2;
+    entry->gid_type = sim.config.devices[device].lid != 0 ? IBV_GID_TYPE_IB
+                      : gid->is_v1                        ? IBV_GID_TYPE_ROCE_V1
+                                                          : IBV_GID_TYPE_ROCE_V2;
     entry->ndev_ifindex = gid->is_unbound ? 0 : 2;
     sim_unlock();
     return result;
@@ -217,6 +220,11 @@ query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
 static int
 get_async_event(struct ibv_context *context, struct ibv_async_event *event)
 {
+    sim_lock();
+    const bool is_failing = sim_is_failing_by_name("get_async_event");
+    sim_unlock();
+    if (is_failing)
+        return -1;
     const ssize_t got = read(context->async_fd, event, sizeof(*event));
 
     if (got == 0)
@@ -233,10 +241,17 @@ ack_async_event(struct ibv_async_event *event)
 static const char *
 event_type_str(enum ibv_event_type event)
 {
-    return event == IBV_EVENT_PORT_ERR       ? "port error"
-           : event == IBV_EVENT_DEVICE_FATAL ? "local catastrophic error"
-           : event == IBV_EVENT_GID_CHANGE   ? "GID table change"
-                                             : "another event";
+    return event == IBV_EVENT_PORT_ERR        ? "port error"
+           : event == IBV_EVENT_DEVICE_FATAL  ? "local catastrophic error"
+           : event == IBV_EVENT_GID_CHANGE    ? "GID table change"
+           : event == IBV_EVENT_LID_CHANGE    ? "LID change"
+           : event == IBV_EVENT_PKEY_CHANGE   ? "P_Key table change"
+           : event == IBV_EVENT_QP_FATAL      ? "local work queue catastrophic error"
+           : event == IBV_EVENT_QP_REQ_ERR    ? "invalid request local work queue error"
+           : event == IBV_EVENT_QP_ACCESS_ERR ? "local access violation work queue error"
+           : event == IBV_EVENT_PATH_MIG_ERR  ? "path migration request error"
+           : event == IBV_EVENT_CQ_ERR        ? "CQ error"
+                                              : "another event";
 }
 
 static const char *
@@ -247,26 +262,6 @@ wc_status_str(enum ibv_wc_status status)
            : status == IBV_WC_REM_ACCESS_ERR    ? "remote access error"
            : status == IBV_WC_WR_FLUSH_ERR      ? "Work Request Flushed Error"
                                                 : "another status";
-}
-
-static enum ibv_fork_status
-is_fork_initialized(void)
-{
-    return IBV_FORK_UNNEEDED;
-}
-
-static int
-fork_init(void)
-{
-    FAIL("ibv_fork_init where it is not needed");
-}
-
-static int64_t
-read_counter(const char *device, uint32_t port, const char *name)
-{
-    (void)device;
-    (void)port;
-    return strcmp(name, "out_of_sequence") == 0 ? 0 : -ENOENT;
 }
 
 const struct rdti_verbs_ops sim_table = {
@@ -283,8 +278,8 @@ const struct rdti_verbs_ops sim_table = {
     .ack_async_event = ack_async_event,
     .event_type_str = event_type_str,
     .wc_status_str = wc_status_str,
-    .is_fork_initialized = is_fork_initialized,
-    .fork_init = fork_init,
+    .is_fork_initialized = sim_is_fork_initialized,
+    .fork_init = sim_fork_init,
     .alloc_pd = sim_alloc_pd,
     .dealloc_pd = sim_dealloc_pd,
     .reg_mr_iova2 = sim_reg_mr_iova2,
@@ -303,5 +298,5 @@ const struct rdti_verbs_ops sim_table = {
     .req_notify_cq = sim_req_notify_cq,
     .post_send = sim_post_send,
     .post_recv = sim_post_recv,
-    .read_counter = read_counter,
+    .read_counter = sim_read_counter,
 };

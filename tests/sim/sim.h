@@ -33,6 +33,7 @@ struct sim_gid {
 
 struct sim_device_config {
     bool is_down;
+    uint16_t lid;    /* not 0: an InfiniBand port, whose QPs are raised by LIDs */
     bool is_refused; /* opening it fails with EACCES */
     uint32_t mtu;    /* enum ibv_mtu; 0: 4096 bytes */
     struct sim_gid gids[SIM_GIDS_MAX];
@@ -43,14 +44,16 @@ struct sim_config {
     uint64_t seed;
     uint32_t device_count;
     struct sim_device_config devices[SIM_DEVICES_MAX];
-    uint32_t max_msg_bytes; /* 0: 8 MiB, as rxe */
-    uint32_t queue_depth;   /* max_qp_wr; 0: 4096 */
-    uint32_t delay_us;      /* each request waits a random time up to this */
-    uint32_t duplicates;    /* of a hundred completions, so many come twice */
-    uint32_t inline_bytes;  /* the most that a QP gives */
-    uint64_t retry_ns;      /* how long a request to nobody is tried; 0: 100 ms */
-    uint64_t memlock_bytes; /* all registrations together; 0: no limit */
-    int list_errno;         /* get_device_list fails with it */
+    uint32_t max_msg_bytes;           /* 0: 8 MiB, as rxe */
+    uint32_t queue_depth;             /* max_qp_wr; 0: 4096 */
+    uint32_t delay_us;                /* each request waits a random time up to this */
+    uint32_t duplicates;              /* of a hundred completions, so many come twice */
+    uint32_t inline_bytes;            /* the most that a QP gives */
+    uint64_t retry_ns;                /* how long a request to nobody is tried; 0: 100 ms */
+    uint64_t memlock_bytes;           /* all registrations together; 0: no limit */
+    int list_errno;                   /* get_device_list fails with it */
+    enum ibv_fork_status fork_status; /* 0: fork_init is asked for */
+    uint64_t lost_qps;  /* bit n: packets of QP n, from 1 in the order of making, are lost */
     bool is_scattering; /* bytes of one write land in random order, aligned blocks of 128 whole */
     uint32_t piece_us;  /* between two pieces of a write, a random time up to this */
     /* What query_qp_data_in_order answers: 0 (as rxe), SIM_WHOLE, SIM_128: the latter only where it
@@ -98,10 +101,22 @@ void sim_break_next(enum ibv_wc_status status);
 void sim_raise_event(uint32_t device, enum ibv_event_type type);
 /* As if it was pulled out: descriptors end, calls fail with EIO, nothing completes. */
 void sim_remove_device(uint32_t device);
+/* To the QP's or the CQ's own context. */
+void sim_raise_qp_event(struct ibv_qp *qp, enum ibv_event_type type);
+void sim_raise_cq_event(struct ibv_cq *cq, enum ibv_event_type type);
 /* Another GID at this place of its table; the event comes with it. */
 void sim_change_gid(uint32_t device, uint32_t index, const char *text);
+/* The same for its LID, and for an entry of its table of partitions (0: a hole). */
+void sim_change_lid(uint32_t device, uint16_t lid);
+void sim_change_pkey(uint32_t device, uint32_t index, uint16_t pkey);
 /* What the QP was raised with. */
+struct ibv_qp_attr sim_attr_of(const struct ibv_qp *qp);
 enum ibv_mtu sim_path_mtu(const struct ibv_qp *qp);
+/* What a device's counter of this name shows from now on; one that was never set is not there. */
+void sim_set_counter(const char *name, int64_t value);
+/* As another process has it that has not called fork_init() yet. */
+void sim_forget_fork_init(void);
+uint32_t sim_fork_inits(void);
 /* Requests that the wire has executed, of all QPs. */
 uint64_t sim_executed(void);
 

@@ -10,6 +10,12 @@
 
 #define SIM_QPS_MAX 1024
 #define SIM_MRS_MAX 4096
+#define SIM_COUNTERS_MAX 4
+
+struct sim_counter {
+    const char *name; /* NULL: none */
+    int64_t value;
+};
 
 struct sim_device {
     struct ibv_device device; /* first */
@@ -113,6 +119,9 @@ struct sim {
     char blocked[64];
     enum ibv_wc_status break_next;
     uint64_t executed;
+    struct sim_counter counters[SIM_COUNTERS_MAX];
+    bool has_registered;
+    uint32_t fork_inits;
     uint32_t calls;
     uint32_t fail_at;
     int fail_errno;
@@ -135,6 +144,9 @@ uint64_t sim_random(uint64_t below);
 void sim_wait_while_held(uint64_t len_bytes);
 /* A control call: true if it is to fail, with errno set. Locked. */
 bool sim_is_failing(const char *call);
+/* The same for a call of the data path, which fails by its name alone: how often it is made is
+ * nobody's plan. */
+bool sim_is_failing_by_name(const char *call);
 /* The same, of a device that may have been removed. */
 bool sim_refuses(struct ibv_context *context, const char *call);
 
@@ -149,6 +161,9 @@ bool sim_gid_of(uint32_t device, uint32_t index, union ibv_gid *out);
 
 /* sim_knobs.c */
 int sim_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags);
+int64_t sim_read_counter(const char *device, uint32_t port, const char *name);
+enum ibv_fork_status sim_is_fork_initialized(void);
+int sim_fork_init(void);
 
 /* sim_objects.c, sim_qp.c; the small ones are called locked. */
 void sim_track(enum sim_kind kind, struct ibv_context *context, void *object);
@@ -175,6 +190,8 @@ void sim_ack_cq_events(struct ibv_cq *cq, unsigned int count);
 struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init);
 int sim_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
 int sim_destroy_qp(struct ibv_qp *qp);
+/* The QP that a packet of this one reaches, or NULL: there is none. Locked. */
+struct sim_qp *sim_find_peer(const struct sim_qp *qp);
 
 /* sim_wire.c; locked but for the calls of the data path. */
 void sim_start_wire(void);

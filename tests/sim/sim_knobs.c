@@ -75,6 +75,84 @@ sim_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t fl
     return flags == 0 ? sim.config.in_order == SIM_WHOLE : sim.config.in_order;
 }
 
+/* ---- Fork, counters ------------------------------------------------------------------------- */
+
+enum ibv_fork_status
+sim_is_fork_initialized(void)
+{
+    sim_lock();
+    const enum ibv_fork_status status = sim.config.fork_status;
+    sim_unlock();
+    return status;
+}
+
+/* As the library has it: too late once memory is registered. */
+int
+sim_fork_init(void)
+{
+    int failed = 0;
+
+    sim_lock();
+    CHECK_INT_EQ(sim.config.fork_status, IBV_FORK_DISABLED);
+    sim.fork_inits++;
+    if (sim_is_failing("fork_init"))
+        failed = errno;
+    else if (sim.has_registered)
+        failed = EINVAL;
+    else
+        sim.config.fork_status = IBV_FORK_ENABLED;
+    sim_unlock();
+    return failed;
+}
+
+void
+sim_forget_fork_init(void)
+{
+    sim_lock();
+    sim.config.fork_status = IBV_FORK_DISABLED;
+    sim_unlock();
+}
+
+uint32_t
+sim_fork_inits(void)
+{
+    sim_lock();
+    const uint32_t count = sim.fork_inits;
+    sim_unlock();
+    return count;
+}
+
+int64_t
+sim_read_counter(const char *device, uint32_t port, const char *name)
+{
+    int64_t value = -ENOENT;
+
+    (void)device;
+    (void)port;
+    sim_lock();
+    for (uint32_t i = 0; i < SIM_COUNTERS_MAX && value < 0; i++)
+        if (sim.counters[i].name != NULL && strcmp(sim.counters[i].name, name) == 0)
+            value = sim.counters[i].value;
+    sim_unlock();
+    return value;
+}
+
+void
+sim_set_counter(const char *name, int64_t value)
+{
+    uint32_t at = 0;
+
+    sim_lock();
+    while (at < SIM_COUNTERS_MAX && sim.counters[at].name != NULL &&
+           strcmp(sim.counters[at].name, name) != 0)
+        at++;
+    CHECK_UINT_LE(at + 1, SIM_COUNTERS_MAX);
+    sim.counters[at] = (struct sim_counter){.name = name, .value = value};
+    sim_unlock();
+}
+
+/* ---- Beginning and end ---------------------------------------------------------------------- */
+
 struct sim_config
 sim_default(void)
 {
@@ -85,7 +163,10 @@ sim_default(void)
         {{.text = "fe80::5054:ff:fe00:3"}, {.text = "::ffff:10.0.2.1"}, {.text = NULL}},
         {{.text = "fe80::5054:ff:fe00:4"}, {.text = "::ffff:10.0.3.1"}, {.text = NULL}},
     };
-    struct sim_config config = {.seed = 1, .device_count = 1, .inline_bytes = 64};
+    struct sim_config config = {.seed = 1,
+                                .device_count = 1,
+                                .inline_bytes = 64,
+                                .fork_status = IBV_FORK_UNNEEDED};
 
     for (uint32_t i = 0; i < SIM_DEVICES_MAX; i++)
         memcpy(config.devices[i].gids, gids[i], sizeof(gids[i]));
@@ -104,6 +185,10 @@ sim_begin(const struct sim_config *config)
     sim.blocked[0] = '\0';
     sim.break_next = IBV_WC_SUCCESS;
     sim.executed = 0;
+    memset(sim.counters, 0, sizeof(sim.counters));
+    sim.counters[0] = (struct sim_counter){.name = "out_of_sequence"};
+    sim.has_registered = false;
+    sim.fork_inits = 0;
     sim.calls = 0;
     sim.fail_at = 0;
     sim.failed_call = NULL;
@@ -161,6 +246,16 @@ sim_is_failing(const char *call)
         return false;
     sim.failed_call = call;
     errno = is_named_call ? sim.named_errno : sim.fail_errno;
+    return true;
+}
+
+bool
+sim_is_failing_by_name(const char *call)
+{
+    if (!is_named(call))
+        return false;
+    sim.failed_call = call;
+    errno = sim.named_errno;
     return true;
 }
 
@@ -291,6 +386,57 @@ sim_change_gid(uint32_t device, uint32_t index, const char *text)
     sim_raise_event(device, IBV_EVENT_GID_CHANGE);
 }
 
+void
+sim_change_lid(uint32_t device, uint16_t lid)
+{
+    sim_lock();
+    sim.config.devices[device].lid = lid;
+    sim_unlock();
+    sim_raise_event(device, IBV_EVENT_LID_CHANGE);
+}
+
+void
+sim_change_pkey(uint32_t device, uint32_t index, uint16_t pkey)
+{
+    sim_lock();
+    sim.config.devices[device].pkeys[index] = pkey;
+    sim_unlock();
+    sim_raise_event(device, IBV_EVENT_PKEY_CHANGE);
+}
+
+static void
+raise_in(const struct ibv_context *base, const struct ibv_async_event *event)
+{
+    const struct sim_context *context = (const struct sim_context *)base;
+
+    sim_lock();
+    if (context->event_write_fd >= 0)
+        CHECK_INT_EQ(write(context->event_write_fd, event, sizeof(*event)), sizeof(*event));
+    sim_unlock();
+}
+
+void
+sim_raise_qp_event(struct ibv_qp *qp, enum ibv_event_type type)
+{
+    struct ibv_async_event event;
+
+    memset(&event, 0, sizeof(event));
+    event.event_type = type;
+    event.element.qp = qp;
+    raise_in(qp->context, &event);
+}
+
+void
+sim_raise_cq_event(struct ibv_cq *cq, enum ibv_event_type type)
+{
+    struct ibv_async_event event;
+
+    memset(&event, 0, sizeof(event));
+    event.event_type = type;
+    event.element.cq = cq;
+    raise_in(cq->context, &event);
+}
+
 static void
 close_end(int *fd)
 {
@@ -312,6 +458,15 @@ sim_remove_device(uint32_t device)
         if (at->kind == SIM_CHANNEL && sim_device_of(at->context)->index == device)
             close_end(&((struct sim_channel *)at->object)->write_fd);
     sim_unlock();
+}
+
+struct ibv_qp_attr
+sim_attr_of(const struct ibv_qp *qp)
+{
+    sim_lock();
+    const struct ibv_qp_attr attr = ((const struct sim_qp *)qp)->attr;
+    sim_unlock();
+    return attr;
 }
 
 enum ibv_mtu

@@ -169,6 +169,7 @@ sim_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len_bytes, uint64_t iova,
             key++;
         CHECK_INT_LT(key, SIM_MRS_MAX);
         sim.mrs[key] = mr;
+        sim.has_registered = true;
         mr->mr = (struct ibv_mr){.context = pd->context,
                                  .pd = pd,
                                  .addr = addr,
@@ -321,6 +322,11 @@ sim_destroy_cq(struct ibv_cq *base)
 int
 sim_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context)
 {
+    sim_lock();
+    const bool is_failing = sim_is_failing_by_name("get_cq_event");
+    sim_unlock();
+    if (is_failing)
+        return -1;
     const ssize_t got = read(channel->fd, cq, sizeof(*cq));
 
     if (got == 0)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sim's QPs: their lives and states. What they do is the wire's (sim_wire.c). */
+ * The sim's QPs: their lives and states, and whom they reach. What they do is the wire's
+ * (sim_wire.c). */
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,7 +115,7 @@ sim_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
         qp->attr.qp_state = to;
         qp->pkey = sim.config.devices[qp->device->index].pkeys[attr->pkey_index];
     } else if (to == IBV_QPS_RTR) {
-        CHECK_INT_EQ(attr->ah_attr.is_global, 1);
+        CHECK_INT_EQ(attr->ah_attr.is_global, sim.config.devices[qp->device->index].lid == 0);
         qp->attr = *attr;
     } else {
         CHECK_INT_LT(attr->rnr_retry, 7);
@@ -126,4 +128,74 @@ sim_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
     }
     sim_unlock();
     return result;
+}
+
+/* ---- Whom they reach ------------------------------------------------------------------------ */
+
+static bool
+is_blocked(const union ibv_gid *gid)
+{
+    union ibv_gid blocked;
+
+    return sim.blocked[0] != '\0' && inet_pton(AF_INET6, sim.blocked, blocked.raw) == 1 &&
+           memcmp(blocked.raw, gid->raw, sizeof(blocked.raw)) == 0;
+}
+
+static bool
+has_gid(const struct sim_device *device, const union ibv_gid *gid)
+{
+    union ibv_gid own;
+
+    for (uint32_t i = 0; i < SIM_GIDS_MAX; i++)
+        if (sim_gid_of(device->index, i, &own) && memcmp(own.raw, gid->raw, 16) == 0)
+            return true;
+    return false;
+}
+
+/* One of two members has to be a full one. */
+static bool
+is_one_partition(uint16_t a, uint16_t b)
+{
+    return (a & 0x7fff) == (b & 0x7fff) && ((a | b) & 0x8000) != 0;
+}
+
+/* Both ends know each other, as set-up has told them. */
+static bool
+is_joined(const struct sim_qp *qp, const struct sim_qp *peer)
+{
+    return (peer->attr.qp_state == IBV_QPS_RTR || peer->attr.qp_state == IBV_QPS_RTS) &&
+           peer->attr.dest_qp_num == qp->qp.qp_num && peer->attr.rq_psn == qp->attr.sq_psn &&
+           peer->attr.path_mtu == qp->attr.path_mtu && is_one_partition(qp->pkey, peer->pkey);
+}
+
+static bool
+is_lost(const struct sim_qp *qp)
+{
+    return qp->qp.qp_num < 64 && (sim.config.lost_qps >> qp->qp.qp_num & 1) != 0;
+}
+
+/* Of two Ethernet ports by GIDs, of two InfiniBand ports by LIDs, without a GRH. */
+static bool
+is_addressed(const struct sim_qp *qp, const struct sim_qp *peer)
+{
+    const union ibv_gid *to = &qp->attr.ah_attr.grh.dgid;
+    const uint16_t peer_lid = sim.config.devices[peer->device->index].lid;
+    union ibv_gid from;
+
+    if (qp->attr.ah_attr.is_global == 0)
+        return peer_lid != 0 && peer_lid == qp->attr.ah_attr.dlid;
+    return peer_lid == 0 && sim_gid_of(qp->device->index, qp->attr.ah_attr.grh.sgid_index, &from) &&
+           !is_blocked(&from) && !is_blocked(to) && has_gid(peer->device, to);
+}
+
+struct sim_qp *
+sim_find_peer(const struct sim_qp *qp)
+{
+    const uint32_t qpn = qp->attr.dest_qp_num;
+    struct sim_qp *peer = qpn >= 1 && qpn <= SIM_QPS_MAX ? sim.qps[qpn - 1] : NULL;
+
+    if (peer == NULL || is_lost(qp) || is_lost(peer) || !is_addressed(qp, peer) ||
+        !is_joined(qp, peer))
+        return NULL;
+    return peer;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The sim's data path: queues of QPs, the wire that empties them, completions. */
-#include <arpa/inet.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,62 +99,11 @@ sim_to_error(struct sim_qp *qp)
 
 /* ---- The wire ------------------------------------------------------------------------------- */
 
-static bool
-is_blocked(const union ibv_gid *gid)
-{
-    union ibv_gid blocked;
-
-    return sim.blocked[0] != '\0' && inet_pton(AF_INET6, sim.blocked, blocked.raw) == 1 &&
-           memcmp(blocked.raw, gid->raw, sizeof(blocked.raw)) == 0;
-}
-
-static bool
-has_gid(const struct sim_device *device, const union ibv_gid *gid)
-{
-    union ibv_gid own;
-
-    for (uint32_t i = 0; i < SIM_GIDS_MAX; i++)
-        if (sim_gid_of(device->index, i, &own) && memcmp(own.raw, gid->raw, 16) == 0)
-            return true;
-    return false;
-}
-
-/* One of two members has to be a full one. */
-static bool
-is_one_partition(uint16_t a, uint16_t b)
-{
-    return (a & 0x7fff) == (b & 0x7fff) && ((a | b) & 0x8000) != 0;
-}
-
-/* Both ends know each other, as set-up has told them. */
-static bool
-is_joined(const struct sim_qp *qp, const struct sim_qp *peer)
-{
-    return (peer->attr.qp_state == IBV_QPS_RTR || peer->attr.qp_state == IBV_QPS_RTS) &&
-           peer->attr.dest_qp_num == qp->qp.qp_num && peer->attr.rq_psn == qp->attr.sq_psn &&
-           peer->attr.path_mtu == qp->attr.path_mtu && is_one_partition(qp->pkey, peer->pkey);
-}
-
-/* The QP that a packet of this one reaches, or NULL: there is none. */
-static struct sim_qp *
-find_peer(const struct sim_qp *qp)
-{
-    const uint32_t qpn = qp->attr.dest_qp_num;
-    const union ibv_gid *to = &qp->attr.ah_attr.grh.dgid;
-    union ibv_gid from;
-    struct sim_qp *peer = qpn >= 1 && qpn <= SIM_QPS_MAX ? sim.qps[qpn - 1] : NULL;
-
-    if (peer == NULL || !sim_gid_of(qp->device->index, qp->attr.ah_attr.grh.sgid_index, &from) ||
-        is_blocked(&from) || is_blocked(to) || !has_gid(peer->device, to) || !is_joined(qp, peer))
-        return NULL;
-    return peer;
-}
-
-/* The same where cables are cut. */
+/* The QP that a packet reaches where no cable is cut. */
 static struct sim_qp *
 reach(const struct sim_qp *qp)
 {
-    struct sim_qp *peer = find_peer(qp);
+    struct sim_qp *peer = sim_find_peer(qp);
 
     return peer == NULL || qp->device->is_cut || peer->device->is_cut ? NULL : peer;
 }
@@ -366,7 +314,7 @@ end_head(struct sim_qp *qp, enum ibv_wc_status status)
 static bool
 cross_unanswered(struct sim_qp *qp)
 {
-    struct sim_qp *peer = find_peer(qp);
+    struct sim_qp *peer = sim_find_peer(qp);
 
     if (!qp->device->is_cut || qp->device->unanswered == 0 || peer == NULL ||
         qp->send_unanswered == qp->send_count)
@@ -497,6 +445,10 @@ sim_poll_cq(struct ibv_cq *base, int count, struct ibv_wc *wc)
     int taken = 0;
 
     sim_lock();
+    if (sim_is_failing_by_name("poll_cq")) {
+        sim_unlock();
+        return -1;
+    }
     for (; taken < count && cq->count > 0; taken++, cq->count--) {
         wc[taken] = cq->ring[cq->first];
         cq->first = (cq->first + 1) % (2 * cq->depth);
