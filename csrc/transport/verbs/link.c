@@ -2,8 +2,9 @@
  * Proving links. Both sides go through the same pairs of GIDs in the same order, in rounds:
  *
  *   raise the QPs by the round's pair -> say READY
- *   once the peer said READY, write (no bytes, but a real packet, acknowledged by the peer's NIC)
- *   acknowledged -> say PROVED; an error, or nothing in time -> say FAILED
+ *   once the peer said READY, write on every QP (no bytes, but a real packet, acknowledged by the
+ *   peer's NIC)
+ *   all acknowledged -> say PROVED; an error, or nothing in time -> say FAILED
  *   both said PROVED: the link is good; both have spoken and one said FAILED: the next round, or,
  *   behind the last pair, the link is dropped
  *
@@ -210,19 +211,24 @@ judge(struct rdti_verbs_link *link, enum rdti_verbs_word verdict, const char *wh
     settle(link);
 }
 
+/* On every QP: packets of one may take another way than those of the next, by their UDP port. */
 static void
-post_probe(struct rdti_verbs_link *link)
+post_probes(struct rdti_verbs_link *link)
 {
-    struct rdti_verbs_qp *qp = link->qps[0];
-    struct ibv_send_wr wr = {
-        .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_PROBE, 0, link->round),
-        .opcode = IBV_WR_RDMA_WRITE,
-        .send_flags = IBV_SEND_SIGNALED,
-    };
-    struct ibv_send_wr *bad = NULL;
+    int failed = 0;
 
     link->is_probe_posted = true;
-    const int failed = link->nic->verbs->ops->post_send(qp->qp, &wr, &bad);
+    link->probes_left = (1u << link->qp_count) - 1;
+    for (uint32_t i = 0; failed == 0 && i < link->qp_count; i++) {
+        struct ibv_send_wr wr = {
+            .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_PROBE, i, link->round),
+            .opcode = IBV_WR_RDMA_WRITE,
+            .send_flags = IBV_SEND_SIGNALED,
+        };
+        struct ibv_send_wr *bad = NULL;
+
+        failed = link->nic->verbs->ops->post_send(link->qps[i]->qp, &wr, &bad);
+    }
     if (failed != 0)
         judge(link, RDTI_VERBS_LINK_FAILED, strerror(failed > 0 ? failed : -failed));
 }
@@ -237,7 +243,9 @@ rdti_verbs_probe_done(struct rdti_verbs_link *link, const struct ibv_wc *wc)
         link->own_verdict != 0 || (wc->wr_id & 0xff) != link->round)
         return; /* of a round that is over */
     if (wc->status == IBV_WC_SUCCESS) {
-        judge(link, RDTI_VERBS_LINK_PROVED, NULL);
+        link->probes_left &= ~(1u << (wc->wr_id >> 48 & 0xff) % 32);
+        if (link->probes_left == 0)
+            judge(link, RDTI_VERBS_LINK_PROVED, NULL);
         return;
     }
     (void)snprintf(why, sizeof(why), "the probe ended with \"%s\" (vendor code 0x%x)",
@@ -283,6 +291,6 @@ rdti_verbs_take_link_word(struct rdti_verbs_lane *lane, const struct rdti_verbs_
     link->is_peer_ready = true;
     link->proof_deadline_ns = rdti_deadline_after(RDTI_VERBS_PROOF_NS / link->pair_count);
     if (link->own_verdict == 0)
-        post_probe(link);
+        post_probes(link);
     return RDT_OK;
 }

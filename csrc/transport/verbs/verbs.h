@@ -246,6 +246,7 @@ struct rdti_verbs_link {
     struct rdti_verbs_pair pairs[RDTI_VERBS_PAIRS_MAX];
     bool is_peer_ready;
     bool is_probe_posted;
+    uint32_t probes_left; /* bit q: that of QP q was not answered yet */
     uint8_t own_verdict;  /* 0, RDTI_VERBS_LINK_PROVED or _FAILED, of this round */
     uint8_t peer_verdict; /* the same */
     uint64_t proof_deadline_ns;

@@ -284,4 +284,106 @@ TEST(the_choice_is_logged_in_one_line_with_its_reason)
     verbs_pair_close(&p);
 }
 
+/* ---- The proof ------------------------------------------------------------------------------ */
+
+/* Only the second QP of the first link does not reach its peer: that link is left out, as its
+ * writes are striped over both. */
+TEST(a_link_with_one_qp_that_does_not_reach_is_left_out)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[512];
+
+    config.device_count = 2;
+    config.lost_qps = 1 << 2;
+    config.retry_ns = 1000000;
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_QPS", "2", 1), 0);
+    verbs_pair_open(&p, &config);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim1:1");
+    CHECK_MSG(strstr(text, "sim0") == NULL, "%s", text);
+    verbs_write_and_check(&p, 3 << 20, false);
+    CHECK_UINT_EQ(p.ab.error_count, 0);
+    verbs_pair_close(&p);
+}
+
+/* ---- InfiniBand ----------------------------------------------------------------------------- */
+
+static struct sim_config
+infiniband(void)
+{
+    struct sim_config config = sim_default();
+
+    config.device_count = 2;
+    config.devices[0].lid = 17;
+    config.devices[1].lid = 4711;
+    return config;
+}
+
+TEST(infiniband_ports_meet_by_lid)
+{
+    struct sim_config config = infiniband();
+    struct verbs_pair p;
+    char text[512];
+
+    memset(config.devices[0].gids, 0, sizeof(config.devices[0].gids)); /* it needs none */
+    open_hosts(&p, &config);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    const struct ibv_qp_attr attr = sim_attr_of(qp_of(&p.ab, 0));
+    CHECK_UINT_EQ(attr.ah_attr.is_global, 0);
+    CHECK_UINT_EQ(attr.ah_attr.dlid, 4711);
+    CHECK_UINT_EQ(sim_attr_of(qp_of(&p.ba, 0)).ah_attr.dlid, 17);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim0:1 LID 17 to LID 4711");
+    verbs_write_and_check(&p, 5000, false);
+    verbs_write_and_check(&p, 3 << 20, false);
+    verbs_write_and_check(&p, 1 << 20, true);
+    verbs_pair_close(&p);
+}
+
+TEST(a_lid_that_changes_ends_the_paths_that_use_it)
+{
+    const struct sim_config config = infiniband();
+    struct fake_link ab2;
+    struct fake_link ba2;
+    struct verbs_pair p;
+
+    open_hosts(&p, &config);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    sim_raise_event(0, IBV_EVENT_LID_CHANGE); /* to what it was */
+    for (int i = 0; i < 100; i++) {
+        (void)fake_pump(&p.a);
+        (void)fake_pump(&p.b);
+    }
+    CHECK_UINT_EQ(p.ab.error_count, 0);
+    sim_change_lid(0, 18);
+    VERBS_PUMP(&p, p.ab.error_count == 1);
+    CHECK_INT_EQ(p.ab.error.status, RDT_EDEVICE);
+    CHECK_STR_CONTAINS(p.ab.error.message, "device sim0 port 1 reports \"LID change\"");
+    CHECK_STR_CONTAINS(p.ab.error.message, "the subnet manager moved it");
+    fake_connect(&p.a, &ab2, &p.b, &ba2, NULL);
+    CHECK_UINT_EQ(sim_attr_of(qp_of(&ba2, 0)).ah_attr.dlid, 18);
+    fake_disconnect(&ab2, &ba2);
+    verbs_pair_close(&p);
+}
+
+TEST(an_ethernet_port_and_an_infiniband_port_do_not_meet)
+{
+    struct sim_config config = infiniband();
+    struct verbs_pair p;
+    int side[2];
+
+    config.devices[1].lid = 0;
+    open_hosts(&p, &config);
+    fake_side_channel(side);
+    const struct rdti_lane_args listener = fake_lane_args(false);
+    const struct rdti_lane_args connector = fake_lane_args(true);
+    fake_link_open(&p.b, &p.ba, side[1], &listener);
+    fake_link_open(&p.a, &p.ab, side[0], &connector);
+    VERBS_PUMP(&p, p.ba.is_offered);
+    CHECK_INT_EQ(p.ba.connect_status, RDT_ENOTVIABLE);
+    CHECK_STR_CONTAINS(p.ba.connect_error.message, "differ in link layer");
+    verbs_pair_close(&p);
+}
+
 TEST_MAIN()
