@@ -25,6 +25,24 @@ fail_protocol(struct rdti_verbs_link *link, const char *what, uint64_t value)
     rdti_verbs_fail(lane, &err);
 }
 
+/* The link stops, and is drained by the polls behind this one; where they fail too nobody can say
+ * what it has carried. */
+static void
+fail_poll(struct rdti_verbs_link *link, int result, int sys_errno)
+{
+    struct rdti_verbs_lane *lane = link->lane;
+    struct rdt_error err;
+
+    (void)rdti_error_set(&err, RDT_EDEVICE, sys_errno,
+                         "verbs lane to rank %d: ibv_poll_cq on %s port %u returned %d",
+                         lane->args.peer_rank, link->nic->name, link->nic->port, result);
+    err.peer_rank = lane->args.peer_rank;
+    if (link->state <= RDTI_VERBS_LINK_GOOD)
+        rdti_verbs_break_link(link, &err);
+    else
+        rdti_verbs_fail(lane, &err);
+}
+
 /* ---- What we sent --------------------------------------------------------------------------- */
 
 static bool
@@ -304,9 +322,10 @@ rdti_verbs_poll_link(struct rdti_verbs_link *link)
         return 0; /* what was received is told: nothing may be added to it */
     const uint32_t most = link->qp_count * (link->nic->sq_depth + link->nic->rq_depth + 1);
     do {
+        errno = 0; /* not every driver sets it */
         count = lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
         if (count < 0) {
-            fail_protocol(link, "ibv_poll_cq failed", (uint64_t)-(int64_t)count);
+            fail_poll(link, count, errno);
             return 1;
         }
         take_batch(link, wcs, count, &first, &is_broken);

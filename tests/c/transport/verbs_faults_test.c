@@ -133,6 +133,7 @@ use_with_fault(struct verbs_pair *p, int want)
     struct fake_region *outside = fake_region_private(&p->b, exported_bytes, LEN);
     uint8_t *own = fake_region(&p->a, LEN)->addr;
 
+    sim_raise_event(0, IBV_EVENT_SM_CHANGE); /* which is read, and does nothing */
     for (int is_read = 0; is_read < 2; is_read++) {
         move_with_fault(p, private_bytes, arena, LEN, is_read == 1, want);
         move_with_fault(p, own, arena, LEN, is_read == 1, want);
@@ -192,6 +193,7 @@ run_with_fault(const char *call, uint32_t n, int sys_errno)
     memset(&p, 0, sizeof(p));
     sim_begin(&config);
     fake_host_open(&p.b, &rdti_transport_verbs);
+    sim_forget_fork_init(); /* a is another process */
     sim_fail_named(call, n, 1, sys_errno);
     if (fake_host_try_open(&p.a, &rdti_transport_verbs, &err) == RDT_OK) {
         connect_with_fault(&p, sys_errno);
@@ -211,12 +213,32 @@ run_with_fault(const char *call, uint32_t n, int sys_errno)
 TEST_TIMEOUT(every_call_may_fail, 300)
 {
     static const char *const calls[] = {
-        "get_device_list", "open_device",         "close_device",         "query_device",
-        "query_port",      "query_gid_ex",        "query_pkey",           "alloc_pd",
-        "dealloc_pd",      "create_comp_channel", "destroy_comp_channel", "reg_mr",
-        "dereg_mr",        "create_cq",           "destroy_cq",           "create_qp",
-        "destroy_qp",      "modify_qp",           "modify_qp to ERR",     "post_send",
-        "post_recv",       "req_notify_cq",
+        "get_device_list",
+        "open_device",
+        "close_device",
+        "query_device",
+        "query_port",
+        "query_gid_ex",
+        "query_pkey",
+        "alloc_pd",
+        "dealloc_pd",
+        "create_comp_channel",
+        "destroy_comp_channel",
+        "reg_mr",
+        "dereg_mr",
+        "create_cq",
+        "destroy_cq",
+        "create_qp",
+        "destroy_qp",
+        "modify_qp",
+        "modify_qp to ERR",
+        "post_send",
+        "post_recv",
+        "req_notify_cq",
+        "poll_cq",
+        "get_cq_event",
+        "get_async_event",
+        "fork_init",
     };
     /* How often a CQ is armed and posted to depends on timing: a bound keeps the sweep finite. */
     enum { MOST = 40 };
