@@ -279,4 +279,104 @@ TEST(a_lane_says_what_its_device_promises_and_bears)
     }
 }
 
+/* ---- Reported ------------------------------------------------------------------------------- */
+
+struct report {
+    enum ibv_event_type type;
+    const char *words;
+};
+
+/* Of one QP or CQ: its lane ends, and another on the same device does not. */
+static const struct report reports[] = {
+    {IBV_EVENT_QP_FATAL, "local work queue catastrophic error"},
+    {IBV_EVENT_QP_REQ_ERR, "invalid request local work queue error"},
+    {IBV_EVENT_QP_ACCESS_ERR, "local access violation work queue error"},
+    {IBV_EVENT_PATH_MIG_ERR, "path migration request error"},
+    {IBV_EVENT_CQ_ERR, "CQ error"},
+};
+
+static void
+check_report(const struct report *report)
+{
+    const struct sim_config config = sim_default();
+    struct fake_link ab2;
+    struct fake_link ba2;
+    struct verbs_pair p;
+    char want[128];
+
+    verbs_pair_open(&p, &config);
+    fake_connect(&p.a, &ab2, &p.b, &ba2, NULL);
+    const struct rdti_verbs_link *link = &((const struct rdti_verbs_lane *)ab2.lane)->links[0];
+    if (report->type == IBV_EVENT_CQ_ERR)
+        sim_raise_cq_event(link->cq, report->type);
+    else
+        sim_raise_qp_event(link->qps[0]->qp, report->type);
+    VERBS_PUMP(&p, ab2.error_count == 1);
+    (void)snprintf(want, sizeof(want), "verbs lane to rank %d: device sim0 port 1 reports \"%s\"",
+                   fake_lane_args(true).peer_rank, report->words);
+    CHECK_INT_EQ(ab2.error.status, RDT_EDEVICE);
+    CHECK_STR_CONTAINS(ab2.error.message, want);
+    CHECK_STR_CONTAINS(ab2.error.message, "look at dmesg");
+    verbs_write_and_check(&p, 5000, false);
+    CHECK_UINT_EQ(p.ab.error_count, 0);
+    fake_disconnect(&ab2, &ba2);
+    verbs_pair_close(&p);
+}
+
+TEST(what_a_device_reports_of_a_queue_ends_its_lane)
+{
+    for (size_t i = 0; i < sizeof(reports) / sizeof(reports[0]); i++)
+        check_report(&reports[i]);
+}
+
+/* A table in which nothing of ours changes harms nobody; one without our partition does. */
+TEST(a_partition_that_goes_ends_the_paths_in_it)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+
+    config.devices[0].pkeys[1] = 0x8123;
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_PKEY", "0x8123", 1), 0);
+    verbs_pair_open(&p, &config);
+    sim_change_pkey(0, 2, 0x8456);
+    for (int i = 0; i < 100; i++) {
+        (void)fake_pump(&p.a);
+        (void)fake_pump(&p.b);
+    }
+    CHECK_UINT_EQ(p.ab.error_count, 0);
+    verbs_write_and_check(&p, 5000, false);
+    sim_change_pkey(0, 1, 0);
+    VERBS_PUMP(&p, p.ab.error_count == 1 && p.ba.error_count == 1);
+    CHECK_INT_EQ(p.ab.error.status, RDT_EDEVICE);
+    CHECK_STR_CONTAINS(p.ab.error.message, "device sim0 port 1 reports \"P_Key table change\"");
+    CHECK_STR_CONTAINS(p.ab.error.message, "its PKEY stands elsewhere in the table now");
+    verbs_pair_close(&p);
+}
+
+/* ---- Counters ------------------------------------------------------------------------------- */
+
+/* What a device counted before it was opened is not ours. */
+TEST(counters_show_what_was_counted_since_open)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[512];
+
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    sim_set_counter("out_of_sequence", 1000);
+    sim_set_counter("roce_adp_retrans", 70);
+    sim_set_counter("rcvd_rnr_err", 5);
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    sim_set_counter("out_of_sequence", 1003);
+    sim_set_counter("roce_adp_retrans", 81);
+    sim_set_counter("local_ack_timeout_err", 9); /* one that was not there at open stays out */
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "device since open: retries 11, out of sequence 3, RNR 0");
+    CHECK(strstr(text, "timeouts") == NULL);
+    verbs_pair_close(&p);
+}
+
 TEST_MAIN()

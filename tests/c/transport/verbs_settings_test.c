@@ -216,4 +216,50 @@ TEST(a_peer_killed_between_posting_and_completion_ends_every_op)
     verbs_pair_close(&p);
 }
 
+/* ---- Fork ----------------------------------------------------------------------------------- */
+
+/* The sim's fork_init() refuses once anything is registered. */
+TEST(fork_init_is_called_once_and_before_the_first_registration)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+
+    config.fork_status = IBV_FORK_DISABLED;
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 100000, true);
+    CHECK_UINT_EQ(sim_fork_inits(), 1); /* for the whole process, which both hosts are of */
+    verbs_pair_close(&p);
+}
+
+TEST(fork_init_is_not_called_where_it_is_not_needed)
+{
+    static const enum ibv_fork_status statuses[] = {IBV_FORK_ENABLED, IBV_FORK_UNNEEDED};
+
+    for (int i = 0; i < 2; i++) {
+        struct sim_config config = sim_default();
+        struct rdt_error err;
+
+        config.fork_status = statuses[i];
+        CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_OK);
+        CHECK_UINT_EQ(sim_fork_inits(), 0);
+    }
+}
+
+TEST(where_fork_init_fails_verbs_is_not_viable)
+{
+    struct sim_config config = sim_default();
+    struct fake_host host;
+    struct rdt_error err;
+
+    config.fork_status = IBV_FORK_DISABLED;
+    sim_begin(&config);
+    sim_fail_named("fork_init", 0, 1, EINVAL);
+    CHECK_INT_EQ(fake_host_try_open(&host, &rdti_transport_verbs, &err), RDT_ENOTVIABLE);
+    CHECK_INT_EQ(err.sys_errno, EINVAL);
+    CHECK_STR_CONTAINS(err.message, "ibv_fork_init");
+    CHECK_UINT_EQ(sim_fork_inits(), 1);
+    CHECK_UINT_EQ(sim_live_objects(), 0);
+    sim_end();
+}
+
 TEST_MAIN()
