@@ -260,6 +260,35 @@ TEST(the_last_device_may_refuse_what_another_lost)
     verbs_pair_close(&p);
 }
 
+/* Once breaks its link alone, which is drained; for ever ends the lane: what is there, nobody can
+ * say. */
+TEST(a_queue_that_cannot_be_polled_ends_its_link_or_its_lane)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        struct sim_config config = sim_default();
+        struct verbs_pair p;
+
+        config.device_count = 2;
+        verbs_pair_open(&p, &config);
+        const struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
+        sim_fail_named("poll_cq", 0, i == 0 ? 1 : UINT32_MAX, EIO);
+        (void)fake_pump(&p.a);
+        if (i == 0) {
+            CHECK_INT_EQ(lane->links[0].state, RDTI_VERBS_LINK_DRAINING);
+            CHECK_INT_EQ(lane->links[0].error.sys_errno, EIO);
+            verbs_write_and_check(&p, 3 << 20, false);
+            CHECK_UINT_EQ(p.ab.error_count, 0);
+        } else {
+            VERBS_PUMP(&p, p.ab.error_count == 1);
+            CHECK_INT_EQ(p.ab.error.status, RDT_EDEVICE);
+            CHECK_INT_EQ(p.ab.error.sys_errno, EIO);
+            CHECK_STR_CONTAINS(p.ab.error.message, "ibv_poll_cq on sim");
+        }
+        sim_fail_named("poll_cq", 0, 0, 0);
+        verbs_pair_close(&p);
+    }
+}
+
 /* Whether or not anybody wants flags. */
 TEST(a_lane_says_what_its_device_promises_and_bears)
 {
