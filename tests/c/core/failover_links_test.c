@@ -61,7 +61,7 @@ TEST_TIMEOUT(one_of_two_links_is_lost_at_any_step, 240)
     const uint64_t count = run(UINT64_MAX, &has_lost);
 
     CHECK(!has_lost);
-    for (uint64_t n = 0; n < count; n += 17 * STRIDE) {
+    for (uint64_t n = 0; n < count; n += 7 * STRIDE) {
         (void)run(n, &has_lost);
         losses += has_lost;
         runs++;
