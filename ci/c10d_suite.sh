@@ -9,6 +9,7 @@ RUNS_AT_ONCE=2 # of up to four ranks each, which wait for each other half of the
 STUCK_S=3600   # each test has its own, far shorter limit; this ends a runner that is stuck
 runs=(four three two lists) # the longest first, so that the cores end together
 failures="$LOGS/c10d-suite-failures"
+trap 'jobs -rp | xargs -r kill' EXIT # none are left where all is well
 : >"$failures"
 
 # run PATH SHARD RUN: with the path forced; its words are shown in one piece, when it is over.

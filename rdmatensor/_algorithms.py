@@ -22,7 +22,7 @@ from rdmatensor.torch import empty
 BY_COSTS = "auto"
 ALGORITHMS = (BY_COSTS, "direct", "halving-doubling", "tree", "ring")
 NOISE = 1.05  # of one time against another where nothing changed; less gained is nothing
-_TIMES = 2  # each is timed so often, and the least counts; what a first one sets up does not
+_TIMES = 3  # each is timed so often, and the least counts
 _SIZES = 4  # the largest of a step; each costs some sums
 _LARGEST_BYTES = 64 << 20  # above, it is bytes alone that count: what holds here holds there
 _LEAST_BYTES = 64 << 10  # below, a sum is a latency, and who is faster changes by the call
@@ -67,7 +67,7 @@ class Algorithms:
             part = scratch[: min(size, _LARGEST_BYTES) // scratch.element_size()]
             for algorithm in ALGORITHMS:
                 self._backend._prefer(part.nbytes, algorithm)
-                found.append(min(self._time_ns(part) for _ in range(1 + _TIMES)))
+                found.append(min(self._time_ns(part) for _ in range(_TIMES)))
             self._backend._prefer(part.nbytes, BY_COSTS)
         return found
 

@@ -15,6 +15,17 @@ PORT = 29600  # of --listen
 _SUITE = "bench/suite/command.py"
 
 
+class _ReaderGoneError(Exception):
+    """Who read what is printed, as `| head`, has enough of it."""
+
+
+def _say(*lines: str) -> None:
+    try:
+        print(*lines, sep="\n", flush=True)
+    except BrokenPipeError:
+        raise _ReaderGoneError from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 1 for what is wrong here, 2 for misuse."""
     parser = argparse.ArgumentParser(prog="rdmatensor", description=__doc__)
@@ -44,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(2)
     try:
         return _settings() if chosen.command == "settings" else _doctor(chosen)
-    except BrokenPipeError:  # who read the findings, as `| head`, has enough of them
+    except _ReaderGoneError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
@@ -98,7 +109,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
         for finding in findings:
             found.append(finding)
             if not chosen.json:
-                print(*report([finding]), sep="\n", flush=True)
+                _say(*report([finding]))
 
     lines: list[str] = []
     if meet.is_under_torchrun():
@@ -111,9 +122,9 @@ def _doctor(chosen: argparse.Namespace) -> int:
             findings, lines = meet.with_peer(chosen.listen, chosen.peer, found)
             show(findings)
     if chosen.json:
-        print(json.dumps([asdict(finding) for finding in found]))
+        _say(json.dumps([asdict(finding) for finding in found]))
     elif lines:
-        print(*lines, sep="\n")
+        _say(*lines)
     return 1 if any(finding.level == "broken" for finding in found) else 0
 
 

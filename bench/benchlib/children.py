@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -46,9 +45,13 @@ def ended_by_signals(name: str) -> Iterator[None]:
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        sys.stderr.write(f"\n{name}: ended by {signal.Signals(number).name}\n")
+        for one in caught:  # a second one must not interrupt what the first sets going
+            signal.signal(one, signal.SIG_IGN)
+        said = f"\n{name}: ended by {signal.Signals(number).name}\n"
+        os.write(2, said.encode())  # a stream may be in the midst of a write
         raise SystemExit(128 + number)
 
+    caught: list[signal.Signals] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {one: signal.getsignal(one) for one in _ENDING}

@@ -50,7 +50,8 @@ def run_ranks(
         files = [
             (folder / f"out{rank}", folder / f"err{rank}") for rank in range(size)
         ]  # not pipes: nobody reads while they run
-        ranks = []
+        ranks: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end_all, ranks)  # and who is not there yet when a signal comes
         for rank, (out, err) in enumerate(files):
             handles = [stack.enter_context(path.open("w", encoding="utf-8")) for path in (out, err)]
             ranks.append(
@@ -63,7 +64,6 @@ def run_ranks(
                     preexec_fn=children.tied(),  # noqa: PLW1509  one system call
                 )
             )
-        stack.callback(_end_all, ranks)
         codes = _wait_all(ranks, timeout_s)
         texts = [[path.read_text(encoding="utf-8") for path in pair] for pair in files]
     if codes != [0] * size:

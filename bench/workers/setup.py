@@ -174,12 +174,12 @@ def read_lines(ends: list[int], deadline_s: float) -> list[int]:
 
 
 def held_bytes(pids: list[int]) -> int:
-    """Return the memory of processes (Pss)."""
+    """Return the memory of processes: Pss of what is no file, which others may map meanwhile."""
     found = 0
     for pid in pids:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-        (line,) = [line for line in text.splitlines() if line.startswith("Pss:")]
-        found += int(line.split()[1]) << 10
+        lines = [line for line in text.splitlines() if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+        found += sum(int(line.split()[1]) << 10 for line in lines)
     return found
 
 

@@ -6,6 +6,7 @@ that its error names, and how many seconds after the kill it came.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import numpy as np
 
 import rdmatensor
 from rdmatensor import FileStore, join
+
+_PR_SET_PDEATHSIG = 1
 
 
 def run_rank(rank: int, size: int, store: Path, rounds: int) -> dict[str, float]:
@@ -45,11 +48,13 @@ def main() -> None:
     size, store, rounds = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     pids = {}
+    libc = ctypes.CDLL(None)
     for rank in range(size):
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 found = run_rank(rank, size, store, rounds)
                 (store / f"rank{rank}").write_text(json.dumps(found), encoding="ascii")
                 status = 0

@@ -42,26 +42,32 @@ def _errors_of(works: list[dist.Work]) -> list[str]:
     return found
 
 
-def _of_each(names: str, *, in_a_thread: bool = False) -> Callable[[str], None]:
-    """Return what calls these of the backend, one after the other."""
+def _of_each(names: str, *, in_a_thread: bool = False) -> Callable[[str], list[threading.Timer]]:
+    """Return what calls these of the backend, one after the other; threads are to be joined."""
 
-    def run(_way: str) -> None:
+    def run(_way: str) -> list[threading.Timer]:
         backend = our_backend()
-        for name in names.split(","):
-            if in_a_thread:
-                threading.Timer(0.2, getattr(backend, name)).start()
-            else:
-                getattr(backend, name)()
+        calls = [getattr(backend, name) for name in names.split(",")]
+        if not in_a_thread:
+            for call in calls:
+                call()
+            return []
+        timers = [threading.Timer(0.2, call) for call in calls]
+        for timer in timers:
+            timer.start()
+        return timers
 
     return run
 
 
-def _interrupted(way: str) -> None:
+def _interrupted(way: str) -> list[threading.Timer]:
     """Wait, be interrupted as by Ctrl-C, and abort then."""
     rank = dist.get_rank()
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     began_s = time.monotonic()
     try:
+        timer.start()
         dist.recv(torch.empty(7), 1 - rank, tag=9)
     except KeyboardInterrupt:
         if time.monotonic() - began_s > 5.0:
@@ -70,9 +76,10 @@ def _interrupted(way: str) -> None:
         raise AssertionError("nobody sent")
     meet(f"{way}: interrupted", rank, range(2))  # whom an abort reaches hears of it instead
     our_backend().abort()
+    return [timer]
 
 
-WAYS: dict[str, Callable[[str], None]] = {
+WAYS: dict[str, Callable[[str], list[threading.Timer]]] = {
     "abort": _of_each("abort"),
     "abort from a thread": _of_each("abort", in_a_thread=True),
     "abort twice": _of_each("abort,abort"),
@@ -102,10 +109,12 @@ def ended(rank: int, world: int, *, store: str) -> dict[str, object]:
             works = _in_flight(rank) if is_busy else []
             meet(f"{name}: posted", rank, range(world))
             began_s = time.monotonic()
-            act(name)
+            timers = act(name)
             errors = _errors_of(works)
             took_s = time.monotonic() - began_s
-            meet(f"{name}: ended", rank, range(world))  # a timer's thread, too
+            for timer in timers:
+                timer.join()
+            meet(f"{name}: ended", rank, range(world))
             dist.destroy_process_group()
             found[name] = {"before": before, "errors": errors, "seconds": took_s}
     dist.init_process_group(

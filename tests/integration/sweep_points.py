@@ -23,7 +23,7 @@ POINTS_THAT_COVER = 20
 LONGEST_DELAY_S = {"shm": 0.03, "tcp": 0.08, "verbs": 0.1 * SCALE}
 WORST_S = 2.0 * SCALE  # from a death to the last survivor's error
 # Silence that counts as death, of who is stopped. It is waited out, so that it grows by half only.
-SILENCE_S = (1.0 + SCALE) * 1.0
+SILENCE_S = 2.0 * (1.0 + SCALE)
 HEARTBEAT_S = 1.0  # the last was heard so long before, at the most
 JOB_LIMIT_S = 45.0 * SCALE
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _START_S = 60.0
 _END_S = 15.0
 # topic and options -> processes that stand while it measures, but for the command itself
@@ -43,9 +46,21 @@ def _await_count(folder: Path, least: int, most: int, limit_s: float) -> list[in
         time.sleep(0.02)
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Whoever started the tests may ignore signals, and a child would, too."""
+    ignored = [one for one in _ENDING if signal.getsignal(one) is signal.SIG_IGN]
+    for one in ignored:
+        signal.signal(one, signal.SIG_DFL)
+    yield
+    for one in ignored:
+        signal.signal(one, signal.SIG_IGN)
+
+
 @pytest.mark.timeout(150)
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("words", _RUNNING, ids=lambda words: words[0])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [*_ENDING, signal.SIGKILL])
 def test_no_worker_outlives_it(
     tmp_path: Path, words: tuple[str, ...], number: signal.Signals
 ) -> None:
@@ -68,7 +83,8 @@ def test_no_worker_outlives_it(
         running.kill()
         running.wait()
         for pid in _naming(tmp_path):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert not left, f"{len(left)} of its processes live on"
     if number == signal.SIGKILL:
         assert running.returncode == -number
@@ -79,6 +95,7 @@ def test_no_worker_outlives_it(
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.usefixtures("heard")
 def test_a_run_under_nohup_goes_on() -> None:
     """SIGHUP was ignored when it began, and is still."""
     program = (

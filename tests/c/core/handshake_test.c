@@ -481,6 +481,7 @@ TEST_TIMEOUT(silent_strangers_keep_nobody_out, 60)
         FILE *log = tmpfile();
         CHECK_NOT_NULL(log);
         const int before = divert_stderr(log);
+        const uint64_t began_ns = test_now_ns();
         for (int i = 0; i < count; i++) {
             fds[i] = knock(&blob, u == 1);
             if (i % 2 == 0)
@@ -497,8 +498,9 @@ TEST_TIMEOUT(silent_strangers_keep_nobody_out, 60)
         (void)fclose(log);
         CHECK_UINT_LE(took_ns, (uint64_t)(2e9 * test_timeout_scale()));
         CHECK(had_to_go); /* the oldest */
+        const uint64_t windows = 1 + (test_now_ns() - began_ns) / RDTI_REFUSAL_QUIET_NS;
         CHECK_UINT_GE(lines, 1);
-        CHECK_UINT_LE(lines, 3);
+        CHECK_UINT_LE(lines, 1 + 2 * windows);
     }
     free(fds);
 }
@@ -516,6 +518,7 @@ TEST_TIMEOUT(what_is_no_handshake_is_logged_once, 60)
         FILE *log = tmpfile();
         CHECK_NOT_NULL(log);
         const int before = divert_stderr(log);
+        const uint64_t began_ns = test_now_ns();
         rdti_hello_encode(&hello, bytes);
         for (int i = 0; i < 101; i++) {
             const int fd = knock(&blob, u == 1);
@@ -531,9 +534,11 @@ TEST_TIMEOUT(what_is_no_handshake_is_logged_once, 60)
         rewind(log);
         (void)!fread(all, 1, sizeof(all) - 1, log);
         (void)fclose(log);
-        CHECK_UINT_EQ(lines, 3);
         CHECK_STR_CONTAINS(all, "something that is no handshake");
-        CHECK_STR_CONTAINS(all, "99 more connections were refused without a handshake of ours");
+        if (test_now_ns() - began_ns < RDTI_REFUSAL_QUIET_NS) {
+            CHECK_UINT_EQ(lines, 3);
+            CHECK_STR_CONTAINS(all, "99 more connections were refused without a handshake of ours");
+        }
         CHECK_STR_CONTAINS(all, "job 'jab' is unknown here");
     }
 }
