@@ -248,8 +248,8 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
         "writes"}; a pack is one call for many small tensors of a coalesced one, a write a message
         to a member or a fill of memory that all members read. "way" says how they go (shared
         memory, hosts, messages, or undecided before the first), "algorithm" what
-        RDMATENSOR_ALGO said; with messages, from the first all_reduce on, "costs" is the table that
-        it chooses by, with "source" and "between", the path to other hosts; "hosts" each rank's.
+        RDMATENSOR_ALGO said; with messages "costs" is the table that algorithms are chosen by,
+        with "source" and "between", the path to other hosts; of hosts "hosts" numbers each rank's.
         "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
         "reason"; when locked "operations" and "bytes" of a step, "steps" since then, what a step
         cost this process on average ("per_step", of counters(); other groups' work included),

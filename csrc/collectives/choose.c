@@ -239,13 +239,6 @@ goes_by_hosts(const struct rdti_coll *coll)
            rdti_cost_flat(team->costs, coll->size, &team->hosts, bytes).cost_ps;
 }
 
-bool
-rdti_choice_needs_costs(const struct rdti_coll *coll)
-{
-    return coll->args.op == RDT_COLL_ALLREDUCE && coll->team->choice != CHOICE_DIRECT &&
-           ordered_of(coll) == NULL;
-}
-
 const struct rdti_coll_algorithm *
 rdti_coll_choose(const struct rdti_coll *coll)
 {
@@ -253,13 +246,9 @@ rdti_coll_choose(const struct rdti_coll *coll)
 
     if (coll->team == NULL) /* a group of one */
         return choose_messages(coll, CHOICE_AUTO);
-    const unsigned verdict = rdti_team_verdict(coll->team);
-    if (verdict == RDTI_VERDICT_DIRECT)
+    switch (rdti_team_verdict(coll->team)) {
+    case RDTI_VERDICT_DIRECT:
         return &rdti_direct;
-    if (verdict != RDTI_VERDICT_UNDECIDED && !rdti_team_is_priced(coll->team) &&
-        rdti_choice_needs_costs(coll))
-        return &rdti_undecided;
-    switch (verdict) {
     case RDTI_VERDICT_UNDECIDED:
         return &rdti_undecided;
     case RDTI_VERDICT_HOSTS:

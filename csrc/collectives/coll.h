@@ -132,8 +132,6 @@ bool rdti_choice_of_sum(const char *name, unsigned *out);
 /* What RDMATENSOR_DETERMINISTIC says; alike on all members too. RDT_EINVAL: neither 0 nor 1, or the
  * choice cannot keep to it. */
 rdt_status rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err);
-/* Whether its way hangs on the table of costs, where not all members share memory. */
-bool rdti_choice_needs_costs(const struct rdti_coll *coll);
 /* Whether members may use each other's memory. */
 bool rdti_choice_wants_boards(unsigned choice, uint32_t size);
 /* Whether an all_reduce that is small sums an element in an order that hangs on where in its buffer
@@ -145,9 +143,8 @@ uint64_t rdti_ring_chunk_begin(uint64_t count, uint64_t elem_bytes, uint32_t siz
 /* coll_arrays.c: from now on the arrays of coll->args are ours. RDT_ENOMEM. */
 rdt_status rdti_coll_keep_arrays(struct rdti_coll *coll, struct rdt_error *err);
 
-extern const struct rdti_coll_algorithm rdti_direct; /* direct.c */
-/* undecided.c: until there is a verdict, and costs where it needs them */
-extern const struct rdti_coll_algorithm rdti_undecided;
+extern const struct rdti_coll_algorithm rdti_direct;    /* direct.c */
+extern const struct rdti_coll_algorithm rdti_undecided; /* undecided.c: until there is a verdict */
 /* hierarchical.c: boards within hosts, messages between them; of a team whose verdict says so. */
 extern const struct rdti_coll_algorithm rdti_hierarchical;
 bool rdti_hierarchical_has(uint32_t op);

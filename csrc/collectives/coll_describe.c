@@ -76,14 +76,6 @@ put_costs(struct text *text, const struct rdti_team *team)
     put_preferences(text, &team->preferences);
 }
 
-/* Of a team that chooses by them. */
-static bool
-has_costs(const struct rdti_team *team, unsigned verdict)
-{
-    return (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES) &&
-           rdti_team_is_priced(team);
-}
-
 rdt_status
 rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *needed_out,
                         struct rdt_error *err)
@@ -105,7 +97,7 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
             team->is_ordered ? "true" : "false");
     if (verdict == RDTI_VERDICT_HOSTS)
         put_hosts(&text, team);
-    if (has_costs(team, verdict))
+    if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES)
         put_costs(&text, team);
     put(&text, "}");
     *needed_out = text.used;

@@ -2,9 +2,8 @@
  *
  * cost.h - what messages, copies and sums cost, and what algorithms made of them would.
  *
- * A table is measured by rank 0, or read from RDMATENSOR_COST_TABLE, in the first all_reduce of a
- * group whose members share no memory with some others, and sent to all: ranks must never choose
- * differently.
+ * A table is measured by rank 0, or read from RDMATENSOR_COST_TABLE, in the set-up of a group whose
+ * members share no memory with some others, and sent to all: ranks must never choose differently.
  * All is in whole numbers, so that the same table gives the same choice on every machine. Other
  * groups have the table that is built in.
  */

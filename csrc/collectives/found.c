@@ -18,7 +18,7 @@ enum {
     VOTE_BYTES = MEMBERS_BYTES + 1, /* whose boards the voter can use; of rank 0: does it measure */
 };
 
-/* Groups on one host, and those in which nothing hangs on costs, end with the votes. */
+/* Groups on one host have no costs to agree on. */
 enum phase { PHASE_BEGIN, PHASE_ADDRESSES, PHASE_HOLD, PHASE_VOTES, PHASE_COSTS, PHASE_OVER };
 
 struct exchange {
@@ -224,8 +224,7 @@ decide(struct rdti_coll *coll)
         rdti_team_split(team, founding->local);
         founding->local = NULL;
     }
-    if (verdict == RDTI_VERDICT_DIRECT)
-        atomic_store_explicit(&team->is_priced, true, memory_order_relaxed);
+    founding->phase = PHASE_OVER;
     /* release: partner in rdti_team_verdict() */
     atomic_store_explicit(&team->verdict, verdict, memory_order_release);
 }
@@ -302,40 +301,23 @@ agree_on_costs(struct rdti_coll *coll, struct rdt_error *err)
 rdt_status
 rdti_team_found(struct rdti_coll *coll, struct rdt_error *err)
 {
-    const rdt_status status = meet(coll, err);
+    struct rdti_team *team = coll->team;
+    rdt_status status = RDT_OK;
 
+    if (team->founding == NULL || team->founding->phase < PHASE_COSTS)
+        status = meet(coll, err);
+    if (status == RDT_OK && team->hosts.count > 1)
+        status = agree_on_costs(coll, err);
     if (status == RDT_OK)
         decide(coll);
     return status;
-}
-
-rdt_status
-rdti_team_price(struct rdti_coll *coll, struct rdt_error *err)
-{
-    struct rdti_team *team = coll->team;
-
-    team->has_pricing_begun = true;
-    const rdt_status status = agree_on_costs(coll, err);
-    if (status != RDT_OK)
-        return status;
-    team->founding->phase = PHASE_OVER;
-    /* release: partner in rdti_team_is_priced() */
-    atomic_store_explicit(&team->is_priced, true, memory_order_release);
-    return RDT_OK;
-}
-
-bool
-rdti_pricing_is_quiet(struct rdti_coll *coll)
-{
-    return !coll->team->has_pricing_begun ||
-           rdti_agreement_is_quiet(&coll->team->founding->costs, coll);
 }
 
 bool
 rdti_founding_is_quiet(struct rdti_coll *coll)
 {
     struct rdti_founding *founding = coll->team->founding;
-    bool is_quiet = true;
+    bool is_quiet = founding == NULL || rdti_agreement_is_quiet(&founding->costs, coll);
 
     for (uint32_t i = 0; founding != NULL && i < coll->size; i++) {
         is_quiet &=

@@ -120,7 +120,6 @@ make_team(rdt_group *group, struct rdti_team **out, struct rdt_error *err)
     atomic_init(&team->verdict, may_share && rdti_choice_wants_boards(team->choice, size)
                                     ? RDTI_VERDICT_UNDECIDED
                                     : RDTI_VERDICT_MESSAGES);
-    atomic_init(&team->is_priced, rdti_team_verdict(team) == RDTI_VERDICT_MESSAGES);
     *out = team;
     return RDT_OK;
 }

@@ -126,17 +126,13 @@ struct rdti_team {
     unsigned choice; /* choose.c: what RDMATENSOR_ALGO said when the team was made */
     rdt_region *region;
     struct rdti_founding *founding; /* until the verdict */
-    struct rdti_costs *costs;       /* the same on all members once is_priced */
+    struct rdti_costs *costs;       /* the same on all members from the verdict on */
     struct rdti_hosts hosts;        /* from the verdict HOSTS on */
     struct rdti_team *local;        /* of our host, likewise; else NULL */
     struct rdti_temps temps;
     struct rdti_preferences preferences;
     _Atomic(struct rdti_coll *) founder;
     atomic_uint verdict;
-    /* The first collective whose way hangs on the costs agrees on them. */
-    _Atomic(struct rdti_coll *) pricer;
-    bool has_pricing_begun; /* the pricer's own */
-    atomic_bool is_priced;  /* after the verdict, and at once where nothing is chosen by costs */
     atomic_ullong next_ticket;
     atomic_ullong serving; /* the ticket whose turn it is */
     uint64_t tick;         /* the last one that is over */
@@ -167,13 +163,6 @@ rdti_team_verdict(const struct rdti_team *team)
     return atomic_load_explicit(&team->verdict, memory_order_acquire);
 }
 
-static inline bool
-rdti_team_is_priced(const struct rdti_team *team)
-{
-    /* acquire: pairs with the release in rdti_team_price(); the costs are there */
-    return atomic_load_explicit(&team->is_priced, memory_order_acquire);
-}
-
 /* A message was sent to a member, or our board filled for all of them. */
 static inline void
 rdti_team_count_write(struct rdti_team *team)
@@ -184,9 +173,6 @@ rdti_team_count_write(struct rdti_team *team)
 /* found.c: the exchange, driven by the founder. RDT_OK: there is a verdict. */
 rdt_status rdti_team_found(struct rdti_coll *coll, struct rdt_error *err);
 bool rdti_founding_is_quiet(struct rdti_coll *coll);
-/* found.c: after the verdict, and not DIRECT, driven by the pricer. RDT_OK: there are costs. */
-rdt_status rdti_team_price(struct rdti_coll *coll, struct rdt_error *err);
-bool rdti_pricing_is_quiet(struct rdti_coll *coll);
 void rdti_founding_describe(const struct rdti_coll *coll, char *text, size_t cap);
 void rdti_founding_free(struct rdti_team *team);
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A collective of a group that has no verdict yet, or no table of costs where it needs one: the
- * first one carries the set-up, the first that needs the table the agreement on it; the others
- * wait. Then each becomes what it would have been. All members begin their collectives in one
- * order, so that the same ones carry on all of them. */
+ * A collective of a group that has no verdict yet: the first one carries the set-up, the others
+ * wait for it; then each becomes what it would have been. */
 #include "collectives/coll.h"
 #include "collectives/team.h"
 
@@ -23,10 +21,6 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
     /* relaxed: only the founder's turn follows from it; partner: release() */
     (void)atomic_compare_exchange_strong_explicit(&coll->team->founder, &none, coll,
                                                   memory_order_relaxed, memory_order_relaxed);
-    none = NULL;
-    if (rdti_choice_needs_costs(coll)) /* relaxed: as above */
-        (void)atomic_compare_exchange_strong_explicit(&coll->team->pricer, &none, coll,
-                                                      memory_order_relaxed, memory_order_relaxed);
     return RDT_OK;
 }
 
@@ -37,41 +31,22 @@ is_founder(const struct rdti_coll *coll)
     return atomic_load_explicit(&coll->team->founder, memory_order_relaxed) == coll;
 }
 
-static bool
-is_pricer(const struct rdti_coll *coll)
-{
-    return atomic_load_explicit(&coll->team->pricer, memory_order_relaxed) == coll; /* as above */
-}
-
-/* RDT_OK: there is a verdict, and, where it falls to this one, a table. */
-static rdt_status
-set_up(struct rdti_coll *coll, struct rdt_error *err)
-{
-    const bool is_decided = rdti_team_verdict(coll->team) != RDTI_VERDICT_UNDECIDED;
-    rdt_status status = RDT_OK;
-
-    if (!is_decided)
-        status = is_founder(coll) ? rdti_team_found(coll, err) : RDT_EAGAIN;
-    if (status == RDT_OK && is_pricer(coll) && !rdti_team_is_priced(coll->team))
-        status = rdti_team_price(coll, err);
-    return status;
-}
-
 static rdt_status
 advance(struct rdti_coll *coll, struct rdt_error *err)
 {
-    rdt_status status = set_up(coll, err);
-
-    if (status != RDT_OK)
-        return status;
-    const struct rdti_coll_algorithm *algorithm = rdti_coll_choose(coll);
-    if (algorithm == &rdti_undecided)
+    if (is_founder(coll)) {
+        const rdt_status status = rdti_team_found(coll, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    if (rdti_team_verdict(coll->team) == RDTI_VERDICT_UNDECIDED)
         return RDT_EAGAIN;
+    const struct rdti_coll_algorithm *algorithm = rdti_coll_choose(coll);
     /* It goes without boards after all, among others that need their turn. */
     if (rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS && algorithm != &rdti_hierarchical &&
         !rdti_team_pass_turn(coll->team->local, &coll->direct))
         return RDT_EAGAIN;
-    status = algorithm->prepare(coll, err);
+    const rdt_status status = algorithm->prepare(coll, err);
     if (status != RDT_OK)
         return status;
     coll->algorithm = algorithm;
@@ -81,9 +56,7 @@ advance(struct rdti_coll *coll, struct rdt_error *err)
 static bool
 is_quiet(struct rdti_coll *coll)
 {
-    const bool is_quiet = !is_founder(coll) || rdti_founding_is_quiet(coll);
-
-    return (!is_pricer(coll) || rdti_pricing_is_quiet(coll)) && is_quiet;
+    return !is_founder(coll) || rdti_founding_is_quiet(coll);
 }
 
 static void
@@ -92,7 +65,7 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
     rdti_founding_describe(coll, text, cap);
 }
 
-/* A founder or pricer that never began leaves the place to the next. */
+/* A founder that never began leaves the place to the next. */
 static void
 release(struct rdti_coll *coll)
 {
@@ -101,10 +74,6 @@ release(struct rdti_coll *coll)
     /* Only the founder may look at `founding`. relaxed: partner in prepare() */
     if (is_founder(coll) && coll->team->founding == NULL)
         (void)atomic_compare_exchange_strong_explicit(&coll->team->founder, &self, NULL,
-                                                      memory_order_relaxed, memory_order_relaxed);
-    self = coll;
-    if (is_pricer(coll) && !coll->team->has_pricing_begun) /* likewise */
-        (void)atomic_compare_exchange_strong_explicit(&coll->team->pricer, &self, NULL,
                                                       memory_order_relaxed, memory_order_relaxed);
 }
 

@@ -816,8 +816,8 @@ RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_cou
 /*
  * A JSON object that says how the group's collectives go: "way" (shared memory, hosts, messages, or
  * undecided before the first), "algorithm" (RDMATENSOR_ALGO), and where there are messages the
- * table of "costs" that algorithms are chosen by, and which are "preferred" for what length, from
- * the first choice on; for hosts "hosts", the number of each member's.
+ * table of "costs" that algorithms are chosen by, and which are "preferred" for what length; for
+ * hosts "hosts", the number of each member's.
  * `needed_out` gets the bytes without the final NUL; RDT_EINVAL with it set where cap is too small.
  * Any thread.
  */

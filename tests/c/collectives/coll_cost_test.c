@@ -312,59 +312,6 @@ TEST(all_ranks_have_the_table_that_rank_0_measured)
     check_tables("0000", RDTI_COSTS_BUILT_IN);
 }
 
-static void *
-meet_and_sum(void *arg)
-{
-    static const uint32_t ops[] = {RDT_COLL_BARRIER, RDT_COLL_BROADCAST, RDT_COLL_ALLTOALL};
-    rdt_group *group = arg;
-    struct rdt_error err = {0};
-    int32_t value[FAKE_RANKS_MAX] = {0};
-    int32_t out[FAKE_RANKS_MAX] = {0};
-
-    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
-        const bool is_barrier = ops[i] == RDT_COLL_BARRIER;
-        struct rdt_coll_args args = {.struct_size = sizeof(args),
-                                     .op = ops[i],
-                                     .dtype = RDT_I32,
-                                     .count = is_barrier ? 0 : 1,
-                                     .send = is_barrier ? NULL : value,
-                                     .recv = is_barrier ? NULL : out};
-        if (ops[i] == RDT_COLL_BROADCAST)
-            args.recv = value;
-        CHECK_OK(fake_run_coll(group, &args, &err), &err);
-    }
-    const struct rdti_team *team = group->attached;
-    char text[4096];
-    size_t needed = 0;
-    CHECK(!rdti_team_is_priced(team));
-    CHECK_UINT_EQ(team->costs->source, RDTI_COSTS_BUILT_IN);
-    CHECK_OK(rdt_group_coll_describe(group, text, sizeof(text), &needed, &err), &err);
-    CHECK(strstr(text, "costs") == NULL);
-    (void)sum_once(group);
-    CHECK(rdti_team_is_priced(team));
-    CHECK_UINT_EQ(team->costs->source, RDTI_COSTS_MEASURED);
-    return NULL;
-}
-
-TEST(nothing_is_measured_before_something_is_chosen_by_it)
-{
-    static const char *const layouts[] = {"01", "0011", "0111", "0123"};
-
-    for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
-        fake_force("auto");
-        fake_world_init(&world, (uint32_t)strlen(layouts[i]), 3);
-        for (uint32_t rank = 0; rank < world.size; rank++)
-            world.hosts[rank] = (uint32_t)(layouts[i][rank] - '0');
-        fake_world_run(&world, meet_and_sum);
-        const struct rdti_team *first = world.groups[0].attached;
-        for (uint32_t rank = 1; rank < world.size; rank++) {
-            const struct rdti_team *team = world.groups[rank].attached;
-            CHECK(memcmp(team->costs, first->costs, sizeof(*first->costs)) == 0);
-        }
-        fake_world_fini(&world);
-    }
-}
-
 TEST(a_table_is_kept_where_there_is_none_and_used_where_there_is)
 {
     struct rdti_costs kept;
