@@ -31,18 +31,30 @@ static rdt_status
 set(struct rdti_preferences *preferences, uint64_t len_bytes, unsigned choice,
     struct rdt_error *err)
 {
+    struct rdti_preference *spare = NULL;
+
     for (unsigned i = 0; i < RDTI_PREFERENCES_MAX; i++) {
         struct rdti_preference *one = &preferences->list[i];
         const uint64_t has = atomic_load_explicit(&one->len_bytes, memory_order_relaxed);
-        if (has != 0 && has != len_bytes)
-            continue;
-        atomic_store_explicit(&one->choice, choice, memory_order_relaxed);
-        atomic_store_explicit(&one->len_bytes, len_bytes, memory_order_release);
-        return RDT_OK;
+        if (has == len_bytes) {
+            atomic_store_explicit(&one->choice, choice, memory_order_relaxed);
+            return RDT_OK;
+        }
+        const unsigned old = atomic_load_explicit(&one->choice, memory_order_relaxed);
+        if (spare == NULL && (has == 0 || old == RDTI_CHOICE_AUTO)) /* taken back: free again */
+            spare = one;
+        if (has == 0)
+            break;
     }
-    return rdti_coll_error_set(err, RDT_ENOMEM,
-                               "all_reduce: algorithms are preferred for %d lengths already",
-                               RDTI_PREFERENCES_MAX);
+    if (choice == RDTI_CHOICE_AUTO)
+        return RDT_OK;
+    if (spare == NULL)
+        return rdti_coll_error_set(err, RDT_ENOMEM,
+                                   "all_reduce: algorithms are preferred for %d lengths already",
+                                   RDTI_PREFERENCES_MAX);
+    atomic_store_explicit(&spare->choice, choice, memory_order_relaxed);
+    atomic_store_explicit(&spare->len_bytes, len_bytes, memory_order_release);
+    return RDT_OK;
 }
 
 /* The group decides by costs, and has the table. */

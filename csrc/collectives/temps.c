@@ -60,7 +60,7 @@ find_any(struct rdti_temps *temps)
 struct rdti_temp *
 rdti_temps_take(struct rdti_temps *temps, rdt_context *ctx, uint64_t len_bytes)
 {
-    if (len_bytes <= RDTI_TEMPS_MIN_BYTES)
+    if (len_bytes <= RDTI_TEMPS_MIN_BYTES || len_bytes > RDTI_TEMPS_MOST_BYTES)
         return NULL;
     struct rdti_temp *temp = find_free(temps, len_bytes);
     if (temp != NULL)
@@ -71,7 +71,7 @@ rdti_temps_take(struct rdti_temps *temps, rdt_context *ctx, uint64_t len_bytes)
     rdt_region_free(temp->region, NULL, NULL);
     temp->region = NULL;
     temp->len_bytes = len_bytes;
-    if (rdt_region_alloc(ctx, len_bytes, RDT_REGION_ZERO, &temp->region, NULL) == RDT_OK)
+    if (rdt_region_alloc(ctx, len_bytes, 0, &temp->region, NULL) == RDT_OK)
         return temp;
     leave_slot(temp);
     return NULL;

@@ -21,6 +21,8 @@ enum {
     RDTI_TEMPS_MAX = 8,
     /* What is not larger goes eagerly, by way of a ring. */
     RDTI_TEMPS_MIN_BYTES = 65536,
+    /* What is larger would lie idle in such lumps until the group ends. */
+    RDTI_TEMPS_MOST_BYTES = 256 << 20,
 };
 
 struct rdti_temp {

@@ -31,6 +31,8 @@
 /* A sleep and a wake-up of each rank cost more than all of a small collective's work; those it
  * waits for are runnable mostly, and whoever computes keeps the core for its slice. */
 #define YIELD_NS UINT64_C(1000000)
+/* After a sleep of so long nobody is expected soon; less than a tick, which ends each in epoll. */
+#define IDLE_NS UINT64_C(40000000)
 
 /* ---- Passes ------------------------------------------------------------------------------ */
 
@@ -94,6 +96,15 @@ set_proxy(struct rdti_engine *engine, bool wanted)
 }
 
 static bool
+needs_epoll(const struct rdti_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->poller_count; i++)
+        if (engine->pollers[i].needs_epoll(engine->pollers[i].state))
+            return true;
+    return false;
+}
+
+static bool
 is_proxy_wanted(const struct rdti_engine *engine)
 {
     /* seq_cst: whoever changes one of the two calls update_proxy() afterwards. */
@@ -115,8 +126,10 @@ update_proxy(struct rdti_engine *engine)
     } while (wanted != is_proxy_wanted(engine));
     if (!wanted || !is_raised)
         return;
-    /* relaxed: a hint; where it comes too early the park ends by itself */
-    if (atomic_load_explicit(&engine->park_ns, memory_order_relaxed) > PARK_LEAST_NS) {
+    /* seq_cst: either this sees the park, or park() sees that the proxy is wanted. The shortest one
+     * ends by itself, but where nothing but memory brings news: there it was not worth a park. */
+    const uint32_t park_ns = atomic_load_explicit(&engine->park_ns, memory_order_seq_cst);
+    if (park_ns > PARK_LEAST_NS || (park_ns != 0 && !needs_epoll(engine))) {
         atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
         (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
         rdti_futex_wake(&engine->park_word, 1);
@@ -164,15 +177,6 @@ is_busy(const struct rdti_engine *engine)
 {
     /* relaxed: whoever leaves a task behind that can go on pokes the progress thread */
     return atomic_load_explicit(&engine->is_busy, memory_order_relaxed) != 0;
-}
-
-static bool
-needs_epoll(const struct rdti_engine *engine)
-{
-    for (uint32_t i = 0; i < engine->poller_count; i++)
-        if (engine->pollers[i].needs_epoll(engine->pollers[i].state))
-            return true;
-    return false;
 }
 
 /* Others who sleep in epoll want the descriptor readable until the last of them is up. `own` of the
@@ -304,11 +308,13 @@ rdti_engine_yield_ns(const struct rdti_engine *engine)
  * wake us, and what others do meanwhile may fill a socket. Where that helps nobody, or nobody is
  * expected, look a few times. True: done. */
 static bool
-spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool is_expected, uint64_t *now_ns)
+spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool is_expected,
+     uint64_t deadline_ns, uint64_t *now_ns)
 {
     const uint64_t spin_ns = rdti_engine_spin_ns(engine);
     const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
-    const uint64_t until_ns = *now_ns + spin_ns + yield_ns;
+    const uint64_t most_ns = *now_ns + spin_ns + yield_ns;
+    const uint64_t until_ns = most_ns < deadline_ns ? most_ns : deadline_ns;
     const bool with_sockets = yield_ns > 0 && needs_epoll(engine);
 
     for (uint32_t i = 1;; i++) {
@@ -359,7 +365,7 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
     const uint64_t begin_ns = rdti_now_ns();
     uint64_t now_ns = begin_ns;
     uint64_t from_ns = begin_ns;
-    while (!spin(engine, done, arg, is_expected, &now_ns)) {
+    while (!spin(engine, done, arg, is_expected, deadline_ns, &now_ns)) {
         count_wait(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
@@ -373,7 +379,7 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
         has_slept = true;
         const uint64_t slept_ns = rdti_now_ns() - now_ns;
         now_ns += slept_ns;
-        is_expected = slept_ns < sleep_ns; /* else nobody came all the time */
+        is_expected = slept_ns < IDLE_NS; /* else nobody came all the time */
     }
     if (has_slept) {
         now_ns = rdti_now_ns();
@@ -469,9 +475,13 @@ park(struct rdti_engine *engine, uint64_t *parked_ns)
         *parked_ns > PARK_SHARE * PARK_LEAST_NS) /* else they may have left */
         park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
     const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
-    atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
-    rdti_futex_wait(&engine->park_word, word, park_ns);
-    const bool is_ended = atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0;
+    /* seq_cst: see update_proxy() */
+    atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
+    const bool is_left = is_proxy_wanted(engine);
+    if (!is_left)
+        rdti_futex_wait(&engine->park_word, word, park_ns);
+    const bool is_ended =
+        atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0 || is_left;
     const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
     if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
         atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0) {

@@ -106,6 +106,9 @@ TEST(a_preference_that_cannot_be_kept_is_refused)
         prefer(LEN_BYTES + i, "tree");
     check_refused(LEN_BYTES + MAX, "tree", RDT_ENOMEM, "for 32 lengths already");
     prefer(LEN_BYTES, "ring"); /* one that is known */
+    prefer(LEN_BYTES + 1, "auto");
+    prefer(LEN_BYTES + MAX, "tree");     /* in the place of what was taken back */
+    prefer(LEN_BYTES + MAX + 1, "auto"); /* of which nothing is kept */
     fake_world_fini(&world);
 
     fake_force("ring");

@@ -577,7 +577,7 @@ rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes, uint32_t flags, rdt_regio
     rdt_region *region = aligned_alloc(64, (sizeof(*region) + len_bytes + 63) / 64 * 64);
 
     CHECK_NOT_NULL(region);
-    CHECK(flags == RDT_REGION_ZERO);
+    CHECK(flags == RDT_REGION_ZERO || flags == 0);
     (void)pthread_mutex_lock(&ctx->world->lock);
     const bool fails = fake_must_fail(ctx->world, FAKE_ALLOC);
     ctx->world->live_regions += fails ? 0 : 1;
@@ -591,7 +591,7 @@ rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes, uint32_t flags, rdt_regio
                            .world = ctx->world,
                            .context = ctx,
                            .len_bytes = len_bytes};
-    memset(region->bytes, 0, len_bytes);
+    memset(region->bytes, flags == 0 ? 0xa5 : 0, len_bytes);
     fake_region_list(ctx->world, NULL, region);
     *out = region;
     return RDT_OK;
