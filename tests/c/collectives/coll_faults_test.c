@@ -39,12 +39,16 @@ run_with_buffers(rdt_group *group, struct rdt_coll_args args, uint64_t elem_byte
 /* ---- Ranks that disagree ---- */
 
 static struct rdt_coll_args calls[FAKE_RANKS_MAX];
+static bool is_after_barrier;
 
 static void *
 run_own_call(void *arg)
 {
+    const struct rdt_coll_args barrier = {.struct_size = sizeof(barrier), .op = RDT_COLL_BARRIER};
     rdt_group *group = arg;
 
+    if (is_after_barrier)
+        CHECK_INT_EQ(fake_run_coll(group, &barrier, NULL), RDT_OK);
     (void)run_with_buffers(group, calls[rdt_group_rank(group)], 8);
     return NULL;
 }
@@ -67,7 +71,7 @@ check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t 
             continue;
         mismatches++;
         CHECK_STR_CONTAINS(results[rank].message, says);
-        CHECK_STR_CONTAINS(results[rank].message, " #0, round ");
+        CHECK_STR_CONTAINS(results[rank].message, is_after_barrier ? " #1, round " : " #0, round ");
         CHECK_STR_CONTAINS(results[rank].message, "receive from rank ");
     }
     CHECK_MSG(mismatches > 0, "size %u, rank %u differs: nobody noticed", size, odd);
@@ -106,6 +110,23 @@ TEST(ranks_that_disagree_learn_how)
             other = (struct rdt_coll_args){.op = RDT_COLL_ALLGATHER, .dtype = RDT_I64, .count = 5};
             check_mismatch(sum, other, size, odd, "it calls operation");
         }
+}
+
+/* A sum, which needs the table of costs, against what does not, once the group is set up. */
+TEST(ranks_that_disagree_later_learn_it_too)
+{
+    const struct rdt_coll_args sum = {.op = RDT_COLL_ALLREDUCE,
+                                      .dtype = RDT_I64,
+                                      .reduce_op = RDT_SUM,
+                                      .count = 5};
+    struct rdt_coll_args other = sum;
+
+    other.op = RDT_COLL_ALLGATHER;
+    is_after_barrier = true;
+    for (uint32_t size = 2; size <= 4; size++)
+        for (uint32_t odd = 0; odd < size; odd++)
+            check_mismatch(sum, other, size, odd, "it calls operation");
+    is_after_barrier = false;
 }
 
 /* all_to_all with counts that do not fit names the pair that differs. */
