@@ -8,7 +8,18 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite.collectives import COPY_FLOOR, NOTHING, net_ns
+from bench.suite import collective_targets
+from bench.suite.collective_cells import (
+    Cell,
+    Known,
+    by_who,
+    cell_of,
+    of_floor,
+    over,
+    rival_of,
+    row_of,
+)
+from bench.suite.collectives import NOTHING, net_ns
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
 from bench.suite.settings import PLAIN, ROWS
@@ -16,7 +27,6 @@ from bench.suite.settings import PLAIN, ROWS
 _NO_RATE_BYTES = 1024  # below it a rate says nothing
 _WIDTH = 120
 _NAMES = {"gloo": "Gloo", "OpenMPI": "OpenMPI"}  # rivals, by contestant
-Cell = tuple[object, ...]
 # Under the table: what its last columns mean.
 NOTES = (
     "CPU: of all ranks together. of floor: the copy floor's time over this one's, in the same run.",
@@ -24,35 +34,17 @@ NOTES = (
 )
 
 
-def cell_of(record: Record, row: str | None = None) -> Cell:
-    """Return what those share who did the same; row: as if it were another one's."""
-    keys = ("transport", "ranks", "op", "size")
-    return (*(record.get(key) for key in keys), row or row_of(record))
-
-
-def row_of(record: Record) -> str:
-    """Return how the tensors were used; older files have the plain row only."""
-    return str(record.get("row", PLAIN))
-
-
-def by_who(records: Sequence[Record]) -> dict[str, dict[Cell, Record]]:
-    """Return the records of each contestant by their cells."""
-    found: dict[str, dict[Cell, Record]] = {}
-    for record in records:
-        found.setdefault(text(record, "contestant"), {})[cell_of(record)] = record
-    return found
-
-
 def show(records: Sequence[Record]) -> str:
     """Plain rows, rows of tensors that the ranks use, and who won where."""
     plain = [one for one in records if row_of(one) == PLAIN]
     others = [one for one in records if row_of(one) != PLAIN]
     known = by_who(records)
+    lines = [*verdicts(records), *collective_targets.lines(records)]
     parts = [
         _plain(plain, known) if plain else "",
         _rewritten(others, known) if others else "",
         *(NOTES[: 1 + bool(others)]),
-        *(textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in verdicts(records)),
+        *(textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -77,7 +69,7 @@ def _who(record: Record) -> str:
     return text(record, "contestant") + (f", {how}" if how != "never" else "")
 
 
-def _plain(records: Sequence[Record], known: dict[str, dict[Cell, Record]]) -> str:
+def _plain(records: Sequence[Record], known: Known) -> str:
     heads = (
         *("", "who", "size", "p50", "p90", "call p99", "call p999", "algbw GB/s", "busbw GB/s"),
         *("CPU a call", "CPU s/GB", "of floor", "times ours"),
@@ -93,20 +85,27 @@ def _plain(records: Sequence[Record], known: dict[str, dict[Cell, Record]]) -> s
                 *(_time(record, name) for name in ("median_ns", "p90", "p99", "p999")),
                 *_bandwidths(record),
                 *_costs(record),
-                _figure(_of_floor(record, known)),
-                _figure(_over(record, ours.get(cell_of(record)))),
+                _figure(of_floor(record, known)),
+                _figure(over(record, ours.get(cell_of(record)))),
             )
             for record in _sorted(records)
         ],
     )
 
 
-def _rewritten(records: Sequence[Record], known: dict[str, dict[Cell, Record]]) -> str:
+def _rewritten(records: Sequence[Record], known: Known) -> str:
     """Rows in which the ranks write and read: with communication, without it, and what is left."""
     rivals = [name for name in _NAMES if name in known]
     heads = (
-        *("tensors that the ranks use", "who", "size", "row", "p50", "call p99", "alone", "net"),
-        *("CPU a call", "of floor", *(f"{_NAMES[name]} over it" for name in rivals)),
+        *("tensors that the ranks use", "who", "size", "row", "p50", "call p99", "call p999"),
+        *(
+            "alone",
+            "net",
+            "CPU a call",
+            "CPU s/GB",
+            "of floor",
+            *(f"{_NAMES[name]} over it" for name in rivals),
+        ),
     )
     return layout(
         heads,
@@ -116,35 +115,15 @@ def _rewritten(records: Sequence[Record], known: dict[str, dict[Cell, Record]]) 
                 _who(record),
                 size_text(number(record, "size")),
                 row_of(record),
-                *(_time(record, name) for name in ("median_ns", "p99", "loop_ns")),
+                *(_time(record, name) for name in ("median_ns", "p99", "p999", "loop_ns")),
                 signed_time(net_ns(record)),
-                _costs(record)[0],
-                _figure(_of_floor(record, known)),
-                *(_figure(_over(_rival(record, known[name]), record)) for name in rivals),
+                *_costs(record),
+                _figure(of_floor(record, known)),
+                *(_figure(over(rival_of(record, known[name]), record)) for name in rivals),
             )
             for record in _sorted(records)
         ],
     )
-
-
-def _rival(record: Record, theirs: dict[Cell, Record]) -> Record | None:
-    """Return a rival's record beside one: who has no arena uses the same tensors again."""
-    row = "same" if row_of(record) == "arena" else row_of(record)
-    return theirs.get(cell_of(record, row))
-
-
-def _over(record: Record | None, other: Record | None) -> float | None:
-    """Return how many times as long as another one takes, without what the ranks do themselves."""
-    if record is None or other is None or record is other:
-        return None
-    if net_ns(record) <= 0 or net_ns(other) <= 0:
-        return None
-    return net_ns(record) / net_ns(other)
-
-
-def _of_floor(record: Record, known: dict[str, dict[Cell, Record]]) -> float | None:
-    floor = known.get(COPY_FLOOR, {}).get(cell_of(record, PLAIN))
-    return _over(floor, record) if text(record, "peer") != "floor" else None
 
 
 def _figure(value: float | None) -> str:
@@ -205,7 +184,7 @@ def _verdict(ours: Sequence[Record], name: str, theirs: dict[Cell, Record]) -> s
     ratios = [
         (ratio, f"{one['op']} {size_text(number(one, 'size'))}".removesuffix(" 0 B"))
         for one in ours
-        for ratio in [_over(_rival(one, theirs), one)]
+        for ratio in [over(rival_of(one, theirs), one)]
         if ratio is not None
     ]
     if not ratios:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bench.benchlib.record import Record, number, text
 from bench.suite import collectives
-from bench.suite.collective_tables import row_of
+from bench.suite.collective_cells import row_of
 from bench.suite.plots_base import WIDTH_IN, Picture, save, size_axis, tidy, time_axis, value_axis
 from bench.suite.settings import PLAIN
 
