@@ -46,6 +46,7 @@ run_call(void *arg)
 
     CHECK(send != NULL && recv != NULL);
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
+    fake_world_meet(&world);
     args = calls[group->rank];
     args.struct_size = sizeof(args);
     args.flags = test_flags;

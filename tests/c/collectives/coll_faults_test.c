@@ -47,8 +47,10 @@ run_own_call(void *arg)
     const struct rdt_coll_args barrier = {.struct_size = sizeof(barrier), .op = RDT_COLL_BARRIER};
     rdt_group *group = arg;
 
-    if (is_after_barrier)
+    if (is_after_barrier) {
         CHECK_INT_EQ(fake_run_coll(group, &barrier, NULL), RDT_OK);
+        fake_world_meet(&world);
+    }
     (void)run_with_buffers(group, calls[rdt_group_rank(group)], 8);
     return NULL;
 }

@@ -15,6 +15,7 @@
 #define RDT_TESTS_COLLECTIVES_FAKE_GROUP_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -138,6 +139,7 @@ struct fake_world {
     rdt_region *regions[FAKE_REGIONS_MAX]; /* not freed */
     uint64_t spin_ns;
     uint64_t yield_ns;
+    atomic_uint met;                /* fake_world_meet(): how often all ranks together */
     bool is_apart;                  /* the members share no memory */
     uint32_t hosts[FAKE_RANKS_MAX]; /* else those with the same number do */
     unsigned aborts;
@@ -886,6 +888,17 @@ fake_world_init(struct fake_world *world, uint32_t size, uint64_t seed)
         CHECK_INT_EQ(pthread_mutex_init(&group->context.engine, NULL), 0);
         CHECK_INT_EQ(pthread_mutex_init(&group->context.lock, NULL), 0);
     }
+}
+
+/* Wait until all ranks have called this as often: what one of them begins next, and what goes wrong
+ * with it, then reaches nobody who is in what came before. */
+static inline void
+fake_world_meet(struct fake_world *world)
+{
+    const unsigned turn = atomic_fetch_add(&world->met, 1) / world->size;
+
+    while (atomic_load(&world->met) < (turn + 1) * world->size)
+        test_sleep_ns(10000);
 }
 
 /* Run `rank_main` with each rank's group, each in a thread with a progress thread beside it. */
