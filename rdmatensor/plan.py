@@ -28,6 +28,7 @@ from rdmatensor import _record
 from rdmatensor._choice import Choice
 from rdmatensor._plan_agree import buffers_to_send, check_plan
 from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
+from rdmatensor._plan_model import ModelCheck
 from rdmatensor.context import default_context
 from rdmatensor.distributed import backend_of
 
@@ -107,9 +108,10 @@ class Described(TypedDict):
 class PlannedModel:
     """A model that trains by a plan. Call it as the model; all else of the model is there too.
 
-    state_dict() and its keys are the model's. Gradients of parameters that the plan does not know
-    stay local; a parameter of the plan that a rank did not use counts as zero there. One that no
-    rank used has a gradient of zero, or, with find_unused_parameters, none.
+    state_dict() and its keys are the model's. A parameter of the plan that a rank did not use is
+    zero there. One that no rank used has a gradient of zero, or, with find_unused_parameters, none.
+    A parameter that is not of the plan may be frozen or unused; a gradient of it, as another shape
+    of one that is, ends the backward pass with PlanMismatch.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class PlannedModel:
         self._choice = Choice(plan, self._group, is_wanted=choose_again)
         self._buffers = buffers_to_send(plan, model)
         self._memory = GradientMemory(plan, dict(model.named_parameters()), default_context())
+        self._check = ModelCheck(model, self._memory.gradients)
         self._finds_unused = find_unused_parameters
         self._used: set[torch.Tensor] = set()  # in this step's backward passes so far
         self._is_syncing = True
@@ -145,6 +148,7 @@ class PlannedModel:
             model.register_forward_pre_hook(self._before_forward),
             model.register_forward_hook(self._after_forward),
             optimizer.register_step_pre_hook(self._before_step),
+            *self._check.hooks,
         ]
         self._last_step: dict[str, int] = {}
         self._before = self._spent()
@@ -238,6 +242,7 @@ class PlannedModel:
     def _begin(self) -> None:
         if self._is_in_backward:
             return
+        self._check.check()
         if self._is_syncing:  # ranks need not agree on passes that send nothing
             chosen = self._choice.switched(self._memory)
             if chosen is not None:

@@ -333,6 +333,46 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return said
 
 
+def changed(rank: int, world: int, *, way: str) -> dict[str, str]:
+    """A model that is changed after a step by its plan: the next backward pass says how."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    if way == "used":  # which was not, when the plan was made
+        model: Any = Choosy()
+        batches: tuple[Any, ...] = (torch.ones(2, 8), 0)
+    else:
+        model, batch_of = make("mlp")
+        batches = (batch_of(0, rank),)
+    if way == "unfrozen":
+        model[0].weight.requires_grad_(False)
+    plan = analyze(model, batches, strategy=DataParallel(world))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
+    loss_of(planned(*batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    said = ""
+    more = torch.zeros(1)
+    if way == "added":
+        model.register_parameter("extra", nn.Parameter(more))
+        more = model.extra
+    elif way == "replaced":
+        model[3] = nn.Linear(model[3].in_features, model[3].out_features)
+    elif way == "unfrozen":
+        model[0].weight.requires_grad_(True)
+    elif way == "turned":
+        model[3].weight.data = model[3].weight.data.t().contiguous()
+        more = model[3].weight
+    else:
+        batches = (batches[0], 1)
+    try:
+        (more.sum() + (0 if way == "turned" else loss_of(planned(*batches)))).backward()
+    except rdmatensor.plan.PlanMismatch as error:
+        said = str(error)
+    planned.close()
+    dist.destroy_process_group()
+    return {"said": said}
+
+
 def dropped(_rank: int, _world: int) -> bool:
     """Places that are dropped while a pass is traced: this thread's allocations still come to them.
 

@@ -86,5 +86,24 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         assert "2.weight" in said["changed"]
 
 
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("added", "parameter extra is trained now"),
+        ("replaced", "parameter 3.weight is trained now"),
+        ("unfrozen", "parameter 0.weight is trained now"),
+        ("turned", "parameter 3.weight is ("),
+        ("used", "parameter second.weight has a gradient, and none in the plan"),
+    ],
+)
+def test_a_model_that_is_changed_is_noticed_at_once(way: str, words: str, tmp_path: Path) -> None:
+    """Else the gradient stays on each rank, and the ranks part in silence."""
+    for rank in jobs.results(
+        jobs.run("roles_plan:changed", 2, tmp_path, timeout_s=START_S, way=way)
+    ):
+        assert words in rank["said"].replace("second.bias", "second.weight")
+
+
 def test_places_may_be_dropped_in_the_midst_of_backward(tmp_path: Path) -> None:
     assert jobs.results(jobs.run("roles_plan:dropped", 1, tmp_path)) == [True]

@@ -1,0 +1,50 @@
+"""Whether a model still is the one that its plan was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from rdmatensor._plan_memory import PlanMismatch
+
+_AGAIN = "analyze the model and apply the plan again"
+
+
+class ModelCheck:
+    """Watches a model's trainable parameters; a gradient that nobody sends would part the ranks."""
+
+    def __init__(self, model: torch.nn.Module, planned: Collection[torch.nn.Parameter]) -> None:
+        self._model = model
+        self._planned = {p: (p.shape, p.dtype) for p in planned}
+        self._trained = {p for p in model.parameters() if p.requires_grad}
+        self.hooks = [
+            p.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
+            for p in self._trained
+            if p not in self._planned
+        ]
+
+    def check(self) -> None:
+        """Raise PlanMismatch if there is another trainable parameter, or one of another shape."""
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter not in self._trained:
+                raise PlanMismatch(
+                    f"parameter {self._name_of(parameter)} is trained now; it was not there, or "
+                    f"frozen, when the plan was applied: {_AGAIN}"
+                )
+            wanted = self._planned.get(parameter)
+            if wanted is not None and wanted != (parameter.shape, parameter.dtype):
+                raise PlanMismatch(
+                    f"parameter {self._name_of(parameter)} is {tuple(parameter.shape)} of "
+                    f"{parameter.dtype} now; the plan has {tuple(wanted[0])} of {wanted[1]}: "
+                    f"{_AGAIN}"
+                )
+
+    def _refuse(self, parameter: torch.Tensor) -> None:
+        raise PlanMismatch(
+            f"parameter {self._name_of(parameter)} has a gradient, and none in the plan, whose "
+            f"graph did not use it: {_AGAIN}, with inputs for which it is used"
+        )
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        return next(name for name, one in self._model.named_parameters() if one is parameter)
