@@ -73,9 +73,10 @@ def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> Non
 def test_tcp_says_what_it_costs(tmp_path: Path, witness: str) -> None:
     """Over sockets the kernel copies the payload, and control messages go with every sum."""
     for rank in run("script", tmp_path, witness, RDMATENSOR_TRANSPORT="tcp"):
-        # Messages are offered and asked for; the buffer for what is added is kept.
+        # Messages are offered and asked for; the buffer for what is added is kept. There is one for
+        # each sum in flight, and a late step may be the first with one more.
         assert rank["control_messages"] > 0
-        assert rank["registrations"] == 0
+        assert rank["registrations"] <= 2
         # A ring of two sends each half of a bucket twice, from where it is to where it belongs.
         assert STEPS * rank["bytes"] <= rank["wire_bytes"] < STEPS * rank["bytes"] + SLACK_BYTES
         assert abs(rank["kernel_sent"] - rank["wire_bytes"]) < SLACK_BYTES
