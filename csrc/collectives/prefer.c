@@ -21,6 +21,7 @@ rdti_preferred(const struct rdti_coll *coll, unsigned *choice_out)
             return false;
         if (len_bytes != coll->block_bytes)
             continue;
+        /* relaxed: behind the acquire above; a choice changes only between two sums of a group */
         *choice_out = atomic_load_explicit(&one->choice, memory_order_relaxed);
         return *choice_out != RDTI_CHOICE_AUTO;
     }
@@ -35,6 +36,7 @@ set(struct rdti_preferences *preferences, uint64_t len_bytes, unsigned choice,
 
     for (unsigned i = 0; i < RDTI_PREFERENCES_MAX; i++) {
         struct rdti_preference *one = &preferences->list[i];
+        /* relaxed, here and below: only the one that calls rdt_group_coll_prefer() writes */
         const uint64_t has = atomic_load_explicit(&one->len_bytes, memory_order_relaxed);
         if (has == len_bytes) {
             atomic_store_explicit(&one->choice, choice, memory_order_relaxed);
@@ -53,6 +55,7 @@ set(struct rdti_preferences *preferences, uint64_t len_bytes, unsigned choice,
                                    "all_reduce: algorithms are preferred for %d lengths already",
                                    RDTI_PREFERENCES_MAX);
     atomic_store_explicit(&spare->choice, choice, memory_order_relaxed);
+    /* release: the choice; partner in rdti_preferred() */
     atomic_store_explicit(&spare->len_bytes, len_bytes, memory_order_release);
     return RDT_OK;
 }
