@@ -71,13 +71,19 @@ def _pair(op: str, size: int, *rows: str) -> Callable[[Record], bool]:
 
 
 def _is_crowded(record: Record) -> bool:
-    return number(record, "ranks") > number(record, "cores")
+    """Whether there were more ranks than cores; a result of before cores were kept says neither."""
+    return "cores" in record and number(record, "ranks") > number(record, "cores")
+
+
+def _has_cores(record: Record) -> bool:
+    """Whether each rank had a core."""
+    return "cores" in record and number(record, "ranks") <= number(record, "cores")
 
 
 def _over_tcp(least: int, most: float) -> Callable[[Record], bool]:
     return lambda record: (
         record["transport"] == "tcp"
-        and not _is_crowded(record)
+        and _has_cores(record)
         and least <= number(record, "size") <= most
     )
 
@@ -103,7 +109,7 @@ TARGETS = (
     Target(
         f"others over shm, Gloo (or {FLOOR_SHARE:g} of the copy floor)",
         lambda record: (
-            record["op"] in _OTHERS and record["transport"] == "shm" and not _is_crowded(record)
+            record["op"] in _OTHERS and record["transport"] == "shm" and _has_cores(record)
         ),
         _gloo_or_floor,
         3,
