@@ -239,7 +239,7 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
 
     /* Counted and traced by kind before the op may be gone; a receive reads, slice by slice, by its
      * own transfer, which has its name already. relaxed: statistics */
-    if (t->trace_sequence == 0)
+    if (t->trace_sequence == 0 && rdti_transfer_pool_get_trace(ep->ctx->pool) != NULL)
         rdt_transfer_trace(t, name_of(&t->op), rdti_endpoint_rank(ep), t->op.len_bytes);
     rdti_count(t->op.kind == RDTI_OP_WRITE ? &ep->ctx->counters.writes : &ep->ctx->counters.reads,
                1);
@@ -355,13 +355,13 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
         if (inbox == NULL)
             return rdti_error_set(err, RDT_ENOMEM, 0, "room for %u notifications", cap);
         for (uint32_t i = 0; i < ep->inbox_count; i++)
-            inbox[i] = ep->inbox[(ep->inbox_head + i) % ep->inbox_cap];
+            inbox[i] = ep->inbox[(ep->inbox_head + i) & (ep->inbox_cap - 1)];
         free(ep->inbox);
         ep->inbox = inbox;
         ep->inbox_cap = cap;
         ep->inbox_head = 0;
     }
-    ep->inbox[(ep->inbox_head + ep->inbox_count) % ep->inbox_cap] = value;
+    ep->inbox[(ep->inbox_head + ep->inbox_count) & (ep->inbox_cap - 1)] = value;
     ep->inbox_count++;
     /* seq_cst: the waiter's second look before sleep */
     atomic_store_explicit(&ep->inbox_ready, ep->inbox_count, memory_order_seq_cst);
@@ -382,13 +382,14 @@ refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct rdt_error 
 void
 rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
 {
-    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
+    struct rdt_error err;
     rdt_status status;
     uint32_t value;
     uint32_t epoch;
 
     if (rdti_endpoint_is_ended(ep) || ep->lane_broken_ns != 0)
         return;
+    rdti_error_init(&err, rdti_endpoint_rank(ep));
     const enum rdti_notify_kind kind = rdti_notify_parse(notification, &value, &epoch);
     if (kind != RDTI_NOTIFY_IS_PROBE && rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING &&
         rdti_path_on_early(ep, &err) != RDT_OK) {

@@ -222,7 +222,7 @@ pop_inbox(rdt_endpoint *ep, uint32_t *out, struct rdt_error *err)
     rdti_engine_enter(ep->ctx->engine);
     if (ep->inbox_count > 0) {
         const uint32_t value = ep->inbox[ep->inbox_head];
-        ep->inbox_head = (ep->inbox_head + 1) % ep->inbox_cap;
+        ep->inbox_head = (ep->inbox_head + 1) & (ep->inbox_cap - 1);
         ep->inbox_count--;
         atomic_store_explicit(&ep->inbox_ready, ep->inbox_count, memory_order_seq_cst);
         if (value != RDTI_INBOX_STALE)
@@ -238,10 +238,28 @@ pop_inbox(rdt_endpoint *ep, uint32_t *out, struct rdt_error *err)
     return status;
 }
 
+struct notify_wait {
+    rdt_endpoint *ep;
+    uint32_t *out;
+    rdt_status status;
+    struct rdt_error *err;
+};
+
+static bool
+take_notify(void *arg)
+{
+    struct notify_wait *wait = arg;
+
+    if (wait->status == RDT_EAGAIN && has_notify(wait->ep))
+        wait->status = pop_inbox(wait->ep, wait->out, wait->err);
+    return wait->status != RDT_EAGAIN; /* else there is none, or another thread took it */
+}
+
 rdt_status
 rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
                          struct rdt_error *err)
 {
+    struct notify_wait wait = {.ep = ep, .out = out, .status = RDT_EAGAIN, .err = err};
     rdt_status status = check_usable(ep, "wait_notify", err);
 
     if (status != RDT_OK)
@@ -252,8 +270,8 @@ rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
         return pop_inbox(ep, out, err);
     }
     timeout_ns = timeout_ns == RDT_TIMEOUT_DEFAULT ? ep->ctx->opts.timeout_ns : timeout_ns;
-    status =
-        rdti_engine_wait_counted(ep->ctx->engine, has_notify, ep, rdti_deadline_after(timeout_ns));
+    status = rdti_engine_wait_taking(ep->ctx->engine, take_notify, &wait,
+                                     rdti_deadline_after(timeout_ns));
     if (status == RDT_ETIMEDOUT)
         return rdti_error_set_rank(err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
                                    "no notification of rank %d within %.3f s",
@@ -261,7 +279,7 @@ rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
     if (status != RDT_OK)
         return rdti_error_set(err, status, 0,
                               "wait_notify: called from a task, which must not wait");
-    return pop_inbox(ep, out, err);
+    return wait.status;
 }
 
 struct map_wait {

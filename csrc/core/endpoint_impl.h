@@ -95,8 +95,8 @@ struct rdt_endpoint {
     struct rdti_setup *setup;
     struct rdti_mailbox *mailbox;
     struct rdti_slots *slots;
-    uint32_t *inbox; /* circular: user notifications */
-    uint32_t inbox_cap;
+    uint32_t *inbox;    /* circular: user notifications */
+    uint32_t inbox_cap; /* a power of two, or 0 */
     uint32_t inbox_head;
     uint32_t inbox_count;
     _Atomic uint32_t inbox_ready; /* inbox_count for waiters */

@@ -136,6 +136,11 @@ rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void 
  * all threads share, while it passes. */
 rdt_status rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                                     uint64_t deadline_ns);
+/* The same, where done() takes what the passes bring: it is called behind each pass of the caller's
+ * own, before the lock is given up, so that entering costs it nothing; else without. It must not
+ * block, and once it was true it stays so. */
+rdt_status rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg,
+                                   uint64_t deadline_ns);
 uint64_t rdti_engine_waited_ns(const struct rdti_engine *engine);
 
 int rdti_engine_doorbell_fd(const struct rdti_engine *engine);

@@ -303,13 +303,37 @@ rdti_engine_yield_ns(const struct rdti_engine *engine)
     return atomic_load_explicit(&engine->can_yield, memory_order_relaxed) != 0 ? YIELD_NS : 0;
 }
 
+/* What a wait is for. `takes`: done() is called with the lock too. */
+struct wish {
+    rdti_done_fn done;
+    void *arg;
+    bool takes;
+};
+
+/* A pass, or a look at what others do; true: done. */
+static bool
+pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
+{
+    bool is_done = false;
+
+    if (!rdti_engine_try_enter(engine)) {
+        rdti_cpu_relax();
+        return wish->done(wish->arg);
+    }
+    (void)rdti_engine_pass(engine, with_sockets);
+    if (wish->takes)
+        is_done = wish->done(wish->arg);
+    rdti_engine_leave(engine);
+    return is_done || (!wish->takes && wish->done(wish->arg));
+}
+
 /* From *now_ns on, which is kept as the clock was read last. Where the cores do not allow it, those
  * that are waited for are offered this one before each look: a peer that sees us awake need not
  * wake us, and what others do meanwhile may fill a socket. Where that helps nobody, or nobody is
  * expected, look a few times. True: done. */
 static bool
-spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool is_expected,
-     uint64_t deadline_ns, uint64_t *now_ns)
+spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint64_t deadline_ns,
+     uint64_t *now_ns)
 {
     const uint64_t spin_ns = rdti_engine_spin_ns(engine);
     const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
@@ -318,9 +342,7 @@ spin(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool is_expected,
     const bool with_sockets = yield_ns > 0 && needs_epoll(engine);
 
     for (uint32_t i = 1;; i++) {
-        if (!try_pass(engine, with_sockets || i % PASSES_PER_EPOLL == 0))
-            rdti_cpu_relax();
-        if (done(arg))
+        if (pass_for(engine, wish, with_sockets || i % PASSES_PER_EPOLL == 0))
             return true;
         if (yield_ns > 0)
             (void)sched_yield(); /* cannot fail on Linux */
@@ -349,9 +371,11 @@ rdti_engine_waited_ns(const struct rdti_engine *engine)
 }
 
 static rdt_status
-wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns,
+wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadline_ns,
            bool is_counted)
 {
+    const rdti_done_fn done = wish->done;
+    void *arg = wish->arg;
     rdt_status status = RDT_OK;
     bool is_leader = false;
     bool is_expected = true;
@@ -365,7 +389,7 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
     const uint64_t begin_ns = rdti_now_ns();
     uint64_t now_ns = begin_ns;
     uint64_t from_ns = begin_ns;
-    while (!spin(engine, done, arg, is_expected, deadline_ns, &now_ns)) {
+    while (!spin(engine, wish, is_expected, deadline_ns, &now_ns)) {
         count_wait(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
@@ -400,14 +424,21 @@ wait_until(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t de
 rdt_status
 rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t deadline_ns)
 {
-    return wait_until(engine, done, arg, deadline_ns, false);
+    return wait_until(engine, &(struct wish){done, arg, false}, deadline_ns, false);
 }
 
 rdt_status
 rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                          uint64_t deadline_ns)
 {
-    return wait_until(engine, done, arg, deadline_ns, true);
+    return wait_until(engine, &(struct wish){done, arg, false}, deadline_ns, true);
+}
+
+rdt_status
+rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg,
+                        uint64_t deadline_ns)
+{
+    return wait_until(engine, &(struct wish){take, arg, true}, deadline_ns, true);
 }
 
 /* ---- The progress thread ----------------------------------------------------------------- */

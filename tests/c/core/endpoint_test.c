@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The whole core over every transport: set-up, writes, notifications, reads, refusals, ends. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,6 +77,62 @@ TEST(write_lands_before_its_notification)
         struct pair pair;
         pair_open(&pair, transports[i]);
         write_and_read(&pair);
+        pair_close(&pair);
+    }
+}
+
+struct taker {
+    rdt_endpoint *ep;
+    uint32_t count;
+    uint64_t sum;
+    pthread_t thread;
+};
+
+static void *
+take_notifications(void *arg)
+{
+    struct taker *taker = arg;
+    struct rdt_error err = {0};
+    uint32_t value = 0;
+
+    for (uint32_t i = 0; i < taker->count; i++) {
+        check_ok(rdt_endpoint_wait_notify(taker->ep, 10 * RIG_S, &value, &err), &err,
+                 "wait_notify");
+        taker->sum += value;
+    }
+    return NULL;
+}
+
+/* Both see that there is one, and one of them takes it: the other waits on. */
+TEST_TIMEOUT(two_threads_wait_for_notifications, 60)
+{
+    enum { EACH = 400 };
+    for (int i = pair_first_transport(); i < 3; i++) {
+        struct taker takers[2];
+        struct rdt_error err = {0};
+        struct rdt_remote_region remote;
+        rdt_region *region;
+        struct pair pair;
+        uint64_t sum = 0;
+
+        pair_open(&pair, transports[i]);
+        check_ok(rdt_region_alloc(pair.ctx[1], 64, 0, &region, &err), &err, "alloc");
+        check_ok(rdt_region_export(region, &remote, &err), &err, "export");
+        for (int k = 0; k < 2; k++) {
+            takers[k] = (struct taker){.ep = pair.ep[1], .count = EACH};
+            CHECK(pthread_create(&takers[k].thread, NULL, take_notifications, &takers[k]) == 0);
+        }
+        for (uint32_t n = 1; n <= 2 * EACH; n++) {
+            rdt_transfer *t = NULL;
+            check_ok(rdt_endpoint_write(pair.ep[0], "12345678", 8, &remote, 0, n, &t, &err), &err,
+                     "write");
+            wait_free(t);
+            sum += n;
+        }
+        for (int k = 0; k < 2; k++)
+            CHECK(pthread_join(takers[k].thread, NULL) == 0);
+        CHECK_UINT_EQ(takers[0].sum + takers[1].sum, sum);
+        rdt_region_free(region, NULL, NULL);
         pair_close(&pair);
     }
 }
