@@ -142,7 +142,7 @@ query_device(struct ibv_context *context, struct ibv_device_attr *attr)
     attr->max_qp_wr = sim.config.queue_depth != 0 ? (int)sim.config.queue_depth : 4096;
     attr->max_qp_rd_atom = 16;
     attr->max_qp_init_rd_atom = 16;
-    attr->max_mr_size = UINT64_MAX;
+    attr->max_mr_size = sim.config.max_mr_bytes != 0 ? sim.config.max_mr_bytes : UINT64_MAX;
     if (sim_is_failing("query_device"))
         result = errno;
     sim_unlock();

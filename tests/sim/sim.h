@@ -51,6 +51,7 @@ struct sim_config {
     uint32_t inline_bytes;            /* the most that a QP gives */
     uint64_t retry_ns;                /* how long a request to nobody is tried; 0: 100 ms */
     uint64_t memlock_bytes;           /* all registrations together; 0: no limit */
+    uint64_t max_mr_bytes;            /* max_mr_size: of one registration; 0: no limit */
     int list_errno;                   /* get_device_list fails with it */
     enum ibv_fork_status fork_status; /* 0: fork_init is asked for */
     uint64_t lost_qps;  /* bit n: packets of QP n, from 1 in the order of making, are lost */

@@ -162,6 +162,8 @@ sim_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len_bytes, uint64_t iova,
     touch(addr, len_bytes);
     if (limit != 0 && sim.locked_bytes + len_bytes > limit) {
         errno = ENOMEM;
+    } else if (sim.config.max_mr_bytes != 0 && len_bytes > sim.config.max_mr_bytes) {
+        errno = EINVAL;
     } else if (!sim_refuses(pd->context, "reg_mr")) {
         mr = calloc(1, sizeof(*mr));
         CHECK_NOT_NULL(mr);

@@ -73,6 +73,39 @@ TEST(a_source_that_cannot_be_registered_is_copied_and_said)
     verbs_pair_close(&p);
 }
 
+/* ---- max_mr_size ---------------------------------------------------------------------------- */
+
+/* A piece of the arena is registered as a whole or not at all: it is not split, the reason names
+ * the setting that makes pieces smaller, and the lane stands. */
+TEST(memory_longer_than_a_device_registers_is_refused_with_its_cure)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[1024];
+    struct fake_op op;
+
+    config.max_mr_bytes = 8 << 20;
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, 4096);
+    const uint8_t *src = fake_region(&p.a, 16 << 20)->addr; /* a source: copied */
+    fake_write(&op, src, 4096, &region->remote, 0, 1);
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    CHECK_MEM_EQ(region->addr, src, 4096);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "1 sends copied: sim0 registers at most 8388608 bytes at a time, not "
+                             "16781312: set a smaller arena_chunk_bytes");
+    region = fake_region(&p.b, 16 << 20); /* a target: an error that names the peer */
+    fake_write(&op, "12345678", 8, &region->remote, 0, 1);
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_EDEVICE);
+    CHECK_STR_CONTAINS(op.error.message, "rank 1 cannot register the 16781312 bytes");
+    verbs_write_and_check(&p, 1000, false); /* the lane stands */
+    verbs_pair_close(&p);
+}
+
 /* ---- Keys ----------------------------------------------------------------------------------- */
 
 static void
