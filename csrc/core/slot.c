@@ -472,8 +472,9 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
 static void
 release_skipped(rdt_slot *slot)
 {
-    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+    struct rdt_error err;
 
+    rdti_error_init(&err, RDT_RANK_UNKNOWN);
     /* relaxed: this thread's own */
     if (slot->has_skipped &&
         slot->got - atomic_load_explicit(&slot->released, memory_order_relaxed) == 1 &&

@@ -3,7 +3,6 @@
 #include "core/transfer.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/cpu.h"
@@ -115,6 +114,47 @@ run_done_hook(struct rdti_deferred *node)
     rdt_transfer_free(t); /* the hook's own reference */
 }
 
+/* PENDING. Field by field: clearing all of it is a string instruction, which is slow to begin, and
+ * some hundred steps where the machine is emulated. op.remote, op.block and pair are whoever
+ * starts the op to fill, op.scratch is the lane's. */
+static void
+reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
+{
+    struct rdti_op *op = &t->op;
+
+    rdti_list_init(&op->link);
+    op->kind = 0;
+    op->notify = 0;
+    op->blocks = NULL;
+    op->block_count = 0;
+    op->is_urgent = false;
+    op->may_ride = false;
+    op->has_ridden = false;
+    op->is_relied_on = false;
+    op->flag_sequence = 0;
+    op->flag_off = 0;
+    op->len_bytes = 0;
+    op->complete = rdti_transfer_op_complete;
+    rdti_list_init(&t->link);
+    t->pool = pool;
+    t->blocks = NULL;
+    t->error = NULL;
+    t->on_release = NULL;
+    t->on_drop = NULL;
+    t->owner = NULL;
+    t->trace_sequence = 0;
+    t->len_bytes = 0;
+    t->source = RDT_RANK_UNKNOWN;
+    t->status = RDT_OK;
+    /* relaxed, all: published with the handle */
+    atomic_store_explicit(&t->is_done, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->refs, 2, memory_order_relaxed);
+    atomic_store_explicit(&t->hook, 0, memory_order_relaxed);
+    t->deferred.run = run_done_hook;
+    t->done_fn = NULL;
+    t->done_arg = NULL;
+}
+
 struct rdt_transfer *
 rdti_transfer_new(struct rdti_transfer_pool *pool)
 {
@@ -129,14 +169,7 @@ rdti_transfer_new(struct rdti_transfer_pool *pool)
         node != NULL ? RDTI_CONTAINER(node, struct rdt_transfer, link) : malloc(sizeof(*t));
     if (t == NULL)
         return NULL;
-    memset(t, 0, sizeof(*t));
-    t->pool = pool;
-    t->op.complete = rdti_transfer_op_complete;
-    t->source = RDT_RANK_UNKNOWN;
-    rdti_list_init(&t->link);
-    rdti_list_init(&t->op.link);
-    t->deferred.run = run_done_hook;
-    atomic_store_explicit(&t->refs, 2, memory_order_relaxed); /* published with the handle */
+    reset(t, pool);
     (void)atomic_fetch_add_explicit(&pool->live_count, 1, memory_order_relaxed);
     return t;
 }

@@ -244,7 +244,7 @@ rdti_verbs_deliver(struct rdti_verbs_lane *lane)
     /* A callback may end the lane. Flags first: those that went before an immediate are in place
      * when it is here, and those that went behind it wait for it. */
     while (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && !lane->is_fenced) {
-        if (!rdti_verbs_take_flag(lane, &value)) {
+        if (rdti_list_is_empty(&lane->flags) || !rdti_verbs_take_flag(lane, &value)) {
             if (!next_message(lane, &value))
                 break;
             lane->rx_messages++;

@@ -144,6 +144,21 @@ find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op, uint8_t acce
     return RDT_OK;
 }
 
+const struct rdti_verbs_remote *
+rdti_verbs_known_key(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
+{
+    const struct rdt_remote_region *region = &op->remote;
+    const struct rdti_verbs_remote *last = lane->last_remote;
+    const uint64_t off = region->segment == RDT_SEGMENT_NONE ? 0 : region->segment_off;
+
+    return last != NULL && last->state == RDTI_VERBS_KEY_HERE && region->index != 0 &&
+                   is_meant(last, RDTI_VERBS_MAY_WRITE, region->segment, region->index,
+                            region->generation) &&
+                   rdti_range_ok(off, region->len_bytes, last->len_bytes)
+               ? last
+               : NULL;
+}
+
 rdt_status
 rdti_verbs_find_key(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool *has_flag,
                     struct rdti_verbs_remote **out, struct rdt_error *err)

@@ -13,6 +13,18 @@
 
 /* ---- The pass ------------------------------------------------------------------------------- */
 
+/* Whether there is a link that wants more than polls. */
+static bool
+has_trouble(const struct rdti_verbs_lane *lane)
+{
+    bool found = lane->is_lost;
+
+    for (uint32_t i = 0; i < lane->link_count; i++)
+        found |=
+            lane->links[i].state != RDTI_VERBS_LINK_GOOD || lane->links[i].nic->down_since_ns != 0;
+    return found;
+}
+
 static uint32_t
 serve(struct rdti_verbs_lane *lane, bool has_keys)
 {
@@ -27,13 +39,16 @@ serve(struct rdti_verbs_lane *lane, bool has_keys)
     case RDTI_VERBS_READY:
         break;
     }
-    if (work > 0 || has_keys)
+    /* relaxed: a hint that the lock orders, see verbs.h */
+    if (has_keys || (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)))
         work += rdti_verbs_push(lane);
     /* relaxed: this thread set it, or a writer whose lock orders what it hints at */
     if (atomic_load_explicit(&lane->owes_restock, memory_order_relaxed))
         rdti_verbs_send_restocked(lane);
     if (atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed))
         rdti_verbs_break_unposted(lane);
+    if (!has_trouble(lane))
+        return work;
     rdti_verbs_watch_ports(lane);
     rdti_verbs_stop_rest(lane); /* of links that broke above, or before the pass */
     rdti_verbs_watch_links(lane);
@@ -180,8 +195,8 @@ const struct rdti_transport rdti_transport_verbs = {
     .revoke = rdti_verbs_revoke,
     .watch_flag = rdti_verbs_watch_flag,
     .forget_region = rdti_verbs_forget_region,
-    .write = rdti_verbs_write,
-    .read = rdti_verbs_read,
+    .write = rdti_verbs_start,
+    .read = rdti_verbs_start,
     .poll = verbs_poll,
     .arm = verbs_arm,
     .needs_epoll = verbs_needs_epoll,

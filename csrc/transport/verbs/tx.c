@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/range.h"
 #include "transport/verbs/down.h"
+#include "transport/verbs/post.h"
 #include "wire/notify.h"
 
 /* ---- Cutting -------------------------------------------------------------------------------- */
@@ -29,13 +30,6 @@ is_flagged(const struct rdti_op *op)
     return (op->scratch[RDTI_VERBS_OP_CHUNK] & RDTI_VERBS_OP_FLAGGED) != 0;
 }
 
-/* Whether a write's bytes travel in the request. */
-static bool
-is_inline(const struct rdti_verbs_lane *lane, uint64_t len_bytes, bool has_flag)
-{
-    return len_bytes + (has_flag ? RDTI_VERBS_TAIL_BYTES : 0) <= lane->inline_bytes;
-}
-
 /* RDT_OK: every byte lies in memory that the devices know, or is so few that they take a copy.
  * RDT_EAGAIN: some are about to be registered. */
 static rdt_status
@@ -48,7 +42,7 @@ find_bytes(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag
         const struct rdt_block *b = &op->blocks[i];
 
         if (b->len_bytes == 0 ||
-            (op->kind == RDTI_OP_WRITE && is_inline(lane, b->len_bytes, has_flag)))
+            (op->kind == RDTI_OP_WRITE && rdti_verbs_is_inline(lane, b->len_bytes, has_flag)))
             continue;
         status = rdti_verbs_own_key(lane->verbs, b->src, b->len_bytes, 0, &lkey);
     }
@@ -60,8 +54,11 @@ count_steps(const struct rdti_op *op, uint64_t most)
 {
     uint64_t steps = 0;
 
-    for (uint32_t i = 0; i < op->block_count; i++)
-        steps += (op->blocks[i].len_bytes + most - 1) / most;
+    for (uint32_t i = 0; i < op->block_count; i++) {
+        const uint64_t len_bytes = op->blocks[i].len_bytes;
+
+        steps += len_bytes <= most ? len_bytes > 0 : (len_bytes + most - 1) / most;
+    }
     return steps;
 }
 
@@ -118,89 +115,6 @@ next_bytes(struct rdti_op *op)
 
 /* ---- Posting -------------------------------------------------------------------------------- */
 
-/* The first QP of a link that is not broken; NULL: none is left, and the lane is about to end. */
-static struct rdti_verbs_qp *
-live_qp(const struct rdti_verbs_lane *lane)
-{
-    for (uint32_t i = 0; i < lane->qp_count; i++)
-        if (!lane->qps[i]->link->is_tx_out)
-            return lane->qps[i];
-    return NULL;
-}
-
-/* A device that refused gets nothing more: what it took and what it did not must stay apart. */
-static void
-flush_chain(struct rdti_verbs_qp *qp)
-{
-    struct rdti_verbs_link *link = qp->link;
-    struct rdti_verbs_lane *lane = link->lane;
-    struct ibv_send_wr *bad = NULL;
-    const uint32_t count = qp->chain_count;
-
-    qp->chain_count = 0;
-    if (count == 0 || link->is_tx_out)
-        return;
-    for (uint32_t i = 0; i + 1 < count; i++)
-        qp->chain[i].next = &qp->chain[i + 1];
-    struct ibv_send_wr *last = &qp->chain[count - 1];
-    last->next = NULL;
-    /* RC completes in order: what stands before it is done as well. */
-    last->send_flags |= IBV_SEND_SIGNALED;
-    const int failed = lane->verbs->ops->post_send(qp->qp, qp->chain, &bad);
-    if (failed == 0) {
-        qp->tx_given += count;
-        return;
-    }
-    link->tx_errno = failed > 0 ? failed : errno;
-    qp->tx_given += bad > qp->chain && bad <= last ? (uint64_t)(bad - qp->chain) : 0;
-    link->is_tx_out = true;
-    lane->is_held = true;
-    /* relaxed: a hint; the lock orders tx_errno */
-    atomic_store_explicit(&lane->is_tx_broken, true, memory_order_relaxed);
-}
-
-static void
-flush_chains(struct rdti_verbs_lane *lane)
-{
-    for (uint32_t i = 0; i < lane->qp_count; i++)
-        flush_chain(lane->qps[i]);
-}
-
-static bool
-has_room(const struct rdti_verbs_qp *qp, uint32_t reserve)
-{
-    return qp->tx_posted - qp->tx_done + reserve < qp->link->nic->sq_depth;
-}
-
-/* A place in the QP's chain, numbered and recorded; there is room. */
-static struct ibv_send_wr *
-add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
-{
-    uint32_t index = 0;
-
-    while (qp->link->qps[index] != qp)
-        index++;
-    if (qp->chain_count == RDTI_VERBS_CHAIN)
-        flush_chain(qp);
-    struct ibv_send_wr *wr = &qp->chain[qp->chain_count];
-    struct ibv_sge *sge = qp->sges[qp->chain_count++];
-    struct rdti_verbs_record *place = &qp->records[qp->tx_posted % RDTI_VERBS_SQ_DEPTH];
-    *place = *record;
-    place->imms = qp->tx_imms;
-    qp->tx_imms += record->has_imm;
-    *sge = (struct ibv_sge){0};
-    *wr = (struct ibv_send_wr){
-        .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, index, qp->tx_posted),
-        .sg_list = sge,
-        .opcode = record->is_read   ? IBV_WR_RDMA_READ
-                  : record->has_imm ? IBV_WR_RDMA_WRITE_WITH_IMM
-                                    : IBV_WR_RDMA_WRITE,
-        .imm_data = record->has_imm ? htobe32(record->imm) : 0,
-    };
-    qp->tx_posted++;
-    return wr;
-}
-
 /* The bytes of a step onto the stage, or, of a read, a place for them. */
 static void
 take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
@@ -211,50 +125,6 @@ take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
         memcpy(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES, record->local,
                record->len_bytes);
     rdti_count(&lane->verbs->host->counters->copied_bytes, record->len_bytes);
-}
-
-/* Where the device finds the bytes: in the request, in registered memory, or on the stage. */
-static void
-attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record,
-             struct ibv_send_wr *wr)
-{
-    const struct rdti_verbs_lane *lane = qp->link->lane;
-    const uint32_t nic_index = qp->link->nic_index;
-
-    wr->num_sge = 1;
-    wr->sg_list->length = record->len_bytes;
-    wr->sg_list->addr = (uintptr_t)record->local;
-    if (record->piece >= 0) {
-        wr->sg_list->addr =
-            (uintptr_t)(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES);
-        wr->sg_list->lkey = /* a device that is gone has none, and needs none */
-            lane->stage_mrs[nic_index] != NULL ? lane->stage_mrs[nic_index]->lkey : 0;
-        return;
-    }
-    if (!record->is_read && is_inline(lane, record->len_bytes, record->tail_bytes != 0)) {
-        wr->send_flags |= IBV_SEND_INLINE;
-        return;
-    }
-    const rdt_status status = rdti_verbs_own_key(lane->verbs, record->local, record->len_bytes,
-                                                 nic_index, &wr->sg_list->lkey);
-    assert(status == RDT_OK); /* cut() found it, and the arena's pieces stay */
-    (void)status;
-}
-
-/* A request with what its record says. */
-static void
-post_record(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
-{
-    struct ibv_send_wr *wr = add_request(qp, record);
-
-    if (record->len_bytes == 0)
-        return;
-    wr->wr.rdma.remote_addr = record->remote_addr;
-    wr->wr.rdma.rkey = record->rkeys[qp->link->peer_port];
-    attach_bytes(qp, record, wr);
-    if (record->tail_bytes != 0)
-        rdti_verbs_attach_flag(qp, record, wr);
-    rdti_count(&qp->link->lane->verbs->host->counters->wire_bytes, record->len_bytes);
 }
 
 /* How the peer hears of a write's step, if by this one: a flag, or, on the last steps, an
@@ -297,11 +167,11 @@ post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_
         const uint64_t off = op->remote.segment == RDT_SEGMENT_NONE ? 0 : op->remote.segment_off;
         record.remote_addr = remote->base + off + bytes.dst_off;
         memcpy(record.rkeys, remote->rkeys, sizeof(record.rkeys));
-        if (is_staged(op) &&
-            (record.is_read || !is_inline(lane, record.len_bytes, record.tail_bytes != 0)))
+        if (is_staged(op) && (record.is_read || !rdti_verbs_is_inline(lane, record.len_bytes,
+                                                                      record.tail_bytes != 0)))
             take_piece(lane, &record);
     }
-    post_record(qp, &record);
+    rdti_verbs_post_record(qp, &record);
 }
 
 /* ---- Behind a break ------------------------------------------------------------------------- */
@@ -310,15 +180,16 @@ post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_
 static bool
 post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
 {
-    struct rdti_verbs_qp *qp = lane->again_next < lane->again_count ? live_qp(lane) : NULL;
+    struct rdti_verbs_qp *qp =
+        lane->again_next < lane->again_count ? rdti_verbs_live_qp(lane) : NULL;
 
     while (lane->again_next < lane->again_count) {
-        if (lane->is_held || !has_room(qp, RDTI_VERBS_SQ_RESERVE))
+        if (lane->is_held || !rdti_verbs_has_room(qp, RDTI_VERBS_SQ_RESERVE))
             return false;
         struct rdti_verbs_record *record = &lane->again[lane->again_next++];
         /* SETTLED stands for the immediates of messages; only our own travel once more. */
         record->has_imm = record->has_imm && record->op == NULL;
-        post_record(qp, record);
+        rdti_verbs_post_record(qp, record);
         (*posted)++;
     }
     return true;
@@ -331,15 +202,16 @@ post_marks(struct rdti_verbs_lane *lane, uint32_t *posted)
 {
     for (uint32_t i = 0; lane->marks_owed > 0 && i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
-        struct rdti_verbs_qp *qp = live_qp(lane);
+        struct rdti_verbs_qp *qp = rdti_verbs_live_qp(lane);
 
         if (!link->owes_mark)
             continue;
-        if (lane->is_held || !has_room(qp, 0))
+        if (lane->is_held || !rdti_verbs_has_room(qp, 0))
             return false;
-        post_record(qp, &(struct rdti_verbs_record){.piece = -1,
-                                                    .has_imm = true,
-                                                    .imm = RDTI_NOTIFY_SETTLED | link->number});
+        rdti_verbs_post_record(qp, &(struct rdti_verbs_record){.piece = -1,
+                                                               .has_imm = true,
+                                                               .imm = RDTI_NOTIFY_SETTLED |
+                                                                      link->number});
         (*posted)++;
         link->owes_mark = false;
         lane->marks_owed--;
@@ -419,11 +291,12 @@ post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted, stru
         lane->tx_messages >= lane->tx_window)
         return WAITS;
     while (op->scratch[RDTI_VERBS_OP_STEP] < op->scratch[RDTI_VERBS_OP_STEPS]) {
-        struct rdti_verbs_qp *own = lane->tx_qps[op->scratch[RDTI_VERBS_OP_STEP] % lane->tx_count];
+        const uint64_t step = op->scratch[RDTI_VERBS_OP_STEP];
+        struct rdti_verbs_qp *own = lane->tx_qps[step > 0 ? step % lane->tx_count : 0];
         const bool is_out = own->link->is_tx_out;
-        struct rdti_verbs_qp *qp = is_out ? live_qp(lane) : own;
+        struct rdti_verbs_qp *qp = is_out ? rdti_verbs_live_qp(lane) : own;
 
-        if (lane->is_held || !has_room(qp, RDTI_VERBS_SQ_RESERVE) ||
+        if (lane->is_held || !rdti_verbs_has_room(qp, RDTI_VERBS_SQ_RESERVE) ||
             (is_staged(op) && lane->stage_free == 0))
             return WAITS;
         number(lane, op);
@@ -463,7 +336,7 @@ pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *w
             lane->is_stopped = op->is_relied_on && why->status != RDT_ESTALE;
         }
     }
-    flush_chains(lane);
+    rdti_verbs_flush_chains(lane);
     return posted;
 }
 
@@ -484,6 +357,10 @@ pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
         return 0;
     const uint32_t posted = pump(lane, &left->refused, &left->why);
+    atomic_store_explicit(&lane->has_queued,
+                          lane->cursor != NULL || lane->again_next < lane->again_count ||
+                              lane->marks_owed > 0,
+                          memory_order_relaxed);
     left->asked_count = lane->asked_count;
     if (lane->asked_count > 0)
         memcpy(left->asked, lane->asked, sizeof(left->asked));
@@ -524,20 +401,76 @@ rdti_verbs_send_restocked(struct rdti_verbs_lane *lane)
     bool is_owed = true;
 
     (void)pthread_mutex_lock(&lane->lock);
-    struct rdti_verbs_qp *qp = rdti_verbs_phase_of(lane) == RDTI_VERBS_READY ? live_qp(lane) : NULL;
-    if (qp != NULL && has_room(qp, 0)) {
-        post_record(qp, &(struct rdti_verbs_record){.piece = -1,
-                                                    .has_imm = true,
-                                                    .imm = RDTI_NOTIFY_RESTOCKED | lane->rx_owed});
+    struct rdti_verbs_qp *qp =
+        rdti_verbs_phase_of(lane) == RDTI_VERBS_READY ? rdti_verbs_live_qp(lane) : NULL;
+    if (qp != NULL && rdti_verbs_has_room(qp, 0)) {
+        rdti_verbs_post_record(qp, &(struct rdti_verbs_record){.piece = -1,
+                                                               .has_imm = true,
+                                                               .imm = RDTI_NOTIFY_RESTOCKED |
+                                                                      lane->rx_owed});
         lane->rx_owed = 0;
-        flush_chains(lane);
+        rdti_verbs_flush_chains(lane);
         is_owed = false;
     }
     (void)pthread_mutex_unlock(&lane->lock);
     atomic_store_explicit(&lane->owes_restock, is_owed, memory_order_relaxed);
 }
 
-/* ---- Entries -------------------------------------------------------------------------------- */
+/* A write whose bytes travel in one request. */
+static bool
+is_small(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
+{
+    return op->kind == RDTI_OP_WRITE && op->block_count == 1 && op->len_bytes > 0 &&
+           rdti_verbs_is_inline(lane, op->len_bytes, false);
+}
+
+/* A lane with one QP, no flags and nothing that waits; there is a place in the peer's window. */
+static bool
+is_clear(const struct rdti_verbs_lane *lane)
+{
+    return rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && lane->qp_count == 1 &&
+           lane->tx_flags == 0 && lane->cursor == NULL && !lane->is_held && !lane->is_stopped &&
+           lane->tx_messages < lane->tx_window;
+}
+
+/* Most small messages go as pump() would send them, without what pump() looks at besides. False: it
+ * is pump()'s. */
+static bool
+post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
+{
+    const bool has_imm = op->notify != RDTI_NOTIFY_NONE;
+
+    if (!is_small(lane, op) || !is_clear(lane))
+        return false;
+    struct rdti_verbs_qp *qp = lane->qps[0];
+    const struct rdti_verbs_remote *remote = rdti_verbs_known_key(lane, op);
+    if (remote == NULL || qp->link->is_tx_out || !rdti_verbs_has_room(qp, RDTI_VERBS_SQ_RESERVE))
+        return false;
+    const struct rdt_block *b = &op->blocks[0];
+    const uint64_t off = op->remote.segment == RDT_SEGMENT_NONE ? 0 : op->remote.segment_off;
+    struct rdti_verbs_record record = {
+        .op = op,
+        .local = (void *)(uintptr_t)b->src,
+        .remote_addr = remote->base + off + b->dst_off,
+        .len_bytes = (uint32_t)b->len_bytes,
+        .imm = has_imm ? op->notify : 0,
+        .piece = -1,
+        .has_imm = has_imm,
+    };
+    memcpy(record.rkeys, remote->rkeys, sizeof(record.rkeys));
+    op->scratch[RDTI_VERBS_OP_STEP] = 1;
+    op->scratch[RDTI_VERBS_OP_STEPS] = 1;
+    op->scratch[RDTI_VERBS_OP_OPEN] = 1;
+    op->scratch[RDTI_VERBS_OP_CHUNK] = lane->max_chunk_bytes;
+    if (has_imm)
+        rdti_verbs_number(lane, op);
+    lane->is_tx_plain = !has_imm;
+    rdti_verbs_post_record(qp, &record);
+    rdti_verbs_flush_chain(qp);
+    return true;
+}
+
+/* ---- The entry ------------------------------------------------------------------------------ */
 
 static rdt_status
 check_blocks(const struct rdti_op *op, struct rdt_error *err)
@@ -555,9 +488,10 @@ check_blocks(const struct rdti_op *op, struct rdt_error *err)
     return RDT_OK;
 }
 
-static rdt_status
-start(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdt_error *err)
+rdt_status
+rdti_verbs_start(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err)
 {
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)base;
     struct leftover left;
     rdt_status status = check_blocks(op, err);
 
@@ -575,25 +509,15 @@ start(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdt_error *err)
         status = rdti_verbs_check_stale(lane, op, err);
     if (status == RDT_OK) {
         rdti_list_append(&lane->ops, &op->link);
-        if (lane->cursor == NULL)
-            lane->cursor = op;
         (void)atomic_fetch_add_explicit(&lane->ops_open, 1, memory_order_acq_rel);
-        (void)pump_ready(lane, &left);
+        if (!post_at_once(lane, op)) {
+            if (lane->cursor == NULL)
+                lane->cursor = op;
+            (void)pump_ready(lane, &left);
+        }
     }
     (void)pthread_mutex_unlock(&lane->lock);
     if (end_leftover(lane, &left))
         (void)rdti_verbs_push(lane);
     return status;
-}
-
-rdt_status
-rdti_verbs_write(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err)
-{
-    return start((struct rdti_verbs_lane *)base, op, err);
-}
-
-rdt_status
-rdti_verbs_read(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err)
-{
-    return start((struct rdti_verbs_lane *)base, op, err);
 }

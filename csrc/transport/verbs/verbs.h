@@ -6,7 +6,8 @@
  *   mr.c        our memory, registered           keys.c      the peer's memory: its rkeys
  *   registrar.c the same, where it takes long: a thread
  *   qp.c        QPs and their states             link.c      proving a link, round by round
- *   tx.c        write() and read(), posting      cq.c        completions, notifications, restocking
+ *   tx.c        write() and read(), whose turn   cq.c        completions, notifications, restocking
+ *   post.c      work requests onto QPs
  *   ends.c      the first error, teardown        lane.c      offers, words, close
  *   down.c      a link that breaks, the others   events.c    ports that go down, change, or are
  *               go on                                        removed with their device
@@ -333,6 +334,9 @@ struct rdti_verbs_lane {
     bool had_broken;           /* driver: a link had broken before it was lost */
     struct rdt_error loss;     /* driver: how it was lost */
     _Atomic bool owes_restock; /* driver sets and pushes; relaxed: a hint to itself */
+    /* The last pump left something that waits for room, a window or a key. Set under lock: who
+     * makes room under it and then looks sees it, or the pump saw the room. relaxed */
+    _Atomic bool has_queued;
     _Atomic bool
         is_tx_broken; /* set under lock with a link's tx_errno; relaxed: a hint to the driver */
 
@@ -466,6 +470,9 @@ void rdti_verbs_free_leftovers(struct rdti_verbs_nic *nic);
 rdt_status rdti_verbs_find_key(struct rdti_verbs_lane *lane, const struct rdti_op *op,
                                bool *has_flag, struct rdti_verbs_remote **out,
                                struct rdt_error *err);
+/* The key for a write, where it is that which was used last; NULL: find_key() knows more. */
+const struct rdti_verbs_remote *rdti_verbs_known_key(const struct rdti_verbs_lane *lane,
+                                                     const struct rdti_op *op);
 rdt_status rdti_verbs_check_stale(const struct rdti_verbs_lane *lane, const struct rdti_op *op,
                                   struct rdt_error *err);
 bool rdti_verbs_mark_stale(struct rdti_verbs_lane *lane, uint32_t index, uint32_t generation);
@@ -507,8 +514,8 @@ void rdti_verbs_watch_proof(struct rdti_verbs_lane *lane);
 void rdti_verbs_sweep(struct rdti_verbs *verbs);
 
 /* ---- tx.c */
-rdt_status rdti_verbs_write(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err);
-rdt_status rdti_verbs_read(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err);
+/* The table's write() and read(). */
+rdt_status rdti_verbs_start(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err);
 /* Post what can go; ops that were refused are completed. Returns work requests posted. Any thread,
  * lock not held. */
 uint32_t rdti_verbs_push(struct rdti_verbs_lane *lane);

@@ -226,6 +226,33 @@ TEST_TIMEOUT(notifications_keep_their_order_over_links_and_qps, 60)
     }
 }
 
+/* What could go at once waits behind what cannot. */
+TEST(a_small_write_does_not_overtake_one_that_waits_for_a_key)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op ops[3];
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *known = fake_region(&p.b, 4096);
+    struct fake_region *unknown = fake_region(&p.b, 4096);
+    fake_write(&ops[0], "12345678", 8, &known->remote, 0, rdti_notify_user(1));
+    fake_must_start(&p.ab, &ops[0]);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[0]) && p.ba.notify_count == 1);
+    fake_write(&ops[1], "abcdefgh", 8, &unknown->remote, 0, rdti_notify_user(2));
+    fake_must_start(&p.ab, &ops[1]);
+    CHECK_UINT_EQ(ops[1].op.scratch[RDTI_VERBS_OP_STEP], 0);
+    fake_write(&ops[2], "87654321", 8, &known->remote, 0, rdti_notify_user(3));
+    fake_must_start(&p.ab, &ops[2]);
+    CHECK_UINT_EQ(ops[2].op.scratch[RDTI_VERBS_OP_STEP], 0);
+    VERBS_PUMP(&p, fake_op_is_done(&ops[2]) && p.ba.notify_count == 3);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK_HEX_EQ(p.ba.notifications[i], rdti_notify_user(i + 1));
+    CHECK_MEM_EQ(unknown->addr, "abcdefgh", 8);
+    CHECK_MEM_EQ(known->addr, "87654321", 8);
+    verbs_pair_close(&p);
+}
+
 /* A receiver that does not look for a while is no error: its window is not overrun, and the rest
  * waits here. */
 TEST(a_receiver_may_be_busy_with_other_things)

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Work requests: chained on their QP with a record of what each is for, and given to the device. */
+#include <assert.h>
+#include <errno.h>
+
+#include "transport/verbs/post.h"
+
+/* A device that refused gets nothing more: what it took and what it did not must stay apart. */
+void
+rdti_verbs_flush_chain(struct rdti_verbs_qp *qp)
+{
+    struct rdti_verbs_link *link = qp->link;
+    struct rdti_verbs_lane *lane = link->lane;
+    struct ibv_send_wr *bad = NULL;
+    const uint32_t count = qp->chain_count;
+
+    qp->chain_count = 0;
+    if (count == 0 || link->is_tx_out)
+        return;
+    for (uint32_t i = 0; i + 1 < count; i++)
+        qp->chain[i].next = &qp->chain[i + 1];
+    struct ibv_send_wr *last = &qp->chain[count - 1];
+    last->next = NULL;
+    /* RC completes in order: what stands before it is done as well. */
+    last->send_flags |= IBV_SEND_SIGNALED;
+    const int failed = lane->verbs->ops->post_send(qp->qp, qp->chain, &bad);
+    if (failed == 0) {
+        qp->tx_given += count;
+        return;
+    }
+    link->tx_errno = failed > 0 ? failed : errno;
+    qp->tx_given += bad > qp->chain && bad <= last ? (uint64_t)(bad - qp->chain) : 0;
+    link->is_tx_out = true;
+    lane->is_held = true;
+    /* relaxed: a hint; the lock orders tx_errno */
+    atomic_store_explicit(&lane->is_tx_broken, true, memory_order_relaxed);
+}
+
+void
+rdti_verbs_flush_chains(struct rdti_verbs_lane *lane)
+{
+    for (uint32_t i = 0; i < lane->qp_count; i++)
+        rdti_verbs_flush_chain(lane->qps[i]);
+}
+
+/* A place in the QP's chain, numbered and recorded; there is room. */
+static struct ibv_send_wr *
+add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
+{
+    uint32_t index = 0;
+
+    while (qp->link->qps[index] != qp)
+        index++;
+    if (qp->chain_count == RDTI_VERBS_CHAIN)
+        rdti_verbs_flush_chain(qp);
+    struct ibv_send_wr *wr = &qp->chain[qp->chain_count];
+    struct ibv_sge *sge = qp->sges[qp->chain_count++];
+    struct rdti_verbs_record *place = &qp->records[qp->tx_posted % RDTI_VERBS_SQ_DEPTH];
+    *place = *record;
+    place->imms = qp->tx_imms;
+    qp->tx_imms += record->has_imm;
+    *sge = (struct ibv_sge){0};
+    *wr = (struct ibv_send_wr){
+        .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, index, qp->tx_posted),
+        .sg_list = sge,
+        .opcode = record->is_read   ? IBV_WR_RDMA_READ
+                  : record->has_imm ? IBV_WR_RDMA_WRITE_WITH_IMM
+                                    : IBV_WR_RDMA_WRITE,
+        .imm_data = record->has_imm ? htobe32(record->imm) : 0,
+    };
+    qp->tx_posted++;
+    return wr;
+}
+
+/* Where the device finds the bytes: in the request, in registered memory, or on the stage. */
+static void
+attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record,
+             struct ibv_send_wr *wr)
+{
+    const struct rdti_verbs_lane *lane = qp->link->lane;
+    const uint32_t nic_index = qp->link->nic_index;
+
+    wr->num_sge = 1;
+    wr->sg_list->length = record->len_bytes;
+    wr->sg_list->addr = (uintptr_t)record->local;
+    if (record->piece >= 0) {
+        wr->sg_list->addr =
+            (uintptr_t)(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES);
+        wr->sg_list->lkey = /* a device that is gone has none, and needs none */
+            lane->stage_mrs[nic_index] != NULL ? lane->stage_mrs[nic_index]->lkey : 0;
+        return;
+    }
+    if (!record->is_read &&
+        rdti_verbs_is_inline(lane, record->len_bytes, record->tail_bytes != 0)) {
+        wr->send_flags |= IBV_SEND_INLINE;
+        return;
+    }
+    const rdt_status status = rdti_verbs_own_key(lane->verbs, record->local, record->len_bytes,
+                                                 nic_index, &wr->sg_list->lkey);
+    assert(status == RDT_OK); /* cut() found it, and the arena's pieces stay */
+    (void)status;
+}
+
+/* A request with what its record says. */
+void
+rdti_verbs_post_record(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
+{
+    struct ibv_send_wr *wr = add_request(qp, record);
+
+    if (record->len_bytes == 0)
+        return;
+    wr->wr.rdma.remote_addr = record->remote_addr;
+    wr->wr.rdma.rkey = record->rkeys[qp->link->peer_port];
+    attach_bytes(qp, record, wr);
+    if (record->tail_bytes != 0)
+        rdti_verbs_attach_flag(qp, record, wr);
+    rdti_count(&qp->link->lane->verbs->host->counters->wire_bytes, record->len_bytes);
+}
