@@ -1,6 +1,7 @@
 """Compare our writes over verbs with perftest's, in turns, in one run, on one host.
 
-Usage: bash ci/rig/run.sh -- .venv/bin/python bench/rdma.py [--pairs 10] [--out FILE]
+Usage: bash ci/rig/run.sh -- .venv/bin/python bench/rdma.py [--group writes|qps|flags] [--pairs 10]
+           [--out FILE]
 
 Runs where the rig gives a device (RIG_DEVICE and RIG_GID_INDEX, see docs/rig.md), with the programs
 of `cmake --preset release -DRDMATENSOR_BUILD_BENCH=ON`. Only the ratios mean anything: SoftRoCE is
@@ -16,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PROGRAM = Path(__file__).resolve().parents[1] / "build" / "release" / "bench" / "verbs_write"
@@ -38,6 +40,9 @@ class Case:
     depth: int
     column: int  # of perftest's row: MiB/s on average, or the median in us
     target: float  # for ours over theirs (bandwidth: at least; latency: at most)
+    qps: int = 1  # of each peer; perftest gives each writes of its own, we stripe each write
+    ours: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"ours": {}})  # settings
+    is_slot: bool = False  # a tensor's trip in place of a write's
 
     @property
     def is_latency(self) -> bool:
@@ -45,12 +50,26 @@ class Case:
         return self.tools[0].endswith("_lat")
 
 
-CASES = (
+WRITES = (
     Case("write 1 MiB", ("ib_write_bw",), MIB, 48, 16, 3, 0.97),
     Case("write 8 MiB", ("ib_write_bw",), 8 * MIB, 8, 4, 3, 0.97),
     # A write that is polled for in memory, and a send, which takes a receive as our immediate does.
     Case("write + notify 8 B", ("ib_write_lat", "ib_send_lat"), 8, 1000, 1, 4, 1.15),
 )
+STREAMS = ((1, 48, 16), (8, 8, 4), (64, 5, 2))  # MiB, writes, of which are under way
+QPS = tuple(
+    Case(f"write {mib} MiB, {qps} QPs", ("ib_write_bw",), mib * MIB, count, depth, 3, 0.97, qps)
+    for mib, count, depth in STREAMS
+    for qps in (1, 2, 4)
+)
+# A device that promises no order is made to do with flags all the same: what they would save.
+BY_FLAG = {"RDMATENSOR_VERBS_NOTIFY": "flag", "RDMATENSOR_VERBS_FLAG_UNSAFE": "1"}
+ANNOUNCED = {"ours, imm": {}, "ours, flag": BY_FLAG}
+FLAGS = tuple(
+    Case(f"slot {size} B", ("ib_write_lat",), size, 500, 1, 4, 1.15, ours=ANNOUNCED, is_slot=True)
+    for size in (8, 4096)
+)
+GROUPS = {"writes": WRITES, "qps": QPS, "flags": FLAGS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +81,19 @@ class Turn:
     p90: float = 0.0
 
 
-def ours(case: Case) -> Turn:
+def ours(case: Case, settings: Mapping[str, str]) -> Turn:
     """Run our half of the comparison once."""
     words = [str(PROGRAM), "--size", str(case.size_bytes), "--count", str(case.count)]
     words += ["--latency"] if case.is_latency else ["--depth", str(case.depth)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    words += ["--slot"] if case.is_slot else []
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+        env={**os.environ, "RDMATENSOR_VERBS_QPS": str(case.qps), **settings},
+    )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(words)}: {done.stderr.strip()}")
     line = json.loads(done.stdout)
@@ -99,9 +126,11 @@ def deciles(said: str) -> tuple[float, float]:
 def theirs(case: Case, tool: str, port: int) -> Turn:
     """Return what perftest prints: MiB/s on average, or the median in us and the deciles."""
     words = [tool, "-d", os.environ["RIG_DEVICE"], "-x", os.environ["RIG_GID_INDEX"], "-F"]
-    words += ["-s", str(case.size_bytes), "-n", str(case.count), "-p", str(port)]
+    # -n is each QP's; perftest wants five at least.
+    words += ["-s", str(case.size_bytes), "-n", str(max(case.count // case.qps, 5))]
+    words += ["-p", str(port)]
     if not case.is_latency:
-        words += ["-t", str(case.depth)]
+        words += ["-t", str(case.depth), "-q", str(case.qps)]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         end = time.monotonic() + LISTEN_S
@@ -134,15 +163,17 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 def compare(case: Case, pairs: int, ports: list[int]) -> dict[str, object]:
     """Let all have a turn in each round, beginning with another one each time, and sum up."""
-    names = ("ours", *case.tools)
+    names = (*case.ours, *case.tools)
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     for number in range(pairs):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            turn = ours(case) if name == "ours" else theirs(case, name, ports.pop())
+            is_ours = name in case.ours
+            turn = ours(case, case.ours[name]) if is_ours else theirs(case, name, ports.pop())
             turns[name].append(turn)
     for tool in case.tools:
-        show(case, tool, turns["ours"], turns[tool])
+        for name in case.ours:
+            show(case, tool, name, turns[name], turns[tool])
     if case.is_latency:
         for name in names:
             show_spread(case, name, turns[name])
@@ -150,8 +181,8 @@ def compare(case: Case, pairs: int, ports: list[int]) -> dict[str, object]:
     return {
         "case": case.name,
         "is_latency": case.is_latency,
-        "ours": kept.pop("ours"),
-        "theirs": kept,
+        "ours": {name: kept[name] for name in case.ours},
+        "theirs": {tool: kept[tool] for tool in case.tools},
     }
 
 
@@ -167,7 +198,7 @@ def show_spread(case: Case, name: str, turns: list[Turn]) -> None:
     )
 
 
-def show(case: Case, tool: str, our_turns: list[Turn], their_turns: list[Turn]) -> None:
+def show(case: Case, tool: str, name: str, our_turns: list[Turn], their_turns: list[Turn]) -> None:
     """Print a line: ours beside one rival."""
     mine = [turn.value for turn in our_turns]
     rival = [turn.value for turn in their_turns]
@@ -177,7 +208,7 @@ def show(case: Case, tool: str, our_turns: list[Turn], their_turns: list[Turn]) 
     sign = "<=" if case.is_latency else ">="
     print(
         f"{case.name:<20} {tool:<13} {statistics.median(rival):9.1f} {unit:<6}"
-        f" ours {statistics.median(mine):9.1f} {unit:<6} ratio {ratio[1]:.3f}"
+        f" {name} {statistics.median(mine):9.1f} {unit:<6} ratio {ratio[1]:.3f}"
         f" ({ratio[0]:.3f} to {ratio[2]:.3f}), wanted {sign} {case.target}:"
         f" {'yes' if is_met else 'NO'}",
         flush=True,
@@ -185,16 +216,18 @@ def show(case: Case, tool: str, our_turns: list[Turn], their_turns: list[Turn]) 
 
 
 def main() -> int:
-    """Compare every case; 0 if all ran, whatever the ratios."""
+    """Compare every case of a group; 0 if all ran, whatever the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--group", choices=GROUPS, default="writes")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    turns = arguments.pairs * sum(len(case.tools) for case in CASES)
+    cases = GROUPS[arguments.group]
+    turns = arguments.pairs * sum(len(case.tools) for case in cases)
     ports = list(range(FIRST_PORT, FIRST_PORT + turns))
     kernel, means = os.uname().release, os.environ["RIG_MEANS"]
     print(f"one host, {means}, kernel {kernel}, {os.environ['RIG_DEVICE']}; medians, quartiles")
-    rows = [compare(case, arguments.pairs, ports) for case in CASES]
+    rows = [compare(case, arguments.pairs, ports) for case in cases]
     if arguments.out is not None:
         kept = {"kernel": kernel, "means": means, "pairs": arguments.pairs, "rows": rows}
         arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

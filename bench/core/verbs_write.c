@@ -3,13 +3,15 @@
  * verbs_write - our half of a comparison with perftest: writes over RDMA between two processes of
  * one host. One line of JSON; bench/rdma.py gives perftest its turns beside it.
  *
- *   verbs_write [--size N] [--count N] [--depth N] [--latency]
+ *   verbs_write [--size N] [--count N] [--depth N] [--latency [--slot]]
  *
  * Bandwidth (defaults: 1 MiB, 64 writes, 16 in flight): from the first write's call to the last
  * completion, as ib_write_bw takes it: no notification, the target does nothing. With --latency
  * (defaults: 8 B, 1000 trips): a ping-pong of write + notify; half of the median round trip, as
- * ib_write_lat takes it, and of the first and the last decile. The CPU time is both sides', of the
- * timed part.
+ * ib_write_lat takes it, and of the first and the last decile. Each side waits for the completion
+ * of its own write before it looks for the answer, as ib_write_lat does. With --slot the trips are
+ * a tensor's: put, get and release, whose credit is a message more; how it is announced
+ * RDMATENSOR_VERBS_NOTIFY says. The CPU time is both sides', of the timed part.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +32,16 @@ struct settings {
     size_t count;
     size_t depth;
     bool is_latency;
+    bool is_slot;
+};
+
+struct ends {
+    rdt_region *region;
+    rdt_region *source;
+    const char *src;
+    struct rdt_remote_region dst;
+    rdt_slot *slot; /* these two with --slot */
+    rdt_slot_tx *peers_slot;
 };
 
 static uint64_t
@@ -53,7 +65,7 @@ finish(rdt_transfer *transfer)
 }
 
 static void
-stream(struct pair *p, const char *src, const struct rdt_remote_region *dst, size_t count)
+stream(struct pair *p, const struct ends *e, size_t count)
 {
     const struct settings *settings = p->arg;
     rdt_transfer *flying[MAX_DEPTH] = {0};
@@ -63,8 +75,8 @@ stream(struct pair *p, const char *src, const struct rdt_remote_region *dst, siz
         rdt_transfer **place = &flying[i % settings->depth];
         if (*place != NULL)
             finish(*place);
-        pair_check(rdt_endpoint_write(p->ep, src, settings->len_bytes, dst, 0, RDT_NOTIFY_NONE,
-                                      place, &err),
+        pair_check(rdt_endpoint_write(p->ep, e->src, settings->len_bytes, &e->dst, 0,
+                                      RDT_NOTIFY_NONE, place, &err),
                    &err, "rdt_endpoint_write");
     }
     for (size_t i = 0; i < settings->depth; i++)
@@ -73,17 +85,46 @@ stream(struct pair *p, const char *src, const struct rdt_remote_region *dst, siz
 }
 
 static void
-ping(struct pair *p, const char *src, const struct rdt_remote_region *dst, size_t count)
+send_one(struct pair *p, const struct ends *e)
 {
     const struct settings *settings = p->arg;
+    rdt_transfer *transfer;
+    struct rdt_error err;
 
+    if (!settings->is_slot) {
+        pair_write(p, e->src, settings->len_bytes, &e->dst, 0, 7);
+        return;
+    }
+    pair_check(rdt_slot_tx_put(e->peers_slot, e->src, NULL, PAIR_TIMEOUT_NS, &transfer, &err), &err,
+               "rdt_slot_tx_put");
+    finish(transfer);
+}
+
+static void
+take_one(struct pair *p, const struct ends *e)
+{
+    const struct settings *settings = p->arg;
+    struct rdt_slot_view view;
+    struct rdt_error err;
+
+    if (!settings->is_slot) {
+        (void)pair_wait_notify(p);
+        return;
+    }
+    pair_check(rdt_slot_get(e->slot, PAIR_TIMEOUT_NS, &view, &err), &err, "rdt_slot_get");
+    pair_check(rdt_slot_release(e->slot, &err), &err, "rdt_slot_release");
+}
+
+static void
+ping(struct pair *p, const struct ends *e, size_t count)
+{
     for (size_t i = 0; i < count; i++) {
         const uint64_t start_ns = bench_now_ns();
         if (p->side == 1)
-            (void)pair_wait_notify(p);
-        pair_write(p, src, settings->len_bytes, dst, 0, 7);
+            take_one(p, e);
+        send_one(p, e);
         if (p->side == 0)
-            (void)pair_wait_notify(p);
+            take_one(p, e);
         trip_ns[i] = bench_now_ns() - start_ns;
     }
 }
@@ -97,6 +138,14 @@ compare_ns(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
+static const char *
+what_of(const struct settings *settings)
+{
+    if (settings->is_slot)
+        return "slot latency";
+    return settings->is_latency ? "latency" : "bandwidth";
+}
+
 static void
 report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
 {
@@ -107,8 +156,8 @@ report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
     (void)printf("{\"bench\": \"%s\", \"what\": \"%s\", \"size\": %zu, \"count\": %zu, "
                  "\"depth\": %zu, \"one_way_ns\": %.1f, \"mib_per_s\": %.3f, "
                  "\"cpu_s\": [%.6f, %.6f]",
-                 bench_name, settings->is_latency ? "latency" : "bandwidth", settings->len_bytes,
-                 settings->count, settings->depth, settings->is_latency ? each_ns / 2 : each_ns,
+                 bench_name, what_of(settings), settings->len_bytes, settings->count,
+                 settings->depth, settings->is_latency ? each_ns / 2 : each_ns,
                  (double)settings->len_bytes / each_ns * 1e9 / (1 << 20), (double)cpu[0] * 1e-9,
                  (double)cpu[1] * 1e-9);
     if (settings->is_latency) /* two modes show here, and in no median */
@@ -119,30 +168,58 @@ report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
 }
 
 static void
+open_ends(struct pair *p, struct ends *e)
+{
+    const struct settings *settings = p->arg;
+    const struct rdt_tensor_desc desc = {.struct_size = sizeof(desc),
+                                         .kind = RDT_SLOT_STATIC,
+                                         .dtype = RDT_U8,
+                                         .ndim = 1,
+                                         .dims = {settings->len_bytes}};
+    struct rdt_error err;
+
+    *e = (struct ends){.region = pair_offer(p, settings->len_bytes)};
+    e->dst = pair_take_offer(p);
+    pair_barrier(p);
+    pair_check(rdt_region_alloc(p->ctx, settings->len_bytes, 0, &e->source, &err), &err,
+               "rdt_region_alloc");
+    e->src = rdt_region_addr(e->source);
+    if (!settings->is_slot)
+        return;
+    pair_check(rdt_slot_create(p->ep, "trip", &desc, &e->slot, &err), &err, "rdt_slot_create");
+    pair_check(rdt_slot_tx_open(p->ep, "trip", &desc, PAIR_TIMEOUT_NS, &e->peers_slot, &err), &err,
+               "rdt_slot_tx_open");
+}
+
+/* Both sides are here, and nothing is on its way. */
+static void
+close_ends(struct ends *e)
+{
+    rdt_slot_tx_destroy(e->peers_slot);
+    rdt_slot_destroy(e->slot);
+    rdt_region_free(e->source, NULL, NULL);
+    rdt_region_free(e->region, NULL, NULL);
+}
+
+static void
 either_side(struct pair *p)
 {
     const struct settings *settings = p->arg;
     const size_t warm_up = settings->count / WARM_UP_SHARE + 1;
     const bool is_active = p->side == 0 || settings->is_latency;
     uint64_t cpu[2] = {0};
+    struct ends e;
 
-    rdt_region *region = pair_offer(p, settings->len_bytes);
-    const struct rdt_remote_region dst = pair_take_offer(p);
-    pair_barrier(p);
-    rdt_region *source;
-    struct rdt_error err;
-    pair_check(rdt_region_alloc(p->ctx, settings->len_bytes, 0, &source, &err), &err,
-               "rdt_region_alloc");
-    const char *src = rdt_region_addr(source);
-    void (*const act)(struct pair *, const char *, const struct rdt_remote_region *, size_t) =
+    open_ends(p, &e);
+    void (*const act)(struct pair *, const struct ends *, size_t) =
         settings->is_latency ? ping : stream;
     if (is_active)
-        act(p, src, &dst, warm_up);
+        act(p, &e, warm_up);
     pair_barrier(p);
     cpu[p->side] = cpu_ns();
     const uint64_t start_ns = bench_now_ns();
     if (is_active)
-        act(p, src, &dst, settings->count);
+        act(p, &e, settings->count);
     const uint64_t ns = bench_now_ns() - start_ns;
     pair_barrier(p);
     cpu[p->side] = cpu_ns() - cpu[p->side];
@@ -153,14 +230,14 @@ either_side(struct pair *p)
         qsort(trip_ns, settings->count, sizeof(trip_ns[0]), compare_ns);
         report(settings, ns, shared);
     }
-    rdt_region_free(source, NULL, NULL);
-    rdt_region_free(region, NULL, NULL);
+    close_ends(&e);
 }
 
 int
 main(int argc, char **argv)
 {
-    static const char *const known[] = {"--size=", "--count=", "--depth=", "--latency", NULL};
+    static const char *const known[] = {"--size=",   "--count=", "--depth=",
+                                        "--latency", "--slot",   NULL};
 
     bench_name = "verbs_write";
     bench_check_args(argc, argv, known);
@@ -170,7 +247,10 @@ main(int argc, char **argv)
         .count = (size_t)bench_arg_number(argc, argv, "--count", is_latency ? 1000 : 64),
         .depth = (size_t)bench_arg_number(argc, argv, "--depth", 16),
         .is_latency = is_latency,
+        .is_slot = bench_has(argc, argv, "--slot"),
     };
+    if (settings.is_slot && !is_latency)
+        bench_fail("--slot wants --latency");
     if (settings.len_bytes == 0 || settings.len_bytes > MAX_BYTES || settings.count == 0 ||
         settings.count > MAX_TRIPS || settings.depth == 0 || settings.depth > MAX_DEPTH)
         bench_fail("sizes from 1 to %zu, counts from 1 to %d, depths from 1 to %d", MAX_BYTES,
