@@ -202,23 +202,28 @@ rdti_path_choice(const struct rdti_authenticated *with)
     return (both & 1u << RDT_TRANSPORT_VERBS) != 0 ? RDT_TRANSPORT_VERBS : RDT_TRANSPORT_TCP;
 }
 
-/* Listener: the best transport that both sides have for this kind of socket. */
-static uint32_t
-choose_transport(rdt_endpoint *ep, const struct rdti_authenticated *result)
+/* Where tcp is chosen for want of devices: which side has none, in words that are right on both,
+ * and why, as far as it is known here. */
+static void
+note_no_verbs(rdt_endpoint *ep, const struct rdti_authenticated *with)
 {
-    const rdt_context *ctx = ep->ctx;
-    const uint32_t choice = rdti_path_choice(result);
+    const struct rdti_found *own = &ep->ctx->found[RDT_TRANSPORT_VERBS];
     char text[RDT_ERROR_MESSAGE_BYTES];
 
-    if (choice != RDT_TRANSPORT_TCP || ctx->opts.force_transport != RDT_TRANSPORT_AUTO ||
-        result->hello.force_transport != RDT_TRANSPORT_AUTO)
-        return choice;
-    (void)snprintf(text, sizeof(text), "verbs: %.300s",
-                   ctx->found[RDT_TRANSPORT_VERBS].is_viable
-                       ? "the peer has none"
-                       : ctx->found[RDT_TRANSPORT_VERBS].reason);
+    if (rdti_path_choice(with) != RDT_TRANSPORT_TCP ||
+        ep->ctx->opts.force_transport != RDT_TRANSPORT_AUTO ||
+        with->hello.force_transport != RDT_TRANSPORT_AUTO ||
+        with->challenge.force_transport != RDT_TRANSPORT_AUTO)
+        return;
+    if (!own->is_viable)
+        (void)snprintf(text, sizeof(text), "verbs: rank %d has none: %.300s",
+                       (int)(with->is_connector ? with->hello.rank : with->challenge.rank),
+                       own->reason);
+    else if (!with->is_connector) /* which hears it from the listener, with the reason */
+        (void)snprintf(text, sizeof(text), "verbs: rank %d has none", (int)rdti_endpoint_rank(ep));
+    else
+        return;
     rdti_path_note(ep, text);
-    return choice;
 }
 
 rdt_status
@@ -339,9 +344,10 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
     }
     watch_process(ep, result->is_unix ? result->peer_pid : 0);
     ep->setup->authenticated = *result;
+    note_no_verbs(ep, result);
     if (result->is_connector)
         return; /* the listener speaks first */
-    const uint32_t transport = choose_transport(ep, result);
+    const uint32_t transport = rdti_path_choice(result);
     status = rdti_path_check_floor(ep, transport, result->hello.require_transport, &err);
     if (status == RDT_OK)
         status = rdti_random_bytes(ep->session_id, sizeof(ep->session_id), &err);

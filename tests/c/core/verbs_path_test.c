@@ -287,8 +287,13 @@ TEST(a_peer_without_devices_leaves_tcp)
     for (int i = 0; i < 2; i++)
         endpoint_make(pair.ctx[i], pair.ctx[1 - i], 1 - i, &pair.ep[i]);
     check_path(&pair, RDT_TRANSPORT_TCP);
-    describe(pair.ctx[1], text, sizeof(text));
-    CHECK_STR_CONTAINS(text, "not in RDMATENSOR_VERBS_DEVICES");
+    for (int i = 0; i < 2; i++) { /* whichever of them connected */
+        describe(pair.ctx[i], text, sizeof(text));
+        const char *reason = strstr(text, "\"why_not_better\":");
+        CHECK(reason != NULL);
+        CHECK_STR_CONTAINS(reason, "verbs: rank 1 has none");
+    }
+    CHECK_STR_CONTAINS(strstr(text, "\"why_not_better\":"), "not in RDMATENSOR_VERBS_DEVICES");
     close_pair(&pair);
     sim_end();
 }
@@ -318,6 +323,7 @@ check_required(uint32_t require0, uint32_t require1)
         const rdt_status status = rdt_endpoint_wait_ready(pair.ep[i], 20 * RIG_S, &err);
         CHECK_MSG(status == RDT_EMISMATCH, "%s: %s", rdt_status_name(status), err.message);
         CHECK_STR_CONTAINS(err.message, "verbs is required");
+        CHECK_STR_CONTAINS(err.message, "verbs: rank 1 has none");
     }
     /* Far from any deadline. */
     CHECK(test_now_ns() - begun_ns < 10 * RIG_S);
