@@ -1,13 +1,14 @@
 """One of two hosts of the rig: moves tensors over verbs in every way and compares their CRCs.
 
 Usage, on both hosts: two_hosts.py [--expect-repairs]. With the option the run fails unless the
-device repaired something: a cable that loses nothing would prove nothing.
+device repaired something, a cable that loses nothing would prove nothing, and describe() told so.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -30,7 +31,7 @@ ROUNDS = 3
 BLOCKS = 64
 BLOCK_BYTES = 4096
 NOTIFICATION = 7
-REPAIRS = ("retr", "sequence", "rnr", "duplicate")
+REPAIRS = ("retr", "seq", "rnr", "duplicate")
 
 
 def payload(seed: int, size_bytes: int) -> Bytes:
@@ -133,6 +134,25 @@ def read_counters() -> dict[str, int]:
     return found
 
 
+# What describe() calls the counters of rxe that count what a loss costs.
+TOLD = {"retries": "completer_retry_err", "out of sequence": "out_of_seq_request"}
+
+
+def check_told(lane: str, before: dict[str, int]) -> None:
+    """Raise unless describe() has the figures of the device's own counters, and one of them."""
+    now = read_counters()
+    figures = {}
+    for words, name in TOLD.items():
+        found = re.search(rf"device since open: .*\b{words} (\d+)", lane)
+        if found is None:
+            raise AssertionError(f"no {words}: {lane}")
+        figures[words] = int(found[1])
+        if figures[words] > now[name] - before[name]:  # it looked earlier, and opened later
+            raise AssertionError(f"{words}: the device has {now[name] - before[name]}: {lane}")
+    if not any(figures.values()):
+        raise AssertionError(f"nothing repaired is told: {lane}")
+
+
 CASES: tuple[Callable[[World, Group], None], ...] = (
     static_slots,
     dynamic_slot,
@@ -160,6 +180,8 @@ def main() -> int:
         if {str(endpoint["path"]) for endpoint in endpoints} != {"verbs"}:
             raise AssertionError(f"the peer was not reached by verbs: {endpoints}")
         print(endpoints[0]["lane"], flush=True)
+        if arguments.expect_repairs:
+            check_told(str(endpoints[0]["lane"]), before)
         group.barrier().wait(timeout_s=WAIT_S)
     repairs = {name: count - before.get(name, 0) for name, count in read_counters().items()}
     print("repaired:", ", ".join(f"{n} {c}" for n, c in sorted(repairs.items()) if c) or "nothing")

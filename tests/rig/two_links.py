@@ -3,8 +3,9 @@
 Usage, on both hosts of a rig with `--links 2`: two_links.py [--how cut|down|lose]. Host 0 breaks
 the second link in mid-run: its packets are refused, its carrier goes, or what it sends is lost
 unseen, so that the device gives up only after all its retries. Every tensor of every size is
-compared bit by bit; the run fails if the peer is not reached by verbs at the end, or if the link
-is not named as down.
+compared bit by bit; the run fails if the peer is not reached by verbs at the end, if it has been
+by anything else in between, or if the link is not named as down, with the port's report where it is
+the carrier that went. RDMATENSOR_TRANSPORT is verbs, or auto, which would allow tcp.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SIZES_BYTES = (1, 4096, 65537, 1 << 20, (2 << 20) + 3)
 ROUNDS = 30  # breaking a link takes an emulated machine several of them
 CUT_ROUND = 6
 CUT_LINK = 1
+PORT_ERROR = 'reports "port error" and has been down for'
 HOW = {
     "cut": ["rig-cable", "cut", str(CUT_LINK)],
     "down": ["rig-cable", "down", str(CUT_LINK)],
@@ -79,8 +81,8 @@ def main() -> int:
     parser.add_argument("--how", choices=HOW, default="cut")
     arguments = parser.parse_args()
     os.environ.setdefault("RDMATENSOR_ADDR", os.environ["RIG_ADDR"])  # words go by the first link
-    if config.from_environment().transport != "verbs":
-        raise SystemExit("set RDMATENSOR_TRANSPORT=verbs: another path would prove nothing")
+    if config.from_environment().transport not in ("verbs", "auto"):
+        raise SystemExit("set RDMATENSOR_TRANSPORT=verbs or auto: others would prove nothing")
     device = os.environ["RIG_DEVICES"].split()[CUT_LINK]
     store = FileStore(Path(os.environ["RIG_SHARED"]) / "store")
     with join(store, int(os.environ["RIG_HOST"]), size=2, timeout_s=WAIT_S) as world:
@@ -90,6 +92,10 @@ def main() -> int:
         print(endpoint["path"], endpoint["lane"], flush=True)
         if endpoint["path"] != "verbs" or f"{device}:1 is down" not in str(endpoint["lane"]):
             raise AssertionError(f"not verbs with one link: {endpoint}")
+        if arguments.how == "down" and world.rank == 0 and PORT_ERROR not in str(endpoint["lane"]):
+            raise AssertionError(f"the port's report is not told: {endpoint['lane']}")
+        if world.context.counters().failovers != 0:
+            raise AssertionError(f"moved, with a link that was good: {endpoint}")
         group.barrier().wait(timeout_s=WAIT_S)
     return 0
 
