@@ -94,7 +94,9 @@ two() {
     part 'cable pulled for 1 s' "$python" tests/rig/cable.py pulled
     part 'peer killed in mid-transfer' "$python" tests/rig/cable.py killed
     part 'cable pulled for good' "$python" tests/rig/cable.py gone
+    part 'smaller packets at one end' "$python" tests/rig/cable.py unequal
     unset RDMATENSOR_TRANSPORT
+    part 'peer without libibverbs' "$python" tests/rig/cable.py unloaded
     part 'peer without RDMA' "$python" tests/rig/cable.py bare # takes host 1's device: last
 }
 

@@ -11,8 +11,11 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+from hidden import without_library
 
 from rdmatensor import Context, RdmaTensorError, config
 
@@ -64,10 +67,9 @@ def check(what: str, *words: str) -> None:
         print(f"{what}, {way}: {said}", flush=True)
 
 
-def check_without(rights: str, case: str) -> None:
-    """Run a case of this file as a root that lacks some of its rights."""
-    words = ["setpriv", f"--bounding-set={rights}", sys.executable, __file__, case]
-    done = subprocess.run(words, check=False, timeout=LIMIT_S)
+def check_child(case: str, *words: str) -> None:
+    """Run a case of this file by a program that takes it as its last word."""
+    done = subprocess.run([*words, sys.executable, __file__, case], check=False, timeout=LIMIT_S)
     if done.returncode != 0:
         raise AssertionError(f"{case} failed with status {done.returncode}")
 
@@ -80,16 +82,40 @@ def low_memlock() -> None:
 
 def no_permission() -> None:
     """Where the device's node may not be opened, that is the reason."""
-    check("no permission", os.environ["RIG_DEVICE"])
+    words = (os.environ["RIG_DEVICE"], "may this user open /dev/infiniband/uverbs*?")
+    check("no permission", *words)  # rdma-core tries other names too: its errno is of the last
+
+
+def no_library() -> None:
+    """Where libibverbs is not there, that is the reason, and the packages that have it."""
+    check("no library", "libibverbs.so.1 cannot be loaded", "No such file", "install libibverbs1")
+
+
+def wait_for_port(wanted: str) -> None:
+    """Wait until the first port's state is, or is not any more, ACTIVE."""
+    state = Path(f"/sys/class/infiniband/{os.environ['RIG_DEVICE']}/ports/1/state")
+    until_s = time.monotonic() + LIMIT_S
+    while state.read_text().strip().endswith("ACTIVE") != (wanted == "ACTIVE"):
+        if time.monotonic() > until_s:
+            raise AssertionError(f"the port is {state.read_text().strip()}, not {wanted}")
+        time.sleep(0.02)
 
 
 def port_down() -> None:
     """A port without a carrier is no candidate."""
+    if not os.environ["RIG_IFNAMES"]:
+        print("port down: skipped: the host's own cables are not for pulling", flush=True)
+        return
     subprocess.run(["rig-cable", "down"], check=True, timeout=LIMIT_S)
     try:
-        check("port down", os.environ["RIG_DEVICE"])
+        wait_for_port("DOWN")
+        check("port down", os.environ["RIG_DEVICE"], "not active: is its link up?")
     finally:
         subprocess.run(["rig-cable", "up"], check=True, timeout=LIMIT_S)
+        wait_for_port("ACTIVE")
+
+
+CHILDREN = {"low_memlock": low_memlock, "no_permission": no_permission, "no_library": no_library}
 
 
 def main() -> int:
@@ -99,14 +125,15 @@ def main() -> int:
     with environment(RDMATENSOR_VERBS_DEVICES="mlx5_99"):
         check("wrong device name", "RDMATENSOR_VERBS_DEVICES=mlx5_99", os.environ["RIG_DEVICE"])
     with environment(RDMATENSOR_VERBS_GID_INDEX="77"):
-        check("wrong GID index", "77")
-    check_without("-ipc_lock", "low_memlock")
+        check("wrong GID index", "RDMATENSOR_VERBS_GID_INDEX asks for 77")
+    check_child("low_memlock", "setpriv", "--bounding-set=-ipc_lock")
+    check_child("no_library", *without_library())
     nodes = sorted(Path("/dev/infiniband").glob("uverbs*"))
     modes = [node.stat().st_mode & 0o777 for node in nodes]
     for node in nodes:
         node.chmod(0)
     try:
-        check_without("-dac_override,-dac_read_search", "no_permission")
+        check_child("no_permission", "setpriv", "--bounding-set=-dac_override,-dac_read_search")
     finally:
         for node, mode in zip(nodes, modes, strict=True):
             node.chmod(mode)
@@ -119,6 +146,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        {"low_memlock": low_memlock, "no_permission": no_permission}[sys.argv[1]]()
+        CHILDREN[sys.argv[1]]()
     else:
         sys.exit(main())

@@ -1,9 +1,10 @@
 """One of two hosts of the rig, whose cable or peer goes away while tensors go both ways.
 
-Usage, on both hosts: cable.py pulled|gone|killed|bare|moved. Host 0 pulls the cable for a second,
-after which all must go on, or for good, after which both must be told who is not reached any more.
-Host 1 kills itself in mid-transfer, or takes its own device away: then tcp does the work and says
-why, or, where verbs is required, every rank gets an error. With two links (`moved`) RDMA goes over
+Usage, on both hosts: cable.py pulled|gone|killed|unequal|unloaded|bare|moved. Host 0 pulls the
+cable for a second, after which all must go on, or for good, after which both must be told who is
+not reached any more. Host 1 kills itself in mid-transfer, takes smaller packets than host 0, has no
+libibverbs, or takes its own device away: then tcp does the work and says why, or, where verbs is
+required, every rank gets an error. With two links (`moved`) RDMA goes over
 the second alone, which is cut for good in mid-transfer: the pair moves to tcp over the first, says
 so, and no byte differs; where verbs is required, both get the error. Each error has to come within
 what the documents promise, and ROOM_S.
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from hidden import without_library
 
 from rdmatensor import FileStore, RdmaTensorError, World, join
 
@@ -234,6 +236,47 @@ def dies() -> None:
         exchange(world, "killed")
 
 
+def sent_packets() -> int:
+    """Return how many packets the first device has sent."""
+    counters = Path(f"/sys/class/infiniband/{os.environ['RIG_DEVICE']}/ports/1/hw_counters")
+    return int((counters / "sent_pkts").read_text())
+
+
+def unequal() -> None:
+    """Host 1 may send 1024 bytes in a packet, host 0 could send 4096: neither sends more."""
+    interface = os.environ["RIG_IFNAMES"].split()[0]
+    mtu = Path(f"/sys/class/net/{interface}/mtu").read_text().strip()
+    if RANK == 1:
+        subprocess.run(["ip", "link", "set", interface, "mtu", "1500"], check=True, timeout=WAIT_S)
+    try:
+        with meet("unequal") as world:
+            before = sent_packets()
+            exchange(world)
+            sent = sent_packets() - before
+            check_path(world, "verbs")
+            world.group("unequal").barrier().wait(timeout_s=WAIT_S)
+    finally:
+        if RANK == 1:
+            subprocess.run(["ip", "link", "set", interface, "mtu", mtu], check=True, timeout=WAIT_S)
+    print(f"{sent} packets for {ROUNDS} tensors of {SIZE_BYTES} bytes", flush=True)
+    if sent < ROUNDS * SIZE_BYTES // 1024:
+        raise AssertionError("larger packets were sent than the other end takes")
+
+
+def unloaded() -> None:
+    """Host 1 has no libibverbs; as if it had no device."""
+    if RANK == 0:
+        work_without_verbs()
+        return
+    words = without_library(sys.executable, __file__, "no_library")
+    subprocess.run(words, check=True, timeout=2 * WAIT_S)
+
+
+def no_library() -> None:
+    """Meet the other host, and name what is missing."""
+    work_without_verbs("libibverbs.so.1 cannot be loaded")
+
+
 def bare() -> None:
     """Host 1 has no RDMA device any more."""
     if RANK == 0:
@@ -301,6 +344,9 @@ CASES = {
     "pulled": pulled,
     "gone": gone,
     "killed": killed,
+    "unequal": unequal,
+    "unloaded": unloaded,
+    "no_library": no_library,
     "bare": bare,
     "dies": dies,
     "moved": moved,
