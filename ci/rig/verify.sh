@@ -12,6 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-1800}"   # several times what a layout takes on two busy CPUs
 SWEEP_LIMIT_S="${RIG_RUN_LIMIT_S:-7200}" # two parts, each with a deadline of an hour
 WORDS_AGAIN=40                         # last lines of each failed layout, repeated at the end
+BUDGET_S=900                           # of all layouts of ci/test.sh, where two cores are idle
 PANIC_STATUS=123                       # run.sh's, of a machine whose kernel died
 
 if [[ "${RDMATENSOR_NO_RIG:-}" == 1 ]]; then
@@ -68,7 +69,9 @@ print_table() {
         ((statuses[$layout] == 0)) || result="FAILED (${statuses[$layout]})"
         print_row "$layout" "all, ${cpus[$layout]} CPU seconds" "${times[$layout]}" "$result"
     done
-    printf '%-12s %-34s %8d\n' total '' "$SECONDS"
+    result="of a budget of $BUDGET_S s"
+    ((SECONDS <= BUDGET_S)) || result="$((SECONDS - BUDGET_S)) s over the budget of $BUDGET_S s"
+    print_row total '' "$SECONDS" "$result"
 }
 
 # The words of a layout that failed lie far above those of the layouts that ran after it.

@@ -64,6 +64,17 @@ def test_each_part_has_a_row_with_the_slower_hosts_seconds(tree: Path) -> None:
     assert list((tree / "build/rig").glob("verify.*")) == []
 
 
+def test_the_last_row_has_the_time_used_and_the_budget(tree: Path) -> None:
+    used, *words = verify(tree, "one")[1][-1].removeprefix("total ").split()
+    assert int(used) < 60
+    assert words == ["of", "a", "budget", "of", "900", "s"]
+    text = (tree / "ci/rig/verify.sh").read_text()
+    script(tree / "ci/rig/verify.sh", text.replace("BUDGET_S=900 ", "BUDGET_S=-1 "))
+    status, lines = verify(tree, "one")
+    assert status == 0, lines  # a busy machine is no failure
+    assert lines[-1].endswith("s over the budget of -1 s")
+
+
 def test_the_full_sweep_runs_only_where_it_is_named(tree: Path) -> None:
     assert not any(line.startswith("sweep ") for line in verify(tree)[1])
     status, lines = verify(tree, "sweep")
