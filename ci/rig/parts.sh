@@ -31,6 +31,17 @@ part() {
 over_device() { RDT_TEST_VERBS=device "build/dev/tests/$1_test" "${@:2}"; }
 export -f over_device
 
+# rxe promises no order of bytes; but it copies packet by packet, each from its first byte on, so
+# that what a flag announces is there. On tests/sim it is not: tests/c/transport/verbs_flag_test.c.
+flags_by_force() {
+    if [[ "$RIG_MEANS" == device ]]; then
+        echo "skipped: how $RIG_DEVICE orders bytes is its own affair"
+        return
+    fi
+    RDMATENSOR_VERBS_FLAG_UNSAFE=1 over_device core_slot_flag
+}
+export -f flags_by_force
+
 c_tests() { part "C: $1" bash -c 'over_device "$@"' over_device "$@"; }
 
 # Of the contract suite what moves bytes; RIG_FULL=1 takes the refusals and deaths too, and what is
@@ -55,9 +66,7 @@ one() {
     c_tests core_slot
     c_tests core_mailbox over_verbs
     c_tests core_slot_flag
-    # By force: what the device does with flags is its own affair, so this only tells.
-    part 'C: core_slot_flag, flags by force' bash -c 'RDMATENSOR_VERBS_FLAG_UNSAFE=1 \
-        over_device core_slot_flag || echo "a tensor was read too early, or not at all"'
+    part 'C: core_slot_flag, flags by force' bash -c flags_by_force
     c_tests core_group
     c_tests core_death a_killed_peer_is_named
     c_tests core_verify
