@@ -77,6 +77,7 @@ one() {
     part 'contract suite, Python' bash -c contract_suite
     part 'bad input' "$python" tests/rig/bad_input.py
     part 'doctor' "$python" tests/rig/doctor.py faults
+    part 'nothing is left behind' "$python" tests/rig/leftovers.py
     part 'ranks of torch that end' "$python" tests/rig/sweep.py
     part 'training' env RDMATENSOR_TRANSPORT=verbs "$python" tests/rig/train.py
     part 'witness (pyverbs)' "$python" tests/rig/witness_job.py
