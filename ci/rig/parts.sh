@@ -44,19 +44,32 @@ export -f flags_by_force
 
 c_tests() { part "C: $1" bash -c 'over_device "$@"' over_device "$@"; }
 
-# Of the contract suite what moves bytes; RIG_FULL=1 takes the refusals and deaths too, and what is
-# over before an emulated machine has begun (a signal after 0.2 s). Left out in any case: 512 MiB,
-# more than the guest has, and collectives that are slower here than their own deadlines allow.
-# Private memory of a KiB is copied once on its way to a device, which a steady slot counts.
+# Of the contract suite all that concerns a transport. RIG_FULL=1 takes the rest too: processes that
+# die or never come, each an interpreter that takes seconds to start here, with limits that an
+# emulated machine misses (the C tests above have their deaths), 32 ranks on two cores, and a signal
+# after 0.2 s, when an emulated machine has not begun to wait. Left out in any case: 512 MiB, more
+# than the guest has, and collectives that are slower here than their own deadlines allow. Private
+# memory of a KiB is copied once on its way to a device, which a steady slot counts.
 CONTRACT='not outlasts_a_slice and not 300001 and not steady_slot_sends_no_control'
+SPAWN='multiprocessing spawn' # two interpreters, within a minute
 contract_suite() {
-    local files=(tests/contract/test_{group,write_read,slots,regions}.py)
-    [[ "${RIG_FULL:-}" != 1 ]] || files=(tests/contract)
+    local folder=tests/contract name
+    local -a files
+    files=("$folder"/test_{group,write_read,slots,regions,transfers,verify,misuse,children}.py)
+    for name in a_forked_child_is_told_to_be_spawned_by_every_call \
+        multiprocessing_workers_under_fork_live \
+        a_client_that_cannot_prove_itself_gets_no_region_and_no_answer \
+        memory_of_freed_arrays_and_regions_is_used_again; do
+        files+=("$folder/test_processes.py::test_$name")
+    done
+    files+=(--deselect "$folder/test_transfers.py::test_a_signal_ends_a_wait_promptly")
+    files+=(--deselect "$folder/test_children.py::test_children_during_transfers[verbs-$SPAWN]")
+    [[ "${RIG_FULL:-}" != 1 ]] || files=("$folder")
     RDT_CONTRACT_TRANSPORTS=verbs .venv/bin/pytest -q -p no:cacheprovider --timeout "$LIMIT_S" \
         --tb=short --durations=5 -k "$CONTRACT" "${files[@]}"
 }
 export -f contract_suite
-export LIMIT_S CONTRACT
+export LIMIT_S CONTRACT SPAWN
 
 one() {
     c_tests transport_verbs_lane
