@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from rdmatensor import _record
+from rdmatensor import _adopt_report, _record
 from rdmatensor._autoload import BACKEND_NAME
 from rdmatensor.context import Context
 from rdmatensor.torch import Births, registered_memory
@@ -47,9 +47,12 @@ class Adoption(TypedDict):
 _adoptions: list[Adoption] = []
 
 
-def adoptions() -> list[Adoption]:
-    """Return what was adopted in this process so far, the oldest first."""
-    return list(_adoptions)
+def report(is_adopting: bool) -> dict[str, object]:
+    """Return what was adopted so far, the oldest first, and what is not in the arena now."""
+    return {
+        "adopted": list(_adoptions),
+        "not_adopted": _adopt_report.not_adopted(is_adopting),
+    }
 
 
 def install(context: Context) -> None:
@@ -72,11 +75,14 @@ def _wrap(name: str, is_wanted: Callable[[DistributedDataParallel], bool]) -> No
         context: Context = DistributedDataParallel._rdmatensor_context  # type: ignore[attr-defined]
         if is_wanted is _makes_first_buckets and is_ours(self):
             _record.know(self)
+            _adopt_report.watch(self)
         is_off = torch.compiler.is_compiling() or not context.settings.adopt or context.is_closed
         if is_off or not is_wanted(self):
             return before(self, *args, **kwargs)
         with registered_memory(context=context) as births:
             result = before(self, *args, **kwargs)
+        if births.missed > 0:
+            _adopt_report.note_no_room(self)
         _note(f"buckets of {type(self.module).__name__}", births)
         return result
 
@@ -202,7 +208,7 @@ def _wrap_stage(kind: Any, name: str) -> None:  # noqa: ANN401 - torch's class
 def _note(what: str, births: Births) -> None:
     if births.count == births.missed == 0:
         return
-    reason = "" if births.missed == 0 else "the arena has no room: raise RDMATENSOR_ARENA_MAX_MB"
+    reason = "" if births.missed == 0 else _adopt_report.NO_ROOM
     if len(_adoptions) == _KEPT:
         del _adoptions[0]
     _adoptions.append(

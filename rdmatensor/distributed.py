@@ -243,27 +243,27 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     group: None is the default group. Peers are all other members, by global rank, as
         {"rank", "path", "reason"}; the path is "none" where nothing was sent or received yet.
         "adopted" lists what was made in the arena without being asked for, the oldest first, as
-        {"what", "tensors", "bytes", "missed", "missed_bytes", "reason"}.
+        {"what", "tensors", "bytes", "missed", "missed_bytes", "reason"}; "not_adopted" what is now
+        outside, {"what", "reason", "tensors", "bytes", "names"} (of the first 8).
         "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
         "writes"}; a pack is one call for many small tensors of a coalesced one, a write a message
-        to a member or a fill of memory that all members read. "way" says how they go (shared
-        memory, hosts, messages, or undecided before the first), "algorithm" what
-        RDMATENSOR_ALGO said; with messages "costs" is the table that algorithms are chosen by,
-        with "source" and "between", the path to other hosts; of hosts "hosts" numbers each rank's.
+        to a member or a fill of memory that all read. "way" says how they go (shared memory, hosts,
+        messages, undecided before the first), "algorithm" what RDMATENSOR_ALGO said; with messages
+        "costs" is the table that algorithms are chosen by, with "source" and "between", the path
+        to other hosts; of hosts "hosts" numbers each rank's.
         "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
-        "reason"; when locked "operations" and "bytes" of a step, "steps" since then, what a step
-        cost this process on average ("per_step", of counters(); other groups' work included),
-        how many tensors "moved" to another address, and whether all ranks' plans were "compared".
+        "reason"; when locked "operations" and "bytes" of a step, "steps" since then, their average
+        cost ("per_step", of counters(); other groups' too), how many tensors "moved" to another
+        address, and whether all ranks' plans were "compared".
     Raises: ValueError if the group has no rdmatensor backend or this process is no member.
     """
-    context = default_context()
-    state = context.describe()
+    context, state = default_context(), default_context().describe()
     members = _members(group) if dist.is_initialized() else []
     endpoints = cast("list[dict[str, object]]", state["endpoints"])
     state["peers"] = [_peer(rank, endpoints) for rank in members if rank != dist.get_rank()]
     from rdmatensor import _adopt, _record  # they need this module
 
-    state["adopted"] = _adopt.adoptions()
+    state.update(_adopt.report(context.settings.adopt))
     state["collectives"] = {}
     if dist.is_initialized():
         backend = backend_of(_group(group))

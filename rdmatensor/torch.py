@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +13,27 @@ import torch
 
 from rdmatensor.context import Context, default_context
 from rdmatensor.distributed import load_extension, tie_to_context
+
+MIN_BYTES = 4096  # a page: below it a copy costs less than a place of its own in the arena
+_KEPT = 256  # requests that describe() tells of; a program that adopts for ever must not grow
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One adopt(). refusal: why it was refused, or nothing."""
+
+    name: str
+    tensor: weakref.ref[torch.Tensor]
+    size_bytes: int
+    refusal: str
+
+
+_requests: deque[Request] = deque(maxlen=_KEPT)
+
+
+def requests() -> list[Request]:
+    """Return the last calls of adopt(), the oldest first."""
+    return list(_requests)
 
 
 def empty(
@@ -56,7 +79,9 @@ class Births:
 
 
 @contextmanager
-def registered_memory(*, min_bytes: int = 4096, context: Context | None = None) -> Iterator[Births]:
+def registered_memory(
+    *, min_bytes: int = MIN_BYTES, context: Context | None = None
+) -> Iterator[Births]:
     """Let the tensors that this thread makes inside be born in the arena.
 
     Every CPU storage of at least min_bytes that torch allocates on this thread: an optimiser's
@@ -85,6 +110,7 @@ def adopt(tensor: torch.Tensor, *, context: Context | None = None) -> torch.Tens
     """Move a tensor's storage, with all its views, into the arena; return the tensor.
 
     For what lives long and is sent often: parameters, optimiser state. One copy, now.
+        describe()["not_adopted"] tells of what was refused, or has left the arena since.
     Ownership: as of empty(). Whoever holds the old address itself (a NumPy view, a pointer in C)
         loses the memory: there must be nobody.
     Raises: ValueError for memory that torch did not allocate, or that is shared with processes.
@@ -92,8 +118,19 @@ def adopt(tensor: torch.Tensor, *, context: Context | None = None) -> torch.Tens
     chosen = default_context() if context is None else context
     c10d = load_extension()
     tie_to_context(c10d, chosen)
-    c10d.adopt(chosen._c_addr, tensor)
+    try:
+        c10d.adopt(chosen._c_addr, tensor)
+    except ValueError as error:
+        _requests.append(_request(tensor, str(error).splitlines()[0].removeprefix("adopt: ")))
+        raise
+    _requests.append(_request(tensor, ""))
     return tensor
+
+
+def _request(tensor: torch.Tensor, refusal: str) -> Request:
+    name = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    size_bytes = tensor.numel() * tensor.element_size()
+    return Request(name, weakref.ref(tensor), size_bytes, refusal)
 
 
 def is_in_arena(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import rdmatensor
 import rdmatensor.distributed
 import rdmatensor.torch
 
@@ -64,6 +66,7 @@ def buckets(rank: int, world: int, mode: str) -> dict[str, Any]:
         "gloo_losses": gloo_losses,
         "gloo_places": gloo_places,
         "adopted": rdmatensor.distributed.describe()["adopted"],
+        "not_adopted": rdmatensor.distributed.describe()["not_adopted"],
         "has_same_weights": all(
             torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
         ),
@@ -158,9 +161,63 @@ def arena_full(rank: int, world: int) -> dict[str, Any]:
         "is_in_arena": rdmatensor.torch.is_in_arena(grad),
         "is_right": bool((grad == 4.0).all()),
         "adopted": rdmatensor.distributed.describe()["adopted"],
+        "not_adopted": rdmatensor.distributed.describe()["not_adopted"],
     }
     dist.destroy_process_group()
     return found
+
+
+def named(kind: str, *layers: nn.Module) -> nn.Module:
+    """A model whose class has a name of its own, by which describe() tells of it."""
+    return type(kind, (nn.Sequential,), {})(*layers)
+
+
+def trained(module: nn.Module, x: torch.Tensor, **mode: bool) -> DistributedDataParallel:
+    """With its gradients as they are after two steps: the buckets are made anew between them."""
+    wrapped = DistributedDataParallel(module, **mode)
+    for _ in range(2):
+        wrapped.zero_grad(set_to_none=True)
+        wrapped(x).sum().backward()
+    return wrapped
+
+
+def reasons(rank: int, world: int) -> list[Any]:
+    """Return what describe() says of tensors that are outside for each reason there is."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    views = {"gradient_as_bucket_view": True}
+    x = torch.ones(4, 64)
+    two = [nn.Linear(64, 64), nn.Linear(64, 64, bias=False)]
+    ignoring = named("Ignoring", nn.Linear(64, 64), nn.Linear(64, 64))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignoring, ["0.weight"])
+    indices = torch.arange(4)
+    kept = [
+        trained(named("Small", nn.Linear(64, 2)), x, **views),
+        trained(named("Copying", nn.Linear(64, 64)), x, gradient_as_bucket_view=False),
+        trained(ignoring, x, **views),
+        trained(named("Sparse", nn.Embedding(512, 64, sparse=True)), indices, **views),
+        trained(named("Shared", nn.Linear(64, 64)), x, **views),
+        trained(named("Replaced", *two), x, **views),
+    ]
+    shared, replaced = (module.module for module in kept[-2:])
+    assert shared[0].bias.grad is not None
+    assert replaced[1].weight.grad is not None
+    shared[0].bias.grad.share_memory_()  # with all of its bucket
+    replaced[1].weight.grad = replaced[1].weight.grad.clone()
+    rdmatensor.torch.adopt(replaced[0].weight)
+    moved, given = (rdmatensor.torch.adopt(torch.ones(2048)) for _ in range(2))
+    moved.share_memory_()
+    given.data = torch.ones(4096)
+    with contextlib.suppress(ValueError):
+        rdmatensor.torch.adopt(torch.empty(0))
+    found = rdmatensor.distributed.describe()["not_adopted"]
+    text = rdmatensor.describe_text()
+    assert "gradient_as_bucket_view=False" in text
+    assert "1.weight" in text
+    del kept, shared, replaced, ignoring
+    gc.collect()
+    left = rdmatensor.distributed.describe()["not_adopted"]
+    dist.destroy_process_group()
+    return [found, left]
 
 
 def stages_that_come_late(rank: int, world: int) -> dict[str, Any]:

@@ -32,6 +32,41 @@ def test_adoption_can_be_switched_off(tmp_path: Path) -> None:
         assert rank["adopted"] == []
         assert not any(any(step) for step in rank["places"])
         assert rank["losses"] == rank["gloo_losses"]
+        of_gradients = [entry for entry in rank["not_adopted"] if "gradients" in entry["what"]]
+        assert [entry["reason"] for entry in of_gradients] == ["RDMATENSOR_ADOPT=0"]
+        assert of_gradients[0]["tensors"] == len(rank["places"][0])
+
+
+def test_describe_says_why_something_is_not_in_the_arena(tmp_path: Path) -> None:
+    outside = {  # what: part of the reason, and the names
+        "gradients of Small": ("smaller than 4096 B", ["0.weight", "0.bias"]),
+        "gradients of Copying": ("gradient_as_bucket_view=False", ["0.weight", "0.bias"]),
+        "gradients of Ignoring": ("told to ignore the parameter", ["0.weight"]),
+        "gradients of Sparse": ("sparse", ["0.weight"]),
+        "gradients of Shared": ("shared with other processes", ["0.weight", "0.bias"]),
+        "gradients of Replaced": ("outside the arena: replaced by the program", ["1.weight"]),
+        "parameters of Replaced": ("only on request", ["0.bias", "1.weight"]),  # one was adopted
+    }
+    requests = [
+        ("shared with other processes", ["float32 (2048,)"], 8192),
+        ("given other memory", ["float32 (2048,)"], 16384),
+        ("the tensor has no memory", ["float32 (0,)"], 0),
+    ]
+    for found, left in jobs.results(jobs.run("roles_adopt:reasons", 2, tmp_path)):
+        for what, (reason, names) in outside.items():
+            entries = [entry for entry in found if entry["what"] == what]
+            assert [entry["names"] for entry in entries] == [names], what
+            assert reason in entries[0]["reason"]
+            assert entries[0]["tensors"] == len(names)
+        entries = [entry for entry in found if entry["what"] == "adopt()"]
+        assert [(entry["names"], entry["bytes"]) for entry in entries] == [
+            (names, size_bytes) for _, names, size_bytes in requests
+        ]
+        assert all(
+            part in entry["reason"] for (part, *_), entry in zip(requests, entries, strict=True)
+        )
+        # What is gone is not told of.
+        assert {entry["what"] for entry in left} == {"adopt()"}
 
 
 def test_adopted_on_request_and_moved_again(tmp_path: Path) -> None:
@@ -47,6 +82,8 @@ def test_a_full_arena_is_told_and_stops_nothing(tmp_path: Path) -> None:
         assert not rank["is_in_arena"]
         assert rank["adopted"][0]["missed"] > 0
         assert "RDMATENSOR_ARENA_MAX_MB" in rank["adopted"][0]["reason"]
+        outside = {entry["what"]: entry["reason"] for entry in rank["not_adopted"]}
+        assert outside["gradients of Linear"] == rank["adopted"][0]["reason"]
 
 
 @pytest.mark.timeout(120)

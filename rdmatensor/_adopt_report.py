@@ -1,0 +1,120 @@
+"""What was not adopted, and why: looked at again whenever describe() asks.
+
+Whether memory is in the arena is no state of ours: share_memory_(), a gradient that the program
+replaces, and parameters given other data move it without a word. So each gradient, parameter
+and tensor adopted on request is asked where it is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypedDict
+from weakref import WeakSet
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from rdmatensor.torch import MIN_BYTES, is_in_arena, requests
+
+NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MB"
+_OFF = "RDMATENSOR_ADOPT=0"
+_IGNORED = "DistributedDataParallel was told to ignore the parameter: its gradient is not sent"
+_SPARSE = "sparse: its memory has another size each time"
+_SHARED = "shared with other processes, whose memory it is too"
+_COPIED = "gradient_as_bucket_view=False: it is memory of autograd's, and copied into its bucket"
+_SMALL = f"its bucket is smaller than {MIN_BYTES} B"
+_ELSEWHERE = (
+    "allocated outside the arena: replaced by the program, or its bucket was made where "
+    "torch.compile traced"
+)
+_REQUEST = "only on request: rdmatensor.torch.adopt()"
+_MOVED = "resized, or given other memory, after it was adopted"
+_NAMES = 8  # of each reason; a model has thousands
+
+
+class NotAdopted(TypedDict):
+    """Tensors that are outside the arena for one reason. names: the first of them."""
+
+    what: str
+    reason: str
+    tensors: int
+    bytes: int
+    names: list[str]
+
+
+class _Tensor(NamedTuple):
+    what: str
+    reason: str
+    name: str
+    size_bytes: int
+
+
+_modules: WeakSet[DistributedDataParallel] = WeakSet()
+_without_room: WeakSet[DistributedDataParallel] = WeakSet()
+
+
+def watch(module: DistributedDataParallel) -> None:
+    """Its gradients and parameters are told of, as long as it lives."""
+    _modules.add(module)
+
+
+def note_no_room(module: DistributedDataParallel) -> None:
+    """Some of its buckets did not fit into the arena."""
+    _without_room.add(module)
+
+
+def not_adopted(is_adopting: bool) -> list[NotAdopted]:
+    """Return what is outside the arena now, by what it is and why."""
+    found: dict[tuple[str, str], NotAdopted] = {}
+    if not is_adopting:
+        what = "buckets of DistributedDataParallel, buffers of pipeline stages"
+        found[what, _OFF] = NotAdopted(what=what, reason=_OFF, tensors=0, bytes=0, names=[])
+    for one in _outside(is_adopting):
+        entry = found.setdefault(
+            (one.what, one.reason),
+            NotAdopted(what=one.what, reason=one.reason, tensors=0, bytes=0, names=[]),
+        )
+        entry["tensors"] += 1
+        entry["bytes"] += one.size_bytes
+        if len(entry["names"]) < _NAMES:
+            entry["names"].append(one.name)
+    return list(found.values())
+
+
+def _outside(is_adopting: bool) -> Iterator[_Tensor]:
+    for module in list(_modules):
+        kind = type(module.module).__name__
+        for name, parameter in module.module.named_parameters():
+            grad = parameter.grad
+            if grad is not None and not is_in_arena(grad):
+                reason = _why_gradient(module, name, grad, is_adopting)
+                yield _Tensor(f"gradients of {kind}", reason, name, _bytes_of(grad))
+            if not is_in_arena(parameter):
+                yield _Tensor(f"parameters of {kind}", _REQUEST, name, _bytes_of(parameter))
+    for request in requests():
+        tensor = request.tensor()
+        if request.refusal:
+            yield _Tensor("adopt()", request.refusal, request.name, request.size_bytes)
+        elif tensor is not None and not is_in_arena(tensor):
+            reason = _SHARED if tensor.untyped_storage().is_shared() else _MOVED
+            yield _Tensor("adopt()", reason, request.name, _bytes_of(tensor))
+
+
+def _why_gradient(
+    module: DistributedDataParallel, name: str, grad: torch.Tensor, is_adopting: bool
+) -> str:
+    storage = grad.untyped_storage() if grad.layout == torch.strided else None
+    reasons = (
+        (not is_adopting, _OFF),
+        (name in module.parameters_to_ignore, _IGNORED),
+        (storage is None, _SPARSE),
+        (storage is not None and storage.is_shared(), _SHARED),
+        (not module.gradient_as_bucket_view, _COPIED),
+        (storage is not None and storage.nbytes() < MIN_BYTES, _SMALL),
+        (module in _without_room, NO_ROOM),
+    )
+    return next((reason for holds, reason in reasons if holds), _ELSEWHERE)
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0
