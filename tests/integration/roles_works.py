@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from roles_collectives import TIMEOUT
 
+LATE_S = 1.5
 Started = tuple[Any, list[torch.Tensor]]  # a Work, and where its result lies
 
 
@@ -127,3 +129,42 @@ def compare_with_gloo(rank: int, world: int) -> dict[str, dict[str, object]]:
     dist.barrier()
     dist.destroy_process_group()
     return answers
+
+
+def waits_of_a_rank(rank: int, world: int) -> dict[str, list[float]]:
+    """Seconds, and CPU seconds of all threads, of waits for a rank that comes late."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    small, large, last = torch.ones(16), torch.ones(1 << 20), world - 1
+
+    def message(tensor: torch.Tensor) -> None:
+        if rank == last:
+            dist.send(tensor, 0)
+        elif rank == 0:
+            dist.recv(tensor, last)
+
+    def in_background() -> None:
+        work = dist.all_reduce(small, async_op=True)
+        while not work.is_completed():  # the program does something else
+            time.sleep(0.05)
+
+    calls: dict[str, Callable[[], object]] = {
+        "barrier": dist.barrier,
+        "all_reduce": lambda: dist.all_reduce(small),
+        "large all_reduce": lambda: dist.all_reduce(large),
+        "broadcast": lambda: dist.broadcast(large, last),
+        "recv": lambda: message(small),
+        "large recv": lambda: message(large),
+        "asynchronous": in_background,
+    }
+    found = {}
+    for name, call in calls.items():
+        call()  # connections, boards
+        dist.barrier()
+        if rank == last:
+            time.sleep(LATE_S)
+        begun_s, begun_cpu_s = time.monotonic(), time.process_time()
+        call()
+        found[name] = [time.monotonic() - begun_s, time.process_time() - begun_cpu_s]
+    dist.barrier()
+    dist.destroy_process_group()
+    return found

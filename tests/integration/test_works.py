@@ -20,3 +20,19 @@ def test_works_tell_what_those_of_gloo_tell(
         assert ours == theirs
         assert ours["kept"]
         assert ours["profile of all_reduce"]["titles"] == ["all_reduce"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("world", [2, 3])
+def test_who_waits_for_a_late_rank_takes_no_core(
+    world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    """After a spin of some milliseconds a wait is a sleep, cut at 100 ms for signals."""
+    role = "roles_works:waits_of_a_rank"
+    ranks = jobs.run(role, world, tmp_path, timeout_s=60.0, environment=path_forced)
+
+    waits = jobs.results(ranks)[0]
+    assert len(waits) == 7
+    for name, (wall_s, cpu_s) in waits.items():
+        assert wall_s > 1.2, f"{name} did not wait"
+        assert cpu_s / wall_s < 0.03, f"{name}: {cpu_s:.3f} CPU s in {wall_s:.2f} s"
