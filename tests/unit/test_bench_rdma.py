@@ -1,0 +1,184 @@
+"""The comparisons that run in the rig, without one: options, parsing, arithmetic, whole runs.
+
+perftest, gRPC's client and our C program are stand-ins that print what the real ones do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench import rdma, rdma_grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+SCRIPTS = ("rdma", "rdma_grpc", "rdma_links", "rdma_models")
+# Listens or connects as perftest does; the last word is an address on the connecting side only.
+PERFTEST = """#!{python}
+import socket, sys
+words = sys.argv[1:]
+at = lambda name: words[words.index(name) + 1]
+port, size = int(at("-p")), at("-s")
+if words[-1] != "127.0.0.1":
+    listener = socket.create_server(("127.0.0.1", port))
+    listener.accept()
+    sys.exit(0)
+socket.create_connection(("127.0.0.1", port)).close()
+print(" #bytes     #iterations    columns")
+if sys.argv[0].endswith("_lat"):
+    print(" " + size + " 1000 30.0 99.0 41.5 42.0")
+    for trip in range(1, 101):
+        print(f"{{trip}}, {{trip / 2}}")
+else:
+    print(f" {{size}} 48 70.0 64.0 0.0001")
+"""
+
+
+def rig(tmp_path: Path) -> dict[str, str]:
+    """Return what the rig sets."""
+    return {
+        "RIG_HOST": "0",
+        "RIG_HOSTS": "1",
+        "RIG_MEANS": "test",
+        "RIG_ADDR": "127.0.0.1",
+        "RIG_PEER_ADDR": "127.0.0.1",
+        "RIG_DEVICE": "rxe0",
+        "RIG_GID_INDEX": "1",
+        "RIG_SHARED": str(tmp_path),
+        "RIG_IFNAMES": "lo",
+    }
+
+
+@pytest.fixture
+def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The rig's environment, with stand-ins for perftest's tools before all else."""
+    for name, value in rig(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("ib_write_bw", "ib_write_lat", "ib_send_lat"):
+        write_program(tools / name, PERFTEST.format(python=sys.executable))
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def in_rig(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module that reads the rig's environment when it is imported."""
+    for key, value in rig(tmp_path).items():
+        monkeypatch.setenv(key, value)
+    return importlib.reload(importlib.import_module(f"bench.{name}"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_runs_as_a_file_and_tells_its_options(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, f"bench/{name}.py", "--help"],
+        cwd=ROOT,
+        env={**os.environ, **rig(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--out" in done.stdout
+    assert "ci/rig/run.sh" in done.stdout
+
+
+def test_who_listens_is_seen_without_connecting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert rdma.is_listening(port)
+        server.settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert not rdma.is_listening(port)
+
+
+def test_perftest_is_read(guest: Path) -> None:
+    width = rdma.Case("width", ("ib_write_bw",), MIB, 48, 16, 3, 0.97)
+    assert rdma.theirs(width, "ib_write_bw", free_port()) == rdma.Turn(64.0)
+    trips = rdma.Case("trips", ("ib_write_lat",), 8, 1000, 1, 4, 1.15)
+    found = rdma.theirs(trips, "ib_write_lat", free_port())
+    assert found.value == 41.5
+    assert (found.p10, found.p90) == pytest.approx((5.05, 45.45))
+
+
+def test_perftest_without_a_row_ends_the_run(guest: Path) -> None:
+    case = rdma.Case("width", ("ib_write_bw",), MIB, 48, 16, 3, 0.97)
+    quiet = PERFTEST.format(python=sys.executable).replace("{size}", "none")
+    write_program(guest / "bin/ib_write_bw", quiet)
+    with pytest.raises(SystemExit, match="ib_write_bw"):
+        rdma.theirs(case, "ib_write_bw", free_port())
+
+
+def test_writes_beside_perftest(
+    guest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"mib_per_s": 32, "one_way_ns": 83000, "one_way_p10_ns": 1, "one_way_p90_ns": 2}
+    ours = write_program(guest / "ours", f"#!/bin/sh\necho '{json.dumps(line)}'\n")
+    monkeypatch.setattr(rdma, "PROGRAM", ours)
+    monkeypatch.setattr(rdma, "FIRST_PORT", free_port())
+    out = guest / "out.json"
+    monkeypatch.setattr(sys, "argv", ["rdma.py", "--pairs", "2", "--out", str(out)])
+    assert rdma.main() == 0
+    said = capsys.readouterr().out
+    assert "ratio 0.500 (0.500 to 0.500), wanted >= 0.97: NO" in said
+    assert "ratio 2.000 (2.000 to 2.000), wanted <= 1.15: NO" in said
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["case"] for row in rows] == [case.name for case in rdma.CASES]
+    assert [turn["value"] for turn in rows[0]["theirs"]["ib_write_bw"]] == [64.0, 64.0]
+
+
+def test_round_trips_beside_grpc(
+    guest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rival = '#!/bin/sh\n[ "$1" = serve ] && echo ready && exec sleep 30\n'
+    rival += 'case "$1" in echo) us=830;; *) us=415;; esac\necho "{\\"round_trip_us\\": $us}"\n'
+    monkeypatch.setattr(rdma_grpc, "GRPC", write_program(guest / "grpc", rival))
+    ours = write_program(guest / "ours", "#!/bin/sh\necho '{\"one_way_ns\": 83000}'\n")
+    monkeypatch.setattr(rdma_grpc, "OURS", ours)
+    monkeypatch.setattr(rdma_grpc, "FIRST_PORT", free_port())
+    out = guest / "out.json"
+    words = ["rdma_grpc.py", "--rounds", "2", "--sizes", "8", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert rdma_grpc.main() == 0
+    assert "unary/ours 5.00 (perftest 10.00)" in capsys.readouterr().out
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["share_of_perftest"], row["ours_to_stream"]) == (0.5, 2.5)
+
+
+def test_shares_of_a_slow_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links: Any = in_rig("rdma_links", tmp_path, monkeypatch)
+    assert [links.bits_per_s(rate) for rate in ("16mbit", "5kbit", "1gbit")] == [16e6, 5e3, 1e9]
+    second_s = 8 * MIB / 16e6  # of a MiB at the full rate
+    found = {"who": links.Found([links.Turn(2 * second_s, 0.5), links.Turn(second_s, 1.5)])}
+    (row,) = links.report(found, "16mbit", 1)
+    assert row["share"] == pytest.approx(statistics.median((0.5, 1.0)))
+    assert row["cpu_s_per_gb"] == pytest.approx(1.0 / MIB * 1e9)
+    assert "75.0 % of the line" in capsys.readouterr().out
