@@ -97,6 +97,8 @@ finish(struct rdti_coll *coll, rdt_status status)
 
     if (status == RDT_OK)
         rdti_pack_hand_out(coll);
+    if (status == RDT_OK && coll->team != NULL)
+        rdti_team_count_ran(coll->team, coll->algorithm->name);
     fini(coll);
     rdt_group_release(coll->group);
     coll->group = NULL;

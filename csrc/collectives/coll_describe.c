@@ -57,6 +57,21 @@ put_preferences(struct text *text, const struct rdti_preferences *preferences)
     put(text, "}");
 }
 
+static void
+put_ran(struct text *text, const struct rdti_team *team)
+{
+    put(text, ",\"ran\":{");
+    for (unsigned i = 0; team != NULL && i < RDTI_RAN_MAX; i++) {
+        /* relaxed: partner in team.c */
+        const char *name = atomic_load_explicit(&team->ran[i].name, memory_order_relaxed);
+        if (name == NULL)
+            break;
+        put(text, "%s\"%s\":%llu", i == 0 ? "" : ",", name,
+            atomic_load_explicit(&team->ran[i].count, memory_order_relaxed));
+    }
+    put(text, "}");
+}
+
 /* The lines of a file of costs become members. */
 static void
 put_costs(struct text *text, const struct rdti_team *team)
@@ -95,6 +110,7 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
     if (team != NULL)
         put(&text, ",\"algorithm\":\"%s\",\"is_deterministic\":%s", rdti_choice_name(team->choice),
             team->is_ordered ? "true" : "false");
+    put_ran(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS)
         put_hosts(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES)

@@ -3,6 +3,7 @@
 #include "collectives/team.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "collectives/coll.h"
 #include "collectives/cost.h"
@@ -85,6 +86,24 @@ rdti_team_writes(const struct rdti_team *team)
     if (rdti_team_verdict(team) == RDTI_VERDICT_HOSTS)
         writes += atomic_load_explicit(&team->local->writes, memory_order_relaxed);
     return writes;
+}
+
+void
+rdti_team_count_ran(struct rdti_team *team, const char *name)
+{
+    for (unsigned i = 0; i < RDTI_RAN_MAX; i++) {
+        /* relaxed: the text is static, so nothing follows from who stored it; partner: below */
+        const char *there = atomic_load_explicit(&team->ran[i].name, memory_order_relaxed);
+        if (there == NULL &&
+            atomic_compare_exchange_strong_explicit(&team->ran[i].name, &there, name,
+                                                    memory_order_relaxed, memory_order_relaxed))
+            there = name;
+        /* Several algorithms have one name, whose text may be in several places. */
+        if (there != name && strcmp(there, name) != 0)
+            continue;
+        (void)atomic_fetch_add_explicit(&team->ran[i].count, 1, memory_order_relaxed);
+        return;
+    }
 }
 
 bool

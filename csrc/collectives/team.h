@@ -118,6 +118,14 @@ struct rdti_member {
     struct rdti_places *places; /* placed.c: of its tensors that we know; NULL: none yet */
 };
 
+enum { RDTI_RAN_MAX = 16 /* names of algorithms; there are ten */ };
+
+/* How many collectives an algorithm has carried to their end. */
+struct rdti_ran {
+    _Atomic(const char *) name; /* static text; NULL: there is none, nor any behind */
+    atomic_ullong count;
+};
+
 struct rdti_team {
     atomic_uint refs; /* the group, collectives */
     uint32_t rank;
@@ -141,6 +149,7 @@ struct rdti_team {
     atomic_ullong packs;
     atomic_ullong packed_parts;
     atomic_ullong writes;
+    struct rdti_ran ran[RDTI_RAN_MAX];
     struct rdti_member members[];
 };
 
@@ -153,6 +162,8 @@ void rdti_team_split(struct rdti_team *team, struct rdti_team *local);
 /* Zeroed, with one reference. RDT_ENOMEM. */
 rdt_status rdti_team_make(uint32_t size, struct rdti_team **out, struct rdt_error *err);
 uint64_t rdti_team_writes(const struct rdti_team *team);
+/* Any thread. `name` outlives the team. */
+void rdti_team_count_ran(struct rdti_team *team, const char *name);
 /* Gives the turn of a ticket to the next. False: it has not come. */
 bool rdti_team_pass_turn(struct rdti_team *team, const struct rdti_direct *ticket);
 

@@ -815,9 +815,9 @@ struct rdt_coll_counters {
 RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_counters *out);
 /*
  * A JSON object that says how the group's collectives go: "way" (shared memory, hosts, messages, or
- * undecided before the first), "algorithm" (RDMATENSOR_ALGO), and where there are messages the
- * table of "costs" that algorithms are chosen by, and which are "preferred" for what length; for
- * hosts "hosts", the number of each member's.
+ * undecided before the first), "algorithm" (RDMATENSOR_ALGO), "ran" (how many were carried out by
+ * which), and where there are messages the table of "costs" that algorithms are chosen by, and
+ * which are "preferred" for what length; for hosts "hosts", the number of each member's.
  * `needed_out` gets the bytes without the final NUL; RDT_EINVAL with it set where cap is too small.
  * Any thread.
  */

@@ -54,6 +54,20 @@ def test_an_algorithm_can_be_forced(algorithm: str, tmp_path: Path) -> None:
         assert max(jobs.results(ranks)) <= 3 * 32 * 2.0**-24
 
 
+def test_the_algorithm_that_is_forced_is_the_one_that_ran(tmp_path: Path) -> None:
+    forced = {"RDMATENSOR_TRANSPORT": "tcp", "RDMATENSOR_ALGO": "ring"}
+    ranks = jobs.run("roles_ran:what_ran", 2, tmp_path, environment=forced)
+
+    for rank in jobs.results(ranks):
+        assert rank == {
+            "all_reduce": {"ring": 2},
+            "broadcast": {"binomial": 2},
+            "all_gather": {"ring": 2},
+            "reduce_scatter": {"ring": 2},
+            "barrier": {"dissemination": 2},
+        }
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_operations_in_flight_together(
     world: int, path_forced: dict[str, str], tmp_path: Path

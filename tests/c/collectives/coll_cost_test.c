@@ -245,7 +245,8 @@ check_tables(const char *layout, uint64_t source)
     if (source == RDTI_COSTS_BUILT_IN)
         check_description(
             &world.groups[0],
-            "{\"way\":\"shared memory\",\"algorithm\":\"auto\",\"is_deterministic\":false}");
+            "{\"way\":\"shared memory\",\"algorithm\":\"auto\",\"is_deterministic\":false,"
+            "\"ran\":{\"direct\":");
     else
         check_description(&world.groups[0], "\"between\":\"shm\",\"board.alpha_ns\":");
     for (uint32_t rank = 1; rank < world.size; rank++) {

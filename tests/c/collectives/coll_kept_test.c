@@ -74,6 +74,8 @@ TEST(a_preferred_algorithm_sums_its_length_and_no_other)
     CHECK(bytes_of_one_sum_to_others(OTHER) > 0);
     CHECK_OK(rdt_group_coll_describe(&world.groups[1], text, sizeof(text), &needed, &err), &err);
     CHECK_STR_CONTAINS(text, "\"preferred\":{\"280004\":\"ring\"}");
+    CHECK_STR_CONTAINS(text, "\"ran\":{");
+    CHECK_STR_CONTAINS(text, "\"ring\":1");
     prefer(LEN_BYTES, "auto");
     CHECK(bytes_of_one_sum_to_others(COUNT) > 0);
     CHECK_OK(rdt_group_coll_describe(&world.groups[1], text, sizeof(text), &needed, &err), &err);
