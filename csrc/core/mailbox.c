@@ -65,8 +65,10 @@ rdti_mailbox_destroy(struct rdti_mailbox *m)
     }
     rdt_region_free(m->large, NULL, NULL);
     rdt_region_free(m->bounce, NULL, NULL);
+    rdt_region_free(m->desk, NULL, NULL);
     m->large = NULL;
     m->bounce = NULL;
+    m->desk = NULL;
     m->is_destroyed = true;
     if (m->has_task)
         return; /* the task's last step frees it */
@@ -184,7 +186,8 @@ rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, cons
     m->answer_count += is_answer(head);
     if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
         head->kind == RDTI_MESSAGE_RING || head->kind == RDTI_MESSAGE_STAND ||
-        head->kind == RDTI_MESSAGE_PLACE)
+        head->kind == RDTI_MESSAGE_PLACE || head->kind == RDTI_MESSAGE_DESK ||
+        head->kind == RDTI_MESSAGE_SHARE)
         rdti_count(&m->ctx->counters.control_messages, 1);
 }
 

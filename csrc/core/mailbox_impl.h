@@ -38,6 +38,18 @@ struct rdti_id {
     uint32_t next_free;
 };
 
+/* A slot of the desk. BUSY: the peer was asked and has not answered. */
+enum rdti_share_state { RDTI_SHARE_FREE, RDTI_SHARE_BUSY, RDTI_SHARE_READY };
+struct rdti_share {
+    enum rdti_share_state state;
+    bool is_unwanted; /* BUSY: its receive is over, or has read it */
+    uint64_t id;
+    uint64_t off_bytes; /* in the message */
+    uint64_t len_bytes;
+};
+#define RDTI_SHARES 4
+#define RDTI_SHARE_BYTES (UINT64_C(256) << 10)
+
 /* The peer's half of a group that does not exist here yet uses this path. */
 struct rdti_interest {
     uint64_t group_id; /* 0: none */
@@ -93,6 +105,10 @@ struct rdti_mailbox {
     struct rdti_list staging; /* STAGING */
     rdt_region *bounce;       /* where the peer can write only into the arena */
     bool is_bounce_busy;
+    rdt_region *desk; /* where the peer writes shares of what we read; NULL: not yet */
+    struct rdti_share shares[RDTI_SHARES];
+    uint32_t help_pause; /* so many messages are not helped with, because one was not */
+    struct rdt_remote_region peer_desk; /* the same of the peer; len_bytes 0: it has told of none */
     bool has_task;
     struct rdti_list arrivals; /* by mailbox_link */
     struct rdti_list orphans;  /* those of them without a group */
@@ -186,6 +202,13 @@ bool rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send,
 rdt_status rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err);
 void rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);
 void rdti_offer_cancel(struct rdti_request *send, const struct rdt_error *err);
+/* Our send of that number, or NULL. */
+struct rdti_request *rdti_offer_find(const struct rdti_mailbox *m, uint64_t id);
+/* Write a part of a send into the receiver's memory. On an error nothing went. */
+rdt_status rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send,
+                                 uint64_t from_bytes, uint64_t len_bytes,
+                                 const struct rdt_remote_region *to, uint64_t to_off,
+                                 struct rdt_error *err);
 /* Give the number back, if the request has one. */
 void rdti_offer_forget(struct rdti_request *request);
 
@@ -200,5 +223,22 @@ void rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id);
 void rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);
 void rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err);
 void rdti_receive_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
+
+/* mailbox_help.c: the sender of a large message writes shares of what its receiver reads */
+
+/* Before a slice of a PULL by process_vm_readv is read: asks for shares where that may be worth it.
+ */
+void rdti_help_ask(struct rdti_mailbox *m, struct rdti_request *receive);
+/* Copies a share that has come to where it belongs; false: none has. */
+bool rdti_help_take(struct rdti_mailbox *m, struct rdti_request *receive);
+/* Nothing else is left to do: reads, too, what was asked for last and has not come. */
+void rdti_help_take_back(struct rdti_mailbox *m, struct rdti_request *receive);
+/* The receive is over: what was asked for is for nobody. */
+void rdti_help_end(struct rdti_mailbox *m, struct rdti_request *receive);
+rdt_status rdti_help_on_desk(struct rdti_mailbox *m, const uint8_t *body, struct rdt_error *err);
+rdt_status rdti_help_on_share(struct rdti_mailbox *m, const struct rdti_message *head,
+                              struct rdt_error *err);
+rdt_status rdti_help_on_shared(struct rdti_mailbox *m, const struct rdti_message *head,
+                               struct rdt_error *err);
 
 #endif

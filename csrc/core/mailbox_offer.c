@@ -46,8 +46,8 @@ take_id(struct rdti_mailbox *m, struct rdti_request *send)
     return (uint64_t)entry->generation << 32 | index;
 }
 
-static struct rdti_request *
-find_id(const struct rdti_mailbox *m, uint64_t id)
+struct rdti_request *
+rdti_offer_find(const struct rdti_mailbox *m, uint64_t id)
 {
     const uint64_t index = id & UINT32_MAX;
 
@@ -204,9 +204,10 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     rdti_engine_leave(engine);
 }
 
-static rdt_status
-write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *cts,
-              uint64_t len_bytes, struct rdt_error *err)
+rdt_status
+rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send, uint64_t from_bytes,
+                      uint64_t len_bytes, const struct rdt_remote_region *to, uint64_t to_off,
+                      struct rdt_error *err)
 {
     struct rdt_transfer *t = rdti_transfer_new(m->ctx->pool);
 
@@ -214,17 +215,16 @@ write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rd
         return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
     t->op.kind = RDTI_OP_WRITE;
     t->op.notify = RDTI_NOTIFY_NONE;
-    t->op.is_relied_on = true; /* FIN and LANDED come behind it */
-    t->op.remote = cts->region;
-    t->op.block = (struct rdt_block){.src = (const char *)send->buf + send->done_bytes,
+    t->op.is_relied_on = true; /* FIN, LANDED and SHARED come behind it */
+    t->op.remote = *to;
+    t->op.block = (struct rdt_block){.src = (const char *)send->buf + from_bytes,
                                      .len_bytes = len_bytes,
-                                     .dst_off = cts->region_off};
+                                     .dst_off = to_off};
     t->op.blocks = &t->op.block;
     t->op.block_count = 1;
     t->op.len_bytes = len_bytes;
     t->op.complete = on_written;
     t->owner = send;
-    send->done_bytes += len_bytes;
     send->ops++;
     const rdt_status status = rdti_endpoint_post(m->ep, t, err);
     if (status != RDT_OK) {
@@ -234,6 +234,18 @@ write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rd
     }
     rdt_transfer_free(t);
     return RDT_OK;
+}
+
+/* What of the message was not granted yet, so far as it fits. */
+static rdt_status
+write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *cts,
+              uint64_t len_bytes, struct rdt_error *err)
+{
+    const uint64_t from_bytes = send->done_bytes;
+
+    send->done_bytes += len_bytes; /* before: a lane may end the send inside the call */
+    return rdti_offer_write_part(m, send, from_bytes, len_bytes, &cts->region, cts->region_off,
+                                 err);
 }
 
 bool
@@ -253,7 +265,7 @@ rdt_status
 rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
                   struct rdt_error *err)
 {
-    struct rdti_request *send = find_id(m, head->id);
+    struct rdti_request *send = rdti_offer_find(m, head->id);
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdti_cts cts;
     rdt_status status = rdti_cts_decode(body, RDTI_CTS_BYTES, &cts, err);
@@ -295,7 +307,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
 rdt_status
 rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err)
 {
-    struct rdti_request *send = find_id(m, id);
+    struct rdti_request *send = rdti_offer_find(m, id);
 
     if (send == NULL)
         return RDT_OK;
@@ -310,7 +322,7 @@ rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err)
 void
 rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
 {
-    struct rdti_request *send = find_id(m, id);
+    struct rdti_request *send = rdti_offer_find(m, id);
 
     if (send == NULL)
         return;

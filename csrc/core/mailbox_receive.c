@@ -91,8 +91,10 @@ read_region(struct rdti_request *receive)
 static void
 read_process(struct rdti_request *receive)
 {
-    const uint64_t left = receive->len_bytes - receive->done_bytes;
-    const uint64_t len_bytes = left < PROCESS_SLICE_BYTES ? left : PROCESS_SLICE_BYTES;
+    /* While the sender writes, too, it is not left waiting for us. */
+    const uint64_t most_bytes = receive->share_count > 0 ? RDTI_SHARE_BYTES : PROCESS_SLICE_BYTES;
+    const uint64_t left = receive->own_bytes - receive->done_bytes;
+    const uint64_t len_bytes = left < most_bytes ? left : most_bytes;
     const struct iovec local = {(char *)receive->buf + receive->done_bytes, len_bytes};
     const struct iovec remote = {(void *)(uintptr_t)(receive->rts.addr + receive->done_bytes),
                                  len_bytes};
@@ -122,7 +124,20 @@ static bool
 wants_slice(const struct rdti_request *receive)
 {
     return receive->ops == 0 && receive->op_status == RDT_OK && !receive->is_cancelled &&
-           receive->done_bytes < receive->len_bytes;
+           (receive->done_bytes < receive->own_bytes || receive->share_count > 0);
+}
+
+/* A share that has come goes first: its slot is the sender's next. */
+static void
+read_process_or_share(struct rdti_mailbox *m, struct rdti_request *receive)
+{
+    if (receive->share_count > 0 && rdti_help_take(m, receive))
+        return;
+    if (receive->done_bytes == receive->own_bytes)
+        rdti_help_take_back(m, receive);
+    rdti_help_ask(m, receive);
+    if (receive->done_bytes < receive->own_bytes)
+        read_process(receive);
 }
 
 static void
@@ -130,6 +145,7 @@ end_read(struct rdti_request *receive)
 {
     struct rdti_mailbox *m = receive->mailbox;
 
+    rdti_help_end(m, receive);
     if (receive->op_status != RDT_OK || receive->is_cancelled) {
         const struct rdt_error err = receive->error;
         refuse(receive, &err);
@@ -165,7 +181,7 @@ run_reads(struct rdti_mailbox *m, uint32_t slices)
         if (slices-- == 0)
             return;
         if (receive->is_process)
-            read_process(receive);
+            read_process_or_share(m, receive);
         else
             read_region(receive);
     }
@@ -201,6 +217,7 @@ begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process
     receive->state = RDTI_REQUEST_PULL;
     receive->is_process = is_process;
     receive->transfer->owner = receive;
+    receive->own_bytes = receive->len_bytes;
     rdti_list_append(&m->pulls, &receive->link);
     if (is_first) /* most are done here and now */
         run_reads(m, 1);
