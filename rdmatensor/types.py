@@ -81,5 +81,13 @@ class Counters:
     registered_bytes: int
     failovers: int
     mailbox_placed: int
+    shm_bytes: int
+    tcp_bytes: int
+    verbs_bytes: int
+    planned_bytes: int
+    dynamic_bytes: int
+    control_bytes: int
+    fallback_bytes: int
+    reconnections: int
     registration_s: float
     wait_s: float

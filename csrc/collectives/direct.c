@@ -156,6 +156,7 @@ end(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
+    d->done.struct_size = sizeof(d->done);
     rdt_context_count(rdt_group_context(coll->group), &d->done);
     coll->team->tick = d->base + d->steps;
     /* release: pairs with the acquire in begin() */

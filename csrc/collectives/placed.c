@@ -245,6 +245,7 @@ sum_share(struct rdti_coll *coll)
         if (sum != own)
             memcpy(own, sum, len);
         done->moved_bytes += len * coll->size;
+        done->planned_bytes += len * coll->size;
     }
     done->writes += coll->size - 1;
 }

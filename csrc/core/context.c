@@ -223,6 +223,7 @@ free_context(rdt_context *ctx)
         free(RDTI_CONTAINER(node, struct rdti_obituary, link));
     while ((node = rdti_list_take_first(&ctx->rejections)) != NULL)
         free(RDTI_CONTAINER(node, struct rdti_rejection, link));
+    free(ctx->met);
     free(ctx->ifname);
     free(ctx->addr);
     free(ctx);

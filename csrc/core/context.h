@@ -42,6 +42,7 @@ struct rdti_core_counters {
     _Atomic uint64_t mismatches;
     _Atomic uint64_t failovers;
     _Atomic uint64_t mailbox_placed;
+    _Atomic uint64_t reconnections;
 };
 
 struct rdti_job {
@@ -60,7 +61,6 @@ struct rdti_found {
     bool is_viable;
     char reason[RDT_ERROR_MESSAGE_BYTES]; /* why not */
 };
-#define RDTI_TRANSPORT_COUNT 4 /* indexed by RDT_TRANSPORT_*; entry 0 is empty */
 
 /* A process that is known to be dead or gone, so that everybody names the one that died first. */
 struct rdti_obituary {
@@ -99,6 +99,9 @@ struct rdt_context {
     struct rdti_list obituaries; /* in the order of death */
     struct rdti_list rejections; /* of peers, the oldest first */
     uint32_t rejection_count;
+    uint8_t (*met)[RDT_UUID_BYTES]; /* processes that a path has reached; it grows */
+    uint32_t met_count;
+    uint32_t met_cap;
     uint64_t hearsay_count;     /* of them, processes that were never met */
     bool has_warned_of_hearsay; /* of what is not remembered */
     struct rdti_refusals refusals;
@@ -140,6 +143,8 @@ const struct rdti_obituary *rdti_context_find_obituary(const rdt_context *ctx,
 /* [driver] Remember why a peer was refused: it may be gone, with its error, before we want it. */
 void rdti_context_note_rejection(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES],
                                  const struct rdt_error *err);
+/* [driver] A path reaches it: counts where one did before. */
+void rdti_context_note_met(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]);
 /* [driver] Why it was, or NULL. */
 const struct rdt_error *rdti_context_find_rejection(const rdt_context *ctx,
                                                     const uint8_t uuid[RDT_UUID_BYTES]);

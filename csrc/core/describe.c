@@ -37,6 +37,7 @@ put_endpoint(struct rdti_json *json, rdt_endpoint *ep)
     rdti_json_put(json, ",\"state\":\"%s\",\"path\":\"%s\",\"lane\":", states[state],
                   path_name(rdti_endpoint_transport_id(ep)));
     rdti_json_put_string(json, lane);
+    rdti_json_put(json, ",\"is_fallback\":%s", rdti_endpoint_is_fallback(ep) ? "true" : "false");
     rdti_json_put(json, ",\"why_not_better\":");
     rdti_json_put_string(json, ep->setup != NULL ? ep->setup->reasons : ep->reason);
     rdti_json_put(json, ",\"error\":");
@@ -117,8 +118,41 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
     rdti_json_put_decimal(json, c.registration_ns, NS_PER_S_DIGITS);
     rdti_json_put(json, ",\"wait_s\":");
     rdti_json_put_decimal(json, c.wait_ns, NS_PER_S_DIGITS);
-    rdti_json_put(json, ",\"failovers\":%" PRIu64 ",\"mailbox_placed\":%" PRIu64 "}", c.failovers,
-                  c.mailbox_placed);
+    rdti_json_put(json,
+                  ",\"failovers\":%" PRIu64 ",\"mailbox_placed\":%" PRIu64 ",\"shm_bytes\":%" PRIu64
+                  ",\"tcp_bytes\":%" PRIu64 ",\"verbs_bytes\":%" PRIu64
+                  ",\"planned_bytes\":%" PRIu64 ",\"dynamic_bytes\":%" PRIu64
+                  ",\"control_bytes\":%" PRIu64 ",\"fallback_bytes\":%" PRIu64
+                  ",\"reconnections\":%" PRIu64 "}",
+                  c.failovers, c.mailbox_placed, c.shm_bytes, c.tcp_bytes, c.verbs_bytes,
+                  c.planned_bytes, c.dynamic_bytes, c.control_bytes, c.fallback_bytes,
+                  c.reconnections);
+}
+
+static uint64_t
+load(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed); /* a statistic */
+}
+
+/* What the transports moved, by path and by class. */
+static void
+put_traffic(struct rdti_json *json, const rdt_context *ctx)
+{
+    static const char *const paths[RDTI_TRANSPORT_COUNT] = {"within_process", "shm", "tcp",
+                                                            "verbs"};
+    static const char *const classes[RDTI_TRAFFIC_COUNT] = {"planned_bytes", "dynamic_bytes",
+                                                            "control_bytes"};
+
+    rdti_json_put(json, ",\"traffic\":{");
+    for (uint32_t path = 0; path < RDTI_TRANSPORT_COUNT; path++) {
+        rdti_json_put(json, "%s\"%s\":{", path > 0 ? "," : "", paths[path]);
+        for (uint32_t i = 0; i < RDTI_TRAFFIC_COUNT; i++)
+            rdti_json_put(json, "%s\"%s\":%" PRIu64, i > 0 ? "," : "", classes[i],
+                          load(&ctx->moved.moved_bytes[path][i]));
+        rdti_json_put(json, "}");
+    }
+    rdti_json_put(json, "}");
 }
 
 static void
@@ -165,15 +199,10 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
     rdti_groups_describe(ctx->groups, &json);
     rdti_json_put(&json, ",");
     put_counters(&json, ctx);
+    put_traffic(&json, ctx);
     rdti_json_put(&json, "}");
     rdti_engine_leave(ctx->engine);
     return rdti_json_finish(&json, "describe", needed_out, err);
-}
-
-static uint64_t
-load(const _Atomic uint64_t *counter)
-{
-    return atomic_load_explicit(counter, memory_order_relaxed); /* a statistic */
 }
 
 static void
@@ -186,13 +215,41 @@ add(_Atomic uint64_t *counter, uint64_t more)
 void
 rdt_context_count(rdt_context *ctx, const struct rdt_counters *more)
 {
+    _Atomic uint64_t *moved = ctx->moved.moved_bytes[RDT_TRANSPORT_SHM];
+    /* An older caller's struct ends before it. */
+    const uint64_t planned = more->struct_size >= sizeof(*more) ? more->planned_bytes : 0;
+
     add(&ctx->counters.writes, more->writes);
-    add(&ctx->moved.moved_bytes, more->moved_bytes);
+    add(&moved[RDTI_TRAFFIC_PLANNED], planned);
+    add(&moved[RDTI_TRAFFIC_DYNAMIC], more->moved_bytes - planned);
     add(&ctx->counters.copied_bytes, more->copied_bytes);
     add(&ctx->counters.control_messages, more->control_messages);
     add(&ctx->counters.credits_alone, more->credits_alone);
     add(&ctx->counters.verified_bytes, more->verified_bytes);
     add(&ctx->counters.mismatches, more->mismatches);
+}
+
+/* moved_bytes and what it consists of. */
+static void
+sum_moved(const rdt_context *ctx, struct rdt_counters *out)
+{
+    uint64_t paths[RDTI_TRANSPORT_COUNT] = {0};
+    uint64_t classes[RDTI_TRAFFIC_COUNT] = {0};
+
+    for (uint32_t path = 0; path < RDTI_TRANSPORT_COUNT; path++) {
+        for (uint32_t i = 0; i < RDTI_TRAFFIC_COUNT; i++) {
+            const uint64_t bytes = load(&ctx->moved.moved_bytes[path][i]);
+            paths[path] += bytes;
+            classes[i] += bytes;
+        }
+        out->moved_bytes += paths[path];
+    }
+    out->shm_bytes = paths[RDT_TRANSPORT_SHM];
+    out->tcp_bytes = paths[RDT_TRANSPORT_TCP];
+    out->verbs_bytes = paths[RDT_TRANSPORT_VERBS];
+    out->planned_bytes = classes[RDTI_TRAFFIC_PLANNED];
+    out->dynamic_bytes = classes[RDTI_TRAFFIC_DYNAMIC];
+    out->control_bytes = classes[RDTI_TRAFFIC_CONTROL];
 }
 
 void
@@ -203,12 +260,11 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
     const struct rdti_core_counters *core = &ctx->counters;
 
     rdti_regions_get_stats(ctx->regions, &regions);
-    const struct rdt_counters all = {
+    struct rdt_counters all = {
         .struct_size = struct_size,
         .writes = load(&core->writes),
         .reads = load(&core->reads),
         .notifications = load(&ctx->moved.notifications),
-        .moved_bytes = load(&ctx->moved.moved_bytes),
         .copied_bytes = load(&ctx->moved.copied_bytes) + load(&core->copied_bytes),
         .control_messages = load(&core->control_messages),
         .credits_alone = load(&core->credits_alone),
@@ -224,7 +280,11 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
         .wait_ns = rdti_engine_waited_ns(ctx->engine),
         .failovers = load(&core->failovers),
         .mailbox_placed = load(&core->mailbox_placed),
+        .fallback_bytes = load(&ctx->moved.fallback_bytes),
+        .reconnections = load(&core->reconnections),
     };
+
+    sum_moved(ctx, &all);
     /* An older caller's struct is shorter: fields are only ever added at the end. */
     memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));
 }

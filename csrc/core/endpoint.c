@@ -3,7 +3,6 @@
  * endpoint_end.c. */
 #include "core/endpoint.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +41,12 @@ const uint8_t *
 rdti_endpoint_uuid(const rdt_endpoint *ep)
 {
     return ep->uuid;
+}
+
+bool
+rdti_endpoint_is_fallback(const rdt_endpoint *ep)
+{
+    return ep->lane != NULL && ep->lane->is_fallback;
 }
 
 int32_t
@@ -262,8 +267,9 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
 }
 
 rdt_status
-rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *blocks, uint32_t count,
-                         const struct rdt_remote_region *dst, uint32_t notify, bool is_urgent,
+rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *block,
+                         const struct rdt_remote_region *dst, enum rdti_traffic traffic,
+                         uint32_t notify, bool is_urgent,
                          void (*on_release)(struct rdt_transfer *t), void *owner,
                          struct rdt_error *err)
 {
@@ -272,16 +278,14 @@ rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *blocks, uint3
     if (t == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
     t->op.kind = RDTI_OP_WRITE;
+    t->op.traffic = (uint8_t)traffic;
     t->op.notify = notify;
     t->op.is_urgent = is_urgent;
     t->op.remote = *dst;
-    assert(count <= sizeof(t->pair) / sizeof(t->pair[0])); /* a head and a payload */
-    for (uint32_t i = 0; i < count; i++) {
-        t->pair[i] = blocks[i];
-        t->op.len_bytes += blocks[i].len_bytes;
-    }
-    t->op.blocks = t->pair;
-    t->op.block_count = count;
+    t->op.block = *block;
+    t->op.blocks = &t->op.block;
+    t->op.block_count = 1;
+    t->op.len_bytes = block->len_bytes;
     t->on_release = on_release;
     t->owner = owner;
     const rdt_status status = rdti_endpoint_post(ep, t, err);

@@ -68,11 +68,10 @@ rdt_status rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
  * op.complete; on an error nothing happened. Counts writes and reads.
  */
 rdt_status rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err);
-/* A write without a handle: `blocks` (at most 2) are copied into the op; the sources must stay
- * until `on_release` of the transfer, which gets `owner`, unless the lane took them at once
- * (shm). */
-rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *blocks,
-                                    uint32_t count, const struct rdt_remote_region *dst,
+/* A write without a handle: the block is copied into the op; its source must stay until
+ * `on_release` of the transfer, which gets `owner`, unless the lane took it at once (shm). */
+rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *block,
+                                    const struct rdt_remote_region *dst, enum rdti_traffic traffic,
                                     uint32_t notify, bool is_urgent,
                                     void (*on_release)(struct rdt_transfer *t), void *owner,
                                     struct rdt_error *err);
@@ -82,6 +81,13 @@ uint64_t rdti_endpoint_posts(const rdt_endpoint *ep); /* ops that move bytes, so
  * when it is over, as one that went alone or not. */
 rdt_status rdti_endpoint_post_credit(rdt_endpoint *ep, uint32_t notify, bool may_ride,
                                      struct rdt_error *err);
+
+/* As rdt_endpoint_read(). */
+rdt_status rdti_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
+                              const struct rdt_remote_region *src, uint64_t src_off,
+                              enum rdti_traffic traffic, rdt_transfer **out, struct rdt_error *err);
+/* Whether a better path was to be had, and failed. [driver] */
+bool rdti_endpoint_is_fallback(const rdt_endpoint *ep);
 
 /* A frame on the side channel; dropped silently once the endpoint has ended. Any thread. */
 void rdti_endpoint_send_frame(rdt_endpoint *ep, enum rdti_frame_type type, const uint8_t *payload,

@@ -169,9 +169,9 @@ rdt_endpoint_write_many(rdt_endpoint *ep, const struct rdt_block *blocks, uint32
 }
 
 rdt_status
-rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
-                  const struct rdt_remote_region *src, uint64_t src_off, rdt_transfer **out,
-                  struct rdt_error *err)
+rdti_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
+                   const struct rdt_remote_region *src, uint64_t src_off, enum rdti_traffic traffic,
+                   rdt_transfer **out, struct rdt_error *err)
 {
     rdt_status status = check_usable(ep, "read", err);
 
@@ -185,6 +185,7 @@ rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
     if (t == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
     t->op.kind = RDTI_OP_READ;
+    t->op.traffic = (uint8_t)traffic;
     t->op.notify = RDTI_NOTIFY_NONE;
     t->op.remote = *src;
     t->op.block = (struct rdt_block){.src = dst, .len_bytes = len_bytes, .dst_off = src_off};
@@ -192,6 +193,14 @@ rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
     t->op.block_count = 1;
     t->op.len_bytes = len_bytes;
     return start_op(ep, t, out, err);
+}
+
+rdt_status
+rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
+                  const struct rdt_remote_region *src, uint64_t src_off, rdt_transfer **out,
+                  struct rdt_error *err)
+{
+    return rdti_endpoint_read(ep, dst, len_bytes, src, src_off, RDTI_TRAFFIC_PLANNED, out, err);
 }
 
 static bool

@@ -38,6 +38,7 @@ struct rdti_setup {
     bool has_refused_crossing; /* the peer was told RDT_EBUSY: it waits for our connection */
     bool was_answered;         /* a place of this round neither refused us nor forbids this path */
     bool was_silent;           /* a place of this round gave no answer */
+    bool has_lost_verbs;       /* a path over it was begun, and given up */
     bool has_path_in;
     bool is_lane_ready;
     bool said_ready;

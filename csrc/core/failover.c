@@ -320,11 +320,13 @@ move(rdt_endpoint *ep)
         return;
     }
     ep->lane = failover->lane;
+    ep->lane->is_fallback = true;
     ep->has_moved = true;
     rdti_endpoint_set_transport_id(ep, RDT_TRANSPORT_TCP);
     old->transport->close_lane(old, &why);
     note_reason(ep, &why);
     rdti_count(&ep->ctx->counters.failovers, 1);
+    rdti_context_note_met(ep->ctx, ep->uuid);
     rdti_log(RDT_LOG_WARN,
              "rank %d is reached over tcp from now on, and slower: verbs failed, and %u operations "
              "go again (%.1f ms): %s",

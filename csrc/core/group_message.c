@@ -200,7 +200,7 @@ deliver_local(struct rdti_request *receive, struct rdti_request *send)
     if (status == RDT_OK) {
         if (send->len_bytes > 0)
             rdti_copy(receive->buf, send->buf, send->len_bytes, RDTI_COPY_TO_OWN);
-        rdti_count(&send->group->ctx->moved.moved_bytes, send->len_bytes);
+        rdti_count(&send->group->ctx->moved.moved_bytes[0][RDTI_TRAFFIC_DYNAMIC], send->len_bytes);
         receive->len_bytes = send->len_bytes;
     }
     rdti_request_finish(receive, status, &err);

@@ -266,7 +266,8 @@ rdti_help_on_share(struct rdti_mailbox *m, const struct rdti_message *head, stru
     if (is_able(m, send)) {
         /* Afterwards the send may be over, and is not looked at. */
         const rdt_status status = rdti_offer_write_part(m, send, head->count, head->len_bytes,
-                                                        &m->peer_desk, head->tag, &why);
+                                                        &m->peer_desk, head->tag,
+                                                        RDTI_TRAFFIC_DYNAMIC, &why);
         if (status == RDT_OK)
             answer.len_bytes = head->len_bytes;
         else

@@ -208,7 +208,7 @@ struct rdti_request *rdti_offer_find(const struct rdti_mailbox *m, uint64_t id);
 rdt_status rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send,
                                  uint64_t from_bytes, uint64_t len_bytes,
                                  const struct rdt_remote_region *to, uint64_t to_off,
-                                 struct rdt_error *err);
+                                 enum rdti_traffic traffic, struct rdt_error *err);
 /* Give the number back, if the request has one. */
 void rdti_offer_forget(struct rdti_request *request);
 

@@ -207,13 +207,14 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 rdt_status
 rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send, uint64_t from_bytes,
                       uint64_t len_bytes, const struct rdt_remote_region *to, uint64_t to_off,
-                      struct rdt_error *err)
+                      enum rdti_traffic traffic, struct rdt_error *err)
 {
     struct rdt_transfer *t = rdti_transfer_new(m->ctx->pool);
 
     if (t == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
     t->op.kind = RDTI_OP_WRITE;
+    t->op.traffic = (uint8_t)traffic;
     t->op.notify = RDTI_NOTIFY_NONE;
     t->op.is_relied_on = true; /* FIN, LANDED and SHARED come behind it */
     t->op.remote = *to;
@@ -239,13 +240,13 @@ rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send, uint64_
 /* What of the message was not granted yet, so far as it fits. */
 static rdt_status
 write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *cts,
-              uint64_t len_bytes, struct rdt_error *err)
+              uint64_t len_bytes, enum rdti_traffic traffic, struct rdt_error *err)
 {
     const uint64_t from_bytes = send->done_bytes;
 
     send->done_bytes += len_bytes; /* before: a lane may end the send inside the call */
     return rdti_offer_write_part(m, send, from_bytes, len_bytes, &cts->region, cts->region_off,
-                                 err);
+                                 traffic, err);
 }
 
 bool
@@ -255,7 +256,8 @@ rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct
 
     send->state = RDTI_REQUEST_LANE;
     rdti_list_append(&m->offered, &send->link);
-    const rdt_status status = write_granted(m, send, place, send->len_bytes, &err);
+    const rdt_status status =
+        write_granted(m, send, place, send->len_bytes, RDTI_TRAFFIC_PLANNED, &err);
     if (status != RDT_OK)
         end_send(send, status, &err);
     return status == RDT_OK;
@@ -289,7 +291,8 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
         (sums = rdti_sums_of_granted(send, len_bytes)) == NULL)
         return rdti_error_set(err, RDT_ENOMEM, 0, "sums of %llu bytes",
                               (unsigned long long)len_bytes);
-    status = write_granted(m, send, &cts, len_bytes, &why); /* may finish the send */
+    /* may finish the send */
+    status = write_granted(m, send, &cts, len_bytes, RDTI_TRAFFIC_DYNAMIC, &why);
     if (status != RDT_OK) {
         free(sums);
         end_send(send, status, &why);

@@ -70,6 +70,7 @@ read_region(struct rdti_request *receive)
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     t->op.kind = RDTI_OP_READ;
+    t->op.traffic = RDTI_TRAFFIC_DYNAMIC;
     t->op.notify = RDTI_NOTIFY_NONE;
     t->op.remote = receive->rts.region;
     t->op.block = (struct rdt_block){.src = (char *)receive->buf + receive->done_bytes,
@@ -103,7 +104,8 @@ read_process(struct rdti_request *receive)
 
     if (got > 0) {
         receive->done_bytes += (uint64_t)got;
-        rdti_count(&receive->group->ctx->moved.moved_bytes, (uint64_t)got);
+        rdti_count(&receive->group->ctx->moved.moved_bytes[RDT_TRANSPORT_SHM][RDTI_TRAFFIC_DYNAMIC],
+                   (uint64_t)got);
         return;
     }
     const bool is_gone = got < 0 && sys_errno == ESRCH;

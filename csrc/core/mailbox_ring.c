@@ -50,8 +50,9 @@ pad(struct rdti_mailbox *m)
     const struct rdt_block block = {.src = pad_head,
                                     .len_bytes = sizeof(pad_head),
                                     .dst_off = (uint64_t)m->tx_pos * RDTI_MESSAGE_ALIGN};
-    const rdt_status status = rdti_endpoint_post_write(m->ep, &block, 1, &m->ring, RDTI_NOTIFY_NONE,
-                                                       false, NULL, NULL, &err);
+    const rdt_status status =
+        rdti_endpoint_post_write(m->ep, &block, &m->ring, RDTI_TRAFFIC_CONTROL, RDTI_NOTIFY_NONE,
+                                 false, NULL, NULL, &err);
 
     if (status != RDT_OK)
         on_refused(m, status, &err);
@@ -116,9 +117,12 @@ rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off
                                     .len_bytes = RDTI_MESSAGE_HEAD_BYTES + parcel->body_bytes,
                                     .dst_off = off};
 
+    const enum rdti_traffic traffic =
+        parcel->head.kind == RDTI_MESSAGE_EAGER ? RDTI_TRAFFIC_DYNAMIC : RDTI_TRAFFIC_CONTROL;
+
     encode_head(m, parcel);
     const rdt_status status =
-        rdti_endpoint_post_write(m->ep, &block, 1, &m->ring, RDTI_NOTIFY_MESSAGE,
+        rdti_endpoint_post_write(m->ep, &block, &m->ring, traffic, RDTI_NOTIFY_MESSAGE,
                                  is_urgent(m, &parcel->head), on_parcel_released, parcel, &err);
     if (status == RDT_OK)
         return;
@@ -141,6 +145,7 @@ place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
                                     .len_bytes = parcel->head.len_bytes,
                                     .dst_off = off + RDTI_MESSAGE_HEAD_BYTES};
     t->op.kind = RDTI_OP_WRITE;
+    t->op.traffic = RDTI_TRAFFIC_DYNAMIC;
     t->op.notify = RDTI_NOTIFY_MESSAGE;
     t->op.is_urgent = is_urgent(m, &parcel->head);
     t->op.remote = m->ring;
@@ -182,7 +187,7 @@ rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64
         block.len_bytes += len_bytes;
     }
     const rdt_status status =
-        rdti_endpoint_post_write(m->ep, &block, 1, &m->ring, RDTI_NOTIFY_MESSAGE,
+        rdti_endpoint_post_write(m->ep, &block, &m->ring, RDTI_TRAFFIC_DYNAMIC, RDTI_NOTIFY_MESSAGE,
                                  is_urgent(m, &parcel->head), on_parcel_released, parcel, err);
     if (status != RDT_OK)
         rdti_parcel_free(parcel);

@@ -143,6 +143,17 @@ way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
     return stream->places[first->place].len_bytes == len_bytes ? INTO_PLACE : ORDINARY;
 }
 
+/* Where its receive stands, and it cannot go there. What a slow path carries is counted by that. */
+static void
+count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
+{
+    const struct told *first = first_told(stream);
+
+    if (first != NULL && first->number == stream->sent && first->place != RDTI_PLACE_NONE &&
+        !rdti_endpoint_is_fallback(stream->m->ep))
+        rdti_count(&stream->m->ctx->moved.fallback_bytes, len_bytes);
+}
+
 static void
 write_into_place(struct rdti_tx_stream *stream, struct rdti_request *send)
 {
@@ -188,6 +199,7 @@ run(struct rdti_tx_stream *stream)
                 break; /* it has ended */
             continue;
         }
+        count_missed(stream, send->len_bytes);
         stream->sent++;
         rdti_list_append(&m->sends, &send->link);
     }
@@ -206,8 +218,10 @@ rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, con
     if (!rdti_mailbox_send_now(m, head, src, t, status_out, err))
         return false;
     stream = rdti_stand_find_tx(m, head->group_id, head->tag); /* the path may have ended */
-    if (stream != NULL && *status_out == RDT_OK)
+    if (stream != NULL && *status_out == RDT_OK) {
+        count_missed(stream, head->len_bytes);
         stream->sent++;
+    }
     return true;
 }
 

@@ -162,3 +162,25 @@ rdti_context_note_rejection(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]
     rejection->error = *err;
     rdti_list_append(&ctx->rejections, &rejection->link);
 }
+
+void
+rdti_context_note_met(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    for (uint32_t i = 0; i < ctx->met_count; i++) {
+        if (memcmp(ctx->met[i], uuid, RDT_UUID_BYTES) != 0)
+            continue;
+        rdti_count(&ctx->counters.reconnections, 1);
+        return;
+    }
+    if (ctx->met_count == ctx->met_cap) {
+        const uint32_t cap = ctx->met_cap == 0 ? 16 : 2 * ctx->met_cap;
+        void *met = realloc(ctx->met, sizeof(*ctx->met) * cap);
+        if (met == NULL) {
+            rdti_log(RDT_LOG_ERROR, "no memory to remember a peer: reconnections are not counted");
+            return;
+        }
+        ctx->met = met;
+        ctx->met_cap = cap;
+    }
+    memcpy(ctx->met[ctx->met_count++], uuid, RDT_UUID_BYTES);
+}

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/sockaddr.h"
 #include "base/text.h"
+#include "core/listener.h"
 #include "core/mailbox.h"
 #include "core/path_impl.h"
 #include "core/slot.h"
@@ -31,6 +32,9 @@ drop_verbs(rdt_endpoint *ep)
 {
     struct rdti_setup *setup = ep->setup;
     const uint32_t bit = 1u << RDT_TRANSPORT_VERBS;
+
+    if (rdti_endpoint_transport_id(ep) == RDT_TRANSPORT_VERBS)
+        setup->has_lost_verbs = true;
 
     if (setup->is_passive || rdti_endpoint_transport_id(ep) != RDT_TRANSPORT_VERBS ||
         (setup->hello.transports & bit) == 0)
@@ -215,9 +219,31 @@ rdti_path_flush_pending(rdt_endpoint *ep)
     }
 }
 
+/* Whether the pair should have had a better path: verbs was tried and given up, or both have shared
+ * memory and meet over the loopback address all the same. */
+static bool
+is_fallback(const rdt_endpoint *ep)
+{
+    const struct rdti_setup *setup = ep->setup;
+    const struct rdti_authenticated *with = &setup->authenticated;
+    const uint32_t both = with->hello.transports & with->challenge.transports;
+    const bool is_forced = with->hello.force_transport != RDT_TRANSPORT_AUTO ||
+                           with->challenge.force_transport != RDT_TRANSPORT_AUTO;
+
+    if (is_forced || rdti_endpoint_transport_id(ep) == RDT_TRANSPORT_SHM)
+        return false;
+    if (rdti_endpoint_transport_id(ep) == RDT_TRANSPORT_TCP && setup->has_lost_verbs)
+        return true;
+    return (both & 1u << RDT_TRANSPORT_SHM) != 0 &&
+           !rdti_listener_is_test_host(ep->ctx->listener) &&
+           rdti_sockaddr_is_loopback((const struct sockaddr *)&with->peer);
+}
+
 static void
 become_ready(rdt_endpoint *ep)
 {
+    ep->lane->is_fallback = is_fallback(ep);
+    rdti_context_note_met(ep->ctx, ep->uuid);
     rdti_text_copy(ep->reason, sizeof(ep->reason), ep->setup->reasons);
     ep->ready_after_ns = rdti_now_ns() - ep->setup->begun_ns;
     ep->is_local =
@@ -300,6 +326,7 @@ rdti_path_on_lane_ready(rdt_endpoint *ep)
     memcpy(ep->probe_nonce, setup->own_path.nonce, sizeof(ep->probe_nonce));
     ep->probe = (struct rdti_op){
         .kind = RDTI_OP_WRITE,
+        .traffic = RDTI_TRAFFIC_CONTROL,
         .notify = RDTI_NOTIFY_PROBE,
         .is_urgent = true,
         .remote = ep->peer_ring,

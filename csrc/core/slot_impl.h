@@ -101,6 +101,14 @@ rdti_slot_buffer_bytes(uint32_t kind, uint64_t payload_bytes)
     return rdti_slot_flag_off(kind, payload_bytes) + RDTI_FLAG_BYTES;
 }
 
+/* What is written of a tensor: of a dynamic one a header alone. */
+static inline void
+rdti_slot_mark(struct rdti_op *op, uint32_t kind, uint32_t epoch)
+{
+    op->traffic = kind == RDT_SLOT_DYNAMIC ? RDTI_TRAFFIC_CONTROL : RDTI_TRAFFIC_PLANNED;
+    op->flag_sequence = rdti_flag_sequence(epoch);
+}
+
 rdt_status rdti_slot_check_desc(const char *call, const char *name,
                                 const struct rdt_tensor_desc *desc, uint64_t *payload_bytes_out,
                                 struct rdt_error *err);

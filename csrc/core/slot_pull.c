@@ -40,8 +40,8 @@ begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_b
 
     if (status != RDT_OK)
         return status;
-    status = rdt_endpoint_read(slot->ep, rdt_region_addr(region), len_bytes, &header->region,
-                               header->region_off, &slot->pulling, err);
+    status = rdti_endpoint_read(slot->ep, rdt_region_addr(region), len_bytes, &header->region,
+                                header->region_off, RDTI_TRAFFIC_DYNAMIC, &slot->pulling, err);
     if (status != RDT_OK) {
         rdt_region_free(region, NULL, NULL);
         return status;

@@ -330,7 +330,7 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
     }
     t->op.blocks = t->pair;
     t->op.block_count = count;
-    t->op.flag_sequence = rdti_flag_sequence(epoch);
+    rdti_slot_mark(&t->op, tx->info.desc.kind, epoch);
     t->op.flag_off = next_off(tx) + rdti_slot_flag_off(tx->info.desc.kind, tx->payload_bytes);
     t->on_release = on_write_over;
     t->owner = tx;

@@ -227,12 +227,27 @@ struct rdt_counters {
                          by all threads together, to within some looks; set-up is left out */
     uint64_t failovers;      /* endpoints that moved to tcp because verbs was lost */
     uint64_t mailbox_placed; /* messages written at once where their receive stood */
+    /* Of moved_bytes, by path; the rest stayed within this process. */
+    uint64_t shm_bytes;
+    uint64_t tcp_bytes;
+    uint64_t verbs_bytes;
+    /* And by class: to or from a place that was known before (static and bounded slots, receives
+     * that stand, writes and reads by address, sums in place); where place or size was told for
+     * this once, with heads; and what carries no payload. */
+    uint64_t planned_bytes;
+    uint64_t dynamic_bytes;
+    uint64_t control_bytes;
+    uint64_t fallback_bytes; /* payload over a path worse than one that this pair of processes
+                                should have had, and messages that could not go into the place
+                                where their receive stood */
+    uint64_t reconnections;  /* paths to a process that another path had reached before: failovers,
+                                and connections after an earlier one had ended */
 };
 /* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
 /* For operations composed of those here that work on peers' memory themselves (rdt_endpoint_hold):
- * adds their writes, moved_bytes, copied_bytes, control_messages, credits_alone, verified_bytes and
- * mismatches to the totals. */
+ * adds their writes, moved_bytes (over shm; of these planned_bytes planned, the others dynamic),
+ * copied_bytes, control_messages, credits_alone, verified_bytes and mismatches to the totals. */
 RDT_API void rdt_context_count(rdt_context *ctx, const struct rdt_counters *more);
 
 /* One transfer as the trace has it. */

@@ -47,6 +47,15 @@ struct rdti_lane; /* each transport's own struct begins with struct rdti_lane */
 
 enum rdti_op_kind { RDTI_OP_WRITE = 1, RDTI_OP_READ = 2 };
 
+/* What an op's bytes are, for the counters: see struct rdt_counters. */
+enum rdti_traffic {
+    RDTI_TRAFFIC_PLANNED = 0,
+    RDTI_TRAFFIC_DYNAMIC,
+    RDTI_TRAFFIC_CONTROL,
+    RDTI_TRAFFIC_COUNT
+};
+#define RDTI_TRANSPORT_COUNT 4 /* indexed by RDT_TRANSPORT_*; entry 0 is none */
+
 /*
  * One operation. The core allocates and fills it; from an accepted write()/read() to complete() it
  * belongs to the lane, which may use `link` and `scratch`. Blocks: `blocks` points to `block_count`
@@ -67,6 +76,7 @@ struct rdti_op {
     /* What comes behind says that this one arrived. If it is refused later than by write(), and not
      * because the region is over, nothing behind it goes: the lane stops, and the host ends it. */
     bool is_relied_on;
+    uint8_t traffic; /* enum rdti_traffic */
     /* Not 0: the peer keeps RDTI_FLAG_BYTES at flag_off of the region for this flag, and what lies
      * between the bytes and it, fewer than that, is nobody's. The lane may notify so. */
     uint32_t flag_sequence;
@@ -182,7 +192,9 @@ struct rdti_host {
 
 /* Counters that transports raise; relaxed atomics, read by rdt_context_counters(). */
 struct rdti_counters_ref {
-    _Atomic uint64_t moved_bytes;
+    /* Entry 0 of the first: within this process. */
+    _Atomic uint64_t moved_bytes[RDTI_TRANSPORT_COUNT][RDTI_TRAFFIC_COUNT];
+    _Atomic uint64_t fallback_bytes;
     _Atomic uint64_t copied_bytes;
     _Atomic uint64_t wakeups_sent;
     _Atomic uint64_t wire_bytes;
@@ -226,7 +238,8 @@ struct rdti_lane_args {
  * make_offer() returns. */
 struct rdti_lane {
     const struct rdti_transport *transport;
-    void *owner; /* the endpoint */
+    void *owner;      /* the endpoint */
+    bool is_fallback; /* a better path was to be had, and failed; the core sets it before any op */
 };
 
 /* Facts that do not change after open(). */
@@ -339,6 +352,16 @@ struct rdti_transport {
     /* [driver] Complete what is left with `err` (RDT_ECLOSED, RDT_EPEER ...) and free the lane. */
     void (*close_lane)(struct rdti_lane *lane, const struct rdt_error *err);
 };
+
+/* The bytes of an op of the lane are in place. */
+static inline void
+rdti_count_moved(struct rdti_counters_ref *counters, const struct rdti_lane *lane,
+                 const struct rdti_op *op)
+{
+    rdti_count(&counters->moved_bytes[lane->transport->id][op->traffic], op->len_bytes);
+    if (lane->is_fallback && op->traffic != RDTI_TRAFFIC_CONTROL)
+        rdti_count(&counters->fallback_bytes, op->len_bytes);
+}
 
 extern const struct rdti_transport rdti_transport_shm;
 extern const struct rdti_transport rdti_transport_tcp;

@@ -152,7 +152,16 @@ def test_the_numbers_are_those_of_what_was_done(context: Context) -> None:
                 endpoint.write(np.ones(1000, np.uint8), peer.export(target)).wait(10)
             now = metrics.values(context)
             path = endpoint.transport
+            traffic = context.describe()["traffic"]
+            told = context.describe_text()
         assert now["rdmatensor_writes_total"] == 3
+        assert isinstance(traffic, dict)
+        assert traffic[path]["planned_bytes"] == 3000
+        assert now["rdmatensor_planned_bytes_total"] == 3000
+        assert now[f"rdmatensor_{path}_bytes_total"] == now["rdmatensor_moved_bytes_total"]
+        assert now["rdmatensor_fallback_bytes_total"] == 0
+        assert now["rdmatensor_reconnections_total"] == 0
+        assert f"{path}: planned 2.93 KiB, dynamic 0 B, control " in told
         assert now["rdmatensor_moved_bytes_total"] >= 3000
         assert now[f'rdmatensor_endpoints{{path="{path}",state="ready"}}'] == 1
         assert metrics.values(peer)["rdmatensor_regions_exported"] >= 1

@@ -161,6 +161,6 @@ rdti_shm_follow_up(struct shm_lane *l, const struct shm_attempt *attempt)
 void
 rdti_shm_finish(struct shm_lane *l, struct rdti_op *op)
 {
-    rdti_count(&l->state->host->counters->moved_bytes, op->len_bytes);
+    rdti_count_moved(l->state->host->counters, &l->base, op);
     op->complete(op, RDT_OK, NULL);
 }

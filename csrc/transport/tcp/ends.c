@@ -40,7 +40,7 @@ rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
             (void)refusal_error(lane, op, status, &refusal);
             op->complete(op, status, &refusal);
         } else {
-            rdti_count(&lane->tcp->host->counters->moved_bytes, op->len_bytes);
+            rdti_count_moved(lane->tcp->host->counters, &lane->base, op);
             op->complete(op, RDT_OK, NULL);
         }
     }

@@ -25,7 +25,7 @@ rdti_verbs_complete_all(struct rdti_verbs_lane *lane, struct rdti_list *ops, rdt
         /* acq_rel: is_idle() sees what was done before */
         (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
         if (status == RDT_OK)
-            rdti_count(&lane->verbs->host->counters->moved_bytes, op->len_bytes);
+            rdti_count_moved(lane->verbs->host->counters, &lane->base, op);
         op->complete(op, status, err);
     }
 }

@@ -20,6 +20,8 @@ check_described(uint32_t rank)
     CHECK_STR_CONTAINS(text, "\"path\":\"tcp\"");
     CHECK_STR_CONTAINS(text, "verbs failed at 2");
     CHECK_STR_CONTAINS(text, "\"failovers\":1");
+    CHECK_STR_CONTAINS(text, "\"is_fallback\":true");
+    CHECK_STR_CONTAINS(text, "\"reconnections\":1");
 }
 
 /* Everything both ways, once, with the devices cut as `cut` says; requests executed. */

@@ -49,6 +49,9 @@ costs_a_write_and_a_credit(uint32_t transport)
     CHECK_UINT_EQ(sent.credits_alone, sender.credits_alone);
     CHECK_UINT_EQ(sent.mailbox_placed - sender.mailbox_placed, STEPS * PLACES);
     CHECK_UINT_EQ(received.mailbox_placed, receiver.mailbox_placed);
+    CHECK_UINT_EQ(sent.planned_bytes - sender.planned_bytes, STEPS * PLACES * LARGE);
+    CHECK_UINT_EQ(sent.dynamic_bytes, sender.dynamic_bytes);
+    CHECK_UINT_EQ(sent.fallback_bytes, 0);
     rdt_region_free(field.region, NULL, NULL);
     rig_close(&rig);
 }
@@ -156,6 +159,7 @@ TEST(other_sizes_go_the_ordinary_way)
     field_make(&field, rig.ctx[1], LARGE);
     rig_fill(src, 2 * LARGE, 9);
     let_stand(&rig, &field, LARGE);
+    CHECK_UINT_EQ(counters(&rig, 0).fallback_bytes, 0);
     for (int i = 0; i < 4; i++) { /* shorter, by much and by little: legal */
         const uint64_t len_bytes = i % 2 == 0 ? 100 : LARGE - 1;
         rdt_transfer *recv = rig_recv(&rig, 1, 0, TAG, field.piece[i], LARGE);
@@ -168,6 +172,7 @@ TEST(other_sizes_go_the_ordinary_way)
         CHECK(stands(&rig, TAG));
         exchange(&rig, field.piece[i], LARGE, 77, false);
     }
+    CHECK_UINT_GE(counters(&rig, 0).fallback_bytes, 2 * (LARGE - 1)); /* past their places */
     /* Longer: nothing is written, and both are told. */
     rig_fill(field.piece[0], LARGE, 1);
     uint8_t *before = malloc(LARGE);

@@ -193,6 +193,9 @@ TEST_TIMEOUT(devices_that_do_not_meet_leave_tcp, 60)
     check_path(&pair, RDT_TRANSPORT_TCP);
     describe(pair.ctx[0], text, sizeof(text));
     CHECK_STR_CONTAINS(text, "no write reached rank");
+    CHECK_STR_CONTAINS(text, "\"fallback_bytes\":8");
+    describe(pair.ctx[1], text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "\"is_fallback\":true");
     close_pair(&pair);
     sim_end();
 }
@@ -292,6 +295,8 @@ TEST(a_peer_without_devices_leaves_tcp)
         const char *reason = strstr(text, "\"why_not_better\":");
         CHECK(reason != NULL);
         CHECK_STR_CONTAINS(reason, "verbs: rank 1 has none");
+        CHECK_STR_CONTAINS(text, "\"is_fallback\":false"); /* the pair has no better one */
+        CHECK_STR_CONTAINS(text, "\"fallback_bytes\":0");
     }
     CHECK_STR_CONTAINS(strstr(text, "\"why_not_better\":"), "not in RDMATENSOR_VERBS_DEVICES");
     close_pair(&pair);

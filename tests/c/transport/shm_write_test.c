@@ -67,7 +67,7 @@ TEST(write_places_bytes_and_delivers_the_notification)
     CHECK_HEX_EQ(ba.notifications[0], 0x1234);
     CHECK_MEM_EQ(region->addr + 994, "tensor", 6);
     CHECK_INT_EQ(region->addr[993], 0);
-    CHECK_UINT_EQ(counted(&a.counters.moved_bytes), 6);
+    CHECK_UINT_EQ(counted(&a.counters.moved_bytes[RDT_TRANSPORT_SHM][RDTI_TRAFFIC_PLANNED]), 6);
     CHECK_UINT_EQ(counted(&b.counters.notifications), 1);
     CHECK_UINT_EQ(counted(&a.counters.copied_bytes), 0);
     close_pair();

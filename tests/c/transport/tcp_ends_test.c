@@ -144,7 +144,8 @@ TEST(a_stream_of_small_writes_is_acknowledged_in_batches)
                   COUNT * (16 + RDTI_STREAM_HEAD_BYTES));
     CHECK_UINT_LE(atomic_load(&p.b.counters.wire_bytes) - before_b,
                   COUNT / 8 * RDTI_STREAM_HEAD_BYTES);
-    CHECK_UINT_EQ(atomic_load(&p.a.counters.moved_bytes), COUNT * 16);
+    CHECK_UINT_EQ(atomic_load(&p.a.counters.moved_bytes[RDT_TRANSPORT_TCP][RDTI_TRAFFIC_PLANNED]),
+                  COUNT * 16);
     CHECK_UINT_EQ(atomic_load(&p.b.counters.copied_bytes), 0);
     fake_tcp_pair_close(&p);
 }
