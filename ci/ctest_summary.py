@@ -18,6 +18,8 @@ RESULT = re.compile(r"^(ok|skip|FAIL) +(\S+) \([0-9.]+ ms\)$")  # the harness's 
 REPORT = re.compile(r"(Address|Leak|Thread|UndefinedBehavior)Sanitizer|runtime error: ")
 AGAIN_MOST = 2  # programs of some hundred: where more fail, it is not the machine
 SLOWEST_SHOWN = 5
+# Of what passed, too: which ends were tried, and how soon the others knew.
+TOLD = re.compile(r"^  sweep: .*$", re.MULTILINE)
 WORDS_SHOWN = 40  # lines for each failure: an assertion has few, a sanitizer's report begins so
 
 
@@ -100,6 +102,9 @@ def main() -> int:
     totals = f"{passed} ok, {failed} bad, {skipped} skipped in {len(programs)} programs"
     print(f"C tests, {preset}: {totals}")
     print("  slowest: " + ", ".join(f"{name} {s:.1f} s" for s, name in slowest[:SLOWEST_SHOWN]))
+    for program in programs:
+        for line in TOLD.findall(program.findtext("system-out") or ""):
+            print(line)
     print("\n".join(bad), end="\n" if bad else "")
     return 1 if bad or broken or passed == 0 else 0
 

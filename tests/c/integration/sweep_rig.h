@@ -12,6 +12,7 @@
 #include <sys/prctl.h>
 
 #include "harness.h"
+#include "leftovers.h"
 #include "rdmatensor.h"
 
 #define SWEEP_RANKS_MAX 4
@@ -176,7 +177,8 @@ typedef void (*sweep_life_fn)(struct sweep_board *board, uint32_t rank);
 struct sweep_outcome {
     uint32_t hit; /* the phase in which the victim was when it ended */
     uint64_t began_ns;
-    uint64_t at_ns; /* when the victim was ended */
+    uint64_t at_ns;    /* when the victim was ended */
+    uint64_t floor_ns; /* what a bare end of a process took here at that time; killed only */
     bool is_hung;
     int statuses[SWEEP_RANKS_MAX];
 };
@@ -199,6 +201,24 @@ sweep_end_victim(struct sweep_board *board, const pid_t *pids, struct sweep_outc
         CHECK_INT_EQ(kill(pids[p->victim], p->how == SWEEP_KILLED ? SIGKILL : SIGSTOP), 0);
     if (atomic_load(&victim->phase) > out->hit)
         out->hit = atomic_load(&victim->phase); /* it went on between the look and the signal */
+}
+
+/* How long it takes here and now to begin a process, kill it and hear of it, with nothing else to
+ * do: whatever hears of an end waits for the machine as long as this does. */
+static inline uint64_t
+sweep_floor_ns(void)
+{
+    const uint64_t began_ns = test_now_ns();
+    const pid_t pid = fork();
+
+    CHECK(pid >= 0);
+    if (pid == 0)
+        for (;;)
+            (void)pause();
+    CHECK_INT_EQ(kill(pid, SIGKILL), 0);
+    while (waitpid(pid, NULL, 0) < 0)
+        CHECK(errno == EINTR);
+    return test_now_ns() - began_ns;
 }
 
 /* Waits for those that `which` names; false: some are still there at the deadline. */
@@ -239,6 +259,8 @@ sweep_run(struct sweep_board *board, sweep_life_fn life, struct sweep_outcome *o
         }
     }
     sweep_end_victim(board, pids, out);
+    if (p->how == SWEEP_KILLED) /* while the others find out */
+        out->floor_ns = sweep_floor_ns();
     out->is_hung = !sweep_reap(pids, p->size, all & ~victim, deadline_ns, out->statuses);
     if (p->how == SWEEP_STOPPED)
         (void)kill(pids[p->victim], SIGKILL); /* survivors have closed without it */

@@ -568,6 +568,8 @@ sweep_live(struct sweep_board *board, uint32_t rank)
                       .rank = rank,
                       .size = board->point.size};
 
+    const struct leftovers before = leftovers_now();
+
     s.send = calloc(count * s.size, sizeof(int64_t));
     s.recv = calloc(count * s.size, sizeof(int64_t));
     CHECK(s.send != NULL && s.recv != NULL);
@@ -586,6 +588,7 @@ sweep_live(struct sweep_board *board, uint32_t rank)
     sweep_wait_for_survivors(&s);
     sweep_regroup(&s);
     sweep_close(&s);
+    leftovers_check(&before, "a survivor");
 }
 
 #endif
