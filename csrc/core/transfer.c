@@ -131,6 +131,7 @@ reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
     op->may_ride = false;
     op->has_ridden = false;
     op->is_relied_on = false;
+    op->traffic = RDTI_TRAFFIC_PLANNED;
     op->flag_sequence = 0;
     op->flag_off = 0;
     op->len_bytes = 0;
