@@ -10,6 +10,7 @@ baseline of another torch.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import tempfile
@@ -62,6 +63,8 @@ def run_tests(arguments: argparse.Namespace, run: Run, folder: Path, log: Path) 
     every = [name for name in dir(case) if name.startswith("test")]
     wanted = select(every, run, arguments.shard, arguments.pattern)
     recorder = Recorder(len(wanted), say)
+    gc.collect()
+    gc.freeze()  # the ranks are forked, and would look at every object of torch's
     start_s = time.monotonic()
     for name in wanted:
         case(name).run(recorder)
