@@ -27,7 +27,7 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "ci/rig").mkdir(parents=True)
     for name in ("test.sh", "lib.sh"):
         shutil.copy(CI / name, tmp_path / "ci" / name)
-    for step in STEPS:
+    for step in (*STEPS, "ahead"):
         script(tmp_path / "ci" / f"{step}.sh", f"echo ran {step} $*")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     script(tmp_path / ".venv/bin/pytest", "echo ran pytest; echo '== 3 passed in 0.01s =='")
@@ -92,6 +92,17 @@ def test_a_failed_step_shows_its_words_and_stops_nothing(tree: Path, step: str) 
     assert list(results) == [*NAMES, "pytest"]
     failed = [name for name, result in results.items() if result != "ok"]
     assert len(failed) == (2 if step == "sanitize" else 1)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_builds_ahead_of_their_steps_run_beside_the_set_up(tree: Path, status: int) -> None:
+    """What fails there fails in the step itself, which builds too."""
+    script(tree / "ci/ahead.sh", "until [[ -e begun ]]; do sleep 0.01; done; echo ahead $*", status)
+    script(tree / "ci/setup.sh", "touch begun; echo has begun")
+    code, lines = run(tree)
+    assert code == 0
+    assert lines.index("ahead dev asan tsan") < lines.index("ran lint")
+    assert table_of(lines) == dict.fromkeys([*NAMES, "pytest"], "ok")
 
 
 def test_a_failed_pytest_fails_the_whole(tree: Path) -> None:
