@@ -452,7 +452,7 @@ TEST_TIMEOUT(garbage_through_a_lane, 60)
         struct rig rig;
         struct rdt_error err = {0};
         rdt_endpoint *ep[2];
-        uint8_t garbage[256];
+        uint8_t garbage[320];
         uint32_t got;
         rig_open(&rig, 2, round % 2 == 0 ? RDT_TRANSPORT_SHM : RDT_TRANSPORT_TCP);
         for (uint32_t i = 0; i < 2; i++) {
@@ -462,11 +462,12 @@ TEST_TIMEOUT(garbage_through_a_lane, 60)
         rdt_transfer *recv = rig_recv(&rig, 0, 1, 1, &got, 4);
         for (size_t i = 0; i < sizeof(garbage); i++)
             garbage[i] = (uint8_t)next_random(&state);
-        garbage[0] = 0xee;
-        const struct rdt_block blocks[2] = {{garbage, 64, 0}, {garbage, sizeof(garbage), 64}};
+        garbage[0] = garbage[64] = 0xee;
+        const struct rdt_block block = {garbage, sizeof(garbage), 0};
         for (int i = 0; i < 64; i++) /* wherever the ring stands, some of it is read as a head */
-            if (rdti_endpoint_post_write(ep[1], blocks, 2, rdti_endpoint_peer_ring(ep[1]),
-                                         RDTI_NOTIFY_MESSAGE, true, NULL, NULL, &err) != RDT_OK)
+            if (rdti_endpoint_post_write(ep[1], &block, rdti_endpoint_peer_ring(ep[1]),
+                                         RDTI_TRAFFIC_CONTROL, RDTI_NOTIFY_MESSAGE, true, NULL,
+                                         NULL, &err) != RDT_OK)
                 break;
         CHECK_STATUS(rig_end(recv, &err), RDT_EPEER);
         CHECK_INT_EQ(err.peer_rank, 1);
