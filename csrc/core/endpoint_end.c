@@ -16,6 +16,9 @@
  * whether the peer left or died. Between hosts the end of a data stream can overtake the goodbye on
  * another connection. */
 #define LANE_GRACE_NS UINT64_C(200000000)
+/* How long a peer that said goodbye is waited with for the word of what we wrote last. Half of what
+ * it waits for our answer (CLOSE_LINGER_NS); a lost packet takes 200 ms. */
+#define GOODBYE_GRACE_NS UINT64_C(1000000000)
 
 void
 rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death)
@@ -42,6 +45,54 @@ rdti_endpoint_leave(rdt_endpoint *ep)
                               (int)rdti_endpoint_rank(ep));
     rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
     ep->ctx->has_core_work = true;
+}
+
+void
+rdti_endpoint_hear_last_words(rdt_endpoint *ep, bool may_use_on)
+{
+    ep->last_export = rdti_regions_export_count(ep->ctx->regions);
+    if (!may_use_on || ep->lane == NULL || ep->lane->transport->map == NULL)
+        rdti_endpoint_on_peer_done(ep);
+    else
+        rdti_endpoint_drop_unmapped(ep);
+}
+
+void
+rdti_endpoint_end_goodbye(rdt_endpoint *ep)
+{
+    if (rdti_endpoint_is_ended(ep))
+        return;
+    ep->goodbye_ns = 0;
+    rdti_endpoint_hear_last_words(ep, ep->said_goodbye); /* true: this one answers ours */
+    rdti_endpoint_leave(ep);
+}
+
+/* What we wrote last is in place there, and the word of it comes by the lane, which the goodbye may
+ * overtake: the peer keeps its half until we answer. */
+static bool
+is_word_awaited(const rdt_endpoint *ep)
+{
+    return ep->lane != NULL && ep->lane_broken_ns == 0 && ep->failover == NULL &&
+           !ep->lane->transport->is_idle(ep->lane);
+}
+
+void
+rdti_endpoint_on_goodbye(rdt_endpoint *ep)
+{
+    if (rdti_endpoint_is_ended(ep) || ep->goodbye_ns != 0)
+        return;
+    ep->goodbye_ns = rdti_now_ns();
+    ep->ctx->has_core_work = true;
+    if (!is_word_awaited(ep))
+        rdti_endpoint_end_goodbye(ep);
+}
+
+/* [driver] Whoever writes on and on is not waited for. */
+static void
+advance_goodbye(rdt_endpoint *ep)
+{
+    if (!is_word_awaited(ep) || rdti_now_ns() - ep->goodbye_ns > GOODBYE_GRACE_NS)
+        rdti_endpoint_end_goodbye(ep);
 }
 
 static void
@@ -424,6 +475,8 @@ advance(rdt_endpoint *ep, uint32_t *work)
         advance_broken(ep);
     else if (ep->failover != NULL && !rdti_endpoint_is_ended(ep))
         has_users = rdti_failover_advance(ep);
+    if (ep->goodbye_ns != 0 && !rdti_endpoint_is_ended(ep))
+        advance_goodbye(ep);
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
         advance_closing(ep);
     if (!ep->is_buried)
@@ -432,8 +485,8 @@ advance(rdt_endpoint *ep, uint32_t *work)
         *work += bury(ep) ? 1 : 0;
     if (ep->is_buried)
         return ep->is_lingering && advance_lingering(ep);
-    return ep->lane_broken_ns != 0 || has_answers || has_users || rdti_endpoint_is_ended(ep) ||
-           rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING;
+    return ep->lane_broken_ns != 0 || ep->goodbye_ns != 0 || has_answers || has_users ||
+           rdti_endpoint_is_ended(ep) || rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING;
 }
 
 uint32_t

@@ -80,6 +80,7 @@ struct rdt_endpoint {
     struct rdt_error lane_error;
     uint64_t lane_broken_ns;
     uint64_t linger_until_ns;
+    uint64_t goodbye_ns; /* when the peer's came, while our last ops wait for their word; else 0 */
     uint64_t ready_after_ns; /* how long set-up took, for describe() */
     bool is_local;           /* shares our cores: shm, or loopback */
     bool is_death;
@@ -146,8 +147,16 @@ void rdti_endpoint_drop_unmapped(rdt_endpoint *ep);
 void rdti_endpoint_begin_close(rdt_endpoint *ep);
 /* CONNECTING -> LEFT, by us. */
 void rdti_endpoint_close_unready(rdt_endpoint *ep);
-/* The peer said goodbye. */
+/* The peer said goodbye: it ends once what is in flight here has heard from the peer, or soon. */
+void rdti_endpoint_on_goodbye(rdt_endpoint *ep);
+/* One that is waited with. */
+void rdti_endpoint_end_goodbye(rdt_endpoint *ep);
+/* The peer has left. */
 void rdti_endpoint_leave(rdt_endpoint *ep);
+/* The peer begins nothing more, and has left its lane. Where memory is shared, what it has mapped
+ * of ours it may use on, until it closes its half of the socket; not if it leaves of its own
+ * accord: then it gave up all. */
+void rdti_endpoint_hear_last_words(rdt_endpoint *ep, bool may_use_on);
 /* Ends lane and channel, completing the lane's ops with err. */
 void rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err);
 /* The engine's poller of the core: ends, goodbyes, acknowledgements. state is the context. */

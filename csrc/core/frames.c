@@ -31,19 +31,6 @@ rdti_endpoint_take_arrivals(rdt_endpoint *ep)
         continue;
 }
 
-/* The peer begins nothing more, and has left its lane. Where memory is shared, what it has mapped
- * of ours it may use on, until it closes its half of the socket; not if it leaves of its own
- * accord: then it gave up all. */
-static void
-hear_last_words(rdt_endpoint *ep, bool may_use_on)
-{
-    ep->last_export = rdti_regions_export_count(ep->ctx->regions);
-    if (!may_use_on || ep->lane == NULL || ep->lane->transport->map == NULL)
-        rdti_endpoint_on_peer_done(ep);
-    else
-        rdti_endpoint_drop_unmapped(ep);
-}
-
 static rdt_status
 on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struct rdt_error *err)
 {
@@ -58,7 +45,7 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
         (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
                                   "rank %d gave this process up for dead: %s",
                                   (int)rdti_endpoint_rank(ep), death.reason);
-        hear_last_words(ep, true);
+        rdti_endpoint_hear_last_words(ep, true);
         rdti_endpoint_fail(ep, &why, false);
         return RDT_OK;
     }
@@ -72,7 +59,7 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
         (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
                                   "rank %d closed the connection: %s", (int)rdti_endpoint_rank(ep),
                                   death.reason);
-        hear_last_words(ep, true);
+        rdti_endpoint_hear_last_words(ep, true);
         rdti_endpoint_fail(ep, &why, false);
         return RDT_OK;
     }
@@ -260,8 +247,7 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
         if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
             return RDT_OK; /* it gave up before it was ready: the socket's end says the same */
         rdti_endpoint_take_arrivals(ep);
-        hear_last_words(ep, ep->said_goodbye); /* true: this one answers ours */
-        rdti_endpoint_leave(ep);
+        rdti_endpoint_on_goodbye(ep);
         return RDT_OK;
     case RDTI_FRAME_REVOKE:
         return on_revoke(ep, payload, payload_bytes, err);
@@ -306,6 +292,8 @@ on_end(void *arg, const struct rdt_error *why)
     }
     if (why->status == RDT_EPEER)
         rdti_endpoint_take_arrivals(ep);
+    if (ep->goodbye_ns != 0) /* it had left before */
+        rdti_endpoint_end_goodbye(ep);
     if (rdti_endpoint_is_ended(ep)) /* by what arrived */
         return;
     (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
