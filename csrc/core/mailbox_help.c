@@ -265,9 +265,9 @@ rdti_help_on_share(struct rdti_mailbox *m, const struct rdti_message *head, stru
         return broken(m, err, "asks for a share of a message that it may not ask for");
     if (is_able(m, send)) {
         /* Afterwards the send may be over, and is not looked at. */
-        const rdt_status status = rdti_offer_write_part(m, send, head->count, head->len_bytes,
-                                                        &m->peer_desk, head->tag,
-                                                        RDTI_TRAFFIC_DYNAMIC, &why);
+        const rdt_status status =
+            rdti_offer_write_part(m, send, head->count, head->len_bytes, &m->peer_desk, head->tag,
+                                  RDTI_TRAFFIC_DYNAMIC, &why);
         if (status == RDT_OK)
             answer.len_bytes = head->len_bytes;
         else
