@@ -73,10 +73,14 @@ print_times() {
 
 # pip unpacks with one core: the compiler has the other meanwhile.
 set_up() {
-    local status=0
-    bash ci/ahead.sh dev asan tsan &
+    local status=0 ahead
+    setsid bash ci/ahead.sh dev asan tsan &
+    ahead=$!
+    trap 'kill -- -"$ahead" 2>/dev/null' EXIT
     bash ci/setup.sh || status=$?
+    ((status == 0)) || kill -- -"$ahead" 2>/dev/null || true
     wait
+    trap - EXIT
     return "$status"
 }
 

@@ -51,7 +51,7 @@ set_tests_properties(base/doorbell_litmus_test core/engine_test core/handshake_t
     core/mailbox_steady_test core/setup_test core/verbs_path_test PROPERTIES RUN_SERIAL TRUE)
 if(NOT RDMATENSOR_SANITIZE) # which scales their limits
     set_tests_properties(core/alloc_test core/endpoint_hold_test core/engine_waited_test
-        PROPERTIES RUN_SERIAL TRUE)
+        integration/sweep_test PROPERTIES RUN_SERIAL TRUE)
 endif()
 
 # The longest begin first, so that the cores end together: a build's first run knows no times.

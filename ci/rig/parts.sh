@@ -55,16 +55,23 @@ SPAWN='multiprocessing spawn' # two interpreters, within a minute
 contract_suite() {
     local folder=tests/contract name
     local -a files
-    files=("$folder"/test_{group,write_read,slots,regions,transfers,verify,misuse,children}.py)
+    case "$1" in
+        data) files=("$folder"/test_{group,write_read,slots,regions}.py) ;;
+        calls) files=("$folder"/test_{transfers,verify,misuse,children}.py) ;;
+        all) files=("$folder") ;;
+    esac
     for name in a_forked_child_is_told_to_be_spawned_by_every_call \
         multiprocessing_workers_under_fork_live \
         a_client_that_cannot_prove_itself_gets_no_region_and_no_answer \
         memory_of_freed_arrays_and_regions_is_used_again; do
-        files+=("$folder/test_processes.py::test_$name")
+        [[ "$1" != calls ]] || files+=("$folder/test_processes.py::test_$name")
     done
-    files+=(--deselect "$folder/test_transfers.py::test_a_signal_ends_a_wait_promptly")
-    files+=(--deselect "$folder/test_children.py::test_children_during_transfers[verbs-$SPAWN]")
-    [[ "${RIG_FULL:-}" != 1 ]] || files=("$folder")
+    for name in test_transfers.py::test_a_signal_ends_a_wait_promptly \
+        test_transfers.py::test_await_has_the_context_s_deadline \
+        "test_children.py::test_children_during_transfers[verbs-$SPAWN]" \
+        'test_children.py::test_children_during_transfers[verbs-subprocess]'; do
+        [[ "$1" != calls ]] || files+=(--deselect "$folder/$name")
+    done
     RDT_CONTRACT_TRANSPORTS=verbs .venv/bin/pytest -q -p no:cacheprovider --timeout "$LIMIT_S" \
         --tb=short --durations=5 -k "$CONTRACT" "${files[@]}"
 }
@@ -87,7 +94,12 @@ one() {
     # A few of the points that integration_sweep takes on the host: each takes seconds here.
     part 'C: integration_sweep' bash -c 'RDT_TEST_SWEEP=4 RDT_TEST_SWEEP_TRANSPORTS=verbs \
         over_device integration_sweep'
-    part 'contract suite, Python' bash -c contract_suite
+    if [[ "${RIG_FULL:-}" == 1 ]]; then
+        part 'contract suite, Python' bash -c 'contract_suite all'
+    else
+        part 'contract suite: data' bash -c 'contract_suite data'
+        part 'contract suite: calls' bash -c 'contract_suite calls'
+    fi
     part 'bad input' "$python" tests/rig/bad_input.py
     part 'doctor' "$python" tests/rig/doctor.py faults
     part 'nothing is left behind' "$python" tests/rig/leftovers.py

@@ -217,7 +217,10 @@ rdt_context_count(rdt_context *ctx, const struct rdt_counters *more)
 {
     _Atomic uint64_t *moved = ctx->moved.moved_bytes[RDT_TRANSPORT_SHM];
     /* An older caller's struct ends before it. */
-    const uint64_t planned = more->struct_size >= sizeof(*more) ? more->planned_bytes : 0;
+    const size_t known_bytes =
+        offsetof(struct rdt_counters, planned_bytes) + sizeof(more->planned_bytes);
+    const uint64_t told = more->struct_size >= known_bytes ? more->planned_bytes : 0;
+    const uint64_t planned = told < more->moved_bytes ? told : more->moved_bytes;
 
     add(&ctx->counters.writes, more->writes);
     add(&moved[RDTI_TRAFFIC_PLANNED], planned);

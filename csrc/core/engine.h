@@ -137,8 +137,8 @@ rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void 
 rdt_status rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                                     uint64_t deadline_ns);
 /* The same, where done() takes what the passes bring: it is called behind each pass of the caller's
- * own, before the lock is given up, so that entering costs it nothing; else without. It must not
- * block, and once it was true it stays so. */
+ * own, before the lock is given up, so that entering costs it nothing; else without. It may
+ * wait for the lock, for a pass, and once it was true it stays so. */
 rdt_status rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg,
                                    uint64_t deadline_ns);
 uint64_t rdti_engine_waited_ns(const struct rdti_engine *engine);

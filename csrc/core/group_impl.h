@@ -141,8 +141,9 @@ struct rdti_request {
     uint64_t id;                 /* the sender's number of the rendezvous */
     bool has_id;                 /* ours: OFFERED */
     uint64_t done_bytes;
-    uint64_t own_bytes;     /* PULL: what lies behind them is, or was, written by the sender */
-    uint32_t share_count;   /* PULL: what it was asked for and is not here yet */
+    uint64_t own_bytes;   /* PULL: what lies behind them is, or was, written by the sender; OFFERED:
+                             so much was asked for as shares */
+    uint32_t share_count; /* PULL: what it was asked for and is not here yet */
     uint64_t checked_bytes; /* of a receive: compared with their sums */
     uint32_t *sums;         /* of the whole message, or NULL; freed with the request */
     uint32_t ops;           /* given to the lane and not completed */

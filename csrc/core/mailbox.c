@@ -160,7 +160,8 @@ rdti_mailbox_on_ready(struct rdti_mailbox *m)
 static bool
 is_answer(const struct rdti_message *head)
 {
-    return head->kind == RDTI_MESSAGE_SUMS_READ || head->kind == RDTI_MESSAGE_STOOD;
+    return head->kind == RDTI_MESSAGE_SUMS_READ || head->kind == RDTI_MESSAGE_STOOD ||
+           head->kind == RDTI_MESSAGE_SHARED;
 }
 
 void

@@ -26,8 +26,9 @@
 
 /* Below, what two save is less than what asking costs. */
 #define HELP_LEAST_BYTES (UINT64_C(1) << 20)
-/* A sender that computes while it sends is not asked, and woken, for each message. */
-#define PAUSE_MESSAGES 7
+/* A sender that computes while it sends is not asked, and woken, for each message: not for one more
+ * than the last time, up to so many. The first no may only say that it has not mapped the desk. */
+#define PAUSE_MOST 7
 #define DESK_BYTES (RDTI_SHARES * RDTI_SHARE_BYTES)
 
 static rdt_status
@@ -140,16 +141,20 @@ rdti_help_take(struct rdti_mailbox *m, struct rdti_request *receive)
 void
 rdti_help_take_back(struct rdti_mailbox *m, struct rdti_request *receive)
 {
+    struct rdti_share *last = NULL;
+
     for (uint32_t i = 0; i < RDTI_SHARES; i++) {
         struct rdti_share *share = &m->shares[i];
-        if (share->state != RDTI_SHARE_BUSY || share->is_unwanted || share->id != receive->id ||
-            share->off_bytes != receive->own_bytes)
-            continue;
-        share->is_unwanted = true;
-        receive->own_bytes += share->len_bytes;
-        receive->share_count--;
-        return;
+        if (share->state == RDTI_SHARE_BUSY && !share->is_unwanted && share->id == receive->id &&
+            (last == NULL || share->off_bytes < last->off_bytes))
+            last = share;
     }
+    if (last == NULL)
+        return;
+    /* Of a peer that answers out of turn some of it is here; it is read again. */
+    last->is_unwanted = true;
+    receive->own_bytes = last->off_bytes + last->len_bytes;
+    receive->share_count--;
 }
 
 void
@@ -184,7 +189,9 @@ static void
 refused(struct rdti_mailbox *m, struct rdti_request *receive, uint64_t to_bytes)
 {
     receive->is_unhelped = true;
-    m->help_pause = PAUSE_MESSAGES;
+    m->help_pause = m->help_refusals;
+    if (m->help_refusals < PAUSE_MOST)
+        m->help_refusals++;
     if (receive->own_bytes < to_bytes)
         receive->own_bytes = to_bytes;
     for (uint32_t i = 0; i < RDTI_SHARES; i++) {
@@ -212,7 +219,7 @@ rdti_help_on_shared(struct rdti_mailbox *m, const struct rdti_message *head, str
         share->state = RDTI_SHARE_FREE;
     } else if (head->len_bytes > 0) {
         share->state = RDTI_SHARE_READY;
-        return RDT_OK;
+        m->help_refusals = 0;
     } else {
         share->state = RDTI_SHARE_FREE;
         receive->share_count--;
@@ -236,16 +243,53 @@ rdti_help_on_desk(struct rdti_mailbox *m, const uint8_t *body, struct rdt_error 
         remote.len_bytes != DESK_BYTES)
         return broken(m, err, "tells of a desk that is not its own or not as long as one");
     m->peer_desk = remote;
+    (void)rdti_endpoint_writes_at_once(m->ep, &m->peer_desk); /* asks for its segment */
     return RDT_OK;
 }
 
-/* Whether a core of ours would be idle otherwise. */
+/* Whether a core of ours would be idle otherwise, and the write is over when it is posted: one that
+ * waited in the lane would keep a send from its end, and all that comes behind it. */
 static bool
-is_able(const struct rdti_mailbox *m, const struct rdti_request *send)
+is_able(struct rdti_mailbox *m, const struct rdti_request *send)
 {
-    return send != NULL && send->state == RDTI_REQUEST_OFFERED && !send->is_cancelled &&
-           !send->is_unhelped && rdti_engine_is_attended(m->ctx->engine) &&
-           rdti_list_is_empty(&m->pulls);
+    return send->state == RDTI_REQUEST_OFFERED && !send->is_cancelled && !send->is_unhelped &&
+           rdti_engine_is_attended(m->ctx->engine) && rdti_list_is_empty(&m->pulls) &&
+           rdti_endpoint_writes_at_once(m->ep, &m->peer_desk);
+}
+
+static rdt_status
+check_share(const struct rdti_mailbox *m, const struct rdti_request *send,
+            const struct rdti_message *head, struct rdt_error *err)
+{
+    if (!rdti_range_ok(head->tag, head->len_bytes, m->peer_desk.len_bytes) ||
+        head->len_bytes == 0 || head->len_bytes > RDTI_SHARE_BYTES ||
+        head->tag % RDTI_SHARE_BYTES != 0)
+        return broken(m, err, "asks for a share where it has no desk for it");
+    if (m->answer_count >= RDTI_ANSWERS_MAX)
+        return broken(m, err, "asks for more shares than it takes answers");
+    if (send != NULL &&
+        (send->done_bytes > 0 || !rdti_range_ok(head->count, head->len_bytes, send->len_bytes) ||
+         head->len_bytes > send->len_bytes - send->own_bytes))
+        return broken(m, err, "asks for a share of a message that it may not ask for");
+    return RDT_OK;
+}
+
+/* Afterwards the send may be over, and is not looked at. */
+static bool
+write_share(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_message *head)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    send->own_bytes += head->len_bytes;
+    send->is_unhelped = !is_able(m, send);
+    if (send->is_unhelped)
+        return false;
+    if (rdti_offer_write_part(m, send, head->count, head->len_bytes, &m->peer_desk, head->tag,
+                              RDTI_TRAFFIC_DYNAMIC, &err) == RDT_OK)
+        return true;
+    rdti_log(RDT_LOG_WARN, "no share for rank %d: %s", (int)rdti_endpoint_rank(m->ep), err.message);
+    send->is_unhelped = true;
+    return false;
 }
 
 rdt_status
@@ -256,26 +300,12 @@ rdti_help_on_share(struct rdti_mailbox *m, const struct rdti_message *head, stru
                                   .id = head->id,
                                   .tag = head->tag,
                                   .count = head->count};
-    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+    const rdt_status status = check_share(m, send, head, err);
 
-    if (!rdti_range_ok(head->tag, head->len_bytes, m->peer_desk.len_bytes) || head->len_bytes == 0)
-        return broken(m, err, "asks for a share where it has no desk for it");
-    if (send != NULL &&
-        (send->done_bytes > 0 || !rdti_range_ok(head->count, head->len_bytes, send->len_bytes)))
-        return broken(m, err, "asks for a share of a message that it may not ask for");
-    if (is_able(m, send)) {
-        /* Afterwards the send may be over, and is not looked at. */
-        const rdt_status status =
-            rdti_offer_write_part(m, send, head->count, head->len_bytes, &m->peer_desk, head->tag,
-                                  RDTI_TRAFFIC_DYNAMIC, &why);
-        if (status == RDT_OK)
-            answer.len_bytes = head->len_bytes;
-        else
-            rdti_log(RDT_LOG_DEBUG, "no share for rank %d: %s", (int)rdti_endpoint_rank(m->ep),
-                     why.message);
-    }
-    if (answer.len_bytes == 0 && send != NULL)
-        send->is_unhelped = true;
+    if (status != RDT_OK)
+        return status;
+    if (send != NULL && write_share(m, send, head))
+        answer.len_bytes = head->len_bytes;
     rdti_mailbox_queue(m, &answer, NULL, 0);
     return RDT_OK;
 }

@@ -25,8 +25,8 @@
 /* RTS that wait for their receives, of one peer: 200 MiB of ours at most. More is a flood. */
 #define RDTI_OFFERS_MAX (UINT32_C(1) << 19)
 
-/* Answers to SUMS_GET and STAND that wait for room in the peer's ring: 80 MiB of ours at most. Who
- * asks takes them as they come. More is a flood. */
+/* Answers to SUMS_GET, STAND and SHARE that wait for room in the peer's ring: 80 MiB of ours at
+ * most. Who asks takes them as they come. More is a flood. */
 #define RDTI_ANSWERS_MAX (UINT32_C(1) << 16)
 
 enum rdti_reach { RDTI_REACH_UNKNOWN, RDTI_REACH_YES, RDTI_REACH_NO };
@@ -80,7 +80,7 @@ struct rdti_mailbox {
     bool has_next_ring;
     struct rdt_remote_region next_ring;
     struct rdti_list control; /* struct rdti_parcel: wait for space, before all sends */
-    uint32_t answer_count;    /* SUMS_READ and STOOD among them */
+    uint32_t answer_count;    /* SUMS_READ, STOOD and SHARED among them */
     struct rdti_list sends;   /* QUEUED */
 
     /* Inbound: our ring. */
@@ -107,7 +107,8 @@ struct rdti_mailbox {
     bool is_bounce_busy;
     rdt_region *desk; /* where the peer writes shares of what we read; NULL: not yet */
     struct rdti_share shares[RDTI_SHARES];
-    uint32_t help_pause; /* so many messages are not helped with, because one was not */
+    uint32_t help_pause;                /* for so many messages the sender is not asked */
+    uint32_t help_refusals;             /* the next pause */
     struct rdt_remote_region peer_desk; /* the same of the peer; len_bytes 0: it has told of none */
     bool has_task;
     struct rdti_list arrivals; /* by mailbox_link */

@@ -57,8 +57,8 @@ rdt_status rdti_transfer_pool_trace(struct rdti_transfer_pool *pool, uint32_t ca
                                     struct rdt_error *err);
 struct rdti_trace *rdti_transfer_pool_get_trace(const struct rdti_transfer_pool *pool);
 
-/* A PENDING transfer with both references; op is zeroed but op.complete. Any thread, no malloc in
- * the steady state. */
+/* A PENDING transfer with both references, and op.complete; op.remote and op.block are the caller's
+ * to fill, the rest of op is zero. Any thread, no malloc in the steady state. */
 struct rdt_transfer *rdti_transfer_new(struct rdti_transfer_pool *pool);
 /* An operation that was refused before it began: gives the transfer back without an end. */
 void rdti_transfer_discard(struct rdt_transfer *t);

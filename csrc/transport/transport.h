@@ -59,8 +59,8 @@ enum rdti_traffic {
 /*
  * One operation. The core allocates and fills it; from an accepted write()/read() to complete() it
  * belongs to the lane, which may use `link` and `scratch`. Blocks: `blocks` points to `block_count`
- * entries that live as long as the op; with block_count 1 they are the op's own `block`. len_bytes
- * is their sum. For a read the single block's src is the destination.
+ * entries that live as long as the op, often the op's own `block`. len_bytes is their sum. For a
+ * read the single block's src is the destination.
  */
 struct rdti_op {
     struct rdti_list link;

@@ -35,4 +35,4 @@ def test_who_waits_for_a_late_rank_takes_no_core(
     assert len(waits) == 7
     for name, (wall_s, cpu_s) in waits.items():
         assert wall_s > 1.2, f"{name} did not wait"
-        assert cpu_s / wall_s < 0.03, f"{name}: {cpu_s:.3f} CPU s in {wall_s:.2f} s"
+        assert cpu_s / wall_s < 0.1, f"{name}: {cpu_s:.3f} CPU s in {wall_s:.2f} s"

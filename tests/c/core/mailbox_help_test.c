@@ -87,8 +87,33 @@ mailbox(rdt_group *group, uint32_t rank)
     return rdti_endpoint_mailbox(rig_ready(group, rank));
 }
 
+/* Until the sender has the desk before it. */
 static void
-open_rig(struct rig *rig)
+warm_up(struct rig *rig, const struct buffers *buffers)
+{
+    const uint64_t deadline_ns = test_now_ns() + rig_patience_ns();
+    struct rdti_mailbox *m = mailbox(rig->group[0], 1);
+    struct rdt_error err = {0};
+    bool is_near = false;
+
+    rdt_transfer *send = rig_send(rig, 0, 1, 7, buffers->src, 2 * MIB);
+    CHECK_OK(rig_end(rig_recv(rig, 1, 0, 7, buffers->dst, 2 * MIB), &err), &err);
+    CHECK_OK(rig_end(send, &err), &err);
+    while (!is_near && test_now_ns() < deadline_ns) {
+        pass(rig->ctx[0]);
+        rdti_engine_enter(rig->ctx[0]->engine);
+        is_near = m->peer_desk.len_bytes > 0 && rdti_endpoint_writes_at_once(m->ep, &m->peer_desk);
+        rdti_engine_leave(rig->ctx[0]->engine);
+    }
+    CHECK(is_near);
+    rdti_engine_enter(rig->ctx[1]->engine);
+    mailbox(rig->group[1], 0)->help_pause = 0;
+    mailbox(rig->group[1], 0)->help_refusals = 0;
+    rdti_engine_leave(rig->ctx[1]->engine);
+}
+
+static void
+open_rig(struct rig *rig, const struct buffers *buffers)
 {
     rig_open(rig, 2, RDT_TRANSPORT_SHM);
     (void)mailbox(rig->group[0], 1);
@@ -96,6 +121,8 @@ open_rig(struct rig *rig)
     /* Processes that count as few as the cores: the machine of the test may have fewer. */
     for (int i = 0; i < 2; i++)
         rdti_engine_set_local_ranks(rig->ctx[i]->engine, 1);
+    memset(buffers->src, 1, 2 * MIB);
+    warm_up(rig, buffers);
 }
 
 TEST(a_sender_that_waits_writes_a_part_itself)
@@ -104,7 +131,7 @@ TEST(a_sender_that_waits_writes_a_part_itself)
     struct rdt_error err = {0};
     struct rig rig;
 
-    open_rig(&rig);
+    open_rig(&rig, &buffers);
     for (size_t i = 0; i < SIZES; i++) {
         const uint64_t before = moved(rig.ctx[0]);
         struct waiter waiter;
@@ -131,7 +158,7 @@ TEST(a_sender_that_does_not_wait_leaves_it_to_the_receiver)
     struct rdt_error err = {0};
     struct rig rig;
 
-    open_rig(&rig);
+    open_rig(&rig, &buffers);
     for (size_t i = 0; i < SIZES; i++) {
         const uint64_t before = moved(rig.ctx[0]);
         rig_fill(buffers.src, sizes[i], i + 1);
@@ -156,13 +183,13 @@ TEST(a_sender_that_refuses_is_not_asked_each_time)
     struct rig rig;
     uint32_t paused = 0;
 
-    open_rig(&rig);
+    open_rig(&rig, &buffers);
     struct rdti_mailbox *m = mailbox(rig.group[1], 0);
     rig_fill(buffers.src, LARGEST, 1);
     /* Where its refusals come too late the receiver has read all meanwhile. */
-    while (paused == 0 && test_now_ns() < deadline_ns) {
-        rdt_transfer *send = rig_send(&rig, 0, 1, 7, buffers.src, LARGEST);
-        CHECK_OK(rig_end(rig_recv(&rig, 1, 0, 7, buffers.dst, LARGEST), &err), &err);
+    while (paused < 7 && test_now_ns() < deadline_ns) {
+        rdt_transfer *send = rig_send(&rig, 0, 1, 7, buffers.src, 8 * MIB);
+        CHECK_OK(rig_end(rig_recv(&rig, 1, 0, 7, buffers.dst, 8 * MIB), &err), &err);
         CHECK_OK(rig_end(send, &err), &err);
         paused = m->help_pause;
     }
@@ -171,8 +198,8 @@ TEST(a_sender_that_refuses_is_not_asked_each_time)
         struct rdt_counters before = {.struct_size = sizeof(before)};
         struct rdt_counters after = {.struct_size = sizeof(after)};
         rdt_context_counters(rig.ctx[1], &before);
-        rdt_transfer *send = rig_send(&rig, 0, 1, 7, buffers.src, LARGEST);
-        CHECK_OK(rig_end(rig_recv(&rig, 1, 0, 7, buffers.dst, LARGEST), &err), &err);
+        rdt_transfer *send = rig_send(&rig, 0, 1, 7, buffers.src, 8 * MIB);
+        CHECK_OK(rig_end(rig_recv(&rig, 1, 0, 7, buffers.dst, 8 * MIB), &err), &err);
         CHECK_OK(rig_end(send, &err), &err);
         rdt_context_counters(rig.ctx[1], &after);
         CHECK_UINT_EQ(after.control_messages, before.control_messages);
@@ -191,7 +218,7 @@ TEST(several_messages_at_once_are_helped_in_turn)
     rdt_transfer *send[4];
     struct rig rig;
 
-    open_rig(&rig);
+    open_rig(&rig, &buffers);
     rig_fill(buffers.src, LARGEST, 3);
     memset(buffers.dst, 0, LARGEST);
     for (uint32_t i = 0; i < 4; i++)
@@ -217,7 +244,7 @@ TEST(nobody_waits_for_a_sender_that_was_asked_and_does_nothing)
     struct rdt_error err = {0};
     struct rig rig;
 
-    open_rig(&rig);
+    open_rig(&rig, &buffers);
     struct rdti_mailbox *m = mailbox(rig.group[1], 0);
     rig_fill(buffers.src, LARGEST, 5);
     for (uint32_t turn = 0; turn < 3; turn++) {
@@ -268,7 +295,7 @@ TEST_TIMEOUT(groups_that_break_at_any_time, 60)
         struct rig rig;
         pthread_t thread;
 
-        open_rig(&rig);
+        open_rig(&rig, &buffers);
         rig_fill(buffers.src, LARGEST, turn);
         waiter.transfer = rig_send(&rig, 0, 1, 7, buffers.src, LARGEST);
         CHECK(pthread_create(&thread, NULL, wait_and_leave, &waiter) == 0);
@@ -316,7 +343,9 @@ TEST(lies_about_shares)
 
     head = plain(&prey, RDTI_MESSAGE_SHARE);
     head.len_bytes = RDTI_SHARE_BYTES;
-    head.tag = RDTI_SHARES * RDTI_SHARE_BYTES - 1;
+    head.tag = RDTI_SHARES * RDTI_SHARE_BYTES;
+    REFUSED(&head, NULL, 0, "has no desk for it");
+    head.tag = 64;
     REFUSED(&head, NULL, 0, "has no desk for it");
     head.tag = UINT64_MAX;
     REFUSED(&head, NULL, 0, "has no desk for it");
@@ -328,6 +357,13 @@ TEST(lies_about_shares)
     REFUSED(&head, NULL, 0, "that it may not ask for");
     head.count = UINT64_MAX;
     REFUSED(&head, NULL, 0, "that it may not ask for");
+    head.count = 0;
+    head.len_bytes = RDTI_SHARE_BYTES + 1;
+    REFUSED(&head, NULL, 0, "has no desk for it");
+    head.len_bytes = RDTI_SHARE_BYTES;
+    for (uint32_t i = 0; i < LARGE_BYTES / RDTI_SHARE_BYTES; i++)
+        IGNORED(&head, NULL, 0);
+    REFUSED(&head, NULL, 0, "that it may not ask for"); /* more than all of it */
     prey_free_and(&prey, NULL, 0, region);
 }
 

@@ -193,7 +193,7 @@ TEST_TIMEOUT(devices_that_do_not_meet_leave_tcp, 60)
     check_path(&pair, RDT_TRANSPORT_TCP);
     describe(pair.ctx[0], text, sizeof(text));
     CHECK_STR_CONTAINS(text, "no write reached rank");
-    CHECK_STR_CONTAINS(text, "\"fallback_bytes\":8");
+    CHECK_STR_CONTAINS(text, "\"fallback_bytes\":8,");
     describe(pair.ctx[1], text, sizeof(text));
     CHECK_STR_CONTAINS(text, "\"is_fallback\":true");
     close_pair(&pair);

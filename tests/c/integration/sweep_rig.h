@@ -212,9 +212,11 @@ sweep_floor_ns(void)
     const pid_t pid = fork();
 
     CHECK(pid >= 0);
-    if (pid == 0)
+    if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (;;)
             (void)pause();
+    }
     CHECK_INT_EQ(kill(pid, SIGKILL), 0);
     while (waitpid(pid, NULL, 0) < 0)
         CHECK(errno == EINTR);
