@@ -371,7 +371,10 @@ Backend::break_group(const std::string &reason)
 void
 Backend::abort()
 {
-    break_group("called abort()");
+    /* Who is ended by it learns why: of a rank that never came this one may be the only witness. */
+    const std::string failure = flight_->first_failure();
+
+    break_group(failure.empty() ? "called abort()" : "called abort() after " + failure);
 }
 
 void
@@ -441,9 +444,10 @@ Backend::run_at_once(Operation &operation, const Call &call)
     take_off(operation);
     const rdt_status status = begin_call(group_, call, RDT_COLL_SPIN, &transfer, &error);
     if (status != RDT_OK) {
-        flight_->end(operation.number, true);
+        const std::exception_ptr failure = make_error(status, title, error);
+        flight_->end(operation.number, failure);
         rethrow_kept_exception();
-        std::rethrow_exception(make_error(status, title, error));
+        std::rethrow_exception(failure);
     }
     if (rdt_transfer_test(transfer, nullptr) != RDT_OK)
         return transfer;
@@ -459,7 +463,7 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
         rdt_transfer *const transfer = run_at_once(operation, calls[0]);
         const uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
         if (transfer == nullptr) {
-            flight_->end(operation.number, false);
+            flight_->end(operation.number, nullptr);
             return {};
         }
         operation.timeout = timeout_or_own(operation.timeout);
@@ -490,9 +494,10 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
         rdt_error error = {};
         const rdt_status status = begin_call(group_, call, 0, &transfer, &error);
         if (status != RDT_OK) {
-            flight_->end(number, true);
+            const std::exception_ptr failure = make_error(status, title, error);
+            flight_->end(number, failure);
             rethrow_kept_exception();
-            std::rethrow_exception(make_error(status, title, error));
+            std::rethrow_exception(failure);
         }
         work->add(transfer);
     }

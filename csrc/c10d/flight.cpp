@@ -27,6 +27,18 @@ in_words(const Flight::Entry &entry)
                     entry.dtype, ", ", states[static_cast<int>(entry.state)], " ", took);
 }
 
+std::string
+text_of(const std::exception_ptr &error)
+{
+    try {
+        std::rethrow_exception(error);
+    } catch (const c10::Error &raised) {
+        return raised.what_without_backtrace();
+    } catch (const std::exception &raised) {
+        return raised.what();
+    }
+}
+
 } // namespace
 
 double
@@ -53,25 +65,38 @@ Flight::begin(const char *title, const std::string &target, uint64_t bytes, c10:
 }
 
 void
-Flight::end(uint64_t number, bool has_failed) noexcept
+Flight::end(uint64_t number, const std::exception_ptr &error) noexcept
 {
     bool is_first = false;
     {
         const std::lock_guard lock(mutex_);
         Entry &entry = place_of(number);
         if (entry.number == number && entry.state == State::InFlight) {
-            entry.state = has_failed ? State::Failed : State::Done;
+            entry.state = error ? State::Failed : State::Done;
             entry.ended = Clock::now();
         }
-        is_first = has_failed && !std::exchange(has_told_, has_told_ || has_failed);
+        is_first = error && !std::exchange(has_told_, true);
     }
     if (!is_first)
         return;
     try {
+        std::string said = text_of(error);
+        {
+            const std::lock_guard lock(mutex_);
+            first_failure_ = std::move(said);
+        }
         tell();
     } catch (const std::exception &) {
         /* No memory for words: the operation's own error has what matters. */
     }
+}
+
+std::string
+Flight::first_failure() const
+{
+    const std::lock_guard lock(mutex_);
+
+    return first_failure_;
 }
 
 std::vector<Flight::Entry>

@@ -13,6 +13,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -46,7 +47,9 @@ class Flight
     uint64_t begin(const char *title, const std::string &target, uint64_t bytes,
                    c10::ScalarType dtype);
     /* The first end counts. The group's first failure writes the last operations to torch's log. */
-    void end(uint64_t number, bool has_failed) noexcept;
+    void end(uint64_t number, const std::exception_ptr &error) noexcept;
+    /* What the group's first failure said, "" while there is none. */
+    std::string first_failure() const;
     /* Oldest first. */
     std::vector<Entry> last() const;
 
@@ -65,6 +68,7 @@ class Flight
     std::array<Entry, kept> entries_;
     uint64_t count_ = 0;
     bool has_told_ = false;
+    std::string first_failure_;
 };
 
 } // namespace rdmatensor

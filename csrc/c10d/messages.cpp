@@ -86,9 +86,11 @@ Backend::start_message(const Message &message, at::Tensor tensor)
         status = rdt_group_recv(group_, message.peer, message.tag, tensor.data_ptr(), len_bytes,
                                 nullptr, &transfer, &error);
     if (status != RDT_OK) {
-        flight_->end(number, true);
+        const std::exception_ptr failure =
+            make_error(status, message.title + message.target, error);
+        flight_->end(number, failure);
         rethrow_kept_exception();
-        std::rethrow_exception(make_error(status, message.title + message.target, error));
+        std::rethrow_exception(failure);
     }
     work->add(transfer);
     return noted(std::move(work));

@@ -33,12 +33,20 @@ free_transfers(const std::vector<rdt_transfer *> &transfers)
 void
 end_flight(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
 {
-    bool has_failed = false;
+    std::exception_ptr failure;
 
-    for (rdt_transfer *const transfer : transfers)
-        has_failed |= rdt_transfer_test(transfer, nullptr) != RDT_OK;
+    try {
+        for (rdt_transfer *const transfer : transfers) {
+            rdt_error error = {};
+            const rdt_status status = rdt_transfer_test(transfer, &error);
+            if (status != RDT_OK && !failure)
+                failure = make_error(status, operation.title + operation.target, error);
+        }
+    } catch (const std::exception &) {
+        failure = std::current_exception(); /* no memory for words */
+    }
     if (operation.flight)
-        operation.flight->end(operation.number, has_failed);
+        operation.flight->end(operation.number, failure);
 }
 
 /* Keeps the tensors of a Work that was dropped while PENDING. Deletes itself after the last transfer. */
@@ -300,7 +308,7 @@ Work::settle_with(const std::exception_ptr &error)
     }
     operation_.inputs.clear();
     if (operation_.flight)
-        operation_.flight->end(operation_.number, error != nullptr);
+        operation_.flight->end(operation_.number, error);
     if (future)
         complete(*future, error, operation_.outputs);
     finish(error);

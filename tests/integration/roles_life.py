@@ -145,6 +145,23 @@ def aborted(rank: int, world: int) -> dict[str, object]:
     return {"text": "no error"}
 
 
+def aborted_for_one_that_never_came(rank: int, world: int, *, store: str) -> dict[str, object]:
+    """Rank 0 gives up waiting for the last one, and then ends the group for all."""
+    text = ""
+    if rank < world - 1:
+        limit = timedelta(seconds=2) if rank == 0 else TIMEOUT
+        where = f"file://{store}"
+        dist.init_process_group("rdmatensor", where, limit, world_size=world, rank=rank)
+        try:
+            dist.all_reduce(torch.ones(3))
+        except RuntimeError as error:
+            text = str(error)
+        if rank == 0:
+            our_backend().abort()
+    meet("told", rank, range(world))
+    return {"text": text}
+
+
 def shut_down_while_waiting(rank: int, _world: int) -> dict[str, object]:
     """Another thread destroys the group under a waiting one."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)

@@ -75,6 +75,18 @@ def test_abort_ends_what_others_wait_for(path_forced: dict[str, str], tmp_path: 
     assert by_rank[1]["seconds"] < 2.0
 
 
+def test_abort_passes_on_why(path_forced: dict[str, str], tmp_path: Path) -> None:
+    """Who waits for the same rank hears its number, though another one gave up first."""
+    role = "roles_life:aborted_for_one_that_never_came"
+    store = str(tmp_path / "store")
+    ranks = jobs.run(role, 3, tmp_path / "out", environment=path_forced, store=store)
+
+    texts = [told["text"] for told in jobs.results(ranks)]
+    assert "rank 2" in texts[0]
+    assert "rank 0 called abort() after rdmatensor:all_reduce" in texts[1]
+    assert "rank 2" in texts[1]
+
+
 def test_group_destroyed_by_another_thread_ends_the_wait(
     path_forced: dict[str, str], tmp_path: Path
 ) -> None:
