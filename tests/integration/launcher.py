@@ -1,4 +1,4 @@
-"""Run functions as the ranks of jobs: import torch once, then fork.
+"""Run functions as the ranks of jobs: import torch once, with what it puts off, then fork.
 
 python launcher.py FD: a socket on which each line asks for a job, in JSON; each answer is a byte
 with a descriptor of the job's process. That process ends with its ranks, this one with the socket.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -28,6 +29,9 @@ from typing import Any
 import torch
 from meeting import FOLDER_VARIABLE
 
+# What torch imports for itself where DistributedDataParallel or an optimizer is made: seconds of
+# each rank's time. No thread begins in it; benchmarks, the demo and torchrun's jobs start cold.
+IMPORTED_ONCE = ("torch._dynamo",)
 GIVE_UP_EARLY_S = 3.0  # before the deadline: time to say where a rank hangs
 
 
@@ -163,7 +167,25 @@ def serve(requests: socket.socket) -> Request | None:
     return None
 
 
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def import_once() -> None:
+    """Import what the ranks shall find; a thread of it would be missing in every one of them."""
+    before = _threads()  # numpy has one, and sees to it in a child
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
+    if _threads() != before:
+        raise RuntimeError(f"an import of {IMPORTED_ONCE} began a thread, and this process forks")
+    # Else each rank, when it ends, looks at every object of torch's: a second, and a copy of all
+    # pages. What a rank makes itself is collected as ever.
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> int:
+    import_once()
     job = serve(socket.socket(fileno=int(sys.argv[1])))
     return 0 if job is None else run_job(job)
 
