@@ -23,6 +23,7 @@
 #define WORST_KILL_S 2.0
 #define MEDIAN_KILL_S 0.1
 #define KILL_FLOORS 20
+#define MOST_KILL_S 10.0 /* whatever the machine has to do */
 #define KILLS_FOR_A_MEDIAN 20
 #define LONGEST_DELAY_NS (20 * SWEEP_MS)
 
@@ -238,11 +239,14 @@ by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The promise, and the room that this machine needs at this time. */
+/* The promise, and the room that this machine needs at this time, up to a limit. */
 static uint64_t
 kill_limit_ns(double promised_s, uint64_t floor_ns)
 {
-    return sweep_patience_ns(promised_s) + KILL_FLOORS * floor_ns;
+    const uint64_t wanted_ns = sweep_patience_ns(promised_s) + KILL_FLOORS * floor_ns;
+    const uint64_t most_ns = sweep_patience_ns(MOST_KILL_S);
+
+    return wanted_ns < most_ns ? wanted_ns : most_ns;
 }
 
 static void
