@@ -23,14 +23,18 @@ import numpy as np
 from rdmatensor import FileStore, World, config, join
 
 if TYPE_CHECKING:
+    from rdmatensor import Group
+
     Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 WAIT_S = 150.0
 SIZES_BYTES = (1, 4096, 65537, 1 << 20, (2 << 20) + 3)
-ROUNDS = 30  # breaking a link takes an emulated machine several of them
+ROUNDS = 60  # at most: breaking a link takes an emulated machine several of them
 CUT_ROUND = 6
+LATER_ROUNDS = 4  # over one link, once both ends know that the other is down
 CUT_LINK = 1
 PORT_ERROR = "port error"  # in describe(), from the device's report on
+DOWN = f"{os.environ['RIG_DEVICES'].split()[CUT_LINK]}:1 is down"  # in describe()
 HOW = {
     "cut": ["rig-cable", "cut", str(CUT_LINK)],
     "down": ["rig-cable", "down", str(CUT_LINK)],
@@ -60,14 +64,22 @@ def lane_of(world: World) -> str:
     return str(cast("list[dict[str, object]]", world.describe()["endpoints"])[0]["lane"])
 
 
-def exchange(world: World, how: str) -> None:
-    """Send to the other host and receive from it, in every size, round by round."""
+def do_both_know(world: World, group: Group) -> bool:
+    """Tell whether both ends name the link as down by now; the answer is the same on both."""
+    know = np.array([DOWN in lane_of(world)], np.float32)
+    group.all_reduce(know).wait(timeout_s=WAIT_S)
+    return bool(know[0] == 2)
+
+
+def exchange(world: World, group: Group, how: str) -> None:
+    """Send to the other host and receive from it, in every size, round by round, to the end."""
     rank, peer = world.rank, 1 - world.rank
     base = np.random.default_rng(3).integers(0, 256, max(SIZES_BYTES), dtype=np.uint8)
     # A sender's slot() waits for the peer's: those first.
     slots = [world.slot(f"links-{peer}-{n}", (n,), "uint8", src=peer) for n in SIZES_BYTES]
     out = [world[peer].slot(f"links-{rank}-{n}", (n,), "uint8") for n in SIZES_BYTES]
     cutting: subprocess.Popen[bytes] | None = None
+    later = 0
     for number in range(ROUNDS):
         begun_s = time.monotonic()
         tensors = [payload(base[:size_bytes], rank, number) for size_bytes in SIZES_BYTES]
@@ -84,12 +96,15 @@ def exchange(world: World, how: str) -> None:
         for transfer in sent:
             transfer.wait(timeout_s=WAIT_S)
         print(f"round {number}: ok, {time.monotonic() - begun_s:.1f} s", flush=True)
+        later += number > CUT_ROUND and do_both_know(world, group)
+        if later > LATER_ROUNDS:
+            break
+    else:
+        raise AssertionError(f"not down after {ROUNDS} rounds: {lane_of(world)}")
     if cutting is not None and cutting.wait(timeout=WAIT_S) != 0:
         raise AssertionError(f"{HOW[how]} failed")
-    for sender in out:
-        sender.close()
-    for slot in slots:
-        slot.close()
+    for end in (*out, *slots):
+        end.close()
 
 
 def main() -> int:
@@ -100,14 +115,13 @@ def main() -> int:
     os.environ.setdefault("RDMATENSOR_ADDR", os.environ["RIG_ADDR"])  # words go by the first link
     if config.from_environment().transport not in ("verbs", "auto"):
         raise SystemExit("set RDMATENSOR_TRANSPORT=verbs or auto: others would prove nothing")
-    device = os.environ["RIG_DEVICES"].split()[CUT_LINK]
     store = FileStore(Path(os.environ["RIG_SHARED"]) / "store")
     with join(store, int(os.environ["RIG_HOST"]), size=2, timeout_s=WAIT_S) as world:
         group = world.group("two links")
-        exchange(world, arguments.how)
+        exchange(world, group, arguments.how)
         endpoint = cast("list[dict[str, object]]", world.describe()["endpoints"])[0]
         print(endpoint["path"], endpoint["lane"], flush=True)
-        if endpoint["path"] != "verbs" or f"{device}:1 is down" not in str(endpoint["lane"]):
+        if endpoint["path"] != "verbs" or DOWN not in str(endpoint["lane"]):
             raise AssertionError(f"not verbs with one link: {endpoint}")
         if world.context.counters().failovers != 0:
             raise AssertionError(f"moved, with a link that was good: {endpoint}")
