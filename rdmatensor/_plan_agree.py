@@ -16,7 +16,6 @@ def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
     """Compare the plans of all ranks of the group, before any address is used."""
     world = dist.get_world_size(group)
     kind, planned = plan.strategy.kind, plan.strategy.world_size
-    mine = plan_to_json(plan)
     others: list[Any] = [None] * world
     dist.all_gather_object(others, (plan.fingerprint(), kind, planned), group=group)
     if kind != "data_parallel" or planned != world:
@@ -28,7 +27,7 @@ def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
         )
     if len({entry[0] for entry in others}) == 1:
         return
-    texts: list[Any] = [mine]
+    texts: list[Any] = [plan_to_json(plan)]
     dist.broadcast_object_list(texts, src=dist.get_global_rank(group, 0), group=group)
     first = plan_from_json(texts[0])
     different = [rank for rank, entry in enumerate(others) if entry[0] != others[0][0]]

@@ -1,0 +1,243 @@
+"""What happens around training by a plan: frozen layers, checkpoints, torch's profiler."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from roles_coalesced import writes_of
+from roles_plan import loss_of, make, plan_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rdmatensor.plan
+from graph_analysis import DataParallel, analyze
+
+TIMEOUT = timedelta(seconds=60)
+SETTINGS = {"lr": 0.1, "momentum": 0.9}
+THOUSAND = 1000
+
+
+def _steps(
+    module: Any,
+    optimizer: torch.optim.Optimizer,
+    batch_of: Callable[[int, int], torch.Tensor],
+    numbers: range,
+) -> list[float]:
+    rank = dist.get_rank()
+    losses = []
+    for number in numbers:
+        optimizer.zero_grad()
+        loss = loss_of(module(batch_of(number, rank)))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def _bits(model: nn.Module) -> str:
+    whole = hashlib.sha256()
+    for parameter in model.parameters():
+        whole.update(parameter.detach().contiguous().numpy().tobytes())
+    return whole.hexdigest()
+
+
+def frozen(rank: int, world: int) -> dict[str, Any]:
+    """The first layer is frozen: it is not in the plan, and stays what it was."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    mine, batch_of = make("cnn")
+    first = next(iter(mine.children()))
+    for parameter in first.parameters():
+        parameter.requires_grad_(False)
+    theirs = copy.deepcopy(mine)
+    kept = copy.deepcopy(first.state_dict())
+    plan = analyze(mine, (batch_of(0, 0),), strategy=DataParallel(world))
+    trained = [p for p in mine.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, **SETTINGS)
+    planned = rdmatensor.plan.apply(mine, plan, optimizer, choose_again=False)
+    losses = _steps(planned, optimizer, batch_of, range(5))
+    oracle = DistributedDataParallel(theirs, process_group=gloo, gradient_as_bucket_view=True)
+    their_optimizer = torch.optim.SGD(
+        [p for p in theirs.parameters() if p.requires_grad], **SETTINGS
+    )
+    found = {
+        "losses": losses,
+        "gloo_losses": _steps(oracle, their_optimizer, batch_of, range(5)),
+        "is_kept": all(
+            torch.equal(kept[name], value) for name, value in first.state_dict().items()
+        ),
+        "has_no_gradient": all(p.grad is None for p in first.parameters()),
+        "planned": len(planned._memory.gradients),
+        "trained": len(trained),
+        "described": planned.describe(),
+        "bits": _bits(mine),
+    }
+    planned.close()
+    del oracle
+    gc.collect()
+    dist.destroy_process_group()
+    return found
+
+
+def _begin(world: int) -> tuple[nn.Module, rdmatensor.plan.PlannedModel, torch.optim.Optimizer]:
+    model = make("lstm")[0]
+    optimizer = torch.optim.SGD(model.parameters(), **SETTINGS)
+    plan = plan_of("lstm", world)
+    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    return model, planned, optimizer
+
+
+def _saved_after_three_steps(
+    world: int, batch_of: Callable[[int, int], torch.Tensor]
+) -> tuple[list[float], bytes]:
+    _, planned, optimizer = _begin(world)
+    losses = _steps(planned, optimizer, batch_of, range(3))
+    file = io.BytesIO()
+    torch.save({"model": planned.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    planned.close()
+    return losses, file.getvalue()
+
+
+def resumed(_rank: int, world: int) -> dict[str, Any]:
+    """Three steps, a checkpoint into another model with a plan of its own, and two more.
+
+    Beside five steps in one go by a plan, and with DistributedDataParallel on Gloo.
+    """
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    batch_of = make("lstm")[1]
+    whole, planned, optimizer = _begin(world)
+    whole_losses = _steps(planned, optimizer, batch_of, range(5))
+    planned.close()
+
+    losses, file = _saved_after_three_steps(world, batch_of)
+    again, planned, optimizer = _begin(world)
+    saved = torch.load(io.BytesIO(file), weights_only=True)
+    planned.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    losses += _steps(planned, optimizer, batch_of, range(3, 5))
+    planned.close()
+
+    theirs = make("lstm")[0]
+    oracle = DistributedDataParallel(theirs, process_group=gloo, gradient_as_bucket_view=True)
+    their_optimizer = torch.optim.SGD(theirs.parameters(), **SETTINGS)
+    found = {
+        "losses": losses,
+        "whole_losses": whole_losses,
+        "gloo_losses": _steps(oracle, their_optimizer, batch_of, range(5)),
+        "is_same": _bits(whole) == _bits(again),
+        "bits": _bits(again),
+    }
+    del oracle
+    gc.collect()
+    dist.destroy_process_group()
+    return found
+
+
+def _profiled(
+    module: Any, batch: torch.Tensor, parameters: list[nn.Parameter]
+) -> tuple[Counter[str], int]:
+    """Count what torch.profiler saw of one forward and backward pass, and bytes given to copies."""
+    for parameter in parameters:
+        parameter.grad = None
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    ) as profile:
+        loss_of(module(batch)).backward()
+    events = [event for event in profile.events() or [] if event.name == "aten::copy_"]
+    sizes = [
+        int(torch.Size(event.input_shapes[0]).numel()) if event.input_shapes else 0
+        for event in events
+    ]
+    return Counter(event.name for event in profile.events() or []), sum(sizes)
+
+
+def profiled(rank: int, world: int, model: str) -> dict[str, Any]:
+    """One step by a plan, and one without any communication, as torch.profiler sees them."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    mine, batch_of = make(model)
+    alone = copy.deepcopy(mine)
+    optimizer = torch.optim.SGD(mine.parameters(), **SETTINGS)
+    planned = rdmatensor.plan.apply(mine, plan_of(model, world), optimizer, choose_again=False)
+    _steps(planned, optimizer, batch_of, range(3))
+    places = {gradient.address for gradient in planned._memory.gradients.values()}
+    batch = batch_of(3, rank)
+    # The profiler itself is warmed up, by a step that nobody counts.
+    _profiled(planned, batch, list(mine.parameters()))
+    _profiled(alone, batch, list(alone.parameters()))
+    seen, copied = _profiled(planned, batch, list(mine.parameters()))
+    in_place = {p.grad.data_ptr() for p in mine.parameters() if p.grad is not None} == places
+    seen_alone, copied_alone = _profiled(alone, batch, list(alone.parameters()))
+    forgotten = _first_step_by_a_plan(model, world, batch)
+    planned.close()
+    dist.destroy_process_group()
+    return {
+        "copies": seen["aten::copy_"],
+        "copies_alone": seen_alone["aten::copy_"],
+        "copied": copied,
+        "copied_alone": copied_alone,
+        "all_reduces": sum(n for name, n in seen.items() if "all_reduce" in name),
+        "buckets": planned.describe()["buckets"],
+        "gradients": len(places),
+        "is_in_place": in_place,
+        "first_copies": forgotten,
+    }
+
+
+def _first_step_by_a_plan(model: str, world: int, batch: torch.Tensor) -> int:
+    """Count the copies of a step that has not learnt yet: one of each gradient more."""
+    fresh = make(model)[0]
+    optimizer = torch.optim.SGD(fresh.parameters(), **SETTINGS)
+    planned = rdmatensor.plan.apply(fresh, plan_of(model, world), optimizer, choose_again=False)
+    seen, _ = _profiled(planned, batch, list(fresh.parameters()))
+    planned.close()
+    return seen["aten::copy_"]
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def thousand(_rank: int, world: int) -> dict[str, Any]:
+    """A thousand parameters of 256 bytes."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    torch.manual_seed(3)
+    model = nn.ParameterList([nn.Parameter(torch.randn(64)) for _ in range(THOUSAND)])
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat(list(self.parts)) * x
+
+    whole = Sum()
+    plan = analyze(whole, (torch.ones(1),), strategy=DataParallel(world))
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+    planned = rdmatensor.plan.apply(whole, plan, optimizer, choose_again=False)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(planned(torch.ones(1))).backward()
+        optimizer.step()
+    before = writes_of(_world())
+    optimizer.zero_grad()
+    loss_of(planned(torch.ones(1))).backward()
+    found = {
+        "buckets": planned.describe()["buckets"],
+        "writes": writes_of(_world()) - before,
+        "bits": _bits(whole),
+    }
+    planned.close()
+    dist.destroy_process_group()
+    return found

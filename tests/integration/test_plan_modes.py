@@ -1,0 +1,68 @@
+"""Frozen layers, checkpoints and many small gradients by a plan; what torch's profiler sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jobs
+import pytest
+
+pytestmark = pytest.mark.timeout(150)
+
+START_S = 90.0  # two ranks capture graphs
+
+
+def run(
+    role: str, tmp_path: Path, environment: dict[str, str] | None = None, **arguments: Any
+) -> list[Any]:
+    return jobs.results(
+        jobs.run(
+            f"roles_plan_modes:{role}",
+            2,
+            tmp_path,
+            timeout_s=START_S,
+            environment=environment or {},
+            **arguments,
+        )
+    )
+
+
+def test_a_frozen_layer_is_left_alone(tmp_path: Path) -> None:
+    ranks = run("frozen", tmp_path)
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(rank["gloo_losses"], rel=1e-6)
+        assert rank["is_kept"]
+        assert rank["has_no_gradient"]
+        assert rank["planned"] == rank["trained"]
+        assert rank["described"]["copied"] == rank["trained"]  # in the first step, once each
+    assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    ranks = run("resumed", tmp_path)
+    for rank in ranks:
+        assert rank["losses"] == rank["whole_losses"]  # bit by bit
+        assert rank["losses"] == pytest.approx(rank["gloo_losses"], rel=1e-6)
+        assert rank["is_same"]
+    assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "lstm", "gpt"])
+def test_the_profiler_sees_no_copy_of_a_gradient(model: str, tmp_path: Path) -> None:
+    for rank in run("profiled", tmp_path, model=model):
+        assert rank["is_in_place"]
+        assert rank["all_reduces"] >= rank["buckets"] > 0
+        assert rank["copies"] == rank["copies_alone"]
+        assert rank["copied"] == rank["copied_alone"]
+        # It would have seen them: a step that has not learnt yet copies each gradient.
+        assert rank["first_copies"] == rank["copies_alone"] + rank["gradients"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_thousand_small_gradients_leave_together(transport: str, tmp_path: Path) -> None:
+    ranks = run("thousand", tmp_path, {"RDMATENSOR_TRANSPORT": transport})
+    for rank in ranks:
+        assert rank["buckets"] == 1
+        assert 0 < rank["writes"] <= 3  # messages to the peer, or fillings of our board
+    assert ranks[0]["bits"] == ranks[1]["bits"]
