@@ -18,6 +18,12 @@ throw_value_error(const char *call, const std::string &what)
 }
 
 void
+throw_type_error(const char *call, const std::string &what)
+{
+    C10_THROW_ERROR(TypeError, c10::str("rdmatensor:", call, ": ", what));
+}
+
+void
 throw_device_error(const c10::Device &device, const char *call)
 {
     throw_value_error(call, c10::str("the tensor is on ", device,
@@ -170,6 +176,32 @@ reduce_op_of(const c10d::ReduceOp &op, const char *call)
     }
 }
 
+namespace
+{
+
+/*
+ * What tensors of a dtype are multiplied with. Floats may round, as all that is computed in them;
+ * but 0.5 among integers would be 0, and of a complex number reals would keep a part, in silence.
+ */
+at::Scalar
+factor_for(c10::ScalarType dtype, const c10d::PreMulSumSupplement &supplement, const char *call)
+{
+    const at::Tensor &tensor = supplement.tensor_factor; /* of one element, torch sees to it */
+    const at::Scalar given = tensor.defined() ? tensor.item() : supplement.double_factor;
+    const bool is_integral = c10::isIntegralType(dtype, true);
+    if (!tensor.defined() && !is_integral)
+        return given; /* with all its digits: the product of halves is rounded once */
+    const at::Scalar kept =
+        at::scalar_tensor(given, at::TensorOptions(given.type())).to(dtype).item();
+    const bool loses_a_part = given.isComplex() && !c10::isComplexType(dtype);
+    if ((is_integral || loses_a_part) && kept.toComplexDouble() != given.toComplexDouble())
+        throw_type_error(call, c10::str("tensors of ", dtype, " cannot be multiplied with ", given,
+                                        ", the factor of PREMUL_SUM"));
+    return kept;
+}
+
+} // namespace
+
 at::Tensor
 premultiplied(const at::Tensor &tensor, const c10d::ReduceOp &op, const char *call)
 {
@@ -180,9 +212,7 @@ premultiplied(const at::Tensor &tensor, const c10d::ReduceOp &op, const char *ca
     if (supplement == nullptr)
         throw_value_error(call, "the reduction PREMUL_SUM came without its factor");
     /* mul_ keeps the dtype, as the other reductions do */
-    return supplement->tensor_factor.defined()
-               ? tensor.clone().mul_(supplement->tensor_factor.to(tensor.scalar_type()))
-               : tensor.clone().mul_(supplement->double_factor);
+    return tensor.clone().mul_(factor_for(tensor.scalar_type(), *supplement, call));
 }
 
 std::vector<at::Tensor>

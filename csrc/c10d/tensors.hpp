@@ -29,7 +29,7 @@ void check_tensor(const at::Tensor &tensor, const char *call);
 at::Tensor &only_tensor(std::vector<at::Tensor> &tensors, const char *call);
 std::vector<at::Tensor> &only_list(std::vector<std::vector<at::Tensor>> &lists, const char *call);
 
-/* `list` has one tensor for each of `size` members, each like `model` in dtype and element count. */
+/* `list` has one tensor for each of `size` members, each like `model` in dtype and count. */
 void check_members(const std::vector<at::Tensor> &list, const at::Tensor &model, int size,
                    const char *call);
 /* `whole` has the dtype of `block` and room for exactly one block of every member. */
@@ -49,7 +49,10 @@ Elements elements_of(const at::Tensor &tensor, bool is_reduced, const char *call
 /* PREMUL_SUM is RDT_SUM of premultiplied() tensors. */
 uint32_t reduce_op_of(const c10d::ReduceOp &op, const char *call);
 
-/* What is reduced: with PREMUL_SUM a new tensor, the product with the factor; else `tensor`. */
+/*
+ * What is reduced: with PREMUL_SUM a new tensor, the product with the factor; else `tensor`. A
+ * factor that the tensor's dtype cannot hold is a TypeError.
+ */
 at::Tensor premultiplied(const at::Tensor &tensor, const c10d::ReduceOp &op, const char *call);
 std::vector<at::Tensor> premultiplied(const std::vector<at::Tensor> &tensors,
                                       const c10d::ReduceOp &op, const char *call);
@@ -61,10 +64,11 @@ std::exception_ptr make_error(rdt_status status, const std::string &message);
 /* `call`: the operation with its prefix, "rdmatensor:recv from rank 3". */
 std::exception_ptr make_error(rdt_status status, const std::string &call, const rdt_error &error);
 [[noreturn]] void throw_value_error(const char *call, const std::string &what);
+[[noreturn]] void throw_type_error(const char *call, const std::string &what);
 
 /*
- * Takes the GIL and raises what a signal handler raised, on the main thread only: elsewhere Python runs no
- * handlers. Call it between slices of a wait.
+ * Takes the GIL and raises what a signal handler raised, on the main thread only: elsewhere Python
+ * runs no handlers. Call it between slices of a wait.
  */
 void check_signals();
 
