@@ -1,0 +1,182 @@
+"""Methods of c10d::Backend beside the collectives: pending work, errors, numbers, large tensors."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from meeting import meet
+from roles_collectives import TIMEOUT
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rdmatensor
+from rdmatensor.context import default_context
+
+LATE_S = 0.5
+CPU = torch.device("cpu")
+
+
+def world_group() -> Any:
+    return dist.distributed_c10d._get_default_group()
+
+
+def copied_bytes() -> int:
+    return int(default_context().counters().copied_bytes)
+
+
+def pending(rank: int, world: int) -> dict[str, object]:
+    """waitForPendingWorks(): operations whose Works were dropped, and one that never ends."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.barrier()
+    tensors = [torch.full((1 + 20_000 * i,), rank + 1.0) for i in range(8)]
+    if rank == world - 1:
+        time.sleep(LATE_S)
+    begun_s = time.monotonic()
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    world_group()._wait_for_pending_works()
+    found: dict[str, object] = {
+        "seconds": time.monotonic() - begun_s,
+        "sums": [float(tensor.sum()) / tensor.numel() for tensor in tensors],
+        "text": "",
+    }
+    dist.barrier()
+    if rank == 0:
+        rdmatensor.set_timeout(timedelta(seconds=0.3))
+        dist.all_reduce(torch.ones(3), async_op=True)
+        try:
+            world_group()._wait_for_pending_works()
+        except RuntimeError as error:
+            found["text"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    meet("told", rank, range(world))
+    dist.destroy_process_group()
+    return found
+
+
+def errors(rank: int, world: int, *, how: str) -> list[str]:
+    """getError() before and after a group has gone wrong."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    backend = world_group()._get_backend(CPU)
+    dist.barrier()
+    said = [backend.get_error().name]
+    meet("out of the barrier", rank, range(world))
+    if how == "late":
+        rdmatensor.set_timeout(timedelta(seconds=0.3))
+    if how == "aborted" and rank == 1:
+        backend.abort()
+    elif rank != 1:
+        try:
+            dist.all_reduce(torch.ones(3))
+        except RuntimeError as error:
+            said.append(type(error).__name__)
+    said.append(backend.get_error().name)
+    meet("told", rank, range(world))
+    return said
+
+
+def numbers(rank: int, world: int) -> list[int]:
+    """Sequence numbers after each kind of operation; of another group, its own."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    pair = dist.new_group([0, 1])
+    found = [rdmatensor.sequence_number()]
+    dist.all_reduce(torch.ones(3))
+    found.append(rdmatensor.sequence_number())
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    found.append(rdmatensor.sequence_number())
+    with dist._coalescing_manager():
+        for _ in range(4):
+            dist.all_reduce(torch.ones(3))
+    found.append(rdmatensor.sequence_number())
+    if rank < 2:
+        dist.all_reduce(torch.ones(3), group=pair)
+        found.append(rdmatensor.sequence_number(pair))
+    dist.barrier()
+    found.append(rdmatensor.sequence_number())
+    dist.destroy_process_group()
+    return found
+
+
+def same_tag_in_two_groups(rank: int, world: int) -> list[float]:
+    """Messages between the same ranks under one tag, received in the groups' other order."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    groups: list[Any] = [dist.group.WORLD, dist.new_group(), dist.new_group([0, world - 1])]
+    received = [torch.zeros(3) for _ in groups]
+    if rank == 0:
+        works = [
+            dist.isend(torch.full((3,), 1.0 + number), world - 1, group=group, tag=4)
+            for number, group in enumerate(groups)
+        ]
+        for work in works:
+            assert work is not None
+            work.wait()
+    elif rank == world - 1:
+        for group, tensor in reversed(list(zip(groups, received, strict=True))):
+            dist.recv(tensor, 0, group=group, tag=4)
+    dist.barrier()
+    dist.destroy_process_group()
+    return [float(tensor[0]) for tensor in received]
+
+
+def large_on_request(rank: int, world: int, *, size_bytes: int) -> dict[str, Any]:
+    """The same tensor summed again and again, in torch's memory and in the arena."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    found: dict[str, Any] = {}
+    for kind in ("private", "adopted"):
+        tensor = torch.zeros(size_bytes // 4)
+        if kind == "adopted":
+            rdmatensor.torch.adopt(tensor)
+        found[kind] = turns = []
+        for turn in range(3):
+            tensor.fill_(rank + turn + 1.0)
+            tensor[-1] = 0.0
+            dist.barrier()
+            before = copied_bytes()
+            dist.all_reduce(tensor)
+            turns.append(
+                {
+                    "copied": copied_bytes() - before,
+                    "is_in_arena": rdmatensor.torch.is_in_arena(tensor),
+                    "address": tensor.data_ptr(),
+                    "is_right": is_sum(tensor, world, turn),
+                }
+            )
+    dist.destroy_process_group()
+    return found
+
+
+def is_sum(tensor: torch.Tensor, world: int, turn: int) -> bool:
+    expected = torch.full_like(tensor, float(sum(rank + turn + 1 for rank in range(world))))
+    expected[-1] = 0.0
+    return torch.equal(tensor, expected)
+
+
+def large_by_default(rank: int, world: int, *, size_bytes: int) -> list[dict[str, Any]]:
+    """A gradient of this size, step after step; nothing in the program asks for the arena."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    inner = nn.Linear(256, size_bytes // 4 // 256, bias=False)
+    model = DistributedDataParallel(inner, gradient_as_bucket_view=True)
+    steps = []
+    for step in range(5):
+        x = torch.full((1, 256), float(rank + step))
+        model.zero_grad(set_to_none=False)
+        dist.barrier()
+        before = copied_bytes()
+        model(x).sum().backward()
+        assert inner.weight.grad is not None
+        mean = sum(other + step for other in range(world)) / world
+        steps.append(
+            {
+                "copied": copied_bytes() - before,
+                "is_in_arena": rdmatensor.torch.is_in_arena(inner.weight.grad),
+                "address": inner.weight.grad.data_ptr(),
+                "is_right": torch.allclose(inner.weight.grad, torch.tensor(mean)),
+            }
+        )
+    dist.destroy_process_group()
+    return steps

@@ -1,0 +1,94 @@
+"""Methods of c10d::Backend beside the collectives, and large tensors adopted or not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import jobs
+import pytest
+
+SIZES = [1 << 20, 16 << 20]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_pending_works_are_waited_for(
+    world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_methods:pending", world, tmp_path, environment=path_forced)
+
+    for number, rank in enumerate(jobs.results(ranks)):
+        assert rank["sums"] == [world * (world + 1) / 2] * 8
+        if number < world - 1:
+            assert rank["seconds"] > 0.3, "it did not wait for the late rank"
+    text = jobs.results(ranks)[0]["text"]
+    assert "the timeout passed: earlier collectives of this rank are not done" in text
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("aborted", ["DistBackendError", "REMOTE_ERROR"], ["COMM_ERROR"]),  # by the second
+        ("late", ["DistNetworkError", "COMM_ERROR"], ["SUCCESS"]),  # which knows of nothing
+    ],
+)
+def test_a_group_says_what_went_wrong(
+    how: str, first: list[str], second: list[str], path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_methods:errors", 2, tmp_path, environment=path_forced, how=how)
+
+    assert jobs.results(ranks) == [["SUCCESS", *first], ["SUCCESS", *second]]
+
+
+def test_sequence_numbers_are_in_step(path_forced: dict[str, str], tmp_path: Path) -> None:
+    """Each collective is one; so is a list of small tensors, which go as one."""
+    ranks = jobs.run("roles_methods:numbers", 3, tmp_path, environment=path_forced)
+
+    first, second, third = jobs.results(ranks)
+    assert first == second
+    steps = [after - before for before, after in itertools.pairwise(third)]
+    assert steps == [1, 3, 1, 1]
+    assert first[:4] == third[:4]
+    assert first[4:] == [1, third[4]]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_groups_do_not_take_each_others_messages(
+    world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    role = "roles_methods:same_tag_in_two_groups"
+    ranks = jobs.run(role, world, tmp_path, environment=path_forced)
+
+    assert jobs.results(ranks)[world - 1] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("size_bytes", SIZES)
+def test_an_adopted_tensor_is_summed_without_a_copy(
+    size_bytes: int, transport: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    role = "roles_methods:large_on_request"
+    ranks = jobs.run(role, 2, tmp_path, environment=path_forced, size_bytes=size_bytes)
+
+    for rank in jobs.results(ranks):
+        private, adopted = rank["private"], rank["adopted"]
+        assert all(turn["is_right"] for turn in (*private, *adopted))
+        assert [turn["is_in_arena"] for turn in adopted] == [True] * 3
+        assert len({turn["address"] for turn in adopted}) == 1
+        assert [turn["copied"] for turn in adopted[1:]] == [0, 0]
+        assert not any(turn["is_in_arena"] for turn in private)
+        if transport == "shm":  # over TCP what the kernel copies is in no counter of ours
+            assert all(turn["copied"] >= size_bytes / 2 for turn in private)
+
+
+@pytest.mark.parametrize("size_bytes", SIZES)
+def test_a_gradient_that_repeats_is_summed_without_a_copy(
+    size_bytes: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    role = "roles_methods:large_by_default"
+    ranks = jobs.run(role, 2, tmp_path, environment=path_forced, size_bytes=size_bytes)
+
+    for steps in jobs.results(ranks):
+        assert all(step["is_right"] for step in steps)
+        assert all(step["is_in_arena"] for step in steps[1:])
+        assert len({step["address"] for step in steps[2:]}) == 1
+        assert [step["copied"] for step in steps[3:]] == [0, 0]
