@@ -54,6 +54,20 @@ def test_an_algorithm_can_be_forced(algorithm: str, tmp_path: Path) -> None:
         assert max(jobs.results(ranks)) <= 3 * 32 * 2.0**-24
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "halving-doubling", "tree"])
+def test_each_forced_algorithm_runs_and_is_right(
+    algorithm: str, world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    forced = {**path_forced, "RDMATENSOR_ALGO": algorithm}
+    ranks = jobs.run("roles_ran:forced", world, tmp_path, timeout_s=80.0, environment=forced)
+
+    for rank in jobs.results(ranks):
+        assert rank["wrong"] == []
+        assert algorithm in rank["ran"]
+
+
 def test_the_algorithm_that_is_forced_is_the_one_that_ran(tmp_path: Path) -> None:
     forced = {"RDMATENSOR_TRANSPORT": "tcp", "RDMATENSOR_ALGO": "ring"}
     ranks = jobs.run("roles_ran:what_ran", 2, tmp_path, environment=forced)
