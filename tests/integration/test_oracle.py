@@ -59,9 +59,10 @@ def played(cases: Sequence[Case], world: int, out: Path, **environment: str) -> 
     return Played(ranks, out)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    return played(TWO_RANKS, 2, tmp_path_factory.mktemp("two_ranks"))
+@pytest.fixture(scope="module", params=["shm", "tcp"])
+def two_ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    out = tmp_path_factory.mktemp("two_ranks")
+    return played(TWO_RANKS, 2, out, RDMATENSOR_TRANSPORT=request.param)
 
 
 @pytest.fixture(scope="module", params=["shm", "tcp"])
