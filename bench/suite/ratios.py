@@ -4,10 +4,15 @@
 
 Each figure is how many times as long a floor or rival takes as we do, in one run in which both take
 turns: of the fastest sample of each, since what others do with the cores only ever adds to a
-sample. It must not be below a half of what is known, or less where a moment without both cores has
-been seen to cost more than that. A figure that is too low is measured again, and only one that is
-too low each time fails: a slow library is slow in every run, a noisy moment passes. What comes of
-it is no measurement: `rdmatensor bench` is.
+sample. A figure that is too low is measured again, and only one that is too low each time fails: a
+slow library is slow in every run, a noisy moment passes. What comes of it is no measurement:
+`rdmatensor bench` is.
+
+What a figure has to reach was chosen between what quiet runs give (known, of the same fastest
+samples) and what three runs gave while 17 others waited for two cores: 0.6 to 0.8 of what is known,
+which the best of those three reached too. Busy cores make Gloo look worse, since it sleeps while it
+waits; so beside it half of what is known from quiet runs is asked, of which the kernel's wake-ups
+are a part. Over tcp no quiet run beside Gloo is kept, and only a third is asked.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record
 from bench.suite import collectives, samples
 from bench.suite.layout import layout
-from bench.suite.settings import MIB
+from bench.suite.settings import KIB, MIB
 
 TRIES = 4
 Measure = Callable[[], list[Record]]
@@ -110,26 +115,34 @@ FIGURES = (
         _is("ours", timed="seen"),
         _is_copy,
         0.97,
-        0.45,
+        0.75,
     ),
-    _latency("shm", 8, 200, 0.3, 0.12),
-    _latency("tcp", 8, 200, 0.85, 0.35),
-    _latency("tcp", MIB, 20, 1.0, 0.4),
+    _latency("shm", 8, 200, 0.3, 0.2),
+    _latency("tcp", 8, 200, 0.83, 0.6),
+    _latency("tcp", MIB, 20, 1.0, 0.6),
     Figure(
         "shm 1 MiB in a slot, beside a ring and a copy",
         _program("tensors", "--size", str(MIB), "--trips", "40", "--rounds", "4"),
         _is("slot"),
         _is("copy"),
         1.05,  # with what reading costs who did not copy it into his cache
-        0.5,
+        0.7,
     ),
     Figure(
         "all_reduce of 1 MiB over shm, beside Gloo",
         _all_reduce("shm", MIB),
         _is("rdmatensor"),
         _is("gloo"),
-        1.9,
-        0.8,
+        6.3,
+        3.0,
+    ),
+    Figure(
+        "all_reduce of 64 KiB over shm, beside Gloo",
+        _all_reduce("shm", 64 * KIB),
+        _is("rdmatensor"),
+        _is("gloo"),
+        36.0,
+        18.0,
     ),
     Figure(
         "all_reduce of 1 MiB over tcp, beside Gloo",

@@ -65,10 +65,10 @@ def test_a_contestant_without_samples_is_no_success() -> None:
         figure.ratio([{"contestant": "ours", "raw_ns": [1]}])
 
 
-def test_no_figure_asks_for_more_than_half_of_what_is_known() -> None:
+def test_every_figure_asks_for_much_of_what_is_known_and_leaves_room() -> None:
     assert len({figure.name for figure in ratios.FIGURES}) == len(ratios.FIGURES)
     for figure in ratios.FIGURES:
-        assert 0 < figure.least <= figure.known / 2, figure.name
+        assert 0.3 * figure.known <= figure.least <= 0.8 * figure.known, figure.name
 
 
 def test_each_program_is_asked_for_what_it_prints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +101,5 @@ def test_the_slowest_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
     monkeypatch.setattr(ratios, "run_ranks", run)
-    (figure, _) = [one for one in ratios.FIGURES if "all_reduce" in one.name]
+    (figure, *_) = [one for one in ratios.FIGURES if "all_reduce" in one.name]
     assert figure.ratio(figure.measure()) == 3.0
