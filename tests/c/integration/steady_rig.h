@@ -15,12 +15,13 @@ size_t __sanitizer_get_current_allocated_bytes(void);
 #endif
 
 /* Of a span that has been warmed up. Bytes of the heap are exact but for what each thread keeps
- * back for itself, and for the few operations that a peer has yet to acknowledge. Pages come and
- * go with these, and with the arenas of threads. A byte lost in each operation is 32 of the
- * heap, and passes the first limit after a thousand. */
+ * back for itself, and for the few operations that a peer has yet to acknowledge: a byte lost in
+ * each is 32 of the heap, and passes the limit after a thousand. The arena may need another piece
+ * where more was on its way at once than in the warm-up: a descriptor, a mapping, and pages. */
+#define STEADY_PIECES 2
 #define STEADY_HEAP_BYTES 32768
-#define STEADY_RSS_KIB 512
-#define STEADY_MAPPINGS 4
+#define STEADY_RSS_KIB (512 + STEADY_PIECES * 2048)
+#define STEADY_MAPPINGS (4 + STEADY_PIECES)
 
 struct steady_usage {
     int64_t heap_bytes; /* that were asked for and not given back */
@@ -105,7 +106,7 @@ steady_grown(const struct steady_usage *growth)
 {
     if (growth->heap_bytes > STEADY_HEAP_BYTES)
         return "heap";
-    if (growth->fds > 0)
+    if (growth->fds > STEADY_PIECES)
         return "descriptors";
     if (growth->threads > 0)
         return "threads";

@@ -154,20 +154,21 @@ dynamic_slot(struct steady *s)
     pass(s, 1);
 }
 
-static uint64_t
-quarantined(const struct steady *s)
+static bool
+has_settled(const struct steady *s)
 {
     struct rdti_region_stats stats;
 
     rdti_regions_get_stats(s->rank->ctx->regions, &stats);
-    return stats.quarantine_count;
+    return stats.quarantine_count == 0 && !rdti_regions_are_ending(s->rank->ctx->regions);
 }
 
-/* A region that was freed stays until its peer has said that it will write there no more. */
+/* A region that was freed stays until its peer has said that it will write there no more, and a
+ * device has forgotten it. */
 static void
 settle(const struct steady *s)
 {
-    CHECK_EVENTUALLY(quarantined(s) == 0, 30);
+    CHECK_EVENTUALLY(has_settled(s), 30);
 }
 
 static void
