@@ -18,8 +18,8 @@ RESULT = re.compile(r"^(ok|skip|FAIL) +(\S+) \([0-9.]+ ms\)$")  # the harness's 
 REPORT = re.compile(r"(Address|Leak|Thread|UndefinedBehavior)Sanitizer|runtime error: ")
 AGAIN_MOST = 2  # programs of some hundred: where more fail, it is not the machine
 SLOWEST_SHOWN = 5
-# Of what passed, too: which ends were tried, and how soon the others knew.
-TOLD = re.compile(r"^  sweep: .*$", re.MULTILINE)
+# Of what passed, too: which ends were tried, how soon the others knew, and what grew.
+TOLD = re.compile(r"^  (?:sweep|steady): .*$", re.MULTILINE)
 WORDS_SHOWN = 40  # lines for each failure: an assertion has few, a sanitizer's report begins so
 
 

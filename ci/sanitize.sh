@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The C tests under sanitizers, and with tsan two ranks of torch on the backend.
+# The C tests under sanitizers, then two ranks of torch on the backend under the same.
 # Usage: ci/sanitize.sh [asan] [tsan]; both without arguments.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 presets=("$@")
@@ -8,6 +8,6 @@ presets=("$@")
 status=0
 for preset in "${presets[@]}"; do
     bash ci/ctest.sh "$preset" || status=1
-    [[ "$preset" != tsan ]] || bash ci/tsan_backend.sh || status=1
+    bash ci/sanitize_backend.sh "$preset" || status=1
 done
 exit "$status"

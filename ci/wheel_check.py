@@ -5,9 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+# What a shared object of ours may ask the loader for: what every Linux has, and beside it torch's
+# own where torch was loaded before. libibverbs is on no list: it is loaded at run time, and only
+# where it is. The loader itself is asked for where threads have variables of their own.
+SYSTEM = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s)\.so\.\d+|ld-linux[\w-]*\.so\.\d+)")
+LIBRARY = re.compile(r"librdmatensor\.so(\.\d+)?")
+TORCH = re.compile(r"lib(torch(_\w+)?|c10)\.so|libstdc\+\+\.so\.\d+")
+NEEDED = re.compile(r"\(NEEDED\)\s+Shared library: \[(?P<name>.+)\]")
 
 
 def run(*arguments: str) -> str:
@@ -16,6 +26,36 @@ def run(*arguments: str) -> str:
     return subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, timeout=120
     ).stdout.strip()
+
+
+def allowed_needs(file_name: str) -> tuple[re.Pattern[str], ...]:
+    """Return what this shared object may need: the library itself nothing but the system."""
+    if LIBRARY.fullmatch(file_name):
+        return (SYSTEM,)
+    return (SYSTEM, LIBRARY, TORCH) if file_name.startswith("_c10d.") else (SYSTEM, LIBRARY)
+
+
+def needed_by(shared: Path) -> list[str]:
+    """Return the libraries without which the loader refuses this shared object (binutils)."""
+    command = ["readelf", "--dynamic", "--wide", str(shared)]
+    environment = {**os.environ, "LC_ALL": "C"}
+    said = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, timeout=60, env=environment
+    ).stdout
+    assert "Dynamic section at offset" in said, f"{shared} is no shared object:\n{said}"
+    return [found["name"] for found in NEEDED.finditer(said)]
+
+
+def check_needed(folder: Path) -> None:
+    """Every shared object of the package needs only what is on its list."""
+    shared = sorted(folder.rglob("*.so*"))
+    assert any(LIBRARY.fullmatch(path.name) for path in shared), f"no librdmatensor in {folder}"
+    for path in shared:
+        lists = allowed_needs(path.name)
+        needed = needed_by(path)
+        assert needed, f"{path.name} needs nothing, not even libc"
+        odd = [name for name in needed if not any(one.fullmatch(name) for one in lists)]
+        assert not odd, f"{path.name} needs {', '.join(odd)}, which is not on the list"
 
 
 def check_packages() -> None:
@@ -73,4 +113,5 @@ def check_torch() -> None:
 if __name__ == "__main__":
     check_packages()
     check_library()
+    check_needed(Path(run("-c", "import rdmatensor; print(rdmatensor.__path__[0])")))
     {"bare": check_bare, "torch": check_torch}[sys.argv[1]]()

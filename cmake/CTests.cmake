@@ -45,10 +45,11 @@ foreach(source IN LISTS test_sources)
 endforeach()
 
 # Two programs run at a time (ci/ctest.sh), but for these: two processes that hand a word back and
-# forth, and figures of time and CPU. With the machine to themselves they measure the library, and
-# else the other tests.
+# forth, many times over, and figures of time and CPU. With the machine to themselves they measure
+# the library, and else the other tests.
 set_tests_properties(base/doorbell_litmus_test core/engine_test core/handshake_test
-    core/mailbox_steady_test core/setup_test core/verbs_path_test PROPERTIES RUN_SERIAL TRUE)
+    core/mailbox_steady_test core/setup_test core/verbs_path_test integration/steady_test
+    PROPERTIES RUN_SERIAL TRUE)
 if(NOT RDMATENSOR_SANITIZE) # which scales their limits
     set_tests_properties(core/alloc_test core/endpoint_hold_test core/engine_waited_test
         integration/sweep_test PROPERTIES RUN_SERIAL TRUE)

@@ -179,15 +179,15 @@ def test_summary_of_what_passed_is_two_lines(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_summary_shows_the_ends_that_a_sweep_tried(tmp_path: Path) -> None:
+def test_summary_shows_the_ends_that_a_sweep_tried_and_what_grew(tmp_path: Path) -> None:
     sweep = program(
         "integration_sweep",
         "run",
-        "  sweep: 16 points\n  other words\n  sweep: phases hit: barrier 1\n"
+        "  sweep: 16 points\n  other words\n  steady: no kind left more\n"
         "ok   ends (0.1 ms)\ntests: 1 passed, 0 failed, 0 skipped\n",
     )
     lines = summary_of(tmp_path, junit(GOOD, sweep)).stdout.splitlines()
-    assert lines[2:] == ["  sweep: 16 points", "  sweep: phases hit: barrier 1"]
+    assert lines[2:] == ["  sweep: 16 points", "  steady: no kind left more"]
 
 
 def test_summary_shows_what_each_failure_said_and_nothing_else(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Two ranks of torch on a backend that is built with a sanitizer, over each path: tests/sanitizers.
+# Usage: ci/sanitize_backend.sh asan|tsan; asan has UBSan and a look for leaks with it.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+PATH="$VENV/bin:$PATH"
+preset="${1:-}"
+case "$preset" in
+    asan) sanitize=address,undefined ;;
+    tsan) sanitize=thread ;;
+    *) die "usage: ci/sanitize_backend.sh asan|tsan" ;;
+esac
+# gcc 12's TSan wants the small address randomisation.
+if [[ "$preset" == tsan ]] && ! setarch -R true 2>/dev/null; then
+    die "tsan: this machine does not let a program choose its address randomisation"
+fi
+
+logged "$preset-backend-configure" cmake --preset "$preset" -DRDMATENSOR_WERROR=ON \
+    -DRDMATENSOR_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VENV/bin/python" \
+    -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' # lines for reports; all of torch's types would take minutes
+logged "$preset-backend-build" cmake --build --preset "$preset" \
+    --target rdmatensor _rdmatensor_cffi _c10d
+
+packages="$ROOT/build/$preset/packages"
+rm -rf "$packages"
+logged "$preset-backend-install" cmake --install "build/$preset" --component python \
+    --prefix "$packages"
+ln -s "$ROOT"/rdmatensor/{*.py,doctor} "$packages/rdmatensor/"
+ln -s "$ROOT/graph_analysis" "$packages/"
+logged "$preset-backend-canary" gcc -O0 -g -fPIC -shared "-fsanitize=$sanitize" \
+    -fno-sanitize-recover=all tests/sanitizers/canary.c -o "$packages/canary.so"
+"$VENV/bin/python" -u tests/sanitizers/run.py "$preset" "$packages"

@@ -1,0 +1,188 @@
+"""Run two ranks of torch on a backend that is built with a sanitizer, over each path.
+
+Usage: run.py asan|tsan PACKAGES: a folder with that build as `rdmatensor`, and canary.c built as
+canary.so. By the interpreter of an environment with torch; the sanitizer's library is preloaded, as
+neither Python nor torch is built with it. Before all else faults on purpose show that each would be
+seen. Of leaks only those count whose memory was asked for through a library in PACKAGES.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+JOB_LIMIT_S = 300.0  # several times what a job takes on two busy cores
+WORLD = 2
+PATHS = {
+    "shm": {"RDMATENSOR_TRANSPORT": "shm"},
+    "tcp": {"RDMATENSOR_TRANSPORT": "tcp"},
+    "shm, messages, sums": {"RDMATENSOR_ALGO": "messages", "RDMATENSOR_VERIFY": "crc32c"},
+}
+LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*\n(?: +#.*\n)+", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """How a process runs under it, and what it says of a fault."""
+
+    preload: tuple[str, ...]
+    environment: Mapping[str, str]
+    reports: tuple[str, ...]
+    canaries: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
+
+
+SANITIZERS = {
+    "asan": Sanitizer(
+        # libstdc++ stands behind it, or it does not find what throws: Python brings none along.
+        preload=("libasan.so", "libstdc++.so.6"),
+        environment={
+            "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:fast_unwind_on_malloc=1"
+            ":detect_stack_use_after_return=1:malloc_context_size=20"
+            # With each frame the library that it is of.
+            ":stack_trace_format='    #%n %p %F %S %M'",
+            # All leaks are told, and end nothing: faults() chooses.
+            "LSAN_OPTIONS": "exitcode=0:print_suppressions=0:report_objects=0",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            # Objects have memory of their own, in which pointers of ours are found.
+            "PYTHONMALLOC": "malloc",
+        },
+        reports=("ERROR: AddressSanitizer", "runtime error:"),
+        canaries=("overflow", "undefined", "leak"),
+    ),
+    "tsan": Sanitizer(
+        preload=("libtsan.so",),
+        environment={
+            "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"
+            f" suppressions={HERE / 'tsan_suppressions.txt'}"
+        },
+        reports=("WARNING: ThreadSanitizer",),
+        canaries=("race",),
+        prefix=("setarch", "-R"),  # gcc 12's wants the small address randomisation
+    ),
+}
+
+
+def library(name: str) -> str:
+    """Return where the compiler has a library of its own."""
+    command = ["gcc", f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def environment(sanitizer: Sanitizer, packages: Path) -> dict[str, str]:
+    """Return that of a process that runs under it, and takes ours from `packages`."""
+    return {
+        **os.environ,
+        "LD_PRELOAD": ":".join(library(name) for name in sanitizer.preload),
+        "PYTHONPATH": f"{packages}:{sysconfig.get_path('purelib')}",
+        **sanitizer.environment,
+    }
+
+
+def start(words: Sequence[str], log: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process whose words go into the log."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            words, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+
+
+def finish(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Return how they ended, -9 for one that had to be ended."""
+    end_s = time.monotonic() + JOB_LIMIT_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, end_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return [process.returncode for process in processes]
+
+
+class Runs:
+    """Processes of one sanitizer, and what it says of them."""
+
+    def __init__(self, name: str, packages: Path) -> None:
+        self._name = name
+        self._packages = packages
+        self._sanitizer = SANITIZERS[name]
+        self._environment = environment(self._sanitizer, packages)
+        # As in a frame's last word; each library of ours has a name that nothing else has.
+        self._marks = [f"({path.name}+0x" for path in packages.rglob("*.so*")]
+
+    def _python(self, *words: str) -> list[str]:
+        """Return Python's command without site, whose hooks would find what is installed."""
+        return [*self._sanitizer.prefix, sys.executable, "-S", *words]
+
+    def faults(self, text: str) -> list[str]:
+        """Return what was said of faults of ours."""
+        found = [report for report in self._sanitizer.reports if report in text]
+        return found + [leak for leak in LEAK.findall(text) if any(m in leak for m in self._marks)]
+
+    def sees_canaries(self, folder: Path) -> bool:
+        """Whether each fault on purpose is seen, and none where there is none."""
+        canaries = {fault: folder / f"{fault}.log" for fault in (*self._sanitizer.canaries, "none")}
+        words = [str(HERE / "canary.py"), str(self._packages / "canary.so")]
+        finish(
+            [
+                start(self._python(*words, fault), log, self._environment)
+                for fault, log in canaries.items()
+            ]
+        )
+        is_good = True
+        for fault, log in canaries.items():
+            text = log.read_text(errors="replace")
+            if bool(self.faults(text)) == (fault == "none"):
+                print(f"error: {self._name}, a planted fault, {fault}, is misjudged:\n{text}")
+                is_good = False
+        return is_good
+
+    def is_clean(self, path: str, folder: Path) -> bool:
+        """Run a job; say how it ended."""
+        folder.mkdir()
+        logs = [folder / f"{rank}.log" for rank in range(WORLD)]
+        began_s = time.monotonic()
+        environ = {**self._environment, **PATHS[path]}
+        job, rest = str(HERE / "job.py"), [str(folder / "meet"), str(self._packages)]
+        ends = finish(
+            [
+                start(self._python(job, str(rank), *rest), log, environ)
+                for rank, log in enumerate(logs)
+            ]
+        )
+        words = [log.read_text(errors="replace") for log in logs]
+        is_good = ends == [0] * WORLD and not any(self.faults(text) for text in words)
+        took_s = time.monotonic() - began_s
+        result = "ok" if is_good else "FAILED"
+        print(f"{self._name}: two ranks, {path}: {result} in {took_s:.0f} s", flush=True)
+        if not is_good:
+            for rank, text in enumerate(words):
+                rest = LEAK.sub("", text)  # of others: thousands of lines
+                print(
+                    f"-- rank {rank} ended with {ends[rank]}:", *self.faults(text), rest, sep="\n"
+                )
+        return is_good
+
+
+def main() -> int:
+    """Return the exit status."""
+    runs = Runs(sys.argv[1], Path(sys.argv[2]).resolve())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if not runs.sees_canaries(folder):
+            return 1
+        results = [runs.is_clean(path, folder / str(number)) for number, path in enumerate(PATHS)]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
