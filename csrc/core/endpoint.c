@@ -130,7 +130,7 @@ rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
         const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
-        if ((state == RDTI_EP_CONNECTING || state == RDTI_EP_READY) &&
+        if ((state == RDTI_EP_CONNECTING || state == RDTI_EP_READY) && ep->goodbye_ns == 0 &&
             memcmp(ep->uuid, uuid, RDT_UUID_BYTES) == 0)
             return ep;
     }

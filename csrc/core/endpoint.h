@@ -113,7 +113,8 @@ void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);
 rdt_status rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
                                    struct rdt_error *err);
 
-/* [driver] Find by uuid among those that are not LEFT or FAILED; NULL if none. */
+/* [driver] Find by uuid among those that are CONNECTING or READY and whose peer has said no
+ * goodbye; NULL if none. */
 rdt_endpoint *rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES]);
 
 /* [driver] One more count; dropped by rdt_endpoint_close(). */

@@ -2,6 +2,7 @@
  * A goodbye and the word that bytes are in place go by different ways: who leaves the moment that
  * they are leaves nobody with an error for what arrived. */
 #include "core/context.h"
+#include "core/endpoint_impl.h"
 #include "pair_rig.h"
 
 enum { TURNS = 60 };
@@ -87,6 +88,60 @@ TEST_TIMEOUT(a_goodbye_is_heard_by_who_never_stops_writing, 60)
         CHECK_STR_CONTAINS(err.message, "left");
         end(&side);
     }
+}
+
+/* ---- Opened anew ----------------------------------------------------------------------------- */
+
+enum { ON_ITS_WAY_BYTES = 32 << 20 }; /* more than sockets take before somebody reads */
+
+static bool
+has_said_goodbye(rdt_context *ctx, const rdt_endpoint *ep)
+{
+    rdti_engine_enter(ctx->engine);
+    const bool has_said = ep->said_goodbye;
+    rdti_engine_leave(ctx->engine);
+    return has_said;
+}
+
+/* Whoever opens while the word of the last bytes is awaited means the time after that goodbye, and
+ * must not be given what is about to end. Held locks stand for processes that are slow. */
+TEST_TIMEOUT(who_opens_behind_a_goodbye_gets_another_endpoint, 60)
+{
+    struct rdt_error err = {0};
+    struct side side;
+    rdt_endpoint *again[2];
+    uint8_t *bytes = calloc(1, ON_ITS_WAY_BYTES);
+    rdt_transfer *t;
+
+    CHECK_NOT_NULL(bytes);
+    begin(&side, RDT_TRANSPORT_TCP, ON_ITS_WAY_BYTES);
+    struct pair *pair = &side.pair;
+    rdti_engine_enter(pair->ctx[0]->engine); /* it hears nothing yet */
+    rdt_endpoint_close(pair->ep[1]);
+    CHECK_EVENTUALLY(has_said_goodbye(pair->ctx[1], pair->ep[1]), 10);
+    pair->ep[1] = NULL;
+    rdti_engine_enter(pair->ctx[1]->engine); /* it takes nothing any more */
+    check_ok(rdt_endpoint_write(pair->ep[0], bytes, ON_ITS_WAY_BYTES, &side.remote, 0, 7, &t, &err),
+             &err, "write");
+    while (pair->ep[0]->goodbye_ns == 0 && !rdti_endpoint_is_ended(pair->ep[0]))
+        rdti_channel_drain(pair->ep[0]->channel);
+    CHECK_INT_EQ(rdti_endpoint_get_state(pair->ep[0]), RDTI_EP_READY); /* it waits for the word */
+    endpoint_make(pair->ctx[0], pair->ctx[1], 1, &again[0]);
+    CHECK(again[0] != pair->ep[0]);
+    rdti_engine_leave(pair->ctx[0]->engine);
+    rdti_engine_leave(pair->ctx[1]->engine);
+    endpoint_make(pair->ctx[1], pair->ctx[0], 0, &again[1]);
+    for (int i = 0; i < 2; i++)
+        check_ok(rdt_endpoint_wait_ready(again[i], 10 * RIG_S, &err), &err, "the new one");
+    const rdt_status how = rdt_transfer_wait(t, 10 * RIG_S, &err);
+    CHECK_MSG(how == RDT_OK || how == RDT_EPEER, "%s", err.message); /* in time, or too slow */
+    rdt_transfer_free(t);
+    for (int i = 0; i < 2; i++) /* the old one's end takes nothing of the new one with it */
+        check_ok(rdt_endpoint_wait_ready(again[i], 0, &err), &err, "the new one");
+    for (int i = 0; i < 2; i++)
+        rdt_endpoint_close(again[i]);
+    end(&side);
+    free(bytes);
 }
 
 TEST_MAIN()
