@@ -202,6 +202,77 @@ TEST_TIMEOUT(threads_write_while_the_path_is_lost, 120)
     CHECK_UINT_GE(moves, runs / 2);
 }
 
+/* ---- Back again ----------------------------------------------------------------------------- */
+
+static void
+check_path(uint32_t transport)
+{
+    for (uint32_t d = 0; d < 2; d++) {
+        CHECK_UINT_EQ(rdt_endpoint_transport(streams[d].tx), transport);
+        CHECK_UINT_EQ(failovers_of(d), 1);
+    }
+}
+
+static void
+run_steps(void)
+{
+    for (uint32_t i = 0; i < STEPS; i++)
+        for (uint32_t d = 0; d < 2; d++)
+            begin_step(&streams[d], i);
+    for (uint32_t d = 0; d < 2; d++)
+        end_stream(&streams[d]);
+}
+
+static void
+write_until_moved(void)
+{
+    static const uint64_t zero; /* as the guard is that it goes to */
+    const uint64_t deadline_ns = test_now_ns() + rig_patience_ns();
+
+    for (uint32_t d = 0; d < 2; d++)
+        while (rdt_endpoint_transport(streams[d].tx) != RDT_TRANSPORT_TCP) {
+            struct rdt_error err = {0};
+            rdt_transfer *t = NULL;
+
+            CHECK(test_now_ns() < deadline_ns);
+            CHECK_OK(rdt_endpoint_write(streams[0].tx, &zero, 8, &streams[0].remote, 0,
+                                        RDT_NOTIFY_NONE, &t, &err),
+                     &err);
+            end_op(t, "a write while it moves", d);
+        }
+}
+
+/* RDMA works again: what has moved stays where it is, whatever goes over it; a new endpoint tries
+ * RDMA, and has it. */
+TEST_TIMEOUT(only_a_new_endpoint_goes_back_to_rdma, 60)
+{
+    const struct sim_config config = config_of(1, 3);
+
+    open_rig(&config, RDT_TRANSPORT_AUTO);
+    for (uint32_t d = 0; d < 2; d++)
+        open_stream(&streams[d], d, config.seed);
+    sim_cut_device(0, true);
+    write_until_moved();
+    sim_cut_device(0, false);
+    run_steps();
+    check_path(RDT_TRANSPORT_TCP);
+    for (uint32_t d = 0; d < 2; d++)
+        close_stream(&streams[d]);
+    for (uint32_t i = 0; i < 2; i++)
+        rdt_group_destroy(rig.group[i]);
+    for (uint32_t i = 0; i < 2; i++)
+        rig.group[i] = rig_group(&rig, i, "again");
+    const uint64_t before = sim_executed();
+    for (uint32_t d = 0; d < 2; d++)
+        open_stream(&streams[d], d, config.seed);
+    run_steps();
+    check_path(RDT_TRANSPORT_VERBS);
+    CHECK_UINT_GE(sim_executed() - before, STEPS);
+    for (uint32_t d = 0; d < 2; d++)
+        close_stream(&streams[d]);
+    close_rig();
+}
+
 /* ---- Where it is forbidden ------------------------------------------------------------------ */
 
 static rdt_status
