@@ -14,13 +14,25 @@
 #include "core/slot.h"
 #include "wire/notify.h"
 
+/* Of a floor that is not met the peer is told the reasons: that sentence it makes itself. */
+static const char *
+words_for_peer(const rdt_endpoint *ep, const struct rdt_error *err)
+{
+    const char *reasons = ep->setup->reasons;
+
+    return err->status == RDT_EMISMATCH && reasons[0] != '\0' &&
+                   strstr(err->message, reasons) != NULL
+               ? reasons
+               : err->message;
+}
+
 void
 rdti_path_tell_failure(rdt_endpoint *ep, const struct rdt_error *err)
 {
     struct rdti_text text = {0};
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
 
-    rdti_text_copy(text.text, sizeof(text.text), err->message);
+    rdti_text_copy(text.text, sizeof(text.text), words_for_peer(ep, err));
     rdti_channel_send(ep->channel, RDTI_FRAME_PATH_FAILED, payload,
                       rdti_text_encode(&text, payload), NULL, 0);
 }
@@ -196,8 +208,11 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
                               (int)rdti_endpoint_rank(ep));
     if (ep->lane == NULL) /* no PATH came: what the listener could not offer */
         rdti_endpoint_set_transport_id(ep, rdti_path_choice(&ep->setup->authenticated));
-    (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "rank %d: %s",
-                              (int)rdti_endpoint_rank(ep), text.text);
+    if (strstr(ep->setup->reasons, text.text) != NULL) /* as this side found by itself */
+        (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "%s", text.text);
+    else
+        (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "rank %d: %s",
+                                  (int)rdti_endpoint_rank(ep), text.text);
     if (!fails_floor(ep, &why))
         rdti_path_abandon(ep, &why);
     return RDT_OK;
