@@ -54,6 +54,7 @@ _MEANINGS = {
     "control_bytes": "of moved_bytes, what carries no payload",
     "fallback_bytes": "payload over a worse path than the pair should have had, or past its place",
     "reconnections": "paths to a process that another path had reached before",
+    "side_channel_bytes": "frames on the side channels to peers, which no transport moves",
     "failovers": "peers that moved to tcp because the path over RDMA was lost",
     "wait_s": "time that threads spent waiting for transfers, for data and for room at peers",
 }

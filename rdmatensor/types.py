@@ -89,5 +89,6 @@ class Counters:
     control_bytes: int
     fallback_bytes: int
     reconnections: int
+    side_channel_bytes: int
     registration_s: float
     wait_s: float

@@ -46,6 +46,7 @@ struct rdti_channel {
     struct rdti_list link; /* of the retired */
     struct rdti_channel_events events;
     void *arg;
+    _Atomic uint64_t *bytes_count; /* relaxed: a statistic */
     _Atomic uint64_t last_heard_ns;
 
     pthread_mutex_t tx_lock; /* guards what follows; never held while the caller's code runs */
@@ -203,6 +204,7 @@ rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *pa
         memcpy(out->bytes + RDTI_FRAME_HEAD_BYTES, payload, payload_bytes);
     rdti_list_append(&channel->queue, &out->link);
     channel->queued_bytes += len_bytes;
+    (void)atomic_fetch_add_explicit(channel->bytes_count, len_bytes, memory_order_relaxed);
     if (!channel->is_waiting)
         flush_queue(channel);
     (void)pthread_mutex_unlock(&channel->tx_lock);
@@ -360,8 +362,8 @@ rdti_channel_drain(struct rdti_channel *channel)
 
 rdt_status
 rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
-                    const struct rdti_channel_events *events, void *arg, struct rdti_channel **out,
-                    struct rdt_error *err)
+                    const struct rdti_channel_events *events, void *arg,
+                    _Atomic uint64_t *bytes_count, struct rdti_channel **out, struct rdt_error *err)
 {
     struct rdti_channel *channel = calloc(1, sizeof(*channel));
 
@@ -372,6 +374,7 @@ rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
     channel->is_unix = is_unix;
     channel->events = *events;
     channel->arg = arg;
+    channel->bytes_count = bytes_count;
     rdti_list_init(&channel->queue);
     rdti_list_init(&channel->link);
     atomic_store_explicit(&channel->last_heard_ns, rdti_now_ns(), memory_order_relaxed);

@@ -25,10 +25,12 @@ struct rdti_channel_events {
     void (*on_end)(void *arg, const struct rdt_error *err);
 };
 
-/* Takes fd over (nonblocking, close-on-exec). [driver] */
+/* Takes fd over (nonblocking, close-on-exec). [driver] `bytes_count` grows by what is queued, and
+ * outlives the channel. */
 rdt_status rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
                                const struct rdti_channel_events *events, void *arg,
-                               struct rdti_channel **out, struct rdt_error *err);
+                               _Atomic uint64_t *bytes_count, struct rdti_channel **out,
+                               struct rdt_error *err);
 /* Queue a frame and send what the socket takes. `fds` are duplicated by the kernel and stay the
  * caller's; they must stay open until the frame has left (in practice at once; arena and lane
  * descriptors live as long as the context). Any thread. */

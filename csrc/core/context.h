@@ -43,6 +43,7 @@ struct rdti_core_counters {
     _Atomic uint64_t failovers;
     _Atomic uint64_t mailbox_placed;
     _Atomic uint64_t reconnections;
+    _Atomic uint64_t side_channel_bytes;
 };
 
 struct rdti_job {

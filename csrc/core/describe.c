@@ -123,10 +123,10 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
                   ",\"tcp_bytes\":%" PRIu64 ",\"verbs_bytes\":%" PRIu64
                   ",\"planned_bytes\":%" PRIu64 ",\"dynamic_bytes\":%" PRIu64
                   ",\"control_bytes\":%" PRIu64 ",\"fallback_bytes\":%" PRIu64
-                  ",\"reconnections\":%" PRIu64 "}",
+                  ",\"reconnections\":%" PRIu64 ",\"side_channel_bytes\":%" PRIu64 "}",
                   c.failovers, c.mailbox_placed, c.shm_bytes, c.tcp_bytes, c.verbs_bytes,
                   c.planned_bytes, c.dynamic_bytes, c.control_bytes, c.fallback_bytes,
-                  c.reconnections);
+                  c.reconnections, c.side_channel_bytes);
 }
 
 static uint64_t
@@ -285,6 +285,7 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
         .mailbox_placed = load(&core->mailbox_placed),
         .fallback_bytes = load(&ctx->moved.fallback_bytes),
         .reconnections = load(&core->reconnections),
+        .side_channel_bytes = load(&core->side_channel_bytes),
     };
 
     sum_moved(ctx, &all);

@@ -334,8 +334,9 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
     /* The connector gives a path up; the listener only if the connector does not. */
     ep->setup->path_deadline_ns =
         rdti_deadline_after((result->is_connector ? 1 : 2) * RDTI_ATTEMPT_NS);
-    rdt_status status = rdti_channel_create(ctx->engine, result->fd, result->is_unix,
-                                            &rdti_endpoint_channel_events, ep, &ep->channel, &err);
+    rdt_status status =
+        rdti_channel_create(ctx->engine, result->fd, result->is_unix, &rdti_endpoint_channel_events,
+                            ep, &ctx->counters.side_channel_bytes, &ep->channel, &err);
     if (status != RDT_OK) {
         rdti_fork_close_remove(result->fd);
         (void)close(result->fd);

@@ -242,6 +242,8 @@ struct rdt_counters {
                                 where their receive stood */
     uint64_t reconnections;  /* paths to a process that another path had reached before: failovers,
                                 and connections after an earlier one had ended */
+    uint64_t side_channel_bytes; /* frames and their heads on the side channels to peers, which no
+                                    transport moves: set-up, regions' ends, deaths, heartbeats */
 };
 /* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);

@@ -14,6 +14,8 @@
 /* One side; all under the engine's lock but the atomics. */
 struct side {
     struct rdti_channel *channel;
+    _Atomic uint64_t sent_bytes; /* as the channel counts them */
+    _Atomic uint64_t got_bytes;  /* as the other end sees them */
     _Atomic uint32_t frames;
     _Atomic uint32_t ends;
     rdt_status end_status;
@@ -42,7 +44,7 @@ on_frame(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_byte
         memcpy(&number, payload, sizeof(number));
         side->out_of_order += number != atomic_load(&side->frames);
     }
-    (void)payload_bytes;
+    (void)atomic_fetch_add(&side->got_bytes, RDTI_FRAME_HEAD_BYTES + payload_bytes);
     const uint32_t got = rdti_channel_take_fds(side->channel, side->fds, 4);
     if (got > 0)
         atomic_store(&side->fd_count, got);
@@ -82,7 +84,7 @@ rig_begin(struct rig *rig, int count)
     rdti_engine_enter(rig->engine);
     for (int i = 0; i < count; i++)
         CHECK_OK(rdti_channel_create(rig->engine, ends[i], true, &events, &rig->sides[i],
-                                     &rig->sides[i].channel, &err),
+                                     &rig->sides[i].sent_bytes, &rig->sides[i].channel, &err),
                  &err);
     rdti_engine_leave(rig->engine);
     if (count == 1)
@@ -128,6 +130,8 @@ TEST(frames_arrive_in_order_through_a_socket_that_is_full)
     rdti_engine_enter(rig.engine);
     CHECK(rdti_channel_is_flushed(rig.sides[0].channel));
     CHECK_UINT_EQ(rig.sides[1].out_of_order, 0);
+    CHECK_UINT_EQ(atomic_load(&rig.sides[0].sent_bytes), atomic_load(&rig.sides[1].got_bytes));
+    CHECK_UINT_EQ(atomic_load(&rig.sides[1].sent_bytes), 0);
     rdti_engine_leave(rig.engine);
     rig_end(&rig);
 }

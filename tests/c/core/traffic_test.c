@@ -126,6 +126,31 @@ TEST_TIMEOUT(bytes_are_counted_by_path_and_class, 60)
     }
 }
 
+/* What peers tell each other beside the data: no transport moves it, and it is counted. Over tcp a
+ * target refuses by itself, so that the ends of regions are told to nobody. */
+TEST_TIMEOUT(side_channels_are_counted_apart, 60)
+{
+    enum { REGIONS = 100 };
+    static const uint8_t bytes[64];
+
+    for (int t = pair_first_transport(); t < 3; t++) {
+        const uint64_t told_bytes =
+            transports[t] == RDT_TRANSPORT_TCP ? 0 : RDTI_REVOKE_BYTES * REGIONS;
+        struct pair pair;
+        pair_open(&pair, transports[t]);
+        const uint64_t before[] = {counters_of(pair.ctx[0]).side_channel_bytes,
+                                   counters_of(pair.ctx[1]).side_channel_bytes};
+        CHECK_UINT_GE(before[1], 100); /* set-up */
+        for (int i = 0; i < REGIONS; i++)
+            write_once(&pair, bytes, sizeof(bytes));
+        for (int i = 0; i < 2; i++) /* their ends are told, and answered */
+            CHECK_EVENTUALLY(counters_of(pair.ctx[i]).side_channel_bytes >= before[i] + told_bytes,
+                             10);
+        CHECK_UINT_LE(counters_of(pair.ctx[0]).control_bytes, HEADER_MOST);
+        pair_close(&pair);
+    }
+}
+
 /* ---- Slower than it should be ---------------------------------------------------------------- */
 
 /* As if rank 0 did not find the socket by which memory is handed over. */
