@@ -3,6 +3,7 @@
  * endpoint_end.c. */
 #include "core/endpoint.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,9 +25,22 @@ rdti_endpoint_get_state(const rdt_endpoint *ep)
     return (enum rdti_endpoint_state)atomic_load_explicit(&ep->state, memory_order_seq_cst);
 }
 
+/* The table of states in endpoint.h, which a test holds to this one. */
+static const uint32_t may_become[] = {
+    [RDTI_EP_CONNECTING] = 1u << RDTI_EP_READY | 1u << RDTI_EP_FAILED | 1u << RDTI_EP_LEFT,
+    [RDTI_EP_READY] = 1u << RDTI_EP_FAILED | 1u << RDTI_EP_LEFT | 1u << RDTI_EP_CLOSING,
+    [RDTI_EP_CLOSING] = 1u << RDTI_EP_LEFT | 1u << RDTI_EP_FAILED,
+    [RDTI_EP_LEFT] = 0,
+    [RDTI_EP_FAILED] = 0,
+};
+
 void
 rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state)
 {
+    const bool is_legal = (may_become[rdti_endpoint_get_state(ep)] & 1u << state) != 0;
+
+    assert(is_legal);
+    (void)is_legal;
     atomic_store_explicit(&ep->state, state, memory_order_seq_cst);
     rdti_engine_wake(ep->ctx->engine);
 }

@@ -81,8 +81,8 @@ struct rdt_group {
  * A send or a receive that has not finished.
  *
  *   state     of    may others touch the buffers?          leaves by
- *   POSTED    recv  no; written, by the peer, if it was    a message matches, or has landed;
- *                   told with a place                      cancel -> finished
+ *   POSTED    recv  no; written, by the peer, if it was    a message matches -> PULL, STAGING or
+ *                   told with a place                      GRANTED; has landed, cancel -> finished
  *   LOCAL     send  no (to ourselves, waits for its        a receive matches; cancel -> finished
  *                   receive)
  *   QUEUED    send  no (waits for the path or for space    space -> LANE or OFFERED; cancel ->
@@ -186,6 +186,8 @@ void rdti_request_finish(struct rdti_request *request, rdt_status status,
 void rdti_group_hand_out(rdt_group *group, struct rdti_mailbox *m, uint64_t tag);
 /* The group broke: as the table of states says. */
 void rdti_request_cancel(struct rdti_request *request, const struct rdt_error *err);
+/* [driver] Only as the table of states says. */
+void rdti_request_become(struct rdti_request *request, enum rdti_request_state state);
 /* The same without an end of its transfer, which has another owner now. */
 void rdti_request_release(struct rdti_request *request);
 void rdti_group_unref(rdt_group *group);

@@ -123,7 +123,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
         return false;
     }
     describe_source(m, send, &rts);
-    send->state = RDTI_REQUEST_OFFERED;
+    rdti_request_become(send, RDTI_REQUEST_OFFERED);
     send->id = take_id(m, send);
     send->has_id = true;
     rdti_list_remove(&send->link);
@@ -167,7 +167,7 @@ end_send(struct rdti_request *send, rdt_status status, const struct rdt_error *e
         send->error.status = status;
     }
     if (send->ops > 0) {
-        send->state = RDTI_REQUEST_LANE;
+        rdti_request_become(send, RDTI_REQUEST_LANE);
         return;
     }
     if (send->is_cancelled)
@@ -254,7 +254,7 @@ rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send, const struct
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
-    send->state = RDTI_REQUEST_LANE;
+    rdti_request_become(send, RDTI_REQUEST_LANE);
     rdti_list_append(&m->offered, &send->link);
     const rdt_status status =
         write_granted(m, send, place, send->len_bytes, RDTI_TRAFFIC_PLANNED, &err);
@@ -285,7 +285,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
                                    (int)rdti_endpoint_rank(m->ep));
     const uint64_t id = send->id;
     if (len_bytes == left)
-        send->state = RDTI_REQUEST_LANE;
+        rdti_request_become(send, RDTI_REQUEST_LANE);
     uint32_t *sums = NULL;
     if (rdti_context_verifies(m->ctx) && !rdti_endpoint_caps(m->ep).is_same_host &&
         (sums = rdti_sums_of_granted(send, len_bytes)) == NULL)

@@ -216,7 +216,7 @@ begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process
     const bool is_first = rdti_list_is_empty(&m->pulls);
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
-    receive->state = RDTI_REQUEST_PULL;
+    rdti_request_become(receive, RDTI_REQUEST_PULL);
     receive->is_process = is_process;
     receive->transfer->owner = receive;
     receive->own_bytes = receive->len_bytes;
@@ -277,7 +277,7 @@ grant(struct rdti_request *receive, rdt_region *region, uint64_t off, struct rdt
     rdti_cts_encode(&cts, body);
     rdti_list_remove(&receive->link);
     rdti_list_append(&m->granted, &receive->link);
-    receive->state = RDTI_REQUEST_GRANTED;
+    rdti_request_become(receive, RDTI_REQUEST_GRANTED);
     receive->region = region;
     rdti_mailbox_control(m, RDTI_MESSAGE_CTS, receive->id, 0, 0, body, sizeof(body));
     return RDT_OK;
@@ -327,7 +327,7 @@ end_grant(struct rdti_request *receive)
         m->is_bounce_busy = false;
     rdti_list_remove(&receive->link);
     if (receive->owns_region) {
-        receive->state = RDTI_REQUEST_DRAINING;
+        rdti_request_become(receive, RDTI_REQUEST_DRAINING);
         rdt_region_free(receive->region, on_drained, receive);
     } else {
         rdti_request_finish(receive,
@@ -361,7 +361,7 @@ begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
     if (is_same_host &&
         (region == NULL || rdti_arena_locate(m->ctx->arena, receive->buf, receive->len_bytes,
                                              &segment, &segment_off) != RDT_OK)) {
-        receive->state = RDTI_REQUEST_STAGING;
+        rdti_request_become(receive, RDTI_REQUEST_STAGING);
         rdti_list_append(&m->staging, &receive->link);
         grant_bounce(m);
         return;

@@ -156,6 +156,23 @@ rdti_regions_set_gone(struct rdti_regions *regions, rdti_region_gone_fn on_gone,
     regions->gone_arg = arg;
 }
 
+/* The table of states in region.h, which a test holds to this one; "gone" is no state. */
+static const uint32_t may_become[] = {
+    [RDTI_REGION_PRIVATE] = 1u << RDTI_REGION_EXPORTED,
+    [RDTI_REGION_EXPORTED] = 1u << RDTI_REGION_QUARANTINE,
+    [RDTI_REGION_QUARANTINE] = 0,
+};
+
+void
+rdti_region_become(rdt_region *region, enum rdti_region_state state)
+{
+    const bool is_legal = (may_become[region->state] & 1u << state) != 0;
+
+    assert(is_legal);
+    (void)is_legal;
+    region->state = state;
+}
+
 /* Locked. */
 static void
 enter_quarantine(rdt_region *region, bool is_revoking)
@@ -163,7 +180,7 @@ enter_quarantine(rdt_region *region, bool is_revoking)
     struct rdti_regions *regions = region->regions;
     const uint32_t next_generation = region->generation + 1;
 
-    region->state = RDTI_REGION_QUARANTINE;
+    rdti_region_become(region, RDTI_REGION_QUARANTINE);
     region->is_revoking = is_revoking;
     regions->stats.exported_count--;
     regions->stats.quarantine_count++;

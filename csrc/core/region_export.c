@@ -78,7 +78,7 @@ make_exported(rdt_region *region, struct rdt_error *err)
     entry->region = region;
     region->generation = entry->generation;
     region->exported_as = ++regions->export_count;
-    region->state = RDTI_REGION_EXPORTED;
+    rdti_region_become(region, RDTI_REGION_EXPORTED);
     regions->stats.exported_count++;
     /* Release: a peer learns of the export by a message that is sent later. */
     atomic_store_explicit(&regions->table[region->index], entry->generation, memory_order_release);

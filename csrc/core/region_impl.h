@@ -65,6 +65,9 @@ struct rdti_regions {
     struct rdti_region_stats stats;
 };
 
+/* Locked. Only as the table of states in region.h says. */
+void rdti_region_become(rdt_region *region, enum rdti_region_state state);
+
 static inline rdt_status
 rdti_regions_forked(const char *call, struct rdt_error *err)
 {

@@ -1,0 +1,101 @@
+"""The tables of states in the headers are those that the code goes by: names and transitions.
+
+Whatever changes a state asks the code's table first, in every build with assertions, so that all
+tests hold the code to it; here it is held to what the header tells its reader.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).parents[2] / "csrc/core"
+# header of the table, header of the enum, file of the code's table, what states are called in C
+TABLES = [
+    ("endpoint.h", "endpoint.h", "endpoint.c", "RDTI_EP_"),
+    ("region.h", "region_impl.h", "region.c", "RDTI_REGION_"),
+    ("group_impl.h", "group_impl.h", "group_request.c", "RDTI_REQUEST_"),
+]
+ENDS = {"gone", "freed", "finished"}  # which are no states of the code's
+
+
+def told_by(header: str) -> dict[str, set[str]]:
+    """Return the table of a header's comment: each state, and those that follow it."""
+    lines = header.splitlines()
+    first = next(i for i, line in enumerate(lines) if re.match(r" \*   state .*leaves by", line))
+    column = lines[first].index("leaves by")
+    cells: dict[str, str] = {}
+    state = ""
+    for line in lines[first + 1 :]:
+        if line.strip() == "*":
+            break
+        named = re.match(r" \*   ([A-Z]+) ", line)
+        state = named[1] if named else state
+        cells[state] = f"{cells.get(state, '')} {line[column:]}"
+    followers: dict[str, set[str]] = {}
+    for name, cell in cells.items():
+        arrows = re.findall(r"-> ((?:\w+, )*\w+(?: or \w+)?)", " ".join(cell.split()))
+        words = {word for arrow in arrows for word in re.split(r", | or ", arrow)}
+        followers[name] = words - ENDS
+    return followers
+
+
+def enum_of(header: str, prefix: str) -> list[str]:
+    found = re.search(rf"enum \w+_state \{{([^}}]*{prefix}[^}}]*)\}}", header)
+    assert found is not None
+    return re.findall(rf"{prefix}(\w+)", found[1])
+
+
+def gone_by(code: str, prefix: str) -> dict[str, set[str]]:
+    """Return the table that is asked whenever a state changes."""
+    table = re.search(r"may_become\[\] = \{(.*?)\n\};", code, re.DOTALL)
+    assert table is not None
+    rows = re.findall(rf"\[{prefix}(\w+)\] =(.*?),\n", table[1] + "\n", re.DOTALL)
+    return {state: set(re.findall(rf"1u << {prefix}(\w+)", row)) for state, row in rows}
+
+
+@pytest.mark.parametrize(("table", "enum", "code", "prefix"), TABLES, ids=str)
+def test_what_the_header_tells_is_what_the_code_goes_by(
+    table: str, enum: str, code: str, prefix: str
+) -> None:
+    told = told_by((CORE / table).read_text(encoding="utf-8"))
+    states = enum_of((CORE / enum).read_text(encoding="utf-8"), prefix)
+
+    assert list(told) == states
+    assert told == gone_by((CORE / code).read_text(encoding="utf-8"), prefix)
+
+
+@pytest.mark.parametrize(
+    ("call", "prefix"),
+    [
+        ("rdti_endpoint_set_state", "RDTI_EP_"),
+        ("rdti_region_become", "RDTI_REGION_"),
+        ("rdti_request_become", "RDTI_REQUEST_"),
+    ],
+)
+def test_states_change_by_one_call(call: str, prefix: str) -> None:
+    """But for requests that begin: what is sent waits for its turn, or for its own receive."""
+    files = {path.name: path.read_text(encoding="utf-8") for path in sorted(CORE.glob("*.c"))}
+    changes = re.findall(rf"\b{call}\(\w+, {prefix}(\w+)\);", "".join(files.values()))
+    past_it = {
+        (name, state)
+        for name, text in files.items()
+        for state in re.findall(rf"->state = {prefix}(\w+);", text)
+    }
+    begin = {
+        ("group_message.c", "LOCAL"),
+        ("mailbox.c", "QUEUED"),
+        ("mailbox_stand_tx.c", "QUEUED"),
+    }
+
+    assert len(set(changes)) > 1
+    assert past_it == (begin if prefix == "RDTI_REQUEST_" else set())
+
+
+def test_a_table_that_tells_something_else_is_seen() -> None:
+    header = (CORE / "endpoint.h").read_text(encoding="utf-8")
+
+    assert told_by(header.replace("last close -> CLOSING", "last close -> LEFT")) != told_by(header)
+    assert "GRANTED" in told_by((CORE / "group_impl.h").read_text(encoding="utf-8"))["POSTED"]
