@@ -320,4 +320,66 @@ TEST(refusals_come_in_order_with_successes)
     fake_tcp_pair_close(&p);
 }
 
+/* ---- What a sender may rely on --------------------------------------------------------------- */
+
+static struct sockaddr_in
+own_end(const struct fake_link *link)
+{
+    const struct rdti_tcp_lane *lane = (const struct rdti_tcp_lane *)link->lane;
+    struct sockaddr_in addr = {0};
+    socklen_t addr_bytes = sizeof(addr);
+
+    CHECK(getsockname(lane->streams[0]->fd, (struct sockaddr *)&addr, &addr_bytes) == 0);
+    return addr;
+}
+
+/* The kernels have taken all of it, and nobody has looked: that is no acknowledgement. */
+TEST(a_write_is_over_once_its_target_has_placed_it)
+{
+    static const uint8_t zeros[4096];
+    struct fake_tcp_pair p = {0};
+    uint8_t src[4096];
+    struct fake_op op;
+
+    fake_tcp_pair_open(&p, 1, AF_INET);
+    fake_tcp_write_and_check(&p, 100);
+    struct fake_region *region = fake_region(&p.b, sizeof(src));
+    const uint64_t before = atomic_load(&p.a.counters.wire_bytes);
+    fake_tcp_pattern(src, sizeof(src), 3);
+    fake_write(&op, src, sizeof(src), &region->remote, 0, rdti_notify_user(1));
+    fake_must_start(&p.ab, &op);
+    for (int i = 0; i < 50; i++) {
+        (void)fake_pump(&p.a);
+        test_sleep_ns(1000000);
+        CHECK(!fake_op_is_done(&op));
+    }
+    CHECK_UINT_GE(atomic_load(&p.a.counters.wire_bytes) - before, sizeof(src));
+    CHECK_MEM_EQ(region->addr, zeros, sizeof(src));
+    FAKE_TCP_PUMP(&p, fake_op_is_done(&op));
+    CHECK_INT_EQ(op.status, RDT_OK);
+    CHECK_MEM_EQ(region->addr, src, sizeof(src));
+    fake_tcp_pair_close(&p);
+}
+
+/* No port is used up by traffic: the sockets of a pair are those of its first write. */
+TEST(a_thousand_writes_need_no_other_socket)
+{
+    struct fake_tcp_pair p = {0};
+
+    fake_tcp_pair_open(&p, 1, AF_INET);
+    struct fake_region *region = fake_region(&p.b, 64);
+    const struct sockaddr_in before = own_end(&p.ab);
+    for (int i = 0; i < 1000; i++) {
+        struct fake_op op;
+
+        fake_write(&op, "12345678", 8, &region->remote, 0, rdti_notify_user(1));
+        fake_must_start(&p.ab, &op);
+        FAKE_TCP_PUMP(&p, fake_op_is_done(&op));
+        CHECK_INT_EQ(op.status, RDT_OK);
+    }
+    const struct sockaddr_in after = own_end(&p.ab);
+    CHECK_INT_EQ(after.sin_port, before.sin_port);
+    fake_tcp_pair_close(&p);
+}
+
 TEST_MAIN()
