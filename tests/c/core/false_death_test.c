@@ -80,6 +80,68 @@ TEST_TIMEOUT(who_was_given_up_accuses_nobody_when_it_is_back, 60)
     }
 }
 
+/* ---- Suspended ------------------------------------------------------------------------------ */
+
+static void
+live_through(rdt_context *ctx, int32_t rank, int fd)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+    struct rdt_remote_region remote;
+    rdt_region *region;
+    uint32_t value = 0;
+
+    rdt_endpoint *ep = proc_take_peer(ctx, fd);
+    check_ok(rdt_region_alloc(ctx, 64, RDT_REGION_ZERO, &region, &err), &err, "alloc");
+    check_ok(rdt_region_export(region, &remote, &err), &err, "export");
+    proc_write(fd, &remote, sizeof(remote));
+    proc_read(fd, &remote, sizeof(remote));
+    proc_hear(fd); /* now: rank 0 is suspended, and rank 1 writes to it and waits for its answer */
+    rdt_status status = RDT_OK;
+    for (uint32_t i = 0; status == RDT_OK && i < 100; i++) {
+        status = rdt_endpoint_write(ep, &i, 4, &remote, 0, i, NULL, &err);
+        if (status == RDT_OK)
+            status = rdt_endpoint_wait_notify(ep, 15 * RIG_S, &value, &err);
+        CHECK(status != RDT_OK || value == i);
+    }
+    proc_tell(fd, status, &err);
+    proc_hear(fd);
+    rdt_region_free(region, NULL, NULL);
+    rdt_endpoint_close(ep);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
+    (void)rank;
+}
+
+/* For less than what counts as death: it costs its time and nothing else. */
+TEST_TIMEOUT(who_is_suspended_for_a_while_goes_on, 60)
+{
+    for (int t = 0; t < 2; t++) {
+        const struct proc_opts opts = {.force = transports[t], .peer_timeout_ns = 30 * RIG_S};
+        struct rdt_remote_region remotes[2];
+        struct proc procs[2];
+        for (int i = 0; i < 2; i++)
+            proc_begin(&procs[i], &opts, i, live_through);
+        for (int i = 0; i < 2; i++)
+            proc_introduce(&procs[i], &procs[1 - i]);
+        for (int i = 0; i < 2; i++)
+            proc_read(procs[i].fd, &remotes[i], sizeof(remotes[i]));
+        for (int i = 0; i < 2; i++)
+            proc_write(procs[i].fd, &remotes[1 - i], sizeof(remotes[i]));
+        CHECK(kill(procs[0].pid, SIGSTOP) == 0);
+        for (int i = 0; i < 2; i++)
+            proc_say(procs[i].fd);
+        test_sleep_ns(2500 * PROC_MS); /* of heartbeats two are missing, at least */
+        struct pollfd pollfd = {.fd = procs[1].fd, .events = POLLIN};
+        CHECK_INT_EQ(poll(&pollfd, 1, 0), 0); /* it waits, and has no error */
+        CHECK(kill(procs[0].pid, SIGCONT) == 0);
+        for (int i = 0; i < 2; i++)
+            check_report(&procs[i], RDT_OK, 0, "");
+        for (int i = 0; i < 2; i++) {
+            proc_say(procs[i].fd);
+            CHECK_INT_EQ(proc_end(&procs[i], 0), 0);
+        }
+    }
+}
+
 /* ---- Our own fault -------------------------------------------------------------------------- */
 
 TEST_TIMEOUT(who_takes_no_notifications_is_not_dead_and_kills_nobody, 60)
