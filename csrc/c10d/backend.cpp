@@ -372,7 +372,7 @@ void
 Backend::abort()
 {
     /* Who is ended by it learns why: of a rank that never came this one may be the only witness. */
-    const std::string failure = flight_->first_failure();
+    const std::string failure = flight_->failure();
 
     break_group(failure.empty() ? "called abort()" : "called abort() after " + failure);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string_view>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -68,35 +69,51 @@ void
 Flight::end(uint64_t number, const std::exception_ptr &error) noexcept
 {
     bool is_first = false;
+    bool is_of_note = false;
     {
         const std::lock_guard lock(mutex_);
         Entry &entry = place_of(number);
         if (entry.number == number && entry.state == State::InFlight) {
             entry.state = error ? State::Failed : State::Done;
             entry.ended = Clock::now();
+            is_of_note = error || !failure_.empty();
         }
         is_first = error && !std::exchange(has_told_, true);
     }
-    if (!is_first)
-        return;
     try {
-        std::string said = text_of(error);
-        {
-            const std::lock_guard lock(mutex_);
-            first_failure_ = std::move(said);
-        }
-        tell();
+        if (is_of_note)
+            note(number, error ? text_of(error) : std::string());
+        if (is_first)
+            tell();
     } catch (const std::exception &) {
         /* No memory for words: the operation's own error has what matters. */
     }
 }
 
+void
+Flight::note(uint64_t number, std::string said)
+{
+    const std::lock_guard lock(mutex_);
+    const Entry &entry = place_of(number);
+
+    if (entry.number != number)
+        return; /* others have its place already */
+    if (entry.state == State::Failed && failure_.empty()) {
+        failed_ = entry;
+        failure_ = std::move(said);
+    } else if (entry.state == State::Done && number > failed_.number &&
+               (entry.target.empty() || (std::string_view(entry.title) == failed_.title &&
+                                         entry.target == failed_.target))) {
+        failure_.clear();
+    }
+}
+
 std::string
-Flight::first_failure() const
+Flight::failure() const
 {
     const std::lock_guard lock(mutex_);
 
-    return first_failure_;
+    return failure_;
 }
 
 std::vector<Flight::Entry>

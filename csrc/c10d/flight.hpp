@@ -48,8 +48,9 @@ class Flight
                    c10::ScalarType dtype);
     /* The first end counts. The group's first failure writes the last operations to torch's log. */
     void end(uint64_t number, const std::exception_ptr &error) noexcept;
-    /* What the group's first failure said, "" while there is none. */
-    std::string first_failure() const;
+    /* What the first failure said that was not overcome since; "" if there is none. A later
+     * operation of all members, or the same as the one that failed, overcomes it by ending well. */
+    std::string failure() const;
     /* Oldest first. */
     std::vector<Entry> last() const;
 
@@ -61,6 +62,7 @@ class Flight
     {
         return entries_[number % kept];
     }
+    void note(uint64_t number, std::string said);
     void tell() const;
 
     const std::string group_;
@@ -68,7 +70,8 @@ class Flight
     std::array<Entry, kept> entries_;
     uint64_t count_ = 0;
     bool has_told_ = false;
-    std::string first_failure_;
+    std::string failure_;
+    Entry failed_; /* that one's */
 };
 
 } // namespace rdmatensor

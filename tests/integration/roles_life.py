@@ -162,6 +162,34 @@ def aborted_for_one_that_never_came(rank: int, world: int, *, store: str) -> dic
     return {"text": text}
 
 
+def aborted_after_an_overcome_failure(rank: int, world: int) -> dict[str, object]:
+    """Rank 0 aborts long after a receive that timed out, or right after another one."""
+    seen: dict[str, object] = {}
+    for when in ("overcome", "not overcome"):
+        dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+        total(1.0)
+        if rank == 0:
+            work = dist.irecv(torch.ones(3), 1, tag=7)
+            assert work is not None
+            try:
+                work.wait(timedelta(milliseconds=100))
+            except RuntimeError as error:
+                seen[f"{when}, timed out"] = str(error)
+        if when == "overcome":
+            total(1.0)
+        meet(f"{when}: aborts", rank, range(world))
+        if rank == 0:
+            our_backend().abort()
+        else:
+            try:
+                dist.recv(torch.ones(3), 0)
+            except RuntimeError as error:
+                seen[when] = str(error)
+        meet(f"{when}: aborted", rank, range(world))
+        dist.destroy_process_group()
+    return seen
+
+
 def shut_down_while_waiting(rank: int, _world: int) -> dict[str, object]:
     """Another thread destroys the group under a waiting one."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)

@@ -87,6 +87,19 @@ def test_abort_passes_on_why(path_forced: dict[str, str], tmp_path: Path) -> Non
     assert "rank 2" in texts[1]
 
 
+def test_abort_does_not_pass_on_what_was_overcome(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    """A receive timed out, and the group went on: it is not why somebody aborts later."""
+    role = "roles_life:aborted_after_an_overcome_failure"
+    seen = jobs.results(jobs.run(role, 2, tmp_path, environment=path_forced))
+
+    assert len(seen[0]) == 2  # both have timed out
+    assert "rank 0 called abort()" in seen[1]["overcome"]
+    assert "abort() after" not in seen[1]["overcome"]
+    assert "rank 0 called abort() after rdmatensor:recv" in seen[1]["not overcome"]
+
+
 def test_group_destroyed_by_another_thread_ends_the_wait(
     path_forced: dict[str, str], tmp_path: Path
 ) -> None:
