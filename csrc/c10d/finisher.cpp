@@ -2,11 +2,13 @@
  * Queues and threads that end what nobody waits for, in the order in which it was expected. */
 #include "c10d/finisher.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <deque>
 #include <map>
 #include <memory>
@@ -33,10 +35,34 @@ constexpr std::chrono::seconds patience_at_stop{5};
 
 thread_local unsigned thread_lane = 0;
 
+/* While it lives this thread takes no signals, and so do none that it starts, for ever. */
+class SignalsBlocked
+{
+  public:
+    SignalsBlocked()
+    {
+        sigset_t all;
+
+        (void)sigfillset(&all);
+        (void)pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~SignalsBlocked()
+    {
+        (void)pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+    SignalsBlocked(const SignalsBlocked &) = delete;
+    SignalsBlocked &operator=(const SignalsBlocked &) = delete;
+
+  private:
+    sigset_t before_;
+};
+
 template <typename Function>
 void
 start_thread(Function function)
 {
+    const SignalsBlocked blocked;
+
     try {
         std::thread(function).detach();
     } catch (const std::system_error &error) {

@@ -79,9 +79,12 @@ def test_every_thread_of_the_library_is_told() -> None:
 
 
 def test_threads_of_the_library_take_no_signals() -> None:
-    for name in ("csrc/core/engine.c", "csrc/core/segment.c"):
+    for name in ("csrc/core/engine.c", "csrc/core/segment.c", "csrc/transport/verbs/registrar.c"):
         text = source(name)
         assert 0 <= text.find("sigfillset(") < text.find("pthread_create("), name
+    finisher = source("csrc/c10d/finisher.cpp")
+    assert "sigfillset(" in finisher
+    assert finisher.count("std::thread(") == finisher.count("SignalsBlocked blocked;") == 1
 
 
 @pytest.mark.parametrize(
