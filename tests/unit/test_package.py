@@ -80,6 +80,17 @@ BLOCK = (
 )
 
 
+def test_the_doctor_starts_fast() -> None:
+    """Until its first look: all that it loads, in processor time, to which others add little."""
+    code = (
+        "import os, sys; import rdmatensor.cli, rdmatensor.doctor\n"
+        "now = os.times(); print(now.user + now.system, 'torch' in sys.modules)"
+    )
+    answers = [_run(code).split() for _ in range(5)]
+    assert {answer[1] for answer in answers} == {"False"}
+    assert min(float(answer[0]) for answer in answers) < 0.3
+
+
 def test_everything_but_the_backend_works_without_torch() -> None:
     code = BLOCK + (
         "import rdmatensor, numpy as np\n"
