@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -122,9 +123,23 @@ def exit_in_a_mess(rank: int, world: int, *, how: str) -> float:
         from rdmatensor.torch import empty
 
         keep.append(empty(1000))
+    elif how.startswith("at exit: "):
+        keep.append(dist.irecv(torch.ones(10), (rank + 1) % 2, tag=3))
+        keep.append(dist.isend(torch.ones(1 << 22), (rank + 1) % 2, tag=4))
+        meet("posted", rank, range(world))  # nobody may send to one who left
+        atexit.register(_at_exit, how.removeprefix("at exit: "), rank)
     else:
         assert how == "not destroyed"
     return result
+
+
+def _at_exit(how: str, rank: int) -> None:
+    """End the group while the interpreter ends; the test looks for the words in the log."""
+    if how == "destroy":
+        dist.destroy_process_group()
+    else:
+        getattr(our_backend(), how)()
+    print(f"rank {rank}: {how} at exit returned", flush=True)
 
 
 def aborted(rank: int, world: int) -> dict[str, object]:

@@ -46,6 +46,9 @@ def test_threads_have_groups_of_their_own(path_forced: dict[str, str], tmp_path:
         ("destroyed in flight", 0.0),
         ("twice", 100.0),
         ("arena", 0.0),
+        ("at exit: abort", 0.0),
+        ("at exit: shutdown", 0.0),
+        ("at exit: destroy", 0.0),
     ],
 )
 def test_processes_end_well_however_they_end(
@@ -62,6 +65,7 @@ def test_processes_end_well_however_they_end(
 
     assert jobs.results(ranks) == [1.0 + extra] * 2
     for rank in ranks:
+        assert ("at exit returned" in rank.log) == how.startswith("at exit")
         assert "terminate called" not in rank.log
         assert "Fatal" not in rank.log
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-CI = Path(__file__).parents[2] / "ci"
+ROOT = Path(__file__).parents[2]
+CI = ROOT / "ci"
 STEPS = [
     *("setup", "lint", "ctest", "ratios", "tidy", "fuzz", "sanitize", "wheel", "c10d_suite"),
     "rig/verify",
@@ -130,3 +132,24 @@ def test_a_rig_that_is_switched_off_is_not_run_and_shows_in_the_table(tree: Path
     assert "ran rig/verify" not in " ".join(lines)
     assert "sees nothing" in lines  # the library would take it for one of its settings
     assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), "rig": NO_RIG}
+
+
+def test_no_suppression_of_a_sanitizer_names_our_own_code() -> None:
+    """Nor could one match a function of ours by a part of its name, as patterns do."""
+    files = sorted(ROOT.glob("tests/**/*suppressions*"))
+    ours = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in sorted(ROOT.glob("csrc/**/*"))
+        if path.suffix in (".c", ".h", ".cpp", ".hpp")
+    )
+
+    assert [path.name for path in files] == ["tsan_suppressions.txt"]
+    for line in files[0].read_text(encoding="utf-8").splitlines():
+        if line == "" or line.startswith("#"):
+            continue
+        kind, _, pattern = line.partition(":")
+        assert kind == "race"
+        assert len(pattern) > 20
+        assert "*" not in pattern
+        assert pattern not in ours
+        assert not re.search(r"rdt_|rdti_|rdmatensor", pattern)
