@@ -103,19 +103,6 @@ group_begin(const char *controller, const char *v1_file, const char *v2_file, co
     return false;
 }
 
-static bool
-group_of_memory(uint64_t limit_bytes, struct group *out)
-{
-    char text[32];
-
-    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)limit_bytes);
-    if (!group_begin("memory", "memory.limit_in_bytes", "memory.max", text, text, out))
-        return false;
-    (void)write_file(out, out->is_v2 ? "memory.swap.max" : "memory.memsw.limit_in_bytes",
-                     out->is_v2 ? "0" : text); /* where there is swap */
-    return true;
-}
-
 static void
 join(const struct group *group)
 {
@@ -128,6 +115,20 @@ join(const struct group *group)
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 static struct group group; /* in processes too, which are forked */
+
+#ifndef __SANITIZE_THREAD__ /* its shadow is many times what is asked for */
+static bool
+group_of_memory(uint64_t limit_bytes, struct group *out)
+{
+    char text[32];
+
+    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)limit_bytes);
+    if (!group_begin("memory", "memory.limit_in_bytes", "memory.max", text, text, out))
+        return false;
+    (void)write_file(out, out->is_v2 ? "memory.swap.max" : "memory.memsw.limit_in_bytes",
+                     out->is_v2 ? "0" : text); /* where there is swap */
+    return true;
+}
 
 static void
 fill_the_group(void)
@@ -157,7 +158,6 @@ fill_the_group(void)
     check_ok(rdt_context_close(ctx, &err), &err, "context_close");
 }
 
-#ifndef __SANITIZE_THREAD__ /* its shadow is many times what is asked for */
 TEST_TIMEOUT(an_arena_stops_before_its_memory_cgroup_does, 60)
 {
     int status = 0;
