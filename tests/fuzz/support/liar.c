@@ -46,8 +46,10 @@ knock(const struct rdti_blob *blob, bool is_unix)
     CHECK_INT_EQ(setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
     if (!is_unix)
         CHECK_INT_EQ(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)), 0);
-    CHECK_MSG(connect(fd, (struct sockaddr *)&addr, addr_bytes) == 0, "connect: %s",
-              strerror(errno));
+    int sys_errno = EINTR; /* libFuzzer has a timer; an interrupted connect() goes on by itself */
+    while (sys_errno == EINTR || sys_errno == EALREADY)
+        sys_errno = connect(fd, (struct sockaddr *)&addr, addr_bytes) == 0 ? 0 : errno;
+    CHECK_MSG(sys_errno == 0 || sys_errno == EISCONN, "connect: %s", strerror(sys_errno));
     return fd;
 }
 
