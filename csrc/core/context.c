@@ -302,14 +302,24 @@ is_at_rest(void *arg)
     rdt_context *ctx = arg;
 
     rdti_engine_enter(ctx->engine);
-    bool is_quiet = rdti_list_is_empty(&ctx->retired) && !rdti_engine_has_tasks(ctx->engine) &&
-                    !rdti_engine_has_deferred(ctx->engine) &&
+    bool is_quiet = !rdti_engine_has_tasks(ctx->engine) && !rdti_engine_has_deferred(ctx->engine) &&
                     !rdti_regions_are_ending(ctx->regions);
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next)
         is_quiet =
             is_quiet && rdti_endpoint_is_only_lingering(RDTI_CONTAINER(node, rdt_endpoint, link));
     rdti_engine_leave(ctx->engine);
     return is_quiet;
+}
+
+static bool
+are_channels_gone(void *arg)
+{
+    rdt_context *ctx = arg;
+
+    rdti_engine_enter(ctx->engine);
+    const bool are_gone = rdti_list_is_empty(&ctx->retired);
+    rdti_engine_leave(ctx->engine);
+    return are_gone;
 }
 
 /* Peers and tasks have so long, a device that is at memory of ours as long as it takes: it ends by
@@ -326,10 +336,13 @@ wait_for_rest(rdt_context *ctx, struct rdt_error *err)
             rdti_engine_wait(ctx->engine, is_at_rest, ctx, rdti_deadline_after(CONTEXT_CLOSE_NS));
         is_ending = is_ending || rdti_regions_are_ending(ctx->regions);
     } while (status == RDT_ETIMEDOUT && is_ending);
-    return status == RDT_OK
-               ? RDT_OK
-               : rdti_error_set(err, RDT_EBUSY, 0,
-                                "context_close: an endpoint or a task did not end in time");
+    if (status != RDT_OK)
+        return rdti_error_set(err, RDT_EBUSY, 0,
+                              "context_close: an endpoint or a task did not end in time");
+    /* A peer that is stopped never closes its half; ours goes with the context then. */
+    (void)rdti_engine_wait(ctx->engine, are_channels_gone, ctx,
+                           rdti_deadline_after(CONTEXT_CLOSE_NS));
+    return RDT_OK;
 }
 
 /* Endpoints that only peers opened, and those that still say goodbye. */

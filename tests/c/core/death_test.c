@@ -402,6 +402,25 @@ TEST(a_peer_that_leaves_did_not_die)
     }
 }
 
+/* It neither answers a goodbye nor closes its half, and its silence is not long enough to be death:
+ * who leaves does not stay for it, and that is no failure of its own. */
+TEST(who_leaves_a_stopped_peer_leaves)
+{
+    for (int t = 0; t < transport_count(); t++) {
+        const struct proc_opts opts = {.force = transports[t], .peer_timeout_ns = 20 * RIG_S};
+        struct proc_report report;
+        struct proc procs[2];
+        begin_pair(procs, &opts, live_and_leave);
+        CHECK(kill(procs[1].pid, SIGSTOP) == 0);
+        proc_say(procs[0].fd);
+        CHECK_INT_EQ(proc_end(&procs[0], 0), 0);
+        CHECK(kill(procs[1].pid, SIGCONT) == 0);
+        proc_read(procs[1].fd, &report, sizeof(report));
+        CHECK_INT_EQ(report.status, RDT_EPEER);
+        CHECK_INT_EQ(proc_end(&procs[1], 0), 0);
+    }
+}
+
 /* ---- Memory of the dead --------------------------------------------------------------------- */
 
 static const struct rdt_tensor_desc big_desc = {.struct_size = sizeof(big_desc),
