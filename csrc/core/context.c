@@ -327,6 +327,7 @@ are_channels_gone(void *arg)
 static rdt_status
 wait_for_rest(rdt_context *ctx, struct rdt_error *err)
 {
+    const uint64_t goodbyes_until_ns = rdti_deadline_after(CONTEXT_CLOSE_NS);
     rdt_status status;
     bool is_ending;
 
@@ -340,8 +341,7 @@ wait_for_rest(rdt_context *ctx, struct rdt_error *err)
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "context_close: an endpoint or a task did not end in time");
     /* A peer that is stopped never closes its half; ours goes with the context then. */
-    (void)rdti_engine_wait(ctx->engine, are_channels_gone, ctx,
-                           rdti_deadline_after(CONTEXT_CLOSE_NS));
+    (void)rdti_engine_wait(ctx->engine, are_channels_gone, ctx, goodbyes_until_ns);
     return RDT_OK;
 }
 
