@@ -74,7 +74,9 @@ is_legal(enum ibv_qp_state from, enum ibv_qp_state to, int mask)
 {
     switch (to) {
     case IBV_QPS_RESET:
-    case IBV_QPS_ERR:
+        return mask == IBV_QP_STATE;
+    case IBV_QPS_ERR: /* kernels refuse it; nothing is gained by trying, and it may be logged */
+        CHECK_MSG(from != IBV_QPS_RESET, "a QP goes from RESET to ERR");
         return mask == IBV_QP_STATE;
     case IBV_QPS_INIT:
         return from == IBV_QPS_RESET &&
@@ -126,6 +128,8 @@ sim_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
         qp->attr.sq_psn = attr->sq_psn;
         qp->attr.max_rd_atomic = attr->max_rd_atomic;
     }
+    if (result == 0)
+        base->state = to; /* as libibverbs keeps it: what the program asked for last */
     sim_unlock();
     return result;
 }

@@ -41,7 +41,8 @@ stop_qps(struct rdti_verbs_lane *lane)
         for (uint32_t q = 0; q < link->qp_count; q++) {
             struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR, RDTI_VERBS_NO_MTU};
 
-            if (link->qps[q]->qp == NULL)
+            /* In RESET, which it is in until the peer's offer came, it moves nothing. */
+            if (link->qps[q]->qp == NULL || link->qps[q]->qp->state == IBV_QPS_RESET)
                 continue;
             const int failed = lane->verbs->ops->modify_qp(link->qps[q]->qp, &attr, IBV_QP_STATE);
 
