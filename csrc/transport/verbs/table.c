@@ -39,8 +39,9 @@ serve(struct rdti_verbs_lane *lane, bool has_keys)
     case RDTI_VERBS_READY:
         break;
     }
-    /* relaxed: a hint that the lock orders, see verbs.h */
-    if (has_keys || (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)))
+    /* relaxed: a hint that the lock orders, see verbs.h; seq_cst: see rides() in tx.c */
+    if (has_keys || (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)) ||
+        atomic_load_explicit(&lane->has_riders, memory_order_seq_cst))
         work += rdti_verbs_push(lane);
     /* relaxed: this thread set it, or a writer whose lock orders what it hints at */
     if (atomic_load_explicit(&lane->owes_restock, memory_order_relaxed))

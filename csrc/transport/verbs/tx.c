@@ -356,6 +356,8 @@ pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
     left->asked_count = 0;
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
         return 0;
+    /* relaxed: under lock, as whoever sets it */
+    atomic_store_explicit(&lane->has_riders, false, memory_order_relaxed);
     const uint32_t posted = pump(lane, &left->refused, &left->why);
     atomic_store_explicit(&lane->has_queued,
                           lane->cursor != NULL || lane->again_next < lane->again_count ||
@@ -472,6 +474,27 @@ post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
 
 /* ---- The entry ------------------------------------------------------------------------------ */
 
+/* Whether the op, which was just added, waits for another, or a pass. Else what waited goes with
+ * it, in one chain: a post costs a system call on some devices, and a doorbell on all. */
+static bool
+rides(struct rdti_verbs_lane *lane, struct rdti_op *op)
+{
+    if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
+        return false;
+    if (op->may_ride && op->len_bytes == 0) {
+        if (lane->cursor == NULL)
+            lane->cursor = op;
+        /* seq_cst: pairs with the look of a pass, behind what that pass has received */
+        atomic_store_explicit(&lane->has_riders, true, memory_order_seq_cst);
+        return true;
+    }
+    if (!atomic_load_explicit(&lane->has_riders, memory_order_relaxed)) /* lock */
+        return false;
+    for (struct rdti_op *rider = lane->cursor; rider != NULL; rider = op_after(lane, rider))
+        rider->has_ridden = rider->may_ride;
+    return false;
+}
+
 static rdt_status
 check_blocks(const struct rdti_op *op, struct rdt_error *err)
 {
@@ -510,7 +533,7 @@ rdti_verbs_start(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *e
     if (status == RDT_OK) {
         rdti_list_append(&lane->ops, &op->link);
         (void)atomic_fetch_add_explicit(&lane->ops_open, 1, memory_order_acq_rel);
-        if (!post_at_once(lane, op)) {
+        if (!rides(lane, op) && !post_at_once(lane, op)) {
             if (lane->cursor == NULL)
                 lane->cursor = op;
             (void)pump_ready(lane, &left);

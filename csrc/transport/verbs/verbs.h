@@ -337,6 +337,7 @@ struct rdti_verbs_lane {
     /* The last pump left something that waits for room, a window or a key. Set under lock: who
      * makes room under it and then looks sees it, or the pump saw the room. relaxed */
     _Atomic bool has_queued;
+    _Atomic bool has_riders; /* ops that wait for another, or a pass; set under lock, seq_cst */
     _Atomic bool
         is_tx_broken; /* set under lock with a link's tx_errno; relaxed: a hint to the driver */
 
