@@ -462,15 +462,15 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
     if (!operation.is_async && calls.size() == 1 && !at::hasCallbacks()) {
         rdt_transfer *const transfer = run_at_once(operation, calls[0]);
         const uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
+        operation.sequence = sequence;
         if (transfer == nullptr) {
-            flight_->end(operation.number, nullptr);
+            note_end(operation, nullptr);
             return {};
         }
         operation.timeout = timeout_or_own(operation.timeout);
         operation.has_own_deadline = true;
         operation.order = number_;
         operation.in_flight = in_flight_;
-        operation.sequence = sequence;
         auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
         work->add(transfer);
         return work;
@@ -503,52 +503,7 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
     }
     if (is_async)
         in_flight_->add(work);
-    return noted(std::move(work));
-}
-
-/* ---- Coalescing ---- */
-
-WorkPtr
-Backend::noted(WorkPtr work)
-{
-    /* relaxed: a thread sees its own changes, and no other's matter */
-    if (batch_count_.load(std::memory_order_relaxed) == 0)
-        return work;
-    const std::lock_guard lock(batches_mutex_);
-    const auto batch = batches_.find(std::this_thread::get_id());
-    if (batch != batches_.end())
-        batch->second.push_back(work);
-    return work;
-}
-
-void
-Backend::startCoalescing()
-{
-    const std::lock_guard lock(batches_mutex_);
-
-    TORCH_CHECK(batches_.try_emplace(std::this_thread::get_id()).second,
-                "rdmatensor:startCoalescing: this thread coalesces already");
-    batch_count_.fetch_add(1, std::memory_order_relaxed);
-}
-
-WorkPtr
-Backend::endCoalescing()
-{
-    std::map<std::thread::id, Batch::Parts>::node_type batch;
-    {
-        const std::lock_guard lock(batches_mutex_);
-        batch = batches_.extract(std::this_thread::get_id());
-    }
-    TORCH_CHECK(!batch.empty(), "rdmatensor:endCoalescing: this thread began no coalescing");
-    batch_count_.fetch_sub(1, std::memory_order_relaxed);
-    return c10::make_intrusive<Batch>(rank_, std::move(batch.mapped()),
-                                      timeout_or_own(c10d::kUnsetTimeout));
-}
-
-void
-Backend::waitForPendingWorks()
-{
-    in_flight_->wait(timeout_or_own(c10d::kUnsetTimeout));
+    return noted(work);
 }
 
 /* ---- Memory ---- */

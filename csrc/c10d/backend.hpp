@@ -110,7 +110,10 @@ class Backend final : public c10d::Backend
     c10d::ErrorType getError() override;
     void abort() override;
     void shutdown() override;
+    /* Until asynchronous collectives that were begun are over, and the hook's calls for them. */
     void waitForPendingWorks() override;
+    void registerOnCompletionHook(CompletionHook::Function &&hook) override;
+    void enableCollectivesTiming() override;
     /* What this rank's collectives came to; zeros once shut down. */
     rdt_coll_counters counters();
     /* Oldest first. */
@@ -183,7 +186,7 @@ class Backend final : public c10d::Backend
     void take_off(Operation &operation);
     rdt_transfer *run_at_once(Operation &operation, const Call &call);
     WorkPtr start(Operation operation, const std::vector<Call> &calls);
-    WorkPtr noted(WorkPtr work);
+    WorkPtr noted(const c10::intrusive_ptr<Work> &work);
     void record(const Operation &operation, const std::vector<Call> &calls);
     void record(const Message &message, const at::Tensor &tensor);
     at::Tensor gather_all(const at::Tensor &tensor, Milliseconds timeout);
@@ -203,6 +206,9 @@ class Backend final : public c10d::Backend
     const uint64_t number_; /* among the groups that this process has made, from 1 on */
     const std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
     const std::shared_ptr<Flight> flight_;
+    std::atomic<bool> is_timed_{false};
+    std::atomic<bool> is_hooked_{false};   /* from when on hook_ may be read */
+    std::shared_ptr<CompletionHook> hook_; /* set once */
     Recorder recorder_;
     std::atomic<int64_t> timeout_ms_;
     std::atomic<uint64_t> sequence_{0};

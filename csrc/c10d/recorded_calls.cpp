@@ -71,6 +71,10 @@ Backend::take_off(Operation &operation)
     const at::Tensor *const first = operation.inputs.empty() ? nullptr : &operation.inputs.front();
 
     operation.flight = flight_;
+    if (is_hooked_.load(std::memory_order_acquire)) /* pairs with the release behind hook_ */
+        operation.hook = hook_;
+    if (operation.hook || is_timed_.load(std::memory_order_relaxed))
+        operation.begun = std::chrono::steady_clock::now();
     operation.number = flight_->begin(operation.title, operation.target, bytes_of(operation.inputs),
                                       first ? first->scalar_type() : c10::ScalarType::Byte);
 }

@@ -45,8 +45,7 @@ end_flight(const Operation &operation, const std::vector<rdt_transfer *> &transf
     } catch (const std::exception &) {
         failure = std::current_exception(); /* no memory for words */
     }
-    if (operation.flight)
-        operation.flight->end(operation.number, failure);
+    note_end(operation, failure);
 }
 
 /* Keeps the tensors of a Work that was dropped while PENDING. Deletes itself after the last transfer. */
@@ -130,6 +129,18 @@ complete(c10::ivalue::Future &future, const std::exception_ptr &error,
 
 } // namespace
 
+void
+note_end(const Operation &operation, const std::exception_ptr &error) noexcept
+{
+    if (operation.flight)
+        operation.flight->end(operation.number, error);
+    if (!operation.hook)
+        return;
+    const auto now = std::chrono::steady_clock::now();
+    operation.hook->tell({operation.type, operation.sequence, operation.begun, now,
+                          std::chrono::duration<float>(now - operation.begun)});
+}
+
 c10::intrusive_ptr<c10::ivalue::Future>
 new_future()
 {
@@ -179,7 +190,7 @@ InFlight::orphan_ends()
 }
 
 void
-InFlight::wait(std::chrono::milliseconds timeout)
+InFlight::wait(std::chrono::milliseconds timeout, const char *title)
 {
     const auto deadline =
         std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout, forever);
@@ -205,8 +216,8 @@ InFlight::wait(std::chrono::milliseconds timeout)
         if (std::chrono::steady_clock::now() >= deadline)
             std::rethrow_exception(
                 make_error(RDT_ETIMEDOUT,
-                           "rdmatensor:barrier: the timeout passed: earlier collectives of "
-                           "this rank are not done [RDT_ETIMEDOUT]"));
+                           c10::str(title, ": the timeout passed: earlier collectives of this "
+                                           "rank are not done [RDT_ETIMEDOUT]")));
         lock.unlock();
         check_signals();
         lock.lock();
@@ -301,14 +312,15 @@ Work::settle_with(const std::exception_ptr &error)
     {
         const std::lock_guard lock(mutex_);
         exception_ = error;
+        if (operation_.begun != Clock::time_point{})
+            ended_ = Clock::now();
         settler_ = std::this_thread::get_id();
         future = future_;
         /* release: pairs with the acquire of whoever asks for the result without mutex_ */
         is_settled_.store(true, std::memory_order_release);
     }
     operation_.inputs.clear();
-    if (operation_.flight)
-        operation_.flight->end(operation_.number, error);
+    note_end(operation_, error);
     if (future)
         complete(*future, error, operation_.outputs);
     finish(error);
@@ -442,6 +454,23 @@ Work::getSequencenumber() const
     return operation_.sequence;
 }
 
+float
+Work::getDuration() const
+{
+    TORCH_CHECK(operation_.begun != Clock::time_point{}, operation_.title,
+                " was not timed: call _enable_collectives_timing() of the group before it begins");
+    TORCH_CHECK(is_settled_.load(std::memory_order_acquire),
+                "how long an operation took is known after wait()");
+    return std::chrono::duration<float, std::milli>(ended_ - operation_.begun).count();
+}
+
+void
+Work::attend()
+{
+    is_arming_wanted_.store(true, std::memory_order_seq_cst);
+    arm_if_wanted();
+}
+
 c10::intrusive_ptr<c10::ivalue::Future>
 Work::getFuture()
 {
@@ -459,8 +488,7 @@ Work::getFuture()
         complete(*future_, error, operation_.outputs);
         return future_;
     }
-    is_arming_wanted_.store(true, std::memory_order_seq_cst);
-    arm_if_wanted();
+    attend();
     return future_;
 }
 

@@ -28,6 +28,7 @@
 
 #include "c10d/finisher.hpp"
 #include "c10d/flight.hpp"
+#include "c10d/hook.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor
@@ -45,8 +46,9 @@ class InFlight
     void add(const c10::intrusive_ptr<Work> &work);
     void orphan_begins();
     void orphan_ends();
-    /* Until all that were there when it was called are over, whatever their result. TimeoutError. */
-    void wait(std::chrono::milliseconds timeout);
+    /* Until all that were there when it was called are over, whatever their result. `title`, of who
+     * waits, begins the message of a TimeoutError. */
+    void wait(std::chrono::milliseconds timeout, const char *title);
 
   private:
     std::mutex mutex_;
@@ -67,12 +69,17 @@ struct Operation {
     std::chrono::milliseconds timeout;
     uint64_t sequence;
     uint64_t order; /* of the Finisher: collectives of one group end in order; 0 for messages */
-    std::shared_ptr<InFlight> in_flight; /* of the group; NULL for messages */
-    bool has_own_deadline;               /* the library ends it in time; else wait() does */
-    bool is_async;                       /* the caller may go on before it is done */
-    std::shared_ptr<Flight> flight = {}; /* of the group; NULL for what nobody looks for */
-    uint64_t number = 0;                 /* in it */
+    std::shared_ptr<InFlight> in_flight;         /* of the group; NULL for messages */
+    bool has_own_deadline;                       /* the library ends it in time; else wait() does */
+    bool is_async;                               /* the caller may go on before it is done */
+    std::shared_ptr<Flight> flight = {};         /* of the group; NULL for what nobody looks for */
+    uint64_t number = 0;                         /* in it */
+    std::shared_ptr<CompletionHook> hook = {};   /* of the group, or NULL */
+    std::chrono::steady_clock::time_point begun; /* zero: not timed */
 };
+
+/* The operation is over: for those who hear of each. Once. */
+void note_end(const Operation &operation, const std::exception_ptr &error) noexcept;
 
 /* An operation that the library ends in time, with what torch gave it. */
 template <typename Options>
@@ -118,6 +125,10 @@ class Work final : public c10d::Work, public Ending
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
     uint64_t getSequencenumber() const override;
+    /* In ms, from its call until its end was seen. Of those begun after enableCollectivesTiming(). */
+    float getDuration() const override;
+    /* Its end is seen by the library's thread, though nobody waits for it. */
+    void attend();
     bool is_settled() const noexcept
     {
         return is_settled_.load(std::memory_order_acquire);
@@ -154,6 +165,7 @@ class Work final : public c10d::Work, public Ending
     std::atomic<bool> is_settled_{false};
     std::thread::id settler_; /* written before is_settled_, under mutex_ */
     int source_ = -1;
+    Clock::time_point ended_; /* written before is_settled_ */
     c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

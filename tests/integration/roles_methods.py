@@ -180,3 +180,61 @@ def large_by_default(rank: int, world: int, *, size_bytes: int) -> list[dict[str
         )
     dist.destroy_process_group()
     return steps
+
+
+def hooked(rank: int, world: int) -> dict[str, object]:
+    """registerOnCompletionHook(): operations waited for, dropped, sent; a hook that fails once."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.all_reduce(torch.ones(3))  # of which the hook does not hear
+    group = world_group()
+    heard: list[tuple[str, int, float, bool]] = []
+
+    def hook(info: Any) -> None:
+        started_s, finished_s = (t.total_seconds() for t in (info.time_started, info.time_finished))
+        active_s = info.active_duration.total_seconds()
+        heard.append((info.op_type.name, info.seq, active_s, 0 < started_s <= finished_s))
+        if len(heard) == 2:
+            raise ValueError("once")
+
+    group._register_on_completion_hook(hook)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(3))
+    if rank == world - 1:
+        time.sleep(LATE_S)
+    dist.all_gather_into_tensor(torch.empty(world), torch.ones(1), async_op=True)  # dropped
+    kept = dist.broadcast(torch.ones(1 << 20), 0, async_op=True)  # nobody waits
+    group._wait_for_pending_works()
+    in_time = len(heard)
+    dist.send(torch.ones(2), 1) if rank == 0 else rank == 1 and dist.recv(torch.empty(2), 0)
+    meet("sent", rank, range(world))
+    with_twice = ""
+    try:
+        group._register_on_completion_hook(hook)
+    except RuntimeError as error:
+        with_twice = str(error).splitlines()[0]
+    deadline_s = time.monotonic() + TIMEOUT.total_seconds()
+    while rank < 2 and len(heard) == in_time and time.monotonic() < deadline_s:
+        time.sleep(0.01)  # messages are no pending works
+    return {"heard": heard, "in_time": in_time, "twice": with_twice, "kept": kept.is_completed()}
+
+
+def timed(rank: int, world: int) -> dict[str, object]:
+    """enableCollectivesTiming() and Work.getDuration()."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    untimed = dist.all_reduce(torch.ones(3), async_op=True)
+    untimed.wait()
+    texts = []
+    try:
+        untimed._get_duration()
+    except RuntimeError as error:
+        texts.append(str(error).splitlines()[0])
+    world_group()._enable_collectives_timing()
+    if rank == world - 1:
+        time.sleep(LATE_S)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    begun_s = time.monotonic()
+    work.wait()
+    waited_s = time.monotonic() - begun_s
+    found = {"texts": texts, "waited_s": waited_s, "took_ms": work._get_duration()}
+    dist.destroy_process_group()
+    return found

@@ -92,3 +92,40 @@ def test_a_gradient_that_repeats_is_summed_without_a_copy(
         assert all(step["is_in_arena"] for step in steps[1:])
         assert len({step["address"] for step in steps[2:]}) == 1
         assert [step["copied"] for step in steps[3:]] == [0, 0]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_completion_hook_hears_of_each_operation_once(
+    world: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    """Also of those that nobody waits for; the job ends with the hook in place."""
+    ranks = jobs.run("roles_methods:hooked", world, tmp_path, environment=path_forced)
+
+    for number, rank in enumerate(jobs.results(ranks)):
+        heard = rank["heard"]
+        sent = {0: ["SEND"], 1: ["RECV"]}.get(number, [])
+        begun = ["ALLREDUCE"] * 3 + ["_ALLGATHER_BASE", "BROADCAST"]
+        assert [op for op, *_ in heard] == begun + sent
+        assert [seq for _, seq, *_ in heard[:5]] == [1, 2, 3, 4, 5]
+        assert all(active_s > 0 and is_in_order for *_, active_s, is_in_order in heard)
+        assert rank["in_time"] == 5, "it did not wait for the hook"
+        assert rank["kept"]
+        assert rank["twice"] == "rdmatensor: the group has a completion hook already"
+        assert "a completion hook failed" in ranks[number].log
+        if number < world - 1:
+            assert heard[3][2] > 0.3, "of the late rank"
+
+
+def test_durations_are_known_once_they_are_asked_for(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_methods:timed", 2, tmp_path, environment=path_forced)
+
+    first, second = jobs.results(ranks)
+    for rank in (first, second):
+        assert rank["texts"] == [
+            "rdmatensor:all_reduce was not timed: call _enable_collectives_timing() of the group"
+            " before it begins"
+        ]
+        assert 0 < rank["took_ms"] < 1000 * rank["waited_s"] + 500
+    assert first["took_ms"] > 300

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What becomes of a group's Works once they are begun: batches, hooks, and waiting for all. */
+#include "c10d/backend.hpp"
+
+#include "c10d/hook.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+using Clock = std::chrono::steady_clock;
+
+/* So that adding a time-out to the clock cannot overflow. */
+constexpr std::chrono::hours forever{24 * 365};
+
+} // namespace
+
+/* ---- Coalescing ---- */
+
+WorkPtr
+Backend::noted(const c10::intrusive_ptr<Work> &work)
+{
+    /* Somebody hears of each end, so somebody has to see it. */
+    if (is_hooked_.load(std::memory_order_acquire))
+        work->attend();
+    /* relaxed: a thread sees its own changes, and no other's matter */
+    if (batch_count_.load(std::memory_order_relaxed) == 0)
+        return work;
+    const std::lock_guard lock(batches_mutex_);
+    const auto batch = batches_.find(std::this_thread::get_id());
+    if (batch != batches_.end())
+        batch->second.push_back(work);
+    return work;
+}
+
+void
+Backend::startCoalescing()
+{
+    const std::lock_guard lock(batches_mutex_);
+
+    TORCH_CHECK(batches_.try_emplace(std::this_thread::get_id()).second,
+                "rdmatensor:startCoalescing: this thread coalesces already");
+    batch_count_.fetch_add(1, std::memory_order_relaxed);
+}
+
+WorkPtr
+Backend::endCoalescing()
+{
+    std::map<std::thread::id, Batch::Parts>::node_type batch;
+    {
+        const std::lock_guard lock(batches_mutex_);
+        batch = batches_.extract(std::this_thread::get_id());
+    }
+    TORCH_CHECK(!batch.empty(), "rdmatensor:endCoalescing: this thread began no coalescing");
+    batch_count_.fetch_sub(1, std::memory_order_relaxed);
+    return c10::make_intrusive<Batch>(rank_, std::move(batch.mapped()),
+                                      timeout_or_own(c10d::kUnsetTimeout));
+}
+
+/* ---- Hooks and times ---- */
+
+void
+Backend::registerOnCompletionHook(CompletionHook::Function &&hook)
+{
+    const std::lock_guard lock(batches_mutex_);
+
+    TORCH_CHECK(hook_ == nullptr, "rdmatensor: the group has a completion hook already");
+    Finisher::start();
+    /* An order of its own: operations that the hook begins do not stand between its calls. */
+    hook_ = std::make_shared<CompletionHook>(std::move(hook), number_ | UINT64_C(1) << 63);
+    is_hooked_.store(true, std::memory_order_release); /* acquired before hook_ is read */
+}
+
+/* Of operations that begin from now on: Work::getDuration(). */
+void
+Backend::enableCollectivesTiming()
+{
+    is_timed_.store(true, std::memory_order_relaxed);
+}
+
+void
+Backend::waitForPendingWorks()
+{
+    const Milliseconds timeout = timeout_or_own(c10d::kUnsetTimeout);
+    const auto deadline = Clock::now() + std::min<Milliseconds>(timeout, forever);
+
+    in_flight_->wait(timeout, "rdmatensor:wait_for_pending_works");
+    if (is_hooked_.load(std::memory_order_acquire))
+        hook_->wait(deadline);
+}
+
+} // namespace rdmatensor
