@@ -131,6 +131,14 @@ def test_targets_are_judged_and_shortfalls_have_their_share_of_compute() -> None
     assert "shm, copy variant, its step over ours >= 1.5: 0 of 1 models" in slow
 
 
+def test_a_plan_that_is_slower_than_adoption_falls_short() -> None:
+    line = "shm, DDP, its step over ours >= 0.97: {} of 1 models"
+    assert line.format(1) in models.verdicts(_records({**STEPS_MS, "adopted": 117.0}))
+    slow = models.verdicts(_records({**STEPS_MS, "adopted": 115.0}))
+    assert line.format(0) in slow
+    assert "    vgg16: 0.96; compute is 83 % of the planned step" in slow
+
+
 def test_the_faster_server_counts_in_each_model() -> None:
     names = models.NAMES
     slow = [
