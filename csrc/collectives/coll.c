@@ -141,6 +141,10 @@ begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error
     coll->error.status = status;
     if (status == RDT_ECANCELED || status == RDT_ECLOSED || status == RDT_EFORKED)
         return;
+    if (status == RDT_ETIMEDOUT) {
+        rdt_group_give_up(coll->group, &coll->error);
+        return;
+    }
     (void)snprintf(reason, sizeof(reason), "%s: %s", rdti_coll_rank_name(coll, coll->rank).text,
                    err->message);
     rdt_group_abort(coll->group, reason);
@@ -166,10 +170,12 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
     const uint64_t waited_ns = now_ns() - coll->start_ns;
     if (waited_ns < coll->timeout_ns)
         return RDT_EAGAIN;
-    coll->algorithm->describe(coll, waiting, sizeof(waiting));
-    return rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
-                               rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
-                               (double)waited_ns * 1e-9, waiting);
+    const uint32_t awaited = coll->algorithm->describe(coll, waiting, sizeof(waiting));
+    (void)rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
+                              rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
+                              (double)waited_ns * 1e-9, waiting);
+    err->peer_rank = rdt_group_global_rank(coll->group, awaited);
+    return RDT_ETIMEDOUT;
 }
 
 /* With the turn taken. */
