@@ -55,6 +55,7 @@ struct rdti_channel {
     size_t queued_bytes;
     bool is_waiting; /* EPOLLOUT is armed */
     bool is_broken;  /* a send failed: the receive side will report it */
+    bool is_starved; /* for want of memory */
 
     uint8_t in[RDTI_FRAME_HEAD_BYTES + RDTI_FRAME_PAYLOAD_MAX];
     size_t in_bytes;
@@ -189,7 +190,9 @@ rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *pa
          * error. */
         const size_t queued_bytes = channel->queued_bytes;
         channel->is_broken = true;
-        (void)shutdown(channel->fd, SHUT_RDWR);
+        channel->is_starved = out == NULL;
+        /* Where the fault is ours, the peer's end tells that it uses our memory no more. */
+        (void)shutdown(channel->fd, channel->is_starved ? SHUT_WR : SHUT_RDWR);
         (void)pthread_mutex_unlock(&channel->tx_lock);
         rdti_log(RDT_LOG_ERROR, "side channel: frame %u could not be queued (%zu bytes wait)",
                  (unsigned)type, queued_bytes);
@@ -398,6 +401,15 @@ rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t cap)
     channel->fd_count -= count;
     memmove(channel->fds, channel->fds + count, sizeof(int) * channel->fd_count);
     return count;
+}
+
+bool
+rdti_channel_is_starved(struct rdti_channel *channel)
+{
+    (void)pthread_mutex_lock(&channel->tx_lock);
+    const bool is_starved = channel->is_starved;
+    (void)pthread_mutex_unlock(&channel->tx_lock);
+    return is_starved;
 }
 
 uint64_t

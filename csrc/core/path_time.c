@@ -80,6 +80,8 @@ rdti_path_tick(void *arg)
             rdti_channel_flush(ep->channel);
         if (ep->failover != NULL)
             ctx->has_core_work = true; /* it has a deadline */
+        if (rdti_endpoint_end_starved(ep))
+            continue;
         if (ep->setup != NULL)
             tick_setup(ep, now_ns);
         else if (ep->channel != NULL)
