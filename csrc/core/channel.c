@@ -37,6 +37,7 @@ struct rdti_channel {
     bool is_unix;
     bool is_ended; /* on_end was called, or is being */
     bool has_socket_ended;
+    bool has_lost_fds;   /* the last message's: there were no numbers for them */
     bool is_dispatching; /* on_socket() is on the stack */
     bool is_zombie;      /* destroyed meanwhile: on_socket() frees it */
     bool is_deaf;        /* frames are thrown away: retired, or lingering */
@@ -252,6 +253,9 @@ receive_some(struct rdti_channel *channel)
     while (got < 0 && errno == EINTR);
     if (got >= 0 && channel->is_unix)
         keep_fds(channel, &msg);
+    /* Not for want of room, which is enough for a peer that keeps to the protocol. */
+    channel->has_lost_fds =
+        got >= 0 && (msg.msg_flags & MSG_CTRUNC) != 0 && channel->fd_count < FDS_MAX;
     return got;
 }
 
@@ -333,6 +337,11 @@ handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
         if (got < 0) {
             channel->has_socket_ended = true;
             (void)rdti_error_set(&err, RDT_EPEER, errno, "its side channel broke");
+            end(channel, &err);
+            return;
+        }
+        if (channel->has_lost_fds) {
+            (void)rdti_error_set(&err, RDT_EDEVICE, EMFILE, "descriptors of its memory are lost");
             end(channel, &err);
             return;
         }

@@ -291,6 +291,7 @@ on_end(void *arg, const struct rdt_error *why)
         (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
                                   "rank %d: %s during set-up", (int)rdti_endpoint_rank(ep),
                                   why->message);
+        err.sys_errno = why->sys_errno;
         rdti_path_channel_lost(ep, &err);
         return;
     }
@@ -300,8 +301,8 @@ on_end(void *arg, const struct rdt_error *why)
         rdti_endpoint_end_goodbye(ep);
     if (rdti_endpoint_is_ended(ep)) /* by what arrived */
         return;
-    /* Memory that is short here is no death of the peer's. */
-    const bool is_death = why->status != RDT_ENOMEM;
+    /* What is short here is no death of the peer's. */
+    const bool is_death = why->status != RDT_ENOMEM && why->status != RDT_EDEVICE;
     (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
                               "rank %d%s: %s", (int)rdti_endpoint_rank(ep), is_death ? " died" : "",
                               why->message);
