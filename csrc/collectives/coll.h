@@ -52,7 +52,7 @@ struct rdti_coll_algorithm {
     void (*release)(struct rdti_coll *coll);
 };
 
-enum { RDTI_COLL_RUNNING = 0, RDTI_COLL_DRAINING, RDTI_COLL_FINISHED };
+enum rdti_coll_state { RDTI_COLL_RUNNING, RDTI_COLL_DRAINING, RDTI_COLL_FINISHED };
 
 struct rdti_coll {
     const struct rdti_coll_algorithm *algorithm;
@@ -78,7 +78,7 @@ struct rdti_coll {
     struct rdti_schedule schedule;
     struct rdti_direct direct;
     struct rdti_hierarchy *hierarchy; /* hierarchical.c; NULL: it is none */
-    int state;
+    enum rdti_coll_state state;
     struct rdt_error error; /* from DRAINING on */
     atomic_uint turn;
     atomic_uint refs;
