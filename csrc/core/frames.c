@@ -151,7 +151,7 @@ on_segment_get(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d asks for piece %u of the arena, which is none",
                                    (int)rdti_endpoint_rank(ep), segment.segment);
-    rdti_count(&ep->ctx->counters.control_messages, 1);
+    rdti_count(&ep->ctx->counters.control_messages[RDTI_TRAFFIC_CONTROL], 1);
     rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT, out, rdti_segment_encode(&segment, out), &fd,
                       1);
     return RDT_OK;

@@ -294,7 +294,11 @@ announce(rdt_slot *slot)
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
 
     rdti_text_copy(info.name, sizeof(info.name), slot->name);
-    rdti_count(&rdti_endpoint_context(slot->ep)->counters.control_messages, 1);
+    rdti_count(&rdti_endpoint_context(slot->ep)
+                    ->counters
+                    .control_messages[slot->desc.kind == RDT_SLOT_DYNAMIC ? RDTI_TRAFFIC_DYNAMIC
+                                                                          : RDTI_TRAFFIC_PLANNED],
+               1);
     rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT, payload,
                              rdti_slot_announce_encode(&info, payload));
     slot->is_announced = true;

@@ -244,6 +244,13 @@ struct rdt_counters {
                                 and connections after an earlier one had ended */
     uint64_t side_channel_bytes; /* frames and their heads on the side channels to peers, which no
                                     transport moves: set-up, regions' ends, deaths, heartbeats */
+    /* Of copied_bytes and control_messages, by the class of what they served; the rest was for the
+     * paths themselves: pieces of memory, keys, failovers. Copies of collectives on one host, but
+     * for sums in place, are dynamic. */
+    uint64_t planned_copied_bytes;
+    uint64_t dynamic_copied_bytes;
+    uint64_t planned_control_messages;
+    uint64_t dynamic_control_messages;
 };
 /* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
