@@ -468,6 +468,7 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
     }
     rdt_region_free(*pulled, NULL, NULL);
     *pulled = NULL;
+    rdti_slot_check_buffers(slot);
     return RDT_OK;
 }
 
@@ -521,6 +522,7 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
     if (status != RDT_OK && status != RDT_ESTALE)
         return status;
     slot->got++;
+    rdti_slot_check_buffers(slot);
     if (status == RDT_ESTALE) { /* its sender took it back: the next one may come */
         slot->has_skipped = true;
         release_skipped(slot);

@@ -105,6 +105,16 @@ def test_a_table_that_tells_something_else_is_seen() -> None:
     assert "GRANTED" in told_by((CORE / "group_impl.h").read_text(encoding="utf-8"))["POSTED"]
 
 
+def test_buffers_of_a_slot_go_round() -> None:
+    """Their states are three counts, which whoever takes a tensor or gives it back looks at."""
+    header = (CORE / "slot.h").read_text(encoding="utf-8")
+    code = (CORE / "slot.c").read_text(encoding="utf-8")
+
+    assert told_by(header) == {"FREE": {"FULL"}, "FULL": {"HELD"}, "HELD": {"FREE"}}
+    assert code.count("rdti_slot_check_buffers(slot);") == 2
+    assert "arrived - released >= RDTI_SLOT_BUFFERS" in code  # a peer's fault, and no assertion
+
+
 def test_a_transfer_is_done_once() -> None:
     """Its two states are one flag, which one function raises, and only where it is down."""
     files = {path.name: path.read_text(encoding="utf-8") for path in sorted(CORE.glob("*.c"))}
