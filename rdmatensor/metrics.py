@@ -55,6 +55,10 @@ _MEANINGS = {
     "fallback_bytes": "payload over a worse path than the pair should have had, or past its place",
     "reconnections": "paths to a process that another path had reached before",
     "side_channel_bytes": "frames on the side channels to peers, which no transport moves",
+    "planned_copied_bytes": "of copied_bytes, for traffic whose place was known before",
+    "dynamic_copied_bytes": "of copied_bytes, for traffic whose place or size was told for it",
+    "planned_control_messages": "of control_messages, for traffic whose place was known before",
+    "dynamic_control_messages": "of control_messages, for traffic whose place or size was told",
     "failovers": "peers that moved to tcp because the path over RDMA was lost",
     "wait_s": "time that threads spent waiting for transfers, for data and for room at peers",
 }

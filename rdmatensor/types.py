@@ -90,5 +90,9 @@ class Counters:
     fallback_bytes: int
     reconnections: int
     side_channel_bytes: int
+    planned_copied_bytes: int
+    dynamic_copied_bytes: int
+    planned_control_messages: int
+    dynamic_control_messages: int
     registration_s: float
     wait_s: float

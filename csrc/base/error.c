@@ -2,6 +2,7 @@
  * Filling struct rdt_error. */
 #include "base/error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,6 +25,13 @@ drop_partial_utf8(char *text, size_t len_bytes)
     }
 }
 
+/* What mends it, where that is the same whichever call failed. */
+static const char *
+hint_of(int sys_errno)
+{
+    return sys_errno == EMFILE ? "; raise RLIMIT_NOFILE (ulimit -n)" : "";
+}
+
 /* The arguments may point into err itself, so the text is made elsewhere and then moved in. */
 static void
 fill(struct rdt_error *err, rdt_status status, int sys_errno, int32_t peer_rank, const char *fmt,
@@ -38,8 +46,8 @@ fill(struct rdt_error *err, rdt_status status, int sys_errno, int32_t peer_rank,
     if (sys_errno != 0 && used >= 0 && (size_t)used < sizeof(text)) {
         char buf[128];
         const char *why = strerror_r(sys_errno, buf, sizeof(buf));
-        const int more =
-            snprintf(text + used, sizeof(text) - (size_t)used, ": %s (errno %d)", why, sys_errno);
+        const int more = snprintf(text + used, sizeof(text) - (size_t)used, ": %s (errno %d)%s",
+                                  why, sys_errno, hint_of(sys_errno));
 
         used = more < 0 ? used : used + more;
     }

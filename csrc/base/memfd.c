@@ -54,13 +54,8 @@ rdti_memfd_create(const char *name, uint64_t len_bytes, unsigned mfd_flags, int 
     if (status != RDT_OK)
         return status;
     const int fd = memfd_create(name, flags);
-    if (fd < 0) {
-        const int sys_errno = errno;
-        const char *hint = sys_errno == EMFILE ? "; raise RLIMIT_NOFILE (ulimit -n)" : "";
-
-        return rdti_error_set(err, RDT_EDEVICE, sys_errno, "memfd_create(\"%s\", 0x%x)%s", name,
-                              flags, hint);
-    }
+    if (fd < 0)
+        return rdti_error_set(err, RDT_EDEVICE, errno, "memfd_create(\"%s\", 0x%x)", name, flags);
     if (ftruncate(fd, (off_t)len_bytes) != 0) {
         status = rdti_error_set(err, RDT_EDEVICE, errno, "ftruncate(memfd \"%s\", %llu)", name,
                                 (unsigned long long)len_bytes);

@@ -3,6 +3,7 @@
 #include "collectives/coll.h"
 #include "collectives/team.h"
 
+#include <assert.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <stdio.h>
@@ -37,6 +38,23 @@ now_ns(void)
 
     (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail for this clock */
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* The table of states in coll.h, which a test holds to this one. */
+static const uint32_t may_become[] = {
+    [RDTI_COLL_RUNNING] = 1u << RDTI_COLL_FINISHED | 1u << RDTI_COLL_DRAINING,
+    [RDTI_COLL_DRAINING] = 1u << RDTI_COLL_FINISHED,
+    [RDTI_COLL_FINISHED] = 0,
+};
+
+static void
+become(struct rdti_coll *coll, enum rdti_coll_state state)
+{
+    const bool is_legal = (may_become[coll->state] & 1u << state) != 0;
+
+    assert(is_legal);
+    (void)is_legal;
+    coll->state = state;
 }
 
 /* False: another thread has the turn, and will look once more because of us. */
@@ -102,7 +120,7 @@ finish(struct rdti_coll *coll, rdt_status status)
     fini(coll);
     rdt_group_release(coll->group);
     coll->group = NULL;
-    coll->state = RDTI_COLL_FINISHED;
+    become(coll, RDTI_COLL_FINISHED);
     rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
 }
 
@@ -136,11 +154,15 @@ begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error
 {
     char reason[RDT_ERROR_MESSAGE_BYTES + RDTI_COLL_RANK_BYTES + 4];
 
-    coll->state = RDTI_COLL_DRAINING;
+    become(coll, RDTI_COLL_DRAINING);
     coll->error = *err;
     coll->error.status = status;
     if (status == RDT_ECANCELED || status == RDT_ECLOSED || status == RDT_EFORKED)
         return;
+    if (status == RDT_ETIMEDOUT) {
+        rdt_group_give_up(coll->group, &coll->error);
+        return;
+    }
     (void)snprintf(reason, sizeof(reason), "%s: %s", rdti_coll_rank_name(coll, coll->rank).text,
                    err->message);
     rdt_group_abort(coll->group, reason);
@@ -166,10 +188,12 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
     const uint64_t waited_ns = now_ns() - coll->start_ns;
     if (waited_ns < coll->timeout_ns)
         return RDT_EAGAIN;
-    coll->algorithm->describe(coll, waiting, sizeof(waiting));
-    return rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
-                               rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
-                               (double)waited_ns * 1e-9, waiting);
+    const uint32_t awaited = coll->algorithm->describe(coll, waiting, sizeof(waiting));
+    (void)rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
+                              rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
+                              (double)waited_ns * 1e-9, waiting);
+    err->peer_rank = rdt_group_global_rank(coll->group, awaited);
+    return RDT_ETIMEDOUT;
 }
 
 /* With the turn taken. */

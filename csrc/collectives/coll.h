@@ -45,13 +45,14 @@ struct rdti_coll_algorithm {
     /* While it waits: the error of a member that it waits for and that is gone without a word to
      * the group, or RDT_OK. NULL: its transfers tell. */
     rdt_status (*check_members)(const struct rdti_coll *coll, struct rdt_error *err);
-    /* What it waits for right now, e.g. "nothing from rank 3"; for messages. */
-    void (*describe)(const struct rdti_coll *coll, char *text, size_t cap);
+    /* What it waits for right now, e.g. "nothing from rank 3"; for messages. Returns the group's
+     * rank of the only member that it waits for, or RDT_SOURCE_ANY. */
+    uint32_t (*describe)(const struct rdti_coll *coll, char *text, size_t cap);
     /* Undoes prepare(); quiet or done. */
     void (*release)(struct rdti_coll *coll);
 };
 
-enum { RDTI_COLL_RUNNING = 0, RDTI_COLL_DRAINING, RDTI_COLL_FINISHED };
+enum rdti_coll_state { RDTI_COLL_RUNNING, RDTI_COLL_DRAINING, RDTI_COLL_FINISHED };
 
 struct rdti_coll {
     const struct rdti_coll_algorithm *algorithm;
@@ -77,7 +78,7 @@ struct rdti_coll {
     struct rdti_schedule schedule;
     struct rdti_direct direct;
     struct rdti_hierarchy *hierarchy; /* hierarchical.c; NULL: it is none */
-    int state;
+    enum rdti_coll_state state;
     struct rdt_error error; /* from DRAINING on */
     atomic_uint turn;
     atomic_uint refs;
@@ -98,6 +99,8 @@ struct rdti_coll_rank rdti_coll_rank_name(const struct rdti_coll *coll, uint32_t
 #define RDTI_COLL_RANKS_BYTES 288
 void rdti_coll_name_ranks(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count,
                           char *text, size_t cap);
+/* The group's rank of the member that all of these are; RDT_SOURCE_ANY: of none, or several. */
+uint32_t rdti_coll_only_one(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count);
 /* What the members must agree on; the bytes of two can be compared. */
 struct rdt_message_desc rdti_coll_desc(const struct rdti_coll *coll);
 /* RDT_EMISMATCH: a peer said that it does something else. */

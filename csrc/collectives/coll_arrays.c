@@ -97,6 +97,15 @@ rdti_coll_name_ranks(const struct rdti_coll *coll, const uint32_t *ranks, uint32
         (void)snprintf(text, cap, "rank%s %s%s", plural, own, more);
 }
 
+uint32_t
+rdti_coll_only_one(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count)
+{
+    for (uint32_t i = 1; i < count; i++)
+        if (ranks[i] != ranks[0])
+            return RDT_SOURCE_ANY;
+    return count > 0 ? rdti_coll_member(coll, ranks[0]) : RDT_SOURCE_ANY;
+}
+
 /* ---- Descriptions ---- */
 
 struct rdt_message_desc

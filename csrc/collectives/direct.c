@@ -280,7 +280,7 @@ check_members(const struct rdti_coll *coll, struct rdt_error *err)
     return RDT_OK;
 }
 
-static void
+static uint32_t
 describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_direct *d = &coll->direct;
@@ -290,7 +290,7 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
 
     if (!d->is_begun) {
         (void)snprintf(text, cap, "an earlier collective of this rank is not done");
-        return;
+        return RDT_SOURCE_ANY;
     }
     for (uint32_t i = 0; i < coll->size; i++)
         if (is_awaited(coll, i))
@@ -298,6 +298,7 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
     rdti_coll_name_ranks(coll, late, count, ranks, sizeof(ranks));
     (void)snprintf(text, cap, "nothing from %s (round %llu of %llu)", ranks,
                    (unsigned long long)d->step + 1, (unsigned long long)d->steps);
+    return rdti_coll_only_one(coll, late, count);
 }
 
 const struct rdti_coll_algorithm rdti_direct = {

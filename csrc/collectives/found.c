@@ -328,7 +328,7 @@ rdti_founding_is_quiet(struct rdti_coll *coll)
     return is_quiet;
 }
 
-void
+uint32_t
 rdti_founding_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_founding *founding = coll->team->founding;
@@ -343,6 +343,7 @@ rdti_founding_describe(const struct rdti_coll *coll, char *text, size_t cap)
         count = rdti_agreement_late(&founding->costs, coll, late);
     rdti_coll_name_ranks(coll, late, count, ranks, sizeof(ranks));
     (void)snprintf(text, cap, "nothing from %s (set-up of the group)", ranks);
+    return rdti_coll_only_one(coll, late, count);
 }
 
 void

@@ -389,15 +389,15 @@ check_members(const struct rdti_coll *coll, struct rdt_error *err)
                : part->algorithm->check_members(part, err);
 }
 
-static void
+static uint32_t
 describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_coll *part = part_in_flight(coll);
 
-    if (part == NULL)
-        (void)snprintf(text, cap, "an earlier collective of this rank is not done");
-    else
-        part->algorithm->describe(part, text, cap);
+    if (part != NULL)
+        return part->algorithm->describe(part, text, cap);
+    (void)snprintf(text, cap, "an earlier collective of this rank is not done");
+    return RDT_SOURCE_ANY;
 }
 
 const struct rdti_coll_algorithm rdti_hierarchical = {

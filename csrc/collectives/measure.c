@@ -77,17 +77,27 @@ post(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
     return status == RDT_OK && (m->leads || is_duplex(m)) ? send_one(m, coll, err) : status;
 }
 
+/* Both are looked at: nothing comes from a peer that waits for what could not be sent. */
+static rdt_status
+exchange(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
+{
+    rdt_status status = rdti_coll_end_message(&m->recv, len_of(m), "a measurement", err);
+
+    if (status == RDT_OK && !m->has_replied)
+        status = send_one(m, coll, err);
+    if (status != RDT_OK && status != RDT_EAGAIN)
+        return status;
+    const rdt_status sent = rdti_coll_end_message(&m->send, 0, "a measurement", err);
+    return sent != RDT_OK ? sent : status;
+}
+
 rdt_status
 rdti_measure_advance(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 {
     for (; m->step < RDTI_MEASURE_STEPS; m->step++) {
         rdt_status status = m->is_posted ? RDT_OK : post(m, coll, err);
         if (status == RDT_OK)
-            status = rdti_coll_end_message(&m->recv, len_of(m), "a measurement", err);
-        if (status == RDT_OK && !m->has_replied)
-            status = send_one(m, coll, err);
-        if (status == RDT_OK)
-            status = rdti_coll_end_message(&m->send, 0, "a measurement", err);
+            status = exchange(m, coll, err);
         if (status != RDT_OK)
             return status;
         m->taken_ns[m->step] = now_ns() - m->began_ns;

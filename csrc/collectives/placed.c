@@ -120,6 +120,7 @@ announce(struct rdti_coll *coll, struct rdt_error *err)
     memcpy(place->off_bytes, &off_bytes, sizeof(off_bytes));
     place->saying = IS_NEW;
     coll->direct.done.control_messages++;
+    coll->direct.done.planned_control_messages++;
     return RDT_OK;
 }
 

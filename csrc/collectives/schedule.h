@@ -70,7 +70,7 @@ rdt_status rdti_schedule_prepare(struct rdti_coll *coll, void (*build)(struct rd
 /* The rest of struct rdti_coll_algorithm. */
 rdt_status rdti_schedule_advance(struct rdti_coll *coll, struct rdt_error *err);
 bool rdti_schedule_is_quiet(struct rdti_coll *coll);
-void rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap);
+uint32_t rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap);
 void rdti_schedule_release(struct rdti_coll *coll);
 
 /* Defines the algorithm `rdti_<id>` out of the builder `build_<id>()` of the same file. */

@@ -233,7 +233,7 @@ find_late(const struct rdti_schedule *s)
     return late;
 }
 
-void
+uint32_t
 rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_schedule *s = &coll->schedule;
@@ -245,4 +245,6 @@ rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
                    late.is_receiving ? "nothing from" : "what was sent is not taken by", ranks,
                    s->first < s->step_count ? s->steps[s->first].round + 1 : s->round_count,
                    s->round_count);
+    return late.count <= LATE_RANKS_MAX ? rdti_coll_only_one(coll, late.ranks, late.count)
+                                        : RDT_SOURCE_ANY;
 }

@@ -184,7 +184,7 @@ rdti_team_count_write(struct rdti_team *team)
 /* found.c: the exchange, driven by the founder. RDT_OK: there is a verdict. */
 rdt_status rdti_team_found(struct rdti_coll *coll, struct rdt_error *err);
 bool rdti_founding_is_quiet(struct rdti_coll *coll);
-void rdti_founding_describe(const struct rdti_coll *coll, char *text, size_t cap);
+uint32_t rdti_founding_describe(const struct rdti_coll *coll, char *text, size_t cap);
 void rdti_founding_free(struct rdti_team *team);
 
 #endif

@@ -59,10 +59,10 @@ is_quiet(struct rdti_coll *coll)
     return !is_founder(coll) || rdti_founding_is_quiet(coll);
 }
 
-static void
+static uint32_t
 describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
-    rdti_founding_describe(coll, text, cap);
+    return rdti_founding_describe(coll, text, cap);
 }
 
 /* A founder that never began leaves the place to the next. */

@@ -37,6 +37,7 @@ struct rdti_channel {
     bool is_unix;
     bool is_ended; /* on_end was called, or is being */
     bool has_socket_ended;
+    bool has_lost_fds;   /* the last message's: there were no numbers for them */
     bool is_dispatching; /* on_socket() is on the stack */
     bool is_zombie;      /* destroyed meanwhile: on_socket() frees it */
     bool is_deaf;        /* frames are thrown away: retired, or lingering */
@@ -55,6 +56,7 @@ struct rdti_channel {
     size_t queued_bytes;
     bool is_waiting; /* EPOLLOUT is armed */
     bool is_broken;  /* a send failed: the receive side will report it */
+    bool is_starved; /* for want of memory */
 
     uint8_t in[RDTI_FRAME_HEAD_BYTES + RDTI_FRAME_PAYLOAD_MAX];
     size_t in_bytes;
@@ -189,7 +191,9 @@ rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *pa
          * error. */
         const size_t queued_bytes = channel->queued_bytes;
         channel->is_broken = true;
-        (void)shutdown(channel->fd, SHUT_RDWR);
+        channel->is_starved = out == NULL;
+        /* Where the fault is ours, the peer's end tells that it uses our memory no more. */
+        (void)shutdown(channel->fd, channel->is_starved ? SHUT_WR : SHUT_RDWR);
         (void)pthread_mutex_unlock(&channel->tx_lock);
         rdti_log(RDT_LOG_ERROR, "side channel: frame %u could not be queued (%zu bytes wait)",
                  (unsigned)type, queued_bytes);
@@ -249,6 +253,9 @@ receive_some(struct rdti_channel *channel)
     while (got < 0 && errno == EINTR);
     if (got >= 0 && channel->is_unix)
         keep_fds(channel, &msg);
+    /* Not for want of room, which is enough for a peer that keeps to the protocol. */
+    channel->has_lost_fds =
+        got >= 0 && (msg.msg_flags & MSG_CTRUNC) != 0 && channel->fd_count < FDS_MAX;
     return got;
 }
 
@@ -333,6 +340,11 @@ handle_socket(struct rdti_channel *channel, uint32_t epoll_events)
             end(channel, &err);
             return;
         }
+        if (channel->has_lost_fds) {
+            (void)rdti_error_set(&err, RDT_EDEVICE, EMFILE, "descriptors of its memory are lost");
+            end(channel, &err);
+            return;
+        }
         channel->in_bytes += (size_t)got;
         /* relaxed: a time stamp for the heartbeat */
         atomic_store_explicit(&channel->last_heard_ns, rdti_now_ns(), memory_order_relaxed);
@@ -398,6 +410,15 @@ rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t cap)
     channel->fd_count -= count;
     memmove(channel->fds, channel->fds + count, sizeof(int) * channel->fd_count);
     return count;
+}
+
+bool
+rdti_channel_is_starved(struct rdti_channel *channel)
+{
+    (void)pthread_mutex_lock(&channel->tx_lock);
+    const bool is_starved = channel->is_starved;
+    (void)pthread_mutex_unlock(&channel->tx_lock);
+    return is_starved;
 }
 
 uint64_t

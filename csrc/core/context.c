@@ -74,13 +74,9 @@ on_revoke(void *arg, uint32_t index, uint32_t generation)
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
         if (!may_use(ep, exported_as))
             continue;
-        /* Without memory to remember it the answer is never counted: the bytes stay in quarantine
-         * for good. */
         if (rdti_endpoint_push_revoke(&ep->revokes, &ep->revoke_count, &ep->revoke_cap, &revoke) !=
             RDT_OK)
-            rdti_log(RDT_LOG_WARN,
-                     "no memory to await rank %d's answer: a freed region stays in quarantine",
-                     (int)rdti_endpoint_rank(ep));
+            rdti_endpoint_forgo_answer(ep, &revoke);
         else if (!ep->is_lingering)
             rdti_channel_send(ep->channel, RDTI_FRAME_REVOKE, payload, payload_bytes, NULL, 0);
     }

@@ -33,8 +33,8 @@ struct rdti_groups;
 struct rdti_core_counters {
     _Atomic uint64_t writes;
     _Atomic uint64_t reads;
-    _Atomic uint64_t copied_bytes;
-    _Atomic uint64_t control_messages;
+    _Atomic uint64_t copied_bytes[RDTI_TRAFFIC_COUNT];
+    _Atomic uint64_t control_messages[RDTI_TRAFFIC_COUNT];
     _Atomic uint64_t credits_alone;
     _Atomic uint64_t mailbox_eager;
     _Atomic uint64_t mailbox_rendezvous;

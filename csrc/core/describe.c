@@ -123,10 +123,14 @@ put_counters(struct rdti_json *json, rdt_context *ctx)
                   ",\"tcp_bytes\":%" PRIu64 ",\"verbs_bytes\":%" PRIu64
                   ",\"planned_bytes\":%" PRIu64 ",\"dynamic_bytes\":%" PRIu64
                   ",\"control_bytes\":%" PRIu64 ",\"fallback_bytes\":%" PRIu64
-                  ",\"reconnections\":%" PRIu64 ",\"side_channel_bytes\":%" PRIu64 "}",
+                  ",\"reconnections\":%" PRIu64 ",\"side_channel_bytes\":%" PRIu64
+                  ",\"planned_copied_bytes\":%" PRIu64 ",\"dynamic_copied_bytes\":%" PRIu64
+                  ",\"planned_control_messages\":%" PRIu64 ",\"dynamic_control_messages\":%" PRIu64
+                  "}",
                   c.failovers, c.mailbox_placed, c.shm_bytes, c.tcp_bytes, c.verbs_bytes,
                   c.planned_bytes, c.dynamic_bytes, c.control_bytes, c.fallback_bytes,
-                  c.reconnections, c.side_channel_bytes);
+                  c.reconnections, c.side_channel_bytes, c.planned_copied_bytes,
+                  c.dynamic_copied_bytes, c.planned_control_messages, c.dynamic_control_messages);
 }
 
 static uint64_t
@@ -153,6 +157,25 @@ put_traffic(struct rdti_json *json, const rdt_context *ctx)
         rdti_json_put(json, "}");
     }
     rdti_json_put(json, "}");
+}
+
+/* What was moved, copied and told, by class. */
+static void
+put_classes(struct rdti_json *json, rdt_context *ctx)
+{
+    struct rdt_counters c = {.struct_size = sizeof(c)};
+
+    rdt_context_counters(ctx, &c);
+    rdti_json_put(json,
+                  ",\"classes\":{\"planned\":{\"moved_bytes\":%" PRIu64 ",\"copied_bytes\":%" PRIu64
+                  ",\"control_messages\":%" PRIu64 "},\"dynamic\":{\"moved_bytes\":%" PRIu64
+                  ",\"copied_bytes\":%" PRIu64 ",\"control_messages\":%" PRIu64
+                  "},\"control\":{\"moved_bytes\":%" PRIu64 ",\"copied_bytes\":%" PRIu64
+                  ",\"control_messages\":%" PRIu64 "}}",
+                  c.planned_bytes, c.planned_copied_bytes, c.planned_control_messages,
+                  c.dynamic_bytes, c.dynamic_copied_bytes, c.dynamic_control_messages,
+                  c.control_bytes, c.copied_bytes - c.planned_copied_bytes - c.dynamic_copied_bytes,
+                  c.control_messages - c.planned_control_messages - c.dynamic_control_messages);
 }
 
 static void
@@ -200,6 +223,7 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
     rdti_json_put(&json, ",");
     put_counters(&json, ctx);
     put_traffic(&json, ctx);
+    put_classes(&json, ctx);
     rdti_json_put(&json, "}");
     rdti_engine_leave(ctx->engine);
     return rdti_json_finish(&json, "describe", needed_out, err);
@@ -212,24 +236,58 @@ add(_Atomic uint64_t *counter, uint64_t more)
         rdti_count(counter, more);
 }
 
+static uint64_t
+least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 void
 rdt_context_count(rdt_context *ctx, const struct rdt_counters *more)
 {
     _Atomic uint64_t *moved = ctx->moved.moved_bytes[RDT_TRANSPORT_SHM];
-    /* An older caller's struct ends before it. */
-    const size_t known_bytes =
-        offsetof(struct rdt_counters, planned_bytes) + sizeof(more->planned_bytes);
-    const uint64_t told = more->struct_size >= known_bytes ? more->planned_bytes : 0;
-    const uint64_t planned = told < more->moved_bytes ? told : more->moved_bytes;
+    struct rdti_core_counters *core = &ctx->counters;
+    struct rdt_counters told = {0}; /* an older caller's struct ends before the last of these */
+    const size_t told_bytes = more->struct_size < sizeof(told) ? more->struct_size : sizeof(told);
+
+    memcpy(&told, more, told_bytes);
+    const uint64_t planned = least(told.planned_bytes, told.moved_bytes);
+    const uint64_t planned_copies = least(told.planned_copied_bytes, told.copied_bytes);
+    const uint64_t planned_messages = least(told.planned_control_messages, told.control_messages);
 
     add(&ctx->counters.writes, more->writes);
     add(&moved[RDTI_TRAFFIC_PLANNED], planned);
     add(&moved[RDTI_TRAFFIC_DYNAMIC], more->moved_bytes - planned);
-    add(&ctx->counters.copied_bytes, more->copied_bytes);
-    add(&ctx->counters.control_messages, more->control_messages);
+    add(&core->copied_bytes[RDTI_TRAFFIC_PLANNED], planned_copies);
+    add(&core->copied_bytes[RDTI_TRAFFIC_DYNAMIC], more->copied_bytes - planned_copies);
+    add(&core->control_messages[RDTI_TRAFFIC_PLANNED], planned_messages);
+    add(&core->control_messages[RDTI_TRAFFIC_DYNAMIC], more->control_messages - planned_messages);
     add(&ctx->counters.credits_alone, more->credits_alone);
     add(&ctx->counters.verified_bytes, more->verified_bytes);
     add(&ctx->counters.mismatches, more->mismatches);
+}
+
+/* Of our code and of the transports'. */
+static uint64_t
+copied_of(const rdt_context *ctx, enum rdti_traffic traffic)
+{
+    return load(&ctx->counters.copied_bytes[traffic]) + load(&ctx->moved.copied_bytes[traffic]);
+}
+
+/* copied_bytes and control_messages, and what they consist of. */
+static void
+sum_classes(const rdt_context *ctx, struct rdt_counters *out)
+{
+    const _Atomic uint64_t *messages = ctx->counters.control_messages;
+
+    out->planned_copied_bytes = copied_of(ctx, RDTI_TRAFFIC_PLANNED);
+    out->dynamic_copied_bytes = copied_of(ctx, RDTI_TRAFFIC_DYNAMIC);
+    out->copied_bytes = out->planned_copied_bytes + out->dynamic_copied_bytes +
+                        copied_of(ctx, RDTI_TRAFFIC_CONTROL);
+    out->planned_control_messages = load(&messages[RDTI_TRAFFIC_PLANNED]);
+    out->dynamic_control_messages = load(&messages[RDTI_TRAFFIC_DYNAMIC]);
+    out->control_messages = out->planned_control_messages + out->dynamic_control_messages +
+                            load(&messages[RDTI_TRAFFIC_CONTROL]);
 }
 
 /* moved_bytes and what it consists of. */
@@ -268,8 +326,6 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
         .writes = load(&core->writes),
         .reads = load(&core->reads),
         .notifications = load(&ctx->moved.notifications),
-        .copied_bytes = load(&ctx->moved.copied_bytes) + load(&core->copied_bytes),
-        .control_messages = load(&core->control_messages),
         .credits_alone = load(&core->credits_alone),
         .registrations = regions.registrations,
         .wakeups_sent = load(&ctx->moved.wakeups_sent),
@@ -289,6 +345,7 @@ rdt_context_counters(rdt_context *ctx, struct rdt_counters *out)
     };
 
     sum_moved(ctx, &all);
+    sum_classes(ctx, &all);
     /* An older caller's struct is shorter: fields are only ever added at the end. */
     memcpy(out, &all, struct_size < sizeof(all) ? struct_size : sizeof(all));
 }

@@ -138,6 +138,21 @@ rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err)
     return ep->lane_broken_ns != 0 ? rdti_error_copy(err, &ep->lane_error) : RDT_OK;
 }
 
+uint64_t
+rdti_endpoint_silence_ns(const rdt_endpoint *ep)
+{
+    const uint64_t now_ns = rdti_now_ns();
+    /* While we were stopped ourselves the peers may have been as well: their silence counts from
+     * our return. */
+    uint64_t heard_ns = ep->ctx->resumed_ns;
+
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING && ep->setup->begun_ns > heard_ns)
+        heard_ns = ep->setup->begun_ns;
+    if (ep->channel != NULL && rdti_channel_last_heard_ns(ep->channel) > heard_ns)
+        heard_ns = rdti_channel_last_heard_ns(ep->channel);
+    return now_ns > heard_ns ? now_ns - heard_ns : 0;
+}
+
 rdt_endpoint *
 rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {

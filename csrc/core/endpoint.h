@@ -104,6 +104,9 @@ rdt_region *rdti_endpoint_own_ring(rdt_endpoint *ep);
 /* [driver] What broke it or its path, also before that has become its end; else RDT_OK. Leaving is
  * no trouble. */
 rdt_status rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err);
+/* [driver] Of an endpoint that has not ended: how long nothing has come from the peer; before it is
+ * READY, since its set-up began. */
+uint64_t rdti_endpoint_silence_ns(const rdt_endpoint *ep);
 /* [driver] The peer cannot be reached any more, as whoever calls has seen by other means than the
  * path: the endpoint ends, at once if its side channel agrees, else a moment later. */
 void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);

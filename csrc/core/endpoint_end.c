@@ -35,6 +35,20 @@ rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death)
     ep->ctx->has_core_work = true;
 }
 
+bool
+rdti_endpoint_end_starved(rdt_endpoint *ep)
+{
+    struct rdt_error err;
+
+    if (ep->channel == NULL || !rdti_channel_is_starved(ep->channel))
+        return false;
+    (void)rdti_error_set_rank(&err, RDT_ENOMEM, rdti_endpoint_rank(ep),
+                              "no memory for a frame to rank %d: the connection ends",
+                              (int)rdti_endpoint_rank(ep));
+    rdti_endpoint_fail(ep, &err, false);
+    return true;
+}
+
 void
 rdti_endpoint_leave(rdt_endpoint *ep)
 {
@@ -114,6 +128,26 @@ drop_revocations(rdt_endpoint *ep)
         (void)rdti_regions_acknowledge(ep->ctx->regions, ep->revokes[i].index,
                                        ep->revokes[i].generation);
     ep->revoke_count = 0;
+    for (uint32_t i = 0; i < ep->forgone_count; i++)
+        (void)rdti_regions_acknowledge(ep->ctx->regions, ep->forgone[i].index,
+                                       ep->forgone[i].generation);
+    ep->forgone_count = 0;
+}
+
+void
+rdti_endpoint_forgo_answer(rdt_endpoint *ep, const struct rdti_revoke *revoke)
+{
+    struct rdt_error err;
+
+    (void)rdti_error_set_rank(&err, RDT_ENOMEM, rdti_endpoint_rank(ep),
+                              "no memory to await rank %d's word that it uses a freed region no "
+                              "more: the connection ends instead",
+                              (int)rdti_endpoint_rank(ep));
+    if (ep->forgone_count < RDTI_FORGONE_MAX)
+        ep->forgone[ep->forgone_count++] = *revoke;
+    else
+        rdti_log(RDT_LOG_WARN, "%s; a freed region stays in quarantine", err.message);
+    rdti_endpoint_fail(ep, &err, false);
 }
 
 void

@@ -45,6 +45,10 @@ struct rdti_setup {
     bool heard_ready;
 };
 
+/* Freed regions for whose answer there was no memory; the first ends the endpoint, so that only
+ * what is freed until its peer has gone comes behind. */
+#define RDTI_FORGONE_MAX 16
+
 struct rdti_failover; /* failover.c */
 
 struct rdt_endpoint {
@@ -105,6 +109,8 @@ struct rdt_endpoint {
     struct rdti_revoke *revokes;  /* sent to this peer and not acknowledged */
     uint32_t revoke_count;
     uint32_t revoke_cap;
+    struct rdti_revoke forgone[RDTI_FORGONE_MAX]; /* whose answers nobody can await: its end is */
+    uint32_t forgone_count;
     struct rdti_revoke
         *answers; /* of this peer, to acknowledge once no writer is inside the lane */
     uint32_t answer_count;
@@ -141,6 +147,12 @@ void rdti_endpoint_set_state(rdt_endpoint *ep, enum rdti_endpoint_state state);
 void rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification);
 /* The peer's process is gone, or it uses no memory of ours any more. */
 void rdti_endpoint_on_peer_done(rdt_endpoint *ep);
+/* [driver] There is no memory to await its answer to a revocation: the endpoint ends, which says as
+ * much. */
+void rdti_endpoint_forgo_answer(rdt_endpoint *ep, const struct rdti_revoke *revoke);
+/* If a frame to it found no memory: the endpoint ends. The peer sees an end too, and neither is a
+ * death. [driver] */
+bool rdti_endpoint_end_starved(rdt_endpoint *ep);
 /* It has left its lane, which was its only way to memory that it cannot map. [driver] */
 void rdti_endpoint_drop_unmapped(rdt_endpoint *ep);
 /* The last handle is closed. [driver] */

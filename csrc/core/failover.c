@@ -177,7 +177,7 @@ rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct rdt_e
     rdti_text_copy(move.reason, sizeof(move.reason), why->message);
     move.offer_bytes = offer.len_bytes;
     memcpy(move.offer, offer.bytes, offer.len_bytes);
-    rdti_count(&ep->ctx->counters.control_messages, 1);
+    rdti_count(&ep->ctx->counters.control_messages[RDTI_TRAFFIC_CONTROL], 1);
     rdti_channel_send(ep->channel, RDTI_FRAME_MOVE, payload, rdti_move_encode(&move, payload), NULL,
                       0);
     if (failover->has_move_in)

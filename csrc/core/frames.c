@@ -99,11 +99,15 @@ on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, stru
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d freed region %u, which no region can be",
                                    (int)rdti_endpoint_rank(ep), revoke.index);
-    if (rdti_endpoint_push_revoke(&ep->answers, &ep->answer_count, &ep->answer_cap, &revoke) !=
-        RDT_OK)
+    if (ep->answer_count == REVOKES_MAX)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d freed more than %u regions at once",
                                    (int)rdti_endpoint_rank(ep), REVOKES_MAX);
+    if (rdti_endpoint_push_revoke(&ep->answers, &ep->answer_count, &ep->answer_cap, &revoke) !=
+        RDT_OK)
+        return rdti_error_set_rank(err, RDT_ENOMEM, rdti_endpoint_rank(ep),
+                                   "no memory to answer that rank %d freed a region",
+                                   (int)rdti_endpoint_rank(ep));
     ep->ctx->has_core_work = true; /* answered once no writer of ours is inside the lane */
     return RDT_OK;
 }
@@ -147,7 +151,7 @@ on_segment_get(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
                                    "rank %d asks for piece %u of the arena, which is none",
                                    (int)rdti_endpoint_rank(ep), segment.segment);
-    rdti_count(&ep->ctx->counters.control_messages, 1);
+    rdti_count(&ep->ctx->counters.control_messages[RDTI_TRAFFIC_CONTROL], 1);
     rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT, out, rdti_segment_encode(&segment, out), &fd,
                       1);
     return RDT_OK;
@@ -281,12 +285,13 @@ on_end(void *arg, const struct rdt_error *why)
 
     if (why->status == RDT_EPEER) /* the socket's end, not a frame that we could not bear */
         rdti_endpoint_on_peer_done(ep);
-    if (rdti_endpoint_is_ended(ep))
+    if (rdti_endpoint_is_ended(ep) || rdti_endpoint_end_starved(ep))
         return;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
         (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
                                   "rank %d: %s during set-up", (int)rdti_endpoint_rank(ep),
                                   why->message);
+        err.sys_errno = why->sys_errno;
         rdti_path_channel_lost(ep, &err);
         return;
     }
@@ -296,9 +301,12 @@ on_end(void *arg, const struct rdt_error *why)
         rdti_endpoint_end_goodbye(ep);
     if (rdti_endpoint_is_ended(ep)) /* by what arrived */
         return;
+    /* What is short here is no death of the peer's. */
+    const bool is_death = why->status != RDT_ENOMEM && why->status != RDT_EDEVICE;
     (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
-                              "rank %d died: %s", (int)rdti_endpoint_rank(ep), why->message);
-    rdti_endpoint_fail(ep, &err, true);
+                              "rank %d%s: %s", (int)rdti_endpoint_rank(ep), is_death ? " died" : "",
+                              why->message);
+    rdti_endpoint_fail(ep, &err, is_death);
 }
 
 const struct rdti_channel_events rdti_endpoint_channel_events = {.on_frame = on_frame,

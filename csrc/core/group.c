@@ -144,6 +144,8 @@ rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
         group->opened++;
     member->ep = ep;
     member->has_heard = false;
+    if (group->suspect.peer_rank == rdti_group_global_rank(group, rank))
+        group->suspect.status = RDT_OK;
     if (group->error.status != RDT_OK)
         rdti_group_spread_abort(group, NULL);
 }
@@ -187,23 +189,47 @@ note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_
     return broken;
 }
 
+/* Of the member, from whoever keeps it. */
+static rdt_status
+get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size_t *len_out,
+         struct rdt_error *err)
+{
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+    const rdt_status status = group->blob(group->blob_arg, rank, rdt_group_timeout(group), blob,
+                                          RDT_BLOB_MAX_BYTES, len_out, &why);
+
+    if (status == RDT_OK)
+        return RDT_OK;
+    if (why.message[0] == '\0')
+        (void)rdti_error_set(&why, status, 0, "the address of %s did not come",
+                             rdti_group_rank_name(group, rank).text);
+    why.status = status;
+    if (status == RDT_ETIMEDOUT) {
+        why.peer_rank = rdti_group_global_rank(group, rank);
+        rdti_engine_enter(group->ctx->engine);
+        group->suspect = why;
+        rdti_engine_leave(group->ctx->engine);
+    }
+    if (err != NULL)
+        *err = why;
+    return status;
+}
+
 /* Without a lock: the store may take its time. Two threads at once do it twice, and the second
  * count goes back. */
 static rdt_status
 open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
 {
-    const uint64_t timeout_ns = rdt_group_timeout(group);
     const struct rdt_endpoint_opts opts = {
         .struct_size = sizeof(opts),
         .peer_rank = rdti_group_global_rank(group, rank),
-        .timeout_ns = timeout_ns,
+        .timeout_ns = rdt_group_timeout(group),
         .job_id = group->job_id,
     };
     uint8_t blob[RDT_BLOB_MAX_BYTES];
     size_t len_bytes = 0;
     rdt_endpoint *ep = NULL;
-    rdt_status status =
-        group->blob(group->blob_arg, rank, timeout_ns, blob, sizeof(blob), &len_bytes, err);
+    rdt_status status = get_blob(group, rank, blob, &len_bytes, err);
 
     if (status == RDT_OK)
         status = note_identity(group, rank, blob, len_bytes, err);

@@ -275,6 +275,26 @@ find_lost_member(const rdt_group *group, struct rdt_error *err)
     return false;
 }
 
+/* [driver] Whoever left or died first is the cause, not the one who noticed. */
+static bool
+find_cause(const rdt_group *group, struct rdt_error *err)
+{
+    if (group->cause.status != RDT_OK)
+        *err = group->cause;
+    else if (!find_lost_member(group, err) && group->refusal.status != RDT_OK)
+        *err = group->refusal;
+    return err->status != RDT_OK;
+}
+
+/* [driver] Ends the group unless it has ended, and says so. */
+static void
+abort_group(rdt_group *group, const struct rdt_error *err)
+{
+    if (group->error.status == RDT_OK)
+        end_group(group, err);
+    rdti_group_spread_abort(group, NULL);
+}
+
 void
 rdt_group_abort(rdt_group *group, const char *reason)
 {
@@ -283,19 +303,91 @@ rdt_group_abort(rdt_group *group, const char *reason)
     if (group == NULL || rdti_in_forked_child())
         return;
     const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+    const char *said = reason != NULL ? reason : "no reason was given";
     rdti_engine_enter(group->ctx->engine);
-    /* Whoever left or died first is the cause, not the one who noticed. */
-    if (group->cause.status != RDT_OK)
-        err = group->cause;
-    else if (!find_lost_member(group, &err) && group->refusal.status != RDT_OK)
-        err = group->refusal;
-    if (err.status == RDT_OK)
-        (void)rdti_error_set_rank(&err, RDT_ECANCELED, own_rank, "%s aborted the group '%s': %s",
+    const bool is_suspected = group->suspect.status != RDT_OK;
+    if (!find_cause(group, &err))
+        (void)rdti_error_set_rank(&err, RDT_ECANCELED,
+                                  is_suspected ? group->suspect.peer_rank : own_rank,
+                                  "%s aborted the group '%s': %s%s%s",
+                                  rdti_group_rank_name(group, group->rank).text, group->name, said,
+                                  is_suspected ? "; it had waited in vain: " : "",
+                                  is_suspected ? group->suspect.message : "");
+    abort_group(group, &err);
+    rdti_engine_leave(group->ctx->engine);
+}
+
+/* ---- Deadlines --------------------------------------------------------------------------- */
+
+/* Between two words of one that lives there is a heartbeat; one of them may be late. */
+#define SILENCE_NS (2 * RDTI_HEARTBEAT_NS)
+
+/* [driver] The only member that is silent, or size. Who waits for another that waits for a third
+ * hears the second all the time. */
+static uint32_t
+find_silent_member(const rdt_group *group)
+{
+    uint32_t found = group->size;
+
+    for (uint32_t i = 0; i < group->size; i++) {
+        const rdt_endpoint *ep = group->members[i].ep;
+        if (ep == NULL || rdti_endpoint_is_ended(ep) || rdti_endpoint_silence_ns(ep) < SILENCE_NS)
+            continue;
+        if (found != group->size)
+            return group->size;
+        found = i;
+    }
+    return found;
+}
+
+/* [driver] Says in err that it is this member's fault, and why; what does not fit is left out. */
+static void
+blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *err)
+{
+    const size_t used = strnlen(err->message, sizeof(err->message) - 1);
+
+    err->peer_rank = rdti_group_global_rank(group, rank);
+    (void)snprintf(err->message + used, sizeof(err->message) - used, "; %s %s",
+                   rdti_group_rank_name(group, rank).text, why);
+}
+
+/* [driver] */
+static void
+blame_silent_member(const rdt_group *group, struct rdt_error *err)
+{
+    const uint32_t rank = find_silent_member(group);
+    char why[48];
+
+    if (rank == group->size || rdti_group_global_rank(group, rank) == err->peer_rank)
+        return;
+    const rdt_endpoint *ep = group->members[rank].ep;
+    (void)snprintf(why, sizeof(why), "%s for %.1f s",
+                   rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING ? "has not answered"
+                                                                     : "is silent",
+                   (double)rdti_endpoint_silence_ns(ep) / 1e9);
+    blame(group, rank, why, err);
+}
+
+void
+rdt_group_give_up(rdt_group *group, struct rdt_error *err)
+{
+    struct rdt_error cause = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+    rdti_engine_enter(group->ctx->engine);
+    if (find_cause(group, &cause)) {
+        err->peer_rank = cause.peer_rank;
+    } else {
+        blame_silent_member(group, err);
+        (void)rdti_error_set_rank(&cause, RDT_ECANCELED,
+                                  err->peer_rank != RDT_RANK_UNKNOWN ? err->peer_rank : own_rank,
+                                  "%s aborted the group '%s': %s",
                                   rdti_group_rank_name(group, group->rank).text, group->name,
-                                  reason != NULL ? reason : "no reason was given");
-    if (group->error.status == RDT_OK)
-        end_group(group, &err);
-    rdti_group_spread_abort(group, NULL);
+                                  err->message);
+    }
+    abort_group(group, &cause);
     rdti_engine_leave(group->ctx->engine);
 }
 

@@ -75,6 +75,7 @@ struct rdt_group {
     void (*detach)(void *state);
     struct rdt_error cause;   /* the first member that left, or whose death another told */
     struct rdt_error refusal; /* the first member that ended a message: its half is over */
+    struct rdt_error suspect; /* the last member whose address did not come in time */
 };
 
 /*

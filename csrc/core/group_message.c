@@ -109,7 +109,7 @@ new_arrival(struct rdti_groups *groups, struct rdti_mailbox *m, const struct rdt
             return NULL;
         }
         memcpy(arrival->parcel->bytes, payload, head->len_bytes);
-        rdti_count(&groups->ctx->counters.copied_bytes, head->len_bytes);
+        rdti_count(&groups->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], head->len_bytes);
     }
     rdti_list_init(&arrival->group_link);
     rdti_list_init(&arrival->mailbox_link);
@@ -153,7 +153,7 @@ take_payload(struct rdti_request *receive, struct rdti_mailbox *m, const struct 
 
     if (head->len_bytes > 0)
         memcpy(receive->buf, payload, head->len_bytes);
-    rdti_count(&receive->group->ctx->counters.copied_bytes, head->len_bytes);
+    rdti_count(&receive->group->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], head->len_bytes);
     receive->len_bytes = head->len_bytes;
     if (rdti_context_verifies(receive->group->ctx))
         status = rdti_sums_check_eager(receive, head, &err);

@@ -69,7 +69,7 @@ host_request_segment(void *core, struct rdti_lane *lane, uint32_t segment)
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
     rdt_endpoint *ep = lane->owner;
 
-    rdti_count(&ctx->counters.control_messages, 1);
+    rdti_count(&ctx->counters.control_messages[RDTI_TRAFFIC_CONTROL], 1);
     /* Called from inside write() with the lane in use, so the channel cannot go away: bury() waits
      * for the writer. */
     rdti_channel_send(ep->channel, RDTI_FRAME_SEGMENT_GET, payload,
@@ -82,7 +82,7 @@ host_send_words(void *core, struct rdti_lane *lane, const uint8_t *bytes, uint32
     rdt_context *ctx = core;
     rdt_endpoint *ep = lane->owner;
 
-    rdti_count(&ctx->counters.control_messages, 1);
+    rdti_count(&ctx->counters.control_messages[RDTI_TRAFFIC_CONTROL], 1);
     rdti_channel_send(ep->channel, RDTI_FRAME_LANE_WORDS, bytes, len_bytes, NULL, 0); /* as above */
 }
 

@@ -185,11 +185,12 @@ rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, cons
         memcpy(parcel->bytes + RDTI_MESSAGE_HEAD_BYTES, body, body_bytes);
     rdti_list_append(&m->control, &parcel->link);
     m->answer_count += is_answer(head);
-    if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
-        head->kind == RDTI_MESSAGE_RING || head->kind == RDTI_MESSAGE_STAND ||
-        head->kind == RDTI_MESSAGE_PLACE || head->kind == RDTI_MESSAGE_DESK ||
-        head->kind == RDTI_MESSAGE_SHARE)
-        rdti_count(&m->ctx->counters.control_messages, 1);
+    if (head->kind == RDTI_MESSAGE_STAND || head->kind == RDTI_MESSAGE_PLACE)
+        rdti_count(&m->ctx->counters.control_messages[RDTI_TRAFFIC_PLANNED], 1);
+    else if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
+             head->kind == RDTI_MESSAGE_RING || head->kind == RDTI_MESSAGE_DESK ||
+             head->kind == RDTI_MESSAGE_SHARE)
+        rdti_count(&m->ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1);
 }
 
 void

@@ -129,7 +129,7 @@ rdti_help_take(struct rdti_mailbox *m, struct rdti_request *receive)
         rdti_copy_as((char *)receive->buf + share->off_bytes,
                      (const char *)rdt_region_addr(m->desk) + i * RDTI_SHARE_BYTES,
                      share->len_bytes, rdti_copy_choose(receive->len_bytes, RDTI_COPY_TO_OWN));
-        rdti_count(&m->ctx->counters.copied_bytes, share->len_bytes);
+        rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], share->len_bytes);
         share->state = RDTI_SHARE_FREE;
         receive->share_count--;
         rdti_help_ask(m, receive);

@@ -141,7 +141,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
     rdti_rts_encode(&rts, parcel->bytes + RDTI_MESSAGE_HEAD_BYTES);
     parcel->body_bytes = RDTI_RTS_BYTES;
     rdti_count(&m->ctx->counters.mailbox_rendezvous, 1);
-    rdti_count(&m->ctx->counters.control_messages, 1);
+    rdti_count(&m->ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1);
     if (!is_summed) {
         rdti_ring_place(m, parcel, off);
         return true;

@@ -471,7 +471,7 @@ rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
         const uint64_t len_bytes = left < BOUNCE_BYTES ? left : BOUNCE_BYTES;
         rdti_copy((char *)receive->buf + receive->done_bytes, rdt_region_addr(m->bounce), len_bytes,
                   RDTI_COPY_TO_OWN);
-        rdti_count(&m->ctx->counters.copied_bytes, len_bytes);
+        rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
         receive->done_bytes += len_bytes;
         if (rdti_sums_check_receive(receive, &err) != RDT_OK) {
             corrupted(receive, &err);

@@ -175,7 +175,7 @@ rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64
     encode_head(m, parcel);
     m->eager_sent += (uint32_t)rdti_message_footprint(len_bytes);
     rdti_count(&m->ctx->counters.mailbox_eager, 1);
-    rdti_count(&m->ctx->counters.copied_bytes, len_bytes);
+    rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
     if (rdti_endpoint_caps(m->ep).is_same_host)
         return place_in_place(m, parcel, off, src, t, err);
 

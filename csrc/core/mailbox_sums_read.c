@@ -53,7 +53,7 @@ ask(struct asked *asked)
 
     rdti_sums_get_encode(&get, bytes);
     rdti_mailbox_queue(asked->m, &head, bytes, sizeof(bytes));
-    rdti_count(&asked->m->ctx->counters.control_messages, 1);
+    rdti_count(&asked->m->ctx->counters.control_messages[RDTI_TRAFFIC_PLANNED], 1);
     rdti_sums_push(asked->m);
 }
 

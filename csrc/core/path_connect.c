@@ -96,10 +96,18 @@ is_final(int32_t status)
            status == RDT_EFORKED;
 }
 
+/* Of descriptors, here: another place may need fewer, but the peer is not to blame. */
+static bool
+is_shortage(const struct rdt_error *err)
+{
+    return err->sys_errno == EMFILE || err->sys_errno == ENFILE;
+}
+
 static void
 note_failure(struct rdti_setup *setup, const struct rdt_error *err)
 {
-    setup->last_error = *err;
+    if (!is_shortage(&setup->last_error))
+        setup->last_error = *err;
     setup->was_silent = setup->was_silent || err->status == RDT_ETIMEDOUT;
     setup->was_answered = setup->was_answered || (err->sys_errno != ECONNREFUSED &&
                                                   err->status != (int32_t)RDT_ENOTVIABLE);
@@ -133,6 +141,15 @@ out_of_places(rdt_endpoint *ep)
     struct rdti_setup *setup = ep->setup;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
+    if (is_shortage(&setup->last_error)) {
+        err = setup->last_error;
+        (void)rdti_error_set_rank(&err, RDT_EDEVICE, rdti_endpoint_rank(ep),
+                                  "this process has no descriptor for a path to rank %d: %s",
+                                  (int)rdti_endpoint_rank(ep), setup->last_error.message);
+        err.sys_errno = setup->last_error.sys_errno;
+        rdti_endpoint_fail(ep, &err, false);
+        return;
+    }
     /* A peer that is silent may be stopped or busy; how long that is borne is what the deadline
      * says. */
     const uint64_t grace_ns = setup->was_answered ? UNREACHED_GRACE_NS : REFUSED_GRACE_NS;

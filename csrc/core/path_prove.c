@@ -123,7 +123,7 @@ rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err)
     }
     /* Before its PATH a listener closes only what crossed. If it is gone, the next attempt will say
      * so. */
-    if (!ep->setup->is_passive && !ep->setup->has_path_in)
+    if (!ep->setup->is_passive && !ep->setup->has_path_in && err->status == RDT_EPEER)
         again.status = RDT_EAGAIN;
     rdti_path_abandon(ep, &again);
 }

@@ -36,19 +36,15 @@ tick_setup(rdt_endpoint *ep, uint64_t now_ns)
 }
 
 static void
-tick_ready(rdt_endpoint *ep, uint64_t now_ns, bool beat)
+tick_ready(rdt_endpoint *ep, bool beat)
 {
     const uint64_t last_heard_ns = rdti_channel_last_heard_ns(ep->channel);
-    /* While we were stopped ourselves the peers may have been as well: their silence counts from
-     * our return. */
-    const uint64_t heard_ns =
-        last_heard_ns > ep->ctx->resumed_ns ? last_heard_ns : ep->ctx->resumed_ns;
-    const uint64_t limit_ns = ep->ctx->opts.peer_timeout_ns;
+    const uint64_t silence_ns = rdti_endpoint_silence_ns(ep);
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     if (beat)
         rdti_channel_send(ep->channel, RDTI_FRAME_HEARTBEAT, NULL, 0, NULL, 0);
-    if (now_ns <= heard_ns || now_ns - heard_ns <= limit_ns)
+    if (silence_ns <= ep->ctx->opts.peer_timeout_ns)
         return;
     rdti_channel_drain(ep->channel);
     if (rdti_endpoint_is_ended(ep) || rdti_channel_last_heard_ns(ep->channel) != last_heard_ns)
@@ -56,7 +52,7 @@ tick_ready(rdt_endpoint *ep, uint64_t now_ns, bool beat)
     (void)rdti_error_set_rank(
         &err, RDT_EPEER, rdti_endpoint_rank(ep),
         "rank %d is silent for %.1f s: its process is stopped, or its host or the network is down",
-        (int)rdti_endpoint_rank(ep), (double)(now_ns - heard_ns) / 1e9);
+        (int)rdti_endpoint_rank(ep), (double)silence_ns / 1e9);
     rdti_endpoint_fail(ep, &err, true);
 }
 
@@ -84,9 +80,11 @@ rdti_path_tick(void *arg)
             rdti_channel_flush(ep->channel);
         if (ep->failover != NULL)
             ctx->has_core_work = true; /* it has a deadline */
+        if (rdti_endpoint_end_starved(ep))
+            continue;
         if (ep->setup != NULL)
             tick_setup(ep, now_ns);
         else if (ep->channel != NULL)
-            tick_ready(ep, now_ns, beat);
+            tick_ready(ep, beat);
     }
 }

@@ -294,7 +294,11 @@ announce(rdt_slot *slot)
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
 
     rdti_text_copy(info.name, sizeof(info.name), slot->name);
-    rdti_count(&rdti_endpoint_context(slot->ep)->counters.control_messages, 1);
+    rdti_count(&rdti_endpoint_context(slot->ep)
+                    ->counters
+                    .control_messages[slot->desc.kind == RDT_SLOT_DYNAMIC ? RDTI_TRAFFIC_DYNAMIC
+                                                                          : RDTI_TRAFFIC_PLANNED],
+               1);
     rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT, payload,
                              rdti_slot_announce_encode(&info, payload));
     slot->is_announced = true;
@@ -464,6 +468,7 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
     }
     rdt_region_free(*pulled, NULL, NULL);
     *pulled = NULL;
+    rdti_slot_check_buffers(slot);
     return RDT_OK;
 }
 
@@ -517,6 +522,7 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
     if (status != RDT_OK && status != RDT_ESTALE)
         return status;
     slot->got++;
+    rdti_slot_check_buffers(slot);
     if (status == RDT_ESTALE) { /* its sender took it back: the next one may come */
         slot->has_skipped = true;
         release_skipped(slot);

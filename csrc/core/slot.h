@@ -6,6 +6,9 @@
  *   FREE    yes, it has a credit  notification of the next epoch -> FULL
  *   FULL    no                    get -> HELD
  *   HELD    no                    release -> FREE (the credit goes back)
+ *
+ * They go round: of the tensors that `arrived`, the `got` ones behind the `released` are HELD,
+ * those behind are FULL, and what is left of the buffers is FREE.
  * Sender (rdt_slot_tx): credits 0..2; put or buffer takes one, its return raises it. Between
  * rdt_slot_tx_buffer() and rdt_slot_tx_post() the buffer is the caller's.
  * Either side ENDED: the endpoint ended, or the other side destroyed its half; every call then

@@ -4,6 +4,8 @@
 #ifndef RDTI_CORE_SLOT_IMPL_H
 #define RDTI_CORE_SLOT_IMPL_H
 
+#include <assert.h>
+
 #include "core/slot.h"
 #include "core/transfer.h"
 #include "wire/notify.h"
@@ -79,6 +81,20 @@ struct rdti_slots {
     struct rdti_list announced;
     _Atomic uint32_t announce_count; /* only grows: a waiter sees that there is something new */
 };
+
+/* [the thread that uses the slot] The states of its buffers, as slot.h has them. */
+static inline void
+rdti_slot_check_buffers(const rdt_slot *slot)
+{
+    const uint32_t released = atomic_load_explicit(&slot->released, memory_order_relaxed);
+    const uint32_t arrived = atomic_load_explicit(&slot->arrived, memory_order_relaxed);
+    const uint32_t held = slot->got - released;
+    const uint32_t full = arrived - slot->got;
+
+    assert(held <= RDTI_SLOT_BUFFERS && full <= RDTI_SLOT_BUFFERS - held);
+    (void)held;
+    (void)full;
+}
 
 static inline uint64_t
 rdti_slot_header_off(uint64_t payload_bytes)

@@ -396,8 +396,8 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
         goto err_take_back;
     rdt_transfer_trace(made.transfer, "slot, pulled", rdti_endpoint_rank(tx->ep), len_bytes);
     made.transfer->len_bytes = len_bytes;
-    rdti_count(&ctx->counters.control_messages, 1); /* an address travels */
-    rdti_engine_enter(ctx->engine);                 /* the credit must find it */
+    rdti_count(&ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1); /* an address travels */
+    rdti_engine_enter(ctx->engine); /* the credit must find it */
     if (atomic_load_explicit(&tx->is_ended, memory_order_relaxed) != 0) {
         status = rdti_error_copy(err, &tx->error); /* nobody would end the transfer */
         rdti_engine_leave(ctx->engine);

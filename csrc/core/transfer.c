@@ -2,6 +2,7 @@
  * Transfers and their pool. */
 #include "core/transfer.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -225,6 +226,7 @@ rdti_transfer_finish(struct rdt_transfer *t, rdt_status status, const struct rdt
     if (t->on_release != NULL)
         t->on_release(t);
     trace_end(t, status);
+    assert(!rdti_transfer_is_done(t)); /* PENDING -> DONE, once */
     t->status = status;
     if (status != RDT_OK && err != NULL && (t->error = malloc(sizeof(*t->error))) != NULL)
         *t->error = *err; /* without memory the status alone has to do */

@@ -2,8 +2,8 @@
  * Transfers: one operation in flight, and the handle on it.
  *
  *   state     may the buffers still be read or written?   leaves by
- *   PENDING   yes                                          finish -> DONE, once
- *   DONE      no                                           last reference -> back to the pool
+ *   PENDING   yes                                          finish, once -> DONE
+ *   DONE      no                                           last reference -> gone (to the pool)
  *
  * DONE with RDT_OK or an error. Cancelled is DONE with RDT_ECANCELED, closed DONE with RDT_ECLOSED:
  * in both the lane has let go of the buffers before. A transfer has one reference of its handle and

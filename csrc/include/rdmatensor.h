@@ -244,6 +244,13 @@ struct rdt_counters {
                                 and connections after an earlier one had ended */
     uint64_t side_channel_bytes; /* frames and their heads on the side channels to peers, which no
                                     transport moves: set-up, regions' ends, deaths, heartbeats */
+    /* Of copied_bytes and control_messages, by the class of what they served; the rest was for the
+     * paths themselves: pieces of memory, keys, failovers. Copies of collectives on one host, but
+     * for sums in place, are dynamic. */
+    uint64_t planned_copied_bytes;
+    uint64_t dynamic_copied_bytes;
+    uint64_t planned_control_messages;
+    uint64_t dynamic_control_messages;
 };
 /* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
@@ -692,9 +699,19 @@ RDT_API RDT_NODISCARD rdt_status rdt_group_attach(rdt_group *group, void *state,
                                                   struct rdt_error *err);
 /* What was attached, or NULL. Any thread. */
 RDT_API void *rdt_group_attached(const rdt_group *group);
-/* End every operation of the group on every member with an error that carries `reason`. */
+/*
+ * End every operation of the group on every member with an error that carries `reason`. The error
+ * is of the member that is the cause, as far as this rank knows one: that left or died first, that
+ * ended a message of this rank's, that this rank has waited for in vain; else of this rank.
+ */
 RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
-/* RDT_OK, or the error that broke the group: the member that died first, an abort's reason. */
+/*
+ * The same after a deadline that has passed here; err says whom this rank waited for
+ * (err->peer_rank, or RDT_RANK_UNKNOWN). If exactly one other member has been silent for two
+ * heartbeats or longer, or has no path yet, that one is the cause: err is changed to say so.
+ */
+RDT_API void rdt_group_give_up(rdt_group *group, struct rdt_error *err);
+/* RDT_OK, or the error that broke the group: of the member that died first, of an abort. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
 
 #define RDT_SOURCE_ANY UINT32_C(0xffffffff)

@@ -195,7 +195,7 @@ struct rdti_counters_ref {
     /* Entry 0 of the first: within this process. */
     _Atomic uint64_t moved_bytes[RDTI_TRANSPORT_COUNT][RDTI_TRAFFIC_COUNT];
     _Atomic uint64_t fallback_bytes;
-    _Atomic uint64_t copied_bytes;
+    _Atomic uint64_t copied_bytes[RDTI_TRAFFIC_COUNT];
     _Atomic uint64_t wakeups_sent;
     _Atomic uint64_t wire_bytes;
     _Atomic uint64_t notifications;

@@ -68,6 +68,9 @@ void sim_end(void);
 /* Begin with defaults, unless it was begun, or RDT_TEST_VERBS=device asks for real devices. */
 void sim_use(void);
 
+/* Whether this thread is in a call of the sim, which needs memory of its own. */
+bool sim_is_inside(void);
+
 /* The n-th control call from now on (1: the next) fails with sys_errno; 0: none does. */
 void sim_fail_call(uint32_t n, int sys_errno);
 /* Behind `skip` calls of this name, `count` of them fail with sys_errno. */

@@ -7,10 +7,19 @@
 #include "harness.h"
 #include "sim/sim_impl.h"
 
+static _Thread_local bool is_inside;
+
+bool
+sim_is_inside(void)
+{
+    return is_inside;
+}
+
 void
 sim_lock(void)
 {
     CHECK_INT_EQ(pthread_mutex_lock(&sim.lock), 0);
+    is_inside = true;
 }
 
 void
@@ -24,6 +33,7 @@ sim_lock_still(void)
 void
 sim_unlock(void)
 {
+    is_inside = false;
     CHECK_INT_EQ(pthread_mutex_unlock(&sim.lock), 0);
 }
 

@@ -153,11 +153,23 @@ def test_the_numbers_are_those_of_what_was_done(context: Context) -> None:
             now = metrics.values(context)
             path = endpoint.transport
             traffic = context.describe()["traffic"]
+            classes = context.describe()["classes"]
             told = context.describe_text()
         assert now["rdmatensor_writes_total"] == 3
         assert isinstance(traffic, dict)
         assert traffic[path]["planned_bytes"] == 3000
         assert now["rdmatensor_planned_bytes_total"] == 3000
+        assert isinstance(classes, dict)
+        for name, of in classes.items():
+            assert now[f"rdmatensor_{name}_bytes_total"] == of["moved_bytes"]
+        for name in ("planned", "dynamic"):
+            assert now[f"rdmatensor_{name}_copied_bytes_total"] == classes[name]["copied_bytes"]
+            messages = now[f"rdmatensor_{name}_control_messages_total"]
+            assert messages == classes[name]["control_messages"]
+        for what in ("copied_bytes", "control_messages"):
+            total = now[f"rdmatensor_{what}_total"]
+            assert total == sum(of[what] for of in classes.values())
+        assert "  planned: moved 2.93 KiB, copied 0 B, control messages 0" in told
         assert now[f"rdmatensor_{path}_bytes_total"] == now["rdmatensor_moved_bytes_total"]
         assert now["rdmatensor_fallback_bytes_total"] == 0
         assert now["rdmatensor_reconnections_total"] == 0

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-CORE = Path(__file__).parents[2] / "csrc/core"
+CSRC = Path(__file__).parents[2] / "csrc"
+CORE = CSRC / "core"
 # header of the table, header of the enum, file of the code's table, what states are called in C
 TABLES = [
-    ("endpoint.h", "endpoint.h", "endpoint.c", "RDTI_EP_"),
-    ("region.h", "region_impl.h", "region.c", "RDTI_REGION_"),
-    ("group_impl.h", "group_impl.h", "group_request.c", "RDTI_REQUEST_"),
+    ("core/endpoint.h", "core/endpoint.h", "core/endpoint.c", "RDTI_EP_"),
+    ("core/region.h", "core/region_impl.h", "core/region.c", "RDTI_REGION_"),
+    ("core/group_impl.h", "core/group_impl.h", "core/group_request.c", "RDTI_REQUEST_"),
+    ("collectives/coll.h", "collectives/coll.h", "collectives/coll.c", "RDTI_COLL_"),
 ]
 ENDS = {"gone", "freed", "finished"}  # which are no states of the code's
 
@@ -60,11 +62,11 @@ def gone_by(code: str, prefix: str) -> dict[str, set[str]]:
 def test_what_the_header_tells_is_what_the_code_goes_by(
     table: str, enum: str, code: str, prefix: str
 ) -> None:
-    told = told_by((CORE / table).read_text(encoding="utf-8"))
-    states = enum_of((CORE / enum).read_text(encoding="utf-8"), prefix)
+    told = told_by((CSRC / table).read_text(encoding="utf-8"))
+    states = enum_of((CSRC / enum).read_text(encoding="utf-8"), prefix)
 
     assert list(told) == states
-    assert told == gone_by((CORE / code).read_text(encoding="utf-8"), prefix)
+    assert told == gone_by((CSRC / code).read_text(encoding="utf-8"), prefix)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +75,13 @@ def test_what_the_header_tells_is_what_the_code_goes_by(
         ("rdti_endpoint_set_state", "RDTI_EP_"),
         ("rdti_region_become", "RDTI_REGION_"),
         ("rdti_request_become", "RDTI_REQUEST_"),
+        ("become", "RDTI_COLL_"),
     ],
 )
 def test_states_change_by_one_call(call: str, prefix: str) -> None:
     """But for requests that begin: what is sent waits for its turn, or for its own receive."""
-    files = {path.name: path.read_text(encoding="utf-8") for path in sorted(CORE.glob("*.c"))}
+    folder = CSRC / ("collectives" if prefix == "RDTI_COLL_" else "core")
+    files = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.c"))}
     changes = re.findall(rf"\b{call}\(\w+, {prefix}(\w+)\);", "".join(files.values()))
     past_it = {
         (name, state)
@@ -99,3 +103,25 @@ def test_a_table_that_tells_something_else_is_seen() -> None:
 
     assert told_by(header.replace("last close -> CLOSING", "last close -> LEFT")) != told_by(header)
     assert "GRANTED" in told_by((CORE / "group_impl.h").read_text(encoding="utf-8"))["POSTED"]
+
+
+def test_buffers_of_a_slot_go_round() -> None:
+    """Their states are three counts, which whoever takes a tensor or gives it back looks at."""
+    header = (CORE / "slot.h").read_text(encoding="utf-8")
+    code = (CORE / "slot.c").read_text(encoding="utf-8")
+
+    assert told_by(header) == {"FREE": {"FULL"}, "FULL": {"HELD"}, "HELD": {"FREE"}}
+    assert code.count("rdti_slot_check_buffers(slot);") == 2
+    assert "arrived - released >= RDTI_SLOT_BUFFERS" in code  # a peer's fault, and no assertion
+
+
+def test_a_transfer_is_done_once() -> None:
+    """Its two states are one flag, which one function raises, and only where it is down."""
+    files = {path.name: path.read_text(encoding="utf-8") for path in sorted(CORE.glob("*.c"))}
+    raised = {name: text.count("->is_done, 1,") for name, text in files.items()}
+    header = (CORE / "transfer.h").read_text(encoding="utf-8")
+
+    assert told_by(header) == {"PENDING": {"DONE"}, "DONE": set()}
+    assert {name: times for name, times in raised.items() if times} == {"transfer.c": 1}
+    before = files["transfer.c"].split("->is_done, 1,")[0].rpartition("rdti_transfer_finish(")[2]
+    assert "assert(!rdti_transfer_is_done(t));" in before

@@ -142,7 +142,8 @@ begin_write(struct rdti_tcp_stream *s)
                                                        : begin_payload(s, RDTI_TCP_RX_DRAIN, len);
     if (rx->head.op == RDTI_STREAM_WRITE_INLINE) {
         memcpy(at, rx->head.inlined, len);
-        rdti_count(&s->lane->tcp->host->counters->copied_bytes, len);
+        /* A message's head and body never are as short as this. */
+        rdti_count(&s->lane->tcp->host->counters->copied_bytes[RDTI_TRAFFIC_PLANNED], len);
         return end_part(s);
     }
     aim_at(rx, at + off, len);

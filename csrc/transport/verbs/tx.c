@@ -124,7 +124,7 @@ take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
     if (!record->is_read)
         memcpy(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES, record->local,
                record->len_bytes);
-    rdti_count(&lane->verbs->host->counters->copied_bytes, record->len_bytes);
+    rdti_count(&lane->verbs->host->counters->copied_bytes[record->op->traffic], record->len_bytes);
 }
 
 /* How the peer hears of a write's step, if by this one: a flag, or, on the last steps, an

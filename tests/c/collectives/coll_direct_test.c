@@ -132,7 +132,9 @@ TEST(a_deadline_names_the_rank_that_is_missing)
         CHECK_INT_EQ(results[0].status, RDT_ETIMEDOUT);
         CHECK_STR_CONTAINS(results[0].message, "barrier #1: after ");
         CHECK_STR_CONTAINS(results[0].message, " s nothing from rank 2 (global rank 12) (round 1 ");
+        CHECK_INT_EQ(results[0].peer_rank, 12);
         CHECK_STR_CONTAINS(results[3].message, "aborted: rank 0 (global rank 10): barrier #1");
+        CHECK_INT_EQ(results[3].peer_rank, 12);
         fake_world_fini(&world);
     }
     test_flags = 0;

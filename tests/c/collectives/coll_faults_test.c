@@ -414,6 +414,7 @@ TEST(a_deadline_names_the_ranks_that_are_missing)
     CHECK_INT_EQ(results[0].status, RDT_ETIMEDOUT);
     CHECK_STR_CONTAINS(results[0].message, "gather #0: after ");
     CHECK_STR_CONTAINS(results[0].message, " s nothing from ranks 1, 3 (round 1 of 1)");
+    CHECK_INT_EQ(results[0].peer_rank, RDT_RANK_UNKNOWN);
     CHECK_STR_CONTAINS(world.broken.message, "rank 0: gather #0: after ");
     CHECK_STR_CONTAINS(world.broken.message, " s nothing from ranks 1, 3");
     fake_world_fini(&world);
@@ -468,6 +469,7 @@ TEST(the_group_gives_the_deadline_where_the_call_does_not)
         world.groups[0].timeout_ns = UINT64_C(10000000);
         const uint64_t start_ns = test_now_ns();
         CHECK_STATUS(run_with_buffers(&world.groups[0], asks[i], 1), RDT_ETIMEDOUT);
+        CHECK_INT_EQ(results[0].peer_rank, 1);
         CHECK_UINT_LE(UINT64_C(10000000), test_now_ns() - start_ns);
         fake_world_fini(&world);
     }

@@ -422,15 +422,17 @@ fake_world_tick(struct fake_world *world)
 
 /* ---- Group and context ---- */
 
-void
-rdt_group_abort(rdt_group *group, const char *reason)
+static inline void
+fake_abort(rdt_group *group, const char *reason, int32_t peer_rank)
 {
     struct fake_world *world = group->world;
 
     (void)pthread_mutex_lock(&world->lock);
     world->aborts++;
-    if (world->broken.status == RDT_OK)
+    if (world->broken.status == RDT_OK) {
         (void)fake_error(&world->broken, RDT_EPEER, "aborted: %.700s", reason);
+        world->broken.peer_rank = peer_rank;
+    }
     for (struct fake_message *m = world->messages; m != NULL; m = m->next) {
         if (m->is_doomed)
             continue;
@@ -438,6 +440,25 @@ rdt_group_abort(rdt_group *group, const char *reason)
         m->ticks = (unsigned)(fake_random(&world->random) % (FAKE_TICKS_MAX + 1));
     }
     (void)pthread_mutex_unlock(&world->lock);
+}
+
+void
+rdt_group_abort(rdt_group *group, const char *reason)
+{
+    fake_abort(group, reason, RDT_RANK_UNKNOWN);
+}
+
+void
+rdt_group_give_up(rdt_group *group, struct rdt_error *err)
+{
+    char reason[RDT_ERROR_MESSAGE_BYTES];
+
+    if (group->world->global_first == 0)
+        (void)snprintf(reason, sizeof(reason), "rank %u: %.600s", group->rank, err->message);
+    else
+        (void)snprintf(reason, sizeof(reason), "rank %u (global rank %d): %.600s", group->rank,
+                       (int)rdt_group_global_rank(group, group->rank), err->message);
+    fake_abort(group, reason, err->peer_rank);
 }
 
 rdt_status

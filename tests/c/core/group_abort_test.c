@@ -132,6 +132,118 @@ TEST(an_abort_goes_over_the_path_of_another_group)
     rig_close(&rig);
 }
 
+/* What the store says of a rank that has not come. */
+static rdt_status
+blob_but_of_two(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
+                size_t *len_out, struct rdt_error *err)
+{
+    if (rank != 2)
+        return rig_blob(arg, rank, timeout_ns, buf, cap, len_out, err);
+    (void)snprintf(err->message, sizeof(err->message), "no address in the store");
+    return RDT_ETIMEDOUT;
+}
+
+TEST(an_abort_names_the_rank_whose_address_did_not_come)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_endpoint *ep;
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rig.group[0]->blob = blob_but_of_two;
+    (void)rig_ready(rig.group[0], 1);
+    CHECK_STATUS(rdt_group_endpoint(rig.group[0], 2, &ep, NULL), RDT_ETIMEDOUT);
+    CHECK_STATUS(rdt_group_endpoint(rig.group[0], 2, &ep, &err), RDT_ETIMEDOUT);
+    CHECK_INT_EQ(err.peer_rank, 2);
+    rdt_group_abort(rig.group[0], "gave up");
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 10);
+        CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': gave up; it had waited "
+                                        "in vain: no address in the store");
+        CHECK_INT_EQ(err.peer_rank, 2);
+    }
+    rig_close(&rig);
+}
+
+/* It has come after all, and who aborts later does so for another reason. */
+TEST(an_abort_names_no_rank_that_came_late)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_endpoint *ep;
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    rig.group[0]->blob = blob_but_of_two;
+    CHECK_STATUS(rdt_group_endpoint(rig.group[0], 2, &ep, &err), RDT_ETIMEDOUT);
+    rig.group[0]->blob = rig_blob;
+    (void)rig_ready(rig.group[0], 2);
+    rdt_group_abort(rig.group[0], "gave up");
+    CHECK_EVENTUALLY(rdt_group_error(rig.group[2], &err) != RDT_OK, 10);
+    CHECK_STR_EQ(err.message, "rank 0 aborted the group 'world': gave up");
+    CHECK_INT_EQ(err.peer_rank, 0);
+    rig_close(&rig);
+}
+
+/* Rank 0 gives up what it waits for `awaited` with, after `silence_ns` without a word of rank 2. */
+static void
+give_up(int32_t awaited, uint64_t silence_ns, int32_t want)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    struct rdt_error why = {.status = RDT_ETIMEDOUT,
+                            .peer_rank = awaited,
+                            .message = "barrier #0: after 9.0 s"};
+
+    rig_open(&rig, 3, RDT_TRANSPORT_TCP);
+    for (uint32_t i = 1; i < 3; i++)
+        (void)rig_ready(rig.group[0], i);
+    rdti_engine_enter(rig.ctx[2]->engine); /* as if it was stopped */
+    test_sleep_ns(silence_ns);
+    rdt_group_give_up(rig.group[0], &why);
+    rdti_engine_leave(rig.ctx[2]->engine);
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 10);
+        CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': barrier #0: after 9.0");
+        CHECK_INT_EQ(err.peer_rank, want);
+    }
+    if (silence_ns > 0)
+        CHECK_STR_CONTAINS(err.message, "; rank 2 is silent for 2.");
+    CHECK_INT_EQ(why.peer_rank, awaited == RDT_RANK_UNKNOWN ? RDT_RANK_UNKNOWN : want);
+    rig_close(&rig);
+}
+
+TEST(a_deadline_names_whom_it_waited_for)
+{
+    give_up(1, 0, 1);
+    give_up(RDT_RANK_UNKNOWN, 0, 0); /* several: then who gave up */
+}
+
+/* Rank 1 is waited for because it waits itself: its heartbeats are heard. */
+TEST(a_deadline_names_the_rank_that_is_silent)
+{
+    give_up(1, UINT64_C(2300000000), 2);
+}
+
+TEST(a_deadline_names_the_rank_that_has_left)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    struct rdt_error why = {.status = RDT_ETIMEDOUT, .peer_rank = 1, .message = "too late"};
+
+    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+    for (uint32_t i = 1; i < 3; i++)
+        (void)rig_ready(rig.group[0], i);
+    rdt_group_destroy(rig.group[2]);
+    rig.group[2] = NULL;
+    CHECK_EVENTUALLY(rdt_endpoint_error(rig.group[0]->members[2].ep, NULL) != RDT_OK, 10);
+    rdt_group_give_up(rig.group[0], &why);
+    CHECK_INT_EQ(why.peer_rank, 2);
+    CHECK_EVENTUALLY(rdt_group_error(rig.group[1], &err) != RDT_OK, 10);
+    CHECK_INT_EQ(err.peer_rank, 2);
+    CHECK_STR_CONTAINS(err.message, "rank 2 left");
+    rig_close(&rig);
+}
+
 TEST(an_abort_outlives_its_group)
 {
     struct rig rig;

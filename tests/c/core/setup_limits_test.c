@@ -7,7 +7,7 @@
 
 #include "core/netaddr.h"
 #include "integration/leftovers.h"
-#include "pair_rig.h"
+#include "proc_rig.h"
 #include "wire/blob.h"
 #include "wire/handshake.h"
 
@@ -65,6 +65,145 @@ TEST_TIMEOUT(a_context_without_descriptors_is_not_opened_and_says_so, 60)
     leftovers_check(&before, "a context that was closed");
     printf("  refused with up to %u descriptors\n", failed - 1);
     CHECK_UINT_GE(failed, 4);
+}
+
+/* Waits until it is told to go. */
+static void
+live_as_a_peer(rdt_context *ctx, int32_t rank, int fd)
+{
+    struct rdt_error err = {0};
+
+    (void)rank;
+    proc_hear(fd);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
+}
+
+static rdt_status
+peers_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+           struct rdt_error *err)
+{
+    const struct proc *peer = arg;
+
+    (void)rank;
+    (void)timeout_ns;
+    (void)err;
+    CHECK(peer->blob_bytes <= cap);
+    memcpy(buf, peer->blob, peer->blob_bytes);
+    *len_out = peer->blob_bytes;
+    return RDT_OK;
+}
+
+/* A path of a group's, from the group's creation to its end. */
+static rdt_status
+try_a_group(rdt_context *ctx, struct proc *peer, struct rdt_error *err)
+{
+    const struct rdt_group_opts opts = {.struct_size = sizeof(opts),
+                                        .size = 2,
+                                        .name = "world",
+                                        .job_id = "job",
+                                        .timeout_ns = 10 * RIG_S,
+                                        .blob = peers_blob,
+                                        .blob_arg = peer};
+    rdt_endpoint *ep = NULL;
+    rdt_group *group = NULL;
+    rdt_status status = rdt_group_create(ctx, &opts, &group, err);
+
+    if (status == RDT_OK)
+        status = rdt_group_endpoint(group, 1, &ep, err);
+    if (status == RDT_OK)
+        status = rdt_endpoint_wait_ready(ep, 10 * RIG_S, err);
+    rdt_group_destroy(group);
+    return status;
+}
+
+static rdt_status
+try_an_endpoint(rdt_context *ctx, struct proc *peer, struct rdt_error *err)
+{
+    rdt_endpoint *ep = NULL;
+    rdt_status status = proc_open(ctx, peer->blob, peer->blob_bytes, peer->rank, &ep, err);
+
+    if (status == RDT_OK)
+        status = rdt_endpoint_wait_ready(ep, 10 * RIG_S, err);
+    rdt_endpoint_close(ep);
+    return status;
+}
+
+typedef rdt_status (*try_fn)(rdt_context *ctx, struct proc *peer, struct rdt_error *err);
+
+/* What is left over closes within the time that a close may take. */
+static void
+await_descriptors(const struct leftovers *before)
+{
+    const uint64_t deadline_ns = test_now_ns() + (uint64_t)(5e9 * test_timeout_scale());
+
+    while (leftovers_now().fds > before->fds && test_now_ns() < deadline_ns)
+        test_sleep_ns(1000000);
+    CHECK_UINT_LE(leftovers_now().fds, before->fds);
+}
+
+/* The context is open, its peer is another process with descriptors enough. */
+static void
+run_short_of_descriptors(uint32_t transport, try_fn try_one)
+{
+    const struct proc_opts opts = {.force = transport};
+    struct rdt_error err = {0};
+    struct rlimit usual;
+    struct proc peer;
+    rdt_context *ctx;
+    uint32_t failed = 0;
+    rdt_status status = RDT_EDEVICE;
+
+    CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+    proc_begin(&peer, &opts, 1, live_as_a_peer);
+    proc_context(&ctx, &opts, 0);
+    check_ok(try_one(ctx, &peer, &err), &err, "before");
+    struct leftovers before = leftovers_now();
+    do { /* what is closed is gone; a piece of the arena stays */
+        before = leftovers_now();
+        test_sleep_ns(100000000);
+    } while (leftovers_now().fds < before.fds);
+    for (uint32_t more = 0; more < 32; more++) {
+        await_descriptors(&before);
+        const uint64_t began_ns = test_now_ns();
+        allow_descriptors(&usual, more);
+        err = (struct rdt_error){.peer_rank = RDT_RANK_UNKNOWN};
+        status = try_one(ctx, &peer, &err);
+        CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+        if (status == RDT_OK)
+            break;
+        failed++;
+        CHECK_MSG(status == RDT_EDEVICE && strstr(err.message, "RLIMIT_NOFILE") != NULL,
+                  "%u descriptors: %s: %s", more, rdt_status_name(status), err.message);
+        CHECK_UINT_LE(test_now_ns() - began_ns, (uint64_t)(1e9 * test_timeout_scale()));
+        await_descriptors(&before);
+        check_ok(try_one(ctx, &peer, &err), &err, "with enough of them");
+    }
+    check_ok(status, &err, "with enough of them");
+    CHECK_UINT_GE(failed, 2);
+    printf("  refused with up to %u descriptors\n", failed - 1);
+    proc_say(peer.fd);
+    CHECK_INT_EQ(proc_end(&peer, 0), 0);
+    check_ok(rdt_context_close(ctx, &err), &err, "context_close");
+}
+
+TEST_TIMEOUT(an_endpoint_over_shm_without_descriptors_says_so, 60)
+{
+    run_short_of_descriptors(RDT_TRANSPORT_SHM, try_an_endpoint);
+}
+
+TEST_TIMEOUT(an_endpoint_over_tcp_without_descriptors_says_so, 60)
+{
+    run_short_of_descriptors(RDT_TRANSPORT_TCP, try_an_endpoint);
+}
+
+TEST_TIMEOUT(a_group_over_shm_without_descriptors_says_so, 60)
+{
+    run_short_of_descriptors(RDT_TRANSPORT_SHM, try_a_group);
+}
+
+TEST_TIMEOUT(a_group_over_tcp_without_descriptors_says_so, 60)
+{
+    run_short_of_descriptors(RDT_TRANSPORT_TCP, try_a_group);
 }
 
 /* ---- Strangers ------------------------------------------------------------------------------- */

@@ -20,6 +20,9 @@ counters_of(rdt_context *ctx)
     /* Whatever path and class it is of, it is there once. */
     CHECK_UINT_EQ(now.shm_bytes + now.tcp_bytes + now.verbs_bytes, now.moved_bytes);
     CHECK_UINT_EQ(now.planned_bytes + now.dynamic_bytes + now.control_bytes, now.moved_bytes);
+    CHECK_UINT_LE(now.planned_copied_bytes + now.dynamic_copied_bytes, now.copied_bytes);
+    CHECK_UINT_LE(now.planned_control_messages + now.dynamic_control_messages,
+                  now.control_messages);
     return now;
 }
 
@@ -122,6 +125,101 @@ TEST_TIMEOUT(bytes_are_counted_by_path_and_class, 60)
             check_grown(pair.ctx[0], &before[0], transports[t], is_pulled ? 0 : BYTES, 0);
             check_grown(pair.ctx[1], &before[1], transports[t], 0, is_pulled ? BYTES : 0);
         }
+        pair_close(&pair);
+    }
+}
+
+static void
+check_classes(rdt_context *ctx, const struct rdt_counters *before, uint64_t copied[2],
+              uint64_t told[2])
+{
+    const struct rdt_counters now = counters_of(ctx);
+
+    CHECK_UINT_EQ(now.planned_copied_bytes - before->planned_copied_bytes, copied[0]);
+    CHECK_UINT_EQ(now.dynamic_copied_bytes - before->dynamic_copied_bytes, copied[1]);
+    CHECK_UINT_EQ(now.planned_control_messages - before->planned_control_messages, told[0]);
+    CHECK_UINT_EQ(now.dynamic_control_messages - before->dynamic_control_messages, told[1]);
+}
+
+/* A slot is announced once; an address of a dynamic tensor travels with each. None is copied. */
+TEST_TIMEOUT(control_messages_of_slots_are_of_their_class, 60)
+{
+    static float tensor[ELEMS];
+    static const uint32_t shm_and_tcp = 2; /* verbs may take small ones over its stage */
+
+    for (uint32_t t = (uint32_t)pair_first_transport(); t < shm_and_tcp; t++) {
+        struct pair pair;
+        pair_open(&pair, transports[t]);
+        for (uint32_t kind = RDT_SLOT_STATIC; kind <= RDT_SLOT_DYNAMIC; kind++) {
+            const uint64_t is_dynamic = kind == RDT_SLOT_DYNAMIC;
+            const struct rdt_counters before[] = {counters_of(pair.ctx[0]),
+                                                  counters_of(pair.ctx[1])};
+            put_once(&pair, kind, tensor);
+            check_classes(pair.ctx[0], &before[0], (uint64_t[]){0, 0}, (uint64_t[]){0, is_dynamic});
+            check_classes(pair.ctx[1], &before[1], (uint64_t[]){0, 0},
+                          (uint64_t[]){1 - is_dynamic, is_dynamic});
+        }
+        pair_close(&pair);
+    }
+}
+
+static rdt_status
+blob_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap, size_t *len_out,
+        struct rdt_error *err)
+{
+    const struct pair *pair = arg;
+
+    (void)timeout_ns;
+    return rdt_context_blob(pair->ctx[rank], buf, cap, len_out, err);
+}
+
+/* A message that comes before its receive: into the ring, out of it to be kept, and to its place.
+ * A large one is offered. */
+TEST_TIMEOUT(copies_of_messages_are_dynamic, 60)
+{
+    static uint8_t from[1 << 20];
+    static uint8_t to[1 << 20];
+    static const uint64_t sizes[] = {100, sizeof(from)};
+
+    for (uint32_t t = (uint32_t)pair_first_transport(); t < 2; t++) {
+        struct rdt_error err = {0};
+        struct pair pair;
+        rdt_group *group[2];
+        pair_open(&pair, transports[t]);
+        for (uint32_t i = 0; i < 2; i++) {
+            const struct rdt_group_opts opts = {.struct_size = sizeof(opts),
+                                                .rank = i,
+                                                .size = 2,
+                                                .name = "world",
+                                                .job_id = "job",
+                                                .blob = blob_of,
+                                                .blob_arg = &pair};
+            check_ok(rdt_group_create(pair.ctx[i], &opts, &group[i], &err), &err, "group_create");
+        }
+        for (size_t s = 0; s < 2; s++) {
+            const struct rdt_counters before[] = {counters_of(pair.ctx[0]),
+                                                  counters_of(pair.ctx[1])};
+            rdt_transfer *sent;
+            rdt_transfer *received;
+            check_ok(rdt_group_send(group[0], 1, s, from, sizes[s], NULL, &sent, &err), &err,
+                     "send");
+            check_ok(rdt_group_recv(group[1], 0, s, to, sizes[s], NULL, &received, &err), &err,
+                     "recv");
+            end_transfer(received);
+            end_transfer(sent);
+            const struct rdt_counters now[] = {counters_of(pair.ctx[0]), counters_of(pair.ctx[1])};
+            for (int i = 0; i < 2; i++) {
+                CHECK_UINT_EQ(now[i].planned_copied_bytes, before[i].planned_copied_bytes);
+                if (s == 0)
+                    CHECK_UINT_GE(now[i].dynamic_copied_bytes - before[i].dynamic_copied_bytes,
+                                  sizes[s]);
+            }
+            if (s == 1)
+                CHECK_UINT_GE(now[0].dynamic_control_messages,
+                              before[0].dynamic_control_messages + 1);
+        }
+        for (int i = 0; i < 2; i++)
+            rdt_group_destroy(group[i]);
         pair_close(&pair);
     }
 }

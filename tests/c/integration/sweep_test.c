@@ -166,10 +166,8 @@ is_survivor_right(struct sweep_board *board, const struct sweep_outcome *out, ui
         return true;
     (void)snprintf(name, sizeof(name), "rank %u", p->victim);
     EXPECT(strstr(r->end.message, name) != NULL, "its error does not name rank %u", p->victim);
-    /* A deadline knows who is missing, and not who is to blame. */
-    EXPECT(r->end.peer_rank == (int32_t)p->victim ||
-               (r->end.status == RDT_ETIMEDOUT && r->end.peer_rank == RDT_RANK_UNKNOWN),
-           "its error is of rank %d", (int)r->end.peer_rank);
+    EXPECT(r->end.peer_rank == (int32_t)p->victim, "its error is of rank %d",
+           (int)r->end.peer_rank);
     EXPECT(words == NULL || strstr(r->end.message, words) != NULL,
            "its error does not say that it was in %s", words);
     return true;

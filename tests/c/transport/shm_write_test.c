@@ -69,7 +69,7 @@ TEST(write_places_bytes_and_delivers_the_notification)
     CHECK_INT_EQ(region->addr[993], 0);
     CHECK_UINT_EQ(counted(&a.counters.moved_bytes[RDT_TRANSPORT_SHM][RDTI_TRAFFIC_PLANNED]), 6);
     CHECK_UINT_EQ(counted(&b.counters.notifications), 1);
-    CHECK_UINT_EQ(counted(&a.counters.copied_bytes), 0);
+    CHECK_UINT_EQ(counted(&a.counters.copied_bytes[RDTI_TRAFFIC_PLANNED]), 0);
     close_pair();
 }
 

@@ -146,7 +146,7 @@ TEST(a_stream_of_small_writes_is_acknowledged_in_batches)
                   COUNT / 8 * RDTI_STREAM_HEAD_BYTES);
     CHECK_UINT_EQ(atomic_load(&p.a.counters.moved_bytes[RDT_TRANSPORT_TCP][RDTI_TRAFFIC_PLANNED]),
                   COUNT * 16);
-    CHECK_UINT_EQ(atomic_load(&p.b.counters.copied_bytes), 0);
+    CHECK_UINT_EQ(atomic_load(&p.b.counters.copied_bytes[RDTI_TRAFFIC_PLANNED]), 0);
     fake_tcp_pair_close(&p);
 }
 

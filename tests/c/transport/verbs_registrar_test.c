@@ -49,7 +49,7 @@ TEST(others_move_while_a_source_is_registered)
     for (int i = 0; i < 2; i++)
         CHECK_INT_EQ(ops[i].status, RDT_OK);
     CHECK_MEM_EQ(target->addr, source->addr, 1 << 20);
-    CHECK_UINT_EQ(p.b.counters.copied_bytes, 0);
+    CHECK_UINT_EQ(p.b.counters.copied_bytes[RDTI_TRAFFIC_PLANNED], 0);
     verbs_pair_close(&p);
 }
 
