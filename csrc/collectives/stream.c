@@ -10,24 +10,39 @@
 
 enum {
     LINE_BYTES = 64,
+    STEP_BYTES = 2 * LINE_BYTES, /* the pair of lines that is prefetched together */
+    LANES = 4,
+    /* 64 MiB in pieces of a stage: in one lane 3.6 ms, in four 3.1. Shorter ones are over before
+     * four prefetchers have begun. */
+    LANES_FROM_BYTES = 64 * 1024,
     /* All_reduce of 4 KiB between two ranks: 5.2 us streamed, 5.1 to 6.9 with ordinary stores; 16
      * KiB: 6.3 and 6.5; a MiB: 100 and 540. Below, the peer finds ordinary stores in a cache. */
     STREAM_FROM_BYTES = 4 * 1024,
 };
 
 #if defined(__x86_64__)
-/* dst on a line boundary, whole lines. SSE2, which every x86-64 has: both kinds of store wait for
- * memory. */
+/* dst on a line boundary. SSE2, which every x86-64 has: both kinds of store wait for memory. */
+static inline void
+stream_step(uint8_t *dst, const uint8_t *src, uint64_t step_bytes)
+{
+    for (uint64_t at = 0; at < step_bytes; at += sizeof(__m128i))
+        _mm_stream_si128((__m128i *)(void *)(dst + at),
+                         _mm_loadu_si128((const __m128i *)(const void *)(src + at)));
+}
+
+/* Whole lines. Four lanes side by side keep four hardware prefetchers busy, where one waits for
+ * memory at each page's end. */
 static void
 stream_lines(uint8_t *dst, const uint8_t *src, uint64_t len_bytes)
 {
-    for (uint64_t at = 0; at < len_bytes; at += LINE_BYTES) {
-        __m128i v[4];
-        for (int i = 0; i < 4; i++)
-            v[i] = _mm_loadu_si128((const __m128i *)(const void *)(src + at) + i);
-        for (int i = 0; i < 4; i++)
-            _mm_stream_si128((__m128i *)(void *)(dst + at) + i, v[i]);
-    }
+    const uint64_t lane =
+        len_bytes < LANES_FROM_BYTES ? 0 : len_bytes / LANES / STEP_BYTES * STEP_BYTES;
+
+    for (uint64_t at = 0; at < lane; at += STEP_BYTES)
+        for (uint64_t i = 0; i < LANES; i++)
+            stream_step(dst + i * lane + at, src + i * lane + at, STEP_BYTES);
+    for (uint64_t at = LANES * lane; at < len_bytes; at += LINE_BYTES)
+        stream_step(dst + at, src + at, LINE_BYTES);
     _mm_sfence();
 }
 
