@@ -56,16 +56,32 @@ rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t 
     coll->direct.done.moved_bytes += len_bytes;
 }
 
+static bool
+overlaps(const void *a, const void *b, uint64_t len_bytes)
+{
+    return (uintptr_t)a < (uintptr_t)b + len_bytes && (uintptr_t)b < (uintptr_t)a + len_bytes;
+}
+
+bool
+rdti_direct_keeps_as_it_goes(const struct rdti_coll *coll, const void *dst, const void *src)
+{
+    return coll->direct.is_past_caches && !overlaps(dst, src, coll->block_bytes);
+}
+
+void
+rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const void *src,
+                         uint64_t len_bytes)
+{
+    rdti_stream_copy_twice(stage, dst, src, len_bytes);
+    coll->direct.done.copied_bytes += 2 * len_bytes;
+}
+
 void
 rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t len_bytes)
 {
-    const uintptr_t to = (uintptr_t)dst;
-    const uintptr_t from = (uintptr_t)src;
-    const bool overlaps = to < from + len_bytes && from < to + len_bytes;
-
     if (dst == src || len_bytes == 0)
         return;
-    if (coll->direct.is_past_caches && !overlaps)
+    if (coll->direct.is_past_caches && !overlaps(dst, src, len_bytes))
         rdti_stream_copy(dst, src, len_bytes);
     else
         memmove(dst, src, len_bytes);

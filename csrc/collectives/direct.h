@@ -78,6 +78,11 @@ void rdti_direct_fold(const struct rdti_coll *coll, void *dst, const uint8_t *co
 void rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t len_bytes);
 /* What does not leave this rank; dst may overlap src. */
 void rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t len_bytes);
+/* Both in one pass, a piece of what goes to all and stays as well: where the whole is large and
+ * does not overlap. */
+bool rdti_direct_keeps_as_it_goes(const struct rdti_coll *coll, const void *dst, const void *src);
+void rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const void *src,
+                              uint64_t len_bytes);
 /* Out of a peer's stage into its place. */
 void rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t len_bytes);
 

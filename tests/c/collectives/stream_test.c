@@ -91,4 +91,21 @@ TEST(a_copy_ends_where_it_should)
     end();
 }
 
+TEST(a_copy_to_two_places_is_in_both)
+{
+    begin();
+    for (unsigned i = 0; i < LENGTHS; i++)
+        for (unsigned to = 0; to < OFFS; to++)
+            for (unsigned other = 0; other < OFFS; other++) {
+                const uint64_t from = offs[(to + other) % OFFS];
+                clear(targets[0], lengths[i]);
+                clear(targets[1], lengths[i]);
+                rdti_stream_copy_twice(targets[0] + offs[to], targets[1] + offs[other],
+                                       source + from, lengths[i]);
+                check(targets[0], offs[to], from, lengths[i]);
+                check(targets[1], offs[other], from, lengths[i]);
+            }
+    end();
+}
+
 TEST_MAIN()
