@@ -9,6 +9,13 @@
 #include "collectives/stream.h"
 #include "collectives/team.h"
 
+enum {
+    /* Two ranks, 32 MiB of last cache, 10th of 100 in ms, ordinary and streaming stores. The call
+     * alone: all_to_all of 8 MiB 0.62 and 0.52, of 16 MiB 1.87 and 1.22. With writing its input and
+     * reading its result, which is in the cache or is not: 1.05 and 1.27, 4.9 and 3.9. */
+    PAST_CACHES_FROM_BYTES = 16 * 1024 * 1024,
+};
+
 static struct rdti_line *
 line_of(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
@@ -42,8 +49,43 @@ rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t 
 {
     if (len_bytes == 0)
         return;
-    memcpy(dst, stage, len_bytes);
+    if (coll->direct.is_past_caches)
+        rdti_stream_copy(dst, stage, len_bytes);
+    else
+        memcpy(dst, stage, len_bytes);
     coll->direct.done.moved_bytes += len_bytes;
+}
+
+static bool
+overlaps(const void *a, const void *b, uint64_t len_bytes)
+{
+    return (uintptr_t)a < (uintptr_t)b + len_bytes && (uintptr_t)b < (uintptr_t)a + len_bytes;
+}
+
+bool
+rdti_direct_keeps_as_it_goes(const struct rdti_coll *coll, const void *dst, const void *src)
+{
+    return coll->direct.is_past_caches && !overlaps(dst, src, coll->block_bytes);
+}
+
+void
+rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const void *src,
+                         uint64_t len_bytes)
+{
+    rdti_stream_copy_twice(stage, dst, src, len_bytes);
+    coll->direct.done.copied_bytes += 2 * len_bytes;
+}
+
+void
+rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t len_bytes)
+{
+    if (dst == src || len_bytes == 0)
+        return;
+    if (coll->direct.is_past_caches && !overlaps(dst, src, len_bytes))
+        rdti_stream_copy(dst, src, len_bytes);
+    else
+        memmove(dst, src, len_bytes);
+    coll->direct.done.copied_bytes += len_bytes;
 }
 
 /* The member has stored `tick`, or a later one of the same stage. */
@@ -208,6 +250,31 @@ needs_of(const struct rdti_coll *coll)
     }
 }
 
+/* Bytes that come to lie here; 0 of sums, which are written where a tick has just read. */
+static uint64_t
+received_bytes(const struct rdti_coll *coll)
+{
+    uint64_t total = 0;
+    uint64_t count = 0;
+
+    switch (coll->args.op) {
+    case RDT_COLL_ALLGATHER:
+    case RDT_COLL_GATHER:
+        return coll->size * coll->block_bytes;
+    case RDT_COLL_BROADCAST:
+    case RDT_COLL_SCATTER:
+        return coll->block_bytes;
+    case RDT_COLL_ALLTOALL:
+        for (uint32_t i = 0; i < coll->size; i++) {
+            (void)rdti_alltoall_target(coll, i, &count);
+            total += count;
+        }
+        return total * coll->elem_bytes;
+    default:
+        return 0;
+    }
+}
+
 void
 rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
                  enum rdti_direct_needs needs)
@@ -217,6 +284,7 @@ rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
     d->op = op;
     d->needs = needs;
     d->steps = 1;
+    d->is_past_caches = received_bytes(coll) >= PAST_CACHES_FROM_BYTES;
     if (d->op->plan != NULL)
         d->op->plan(coll);
 }

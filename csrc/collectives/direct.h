@@ -45,6 +45,7 @@ struct rdti_direct {
     uint64_t ticket_after;      /* whose turn it is when this is over */
     bool is_source;             /* somebody waits for nobody but us */
     bool is_inline;             /* the payload lies in the line */
+    bool is_past_caches;        /* so much moves that nothing of it is found in a cache later */
     bool is_begun;              /* the turn came; base is known */
     bool is_filled;             /* of this step */
     uint64_t base;              /* step 0 is the tick base + 1 */
@@ -75,6 +76,13 @@ void rdti_direct_fold(const struct rdti_coll *coll, void *dst, const uint8_t *co
 
 /* src into the own stage: a pass over payload beside the one into its place. */
 void rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t len_bytes);
+/* What does not leave this rank; dst may overlap src. */
+void rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t len_bytes);
+/* Both in one pass, a piece of what goes to all and stays as well: where the whole is large and
+ * does not overlap. */
+bool rdti_direct_keeps_as_it_goes(const struct rdti_coll *coll, const void *dst, const void *src);
+void rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const void *src,
+                              uint64_t len_bytes);
 /* Out of a peer's stage into its place. */
 void rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t len_bytes);
 

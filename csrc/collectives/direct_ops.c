@@ -114,16 +114,6 @@ use_block(struct rdti_coll *coll, uint64_t step, uint32_t member, void *dst)
     rdti_direct_take(coll, rdti_coll_at(dst, off), rdti_direct_stage(coll, member, step), len);
 }
 
-/* A block that does not leave this rank. */
-static void
-copy_own(struct rdti_coll *coll, void *dst, const void *src)
-{
-    if (dst == src || coll->block_bytes == 0)
-        return;
-    memmove(dst, src, coll->block_bytes);
-    coll->direct.done.copied_bytes += coll->block_bytes;
-}
-
 /* ---- all_reduce in one shot, reduce ---- */
 
 static rdt_status
@@ -248,7 +238,8 @@ fill_pieces(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
     if (!is_reduction && coll->rank != coll->args.root)
         return RDT_OK;
     if (!is_reduction && step == 0)
-        copy_own(coll, coll->args.recv, rdti_coll_send_block(coll, coll->rank));
+        rdti_direct_keep(coll, coll->args.recv, rdti_coll_send_block(coll, coll->rank),
+                         coll->block_bytes);
     for (uint32_t i = 0; i < coll->size; i++)
         if (i != coll->rank || (is_reduction && coll->size > 2))
             rdti_direct_put(coll, rdti_direct_stage(coll, coll->rank, step) + piece * i,
@@ -310,11 +301,33 @@ fill_own_block(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
     const bool is_root = coll->rank == coll->args.root && coll->args.op == RDT_COLL_GATHER;
 
-    if (step == 0 && (is_root || coll->args.op == RDT_COLL_ALLGATHER))
-        copy_own(coll, rdti_coll_recv_block(coll, coll->rank), coll->args.send);
+    if (step == 0 && is_root)
+        rdti_direct_keep(coll, rdti_coll_recv_block(coll, coll->rank), coll->args.send,
+                         coll->block_bytes);
     if (!is_root)
         fill_block(coll, step, coll->args.send);
     (void)err;
+    return RDT_OK;
+}
+
+/* Of all_gather: our own block goes to all, and has a place here as well. */
+static rdt_status
+fill_and_keep(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+{
+    const uint64_t piece = coll->direct.piece_bytes;
+    const uint64_t off = step * piece;
+    void *own = rdti_coll_recv_block(coll, coll->rank);
+
+    (void)err;
+    if (rdti_direct_keeps_as_it_goes(coll, own, coll->args.send)) {
+        rdti_direct_put_and_keep(coll, rdti_direct_stage(coll, coll->rank, step),
+                                 rdti_coll_at(own, off), rdti_coll_at_const(coll->args.send, off),
+                                 rdti_direct_piece_len(coll->block_bytes, piece, step));
+        return RDT_OK;
+    }
+    if (step == 0)
+        rdti_direct_keep(coll, own, coll->args.send, coll->block_bytes);
+    fill_block(coll, step, coll->args.send);
     return RDT_OK;
 }
 
@@ -380,10 +393,8 @@ begin_exchange(struct rdti_coll *coll)
     for (uint32_t i = 0; i < coll->size; i++) {
         const void *src = send_to(coll, i, &len);
         counts[i] = len;
-        if (i == coll->rank && len > 0) {
-            memmove(recv_from(coll, i, &len), src, len);
-            coll->direct.done.copied_bytes += len;
-        }
+        if (i == coll->rank)
+            rdti_direct_keep(coll, recv_from(coll, i, &len), src, len);
     }
     rdti_direct_line(coll, coll->rank)->u.steps = coll->direct.steps;
 }
@@ -467,7 +478,7 @@ rdti_direct_op_of(const struct rdti_coll *coll)
     static const struct rdti_direct_op operations[] = {
         [RDT_COLL_BROADCAST] = {plan_blocks, fill_root, use_root},
         [RDT_COLL_REDUCE] = {plan_blocks, fill_send, use_fold},
-        [RDT_COLL_ALLGATHER] = {plan_blocks, fill_own_block, use_blocks},
+        [RDT_COLL_ALLGATHER] = {plan_blocks, fill_and_keep, use_blocks},
         [RDT_COLL_REDUCE_SCATTER] = {plan_pieces, fill_pieces, use_fold_piece},
         [RDT_COLL_GATHER] = {plan_blocks, fill_own_block, use_blocks},
         [RDT_COLL_SCATTER] = {plan_pieces, fill_pieces, use_piece},

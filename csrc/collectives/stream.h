@@ -9,4 +9,7 @@
  * stored past the caches, ordered before every later store of this thread. */
 void rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes);
 
+/* The same to two places, which do not overlap either, in one pass over src. */
+void rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes);
+
 #endif

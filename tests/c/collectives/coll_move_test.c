@@ -269,6 +269,26 @@ TEST_SIZE(5)
 TEST_SIZE(7)
 TEST_SIZE(8)
 
+/* From 16 MiB on what arrives is stored past the caches. Blocks that begin anywhere in a line. */
+static void *
+run_large(void *arg)
+{
+    const uint64_t count = (UINT64_C(16) << 20) + 37;
+
+    for (unsigned form = 0; form < 3; form += TEST_TSAN_SHARE)
+        run_case(arg, 0, count, form);
+    return NULL;
+}
+
+TEST_TIMEOUT(every_byte_of_large_blocks_arrives, 120)
+{
+    fake_force("direct");
+    fake_world_init(&world, 2, 2);
+    fake_world_run(&world, run_large);
+    CHECK_UINT_EQ(world.aborts, 0);
+    fake_world_fini(&world);
+}
+
 /* ---- Barrier ---- */
 
 static atomic_uint arrived;
