@@ -60,7 +60,7 @@ struct rdti_tx_stream;
 
 #define RDTI_PLACE_NONE UINT64_MAX
 
-/* mailbox_stand.c: the receiver */
+/* mailbox_stand.c, mailbox_stand_receive.c: the receiver */
 
 /* The stream of a receive that is about to be posted, or NULL: it cannot stand. Asks for a stream
  * to stand; before the receive is one of the group's, as the path may end by that. */
