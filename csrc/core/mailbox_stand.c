@@ -24,7 +24,19 @@ rdti_rx_stream_find(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 {
     for (struct rdti_list *node = m->rx_streams.next; node != &m->rx_streams; node = node->next) {
         struct rdti_rx_stream *stream = RDTI_CONTAINER(node, struct rdti_rx_stream, link);
-        if (stream->tag == tag && stream->group_id == group_id && !stream->is_orphan)
+        if (stream->tag == tag && stream->group_id == group_id && !stream->is_orphan &&
+            !stream->is_keyed)
+            return stream;
+    }
+    return NULL;
+}
+
+struct rdti_rx_stream *
+rdti_rx_stream_find_keyed(struct rdti_mailbox *m, uint64_t group_id)
+{
+    for (struct rdti_list *node = m->rx_streams.next; node != &m->rx_streams; node = node->next) {
+        struct rdti_rx_stream *stream = RDTI_CONTAINER(node, struct rdti_rx_stream, link);
+        if (stream->is_keyed && stream->group_id == group_id && !stream->is_orphan)
             return stream;
     }
     return NULL;
@@ -42,7 +54,8 @@ rdti_rx_stream_find_id(struct rdti_mailbox *m, uint64_t id)
 }
 
 struct rdti_rx_stream *
-rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t source, uint64_t tag)
+rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t source, uint64_t tag,
+                   bool is_keyed)
 {
     struct rdti_list *node = m->rx_streams.next;
 
@@ -60,6 +73,7 @@ rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t sour
     stream->group_id = group->id;
     stream->source = source;
     stream->tag = tag;
+    stream->is_keyed = is_keyed;
     rdti_list_init(&stream->told);
     rdti_list_append(&m->rx_streams, &stream->link);
     m->rx_stream_count++;
@@ -69,13 +83,24 @@ rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t sour
 static void
 say(struct rdti_rx_stream *stream, bool is_standing)
 {
+    const uint64_t how = stream->is_keyed ? RDTI_STAND_KEYED : RDTI_STAND_COUNTED;
     const struct rdti_message head = {.kind = RDTI_MESSAGE_STAND,
                                       .group_id = stream->group_id,
                                       .tag = stream->tag,
-                                      .count = is_standing ? 1 : 0,
+                                      .count = is_standing ? how : RDTI_STAND_NO_MORE,
+                                      .len_bytes = stream->is_keyed ? RDTI_KEYED_MIN_BYTES : 0,
                                       .id = stream->id};
 
     rdti_mailbox_queue(stream->m, &head, NULL, 0);
+}
+
+bool
+rdti_rx_stream_has(const struct rdti_rx_stream *stream, uint64_t number)
+{
+    for (const struct rdti_list *node = stream->told.next; node != &stream->told; node = node->next)
+        if (RDTI_CONTAINER(node, const struct rdti_request, link)->number == number)
+            return true;
+    return false;
 }
 
 void
@@ -117,6 +142,7 @@ untell_all(struct rdti_rx_stream *stream, struct rdti_list *over)
     }
     stream->told_count = 0;
     stream->place_count = 0;
+    stream->oldest = 0;
 }
 
 /* The sender writes no more. */
@@ -154,7 +180,8 @@ find_any(struct rdti_mailbox *m, uint64_t group_id, bool is_shut_too)
 {
     for (struct rdti_list *node = m->rx_streams.next; node != &m->rx_streams; node = node->next) {
         struct rdti_rx_stream *stream = RDTI_CONTAINER(node, struct rdti_rx_stream, link);
-        if (stream->group_id == group_id && !stream->is_orphan && (!stream->is_shut || is_shut_too))
+        if (stream->group_id == group_id && !stream->is_orphan &&
+            (is_shut_too || (!stream->is_shut && !stream->is_keyed)))
             return stream;
     }
     return NULL;
@@ -179,6 +206,18 @@ rdti_rx_stream_shut_all(const rdt_group *group)
 
 /* ---- Messages ---------------------------------------------------------------------------- */
 
+static bool
+is_of(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
+{
+    if (receive->peer != stream->source)
+        return false;
+    if (stream->is_keyed)
+        return receive->has_desc && rdti_tag_is_once(receive->tag) &&
+               receive->len_bytes >= RDTI_KEYED_MIN_BYTES &&
+               !rdti_rx_stream_has(stream, receive->tag);
+    return receive->tag == stream->tag;
+}
+
 /* The first receive that waits and was not told. */
 static struct rdti_request *
 find_untold(const struct rdti_rx_stream *stream, rdt_group *group)
@@ -187,7 +226,7 @@ find_untold(const struct rdti_rx_stream *stream, rdt_group *group)
          node = node->next) {
         struct rdti_request *request = RDTI_CONTAINER(node, struct rdti_request, group_link);
         if (!request->is_send && request->state == RDTI_REQUEST_POSTED && request->told == NULL &&
-            request->peer == stream->source && request->tag == stream->tag)
+            is_of(stream, request))
             return request;
     }
     return NULL;

@@ -112,50 +112,109 @@ find_place(struct rdti_rx_stream *stream, const struct rdti_request *receive,
     return RDTI_PLACE_NONE;
 }
 
-/* The same, and *is_new for one that has yet to be told. RDTI_PLACE_NONE: there is none. */
+/* Nothing may be written there any more, nor is: it can be told anew. RDTI_PLACE_NONE: none. */
+static uint64_t
+unused_place(struct rdti_rx_stream *stream)
+{
+    for (uint32_t i = 0; i < stream->place_count; i++) {
+        const uint32_t at = stream->oldest;
+        bool is_used = false;
+        stream->oldest = (at + 1) % stream->place_count;
+        for (const struct rdti_list *node = stream->told.next; node != &stream->told;
+             node = node->next)
+            is_used |= RDTI_CONTAINER(node, const struct rdti_request, link)->place == at;
+        if (!is_used)
+            return at;
+    }
+    return RDTI_PLACE_NONE;
+}
+
+/* The number of a place that the sender does not know yet. RDTI_PLACE_NONE: no room. */
+static uint64_t
+new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+          const struct rdt_remote_region *region)
+{
+    const uint32_t most = stream->is_keyed ? RDTI_KEYED_PLACES_MAX : RDTI_PLACES_MAX;
+
+    if (stream->place_count < most)
+        return add_place(stream, addr, len_bytes, region->index, region->generation)
+                   ? stream->place_count - 1
+                   : RDTI_PLACE_NONE;
+    const uint64_t at = stream->is_keyed ? unused_place(stream) : RDTI_PLACE_NONE;
+    if (at != RDTI_PLACE_NONE)
+        stream->places[at] = (struct rdti_watched){.addr = addr,
+                                                   .len_bytes = len_bytes,
+                                                   .index = region->index,
+                                                   .generation = region->generation};
+    return at;
+}
+
+/* Where the receive lands, and *is_new for a place that has yet to be told. RDTI_PLACE_NONE: there
+ * is none. */
 static uint64_t
 need_place(struct rdti_rx_stream *stream, const struct rdti_request *receive, struct rdti_cts *cts,
            bool *is_new)
 {
-    if (receive->has_desc ||
+    if ((receive->has_desc && !stream->is_keyed) ||
         !is_reachable(stream->m, receive->buf, receive->len_bytes, &cts->region))
         return RDTI_PLACE_NONE;
     const uint64_t known = find_place(stream, receive, &cts->region);
-    if (known != RDTI_PLACE_NONE || stream->place_count == RDTI_PLACES_MAX ||
-        !add_place(stream, receive->buf, receive->len_bytes, cts->region.index,
-                   cts->region.generation))
+    if (known != RDTI_PLACE_NONE)
         return known;
     cts->region_off = (uint64_t)(uintptr_t)receive->buf - cts->region.addr;
-    *is_new = true;
-    return stream->place_count - 1;
+    const uint64_t place = new_place(stream, receive->buf, receive->len_bytes, &cts->region);
+    *is_new = place != RDTI_PLACE_NONE;
+    return place;
 }
 
 /* ---- Receives ---------------------------------------------------------------------------- */
+
+/* What a keyed sender compares, so that ranks that disagree learn how. */
+static void
+add_desc(struct rdti_message *posted, const struct rdt_message_desc *desc)
+{
+    const uint64_t number = posted->count;
+
+    rdti_message_set_desc(posted, desc);
+    posted->tag = desc->count;
+    posted->count = number;
+}
+
+/* Such a receive has a number that can be told, and a message that need not be offered first. */
+static bool
+can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive, int64_t number,
+         uint64_t place)
+{
+    if (stream->told_count == RDTI_TOLD_MAX)
+        return false;
+    if (stream->is_keyed)
+        return true;
+    /* What waits has met no message, so that its number is none of one that came before. */
+    return number >= 0 && (place != RDTI_PLACE_NONE || receive->len_bytes <= RDTI_STAND_WAIT_BYTES);
+}
 
 void
 rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
 {
     struct rdti_mailbox *m = stream->m;
-    const int64_t number = stream->next++;
+    const int64_t number = stream->is_keyed ? (int64_t)receive->tag : stream->next++;
     struct rdti_cts cts = {0};
     uint8_t body[RDTI_CTS_BYTES];
     bool is_new = false;
     const uint64_t place = need_place(stream, receive, &cts, &is_new);
 
-    /* What waits has met no message, so that its number is none of one that came before. */
-    if (number < 0 || stream->told_count == RDTI_TOLD_MAX ||
-        (place == RDTI_PLACE_NONE && receive->len_bytes > RDTI_STAND_WAIT_BYTES)) {
+    if (!can_tell(stream, receive, number, place)) {
         rdti_rx_stream_leave(stream);
         return;
     }
-    const struct rdti_message new_place = {.kind = RDTI_MESSAGE_PLACE,
-                                           .id = stream->id,
-                                           .count = place,
-                                           .len_bytes = receive->len_bytes};
-    const struct rdti_message posted = {.kind = RDTI_MESSAGE_POSTED,
-                                        .id = stream->id,
-                                        .count = (uint64_t)number,
-                                        .len_bytes = place};
+    const struct rdti_message told_place = {.kind = RDTI_MESSAGE_PLACE,
+                                            .id = stream->id,
+                                            .count = place,
+                                            .len_bytes = receive->len_bytes};
+    struct rdti_message posted = {.kind = RDTI_MESSAGE_POSTED,
+                                  .id = stream->id,
+                                  .count = (uint64_t)number,
+                                  .len_bytes = place};
     receive->told = stream;
     receive->number = (uint64_t)number;
     receive->place = place;
@@ -164,8 +223,10 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     rdti_count(&m->ctx->counters.credits_alone, 1);
     if (is_new) {
         rdti_cts_encode(&cts, body);
-        rdti_mailbox_queue(m, &new_place, body, sizeof(body));
+        rdti_mailbox_queue(m, &told_place, body, sizeof(body));
     }
+    if (stream->is_keyed)
+        add_desc(&posted, &receive->desc);
     rdti_mailbox_queue(m, &posted, NULL, 0);
 }
 
@@ -191,6 +252,42 @@ mailbox_of(const rdt_group *group, uint32_t source)
     return m != NULL && !m->has_ended ? m : NULL;
 }
 
+/* The group's keyed stream of a source; from the first receive on it is asked for. */
+static struct rdti_rx_stream *
+find_keyed(const rdt_group *group, uint32_t source, uint64_t len_bytes)
+{
+    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(group, source) : NULL;
+
+    if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host)
+        return NULL;
+    struct rdti_rx_stream *stream = rdti_rx_stream_find_keyed(m, group->id);
+    if (stream == NULL)
+        stream = rdti_rx_stream_new(m, group, source, RDT_TAG_ONCE, true);
+    if (stream == NULL || stream->state != RDTI_RX_WATCHING || stream->ends >= RDTI_STREAM_ENDS_MAX)
+        return stream;
+    rdti_rx_stream_ask(stream);
+    rdti_mailbox_flush(m);
+    return rdti_rx_stream_find_keyed(m, group->id);
+}
+
+static struct rdti_rx_stream *
+find_counted(const rdt_group *group, uint32_t source, uint64_t tag, const void *addr,
+             uint64_t len_bytes, bool has_desc)
+{
+    struct rdti_mailbox *m = mailbox_of(group, source);
+
+    if (m == NULL)
+        return NULL;
+    struct rdti_rx_stream *stream = rdti_rx_stream_find(m, group->id, tag);
+    if (stream == NULL && !has_desc && len_bytes >= RDTI_STAND_MIN_BYTES && !group->has_any_source)
+        stream = rdti_rx_stream_new(m, group, source, tag, false);
+    if (stream == NULL || has_desc || !does_repeat(stream, addr, len_bytes))
+        return stream;
+    rdti_rx_stream_ask(stream);
+    rdti_mailbox_flush(m);
+    return rdti_rx_stream_find(m, group->id, tag); /* the path may have ended, and more with it */
+}
+
 struct rdti_rx_stream *
 rdti_stand_find(rdt_group *group, uint32_t source, uint64_t tag, const void *addr,
                 uint64_t len_bytes, bool has_desc)
@@ -201,17 +298,9 @@ rdti_stand_find(rdt_group *group, uint32_t source, uint64_t tag, const void *add
         group->has_any_source = true;
         return NULL;
     }
-    struct rdti_mailbox *m = mailbox_of(group, source);
-    if (m == NULL)
-        return NULL;
-    struct rdti_rx_stream *stream = rdti_rx_stream_find(m, group->id, tag);
-    if (stream == NULL && !has_desc && len_bytes >= RDTI_STAND_MIN_BYTES && !group->has_any_source)
-        stream = rdti_rx_stream_new(m, group, source, tag);
-    if (stream == NULL || has_desc || !does_repeat(stream, addr, len_bytes))
-        return stream;
-    rdti_rx_stream_ask(stream);
-    rdti_mailbox_flush(m);
-    return rdti_rx_stream_find(m, group->id, tag); /* the path may have ended, and more with it */
+    if (has_desc && rdti_tag_is_once(tag))
+        return find_keyed(group, source, len_bytes);
+    return find_counted(group, source, tag, addr, len_bytes, has_desc);
 }
 
 void
@@ -227,6 +316,9 @@ rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *receive)
     if (stream == NULL || stream->state != RDTI_RX_STANDING)
         return;
     struct rdti_mailbox *m = stream->m;
+    /* Against the rules: its message is the second of its tag, and goes as it can. */
+    if (stream->is_keyed && rdti_rx_stream_has(stream, receive->tag))
+        return;
     rdti_stand_tell(stream, receive);
     rdti_mailbox_flush(m);
 }
@@ -254,15 +346,19 @@ rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err)
     rdti_mailbox_flush(m);
 }
 
-void
+bool
 rdti_stand_keep(struct rdti_request *receive)
 {
     struct rdti_rx_stream *stream = receive->told;
     const struct rdt_error err = receive->error;
+    const bool is_kept = !stream->is_keyed; /* else it is nobody's but this receive's */
 
-    stream->m->keep_count += stream->is_keeping ? 0 : 1;
-    stream->is_keeping = true;
+    if (is_kept) {
+        stream->m->keep_count += stream->is_keeping ? 0 : 1;
+        stream->is_keeping = true;
+    }
     rdti_request_finish(receive, (rdt_status)err.status, &err);
+    return is_kept;
 }
 
 bool
@@ -321,4 +417,25 @@ rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head, st
     return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
                                "mailbox: rank %d says that it wrote where nothing was told",
                                (int)rdti_endpoint_rank(m->ep));
+}
+
+/* ---- Public ------------------------------------------------------------------------------ */
+
+uint32_t
+rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_bytes)
+{
+    struct rdt_remote_region region;
+    uint32_t stands = RDT_STANDS_NOT;
+
+    if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || src >= group->size ||
+        rdti_context_check(group->ctx, "group_stands", NULL) != RDT_OK)
+        return RDT_STANDS_NOT;
+    rdti_engine_enter(group->ctx->engine);
+    const struct rdti_mailbox *m = mailbox_of(group, src);
+    const bool is_summed_long =
+        rdti_context_verifies(group->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
+    if (m != NULL && m->is_ready && !rdti_endpoint_caps(m->ep).is_same_host && !is_summed_long)
+        stands = is_reachable(m, dst, len_bytes, &region) ? RDT_STANDS_HERE : RDT_STANDS_ELSEWHERE;
+    rdti_engine_leave(group->ctx->engine);
+    return stands;
 }
