@@ -35,9 +35,9 @@
  * which the tag is the number. It does not watch: such receives are asked for from the first on.
  * Every one is told, with a place or none, and each message waits until its receive was told; so
  * the two need not meet in any order. The place is told anew where the receive lies elsewhere. A
- * message that has waited for a second goes the ordinary way all the same: its receive may be for
- * something else, and then says so. Not over shared memory, where the receiver fetches a message by
- * itself.
+ * message that has waited for some seconds goes the ordinary way all the same: its receive may be
+ * for something else, and then says so. Not over shared memory, where the receiver fetches a
+ * message by itself.
  *
  * Everything here is [driver].
  */

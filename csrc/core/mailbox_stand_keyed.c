@@ -7,9 +7,10 @@
 #include "core/mailbox_stand.h"
 #include "core/mailbox_stand_impl.h"
 
-/* Heartbeats that a message waits: a receive that is for something else is never told, and only the
- * message itself says that the ranks disagree. Whoever is so late is served no later by that. */
-#define BEATS_MAX 2
+/* Heartbeats that a message waits, three to four seconds: a receive that is for something else is
+ * never told, and only the message itself says that the ranks disagree. Whoever is late, and no
+ * machine that stalls for a moment is, has its message no later by that. */
+#define BEATS_MAX 4
 
 struct rdti_tx_stream *
 rdti_keyed_find(struct rdti_mailbox *m, uint64_t group_id)
