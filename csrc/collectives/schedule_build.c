@@ -18,11 +18,13 @@ static void *
 kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
     struct rdti_schedule *s = &coll->schedule;
+    const uint8_t *tensor = coll->args.recv != NULL ? coll->args.recv : coll->args.send;
 
     if (coll->team == NULL || s->temp_count == RDTI_TEMP_LIMIT)
         return NULL;
     s->kept[s->temp_count] =
-        rdti_temps_take(&coll->team->temps, rdt_group_context(coll->group), len_bytes);
+        rdti_temps_take(&coll->team->temps, rdt_group_context(coll->group),
+                        tensor == NULL ? NULL : tensor + s->temp_count, len_bytes);
     return s->kept[s->temp_count] == NULL ? NULL : rdti_temp_addr(s->kept[s->temp_count++]);
 }
 
@@ -226,8 +228,11 @@ rdti_schedule_release(struct rdti_coll *coll)
 {
     struct rdti_schedule *s = &coll->schedule;
 
-    for (uint32_t i = s->previous; i < s->next; i++)
+    for (uint32_t i = s->previous; i < s->next; i++) {
         rdt_transfer_free(s->steps[i].transfer);
+        if (s->steps[i].kept != NULL)
+            rdti_temps_give(s->steps[i].kept);
+    }
     for (uint32_t i = 0; i < s->temp_count; i++) {
         if (s->kept[i] != NULL)
             rdti_temps_give(s->kept[i]);

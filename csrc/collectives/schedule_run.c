@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Tags of collectives have the upper bit; 40 bits of sequence do not come round in a job's life. */
-#define TAG_COLLECTIVE (UINT64_C(1) << 63)
+/* 40 bits of sequence do not come round in a job's life. */
+#define TAG_COLLECTIVE RDT_TAG_ONCE
 #define TAG_SEQUENCE_MASK ((UINT64_C(1) << 40) - 1)
 #define TAG_SEQUENCE_SHIFT 16
 
@@ -41,6 +41,18 @@ with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_sta
     return status;
 }
 
+/* Where a receive lands: memory that its source knows, and can write, beats the user's if that is
+ * neither. */
+static void *
+room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t len_bytes)
+{
+    if (step->kind == RDTI_STEP_RECV && len_bytes > RDTI_TEMPS_MIN_BYTES &&
+        rdt_group_stands(coll->group, peer, step->landing, len_bytes) == RDT_STANDS_ELSEWHERE)
+        step->kept = rdti_temps_take(&coll->team->landings, rdt_group_context(coll->group),
+                                     step->landing, len_bytes);
+    return step->kept != NULL ? rdti_temp_addr(step->kept) : step->landing;
+}
+
 static rdt_status
 post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
@@ -57,8 +69,8 @@ post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *e
         status = rdt_group_send(coll->group, peer, tag, step->lhs, len_bytes, &desc,
                                 &step->transfer, err);
     else
-        status = rdt_group_recv(coll->group, peer, tag, step->landing, len_bytes, &desc,
-                                &step->transfer, err);
+        status = rdt_group_recv(coll->group, peer, tag, room_of(coll, step, peer, len_bytes),
+                                len_bytes, &desc, &step->transfer, err);
     if (status != RDT_OK)
         return with_context(coll, step, status, err);
     if (step->kind == RDTI_STEP_SEND)
@@ -133,6 +145,17 @@ begin_round(struct rdti_coll *coll, struct rdt_error *err)
     return status;
 }
 
+static void
+hand_over(struct rdti_coll *coll, struct rdti_step *step, uint64_t len_bytes)
+{
+    const struct rdt_counters done = {.struct_size = sizeof(done), .copied_bytes = len_bytes};
+
+    memcpy(step->landing, rdti_temp_addr(step->kept), len_bytes);
+    rdti_temps_give(step->kept);
+    step->kept = NULL;
+    rdt_context_count(rdt_group_context(coll->group), &done);
+}
+
 /* A message of the current round has ended well. */
 static rdt_status
 end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
@@ -150,6 +173,8 @@ end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *er
     }
     if (step->kind == RDTI_STEP_RECV_REDUCE)
         coll->reduce(step->dst, step->lhs, step->rhs, step->count);
+    else if (step->kept != NULL)
+        hand_over(coll, step, want_bytes);
     return RDT_OK;
 }
 

@@ -9,6 +9,8 @@
 
 #include "rdmatensor.h"
 
+struct rdti_temp;
+
 enum {
     RDTI_STEP_SEND,        /* lhs to peer */
     RDTI_STEP_RECV,        /* from peer into landing */
@@ -29,6 +31,7 @@ struct rdti_step {
     void *dst;
     const void *lhs;
     const void *rhs;
+    struct rdti_temp *kept; /* RECV: where the message lands in place of `landing`; NULL: there */
     rdt_transfer *transfer; /* kept until the next round is posted */
 };
 

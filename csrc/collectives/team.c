@@ -19,6 +19,7 @@ destroy(struct rdti_team *team)
     for (uint32_t i = 0; i < team->size; i++)
         free(team->members[i].places);
     rdti_temps_fini(&team->temps);
+    rdti_temps_fini(&team->landings);
     rdt_region_free(team->region, NULL, NULL); /* its bytes stay as long as peers hold them */
     free(team->costs);
     free(team);
@@ -46,6 +47,8 @@ rdti_team_make(uint32_t size, struct rdti_team **out, struct rdt_error *err)
     if (team == NULL)
         return rdti_coll_error_set(err, RDT_ENOMEM, "no memory for a team of %u ranks", size);
     team->size = size;
+    rdti_temps_init(&team->temps, RDTI_TEMPS_SUMS_BYTES, false);
+    rdti_temps_init(&team->landings, RDTI_TEMPS_REPEATS_BYTES, true);
     atomic_init(&team->refs, 1);
     team->costs = malloc(sizeof(*team->costs));
     if (team->costs == NULL) {

@@ -137,7 +137,8 @@ struct rdti_team {
     struct rdti_costs *costs;       /* the same on all members from the verdict on */
     struct rdti_hosts hosts;        /* from the verdict HOSTS on */
     struct rdti_team *local;        /* of our host, likewise; else NULL */
-    struct rdti_temps temps;
+    struct rdti_temps temps;        /* for sums */
+    struct rdti_temps landings;     /* for what the user gets: see there */
     struct rdti_preferences preferences;
     _Atomic(struct rdti_coll *) founder;
     atomic_uint verdict;

@@ -139,6 +139,7 @@ struct rdti_request {
     struct rdti_rx_stream *told; /* POSTED: its sender knows; NULL: it does not */
     uint64_t number;             /* told: of the message */
     uint64_t place;              /* told: where the sender may write, or RDTI_PLACE_NONE */
+    uint32_t waits_since;        /* QUEUED until its receive is told: the beat of that moment */
     uint64_t id;                 /* the sender's number of the rendezvous */
     bool has_id;                 /* ours: OFFERED */
     uint64_t done_bytes;

@@ -324,8 +324,7 @@ find_receive(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message
     struct rdti_request *receive = RDTI_CONTAINER(posted, struct rdti_request, posted);
     if (!receive->is_cancelled)
         return receive;
-    *is_kept = true;
-    rdti_stand_keep(receive);
+    *is_kept = rdti_stand_keep(receive);
     return NULL;
 }
 

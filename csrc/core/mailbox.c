@@ -87,6 +87,13 @@ rdti_mailbox_is_idle(const struct rdti_mailbox *m)
            rdti_list_is_empty(&m->asked) && rdti_stand_is_idle(m);
 }
 
+void
+rdti_mailbox_on_beat(struct rdti_mailbox *m)
+{
+    if (m->is_ready && !m->has_ended)
+        rdti_stand_on_beat(m);
+}
+
 static void
 drop_arrivals(struct rdti_mailbox *m, const struct rdt_error *err)
 {

@@ -39,6 +39,8 @@ rdt_status rdti_mailbox_on_message(struct rdti_mailbox *mailbox, struct rdt_erro
 /* [driver] The endpoint ended: sends and matched receives in flight, and receives posted for this
  * source, end with err. What has arrived whole can still be received. */
 void rdti_mailbox_on_ended(struct rdti_mailbox *mailbox, const struct rdt_error *err);
+/* [driver] A heartbeat is due: what waits for the peer for too long goes another way. */
+void rdti_mailbox_on_beat(struct rdti_mailbox *mailbox);
 /* [driver] Nothing queued or unacknowledged on our side. */
 bool rdti_mailbox_is_idle(const struct rdti_mailbox *mailbox);
 void rdti_mailbox_destroy(struct rdti_mailbox *mailbox);

@@ -30,12 +30,22 @@
  * comes the ordinary way for a cancelled receive is the next one's; it and those behind it are kept
  * until that answer, as the next one may yet be written.
  *
+ * Messages under tags that are used once (RDT_TAG_ONCE) have no order to be counted in: all that
+ * are larger than what is sent eagerly are one stream for each source and group, a *keyed* one, in
+ * which the tag is the number. It does not watch: such receives are asked for from the first on.
+ * Every one is told, with a place or none, and each message waits until its receive was told; so
+ * the two need not meet in any order. The place is told anew where the receive lies elsewhere. A
+ * message that has waited for some seconds goes the ordinary way all the same: its receive may be
+ * for something else, and then says so. Not over shared memory, where the receiver fetches a
+ * message by itself.
+ *
  * Everything here is [driver].
  */
 #ifndef RDTI_CORE_MAILBOX_STAND_H
 #define RDTI_CORE_MAILBOX_STAND_H
 
 #include "core/group_impl.h"
+#include "core/mailbox.h"
 #include "wire/message.h"
 
 struct rdti_mailbox;
@@ -49,18 +59,36 @@ struct rdti_tx_stream;
 /* Over shared memory the sender copies, in one piece and with its locks held: not for longer than
  * one poll does. The ordinary way reads larger ones in slices. */
 #define RDTI_STAND_COPY_BYTES (UINT64_C(16) << 20)
-/* Each is looked at for each message while any stands; a pipeline's stage has two. */
-#define RDTI_STREAMS_MAX 16
+/* Each is looked at for each message while any stands; a pipeline's stage has two, and each group
+ * of the two processes one. */
+#define RDTI_STREAMS_MAX 32
 /* Places of a stream: a schedule has one for each micro-batch and tensor. */
 #define RDTI_PLACES_MAX 1024
-/* Receives that were told and wait: some thousand messages of 16 bytes at the sender. */
+/* The same of a keyed one: collectives of a step are few, and addresses that do not come again are
+ * found to be none in a microsecond. The oldest make room. */
+#define RDTI_KEYED_PLACES_MAX 256
+/* What is smaller is sent eagerly over tcp and verbs once the ring has grown. */
+#define RDTI_KEYED_MIN_BYTES \
+    ((uint64_t)RDTI_RING_LARGE_BYTES / 4 - RDTI_MESSAGE_HEAD_BYTES + UINT64_C(1))
+/* Receives that were told and wait: some thousand entries of 48 bytes at the sender. */
 #define RDTI_TOLD_MAX 4096
 /* A stream that ended so often has no pattern. */
 #define RDTI_STREAM_ENDS_MAX 8
 
 #define RDTI_PLACE_NONE UINT64_MAX
 
-/* mailbox_stand.c: the receiver */
+/* `count` of STAND. */
+#define RDTI_STAND_NO_MORE UINT64_C(0)
+#define RDTI_STAND_COUNTED UINT64_C(1)
+#define RDTI_STAND_KEYED UINT64_C(2)
+
+static inline bool
+rdti_tag_is_once(uint64_t tag)
+{
+    return (tag & RDT_TAG_ONCE_MASK) == RDT_TAG_ONCE;
+}
+
+/* mailbox_stand.c, mailbox_stand_receive.c: the receiver */
 
 /* The stream of a receive that is about to be posted, or NULL: it cannot stand. Asks for a stream
  * to stand; before the receive is one of the group's, as the path may end by that. */
@@ -74,16 +102,16 @@ void rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *recei
 void rdti_stand_untell(struct rdti_request *receive);
 /* A receive that was told is given up, or its group broke. */
 void rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err);
-/* An ordinary message is for this receive, which is cancelled: the receive ends, and the message
+/* An ordinary message is for this receive, which is cancelled: the receive ends. True: the message
  * and those behind it are the caller's to keep, until rdti_group_hand_out() is called. */
-void rdti_stand_keep(struct rdti_request *receive);
+bool rdti_stand_keep(struct rdti_request *receive);
 bool rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag);
 rdt_status rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head,
                                struct rdt_error *err);
 rdt_status rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head,
                                 struct rdt_error *err);
 
-/* mailbox_stand_tx.c: the sender */
+/* mailbox_stand_tx.c, mailbox_stand_keyed.c: the sender */
 
 /* NULL: the stream does not stand. */
 struct rdti_tx_stream *rdti_stand_find_tx(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag);
@@ -99,6 +127,9 @@ rdt_status rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message
                                const uint8_t *body, struct rdt_error *err);
 rdt_status rdti_stand_on_posted(struct rdti_mailbox *m, const struct rdti_message *head,
                                 struct rdt_error *err);
+
+/* A heartbeat is due, about each second. */
+void rdti_stand_on_beat(struct rdti_mailbox *m);
 
 /* Both halves. */
 

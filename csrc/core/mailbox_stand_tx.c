@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sender of a stream that stands. Peers' bytes: nothing of them is believed. */
+ * The sender of streams that stand. Peers' bytes: nothing of them is believed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,40 +8,12 @@
 #include "base/range.h"
 #include "core/mailbox_impl.h"
 #include "core/mailbox_stand.h"
-
-/* A receive as it was told. */
-struct told {
-    uint64_t number;
-    uint64_t place;
-};
-
-struct place {
-    struct rdti_cts cts;
-    uint64_t len_bytes;
-};
-
-struct rdti_tx_stream {
-    struct rdti_list link; /* m->tx_streams */
-    struct rdti_mailbox *m;
-    uint64_t id;
-    uint64_t group_id;
-    uint64_t tag;
-    uint64_t sent;            /* number of the next message */
-    struct rdti_list waiting; /* sends, by their link, in order; they have no numbers yet */
-    struct told *told;        /* circular, in order of their numbers */
-    uint32_t told_cap;
-    uint32_t told_head;
-    uint32_t told_count;
-    uint64_t told_next; /* no number below this may be told any more */
-    struct place *places;
-    uint32_t place_count;
-    uint32_t place_cap;
-};
+#include "core/mailbox_stand_impl.h"
 
 enum way { INTO_PLACE, ORDINARY, LATER };
 
-static rdt_status
-broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
+rdt_status
+rdti_stand_broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
 {
     const int32_t rank = rdti_endpoint_rank(m->ep);
 
@@ -55,14 +27,14 @@ rdti_stand_find_tx(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 {
     for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
         struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
-        if (stream->tag == tag && stream->group_id == group_id)
+        if (stream->tag == tag && stream->group_id == group_id && !stream->is_keyed)
             return stream;
     }
     return NULL;
 }
 
-static struct rdti_tx_stream *
-find_id(struct rdti_mailbox *m, uint64_t id)
+struct rdti_tx_stream *
+rdti_tx_stream_find_id(struct rdti_mailbox *m, uint64_t id)
 {
     for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
         struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
@@ -105,8 +77,8 @@ free_stream(struct rdti_tx_stream *stream)
     free(stream);
 }
 
-static void
-end_stream(struct rdti_tx_stream *stream)
+void
+rdti_tx_stream_end(struct rdti_tx_stream *stream)
 {
     struct rdti_mailbox *m = stream->m;
     const uint64_t id = stream->id;
@@ -118,11 +90,11 @@ end_stream(struct rdti_tx_stream *stream)
 
 /* ---- Messages out ------------------------------------------------------------------------ */
 
-static struct told *
+static struct rdti_told *
 first_told(struct rdti_tx_stream *stream)
 {
     while (stream->told_count > 0) {
-        struct told *first = &stream->told[stream->told_head];
+        struct rdti_told *first = &stream->told[stream->told_head];
         if (first->number >= stream->sent)
             return first;
         stream->told_head = (stream->told_head + 1) % stream->told_cap;
@@ -134,7 +106,7 @@ first_told(struct rdti_tx_stream *stream)
 static enum way
 way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
 {
-    const struct told *first = first_told(stream);
+    const struct rdti_told *first = first_told(stream);
 
     if (first == NULL)
         return len_bytes > RDTI_STAND_WAIT_BYTES ? LATER : ORDINARY;
@@ -147,38 +119,40 @@ way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
 static void
 count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
 {
-    const struct told *first = first_told(stream);
+    const struct rdti_told *first = first_told(stream);
 
     if (first != NULL && first->number == stream->sent && first->place != RDTI_PLACE_NONE &&
         !rdti_endpoint_is_fallback(stream->m->ep))
         rdti_count(&stream->m->ctx->moved.fallback_bytes, len_bytes);
 }
 
-static void
-write_into_place(struct rdti_tx_stream *stream, struct rdti_request *send)
+bool
+rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t number,
+                     const struct rdti_cts *place)
 {
     struct rdti_mailbox *m = stream->m;
     const struct rdti_message head = {
         .kind = RDTI_MESSAGE_LANDED,
         .id = stream->id,
-        .count = stream->sent,
+        .count = number,
         .len_bytes = send->len_bytes,
         .tag = rdti_context_verifies(m->ctx) ? rdti_crc32c(send->buf, send->len_bytes) : 0,
     };
-    const struct rdti_cts cts = stream->places[first_told(stream)->place].cts;
+    const struct rdti_cts cts = *place;
     const bool is_written = rdti_offer_write(m, send, &cts); /* may end the send, and the path */
 
-    stream = find_id(m, head.id);
+    stream = rdti_tx_stream_find_id(m, head.id);
     if (stream == NULL)
-        return;
+        return false;
     if (!is_written) {
-        end_stream(stream);
-        return;
+        rdti_tx_stream_end(stream);
+        return false;
     }
     /* Behind the write: the lane delivers in this order. */
     stream->sent++;
     rdti_count(&m->ctx->counters.mailbox_placed, 1);
-    rdti_mailbox_queue(m, &head, NULL, 0);
+    rdti_mailbox_queue(m, &head, NULL, 0); /* may end the path */
+    return rdti_tx_stream_find_id(m, head.id) != NULL;
 }
 
 static void
@@ -188,15 +162,14 @@ run(struct rdti_tx_stream *stream)
 
     while (!rdti_list_is_empty(&stream->waiting)) {
         struct rdti_request *send = RDTI_CONTAINER(stream->waiting.next, struct rdti_request, link);
-        const uint64_t id = stream->id;
         const enum way way = way_of(stream, send->len_bytes, send->has_desc);
         if (way == LATER)
             break;
         rdti_list_remove(&send->link);
         if (way == INTO_PLACE) {
-            write_into_place(stream, send);
-            if (find_id(m, id) == NULL)
-                break; /* it has ended */
+            const struct rdti_stand_place *place = &stream->places[first_told(stream)->place];
+            if (!rdti_tx_stream_write(stream, send, stream->sent, &place->cts))
+                break;
             continue;
         }
         count_missed(stream, send->len_bytes);
@@ -206,12 +179,20 @@ run(struct rdti_tx_stream *stream)
     rdti_mailbox_flush(m);
 }
 
+static bool
+is_keyed(uint64_t tag, bool has_desc)
+{
+    return has_desc && rdti_tag_is_once(tag);
+}
+
 bool
 rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
                     struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err)
 {
     struct rdti_tx_stream *stream = rdti_stand_find_tx(m, head->group_id, head->tag);
 
+    if (is_keyed(head->tag, head->op != 0)) /* what waits is larger than what this takes */
+        return rdti_mailbox_send_now(m, head, src, t, status_out, err);
     if (stream != NULL && (!rdti_list_is_empty(&stream->waiting) ||
                            way_of(stream, head->len_bytes, head->op != 0) != ORDINARY))
         return false;
@@ -228,14 +209,20 @@ rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, con
 void
 rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send)
 {
-    struct rdti_tx_stream *stream = rdti_stand_find_tx(m, send->group->id, send->tag);
+    const bool is_once = is_keyed(send->tag, send->has_desc);
+    struct rdti_tx_stream *stream = is_once ? rdti_keyed_find(m, send->group->id)
+                                            : rdti_stand_find_tx(m, send->group->id, send->tag);
 
-    if (stream == NULL) {
+    if (stream == NULL || (is_once && send->len_bytes < stream->least_bytes)) {
         rdti_mailbox_send(m, send);
         return;
     }
     send->mailbox = m;
     send->state = RDTI_REQUEST_QUEUED;
+    if (is_once) {
+        rdti_keyed_send(stream, send);
+        return;
+    }
     /* One that may end before its receive is posted must not wait for those before it. */
     if (send->len_bytes <= RDTI_STAND_WAIT_BYTES)
         release_waiting(stream);
@@ -246,10 +233,12 @@ rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send)
 void
 rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send)
 {
-    struct rdti_tx_stream *stream = rdti_stand_find_tx(m, send->group->id, send->tag);
+    struct rdti_tx_stream *stream = is_keyed(send->tag, send->has_desc)
+                                        ? NULL
+                                        : rdti_stand_find_tx(m, send->group->id, send->tag);
 
     if (stream != NULL)
-        end_stream(stream);
+        rdti_tx_stream_end(stream);
 }
 
 /* ---- Messages in ------------------------------------------------------------------------- */
@@ -267,46 +256,92 @@ count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
     return count;
 }
 
+/* A stream that the receiver may ask for now. */
+static rdt_status
+check_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+{
+    const bool is_once = head->count == RDTI_STAND_KEYED;
+    const struct rdti_tx_stream *there = is_once ? rdti_keyed_find(m, head->group_id)
+                                                 : rdti_stand_find_tx(m, head->group_id, head->tag);
+
+    if (head->count > RDTI_STAND_KEYED ||
+        (is_once && (head->tag != RDT_TAG_ONCE || head->len_bytes < RDTI_KEYED_MIN_BYTES)))
+        return rdti_stand_broken(m, err, "lets receives stand in a way that is none");
+    if (there != NULL || rdti_tx_stream_find_id(m, head->id) != NULL)
+        return rdti_stand_broken(m, err, "lets receives stand that stand already");
+    if (m->tx_stream_count == RDTI_STREAMS_MAX)
+        return rdti_stand_broken(m, err, "lets more receives stand than it may");
+    return RDT_OK;
+}
+
+/* False: its group works not, or not yet; or there is no memory. */
+static bool
+begin(struct rdti_mailbox *m, const struct rdti_message *head)
+{
+    const rdt_group *group = rdti_groups_find(m->groups, head->group_id);
+    struct rdti_tx_stream *stream =
+        group != NULL && group->error.status == RDT_OK ? calloc(1, sizeof(*stream)) : NULL;
+
+    if (stream == NULL)
+        return false;
+    stream->m = m;
+    stream->id = head->id;
+    stream->group_id = head->group_id;
+    stream->tag = head->tag;
+    stream->is_keyed = head->count == RDTI_STAND_KEYED;
+    stream->least_bytes = head->len_bytes;
+    rdti_list_init(&stream->waiting);
+    rdti_list_append(&m->tx_streams, &stream->link);
+    m->tx_stream_count++;
+    if (stream->is_keyed)
+        rdti_keyed_begin(stream);
+    else
+        stream->sent = count_queued(m, head->group_id, head->tag);
+    return true;
+}
+
 rdt_status
 rdti_stand_on_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
 {
-    struct rdti_tx_stream *stream = find_id(m, head->id);
+    struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, head->id);
 
     if (m->answer_count >= RDTI_ANSWERS_MAX)
-        return broken(m, err, "asks for receives to stand and takes no answer");
-    if (head->count == 0) {
+        return rdti_stand_broken(m, err, "asks for receives to stand and takes no answer");
+    if (head->count == RDTI_STAND_NO_MORE) {
         if (stream != NULL)
-            end_stream(stream);
+            rdti_tx_stream_end(stream);
         else
             answer(m, head->id, false);
         return RDT_OK;
     }
-    if (stream != NULL || rdti_stand_find_tx(m, head->group_id, head->tag) != NULL)
-        return broken(m, err, "lets receives stand that stand already");
-    if (m->tx_stream_count == RDTI_STREAMS_MAX)
-        return broken(m, err, "lets more receives stand than it may");
-    const rdt_group *group = rdti_groups_find(m->groups, head->group_id);
-    stream = group != NULL && group->error.status == RDT_OK ? calloc(1, sizeof(*stream)) : NULL;
-    if (stream != NULL) {
-        stream->m = m;
-        stream->id = head->id;
-        stream->group_id = head->group_id;
-        stream->tag = head->tag;
-        stream->sent = count_queued(m, head->group_id, head->tag);
-        rdti_list_init(&stream->waiting);
-        rdti_list_append(&m->tx_streams, &stream->link);
-        m->tx_stream_count++;
+    const rdt_status status = check_stand(m, head, err);
+    if (status == RDT_OK)
+        answer(m, head->id, begin(m, head));
+    return status;
+}
+
+/* False: no memory. */
+static bool
+add_place(struct rdti_tx_stream *stream, const struct rdti_stand_place *place)
+{
+    if (stream->place_count == stream->place_cap) {
+        const uint32_t cap = stream->place_cap == 0 ? 16 : stream->place_cap * 2;
+        struct rdti_stand_place *places = realloc(stream->places, sizeof(*places) * cap);
+        if (places == NULL)
+            return false;
+        stream->places = places;
+        stream->place_cap = cap;
     }
-    answer(m, head->id, stream != NULL);
-    return RDT_OK;
+    stream->places[stream->place_count++] = *place;
+    return true;
 }
 
 rdt_status
 rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
                     struct rdt_error *err)
 {
-    struct rdti_tx_stream *stream = find_id(m, head->id);
-    struct place place = {.len_bytes = head->len_bytes};
+    struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, head->id);
+    struct rdti_stand_place place = {.len_bytes = head->len_bytes};
     const rdt_status status = rdti_cts_decode(body, RDTI_CTS_BYTES, &place.cts, err);
 
     if (status != RDT_OK || stream == NULL) /* it has ended here */
@@ -314,32 +349,35 @@ rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head, con
     if (memcmp(place.cts.region.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
         head->len_bytes == 0 ||
         !rdti_range_ok(place.cts.region_off, head->len_bytes, place.cts.region.len_bytes))
-        return broken(m, err, "tells a place that is empty or not its own");
-    if (head->count != stream->place_count || stream->place_count == RDTI_PLACES_MAX)
-        return broken(m, err, "tells a place out of order");
-    if (stream->place_count == stream->place_cap) {
-        const uint32_t cap = stream->place_cap == 0 ? 16 : stream->place_cap * 2;
-        struct place *places = realloc(stream->places, sizeof(*places) * cap);
-        if (places == NULL) {
-            end_stream(stream); /* what comes of it is ignored */
-            return RDT_OK;
-        }
-        stream->places = places;
-        stream->place_cap = cap;
+        return rdti_stand_broken(m, err, "tells a place that is empty or not its own");
+    if (stream->is_keyed && head->count < stream->place_count) {
+        if (rdti_keyed_is_used(stream, head->count))
+            return rdti_stand_broken(m, err, "tells a place anew that waits for its message");
+        stream->places[head->count] = place;
+        return RDT_OK;
     }
-    stream->places[stream->place_count++] = place;
+    if (head->count != stream->place_count || stream->place_count == RDTI_PLACES_MAX)
+        return rdti_stand_broken(m, err, "tells a place out of order");
+    if (!add_place(stream, &place))
+        rdti_tx_stream_end(stream); /* what comes of it is ignored */
     return RDT_OK;
 }
 
-/* False: no memory. */
-static bool
-grow_told(struct rdti_tx_stream *stream)
+bool
+rdti_tx_stream_grow_told(struct rdti_tx_stream *stream)
 {
-    const uint32_t cap = stream->told_cap == 0 ? 64 : stream->told_cap * 2;
-    struct told *told = malloc(sizeof(*told) * cap);
+    struct rdti_mailbox *m = stream->m;
 
-    if (told == NULL)
+    if (stream->told_count < stream->told_cap)
+        return true;
+    const uint32_t cap = stream->told_cap == 0 ? 64 : stream->told_cap * 2;
+    struct rdti_told *told = malloc(sizeof(*told) * cap);
+
+    if (told == NULL) {
+        rdti_tx_stream_end(stream);
+        rdti_mailbox_flush(m);
         return false;
+    }
     for (uint32_t i = 0; i < stream->told_count; i++)
         told[i] = stream->told[(stream->told_head + i) % stream->told_cap];
     free(stream->told);
@@ -352,23 +390,23 @@ grow_told(struct rdti_tx_stream *stream)
 rdt_status
 rdti_stand_on_posted(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
 {
-    struct rdti_tx_stream *stream = find_id(m, head->id);
+    struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, head->id);
 
     if (stream == NULL)
         return RDT_OK; /* it has ended here */
+    if (stream->is_keyed)
+        return rdti_keyed_on_posted(stream, head, err);
     if (head->count < stream->told_next || head->count == UINT64_MAX ||
         (head->len_bytes != RDTI_PLACE_NONE && head->len_bytes >= stream->place_count))
-        return broken(m, err, "tells a receive twice, or one in a place that it did not tell");
+        return rdti_stand_broken(m, err,
+                                 "tells a receive twice, or one in a place that it did not tell");
     (void)first_told(stream); /* drops those that are over */
     if (stream->told_count == RDTI_TOLD_MAX)
-        return broken(m, err, "tells more receives than can wait");
-    if (stream->told_count == stream->told_cap && !grow_told(stream)) {
-        end_stream(stream);
-        rdti_mailbox_flush(m);
+        return rdti_stand_broken(m, err, "tells more receives than can wait");
+    if (!rdti_tx_stream_grow_told(stream))
         return RDT_OK;
-    }
     stream->told[(stream->told_head + stream->told_count++) % stream->told_cap] =
-        (struct told){.number = head->count, .place = head->len_bytes};
+        (struct rdti_told){.number = head->count, .place = head->len_bytes};
     stream->told_next = head->count + 1;
     run(stream);
     return RDT_OK;
@@ -403,7 +441,7 @@ rdti_stand_end_tx(struct rdti_mailbox *m, uint64_t group_id)
     struct rdti_tx_stream *stream;
 
     while ((stream = find_group(m, group_id)) != NULL)
-        end_stream(stream);
+        rdti_tx_stream_end(stream);
     rdti_mailbox_flush(m);
 }
 

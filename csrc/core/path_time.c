@@ -2,6 +2,7 @@
  * What time does to endpoints: deadlines and retries of set-up, heartbeats. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "core/mailbox.h"
 #include "core/path_impl.h"
 
 static void
@@ -42,8 +43,12 @@ tick_ready(rdt_endpoint *ep, bool beat)
     const uint64_t silence_ns = rdti_endpoint_silence_ns(ep);
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    if (beat)
+    if (beat) {
         rdti_channel_send(ep->channel, RDTI_FRAME_HEARTBEAT, NULL, 0, NULL, 0);
+        rdti_mailbox_on_beat(ep->mailbox);
+    }
+    if (rdti_endpoint_is_ended(ep)) /* by what that sent */
+        return;
     if (silence_ns <= ep->ctx->opts.peer_timeout_ns)
         return;
     rdti_channel_drain(ep->channel);

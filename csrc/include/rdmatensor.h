@@ -715,6 +715,10 @@ RDT_API void rdt_group_give_up(rdt_group *group, struct rdt_error *err);
 RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
 
 #define RDT_SOURCE_ANY UINT32_C(0xffffffff)
+/* Tags whose upper two bits are these, of messages with a desc: each is used for one message from a
+ * source in a group's life, as those of collectives are. */
+#define RDT_TAG_ONCE (UINT64_C(1) << 63)
+#define RDT_TAG_ONCE_MASK (UINT64_C(3) << 62)
 
 /* What the sender is doing, so that ranks that disagree learn how. Zero for plain messages. */
 struct rdt_message_desc {
@@ -743,7 +747,7 @@ struct rdt_message_desc {
  * tcp, verbs: also registered), the source is told the place once. From then on each is told as it
  * is posted, and its message written there at once, without an offer and without a copy. Whatever
  * does not fit goes as it would have, in the same order. None stands in a group in which any source
- * was asked.
+ * was asked. Under tags that are used once all stand, whatever the tag: rdt_group_stands().
  *   RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,
@@ -754,6 +758,22 @@ RDT_API RDT_NODISCARD rdt_status rdt_group_recv(rdt_group *group, uint32_t src, 
                                                 void *dst, uint64_t cap_bytes,
                                                 const struct rdt_message_desc *desc,
                                                 rdt_transfer **out, struct rdt_error *err);
+
+enum { RDT_STANDS_NOT = 0, RDT_STANDS_HERE, RDT_STANDS_ELSEWHERE };
+/*
+ * How a message of len_bytes bytes from `src` would come to a receive at dst under a tag that is
+ * used once (RDT_TAG_ONCE):
+ *   RDT_STANDS_NOT        as any: it is small enough to go through a ring, the path is shared
+ *                         memory or not there yet, or it is too long to be summed in one piece
+ *   RDT_STANDS_HERE       its source is told dst, once for all receives of that length there, and
+ *                         each that is posted; it writes there at once
+ *   RDT_STANDS_ELSEWHERE  it is offered and asked for, as its source cannot write dst; into memory
+ *                         of the arena, or that is registered, it would write
+ * An answer of now, and no promise. Owns nothing, waits for nothing; any thread, tasks too. What
+ * cannot be asked (NULL, no such member, a forked child) is RDT_STANDS_NOT.
+ */
+RDT_API uint32_t rdt_group_stands(rdt_group *group, uint32_t src, const void *dst,
+                                  uint64_t len_bytes);
 
 /* ---- Collectives ------------------------------------------------------------------------- */
 

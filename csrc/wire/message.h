@@ -29,10 +29,14 @@ enum rdti_message_kind {
     RDTI_MESSAGE_SUMS_GET = 13,  /* sum these bytes of yours; `id` is the asker's number */
     RDTI_MESSAGE_SUMS_READ = 14, /* answer; of no bytes: their region is gone */
     /* Receives that stand (core/mailbox_stand.h); `id` is the receiver's number of the stream: */
-    RDTI_MESSAGE_STAND = 15,  /* `count` 1: count the messages of `tag`; 0: no more */
+    RDTI_MESSAGE_STAND = 15,  /* `count` 1: count the messages of `tag`; 2: those of len_bytes and
+                                 more under tags that are used once have these as numbers; 0: no
+                                 more */
     RDTI_MESSAGE_STOOD = 16,  /* 1: from the next on; 0: no longer, and nothing more is written */
     RDTI_MESSAGE_PLACE = 17,  /* place `count`, of len_bytes; rdti_cts follows */
-    RDTI_MESSAGE_POSTED = 18, /* message `count` has its receive, in the place len_bytes or none */
+    RDTI_MESSAGE_POSTED = 18, /* message `count` has its receive, in the place len_bytes or none;
+                                 where tags are the numbers: op to root are the receive's, and `tag`
+                                 its elements */
     RDTI_MESSAGE_LANDED = 19, /* message `count` lies in its place; `tag`: its CRC-32C where both
                                  sides verify, else 0 */
     /* The reader of an RTS shares the work with its sender (core/mailbox_help.c): */

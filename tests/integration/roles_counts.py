@@ -26,6 +26,7 @@ from rdmatensor.context import default_context
 TIMEOUT = timedelta(seconds=60)
 WARM = 4  # the buckets move before the second step, the cycle is found at the end of the third
 STEPS = 5
+SIZES = (2, 16384, 262144, 1048576)  # elements of 4 bytes
 SETTLE_S = 0.2  # for what the kernel has yet to see acknowledged
 TCP_BYTES = (120, 136)  # of struct tcp_info: bytes acknowledged and received
 COUNTED = (
@@ -103,6 +104,37 @@ def script(rank: int, _world: int) -> dict[str, Any]:
         train(module, optimizer, rank, STEPS)
     after = rdmatensor.distributed.describe()["plan"]
     found["before"], found["after"] = described, after
+    dist.destroy_process_group()
+    return found
+
+
+def collectives(rank: int, world: int) -> dict[str, Any]:
+    """Tensors of the script itself, in private memory: summed, spread and gathered, many times."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    beside = dist.new_group(timeout=TIMEOUT)
+    dist.barrier(group=beside)
+    tensors = [torch.zeros(size, dtype=torch.int32) for size in SIZES]
+    parts = torch.zeros(world, SIZES[-1], dtype=torch.int32)
+
+    def round_of(number: int) -> None:
+        for tensor in tensors:
+            tensor.fill_(rank + number)
+            dist.all_reduce(tensor)
+            assert tensor.eq(world * number + world * (world - 1) // 2).all()
+            tensor.fill_(rank + number)
+            dist.broadcast(tensor, src=number % world)
+            assert tensor.eq(number % world + number).all()
+        tensors[-1].fill_(rank + number)
+        dist.all_gather_into_tensor(parts.view(-1), tensors[-1])
+        assert all(parts[other].eq(other + number).all() for other in range(world))
+
+    warm = 3 * world  # with each root three times
+    for number in range(warm):
+        round_of(number)
+    found: dict[str, Any] = {}
+    with witnessed(found, beside):
+        for number in range(STEPS):
+            round_of(warm + number)
     dist.destroy_process_group()
     return found
 

@@ -143,6 +143,7 @@ struct fake_world {
     uint64_t yield_ns;
     atomic_uint met;                /* fake_world_meet(): how often all ranks together */
     bool is_apart;                  /* the members share no memory */
+    bool has_streams;               /* receives of what is large stand in regions */
     uint32_t hosts[FAKE_RANKS_MAX]; /* else those with the same number do */
     unsigned aborts;
     unsigned calls[FAKE_CALLS];
@@ -593,6 +594,16 @@ rdt_region_find(rdt_context *ctx, const void *addr, uint64_t len_bytes)
     }
     (void)pthread_mutex_unlock(&ctx->world->lock);
     return found;
+}
+
+uint32_t
+rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_bytes)
+{
+    CHECK(src < group->world->size && src != group->rank);
+    if (!group->world->has_streams || len_bytes <= 65536 - 64)
+        return RDT_STANDS_NOT;
+    return rdt_region_find(&group->context, dst, len_bytes) != NULL ? RDT_STANDS_HERE
+                                                                    : RDT_STANDS_ELSEWHERE;
 }
 
 /* Most of a board is never touched. Pages of the kernel's are zeros that cost nothing, where all

@@ -44,7 +44,7 @@ struct stream {
 };
 
 static struct rig rig;
-static struct stream streams[2];
+static struct stream streams[2] __attribute__((unused)); /* not every test has some */
 static uint32_t verify = RDT_VERIFY_OFF;
 
 static inline uint64_t

@@ -318,6 +318,105 @@ TEST(messages_that_landed_nowhere)
     prey_free_and(&prey, recv, 2, region);
 }
 
+/* The same of receives under tags that are used once. */
+TEST(receives_of_tags_that_are_none)
+{
+    struct prey prey;
+    struct rdti_cts cts = {
+        .region = {.len_bytes = LARGE_BYTES, .segment = 0, .index = 3, .generation = 99}};
+    uint8_t body[RDTI_CTS_BYTES];
+
+    prey_make(&prey);
+    struct rdti_message head = plain(&prey, RDTI_MESSAGE_STAND);
+    head.id = 5;
+    head.count = 3;
+    head.tag = RDT_TAG_ONCE;
+    head.len_bytes = RDTI_KEYED_MIN_BYTES;
+    REFUSED(&head, NULL, 0, "in a way that is none");
+    head.count = 2;
+    head.len_bytes--; /* such are sent eagerly, and wait for nobody */
+    REFUSED(&head, NULL, 0, "in a way that is none");
+    head.len_bytes++;
+    head.tag++;
+    REFUSED(&head, NULL, 0, "in a way that is none");
+    head.tag--;
+    IGNORED(&head, NULL, 0);
+    head.id = 6;
+    REFUSED(&head, NULL, 0, "stand already");
+    head = plain(&prey, RDTI_MESSAGE_PLACE);
+    head.id = 5;
+    head.len_bytes = LARGE_BYTES;
+    memcpy(cts.region.owner, rdti_endpoint_uuid(prey.m->ep), RDT_UUID_BYTES);
+    rdti_cts_encode(&cts, body);
+    IGNORED(&head, body, sizeof(body));
+    IGNORED(&head, body, sizeof(body)); /* anew: nothing waits for it */
+    head.count = 2;
+    REFUSED(&head, body, sizeof(body), "out of order");
+    struct rdti_message posted = plain(&prey, RDTI_MESSAGE_POSTED);
+    posted.id = 5;
+    posted.count = 4711;
+    REFUSED(&posted, NULL, 0, "a tag that is none");
+    posted.count = RDT_TAG_ONCE | UINT64_C(1) << 62;
+    REFUSED(&posted, NULL, 0, "a tag that is none");
+    posted.count = RDT_TAG_ONCE | 1;
+    posted.len_bytes = 1;
+    REFUSED(&posted, NULL, 0, "did not tell");
+    posted.len_bytes = 0;
+    IGNORED(&posted, NULL, 0);
+    REFUSED(&posted, NULL, 0, "twice");
+    head.count = 0;
+    REFUSED(&head, body, sizeof(body), "tells a place anew");
+    posted.len_bytes = RDTI_PLACE_NONE;
+    for (uint32_t i = 1; i < RDTI_TOLD_MAX; i++) {
+        posted.count++;
+        IGNORED(&posted, NULL, 0);
+    }
+    posted.count++;
+    REFUSED(&posted, NULL, 0, "more receives than can wait");
+    prey_free(&prey);
+}
+
+TEST(messages_under_tags_that_landed_nowhere)
+{
+    const struct rdt_message_desc desc = {.op = RDT_COLL_ALLREDUCE,
+                                          .dtype = RDT_U8,
+                                          .count = LARGE_BYTES};
+    struct prey prey;
+    struct rdt_error err = {0};
+    rdt_region *region;
+    rdt_transfer *recv[2];
+
+    prey_make_over(&prey, RDT_TRANSPORT_TCP);
+    CHECK_OK(rdt_region_alloc(prey.rig.ctx[0], 2 * LARGE_BYTES, 0, &region, &err), &err);
+    for (uint64_t i = 0; i < 2; i++)
+        CHECK_OK(rdt_group_recv(prey.rig.group[0], 1, RDT_TAG_ONCE + i,
+                                (uint8_t *)rdt_region_addr(region) + i * LARGE_BYTES, LARGE_BYTES,
+                                &desc, &recv[i], &err),
+                 &err);
+    struct rdti_message head = plain(&prey, RDTI_MESSAGE_LANDED);
+    head.id = 1;
+    head.count = RDT_TAG_ONCE;
+    head.len_bytes = LARGE_BYTES;
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    struct rdti_message stood = plain(&prey, RDTI_MESSAGE_STOOD);
+    stood.count = 1;
+    stood.id = 1;
+    IGNORED(&stood, NULL, 0);
+    head.len_bytes--;
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    head.len_bytes++;
+    head.count = RDT_TAG_ONCE + 2;
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    head.count = 0;
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    head.count = RDT_TAG_ONCE + 1;
+    IGNORED(&head, NULL, 0);
+    CHECK_OK(rdt_transfer_test(recv[1], &err), &err);
+    REFUSED(&head, NULL, 0, "rank 1 says that it wrote where nothing was told");
+    CHECK_STATUS(rdt_transfer_test(recv[0], NULL), RDT_EAGAIN);
+    prey_free_and(&prey, recv, 2, region);
+}
+
 TEST(a_refusal_that_tells_of_a_death_blames_the_dead)
 {
     const char text[RDTI_NACK_TEXT_BYTES] = "rank 7 died: its cable was cut";
@@ -396,11 +495,18 @@ random_head(struct prey *prey, uint64_t *state, struct rdti_message *head)
         head->source = (uint16_t)next_random(state);
     if (next_random(state) % 4 == 0)
         head->group_id = next_random(state) % 8;
-    head->tag = next_random(state) % 4;
+    head->tag = next_random(state) % 4 | (next_random(state) % 2 == 0 ? RDT_TAG_ONCE : 0);
     head->len_bytes =
         next_random(state) % 2 == 0 ? next_random(state) % 5000 : edges[next_random(state) % 9];
     head->id = next_random(state) % 4 | (next_random(state) % 3) << 32;
     head->count = next_random(state) % 2 == 0 ? 0 : edges[next_random(state) % 9];
+    if (next_random(state) % 4 == 0)
+        head->count = RDT_TAG_ONCE | next_random(state) % 4;
+    if (head->kind == RDTI_MESSAGE_STAND) {
+        head->count = next_random(state) % 4;
+        head->len_bytes = RDTI_KEYED_MIN_BYTES;
+        head->tag = next_random(state) % 2 == 0 ? RDT_TAG_ONCE : head->tag;
+    }
     head->op = (uint8_t)(next_random(state) % 20);
     if (next_random(state) % 8 == 0)
         head->consumed = (uint32_t)next_random(state);
