@@ -231,8 +231,10 @@ TEST(a_deadline_names_the_rank_that_has_left)
     struct rdt_error why = {.status = RDT_ETIMEDOUT, .peer_rank = 1, .message = "too late"};
 
     rig_open(&rig, 3, RDT_TRANSPORT_SHM);
-    for (uint32_t i = 1; i < 3; i++)
+    for (uint32_t i = 1; i < 3; i++) {
         (void)rig_ready(rig.group[0], i);
+        CHECK_EVENTUALLY(rig_holds(rig.group[i], 0), 10); /* and gives it up as it leaves */
+    }
     rdt_group_destroy(rig.group[2]);
     rig.group[2] = NULL;
     CHECK_EVENTUALLY(rdt_endpoint_error(rig.group[0]->members[2].ep, NULL) != RDT_OK, 10);
