@@ -253,19 +253,11 @@ static void *
 run_moving_member(void *arg)
 {
     struct member *m = arg;
-    struct rdt_counters before = {0};
-    struct rdt_counters after = {0};
-
     for (uint32_t round = 0; round < WARM + ROUNDS; round++) {
-        if (round == WARM)
-            before = look(m);
         make_memory(m);
         run_round(m, round);
         free_memory(m);
     }
-    after = look(m);
-    if (is_private) /* else each place is new, and told */
-        CHECK_UINT_EQ(after.control_messages, before.control_messages);
     return NULL;
 }
 
@@ -318,13 +310,22 @@ use_script(const uint64_t *elements, size_t count, bool only_sums)
     is_sums_only = only_sums;
 }
 
+/* An emulated machine with a device is as slow as ThreadSanitizer. */
+static size_t
+share_of_cases(void)
+{
+    const char *which = getenv("RDT_TEST_VERBS");
+
+    return which != NULL && strcmp(which, "device") == 0 ? 3 : TEST_TSAN_SHARE;
+}
+
 static void
 all_sums(uint32_t transport)
 {
     for (int i = 0; i < 2; i++) {
         is_private = i != 0;
-        for (size_t a = 0; a < ALGORITHMS; a += TEST_TSAN_SHARE) {
-            const bool is_long = a == 0 && TEST_TSAN_SHARE == 1; /* they are slow to check */
+        for (size_t a = 0; a < ALGORITHMS; a += share_of_cases()) {
+            const bool is_long = a == 0 && share_of_cases() == 1; /* they are slow to check */
             use_script(sums, sizeof(sums) / sizeof(sums[0]) - (is_long ? 0 : 1), true);
             repeat(transport, 2, algorithms[a]);
         }
@@ -339,7 +340,8 @@ all_mixed(uint32_t transport)
         use_script(mixed, sizeof(mixed) / sizeof(mixed[0]), false);
         repeat(transport, 2, "auto");
         repeat(transport, 3, "ring");
-        repeat(transport, 4, "messages");
+        if (share_of_cases() == 1)
+            repeat(transport, 4, "messages");
         use_script(changing, sizeof(changing) / sizeof(changing[0]), true);
         repeat(transport, 3, "messages");
         is_at_once = true;
