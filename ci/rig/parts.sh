@@ -85,7 +85,7 @@ one() {
     c_tests core_endpoint
     c_tests core_slot
     c_tests core_mailbox over_verbs
-    c_tests core_mailbox_keyed
+    c_tests core_mailbox_keyed verbs_a_message
     c_tests integration_coll_stand over_verbs
     c_tests core_slot_flag
     part 'C: core_slot_flag, flags by force' bash -c flags_by_force

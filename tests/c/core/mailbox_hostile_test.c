@@ -495,11 +495,18 @@ random_head(struct prey *prey, uint64_t *state, struct rdti_message *head)
         head->source = (uint16_t)next_random(state);
     if (next_random(state) % 4 == 0)
         head->group_id = next_random(state) % 8;
-    head->tag = next_random(state) % 4;
+    head->tag = next_random(state) % 4 | (next_random(state) % 2 == 0 ? RDT_TAG_ONCE : 0);
     head->len_bytes =
         next_random(state) % 2 == 0 ? next_random(state) % 5000 : edges[next_random(state) % 9];
     head->id = next_random(state) % 4 | (next_random(state) % 3) << 32;
     head->count = next_random(state) % 2 == 0 ? 0 : edges[next_random(state) % 9];
+    if (next_random(state) % 4 == 0)
+        head->count = RDT_TAG_ONCE | next_random(state) % 4;
+    if (head->kind == RDTI_MESSAGE_STAND) {
+        head->count = next_random(state) % 4;
+        head->len_bytes = RDTI_KEYED_MIN_BYTES;
+        head->tag = next_random(state) % 2 == 0 ? RDT_TAG_ONCE : head->tag;
+    }
     head->op = (uint8_t)(next_random(state) % 20);
     if (next_random(state) % 8 == 0)
         head->consumed = (uint32_t)next_random(state);
