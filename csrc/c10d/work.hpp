@@ -69,13 +69,13 @@ struct Operation {
     std::chrono::milliseconds timeout;
     uint64_t sequence;
     uint64_t order; /* of the Finisher: collectives of one group end in order; 0 for messages */
-    std::shared_ptr<InFlight> in_flight;         /* of the group; NULL for messages */
-    bool has_own_deadline;                       /* the library ends it in time; else wait() does */
-    bool is_async;                               /* the caller may go on before it is done */
-    std::shared_ptr<Flight> flight = {};         /* of the group; NULL for what nobody looks for */
-    uint64_t number = 0;                         /* in it */
-    std::shared_ptr<CompletionHook> hook = {};   /* of the group, or NULL */
-    std::chrono::steady_clock::time_point begun; /* zero: not timed */
+    std::shared_ptr<InFlight> in_flight;       /* of the group; NULL for messages */
+    bool has_own_deadline;                     /* the library ends it in time; else wait() does */
+    bool is_async;                             /* the caller may go on before it is done */
+    std::shared_ptr<Flight> flight = {};       /* of the group; NULL for what nobody looks for */
+    uint64_t number = 0;                       /* in it */
+    std::shared_ptr<CompletionHook> hook = {}; /* of the group, or NULL */
+    std::chrono::steady_clock::time_point begun = {}; /* zero: not timed */
 };
 
 /* The operation is over: for those who hear of each. Once. */
