@@ -503,7 +503,8 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
     }
     if (is_async)
         in_flight_->add(work);
-    return noted(work);
+    attend_if_hooked(work);
+    return noted(std::move(work));
 }
 
 /* ---- Memory ---- */

@@ -186,7 +186,8 @@ class Backend final : public c10d::Backend
     void take_off(Operation &operation);
     rdt_transfer *run_at_once(Operation &operation, const Call &call);
     WorkPtr start(Operation operation, const std::vector<Call> &calls);
-    WorkPtr noted(const c10::intrusive_ptr<Work> &work);
+    WorkPtr noted(WorkPtr work);
+    void attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept;
     void record(const Operation &operation, const std::vector<Call> &calls);
     void record(const Message &message, const at::Tensor &tensor);
     at::Tensor gather_all(const at::Tensor &tensor, Milliseconds timeout);

@@ -16,9 +16,6 @@ namespace
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/* So that adding a time-out to the clock cannot overflow. */
-constexpr std::chrono::hours forever{24 * 365};
-
 bool
 is_receive(const c10::intrusive_ptr<c10d::Work> &part)
 {

@@ -26,30 +26,27 @@ constexpr std::chrono::milliseconds slice{100};
 class CompletionHook::Call final : public Ending
 {
   public:
-    Call(std::shared_ptr<CompletionHook> hook, c10d::WorkInfo info)
-        : hook_(std::move(hook)), info_(std::move(info))
-    {
-    }
+    explicit Call(std::shared_ptr<CompletionHook> hook) : hook_(std::move(hook)) {}
 
     void end() noexcept override
     {
-        hook_->run(info_);
+        hook_->run();
         delete this;
     }
 
   private:
     const std::shared_ptr<CompletionHook> hook_;
-    const c10d::WorkInfo info_;
 };
 
 void
 CompletionHook::tell(const c10d::WorkInfo &info) noexcept
 {
     try {
-        auto call = std::make_unique<Call>(shared_from_this(), info);
-        Finisher::expect(call.get(), order_, hook_lane);
+        auto call = std::make_unique<Call>(shared_from_this());
+        Finisher::expect(call.get(), 0, hook_lane);
         {
             const std::lock_guard lock(mutex_);
+            due_.push_back(info);
             told_++;
         }
         Finisher::enqueue(call.release());
@@ -59,10 +56,18 @@ CompletionHook::tell(const c10d::WorkInfo &info) noexcept
 }
 
 void
-CompletionHook::run(const c10d::WorkInfo &info) noexcept
+CompletionHook::run() noexcept
 {
+    const std::lock_guard turn(turn_);
+
     try {
-        function_(std::make_shared<c10d::WorkInfo>(info));
+        std::shared_ptr<c10d::WorkInfo> info;
+        {
+            const std::lock_guard lock(mutex_);
+            info = std::make_shared<c10d::WorkInfo>(due_.front());
+            due_.pop_front();
+        }
+        function_(std::move(info));
     } catch (const std::exception &error) {
         TORCH_WARN("rdmatensor: a completion hook failed: ", error.what());
     }

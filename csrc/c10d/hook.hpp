@@ -11,6 +11,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,11 +26,7 @@ class CompletionHook : public std::enable_shared_from_this<CompletionHook>
   public:
     using Function = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
-    /* `order`: the group's, of the Finisher. */
-    CompletionHook(Function function, uint64_t order)
-        : function_(std::move(function)), order_(order)
-    {
-    }
+    explicit CompletionHook(Function function) : function_(std::move(function)) {}
     CompletionHook(const CompletionHook &) = delete;
     CompletionHook &operator=(const CompletionHook &) = delete;
 
@@ -41,12 +38,13 @@ class CompletionHook : public std::enable_shared_from_this<CompletionHook>
   private:
     class Call;
 
-    void run(const c10d::WorkInfo &info) noexcept;
+    void run() noexcept;
 
     const Function function_;
-    const uint64_t order_;
-    std::mutex mutex_; /* of all below */
+    std::mutex turn_;  /* held during a call: a finisher that is slow gets helpers */
+    std::mutex mutex_; /* of all below; after turn_ */
     std::condition_variable over_;
+    std::deque<c10d::WorkInfo> due_;
     uint64_t told_ = 0;
     uint64_t run_ = 0;
 };

@@ -93,7 +93,7 @@ Backend::start_message(const Message &message, at::Tensor tensor)
         std::rethrow_exception(failure);
     }
     work->add(transfer);
-    return noted(work);
+    return noted(std::move(work));
 }
 
 Backend::Message

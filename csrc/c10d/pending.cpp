@@ -11,19 +11,28 @@ namespace
 
 using Clock = std::chrono::steady_clock;
 
-/* So that adding a time-out to the clock cannot overflow. */
-constexpr std::chrono::hours forever{24 * 365};
-
 } // namespace
+
+/* Somebody hears of each end, so somebody has to see it. Not of messages: a receive that nobody
+ * waits for any more has to be withdrawn. */
+void
+Backend::attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept
+{
+    if (!is_hooked_.load(std::memory_order_acquire))
+        return;
+    try {
+        work->attend();
+    } catch (const c10::Error &error) { /* it has begun, and is as good as without a hook */
+        TORCH_WARN("rdmatensor: a completion hook hears late of an operation: ",
+                   error.what_without_backtrace());
+    }
+}
 
 /* ---- Coalescing ---- */
 
 WorkPtr
-Backend::noted(const c10::intrusive_ptr<Work> &work)
+Backend::noted(WorkPtr work)
 {
-    /* Somebody hears of each end, so somebody has to see it. */
-    if (is_hooked_.load(std::memory_order_acquire))
-        work->attend();
     /* relaxed: a thread sees its own changes, and no other's matter */
     if (batch_count_.load(std::memory_order_relaxed) == 0)
         return work;
@@ -67,8 +76,7 @@ Backend::registerOnCompletionHook(CompletionHook::Function &&hook)
 
     TORCH_CHECK(hook_ == nullptr, "rdmatensor: the group has a completion hook already");
     Finisher::start();
-    /* An order of its own: operations that the hook begins do not stand between its calls. */
-    hook_ = std::make_shared<CompletionHook>(std::move(hook), number_ | UINT64_C(1) << 63);
+    hook_ = std::make_shared<CompletionHook>(std::move(hook));
     is_hooked_.store(true, std::memory_order_release); /* acquired before hook_ is read */
 }
 

@@ -13,11 +13,10 @@ namespace
 
 /* How long Ctrl-C may go unheard, and other threads that want to look at the Work may be held off. */
 constexpr std::chrono::milliseconds slice{100};
-/* The library ends a collective at its deadline and then waits until no peer touches the buffers; past this
- * nobody does, and the wait ends all the same. */
-constexpr std::chrono::seconds grace{5};
-/* So that adding a time-out to the clock cannot overflow. */
-constexpr std::chrono::hours forever{24 * 365};
+/* The library ends a collective at its deadline and then waits until no peer touches the buffers:
+ * one that stopped a moment before counts as dead after ten seconds, unless the program chose
+ * another time. Past this the wait ends all the same. */
+constexpr std::chrono::seconds grace{12};
 
 std::atomic<uint64_t> transfer_count{0};
 

@@ -36,6 +36,9 @@ namespace rdmatensor
 
 class Work;
 
+/* So that adding a time-out to the clock cannot overflow. */
+inline constexpr std::chrono::hours forever{24 * 365};
+
 /*
  * The asynchronous collectives of a group that may still be under way, for barriers. Works are held weakly;
  * those that were dropped before their end are a mere count. Any thread.

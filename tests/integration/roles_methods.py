@@ -218,6 +218,38 @@ def hooked(rank: int, world: int) -> dict[str, object]:
     return {"heard": heard, "in_time": in_time, "twice": with_twice, "kept": kept.is_completed()}
 
 
+def slow_hook(rank: int, world: int) -> dict[str, object]:
+    """A hook that takes longer than the finisher waits; a receive that is given up beside it."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    numbers: list[int] = []
+    inside, most_inside = 0, 0
+
+    def hook(info: Any) -> None:
+        nonlocal inside, most_inside
+        inside += 1
+        most_inside = max(most_inside, inside)
+        time.sleep(1.3)  # gives Python's lock up
+        numbers.append(info.seq)
+        inside -= 1
+
+    world_group()._register_on_completion_hook(hook)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(3))
+    got = torch.zeros(2)
+    if rank == 1:
+        try:
+            dist.irecv(torch.zeros(2), 0).wait(timedelta(seconds=0.2))
+        except RuntimeError:
+            meet("gave up", rank, range(world))
+            dist.recv(got, 0)
+    else:
+        meet("gave up", rank, range(world))
+        dist.send(torch.ones(2), 1)
+    world_group()._wait_for_pending_works()
+    dist.destroy_process_group()
+    return {"numbers": numbers[:3], "most_inside": most_inside, "got": got.tolist()}
+
+
 def timed(rank: int, world: int) -> dict[str, object]:
     """enableCollectivesTiming() and Work.getDuration()."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
@@ -231,8 +263,8 @@ def timed(rank: int, world: int) -> dict[str, object]:
     world_group()._enable_collectives_timing()
     if rank == world - 1:
         time.sleep(LATE_S)
-    work = dist.all_reduce(torch.ones(3), async_op=True)
     begun_s = time.monotonic()
+    work = dist.all_reduce(torch.ones(3), async_op=True)
     work.wait()
     waited_s = time.monotonic() - begun_s
     found = {"texts": texts, "waited_s": waited_s, "took_ms": work._get_duration()}

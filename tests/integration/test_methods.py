@@ -116,6 +116,16 @@ def test_a_completion_hook_hears_of_each_operation_once(
             assert heard[3][2] > 0.3, "of the late rank"
 
 
+def test_a_slow_hook_is_called_once_at_a_time(path_forced: dict[str, str], tmp_path: Path) -> None:
+    """In order; and a receive that is given up takes nothing away from the next."""
+    ranks = jobs.run("roles_methods:slow_hook", 2, tmp_path, environment=path_forced)
+
+    for rank in jobs.results(ranks):
+        assert rank["numbers"] == [0, 1, 2]
+        assert rank["most_inside"] == 1
+    assert jobs.results(ranks)[1]["got"] == [1.0, 1.0]
+
+
 def test_durations_are_known_once_they_are_asked_for(
     path_forced: dict[str, str], tmp_path: Path
 ) -> None:
@@ -127,5 +137,5 @@ def test_durations_are_known_once_they_are_asked_for(
             "rdmatensor:all_reduce was not timed: call _enable_collectives_timing() of the group"
             " before it begins"
         ]
-        assert 0 < rank["took_ms"] < 1000 * rank["waited_s"] + 500
+        assert 0 < rank["took_ms"] < 1000 * rank["waited_s"]
     assert first["took_ms"] > 300
