@@ -84,6 +84,7 @@ void
 rdti_path_retry(rdt_endpoint *ep, uint64_t after_ns)
 {
     ep->setup->next_place = 0;
+    ep->setup->last_error = (struct rdt_error){0}; /* what was short may be there the next time */
     ep->setup->retry_ns = rdti_deadline_after(after_ns);
     rdti_engine_hurry(ep->ctx->engine, rdti_path_tick, ep->ctx, ep->setup->retry_ns);
 }
