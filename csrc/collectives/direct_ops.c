@@ -294,12 +294,12 @@ use_root(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* ---- all_gather, gather ---- */
+/* ---- gather ---- */
 
 static rdt_status
 fill_own_block(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
-    const bool is_root = coll->rank == coll->args.root && coll->args.op == RDT_COLL_GATHER;
+    const bool is_root = coll->rank == coll->args.root;
 
     if (step == 0 && is_root)
         rdti_direct_keep(coll, rdti_coll_recv_block(coll, coll->rank), coll->args.send,

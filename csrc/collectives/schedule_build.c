@@ -18,6 +18,7 @@ static void *
 kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
     struct rdti_schedule *s = &coll->schedule;
+    /* A name, never read: each buffer of a collective is known by an address of its own. */
     const uint8_t *tensor = coll->args.recv != NULL ? coll->args.recv : coll->args.send;
 
     if (coll->team == NULL || s->temp_count == RDTI_TEMP_LIMIT)

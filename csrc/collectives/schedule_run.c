@@ -47,6 +47,7 @@ static void *
 room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t len_bytes)
 {
     if (step->kind == RDTI_STEP_RECV && len_bytes > RDTI_TEMPS_MIN_BYTES &&
+        len_bytes <= RDTI_TEMPS_COPY_BYTES &&
         rdt_group_stands(coll->group, peer, step->landing, len_bytes) == RDT_STANDS_ELSEWHERE)
         step->kept = rdti_temps_take(&coll->team->landings, rdt_group_context(coll->group),
                                      step->landing, len_bytes);

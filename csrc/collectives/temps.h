@@ -34,9 +34,10 @@ enum {
     RDTI_TEMPS_MAX = 64,
     /* Slots that stay for other lengths. */
     RDTI_TEMPS_SPARE = 16,
-    /* What is not larger goes eagerly, by way of a ring: a quarter of one, less the message's head.
-     * */
+    /* What is not larger goes eagerly, by way of a ring: a quarter of one, less the head. */
     RDTI_TEMPS_MIN_BYTES = 65536 - 64,
+    /* What is larger is not worth a copy, which is made with the engine's lock. */
+    RDTI_TEMPS_COPY_BYTES = 16 << 20,
     /* What is larger would lie idle in such lumps until the group ends. */
     RDTI_TEMPS_MOST_BYTES = 256 << 20,
     /* Of all that a team keeps for sums: a few of the largest. */
