@@ -44,10 +44,10 @@ uint32_t rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t 
 /* [driver] Take what the socket has now, without waiting for the engine to see it. May end the
  * channel. */
 void rdti_channel_drain(struct rdti_channel *channel);
-/* Monotonic time of the last bytes from the peer. */
 /* A frame could not be queued, for want of memory: its owner ends it, which is noticed at a tick.
- * Our half is closed. */
+ * Our half is closed, so that the peer takes this process for dead. */
 bool rdti_channel_is_starved(struct rdti_channel *channel);
+/* Monotonic time of the last bytes from the peer. */
 uint64_t rdti_channel_last_heard_ns(const struct rdti_channel *channel);
 /* True once all queued frames are with the kernel. */
 bool rdti_channel_is_flushed(struct rdti_channel *channel);

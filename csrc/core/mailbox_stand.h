@@ -64,8 +64,8 @@ struct rdti_tx_stream;
 #define RDTI_STREAMS_MAX 32
 /* Places of a stream: a schedule has one for each micro-batch and tensor. */
 #define RDTI_PLACES_MAX 1024
-/* The same of a keyed one: collectives of a step are few, and addresses that do not come again are
- * found to be none in a microsecond. The oldest make room. */
+/* The same of a keyed one: collectives of a step are few, and a look through all for an address
+ * that is new takes a microsecond. The oldest make room. */
 #define RDTI_KEYED_PLACES_MAX 256
 /* What is smaller is sent eagerly over tcp and verbs once the ring has grown. */
 #define RDTI_KEYED_MIN_BYTES \

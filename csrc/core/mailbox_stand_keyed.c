@@ -7,9 +7,10 @@
 #include "core/mailbox_stand.h"
 #include "core/mailbox_stand_impl.h"
 
-/* Heartbeats that a message waits, three to four seconds: a receive that is for something else is
- * never told, and only the message itself says that the ranks disagree. Whoever is late, and no
- * machine that stalls for a moment is, has its message no later by that. */
+/* Heartbeats that a message waits, three to four seconds. A receive that is for something else is
+ * never told, and only the message itself tells the ranks that they disagree. Long enough that a
+ * machine that stalls for a moment does not send the ordinary way; who is that late anyway loses
+ * nothing. */
 #define BEATS_MAX 4
 
 struct rdti_tx_stream *

@@ -245,8 +245,9 @@ struct rdt_counters {
     uint64_t side_channel_bytes; /* frames and their heads on the side channels to peers, which no
                                     transport moves: set-up, regions' ends, deaths, heartbeats */
     /* Of copied_bytes and control_messages, by the class of what they served; the rest was for the
-     * paths themselves: pieces of memory, keys, failovers. Copies of collectives on one host, but
-     * for sums in place, are dynamic. */
+     * paths themselves: pieces of memory, keys, failovers. Copies of collectives
+     * are dynamic: over boards, and out of memory that the group keeps; sums in place copy
+     * nothing. */
     uint64_t planned_copied_bytes;
     uint64_t dynamic_copied_bytes;
     uint64_t planned_control_messages;
@@ -256,7 +257,8 @@ struct rdt_counters {
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
 /* For operations composed of those here that work on peers' memory themselves (rdt_endpoint_hold):
  * adds their writes, moved_bytes (over shm; of these planned_bytes planned, the others dynamic),
- * copied_bytes, control_messages, credits_alone, verified_bytes and mismatches to the totals. */
+ * copied_bytes and control_messages (of these planned_copied_bytes and planned_control_messages
+ * planned, the others dynamic), credits_alone, verified_bytes and mismatches to the totals. */
 RDT_API void rdt_context_count(rdt_context *ctx, const struct rdt_counters *more);
 
 /* One transfer as the trace has it. */
@@ -702,13 +704,16 @@ RDT_API void *rdt_group_attached(const rdt_group *group);
 /*
  * End every operation of the group on every member with an error that carries `reason`. The error
  * is of the member that is the cause, as far as this rank knows one: that left or died first, that
- * ended a message of this rank's, that this rank has waited for in vain; else of this rank.
+ * ended a message of this rank's, or whose address did not come in time; else of this rank.
  */
 RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
 /*
- * The same after a deadline that has passed here; err says whom this rank waited for
- * (err->peer_rank, or RDT_RANK_UNKNOWN). If exactly one other member has been silent for two
- * heartbeats or longer, or has no path yet, that one is the cause: err is changed to say so.
+ * The same after a deadline that has passed here. err, not NULL, says what happened and whom this
+ * rank waited for (err->peer_rank, or RDT_RANK_UNKNOWN). If a member has left or died,
+ * err->peer_rank becomes that one. Else, if exactly one other member has been silent for 2 s or
+ * longer (heartbeats go each second), or has not answered for as long since its connection began,
+ * that one is the cause: its rank and words are added to err. Any thread; in a forked child it does
+ * nothing.
  */
 RDT_API void rdt_group_give_up(rdt_group *group, struct rdt_error *err);
 /* RDT_OK, or the error that broke the group: of the member that died first, of an abort. */
@@ -747,7 +752,8 @@ struct rdt_message_desc {
  * tcp, verbs: also registered), the source is told the place once. From then on each is told as it
  * is posted, and its message written there at once, without an offer and without a copy. Whatever
  * does not fit goes as it would have, in the same order. None stands in a group in which any source
- * was asked. Under tags that are used once all stand, whatever the tag: rdt_group_stands().
+ * was asked. Under tags that are used once (RDT_TAG_ONCE) receives over tcp and verbs stand
+ * from the first on, wherever they lie, if they are large enough: rdt_group_stands().
  *   RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,
@@ -769,8 +775,9 @@ enum { RDT_STANDS_NOT = 0, RDT_STANDS_HERE, RDT_STANDS_ELSEWHERE };
  *                         each that is posted; it writes there at once
  *   RDT_STANDS_ELSEWHERE  it is offered and asked for, as its source cannot write dst; into memory
  *                         of the arena, or that is registered, it would write
- * An answer of now, and no promise. Owns nothing, waits for nothing; any thread, tasks too. What
- * cannot be asked (NULL, no such member, a forked child) is RDT_STANDS_NOT.
+ * An answer of now, and no promise. Exports the region at dst as rdt_region_export() does; takes
+ * the engine's lock, and waits for no peer. Any thread, tasks too. What cannot be asked (group
+ * NULL, no such member, a forked child) is RDT_STANDS_NOT.
  */
 RDT_API uint32_t rdt_group_stands(rdt_group *group, uint32_t src, const void *dst,
                                   uint64_t len_bytes);

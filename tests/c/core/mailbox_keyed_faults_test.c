@@ -1,7 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 Messages under tags that are used once, while they stand both
- * ways: an end dies, the group is aborted or destroyed, a receive is given up, memory is freed
- * under it, RDMA is lost for good. Each ends, nothing is taken for received that was not, and what
- * goes on goes on to the byte. */
+/* SPDX-License-Identifier: Apache-2.0
+ * Messages under tags that are used once, while they stand both ways: an end dies, the group is
+ * aborted or destroyed, a receive is given up, memory is freed under it, RDMA is lost for good.
+ * Each ends, nothing is taken for received that was not, and what goes on goes on to the byte. */
 #include "core/failover_rig.h"
 
 #include "base/error.h"
@@ -216,10 +216,17 @@ TEST_TIMEOUT(a_receive_that_is_given_up_takes_nothing, 60)
 {
     for (size_t p = first_path(); p < 2; p++) {
         begin_standing(paths[p]);
-        begin_receive(&ways[0], 0, next_tag++);
+        const uint64_t tag = next_tag++;
+        begin_receive(&ways[0], 0, tag);
         memset(place_of(&ways[0], 0), 0x11, LEN_BYTES);
         rdt_transfer_free(ways[0].receives[0]);
         CHECK_EVENTUALLY(!has_requests(rig.group[1]), 10);
+        begin_receive(&ways[0], 1, tag);
+        begin_send(&ways[0], 1, tag);
+        end_op(ways[0].receives[1], "receive", 1);
+        end_op(ways[0].sends[1], "send", 1);
+        for (uint64_t b = 0; b < LEN_BYTES; b++)
+            CHECK_INT_EQ(((const uint8_t *)place_of(&ways[0], 0))[b], 0x11);
         const uint64_t before = placed_by(0);
         for (uint64_t i = 0; i < 3; i++)
             exchange_round(10 + i);

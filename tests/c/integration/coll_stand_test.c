@@ -1,6 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 Collectives that repeat, over tcp and verbs, where the
- * members share no memory: after the first rounds none of them sends a control message or registers
- * anything, whatever their algorithm, size, order and memory, and every result is right. */
+/* SPDX-License-Identifier: Apache-2.0
+ * Collectives that repeat, over tcp and verbs, where the members share no memory: after the first
+ * rounds none of them sends a control message or registers anything, whatever their algorithm,
+ * size, order and memory, and every result is right. */
 #include <pthread.h>
 #include <stdlib.h>
 
