@@ -30,8 +30,8 @@ enum {
     FAKE_RANKS_MAX = 8,
     FAKE_TICKS_MAX = 4, /* a message ends after so many looks at the world, at most */
     FAKE_TASKS_MAX = 64,
-    FAKE_REGIONS_MAX = 64, /* of all ranks at once */
-    FAKE_WAIT_S = 20,      /* no test waits longer for one collective */
+    FAKE_REGIONS_MAX = 1024, /* of all ranks at once: what each keeps, for eight of them */
+    FAKE_WAIT_S = 20,        /* no test waits longer for one collective */
 };
 
 /* The n-th call of a kind in the whole world fails, counted from 1; 0: none. */
