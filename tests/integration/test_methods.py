@@ -107,7 +107,7 @@ def test_a_completion_hook_hears_of_each_operation_once(
         begun = ["ALLREDUCE"] * 3 + ["_ALLGATHER_BASE", "BROADCAST"]
         assert [op for op, *_ in heard] == begun + sent
         assert [seq for _, seq, *_ in heard[:5]] == [1, 2, 3, 4, 5]
-        assert all(active_s > 0 and is_in_order for *_, active_s, is_in_order in heard)
+        assert all(active_s >= 0 and is_in_order for *_, active_s, is_in_order in heard)  # whole us
         assert rank["in_time"] == 5, "it did not wait for the hook"
         assert rank["kept"]
         assert rank["twice"] == "rdmatensor: the group has a completion hook already"
