@@ -84,7 +84,7 @@ Backend::registerOnCompletionHook(CompletionHook::Function &&hook)
 void
 Backend::enableCollectivesTiming()
 {
-    is_timed_.store(true, std::memory_order_relaxed);
+    is_timed_.store(true, std::memory_order_relaxed); /* a mere wish: it guards nothing */
 }
 
 void

@@ -373,7 +373,7 @@ Work::arm()
 void
 Work::arm_if_wanted()
 {
-    /* seq_cst: partner of the store in getFuture() and isCompleted(); either they find the mutex free
+    /* seq_cst: partner of the store in attend() and isCompleted(); either they find the mutex free
      * or the holder finds the wish. */
     if (!is_arming_wanted_.load(std::memory_order_seq_cst) || !driver_mutex_.try_lock())
         return;
