@@ -51,6 +51,10 @@ foreach(call malloc calloc realloc aligned_alloc strdup mmap memfd_create ftrunc
     target_link_options(integration_refused_test PRIVATE "LINKER:--wrap=${call}")
 endforeach()
 
+# Frames of a side channel that find no memory.
+target_link_options(core_lost_frame_test PRIVATE LINKER:--wrap=malloc
+    LINKER:--wrap=rdti_channel_send)
+
 # Two programs run at a time (ci/ctest.sh), but for these: two processes that hand a word back and
 # forth, many times over, and figures of time and CPU. With the machine to themselves they measure
 # the library, and else the other tests.

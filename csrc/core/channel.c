@@ -2,6 +2,7 @@
  * Side channels. */
 #include "core/channel.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 /* A peer that does not read its side channel for this much is treated as broken, not buffered for
  * ever. */
 #define QUEUE_MAX_BYTES (4u << 20)
+#define LAST_WORDS_MAX_BYTES RDTI_DEATH_BYTES
 
 struct outgoing {
     struct rdti_list link;
@@ -56,7 +58,8 @@ struct rdti_channel {
     size_t queued_bytes;
     bool is_waiting; /* EPOLLOUT is armed */
     bool is_broken;  /* a send failed: the receive side will report it */
-    bool is_starved; /* for want of memory */
+    enum rdti_channel_loss loss;
+    struct outgoing *last_words; /* room for them; NULL once they are queued */
 
     uint8_t in[RDTI_FRAME_HEAD_BYTES + RDTI_FRAME_PAYLOAD_MAX];
     size_t in_bytes;
@@ -173,44 +176,76 @@ rdti_channel_flush(struct rdti_channel *channel)
     (void)pthread_mutex_unlock(&channel->tx_lock);
 }
 
-void
-rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
-                  size_t payload_bytes, const int *fds, uint32_t fd_count)
+/* tx_lock held. `out` has room for the frame and is the queue's from now on. */
+static void
+enqueue(struct rdti_channel *channel, struct outgoing *out, uint16_t type, const uint8_t *payload,
+        size_t payload_bytes)
 {
-    const size_t len_bytes = RDTI_FRAME_HEAD_BYTES + payload_bytes;
-    struct outgoing *out = malloc(sizeof(*out) + len_bytes);
-
-    (void)pthread_mutex_lock(&channel->tx_lock);
-    if (channel->is_broken) { /* nothing leaves any more; its end is told by the receive side */
-        (void)pthread_mutex_unlock(&channel->tx_lock);
-        free(out);
-        return;
-    }
-    if (out == NULL || channel->queued_bytes + len_bytes > QUEUE_MAX_BYTES) {
-        /* A side channel that lost a frame is no side channel: end it, so that both sides see an
-         * error. */
-        const size_t queued_bytes = channel->queued_bytes;
-        channel->is_broken = true;
-        channel->is_starved = out == NULL;
-        /* Where the fault is ours, the peer's end tells that it uses our memory no more. */
-        (void)shutdown(channel->fd, channel->is_starved ? SHUT_WR : SHUT_RDWR);
-        (void)pthread_mutex_unlock(&channel->tx_lock);
-        rdti_log(RDT_LOG_ERROR, "side channel: frame %u could not be queued (%zu bytes wait)",
-                 (unsigned)type, queued_bytes);
-        free(out);
-        return;
-    }
-    *out = (struct outgoing){.len_bytes = len_bytes, .fd_count = fd_count};
-    if (fd_count > 0)
-        memcpy(out->fds, fds, sizeof(int) * fd_count);
+    out->len_bytes = RDTI_FRAME_HEAD_BYTES + payload_bytes;
     rdti_frame_head_encode(type, (uint32_t)payload_bytes, out->bytes);
     if (payload_bytes > 0)
         memcpy(out->bytes + RDTI_FRAME_HEAD_BYTES, payload, payload_bytes);
     rdti_list_append(&channel->queue, &out->link);
-    channel->queued_bytes += len_bytes;
-    (void)atomic_fetch_add_explicit(channel->bytes_count, len_bytes, memory_order_relaxed);
+    channel->queued_bytes += out->len_bytes;
+    (void)atomic_fetch_add_explicit(channel->bytes_count, out->len_bytes, memory_order_relaxed);
     if (!channel->is_waiting)
         flush_queue(channel);
+}
+
+/* tx_lock held. Takes `out`, which is NULL where there is no memory for it. False: the frame is the
+ * first that is lost. */
+static bool
+enqueue_or_lose(struct rdti_channel *channel, struct outgoing *out, uint16_t type,
+                const uint8_t *payload, size_t payload_bytes)
+{
+    const size_t len_bytes = RDTI_FRAME_HEAD_BYTES + payload_bytes;
+
+    if (channel->is_broken || channel->loss != RDTI_CHANNEL_LOSS_NONE) {
+        free(out);
+        return true;
+    }
+    if (out != NULL && channel->queued_bytes + len_bytes <= QUEUE_MAX_BYTES) {
+        enqueue(channel, out, type, payload, payload_bytes);
+        return true;
+    }
+    channel->loss = out == NULL ? RDTI_CHANNEL_LOSS_MEMORY : RDTI_CHANNEL_LOSS_UNREAD;
+    free(out);
+    return false;
+}
+
+void
+rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
+                  size_t payload_bytes, const int *fds, uint32_t fd_count)
+{
+    struct outgoing *out = malloc(sizeof(*out) + RDTI_FRAME_HEAD_BYTES + payload_bytes);
+
+    if (out != NULL) {
+        *out = (struct outgoing){.fd_count = fd_count};
+        if (fd_count > 0)
+            memcpy(out->fds, fds, sizeof(int) * fd_count);
+    }
+    (void)pthread_mutex_lock(&channel->tx_lock);
+    const size_t queued_bytes = channel->queued_bytes;
+    const bool is_kept = enqueue_or_lose(channel, out, type, payload, payload_bytes);
+    (void)pthread_mutex_unlock(&channel->tx_lock);
+    if (!is_kept)
+        rdti_log(RDT_LOG_ERROR, "side channel: frame %u could not be queued (%zu bytes wait)",
+                 (unsigned)type, queued_bytes);
+}
+
+void
+rdti_channel_send_last(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
+                       size_t payload_bytes)
+{
+    assert(payload_bytes <= LAST_WORDS_MAX_BYTES);
+    (void)pthread_mutex_lock(&channel->tx_lock);
+    struct outgoing *out = channel->last_words;
+    channel->last_words = NULL;
+    assert(out != NULL); /* the last ones are said once */
+    if (out != NULL && !channel->is_broken)
+        enqueue(channel, out, type, payload, payload_bytes);
+    else
+        free(out);
     (void)pthread_mutex_unlock(&channel->tx_lock);
 }
 
@@ -301,6 +336,7 @@ free_channel(struct rdti_channel *channel)
 
     while ((node = rdti_list_take_first(&channel->queue)) != NULL)
         free(RDTI_CONTAINER(node, struct outgoing, link));
+    free(channel->last_words);
     for (uint32_t i = 0; i < channel->fd_count; i++)
         (void)close(channel->fds[i]);
     rdti_fork_close_remove(channel->fd);
@@ -379,8 +415,15 @@ rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
 {
     struct rdti_channel *channel = calloc(1, sizeof(*channel));
 
-    if (channel == NULL)
+    struct outgoing *last_words =
+        calloc(1, sizeof(*last_words) + RDTI_FRAME_HEAD_BYTES + LAST_WORDS_MAX_BYTES);
+
+    if (channel == NULL || last_words == NULL) {
+        free(channel);
+        free(last_words);
         return rdti_error_set(err, RDT_ENOMEM, 0, "a side channel of %zu bytes", sizeof(*channel));
+    }
+    channel->last_words = last_words;
     channel->engine = engine;
     channel->fd = fd;
     channel->is_unix = is_unix;
@@ -393,6 +436,7 @@ rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
     const rdt_status status =
         rdti_engine_watch(engine, fd, EPOLLIN, on_socket, channel, &channel->watch, err);
     if (status != RDT_OK) {
+        free(last_words);
         free(channel);
         return status;
     }
@@ -412,13 +456,13 @@ rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t cap)
     return count;
 }
 
-bool
-rdti_channel_is_starved(struct rdti_channel *channel)
+enum rdti_channel_loss
+rdti_channel_get_loss(struct rdti_channel *channel)
 {
     (void)pthread_mutex_lock(&channel->tx_lock);
-    const bool is_starved = channel->is_starved;
+    const enum rdti_channel_loss loss = channel->loss;
     (void)pthread_mutex_unlock(&channel->tx_lock);
-    return is_starved;
+    return loss;
 }
 
 uint64_t

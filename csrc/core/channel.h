@@ -15,6 +15,14 @@
 
 struct rdti_channel;
 
+/* A side channel that lost a frame is no side channel: its owner ends it, which is noticed at a
+ * tick, and says why. Until then it stays open: to the peer, its end would be this process's. */
+enum rdti_channel_loss {
+    RDTI_CHANNEL_LOSS_NONE,
+    RDTI_CHANNEL_LOSS_MEMORY, /* there was none for a frame */
+    RDTI_CHANNEL_LOSS_UNREAD, /* the peer does not read; what waits for it has a bound */
+};
+
 struct rdti_channel_events {
     /* [driver] A frame. Descriptors that came with it are taken by rdti_channel_take_fds() inside
      * the call. An error ends the channel. */
@@ -31,11 +39,15 @@ rdt_status rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
                                const struct rdti_channel_events *events, void *arg,
                                _Atomic uint64_t *bytes_count, struct rdti_channel **out,
                                struct rdt_error *err);
-/* Queue a frame and send what the socket takes. `fds` are duplicated by the kernel and stay the
+/* Queue a frame and send what the socket takes; once one was lost, none. `fds` are duplicated by the kernel and stay the
  * caller's; they must stay open until the frame has left (in practice at once; arena and lane
  * descriptors live as long as the context). Any thread. */
 void rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
                        size_t payload_bytes, const int *fds, uint32_t fd_count);
+/* The goodbye, or why there is none: once, behind everything that is queued; also when frames were
+ * lost, since its memory was set aside. At most RDTI_DEATH_BYTES. Any thread. */
+void rdti_channel_send_last(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
+                            size_t payload_bytes);
 /* Try again to send what a shortage of the kernel's held back. Any thread. */
 void rdti_channel_flush(struct rdti_channel *channel);
 /* [driver] Descriptors that have arrived and were not taken, oldest first; ownership moves. Returns
@@ -44,9 +56,8 @@ uint32_t rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t 
 /* [driver] Take what the socket has now, without waiting for the engine to see it. May end the
  * channel. */
 void rdti_channel_drain(struct rdti_channel *channel);
-/* A frame could not be queued, for want of memory: its owner ends it, which is noticed at a tick.
- * Our half is closed, so that the peer takes this process for dead. */
-bool rdti_channel_is_starved(struct rdti_channel *channel);
+/* Whether a frame could not be queued, and why the first could not. Any thread. */
+enum rdti_channel_loss rdti_channel_get_loss(struct rdti_channel *channel);
 /* Monotonic time of the last bytes from the peer. */
 uint64_t rdti_channel_last_heard_ns(const struct rdti_channel *channel);
 /* True once all queued frames are with the kernel. */

@@ -36,16 +36,22 @@ rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death)
 }
 
 bool
-rdti_endpoint_end_starved(rdt_endpoint *ep)
+rdti_endpoint_end_lossy(rdt_endpoint *ep)
 {
+    const enum rdti_channel_loss loss =
+        ep->channel != NULL ? rdti_channel_get_loss(ep->channel) : RDTI_CHANNEL_LOSS_NONE;
+    const int rank = (int)rdti_endpoint_rank(ep);
     struct rdt_error err;
 
-    if (ep->channel == NULL || !rdti_channel_is_starved(ep->channel))
+    if (loss == RDTI_CHANNEL_LOSS_NONE)
         return false;
-    (void)rdti_error_set_rank(&err, RDT_ENOMEM, rdti_endpoint_rank(ep),
-                              "no memory for a frame to rank %d: the connection ends",
-                              (int)rdti_endpoint_rank(ep));
-    rdti_endpoint_fail(ep, &err, false);
+    if (loss == RDTI_CHANNEL_LOSS_MEMORY)
+        (void)rdti_error_set_rank(&err, RDT_ENOMEM, rank,
+                                  "no memory for a frame to rank %d: the connection ends", rank);
+    else
+        (void)rdti_error_set_rank(&err, RDT_EPEER, rank,
+                                  "rank %d does not read its side channel: it is stuck", rank);
+    rdti_endpoint_fail(ep, &err, loss == RDTI_CHANNEL_LOSS_UNREAD);
     return true;
 }
 
@@ -266,7 +272,7 @@ say_last_words(rdt_endpoint *ep)
         return;
     ep->said_goodbye = true;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT) {
-        rdti_channel_send(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0, NULL, 0);
+        rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);
         return;
     }
     memcpy(words.uuid, ep->ctx->uuid, RDT_UUID_BYTES);
@@ -276,8 +282,8 @@ say_last_words(rdt_endpoint *ep)
         words.is_left = 0;
     }
     rdti_text_copy(words.reason, sizeof(words.reason), ep->error.message);
-    rdti_channel_send(ep->channel, RDTI_FRAME_DEATH, payload, rdti_death_encode(&words, payload),
-                      NULL, 0);
+    rdti_channel_send_last(ep->channel, RDTI_FRAME_DEATH, payload,
+                           rdti_death_encode(&words, payload));
 }
 
 void
@@ -389,7 +395,7 @@ advance_closing(rdt_endpoint *ep)
     if (!ep->said_goodbye && ep->failover == NULL && rdti_mailbox_is_idle(ep->mailbox) &&
         ep->lane->transport->is_idle(ep->lane)) {
         ep->said_goodbye = true;
-        rdti_channel_send(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0, NULL, 0);
+        rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);
     }
 }
 

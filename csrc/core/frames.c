@@ -285,7 +285,7 @@ on_end(void *arg, const struct rdt_error *why)
 
     if (why->status == RDT_EPEER) /* the socket's end, not a frame that we could not bear */
         rdti_endpoint_on_peer_done(ep);
-    if (rdti_endpoint_is_ended(ep) || rdti_endpoint_end_starved(ep))
+    if (rdti_endpoint_is_ended(ep))
         return;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
         (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),

@@ -85,7 +85,7 @@ rdti_path_tick(void *arg)
             rdti_channel_flush(ep->channel);
         if (ep->failover != NULL)
             ctx->has_core_work = true; /* it has a deadline */
-        if (rdti_endpoint_end_starved(ep))
+        if (rdti_endpoint_end_lossy(ep))
             continue;
         if (ep->setup != NULL)
             tick_setup(ep, now_ns);

@@ -188,16 +188,32 @@ TEST(a_channel_may_end_while_threads_send)
     }
 }
 
+/* The last words wait behind the rest, for a peer that reads again. */
 TEST(a_peer_that_never_reads_is_not_buffered_for_ever)
 {
     struct rig rig;
     uint8_t payload[RDTI_FRAME_PAYLOAD_MAX] = {0};
+    const uint64_t frame_bytes = RDTI_FRAME_HEAD_BYTES + sizeof(payload);
+    uint64_t left_bytes;
 
     rig_begin(&rig, 1);
     for (int i = 0; i < 1500; i++) /* 6 MB */
         rdti_channel_send(rig.sides[0].channel, RDTI_FRAME_PATH, payload, sizeof(payload), NULL, 0);
-    CHECK_EVENTUALLY(atomic_load(&rig.sides[0].ends) == 1, 5);
-    CHECK_INT_EQ(rig.sides[0].end_status, RDT_EPEER);
+    CHECK_INT_EQ(rdti_channel_get_loss(rig.sides[0].channel), RDTI_CHANNEL_LOSS_UNREAD);
+    left_bytes = atomic_load(&rig.sides[0].sent_bytes); /* what was queued, or has left */
+    CHECK_UINT_EQ(left_bytes % frame_bytes, 0);
+    rdti_channel_send(rig.sides[0].channel, RDTI_FRAME_HEARTBEAT, NULL, 0, NULL, 0);
+    CHECK_UINT_EQ(atomic_load(&rig.sides[0].sent_bytes), left_bytes); /* nothing behind a gap */
+    rdti_channel_send_last(rig.sides[0].channel, RDTI_FRAME_GOODBYE, NULL, 0);
+    left_bytes += RDTI_FRAME_HEAD_BYTES;
+    const uint64_t end_ns = test_now_ns() + (uint64_t)(10e9 * test_timeout_scale());
+    while (left_bytes > 0 && test_now_ns() < end_ns) {
+        const ssize_t got = recv(rig.raw, payload, sizeof(payload), 0);
+        left_bytes -= got > 0 ? (uint64_t)got : 0;
+    }
+    CHECK_UINT_EQ(left_bytes, 0);
+    CHECK(recv(rig.raw, payload, 1, MSG_DONTWAIT) < 0); /* its end would be a death */
+    CHECK_UINT_EQ(atomic_load(&rig.sides[0].ends), 0);
     rig_end(&rig);
 }
 
