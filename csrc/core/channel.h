@@ -39,9 +39,9 @@ rdt_status rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
                                const struct rdti_channel_events *events, void *arg,
                                _Atomic uint64_t *bytes_count, struct rdti_channel **out,
                                struct rdt_error *err);
-/* Queue a frame and send what the socket takes; once one was lost, none. `fds` are duplicated by the kernel and stay the
- * caller's; they must stay open until the frame has left (in practice at once; arena and lane
- * descriptors live as long as the context). Any thread. */
+/* Queue a frame and send what the socket takes; once one was lost, none. `fds` are duplicated by
+ * the kernel and stay the caller's; they must stay open until the frame has left (in practice at
+ * once; arena and lane descriptors live as long as the context). Any thread. */
 void rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
                        size_t payload_bytes, const int *fds, uint32_t fd_count);
 /* The goodbye, or why there is none: once, behind everything that is queued; also when frames were

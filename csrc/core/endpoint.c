@@ -266,11 +266,41 @@ name_of(const struct rdti_op *op)
     return rdti_notify_parse(op->notify, &value, &epoch) == RDTI_NOTIFY_IS_SLOT ? "slot" : "write";
 }
 
+/* Instead of rdti_transfer_op_complete() for what is relied on. */
+static void
+on_relied_over(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+{
+    rdt_endpoint *ep = RDTI_CONTAINER(op, struct rdt_transfer, op)->ep;
+
+    if (status != RDT_OK && status != RDT_ESTALE && err != NULL) {
+        rdti_engine_enter(ep->ctx->engine); /* a lane may complete in any thread */
+        rdti_endpoint_on_lane_error(ep, err);
+        rdti_engine_leave(ep->ctx->engine);
+    }
+    rdti_transfer_op_complete(op, status, err);
+}
+
+/* The peer counts slots' tensors, credits and messages: were one missing, it would take the next
+ * for it. Users' own numbers it only hands on. */
+static void
+mark_relied(rdt_endpoint *ep, struct rdt_transfer *t)
+{
+    uint32_t value, epoch;
+
+    t->ep = ep;
+    if (t->op.notify != RDTI_NOTIFY_NONE &&
+        rdti_notify_parse(t->op.notify, &value, &epoch) != RDTI_NOTIFY_IS_USER)
+        t->op.is_relied_on = true;
+    if (t->op.is_relied_on && t->op.complete == rdti_transfer_op_complete)
+        t->op.complete = on_relied_over;
+}
+
 rdt_status
 rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
 {
     rdt_status status;
 
+    mark_relied(ep, t);
     /* Counted and traced by kind before the op may be gone; a receive reads, slice by slice, by its
      * own transfer, which has its name already. relaxed: statistics */
     if (t->trace_sequence == 0 && rdti_transfer_pool_get_trace(ep->ctx->pool) != NULL)
@@ -310,6 +340,7 @@ rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *block,
     t->op.traffic = (uint8_t)traffic;
     t->op.notify = notify;
     t->op.is_urgent = is_urgent;
+    t->op.is_relied_on = true;
     t->op.remote = *dst;
     t->op.block = *block;
     t->op.blocks = &t->op.block;

@@ -34,15 +34,6 @@ on_parcel_released(struct rdt_transfer *t)
     rdti_engine_leave(engine);
 }
 
-/* What the lane refuses while it works is our mistake or a lack of memory; after its first error
- * the core ends the endpoint. */
-static void
-on_refused(struct rdti_mailbox *m, rdt_status status, const struct rdt_error *err)
-{
-    if (status == RDT_ENOMEM || status == RDT_ERANGE || status == RDT_EINTERNAL)
-        rdti_endpoint_fail(m->ep, err, false);
-}
-
 static void
 pad(struct rdti_mailbox *m)
 {
@@ -55,7 +46,7 @@ pad(struct rdti_mailbox *m)
                                  false, NULL, NULL, &err);
 
     if (status != RDT_OK)
-        on_refused(m, status, &err);
+        rdti_endpoint_on_lane_error(m->ep, &err);
     m->tx_sent += m->tx_units - m->tx_pos;
     m->tx_pos = 0;
 }
@@ -127,7 +118,7 @@ rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off
     if (status == RDT_OK)
         return;
     rdti_parcel_free(parcel);
-    on_refused(m, status, &err);
+    rdti_endpoint_on_lane_error(m->ep, &err);
 }
 
 /* The lane takes the bytes inside the call, or says when it has: the user's own transfer is the
@@ -163,28 +154,17 @@ place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
     return status;
 }
 
-rdt_status
-rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
-                      const void *src, struct rdt_transfer *t, struct rdt_error *err)
+static rdt_status
+place_copy(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off, const void *src,
+           struct rdt_transfer *t, struct rdt_error *err)
 {
-    const uint64_t len_bytes = parcel->head.len_bytes;
-
-    memset(parcel->head.inlined, 0, sizeof(parcel->head.inlined));
-    if (len_bytes > 0 && len_bytes <= RDTI_MESSAGE_INLINE_BYTES) /* src may be NULL for nothing */
-        memcpy(parcel->head.inlined, src, len_bytes);
-    encode_head(m, parcel);
-    m->eager_sent += (uint32_t)rdti_message_footprint(len_bytes);
-    rdti_count(&m->ctx->counters.mailbox_eager, 1);
-    rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
-    if (rdti_endpoint_caps(m->ep).is_same_host)
-        return place_in_place(m, parcel, off, src, t, err);
-
     struct rdt_block block = {.src = parcel->bytes,
                               .len_bytes = RDTI_MESSAGE_HEAD_BYTES,
                               .dst_off = off};
-    if (len_bytes > RDTI_MESSAGE_INLINE_BYTES) {
-        memcpy(parcel->bytes + RDTI_MESSAGE_HEAD_BYTES, src, len_bytes);
-        block.len_bytes += len_bytes;
+
+    if (parcel->head.len_bytes > RDTI_MESSAGE_INLINE_BYTES) {
+        memcpy(parcel->bytes + RDTI_MESSAGE_HEAD_BYTES, src, parcel->head.len_bytes);
+        block.len_bytes += parcel->head.len_bytes;
     }
     const rdt_status status =
         rdti_endpoint_post_write(m->ep, &block, &m->ring, RDTI_TRAFFIC_DYNAMIC, RDTI_NOTIFY_MESSAGE,
@@ -194,4 +174,27 @@ rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64
     else
         rdti_transfer_finish(t, RDT_OK, NULL); /* buffered */
     return status;
+}
+
+rdt_status
+rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
+                      const void *src, struct rdt_transfer *t, struct rdt_error *err)
+{
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+    const uint64_t len_bytes = parcel->head.len_bytes;
+
+    memset(parcel->head.inlined, 0, sizeof(parcel->head.inlined));
+    if (len_bytes > 0 && len_bytes <= RDTI_MESSAGE_INLINE_BYTES) /* src may be NULL for nothing */
+        memcpy(parcel->head.inlined, src, len_bytes);
+    encode_head(m, parcel);
+    m->eager_sent += (uint32_t)rdti_message_footprint(len_bytes);
+    rdti_count(&m->ctx->counters.mailbox_eager, 1);
+    rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
+    const rdt_status status = rdti_endpoint_caps(m->ep).is_same_host
+                                  ? place_in_place(m, parcel, off, src, t, &why)
+                                  : place_copy(m, parcel, off, src, t, &why);
+    if (status == RDT_OK)
+        return RDT_OK;
+    rdti_endpoint_on_lane_error(m->ep, &why); /* the ring has a gap */
+    return rdti_error_copy(err, &why);
 }

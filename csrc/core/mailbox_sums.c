@@ -184,6 +184,7 @@ rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block 
     if (status != RDT_OK)
         return status;
     t->op.notify = RDTI_NOTIFY_NONE;
+    t->op.is_relied_on = true; /* its sums come behind it */
     t->op.flag_sequence = 0;
     /* Without the lock: over shared memory this is the move itself. */
     status = rdti_endpoint_post(ep, t, err);

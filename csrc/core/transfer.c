@@ -144,6 +144,7 @@ reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
     t->on_release = NULL;
     t->on_drop = NULL;
     t->owner = NULL;
+    t->ep = NULL;
     t->trace_sequence = 0;
     t->len_bytes = 0;
     t->source = RDT_RANK_UNKNOWN;

@@ -34,6 +34,7 @@ struct rdt_transfer {
     void (*on_drop)(
         struct rdt_transfer *t); /* [driver] the handle was given up while PENDING; may be NULL */
     void *owner;                 /* of those two */
+    rdt_endpoint *ep;            /* that it was posted to last, or NULL */
     uint64_t trace_sequence;     /* 0: not traced */
     uint64_t len_bytes;          /* result: bytes that moved */
     int32_t source;              /* result: group rank, or RDT_RANK_UNKNOWN */

@@ -10,7 +10,7 @@
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};
 
-/* ---- What the linker hands here (cmake/CTests.cmake) ------------------------------------------ */
+/* ---- What the linker hands here (cmake/CTests.cmake) ----------------------------------------- */
 
 static _Atomic(struct rdti_channel *) poor; /* whose frames find no memory */
 static _Thread_local bool is_poor_frame;

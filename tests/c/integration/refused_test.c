@@ -464,6 +464,7 @@ refuse_one(uint32_t transport, enum kind kind, uint32_t at, struct sweep *sweep)
                    atomic_load(&refused_from), l.step, rdt_status_name(status));
     CHECK_MSG(is_clean(status), "%s: %s", where, l.err.message);
     CHECK_MSG(status == RDT_OK || l.err.message[0] != '\0', "%s without words", where);
+    CHECK_MSG(strstr(l.err.message, "died") == NULL, "%s: %s", where, l.err.message);
     if (getenv("RDT_TEST_REFUSED_SHOW") != NULL)
         printf("  %s, %.2f s: %s\n", where, (double)took_ns / 1e9,
                status == RDT_OK ? "" : l.err.message);
