@@ -34,6 +34,15 @@ on_parcel_released(struct rdt_transfer *t)
     rdti_engine_leave(engine);
 }
 
+/* The ring has a gap now, where the peer would look for a message. What the lane refuses while it
+ * works is our mistake or a lack of memory; after its first error the core ends the endpoint. */
+static void
+on_refused(struct rdti_mailbox *m, rdt_status status, const struct rdt_error *err)
+{
+    if (status == RDT_ENOMEM || status == RDT_ERANGE || status == RDT_EINTERNAL)
+        rdti_endpoint_fail(m->ep, err, false);
+}
+
 static void
 pad(struct rdti_mailbox *m)
 {
@@ -46,7 +55,7 @@ pad(struct rdti_mailbox *m)
                                  false, NULL, NULL, &err);
 
     if (status != RDT_OK)
-        rdti_endpoint_on_lane_error(m->ep, &err);
+        on_refused(m, status, &err);
     m->tx_sent += m->tx_units - m->tx_pos;
     m->tx_pos = 0;
 }
@@ -118,7 +127,7 @@ rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off
     if (status == RDT_OK)
         return;
     rdti_parcel_free(parcel);
-    rdti_endpoint_on_lane_error(m->ep, &err);
+    on_refused(m, status, &err);
 }
 
 /* The lane takes the bytes inside the call, or says when it has: the user's own transfer is the
@@ -195,6 +204,6 @@ rdti_ring_place_eager(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64
                                   : place_copy(m, parcel, off, src, t, &why);
     if (status == RDT_OK)
         return RDT_OK;
-    rdti_endpoint_on_lane_error(m->ep, &why); /* the ring has a gap */
+    on_refused(m, status, &why);
     return rdti_error_copy(err, &why);
 }
