@@ -43,10 +43,11 @@ CompletionHook::tell(const c10d::WorkInfo &info) noexcept
 {
     try {
         auto call = std::make_unique<Call>(shared_from_this());
-        Finisher::expect(call.get(), 0, hook_lane);
+        std::list record = {std::make_shared<c10d::WorkInfo>(info)};
+        Finisher::expect(call.get(), 0, hook_lane); /* behind it nothing fails */
         {
             const std::lock_guard lock(mutex_);
-            due_.push_back(info);
+            due_.splice(due_.end(), record);
             told_++;
         }
         Finisher::enqueue(call.release());
@@ -63,8 +64,9 @@ CompletionHook::run() noexcept
     try {
         std::shared_ptr<c10d::WorkInfo> info;
         {
+            /* Whatever fails from here on, the next call gets the next record. */
             const std::lock_guard lock(mutex_);
-            info = std::make_shared<c10d::WorkInfo>(due_.front());
+            info = std::move(due_.front());
             due_.pop_front();
         }
         function_(std::move(info));

@@ -11,8 +11,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 
@@ -44,7 +44,8 @@ class CompletionHook : public std::enable_shared_from_this<CompletionHook>
     std::mutex turn_;  /* held during a call: a finisher that is slow gets helpers */
     std::mutex mutex_; /* of all below; after turn_ */
     std::condition_variable over_;
-    std::deque<c10d::WorkInfo> due_;
+    /* Nodes, so that a record goes in and out without a request for memory. */
+    std::list<std::shared_ptr<c10d::WorkInfo>> due_;
     uint64_t told_ = 0;
     uint64_t run_ = 0;
 };
