@@ -455,25 +455,39 @@ Backend::run_at_once(Operation &operation, const Call &call)
     return nullptr;
 }
 
+/* What run_at_once() did not end. */
+WorkPtr
+Backend::work_of(Operation &operation, rdt_transfer *transfer)
+{
+    operation.timeout = timeout_or_own(operation.timeout);
+    operation.has_own_deadline = true;
+    operation.order = number_;
+    operation.in_flight = in_flight_;
+    try {
+        auto work = c10::make_intrusive<Work>(rank_, std::move(operation), 1);
+        work->add(transfer);
+        return work;
+    } catch (const std::exception &) {
+        /* No memory: peers use the tensors until it is over. */
+        while (rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT, nullptr) == RDT_ETIMEDOUT &&
+               rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
+            continue;
+        rdt_transfer_free(transfer);
+        throw;
+    }
+}
+
 WorkPtr
 Backend::start(Operation operation, const std::vector<Call> &calls)
 {
     record(operation, calls);
     if (!operation.is_async && calls.size() == 1 && !at::hasCallbacks()) {
         rdt_transfer *const transfer = run_at_once(operation, calls[0]);
-        const uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
-        operation.sequence = sequence;
-        if (transfer == nullptr) {
-            note_end(operation, nullptr);
-            return {};
-        }
-        operation.timeout = timeout_or_own(operation.timeout);
-        operation.has_own_deadline = true;
-        operation.order = number_;
-        operation.in_flight = in_flight_;
-        auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
-        work->add(transfer);
-        return work;
+        operation.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
+        if (transfer != nullptr)
+            return work_of(operation, transfer);
+        note_end(operation, nullptr);
+        return {};
     }
     const char *const title = operation.title;
     const bool is_async = operation.is_async;
@@ -488,7 +502,7 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
     operation.sequence = sequence_.fetch_add(calls.size(), std::memory_order_relaxed);
     take_off(operation);
     const uint64_t number = operation.number;
-    auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
+    auto work = c10::make_intrusive<Work>(rank_, std::move(operation), calls.size());
     for (const Call &call : calls) {
         rdt_transfer *transfer = nullptr;
         rdt_error error = {};

@@ -185,6 +185,7 @@ class Backend final : public c10d::Backend
     rdt_coll_args args_for(uint32_t op, const Elements &elements, Milliseconds timeout) const;
     void take_off(Operation &operation);
     rdt_transfer *run_at_once(Operation &operation, const Call &call);
+    WorkPtr work_of(Operation &operation, rdt_transfer *transfer);
     WorkPtr start(Operation operation, const std::vector<Call> &calls);
     WorkPtr noted(WorkPtr work);
     void attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept;

@@ -77,7 +77,7 @@ Backend::start_message(const Message &message, at::Tensor tensor)
         C10_THROW_ERROR(DistBackendError, c10::str(message.title, ": the group was shut down"));
     take_off(operation);
     const uint64_t number = operation.number;
-    auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
+    auto work = c10::make_intrusive<Work>(rank_, std::move(operation), 1);
     const uint64_t len_bytes = tensor.nbytes();
     if (message.is_send)
         status = rdt_group_send(group_, message.peer, message.tag, tensor.data_ptr(), len_bytes,

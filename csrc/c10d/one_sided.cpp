@@ -96,7 +96,7 @@ Backend::move(int rank, const rdt_remote_region &remote, uint64_t off_bytes,
                            .in_flight = nullptr,
                            .has_own_deadline = false,
                            .is_async = true};
-    auto work = c10::make_intrusive<Work>(rank_, std::move(operation));
+    auto work = c10::make_intrusive<Work>(rank_, std::move(operation), 1);
     const uint64_t len_bytes = tensor.nbytes();
     rdt_transfer *transfer = nullptr;
     rdt_error error = {};

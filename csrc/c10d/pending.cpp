@@ -22,9 +22,8 @@ Backend::attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept
         return;
     try {
         work->attend();
-    } catch (const c10::Error &error) { /* it has begun, and is as good as without a hook */
-        TORCH_WARN("rdmatensor: a completion hook hears late of an operation: ",
-                   error.what_without_backtrace());
+    } catch (const std::exception &error) { /* it has begun, and is as good as without a hook */
+        TORCH_WARN("rdmatensor: a completion hook hears late of an operation: ", error.what());
     }
 }
 

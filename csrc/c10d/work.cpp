@@ -28,44 +28,45 @@ free_transfers(const std::vector<rdt_transfer *> &transfers)
     transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* a mere number */
 }
 
-/* Of an operation that nobody waited for, all of whose transfers are over. */
-void
-end_flight(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
+/* The first failure of transfers that are all over. */
+std::exception_ptr
+failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
 {
-    std::exception_ptr failure;
-
     try {
         for (rdt_transfer *const transfer : transfers) {
             rdt_error error = {};
             const rdt_status status = rdt_transfer_test(transfer, &error);
-            if (status != RDT_OK && !failure)
-                failure = make_error(status, operation.title + operation.target, error);
+            if (status != RDT_OK)
+                return make_error(status, operation.title + operation.target, error);
         }
     } catch (const std::exception &) {
-        failure = std::current_exception(); /* no memory for words */
+        return std::current_exception(); /* no memory for words */
     }
-    note_end(operation, failure);
+    return nullptr;
+}
+
+/* Peers may still write tensors that nobody can look after for want of memory: they stay. */
+void
+keep_for_good(Operation &operation) noexcept
+{
+    for (auto *const tensors : {&operation.inputs, &operation.outputs})
+        for (at::Tensor &tensor : *tensors)
+            (void)tensor.unsafeReleaseTensorImpl();
 }
 
 /* Keeps the tensors of a Work that was dropped while PENDING. Deletes itself after the last transfer. */
 class Orphan final : public Ending
 {
   public:
-    Orphan(std::vector<rdt_transfer *> transfers, Operation operation)
-        : transfers_(std::move(transfers)), operation_(std::move(operation)),
-          left_(transfers_.size())
-    {
-    }
+    explicit Orphan(const Operation &operation) : operation_(operation) {}
 
     /*
-     * With `is_canceled` receives that have not matched end now; what a peer has written into the
-     * place of one by then is lost. Not to be touched afterwards.
+     * Takes the transfers over. With `is_canceled` receives that have not matched end now; what a
+     * peer has written into the place of one by then is lost. Not to be touched afterwards.
      * Called where nobody can be told of an error.
      */
-    void adopt(bool is_canceled) noexcept
+    void adopt(std::vector<rdt_transfer *> transfers, bool is_canceled) noexcept
     {
-        const std::vector<rdt_transfer *> transfers = transfers_;
-
         try {
             Finisher::expect(this, 0, 0);
         } catch (const c10::Error &error) {
@@ -76,18 +77,21 @@ class Orphan final : public Ending
         }
         if (operation_.in_flight)
             operation_.in_flight->orphan_begins();
-        if (is_canceled)
-            transfers_.clear();
+        /* One more than there are: this is gone behind the last. Relaxed: before they are known. */
+        left_.store(transfers.size() + 1, std::memory_order_relaxed);
         for (rdt_transfer *const transfer : transfers)
             rdt_transfer_on_done(transfer, on_done, this);
         if (is_canceled)
             free_transfers(transfers);
+        else
+            transfers_ = std::move(transfers);
+        on_done(this);
     }
 
     void end() noexcept override
     {
         if (!transfers_.empty()) /* else its Work has told the end */
-            end_flight(operation_, transfers_);
+            note_end(operation_, failure_of(operation_, transfers_));
         free_transfers(transfers_);
         if (operation_.in_flight)
             operation_.in_flight->orphan_ends();
@@ -106,7 +110,7 @@ class Orphan final : public Ending
 
     std::vector<rdt_transfer *> transfers_;
     const Operation operation_; /* for its tensors */
-    std::atomic<size_t> left_;
+    std::atomic<size_t> left_{0};
 };
 
 /* The base class begins an event even where no profiler listens, which is not free. */
@@ -116,14 +120,20 @@ title_if_profiled(const char *title)
     return at::hasCallbacks() ? title : nullptr;
 }
 
+/* Also where there is no memory for the result: somebody waits for it. */
 void
 complete(c10::ivalue::Future &future, const std::exception_ptr &error,
          const std::vector<at::Tensor> &outputs)
 {
-    if (error)
+    if (error) {
         future.setError(error);
-    else
+        return;
+    }
+    try {
         future.markCompleted(c10::IValue(outputs));
+    } catch (const std::exception &) {
+        future.setErrorIfNeeded(std::current_exception());
+    }
 }
 
 } // namespace
@@ -225,10 +235,20 @@ InFlight::wait(std::chrono::milliseconds timeout, const char *title)
 
 /* ---- Work ---- */
 
-Work::Work(int rank, Operation operation)
+std::vector<rdt_transfer *>
+Work::room_for(size_t transfers)
+{
+    std::vector<rdt_transfer *> room;
+
+    room.reserve(transfers);
+    return room;
+}
+
+Work::Work(int rank, Operation &&operation, size_t transfers)
     : c10d::Work(rank, operation.type, title_if_profiled(operation.title),
                  at::hasCallbacks() ? std::optional(operation.inputs) : std::nullopt),
-      operation_(std::move(operation)), lane_(Finisher::lane_of_thread())
+      transfers_(room_for(transfers)), operation_(std::move(operation)),
+      lane_(Finisher::lane_of_thread())
 {
 }
 
@@ -243,10 +263,15 @@ Work::release_resources()
     if (is_settled() || transfers_.empty() || is_forked_child()) {
         /* In a forked child transfers are the parent's; tensors are copies, or their deleters know. */
     } else if (is_over()) {
-        end_flight(operation_, transfers_);
+        note_end(operation_, failure_of(operation_, transfers_));
         release_transfers();
     } else {
-        (new Orphan(std::move(transfers_), operation_))->adopt(false);
+        try {
+            auto orphan = std::make_unique<Orphan>(operation_);
+            orphan.release()->adopt(std::move(transfers_), false);
+        } catch (const std::exception &) {
+            keep_for_good(operation_);
+        }
     }
     transfers_.clear();
     operation_.inputs.clear();
@@ -258,7 +283,7 @@ Work::release_resources()
 void
 Work::add(rdt_transfer *transfer)
 {
-    transfers_.push_back(transfer);
+    transfers_.push_back(transfer); /* has room: it is in flight, and nobody else keeps it */
     transfer_count.fetch_add(1, std::memory_order_relaxed); /* a mere number */
 }
 
@@ -290,17 +315,12 @@ Work::is_over()
 void
 Work::settle()
 {
-    std::exception_ptr first_error;
+    const std::exception_ptr error = failure_of(operation_, transfers_);
 
-    for (rdt_transfer *const transfer : transfers_) {
-        rdt_error error = {};
-        const rdt_status status = rdt_transfer_test(transfer, &error);
-        if (status != RDT_OK && !first_error)
-            first_error = make_error(status, name(), error);
-        source_ = rdt_transfer_source(transfer);
-    }
+    if (!transfers_.empty())
+        source_ = rdt_transfer_source(transfers_.back());
     release_transfers();
-    settle_with(first_error);
+    settle_with(error);
 }
 
 /* With driver_mutex_, which it does not need: callbacks of the Future may look at this Work again. */
@@ -522,9 +542,8 @@ Work::give_up(std::chrono::milliseconds waited)
     /* A collective goes on: the members still count on this one. A receive would take the message
      * that the next one waits for. */
     if (!operation_.has_own_deadline && !is_armed_) {
-        auto *const orphan = new Orphan(std::move(transfers_), operation_);
-        transfers_.clear();
-        orphan->adopt(true);
+        auto orphan = std::make_unique<Orphan>(operation_); /* what fails changes nothing */
+        orphan.release()->adopt(std::exchange(transfers_, {}), true);
         settle_with(error);
     }
     std::rethrow_exception(error);

@@ -112,12 +112,13 @@ uint64_t live_transfers() noexcept;
 class Work final : public c10d::Work, public Ending
 {
   public:
-    Work(int rank, Operation operation);
+    /* With room for so many transfers. Where it throws the operation is the caller's as before. */
+    Work(int rank, Operation &&operation, size_t transfers);
     ~Work() override;
     Work(const Work &) = delete;
     Work &operator=(const Work &) = delete;
 
-    /* Before the Work is seen by others: takes the transfer over. */
+    /* Before the Work is seen by others, as often as there is room: takes the transfer over. */
     void add(rdt_transfer *transfer);
 
     bool isCompleted() override;
@@ -144,6 +145,7 @@ class Work final : public c10d::Work, public Ending
   private:
     using Clock = std::chrono::steady_clock;
 
+    static std::vector<rdt_transfer *> room_for(size_t transfers);
     static void on_transfer_done(void *arg);
     std::string name() const;
     bool is_over();
@@ -157,10 +159,10 @@ class Work final : public c10d::Work, public Ending
     void give_up(std::chrono::milliseconds waited);
     void release_transfers();
 
-    Operation operation_; /* its inputs are let go at the end */
-    const unsigned lane_; /* of the Finisher */
+    std::vector<rdt_transfer *> transfers_; /* before the operation, which is moved in last */
+    Operation operation_;                   /* its inputs are let go at the end */
+    const unsigned lane_;                   /* of the Finisher */
     std::mutex driver_mutex_;
-    std::vector<rdt_transfer *> transfers_;
     size_t next_ = 0; /* the transfers before it are over */
     bool is_armed_ = false;
     std::atomic<size_t> armed_left_{0};

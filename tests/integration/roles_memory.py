@@ -5,12 +5,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import time
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from meeting import has_come, meet
+from roles_collectives import TIMEOUT
 
 import rdmatensor
+
+TAG = 7
 
 
 def refuse(nth: int) -> bool:
@@ -47,3 +54,73 @@ def hooked(_rank: int, _world: int) -> list[int]:
             break
     dist.destroy_process_group()
     return lags
+
+
+def rounds_of(rank: int) -> Iterator[int]:
+    """Rounds that another rank comes to, as long as it says nothing else."""
+    for nth in itertools.count(1):
+        while not has_come(f"round {nth}", rank):
+            if has_come("over", rank):
+                return
+            time.sleep(0.005)
+        yield nth
+
+
+def given_up(rank: int, world: int) -> list[list[object]]:
+    """Waits for receives that pass their deadline: what each raised, and where its message came."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.barrier()
+    if rank == 0:
+        for nth in rounds_of(1):
+            dist.send(torch.full((2,), float(nth)), 1, tag=TAG)
+        dist.barrier()
+        dist.destroy_process_group()
+        return []
+    told: list[list[object]] = []
+    for nth in itertools.count(1):
+        early, late = torch.zeros(2), torch.zeros(2)
+        work: Any = dist.irecv(early, 0, tag=TAG)
+        refuse(nth)
+        try:
+            work.wait(timedelta(milliseconds=20))
+            raised = "nothing"
+        except (RuntimeError, MemoryError) as error:
+            raised = type(error).__name__
+        was_refused = refuse(0)
+        is_over = work.is_completed()
+        meet(f"round {nth}", rank, [rank])
+        if is_over:
+            dist.recv(late, 0, tag=TAG)
+        else:
+            work.wait()
+        told.append([raised, is_over, float(early.sum()) / 2 - nth, float(late.sum()) / 2 - nth])
+        if not was_refused:
+            break
+    meet("over", rank, [rank])
+    dist.barrier()
+    dist.destroy_process_group()
+    return told
+
+
+def dropped(rank: int, world: int) -> list[bool]:
+    """Works that are let go while they are in flight: whether a request was refused in that."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.barrier()
+    refused: list[bool] = []
+    if rank == 0:
+        for _ in rounds_of(1):
+            dist.all_reduce(torch.ones(1000))
+    else:
+        for nth in itertools.count(1):
+            work = dist.all_reduce(torch.ones(1000), async_op=True)
+            refuse(nth)
+            del work
+            refused.append(refuse(0))
+            meet(f"round {nth}", rank, [rank])
+            if not refused[-1]:
+                break
+        meet("over", rank, [rank])
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [world] * 3
+    return refused

@@ -27,3 +27,29 @@ def test_a_completion_hook_keeps_in_step(refusing: dict[str, str], tmp_path: Pat
     assert len(lags) > 1, "nothing was refused"
     assert set(lags) == {0}
     assert "a completion hook does not hear of an operation" in ranks[0].log
+
+
+def test_a_receive_is_given_up_or_goes_on(
+    refusing: dict[str, str], path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    """Where there is no memory to give it up it is as before, and gets its message."""
+    environment = {**refusing, **path_forced}
+    ranks = jobs.run("roles_memory:given_up", 2, tmp_path, environment=environment)
+
+    told = jobs.results(ranks)[1]
+    assert len(told) > 1, "nothing was refused"
+    assert {raised for raised, *_ in told} == {"DistNetworkError", "MemoryError"}
+    assert {is_over for _, is_over, *_ in told} == {False, True}
+    for raised, is_over, early, late in told:
+        assert is_over or raised == "MemoryError"
+        assert (late if is_over else early) == 0
+
+
+def test_a_work_that_is_dropped_ends_nothing_else(
+    refusing: dict[str, str], path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    environment = {**refusing, **path_forced}
+    ranks = jobs.run("roles_memory:dropped", 2, tmp_path, environment=environment)
+
+    refused = jobs.results(ranks)[1]
+    assert len(refused) > 1, "nothing was refused"
