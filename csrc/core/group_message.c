@@ -169,7 +169,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
-    rdti_stand_untell(receive);
+    rdti_stand_meet(receive, head);
     receive->peer = head->source;
     const rdt_status status = rdti_match_check(receive, head->source, head, &err);
     if (status != RDT_OK) {

@@ -14,7 +14,9 @@
  *             ASKED     the sender does not count yet             STOOD -> STANDING
  *             STANDING  each receive is told: a place, or none    one has no place, any source is
  *                                                                 asked, a receive or the group
- *                                                                 ends: STAND of 0 -> LEAVING
+ *                                                                 ends, or gets what its sender
+ *                                                                 did not look for (keyed): STAND
+ *                                                                 of 0 -> LEAVING
  *             LEAVING   nothing more is told; what was told may   STOOD of 0 -> WATCHING
  *                       yet be written
  *   Any state: the sender ends it: STOOD of 0 -> WATCHING.
@@ -36,8 +38,10 @@
  * Every one is told, with a place or none, and each message waits until its receive was told; so
  * the two need not meet in any order. The place is told anew where the receive lies elsewhere. A
  * message that has waited for some seconds goes the ordinary way all the same: its receive may be
- * for something else, and then says so. Not over shared memory, where the receiver fetches a
- * message by itself.
+ * for something else, and then says so. One that is no such message, for it is smaller or says not
+ * what it is, goes without a look at what was told, which so would count as told for good: who
+ * receives it in such a receive ends the stream. Not over shared memory, where the receiver fetches
+ * a message by itself.
  *
  * Everything here is [driver].
  */
@@ -98,7 +102,9 @@ struct rdti_rx_stream *rdti_stand_find(rdt_group *group, uint32_t source, uint64
 void rdti_stand_skip(struct rdti_rx_stream *stream);
 /* It waits. */
 void rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *receive);
-/* A message the ordinary way is for this receive, or the receive ends. */
+/* A message that came the ordinary way is for this receive. */
+void rdti_stand_meet(struct rdti_request *receive, const struct rdti_message *head);
+/* The receive ends, or waits for no place any more. */
 void rdti_stand_untell(struct rdti_request *receive);
 /* A receive that was told is given up, or its group broke. */
 void rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err);

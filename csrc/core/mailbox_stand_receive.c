@@ -324,6 +324,17 @@ rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *receive)
 }
 
 void
+rdti_stand_meet(struct rdti_request *receive, const struct rdti_message *head)
+{
+    struct rdti_rx_stream *stream = receive->told;
+    const bool is_looked_for = head->op != 0 && head->len_bytes >= RDTI_KEYED_MIN_BYTES;
+
+    rdti_stand_untell(receive);
+    if (stream != NULL && stream->is_keyed && !is_looked_for)
+        rdti_rx_stream_leave(stream);
+}
+
+void
 rdti_stand_untell(struct rdti_request *receive)
 {
     if (receive->told == NULL)

@@ -3,6 +3,7 @@
  * message, in whatever order both ends come, and whatever does not fit arrives all the same. */
 #include "base/error.h"
 
+#include "core/mailbox_stand_impl.h"
 #include "core/stand_rig.h"
 
 static uint64_t next_tag = RDT_TAG_ONCE;
@@ -29,14 +30,22 @@ post(struct rig *rig, uint64_t tag, uint8_t *dst, uint64_t len_bytes)
 }
 
 static rdt_transfer *
-put(struct rig *rig, uint64_t tag, const uint8_t *src, uint64_t len_bytes)
+put_as(struct rig *rig, uint64_t tag, const uint8_t *src, uint64_t len_bytes,
+       const struct rdt_message_desc *desc)
 {
-    const struct rdt_message_desc desc = desc_of(len_bytes);
     struct rdt_error err = {0};
     rdt_transfer *t = NULL;
 
-    CHECK_OK(rdt_group_send(rig->group[0], 1, tag, src, len_bytes, &desc, &t, &err), &err);
+    CHECK_OK(rdt_group_send(rig->group[0], 1, tag, src, len_bytes, desc, &t, &err), &err);
     return t;
+}
+
+static rdt_transfer *
+put(struct rig *rig, uint64_t tag, const uint8_t *src, uint64_t len_bytes)
+{
+    const struct rdt_message_desc desc = desc_of(len_bytes);
+
+    return put_as(rig, tag, src, len_bytes, &desc);
 }
 
 static void
@@ -253,6 +262,91 @@ TEST_TIMEOUT(a_place_that_was_freed_is_told_anew, 60)
         rdt_region_free(field.region, NULL, NULL);
     }
     rig_close(&rig);
+}
+
+/* ---- Messages that do not look for their receives ---------------------------------------- */
+
+/* Whether rank 0 has heard of rank 1's receive. */
+static bool
+is_told(struct rig *rig, uint64_t tag)
+{
+    rdt_group *group = rig->group[0];
+    bool is_there = false;
+
+    rdti_engine_enter(group->ctx->engine);
+    const struct rdti_tx_stream *stream =
+        rdti_keyed_find(rdti_endpoint_mailbox(group->members[1].ep), group->id);
+    for (uint32_t i = 0; stream != NULL && i < stream->told_count; i++)
+        is_there |= stream->told[i].number == tag;
+    rdti_engine_leave(group->ctx->engine);
+    return is_there;
+}
+
+/* One under a tag that is used once, for a receive that was told, from before or from behind its
+ * sender's hearing of that. */
+static void
+pass_by(struct rig *rig, uint8_t *dst, uint64_t len_bytes, bool has_desc, bool is_heard)
+{
+    const uint64_t room_bytes = RDTI_KEYED_MIN_BYTES;
+    const struct rdt_message_desc desc = desc_of(room_bytes);
+    const uint64_t tag = next_tag++;
+    struct rdti_engine *engine = rig->ctx[0]->engine;
+    uint8_t *src = malloc(len_bytes);
+
+    rig_fill(src, len_bytes, tag);
+    if (!is_heard)
+        rdti_engine_enter(engine);
+    rdt_transfer *recv = post(rig, tag, dst, room_bytes);
+    if (is_heard)
+        CHECK_EVENTUALLY(is_told(rig, tag), 10);
+    rdt_transfer *send = put_as(rig, tag, src, len_bytes, has_desc ? &desc : NULL);
+    if (!is_heard)
+        rdti_engine_leave(engine);
+    end_ok(recv);
+    end_ok(send);
+    CHECK_MEM_EQ(dst, src, len_bytes);
+    CHECK_EVENTUALLY(!is_told(rig, tag), 10);
+    free(src);
+}
+
+/* Behind them all places can be told anew, one after the other. */
+static void
+passes_by(uint32_t transport, bool is_heard)
+{
+    enum { COUNT = 2 * RDTI_KEYED_PLACES_MAX };
+    /* Eager at once, eager or offered, and offered, as it says not what it is. */
+    static const uint64_t lengths[] = {100, 1000, RDTI_KEYED_MIN_BYTES};
+    struct rig rig;
+    struct rdt_error err = {0};
+    rdt_region *region;
+
+    rig_open(&rig, 2, transport);
+    CHECK_OK(rdt_region_alloc(rig.ctx[1], RDTI_KEYED_MIN_BYTES + COUNT, 0, &region, &err), &err);
+    uint8_t *base = rdt_region_addr(region);
+    for (uint64_t i = 0; i < 8; i++)
+        move(&rig, base, RDTI_KEYED_MIN_BYTES, i, false);
+    for (uint64_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        pass_by(&rig, base, lengths[i], lengths[i] < RDTI_KEYED_MIN_BYTES, is_heard);
+        move(&rig, base, RDTI_KEYED_MIN_BYTES, i, false);
+    }
+    const uint64_t before = counters(&rig, 0).mailbox_placed;
+    for (uint64_t i = 0; i < COUNT; i++)
+        move(&rig, base + i, RDTI_KEYED_MIN_BYTES, i, false);
+    CHECK_UINT_GE(counters(&rig, 0).mailbox_placed - before, COUNT - 8);
+    rdt_region_free(region, NULL, NULL);
+    rig_close(&rig);
+}
+
+TEST_TIMEOUT(a_message_that_comes_after_its_receive_was_told_may_pass_it_by, 60)
+{
+    for (size_t i = first_path(); i < PATHS; i++)
+        passes_by(paths[i], true);
+}
+
+TEST_TIMEOUT(a_message_that_goes_before_its_receive_was_told_may_pass_it_by, 60)
+{
+    for (size_t i = first_path(); i < PATHS; i++)
+        passes_by(paths[i], false);
 }
 
 /* ---- Ranks that disagree ----------------------------------------------------------------- */
