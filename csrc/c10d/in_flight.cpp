@@ -2,6 +2,9 @@
  * Waits for all that a group has under way. */
 #include "c10d/in_flight.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include "c10d/tensors.hpp"
 #include "c10d/work.hpp"
 
@@ -9,6 +12,8 @@ namespace rdmatensor
 {
 namespace
 {
+
+using Clock = std::chrono::steady_clock;
 
 /* How long Ctrl-C may go unheard. */
 constexpr std::chrono::milliseconds slice{100};
@@ -32,52 +37,59 @@ InFlight::add(const c10::intrusive_ptr<Work> &work)
     works_.emplace_back(work);
 }
 
-void
-InFlight::orphan_begins()
+InFlight::Dropped::iterator
+InFlight::drop(Dropped &room) noexcept
 {
     const std::lock_guard lock(mutex_);
 
-    orphans_begun_++;
+    room.front() = ++dropped_count_;
+    dropped_.splice(dropped_.end(), room);
+    return std::prev(dropped_.end());
 }
 
 void
-InFlight::orphan_ends()
+InFlight::end_dropped(Dropped::iterator place) noexcept
 {
     const std::lock_guard lock(mutex_);
 
-    orphans_ended_++;
-    orphan_ended_.notify_all();
+    dropped_.erase(place);
+    dropped_ended_.notify_all();
 }
 
 void
 InFlight::wait(std::chrono::milliseconds timeout, const char *title)
 {
-    const auto deadline =
-        std::chrono::steady_clock::now() + std::min<std::chrono::milliseconds>(timeout, forever);
+    const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(timeout, forever);
+    const auto fail = [title] {
+        std::rethrow_exception(
+            make_error(RDT_ETIMEDOUT, c10::str(title, ": the timeout passed: earlier collectives "
+                                                      "of this rank are not done "
+                                                      "[RDT_ETIMEDOUT]")));
+    };
     std::vector<c10::weak_intrusive_ptr<Work>> works;
     {
         const std::lock_guard lock(mutex_);
-        works.swap(works_);
+        works = works_; /* they stay: others wait for them too, and we may be interrupted */
     }
     for (const auto &weak : works) {
         const c10::intrusive_ptr<Work> work = weak.lock();
         if (!work)
             continue;
+        const auto left = duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
         try {
-            (void)work->wait(timeout);
+            (void)work->wait(std::max(left, std::chrono::milliseconds(1)));
         } catch (const c10::Error &) {
-            /* Its own to tell; an error of the group ends the barrier too. */
+            /* Its own to tell, if it is over; an error of the group ends the barrier too. */
+            if (!work->is_settled())
+                fail();
         }
     }
     std::unique_lock lock(mutex_);
-    const uint64_t begun = orphans_begun_;
-    while (orphans_ended_ < begun) {
-        (void)orphan_ended_.wait_for(lock, slice);
-        if (std::chrono::steady_clock::now() >= deadline)
-            std::rethrow_exception(
-                make_error(RDT_ETIMEDOUT,
-                           c10::str(title, ": the timeout passed: earlier collectives of this "
-                                           "rank are not done [RDT_ETIMEDOUT]")));
+    const uint64_t last = dropped_count_;
+    while (!dropped_.empty() && dropped_.front() <= last) {
+        (void)dropped_ended_.wait_for(lock, slice);
+        if (Clock::now() >= deadline)
+            fail();
         lock.unlock();
         check_signals();
         lock.lock();

@@ -2,13 +2,15 @@
  *
  * in_flight.hpp - the asynchronous collectives of a group that may still be under way, for barriers
  *
- * Works are held weakly; those that were dropped before their end are a mere count. Any thread.
+ * Works are held weakly; of those that were dropped before their end only numbers are known, in the
+ * order in which they were dropped. Any thread.
  */
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <list>
 #include <mutex>
 #include <vector>
 
@@ -26,19 +28,25 @@ class InFlight
 {
   public:
     void add(const c10::intrusive_ptr<Work> &work);
-    void orphan_begins();
-    void orphan_ends();
+    /* One that was dropped: its number. Whoever looks after it has had it made before. */
+    using Dropped = std::list<uint64_t>;
+    static Dropped room_for_one()
+    {
+        return Dropped(1);
+    }
+    Dropped::iterator drop(Dropped &room) noexcept;
+    void end_dropped(Dropped::iterator place) noexcept;
     /* Until all that were there when it was called are over, whatever their result. `title`, of who
      * waits, begins the message of a TimeoutError. */
     void wait(std::chrono::milliseconds timeout, const char *title);
 
   private:
     std::mutex mutex_;
-    std::condition_variable orphan_ended_;
+    std::condition_variable dropped_ended_;
     std::vector<c10::weak_intrusive_ptr<Work>> works_;
     size_t prune_at_ = 16;
-    uint64_t orphans_begun_ = 0;
-    uint64_t orphans_ended_ = 0;
+    Dropped dropped_; /* and not over */
+    uint64_t dropped_count_ = 0;
 };
 
 } // namespace rdmatensor

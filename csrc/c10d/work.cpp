@@ -76,7 +76,7 @@ class Orphan final : public Ending
             return;
         }
         if (operation_.in_flight)
-            operation_.in_flight->orphan_begins();
+            place_ = operation_.in_flight->drop(room_);
         /* One more than there are: this is gone behind the last. Relaxed: before they are known. */
         left_.store(transfers.size() + 1, std::memory_order_relaxed);
         for (rdt_transfer *const transfer : transfers)
@@ -94,7 +94,7 @@ class Orphan final : public Ending
             note_end(operation_, failure_of(operation_, transfers_));
         free_transfers(transfers_);
         if (operation_.in_flight)
-            operation_.in_flight->orphan_ends();
+            operation_.in_flight->end_dropped(place_);
         delete this;
     }
 
@@ -110,6 +110,8 @@ class Orphan final : public Ending
 
     std::vector<rdt_transfer *> transfers_;
     const Operation operation_; /* for its tensors */
+    InFlight::Dropped room_ = InFlight::room_for_one();
+    InFlight::Dropped::iterator place_; /* where the operation has an in_flight */
     std::atomic<size_t> left_{0};
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -42,17 +43,50 @@ def pending(rank: int, world: int) -> dict[str, object]:
     found: dict[str, object] = {
         "seconds": time.monotonic() - begun_s,
         "sums": [float(tensor.sum()) / tensor.numel() for tensor in tensors],
-        "text": "",
+        "texts": [],
     }
     dist.barrier()
     if rank == 0:
-        rdmatensor.set_timeout(timedelta(seconds=0.3))
-        dist.all_reduce(torch.ones(3), async_op=True)
-        try:
-            world_group()._wait_for_pending_works()
-        except RuntimeError as error:
-            found["text"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        found["texts"] = [pending_error(is_kept) for is_kept in (True, False)]
     meet("told", rank, range(world))
+    dist.destroy_process_group()
+    return found
+
+
+def pending_error(is_kept: bool) -> str:
+    """Wait in vain for one that was dropped, or is kept and has more time than the wait has."""
+    rdmatensor.set_timeout(TIMEOUT if is_kept else timedelta(seconds=0.3))
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    if not is_kept:
+        del work
+    rdmatensor.set_timeout(timedelta(seconds=0.3))
+    try:
+        world_group()._wait_for_pending_works()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "no error"
+
+
+def pending_together(rank: int, world: int) -> list[bool]:
+    """Two threads wait for one operation: whether it was over when each came back."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.barrier()
+    if rank == world - 1:
+        time.sleep(LATE_S)
+    work: Any = dist.all_reduce(torch.ones(3), async_op=True)
+    group = world_group()
+    found: list[bool] = []
+
+    def wait() -> None:
+        group._wait_for_pending_works()
+        found.append(work.is_completed())
+
+    waiters = [threading.Thread(target=wait) for _ in range(2)]
+    for waiter in waiters:
+        waiter.start()
+    for waiter in waiters:
+        waiter.join()
+    dist.barrier()
     dist.destroy_process_group()
     return found
 

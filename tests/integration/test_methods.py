@@ -21,8 +21,14 @@ def test_pending_works_are_waited_for(
         assert rank["sums"] == [world * (world + 1) / 2] * 8
         if number < world - 1:
             assert rank["seconds"] > 0.3, "it did not wait for the late rank"
-    text = jobs.results(ranks)[0]["text"]
-    assert "the timeout passed: earlier collectives of this rank are not done" in text
+    for text in jobs.results(ranks)[0]["texts"]:
+        assert "the timeout passed: earlier collectives of this rank are not done" in text
+
+
+def test_two_threads_wait_for_the_same_works(path_forced: dict[str, str], tmp_path: Path) -> None:
+    ranks = jobs.run("roles_methods:pending_together", 2, tmp_path, environment=path_forced)
+
+    assert jobs.results(ranks) == [[True, True]] * 2
 
 
 @pytest.mark.parametrize(
