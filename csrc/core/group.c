@@ -146,7 +146,7 @@ rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
     member->has_heard = false;
     if (group->suspect.peer_rank == rdti_group_global_rank(group, rank))
         group->suspect.status = RDT_OK;
-    if (group->error.status != RDT_OK)
+    if (group->state != RDTI_GROUP_LIVE)
         rdti_group_spread_abort(group, NULL);
 }
 
@@ -184,7 +184,7 @@ note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_
     if (news != NULL)
         rdti_groups_on_death(group->groups, news);
     const rdt_status broken =
-        group->error.status != RDT_OK ? rdti_error_copy(err, &group->error) : RDT_OK;
+        group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
     rdti_engine_leave(group->ctx->engine);
     return broken;
 }
@@ -276,7 +276,7 @@ rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err)
     for (;;) {
         rdti_engine_enter(engine);
         const uint32_t missing = find_missing(group, peer);
-        if (group->error.status != RDT_OK)
+        if (group->state != RDTI_GROUP_LIVE)
             status = rdti_error_copy(err, &group->error);
         else if (missing == group->size)
             return RDT_OK;
@@ -591,7 +591,7 @@ rdt_group_error(rdt_group *group, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     rdti_engine_enter(group->ctx->engine);
-    status = group->error.status != RDT_OK ? rdti_error_copy(err, &group->error) : RDT_OK;
+    status = group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
     rdti_engine_leave(group->ctx->engine);
     return status;
 }

@@ -2,10 +2,12 @@
  * Groups: ranks mapped to peers, and the receives that wait for them. Everything is under the
  * engine's lock.
  *
- *   state    operations            leaves by
- *   LIVE     work                  a member died, or an abort (ours or a member's) -> BROKEN;
- *                                  destroy -> gone
- *   BROKEN   end with the reason   destroy -> gone
+ *   state      operations                    leaves by
+ *   LIVE       work                          a member died, or an abort (ours or a member's)
+ *                                            -> BROKEN; destroy -> DESTROYED
+ *   BROKEN     end with the reason           destroy -> DESTROYED
+ *   DESTROYED  end with that reason, or      the last of them that lets go of its buffers, and
+ *              as cancelled                  rdt_group_release() -> gone
  *
  * A member that left by itself (goodbye) breaks only what needs it: receives from it, sends to it.
  */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How a group ends: destroyed here, aborted by a member, broken by a death; and its page of
  * describe(). */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,14 +16,29 @@
 #include "core/mailbox_impl.h"
 #include "core/mailbox_stand.h"
 
-/* [driver] The first error stays. */
+/* The table of states in group.h, which a test holds to this one; "gone" is no state. */
+static const uint32_t may_become[] = {
+    [RDTI_GROUP_LIVE] = 1u << RDTI_GROUP_BROKEN | 1u << RDTI_GROUP_DESTROYED,
+    [RDTI_GROUP_BROKEN] = 1u << RDTI_GROUP_DESTROYED,
+    [RDTI_GROUP_DESTROYED] = 0,
+};
+
 static void
-end_group(rdt_group *group, const struct rdt_error *err)
+become(rdt_group *group, enum rdti_group_state state)
+{
+    const bool is_legal = (may_become[group->state] & 1u << state) != 0;
+
+    assert(is_legal);
+    (void)is_legal;
+    group->state = state;
+}
+
+/* [driver] All operations, with this error. */
+static void
+end_operations(rdt_group *group, const struct rdt_error *err)
 {
     struct rdti_list seen;
 
-    if (group->error.status == RDT_OK)
-        group->error = *err;
     rdti_list_init(&seen);
     while (!rdti_list_is_empty(&group->requests)) { /* one may end others */
         struct rdti_list *node = rdti_list_take_first(&group->requests);
@@ -34,6 +50,15 @@ end_group(rdt_group *group, const struct rdt_error *err)
     while (!rdti_list_is_empty(&group->arrivals))
         rdti_arrival_drop(RDTI_CONTAINER(group->arrivals.next, struct rdti_arrival, group_link),
                           err);
+}
+
+/* [driver] It was LIVE. */
+static void
+break_group(rdt_group *group, const struct rdt_error *err)
+{
+    become(group, RDTI_GROUP_BROKEN);
+    group->error = *err;
+    end_operations(group, err);
 }
 
 /* ---- Telling others ---------------------------------------------------------------------- */
@@ -96,7 +121,7 @@ rdti_groups_on_ready(struct rdti_groups *groups)
 {
     for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
         rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
-        if (!group->is_destroyed && group->error.status != RDT_OK)
+        if (group->state == RDTI_GROUP_BROKEN)
             rdti_group_spread_abort(group, NULL);
     }
 }
@@ -126,14 +151,17 @@ rdt_group_destroy(rdt_group *group)
     void *const attached = rdt_group_attached(group);
     (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the group '%s' was destroyed", group->name);
     rdti_engine_enter(ctx->engine);
-    group->is_destroyed = true;
+    const bool was_broken = group->state == RDTI_GROUP_BROKEN;
+    become(group, RDTI_GROUP_DESTROYED);
     rdti_list_remove(&group->bucket);
     groups->live_count--;
     struct rdti_gone *gone = &groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE];
     *gone = (struct rdti_gone){.group_id = group->id};
-    if (group->error.status != RDT_OK)
+    if (was_broken)
         describe_abort(group, &gone->abort);
-    end_group(group, &err);
+    else
+        group->error = err;
+    end_operations(group, &err);
     for (uint32_t i = 0; i < group->size; i++) {
         rdt_endpoint_close(group->members[i].ep);
         group->members[i].ep = NULL;
@@ -214,13 +242,14 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
         rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         next = node->next;
-        const uint32_t rank = group->is_destroyed ? group->size : find_member(group, news->uuid);
+        const bool is_destroyed = group->state == RDTI_GROUP_DESTROYED;
+        const uint32_t rank = is_destroyed ? group->size : find_member(group, news->uuid);
         if (rank == group->size)
             continue;
         obituary_error(group, rank, news, &err);
         group->refs++; /* its requests end */
-        if (group->error.status == RDT_OK) {
-            end_group(group, &err);
+        if (group->state == RDTI_GROUP_LIVE) {
+            break_group(group, &err);
             /* members that do not know the process by its uuid yet */
             rdti_group_spread_abort(group, NULL);
         }
@@ -234,7 +263,7 @@ rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct r
 {
     for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
         rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
-        for (uint32_t i = 0; !group->is_destroyed && i < group->size; i++)
+        for (uint32_t i = 0; group->state != RDTI_GROUP_DESTROYED && i < group->size; i++)
             if (group->members[i].ep == ep)
                 on_member_left(group, i, err);
     }
@@ -253,8 +282,8 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
         return;
     }
     (void)rdti_error_set_rank(&err, RDT_EPEER, abort->rank, "%s", abort->reason);
-    if (group->error.status == RDT_OK)
-        end_group(group, &err);
+    if (group->state == RDTI_GROUP_LIVE)
+        break_group(group, &err);
     rdti_group_spread_abort(group, source);
 }
 
@@ -290,8 +319,8 @@ find_cause(const rdt_group *group, struct rdt_error *err)
 static void
 abort_group(rdt_group *group, const struct rdt_error *err)
 {
-    if (group->error.status == RDT_OK)
-        end_group(group, err);
+    if (group->state == RDTI_GROUP_LIVE)
+        break_group(group, err);
     rdti_group_spread_abort(group, NULL);
 }
 
@@ -401,7 +430,7 @@ rdti_groups_describe(const struct rdti_groups *groups, struct rdti_json *json)
     rdti_json_put(json, "[");
     for (const struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
         const rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
-        if (group->is_destroyed)
+        if (group->state == RDTI_GROUP_DESTROYED)
             continue;
         rdti_json_put(json, "%s{\"name\":", is_first ? "" : ",");
         is_first = false;
@@ -410,7 +439,7 @@ rdti_groups_describe(const struct rdti_groups *groups, struct rdti_json *json)
                       group->rank, group->size, group->opened,
                       atomic_load_explicit(&group->sequence, memory_order_relaxed));
         rdti_json_put(json, ",\"error\":");
-        if (group->error.status == RDT_OK)
+        if (group->state == RDTI_GROUP_LIVE)
             rdti_json_put(json, "null");
         else
             rdti_json_put_string(json, group->error.message);

@@ -47,6 +47,8 @@ struct rdti_member {
     uint8_t uuid[RDT_UUID_BYTES];
 };
 
+enum rdti_group_state { RDTI_GROUP_LIVE, RDTI_GROUP_BROKEN, RDTI_GROUP_DESTROYED };
+
 struct rdt_group {
     struct rdti_list bucket;
     struct rdti_list link; /* groups->all */
@@ -68,9 +70,9 @@ struct rdt_group {
     struct rdti_list requests; /* every one that has not finished */
     struct rdti_list arrivals; /* every message that waits */
     uint32_t refs;             /* the handle, each request */
-    bool is_destroyed;
+    enum rdti_group_state state;
     bool has_any_source;        /* a receive from any source was posted: none stands */
-    struct rdt_error error;     /* BROKEN unless status is RDT_OK */
+    struct rdt_error error;     /* how operations end, unless it is LIVE */
     _Atomic uintptr_t attached; /* a pointer of the user's; release, acquire */
     void (*detach)(void *state);
     struct rdt_error cause;   /* the first member that left, or whose death another told */

@@ -343,7 +343,7 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
         const rdt_status status = check_source(group, m, head, err);
         if (status != RDT_OK)
             return status;
-        if (group->error.status != RDT_OK) {
+        if (group->state != RDTI_GROUP_LIVE) {
             refuse_message(m, head, &group->error);
             return RDT_OK;
         }

@@ -280,7 +280,7 @@ begin(struct rdti_mailbox *m, const struct rdti_message *head)
 {
     const rdt_group *group = rdti_groups_find(m->groups, head->group_id);
     struct rdti_tx_stream *stream =
-        group != NULL && group->error.status == RDT_OK ? calloc(1, sizeof(*stream)) : NULL;
+        group != NULL && group->state == RDTI_GROUP_LIVE ? calloc(1, sizeof(*stream)) : NULL;
 
     if (stream == NULL)
         return false;

@@ -17,6 +17,7 @@ CORE = CSRC / "core"
 TABLES = [
     ("core/endpoint.h", "core/endpoint.h", "core/endpoint.c", "RDTI_EP_"),
     ("core/region.h", "core/region_impl.h", "core/region.c", "RDTI_REGION_"),
+    ("core/group.h", "core/group_impl.h", "core/group_end.c", "RDTI_GROUP_"),
     ("core/group_impl.h", "core/group_impl.h", "core/group_request.c", "RDTI_REQUEST_"),
     ("collectives/coll.h", "collectives/coll.h", "collectives/coll.c", "RDTI_COLL_"),
 ]
@@ -74,6 +75,7 @@ def test_what_the_header_tells_is_what_the_code_goes_by(
     [
         ("rdti_endpoint_set_state", "RDTI_EP_"),
         ("rdti_region_become", "RDTI_REGION_"),
+        ("become", "RDTI_GROUP_"),
         ("rdti_request_become", "RDTI_REQUEST_"),
         ("become", "RDTI_COLL_"),
     ],

@@ -345,6 +345,7 @@ TEST(the_refusal_of_a_group_that_is_gone_says_what_broke_it)
     rdt_group_destroy(rig.group[1]);
     rig.group[1] = NULL;
     rdti_engine_enter(rig.ctx[0]->engine);
+    rig.group[0]->state = RDTI_GROUP_LIVE; /* as if it had not heard of it */
     rig.group[0]->error = (struct rdt_error){0};
     rdti_engine_leave(rig.ctx[0]->engine);
     CHECK_STATUS(rig_end(rig_send(&rig, 0, 1, 2, buf, MEGABYTE), &err), RDT_EPEER);
