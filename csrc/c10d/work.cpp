@@ -240,6 +240,32 @@ Work::is_over()
     return next_ == transfers_.size();
 }
 
+/* ---- States ---- */
+
+/* The table of states in work.hpp, which a test holds to this one; "gone" is no state. */
+constexpr bool
+Work::may_become(State from, State to)
+{
+    switch (from) {
+    case State::Pending:
+        return to == State::Armed || to == State::Settled;
+    case State::Armed:
+        return to == State::Settled;
+    case State::Settled:
+        return false;
+    }
+    return false;
+}
+
+/* With driver_mutex_. */
+void
+Work::become(State next)
+{
+    TORCH_INTERNAL_ASSERT(may_become(state_.load(std::memory_order_relaxed), next));
+    /* release: pairs with the acquire of whoever asks for the result without a lock */
+    state_.store(next, std::memory_order_release);
+}
+
 /* ---- The end ---- */
 
 /* With driver_mutex_, every transfer over. */
@@ -266,8 +292,7 @@ Work::settle_with(const std::exception_ptr &error)
             ended_ = Clock::now();
         settler_ = std::this_thread::get_id();
         future = future_;
-        /* release: pairs with the acquire of whoever asks for the result without mutex_ */
-        is_settled_.store(true, std::memory_order_release);
+        become(State::Settled);
     }
     operation_.inputs.clear();
     note_end(operation_, error);
@@ -304,14 +329,14 @@ Work::on_transfer_done(void *arg)
         Finisher::enqueue(work);
 }
 
-/* With driver_mutex_, PENDING. The callbacks own one reference of the Work. */
+/* With driver_mutex_, not SETTLED. The callbacks own one reference of the Work. */
 void
 Work::arm()
 {
-    if (is_armed_)
+    if (state_.load(std::memory_order_relaxed) == State::Armed) /* driver_mutex_ */
         return;
     Finisher::expect(this, operation_.order, lane_);
-    is_armed_ = true;
+    become(State::Armed);
     /* One more than there are, so that the reference is there before the last callback. */
     armed_left_.store(transfers_.size() + 1, std::memory_order_relaxed);
     c10::raw::intrusive_ptr::incref(this);
@@ -329,7 +354,7 @@ Work::arm_if_wanted()
     if (!is_arming_wanted_.load(std::memory_order_seq_cst) || !driver_mutex_.try_lock())
         return;
     const std::lock_guard lock(driver_mutex_, std::adopt_lock);
-    if (!is_settled_.load(std::memory_order_acquire))
+    if (!is_settled())
         arm();
 }
 
@@ -338,7 +363,7 @@ Work::end() noexcept
 {
     {
         const std::lock_guard lock(driver_mutex_);
-        if (!is_settled_.load(std::memory_order_acquire))
+        if (!is_settled())
             settle();
     }
     c10::raw::intrusive_ptr::decref(this); /* may be the last */
@@ -349,12 +374,12 @@ Work::end() noexcept
 bool
 Work::isCompleted()
 {
-    if (is_settled_.load(std::memory_order_acquire))
+    if (is_settled())
         return true;
     std::unique_lock lock(driver_mutex_, std::try_to_lock);
     if (!lock.owns_lock())
         return false; /* somebody waits, and will settle */
-    if (is_settled_.load(std::memory_order_acquire))
+    if (is_settled())
         return true;
     if (is_over()) {
         settle();
@@ -386,8 +411,7 @@ Work::sourceRank() const
     TORCH_CHECK(operation_.type == c10d::OpType::RECV ||
                     operation_.type == c10d::OpType::RECVANYSOURCE,
                 operation_.title, " has no source rank; only receives have one");
-    TORCH_CHECK(is_settled_.load(std::memory_order_acquire),
-                "the source rank of a receive is known after wait()");
+    TORCH_CHECK(is_settled(), "the source rank of a receive is known after wait()");
     return source_;
 }
 
@@ -409,8 +433,7 @@ Work::getDuration() const
 {
     TORCH_CHECK(operation_.begun != Clock::time_point{}, operation_.title,
                 " was not timed: call _enable_collectives_timing() of the group before it begins");
-    TORCH_CHECK(is_settled_.load(std::memory_order_acquire),
-                "how long an operation took is known after wait()");
+    TORCH_CHECK(is_settled(), "how long an operation took is known after wait()");
     return std::chrono::duration<float, std::milli>(ended_ - operation_.begun).count();
 }
 
@@ -432,7 +455,7 @@ Work::getFuture()
             return future_;
         future_ = new_future();
         error = exception_;
-        was_settled = is_settled_.load(std::memory_order_relaxed); /* written under mutex_ */
+        was_settled = is_settled(); /* written under mutex_ */
     }
     if (was_settled) {
         complete(*future_, error, operation_.outputs);
@@ -472,7 +495,7 @@ Work::give_up(std::chrono::milliseconds waited)
 
     /* A collective goes on: the members still count on this one. A receive would take the message
      * that the next one waits for. */
-    if (!operation_.has_own_deadline && !is_armed_) {
+    if (!operation_.has_own_deadline && state_.load(std::memory_order_relaxed) == State::Pending) {
         auto orphan = std::make_unique<Orphan>(operation_); /* what fails changes nothing */
         orphan.release()->adopt(std::exchange(transfers_, {}), true);
         settle_with(error);
@@ -492,7 +515,7 @@ Work::wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience)
             (void)cv_.wait_for(lock, slice);
         return;
     }
-    if (is_settled_.load(std::memory_order_acquire))
+    if (is_settled())
         return;
     if (!is_over())
         drive_slice(deadline);
@@ -510,14 +533,14 @@ Work::wait(std::chrono::milliseconds timeout)
     const auto patience = std::min<std::chrono::milliseconds>(has_timeout ? timeout : own, forever);
     const auto deadline = Clock::now() + patience;
 
-    while (!is_settled_.load(std::memory_order_acquire)) {
+    while (!is_settled()) {
         try {
             wait_slice(deadline, patience);
         } catch (...) {
             arm_if_wanted();
             throw;
         }
-        if (is_settled_.load(std::memory_order_acquire))
+        if (is_settled())
             break;
         arm_if_wanted();
         check_signals();

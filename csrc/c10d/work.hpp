@@ -2,15 +2,19 @@
  *
  * work.hpp - an operation that torch was promised, over one or more of the library's transfers.
  *
- *   state    may the tensors still be read or written?   leaves by
- *   PENDING  yes                                          settle() once every transfer is over, or
- *                                                         the deadline of a send or receive
- *   SETTLED  no (after a deadline: by its Orphan)         -
+ *   state    who settles it      may the tensors be touched?  leaves by
+ *   PENDING  whoever waits       yes                          somebody wants to hear of the end (a
+ *                                                             Future, polling) -> ARMED; every
+ *                                                             transfer is over, or the deadline of
+ *                                                             a send or receive -> SETTLED
+ *   ARMED    the finisher, whom  yes                          every transfer is over -> SETTLED
+ *            the library calls,
+ *            or whoever waits
+ *   SETTLED  -                   no (after a deadline: by     the last reference -> gone
+ *                                its Orphan)
  *
- * Whoever waits drives the library itself and settles; where nobody waits but somebody wants to
- * hear of the end (a Future, polling) the Work is *armed*: the library calls back and the
- * finisher's thread settles. A Work dropped while PENDING leaves its tensors to an Orphan that ends
- * with the transfers.
+ * Whoever waits drives the library itself. A Work that is dropped before it is SETTLED leaves its
+ * tensors to an Orphan that ends with the transfers.
  *
  * Threads: any. `driver_mutex_` guards the transfers, the base class's `mutex_` the result.
  */
@@ -108,7 +112,7 @@ class Work final : public c10d::Work, public Ending
     void attend();
     bool is_settled() const noexcept
     {
-        return is_settled_.load(std::memory_order_acquire);
+        return state_.load(std::memory_order_acquire) == State::Settled;
     }
 
     void end() noexcept override; /* of Ending */
@@ -118,6 +122,10 @@ class Work final : public c10d::Work, public Ending
   private:
     using Clock = std::chrono::steady_clock;
 
+    enum class State { Pending, Armed, Settled };
+
+    static constexpr bool may_become(State from, State to);
+    void become(State next);
     static std::vector<rdt_transfer *> room_for(size_t transfers);
     static void on_transfer_done(void *arg);
     std::string name() const;
@@ -137,13 +145,12 @@ class Work final : public c10d::Work, public Ending
     const unsigned lane_;                   /* of the Finisher */
     std::mutex driver_mutex_;
     size_t next_ = 0; /* the transfers before it are over */
-    bool is_armed_ = false;
     std::atomic<size_t> armed_left_{0};
     std::atomic<bool> is_arming_wanted_{false};
-    std::atomic<bool> is_settled_{false};
-    std::thread::id settler_; /* written before is_settled_, under mutex_ */
+    std::atomic<State> state_{State::Pending}; /* changed with driver_mutex_ */
+    std::thread::id settler_;                  /* written before SETTLED, under mutex_ */
     int source_ = -1;
-    Clock::time_point ended_; /* written before is_settled_ */
+    Clock::time_point ended_; /* written before SETTLED */
     c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

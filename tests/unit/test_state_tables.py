@@ -117,6 +117,24 @@ def test_buffers_of_a_slot_go_round() -> None:
     assert "arrived - released >= RDTI_SLOT_BUFFERS" in code  # a peer's fault, and no assertion
 
 
+def test_works_of_torch_go_by_their_table() -> None:
+    """Each change asks the function that is held to the table here; there is no other store."""
+    header = (CSRC / "c10d" / "work.hpp").read_text(encoding="utf-8")
+    code = (CSRC / "c10d" / "work.cpp").read_text(encoding="utf-8")
+    cases = re.findall(r"case State::(\w+):\s*return (.*?);", code)
+    table = {
+        state.upper(): {to.upper() for to in re.findall(r"to == State::(\w+)", answer)}
+        for state, answer in cases
+    }
+    named = re.search(r"enum class State \{ (.*?) \}", header)
+
+    assert named is not None
+    assert [name.upper() for name in named[1].split(", ")] == list(table)
+    assert told_by(header) == table
+    assert code.count("state_.store(") == 1
+    assert set(re.findall(r"\bbecome\(State::(\w+)\);", code)) == {"Armed", "Settled"}
+
+
 def test_a_transfer_is_done_once() -> None:
     """Its two states are one flag, which one function raises, and only where it is down."""
     files = {path.name: path.read_text(encoding="utf-8") for path in sorted(CORE.glob("*.c"))}
