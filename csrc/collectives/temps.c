@@ -36,10 +36,10 @@ drop_memory(struct rdti_temp *temp)
 }
 
 void
-rdti_temps_init(struct rdti_temps *temps, uint64_t most_bytes, bool repeats)
+rdti_temps_init(struct rdti_temps *temps, uint64_t most_bytes, bool is_repeating)
 {
     temps->most_bytes = most_bytes;
-    temps->repeats = repeats;
+    temps->is_repeating = is_repeating;
     for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++)
         temps->slots[i].temps = temps;
 }
@@ -97,7 +97,7 @@ is_over(const struct rdti_temp *temp)
 {
     const uint64_t now = atomic_load_explicit(&temp->temps->takes, memory_order_relaxed);
 
-    return !temp->temps->repeats || now - temp->taken_at > RDTI_TEMPS_STALE;
+    return !temp->temps->is_repeating || now - temp->taken_at > RDTI_TEMPS_STALE;
 }
 
 /* Until so many bytes more may be kept. False: they may not. */
@@ -197,7 +197,7 @@ find_or_make(struct rdti_temps *temps, rdt_context *ctx, const struct wish *wish
         wish->tensor != NULL && has_come_again(temps, wish->tensor, wish->len_bytes);
     struct rdti_temp *temp = NULL;
 
-    if (temps->repeats && !has_come_again(temps, NULL, wish->len_bytes))
+    if (temps->is_repeating && !has_come_again(temps, NULL, wish->len_bytes))
         return NULL;
     if (is_known)
         temp = make_own(temps, ctx, wish->len_bytes);

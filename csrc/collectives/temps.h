@@ -8,10 +8,10 @@
  * bytes as a slot had last gets that one first. What is small goes eagerly and needs none of this:
  * it is not kept.
  *
- * A team has two of these. One is for what has no place of the user's. From the other, which
- * *repeats*, come places for messages whose own place their source cannot write: a copy more, and
- * worth it only for what comes again. So the first message of a length gets none, nor does one that
- * would take more than all such memory may, and what nobody has wanted for long makes room.
+ * A team has two of these. One is for what has no place of the user's. From the other, the
+ * *repeating* one, come places for messages whose own place their source cannot write: a copy more,
+ * and worth it only for what comes again. So the first message of a length gets none, nor does one
+ * that would take more than all such memory may, and what nobody has wanted for long makes room.
  *
  * Of several tensors of one length those that come again have memory of their own, as far as that
  * goes: how many of them are in flight at once hangs on time, and a step that is late with one more
@@ -65,7 +65,7 @@ struct rdti_temp {
 struct rdti_temps {
     struct rdti_temp slots[RDTI_TEMPS_MAX];
     uint64_t most_bytes; /* of all slots */
-    bool repeats;
+    bool is_repeating;
     atomic_ullong kept_bytes;
     atomic_ullong takes;
     atomic_uint used;                    /* slots that are not EMPTY */
@@ -73,7 +73,7 @@ struct rdti_temps {
     atomic_uint seen_count;
 };
 
-void rdti_temps_init(struct rdti_temps *temps, uint64_t most_bytes, bool repeats);
+void rdti_temps_init(struct rdti_temps *temps, uint64_t most_bytes, bool is_repeating);
 /* At least len_bytes for a tensor that is known by its address, aligned as the arena is; NULL: none
  * is to be had, or is not worth it. Its content is anything. */
 struct rdti_temp *rdti_temps_take(struct rdti_temps *temps, rdt_context *ctx, const void *tensor,

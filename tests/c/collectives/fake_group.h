@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "collectives/temps.h"
 #include "harness.h"
 #include "rdmatensor.h"
 
@@ -600,7 +601,7 @@ uint32_t
 rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_bytes)
 {
     CHECK(src < group->world->size && src != group->rank);
-    if (!group->world->has_streams || len_bytes <= 65536 - 64)
+    if (!group->world->has_streams || len_bytes <= RDTI_TEMPS_MIN_BYTES)
         return RDT_STANDS_NOT;
     return rdt_region_find(&group->context, dst, len_bytes) != NULL ? RDT_STANDS_HERE
                                                                     : RDT_STANDS_ELSEWHERE;
