@@ -41,7 +41,8 @@ def pending(rank: int, world: int) -> dict[str, object]:
         dist.all_reduce(tensor, async_op=True)
     world_group()._wait_for_pending_works()
     found: dict[str, object] = {
-        "seconds": time.monotonic() - begun_s,
+        "begun_s": begun_s,
+        "waited_until_s": time.monotonic(),
         "sums": [float(tensor.sum()) / tensor.numel() for tensor in tensors],
         "texts": [],
     }
@@ -235,7 +236,9 @@ def hooked(rank: int, world: int) -> dict[str, object]:
         dist.all_reduce(torch.ones(3))
     if rank == world - 1:
         time.sleep(LATE_S)
+    begun_s = time.monotonic()
     dist.all_gather_into_tensor(torch.empty(world), torch.ones(1), async_op=True)  # dropped
+    left_s = time.monotonic()
     kept = dist.broadcast(torch.ones(1 << 20), 0, async_op=True)  # nobody waits
     group._wait_for_pending_works()
     in_time = len(heard)
@@ -249,7 +252,14 @@ def hooked(rank: int, world: int) -> dict[str, object]:
     deadline_s = time.monotonic() + TIMEOUT.total_seconds()
     while rank < 2 and len(heard) == in_time and time.monotonic() < deadline_s:
         time.sleep(0.01)  # messages are no pending works
-    return {"heard": heard, "in_time": in_time, "twice": with_twice, "kept": kept.is_completed()}
+    return {
+        "heard": heard,
+        "in_time": in_time,
+        "twice": with_twice,
+        "kept": kept.is_completed(),
+        "begun_s": begun_s,  # before the call of the all_gather
+        "left_s": left_s,  # and behind it
+    }
 
 
 def slow_hook(rank: int, world: int) -> dict[str, object]:
@@ -299,8 +309,14 @@ def timed(rank: int, world: int) -> dict[str, object]:
         time.sleep(LATE_S)
     begun_s = time.monotonic()
     work = dist.all_reduce(torch.ones(3), async_op=True)
+    left_s = time.monotonic()
     work.wait()
-    waited_s = time.monotonic() - begun_s
-    found = {"texts": texts, "waited_s": waited_s, "took_ms": work._get_duration()}
+    found = {
+        "texts": texts,
+        "begun_s": begun_s,  # before its call
+        "left_s": left_s,  # and behind it
+        "waited_until_s": time.monotonic(),
+        "took_ms": work._get_duration(),
+    }
     dist.destroy_process_group()
     return found
