@@ -65,7 +65,9 @@ struct sim_config {
 struct sim_config sim_default(void);
 void sim_begin(const struct sim_config *config);
 void sim_end(void);
-/* Begin with defaults, unless it was begun, or RDT_TEST_VERBS=device asks for real devices. */
+/* RDT_TEST_VERBS=device asks for real devices in its place. */
+bool sim_is_off(void);
+/* Begin with defaults, unless it was begun, or is off. */
 void sim_use(void);
 
 /* Whether this thread is in a call of the sim, which needs memory of its own. */

@@ -212,16 +212,23 @@ sim_begin(const struct sim_config *config)
     rdti_verbs_use_ops(&sim_table);
 }
 
+bool
+sim_is_off(void)
+{
+    const char *which = getenv("RDT_TEST_VERBS");
+
+    return which != NULL && strcmp(which, "device") == 0;
+}
+
 void
 sim_use(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static bool is_begun;
-    const char *which = getenv("RDT_TEST_VERBS");
     const struct sim_config config = sim_default();
 
     CHECK_INT_EQ(pthread_mutex_lock(&lock), 0);
-    if (!is_begun && (which == NULL || strcmp(which, "device") != 0))
+    if (!is_begun && !sim_is_off())
         sim_begin(&config);
     is_begun = true;
     CHECK_INT_EQ(pthread_mutex_unlock(&lock), 0);

@@ -251,14 +251,10 @@ live_on_half_a_cpu(rdt_context *ctx, int32_t rank, int fd)
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
 
     struct rdt_remote_region remote;
-    rdt_region *region;
     rdt_status status = RDT_OK;
 
     rdt_endpoint *ep = proc_take_peer(ctx, fd);
-    check_ok(rdt_region_alloc(ctx, 64, 0, &region, &err), &err, "alloc");
-    check_ok(rdt_region_export(region, &remote, &err), &err, "export");
-    proc_write(fd, &remote, sizeof(remote));
-    proc_read(fd, &remote, sizeof(remote));
+    rdt_region *region = proc_trade_region(ctx, fd, &remote);
     for (uint32_t i = 0; status == RDT_OK && i < TURNS; i++) {
         uint32_t value = 0;
         if (rank == (int32_t)(i % 2))
@@ -278,7 +274,6 @@ static void
 ping_and_pong(uint32_t transport)
 {
     const struct proc_opts opts = {.force = transport};
-    struct rdt_remote_region remotes[2];
     struct proc_report report;
     struct proc procs[2];
 
@@ -286,10 +281,7 @@ ping_and_pong(uint32_t transport)
         proc_begin(&procs[i], &opts, i, live_on_half_a_cpu);
     for (int i = 0; i < 2; i++)
         proc_introduce(&procs[i], &procs[1 - i]);
-    for (int i = 0; i < 2; i++)
-        proc_read(procs[i].fd, &remotes[i], sizeof(remotes[i]));
-    for (int i = 0; i < 2; i++)
-        proc_write(procs[i].fd, &remotes[1 - i], sizeof(remotes[i]));
+    proc_swap_regions(procs);
     for (int i = 0; i < 2; i++) {
         proc_read(procs[i].fd, &report, sizeof(report));
         CHECK_MSG(report.status == RDT_OK, "rank %d: %s", i, report.message);

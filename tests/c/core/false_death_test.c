@@ -87,14 +87,10 @@ live_through(rdt_context *ctx, int32_t rank, int fd)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdt_remote_region remote;
-    rdt_region *region;
     uint32_t value = 0;
 
     rdt_endpoint *ep = proc_take_peer(ctx, fd);
-    check_ok(rdt_region_alloc(ctx, 64, RDT_REGION_ZERO, &region, &err), &err, "alloc");
-    check_ok(rdt_region_export(region, &remote, &err), &err, "export");
-    proc_write(fd, &remote, sizeof(remote));
-    proc_read(fd, &remote, sizeof(remote));
+    rdt_region *region = proc_trade_region(ctx, fd, &remote);
     proc_hear(fd); /* now: rank 0 is suspended, and rank 1 writes to it and waits for its answer */
     rdt_status status = RDT_OK;
     for (uint32_t i = 0; status == RDT_OK && i < 100; i++) {
@@ -116,16 +112,12 @@ TEST_TIMEOUT(who_is_suspended_for_a_while_goes_on, 60)
 {
     for (int t = 0; t < 2; t++) {
         const struct proc_opts opts = {.force = transports[t], .peer_timeout_ns = 30 * RIG_S};
-        struct rdt_remote_region remotes[2];
         struct proc procs[2];
         for (int i = 0; i < 2; i++)
             proc_begin(&procs[i], &opts, i, live_through);
         for (int i = 0; i < 2; i++)
             proc_introduce(&procs[i], &procs[1 - i]);
-        for (int i = 0; i < 2; i++)
-            proc_read(procs[i].fd, &remotes[i], sizeof(remotes[i]));
-        for (int i = 0; i < 2; i++)
-            proc_write(procs[i].fd, &remotes[1 - i], sizeof(remotes[i]));
+        proc_swap_regions(procs);
         CHECK(kill(procs[0].pid, SIGSTOP) == 0);
         for (int i = 0; i < 2; i++)
             proc_say(procs[i].fd);

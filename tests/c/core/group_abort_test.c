@@ -143,18 +143,27 @@ blob_but_of_two(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, siz
     return RDT_ETIMEDOUT;
 }
 
+/* Rank 0 has waited for rank 2 in vain. */
+static void
+open_without_two(struct rig *rig)
+{
+    struct rdt_error err = {0};
+    rdt_endpoint *ep;
+
+    rig_open(rig, 3, RDT_TRANSPORT_SHM);
+    rig->group[0]->blob = blob_but_of_two;
+    CHECK_STATUS(rdt_group_endpoint(rig->group[0], 2, &ep, NULL), RDT_ETIMEDOUT);
+    CHECK_STATUS(rdt_group_endpoint(rig->group[0], 2, &ep, &err), RDT_ETIMEDOUT);
+    CHECK_INT_EQ(err.peer_rank, 2);
+}
+
 TEST(an_abort_names_the_rank_whose_address_did_not_come)
 {
     struct rig rig;
     struct rdt_error err = {0};
-    rdt_endpoint *ep;
 
-    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
-    rig.group[0]->blob = blob_but_of_two;
+    open_without_two(&rig);
     (void)rig_ready(rig.group[0], 1);
-    CHECK_STATUS(rdt_group_endpoint(rig.group[0], 2, &ep, NULL), RDT_ETIMEDOUT);
-    CHECK_STATUS(rdt_group_endpoint(rig.group[0], 2, &ep, &err), RDT_ETIMEDOUT);
-    CHECK_INT_EQ(err.peer_rank, 2);
     rdt_group_abort(rig.group[0], "gave up");
     for (uint32_t i = 0; i < 2; i++) {
         CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 10);
@@ -170,11 +179,8 @@ TEST(an_abort_names_no_rank_that_came_late)
 {
     struct rig rig;
     struct rdt_error err = {0};
-    rdt_endpoint *ep;
 
-    rig_open(&rig, 3, RDT_TRANSPORT_SHM);
-    rig.group[0]->blob = blob_but_of_two;
-    CHECK_STATUS(rdt_group_endpoint(rig.group[0], 2, &ep, &err), RDT_ETIMEDOUT);
+    open_without_two(&rig);
     rig.group[0]->blob = rig_blob;
     (void)rig_ready(rig.group[0], 2);
     rdt_group_abort(rig.group[0], "gave up");

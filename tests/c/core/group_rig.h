@@ -13,6 +13,21 @@
 
 #define RIG_RANKS_MAX 4
 
+/* Paths to other hosts, for tests over each; a device alone where there is one, as it is slow in an
+ * emulated machine. */
+struct rig_paths {
+    uint32_t count;
+    uint32_t transports[2];
+};
+
+static inline struct rig_paths
+rig_far_paths(void)
+{
+    if (sim_is_off())
+        return (struct rig_paths){1, {RDT_TRANSPORT_VERBS}};
+    return (struct rig_paths){2, {RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS}};
+}
+
 /* How long anything here may take. Below a test's own alarm, so that what hangs is named. */
 static inline uint64_t
 rig_patience_ns(void)

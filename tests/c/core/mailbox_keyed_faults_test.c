@@ -125,16 +125,6 @@ end_standing(void)
     rig_close(&rig);
 }
 
-static const uint32_t paths[] = {RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};
-
-static size_t
-first_path(void)
-{
-    const char *which = getenv("RDT_TEST_VERBS");
-
-    return which != NULL && strcmp(which, "device") == 0 ? 1 : 0;
-}
-
 /* ---- Ends -------------------------------------------------------------------------------- */
 
 static bool
@@ -172,12 +162,14 @@ begin_waits(rdt_transfer **told, rdt_transfer **waiting)
 
 TEST_TIMEOUT(the_death_of_either_end_ends_what_waits, 60)
 {
-    for (size_t p = first_path(); p < 2; p++)
+    const struct rig_paths paths = rig_far_paths();
+
+    for (uint32_t p = 0; p < paths.count; p++)
         for (uint32_t witness = 0; witness < 2; witness++) {
             rdt_transfer *told;
             rdt_transfer *waiting;
             struct rdt_error err = {0};
-            begin_standing(paths[p]);
+            begin_standing(paths.transports[p]);
             begin_waits(&told, &waiting);
             break_path(witness);
             CHECK_STATUS(rig_end(witness == 0 ? waiting : told, &err), RDT_EPEER);
@@ -190,13 +182,15 @@ TEST_TIMEOUT(the_death_of_either_end_ends_what_waits, 60)
 
 TEST_TIMEOUT(the_end_of_a_group_ends_what_waits, 60)
 {
-    for (size_t p = first_path(); p < 2; p++)
+    const struct rig_paths paths = rig_far_paths();
+
+    for (uint32_t p = 0; p < paths.count; p++)
         for (uint32_t how = 0; how < 4; how++) {
             const uint32_t rank = how % 2;
             rdt_transfer *told;
             rdt_transfer *waiting;
             struct rdt_error err = {0};
-            begin_standing(paths[p]);
+            begin_standing(paths.transports[p]);
             begin_waits(&told, &waiting);
             if (how < 2) {
                 rdt_group_abort(rig.group[rank], "enough");
@@ -214,8 +208,10 @@ TEST_TIMEOUT(the_end_of_a_group_ends_what_waits, 60)
 /* Against what collectives do, and yet nothing else changes. */
 TEST_TIMEOUT(a_receive_that_is_given_up_takes_nothing, 60)
 {
-    for (size_t p = first_path(); p < 2; p++) {
-        begin_standing(paths[p]);
+    const struct rig_paths paths = rig_far_paths();
+
+    for (uint32_t p = 0; p < paths.count; p++) {
+        begin_standing(paths.transports[p]);
         const uint64_t tag = next_tag++;
         begin_receive(&ways[0], 0, tag);
         memset(place_of(&ways[0], 0), 0x11, LEN_BYTES);

@@ -85,17 +85,6 @@ warm(struct rig *rig, struct field *field, uint64_t len_bytes)
         move(rig, field->piece[i % PLACES], len_bytes, i, i % 2 == 0);
 }
 
-static const uint32_t paths[] = {RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};
-#define PATHS (sizeof(paths) / sizeof(paths[0]))
-
-static size_t
-first_path(void)
-{
-    const char *which = getenv("RDT_TEST_VERBS");
-
-    return which != NULL && strcmp(which, "device") == 0 ? 1 : 0;
-}
-
 /* ---- What it costs ----------------------------------------------------------------------- */
 
 static void
@@ -130,9 +119,11 @@ costs_a_write_and_a_credit(uint32_t transport, uint64_t len_bytes)
 
 TEST_TIMEOUT(over_tcp_and_verbs_a_message_is_a_write_and_a_credit, 60)
 {
-    for (size_t i = first_path(); i < PATHS; i++) {
-        costs_a_write_and_a_credit(paths[i], RDTI_KEYED_MIN_BYTES);
-        costs_a_write_and_a_credit(paths[i], LARGE + 3);
+    const struct rig_paths paths = rig_far_paths();
+
+    for (uint32_t i = 0; i < paths.count; i++) {
+        costs_a_write_and_a_credit(paths.transports[i], RDTI_KEYED_MIN_BYTES);
+        costs_a_write_and_a_credit(paths.transports[i], LARGE + 3);
     }
 }
 
@@ -178,14 +169,15 @@ TEST(a_group_says_what_would_stand)
 /* Receives and sends of one row of tags in orders of their own, several in flight. */
 TEST_TIMEOUT(the_order_of_sends_and_receives_is_free, 60)
 {
+    const struct rig_paths paths = rig_far_paths();
     enum { ROUNDS = 20 };
     static const uint8_t orders[][PLACES] = {{0, 1, 2, 3}, {3, 1, 0, 2}, {2, 3, 1, 0}};
 
-    for (size_t p = first_path(); p < PATHS; p++) {
+    for (uint32_t p = 0; p < paths.count; p++) {
         struct rig rig;
         struct field field;
         uint8_t *src = malloc(PLACES * LARGE);
-        rig_open(&rig, 2, paths[p]);
+        rig_open(&rig, 2, paths.transports[p]);
         field_make(&field, rig.ctx[1], LARGE);
         for (uint32_t round = 0; round < ROUNDS; round++) {
             rdt_transfer *all[2 * PLACES];
@@ -232,14 +224,15 @@ TEST_TIMEOUT(places_that_never_come_again_make_room, 60)
 
 TEST_TIMEOUT(private_memory_and_other_sizes_arrive, 60)
 {
+    const struct rig_paths paths = rig_far_paths();
     static const uint64_t lengths[] = {8,      4096, RDTI_KEYED_MIN_BYTES - 1, RDTI_KEYED_MIN_BYTES,
                                        100001, LARGE};
 
-    for (size_t p = first_path(); p < PATHS; p++) {
+    for (uint32_t p = 0; p < paths.count; p++) {
         struct rig rig;
         struct field field;
         uint8_t *own = malloc(LARGE);
-        rig_open(&rig, 2, paths[p]);
+        rig_open(&rig, 2, paths.transports[p]);
         field_make(&field, rig.ctx[1], LARGE);
         for (uint64_t i = 0; i < 60; i++)
             move(&rig, i % 4 == 1 ? own : field.piece[i % PLACES], lengths[i % 6], i, i % 5 == 0);
@@ -339,14 +332,18 @@ passes_by(uint32_t transport, bool is_heard)
 
 TEST_TIMEOUT(a_message_that_comes_after_its_receive_was_told_may_pass_it_by, 60)
 {
-    for (size_t i = first_path(); i < PATHS; i++)
-        passes_by(paths[i], true);
+    const struct rig_paths paths = rig_far_paths();
+
+    for (uint32_t i = 0; i < paths.count; i++)
+        passes_by(paths.transports[i], true);
 }
 
 TEST_TIMEOUT(a_message_that_goes_before_its_receive_was_told_may_pass_it_by, 60)
 {
-    for (size_t i = first_path(); i < PATHS; i++)
-        passes_by(paths[i], false);
+    const struct rig_paths paths = rig_far_paths();
+
+    for (uint32_t i = 0; i < paths.count; i++)
+        passes_by(paths.transports[i], false);
 }
 
 /* ---- Ranks that disagree ----------------------------------------------------------------- */

@@ -21,14 +21,6 @@ let_stand_from(struct rig *rig, const struct field *field, const uint8_t *src)
 
 /* ---- Memory that cannot be registered ---------------------------------------------------- */
 
-static bool
-is_device(void)
-{
-    const char *which = getenv("RDT_TEST_VERBS");
-
-    return which != NULL && strcmp(which, "device") == 0;
-}
-
 /* The source is registered by now, so that it is the target that is refused. */
 static void
 is_refused(bool is_standing)
@@ -39,7 +31,7 @@ is_refused(bool is_standing)
     struct field next_field;
     struct rdt_error err = {0};
 
-    if (is_device())
+    if (sim_is_off())
         SKIP("needs the sim");
     rig_open(&rig, 2, RDT_TRANSPORT_VERBS);
     field_make(&from, rig.ctx[0], LARGE);

@@ -155,6 +155,33 @@ proc_take_peer(rdt_context *ctx, int fd)
     return ep;
 }
 
+/* Of each process the region that it exports, to the other; proc_trade_region() is their side. */
+static inline void
+proc_swap_regions(const struct proc procs[2])
+{
+    struct rdt_remote_region remotes[2];
+
+    for (int i = 0; i < 2; i++)
+        proc_read(procs[i].fd, &remotes[i], sizeof(remotes[i]));
+    for (int i = 0; i < 2; i++)
+        proc_write(procs[i].fd, &remotes[1 - i], sizeof(remotes[i]));
+}
+
+/* Some bytes of our own, and where the peer's are. */
+static inline rdt_region *
+proc_trade_region(rdt_context *ctx, int fd, struct rdt_remote_region *out)
+{
+    struct rdt_error err = {0};
+    struct rdt_remote_region own;
+    rdt_region *region;
+
+    check_ok(rdt_region_alloc(ctx, 64, RDT_REGION_ZERO, &region, &err), &err, "alloc");
+    check_ok(rdt_region_export(region, &own, &err), &err, "export");
+    proc_write(fd, &own, sizeof(own));
+    proc_read(fd, out, sizeof(*out));
+    return region;
+}
+
 static inline void
 proc_tell(int fd, rdt_status status, const struct rdt_error *err)
 {

@@ -117,23 +117,30 @@ gather(const struct member *m, uint32_t number, uint64_t count, uint32_t round)
             CHECK(all[r * count + i] == value(r, i, round));
 }
 
-/* Out of one tensor and into another. */
-static void
-scatter_sums(const struct member *m, uint32_t number, uint64_t count, uint32_t round)
+/* Out of one tensor, with a part for each member, and into another, which is returned. */
+static const int32_t *
+run_in_parts(const struct member *m, uint32_t op, uint32_t number, uint64_t count, uint32_t round)
 {
-    const uint32_t size = m->rig->size;
-    struct rdt_coll_args args = args_of(RDT_COLL_REDUCE_SCATTER, count);
+    struct rdt_coll_args args = args_of(op, count);
     int32_t *in = tensor_of(m, number % TENSORS, most_elements());
     int32_t *out = tensor_of(m, (number + 1) % TENSORS, most_elements());
 
-    for (uint64_t i = 0; i < size * count; i++)
+    for (uint64_t i = 0; i < m->rig->size * count; i++)
         in[i] = value(m->rank, i, round);
     args.send = in;
     args.recv = out;
     run(m->rig->group[m->rank], &args);
+    return out;
+}
+
+static void
+scatter_sums(const struct member *m, uint32_t number, uint64_t count, uint32_t round)
+{
+    const int32_t *out = run_in_parts(m, RDT_COLL_REDUCE_SCATTER, number, count, round);
+
     for (uint64_t i = 0; i < count; i++) {
         int64_t want = 0;
-        for (uint32_t r = 0; r < size; r++)
+        for (uint32_t r = 0; r < m->rig->size; r++)
             want += value(r, m->rank * count + i, round);
         CHECK(out[i] == (int32_t)want);
     }
@@ -142,17 +149,9 @@ scatter_sums(const struct member *m, uint32_t number, uint64_t count, uint32_t r
 static void
 exchange(const struct member *m, uint32_t number, uint64_t count, uint32_t round)
 {
-    const uint32_t size = m->rig->size;
-    struct rdt_coll_args args = args_of(RDT_COLL_ALLTOALL, count);
-    int32_t *in = tensor_of(m, number % TENSORS, most_elements());
-    int32_t *out = tensor_of(m, (number + 1) % TENSORS, most_elements());
+    const int32_t *out = run_in_parts(m, RDT_COLL_ALLTOALL, number, count, round);
 
-    for (uint64_t i = 0; i < size * count; i++)
-        in[i] = value(m->rank, i, round);
-    args.send = in;
-    args.recv = out;
-    run(m->rig->group[m->rank], &args);
-    for (uint32_t r = 0; r < size; r++)
+    for (uint32_t r = 0; r < m->rig->size; r++)
         for (uint64_t i = 0; i < count; i++)
             CHECK(out[r * count + i] == value(r, m->rank * count + i, round));
 }
@@ -315,9 +314,7 @@ use_script(const uint64_t *elements, size_t count, bool only_sums)
 static size_t
 share_of_cases(void)
 {
-    const char *which = getenv("RDT_TEST_VERBS");
-
-    return which != NULL && strcmp(which, "device") == 0 ? 3 : TEST_TSAN_SHARE;
+    return sim_is_off() ? 3 : TEST_TSAN_SHARE;
 }
 
 static void
