@@ -347,12 +347,14 @@ Backend::getError()
 
     if (group_ == nullptr)
         return c10d::ErrorType::SUCCESS;
-    switch (rdt_group_error(group_, nullptr)) {
-    case RDT_OK:
+    if (is_forked_child())
+        return c10d::ErrorType::COMM_ERROR;
+    switch (rdt_group_broken_by(group_)) {
+    case RDT_BROKEN_NOT:
         return c10d::ErrorType::SUCCESS;
-    case RDT_ETIMEDOUT:
+    case RDT_BROKEN_BY_DEADLINE:
         return c10d::ErrorType::TIMEOUT;
-    case RDT_EPEER:
+    case RDT_BROKEN_BY_MEMBER:
         return c10d::ErrorType::REMOTE_ERROR;
     default:
         return c10d::ErrorType::COMM_ERROR;

@@ -582,16 +582,3 @@ rdt_group_endpoint(rdt_group *group, uint32_t rank, rdt_endpoint **out, struct r
     rdti_engine_leave(group->ctx->engine);
     return RDT_OK;
 }
-
-rdt_status
-rdt_group_error(rdt_group *group, struct rdt_error *err)
-{
-    rdt_status status = rdti_context_check(group->ctx, "group_error", err);
-
-    if (status != RDT_OK)
-        return status;
-    rdti_engine_enter(group->ctx->engine);
-    status = group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
-    rdti_engine_leave(group->ctx->engine);
-    return status;
-}

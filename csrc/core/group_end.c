@@ -54,10 +54,11 @@ end_operations(rdt_group *group, const struct rdt_error *err)
 
 /* [driver] It was LIVE. */
 static void
-break_group(rdt_group *group, const struct rdt_error *err)
+break_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 {
     become(group, RDTI_GROUP_BROKEN);
     group->error = *err;
+    group->broken_by = broken_by;
     end_operations(group, err);
 }
 
@@ -249,9 +250,12 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
         obituary_error(group, rank, news, &err);
         group->refs++; /* its requests end */
         if (group->state == RDTI_GROUP_LIVE) {
-            break_group(group, &err);
+            break_group(group, RDT_BROKEN_BY_LOSS, &err);
             /* members that do not know the process by its uuid yet */
             rdti_group_spread_abort(group, NULL);
+        } else if (group->broken_by == RDT_BROKEN_BY_MEMBER &&
+                   group->error.peer_rank == err.peer_rank) {
+            group->broken_by = RDT_BROKEN_BY_LOSS; /* which that member had heard of before */
         }
         next = node->next;
         rdti_group_unref(group);
@@ -283,7 +287,7 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
     }
     (void)rdti_error_set_rank(&err, RDT_EPEER, abort->rank, "%s", abort->reason);
     if (group->state == RDTI_GROUP_LIVE)
-        break_group(group, &err);
+        break_group(group, RDT_BROKEN_BY_MEMBER, &err);
     rdti_group_spread_abort(group, source);
 }
 
@@ -304,23 +308,27 @@ find_lost_member(const rdt_group *group, struct rdt_error *err)
     return false;
 }
 
-/* [driver] Whoever left or died first is the cause, not the one who noticed. */
-static bool
+/* [driver] Whoever left or died first is the cause, not the one who noticed. RDT_BROKEN_NOT: nobody
+ * is known. */
+static uint32_t
 find_cause(const rdt_group *group, struct rdt_error *err)
 {
     if (group->cause.status != RDT_OK)
         *err = group->cause;
-    else if (!find_lost_member(group, err) && group->refusal.status != RDT_OK)
-        *err = group->refusal;
-    return err->status != RDT_OK;
+    if (group->cause.status != RDT_OK || find_lost_member(group, err))
+        return RDT_BROKEN_BY_LOSS;
+    if (group->refusal.status == RDT_OK)
+        return RDT_BROKEN_NOT;
+    *err = group->refusal;
+    return RDT_BROKEN_BY_MEMBER;
 }
 
 /* [driver] Ends the group unless it has ended, and says so. */
 static void
-abort_group(rdt_group *group, const struct rdt_error *err)
+abort_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 {
     if (group->state == RDTI_GROUP_LIVE)
-        break_group(group, err);
+        break_group(group, broken_by, err);
     rdti_group_spread_abort(group, NULL);
 }
 
@@ -335,14 +343,17 @@ rdt_group_abort(rdt_group *group, const char *reason)
     const char *said = reason != NULL ? reason : "no reason was given";
     rdti_engine_enter(group->ctx->engine);
     const bool is_suspected = group->suspect.status != RDT_OK;
-    if (!find_cause(group, &err))
+    uint32_t broken_by = find_cause(group, &err);
+    if (broken_by == RDT_BROKEN_NOT) {
+        broken_by = is_suspected ? RDT_BROKEN_BY_DEADLINE : RDT_BROKEN_BY_ABORT;
         (void)rdti_error_set_rank(&err, RDT_ECANCELED,
                                   is_suspected ? group->suspect.peer_rank : own_rank,
                                   "%s aborted the group '%s': %s%s%s",
                                   rdti_group_rank_name(group, group->rank).text, group->name, said,
                                   is_suspected ? "; it had waited in vain: " : "",
                                   is_suspected ? group->suspect.message : "");
-    abort_group(group, &err);
+    }
+    abort_group(group, broken_by, &err);
     rdti_engine_leave(group->ctx->engine);
 }
 
@@ -406,9 +417,11 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
         return;
     const int32_t own_rank = rdti_group_global_rank(group, group->rank);
     rdti_engine_enter(group->ctx->engine);
-    if (find_cause(group, &cause)) {
+    uint32_t broken_by = find_cause(group, &cause);
+    if (broken_by != RDT_BROKEN_NOT) {
         err->peer_rank = cause.peer_rank;
     } else {
+        broken_by = RDT_BROKEN_BY_DEADLINE;
         blame_silent_member(group, err);
         (void)rdti_error_set_rank(&cause, RDT_ECANCELED,
                                   err->peer_rank != RDT_RANK_UNKNOWN ? err->peer_rank : own_rank,
@@ -416,8 +429,34 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
                                   rdti_group_rank_name(group, group->rank).text, group->name,
                                   err->message);
     }
-    abort_group(group, &cause);
+    abort_group(group, broken_by, &cause);
     rdti_engine_leave(group->ctx->engine);
+}
+
+/* ---- What broke it ----------------------------------------------------------------------- */
+
+rdt_status
+rdt_group_error(rdt_group *group, struct rdt_error *err)
+{
+    rdt_status status = rdti_context_check(group->ctx, "group_error", err);
+
+    if (status != RDT_OK)
+        return status;
+    rdti_engine_enter(group->ctx->engine);
+    status = group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
+    rdti_engine_leave(group->ctx->engine);
+    return status;
+}
+
+uint32_t
+rdt_group_broken_by(rdt_group *group)
+{
+    if (rdti_context_check(group->ctx, "group_broken_by", NULL) != RDT_OK)
+        return RDT_BROKEN_NOT;
+    rdti_engine_enter(group->ctx->engine);
+    const uint32_t broken_by = group->broken_by;
+    rdti_engine_leave(group->ctx->engine);
+    return broken_by;
 }
 
 /* ---- describe() -------------------------------------------------------------------------- */

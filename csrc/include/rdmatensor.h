@@ -718,6 +718,16 @@ RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
 RDT_API void rdt_group_give_up(rdt_group *group, struct rdt_error *err);
 /* RDT_OK, or the error that broke the group: of the member that died first, of an abort. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
+enum {
+    RDT_BROKEN_NOT = 0,     /* it works, or was destroyed before it broke */
+    RDT_BROKEN_BY_DEADLINE, /* that passed on this rank: rdt_group_give_up() */
+    RDT_BROKEN_BY_LOSS,     /* a member died, left or is out of reach */
+    RDT_BROKEN_BY_ABORT,    /* on this rank: rdt_group_abort() */
+    RDT_BROKEN_BY_MEMBER    /* that said so: a deadline or an abort of its own */
+};
+/* Why the group broke, in a word; RDT_BROKEN_BY_MEMBER becomes RDT_BROKEN_BY_LOSS when the death of
+ * the one that it blamed is heard of. Any thread; RDT_BROKEN_NOT in a forked child. */
+RDT_API uint32_t rdt_group_broken_by(rdt_group *group);
 
 #define RDT_SOURCE_ANY UINT32_C(0xffffffff)
 /* Tags whose upper two bits are these, of messages with a desc: each is used for one message from a

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -103,14 +105,27 @@ def errors(rank: int, world: int, *, how: str) -> list[str]:
         rdmatensor.set_timeout(timedelta(seconds=0.3))
     if how == "aborted" and rank == 1:
         backend.abort()
+    elif how == "killed" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     elif rank != 1:
         try:
             dist.all_reduce(torch.ones(3))
         except RuntimeError as error:
             said.append(type(error).__name__)
+    if how == "late" and rank == 1:  # it has heard of it, once it is there
+        meet("given up", rank, [0])
+        await_error(backend)
     said.append(backend.get_error().name)
-    meet("told", rank, range(world))
+    if how != "killed":
+        meet("given up", rank, [rank])
+        meet("told", rank, range(world))
     return said
+
+
+def await_error(backend: Any) -> None:
+    deadline_s = time.monotonic() + TIMEOUT.total_seconds()
+    while backend.get_error().name == "SUCCESS" and time.monotonic() < deadline_s:
+        time.sleep(0.01)
 
 
 def numbers(rank: int, world: int) -> list[int]:

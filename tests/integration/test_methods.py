@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from pathlib import Path
 
 import jobs
@@ -35,15 +36,22 @@ def test_two_threads_wait_for_the_same_works(path_forced: dict[str, str], tmp_pa
     ("how", "first", "second"),
     [
         ("aborted", ["DistBackendError", "REMOTE_ERROR"], ["COMM_ERROR"]),  # by the second
-        ("late", ["DistNetworkError", "COMM_ERROR"], ["SUCCESS"]),  # which knows of nothing
+        ("late", ["DistNetworkError", "TIMEOUT"], ["REMOTE_ERROR"]),  # of the first
+        ("killed", ["DistBackendError", "COMM_ERROR"], None),
     ],
 )
 def test_a_group_says_what_went_wrong(
-    how: str, first: list[str], second: list[str], path_forced: dict[str, str], tmp_path: Path
+    how: str,
+    first: list[str],
+    second: list[str] | None,
+    path_forced: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     ranks = jobs.run("roles_methods:errors", 2, tmp_path, environment=path_forced, how=how)
 
-    assert jobs.results(ranks) == [["SUCCESS", *first], ["SUCCESS", *second]]
+    assert [rank.exit for rank in ranks] == [0, 0 if second else -signal.SIGKILL]
+    assert ranks[0].result == ["SUCCESS", *first]
+    assert second is None or ranks[1].result == ["SUCCESS", *second]
 
 
 def test_sequence_numbers_are_in_step(path_forced: dict[str, str], tmp_path: Path) -> None:

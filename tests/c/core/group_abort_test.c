@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Groups that a member aborts or leaves: who hears of it, over which path, and how it is named. */
+#include "base/error.h"
 #include "core/group_rig.h"
 
 #define MEGABYTE (UINT64_C(1) << 20)
@@ -250,6 +251,45 @@ TEST(a_deadline_names_the_rank_that_has_left)
     CHECK_INT_EQ(err.peer_rank, 2);
     CHECK_STR_CONTAINS(err.message, "rank 2 left");
     rig_close(&rig);
+}
+
+/* Rank 0 takes rank 1 for dead. */
+static void
+bury(struct rig *rig)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+    rdt_endpoint *ep = rig_ready(rig->group[0], 1);
+
+    (void)rdti_error_set_rank(&err, RDT_EPEER, 1, "rank 1 died: it was buried");
+    rdti_engine_enter(rig->ctx[0]->engine);
+    rdti_endpoint_fail(ep, &err, true);
+    rdti_engine_leave(rig->ctx[0]->engine);
+}
+
+TEST(a_group_says_in_a_word_what_broke_it)
+{
+    static const uint32_t own[] = {RDT_BROKEN_BY_ABORT, RDT_BROKEN_BY_DEADLINE, RDT_BROKEN_BY_LOSS};
+
+    for (int how = 0; how < 3; how++) {
+        const uint32_t others = how == 2 ? RDT_BROKEN_BY_LOSS : RDT_BROKEN_BY_MEMBER;
+        struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN, .message = "too late"};
+        struct rig rig;
+        rig_open(&rig, 3, RDT_TRANSPORT_SHM);
+        for (uint32_t i = 1; i < 3; i++)
+            (void)rig_ready(rig.group[0], i);
+        (void)rig_ready(rig.group[2], 1); /* it knows who dies */
+        for (uint32_t i = 0; i < 3; i++)
+            CHECK_UINT_EQ(rdt_group_broken_by(rig.group[i]), RDT_BROKEN_NOT);
+        if (how == 0)
+            rdt_group_abort(rig.group[0], "enough");
+        else if (how == 1)
+            rdt_group_give_up(rig.group[0], &why);
+        else
+            bury(&rig);
+        CHECK_EVENTUALLY(rdt_group_broken_by(rig.group[0]) == own[how], 10);
+        CHECK_EVENTUALLY(rdt_group_broken_by(rig.group[2]) == others, 10);
+        rig_close(&rig);
+    }
 }
 
 TEST(an_abort_outlives_its_group)
