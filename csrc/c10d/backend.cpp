@@ -147,12 +147,14 @@ Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
     if (status != RDT_OK)
         std::rethrow_exception(make_error(status, making, error));
     rendezvous_->watch(group_);
+    in_flight_->watch(group_);
     /* Last: peers that find the address may come at once. Addresses that are known already outlive
      * the store. */
     try {
         rendezvous_->publish(setup_.context);
         rendezvous_->prefetch();
     } catch (...) {
+        in_flight_->watch(nullptr);
         rendezvous_->watch(nullptr);
         rdt_group_destroy(group_);
         throw;
@@ -396,6 +398,7 @@ Backend::shutdown()
         lock.lock();
     }
     recorder_.stop("the group was shut down");
+    in_flight_->watch(nullptr);
     rendezvous_->watch(nullptr);
     rdt_group_destroy(std::exchange(group_, nullptr));
 }

@@ -21,6 +21,25 @@ constexpr std::chrono::milliseconds slice{100};
 } // namespace
 
 void
+InFlight::watch(rdt_group *group)
+{
+    const std::lock_guard lock(group_mutex_);
+
+    group_ = group;
+}
+
+rdt_error
+InFlight::cause()
+{
+    const std::lock_guard lock(group_mutex_);
+    rdt_error error = {};
+
+    if (group_ == nullptr || rdt_group_error(group_, &error) == RDT_OK)
+        return {};
+    return error;
+}
+
+void
 InFlight::add(const c10::intrusive_ptr<Work> &work)
 {
     std::vector<c10::intrusive_ptr<Work>>

@@ -16,6 +16,8 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include "rdmatensor.h"
+
 namespace rdmatensor
 {
 
@@ -27,6 +29,10 @@ inline constexpr std::chrono::hours forever{24 * 365};
 class InFlight
 {
   public:
+    /* The group that they are of; NULL before it is destroyed. */
+    void watch(rdt_group *group);
+    /* What broke the group; RDT_OK as its status: nothing, or nobody can tell any more. */
+    rdt_error cause();
     void add(const c10::intrusive_ptr<Work> &work);
     /* One that was dropped: its number. Whoever looks after it has had it made before. */
     using Dropped = std::list<uint64_t>;
@@ -47,6 +53,8 @@ class InFlight
     size_t prune_at_ = 16;
     Dropped dropped_; /* and not over */
     uint64_t dropped_count_ = 0;
+    std::mutex group_mutex_; /* of group_; held while it is asked, which waits for nobody */
+    rdt_group *group_ = nullptr;
 };
 
 } // namespace rdmatensor

@@ -488,10 +488,13 @@ Work::drive_slice(Clock::time_point deadline)
 void
 Work::give_up(std::chrono::milliseconds waited)
 {
+    /* The library has given up before, and knows whom it waited for. */
+    const rdt_error cause = operation_.in_flight ? operation_.in_flight->cause() : rdt_error{};
     const std::exception_ptr error =
         make_error(RDT_ETIMEDOUT,
                    c10::str(name(), ": the timeout passed: not done after ",
-                            static_cast<double>(waited.count()) / 1000.0, " s [RDT_ETIMEDOUT]"));
+                            static_cast<double>(waited.count()) / 1000.0, " s",
+                            cause.status != RDT_OK ? "; " : "", cause.message, " [RDT_ETIMEDOUT]"));
 
     /* A collective goes on: the members still count on this one. A receive would take the message
      * that the next one waits for. */

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from meeting import meet
+from meeting import FOLDER_VARIABLE, meet
 
 LONG = timedelta(seconds=60)
 
@@ -217,6 +217,26 @@ def a_collective_times_out(rank: int, world: int) -> dict[str, object]:
         seen["seconds"] = time.monotonic() - started_s
     meet("given up", rank, range(world))
     return seen
+
+
+def a_rank_is_stopped(rank: int, world: int) -> dict[str, object]:
+    """Rank 1 neither dies nor answers, and may use the tensor for as long as it is not dead."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    tensor = torch.ones(1 << 22)
+    dist.all_reduce(tensor)
+    pid_file = Path(os.environ[FOLDER_VARIABLE], "stopped.pid")
+    if rank == 1:
+        pid_file.write_text(str(os.getpid()), encoding="utf-8")
+    meet("ready", rank, range(world))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    stat = Path("/proc", pid_file.read_text(encoding="utf-8"), "stat")
+    while stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.005)
+    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
+    text = error_of(lambda: dist.all_reduce(tensor))
+    os.kill(int(stat.parent.name), signal.SIGKILL)
+    return {"text": text}
 
 
 def nobody_comes(rank: int, _world: int) -> dict[str, object]:

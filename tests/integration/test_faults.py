@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from pathlib import Path
 
 import jobs
@@ -129,6 +130,18 @@ def test_collective_ends_at_its_deadline(path_forced: dict[str, str], tmp_path: 
     assert seen["text"].startswith("DistNetworkError: rdmatensor:all_reduce: the timeout passed")
     assert "rank 1" in seen["text"]
     assert 1.0 <= seen["seconds"] < 2.0
+
+
+@pytest.mark.timeout(90)
+def test_a_wait_that_gives_up_before_the_library_names_who_is_missing(tmp_path: Path) -> None:
+    """The library waits on, as the peer may use the tensor until it counts as dead."""
+    environment = {"RDMATENSOR_TRANSPORT": "tcp", "RDMATENSOR_PEER_TIMEOUT_S": "60"}
+    ranks = jobs.run("roles_faults:a_rank_is_stopped", 2, tmp_path, environment=environment)
+
+    assert [rank.exit for rank in ranks] == [0, -signal.SIGKILL]
+    text = ranks[0].result["text"]
+    assert text.startswith("DistNetworkError: rdmatensor:all_reduce: the timeout passed: not done")
+    assert "nothing from rank 1" in text
 
 
 def test_group_whose_members_do_not_come_says_who_is_missing(tmp_path: Path) -> None:
