@@ -4,7 +4,8 @@ DistributedDataParallel's buckets: with gradient_as_bucket_view=True the gradien
 them, so that an all-reduce works where autograd wrote. torch makes them in two places, which are
 wrapped here. A pipeline stage's buffers for activations and their gradients: torch makes them
 before the first micro-batch, in three places, and receives into them step after step, so that
-neighbours may write there. A torch that makes them elsewhere works as it would without this.
+neighbours may write there. What a stage sends, where devices read it (_sent.py). A torch that makes
+them elsewhere works as it would without this.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import importlib
 import importlib.abc
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypedDict, cast
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdmatensor import _adopt_report, _record
 from rdmatensor._autoload import BACKEND_NAME
+from rdmatensor._sent import Sent
 from rdmatensor.context import Context
 from rdmatensor.torch import Births, registered_memory
 
@@ -182,6 +184,8 @@ def _wrap_stages(module: Any) -> None:  # noqa: ANN401 - torch's module
         _wrap_stage(getattr(module, "PipelineStage", None), "_setup_forward_recv_info")
         _wrap_stage(getattr(module, "_PipelineStage", None), "_create_act_recv_info")
         _wrap_stage(getattr(module, "_PipelineStageBase", None), "_setup_backward_recv_info")
+        _wrap_pass(getattr(module, "_PipelineStageBase", None), "forward_one_chunk", _activations)
+        _wrap_pass(getattr(module, "_PipelineStageBase", None), "backward_one_chunk", _gradients)
 
 
 def _wrap_stage(kind: Any, name: str) -> None:  # noqa: ANN401 - torch's class
@@ -192,14 +196,54 @@ def _wrap_stage(kind: Any, name: str) -> None:  # noqa: ANN401 - torch's class
     @functools.wraps(before)
     def wrapped(self: Any, *args: object, **kwargs: object) -> object:  # noqa: ANN401
         context: Context = DistributedDataParallel._rdmatensor_context  # type: ignore[attr-defined]
-        group = dist.group.WORLD if self.group is None else self.group
-        is_wanted = context.settings.adopt and not context.is_closed and self.device.type == "cpu"
-        if not is_wanted or not _is_our_group(group):
+        if not _is_adopting(self, context):
             return before(self, *args, **kwargs)
         with registered_memory(context=context) as births:
             result = before(self, *args, **kwargs)
         _note(f"buffers of stage {self.stage_index}", births)
         return result
+
+    wrapped._is_adopting = True  # type: ignore[attr-defined]
+    setattr(kind, name, wrapped)
+
+
+def _is_adopting(stage: Any, context: Context) -> bool:  # noqa: ANN401
+    is_wanted = context.settings.adopt and not context.is_closed and stage.device.type == "cpu"
+    return is_wanted and _is_our_group(dist.group.WORLD if stage.group is None else stage.group)
+
+
+def _activations(stage: Any, chunk: object) -> Iterable[object]:  # noqa: ANN401
+    """Return what a forward pass sends to the next stage."""
+    made, _ = stage.fwd_cache.get(chunk, ((), ()))
+    return () if stage.is_last else made
+
+
+def _gradients(stage: Any, chunk: object) -> Iterable[object]:  # noqa: ANN401
+    """Return what a backward pass sends to the stage before."""
+    return () if stage.is_first else stage.bwd_cache.get(chunk, ())
+
+
+def _wrap_pass(
+    kind: Any,  # noqa: ANN401 - torch's class
+    name: str,
+    sent: Callable[[Any, object], Iterable[object]],
+) -> None:
+    before = getattr(kind, name, None)
+    if before is None or hasattr(before, "_is_adopting"):
+        return
+
+    @functools.wraps(before)
+    def wrapped(self: Any, *args: object, **kwargs: object) -> object:  # noqa: ANN401
+        context: Context = DistributedDataParallel._rdmatensor_context  # type: ignore[attr-defined]
+        if not args or torch.compiler.is_compiling() or not _is_adopting(self, context):
+            return before(self, *args, **kwargs)
+        directions: dict[str, Sent] = self.__dict__.setdefault("_rdmatensor_sent", {})
+        if name not in directions:
+            what = f"{sent.__name__.removeprefix('_')} that stage {self.stage_index} sends"
+            directions[name] = Sent(context, functools.partial(_note, what))
+        return directions[name].run(
+            lambda: before(self, *args, **kwargs), lambda: sent(self, args[0])
+        )
 
     wrapped._is_adopting = True  # type: ignore[attr-defined]
     setattr(kind, name, wrapped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,9 @@ from roles_counts import witnessed
 from torch import nn
 from torch.distributed import pipelining
 
+import rdmatensor._sent
 import rdmatensor.distributed
+import rdmatensor.torch
 
 TIMEOUT = timedelta(seconds=60)
 WIDTH = 512
@@ -24,24 +27,28 @@ STEPS = 5
 CPU = torch.device("cpu")
 
 
+def stage_net(number: int) -> nn.Module:
+    torch.manual_seed(30 + number)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+
 def schedule_of(name: str, rank: int, world: int, group: Any) -> tuple[Any, nn.Module]:
     """Make this rank's stage."""
-    torch.manual_seed(30 + rank)
-    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    module = stage_net(rank)
     stage = pipelining.PipelineStage(module, rank, world, CPU, group=group)
     kind = getattr(pipelining, f"Schedule{name}")
     return kind(stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss), module
 
 
 def train(
-    schedule: Any, module: nn.Module, rank: int, world: int, steps: range
+    schedule: Any, module: nn.Module, rank: int, world: int, steps: range, rows: int = ROWS
 ) -> list[dict[str, Any]]:
-    """Return, per step, the losses and the gradients."""
+    """Return, per step, the losses and the gradients. rows: of a micro-batch."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     found = []
     for step in steps:
         generator = torch.Generator().manual_seed(step)
-        x = torch.randn(MICRO_BATCHES * ROWS, WIDTH, generator=generator)
+        x = torch.randn(MICRO_BATCHES * rows, WIDTH, generator=generator)
         losses: list[torch.Tensor] = []
         target = {"target": x.square(), "losses": losses} if rank == world - 1 else {}
         schedule.step(*([x] if rank == 0 else []), **target)
@@ -108,3 +115,41 @@ def a_stage_is_killed(rank: int, world: int, *, name: str, victim: int) -> dict[
     except RuntimeError as error:
         return {"error": str(error)}
     return {"error": ""}
+
+
+def watch_sends(stage: Any) -> list[bool]:
+    """Return what grows by whether it is in the arena for each tensor that the stage sends."""
+    places: list[bool] = []
+
+    def watched(operations: Callable[[int], list[Any]]) -> Callable[[int], list[Any]]:
+        def of_chunk(chunk: int) -> list[Any]:
+            made = operations(chunk)
+            places.extend(rdmatensor.torch.is_in_arena(operation.tensor) for operation in made)
+            return made
+
+        return of_chunk
+
+    for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
+        setattr(stage, name, watched(getattr(stage, name)))
+    return places
+
+
+def sends_from_the_arena(rank: int, world: int, *, name: str) -> dict[str, Any]:
+    """As over devices, which are made believe: where the tensors are that each step sends."""
+    torch.set_num_threads(1)
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    rdmatensor._sent.Sent._has_devices = lambda _self: True  # type: ignore[method-assign]
+    schedule, module = schedule_of(name, rank, world, None)
+    places = watch_sends(schedule._stage)
+    found: dict[str, Any] = {"places": []}
+    ours: list[dict[str, Any]] = []
+    for step in range(STEPS):
+        ours += train(schedule, module, rank, world, range(step, step + 1))
+        found["places"].append([places.pop(0) for _ in range(len(places))])
+    found["adopted"] = rdmatensor.distributed.describe()["adopted"]
+    schedule, module = schedule_of(name, rank, world, gloo)
+    found["is_same"] = is_same(ours, train(schedule, module, rank, world, range(STEPS)))
+    dist.barrier(group=gloo)
+    dist.destroy_process_group()
+    return found

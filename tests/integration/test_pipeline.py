@@ -98,6 +98,27 @@ def test_without_adoption_messages_are_offered_and_asked_for(tmp_path: Path) -> 
         assert seen["adopted"] == []
 
 
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+def test_what_devices_read_is_born_in_the_arena(name: str, tmp_path: Path) -> None:
+    """From the second micro-batch of a direction on; the first one tells which births it sends."""
+    ranks = jobs.run(
+        "roles_pipeline:sends_from_the_arena",
+        3,
+        tmp_path,
+        timeout_s=100.0,
+        is_imported_first=True,
+        name=name,
+    )
+    for rank, seen in enumerate(jobs.results(ranks)):
+        assert seen["is_same"]
+        for step in seen["places"][1:]:
+            assert step == [True] * MICRO_BATCHES * neighbours(rank, 3)
+        what = [entry["what"] for entry in seen["adopted"] if "sends" in entry["what"]]
+        assert (f"activations that stage {rank} sends" in what) == (rank < 2)
+        assert (f"gradients that stage {rank} sends" in what) == (rank > 0)
+        assert len(what) <= 2 * MICRO_BATCHES
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_stage_that_dies_is_named_by_the_others(
     victim: int, path_forced: dict[str, str], tmp_path: Path
