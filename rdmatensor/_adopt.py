@@ -78,6 +78,8 @@ def _wrap(name: str, is_wanted: Callable[[DistributedDataParallel], bool]) -> No
         if is_wanted is _makes_first_buckets and is_ours(self):
             _record.know(self)
             _adopt_report.watch(self)
+        if is_wanted is _may_rebuild_buckets:
+            _adopt_report.note_forward(self)
         is_off = torch.compiler.is_compiling() or not context.settings.adopt or context.is_closed
         if is_off or not is_wanted(self):
             return before(self, *args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple, TypedDict
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +21,15 @@ _OFF = "RDMATENSOR_ADOPT=0"
 _IGNORED = "DistributedDataParallel was told to ignore the parameter: its gradient is not sent"
 _SPARSE = "sparse: its memory has another size each time"
 _SHARED = "shared with other processes, whose memory it is too"
-_COPIED = "gradient_as_bucket_view=False: it is memory of autograd's, and copied into its bucket"
+_COPIED = (
+    "gradient_as_bucket_view=False: it is memory of autograd's, and copied into its bucket and "
+    "back; gradient_as_bucket_view=True spares that"
+)
+_ANEW = (
+    "zero_grad(set_to_none=True): autograd makes each anew, and torch's division by the ranks "
+    "moves it into its bucket; set_to_none=False adds to what lies there, a pass more and no "
+    "second memory; with rdmatensor.plan.apply() it is born there"
+)
 _SMALL = f"its bucket is smaller than {MIN_BYTES} B"
 _ELSEWHERE = (
     "allocated outside the arena: replaced by the program, or its bucket was made where "
@@ -51,6 +59,8 @@ class _Tensor(NamedTuple):
 
 _modules: WeakSet[DistributedDataParallel] = WeakSet()
 _without_room: WeakSet[DistributedDataParallel] = WeakSet()
+# Forward passes that began without gradients: the first one of each, and those after zero_grad().
+_bare_passes: WeakKeyDictionary[DistributedDataParallel, int] = WeakKeyDictionary()
 
 
 def watch(module: DistributedDataParallel) -> None:
@@ -61,6 +71,16 @@ def watch(module: DistributedDataParallel) -> None:
 def note_no_room(module: DistributedDataParallel) -> None:
     """Some of its buckets did not fit into the arena."""
     _without_room.add(module)
+
+
+def note_forward(module: DistributedDataParallel) -> None:
+    """A forward pass begins; look whether the gradients of the step before are still there."""
+    is_passed = not module.gradient_as_bucket_view or not torch.is_grad_enabled()
+    if is_passed or torch.compiler.is_compiling() or module not in _modules:
+        return
+    trained = next((p for p in module.module.parameters() if p.requires_grad), None)
+    if trained is not None and trained.grad is None:
+        _bare_passes[module] = _bare_passes.get(module, 0) + 1
 
 
 def not_adopted(is_adopting: bool) -> list[NotAdopted]:
@@ -89,6 +109,9 @@ def _outside(is_adopting: bool) -> Iterator[_Tensor]:
             if grad is not None and not is_in_arena(grad):
                 reason = _why_gradient(module, name, grad, is_adopting)
                 yield _Tensor(f"gradients of {kind}", reason, name, _bytes_of(grad))
+            elif grad is not None and _bare_passes.get(module, 0) > 1:
+                what = f"gradients of {kind}, until torch has moved them"
+                yield _Tensor(what, _ANEW, name, _bytes_of(grad))
             if not is_in_arena(parameter):
                 yield _Tensor(f"parameters of {kind}", _REQUEST, name, _bytes_of(parameter))
     for request in requests():

@@ -172,11 +172,13 @@ def named(kind: str, *layers: nn.Module) -> nn.Module:
     return type(kind, (nn.Sequential,), {})(*layers)
 
 
-def trained(module: nn.Module, x: torch.Tensor, **mode: bool) -> DistributedDataParallel:
+def trained(
+    module: nn.Module, x: torch.Tensor, *, is_anew: bool = True, **mode: bool
+) -> DistributedDataParallel:
     """With its gradients as they are after two steps: the buckets are made anew between them."""
     wrapped = DistributedDataParallel(module, **mode)
     for _ in range(2):
-        wrapped.zero_grad(set_to_none=True)
+        wrapped.zero_grad(set_to_none=is_anew)
         wrapped(x).sum().backward()
     return wrapped
 
@@ -195,6 +197,7 @@ def reasons(rank: int, world: int) -> list[Any]:
         trained(named("Copying", nn.Linear(64, 64)), x, gradient_as_bucket_view=False),
         trained(ignoring, x, **views),
         trained(named("Sparse", nn.Embedding(512, 64, sparse=True)), indices, **views),
+        trained(named("Adding", nn.Linear(64, 64)), x, is_anew=False, **views),
         trained(named("Shared", nn.Linear(64, 64)), x, **views),
         trained(named("Replaced", *two), x, **views),
     ]

@@ -40,11 +40,15 @@ def test_adoption_can_be_switched_off(tmp_path: Path) -> None:
 def test_describe_says_why_something_is_not_in_the_arena(tmp_path: Path) -> None:
     outside = {  # what: part of the reason, and the names
         "gradients of Small": ("smaller than 4096 B", ["0.weight", "0.bias"]),
-        "gradients of Copying": ("gradient_as_bucket_view=False", ["0.weight", "0.bias"]),
+        "gradients of Copying": ("gradient_as_bucket_view=True spares", ["0.weight", "0.bias"]),
         "gradients of Ignoring": ("told to ignore the parameter", ["0.weight"]),
         "gradients of Sparse": ("sparse", ["0.weight"]),
         "gradients of Shared": ("shared with other processes", ["0.weight", "0.bias"]),
         "gradients of Replaced": ("outside the arena: replaced by the program", ["1.weight"]),
+        "gradients of Replaced, until torch has moved them": (
+            "set_to_none=False adds to what lies there",
+            ["0.weight", "0.bias"],
+        ),
         "parameters of Replaced": ("only on request", ["0.bias", "1.weight"]),  # one was adopted
     }
     requests = [
@@ -58,6 +62,7 @@ def test_describe_says_why_something_is_not_in_the_arena(tmp_path: Path) -> None
             assert [entry["names"] for entry in entries] == [names], what
             assert reason in entries[0]["reason"]
             assert entries[0]["tensors"] == len(names)
+        assert not any("gradients of Adding" in entry["what"] for entry in found)
         entries = [entry for entry in found if entry["what"] == "adopt()"]
         assert [(entry["names"], entry["bytes"]) for entry in entries] == [
             (names, size_bytes) for _, names, size_bytes in requests
