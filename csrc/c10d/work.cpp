@@ -28,6 +28,23 @@ free_transfers(const std::vector<rdt_transfer *> &transfers)
     transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* a mere number */
 }
 
+/* A receive of torch's says nowhere how much came: a tensor that is filled in part would be taken
+ * for a whole one. */
+std::exception_ptr
+shortfall_of(const Operation &operation, const rdt_transfer *transfer)
+{
+    if (operation.type != c10d::OpType::RECV && operation.type != c10d::OpType::RECVANYSOURCE)
+        return nullptr;
+    const uint64_t got = rdt_transfer_len_bytes(transfer);
+    const uint64_t wanted = operation.outputs.front().nbytes();
+    if (got == wanted)
+        return nullptr;
+    return make_error(RDT_EMISMATCH,
+                      c10::str(operation.title, operation.target, ": ", got,
+                               " bytes came for a tensor of ", wanted,
+                               ", the rest of which is as it was [RDT_EMISMATCH]"));
+}
+
 /* The first failure of transfers that are all over. */
 std::exception_ptr
 failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
@@ -38,6 +55,8 @@ failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transf
             const rdt_status status = rdt_transfer_test(transfer, &error);
             if (status != RDT_OK)
                 return make_error(status, operation.title + operation.target, error);
+            if (const std::exception_ptr shortfall = shortfall_of(operation, transfer))
+                return shortfall;
         }
     } catch (const std::exception &) {
         return std::current_exception(); /* no memory for words */

@@ -43,7 +43,7 @@ def _steps(
     return losses
 
 
-def _bits(model: nn.Module) -> str:
+def bits_of(model: nn.Module) -> str:
     whole = hashlib.sha256()
     for parameter in model.parameters():
         whole.update(parameter.detach().contiguous().numpy().tobytes())
@@ -79,7 +79,7 @@ def frozen(rank: int, world: int) -> dict[str, Any]:
         "planned": len(planned._memory.gradients),
         "trained": len(trained),
         "described": planned.describe(),
-        "bits": _bits(mine),
+        "bits": bits_of(mine),
     }
     planned.close()
     del oracle
@@ -134,8 +134,8 @@ def resumed(_rank: int, world: int) -> dict[str, Any]:
         "losses": losses,
         "whole_losses": whole_losses,
         "gloo_losses": _steps(oracle, their_optimizer, batch_of, range(5)),
-        "is_same": _bits(whole) == _bits(again),
-        "bits": _bits(again),
+        "is_same": bits_of(whole) == bits_of(again),
+        "bits": bits_of(again),
     }
     del oracle
     gc.collect()
@@ -236,7 +236,7 @@ def thousand(_rank: int, world: int) -> dict[str, Any]:
     found = {
         "buckets": planned.describe()["buckets"],
         "writes": writes_of(_world()) - before,
-        "bits": _bits(whole),
+        "bits": bits_of(whole),
     }
     planned.close()
     dist.destroy_process_group()
