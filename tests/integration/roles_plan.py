@@ -133,10 +133,12 @@ def train(
     autocast: bool = False,
     accumulate: int = 1,
     keep_grads: bool = False,
+    before: Callable[[int], None] = lambda _step: None,
     each: Callable[[], None] = lambda: None,
 ) -> list[float]:
     losses = []
     for step in range(STEPS):
+        before(step)
         optimizer.zero_grad(set_to_none=not keep_grads)
         for part in range(accumulate):
             is_last = part == accumulate - 1

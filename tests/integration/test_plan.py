@@ -38,17 +38,6 @@ def test_gradients_are_born_in_their_places(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(
-    "mode", [{"clip": True}, {"autocast": True}, {"accumulate": 3}, {"keep_grads": True}], ids=str
-)
-def test_ways_to_train(mode: dict[str, Any], tmp_path: Path) -> None:
-    for rank in run(tmp_path, model="cnn", **mode):
-        assert rank["losses"] == pytest.approx(rank["gloo_losses"], rel=1e-5)
-        assert rank["is_same"]
-        assert rank["seen"][-1]["copied"] == rank["seen"][1]["copied"]
-
-
-@pytest.mark.timeout(150)
 def test_parameters_that_a_rank_did_not_use(tmp_path: Path) -> None:
     first, second = jobs.results(jobs.run("roles_plan:unused", 2, tmp_path, timeout_s=START_S))
 
