@@ -27,12 +27,18 @@ def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
         )
     if len({entry[0] for entry in others}) == 1:
         return
-    texts: list[Any] = [plan_to_json(plan)]
-    dist.broadcast_object_list(texts, src=dist.get_global_rank(group, 0), group=group)
-    first = plan_from_json(texts[0])
-    different = [rank for rank, entry in enumerate(others) if entry[0] != others[0][0]]
-    why = first_difference(plan, first) or f"ranks {different} differ from rank 0"
-    raise PlanMismatch(f"the ranks of the group have different plans: {why}")
+    other = next(rank for rank, entry in enumerate(others) if entry[0] != others[0][0])
+    why = first_difference(_plan_of(other, plan, group), _plan_of(0, plan, group))
+    raise PlanMismatch(
+        f"the ranks of the group have different plans: here is rank {other}, there rank 0: {why}"
+    )
+
+
+def _plan_of(rank: int, mine: TransferPlan, group: dist.ProcessGroup) -> TransferPlan:
+    """Return the plan of a rank of the group, on all ranks."""
+    texts: list[Any] = [plan_to_json(mine)]
+    dist.broadcast_object_list(texts, src=dist.get_global_rank(group, rank), group=group)
+    return plan_from_json(texts[0])
 
 
 def buffers_to_send(plan: TransferPlan, model: torch.nn.Module) -> list[torch.Tensor]:

@@ -69,7 +69,7 @@ def test_parameters_that_no_rank_used(is_found: bool, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     for said in jobs.results(jobs.run("roles_plan:refused", 2, tmp_path, timeout_s=START_S)):
         assert "the plan is for 3 ranks" in said["world"]
-        assert "different plans: " in said["ranks"]
+        assert "different plans: here is rank 1, there rank 0: tensor " in said["ranks"]
         assert "3.bias is (4,)" in said["model"]
         assert "0.weight" in said["frozen"]
         assert "2.weight" in said["changed"]
