@@ -38,7 +38,7 @@ _MEANINGS = {
     "credits_alone": "credits that rode on no data",
     "registrations": "regions registered or allocated",
     "wakeups_sent": "system calls made only to wake a sleeping peer",
-    "wire_bytes": "bytes handed to sockets: headers and payload",
+    "wire_bytes": "bytes handed to sockets, with headers, and to RDMA devices",
     "mailbox_eager": "messages sent through an eager ring",
     "mailbox_rendezvous": "messages whose payload the receiver fetched, or was given in place",
     "mailbox_placed": "messages written at once where their receive stood",

@@ -216,7 +216,7 @@ struct rdt_counters {
     uint64_t credits_alone;    /* credits that rode on no data */
     uint64_t registrations;    /* regions registered or allocated */
     uint64_t wakeups_sent;     /* system calls made only to wake a sleeping peer */
-    uint64_t wire_bytes;       /* bytes handed to sockets: headers and payload */
+    uint64_t wire_bytes;       /* handed to sockets, with headers, and to devices */
     uint64_t mailbox_eager;    /* messages sent through an eager ring */
     uint64_t mailbox_rendezvous;
     uint64_t verified_bytes;   /* that arrived and were compared with their sender's sums */

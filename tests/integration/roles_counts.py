@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from device_witness import of_device
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,6 +58,7 @@ def witnessed(found: dict[str, Any], group: object) -> Iterator[None]:
         if has_witness:
             said["copied_by_rdmatensor"] = int(preloaded.witnessed_bytes(1))
             said["copied_by_all"] = int(preloaded.witnessed_bytes(0))
+        said.update(of_device(dist.get_rank()))
         dist.barrier(group=group)  # nobody leaves, and closes sockets, before all have looked
         return said
 
@@ -82,28 +84,36 @@ def kernel_bytes() -> tuple[int, int]:
     return sent, received
 
 
-def train(module: Any, optimizer: torch.optim.Optimizer, rank: int, steps: int) -> None:
+def train(
+    module: Any, optimizer: torch.optim.Optimizer, rank: int, steps: int, *, is_anew: bool
+) -> None:
     for step in range(steps):
         generator = torch.Generator().manual_seed(100 * step + rank)
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=is_anew)
         module(torch.randn(4, 512, generator=generator)).square().mean().backward()
         optimizer.step()
 
 
-def script(rank: int, _world: int) -> dict[str, Any]:
-    """A script with DistributedDataParallel, and nothing in it that knows of plans."""
+def script(rank: int, _world: int, *, is_anew: bool = True) -> dict[str, Any]:
+    """A script with DistributedDataParallel, and nothing in it that knows of plans.
+
+    is_anew: with zero_grad() as torch has it by default, else with set_to_none=False.
+    """
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     beside = dist.new_group(timeout=TIMEOUT)
     dist.barrier(group=beside)
     module = DistributedDataParallel(model(), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    train(module, optimizer, rank, WARM)
+    train(module, optimizer, rank, WARM, is_anew=is_anew)
     described = rdmatensor.distributed.describe()["plan"]
     found: dict[str, Any] = {"bytes": sum(p.nbytes for p in module.parameters())}
     with witnessed(found, beside):
-        train(module, optimizer, rank, STEPS)
+        train(module, optimizer, rank, STEPS, is_anew=is_anew)
     after = rdmatensor.distributed.describe()["plan"]
     found["before"], found["after"] = described, after
+    plan = rdmatensor.plan.recorded()
+    assert plan is not None
+    found["buckets"] = [bucket.payload_bytes for bucket in plan.buckets]
     dist.destroy_process_group()
     return found
 
@@ -158,6 +168,7 @@ def planned(rank: int, world: int) -> dict[str, Any]:
         optimizer.step()
         said.append(module.describe()["last_step"])
     found: dict[str, Any] = {"steps": said, "bytes": sum(p.nbytes for p in inner.parameters())}
+    found["buckets"] = [bucket.flat.nbytes for bucket in module._memory.buckets]
     with witnessed(found, beside):
         for _ in range(STEPS):
             optimizer.zero_grad()

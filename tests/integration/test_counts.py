@@ -19,20 +19,24 @@ ZERO = ("copied_bytes", "control_messages", "registrations")
 SLACK_BYTES = 64 * 1024  # heartbeats and goodbyes
 
 
-def run(role: str, out: Path, witness: str, **environment: str) -> list[dict[str, Any]]:
+def run(
+    role: str, out: Path, witness: str, *, environment: dict[str, str] | None = None, **words: Any
+) -> list[dict[str, Any]]:
     return jobs.results(
         jobs.run(
             f"roles_counts:{role}",
             2,
             out,
             timeout_s=60.0,
-            environment={"LD_PRELOAD": witness, **environment},
+            environment={"LD_PRELOAD": witness, **(environment or {})},
+            **words,
         )
     )
 
 
-def test_a_ddp_script_over_shared_memory(tmp_path: Path, witness: str) -> None:
-    for rank in run("script", tmp_path, witness):
+@pytest.mark.parametrize("is_anew", [True, False], ids=["zero_grad()", "set_to_none=False"])
+def test_a_ddp_script_over_shared_memory(is_anew: bool, tmp_path: Path, witness: str) -> None:
+    for rank in run("script", tmp_path, witness, is_anew=is_anew):
         assert rank["before"]["state"] == rank["after"]["state"] == "locked"
         assert rank["after"]["changes"] == 0
         assert {name: rank[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
@@ -45,12 +49,13 @@ def test_a_ddp_script_over_shared_memory(tmp_path: Path, witness: str) -> None:
         assert 0.9 < rank["moved_bytes"] / (STEPS * rank["bytes"]) < 1.1
         # The witnesses: nothing went through a memcpy of ours or through a socket.
         assert rank["copied_by_rdmatensor"] == 0
+        assert rank["copied_by_all"] < STEPS * rank["bytes"] / 16  # nor by torch
         assert rank["kernel_sent"] + rank["kernel_received"] < SLACK_BYTES
 
 
 def test_the_witness_sees_copies_where_there_are_some(tmp_path: Path, witness: str) -> None:
     """The same script with buckets in torch's own memory: every bucket is copied twice."""
-    for rank in run("script", tmp_path, witness, RDMATENSOR_ADOPT="0"):
+    for rank in run("script", tmp_path, witness, environment={"RDMATENSOR_ADOPT": "0"}):
         assert rank["copied_bytes"] >= STEPS * rank["bytes"] / 2
         assert rank["copied_by_rdmatensor"] >= STEPS * rank["bytes"] / 4
 
@@ -72,7 +77,7 @@ def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> Non
 
 def test_tcp_says_what_it_costs(tmp_path: Path, witness: str) -> None:
     """Over sockets the kernel copies the payload; the library neither copies nor asks."""
-    for rank in run("script", tmp_path, witness, RDMATENSOR_TRANSPORT="tcp"):
+    for rank in run("script", tmp_path, witness, environment={"RDMATENSOR_TRANSPORT": "tcp"}):
         # The plan's own words go through a ring. What is received lands in the buckets, and what is
         # added in memory that each bucket has for itself.
         assert rank["control_messages"] == rank["registrations"] == 0
