@@ -10,11 +10,11 @@
  * `return rdti_error_set(err, RDT_EINVAL, 0, "offset %llu ...", off);`. Any thread.
  */
 rdt_status rdti_error_set(struct rdt_error *err, rdt_status status, int sys_errno, const char *fmt,
-                          ...) __attribute__((format(printf, 4, 5)));
+                          ...) __attribute__((cold, format(printf, 4, 5)));
 
 /* As rdti_error_set, naming the global rank at fault (RDT_RANK_UNKNOWN if not known). */
 rdt_status rdti_error_set_rank(struct rdt_error *err, rdt_status status, int32_t peer_rank,
-                               const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+                               const char *fmt, ...) __attribute__((cold, format(printf, 4, 5)));
 
 /* No error yet, of that rank if there will be one. The message's half a KiB stays as it is:
  * to clear it costs more than most calls that take an error and succeed. */

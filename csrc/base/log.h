@@ -7,6 +7,6 @@
 #include "rdmatensor.h"
 
 /* Any thread; one write(2) per line, so lines of several processes do not mix. */
-void rdti_log(int32_t level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void rdti_log(int32_t level, const char *fmt, ...) __attribute__((cold, format(printf, 2, 3)));
 
 #endif
