@@ -22,6 +22,16 @@ struct rdti_doorbell {
     _Atomic uint32_t sequence;   /* futex word; changes with every ring that found a sleeper */
 };
 
+/* Whether a ring would wake anybody, without a call: most do not. */
+static inline bool
+rdti_doorbell_is_wanted(const struct rdti_doorbell *bell, bool is_urgent)
+{
+    /* seq_cst, all: in the place of those of rdti_doorbell_ring(), (2) above */
+    return atomic_load_explicit(&bell->futex_sleepers, memory_order_seq_cst) > 0 ||
+           atomic_load_explicit(&bell->epoll_sleepers, memory_order_seq_cst) > 0 ||
+           (is_urgent && atomic_load_explicit(&bell->background, memory_order_seq_cst) > 0);
+}
+
 /*
  * Wake whoever sleeps behind the bell. `event_fd` is the owner's eventfd. `is_urgent`: nobody waits
  * for it, but the progress thread has to act (a request, a full ring). Returns the number of system

@@ -278,6 +278,8 @@ rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
             (void)rdti_engine_progress(ep->ctx->engine);
         return pop_inbox(ep, out, err);
     }
+    if (rdti_engine_is_soon(ep->ctx->engine, take_notify, &wait, true))
+        return wait.status;
     timeout_ns = timeout_ns == RDT_TIMEOUT_DEFAULT ? ep->ctx->opts.timeout_ns : timeout_ns;
     status = rdti_engine_wait_taking(ep->ctx->engine, take_notify, &wait,
                                      rdti_deadline_after(timeout_ns));

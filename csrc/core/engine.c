@@ -19,6 +19,11 @@
 #include "base/memfd.h"
 #include "core/engine_impl.h"
 
+/* Who spins looks at sockets once in so many passes: an epoll_wait costs as much as eight. Where
+ * they have no payload later, but before the progress thread looks, which it does each ms. */
+#define PASSES_PER_LOOK 64
+#define PASSES_PER_LATE_LOOK 256
+
 struct task {
     struct rdti_list link;
     rdt_task_fn step;
@@ -114,37 +119,64 @@ rdti_engine_arm_fd(struct rdti_engine *engine)
     return engine->user_fd;
 }
 
-void
-rdti_engine_leave(struct rdti_engine *engine)
+static void
+give_up(struct rdti_engine *engine)
 {
-    struct rdti_list todo;
-    struct rdti_list *node;
-
-    if (engine->depth > 1) {
-        engine->depth--;
-        return;
-    }
-    const bool has_news = engine->wake_at_leave;
-    engine->wake_at_leave = false;
-    rdti_list_init(&todo);
-    rdti_list_splice(&todo, &engine->deferred);
     engine->depth = 0;
     atomic_store_explicit(&engine->owner, 0, memory_order_relaxed);
     (void)pthread_mutex_unlock(&engine->lock);
+}
 
+/* The lock is given up. */
+static void
+tell(struct rdti_engine *engine, bool has_news)
+{
     /* acq_rel, after the unlock: pairs with the exchange in rdti_engine_pass_or_ask(). */
     const bool is_asked =
         atomic_exchange_explicit(&engine->is_pass_wanted, 0, memory_order_acq_rel) != 0;
-    if (has_news || is_asked)
+
+    if ((has_news || is_asked) && rdti_doorbell_is_wanted(engine->bell, is_asked))
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, is_asked);
     if (has_news)
         signal_user(engine);
+}
+
+/* Apart, as most passes leave nothing to run. */
+__attribute__((noinline)) static void
+leave_and_run(struct rdti_engine *engine)
+{
+    const bool has_news = engine->wake_at_leave;
+    struct rdti_list todo;
+    struct rdti_list *node;
+
+    engine->wake_at_leave = false;
+    rdti_list_init(&todo);
+    rdti_list_splice(&todo, &engine->deferred);
+    give_up(engine);
+    tell(engine, has_news);
     while ((node = rdti_list_take_first(&todo)) != NULL) {
         struct rdti_deferred *deferred = RDTI_CONTAINER(node, struct rdti_deferred, link);
         deferred->run(deferred);
         /* release: what it did is seen by who finds none left */
         (void)atomic_fetch_sub_explicit(&engine->deferred_count, 1, memory_order_release);
     }
+}
+
+void
+rdti_engine_leave(struct rdti_engine *engine)
+{
+    if (engine->depth > 1) {
+        engine->depth--;
+        return;
+    }
+    if (!rdti_list_is_empty(&engine->deferred)) {
+        leave_and_run(engine);
+        return;
+    }
+    const bool has_news = engine->wake_at_leave;
+    engine->wake_at_leave = false;
+    give_up(engine);
+    tell(engine, has_news);
 }
 
 void
@@ -340,6 +372,34 @@ arm_pollers(struct rdti_engine *engine)
             engine->pollers[i].arm(engine->pollers[i].state);
 }
 
+/* A transport that is armed has its payload elsewhere, and is polled for it. */
+static bool
+do_sockets_carry(const struct rdti_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->poller_count; i++)
+        if (engine->pollers[i].arm == NULL &&
+            engine->pollers[i].needs_epoll(engine->pollers[i].state))
+            return true;
+    return false;
+}
+
+static uint32_t
+look_at_sockets(struct rdti_engine *engine)
+{
+    count_up(&engine->socket_passes);
+    atomic_store_explicit(&engine->look_at,
+                          atomic_load_explicit(&engine->passes, memory_order_relaxed) +
+                              (do_sockets_carry(engine) ? PASSES_PER_LOOK : PASSES_PER_LATE_LOOK),
+                          memory_order_relaxed);
+    const uint32_t work = rdti_engine_dispatch(engine);
+    const uint64_t now_ns = rdti_now_ns();
+    if (now_ns >= rdti_engine_next_tick_ns(engine))
+        run_ticks(engine, now_ns);
+    if (has_epoll_sleeper(engine))
+        arm_pollers(engine);
+    return work;
+}
+
 uint32_t
 rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 {
@@ -347,15 +407,8 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 
     count_up(&engine->passes);
     /* Sockets and ticks first: what they leave for the pollers is done in the same pass. */
-    if (with_sockets) {
-        count_up(&engine->socket_passes);
-        work += rdti_engine_dispatch(engine);
-        const uint64_t now_ns = rdti_now_ns();
-        if (now_ns >= rdti_engine_next_tick_ns(engine))
-            run_ticks(engine, now_ns);
-        if (has_epoll_sleeper(engine))
-            arm_pollers(engine);
-    }
+    if (with_sockets)
+        work += look_at_sockets(engine);
     uint32_t moved = 0;
     for (uint32_t i = 0; i < engine->poller_count; i++)
         moved += engine->pollers[i].poll(engine->pollers[i].state);

@@ -141,6 +141,9 @@ rdt_status rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn don
  * wait for the lock, for a pass, and once it was true it stays so. */
 rdt_status rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg,
                                    uint64_t deadline_ns);
+/* Either (`takes`: the latter) for some passes, without sleep nor a look at the clock: what a wait
+ * begins with where its end is often there already. False: not yet. */
+bool rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool takes);
 uint64_t rdti_engine_waited_ns(const struct rdti_engine *engine);
 
 int rdti_engine_doorbell_fd(const struct rdti_engine *engine);

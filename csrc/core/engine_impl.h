@@ -35,6 +35,7 @@ struct rdti_engine {
         is_pass_wanted;      /* somebody asked the driver for one more pass: see pass_or_ask() */
     _Atomic uint32_t passes; /* made so far; stored by drivers, relaxed */
     _Atomic uint32_t socket_passes; /* of them with a look at sockets and ticks */
+    _Atomic uint32_t look_at;       /* how many passes are made when one is due; drivers, relaxed */
     uint32_t depth;                 /* of enter(); driver only */
     bool wake_at_leave;             /* driver only */
     struct rdti_list deferred;

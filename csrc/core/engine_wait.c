@@ -25,9 +25,8 @@
 #define PARK_LEAST_NS UINT64_C(1000000)
 #define PARK_MOST_NS UINT64_C(8000000)
 #define PARK_SHARE 8
-/* A spinning waiter looks at sockets once in this many passes: an epoll_wait costs about as much as
- * eight empty passes. */
-#define PASSES_PER_EPOLL 64
+/* A wait makes so many before it looks at the clock for the first time. */
+#define BRIEF_PASSES 16
 /* A sleep and a wake-up of each rank cost more than all of a small collective's work; those it
  * waits for are runnable mostly, and whoever computes keeps the core for its slice. */
 #define YIELD_NS UINT64_C(1000000)
@@ -310,6 +309,15 @@ struct wish {
     bool takes;
 };
 
+/* [driver] */
+static bool
+is_look_due(const struct rdti_engine *engine)
+{
+    const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
+
+    return (int32_t)(passes - atomic_load_explicit(&engine->look_at, memory_order_relaxed)) >= 0;
+}
+
 /* A pass, or a look at what others do; true: done. */
 static bool
 pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
@@ -320,7 +328,7 @@ pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
         rdti_cpu_relax();
         return wish->done(wish->arg);
     }
-    (void)rdti_engine_pass(engine, with_sockets);
+    (void)rdti_engine_pass(engine, with_sockets || is_look_due(engine));
     if (wish->takes)
         is_done = wish->done(wish->arg);
     rdti_engine_leave(engine);
@@ -342,7 +350,7 @@ spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint
     const bool with_sockets = yield_ns > 0 && needs_epoll(engine);
 
     for (uint32_t i = 1;; i++) {
-        if (pass_for(engine, wish, with_sockets || i % PASSES_PER_EPOLL == 0))
+        if (pass_for(engine, wish, with_sockets))
             return true;
         if (yield_ns > 0)
             (void)sched_yield(); /* cannot fail on Linux */
@@ -352,6 +360,36 @@ spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint
         if (*now_ns >= until_ns)
             return false;
     }
+}
+
+/* Somebody's pass left a task that wants the next one at once; this thread drives no more.
+ * relaxed: this thread's own pass, or that of a driver who comes here too. */
+static void
+leave_rest(struct rdti_engine *engine)
+{
+    if (atomic_load_explicit(&engine->goes_on, memory_order_relaxed) != 0)
+        rdti_engine_poke(engine);
+}
+
+/* Nobody is told of the waiter, which is gone before it would matter: where the proxy is raised it
+ * matters at once, as each arrival rings for it. */
+bool
+rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool takes)
+{
+    const struct wish wish = {done, arg, takes};
+    bool is_done = false;
+
+    if (done(arg))
+        return true;
+    /* relaxed: hints */
+    if (atomic_load_explicit(&engine->can_spin, memory_order_relaxed) == 0 ||
+        atomic_load_explicit(&engine->has_proxy, memory_order_relaxed) != 0 ||
+        rdti_engine_is_driver(engine))
+        return false;
+    for (uint32_t i = 0; !is_done && i < BRIEF_PASSES; i++)
+        is_done = pass_for(engine, &wish, false);
+    leave_rest(engine);
+    return is_done;
 }
 
 /* With every slice, so that a wait that never ends is seen to grow. The clock is not read for it:
@@ -415,9 +453,7 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     rdti_engine_unattend(engine);
     if (is_leader)
         end_lead(engine);
-    /* relaxed: this thread's own pass, or that of a driver who comes here too. */
-    if (atomic_load_explicit(&engine->goes_on, memory_order_relaxed) != 0)
-        rdti_engine_poke(engine);
+    leave_rest(engine);
     return status;
 }
 
@@ -443,15 +479,22 @@ rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg
 
 /* ---- The progress thread ----------------------------------------------------------------- */
 
-/* There are waiters, who look at the sockets themselves, unless all of them sleep on the futex. */
+/* Waiters that look at no socket: some sleep on the futex, none in epoll. */
+static bool
+do_all_sleep(const struct rdti_engine *engine)
+{
+    /* relaxed: looked at again when the park is over */
+    return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) != 0;
+}
+
+/* There are waiters, who look at the sockets themselves. */
 static bool
 are_sockets_watched(const struct rdti_engine *engine)
 {
-    /* relaxed: looked at again when the park is over */
-    if (atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) == 0)
-        return false;
-    return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) != 0 ||
-           atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) == 0;
+    /* relaxed: as above */
+    return atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) != 0 &&
+           !do_all_sleep(engine);
 }
 
 static bool
@@ -492,7 +535,8 @@ drive_in_background(struct rdti_engine *engine)
  * Leaves the sockets to the waiters, unless none of them has looked at sockets nor sleeps in epoll
  * meanwhile: they may be without a core, stuck in a callback of the user's, or wait so shortly each
  * time that they never look, and heartbeats must go on. *parked_ns: for how long they have looked
- * after everything. True: others have driven meanwhile, and nothing is left to this thread.
+ * after everything, between two waits included: who waits again and again does so for two moments
+ * of three. True: others have driven meanwhile, and nothing is left to this thread.
  */
 static bool
 park(struct rdti_engine *engine, uint64_t *parked_ns)
@@ -502,8 +546,7 @@ park(struct rdti_engine *engine, uint64_t *parked_ns)
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
     uint64_t park_ns = PARK_LEAST_NS;
 
-    if (are_sockets_watched(engine) &&
-        *parked_ns > PARK_SHARE * PARK_LEAST_NS) /* else they may have left */
+    if (!do_all_sleep(engine) && *parked_ns > PARK_SHARE * PARK_LEAST_NS)
         park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
     const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
     /* seq_cst: see update_proxy() */

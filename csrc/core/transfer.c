@@ -284,6 +284,8 @@ rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns, struct rdt_error *err)
         return rdti_error_set(err, RDT_EFORKED, 0,
                               "wait: this is a forked child; only its parent may use the context: "
                               "spawn the process instead");
+    if (rdti_engine_is_soon(t->pool->engine, is_done, t, false))
+        return result(t, err);
     if (timeout_ns == RDT_TIMEOUT_DEFAULT)
         timeout_ns = t->pool->timeout_ns;
     const rdt_status status =
