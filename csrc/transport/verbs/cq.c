@@ -196,7 +196,7 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 
 /* A message that has come on every QP but those of links that are settled. */
 static bool
-next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
+next_of_all(struct rdti_verbs_lane *lane, uint32_t *value_out)
 {
     struct rdti_verbs_link *mixed = NULL;
     uint32_t value = 0;
@@ -220,6 +220,19 @@ next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
         return false;
     }
     *value_out = value;
+    return true;
+}
+
+static bool
+next_message(struct rdti_verbs_lane *lane, uint32_t *value_out)
+{
+    struct rdti_verbs_qp *only = lane->qps[0];
+
+    if (lane->qp_count != 1 || only->link->is_rx_out)
+        return next_of_all(lane, value_out);
+    if (only->imm_first == only->imm_end)
+        return false;
+    *value_out = only->imms[only->imm_first++ % RDTI_VERBS_IMMS];
     return true;
 }
 
@@ -287,6 +300,13 @@ breaks(const struct rdti_verbs_link *link, const struct ibv_wc *wc)
            link->state == RDTI_VERBS_LINK_GOOD;
 }
 
+static int
+poll_cq(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS])
+{
+    errno = 0; /* not every driver sets it */
+    return link->lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
+}
+
 /* Completions of one poll; the first that breaks the link goes to *first, and is acted on later. */
 static void
 take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, struct ibv_wc *first,
@@ -307,37 +327,46 @@ take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, st
 }
 
 /* What has come whole is delivered before an error of the same batch ends the lane: so all that the
- * CQ holds is looked at first, which is no more than its depth. */
-uint32_t
-rdti_verbs_poll_link(struct rdti_verbs_link *link)
+ * CQ holds is looked at first, which is no more than its depth. `count`: of the first poll. Apart:
+ * most polls bring nothing. */
+__attribute__((noinline)) static uint32_t
+take_polled(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS], int count)
 {
     struct rdti_verbs_lane *lane = link->lane;
-    struct ibv_wc wcs[RDTI_VERBS_WCS];
     struct ibv_wc first;
     bool is_broken = false;
     uint32_t work = 0;
-    int count;
 
-    if (link->state > RDTI_VERBS_LINK_DRAINING)
-        return 0; /* what was received is told: nothing may be added to it */
-    const uint32_t most = link->qp_count * (link->nic->sq_depth + link->nic->rq_depth + 1);
-    do {
-        errno = 0; /* not every driver sets it */
-        count = lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
-        if (count < 0) {
-            fail_poll(link, count, errno);
-            return 1;
-        }
+    while (count > 0) {
         take_batch(link, wcs, count, &first, &is_broken);
         work += (uint32_t)count;
-    } while (is_broken && count == RDTI_VERBS_WCS && work < most &&
-             rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED);
-    if (!is_broken)
-        return work;
+        if (!is_broken)
+            return work;
+        if (count < RDTI_VERBS_WCS ||
+            work >= link->qp_count * (link->nic->sq_depth + link->nic->rq_depth + 1) ||
+            rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
+            break;
+        count = poll_cq(link, wcs);
+    }
+    if (count < 0) {
+        fail_poll(link, count, errno);
+        return 1;
+    }
     (void)rdti_verbs_deliver(lane);
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED)
         rdti_verbs_fail_completion(link, &first);
     return work;
+}
+
+uint32_t
+rdti_verbs_poll_link(struct rdti_verbs_link *link)
+{
+    struct ibv_wc wcs[RDTI_VERBS_WCS];
+
+    if (link->state > RDTI_VERBS_LINK_DRAINING)
+        return 0; /* what was received is told: nothing may be added to it */
+    const int count = poll_cq(link, wcs);
+    return count == 0 ? 0 : take_polled(link, wcs, count);
 }
 
 uint32_t

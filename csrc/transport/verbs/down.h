@@ -8,9 +8,11 @@
 /* ---- down.c [driver] */
 /* The link cannot be used any more; the lane goes on, or ends where it has no other: see the phase
  * afterwards. */
-void rdti_verbs_break_link(struct rdti_verbs_link *link, const struct rdt_error *err);
+__attribute__((cold)) void rdti_verbs_break_link(struct rdti_verbs_link *link,
+                                                 const struct rdt_error *err);
 /* A completion of a link that drains, which did not succeed. */
-void rdti_verbs_note_flush(struct rdti_verbs_link *link, const struct ibv_wc *wc);
+__attribute__((cold)) void rdti_verbs_note_flush(struct rdti_verbs_link *link,
+                                                 const struct ibv_wc *wc);
 /* Destroy QPs that did not go to ERR when their link broke. In a pass only: it may deliver, and end
  * the lane. */
 void rdti_verbs_stop_rest(struct rdti_verbs_lane *lane);

@@ -47,10 +47,6 @@ rdti_verbs_flush_chains(struct rdti_verbs_lane *lane)
 static struct ibv_send_wr *
 add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
 {
-    uint32_t index = 0;
-
-    while (qp->link->qps[index] != qp)
-        index++;
     if (qp->chain_count == RDTI_VERBS_CHAIN)
         rdti_verbs_flush_chain(qp);
     struct ibv_send_wr *wr = &qp->chain[qp->chain_count];
@@ -59,15 +55,19 @@ add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
     *place = *record;
     place->imms = qp->tx_imms;
     qp->tx_imms += record->has_imm;
-    *sge = (struct ibv_sge){0};
-    *wr = (struct ibv_send_wr){
-        .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, index, qp->tx_posted),
-        .sg_list = sge,
-        .opcode = record->is_read   ? IBV_WR_RDMA_READ
-                  : record->has_imm ? IBV_WR_RDMA_WRITE_WITH_IMM
-                                    : IBV_WR_RDMA_WRITE,
-        .imm_data = record->has_imm ? htobe32(record->imm) : 0,
-    };
+    /* Field by field: what is not set here or for bytes is zero from the beginning. */
+    wr->wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, qp->index, qp->tx_posted);
+    wr->sg_list = sge;
+    wr->num_sge = 0;
+    wr->send_flags = 0;
+    wr->opcode = IBV_WR_RDMA_WRITE;
+    if (record->is_read)
+        wr->opcode = IBV_WR_RDMA_READ;
+    else if (record->has_imm)
+        wr->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    wr->imm_data = record->has_imm ? htobe32(record->imm) : 0;
+    wr->wr.rdma.remote_addr = 0;
+    wr->wr.rdma.rkey = 0;
     qp->tx_posted++;
     return wr;
 }
@@ -83,6 +83,7 @@ attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *rec
     wr->num_sge = 1;
     wr->sg_list->length = record->len_bytes;
     wr->sg_list->addr = (uintptr_t)record->local;
+    wr->sg_list->lkey = 0;
     if (record->piece >= 0) {
         wr->sg_list->addr =
             (uintptr_t)(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES);

@@ -45,6 +45,7 @@ create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
         goto err_free;
     }
     qp->inline_bytes = attr.cap.max_inline_data; /* what the device gives, which may be none */
+    qp->index = link->qp_count;
     link->qps[link->qp_count++] = qp;
     return RDT_OK;
 
@@ -104,22 +105,11 @@ rdti_verbs_qp_of(const struct rdti_verbs_link *link, uint64_t wr_id)
 
 /* ---- Receives ------------------------------------------------------------------------------- */
 
-static uint32_t
-index_of(const struct rdti_verbs_qp *qp)
-{
-    uint32_t index = 0;
-
-    while (qp->link->qps[index] != qp)
-        index++;
-    return index;
-}
-
 rdt_status
 rdti_verbs_restock(struct rdti_verbs_qp *qp, struct rdt_error *err)
 {
     const struct rdti_verbs_nic *nic = qp->link->nic;
     struct ibv_recv_wr wrs[RDTI_VERBS_WCS];
-    const uint32_t index = index_of(qp);
 
     while (qp->rx_posted - qp->rx_taken < nic->rq_depth) {
         const uint64_t room = nic->rq_depth - (qp->rx_posted - qp->rx_taken);
@@ -128,7 +118,7 @@ rdti_verbs_restock(struct rdti_verbs_qp *qp, struct rdt_error *err)
 
         for (uint32_t i = 0; i < count; i++)
             wrs[i] = (struct ibv_recv_wr){
-                .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_RX, index, qp->rx_posted + i),
+                .wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_RX, qp->index, qp->rx_posted + i),
                 .next = i + 1 < count ? &wrs[i + 1] : NULL,
             };
         const int failed = nic->verbs->ops->post_recv(qp->qp, wrs, &bad);

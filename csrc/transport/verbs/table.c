@@ -25,11 +25,22 @@ has_trouble(const struct rdti_verbs_lane *lane)
     return found;
 }
 
-static uint32_t
-serve(struct rdti_verbs_lane *lane, bool has_keys)
+/* Whether a pass that moved so much is to do more for the lane than to poll it. */
+static bool
+wants_more(const struct rdti_verbs_lane *lane, uint32_t work)
 {
-    uint32_t work = rdti_verbs_poll_lane(lane);
+    /* relaxed: hints that the lock orders, see verbs.h, or this thread's own; seq_cst: see rides()
+     * in tx.c */
+    return rdti_verbs_phase_of(lane) != RDTI_VERBS_READY ||
+           (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)) ||
+           atomic_load_explicit(&lane->has_riders, memory_order_seq_cst) ||
+           atomic_load_explicit(&lane->owes_restock, memory_order_relaxed) ||
+           atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed) || has_trouble(lane);
+}
 
+__attribute__((noinline)) static uint32_t
+serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
+{
     switch (rdti_verbs_phase_of(lane)) {
     case RDTI_VERBS_SETUP:
         rdti_verbs_watch_proof(lane);
@@ -39,11 +50,10 @@ serve(struct rdti_verbs_lane *lane, bool has_keys)
     case RDTI_VERBS_READY:
         break;
     }
-    /* relaxed: a hint that the lock orders, see verbs.h; seq_cst: see rides() in tx.c */
+    /* as in wants_more() */
     if (has_keys || (work > 0 && atomic_load_explicit(&lane->has_queued, memory_order_relaxed)) ||
         atomic_load_explicit(&lane->has_riders, memory_order_seq_cst))
         work += rdti_verbs_push(lane);
-    /* relaxed: this thread set it, or a writer whose lock orders what it hints at */
     if (atomic_load_explicit(&lane->owes_restock, memory_order_relaxed))
         rdti_verbs_send_restocked(lane);
     if (atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed))
@@ -54,6 +64,14 @@ serve(struct rdti_verbs_lane *lane, bool has_keys)
     rdti_verbs_stop_rest(lane); /* of links that broke above, or before the pass */
     rdti_verbs_watch_links(lane);
     return work;
+}
+
+static uint32_t
+serve(struct rdti_verbs_lane *lane, bool has_keys)
+{
+    const uint32_t work = rdti_verbs_poll_lane(lane);
+
+    return has_keys || wants_more(lane, work) ? serve_more(lane, has_keys, work) : work;
 }
 
 static uint32_t

@@ -13,8 +13,7 @@
  *               go on                                        removed with their device
  *   lost.c      the last link breaks: what is
  *               left goes to another lane
- *   leftover.c  what a device refuses to destroy
- *   flag.c      notifications as words in memory
+ *   leftover.c  what a device refuses to destroy   flag.c   notifications as words in memory
  *   table.c     the table of operations, the pass over all lanes
  *
  * A *link* is one port of ours paired with one of the peer's. All QPs of all proved links are the
@@ -190,6 +189,7 @@ struct rdti_verbs_record {
 
 struct rdti_verbs_qp {
     struct rdti_verbs_link *link;
+    uint32_t index;    /* of the link's */
     struct ibv_qp *qp; /* driver: NULL once it was destroyed because of stop_errno */
     uint32_t psn;
     uint32_t inline_bytes;
