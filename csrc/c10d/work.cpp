@@ -39,10 +39,9 @@ shortfall_of(const Operation &operation, const rdt_transfer *transfer)
     const uint64_t wanted = operation.outputs.front().nbytes();
     if (got == wanted)
         return nullptr;
-    return make_error(RDT_EMISMATCH,
-                      c10::str(operation.title, operation.target, ": ", got,
-                               " bytes came for a tensor of ", wanted,
-                               ", the rest of which is as it was [RDT_EMISMATCH]"));
+    return make_error(RDT_EMISMATCH, c10::str(operation.title, operation.target, ": ", got,
+                                              " bytes came for a tensor of ", wanted,
+                                              ", the rest of which is as it was [RDT_EMISMATCH]"));
 }
 
 /* The first failure of transfers that are all over. */
