@@ -414,7 +414,6 @@ rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
                     _Atomic uint64_t *bytes_count, struct rdti_channel **out, struct rdt_error *err)
 {
     struct rdti_channel *channel = calloc(1, sizeof(*channel));
-
     struct outgoing *last_words =
         calloc(1, sizeof(*last_words) + RDTI_FRAME_HEAD_BYTES + LAST_WORDS_MAX_BYTES);
 

@@ -150,8 +150,8 @@ void rdti_endpoint_on_peer_done(rdt_endpoint *ep);
 /* [driver] There is no memory to await its answer to a revocation: the endpoint ends, which says as
  * much. */
 void rdti_endpoint_forgo_answer(rdt_endpoint *ep, const struct rdti_revoke *revoke);
-/* If a frame to it was lost: the endpoint ends. The peer hears why, and that this process lives.
- * [driver] */
+/* If a frame to it was lost: the endpoint ends, and the peer hears why: want of memory here, which
+ * is nobody's death, or that it does not read and is given up. [driver] */
 bool rdti_endpoint_end_lossy(rdt_endpoint *ep);
 /* It has left its lane, which was its only way to memory that it cannot map. [driver] */
 void rdti_endpoint_drop_unmapped(rdt_endpoint *ep);
