@@ -230,6 +230,26 @@ is_moving(const rdt_endpoint *ep)
     return atomic_load_explicit(&ep->is_moving, memory_order_seq_cst);
 }
 
+/* Refused for the lane's sake, not for the op's own. */
+static bool
+is_of_lane(rdt_status status)
+{
+    return status != RDT_OK && status != RDT_ERANGE && status != RDT_ESTALE;
+}
+
+/* [driver] A lane refused it. Why the lane broke the side channel may know better, a moment later:
+ * until then the op waits, as those do that were in flight, and ends as the endpoint does. */
+static rdt_status
+await_verdict(rdt_endpoint *ep, struct rdt_transfer *t, rdt_status refusal, struct rdt_error *err)
+{
+    if (rdti_endpoint_is_ended(ep))
+        return rdti_endpoint_error(ep, err);
+    if (ep->lane_broken_ns == 0)
+        return refusal;
+    rdti_list_append(&ep->pending, &t->op.link);
+    return RDT_OK;
+}
+
 static rdt_status
 post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
 {
@@ -243,6 +263,8 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
             rdti_list_append(&ep->pending, &t->op.link);
         else
             status = give_to_lane(ep, &t->op, err);
+        if (is_of_lane(status))
+            status = await_verdict(ep, t, status, err);
         break;
     case RDTI_EP_CONNECTING:
         rdti_list_append(&ep->pending, &t->op.link);
@@ -317,6 +339,11 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
         (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
         if (!has_lane(rdti_endpoint_get_state(ep)) || is_moving(ep))
             rdti_engine_poke(ep->ctx->engine); /* bury() waits for us, or who moves it */
+        if (!is_of_lane(status))
+            return status;
+        rdti_engine_enter(ep->ctx->engine);
+        status = await_verdict(ep, t, status, err);
+        rdti_engine_leave(ep->ctx->engine);
         return status;
     }
     (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);

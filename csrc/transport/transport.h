@@ -22,9 +22,9 @@
  * Ends. Each op that was accepted (RDT_OK returned) is completed exactly once, by op->complete(),
  * with RDT_OK or with the error that ended it. A write is complete when its bytes are in place at
  * the target (acknowledged after placement) and its source may change; a read when its bytes are in
- * the destination. After the first error of a lane every op in flight and every later one fails
- * with that first error, and close_lane() completes what is left. Until an op completed, its memory
- * may still be read (write) or written (read).
+ * the destination. After the first error of a lane every later op is refused with it, and those in
+ * flight complete with it, or with what close_lane() says: the host may hear in between why it
+ * broke. Until an op completed, its memory may still be read (write) or written (read).
  *
  * Sleep. A transport never sleeps. shm peers ring the doorbell of the process; the others give file
  * descriptors to the engine through host->watch(). needs_epoll() tells the engine that a sleeping

@@ -133,8 +133,11 @@ rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 {
     struct rdti_list ops;
 
-    if (rdti_verbs_stop_lane(lane, err, &ops))
-        rdti_verbs_complete_all(lane, &ops, (rdt_status)err->status, err);
+    (void)rdti_verbs_stop_lane(lane, err, &ops);
+    (void)pthread_mutex_lock(&lane->lock);
+    rdti_list_splice(&ops, &lane->ops); /* those of a lane that failed before */
+    (void)pthread_mutex_unlock(&lane->lock);
+    rdti_verbs_complete_all(lane, &ops, (rdt_status)err->status, err);
 }
 
 void
@@ -142,12 +145,14 @@ rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 {
     const struct rdti_host *host = lane->verbs->host;
     const struct rdt_error copy = *err; /* it may lie in the lane */
+    struct rdti_list ops;
 
-    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
+    if (!rdti_verbs_stop_lane(lane, &copy, &ops))
         return;
-    rdti_verbs_teardown(lane, &copy);
-    if (!lane->is_closed)
-        host->on_error(host->core, &lane->base, &copy);
+    (void)pthread_mutex_lock(&lane->lock);
+    rdti_list_splice(&lane->ops, &ops); /* for close_lane(): the host may know better why */
+    (void)pthread_mutex_unlock(&lane->lock);
+    host->on_error(host->core, &lane->base, &copy);
 }
 
 void

@@ -344,7 +344,9 @@ rdti_verbs_revoke(struct rdti_lane *base, uint32_t index, uint32_t generation)
 
     (void)pthread_mutex_lock(&lane->lock);
     bool is_over = rdti_verbs_mark_stale(lane, index, generation);
-    for (struct rdti_list *at = lane->ops.next; is_over && at != &lane->ops; at = at->next) {
+    const bool is_failed = rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED; /* no QP is left */
+    for (struct rdti_list *at = lane->ops.next; is_over && !is_failed && at != &lane->ops;
+         at = at->next) {
         const struct rdti_op *op = RDTI_CONTAINER(at, struct rdti_op, link);
 
         if (op->scratch[RDTI_VERBS_OP_STEP] == 0)

@@ -28,8 +28,8 @@
  *                                             window -> POSTING; its region freed -> refused
  *   POSTING   yes                             its last step is posted -> POSTED
  *   POSTED    yes                             the last of its work requests completed -> complete()
- *   any       until the QPs are destroyed     the lane's first error or close_lane() -> complete();
- *                                             hand_over() -> the core's, or complete()
+ *   any       until the QPs are destroyed     close_lane(), also after the lane's first error ->
+ *                                             complete(); hand_over() -> the core's, or complete()
  *
  * A link of a lane that is READY and has several:
  *   state     posts?  completions            leaves by
@@ -569,9 +569,9 @@ uint32_t rdti_verbs_deliver(struct rdti_verbs_lane *lane);
 /* End the lane: QPs destroyed, its ops in *ops. False: it has ended before. */
 bool rdti_verbs_stop_lane(struct rdti_verbs_lane *lane, const struct rdt_error *err,
                           struct rdti_list *ops);
-/* The same, and all ops complete with *err. Once; later calls do nothing. */
+/* The same, and all ops complete with *err; so do those that fail() left. */
 void rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err);
-/* teardown, and the host is told. */
+/* stop_lane, and the host is told, whose close_lane() completes the ops. */
 void rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err);
 /* The error of a completion: device, peer, GIDs, status, vendor code, what to try. It breaks the
  * link, or, where a request itself was wrong, ends the lane. */

@@ -7,6 +7,7 @@
 
 #include "core/context.h"
 #include "core/endpoint_impl.h"
+#include "core/engine_impl.h"
 #include "core/path_impl.h"
 #include "memlock.h"
 #include "pair_rig.h"
@@ -410,10 +411,16 @@ TEST(who_leaves_a_path_that_is_broken_says_why)
     check_ok(rdt_region_export(region, &remote, &err), &err, "export");
     sim_cut_device(0, true);
     check_ok(rdt_endpoint_write(pair.ep[0], "12345678", 8, &remote, 0, 5, &t, &err), &err, "write");
-    CHECK_STATUS(rdt_transfer_wait(t, 10 * RIG_S, &err), RDT_EPEER);
-    rdt_transfer_free(t);
-    rdt_endpoint_close(pair.ep[0]);
+    rdti_engine_enter(pair.ctx[0]->engine);
+    for (const uint64_t end_ns = test_now_ns() + 10 * RIG_S;
+         pair.ep[0]->lane_broken_ns == 0 && test_now_ns() < end_ns;)
+        (void)rdti_engine_pass(pair.ctx[0]->engine, true);
+    rdt_endpoint_close(pair.ep[0]); /* before it is given up for it */
+    rdti_engine_leave(pair.ctx[0]->engine);
     pair.ep[0] = NULL;
+    CHECK_STATUS(rdt_transfer_wait(t, 10 * RIG_S, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "verbs lane to rank 1");
+    rdt_transfer_free(t);
     CHECK_STATUS(rdt_endpoint_wait_notify(pair.ep[1], 10 * RIG_S, &value, &err), RDT_EPEER);
     CHECK_STR_CONTAINS(err.message, "rank 0 closed the connection: verbs lane to rank 1");
     rdt_region_free(region, NULL, NULL);

@@ -3,7 +3,6 @@
  * the sim. */
 #include "../harness.h"
 
-#include "transport/verbs/verbs.h"
 #include "verbs_rig.h"
 #include "wire/notify.h"
 
@@ -61,6 +60,7 @@ TEST(ops_of_a_device_that_is_removed_end_with_its_name)
     VERBS_PUMP(&p, p.ba.notify_count > 5);
     sim_remove_device(0);
     VERBS_PUMP(&p, p.ab.error_count == 1);
+    verbs_end_ops(&p.ab);
     for (uint32_t i = 0; i < COUNT; i++) {
         CHECK(fake_op_is_done(&ops[i]));
         failed += ops[i].status != RDT_OK;
@@ -255,6 +255,7 @@ TEST(the_last_device_may_refuse_what_another_lost)
     VERBS_PUMP(&p, p.ab.error_count == 1);
     CHECK_INT_EQ(p.ab.error.sys_errno, EIO);
     CHECK_STR_CONTAINS(p.ab.error.message, "ibv_post_send on sim1");
+    verbs_end_ops(&p.ab);
     for (uint32_t i = 0; i <= RDTI_VERBS_CHAIN; i++)
         CHECK(fake_op_is_done(&ops[i]));
     verbs_pair_close(&p);

@@ -8,6 +8,7 @@
 #include "../memlock.h"
 #include "fake_host.h"
 #include "sim/sim.h"
+#include "transport/verbs/verbs.h"
 
 struct verbs_pair {
     struct fake_host a;
@@ -69,6 +70,16 @@ verbs_pair_close(struct verbs_pair *p)
     fake_host_close(&p->a);
     fake_host_close(&p->b);
     verbs_end();
+}
+
+/* A lane broke, and its host knows no better why: what was in flight ends as the core ends it. */
+static inline void
+verbs_end_ops(struct fake_link *link)
+{
+    CHECK_UINT_EQ(link->error_count, 1);
+    CHECK_INT_EQ(pthread_mutex_lock(&link->host->engine), 0);
+    rdti_verbs_teardown((struct rdti_verbs_lane *)link->lane, &link->error);
+    CHECK_INT_EQ(pthread_mutex_unlock(&link->host->engine), 0);
 }
 
 static inline void

@@ -3,7 +3,6 @@
 #include "../harness.h"
 
 #include "base/error.h"
-#include "transport/verbs/verbs.h"
 #include "verbs_rig.h"
 #include "wire/notify.h"
 
@@ -203,6 +202,7 @@ TEST(a_peer_killed_between_posting_and_completion_ends_every_op)
     CHECK_INT_EQ(victim->verbs->ops->modify_qp(victim->qps[0]->qp, &reset, IBV_QP_STATE), 0);
     sim_cut_device(0, false);
     FAKE_PUMP_UNTIL(&p.a, NULL, p.ab.error_count == 1, 10);
+    verbs_end_ops(&p.ab);
     for (uint64_t i = 0; i < COUNT; i++) {
         CHECK(fake_op_is_done(&ops[i]));
         if (ops[i].status == RDT_OK)

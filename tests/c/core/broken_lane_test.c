@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A device says that a lane broke, and how; the side channel says a moment later why: a process
+ * that dies takes its memory from its device first. What was in flight, and what comes in between,
+ * ends with that verdict; where nobody says anything, with what the device said. */
+#include <string.h>
+#include <sys/socket.h>
+
+#include "core/context.h"
+#include "core/engine_impl.h"
+#include "group_rig.h"
+
+enum { BYTES = 4096, WRITES = 3 };
+
+static struct rig rig;
+static struct rdt_remote_region remote; /* of rank 1 */
+static rdt_endpoint *ep;                /* rank 0's */
+static rdt_transfer *writes[WRITES];
+
+/* As if the process of rank 1 was over: the kernel ends its sockets. Both ranks are in this one,
+ * and rank 1 stands still, so that rank 0 hears of its end and of nothing else. */
+static void
+end_sockets(void)
+{
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_storage addr;
+        socklen_t addr_bytes = sizeof(addr);
+
+        if (getpeername(fd, (struct sockaddr *)&addr, &addr_bytes) == 0 &&
+            (addr.ss_family == AF_INET || addr.ss_family == AF_INET6))
+            (void)shutdown(fd, SHUT_RDWR);
+    }
+}
+
+static rdt_transfer *
+begin_write(void)
+{
+    static const uint8_t bytes[BYTES];
+    struct rdt_error err = {0};
+    rdt_transfer *t = NULL;
+
+    CHECK_OK(rdt_endpoint_write(ep, bytes, BYTES, &remote, 0, RDT_NOTIFY_NONE, &t, &err), &err);
+    return t;
+}
+
+/* Rank 0's device refuses a write, and nobody says why. */
+static void
+break_lane(void)
+{
+    const uint64_t before = sim_executed();
+    const uint64_t deadline_ns = test_now_ns() + rig_patience_ns();
+
+    sim_break_next(IBV_WC_REM_ACCESS_ERR);
+    writes[0] = begin_write();
+    while (sim_executed() == before && test_now_ns() < deadline_ns)
+        test_sleep_ns(100000);
+    CHECK_UINT_GE(sim_executed(), before + 1);
+    (void)rdti_engine_pass(rig.ctx[0]->engine, false);
+    CHECK_STATUS(rdt_transfer_test(writes[0], NULL), RDT_EAGAIN); /* not by that alone */
+}
+
+/* `dies`: the side channel ends behind the break, before rank 0 looks again. */
+static void
+check_end(bool dies, rdt_status wanted, const char *words)
+{
+    struct rdt_error err = {0};
+    rdt_region *region = NULL;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_VERBS);
+    ep = rig_ready(rig.group[0], 1);
+    (void)rig_ready(rig.group[1], 0);
+    CHECK_OK(rdt_region_alloc(rig.ctx[1], BYTES, RDT_REGION_ZERO, &region, &err), &err);
+    CHECK_OK(rdt_region_export(region, &remote, &err), &err);
+    CHECK_OK(rig_end(begin_write(), &err), &err);
+    for (uint32_t i = 0; i < 2; i++)
+        rdti_engine_enter(rig.ctx[i]->engine);
+    break_lane();
+    for (uint32_t i = 1; i < WRITES; i++)
+        writes[i] = begin_write(); /* in between: none is refused */
+    if (dies)
+        end_sockets();
+    rdti_engine_leave(rig.ctx[0]->engine);
+    for (uint32_t i = 0; i < WRITES; i++) {
+        CHECK_STATUS(rig_end(writes[i], &err), wanted);
+        CHECK_INT_EQ(err.peer_rank, 1);
+        CHECK_STR_CONTAINS(err.message, words);
+    }
+    rdti_engine_leave(rig.ctx[1]->engine);
+    rdt_region_free(region, NULL, NULL);
+    rig_close(&rig);
+}
+
+TEST_TIMEOUT(a_death_that_is_heard_behind_the_break_is_the_reason, 60)
+{
+    check_end(true, RDT_EPEER, "died");
+}
+
+TEST_TIMEOUT(a_break_of_which_nobody_says_more_is_the_reason_itself, 60)
+{
+    check_end(false, RDT_EDEVICE, "remote access error");
+}
+
+TEST_MAIN()
