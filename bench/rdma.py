@@ -39,10 +39,11 @@ class Case:
     count: int
     depth: int
     column: int  # of perftest's row: MiB/s on average, or the median in us
-    target: float  # for ours over theirs (bandwidth: at least; latency: at most)
+    target: float = 0.0  # ours over theirs (bandwidth: at least; latency: at most); 0: none
     qps: int = 1  # of each peer; perftest gives each writes of its own, we stripe each write
     ours: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"ours": {}})  # settings
     is_slot: bool = False  # a tensor's trip in place of a write's
+    is_read: bool = False  # a read's
 
     @property
     def is_latency(self) -> bool:
@@ -86,6 +87,7 @@ def ours(case: Case, settings: Mapping[str, str]) -> Turn:
     words = [str(PROGRAM), "--size", str(case.size_bytes), "--count", str(case.count)]
     words += ["--latency"] if case.is_latency else ["--depth", str(case.depth)]
     words += ["--slot"] if case.is_slot else []
+    words += ["--read"] if case.is_read else []
     done = subprocess.run(
         words,
         capture_output=True,

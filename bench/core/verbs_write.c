@@ -3,7 +3,7 @@
  * verbs_write - our half of a comparison with perftest: writes over RDMA between two processes of
  * one host. One line of JSON; bench/rdma.py gives perftest its turns beside it.
  *
- *   verbs_write [--size N] [--count N] [--depth N] [--latency [--slot]]
+ *   verbs_write [--size N] [--count N] [--depth N] [--latency [--slot | --read]]
  *
  * Bandwidth (defaults: 1 MiB, 64 writes, 16 in flight): from the first write's call to the last
  * completion, as ib_write_bw takes it: no notification, the target does nothing. With --latency
@@ -11,7 +11,9 @@
  * ib_write_lat takes it, and of the first and the last decile. Each side waits for the completion
  * of its own write before it looks for the answer, as ib_write_lat does. With --slot the trips are
  * a tensor's: put, get and release, whose credit is a message more; how it is announced
- * RDMATENSOR_VERBS_NOTIFY says. The CPU time is both sides', of the timed part.
+ * RDMATENSOR_VERBS_NOTIFY says. With --read the first process reads, and the other does nothing: a
+ * whole trip counts, until the bytes are here, as ib_read_lat takes it ("one_way_ns" is then that
+ * trip's). The CPU time is both sides', of the timed part.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,12 +35,13 @@ struct settings {
     size_t depth;
     bool is_latency;
     bool is_slot;
+    bool is_read;
 };
 
 struct ends {
     rdt_region *region;
     rdt_region *source;
-    const char *src;
+    char *src; /* with --read what is read lands here */
     struct rdt_remote_region dst;
     rdt_slot *slot; /* these two with --slot */
     rdt_slot_tx *peers_slot;
@@ -129,6 +132,23 @@ ping(struct pair *p, const struct ends *e, size_t count)
     }
 }
 
+static void
+read_each(struct pair *p, const struct ends *e, size_t count)
+{
+    const struct settings *settings = p->arg;
+    rdt_transfer *transfer;
+    struct rdt_error err;
+
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t start_ns = bench_now_ns();
+        pair_check(rdt_endpoint_read(p->ep, e->src, settings->len_bytes, &e->dst, 0, &transfer,
+                                     &err),
+                   &err, "rdt_endpoint_read");
+        finish(transfer);
+        trip_ns[i] = bench_now_ns() - start_ns;
+    }
+}
+
 static int
 compare_ns(const void *left, const void *right)
 {
@@ -143,6 +163,8 @@ what_of(const struct settings *settings)
 {
     if (settings->is_slot)
         return "slot latency";
+    if (settings->is_read)
+        return "read latency";
     return settings->is_latency ? "latency" : "bandwidth";
 }
 
@@ -150,6 +172,7 @@ static void
 report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
 {
     double each_ns = (double)ns / (double)settings->count;
+    const double ways = settings->is_read ? 1 : 2; /* that a trip has */
 
     if (settings->is_latency)
         each_ns = (double)trip_ns[settings->count / 2];
@@ -157,13 +180,13 @@ report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
                  "\"depth\": %zu, \"one_way_ns\": %.1f, \"mib_per_s\": %.3f, "
                  "\"cpu_s\": [%.6f, %.6f]",
                  bench_name, what_of(settings), settings->len_bytes, settings->count,
-                 settings->depth, settings->is_latency ? each_ns / 2 : each_ns,
+                 settings->depth, settings->is_latency ? each_ns / ways : each_ns,
                  (double)settings->len_bytes / each_ns * 1e9 / (1 << 20), (double)cpu[0] * 1e-9,
                  (double)cpu[1] * 1e-9);
     if (settings->is_latency) /* two modes show here, and in no median */
         (void)printf(", \"one_way_p10_ns\": %.1f, \"one_way_p90_ns\": %.1f",
-                     (double)trip_ns[settings->count / 10] / 2,
-                     (double)trip_ns[settings->count * 9 / 10] / 2);
+                     (double)trip_ns[settings->count / 10] / ways,
+                     (double)trip_ns[settings->count * 9 / 10] / ways);
     (void)printf("}\n");
 }
 
@@ -201,18 +224,24 @@ close_ends(struct ends *e)
     rdt_region_free(e->region, NULL, NULL);
 }
 
+static void (*act_of(const struct settings *settings))(struct pair *, const struct ends *, size_t)
+{
+    if (settings->is_read)
+        return read_each;
+    return settings->is_latency ? ping : stream;
+}
+
 static void
 either_side(struct pair *p)
 {
     const struct settings *settings = p->arg;
     const size_t warm_up = settings->count / WARM_UP_SHARE + 1;
-    const bool is_active = p->side == 0 || settings->is_latency;
+    const bool is_active = p->side == 0 || (settings->is_latency && !settings->is_read);
     uint64_t cpu[2] = {0};
     struct ends e;
 
     open_ends(p, &e);
-    void (*const act)(struct pair *, const struct ends *, size_t) =
-        settings->is_latency ? ping : stream;
+    void (*const act)(struct pair *, const struct ends *, size_t) = act_of(settings);
     if (is_active)
         act(p, &e, warm_up);
     pair_barrier(p);
@@ -233,11 +262,24 @@ either_side(struct pair *p)
     close_ends(&e);
 }
 
+static void
+check(const struct settings *settings)
+{
+    if ((settings->is_slot || settings->is_read) && !settings->is_latency)
+        bench_fail("--slot and --read want --latency");
+    if (settings->is_slot && settings->is_read)
+        bench_fail("--slot or --read, not both");
+    if (settings->len_bytes == 0 || settings->len_bytes > MAX_BYTES || settings->count == 0 ||
+        settings->count > MAX_TRIPS || settings->depth == 0 || settings->depth > MAX_DEPTH)
+        bench_fail("sizes from 1 to %zu, counts from 1 to %d, depths from 1 to %d", MAX_BYTES,
+                   MAX_TRIPS, MAX_DEPTH);
+}
+
 int
 main(int argc, char **argv)
 {
-    static const char *const known[] = {"--size=",   "--count=", "--depth=",
-                                        "--latency", "--slot",   NULL};
+    static const char *const known[] = {"--size=", "--count=", "--depth=", "--latency",
+                                        "--slot",  "--read",   NULL};
 
     bench_name = "verbs_write";
     bench_check_args(argc, argv, known);
@@ -248,13 +290,9 @@ main(int argc, char **argv)
         .depth = (size_t)bench_arg_number(argc, argv, "--depth", 16),
         .is_latency = is_latency,
         .is_slot = bench_has(argc, argv, "--slot"),
+        .is_read = bench_has(argc, argv, "--read"),
     };
-    if (settings.is_slot && !is_latency)
-        bench_fail("--slot wants --latency");
-    if (settings.len_bytes == 0 || settings.len_bytes > MAX_BYTES || settings.count == 0 ||
-        settings.count > MAX_TRIPS || settings.depth == 0 || settings.depth > MAX_DEPTH)
-        bench_fail("sizes from 1 to %zu, counts from 1 to %d, depths from 1 to %d", MAX_BYTES,
-                   MAX_TRIPS, MAX_DEPTH);
+    check(&settings);
     const struct pair_opts opts = {.transport = "verbs"};
     pair_run(&opts, either_side, either_side, &settings);
     return 0;

@@ -102,6 +102,8 @@ one() {
         part 'contract suite: data' bash -c 'contract_suite data'
         part 'contract suite: calls' bash -c 'contract_suite calls'
     fi
+    part 'raw verbs, no library' build/dev/bench/verbs_floor --device "$RIG_DEVICE" \
+        --gid "$RIG_GID_INDEX" --sizes 8,65536 --count 20 --passes 1
     part 'bad input' "$python" tests/rig/bad_input.py
     part 'doctor' "$python" tests/rig/doctor.py faults
     part 'nothing is left behind' "$python" tests/rig/leftovers.py

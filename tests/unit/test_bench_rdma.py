@@ -21,11 +21,11 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench import rdma, rdma_grpc
+from bench import rdma, rdma_floor, rdma_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-SCRIPTS = ("rdma", "rdma_grpc", "rdma_links", "rdma_models")
+SCRIPTS = ("rdma", "rdma_floor", "rdma_grpc", "rdma_links", "rdma_models")
 # Listens or connects as perftest does; the last word is an address on the connecting side only.
 PERFTEST = """#!{python}
 import socket, sys
@@ -69,7 +69,7 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name in ("ib_write_bw", "ib_write_lat", "ib_send_lat"):
+    for name in ("ib_write_bw", "ib_write_lat", "ib_send_lat", "ib_read_lat"):
         write_program(tools / name, PERFTEST.format(python=sys.executable))
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     return tmp_path
@@ -82,16 +82,16 @@ def write_program(path: Path, text: str) -> Path:
 
 
 def free_port() -> int:
-    """The first of ten ports, below those that the system gives out."""
-    for first in range(20000 + os.getpid() % 1000 * 10, 32000, 10):
+    """The first of twelve ports, below those that the system gives out."""
+    for first in range(20000 + os.getpid() % 800 * 12, 32000, 12):
         with contextlib.ExitStack() as probes:
             try:
-                for port in range(first, first + 10):
+                for port in range(first, first + 12):
                     probes.enter_context(socket.create_server(("127.0.0.1", port)))
             except OSError:
                 continue
             return first
-    raise OSError("no ten ports in a row are free")
+    raise OSError("no twelve ports in a row are free")
 
 
 def in_rig(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -160,6 +160,67 @@ def test_writes_beside_perftest(
     rows = json.loads(out.read_text())["rows"]
     assert [row["case"] for row in rows] == [case.name for case in rdma.WRITES]
     assert [turn["value"] for turn in rows[0]["theirs"]["ib_write_bw"]] == [64.0, 64.0]
+
+
+# Prints what it was asked for, so that a test sees which turn was whose.
+FLOOR = """#!{python}
+import json, sys
+words = sys.argv[1:]
+at = lambda name: words[words.index(name) + 1]
+assert (at("--device"), at("--gid"), at("--passes")) == ("rxe0", "1", "1"), words
+assert ("--latency" in words) != ("--bandwidth" in words), words
+us = {{"write": 40, "imm": 50, "send": 41.5, "read": 83}}[at("--ops")]
+print(json.dumps({{"median_ns": us * 1000, "p10": 1000, "p90": 2000, "mib_per_s": 128.0}}))
+"""
+
+
+def test_the_raw_floor_beside_perftest_and_ours(
+    guest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"mib_per_s": 32, "one_way_ns": 100000, "one_way_p10_ns": 1, "one_way_p90_ns": 2}
+    text = f"#!/bin/sh\necho \"$@\" >>{guest}/asked\necho '{json.dumps(line)}'\n"
+    monkeypatch.setattr(rdma, "PROGRAM", write_program(guest / "ours", text))
+    floor = write_program(guest / "floor", FLOOR.format(python=sys.executable))
+    monkeypatch.setattr(rdma_floor, "FLOOR", floor)
+    monkeypatch.setattr(rdma, "FIRST_PORT", free_port())
+    out = guest / "out.json"
+    words = ["rdma_floor.py", "--rounds", "3", "--sizes", "8", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert rdma_floor.main() == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "raw imm 50.0 us (50.0 to 50.0), in a turn p10 1.0, p90 2.0" in said
+    rows = {row["case"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == ["message 8 B", "read 8 B", "write 1 MiB"]
+    middle = {
+        f"{case}: {name}": ratio[1]
+        for case, row in rows.items()
+        for name, ratio in row["ratios"].items()
+    }
+    assert middle["message 8 B: ours / raw imm"] == pytest.approx(2.0)
+    assert middle["message 8 B: raw send / ib_send_lat"] == pytest.approx(1.0)
+    assert middle["read 8 B: raw read / ib_read_lat"] == pytest.approx(2.0)
+    assert middle["write 1 MiB: ours / raw write"] == pytest.approx(0.25)
+    assert middle["write 1 MiB: raw write / ib_write_bw"] == pytest.approx(2.0)
+    asked = (guest / "asked").read_text().splitlines()
+    assert sum("--read" in words for words in asked) == 3  # a turn in each round
+    assert len(asked) == 9
+
+
+def test_two_turns_have_no_quartiles(
+    guest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rdma_floor.py", "--rounds", "2"])
+    with pytest.raises(SystemExit, match="2"):
+        rdma_floor.main()
+    assert "three turns at least" in capsys.readouterr().err
+
+
+def test_a_floor_that_fails_ends_the_run(guest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = write_program(guest / "floor", "#!/bin/sh\necho 'no RDMA device' >&2; exit 77\n")
+    monkeypatch.setattr(rdma_floor, "FLOOR", broken)
+    case = rdma.Case("trips", ("ib_write_lat",), 8, 1000, 1, 4)
+    with pytest.raises(SystemExit, match="no RDMA device"):
+        rdma_floor.floor(case, "imm")
 
 
 def test_round_trips_beside_grpc(

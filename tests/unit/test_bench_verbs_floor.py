@@ -1,0 +1,80 @@
+"""bench/floor/verbs_floor.c without a device: its arguments, and the reason that it names.
+
+What it does over a device is a part of the rig (ci/rig/parts.sh).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+SKIPPED = 77
+NO_DEVICE = "verbs_floor: no RDMA device: "
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, of its three sources alone: it needs nothing of the library."""
+    built = tmp_path_factory.mktemp("floor") / "verbs_floor"
+    parts = ("floor/verbs_floor.c", "support/raw_verbs.c", "support/bench.c")
+    flags = ["-std=c17", "-O1", "-D_GNU_SOURCE", f"-I{BENCH / 'support'}"]
+    sources = [str(BENCH / part) for part in parts]
+    subprocess.run(["gcc", *flags, *sources, "-o", str(built), "-ldl"], check=True, timeout=50)
+    return built
+
+
+def run(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(program), *words], capture_output=True, text=True, check=False, timeout=50
+    )
+
+
+def test_without_a_device_it_is_skipped_and_says_why(program: Path) -> None:
+    done = run(program, "--sizes", "8", "--count", "5", "--passes", "1")
+    folders = (Path("/sys/class/infiniband"), Path("/sys/class/infiniband_verbs"))
+    if not any(folder.exists() for folder in folders):
+        assert done.returncode == SKIPPED
+        assert done.stderr == f"{NO_DEVICE}the kernel's RDMA support is not loaded\n"
+    elif done.returncode == SKIPPED:
+        assert done.stderr.startswith(NO_DEVICE)
+    else:
+        assert done.returncode == 0, done.stderr
+        assert len([json.loads(line) for line in done.stdout.splitlines()]) == 8
+    assert done.returncode == 0 or done.stdout == ""
+
+
+@pytest.mark.parametrize("words", [["--device", "none0"], ["--gid", "999"]])
+def test_what_was_asked_for_has_to_be_there(program: Path, words: list[str]) -> None:
+    done = run(program, *words)
+    assert done.returncode == 1
+    assert done.stderr.startswith(NO_DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--ops", "write,fetch"], 'not "fetch"'),
+        (["--ops", ""], 'not ""'),
+        (["--ops", "write,"], 'not ""'),
+        (["--latency", "--bandwidth"], "leave nothing"),
+        (["--sizes", "0"], "sizes are bytes up to 67108864"),
+        (["--sizes", "67108865"], "sizes are bytes up to 67108864"),
+        (["--count", "0.5"], "--count is from 1 to 100000"),
+        (["--count", "100001"], "--count is from 1 to 100000"),
+        (["--depth", "129"], "--depth is from 1 to 128"),
+        (["--passes", "101"], "--passes from 1 to 100"),
+        (["--gid", "-1"], '--gid is an index from 0 to 999, not "-1"'),
+        (["--gid", "x"], '--gid is an index from 0 to 999, not "x"'),
+        (["--port", "1"], 'unknown argument "--port"'),
+        (["--device"], "--device wants a value"),
+    ],
+)
+def test_wrong_arguments_are_refused(program: Path, words: list[str], reason: str) -> None:
+    done = run(program, *words)
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert done.stdout == ""
