@@ -39,7 +39,10 @@ _SMALL_BYTES = 8  # of the workers in Python
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
     """Let all have their turns; return a record for each contestant, path and size."""
     present = {peer.name for peer in peers}
-    sizes, without = streams.sizes_of(settings, machine.available_bytes())
+    free_bytes = machine.available_bytes()
+    sizes, without = streams.sizes_of(settings, free_bytes)
+    cold, no_room = streams.cold_sizes(settings, free_bytes)
+    without += no_room
     with ExitStack() as stack:
         address = None
         if "grpc-cpp" in present:
@@ -54,7 +57,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             for turn in [
                 *_c_turns(settings, transport, present),
                 *tensors.turns(settings, transport, has_copies=COPIES in present),
-                *streams.turns(settings, transport, sizes, has_floor="floor" in present),
+                *streams.turns(settings, transport, sizes, cold, has_floor="floor" in present),
                 *_ucx_turns(settings, transport, present),
                 *_python_turns(settings, transport, present),
             ]

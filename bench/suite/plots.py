@@ -123,7 +123,8 @@ def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
     compiled = [
         record
         for record in records
-        if record["language"] != "Python" and not streams.is_stream(record)
+        if record["language"] != "Python"
+        and not (streams.is_stream(record) or streams.is_cold(record))
     ]
     for path in dict.fromkeys((text(one, "transport"), text(one, "timed")) for one in compiled):
         of_path = [one for one in compiled if (one["transport"], one["timed"]) == path]
@@ -153,7 +154,8 @@ def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
             Picture(name, f"Point to point over {transport}, {timed}: time and rate by size.")
         )
         pictures += _ratios(of_path, sizes, path, folder)
-    return [*pictures, *_in_a_row([one for one in records if streams.is_stream(one)], folder)]
+    pictures += _in_a_row([one for one in records if streams.is_stream(one)], folder)
+    return [*pictures, *_cold([one for one in records if streams.is_cold(one)], folder)]
 
 
 def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
@@ -189,6 +191,41 @@ def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
         save(figure, folder / name, most_columns=3)
         caption = f"Messages in a row over {transport}, 1 and 16 in flight, one way and both ways."
         pictures.append(Picture(name, caption))
+    return pictures
+
+
+def _cold(records: Sequence[Record], folder: Path) -> list[Picture]:
+    """A picture for each path: time of each step with memory, by its size."""
+    pictures = []
+    for transport in dict.fromkeys(text(record, "transport") for record in records):
+        lines: Series = {}
+        for record in records:
+            if record["transport"] == transport:
+                step = text(record, "timed").removeprefix(streams.COLD)
+                lines.setdefault(step, []).append(record)
+        lines = {step: line for step, line in lines.items() if len(line) > 1}
+        if not lines:  # of one size
+            continue
+        figure = Figure(figsize=(NARROW_IN, 4.6), layout="constrained")
+        axes = figure.subplots()
+        for step, line in lines.items():
+            ordered = sorted(line, key=lambda one: number(one, "size"))
+            is_floor = ordered[0]["peer"] == _FLOOR
+            style: dict[str, Any] = {"color": _STYLES[_FLOOR][0], "linestyle": "--"}
+            axes.plot(
+                [number(one, "size") for one in ordered],
+                [number(one, "median_ns") for one in ordered],
+                label=f"{_FLOOR}: {step}" if is_floor else step,
+                **(style if is_floor else {"marker": "o", "markersize": 4}),
+            )
+        size_axis(axes, [number(one, "size") for line in lines.values() for one in line])
+        axes.set_xlabel("size of the memory")
+        time_axis(axes)
+        tidy(axes, f"{transport}: cold start")
+        name = f"p2p_{transport}_cold.png"
+        save(figure, folder / name, most_columns=2)
+        caption = f"Cold start over {transport}: what memory costs before it can be written to."
+        pictures.append(Picture(name, caption, NARROW_IN))
     return pictures
 
 

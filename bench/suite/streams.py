@@ -7,7 +7,7 @@ a context, a connection, memory, and the first write into it (bench/core/registr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record, number, text
@@ -23,6 +23,10 @@ _FULL_SIZES = (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * 
 _DEEP_MOST_BYTES = 64 * MIB  # a larger message is a stream by itself
 _COPIES = 6  # of a message in memory: source and target of each side, and the floor's
 _SHARE_OF_FREE = 0.7
+_COLD_BYTES, _COLD_QUICK_BYTES = 256 * MIB, 64 * MIB
+_COLD_OTHER_SIZES = (8, 64 * KIB, 16 * MIB, 1024 * MIB)
+_COLD_COPIES = 3  # of the memory: what the arena keeps, what is registered, the floor's
+_OF_ANY_SIZE = ("open", "connect")  # steps that know no size: told once
 _COLD_STEPS = {
     "open": "a context",
     "connect": "a connection",
@@ -48,18 +52,36 @@ def is_cold(record: Record) -> bool:
 def sizes_of(settings: Settings, free_bytes: int) -> tuple[list[int], list[Record]]:
     """Return the sizes in bytes that find room, and a record for each of the others."""
     wanted = settings.sizes or (_QUICK_SIZES if settings.is_quick else _FULL_SIZES)
+    return _with_room(wanted, _COPIES, free_bytes, "messages of {} in a row")
+
+
+def cold_sizes(settings: Settings, free_bytes: int) -> tuple[list[int], list[Record]]:
+    """Return the sizes of memory of a cold start, the first of which has all steps.
+
+    One where it has to be quick, and where --sizes chose those of messages: what is asked for
+    there is no memory to register.
+    """
+    wanted: tuple[int, ...] = (_COLD_QUICK_BYTES if settings.is_quick else _COLD_BYTES,)
+    if not (settings.is_quick or settings.sizes):
+        wanted += _COLD_OTHER_SIZES
+    return _with_room(wanted, _COLD_COPIES, free_bytes, "cold start with {}")
+
+
+def _with_room(
+    wanted: Sequence[int], copies: int, free_bytes: int, what: str
+) -> tuple[list[int], list[Record]]:
     found: list[int] = []
     without: list[Record] = []
     for size in wanted:
-        if size * _COPIES <= free_bytes * _SHARE_OF_FREE:
+        if size * copies <= free_bytes * _SHARE_OF_FREE:
             found.append(size)
             continue
-        room = f"{size_text(size * _COPIES)} of memory, {size_text(free_bytes)} are free"
+        room = f"{size_text(size * copies)} of memory, {size_text(free_bytes)} are free"
         without.append(
             {
                 "topic": "p2p",
-                "peer": f"messages of {size_text(size)} in a row",
-                "missing": f"they need {room}",
+                "peer": what.format(size_text(size)),
+                "missing": f"needs {room}",
                 "get": "",
             }
         )
@@ -67,9 +89,14 @@ def sizes_of(settings: Settings, free_bytes: int) -> tuple[list[int], list[Recor
 
 
 def turns(
-    settings: Settings, transport: str, sizes: list[int], *, has_floor: bool
+    settings: Settings,
+    transport: str,
+    sizes: Sequence[int],
+    cold: Sequence[int],
+    *,
+    has_floor: bool,
 ) -> Iterator[tuple[str, rounds.Turn]]:
-    """Return a turn for each size, depth and direction, and one for the cold start."""
+    """Return a turn for each size, depth and direction, and one for each cold start."""
     has_sleep = transport == "tcp" and not settings.is_quick
     for size in sizes:
         for depth in DEPTHS if size <= _DEEP_MOST_BYTES else DEPTHS[:1]:
@@ -79,8 +106,16 @@ def turns(
                     words += ["--both"] if is_both else []
                     turn = functools.partial(_turn, words, has_floor=has_floor)
                     yield f"{depth} in flight, {transport} {size_text(size)}", turn
-    cold = functools.partial(_cold, transport, is_quick=settings.is_quick, has_floor=has_floor)
-    yield f"cold start, {transport}", cold
+    for size in cold:
+        start = functools.partial(
+            _cold,
+            transport,
+            size,
+            is_first=size == cold[0],
+            is_quick=settings.is_quick,
+            has_floor=has_floor,
+        )
+        yield f"cold start, {transport} {size_text(size)}", start
 
 
 def words_of(transport: str, size: int, depth: int, wait: str, *, is_quick: bool) -> list[str]:
@@ -121,8 +156,10 @@ def record_of(found: Record) -> Record:
     return samples.turn({**fields, **more}, samples.raw_of(found), found)
 
 
-def _cold(transport: str, *, is_quick: bool, has_floor: bool) -> list[Record]:
-    size, times = (64 * MIB, 1) if is_quick else (256 * MIB, 3)
+def _cold(
+    transport: str, size: int, *, is_first: bool, is_quick: bool, has_floor: bool
+) -> list[Record]:
+    times = 1 if is_quick or size > _COLD_BYTES else 3
     words = ("--transport", transport, "--bytes", str(size), "--rounds", str(times))
     return [
         samples.turn(
@@ -140,5 +177,5 @@ def _cold(transport: str, *, is_quick: bool, has_floor: bool) -> list[Record]:
         for found in programs.run("registration", *words)
         for step in [text(found, "contestant")]
         for is_floor in [step == "populate"]
-        if has_floor or not is_floor
+        if (has_floor or not is_floor) and (is_first or step not in _OF_ANY_SIZE)
     ]

@@ -104,10 +104,11 @@ def test_a_sample_has_as_many_messages_as_are_in_flight() -> None:
 
 def test_the_largest_are_one_at_a_time() -> None:
     settings = Settings(is_quick=True)
-    names = [name for name, _ in streams.turns(settings, "shm", [MIB, GIB], has_floor=True)]
+    turns = streams.turns(settings, "shm", [MIB, GIB], [64 * MIB], has_floor=True)
+    names = [name for name, _ in turns]
     assert sum("1 MiB" in name for name in names) == 4
     assert sum("1 GiB" in name for name in names) == 2
-    assert names[-1] == "cold start, shm"
+    assert names[-1] == "cold start, shm 64 MiB"
 
 
 def test_a_cold_start_has_registration_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +117,69 @@ def test_a_cold_start_has_registration_apart(monkeypatch: pytest.MonkeyPatch) ->
         {"contestant": step, "raw_ns": [place + 1]} for place, step in enumerate(steps)
     ]
     monkeypatch.setattr(programs, "run", lambda *_: printed)
-    *_, (_, cold) = streams.turns(Settings(), "tcp", [], has_floor=True)
+    *_, (_, cold) = streams.turns(Settings(), "tcp", [], [256 * MIB], has_floor=True)
     records = samples.merge(cold())
     assert len(records) == len(steps)
     assert sum(record["peer"] == "floor" for record in records) == 1
     shown = tables.p2p(records)
     assert "rdmatensor: memory that exists, registered" in shown
     assert "rdmatensor: a connection" in shown
+
+
+def test_memory_of_many_sizes_is_registered_and_a_context_is_opened_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def print_steps(_name: str, *words: str) -> list[Record]:
+        asked.append(words)
+        steps = ("open", "connect", "alloc", "register", "populate", "first write")
+        return [{"contestant": step, "raw_ns": [1]} for step in steps]
+
+    monkeypatch.setattr(programs, "run", print_steps)
+    sizes, without = streams.cold_sizes(Settings(), 16 * GIB)
+    assert without == []
+    assert {min(sizes), max(sizes)} == {8, GIB}
+    found = [
+        record
+        for _, turn in streams.turns(Settings(), "shm", [], sizes, has_floor=True)
+        for record in turn()
+    ]
+    assert [words[words.index("--bytes") + 1] for words in asked] == [str(size) for size in sizes]
+    for step, times in (("a context", 1), ("memory that exists, registered", len(sizes))):
+        of_step = [record for record in found if record["timed"] == streams.COLD + step]
+        assert len(of_step) == times, step
+
+
+def test_a_cold_start_has_a_picture_without_rates(tmp_path: Path) -> None:
+    """A rate, or a floor's time over ours, would be of steps that have nothing in common."""
+    found = [
+        samples.turn(
+            samples.p2p_fields(who, peer, "tcp", size, language="C", wait="spinning", timed=step),
+            [size + 1],
+        )
+        for size in (8, MIB)
+        for who, peer, step in (
+            (OURS, OURS, f"{streams.COLD}memory in the arena"),
+            (OURS, OURS, f"{streams.COLD}second write"),
+            ("memfd, populated", "floor", f"{streams.COLD}memory of the system's"),
+        )
+    ]
+    (picture,) = plots.p2p(samples.merge(found), tmp_path)
+    assert picture.file == "p2p_tcp_cold.png"
+    assert (tmp_path / picture.file).read_bytes().startswith(b"\x89PNG")
+    assert plots.p2p(samples.merge(found[:3]), tmp_path) == []  # of one size
+
+
+def test_memory_that_finds_no_room_is_named() -> None:
+    sizes, (record,) = streams.cold_sizes(Settings(), 4 * GIB)
+    assert max(sizes) == sizes[0] == 256 * MIB
+    assert "missing in p2p: cold start with 1 GiB (needs 3 GiB" in tables.missing([record])[0]
+
+
+def test_a_quick_run_and_chosen_sizes_have_one_cold_start() -> None:
+    assert streams.cold_sizes(Settings(is_quick=True), 16 * GIB) == ([64 * MIB], [])
+    assert streams.cold_sizes(Settings(sizes=(8, GIB)), 16 * GIB) == ([256 * MIB], [])
 
 
 def test_only_messages_in_a_row_are_larger_than_64_mib(
