@@ -32,7 +32,7 @@ logged() {
 # CPU seconds of all that this script has started and waited for, in cpu_s; a subshell would tell
 # its own. Beside the seconds they tell whether a step worked, waited, or stood behind others.
 read_cpu_s() {
-    local file="$LOGS/times.$$"
+    local file="$LOGS/times.$BASHPID"
     times >"$file"
     cpu_s="$(awk -F '[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$file")"
     rm -f "$file"

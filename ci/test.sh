@@ -1,25 +1,31 @@
 #!/usr/bin/env bash
 # Set up what is missing, then every test, in steps that each run alone too, the cheap and telling
 # ones first. A failed step shows its words and fails the whole, after the later ones have run.
+# What has a limit of time or CPU close to what it takes runs alone: the plain C tests and ratios.
+# The rest has two lanes side by side, as most of it waits or works with one core.
 # Arguments go to pytest.
 here="$(dirname "${BASH_SOURCE[0]}")"
 source "$here/lib.sh"
 PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
 WORDS_AGAIN=60      # lines of each failed step, repeated at the end, where a reader looks first
+NAMES=(setup 'C tests' ratios 'C tests, ASan+UBSan' 'C tests, TSan' lint tidy fuzz wheel
+    'c10d suite' rig pytest) # rows of the table, in this order
 
 # 1 where no virtual machine can run; no setting of the library, so nothing else may see it.
 no_rig="${RDMATENSOR_NO_RIG:-}"
 unset RDMATENSOR_NO_RIG
 
-names=()
-seconds=()
-cpus=()
-results=()
+rows="$LOGS/steps" # by each step: its seconds, CPU seconds and result
+is_beside=no       # yes in the second lane, whose words are shown when a step is over
 overall=0
 
-# begin NAME: record() tells of the time since.
+# file_of NAME: what the names of its row and log begin with.
+file_of() { printf '%s' "${1//[^[:alnum:]]/-}"; }
+
+# begin NAME: record() tells of the time since. A lane is a shell of its own: what it has waited
+# for, and nothing of the other lane, is the CPU that it tells.
 begin() {
-    say "$1"
+    if [[ "$is_beside" == yes ]]; then say "$1 begins, beside what follows"; else say "$1"; fi
     start="$SECONDS"
     read_cpu_s
     start_cpu_s="$cpu_s"
@@ -27,48 +33,55 @@ begin() {
 
 # record NAME STATUS
 record() {
+    local result=ok
+    (($2 == 0)) || result=FAILED
     read_cpu_s
-    names+=("$1")
-    seconds+=("$((SECONDS - start))")
-    cpus+=("$((cpu_s - start_cpu_s))")
-    if (($2 == 0)); then results+=(ok); else results+=("FAILED") && overall=1; fi
+    printf '%d %d %s\n' "$((SECONDS - start))" "$((cpu_s - start_cpu_s))" "$result" \
+        >"$rows/$(file_of "$1")"
 }
 
 step() {
-    local name="$1" status=0
+    local name="$1" status=0 log
     shift
+    log="$LOGS/step-$(file_of "$name").log"
     begin "$name"
-    "$@" 2>&1 | tee "$LOGS/step-${#names[@]}.log" || status=$?
+    if [[ "$is_beside" == yes ]]; then
+        "$@" >"$log" 2>&1 || status=$?
+        printf '\n== %s is over, with status %d\n' "$name" "$status" | cat - "$log"
+    else
+        "$@" 2>&1 | tee "$log" || status=$?
+    fi
     record "$name" "$status"
 }
 
 # skipped NAME REASON: a row for a step that somebody has switched off.
 skipped() {
     say "$1: $2"
-    names+=("$1")
-    seconds+=(0)
-    cpus+=(0)
-    results+=("$2")
+    printf '0 0 %s\n' "$2" >"$rows/$(file_of "$1")"
 }
 
 repeat_failures() {
-    local i
-    for i in "${!names[@]}"; do
-        [[ "${results[i]}" == FAILED && -s "$LOGS/step-$i.log" ]] || continue
-        printf '\n== what failed in %s\n' "${names[i]}"
-        tail -n "$WORDS_AGAIN" "$LOGS/step-$i.log"
+    local name log
+    for name in "${NAMES[@]}"; do
+        log="$LOGS/step-$(file_of "$name").log"
+        grep -qs ' FAILED$' "$rows/$(file_of "$name")" && [[ -s "$log" ]] || continue
+        printf '\n== what failed in %s\n' "$name"
+        tail -n "$WORDS_AGAIN" "$log"
     done
 }
 
+# Steps of two lanes share the seconds, so that the sum of the rows says nothing: the last one has
+# those of the whole.
 print_times() {
-    local i total=0 total_cpu=0
+    local name seconds cpu result total_cpu=0
     printf '\n%-24s %8s %8s  %s\n' step seconds CPU result
-    for i in "${!names[@]}"; do
-        printf '%-24s %8d %8d  %s\n' "${names[i]}" "${seconds[i]}" "${cpus[i]}" "${results[i]}"
-        total=$((total + seconds[i]))
-        total_cpu=$((total_cpu + cpus[i]))
+    for name in "${NAMES[@]}"; do
+        [[ -e "$rows/$(file_of "$name")" ]] || continue
+        read -r seconds cpu result <"$rows/$(file_of "$name")"
+        printf '%-24s %8d %8d  %s\n' "$name" "$seconds" "$cpu" "$result"
+        total_cpu=$((total_cpu + cpu))
     done
-    printf '%-24s %8d %8d\n\n' total "$total" "$total_cpu"
+    printf '%-24s %8d %8d\n\n' total "$SECONDS" "$total_cpu"
 }
 
 # pip unpacks with one core: the compiler has the other meanwhile.
@@ -84,40 +97,68 @@ set_up() {
     return "$status"
 }
 
-rm -f "$LOGS"/step-*.log # pytest has none: its words stand at the end already
+rm -rf "$rows" "$LOGS"/step-*.log # pytest has none: its words stand at the end already
+mkdir "$rows"
 step setup set_up
 if [[ ! -x "$VENV/bin/pytest" ]]; then # nothing after it could run
     repeat_failures
     print_times
     exit 1
 fi
-step lint bash ci/lint.sh
 step 'C tests' bash ci/ctest.sh dev
 step ratios bash ci/ratios.sh # after the C tests, which have built what it runs
-step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
-step 'C tests, TSan' bash ci/sanitize.sh tsan
-step tidy bash ci/tidy.sh
-step fuzz bash ci/fuzz.sh
-step wheel bash ci/wheel.sh
-step 'c10d suite' bash ci/c10d_suite.sh
-if [[ "$no_rig" == 1 ]]; then
-    skipped rig 'not run (RDMATENSOR_NO_RIG=1)'
-else
-    step rig bash ci/rig/verify.sh one two links # containers: an image to build, see docs/rig.md
-fi
+
+# In the second lane what does not mind company, in an order that keeps what has a core of its own,
+# the rig, beside the sanitizers, which have work for both.
+second_lane() {
+    set +m
+    is_beside=yes
+    step lint bash ci/lint.sh
+    if [[ "$no_rig" == 1 ]]; then
+        skipped rig 'not run (RDMATENSOR_NO_RIG=1)'
+    else
+        # Not the containers: an image to build, see docs/rig.md.
+        step rig bash ci/rig/verify.sh one two links
+    fi
+    step 'c10d suite' bash ci/c10d_suite.sh
+    step wheel bash ci/wheel.sh
+    step tidy bash ci/tidy.sh
+    step fuzz bash ci/fuzz.sh
+}
 
 # pytest's closing line is held back, to stand last, under the table.
-begin pytest
-status=0
 closing="$LOGS/pytest-closing-line"
 : >"$closing"
-but_last='NR > 1 { print last; fflush() } { last = $0 } END { print last > closing }'
-# A test that fails is tried once more, and both are told (tests/conftest.py has how many may): what
-# stands still for seconds here is more often the machine than a test.
-timeout --kill-after=10 "$PYTEST_STUCK_S" "$VENV/bin/pytest" --continue-on-collection-errors \
-    --reruns 1 --reruns-delay 2 -raR --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
-    awk -v closing="$closing" "$but_last" || status=$?
-record pytest "$status"
+run_pytest() {
+    local status=0
+    local but_last='NR > 1 { print last; fflush() } { last = $0 } END { print last > closing }'
+    begin pytest
+    # A test that fails is tried once more, and both are told (tests/conftest.py has how many may):
+    # what stands still for seconds here is more often the machine than a test.
+    timeout --kill-after=10 "$PYTEST_STUCK_S" "$VENV/bin/pytest" --continue-on-collection-errors \
+        --reruns 1 --reruns-delay 2 -raR --durations=10 "$@" 2>&1 | tee "$LOGS/pytest.log" |
+        awk -v closing="$closing" "$but_last" || status=$?
+    record pytest "$status"
+}
+
+set -m # a process group of its own, so that it ends with this script, however that ends
+second_lane &
+lane=$!
+set +m
+trap 'kill -- -"$lane" 2>/dev/null' EXIT
+(
+    step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
+    step 'C tests, TSan' bash ci/sanitize.sh tsan
+    run_pytest "$@"
+)
+wait "$lane" || true # a step that it did not come to has no row, which fails the whole
+trap - EXIT
+
+for name in "${NAMES[@]}"; do
+    row="$rows/$(file_of "$name")"
+    [[ -e "$row" ]] || printf '0 0 FAILED\n' >"$row"
+    ! grep -q ' FAILED$' "$row" || overall=1
+done
 repeat_failures
 print_times
 cat "$closing"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ STEPS = [
     "rig/verify",
 ]
 NAMES = [
-    *("setup", "lint", "C tests", "ratios", "C tests, ASan+UBSan", "C tests, TSan", "tidy"),
+    *("setup", "C tests", "ratios", "C tests, ASan+UBSan", "C tests, TSan", "lint", "tidy"),
     *("fuzz", "wheel", "c10d suite", "rig"),
 ]
 NO_RIG = "not run (RDMATENSOR_NO_RIG=1)"
@@ -57,7 +60,11 @@ def run(tree: Path, **environment: str) -> tuple[int, list[str]]:
 
 
 def table_of(lines: list[str]) -> dict[str, str]:
-    """Results by step, from the table; each row has whole seconds, passed and of the CPUs."""
+    return {name: result for name, (_, result) in rows_of(lines).items()}
+
+
+def rows_of(lines: list[str]) -> dict[str, tuple[int, str]]:
+    """CPU seconds and result by step; each row has whole seconds, passed and of the CPUs."""
     head = ["step", "seconds", "CPU", "result"]
     start = next(i for i, line in enumerate(lines) if line.split() == head)
     rows = lines[start + 1 : next(i for i, line in enumerate(lines) if line.startswith("total "))]
@@ -65,12 +72,12 @@ def table_of(lines: list[str]) -> dict[str, str]:
     for row in rows:
         if row.endswith(NO_RIG):
             assert row.split(maxsplit=1)[0] == "rig"
-            results["rig"] = NO_RIG
+            results["rig"] = (0, NO_RIG)
             continue
         name, seconds, cpu, result = row.rsplit(maxsplit=3)
         assert seconds.isdecimal()
         assert cpu.isdecimal()
-        results[name] = result
+        results[name] = (int(cpu), result)
     return results
 
 
@@ -103,8 +110,64 @@ def test_builds_ahead_of_their_steps_run_beside_the_set_up(tree: Path, status: i
     script(tree / "ci/setup.sh", "touch begun; echo has begun")
     code, lines = run(tree)
     assert code == 0
-    assert lines.index("ahead dev asan tsan") < lines.index("ran lint")
+    assert lines.index("ahead dev asan tsan") < lines.index("ran ctest dev")
     assert table_of(lines) == dict.fromkeys([*NAMES, "pytest"], "ok")
+
+
+MEET = "touch {mine}; until [[ -e {other} ]]; do sleep 0.01; done; echo met"
+
+
+def test_the_second_lane_runs_beside_the_first(tree: Path) -> None:
+    """Each waits for the other, here; what measures is over before."""
+    script(tree / "ci/rig/verify.sh", "[[ -e measured ]] && " + MEET.format(mine="a", other="b"))
+    script(tree / "ci/sanitize.sh", MEET.format(mine="b", other="a"))
+    script(tree / "ci/ratios.sh", "sleep 0.5; [[ ! -e a && ! -e b ]] && touch measured")
+    status, lines = run(tree)
+    assert status == 0
+    assert lines.count("met") == 3
+    assert table_of(lines) == dict.fromkeys([*NAMES, "pytest"], "ok")
+
+
+@pytest.mark.parametrize("busy", ["rig", "C tests, TSan"])
+def test_a_step_is_charged_for_its_own_cpu_only(tree: Path, busy: str) -> None:
+    """One lane works while the other sleeps, in a step that ends later."""
+    work = f"{sys.executable} -c 'import time\nwhile time.process_time() < 2: pass'; touch done"
+    wait = "until [[ -e done ]]; do sleep 0.01; done; sleep 0.2"
+    is_rig = busy == "rig"
+    script(tree / "ci/rig/verify.sh", work if is_rig else wait)
+    script(tree / "ci/sanitize.sh", f"[[ $1 == asan ]] || {{ {wait if is_rig else work}; }}")
+    status, lines = run(tree)
+    assert status == 0
+    charged = {name: cpu for name, (cpu, _) in rows_of(lines).items()}
+    assert charged.pop(busy) >= 2
+    assert max(charged.values()) <= 1
+
+
+def test_a_lane_that_ends_early_fails_the_whole(tree: Path) -> None:
+    script(tree / "ci/rig/verify.sh", "kill -KILL $PPID")
+    status, lines = run(tree)
+    assert status == 1
+    results = table_of(lines)
+    lost = ["tidy", "fuzz", "wheel", "c10d suite", "rig"]
+    assert [name for name, result in results.items() if result != "ok"] == lost
+    assert lines[-1] == "== 3 passed in 0.01s =="
+
+
+def test_no_step_outlives_the_run(tree: Path) -> None:
+    script(tree / "ci/rig/verify.sh", "echo $$ >pid; exec sleep 60")
+    script(tree / "ci/sanitize.sh", "until [[ -s pid ]]; do sleep 0.01; done; touch both; sleep 60")
+    with subprocess.Popen(
+        ["bash", "ci/test.sh"], cwd=tree, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        while not (tree / "both").exists():
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(10)
+    pid = int((tree / "pid").read_text())
+    end_s = time.monotonic() + 10
+    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}/cmdline").exists()
 
 
 def test_a_failed_pytest_fails_the_whole(tree: Path) -> None:
