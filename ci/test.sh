@@ -108,22 +108,26 @@ fi
 step 'C tests' bash ci/ctest.sh dev
 step ratios bash ci/ratios.sh # after the C tests, which have built what it runs
 
-# In the second lane what does not mind company, in an order that keeps what has a core of its own,
-# the rig, beside the sanitizers, which have work for both.
+# What another lane leaves in /tmp, the tests that look for what the library left there do not see.
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+
+# In the second lane what does not mind company; the rig, which works with one core, comes beside
+# pytest, which waits most of the time, and whose tests no other step's files confuse then.
 second_lane() {
     set +m
     is_beside=yes
     step lint bash ci/lint.sh
+    step 'c10d suite' env TMPDIR="$scratch" bash ci/c10d_suite.sh
+    step tidy bash ci/tidy.sh
+    step fuzz bash ci/fuzz.sh
+    step wheel env TMPDIR="$scratch" bash ci/wheel.sh
     if [[ "$no_rig" == 1 ]]; then
         skipped rig 'not run (RDMATENSOR_NO_RIG=1)'
     else
         # Not the containers: an image to build, see docs/rig.md.
         step rig bash ci/rig/verify.sh one two links
     fi
-    step 'c10d suite' bash ci/c10d_suite.sh
-    step wheel bash ci/wheel.sh
-    step tidy bash ci/tidy.sh
-    step fuzz bash ci/fuzz.sh
 }
 
 # pytest's closing line is held back, to stand last, under the table.
@@ -145,14 +149,14 @@ set -m # a process group of its own, so that it ends with this script, however t
 second_lane &
 lane=$!
 set +m
-trap 'kill -- -"$lane" 2>/dev/null' EXIT
+trap 'kill -- -"$lane" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 (
     step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
     step 'C tests, TSan' bash ci/sanitize.sh tsan
     run_pytest "$@"
 )
 wait "$lane" || true # a step that it did not come to has no row, which fails the whole
-trap - EXIT
+trap 'rm -rf "$scratch"' EXIT
 
 for name in "${NAMES[@]}"; do
     row="$rows/$(file_of "$name")"
