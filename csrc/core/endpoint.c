@@ -153,6 +153,13 @@ rdti_endpoint_silence_ns(const rdt_endpoint *ep)
     return now_ns > heard_ns ? now_ns - heard_ns : 0;
 }
 
+void
+rdti_endpoint_hear(rdt_endpoint *ep)
+{
+    if (ep->channel != NULL)
+        rdti_channel_drain(ep->channel);
+}
+
 rdt_endpoint *
 rdti_endpoint_find(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {

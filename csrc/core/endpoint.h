@@ -107,6 +107,9 @@ rdt_status rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err);
 /* [driver] Of an endpoint that has not ended: how long nothing has come from the peer; before it is
  * READY, since its set-up began. */
 uint64_t rdti_endpoint_silence_ns(const rdt_endpoint *ep);
+/* [driver] Reads what has come from the peer, before its silence is held against it: this process
+ * may have had no time for it. May end the endpoint, and groups with it. */
+void rdti_endpoint_hear(rdt_endpoint *ep);
 /* [driver] The peer cannot be reached any more, as whoever calls has seen by other means than the
  * path: the endpoint ends, at once if its side channel agrees, else a moment later. */
 void rdti_endpoint_on_lane_error(rdt_endpoint *ep, const struct rdt_error *err);

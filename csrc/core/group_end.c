@@ -362,6 +362,25 @@ rdt_group_abort(rdt_group *group, const char *reason)
 /* Between two words of one that lives there is a heartbeat; one of them may be late. */
 #define SILENCE_NS (2 * RDTI_HEARTBEAT_NS)
 
+/* [driver] */
+static bool
+is_silent(const rdt_group *group, uint32_t rank)
+{
+    const rdt_endpoint *ep = group->members[rank].ep;
+
+    return ep != NULL && !rdti_endpoint_is_ended(ep) && rdti_endpoint_silence_ns(ep) >= SILENCE_NS;
+}
+
+/* [driver] Whoever has spoken is not silent, also where nobody has read it yet. May break the
+ * group. */
+static void
+hear_silent_members(rdt_group *group)
+{
+    for (uint32_t i = 0; i < group->size; i++)
+        if (is_silent(group, i))
+            rdti_endpoint_hear(group->members[i].ep);
+}
+
 /* [driver] The only member that is silent, or size. Who waits for another that waits for a third
  * hears the second all the time. */
 static uint32_t
@@ -370,8 +389,7 @@ find_silent_member(const rdt_group *group)
     uint32_t found = group->size;
 
     for (uint32_t i = 0; i < group->size; i++) {
-        const rdt_endpoint *ep = group->members[i].ep;
-        if (ep == NULL || rdti_endpoint_is_ended(ep) || rdti_endpoint_silence_ns(ep) < SILENCE_NS)
+        if (!is_silent(group, i))
             continue;
         if (found != group->size)
             return group->size;
@@ -417,6 +435,7 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
         return;
     const int32_t own_rank = rdti_group_global_rank(group, group->rank);
     rdti_engine_enter(group->ctx->engine);
+    hear_silent_members(group);
     uint32_t broken_by = find_cause(group, &cause);
     if (broken_by != RDT_BROKEN_NOT) {
         err->peer_rank = cause.peer_rank;

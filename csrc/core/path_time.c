@@ -51,7 +51,7 @@ tick_ready(rdt_endpoint *ep, bool beat)
         return;
     if (silence_ns <= ep->ctx->opts.peer_timeout_ns)
         return;
-    rdti_channel_drain(ep->channel);
+    rdti_endpoint_hear(ep);
     if (rdti_endpoint_is_ended(ep) || rdti_channel_last_heard_ns(ep->channel) != last_heard_ns)
         return;
     (void)rdti_error_set_rank(
