@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "c10d/finisher.hpp"
 #include "c10d/tensors.hpp"
@@ -19,6 +20,31 @@ namespace
 constexpr unsigned hook_lane = ~0U;
 /* How long Ctrl-C may go unheard. */
 constexpr std::chrono::milliseconds slice{100};
+
+/*
+ * What a record is to Python, with its lock: torch's conversion finds it as long as it lives. Left
+ * to make it itself, pybind11 takes the record for its own before it enters it in its table, and
+ * where there is no memory for that frees it, which is freed again as it is ours. So it is entered
+ * as a mere reference; from there on nothing fails, and it may share the record.
+ */
+pybind11::object
+object_of(const std::shared_ptr<c10d::WorkInfo> &info)
+{
+    using Holder = std::shared_ptr<c10d::WorkInfo>;
+    namespace pd = pybind11::detail;
+    const auto *const type = pd::get_type_info(typeid(c10d::WorkInfo));
+
+    TORCH_CHECK(type != nullptr && type->holder_enum_v == pd::holder_enum_t::std_shared_ptr,
+                "this torch keeps the records of operations in another way");
+    pybind11::object object = pybind11::cast(info.get(), pybind11::return_value_policy::reference);
+    pd::value_and_holder place =
+        reinterpret_cast<pd::instance *>(object.ptr())->get_value_and_holder(type);
+    if (!place.holder_constructed()) {
+        new (std::addressof(place.holder<Holder>())) Holder(info);
+        place.set_holder_constructed();
+    }
+    return object;
+}
 
 } // namespace
 
@@ -69,7 +95,10 @@ CompletionHook::run() noexcept
             info = std::move(due_.front());
             due_.pop_front();
         }
-        function_(std::move(info));
+        const pybind11::gil_scoped_acquire gil;
+        const pybind11::object object = object_of(info);
+        const pybind11::gil_scoped_release unlocked;
+        function_(info);
     } catch (const std::exception &error) {
         TORCH_WARN("rdmatensor: a completion hook failed: ", error.what());
     }

@@ -25,12 +25,18 @@ def refuse(nth: int) -> bool:
     return bool(ctypes.CDLL(None).refuse_new(nth))
 
 
+def refuse_torch(nth: int) -> bool:
+    """The same for what torch asks for on other threads than this one."""
+    return bool(ctypes.CDLL(None).refuse_torch_elsewhere(nth))
+
+
 def world_group() -> Any:
     return dist.distributed_c10d._get_default_group()
 
 
-def hooked(_rank: int, _world: int) -> list[int]:
+def hooked(_rank: int, _world: int, *, whose: str) -> list[int]:
     """How many records the hook is behind once all calls are over, after each refusal."""
+    refuse_one = {"ours": refuse, "torch": refuse_torch}[whose]
     dist.init_process_group("rdmatensor", store=dist.HashStore(), rank=0, world_size=1)
     group = world_group()
     heard: list[int] = []
@@ -43,10 +49,10 @@ def hooked(_rank: int, _world: int) -> list[int]:
     reduce()
     lags = []
     for nth in itertools.count(1):
-        refuse(nth)
+        refuse_one(nth)
         with contextlib.suppress(MemoryError):
             reduce()
-        was_refused = refuse(0)
+        was_refused = refuse_one(0)
         group._wait_for_pending_works()
         reduce()
         lags.append(rdmatensor.sequence_number() - 1 - heard[-1])
