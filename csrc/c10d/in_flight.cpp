@@ -39,6 +39,23 @@ InFlight::cause()
     return error;
 }
 
+rdt_error
+InFlight::awaited_by(const std::vector<rdt_transfer *> &transfers)
+{
+    rdt_error found = cause(); /* the library has given up before, and knows whom it waited for */
+
+    if (found.status != RDT_OK)
+        return found;
+    found.peer_rank = RDT_RANK_UNKNOWN;
+    for (rdt_transfer *const transfer : transfers)
+        if (found.message[0] == '\0')
+            rdt_transfer_awaits(transfer, &found);
+    const std::lock_guard lock(group_mutex_);
+    if (group_ != nullptr)
+        rdt_group_blame(group_, &found);
+    return found;
+}
+
 void
 InFlight::add(const c10::intrusive_ptr<Work> &work)
 {
@@ -57,13 +74,21 @@ InFlight::add(const c10::intrusive_ptr<Work> &work)
 }
 
 InFlight::Dropped::iterator
-InFlight::drop(Dropped &room) noexcept
+InFlight::drop(Dropped &room, const std::vector<rdt_transfer *> &transfers) noexcept
 {
     const std::lock_guard lock(mutex_);
 
-    room.front() = ++dropped_count_;
+    room.front() = {++dropped_count_, &transfers};
     dropped_.splice(dropped_.end(), room);
     return std::prev(dropped_.end());
+}
+
+void
+InFlight::hide_dropped(Dropped::iterator place) noexcept
+{
+    const std::lock_guard lock(mutex_);
+
+    place->transfers = nullptr;
 }
 
 void
@@ -75,15 +100,25 @@ InFlight::end_dropped(Dropped::iterator place) noexcept
     dropped_ended_.notify_all();
 }
 
+/* With mutex_, and one at least. */
+rdt_error
+InFlight::awaited_by_dropped()
+{
+    const auto *const transfers = dropped_.front().transfers;
+
+    return transfers != nullptr ? awaited_by(*transfers) : rdt_error{};
+}
+
 void
 InFlight::wait(std::chrono::milliseconds timeout, const char *title)
 {
     const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(timeout, forever);
-    const auto fail = [title] {
+    const auto fail = [title](const char *why) {
         std::rethrow_exception(
-            make_error(RDT_ETIMEDOUT, c10::str(title, ": the timeout passed: earlier collectives "
-                                                      "of this rank are not done "
-                                                      "[RDT_ETIMEDOUT]")));
+            make_error(RDT_ETIMEDOUT, c10::str(title,
+                                               ": the timeout passed: earlier collectives "
+                                               "of this rank are not done",
+                                               *why != '\0' ? ": " : "", why, " [RDT_ETIMEDOUT]")));
     };
     std::vector<c10::weak_intrusive_ptr<Work>> works;
     {
@@ -100,15 +135,15 @@ InFlight::wait(std::chrono::milliseconds timeout, const char *title)
         } catch (const c10::Error &) {
             /* Its own to tell, if it is over; an error of the group ends the barrier too. */
             if (!work->is_settled())
-                fail();
+                fail(work->awaited().message);
         }
     }
     std::unique_lock lock(mutex_);
     const uint64_t last = dropped_count_;
-    while (!dropped_.empty() && dropped_.front() <= last) {
+    while (!dropped_.empty() && dropped_.front().number <= last) {
         (void)dropped_ended_.wait_for(lock, slice);
         if (Clock::now() >= deadline)
-            fail();
+            fail(awaited_by_dropped().message);
         lock.unlock();
         check_signals();
         lock.lock();

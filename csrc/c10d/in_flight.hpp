@@ -33,20 +33,31 @@ class InFlight
     void watch(rdt_group *group);
     /* What broke the group; RDT_OK as its status: nothing, or nobody can tell any more. */
     rdt_error cause();
+    /* What the first of these that is in flight waits for, and who is silent; or what broke the
+     * group. The message is empty where nobody can tell. */
+    rdt_error awaited_by(const std::vector<rdt_transfer *> &transfers);
     void add(const c10::intrusive_ptr<Work> &work);
-    /* One that was dropped: its number. Whoever looks after it has had it made before. */
-    using Dropped = std::list<uint64_t>;
+    /* One that was dropped. Whoever looks after it has had it made before. */
+    struct Drop {
+        uint64_t number = 0;
+        const std::vector<rdt_transfer *> *transfers = nullptr; /* NULL: they are over */
+    };
+    using Dropped = std::list<Drop>;
     static Dropped room_for_one()
     {
         return Dropped(1);
     }
-    Dropped::iterator drop(Dropped &room) noexcept;
+    Dropped::iterator drop(Dropped &room, const std::vector<rdt_transfer *> &transfers) noexcept;
+    /* Before the transfers go. */
+    void hide_dropped(Dropped::iterator place) noexcept;
     void end_dropped(Dropped::iterator place) noexcept;
     /* Until all that were there when it was called are over, whatever their result. `title`, of who
      * waits, begins the message of a TimeoutError. */
     void wait(std::chrono::milliseconds timeout, const char *title);
 
   private:
+    rdt_error awaited_by_dropped();
+
     std::mutex mutex_;
     std::condition_variable dropped_ended_;
     std::vector<c10::weak_intrusive_ptr<Work>> works_;

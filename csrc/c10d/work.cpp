@@ -5,11 +5,16 @@
 #include <ATen/record_function.h>
 
 #include "c10d/tensors.hpp"
+#include "c10d/work_impl.hpp"
 
 namespace rdmatensor
 {
 namespace
 {
+
+using Clock = std::chrono::steady_clock;
+
+std::atomic<uint64_t> transfer_count{0};
 
 /* How long Ctrl-C may go unheard, and other threads that want to look at the Work may be held off. */
 constexpr std::chrono::milliseconds slice{100};
@@ -17,16 +22,6 @@ constexpr std::chrono::milliseconds slice{100};
  * one that stopped a moment before counts as dead after ten seconds, unless the program chose
  * another time. Past this the wait ends all the same. */
 constexpr std::chrono::seconds grace{12};
-
-std::atomic<uint64_t> transfer_count{0};
-
-void
-free_transfers(const std::vector<rdt_transfer *> &transfers)
-{
-    for (rdt_transfer *const transfer : transfers)
-        rdt_transfer_free(transfer);
-    transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* a mere number */
-}
 
 /* A receive of torch's says nowhere how much came: a tensor that is filled in part would be taken
  * for a whole one. */
@@ -43,95 +38,6 @@ shortfall_of(const Operation &operation, const rdt_transfer *transfer)
                                               " bytes came for a tensor of ", wanted,
                                               ", the rest of which is as it was [RDT_EMISMATCH]"));
 }
-
-/* The first failure of transfers that are all over. */
-std::exception_ptr
-failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
-{
-    try {
-        for (rdt_transfer *const transfer : transfers) {
-            rdt_error error = {};
-            const rdt_status status = rdt_transfer_test(transfer, &error);
-            if (status != RDT_OK)
-                return make_error(status, operation.title + operation.target, error);
-            if (const std::exception_ptr shortfall = shortfall_of(operation, transfer))
-                return shortfall;
-        }
-    } catch (const std::exception &) {
-        return std::current_exception(); /* no memory for words */
-    }
-    return nullptr;
-}
-
-/* Peers may still write tensors that nobody can look after for want of memory: they stay. */
-void
-keep_for_good(Operation &operation) noexcept
-{
-    for (auto *const tensors : {&operation.inputs, &operation.outputs})
-        for (at::Tensor &tensor : *tensors)
-            (void)tensor.unsafeReleaseTensorImpl();
-}
-
-/* Keeps the tensors of a Work that was dropped while PENDING. Deletes itself after the last transfer. */
-class Orphan final : public Ending
-{
-  public:
-    explicit Orphan(const Operation &operation) : operation_(operation) {}
-
-    /*
-     * Takes the transfers over. With `is_canceled` receives that have not matched end now; what a
-     * peer has written into the place of one by then is lost. Not to be touched afterwards.
-     * Called where nobody can be told of an error.
-     */
-    void adopt(std::vector<rdt_transfer *> transfers, bool is_canceled) noexcept
-    {
-        try {
-            Finisher::expect(this, 0, 0);
-        } catch (const c10::Error &error) {
-            /* Never ended, so that the tensors stay where peers may still write them. */
-            TORCH_WARN("rdmatensor: an operation that was dropped keeps its tensors for good: ",
-                       error.what_without_backtrace());
-            return;
-        }
-        if (operation_.in_flight)
-            place_ = operation_.in_flight->drop(room_);
-        /* One more than there are: this is gone behind the last. Relaxed: before they are known. */
-        left_.store(transfers.size() + 1, std::memory_order_relaxed);
-        for (rdt_transfer *const transfer : transfers)
-            rdt_transfer_on_done(transfer, on_done, this);
-        if (is_canceled)
-            free_transfers(transfers);
-        else
-            transfers_ = std::move(transfers);
-        on_done(this);
-    }
-
-    void end() noexcept override
-    {
-        if (!transfers_.empty()) /* else its Work has told the end */
-            note_end(operation_, failure_of(operation_, transfers_));
-        free_transfers(transfers_);
-        if (operation_.in_flight)
-            operation_.in_flight->end_dropped(place_);
-        delete this;
-    }
-
-  private:
-    static void on_done(void *arg)
-    {
-        auto *const orphan = static_cast<Orphan *>(arg);
-
-        /* acq_rel: the last of several callbacks hands over what all of them saw */
-        if (orphan->left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
-            Finisher::enqueue(orphan);
-    }
-
-    std::vector<rdt_transfer *> transfers_;
-    const Operation operation_; /* for its tensors */
-    InFlight::Dropped room_ = InFlight::room_for_one();
-    InFlight::Dropped::iterator place_; /* where the operation has an in_flight */
-    std::atomic<size_t> left_{0};
-};
 
 /* The base class begins an event even where no profiler listens, which is not free. */
 const char *
@@ -157,6 +63,71 @@ complete(c10::ivalue::Future &future, const std::exception_ptr &error,
 }
 
 } // namespace
+
+void
+count_transfer() noexcept
+{
+    transfer_count.fetch_add(1, std::memory_order_relaxed); /* a mere number */
+}
+
+void
+free_transfers(const std::vector<rdt_transfer *> &transfers)
+{
+    for (rdt_transfer *const transfer : transfers)
+        rdt_transfer_free(transfer);
+    transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* a mere number */
+}
+
+std::exception_ptr
+failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
+{
+    try {
+        for (rdt_transfer *const transfer : transfers) {
+            rdt_error error = {};
+            const rdt_status status = rdt_transfer_test(transfer, &error);
+            if (status != RDT_OK)
+                return make_error(status, operation.title + operation.target, error);
+            if (const std::exception_ptr shortfall = shortfall_of(operation, transfer))
+                return shortfall;
+        }
+    } catch (const std::exception &) {
+        return std::current_exception(); /* no memory for words */
+    }
+    return nullptr;
+}
+
+void
+drive(const Operation &operation, rdt_transfer *transfer, Clock::time_point deadline)
+{
+    const auto left = deadline - Clock::now();
+    const auto wait = std::clamp<Clock::duration>(left, Clock::duration::zero(), slice);
+    const auto wait_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(wait).count();
+    rdt_error error = {};
+    const rdt_status status = rdt_transfer_wait(transfer, static_cast<uint64_t>(wait_ns), &error);
+
+    /* What the transfer ended with is told later; a wait that could not wait is ours. */
+    if (status != RDT_OK && status != RDT_ETIMEDOUT &&
+        rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
+        std::rethrow_exception(make_error(status, operation.title + operation.target, error));
+}
+
+std::exception_ptr
+late_error(const Operation &operation, std::chrono::milliseconds waited, const rdt_error &why)
+{
+    return make_error(RDT_ETIMEDOUT, c10::str(operation.title, operation.target,
+                                              ": the timeout passed: not done after ",
+                                              static_cast<double>(waited.count()) / 1000.0, " s",
+                                              why.message[0] != '\0' ? "; " : "", why.message,
+                                              " [RDT_ETIMEDOUT]"));
+}
+
+std::chrono::milliseconds
+own_patience(const Operation &operation)
+{
+    const auto own = operation.timeout + (operation.has_own_deadline ? grace : grace.zero());
+
+    return std::min<std::chrono::milliseconds>(own, forever);
+}
 
 void
 note_end(const Operation &operation, const std::exception_ptr &error) noexcept
@@ -233,13 +204,7 @@ void
 Work::add(rdt_transfer *transfer)
 {
     transfers_.push_back(transfer); /* has room: it is in flight, and nobody else keeps it */
-    transfer_count.fetch_add(1, std::memory_order_relaxed); /* a mere number */
-}
-
-std::string
-Work::name() const
-{
-    return operation_.title + operation_.target;
+    count_transfer();
 }
 
 void
@@ -485,34 +450,21 @@ Work::getFuture()
 
 /* ---- Waiting ---- */
 
-/* With driver_mutex_: one slice of driving the library, or until the next transfer is over. */
-void
-Work::drive_slice(Clock::time_point deadline)
+rdt_error
+Work::awaited()
 {
-    const auto left = deadline - Clock::now();
-    const auto wait = std::clamp<Clock::duration>(left, Clock::duration::zero(), slice);
-    const auto wait_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(wait).count();
-    rdt_error error = {};
-    const rdt_status status =
-        rdt_transfer_wait(transfers_[next_], static_cast<uint64_t>(wait_ns), &error);
+    const std::lock_guard lock(driver_mutex_);
 
-    /* What the transfer ended with is settle()'s; a wait that could not wait is ours. */
-    if (status != RDT_OK && status != RDT_ETIMEDOUT &&
-        rdt_transfer_test(transfers_[next_], nullptr) == RDT_EAGAIN)
-        std::rethrow_exception(make_error(status, name(), error));
+    return operation_.in_flight ? operation_.in_flight->awaited_by(transfers_) : rdt_error{};
 }
 
 /* With driver_mutex_: the deadline passed. Throws. */
 void
 Work::give_up(std::chrono::milliseconds waited)
 {
-    /* The library has given up before, and knows whom it waited for. */
-    const rdt_error cause = operation_.in_flight ? operation_.in_flight->cause() : rdt_error{};
-    const std::exception_ptr error =
-        make_error(RDT_ETIMEDOUT,
-                   c10::str(name(), ": the timeout passed: not done after ",
-                            static_cast<double>(waited.count()) / 1000.0, " s",
-                            cause.status != RDT_OK ? "; " : "", cause.message, " [RDT_ETIMEDOUT]"));
+    const rdt_error why =
+        operation_.in_flight ? operation_.in_flight->awaited_by(transfers_) : rdt_error{};
+    const std::exception_ptr error = late_error(operation_, waited, why);
 
     /* A collective goes on: the members still count on this one. A receive would take the message
      * that the next one waits for. */
@@ -524,7 +476,7 @@ Work::give_up(std::chrono::milliseconds waited)
     std::rethrow_exception(error);
 }
 
-/* Throws at the deadline, or what drive_slice() throws. */
+/* Throws at the deadline, or what drive() throws. */
 void
 Work::wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience)
 {
@@ -539,7 +491,7 @@ Work::wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience)
     if (is_settled())
         return;
     if (!is_over())
-        drive_slice(deadline);
+        drive(operation_, transfers_[next_], deadline);
     if (is_over())
         settle();
     else if (Clock::now() >= deadline)
@@ -550,8 +502,8 @@ bool
 Work::wait(std::chrono::milliseconds timeout)
 {
     const bool has_timeout = timeout != kNoTimeout && timeout != c10d::kUnsetTimeout;
-    const auto own = operation_.timeout + (operation_.has_own_deadline ? grace : grace.zero());
-    const auto patience = std::min<std::chrono::milliseconds>(has_timeout ? timeout : own, forever);
+    const auto patience = has_timeout ? std::min<std::chrono::milliseconds>(timeout, forever)
+                                      : own_patience(operation_);
     const auto deadline = Clock::now() + patience;
 
     while (!is_settled()) {

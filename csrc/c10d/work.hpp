@@ -108,6 +108,8 @@ class Work final : public c10d::Work, public Ending
     uint64_t getSequencenumber() const override;
     /* In ms, from its call until its end was seen. Of those begun after enableCollectivesTiming(). */
     float getDuration() const override;
+    /* Whom it waits for: InFlight::awaited_by(). */
+    rdt_error awaited();
     /* Its end is seen by the library's thread, though nobody waits for it. */
     void attend();
     bool is_settled() const noexcept
@@ -128,14 +130,12 @@ class Work final : public c10d::Work, public Ending
     void become(State next);
     static std::vector<rdt_transfer *> room_for(size_t transfers);
     static void on_transfer_done(void *arg);
-    std::string name() const;
     bool is_over();
     void arm();
     void arm_if_wanted();
     void settle();
     void settle_with(const std::exception_ptr &error);
     void await_settler();
-    void drive_slice(Clock::time_point deadline);
     void wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience);
     void give_up(std::chrono::milliseconds waited);
     void release_transfers();

@@ -168,11 +168,34 @@ begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error
     rdt_group_abort(coll->group, reason);
 }
 
+/* Whom it waits for, as the error of a deadline. */
+static rdt_status
+set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
+{
+    char waiting[384];
+    const uint32_t awaited = coll->algorithm->describe(coll, waiting, sizeof(waiting));
+
+    (void)rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
+                              rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
+                              (double)(now_ns() - coll->start_ns) * 1e-9, waiting);
+    err->peer_rank = rdt_group_global_rank(coll->group, awaited);
+    return RDT_ETIMEDOUT;
+}
+
+/* Where tasks run, none of which has the turn then; the starter's came before anybody could ask. */
+static void
+explain(void *arg, struct rdt_error *err)
+{
+    const struct rdti_coll *coll = arg;
+
+    if (coll->state == RDTI_COLL_RUNNING)
+        (void)set_awaited(coll, err);
+}
+
 /* While the algorithm waits: has the group broken, a member left, or the deadline passed? */
 static rdt_status
 check_patience(struct rdti_coll *coll, struct rdt_error *err)
 {
-    char waiting[384];
     char name[64];
     rdt_status status = rdt_group_error(coll->group, err);
 
@@ -185,15 +208,7 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
         status = coll->algorithm->check_members(coll, err);
     if (status != RDT_OK)
         return status;
-    const uint64_t waited_ns = now_ns() - coll->start_ns;
-    if (waited_ns < coll->timeout_ns)
-        return RDT_EAGAIN;
-    const uint32_t awaited = coll->algorithm->describe(coll, waiting, sizeof(waiting));
-    (void)rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
-                              rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
-                              (double)waited_ns * 1e-9, waiting);
-    err->peer_rank = rdt_group_global_rank(coll->group, awaited);
-    return RDT_ETIMEDOUT;
+    return now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN : set_awaited(coll, err);
 }
 
 /* With the turn taken. */
@@ -283,6 +298,7 @@ make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *par
         goto err_fini;
     rdt_transfer_trace(coll->transfer, rdti_coll_name(args->op), RDT_RANK_UNKNOWN,
                        coll->block_bytes);
+    rdt_transfer_explain(coll->transfer, explain, coll);
     rdt_group_retain(group); /* it may be destroyed while we are between two rounds */
     *out = coll;
     return RDT_OK;

@@ -405,8 +405,8 @@ blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *
     const size_t used = strnlen(err->message, sizeof(err->message) - 1);
 
     err->peer_rank = rdti_group_global_rank(group, rank);
-    (void)snprintf(err->message + used, sizeof(err->message) - used, "; %s %s",
-                   rdti_group_rank_name(group, rank).text, why);
+    (void)snprintf(err->message + used, sizeof(err->message) - used, "%s%s %s",
+                   used > 0 ? "; " : "", rdti_group_rank_name(group, rank).text, why);
 }
 
 /* [driver] */
@@ -449,6 +449,17 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
                                   err->message);
     }
     abort_group(group, broken_by, &cause);
+    rdti_engine_leave(group->ctx->engine);
+}
+
+void
+rdt_group_blame(rdt_group *group, struct rdt_error *err)
+{
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    rdti_engine_enter(group->ctx->engine);
+    hear_silent_members(group);
+    blame_silent_member(group, err);
     rdti_engine_leave(group->ctx->engine);
 }
 

@@ -144,6 +144,7 @@ reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
     t->on_release = NULL;
     t->on_drop = NULL;
     t->owner = NULL;
+    t->explain = NULL;
     t->ep = NULL;
     t->trace_sequence = 0;
     t->len_bytes = 0;
@@ -315,6 +316,24 @@ rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg)
     if (!atomic_compare_exchange_strong_explicit(&t->hook, &none, (uintptr_t)t,
                                                  memory_order_acq_rel, memory_order_acquire))
         run_done_hook(&t->deferred);
+}
+
+void
+rdt_transfer_explain(rdt_transfer *t, void (*explain)(void *arg, struct rdt_error *err), void *arg)
+{
+    t->explain = explain;
+    t->explain_arg = arg;
+}
+
+void
+rdt_transfer_awaits(rdt_transfer *t, struct rdt_error *err)
+{
+    if (t->explain == NULL || rdti_transfer_is_done(t) || rdti_in_forked_child())
+        return;
+    rdti_engine_enter(t->pool->engine); /* whoever ends it does so there */
+    if (!rdti_transfer_is_done(t))
+        t->explain(t->explain_arg, err);
+    rdti_engine_leave(t->pool->engine);
 }
 
 uint64_t

@@ -34,10 +34,12 @@ struct rdt_transfer {
     void (*on_drop)(
         struct rdt_transfer *t); /* [driver] the handle was given up while PENDING; may be NULL */
     void *owner;                 /* of those two */
-    rdt_endpoint *ep;            /* that it was posted to last, or NULL */
-    uint64_t trace_sequence;     /* 0: not traced */
-    uint64_t len_bytes;          /* result: bytes that moved */
-    int32_t source;              /* result: group rank, or RDT_RANK_UNKNOWN */
+    void (*explain)(void *arg, struct rdt_error *err); /* [driver] or NULL */
+    void *explain_arg;
+    rdt_endpoint *ep;        /* that it was posted to last, or NULL */
+    uint64_t trace_sequence; /* 0: not traced */
+    uint64_t len_bytes;      /* result: bytes that moved */
+    int32_t source;          /* result: group rank, or RDT_RANK_UNKNOWN */
     rdt_status status;
     _Atomic uint32_t is_done;
     _Atomic uint32_t refs;

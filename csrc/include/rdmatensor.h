@@ -537,6 +537,16 @@ RDT_API void rdt_transfer_finish(rdt_transfer *t, rdt_status status, const struc
 /* What the trace says of it, if there is one: before it is finished, at most once. */
 RDT_API void rdt_transfer_trace(rdt_transfer *t, const char *name, int32_t peer_rank,
                                 uint64_t len_bytes);
+/*
+ * Before anybody else knows the transfer: explain() says in err->message and err->peer_rank what it
+ * waits for, or leaves err alone. It is called while the transfer is in flight, where tasks run,
+ * and must not wait.
+ */
+RDT_API void rdt_transfer_explain(rdt_transfer *t,
+                                  void (*explain)(void *arg, struct rdt_error *err), void *arg);
+/* What a transfer in flight waits for, e.g. "barrier #3: after 0.3 s nothing from rank 1", of a
+ * collective; else err is left alone. Any thread. */
+RDT_API void rdt_transfer_awaits(rdt_transfer *t, struct rdt_error *err);
 
 /* ---- Slots ------------------------------------------------------------------------------- */
 
@@ -716,6 +726,8 @@ RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
  * nothing.
  */
 RDT_API void rdt_group_give_up(rdt_group *group, struct rdt_error *err);
+/* Adds to err the member that rdt_group_give_up() would find silent, and the group goes on. */
+RDT_API void rdt_group_blame(rdt_group *group, struct rdt_error *err);
 /* RDT_OK, or the error that broke the group: of the member that died first, of an abort. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
 enum {

@@ -220,23 +220,71 @@ def a_collective_times_out(rank: int, world: int) -> dict[str, object]:
     return seen
 
 
+def stop(rank: int, victim: int, world: int) -> None:
+    """Stop one rank, as a debugger would; the others return once it is."""
+    pid_file = Path(os.environ[FOLDER_VARIABLE], f"stopped.{victim}")
+    if rank == victim:
+        pid_file.write_text(str(os.getpid()), encoding="utf-8")
+    meet("ready to be stopped", rank, range(world))
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    stat = Path("/proc", pid_file.read_text(encoding="utf-8"), "stat")
+    while stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.005)
+
+
+def end_stopped(victim: int) -> None:
+    pid_file = Path(os.environ[FOLDER_VARIABLE], f"stopped.{victim}")
+    os.kill(int(pid_file.read_text(encoding="utf-8")), signal.SIGKILL)
+
+
 def a_rank_is_stopped(rank: int, world: int) -> dict[str, object]:
     """Rank 1 neither dies nor answers, and may use the tensor for as long as it is not dead."""
     dist.init_process_group("rdmatensor", timeout=LONG)
     tensor = torch.ones(1 << 22)
     dist.all_reduce(tensor)
-    pid_file = Path(os.environ[FOLDER_VARIABLE], "stopped.pid")
-    if rank == 1:
-        pid_file.write_text(str(os.getpid()), encoding="utf-8")
-    meet("ready", rank, range(world))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    stat = Path("/proc", pid_file.read_text(encoding="utf-8"), "stat")
-    while stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
-        time.sleep(0.005)
+    stop(rank, 1, world)
     dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=1))
     text = error_of(lambda: dist.all_reduce(tensor))
-    os.kill(int(stat.parent.name), signal.SIGKILL)
+    end_stopped(1)
+    return {"text": text}
+
+
+def a_wait_is_shorter(rank: int, world: int, *, what: str) -> dict[str, object]:
+    """Rank 0 waits less long than its group would for rank 1, which does not come in time."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    group = dist.distributed_c10d._get_default_group()
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    seen: dict[str, object] = {}
+    if rank == 1:
+        meet("given up", rank, range(world))
+    work: Any = dist.all_reduce(total, async_op=True)
+    if rank == 0:
+        short: Any = dist.BarrierOptions()
+        short.timeout = SHORT
+        if what == "dropped":
+            del work
+        if what == "wait":
+            seen["text"] = error_of(lambda: work.wait(short.timeout))
+        else:
+            seen["text"] = error_of(lambda: group.barrier(short).wait())
+        meet("given up", rank, range(world))
+    dist.barrier()
+    return {**seen, "total": total.tolist()}
+
+
+def a_wait_beside_a_stopped_rank(rank: int, world: int) -> dict[str, str]:
+    """Rank 0 waits less long than its group would, beside ranks of which one is stopped."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    total = torch.ones(1 << 20)
+    dist.all_reduce(total)
+    stop(rank, 2, world)
+    work: Any = dist.all_reduce(total, async_op=True)
+    text = error_of(lambda: work.wait(timedelta(seconds=4)))
+    meet("given up", rank, [other for other in range(world) if other != 2])
+    if rank == 0:
+        end_stopped(2)
     return {"text": text}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 from pathlib import Path
 
@@ -149,6 +150,37 @@ def test_a_wait_that_gives_up_before_the_library_names_who_is_missing(tmp_path: 
     text = ranks[0].result["text"]
     assert text.startswith("DistNetworkError: rdmatensor:all_reduce: the timeout passed: not done")
     assert "nothing from rank 1" in text
+
+
+@pytest.mark.parametrize("what", ["wait", "barrier", "dropped"])
+def test_a_wait_that_is_shorter_than_the_groups_names_who_is_missing(
+    what: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    """The group goes on: the collective is done once the other has come."""
+    ranks = jobs.run(
+        "roles_faults:a_wait_is_shorter", 2, tmp_path, environment=path_forced, what=what
+    )
+
+    seen = jobs.results(ranks)
+    operation = "all_reduce" if what == "wait" else "barrier"
+    assert seen[0]["text"].startswith(
+        f"DistNetworkError: rdmatensor:{operation}: the timeout passed"
+    )
+    assert re.search(r"all_reduce #1: after [0-9.]+ s nothing from rank 1\b", seen[0]["text"])
+    assert [rank["total"] for rank in seen] == [[4.0] * 3] * 2
+
+
+@pytest.mark.timeout(90)
+def test_a_wait_that_is_shorter_than_the_groups_names_who_is_stopped(tmp_path: Path) -> None:
+    environment = {"RDMATENSOR_TRANSPORT": "tcp", "RDMATENSOR_PEER_TIMEOUT_S": "60"}
+    ranks = jobs.run(
+        "roles_faults:a_wait_beside_a_stopped_rank", 3, tmp_path, environment=environment
+    )
+
+    assert [rank.exit for rank in ranks] == [0, 0, -signal.SIGKILL]
+    for rank in ranks[:2]:
+        assert "rdmatensor:all_reduce: the timeout passed" in rank.result["text"]
+        assert re.search(r"all_reduce #1: after [0-9.]+ s .*\brank 2\b", rank.result["text"])
 
 
 def test_group_whose_members_do_not_come_says_who_is_missing(tmp_path: Path) -> None:

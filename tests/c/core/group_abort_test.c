@@ -218,6 +218,21 @@ await_silence_of_rank_2(const struct rig *rig)
     }
 }
 
+/* With rank 0's engine, rank 2 is silent: the same words, and the group goes on. */
+static void
+blame(rdt_group *group)
+{
+    struct rdt_error why = {.peer_rank = 1, .message = "after 0.3 s"};
+
+    rdt_group_blame(group, &why);
+    CHECK_INT_EQ(why.peer_rank, 2);
+    CHECK_STR_CONTAINS(why.message, "after 0.3 s; rank 2 is silent for ");
+    why = (struct rdt_error){.peer_rank = RDT_RANK_UNKNOWN};
+    rdt_group_blame(group, &why);
+    CHECK_INT_EQ(strncmp(why.message, "rank 2 is silent for ", 21), 0);
+    CHECK_STATUS(rdt_group_error(group, NULL), RDT_OK);
+}
+
 /* Rank 0 gives up what it waits for `awaited` with: all have spoken, or rank 2 is silent. */
 static void
 give_up(int32_t awaited, bool is_silent, int32_t want)
@@ -233,8 +248,10 @@ give_up(int32_t awaited, bool is_silent, int32_t want)
         (void)rig_ready(rig.group[0], i);
     rdti_engine_enter(rig.ctx[2]->engine); /* as if it was stopped */
     rdti_engine_enter(rig.ctx[0]->engine); /* what was seen holds until it has given up */
-    if (is_silent)
+    if (is_silent) {
         await_silence_of_rank_2(&rig);
+        blame(rig.group[0]);
+    }
     rdt_group_give_up(rig.group[0], &why);
     rdti_engine_leave(rig.ctx[0]->engine);
     rdti_engine_leave(rig.ctx[2]->engine);

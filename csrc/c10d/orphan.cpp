@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Operations that go on though nobody waits for them any more: their tensors stay until the end. */
+#include <memory>
+#include <utility>
+
+#include "c10d/tensors.hpp"
+#include "c10d/work_impl.hpp"
+
+namespace rdmatensor
+{
+void
+keep_for_good(Operation &operation) noexcept
+{
+    for (auto *const tensors : {&operation.inputs, &operation.outputs})
+        for (at::Tensor &tensor : *tensors)
+            (void)tensor.unsafeReleaseTensorImpl();
+}
+
+void
+Orphan::adopt(std::vector<rdt_transfer *> transfers, bool is_canceled) noexcept
+{
+    try {
+        Finisher::expect(this, 0, 0);
+    } catch (const c10::Error &error) {
+        /* Never ended, so that the tensors stay where peers may still write them. */
+        TORCH_WARN("rdmatensor: an operation that was dropped keeps its tensors for good: ",
+                   error.what_without_backtrace());
+        return;
+    }
+    transfers_ = std::move(transfers);
+    if (operation_.in_flight)
+        place_ = operation_.in_flight->drop(room_, transfers_);
+    /* One more than there are: this is gone behind the last. Relaxed: before they are known. */
+    left_.store(transfers_.size() + 1, std::memory_order_relaxed);
+    for (rdt_transfer *const transfer : transfers_)
+        rdt_transfer_on_done(transfer, on_done, this);
+    if (is_canceled)
+        free_transfers(std::exchange(transfers_, {}));
+    on_done(this);
+}
+
+void
+Orphan::end() noexcept
+{
+    if (!transfers_.empty()) /* else its Work has told the end */
+        note_end(operation_, failure_of(operation_, transfers_));
+    if (operation_.in_flight)
+        operation_.in_flight->hide_dropped(place_);
+    free_transfers(transfers_);
+    if (operation_.in_flight)
+        operation_.in_flight->end_dropped(place_);
+    delete this;
+}
+
+void
+Orphan::on_done(void *arg)
+{
+    auto *const orphan = static_cast<Orphan *>(arg);
+
+    /* acq_rel: the last of several callbacks hands over what all of them saw */
+    if (orphan->left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+        Finisher::enqueue(orphan);
+}
+
+} // namespace rdmatensor
