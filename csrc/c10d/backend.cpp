@@ -473,11 +473,7 @@ Backend::work_of(Operation &operation, rdt_transfer *transfer)
         work->add(transfer);
         return work;
     } catch (const std::exception &) {
-        /* No memory: peers use the tensors until it is over. */
-        while (rdt_transfer_wait(transfer, RDT_TIMEOUT_DEFAULT, nullptr) == RDT_ETIMEDOUT &&
-               rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
-            continue;
-        rdt_transfer_free(transfer);
+        end_without_work(operation, transfer, std::current_exception());
         throw;
     }
 }

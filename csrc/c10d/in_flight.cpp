@@ -57,6 +57,15 @@ InFlight::awaited_by(const std::vector<rdt_transfer *> &transfers)
 }
 
 void
+InFlight::give_up(rdt_error &why)
+{
+    const std::lock_guard lock(group_mutex_);
+
+    if (group_ != nullptr)
+        rdt_group_give_up(group_, &why);
+}
+
+void
 InFlight::add(const c10::intrusive_ptr<Work> &work)
 {
     std::vector<c10::intrusive_ptr<Work>>

@@ -36,6 +36,8 @@ class InFlight
     /* What the first of these that is in flight waits for, and who is silent; or what broke the
      * group. The message is empty where nobody can tell. */
     rdt_error awaited_by(const std::vector<rdt_transfer *> &transfers);
+    /* Ends the group, which is told why. */
+    void give_up(rdt_error &why);
     void add(const c10::intrusive_ptr<Work> &work);
     /* One that was dropped. Whoever looks after it has had it made before. */
     struct Drop {

@@ -8,6 +8,27 @@
 
 namespace rdmatensor
 {
+namespace
+{
+
+using Clock = std::chrono::steady_clock;
+
+/* Nobody waits for it any more. */
+void
+leave_behind(Operation &operation, rdt_transfer *transfer) noexcept
+{
+    count_transfer();
+    try {
+        std::vector<rdt_transfer *> transfers = {transfer};
+        auto orphan = std::make_unique<Orphan>(operation);
+        orphan.release()->adopt(std::move(transfers), false);
+    } catch (const std::exception &) {
+        keep_for_good(operation);
+    }
+}
+
+} // namespace
+
 void
 keep_for_good(Operation &operation) noexcept
 {
@@ -60,6 +81,31 @@ Orphan::on_done(void *arg)
     /* acq_rel: the last of several callbacks hands over what all of them saw */
     if (orphan->left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
         Finisher::enqueue(orphan);
+}
+
+void
+end_without_work(Operation &operation, rdt_transfer *transfer, const std::exception_ptr &why_none)
+{
+    const std::chrono::milliseconds patience = own_patience(operation);
+    const auto deadline = Clock::now() + patience;
+
+    try {
+        while (rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN) {
+            if (Clock::now() >= deadline) {
+                rdt_error why = operation.in_flight->awaited_by({transfer});
+                const std::exception_ptr late = late_error(operation, patience, why);
+                operation.in_flight->give_up(why);
+                std::rethrow_exception(late);
+            }
+            drive(operation, transfer, deadline);
+            check_signals();
+        }
+    } catch (...) {
+        leave_behind(operation, transfer);
+        throw;
+    }
+    note_end(operation, why_none);
+    rdt_transfer_free(transfer);
 }
 
 } // namespace rdmatensor

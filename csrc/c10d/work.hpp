@@ -80,6 +80,14 @@ collective(c10d::OpType type, const char *title, const Options &options,
             .is_async = options.asyncOp};
 }
 
+/*
+ * In place of a Work, where there is no memory for one: waits until the transfer, whose peers use
+ * the tensors, is over, and frees it. At the deadline that a Work would have the group is given up:
+ * throws then, or when a signal is heard, and the tensors stay as those of a dropped Work do.
+ */
+void end_without_work(Operation &operation, rdt_transfer *transfer,
+                      const std::exception_ptr &why_none);
+
 /* What Work::getFuture() gives: of a list of tensors, not complete yet. */
 c10::intrusive_ptr<c10::ivalue::Future> new_future();
 

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from meeting import has_come, meet
 from roles_collectives import TIMEOUT
+from roles_faults import end_stopped, error_of, stop
 
 import rdmatensor
 
 TAG = 7
+WORK_BYTES = 300  # less than a Work has, more than all else that a collective asks for
 
 
 def refuse(nth: int) -> bool:
@@ -28,6 +30,11 @@ def refuse(nth: int) -> bool:
 def refuse_torch(nth: int) -> bool:
     """The same for what torch asks for on other threads than this one."""
     return bool(ctypes.CDLL(None).refuse_torch_elsewhere(nth))
+
+
+def refuse_large(nth: int, least_bytes: int) -> bool:
+    """The same for requests of so many bytes or more."""
+    return bool(ctypes.CDLL(None).refuse_large(nth, ctypes.c_size_t(least_bytes)))
 
 
 def world_group() -> Any:
@@ -130,3 +137,18 @@ def dropped(rank: int, world: int) -> list[bool]:
     dist.all_reduce(total)
     assert total.tolist() == [world] * 3
     return refused
+
+
+def without_work(rank: int, world: int) -> dict[str, object]:
+    """A collective whose Work is refused, beside a rank that is silent; the errors of two."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    tensor = torch.ones(1 << 22)
+    dist.all_reduce(tensor)
+    stop(rank, 1, world)
+    world_group().set_timeout(timedelta(seconds=1))
+    refuse_large(1, WORK_BYTES)
+    text = error_of(lambda: dist.all_reduce(tensor))
+    was_refused = refuse(0)
+    again = error_of(lambda: dist.all_reduce(tensor))
+    end_stopped(1)
+    return {"text": text, "was_refused": was_refused, "again": again}

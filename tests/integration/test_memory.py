@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -62,3 +63,23 @@ def test_a_work_that_is_dropped_ends_nothing_else(
 
     refused = jobs.results(ranks)[1]
     assert len(refused) > 1, "nothing was refused"
+
+
+@pytest.mark.timeout(90)
+def test_a_collective_without_a_work_has_a_deadline(
+    refusing: dict[str, str], tmp_path: Path
+) -> None:
+    """A silent peer may use the tensor as long as it is not dead, and nobody waits for that."""
+    environment = {
+        **refusing,
+        "RDMATENSOR_TRANSPORT": "tcp",
+        "RDMATENSOR_PEER_TIMEOUT_S": "600",
+    }
+    ranks = jobs.run("roles_memory:without_work", 2, tmp_path, environment=environment)
+
+    assert [rank.exit for rank in ranks] == [0, -signal.SIGKILL], ranks[0].log
+    seen = ranks[0].result
+    assert seen["was_refused"]
+    assert seen["text"].startswith("DistNetworkError: rdmatensor:all_reduce: the timeout passed")
+    assert "nothing from rank 1" in seen["text"]
+    assert "nothing from rank 1" in seen["again"]
