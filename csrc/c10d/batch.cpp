@@ -30,7 +30,18 @@ struct Collector {
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> of_parts;
     std::atomic<size_t> left{0};
 
+    /* Also where there is no memory for the result: somebody waits for it. */
     void finish()
+    {
+        try {
+            complete();
+        } catch (const std::exception &) {
+            future->setErrorIfNeeded(std::current_exception());
+        }
+    }
+
+  private:
+    void complete()
     {
         std::vector<at::Tensor> outputs;
 

@@ -46,17 +46,17 @@ title_if_profiled(const char *title)
     return at::hasCallbacks() ? title : nullptr;
 }
 
-/* Also where there is no memory for the result: somebody waits for it. */
+/* Also where there is no memory for the result: somebody waits for it. What a callback throws is its
+ * own matter, and no reason to end the process. */
 void
 complete(c10::ivalue::Future &future, const std::exception_ptr &error,
          const std::vector<at::Tensor> &outputs)
 {
-    if (error) {
-        future.setError(error);
-        return;
-    }
     try {
-        future.markCompleted(c10::IValue(outputs));
+        if (error)
+            future.setError(error);
+        else
+            future.markCompleted(c10::IValue(outputs));
     } catch (const std::exception &) {
         future.setErrorIfNeeded(std::current_exception());
     }

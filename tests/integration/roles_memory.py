@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from meeting import has_come, meet
+from meeting import DEADLINE_S, has_come, meet
 from roles_collectives import TIMEOUT
 from roles_faults import end_stopped, error_of, stop
 
@@ -152,3 +152,44 @@ def without_work(rank: int, world: int) -> dict[str, object]:
     again = error_of(lambda: dist.all_reduce(tensor))
     end_stopped(1)
     return {"text": text, "was_refused": was_refused, "again": again}
+
+
+def end_of(future: Any) -> str:
+    """Return how it ends, or that it does not."""
+    deadline_s = time.monotonic() + DEADLINE_S / 4
+    while not future.done():
+        if time.monotonic() > deadline_s:
+            return "never"
+        time.sleep(0.001)
+    try:
+        future.wait()
+    except (RuntimeError, MemoryError):
+        return "failed"
+    return "done"
+
+
+def batched(rank: int, _world: int) -> list[str]:
+    """How the Futures of batches end, of which one request each is refused."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.barrier()
+    if rank == 0:
+        for _ in rounds_of(1):
+            for _ in range(2):
+                dist.all_reduce(torch.ones(3))
+        return []
+    group, cpu = world_group(), torch.device("cpu")
+    ends = []
+    for nth in itertools.count(1):
+        group._start_coalescing(cpu)
+        for _ in range(2):
+            dist.all_reduce(torch.ones(3), async_op=True)
+        work = group._end_coalescing(cpu)
+        future = work.get_future()
+        refuse(nth)
+        meet(f"round {nth}", rank, [rank])
+        ends.append(end_of(future))
+        was_refused = refuse(0)
+        if ends[-1] == "never" or not was_refused:
+            break
+    meet("over", rank, [rank])
+    return ends

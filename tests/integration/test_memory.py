@@ -83,3 +83,12 @@ def test_a_collective_without_a_work_has_a_deadline(
     assert seen["text"].startswith("DistNetworkError: rdmatensor:all_reduce: the timeout passed")
     assert "nothing from rank 1" in seen["text"]
     assert "nothing from rank 1" in seen["again"]
+
+
+def test_the_future_of_a_batch_ends(refusing: dict[str, str], tmp_path: Path) -> None:
+    """Also where there is no memory for its result."""
+    ends = jobs.results(jobs.run("roles_memory:batched", 2, tmp_path, environment=refusing))[1]
+
+    assert ends[-1] == "done"
+    assert "failed" in ends, "no result was refused"
+    assert "never" not in ends
