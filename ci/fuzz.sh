@@ -92,7 +92,8 @@ statistic() { sed -nE "s/^stat::$2: +([0-9]+)$/\1/p" "$LOGS/fuzz-$1.log" | tail 
 
 report() {
     local target="$1" status program finding findings=()
-    status="$(<"$LOGS/fuzz-$target.status")"
+    # None where it was ended before its end, or had no inputs.
+    status="$(cat "$LOGS/fuzz-$target.status" 2>/dev/null || echo 1)"
     mapfile -t findings < <(compgen -G "$BUILD/findings/$target-*" || true)
     printf '%-16s %10s %8s %6s %9s  %s\n' "$target" \
         "$(statistic "$target" number_of_executed_units)" \
@@ -115,7 +116,7 @@ if [[ "$keep" == yes ]]; then
     for target in "${wanted[@]}"; do keep_corpus "$target"; done
     exit
 fi
-rm -rf "$BUILD/findings"
+rm -rf "$BUILD/findings" "$LOGS"/fuzz-*.status
 mkdir -p "$BUILD/findings"
 # The longest first, so that the cores end together.
 jobs="$(nproc)"
