@@ -313,6 +313,11 @@ find_lost_member(const rdt_group *group, struct rdt_error *err)
 static uint32_t
 find_cause(const rdt_group *group, struct rdt_error *err)
 {
+    if (group->state == RDTI_GROUP_BROKEN &&
+        (group->broken_by == RDT_BROKEN_BY_LOSS || group->broken_by == RDT_BROKEN_BY_MEMBER)) {
+        *err = group->error; /* others have said it, perhaps a moment ago */
+        return group->broken_by;
+    }
     if (group->cause.status != RDT_OK)
         *err = group->cause;
     if (group->cause.status != RDT_OK || find_lost_member(group, err))
@@ -372,7 +377,7 @@ is_silent(const rdt_group *group, uint32_t rank)
 }
 
 /* [driver] Whoever has spoken is not silent, also where nobody has read it yet. May break the
- * group. */
+ * group, or show who left. */
 static void
 hear_silent_members(rdt_group *group)
 {
@@ -452,14 +457,29 @@ rdt_group_give_up(rdt_group *group, struct rdt_error *err)
     rdti_engine_leave(group->ctx->engine);
 }
 
+static void
+blame_cause(const struct rdt_error *cause, struct rdt_error *err)
+{
+    const size_t used = strnlen(err->message, sizeof(err->message) - 1);
+
+    err->peer_rank = cause->peer_rank;
+    (void)snprintf(err->message + used, sizeof(err->message) - used, "%s%s", used > 0 ? "; " : "",
+                   cause->message);
+}
+
 void
 rdt_group_blame(rdt_group *group, struct rdt_error *err)
 {
+    struct rdt_error cause = {.peer_rank = RDT_RANK_UNKNOWN};
+
     if (group == NULL || rdti_in_forked_child())
         return;
     rdti_engine_enter(group->ctx->engine);
     hear_silent_members(group);
-    blame_silent_member(group, err);
+    if (find_cause(group, &cause) != RDT_BROKEN_NOT)
+        blame_cause(&cause, err);
+    else
+        blame_silent_member(group, err);
     rdti_engine_leave(group->ctx->engine);
 }
 

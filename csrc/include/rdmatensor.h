@@ -726,7 +726,8 @@ RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
  * nothing.
  */
 RDT_API void rdt_group_give_up(rdt_group *group, struct rdt_error *err);
-/* Adds to err the member that rdt_group_give_up() would find silent, and the group goes on. */
+/* Adds to err the member that rdt_group_give_up() would find: left, dead, silent, or the cause of
+ * an abort. It ends nothing; what it reads of them may. */
 RDT_API void rdt_group_blame(rdt_group *group, struct rdt_error *err);
 /* RDT_OK, or the error that broke the group: of the member that died first, of an abort. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);

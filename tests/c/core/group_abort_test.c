@@ -299,6 +299,38 @@ TEST(a_deadline_hears_what_nobody_has_read_yet)
     rig_close(&rig);
 }
 
+/* What lies there unread may say why nobody came: an abort of rank 2, which names rank 1. */
+static void
+check_unread_abort(void (*ask)(rdt_group *group, struct rdt_error *err))
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+    struct rdt_error why = {.status = RDT_ETIMEDOUT, .peer_rank = 2, .message = "too late"};
+    struct rdt_error said = {.status = RDT_ETIMEDOUT, .peer_rank = 1, .message = "not even then"};
+
+    rig_open(&rig, 3, RDT_TRANSPORT_TCP);
+    for (uint32_t i = 1; i < 3; i++)
+        (void)rig_ready(rig.group[0], i);
+    rdti_engine_enter(rig.ctx[0]->engine);
+    rdt_group_give_up(rig.group[2], &said);
+    test_sleep_ns(2 * RDTI_HEARTBEAT_NS + RDTI_HEARTBEAT_NS / 4);
+    ask(rig.group[0], &why);
+    rdti_engine_leave(rig.ctx[0]->engine);
+    CHECK_INT_EQ(why.peer_rank, 1);
+    CHECK_STATUS(rdt_group_error(rig.group[0], &err), RDT_EPEER);
+    CHECK_INT_EQ(err.peer_rank, 1);
+    if (ask == rdt_group_blame)
+        CHECK_STR_CONTAINS(why.message,
+                           "too late; rank 2 aborted the group 'world': not even then");
+    rig_close(&rig);
+}
+
+TEST(a_deadline_is_told_by_what_broke_the_group_unread)
+{
+    check_unread_abort(rdt_group_give_up);
+    check_unread_abort(rdt_group_blame);
+}
+
 TEST(a_deadline_names_the_rank_that_has_left)
 {
     struct rig rig;
