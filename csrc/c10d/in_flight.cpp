@@ -150,9 +150,10 @@ InFlight::wait(std::chrono::milliseconds timeout, const char *title)
     std::unique_lock lock(mutex_);
     const uint64_t last = dropped_count_;
     while (!dropped_.empty() && dropped_.front().number <= last) {
-        (void)dropped_ended_.wait_for(lock, slice);
-        if (Clock::now() >= deadline)
+        const auto now = Clock::now();
+        if (now >= deadline)
             fail(awaited_by_dropped().message);
+        (void)dropped_ended_.wait_until(lock, std::min<Clock::time_point>(deadline, now + slice));
         lock.unlock();
         check_signals();
         lock.lock();

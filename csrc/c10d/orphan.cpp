@@ -90,12 +90,13 @@ end_without_work(Operation &operation, rdt_transfer *transfer, const std::except
     const auto deadline = Clock::now() + patience;
 
     try {
+        const std::vector<rdt_transfer *> transfers = {transfer};
         while (rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN) {
             if (Clock::now() >= deadline) {
-                rdt_error why = operation.in_flight->awaited_by({transfer});
-                const std::exception_ptr late = late_error(operation, patience, why);
-                operation.in_flight->give_up(why);
-                std::rethrow_exception(late);
+                const rdt_error why = operation.in_flight->awaited_by(transfers);
+                rdt_error said = why; /* first what needs no memory */
+                operation.in_flight->give_up(said);
+                std::rethrow_exception(late_error(operation, patience, why));
             }
             drive(operation, transfer, deadline);
             check_signals();

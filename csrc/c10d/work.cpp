@@ -450,12 +450,21 @@ Work::getFuture()
 
 /* ---- Waiting ---- */
 
+/* Another thread may drive it all the time, slice after slice, and is asked to leave a moment in
+ * between; one that is in a callback of its end is not waited for. */
 rdt_error
 Work::awaited()
 {
-    const std::lock_guard lock(driver_mutex_);
+    std::unique_lock driver(driver_mutex_, std::defer_lock);
+    const auto until = Clock::now() + 2 * slice;
 
-    return operation_.in_flight ? operation_.in_flight->awaited_by(transfers_) : rdt_error{};
+    asking_.fetch_add(1, std::memory_order_relaxed); /* a hint */
+    while (!driver.try_lock() && Clock::now() < until)
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+    asking_.fetch_sub(1, std::memory_order_relaxed);
+    if (!driver.owns_lock() || !operation_.in_flight)
+        return {};
+    return operation_.in_flight->awaited_by(transfers_);
 }
 
 /* With driver_mutex_: the deadline passed. Throws. */
@@ -485,7 +494,10 @@ Work::wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience)
     if (!driver.owns_lock()) {
         std::unique_lock lock(mutex_);
         if (!completed_)
-            (void)cv_.wait_for(lock, slice);
+            (void)cv_.wait_until(lock, std::min<Clock::time_point>(deadline, Clock::now() + slice));
+        lock.unlock();
+        if (!is_settled() && Clock::now() >= deadline) /* whoever drives it waits longer */
+            std::rethrow_exception(late_error(operation_, patience, awaited()));
         return;
     }
     if (is_settled())
@@ -517,6 +529,8 @@ Work::wait(std::chrono::milliseconds timeout)
             break;
         arm_if_wanted();
         check_signals();
+        if (asking_.load(std::memory_order_relaxed) != 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     await_settler();
     if (const std::exception_ptr error = exception())

@@ -155,6 +155,7 @@ class Work final : public c10d::Work, public Ending
     size_t next_ = 0; /* the transfers before it are over */
     std::atomic<size_t> armed_left_{0};
     std::atomic<bool> is_arming_wanted_{false};
+    std::atomic<int> asking_{0};               /* threads in awaited() */
     std::atomic<State> state_{State::Pending}; /* changed with driver_mutex_ */
     std::thread::id settler_;                  /* written before SETTLED, under mutex_ */
     int source_ = -1;

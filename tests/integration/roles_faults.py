@@ -274,6 +274,55 @@ def a_wait_is_shorter(rank: int, world: int, *, what: str) -> dict[str, object]:
     return {**seen, "total": total.tolist()}
 
 
+def a_dropped_one_ends_late(rank: int, world: int) -> dict[str, object]:
+    """Rank 0's barrier does not wait for a dropped collective; it ends a moment later."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    group = dist.distributed_c10d._get_default_group()
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    seen: dict[str, object] = {}
+    if rank == 1:
+        meet("waits", rank, range(world))
+        dist.all_reduce(total)
+    else:
+        work: Any = dist.all_reduce(total, async_op=True)
+        del work
+        short: Any = dist.BarrierOptions()
+        short.timeout = timedelta(milliseconds=1)
+        ahead = threading.Timer(0.03, meet, ("waits", rank, range(world)))
+        ahead.start()
+        seen["text"] = error_of(lambda: group.barrier(short).wait())
+        ahead.join()
+    meet("over", rank, range(world))
+    return seen
+
+
+def two_threads_wait(rank: int, world: int, *, what: str) -> dict[str, object]:
+    """Rank 0 waits with patience in one thread, and with less in another, for rank 1."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    group = dist.distributed_c10d._get_default_group()
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    seen: dict[str, object] = {}
+    if rank == 1:
+        meet("given up", rank, range(world))
+        dist.all_reduce(total)
+        return seen
+    work: Any = dist.all_reduce(total, async_op=True)
+    patient = threading.Thread(target=work.wait)
+    patient.start()
+    time.sleep(SHORT.total_seconds() / 2)
+    short: Any = dist.BarrierOptions()
+    short.timeout = SHORT
+    waits = {"wait": lambda: work.wait(SHORT), "barrier": lambda: group.barrier(short).wait()}
+    started_s = time.monotonic()
+    seen["text"] = error_of(waits[what])
+    seen["took"] = (time.monotonic() - started_s) / SHORT.total_seconds()
+    meet("given up", rank, range(world))
+    patient.join()
+    return {**seen, "total": total.tolist()}
+
+
 def a_wait_beside_a_stopped_rank(rank: int, world: int) -> dict[str, str]:
     """Rank 0 waits less long than its group would, beside ranks of which one is stopped."""
     dist.init_process_group("rdmatensor", timeout=LONG)

@@ -170,6 +170,23 @@ def test_a_wait_that_is_shorter_than_the_groups_names_who_is_missing(
     assert [rank["total"] for rank in seen] == [[4.0] * 3] * 2
 
 
+def test_a_barrier_gives_up_though_what_it_waits_for_ends_a_moment_later(tmp_path: Path) -> None:
+    seen = jobs.results(jobs.run("roles_faults:a_dropped_one_ends_late", 2, tmp_path))
+
+    assert "rdmatensor:barrier: the timeout passed" in seen[0]["text"]
+
+
+@pytest.mark.parametrize("what", ["wait", "barrier"])
+def test_a_second_thread_gives_up_at_its_own_deadline(what: str, tmp_path: Path) -> None:
+    """And names who is missing, though the first thread drives the operation all the time."""
+    seen = jobs.results(jobs.run("roles_faults:two_threads_wait", 2, tmp_path, what=what))[0]
+
+    assert "the timeout passed" in seen["text"]
+    assert "nothing from rank 1" in seen["text"]
+    assert 1 <= seen["took"] < MOST_TIMEOUTS
+    assert seen["total"] == [4.0] * 3
+
+
 @pytest.mark.timeout(90)
 def test_a_wait_that_is_shorter_than_the_groups_names_who_is_stopped(tmp_path: Path) -> None:
     environment = {"RDMATENSOR_TRANSPORT": "tcp", "RDMATENSOR_PEER_TIMEOUT_S": "60"}
