@@ -28,6 +28,10 @@ BEGIN, END = "<!-- bench/readme.py: p2p.json -->", "<!-- bench/readme.py: end --
 RIVALS = {"floor": "floor", "grpc-cpp": "gRPC C++", "ucx": "UCX"}
 ROOM = 0.95
 _ODD = 0.5  # of a plain socket's time, more than what is known explains
+_UNKNOWN = "why is not known yet"
+_ODD_WHY = {  # csrc/transport/tcp/tcp.h, RDTI_TCP_ACK_HOLD_NS: each waits for its own write's end
+    "1 in flight, both ways": "each may hold what the other waits for, the acknowledgement, 200 us"
+}
 _REASONS = "what ours does more, where it lost"
 _STREAMS_FROM_BYTES = 32 << 10  # csrc/base/limits.h: from here on stores go past the cache
 _SMALL = "a notification that can wake a sleeper, and a check that the region still lives"
@@ -82,7 +86,7 @@ def _in_a_row(records: Sequence[Record]) -> list[str]:
             if ratio < ROOM:
                 known = reason(ours, "floor", records)
                 is_odd = transport == "tcp" and ratio < _ODD
-                reasons.append(f"{way}: why is not known yet" if is_odd else known)
+                reasons.append(f"{way}: {_ODD_WHY.get(way, _UNKNOWN)}" if is_odd else known)
         cells.append((*line, "; ".join(dict.fromkeys(reasons))))
     return _lines(cells)
 

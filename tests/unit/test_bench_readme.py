@@ -149,7 +149,7 @@ def test_messages_in_a_row_are_beside_the_floor_that_spins_too() -> None:
     (row,) = _rows([ours, *records], place=1)
     assert row[:3] == ["tcp 8 B", "1.00 us, **0.90**", "9.00 us, **0.11**"]
     assert "acknowledgement" in row[3]
-    assert f"{both}: why is not known yet" in row[3]
+    assert f"{both}: each may hold what the other waits for" in row[3]
 
 
 def test_a_loss_that_nobody_explains_is_an_error() -> None:
