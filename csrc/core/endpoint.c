@@ -133,7 +133,9 @@ rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err)
 rdt_status
 rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err)
 {
-    if (rdti_endpoint_get_state(ep) == RDTI_EP_FAILED)
+    const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
+
+    if (state == RDTI_EP_FAILED || (state == RDTI_EP_LEFT && ep->error.status == RDT_EPEER))
         return rdti_error_copy(err, &ep->error);
     return ep->lane_broken_ns != 0 ? rdti_error_copy(err, &ep->lane_error) : RDT_OK;
 }

@@ -101,8 +101,8 @@ void rdti_endpoint_send_frame(rdt_endpoint *ep, enum rdti_frame_type type, const
 const struct rdt_remote_region *rdti_endpoint_peer_ring(const rdt_endpoint *ep);
 rdt_region *rdti_endpoint_own_ring(rdt_endpoint *ep);
 
-/* [driver] What broke it or its path, also before that has become its end; else RDT_OK. Leaving is
- * no trouble. */
+/* [driver] What broke it or its path, or the peer's leaving, also before that has become its end;
+ * else RDT_OK. */
 rdt_status rdti_endpoint_trouble(const rdt_endpoint *ep, struct rdt_error *err);
 /* [driver] Of an endpoint that has not ended: how long nothing has come from the peer; before it is
  * READY, since its set-up began. */

@@ -291,7 +291,8 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
     rdti_group_spread_abort(group, source);
 }
 
-/* [driver] A member whose path has just broken: its end has yet to be told to the groups. */
+/* [driver] A member whose path has just broken, or who has just left: its end has yet to be told to
+ * the groups. */
 static bool
 find_lost_member(const rdt_group *group, struct rdt_error *err)
 {

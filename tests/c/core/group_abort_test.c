@@ -2,7 +2,7 @@
  * Groups that a member aborts or leaves: who hears of it, over which path, and how it is named. */
 #include "base/error.h"
 #include "core/context.h"
-#include "core/endpoint.h"
+#include "core/endpoint_impl.h"
 #include "core/group_rig.h"
 
 #define MEGABYTE (UINT64_C(1) << 20)
@@ -436,6 +436,28 @@ TEST(a_departure_ends_only_what_needs_it_and_is_named_by_the_abort)
     CHECK_STATUS(rig_end(at2, &err), RDT_EPEER);
     CHECK_STR_CONTAINS(err.message, "rank 1 left");
     CHECK_INT_EQ(err.peer_rank, 1);
+    rig_close(&rig);
+}
+
+/* Its leaving is known, and told to the group as soon as nobody is inside the path any more. */
+TEST(an_abort_is_of_the_rank_whose_leaving_the_group_has_not_heard_of)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    rdt_endpoint *ep = rig_ready(rig.group[0], 1);
+    CHECK_EVENTUALLY(rig_holds(rig.group[1], 0), 10);
+    (void)atomic_fetch_add(&ep->lane_users, 1); /* as a thread that writes */
+    rdt_group_destroy(rig.group[1]);
+    rig.group[1] = NULL;
+    CHECK_EVENTUALLY(rdti_endpoint_get_state(ep) == RDTI_EP_LEFT, 10);
+    rdt_group_abort(rig.group[0], "its write failed");
+    CHECK_STATUS(rdt_group_error(rig.group[0], &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "rank 1 left");
+    CHECK_INT_EQ(err.peer_rank, 1);
+    (void)atomic_fetch_sub(&ep->lane_users, 1);
+    rdti_engine_poke(rig.ctx[0]->engine);
     rig_close(&rig);
 }
 
