@@ -2,12 +2,15 @@
  * The three ways to store, and the choice between them. */
 #include "base/copy.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "base/limits.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define LINE_BYTES ((size_t)RDTI_CACHE_LINE_BYTES)
@@ -205,18 +208,84 @@ rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count, enum r
         stream_blocks(d, blocks, count);
         return;
     }
-    for (size_t i = 0; i < count; i++)
-        rdti_copy_as(d + blocks[i].dst_off, blocks[i].src, blocks[i].len_bytes, kind);
+    for (size_t i = 0; i < count; i++) {
+        /* rep movsb takes longer to begin than memcpy takes for a short block */
+        const bool is_short = blocks[i].len_bytes < RDTI_COPY_MOVSB_BLOCK_MIN_BYTES;
+
+        rdti_copy_as(d + blocks[i].dst_off, blocks[i].src, blocks[i].len_bytes,
+                     is_short ? RDTI_COPY_MEMCPY : kind);
+    }
+}
+
+static const struct rdti_copy_table zen4 = {
+    .measured_on = "Zen 4",
+    .movsb_from_bytes = SIZE_MAX,
+    .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN4_STREAM_TO_PEER_FROM_BYTES,
+                          [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN4_STREAM_TO_OWN_FROM_BYTES},
+};
+static const struct rdti_copy_table zen5 = {
+    .measured_on = "Zen 5",
+    .movsb_from_bytes = RDTI_COPY_ZEN5_MOVSB_FROM_BYTES,
+    .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN5_STREAM_TO_PEER_FROM_BYTES,
+                          [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN5_STREAM_TO_OWN_FROM_BYTES},
+};
+
+#define ZEN5_FAMILY 26 /* AMD: Processor Programming Reference for family 1Ah */
+
+#if defined(__x86_64__)
+/* 0: not AMD's, or it does not say. */
+static uint32_t
+family_if_amd(void)
+{
+    uint32_t eax, ebx, ecx, edx;
+
+    if (!__builtin_cpu_is("amd") || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0)
+        return 0;
+    const uint32_t base = eax >> 8 & 0xf;
+    return base == 0xf ? base + (eax >> 20 & 0xff) : base;
+}
+#else
+static uint32_t
+family_if_amd(void)
+{
+    return 0;
+}
+#endif
+
+const struct rdti_copy_table *
+rdti_copy_table_of(uint32_t amd_family)
+{
+    return amd_family == ZEN5_FAMILY ? &zen5 : &zen4;
+}
+
+const struct rdti_copy_table *
+rdti_copy_table(void)
+{
+    /* relaxed: the tables are constant, and every thread finds the same one. Kept, because cpuid
+     * leaves a virtual machine, which takes microseconds. */
+    static _Atomic(const struct rdti_copy_table *) own;
+    const struct rdti_copy_table *table = atomic_load_explicit(&own, memory_order_relaxed);
+
+    if (table == NULL) {
+        table = rdti_copy_table_of(family_if_amd());
+        atomic_store_explicit(&own, table, memory_order_relaxed);
+    }
+    return table;
+}
+
+enum rdti_copy_kind
+rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,
+                    enum rdti_copy_pattern pattern)
+{
+    if (len_bytes >= table->stream_from_bytes[pattern])
+        return RDTI_COPY_STREAM;
+    return len_bytes >= table->movsb_from_bytes ? RDTI_COPY_MOVSB : RDTI_COPY_MEMCPY;
 }
 
 enum rdti_copy_kind
 rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern)
 {
-    const size_t stream_from = pattern == RDTI_COPY_TO_PEER_READ
-                                   ? RDTI_COPY_STREAM_TO_PEER_FROM_BYTES
-                                   : RDTI_COPY_STREAM_TO_OWN_FROM_BYTES;
-
-    return len_bytes >= stream_from ? RDTI_COPY_STREAM : RDTI_COPY_MEMCPY;
+    return rdti_copy_choose_by(rdti_copy_table(), len_bytes, pattern);
 }
 
 void

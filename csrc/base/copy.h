@@ -7,6 +7,7 @@
 #define RDTI_BASE_COPY_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "rdmatensor.h"
 
@@ -33,7 +34,24 @@ void rdti_copy_as(void *dst, const void *src, size_t len_bytes, enum rdti_copy_k
 void rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count,
                       enum rdti_copy_kind kind);
 
-/* The kind that the measured table (limits.h, bench/floor) gives for this size and pattern. */
+/* Where a processor changes from memcpy to rep movsb (SIZE_MAX: never), and from either to
+ * streaming, by pattern: [RDTI_COPY_TO_PEER_READ], [RDTI_COPY_TO_OWN]. */
+struct rdti_copy_table {
+    const char *measured_on;
+    size_t movsb_from_bytes;
+    size_t stream_from_bytes[2];
+};
+
+/* The measured table (limits.h, bench/floor) of this machine's processor. Static. */
+const struct rdti_copy_table *rdti_copy_table(void);
+
+/* That of AMD processors of this family, the extended family added. What nobody has measured, and 0
+ * for another maker's, gets Zen 4's. Static. */
+const struct rdti_copy_table *rdti_copy_table_of(uint32_t amd_family);
+
+/* The kind that a table gives for this size and pattern; choose() asks this machine's. */
+enum rdti_copy_kind rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,
+                                        enum rdti_copy_pattern pattern);
 enum rdti_copy_kind rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern);
 
 /* rdti_copy_as() with rdti_copy_choose(). */

@@ -11,27 +11,44 @@
 /*
  * ---- Copies ---------------------------------------------------------------------------------
  *
- * Measured by bench/floor/copy_floor.c on a virtual AMD EPYC (Zen 4: 1 MiB L2 for each core, 32 MiB
- * L3 shared), two pinned processes, 4 KiB pages. Write time of a buffer that the peer has read
- * since it was written last, and in brackets the time that the peer then takes to read it, in us:
+ * Measured by bench/floor/copy_floor.c between two pinned processes, 4 KiB pages. Write time of a
+ * buffer that the peer has read since it was written last, and in brackets the time that the peer
+ * then takes to read it, in us. Virtual AMD EPYC, Zen 4 (1 MiB L2 for each core, 32 MiB L3 shared):
  *
  *                  4 KiB      16 KiB      32 KiB      64 KiB      1 MiB       64 MiB
  *   memcpy       0.12 (0.4)  1.3 (1.4)   3.6 (1.6)  7.2 (2.5)   109 (38)   6300-12000 (3500)
  *   rep movsb    0.14 (0.4)  1.3 (1.4)   3.6 (1.6)  7.2 (2.5)   108 (38)   4200-7300 (3500)
  *   non-temporal 0.06 (1.6)  0.24 (6.9)  0.8 (4.3)  2.0 (4.4)    39 (51)   3300 (3500)
  *
- * Ordinary stores fall into a worse mode from time to time and stay in it: 28 us for 64 KiB, 450
- * for 1 MiB. rep movsb is never the best, so the table does not choose it.
+ * Ordinary stores fall into a worse mode there from time to time and stay in it: 28 us for 64 KiB,
+ * 450 for 1 MiB. The sum of both times decides, since a small message is waited for: equal at 32
+ * KiB (5.2 us each), below it the peer finds ordinary stores in a cache, above it the writer gains
+ * more than the peer loses. A ping-pong with payload has its cross-over at the same size. Into
+ * memory that only this core uses: 8 MiB 219 us by memcpy, 295 non-temporal; 16 MiB 675, 612; 64
+ * MiB 5000, 2650: from half of the L3 on source and destination do not fit it together.
  */
+#define RDTI_COPY_ZEN4_STREAM_TO_PEER_FROM_BYTES ((size_t)32 << 10)
+#define RDTI_COPY_ZEN4_STREAM_TO_OWN_FROM_BYTES ((size_t)16 << 20)
 
-/* The sum of both times decides, since a small message is waited for: equal at 32 KiB (5.2 us
- * each), below it the peer finds ordinary stores in a cache, above it the writer gains more than
- * the peer loses. A ping-pong with payload has its cross-over at the same size. */
-#define RDTI_COPY_STREAM_TO_PEER_FROM_BYTES ((size_t)32 << 10)
+/*
+ * The same of Zen 5 (1 MiB L2, 32 MiB L3), where ownership of a line costs a third, and the memcpy
+ * of glibc 2.36 goes past the cache, page beside page, from 0.75 MiB on:
+ *
+ *                 16 KiB      64 KiB      256 KiB     1 MiB      4 MiB      16 MiB      64 MiB
+ *   memcpy       0.28 (1.2)  1.5 (2.7)  6.2 (8.6)  133 (33)  434 (136)  1630 (570)  6000 (2490)
+ *   rep movsb    0.28 (1.2)  1.5 (2.7)  6.2 (8.6)   26 (33)  100 (135)   489 (580)  2360 (2440)
+ *   non-temporal 0.13 (1.4)  1.3 (3.1)  5.7 (9.4)   24 (35)   95 (143)   405 (572)  2220 (2440)
+ *
+ * Into memory that the peer has not read, or that only this core uses: 64 KiB 0.5 us by memcpy and
+ * rep movsb, 1.6 non-temporal; 1 MiB 18, 15, 24; 4 MiB 82, 69, 96; 16 MiB 461, 344, 392; 64 MiB
+ * 3050, 2370, 2270. So rep movsb is the best or level with it from 64 KiB to 8 MiB, whoever reads.
+ */
+#define RDTI_COPY_ZEN5_MOVSB_FROM_BYTES ((size_t)64 << 10)
+#define RDTI_COPY_ZEN5_STREAM_TO_PEER_FROM_BYTES ((size_t)8 << 20)
+#define RDTI_COPY_ZEN5_STREAM_TO_OWN_FROM_BYTES ((size_t)32 << 20)
 
-/* Into memory that only this core uses: 8 MiB 219 us by memcpy, 295 non-temporal; 16 MiB 675, 612;
- * 64 MiB 5000, 2650. From half of the L3 on source and destination do not fit it together. */
-#define RDTI_COPY_STREAM_TO_OWN_FROM_BYTES ((size_t)16 << 20)
+/* glibc's own memcpy takes rep movsb from 2 KiB on, on processors where it is fast. */
+#define RDTI_COPY_MOVSB_BLOCK_MIN_BYTES ((size_t)2 << 10)
 
 /* Four lanes of this length are streamed side by side. 64 MiB: one lane 3.7 ms, four of 64
  * KiB 3.19, of 128 KiB to 1 MiB 3.1; two lanes 3.4, eight 3.6; with software prefetch never less.

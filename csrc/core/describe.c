@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/copy.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/json.h"
@@ -55,8 +56,9 @@ put_settings(struct rdti_json *json, const rdt_context *ctx)
     rdti_json_put_decimal(json, ctx->opts.timeout_ns, NS_PER_S_DIGITS);
     rdti_json_put(json, ",\"peer_timeout_s\":");
     rdti_json_put_decimal(json, ctx->opts.peer_timeout_ns, NS_PER_S_DIGITS);
-    rdti_json_put(json, ",\"verify\":\"%s\",\"usable_cpus\":%u,",
-                  rdti_context_verifies(ctx) ? "crc32c" : "off", rdti_cpu_usable());
+    rdti_json_put(json, ",\"verify\":\"%s\",\"usable_cpus\":%u,\"copies_tuned_for\":\"%s\",",
+                  rdti_context_verifies(ctx) ? "crc32c" : "off", rdti_cpu_usable(),
+                  rdti_copy_table()->measured_on);
 }
 
 static void

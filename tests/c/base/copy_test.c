@@ -112,17 +112,36 @@ TEST(no_kind_reads_beyond_the_source)
     free(dst);
 }
 
-TEST(the_table_changes_where_limits_say)
+static enum rdti_copy_kind
+kind_on(uint32_t amd_family, size_t len_bytes, enum rdti_copy_pattern pattern)
 {
-    const size_t peer = RDTI_COPY_STREAM_TO_PEER_FROM_BYTES;
-    const size_t own = RDTI_COPY_STREAM_TO_OWN_FROM_BYTES;
+    return rdti_copy_choose_by(rdti_copy_table_of(amd_family), len_bytes, pattern);
+}
 
-    CHECK_INT_EQ(rdti_copy_choose(0, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MEMCPY);
-    CHECK_INT_EQ(rdti_copy_choose(peer - 1, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MEMCPY);
-    CHECK_INT_EQ(rdti_copy_choose(peer, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
-    CHECK_INT_EQ(rdti_copy_choose(SIZE_MAX, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
-    CHECK_INT_EQ(rdti_copy_choose(own - 1, RDTI_COPY_TO_OWN), RDTI_COPY_MEMCPY);
-    CHECK_INT_EQ(rdti_copy_choose(own, RDTI_COPY_TO_OWN), RDTI_COPY_STREAM);
+TEST(the_tables_change_where_limits_say)
+{
+    enum { ZEN3_AND_4 = 25, ZEN5 = 26 };
+    const size_t peer = RDTI_COPY_ZEN4_STREAM_TO_PEER_FROM_BYTES;
+    const size_t own = RDTI_COPY_ZEN4_STREAM_TO_OWN_FROM_BYTES;
+    const size_t movsb = RDTI_COPY_ZEN5_MOVSB_FROM_BYTES;
+    const size_t peer5 = RDTI_COPY_ZEN5_STREAM_TO_PEER_FROM_BYTES;
+    const size_t own5 = RDTI_COPY_ZEN5_STREAM_TO_OWN_FROM_BYTES;
+
+    CHECK_INT_EQ(kind_on(ZEN3_AND_4, 0, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MEMCPY);
+    CHECK_INT_EQ(kind_on(ZEN3_AND_4, peer - 1, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MEMCPY);
+    CHECK_INT_EQ(kind_on(ZEN3_AND_4, peer, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
+    CHECK_INT_EQ(kind_on(ZEN3_AND_4, SIZE_MAX, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
+    CHECK_INT_EQ(kind_on(ZEN3_AND_4, own - 1, RDTI_COPY_TO_OWN), RDTI_COPY_MEMCPY);
+    CHECK_INT_EQ(kind_on(ZEN3_AND_4, own, RDTI_COPY_TO_OWN), RDTI_COPY_STREAM);
+    CHECK_INT_EQ(kind_on(ZEN5, movsb - 1, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MEMCPY);
+    CHECK_INT_EQ(kind_on(ZEN5, movsb, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MOVSB);
+    CHECK_INT_EQ(kind_on(ZEN5, peer5 - 1, RDTI_COPY_TO_PEER_READ), RDTI_COPY_MOVSB);
+    CHECK_INT_EQ(kind_on(ZEN5, peer5, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
+    CHECK_INT_EQ(kind_on(ZEN5, peer5, RDTI_COPY_TO_OWN), RDTI_COPY_MOVSB);
+    CHECK_INT_EQ(kind_on(ZEN5, own5, RDTI_COPY_TO_OWN), RDTI_COPY_STREAM);
+    CHECK(rdti_copy_table_of(0) == rdti_copy_table_of(ZEN3_AND_4)); /* what nobody has measured */
+    CHECK(rdti_copy_table() == rdti_copy_table_of(ZEN3_AND_4) ||
+          rdti_copy_table() == rdti_copy_table_of(ZEN5));
 }
 
 /* copy.h promises that a STREAM copy is ordered before later stores: without its fence the reader

@@ -267,6 +267,7 @@ TEST(describe_names_the_path)
              "describe");
     CHECK(strlen(text) == needed);
     CHECK(strstr(text, "\"state\":\"ready\",\"path\":\"shm\"") != NULL);
+    CHECK(strstr(text, "\"copies_tuned_for\":\"Zen ") != NULL);
     CHECK(rdt_context_describe(pair.ctx[0], text, 10, &needed, &err) == RDT_EINVAL);
     CHECK(needed > 10 && text[0] == '\0');
     CHECK(rdt_context_describe(pair.ctx[0], NULL, 0, &needed, &err) == RDT_EINVAL);
