@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "transport/tcp/tcp.h"
 #include "wire/notify.h"
 
@@ -61,17 +60,6 @@ add_mark(struct rdti_tcp_batch *b, bool is_response, uint32_t number)
                                                        .number = number};
 }
 
-/* A reply within the hold of an ack that went alone shows that it could have ridden. */
-static void
-learn_patience(struct rdti_tcp_lane *lane)
-{
-    if (atomic_load_explicit(&lane->is_patient, memory_order_relaxed))
-        return;
-    const uint64_t alone_ns = atomic_load_explicit(&lane->ack_alone_ns, memory_order_relaxed);
-    if (rdti_now_ns() - alone_ns < RDTI_TCP_ACK_HOLD_NS)
-        atomic_store_explicit(&lane->is_patient, true, memory_order_relaxed);
-}
-
 /* Write the head at `at`, which lies in the batch; on stream 0 it carries the ack. */
 static void
 encode_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head, uint8_t *at)
@@ -79,8 +67,12 @@ encode_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head, uint8_t *a
     struct rdti_tcp_lane *lane = s->lane;
 
     if (s->index == 0) {
+        const uint32_t built = atomic_load_explicit(&lane->ack_built, memory_order_relaxed);
+
         if (head->op != RDTI_STREAM_REFUSED)
             head->ack = atomic_load_explicit(&lane->rx_done, memory_order_relaxed);
+        if (head->op != RDTI_STREAM_ACK && head->ack != built)
+            (void)atomic_fetch_add_explicit(&lane->acks_ridden, 1, memory_order_relaxed);
         atomic_store_explicit(&lane->ack_built, head->ack, memory_order_relaxed);
         lane->owes_ack = false;
     }
@@ -409,8 +401,6 @@ add_write(struct rdti_tcp_stream *s)
     const struct rdti_tcp_batch *b = s->batch;
     const struct rdti_op *op = s->cursor;
 
-    if (s->index == 0 && s->cursor_block == 0 && s->cursor_off == 0)
-        learn_patience(s->lane);
     if (can_inline(op)) {
         add_inline(s);
         return true;

@@ -239,6 +239,32 @@ send_ack_alone(struct rdti_tcp_lane *lane)
     (void)rdti_tcp_push(lane->streams[0], RDTI_TCP_PASS_BYTES);
 }
 
+/* A hold was in vain: acks go at once, until they are held again for a trial. */
+static void
+lose_patience(struct rdti_tcp_lane *lane)
+{
+    const uint32_t ridden = atomic_exchange_explicit(&lane->acks_ridden, 0, memory_order_relaxed);
+
+    if (ridden >= RDTI_TCP_RIDES_PAY)
+        lane->trial_gap = RDTI_TCP_TRIAL_FEW;
+    else if (lane->trial_gap < RDTI_TCP_TRIAL_FIRST)
+        lane->trial_gap = RDTI_TCP_TRIAL_FIRST;
+    else if (lane->trial_gap < RDTI_TCP_TRIAL_MOST)
+        lane->trial_gap *= 2;
+    lane->trial_in = lane->trial_gap;
+    lane->is_patient = false;
+}
+
+/* An ack goes alone without having been held. */
+static void
+approach_trial(struct rdti_tcp_lane *lane)
+{
+    if (--lane->trial_in > 0)
+        return;
+    atomic_store_explicit(&lane->acks_ridden, 0, memory_order_relaxed);
+    lane->is_patient = true;
+}
+
 uint64_t
 rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
 {
@@ -254,23 +280,24 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
         lane->is_ack_now = false;
         return 0;
     }
-    const bool is_patient = atomic_load_explicit(&lane->is_patient, memory_order_relaxed);
     if (lane->is_ack_now || owed >= RDTI_TCP_ACK_MESSAGES ||
         lane->ack_bytes >= RDTI_TCP_ACK_BYTES) {
         send_ack_alone(lane);
         return 0;
     }
-    if (is_patient && !is_idle)
+    if (!lane->is_patient) {
+        approach_trial(lane);
+        send_ack_alone(lane);
+        return 0;
+    }
+    if (!is_idle)
         return RDTI_TCP_ACK_HOLD_NS; /* a reply may be on its way up the stack */
     const uint64_t now_ns = rdti_now_ns();
     if (lane->ack_since_ns == 0)
         lane->ack_since_ns = now_ns;
-    if (is_patient && now_ns - lane->ack_since_ns < RDTI_TCP_ACK_HOLD_NS)
+    if (now_ns - lane->ack_since_ns < RDTI_TCP_ACK_HOLD_NS)
         return RDTI_TCP_ACK_HOLD_NS - (now_ns - lane->ack_since_ns);
-    /* Nothing came for it to ride on: the next goes at once, until a reply shows that waiting
-     * pays. */
-    atomic_store_explicit(&lane->is_patient, false, memory_order_relaxed);
-    atomic_store_explicit(&lane->ack_alone_ns, now_ns, memory_order_relaxed);
+    lose_patience(lane);
     send_ack_alone(lane);
     return 0;
 }

@@ -369,7 +369,7 @@ tcp_make_offer(void *state, const struct rdti_lane_args *args, struct rdti_lane 
     lane->streams_offered = rdti_tcp_streams_wanted(tcp->host, args);
     (void)pthread_mutex_init(&lane->lock, NULL);
     (void)pthread_mutex_init(&lane->watch_lock, NULL);
-    atomic_init(&lane->is_patient, true);
+    lane->is_patient = true;
     rdti_list_init(&lane->ops);
     rdti_list_init(&lane->reads);
     rdti_list_init(&lane->hot_link);

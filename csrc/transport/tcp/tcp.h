@@ -72,6 +72,14 @@
 #define RDTI_TCP_ACK_BACKSTOP_NS UINT64_C(900000)
 #define RDTI_TCP_ACK_MESSAGES 64
 #define RDTI_TCP_ACK_BYTES (UINT64_C(1) << 20)
+/* A hold that nothing came for ends holding. It is tried again after so many acks that went alone:
+ * FEW where rides paid before it, as at a pause between two bursts, else twice as many each time,
+ * from FIRST to MOST. Two sides that wait for each other's ack before they post again stall for a
+ * hold where both keep it: in one exchange of MOST, so. */
+#define RDTI_TCP_RIDES_PAY 8
+#define RDTI_TCP_TRIAL_FEW 4
+#define RDTI_TCP_TRIAL_FIRST 64
+#define RDTI_TCP_TRIAL_MOST 4096
 /* A write of this size, or one without a notification (nobody will answer it), asks for its ack
  * at once. */
 #define RDTI_TCP_ACK_NOW_BYTES (UINT64_C(64) << 10)
@@ -322,12 +330,14 @@ struct rdti_tcp_lane {
 
     /* Acknowledgements. relaxed: a number of bytes already in place; lock orders it against
      * refusals */
-    _Atomic uint32_t rx_done;      /* messages of the peer that are in place */
-    _Atomic uint32_t ack_built;    /* the last number that a head of ours carries */
-    _Atomic bool is_patient;       /* holding acks back pays here; relaxed, a heuristic */
-    _Atomic uint64_t ack_alone_ns; /* when the last one went alone while impatient; relaxed */
+    _Atomic uint32_t rx_done;     /* messages of the peer that are in place */
+    _Atomic uint32_t ack_built;   /* the last number that a head of ours carries */
+    _Atomic uint32_t acks_ridden; /* since holding began; relaxed, a heuristic */
     /* driver */
     uint32_t tx_acked;
+    bool is_patient;    /* holding acks back pays here */
+    uint32_t trial_in;  /* so many more acks alone until holding is tried again */
+    uint32_t trial_gap; /* how many it was last */
     bool is_ack_now;
     uint32_t ack_seen; /* ack_built when ack_since_ns began */
     uint64_t ack_bytes;
