@@ -29,11 +29,9 @@ RIVALS = {"floor": "floor", "grpc-cpp": "gRPC C++", "ucx": "UCX"}
 ROOM = 0.95
 _ODD = 0.5  # of a plain socket's time, more than what is known explains
 _UNKNOWN = "why is not known yet"
-_ODD_WHY = {  # csrc/transport/tcp/tcp.h, RDTI_TCP_ACK_HOLD_NS: each waits for its own write's end
-    "1 in flight, both ways": "each may hold what the other waits for, the acknowledgement, 200 us"
-}
 _REASONS = "what ours does more, where it lost"
-_STREAMS_FROM_BYTES = 32 << 10  # csrc/base/limits.h: from here on stores go past the cache
+_COPY_FROM_BYTES = 256 << 10  # from here on the copy's time tells, below it what goes with it
+_LARGE_BYTES = 16 << 20  # a message whose head and acknowledgement take no share of its time
 _SMALL = "a notification that can wake a sleeper, and a check that the region still lives"
 _TCP = "a header, a notification, and an acknowledgement once the bytes are in place"
 
@@ -86,7 +84,7 @@ def _in_a_row(records: Sequence[Record]) -> list[str]:
             if ratio < ROOM:
                 known = reason(ours, "floor", records)
                 is_odd = transport == "tcp" and ratio < _ODD
-                reasons.append(f"{way}: {_ODD_WHY.get(way, _UNKNOWN)}" if is_odd else known)
+                reasons.append(f"{way}: {_UNKNOWN}" if is_odd else known)
         cells.append((*line, "; ".join(dict.fromkeys(reasons))))
     return _lines(cells)
 
@@ -100,8 +98,8 @@ def _row(ours: Record, halves: Sequence[Record], records: Sequence[Record]) -> t
     same = [one for one in halves if all(one[key] == ours[key] for key in ("transport", "size"))]
     cells, reasons = [], []
     for peer in RIVALS:
-        # gRPC sleeps, also beside shared memory, where nothing else of the file does
-        alike = [one for one in same if one["wait"] == ours["wait"] or ours["transport"] == "shm"]
+        # gRPC sleeps, whoever it stands beside
+        alike = [one for one in same if one["wait"] == ours["wait"] or peer == "grpc-cpp"]
         rivals = [one for one in alike if one["peer"] == peer]
         if not rivals:
             cells.append("")
@@ -129,18 +127,14 @@ def reason(ours: Record, peer: str, records: Sequence[Record]) -> str:
     if peer not in ("floor", "ucx"):
         raise ValueError(f"{peer} is faster in {ours['transport']} {ours['size']}, and why?")
     if ours["transport"] == "tcp":
-        return _TCP
-    if number(ours, "size") < _STREAMS_FROM_BYTES:
+        is_explained = peer == "floor" or number(ours, "size") < _LARGE_BYTES
+        return _TCP if is_explained else f"{RIVALS[peer]}: {_UNKNOWN}"
+    if number(ours, "size") < _COPY_FROM_BYTES:
         return _SMALL
     share = _share_of_read_copy(number(ours, "size"), records)
-    if share < ROOM:
-        return (
-            f"stores past the cache, chosen by what another processor gave; on this one ordinary"
-            f" ones take {share:.2f} of the time, also where the peer reads the bytes"
-        )
     return (
-        f"stores past the cache, which pays once the peer reads the bytes; then the best copy takes"
-        f" {share:.2f} of our time"
+        f"stores that pay where the peer reads the bytes; then the best copy takes {share:.2f} of"
+        f" our time"
     )
 
 
