@@ -60,6 +60,15 @@ def test_near_the_copy_floor_gloo_need_not_be_three_times_as_slow() -> None:
     assert "short" not in near
 
 
+def test_a_large_all_reduce_has_the_copy_floor_beside_gloo() -> None:
+    about = {"size": 64 * MIB}
+    for floor, word in ((70, "0.70; short"), (85, "0.85, met")):
+        found = [_record("rdmatensor", 100, **about), _record("copy floor", floor, **about)]
+        (line,) = collective_targets.lines(found)
+        assert line.startswith("target: 64 MiB all_reduce, copy floor >= 0.8: ")
+        assert word in line
+
+
 def test_what_does_nothing_may_be_the_faster_one_by_little() -> None:
     about = {"size": 8, "row": "same", "loop_ns": 50}
     for ours, word in ((105, "met"), (200, "short")):
