@@ -178,7 +178,7 @@ sim_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len_bytes, uint64_t iova,
                                  .addr = addr,
                                  .length = len_bytes,
                                  .lkey = key + 1,
-                                 .rkey = key + 1};
+                                 .rkey = SIM_RKEYS_FROM + key + 1};
         mr->access = access;
         sim.locked_bytes += len_bytes;
         ((struct sim_pd *)pd)->children++;

@@ -230,7 +230,8 @@ read_remote(struct sim_qp *qp, struct sim_qp *peer, const struct sim_send *send)
 
     if (find_mr(qp, sge->lkey, sge->addr, sge->length, IBV_ACCESS_LOCAL_WRITE) == NULL)
         return IBV_WC_LOC_PROT_ERR;
-    if (find_mr(peer, send->wr.wr.rdma.rkey, remote, sge->length, IBV_ACCESS_REMOTE_READ) == NULL)
+    if (find_mr(peer, send->wr.wr.rdma.rkey - SIM_RKEYS_FROM, remote, sge->length,
+                IBV_ACCESS_REMOTE_READ) == NULL)
         return IBV_WC_REM_ACCESS_ERR;
     copy((uint8_t *)(uintptr_t)sge->addr, (const uint8_t *)(uintptr_t)remote, sge->length);
     return IBV_WC_SUCCESS;
@@ -250,8 +251,8 @@ move(struct sim_qp *qp, struct sim_qp *peer, const struct sim_send *send)
     const uint8_t *bytes = gather(qp, send, &made);
     if (bytes == NULL)
         return IBV_WC_LOC_PROT_ERR;
-    const bool is_allowed =
-        find_mr(peer, send->wr.wr.rdma.rkey, remote, len, IBV_ACCESS_REMOTE_WRITE) != NULL;
+    const bool is_allowed = find_mr(peer, send->wr.wr.rdma.rkey - SIM_RKEYS_FROM, remote, len,
+                                    IBV_ACCESS_REMOTE_WRITE) != NULL;
     if (is_allowed)
         copy((uint8_t *)(uintptr_t)remote, bytes, len);
     free(made);

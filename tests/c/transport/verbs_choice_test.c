@@ -234,27 +234,47 @@ TEST(no_two_lanes_begin_at_one_psn)
 
 /* ---- What is said of it --------------------------------------------------------------------- */
 
-/* Connects while stderr is a pipe; what was logged. */
+/* stderr is a pipe meanwhile. */
+struct capture {
+    int ends[2];
+    int real;
+};
+
+static void
+capture_begin(struct capture *c)
+{
+    CHECK_INT_EQ(pipe2(c->ends, O_CLOEXEC | O_NONBLOCK), 0);
+    c->real = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+    CHECK_INT_GE(c->real, 0);
+    CHECK_INT_EQ(dup2(c->ends[1], STDERR_FILENO), STDERR_FILENO);
+}
+
+/* What was logged; valid until the next call. */
+static const char *
+capture_end(struct capture *c)
+{
+    static char text[65536];
+
+    CHECK_INT_EQ(dup2(c->real, STDERR_FILENO), STDERR_FILENO);
+    const ssize_t got = read(c->ends[0], text, sizeof(text) - 1);
+    text[got > 0 ? got : 0] = '\0';
+    CHECK_INT_EQ(close(c->real), 0);
+    CHECK_INT_EQ(close(c->ends[0]), 0);
+    CHECK_INT_EQ(close(c->ends[1]), 0);
+    return text;
+}
+
+/* Connects; what was logged. */
 static const char *
 lines_of_connecting(struct verbs_pair *p, const struct sim_config *config)
 {
-    static char text[65536];
-    int ends[2];
+    struct capture capture;
 
     open_hosts(p, config);
-    CHECK_INT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
-    const int real = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-    CHECK_INT_GE(real, 0);
     rdt_log_set_level(RDT_LOG_INFO);
-    CHECK_INT_EQ(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+    capture_begin(&capture);
     fake_connect(&p->a, &p->ab, &p->b, &p->ba, NULL);
-    CHECK_INT_EQ(dup2(real, STDERR_FILENO), STDERR_FILENO);
-    const ssize_t got = read(ends[0], text, sizeof(text) - 1);
-    text[got > 0 ? got : 0] = '\0';
-    CHECK_INT_EQ(close(real), 0);
-    CHECK_INT_EQ(close(ends[0]), 0);
-    CHECK_INT_EQ(close(ends[1]), 0);
-    return text;
+    return capture_end(&capture);
 }
 
 static uint32_t
@@ -282,6 +302,45 @@ TEST(the_choice_is_logged_in_one_line_with_its_reason)
                              "subnet, proved by a write each way\n");
     CHECK_STR_CONTAINS(text, "by sim1 port 1, GID 0 ::ffff:10.0.0.2 to ::ffff:10.0.0.1");
     verbs_pair_close(&p);
+}
+
+/* Who reads the log could write into the memory of the job. The sim's keys begin alike. */
+TEST(no_key_is_told_above_debug)
+{
+    const struct sim_gid gids[] = {{.text = "::ffff:10.0.0.1"}};
+    const struct sim_config config = config_of(gids, 1, gids, 1);
+    struct capture capture;
+    struct verbs_pair p;
+    struct fake_op op;
+    char told[4096];
+
+    open_hosts(&p, &config);
+    rdt_log_set_level(RDT_LOG_INFO);
+    capture_begin(&capture);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    verbs_write_and_check(&p, 1000, true);
+    struct fake_region *region = fake_region(&p.b, 64);
+    struct rdt_remote_region gone = region->remote;
+    gone.generation++;
+    fake_write(&op, "12345678", 8, &gone, 0, 1);
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op));
+    p.a.transport->explain(p.ab.lane, told, sizeof(told));
+    verbs_pair_close(&p);
+    const char *logged = capture_end(&capture);
+    CHECK_STR_CONTAINS(logged, "INFO verbs: rank 1 by sim0"); /* it was captured */
+    CHECK_INT_NE(op.status, RDT_OK);
+    for (uint32_t key = SIM_RKEYS_FROM; key <= SIM_RKEYS_FROM + 64; key++) {
+        char words[3][16];
+
+        (void)snprintf(words[0], sizeof(words[0]), "%u", key);
+        (void)snprintf(words[1], sizeof(words[1]), "%x", key);
+        (void)snprintf(words[2], sizeof(words[2]), "%X", key);
+        for (int i = 0; i < 3; i++)
+            CHECK_MSG(strstr(logged, words[i]) == NULL && strstr(told, words[i]) == NULL &&
+                          strstr(op.error.message, words[i]) == NULL,
+                      "a key, %s, is told: %s%s%s", words[i], logged, told, op.error.message);
+    }
 }
 
 /* ---- The proof ------------------------------------------------------------------------------ */
