@@ -20,7 +20,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gpu": frozenset({"base"}),
     "core": frozenset({"base", "wire", TRANSPORT}),
     "api": frozenset({"base", "wire", TRANSPORT, "core", "gpu"}),
-    "collectives": frozenset(),
+    "collectives": frozenset({"wire"}),
     "c10d": frozenset({"collectives"}),
 }
 # Foreign headers that belong to one layer.

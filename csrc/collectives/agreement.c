@@ -22,7 +22,7 @@ table_path(void)
 }
 
 rdt_status
-rdti_agreement_look(struct rdti_coll *coll, uint8_t *must_measure_out, struct rdt_error *err)
+rdti_agreement_look(struct rdti_coll *coll, bool *must_measure_out, struct rdt_error *err)
 {
     bool is_there = false;
     rdt_status status = RDT_OK;
@@ -151,7 +151,7 @@ rdti_agreement_advance(struct rdti_agreement *a, struct rdti_coll *coll, uint32_
         *peer_out = i;
         status = rdti_coll_end_message(&a->transfers[i], want_bytes, "a table", err);
         if (status == RDT_OK && coll->rank != 0)
-            status = rdti_costs_decode(a->table, coll->team->costs, err);
+            status = rdti_costs_decode(a->table, sizeof(a->table), coll->team->costs, err);
     }
     return status;
 }

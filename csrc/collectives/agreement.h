@@ -25,7 +25,7 @@ struct rdti_agreement {
 };
 
 /* Before the votes: rank 0 reads its table, if it has one, into the team's. */
-rdt_status rdti_agreement_look(struct rdti_coll *coll, uint8_t *must_measure_out,
+rdt_status rdti_agreement_look(struct rdti_coll *coll, bool *must_measure_out,
                                struct rdt_error *err);
 /* Zeroed before; the team's hosts are known. */
 rdt_status rdti_agreement_begin(struct rdti_agreement *a, struct rdti_coll *coll, bool must_measure,

@@ -7,12 +7,6 @@
 #include "collectives/coll.h"
 
 enum {
-    /* Largest values of a table, so that no sum of costs overflows: a second, a microsecond for a
-     * byte, and twice the cost for two directions. */
-    ALPHA_MAX_NS = 1000 * 1000 * 1000,
-    BETA_MAX_PS = 1000 * 1000,
-    DUPLEX_MIN_PERMILLE = 1000,
-    DUPLEX_MAX_PERMILLE = 2000,
     STREAMS_MAX = 16, /* at a time: more are taken for as many */
     PS_PER_NS = 1000,
     /* Packed tensors are summed as each would be alone, so all that are small have one algorithm:
@@ -45,12 +39,12 @@ rdti_costs_clamp(struct rdti_costs *costs)
 {
     for (unsigned i = 0; i < RDTI_PATHS; i++) {
         struct rdti_path_cost *path = &costs->paths[i];
-        path->alpha_ns = within(path->alpha_ns, 1, ALPHA_MAX_NS);
-        path->beta_ps = within(path->beta_ps, 1, BETA_MAX_PS);
-        path->duplex_permille =
-            within(path->duplex_permille, DUPLEX_MIN_PERMILLE, DUPLEX_MAX_PERMILLE);
+        path->alpha_ns = within(path->alpha_ns, 1, RDTI_COSTS_ALPHA_MAX_NS);
+        path->beta_ps = within(path->beta_ps, 1, RDTI_COSTS_BETA_MAX_PS);
+        path->duplex_permille = within(path->duplex_permille, RDTI_COSTS_DUPLEX_MIN_PERMILLE,
+                                       RDTI_COSTS_DUPLEX_MAX_PERMILLE);
     }
-    costs->gamma_ps = within(costs->gamma_ps, 1, BETA_MAX_PS);
+    costs->gamma_ps = within(costs->gamma_ps, 1, RDTI_COSTS_BETA_MAX_PS);
     costs->far = within(costs->far, RDTI_PATH_SHM, RDTI_PATHS - 1);
     costs->source = within(costs->source, 0, RDTI_COSTS_SOURCES - 1);
 }
@@ -79,7 +73,7 @@ rounds_of(uint32_t size)
 static uint64_t
 shared_ps(const struct ground *on, uint64_t cost_ps, uint64_t streams)
 {
-    const uint64_t more = on->path.duplex_permille - DUPLEX_MIN_PERMILLE;
+    const uint64_t more = on->path.duplex_permille - RDTI_COSTS_DUPLEX_MIN_PERMILLE;
     const uint64_t others = within(streams, 1, STREAMS_MAX) - 1;
 
     return cost_ps / 1000 * (1000 + more * others);

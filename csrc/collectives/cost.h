@@ -14,33 +14,10 @@
 
 #include "collectives/team.h"
 #include "rdmatensor.h"
-
-/* Of a message between two ranks; RDTI_PATH_BOARD: of a tick, and of each byte once through it. */
-enum { RDTI_PATH_BOARD, RDTI_PATH_SHM, RDTI_PATH_TCP, RDTI_PATH_VERBS, RDTI_PATHS };
-enum { RDTI_COSTS_BUILT_IN, RDTI_COSTS_MEASURED, RDTI_COSTS_FILE, RDTI_COSTS_SOURCES };
-
-/* Fields in the order in which they travel and stand in a file; all uint64_t. */
-struct rdti_path_cost {
-    uint64_t alpha_ns;        /* until it has arrived, however small */
-    uint64_t beta_ps;         /* for each byte */
-    uint64_t duplex_permille; /* 1000: both directions at once cost what one does; 2000: twice */
-};
-
-struct rdti_costs {
-    uint64_t source;
-    uint64_t far; /* the path between hosts; RDTI_PATH_SHM: there is but one */
-    struct rdti_path_cost paths[RDTI_PATHS];
-    uint64_t gamma_ps; /* to sum, for each byte of the result, of float32 in the cache */
-};
-
-enum { RDTI_COSTS_BYTES = sizeof(struct rdti_costs) };
+#include "wire/founding.h"
 
 extern const struct rdti_costs rdti_costs_built_in;
 
-void rdti_costs_encode(const struct rdti_costs *costs, uint8_t out[RDTI_COSTS_BYTES]);
-/* RDT_EPROTO: a value is out of range. */
-rdt_status rdti_costs_decode(const uint8_t in[RDTI_COSTS_BYTES], struct rdti_costs *out,
-                             struct rdt_error *err);
 /* `name value` lines, as rdti_costs_print() makes them; unknown names are refused, as are missing
  * ones. RDT_EINVAL; *is_there_out false, and *out untouched, where there is no file. */
 rdt_status rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Tables of costs as bytes and as text. */
+ * Tables of costs as text. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,8 +10,7 @@
 #include "collectives/coll.h"
 #include "collectives/cost.h"
 
-enum { TEXT_MAX_BYTES = 2048, VALUES = RDTI_COSTS_BYTES / sizeof(uint64_t) };
-_Static_assert(sizeof(struct rdti_costs) == VALUES * sizeof(uint64_t), "nothing but values");
+enum { TEXT_MAX_BYTES = 2048 };
 
 static const char *const paths[RDTI_PATHS] = {
     [RDTI_PATH_BOARD] = "board",
@@ -38,42 +37,15 @@ rdti_costs_source(const struct rdti_costs *costs)
     return costs->source < RDTI_COSTS_SOURCES ? sources[costs->source] : "unknown";
 }
 
-void
-rdti_costs_encode(const struct rdti_costs *costs, uint8_t out[RDTI_COSTS_BYTES])
-{
-    uint64_t values[VALUES];
-
-    memcpy(values, costs, sizeof(values));
-    for (unsigned i = 0; i < VALUES; i++)
-        for (unsigned byte = 0; byte < sizeof(values[i]); byte++)
-            out[i * sizeof(values[i]) + byte] = (uint8_t)(values[i] >> (8 * byte));
-}
-
 static rdt_status
-accept(const struct rdti_costs *costs, rdt_status refusal, struct rdt_error *err)
+accept(const struct rdti_costs *costs, struct rdt_error *err)
 {
     struct rdti_costs clamped = *costs;
 
     rdti_costs_clamp(&clamped);
     if (memcmp(&clamped, costs, sizeof(clamped)) == 0)
         return RDT_OK;
-    return rdti_coll_error_set(err, refusal, "a value of the table of costs is out of range");
-}
-
-rdt_status
-rdti_costs_decode(const uint8_t in[RDTI_COSTS_BYTES], struct rdti_costs *out, struct rdt_error *err)
-{
-    uint64_t values[VALUES] = {0};
-    struct rdti_costs costs;
-
-    for (unsigned i = 0; i < VALUES; i++)
-        for (unsigned byte = 0; byte < sizeof(values[i]); byte++)
-            values[i] |= (uint64_t)in[i * sizeof(values[i]) + byte] << (8 * byte);
-    memcpy(&costs, values, sizeof(costs));
-    const rdt_status status = accept(&costs, RDT_EPROTO, err);
-    if (status == RDT_OK)
-        *out = costs;
-    return status;
+    return rdti_coll_error_set(err, RDT_EINVAL, "a value of the table of costs is out of range");
 }
 
 /* The values of a file: all but where the table is from and which path leads to other hosts. */
@@ -169,7 +141,7 @@ rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out, st
         status = rdti_coll_error_set(err, RDT_EINVAL,
                                      "RDMATENSOR_COST_TABLE=%.200s: values are missing", path);
     if (status == RDT_OK)
-        status = accept(&costs, RDT_EINVAL, err);
+        status = accept(&costs, err);
     if (status == RDT_OK)
         *out = costs;
     return status;

@@ -8,15 +8,12 @@
 #include "collectives/agreement.h"
 #include "collectives/coll.h"
 #include "collectives/team.h"
+#include "wire/founding.h"
 
 /* Beside the tags of schedules, which have bit 63 set and bit 62 clear. */
 #define TAG_FOUNDING (UINT64_C(3) << 62)
 
-enum {
-    ADDRESS_BYTES = 1 + RDT_REMOTE_REGION_BYTES, /* whether there is a board, and where */
-    MEMBERS_BYTES = RDTI_TEAM_MAX / 8,
-    VOTE_BYTES = MEMBERS_BYTES + 1, /* whose boards the voter can use; of rank 0: does it measure */
-};
+_Static_assert(RDTI_TEAM_MAX == 64, "a vote has a bit for each member");
 
 /* Groups on one host have no costs to agree on. */
 enum phase { PHASE_BEGIN, PHASE_ADDRESSES, PHASE_HOLD, PHASE_VOTES, PHASE_COSTS, PHASE_OVER };
@@ -24,16 +21,19 @@ enum phase { PHASE_BEGIN, PHASE_ADDRESSES, PHASE_HOLD, PHASE_VOTES, PHASE_COSTS,
 struct exchange {
     rdt_transfer *send; /* NULL: over, or not begun */
     rdt_transfer *recv;
-    uint8_t address[ADDRESS_BYTES];
-    uint8_t vote[VOTE_BYTES];
+    uint8_t address[RDTI_FOUNDING_ADDRESS_BYTES];
+    uint8_t vote[RDTI_FOUNDING_VOTE_BYTES];
 };
 
 struct rdti_founding {
     enum phase phase;
     struct rdti_team *local; /* for the verdict HOSTS */
     struct rdti_agreement costs;
-    uint8_t address[ADDRESS_BYTES];
-    uint8_t vote[VOTE_BYTES];
+    bool has_board;
+    bool must_measure; /* what rank 0 said */
+    uint64_t can_hold; /* whose boards can be used from here: bits of ranks */
+    uint8_t address[RDTI_FOUNDING_ADDRESS_BYTES];
+    uint8_t vote[RDTI_FOUNDING_VOTE_BYTES];
     struct exchange peers[];
 };
 
@@ -41,16 +41,16 @@ struct rdti_founding {
 static void
 make_board(struct rdti_team *team, rdt_group *group, struct rdti_founding *founding)
 {
-    struct rdt_remote_region remote;
+    struct rdti_founding_address own = {0};
 
     if (rdt_region_alloc(rdt_group_context(group), sizeof(struct rdti_board), RDT_REGION_ZERO,
-                         &team->region, NULL) != RDT_OK)
-        return;
-    if (rdt_region_export(team->region, &remote, NULL) != RDT_OK)
-        return;
-    team->members[team->rank].board = rdt_region_addr(team->region);
-    founding->address[0] = 1;
-    rdt_remote_region_encode(&remote, founding->address + 1);
+                         &team->region, NULL) == RDT_OK &&
+        rdt_region_export(team->region, &own.board, NULL) == RDT_OK) {
+        own.has_board = 1;
+        team->members[team->rank].board = rdt_region_addr(team->region);
+    }
+    founding->has_board = own.has_board != 0;
+    rdti_founding_address_encode(&own, founding->address);
 }
 
 /* One message of each kind, in each direction, between any two members. */
@@ -62,7 +62,7 @@ post(struct rdti_coll *coll, uint32_t peer, bool is_vote, struct rdt_error *err)
     struct rdt_message_desc desc = rdti_coll_desc(coll);
     void *in = is_vote ? with->vote : with->address;
     const void *out = is_vote ? founding->vote : founding->address;
-    const uint64_t len_bytes = is_vote ? VOTE_BYTES : ADDRESS_BYTES;
+    const uint64_t len_bytes = is_vote ? RDTI_FOUNDING_VOTE_BYTES : RDTI_FOUNDING_ADDRESS_BYTES;
     const uint64_t tag = TAG_FOUNDING | (is_vote ? 1 : 0);
 
     rdt_status status =
@@ -132,16 +132,17 @@ static rdt_status
 hold_one(struct rdti_coll *coll, uint32_t peer, bool *can_hold_out, struct rdt_error *err)
 {
     struct rdti_member *member = &coll->team->members[peer];
-    const uint8_t *address = coll->team->founding->peers[peer].address;
+    struct rdti_founding_address theirs;
     rdt_endpoint *endpoint = NULL;
     void *board = NULL;
 
     *can_hold_out = false;
-    if (address[0] == 0)
-        return RDT_OK;
-    rdt_status status =
-        rdt_remote_region_decode(address + 1, RDT_REMOTE_REGION_BYTES, &member->remote, err);
-    if (status == RDT_OK && member->remote.len_bytes < sizeof(struct rdti_board))
+    rdt_status status = rdti_founding_address_decode(coll->team->founding->peers[peer].address,
+                                                     RDTI_FOUNDING_ADDRESS_BYTES, &theirs, err);
+    if (status != RDT_OK || theirs.has_board == 0)
+        return status;
+    member->remote = theirs.board;
+    if (member->remote.len_bytes < sizeof(struct rdti_board))
         status = rdti_coll_error_set(err, RDT_EPROTO, "its board has %llu bytes",
                                      (unsigned long long)member->remote.len_bytes);
     if (status == RDT_OK)
@@ -156,12 +157,6 @@ hold_one(struct rdti_coll *coll, uint32_t peer, bool *can_hold_out, struct rdt_e
     return status == RDT_ENOTSUP || status == RDT_ENOMEM ? RDT_OK : status;
 }
 
-static void
-vote_for(uint8_t *vote, uint32_t member)
-{
-    vote[member / 8] |= (uint8_t)(1U << member % 8);
-}
-
 static rdt_status
 hold_all(struct rdti_coll *coll, struct rdt_error *err)
 {
@@ -169,8 +164,8 @@ hold_all(struct rdti_coll *coll, struct rdt_error *err)
     struct rdti_founding *founding = team->founding;
     bool is_done = true;
 
-    if (founding->address[0] != 0)
-        vote_for(founding->vote, coll->rank);
+    if (founding->has_board)
+        founding->can_hold |= UINT64_C(1) << coll->rank;
     for (uint32_t i = 0; i < coll->size; i++) {
         bool can_hold = team->members[i].board != NULL;
         rdt_status status = RDT_OK;
@@ -183,30 +178,63 @@ hold_all(struct rdti_coll *coll, struct rdt_error *err)
         else if (status != RDT_OK)
             return with_context(coll, i, "memory of", status, err);
         if (can_hold)
-            vote_for(founding->vote, i);
+            founding->can_hold |= UINT64_C(1) << i;
     }
     return is_done ? RDT_OK : RDT_EAGAIN;
 }
 
-static uint64_t
-read_vote(const uint8_t *vote)
-{
-    uint64_t members = 0;
-
-    for (unsigned i = 0; i < MEMBERS_BYTES; i++)
-        members |= (uint64_t)vote[i] << (8 * i);
-    return members;
-}
-
-static void
-sort_hosts(struct rdti_coll *coll)
+/* What all can hold, now that every address was tried. */
+static rdt_status
+begin_votes(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_founding *founding = coll->team->founding;
-    uint64_t can_hold[RDTI_TEAM_MAX];
+    struct rdti_founding_vote own = {.members = founding->can_hold};
 
-    for (uint32_t i = 0; i < coll->size; i++)
-        can_hold[i] = read_vote(i == coll->rank ? founding->vote : founding->peers[i].vote);
+    founding->phase = PHASE_VOTES;
+    const rdt_status status = rdti_agreement_look(coll, &founding->must_measure, err);
+    if (status != RDT_OK)
+        return status;
+    own.must_measure = founding->must_measure;
+    rdti_founding_vote_encode(&own, founding->vote);
+    return post_all(coll, true, err);
+}
+
+static rdt_status
+read_vote(struct rdti_coll *coll, uint32_t peer, struct rdti_founding_vote *out,
+          struct rdt_error *err)
+{
+    const uint64_t members = UINT64_MAX >> (RDTI_TEAM_MAX - coll->size);
+    const rdt_status status = rdti_founding_vote_decode(coll->team->founding->peers[peer].vote,
+                                                        RDTI_FOUNDING_VOTE_BYTES, out, err);
+
+    if (status == RDT_OK && ((out->members & ~members) != 0 || (out->must_measure && peer != 0)))
+        return rdti_coll_error_set(err, RDT_EPROTO,
+                                   "its vote is of members that a group of %u has not, or says "
+                                   "that it measures, as rank 0 alone does",
+                                   coll->size);
+    return status;
+}
+
+static rdt_status
+sort_hosts(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_founding *founding = coll->team->founding;
+    uint64_t can_hold[RDTI_TEAM_MAX] = {0};
+
+    for (uint32_t i = 0; i < coll->size; i++) {
+        struct rdti_founding_vote vote;
+        can_hold[i] = founding->can_hold;
+        if (i == coll->rank)
+            continue;
+        const rdt_status status = read_vote(coll, i, &vote, err);
+        if (status != RDT_OK)
+            return with_context(coll, i, "vote of", status, err);
+        can_hold[i] = vote.members;
+        if (i == 0)
+            founding->must_measure = vote.must_measure != 0;
+    }
     rdti_hosts_sort(can_hold, coll->size, coll->rank, &coll->team->hosts);
+    return RDT_OK;
 }
 
 static void
@@ -257,24 +285,18 @@ meet(struct rdti_coll *coll, struct rdt_error *err)
     if (team->founding == NULL)
         status = begin(coll, err);
     if (status == RDT_OK && team->founding->phase == PHASE_ADDRESSES) {
-        status = test_all(coll, ADDRESS_BYTES, err);
+        status = test_all(coll, RDTI_FOUNDING_ADDRESS_BYTES, err);
         if (status == RDT_OK)
             team->founding->phase = PHASE_HOLD;
     }
     if (status == RDT_OK && team->founding->phase == PHASE_HOLD) {
         status = hold_all(coll, err);
-        if (status == RDT_OK) {
-            team->founding->phase = PHASE_VOTES;
-            status = rdti_agreement_look(coll, &team->founding->vote[MEMBERS_BYTES], err);
-        }
         if (status == RDT_OK)
-            status = post_all(coll, true, err);
+            status = begin_votes(coll, err);
     }
     if (status == RDT_OK)
-        status = test_all(coll, VOTE_BYTES, err);
-    if (status == RDT_OK)
-        sort_hosts(coll);
-    return status;
+        status = test_all(coll, RDTI_FOUNDING_VOTE_BYTES, err);
+    return status == RDT_OK ? sort_hosts(coll, err) : status;
 }
 
 /* What things cost between hosts: rank 0 measures, or has a table, and tells it. */
@@ -282,14 +304,12 @@ static rdt_status
 agree_on_costs(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_founding *founding = coll->team->founding;
-    const bool leads = coll->rank == 0;
-    const uint8_t *vote = leads ? founding->vote : founding->peers[0].vote;
     uint32_t peer = 0;
     rdt_status status = RDT_OK;
 
     if (founding->phase == PHASE_VOTES) {
         founding->phase = PHASE_COSTS;
-        status = rdti_agreement_begin(&founding->costs, coll, vote[MEMBERS_BYTES] != 0, err);
+        status = rdti_agreement_begin(&founding->costs, coll, founding->must_measure, err);
     }
     if (status == RDT_OK)
         status = rdti_agreement_advance(&founding->costs, coll, &peer, err);

@@ -212,6 +212,13 @@ rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t
     return status;
 }
 
+static inline void
+fake_message_lie(const struct fake_lie *lie, struct fake_message *m, uint64_t len_bytes)
+{
+    if (m->is_received && m->src == lie->src && m->tag == lie->tag && lie->off_bytes < len_bytes)
+        ((uint8_t *)m->to)[lie->off_bytes] ^= lie->bits;
+}
+
 /* The end of a message that is doomed or has both sides. */
 static inline void
 fake_message_end(struct fake_world *world, struct fake_message *m)
@@ -223,6 +230,7 @@ fake_message_end(struct fake_world *world, struct fake_message *m)
     /* Bytes move also if it ends badly: until the end they may. */
     if (m->is_sent && m->is_received && len_bytes > 0)
         memcpy(m->to, m->from, len_bytes);
+    fake_message_lie(&world->lie, m, len_bytes);
     if (!m->is_doomed && fake_must_fail(world, FAKE_DELIVERY))
         status = fake_error(&err, RDT_EPEER, "injected: delivery");
     if (m->send != NULL)

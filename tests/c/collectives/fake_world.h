@@ -104,6 +104,14 @@ struct rdt_group {
     uint64_t sequence;
 };
 
+/* A byte of every message of one rank under one tag arrives with other bits; no bits: no lie. */
+struct fake_lie {
+    uint32_t src;
+    uint64_t tag;
+    uint64_t off_bytes;
+    uint8_t bits;
+};
+
 struct fake_world {
     pthread_mutex_t lock;
     uint32_t generations; /* of regions */
@@ -127,6 +135,7 @@ struct fake_world {
     unsigned calls[FAKE_CALLS];
     unsigned fail_at[FAKE_CALLS];
     bool has_failed; /* an injected failure happened */
+    struct fake_lie lie;
     bool is_over;
 };
 

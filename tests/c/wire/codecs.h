@@ -9,6 +9,7 @@
 #include "rdmatensor.h"
 #include "wire/blob.h"
 #include "wire/bytes.h"
+#include "wire/founding.h"
 #include "wire/frame.h"
 #include "wire/handshake.h"
 #include "wire/message.h"
@@ -145,6 +146,9 @@ union any_value {
     struct rdt_remote_region region;
     struct rdti_verbs_offer verbs_offer;
     struct rdti_verbs_words verbs_words;
+    struct rdti_founding_address founding_address;
+    struct rdti_founding_vote founding_vote;
+    struct rdti_costs costs;
 };
 
 /* Thunks of one codec of fixed size whose encoder returns nothing. */
@@ -183,6 +187,9 @@ FIXED_CODEC(rdti_cts, cts, RDTI_CTS_BYTES)
 FIXED_CODEC(rdti_sums_get, sums_get, RDTI_SUMS_GET_BYTES)
 FIXED_CODEC(rdti_slot_header, slot_header, RDTI_SLOT_HEADER_BYTES)
 FIXED_CODEC(rdt_remote_region, region, RDT_REMOTE_REGION_BYTES)
+FIXED_CODEC(rdti_founding_address, founding_address, RDTI_FOUNDING_ADDRESS_BYTES)
+FIXED_CODEC(rdti_founding_vote, founding_vote, RDTI_FOUNDING_VOTE_BYTES)
+FIXED_CODEC(rdti_costs, costs, RDTI_COSTS_BYTES)
 FRAME_CODEC(rdti_sums, sums)
 FRAME_CODEC(rdti_path, path)
 FRAME_CODEC(rdti_text, text)
@@ -490,6 +497,42 @@ fill_slot_header(struct rng *rng, void *value)
 #include "codecs_verbs.h"
 
 static inline void
+fill_founding_address(struct rng *rng, void *value)
+{
+    struct rdti_founding_address *v = value;
+
+    v->has_board = rng_below(rng, 2);
+    if (v->has_board != 0)
+        rng_region(rng, &v->board);
+}
+
+static inline void
+fill_founding_vote(struct rng *rng, void *value)
+{
+    struct rdti_founding_vote *v = value;
+
+    v->members = rng_next(rng);
+    v->must_measure = rng_below(rng, 2);
+}
+
+static inline void
+fill_costs(struct rng *rng, void *value)
+{
+    struct rdti_costs *v = value;
+
+    v->source = rng_below(rng, RDTI_COSTS_SOURCES);
+    v->far = RDTI_PATH_SHM + rng_below(rng, RDTI_PATHS - RDTI_PATH_SHM);
+    for (uint32_t i = 0; i < RDTI_PATHS; i++) {
+        v->paths[i].alpha_ns = 1 + rng_below(rng, RDTI_COSTS_ALPHA_MAX_NS);
+        v->paths[i].beta_ps = 1 + rng_below(rng, RDTI_COSTS_BETA_MAX_PS);
+        v->paths[i].duplex_permille =
+            RDTI_COSTS_DUPLEX_MIN_PERMILLE +
+            rng_below(rng, RDTI_COSTS_DUPLEX_MAX_PERMILLE - RDTI_COSTS_DUPLEX_MIN_PERMILLE + 1);
+    }
+    v->gamma_ps = 1 + rng_below(rng, RDTI_COSTS_BETA_MAX_PS);
+}
+
+static inline void
 fill_region(struct rng *rng, void *value)
 {
     rng_region(rng, value);
@@ -531,6 +574,11 @@ static const struct codec codecs[] = {
           RDTI_OFFER_MAX_BYTES, false),
     ENTRY(verbs_words, struct rdti_verbs_words, RDTI_VERBS_WORDS_FIXED_BYTES,
           RDTI_LANE_WORDS_MAX_BYTES, false),
+    ENTRY(founding_address, struct rdti_founding_address, RDTI_FOUNDING_ADDRESS_BYTES,
+          RDTI_FOUNDING_ADDRESS_BYTES, false),
+    ENTRY(founding_vote, struct rdti_founding_vote, RDTI_FOUNDING_VOTE_BYTES,
+          RDTI_FOUNDING_VOTE_BYTES, false),
+    ENTRY(costs, struct rdti_costs, RDTI_COSTS_BYTES, RDTI_COSTS_BYTES, false),
 #undef ENTRY
 };
 /* clang-format on */
