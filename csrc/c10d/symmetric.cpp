@@ -2,6 +2,8 @@
  * Symmetric memory: allocations, and the handles that members have of each other's. */
 #include "c10d/symmetric.hpp"
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 
@@ -34,22 +36,52 @@ constexpr uint64_t tag_signal = UINT64_C(1) << 61;
 constexpr uint64_t tag_barrier = UINT64_C(1) << 60;
 constexpr unsigned channel_bits = 20;
 
-/* What each member says of its allocation; alike but for the last two. Same build on all ranks. */
+/* What each member says of its allocation; alike but for the last two. */
 struct Card {
     uint64_t number;
     uint64_t buffer_bytes;
     uint64_t pad_bytes;
     uint64_t off_bytes; /* of the buffer in the region */
-    uint8_t remote[RDT_REMOTE_REGION_BYTES];
+    std::array<uint8_t, RDT_REMOTE_REGION_BYTES> remote;
 };
+
+/* A card as it travels: its numbers as they stand in the struct, little-endian, then `remote`. */
+constexpr size_t card_numbers = 4;
+constexpr size_t card_bytes = card_numbers * sizeof(uint64_t) + RDT_REMOTE_REGION_BYTES;
 
 at::Tensor
 as_bytes(const Card &card)
 {
-    at::Tensor tensor = at::empty({static_cast<int64_t>(sizeof(card))}, at::kByte);
+    const std::array<uint64_t, card_numbers> numbers{card.number, card.buffer_bytes, card.pad_bytes,
+                                                     card.off_bytes};
+    at::Tensor tensor = at::empty({static_cast<int64_t>(card_bytes)}, at::kByte);
+    auto *out = tensor.data_ptr<uint8_t>();
 
-    std::memcpy(tensor.data_ptr(), &card, sizeof(card));
+    for (const uint64_t number : numbers)
+        for (unsigned bit = 0; bit < 64; bit += 8)
+            *out++ = static_cast<uint8_t>(number >> bit);
+    std::copy(card.remote.begin(), card.remote.end(), out);
     return tensor;
+}
+
+/* Of bytes that a member sent: whatever they are, it is a card, which exchange() checks. */
+Card
+card_of(const at::Tensor &bytes)
+{
+    const auto *in = bytes.data_ptr<uint8_t>();
+    std::array<uint64_t, card_numbers> numbers{};
+    Card card = {};
+
+    TORCH_INTERNAL_ASSERT(bytes.nbytes() == card_bytes);
+    for (uint64_t &number : numbers)
+        for (unsigned bit = 0; bit < 64; bit += 8)
+            number |= static_cast<uint64_t>(*in++) << bit;
+    card.number = numbers[0];
+    card.buffer_bytes = numbers[1];
+    card.pad_bytes = numbers[2];
+    card.off_bytes = numbers[3];
+    std::copy_n(in, card.remote.size(), card.remote.begin());
+    return card;
 }
 
 class Allocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator
@@ -267,11 +299,10 @@ SymmetricMemory::exchange()
     }
     card.off_bytes = static_cast<uint64_t>(static_cast<uint8_t *>(address) -
                                            static_cast<uint8_t *>(rdt_region_addr(region)));
-    rdt_remote_region_encode(&remote, card.remote);
+    rdt_remote_region_encode(&remote, card.remote.data());
     const at::Tensor all = group_->gather_bytes(as_bytes(card));
     for (int rank = 0; rank < group_->getSize(); rank++) {
-        Card theirs;
-        std::memcpy(&theirs, all[rank].data_ptr(), sizeof(theirs));
+        const Card theirs = card_of(all[rank]);
         if (theirs.number != card.number || theirs.buffer_bytes != card.buffer_bytes ||
             theirs.pad_bytes != card.pad_bytes)
             C10_THROW_ERROR(DistBackendError,
@@ -282,11 +313,13 @@ SymmetricMemory::exchange()
                                      ", we with ", card.buffer_bytes, " and ", card.pad_bytes,
                                      " to #", card.number));
         Peer peer = {.remote = {}, .endpoint = nullptr, .base = nullptr};
-        const rdt_status decoded =
-            rdt_remote_region_decode(static_cast<const uint8_t *>(theirs.remote),
-                                     sizeof(theirs.remote), &peer.remote, &error);
-        if (decoded != RDT_OK)
-            std::rethrow_exception(make_error(decoded, "rdmatensor:rendezvous", error));
+        if (rdt_remote_region_decode(theirs.remote.data(), theirs.remote.size(), &peer.remote,
+                                     &error) != RDT_OK)
+            C10_THROW_ERROR(DistBackendError,
+                            c10::str("rdmatensor:rendezvous: rank ",
+                                     global_ranks_[static_cast<size_t>(rank)],
+                                     " said where its memory lies in bytes that mean nothing: ",
+                                     static_cast<const char *>(error.message)));
         /* Allocations begin their region, as ours does. */
         if (theirs.off_bytes != card.off_bytes ||
             peer.remote.len_bytes < theirs.off_bytes + own_->pad_off + own_->pad_bytes)

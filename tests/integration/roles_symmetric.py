@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -193,3 +194,71 @@ def dies(rank: int, world: int, folder: str) -> dict[str, Any]:
     dist.destroy_process_group()
     result["threads"] = threading.active_count()
     return result
+
+
+# ---- A member that lies ----
+
+CARD = struct.Struct("<4Q64s")  # number, bytes of the buffer and of the pad, offset, region
+
+
+def gathered(mine: bytes) -> list[bytes]:
+    """What the ranks of the group say, of which this one says `mine`."""
+    all_said = torch.empty(2 * len(mine), dtype=torch.uint8)
+    dist.all_gather_into_tensor(all_said, torch.tensor(list(mine), dtype=torch.uint8))
+    return [bytes(said.tolist()) for said in all_said.split(len(mine))]
+
+
+def with_sum(region: bytes) -> bytes:
+    """The region with the check sum of what it says now (docs/wire.md)."""
+    total = 0xCBF29CE484222325
+    for byte in region[:60]:
+        total = (total ^ byte) * 0x100000001B3 % (1 << 64)
+    return region[:60] + struct.pack("<I", total >> 32 ^ total & 0xFFFFFFFF)
+
+
+def lies_about(honest: bytes) -> dict[str, bytes]:
+    """Cards that are wrong, made of one that is right but for its owner."""
+    number, buffer_bytes, pad_bytes, off_bytes, region = CARD.unpack(honest)
+    huge = (1 << 64) - 1
+
+    def cut(len_bytes: int) -> bytes:
+        return with_sum(region[:24] + struct.pack("<Q", len_bytes) + region[32:])
+
+    def card(size: int = buffer_bytes, off: int = off_bytes, at: bytes = region) -> bytes:
+        return CARD.pack(number, size, pad_bytes, off, at)
+
+    return {
+        "zeros": bytes(CARD.size),
+        "number": CARD.pack(number + 1, buffer_bytes, pad_bytes, off_bytes, region),
+        "size": card(size=huge),
+        "pad": CARD.pack(number, buffer_bytes, huge, off_bytes, region),
+        "offset": card(off=huge),
+        "next offset": card(off=off_bytes + 64),
+        "sum": card(at=region[:63] + bytes([region[63] ^ 1])),
+        "no region": card(at=bytes(64)),
+        "empty": card(at=cut(0)),
+        "a byte short": card(at=cut(off_bytes + buffer_bytes + pad_bytes - 1)),
+        "of another": card(),
+    }
+
+
+def lies(rank: int, world: int) -> dict[str, str]:
+    """Rank 0 meets a rank 1 that says what no library would; rank 1 is a member all the same."""
+    assert world == 2
+    group = begin()
+    seen: dict[str, str] = {}
+    names = list(lies_about(CARD.pack(0, 64, 64, 0, bytes(64))))
+    if rank == 0:
+        tensor = symm_mem.empty(64, device="cpu")
+        for name in ["first", *names]:
+            seen[name] = error_of(lambda: symm_mem.rendezvous(tensor, group))
+    else:
+        honest = gathered(bytes(CARD.size))[0]
+        for name in names:
+            number, *rest = CARD.unpack(honest)
+            honest = CARD.pack(number + 1, *rest)
+            gathered(lies_about(honest)[name])
+        gathered(b"\1")  # who was told of a region that is there tries it, and both vote
+    dist.barrier()
+    dist.destroy_process_group()
+    return seen

@@ -52,3 +52,21 @@ def test_death_of_a_peer_is_an_error_that_names_it(path: str, tmp_path: Path) ->
         for what in ("text", "put", "barrier", "rendezvous"):
             assert "rank 2" in seen[what], (what, seen[what])
         assert seen["read"] == (path == "shm")
+
+
+@pytest.mark.parametrize("path", ["shm", "tcp"])
+def test_a_member_that_lies_is_named(path: str, tmp_path: Path) -> None:
+    forced = {"RDMATENSOR_TRANSPORT": path}
+    seen, _ = jobs.results(jobs.run("roles_symmetric:lies", 2, tmp_path, environment=forced))
+
+    said = {
+        "came with": ("first", "zeros", "number", "size", "pad"),
+        "lies where it does not fit": ("offset", "next offset", "empty", "a byte short"),
+        "in bytes that mean nothing": ("sum", "no region"),
+    }
+    for text, names in said.items():
+        for name in names:
+            assert seen[name].startswith("DistBackendError: rdmatensor:rendezvous: rank 1 "), name
+            assert text in seen[name], (name, seen[name])
+    assert "belongs to another process than rank 1" in seen["of another"], seen["of another"]
+    assert len(seen) == sum(map(len, said.values())) + 1
