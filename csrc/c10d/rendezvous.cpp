@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <sstream>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -51,6 +51,9 @@ constexpr std::pair<const char *, const char *> common_settings[] = {
 };
 /* In place of a secret that is not told. */
 constexpr const char *given_outside = "-";
+/* Of what rank 0 tells: before the settings, and of all of it, which is 200 with usual settings. */
+constexpr size_t told_words = 5;
+constexpr size_t told_max_bytes = 4096;
 
 std::vector<uint8_t>
 to_bytes(const std::string &text)
@@ -64,14 +67,17 @@ to_text(const std::vector<uint8_t> &bytes)
     return {bytes.begin(), bytes.end()};
 }
 
+bool
+is_hex(const std::string &text)
+{
+    return text.size() % 2 == 0 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
 std::string
 from_hex(const std::string &hex)
 {
     std::string bytes;
 
-    TORCH_CHECK(hex.size() % 2 == 0 &&
-                    hex.find_first_not_of("0123456789abcdef") == std::string::npos,
-                "the store has a job that is not hexadecimal");
     for (size_t i = 0; i < hex.size(); i += 2)
         bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     return bytes;
@@ -99,18 +105,110 @@ value_of(const std::pair<const char *, const char *> &setting)
     return text == nullptr || text[0] == '\0' ? setting.second : text;
 }
 
+/* What rank 0 tells, as it stands in the store. */
+struct Told {
+    Job job;            /* without its secret */
+    std::string secret; /* hexadecimal, or given_outside */
+    std::string group_id;
+    std::vector<std::string> settings; /* values, in the order of common_settings */
+};
+
+/* The words between single spaces. */
+std::vector<std::string>
+split(const std::string &text)
+{
+    std::vector<std::string> words{""};
+
+    for (const char c : text) {
+        if (c == ' ')
+            words.emplace_back();
+        else
+            words.back() += c;
+    }
+    return words;
+}
+
+bool
+is_hex_of(const std::string &text, size_t bytes)
+{
+    return text.size() == 2 * bytes && is_hex(text);
+}
+
+bool
+is_epoch(const std::string &text)
+{
+    constexpr size_t digits_max = 10;
+
+    return !text.empty() && text.size() <= digits_max &&
+           text.find_first_not_of("0123456789") == std::string::npos &&
+           std::stoull(text) <= UINT32_MAX;
+}
+
+/* What is wrong with the words, or NULL. Whoever reaches the store can have written them. */
+const char *
+fault_of(const std::vector<std::string> &words)
+{
+    if (words.size() != told_words + std::size(common_settings))
+        return "it has not as many words as rank 0 writes";
+    if (!is_hex_of(words[0], id_bytes) || !is_hex_of(words[4], id_bytes))
+        return "a name in it is not hexadecimal, or of another length";
+    if (!is_epoch(words[1]))
+        return "its epoch is no number of 32 bits";
+    if (words[2] != given_outside && !is_hex_of(words[2], secret_bytes))
+        return "its secret is not hexadecimal, or of another length";
+    if (words[3] != "0" && words[3] != "1")
+        return "its flag is not 0 or 1";
+    if (!std::all_of(words.begin() + told_words, words.end(), is_hex))
+        return "a setting is not hexadecimal";
+    return nullptr;
+}
+
+std::string
+written(const Told &told)
+{
+    std::string text = c10::str(told.job.id, " ", told.job.epoch, " ", told.secret, " ",
+                                told.job.is_store_at_rank_0 ? 1 : 0, " ", told.group_id);
+
+    for (const std::string &setting : told.settings)
+        text += " " + to_hex(setting);
+    return text;
+}
+
+/* The counterpart of written(); DistStoreError for what that never gives. */
+Told
+read_told(const std::string &text, const std::string &key)
+{
+    const std::vector<std::string> words =
+        text.size() > told_max_bytes ? std::vector<std::string>{} : split(text);
+    const char *const fault = fault_of(words);
+
+    if (fault != nullptr)
+        C10D_THROW_ERROR(DistStoreError, "rdmatensor: the store has no valid job under ", key,
+                         ", which rank 0 writes: ", fault,
+                         "; does every rank run the same version, and does nobody else write "
+                         "there?");
+    Told told = {.job = {.id = words[0],
+                         .secret = {},
+                         .epoch = static_cast<uint32_t>(std::stoull(words[1])),
+                         .is_store_at_rank_0 = words[3] == "1"},
+                 .secret = words[2],
+                 .group_id = words[4],
+                 .settings = {}};
+    for (size_t i = told_words; i < words.size(); i++)
+        told.settings.push_back(from_hex(words[i]));
+    return told;
+}
+
 /* Before any message between them: ranks that go by different ones wait for different messages. */
 void
-check_common_settings(std::istringstream &told, int rank)
+check_common_settings(const std::vector<std::string> &told, int rank)
 {
-    for (const auto &setting : common_settings) {
-        std::string theirs;
-        TORCH_CHECK(told >> theirs, "the store has no ", setting.first, " of rank 0");
-        const std::string mine = value_of(setting);
-        if (from_hex(theirs) != mine)
+    for (size_t i = 0; i < told.size(); i++) {
+        const std::string mine = value_of(common_settings[i]);
+        if (told[i] != mine)
             C10_THROW_ERROR(DistBackendError,
-                            c10::str("rdmatensor: ", setting.first, " is '", mine, "' on rank ",
-                                     rank, " and '", from_hex(theirs),
+                            c10::str("rdmatensor: ", common_settings[i].first, " is '", mine,
+                                     "' on rank ", rank, " and '", told[i],
                                      "' on rank 0; set it to the same on every rank"));
     }
 }
@@ -373,31 +471,29 @@ Rendezvous::agree(const Job &proposal, const std::string &secret)
                           is_hosted_here(store_)};
         if (agreed.job.secret.empty())
             agreed.job.secret = random_bytes(secret_bytes);
-        const std::string told = secret.empty() ? to_hex(agreed.job.secret) : given_outside;
         is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
-        std::string text = c10::str(agreed.job.id, " ", agreed.job.epoch, " ", told, " ",
-                                    is_store_at_rank_0_ ? 1 : 0, " ", agreed.group_id);
+        Told told = {.job = agreed.job,
+                     .secret = secret.empty() ? to_hex(agreed.job.secret) : given_outside,
+                     .group_id = agreed.group_id,
+                     .settings = {}};
         for (const auto &setting : common_settings)
-            text += " " + to_hex(value_of(setting));
+            told.settings.push_back(value_of(setting));
         if (size_ > 1)
-            store_->set(job, to_bytes(text));
+            store_->set(job, to_bytes(written(told)));
         return agreed;
     }
     await({job}, [&] { return store_->check({job}); }, timeout_);
-    std::istringstream text(to_text(store_->get(job)));
-    std::string told;
-    text >> agreed.job.id >> agreed.job.epoch >> told >> agreed.job.is_store_at_rank_0 >>
-        agreed.group_id;
-    TORCH_CHECK(!text.fail(), "the store has no valid job under ", job);
+    const Told told = read_told(to_text(store_->get(job)), job);
+    agreed = {told.job, told.group_id};
     has_read("job", {job}, size_ - 1);
     is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
-    if ((told == given_outside) != !secret.empty())
+    if ((told.secret == given_outside) != !secret.empty())
         C10D_THROW_ERROR(DistStoreError, "rdmatensor: rank ", secret.empty() ? 0 : rank_,
                          " has a secret from RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE, rank ",
                          secret.empty() ? rank_ : 0,
                          " has none; set one of them to the same on every rank");
-    check_common_settings(text, rank_);
-    agreed.job.secret = told == given_outside ? secret : from_hex(told);
+    check_common_settings(told.settings, rank_);
+    agreed.job.secret = told.secret == given_outside ? secret : from_hex(told.secret);
     return agreed;
 }
 

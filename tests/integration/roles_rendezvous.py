@@ -105,3 +105,29 @@ def names_are_asked(rank: int, world: int) -> dict[str, int]:
     dist.init_process_group("rdmatensor", store=store, rank=rank, world_size=world, timeout=LONG)
     dist.barrier()
     return {"store": by_store, "group": int(asked()) - by_store}
+
+
+def the_job_is_wrong(rank: int, world: int, *, texts: dict[str, str]) -> dict[str, str]:
+    """Come as rank 1 of 2 to stores in which each of these texts stands where rank 0 tells."""
+    del rank, world
+    return {name: _join_by(text) for name, text in texts.items()}
+
+
+def _join_by(text: str) -> str:
+    store = dist.HashStore()
+
+    def tell() -> None:
+        while not (keys := [key for key in store.list_keys() if "/arrivals/" in key]):
+            time.sleep(0.001)
+        store.set(keys[0].replace("arrivals/1", "1/job"), text)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        dist.init_process_group("rdmatensor", store=store, rank=1, world_size=2, timeout=LONG)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        teller.join()
+    dist.destroy_process_group()
+    return "joined"

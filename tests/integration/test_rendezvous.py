@@ -61,6 +61,55 @@ def test_making_a_group_asks_no_name_server(tmp_path: Path) -> None:
     assert [rank["group"] for rank in ranks] == [0, 0]
 
 
+def job_text(**changed: str) -> str:
+    """Return what rank 0 tells the others through the store."""
+    auto, off = b"auto".hex(), b"0".hex()
+    words = {"id": "ab" * 12, "epoch": "1", "secret": "cd" * 32, "flag": "0", "group": "ef" * 12}
+    return " ".join((words | {"algo": auto, "deterministic": off} | changed).values())
+
+
+def test_a_job_that_rank_0_never_wrote_is_refused_by_its_key(tmp_path: Path) -> None:
+    right = job_text()
+    wrong = {
+        "empty": "",
+        "one word": "x",
+        "no settings": right.rsplit(" ", 2)[0],
+        "truncated": right[:-1],
+        "a word more": f"{right} 30",
+        "spaces": right.replace(" ", "  "),
+        "a line": f"{right}\n",
+        "not hexadecimal": job_text(secret="xy" * 32),
+        "odd": job_text(secret="cd" * 31 + "c"),
+        "a short secret": job_text(secret="cd"),
+        "a long secret": job_text(secret="cd" * 33),
+        "a setting": job_text(algo="auto"),
+        "a long name": job_text(id="ab" * 13),
+        "a name": job_text(id="xy" * 12),
+        "a group": job_text(group="../../../../../../../../"),
+        "a flag": job_text(flag="2"),
+        "a sign": job_text(epoch="-1"),
+        "an epoch": job_text(epoch="4294967296"),
+        "digits": job_text(epoch="1" * 4000),
+        "too long": job_text(algo="30" * 100_000),
+    }
+    environment = {"RDMATENSOR_LOOPBACK": "1"}
+    (seen,) = jobs.results(
+        jobs.run(
+            "roles_rendezvous:the_job_is_wrong",
+            1,
+            tmp_path,
+            environment=environment,
+            texts={**wrong, "right": right},
+        )
+    )
+    assert seen.pop("right") == "joined"
+    assert seen.keys() == wrong.keys()
+    for name, text in seen.items():
+        assert text.startswith("DistStoreError: "), (name, text)
+        assert "no valid job under rdmatensor/2/1/job, which rank 0 writes: " in text, (name, text)
+        assert "cdcdcd" not in text, name
+
+
 @pytest.mark.parametrize("what", ["endpoint", "group"])
 def test_a_world_waits_for_each_rank_alone(what: str, tmp_path: Path) -> None:
     raised = []
