@@ -20,7 +20,8 @@ class PairStore:
 
     Ownership: of the connection, which close() closes.
     Raises: OSError from set() and delete_key(), where the other does not read for _SEND_S too;
-        RuntimeError from check() once the other is gone, or sent what no doctor sends.
+        RuntimeError from check() once the other is gone, or sent what no doctor sends, and from
+        get() and multi_get() where the other deleted the key since.
     Threads: any.
     """
 
@@ -79,7 +80,10 @@ class PairStore:
 
     def get(self, key: str) -> bytes:
         """Return the value of a key that is there."""
-        return self._values[key]
+        try:
+            return self._values[key]
+        except KeyError:
+            raise RuntimeError(f"the other doctor took back {key!r}") from None
 
     def check(self, keys: list[str]) -> bool:
         """Whether all the keys are there."""
@@ -92,7 +96,7 @@ class PairStore:
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Return the values of keys that are there."""
-        return [self._values[key] for key in keys]
+        return [self.get(key) for key in keys]
 
     def delete_key(self, key: str) -> bool:
         """Delete a key on both sides; whether it was there."""

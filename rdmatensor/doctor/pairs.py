@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from rdmatensor.config import Settings
-from rdmatensor.doctor.finding import Finding, broken, ok, slower
+from rdmatensor.doctor.finding import Finding, Level, broken, ok, slower
 from rdmatensor.doctor.loopback import DEADLINE_S, LARGE_BYTES, SMALL_BYTES, time_writes
 from rdmatensor.errors import ProtocolError, RdmaTensorError
 from rdmatensor.store import Store, wait_for
@@ -58,18 +58,70 @@ class Row:
         """Read what encode() wrote; ProtocolError for what is none, as another version's."""
         try:
             data = json.loads(text)
+            _texts(data["host"], *data["viable"])
+            if not isinstance(data["viable"], list):
+                raise TypeError("no list")
             return Row(
                 data["host"],
                 tuple(data["viable"]),
-                tuple(Finding(**finding) for finding in data["findings"]),
-                {int(rank): Cell(**cell) for rank, cell in data["cells"].items()},
+                tuple(_finding(**finding) for finding in data["findings"]),
+                {int(rank): _cell(**cell) for rank, cell in data["cells"].items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError(
-                "RDT_EPROTO",
-                "doctor",
-                f"a rank's row cannot be read ({error!r}): are the versions the same?",
-            ) from error
+        except (
+            *(KeyError, TypeError, ValueError, AttributeError),
+            *(OverflowError, RecursionError),  # a number, and lists in lists, without end
+        ) as error:
+            raise _refused(f"a rank's row cannot be read ({error!r})") from error
+
+
+def _refused(what: str) -> ProtocolError:
+    return ProtocolError("RDT_EPROTO", "doctor", f"{what}: are the versions the same?")
+
+
+def _texts(*values: object) -> None:
+    """Raise TypeError or ValueError for what is no text, or cannot be printed."""
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is no text")
+        value.encode()
+
+
+def _finding(level: Level, subject: str, text: str, fix: str = "") -> Finding:
+    if level not in get_args(Level):
+        raise ValueError(f"{level!r} is no level")
+    _texts(subject, text, fix)
+    return Finding(level, subject, text, fix)
+
+
+def _cell(
+    path: str = "none",
+    small_us: float = 0.0,
+    large_gb_s: float = 0.0,
+    why: str = "",
+    error: str = "",
+) -> Cell:
+    _texts(path, why, error)
+    return Cell(path, float(small_us), float(large_gb_s), why, error)
+
+
+def read_rows(texts: list[bytes]) -> list[Row]:
+    """Read what every rank told, in rank order; ProtocolError for a row that is not of its job."""
+    rows = [Row.decode(text) for text in texts]
+    for rank, row in enumerate(rows):
+        if row.cells.keys() != set(range(len(rows))) - {rank}:
+            raise _refused(f"rank {rank} tells of writes to {sorted(row.cells)}, not to the others")
+    return rows
+
+
+def read_region(text: bytes) -> RemoteRegion:
+    """Read the address of a rank's memory; ProtocolError for what is none."""
+    from rdmatensor.memory import RemoteRegion
+
+    try:
+        data = bytes.fromhex(text.decode())
+    except ValueError as error:
+        raise _refused(f"a rank's address cannot be read ({error!r})") from error
+    return RemoteRegion.decode(data)
 
 
 def measure(
@@ -97,15 +149,14 @@ def measure(
         cells = {}
         for shift in range(1, size):
             other = (rank + shift) % size
-            region = type(mine).decode(bytes.fromhex(regions[other].decode()))
-            cells[other] = _write(world, other, source, region)
+            cells[other] = _write(world, other, source, read_region(regions[other]))
             _exchange(world, store, f"round {shift}", "")
         transports = cast("dict[str, dict[str, object]]", context.describe()["transports"])
         viable = tuple(name for name, found in transports.items() if found["is_viable"])
         row = Row(_host(), viable, findings, cells)
         rows = _exchange(world, store, "row", row.encode())
         _exchange(world, store, "end", "")
-    return [Row.decode(row) for row in rows]
+    return read_rows(rows)
 
 
 def _host() -> str:
