@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "diversion.h"
 #include "failover_rig.h"
 
 static void
@@ -92,6 +93,42 @@ TEST_TIMEOUT(the_only_link_is_lost_at_any_step_and_payload_is_summed, 240)
 {
     verify = RDT_VERIFY_CRC32C;
     sweep(1, cut_only, 53);
+}
+
+/* How often the log has it; it is read from its start. */
+static unsigned
+count_lines(FILE *log, const char *text)
+{
+    char line[1024];
+    unsigned count = 0;
+
+    rewind(log);
+    while (fgets(line, sizeof(line), log) != NULL)
+        count += strstr(line, text) != NULL;
+    return count;
+}
+
+TEST_TIMEOUT(each_side_says_once_that_it_moved, 60)
+{
+    unsigned moves = 0;
+
+    for (uint64_t n = 0; n < 100; n += 25) {
+        const struct sim_config config = config_of(1, n + 1);
+        FILE *log = tmpfile();
+        bool has_moved = false;
+
+        CHECK_NOT_NULL(log);
+        const int before = divert_stderr(log);
+        rdt_log_set_level(RDT_LOG_WARN);
+        (void)run(&config, cut_only, n, &has_moved);
+        (void)end_diversion(log, before);
+        CHECK_UINT_EQ(count_lines(log, "rank 0 is reached over tcp from now on"), has_moved);
+        CHECK_UINT_EQ(count_lines(log, "rank 1 is reached over tcp from now on"), has_moved);
+        CHECK_UINT_EQ(count_lines(log, "is reached over tcp from now on"), 2 * has_moved);
+        (void)fclose(log);
+        moves += has_moved;
+    }
+    CHECK_UINT_GE(moves, 1);
 }
 
 /* The second while the first is drained, settled, or long over. */

@@ -12,6 +12,7 @@
 #include "core/context.h"
 #include "core/handshake.h"
 #include "core/netaddr.h"
+#include "diversion.h"
 #include "pair_rig.h"
 #include "wire/blob.h"
 #include "wire/handshake.h"
@@ -442,31 +443,6 @@ strangers_possible(int wanted)
     printf("  %d strangers: RLIMIT_NOFILE is %u\n", (int)(limit.rlim_cur - others),
            (unsigned)limit.rlim_cur);
     return (int)(limit.rlim_cur - others);
-}
-
-/* What is logged from here on goes to a file; returns the stderr of before. */
-static int
-divert_stderr(FILE *into)
-{
-    const int before = dup(STDERR_FILENO);
-
-    CHECK(before >= 0 && dup2(fileno(into), STDERR_FILENO) >= 0);
-    return before;
-}
-
-/* Gives stderr back; how many lines were logged, each of which is shown. */
-static unsigned
-end_diversion(FILE *from, int before)
-{
-    char line[1024];
-    unsigned count = 0;
-
-    CHECK(dup2(before, STDERR_FILENO) >= 0);
-    (void)close(before);
-    rewind(from);
-    for (; fgets(line, sizeof(line), from) != NULL; count++)
-        fputs(line, stderr);
-    return count;
 }
 
 /* A thousand at once, and each kind of them is worth two lines: the first, and how many more. */
