@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 _INDENT = "  "
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -15,9 +15,26 @@ _LINE_CHARS = 110
 def text_of(state: Mapping[str, object]) -> str:
     """Return the state as indented lines: sizes in units, an empty value as "none".
 
-    Any mapping of texts to numbers, texts, booleans, None, and lists and mappings of these.
+    Any mapping of texts to numbers, texts, booleans, None, and lists and mappings of these. Where
+    the arena lies is told in one line.
     """
+    arena = state.get("arena")
+    if isinstance(arena, Mapping) and "placement" in arena:
+        state = {**state, "arena": {**arena, "placement": _placement(arena["placement"])}}
     return "\n".join(_lines(state, 0))
+
+
+def _placement(told: Mapping[str, object]) -> str:
+    """Return on which nodes the arena's pages are, and of which the usable CPUs."""
+    if told["reason"]:
+        return str(told["reason"])
+    node_bytes = cast("Mapping[str, int]", told["node_bytes"])
+    cpu_nodes = cast("Sequence[int]", told["cpu_nodes"])
+    parts = ", ".join(f"{_size(count)} on node {node}" for node, count in node_bytes.items())
+    nodes = ", ".join(str(node) for node in cpu_nodes) or "none"
+    line = f"{parts or 'no page yet'} (usable CPUs: node{'s' * (len(cpu_nodes) > 1)} {nodes})"
+    far_bytes = cast("int", told["far_bytes"])
+    return f"{line}; {_size(far_bytes)} on a node without any of these" if far_bytes else line
 
 
 def _lines(state: Mapping[str, object], depth: int) -> list[str]:

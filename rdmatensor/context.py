@@ -237,7 +237,12 @@ class Context:
     # ---- state ---------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, object]:
-        """Return the live state: settings, arena, each peer's path and why, counters."""
+        """Return the live state: settings, arena, each peer's path and why, counters.
+
+        ["arena"]["placement"] says where its pages lie: "node_bytes" by NUMA node, "cpu_nodes" of
+        the CPUs that the process may use, "far_bytes" on nodes without one; all None where the
+        kernel does not tell, with the "reason".
+        """
         size, needed = 1 << 14, ffi.new("size_t *")
         while True:
             buf = ffi.new("char[]", size)

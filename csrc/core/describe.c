@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * describe() and counters: what the context is doing, from live state, as JSON. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/copy.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/numa.h"
 #include "base/sockaddr.h"
 #include "core/endpoint_impl.h"
 #include "core/group.h"
@@ -74,8 +76,95 @@ put_transports(struct rdti_json *json, const rdt_context *ctx)
     rdti_json_put(json, "},");
 }
 
+struct placement {
+    int bytes_errno; /* 0, or why there are none */
+    int cpu_errno;
+    uint64_t node_bytes[RDTI_NUMA_NODES];
+    bool is_cpu_node[RDTI_NUMA_NODES];
+};
+
+static bool
+is_in_arena(void *user, uintptr_t addr)
+{
+    uint32_t segment;
+    uint64_t off_bytes;
+
+    return rdti_arena_locate(user, (const void *)addr, 1, &segment, &off_bytes) == RDT_OK;
+}
+
+/* The engine must not be held: the kernel looks at each page of the process. */
 static void
-put_memory(struct rdti_json *json, rdt_context *ctx)
+find_placement(rdt_context *ctx, struct placement *out)
+{
+    out->bytes_errno = rdti_numa_bytes("", is_in_arena, ctx->arena, out->node_bytes);
+    out->cpu_errno = rdti_numa_cpu_nodes("", out->is_cpu_node);
+}
+
+static uint64_t
+far_bytes(const struct placement *at)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t node = 0; node < RDTI_NUMA_NODES; node++)
+        sum += at->is_cpu_node[node] ? 0 : at->node_bytes[node];
+    return sum;
+}
+
+static void
+put_node_bytes(struct rdti_json *json, const struct placement *at)
+{
+    const char *comma = "";
+
+    rdti_json_put(json, "{");
+    for (uint32_t node = 0; node < RDTI_NUMA_NODES; node++) {
+        if (at->node_bytes[node] == 0)
+            continue;
+        rdti_json_put(json, "%s\"%u\":%" PRIu64, comma, node, at->node_bytes[node]);
+        comma = ",";
+    }
+    rdti_json_put(json, "}");
+}
+
+static void
+put_cpu_nodes(struct rdti_json *json, const struct placement *at)
+{
+    const char *comma = "";
+
+    rdti_json_put(json, "[");
+    for (uint32_t node = 0; node < RDTI_NUMA_NODES; node++) {
+        if (!at->is_cpu_node[node])
+            continue;
+        rdti_json_put(json, "%s%u", comma, node);
+        comma = ",";
+    }
+    rdti_json_put(json, "]");
+}
+
+/* What the kernel does not tell is null, all of it, and `reason` says so. */
+static void
+put_placement(struct rdti_json *json, const struct placement *at)
+{
+    const int sys_errno = at->bytes_errno != 0 ? at->bytes_errno : at->cpu_errno;
+    char reason[128];
+
+    rdti_json_put(json, "\"placement\":{\"node_bytes\":");
+    if (sys_errno == 0) {
+        put_node_bytes(json, at);
+        rdti_json_put(json, ",\"cpu_nodes\":");
+        put_cpu_nodes(json, at);
+        rdti_json_put(json, ",\"far_bytes\":%" PRIu64 ",\"reason\":\"\"}", far_bytes(at));
+        return;
+    }
+    (void)snprintf(reason, sizeof(reason), "not told by the kernel: %s: %s",
+                   at->bytes_errno != 0 ? "/proc/self/numa_maps" : "/sys/devices/system/node",
+                   strerror(sys_errno));
+    rdti_json_put(json, "null,\"cpu_nodes\":null,\"far_bytes\":null,\"reason\":");
+    rdti_json_put_string(json, reason);
+    rdti_json_put(json, "}");
+}
+
+static void
+put_memory(struct rdti_json *json, rdt_context *ctx, const struct placement *at)
 {
     struct rdti_arena_stats arena;
     struct rdti_region_stats regions;
@@ -85,10 +174,12 @@ put_memory(struct rdti_json *json, rdt_context *ctx)
     rdti_json_put(json,
                   "\"arena\":{\"segments\":%" PRIu64 ",\"mapped_bytes\":%" PRIu64
                   ",\"allocated_bytes\":%" PRIu64 ",\"peak_allocated_bytes\":%" PRIu64
-                  ",\"huge_bytes\":%" PRIu64 ",\"populate_s\":",
+                  ",\"huge_bytes\":%" PRIu64 ",\"populated_bytes\":%" PRIu64 ",\"populate_s\":",
                   arena.segment_count, arena.mapped_bytes, arena.allocated_bytes,
-                  arena.peak_allocated_bytes, arena.huge_bytes);
+                  arena.peak_allocated_bytes, arena.huge_bytes, arena.populated_bytes);
     rdti_json_put_decimal(json, arena.populate_ns, NS_PER_S_DIGITS);
+    rdti_json_put(json, ",");
+    put_placement(json, at);
     rdti_json_put(json, "},");
     rdti_json_put(json,
                   "\"regions\":{\"live\":%" PRIu64 ",\"live_bytes\":%" PRIu64
@@ -201,11 +292,13 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
                      struct rdt_error *err)
 {
     struct rdti_json json;
+    struct placement at = {0};
     const rdt_status status = rdti_context_check(ctx, "describe", err);
     bool is_first = true;
 
     if (status != RDT_OK)
         return status;
+    find_placement(ctx, &at);
     rdti_json_init(&json, buf, cap);
     rdti_engine_enter(ctx->engine);
     rdti_json_put(&json, "{\"version\":\"%s\",\"uuid\":", rdt_version());
@@ -213,7 +306,7 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
     put_settings(&json, ctx);
     put_transports(&json, ctx);
     put_listener(&json, ctx);
-    put_memory(&json, ctx);
+    put_memory(&json, ctx, &at);
     rdti_json_put(&json, "\"endpoints\":[");
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         rdti_json_put(&json, "%s", is_first ? "" : ",");

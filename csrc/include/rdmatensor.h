@@ -198,7 +198,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_blob(rdt_context *ctx, uint8_t *buf
 /*
  * A JSON object that describes the live state: settings, arena, every endpoint with its path, the
  * reason for it and why not a better one, counters. `needed_out` gets the bytes without the final
- * NUL; RDT_EINVAL with needed_out set where cap is too small (call again).
+ * NUL; RDT_EINVAL with needed_out set where cap is too small (call again). The kernel is asked on
+ * which NUMA nodes the arena lies, which takes it longer the more memory the process has in use.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_describe(rdt_context *ctx, char *buf, size_t cap,
                                                       size_t *needed_out, struct rdt_error *err);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rdmatensor import Context, Settings
 from rdmatensor._describe_text import text_of
 
@@ -49,6 +51,35 @@ def test_large_times_and_lists_in_lists_lose_nothing() -> None:
         "        - b 1",
         "  - 2, 3",
     ]
+
+
+NEAR = {"node_bytes": {"0": 8 << 20}, "cpu_nodes": [0], "far_bytes": 0, "reason": ""}
+
+
+@pytest.mark.parametrize(
+    ("differs", "line"),
+    [
+        ({}, "8 MiB on node 0 (usable CPUs: node 0)"),
+        ({"node_bytes": {}}, "no page yet (usable CPUs: node 0)"),
+        (
+            {
+                "node_bytes": {"0": 6 << 20, "3": 2 << 20},
+                "cpu_nodes": [0, 1],
+                "far_bytes": 2 << 20,
+            },
+            "6 MiB on node 0, 2 MiB on node 3 (usable CPUs: nodes 0, 1); "
+            "2 MiB on a node without any of these",
+        ),
+        (
+            {"node_bytes": None, "far_bytes": None, "reason": "not told by the kernel: why"},
+            "not told by the kernel: why",
+        ),
+    ],
+)
+def test_where_the_arena_lies_is_one_line(differs: dict[str, object], line: str) -> None:
+    state = {"arena": {"mapped_bytes": 4 << 20, "placement": {**NEAR, **differs}}}
+    told = "\n".join(text.strip() for text in text_of(state).splitlines())
+    assert f"placement{':' if 'placement:' in told else ''} {line}" in told
 
 
 def test_a_context_is_told() -> None:

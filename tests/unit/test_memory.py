@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +34,12 @@ from rdmatensor.types import DTYPE_NAMES
 def context() -> Iterator[Context]:
     with Context(Settings(loopback=True)) as context:
         yield context
+
+
+def _arena(context: Context) -> dict[str, Any]:
+    arena = context.describe()["arena"]
+    assert isinstance(arena, dict)
+    return arena
 
 
 def _live(context: Context) -> int:
@@ -320,3 +329,46 @@ def test_a_region_s_text_has_no_rkey() -> None:
     region = RemoteRegion(bytes(16), 1, 2, 3, 4, 5, 6, 0xDEADBEEF)
     assert "deadbeef" not in repr(region)
     assert str(0xDEADBEEF) not in repr(region)
+
+
+def test_where_the_arena_lies_is_what_the_kernel_says(context: Context) -> None:
+    """Every page that came into memory is on one of its nodes."""
+    array = context.empty((8 << 20,), "uint8")
+    array[:] = 1
+    arena = _arena(context)
+    placement = arena["placement"]
+    if not Path("/proc/self/numa_maps").exists():
+        assert placement["reason"].startswith("not told by the kernel: /proc/self/numa_maps")
+        assert placement["node_bytes"] is placement["far_bytes"] is None
+        return
+    assert placement["reason"] == ""
+    assert sum(placement["node_bytes"].values()) == arena["populated_bytes"] >= array.nbytes
+    near = {str(node) for node in placement["cpu_nodes"]}
+    far_bytes = [size for node, size in placement["node_bytes"].items() if node not in near]
+    assert near
+    assert placement["far_bytes"] == sum(far_bytes)
+
+
+def test_what_the_kernel_does_not_tell_is_no_error(context: Context) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path("/dev/null").open("rb") as file:
+        free = file.fileno()  # the least; from there on nothing can be opened
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        placement = _arena(context)["placement"]
+        text = context.describe_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    reason = "not told by the kernel: /proc/self/numa_maps: Too many open files"
+    assert placement == {
+        "node_bytes": None, "cpu_nodes": None, "far_bytes": None, "reason": reason,
+    }  # fmt: skip
+    assert f"placement: {reason}" in text
+
+
+def test_another_context_s_arena_is_not_counted(context: Context) -> None:
+    before = _arena(context)["placement"]
+    with Context(Settings(loopback=True)) as other:
+        array = other.zeros((8 << 20,), "uint8")
+        assert _arena(context)["placement"] == before
+        del array
