@@ -24,6 +24,7 @@ _MACHINE_CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
     host.check_buses,
     host.check_gpus,
     host.check_cores,
+    host.check_nodes,
     host.check_governor,
     host.check_memory,
     host.check_open_files,

@@ -17,6 +17,7 @@ OPEN_FILES_LEAST = 1024
 _GPU_VENDORS = frozenset({"0x10de", "0x1002"})  # of PCI: NVIDIA, AMD
 _DMA_BUF = (5, 12)  # the first kernel in which an RDMA device registers another device's buffer
 _GOVERNORS_FULL = frozenset({"performance", "schedutil", "ondemand"})
+_NODES = "sys/devices/system/node"
 _LOCAL_DISTANCE = 10  # what firmware calls a node's distance to itself
 _ACS_CAPABILITY = 0x000D
 # Bits of the ACS control register that send peer-to-peer requests, or their answers, upwards.
@@ -43,6 +44,34 @@ def check_cores(machine: Machine) -> Iterator[Finding]:
         f"docker update --cpus={len(cpus)} CONTAINER; in Kubernetes resources.limits.cpu; "
         f"systemctl set-property UNIT CPUQuota={100 * len(cpus)}%",
     )
+
+
+def check_nodes(machine: Machine) -> Iterator[Finding]:
+    """The NUMA nodes of the machine, and those of the cores that may be used."""
+    if not machine.has(f"{_NODES}/online"):
+        yield ok("numa", "nodes are not told by the kernel")
+        return
+    near = _usable(machine)
+    text = f"{_numbered(_online(machine))}; the cores that may be used are of "
+    yield ok("numa", text + (_numbered(near) if near else "no node of these"))
+
+
+def _online(machine: Machine) -> list[int]:
+    return numbers_of(machine.text(f"{_NODES}/online") or "")
+
+
+def _usable(machine: Machine) -> list[int]:
+    """Return the nodes that have cores which this process may use."""
+    allowed = set(machine.cpus)
+    return [
+        node
+        for node in _online(machine)
+        if allowed & set(numbers_of(machine.text(f"{_NODES}/node{node}/cpulist") or ""))
+    ]
+
+
+def _numbered(nodes: list[int]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
 
 
 def check_governor(machine: Machine) -> Iterator[Finding]:
@@ -256,14 +285,8 @@ def _check_numa(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
     node = machine.number(f"{folder}/numa_node")
     if node is None or node < 0:
         return
-    base = "sys/devices/system/node"
-    allowed = set(machine.cpus)
-    distances = numbers_of(machine.text(f"{base}/node{node}/distance") or "")
-    nodes = [
-        number
-        for number in numbers_of(machine.text(f"{base}/online") or "")
-        if allowed & set(numbers_of(machine.text(f"{base}/node{number}/cpulist") or ""))
-    ]
+    distances = numbers_of(machine.text(f"{_NODES}/node{node}/distance") or "")
+    nodes = _usable(machine)
     if not nodes or node in nodes or max(nodes) >= len(distances):
         yield ok(f"numa {name}", f"node {node}, with cores that may be used")
         return

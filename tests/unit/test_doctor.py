@@ -122,7 +122,7 @@ def test_a_healthy_machine_has_nothing_to_mend(root: Path) -> None:
     assert set(found) == {
         *("libibverbs", "uverbs mlx5_0", "port mlx5_0:1", "gid mlx5_0:1", "mtu mlx5_0:1"),
         *("memlock", "fork", "pcie mlx5_0", "iommu mlx5_0", "numa mlx5_0", "cores"),
-        *("cpu governor", "memory", "/dev/shm", "open files", "hypervisor"),
+        *("numa", "cpu governor", "memory", "/dev/shm", "open files", "hypervisor"),
     }
     assert "rdma-core 44" in found["libibverbs"].text
     assert "Ethernet, ACTIVE, 100 Gb/sec" in found["port mlx5_0:1"].text

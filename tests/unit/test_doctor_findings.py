@@ -72,6 +72,29 @@ def test_a_plan_must_find_room(tmp_path: Path) -> None:
     assert levels(2 << 30) == {"arena": "broken", "memory": "broken", "memlock": "slower"}
 
 
+TWO_NODES = {
+    "sys/devices/system/node/online": "0-1\n",
+    "sys/devices/system/node/node0/cpulist": "0-3\n",
+    "sys/devices/system/node/node1/cpulist": "4-7\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus", "text"),
+    [
+        (TWO_NODES, "0-3", "nodes 0, 1; the cores that may be used are of node 0"),
+        (TWO_NODES, "3-4", "nodes 0, 1; the cores that may be used are of nodes 0, 1"),
+        (TWO_NODES, "9", "nodes 0, 1; the cores that may be used are of no node of these"),
+        ({}, "0-3", "nodes are not told by the kernel"),
+    ],
+)
+def test_nodes_are_told(tmp_path: Path, files: dict[str, str], cpus: str, text: str) -> None:
+    root = planted(tmp_path, {**files, "proc/self/status": f"Cpus_allowed_list:\t{cpus}\n"})
+    machine = Machine(root, library=lambda: "libibverbs.so")
+    (found,) = [finding for finding in examine_machine(machine) if finding.subject == "numa"]
+    assert found == Finding("ok", "numa", text)
+
+
 def test_the_size_of_a_plan_is_that_of_its_largest_arena(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
