@@ -1,6 +1,6 @@
 """What of this host costs speed, or room: cores, control groups, limits, buses.
 
-Everything here is read from files; nothing is measured, but what the kernel has counted is told.
+All is read from files, and what the kernel has counted is told; a wake-up alone is timed.
 """
 
 from __future__ import annotations
@@ -156,16 +156,25 @@ def check_open_files(machine: Machine) -> Iterator[Finding]:
 def check_hypervisor(machine: Machine) -> Iterator[Finding]:
     """Whether this is a virtual machine, where a wake-up costs an exit to the host."""
     flags = re.search(r"^flags\s*:(.*)$", machine.text("proc/cpuinfo") or "", re.MULTILINE)
+    cost = _wake_up(machine)
     if flags is None or "hypervisor" not in flags.group(1).split():
-        yield ok("hypervisor", "none seen")
+        yield ok("hypervisor", f"none seen; {cost}")
         return
     kind = machine.text("sys/hypervisor/type") or machine.text("sys/class/dmi/id/sys_vendor")
     yield slower(
         "hypervisor",
         f"a virtual machine ({kind or 'of an unknown kind'}): sleeping and waking cost more, and "
-        "other guests take time",
+        f"other guests take time; {cost}",
         "run on the host, or pin the machine's CPUs to cores of its own (virsh vcpupin)",
     )
+
+
+def _wake_up(machine: Machine) -> str:
+    try:
+        cost_us = machine.wake_up_us()
+    except (OSError, RuntimeError) as error:
+        return f"a wake-up cannot be timed: {error}"
+    return f"one thread wakes another across a pipe in {cost_us:.1f} us"
 
 
 def check_gpus(machine: Machine) -> Iterator[Finding]:

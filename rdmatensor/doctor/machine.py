@@ -1,6 +1,6 @@
-"""The machine as the doctor's checks see it: files below one root, and what was set.
+"""The machine as the doctor's checks see it: files below one root, what was set, what is timed.
 
-Checks read nothing but this, so that a test plants any fault in a folder of files.
+Checks look at nothing but this, so that a test plants any fault in a folder of files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rdmatensor.config import Settings
+from rdmatensor.doctor import wakeups
 
 LIBRARY = "libibverbs.so.1"
 CAP_IPC_LOCK = 14
@@ -35,6 +36,7 @@ class Machine:
     native: the RDMATENSOR_* variables that the C library reads itself.
     plan_bytes: what a plan's arena takes; 0 where there is no plan.
     library: returns the path of libibverbs, or raises OSError with the loader's words.
+    wake_up_us: times a wake-up, see wakeups.median_us().
     """
 
     root: Path = Path("/")
@@ -42,6 +44,7 @@ class Machine:
     native: Mapping[str, str] = field(default_factory=dict)
     plan_bytes: int = 0
     library: Callable[[], str] = find_library
+    wake_up_us: Callable[[], float] = wakeups.median_us
 
     @property
     def arena_bytes(self) -> int:

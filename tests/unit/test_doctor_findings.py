@@ -7,6 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +26,7 @@ from rdmatensor.doctor import (
     plan_arena_bytes,
     rdma,
     report,
+    wakeups,
 )
 from rdmatensor.doctor.loopback import _judge
 
@@ -93,6 +97,44 @@ def test_nodes_are_told(tmp_path: Path, files: dict[str, str], cpus: str, text: 
     machine = Machine(root, library=lambda: "libibverbs.so")
     (found,) = [finding for finding in examine_machine(machine) if finding.subject == "numa"]
     assert found == Finding("ok", "numa", text)
+
+
+def no_thread() -> float:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("flags", "wake_up_us", "level", "text"),
+    [
+        ("fpu hypervisor", lambda: 37.25, "slower", "across a pipe in 37.2 us"),
+        ("fpu", lambda: 3.0, "ok", "none seen; one thread wakes another across a pipe in 3.0 us"),
+        ("fpu hypervisor", no_thread, "slower", "cannot be timed: can't start new thread"),
+    ],
+)
+def test_the_cost_of_a_wake_up_is_told(
+    tmp_path: Path, flags: str, wake_up_us: Callable[[], float], level: str, text: str
+) -> None:
+    root = planted(tmp_path, {"proc/cpuinfo": f"flags\t\t: {flags}\n"})
+    machine = Machine(root, library=lambda: "libibverbs.so", wake_up_us=wake_up_us)
+    (found,) = [item for item in examine_machine(machine) if item.subject == "hypervisor"]
+    assert (found.level, text in found.text) == (level, True), found
+
+
+def test_a_wake_up_is_timed_and_leaves_nothing() -> None:
+    before = (threading.active_count(), len(list(Path("/proc/self/fd").iterdir())))
+    start_s = time.perf_counter()
+    cost_us = wakeups.median_us()
+    took_us = 1e6 * (time.perf_counter() - start_s)
+    assert 0 < cost_us * wakeups.ROUNDS < took_us  # half of the rounds took as long, both ways
+    assert (threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))) == before
+
+
+def test_a_thread_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
+    monkeypatch.setattr(threading.Thread, "join", lambda _thread, _timeout: None)
+    monkeypatch.setattr(wakeups, "_DEADLINE_MS", 10)
+    with pytest.raises(TimeoutError, match="not woken within 10 ms"):
+        wakeups.median_us()
 
 
 def test_the_size_of_a_plan_is_that_of_its_largest_arena(
