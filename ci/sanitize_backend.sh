@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two ranks of torch on a backend that is built with a sanitizer, over each path: tests/sanitizers.
-# Usage: ci/sanitize_backend.sh asan|tsan; asan has UBSan and a look for leaks with it.
+# Usage: ci/sanitize_backend.sh asan|tsan; asan has UBSan, a look for leaks, and the contract suite.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 preset="${1:-}"

@@ -1,9 +1,10 @@
-"""Run two ranks of torch on a backend that is built with a sanitizer, over each path.
+"""Run tests of the C library, then two ranks of torch over each path, on a sanitizer's build.
 
 Usage: run.py asan|tsan PACKAGES: a folder with that build as `rdmatensor`, and canary.c built as
 canary.so. By the interpreter of an environment with torch; the sanitizer's library is preloaded, as
 neither Python nor torch is built with it. Before all else faults on purpose show that each would be
-seen. Of leaks only those count whose memory was asked for through a library in PACKAGES.
+seen, by the tests' runner too. Of leaks only those count whose memory was asked for through a
+library in PACKAGES. With tsan there are the ranks alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,21 @@ PATHS = {
     "tcp": {"RDMATENSOR_TRANSPORT": "tcp"},
     "shm, messages, sums": {"RDMATENSOR_ALGO": "messages", "RDMATENSOR_VERIFY": "crc32c"},
 }
+TESTS = HERE.parent
+# The contract suite over shm and tcp, but what starts processes: those that are killed tell no
+# leak, the others begin an interpreter each, which takes seconds here.
+APART = {"test_children.py", "test_many.py", "test_processes.py"}
+SUITE = (
+    *(str(file) for file in sorted(TESTS.glob("contract/test_*.py")) if file.name not in APART),
+    *(str(TESTS / "unit" / name) for name in ("test_memory.py", "test_store_bytes.py")),
+    "--deselect=tests/unit/test_memory.py::test_real_torch_tensors",  # the ranks have torch
+)
+CANARY_TEST = """
+import runpy, sys
+def test_canary():
+    sys.argv = {words!r}
+    runpy.run_path({words!r}[0])
+"""
 LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*\n(?: +#.*\n)+", re.MULTILINE)
 
 
@@ -39,6 +55,7 @@ class Sanitizer:
     reports: tuple[str, ...]
     canaries: tuple[str, ...]
     prefix: tuple[str, ...] = ()
+    has_suite: bool = False
 
 
 SANITIZERS = {
@@ -58,6 +75,7 @@ SANITIZERS = {
         },
         reports=("ERROR: AddressSanitizer", "runtime error:"),
         canaries=("overflow", "undefined", "leak"),
+        has_suite=True,
     ),
     "tsan": Sanitizer(
         preload=("libtsan.so",),
@@ -128,47 +146,66 @@ class Runs:
         found = [report for report in self._sanitizer.reports if report in text]
         return found + [leak for leak in LEAK.findall(text) if any(m in leak for m in self._marks)]
 
+    def _suite(self, *words: str) -> list[str]:
+        return self._python(str(HERE / "suite.py"), str(self._packages), *words)
+
     def sees_canaries(self, folder: Path) -> bool:
         """Whether each fault on purpose is seen, and none where there is none."""
-        canaries = {fault: folder / f"{fault}.log" for fault in (*self._sanitizer.canaries, "none")}
-        words = [str(HERE / "canary.py"), str(self._packages / "canary.so")]
-        finish(
-            [
-                start(self._python(*words, fault), log, self._environment)
-                for fault, log in canaries.items()
-            ]
-        )
+        faults = (*self._sanitizer.canaries, "none")
+        commands = {}
+        for fault in faults:
+            words = [str(HERE / "canary.py"), str(self._packages / "canary.so"), fault]
+            commands[fault] = self._python(*words)
+            if self._sanitizer.has_suite:
+                test = folder / f"test_{fault}.py"
+                test.write_text(CANARY_TEST.format(words=words))
+                commands[f"{fault} in a test"] = self._suite(str(test))
+        logs = {name: folder / f"{name}.log" for name in commands}
+        finish([start(commands[name], log, self._environment) for name, log in logs.items()])
         is_good = True
-        for fault, log in canaries.items():
+        for name, log in logs.items():
             text = log.read_text(errors="replace")
-            if bool(self.faults(text)) == (fault == "none"):
-                print(f"error: {self._name}, a planted fault, {fault}, is misjudged:\n{text}")
+            if bool(self.faults(text)) == name.startswith("none"):
+                print(f"error: {self._name}, a planted fault, {name}, is misjudged:\n{text}")
                 is_good = False
         return is_good
 
-    def is_clean(self, path: str, folder: Path) -> bool:
+    def ranks_are_clean(self, path: str, folder: Path) -> bool:
         """Run a job; say how it ended."""
         folder.mkdir()
-        logs = [folder / f"{rank}.log" for rank in range(WORLD)]
-        began_s = time.monotonic()
-        environ = {**self._environment, **PATHS[path]}
         job, rest = str(HERE / "job.py"), [str(folder / "meet"), str(self._packages)]
+        commands = [self._python(job, str(rank), *rest) for rank in range(WORLD)]
+        return self._are_clean(f"two ranks, {path}", commands, folder, PATHS[path])
+
+    def suite_is_clean(self, folder: Path) -> bool:
+        """Run the tests that need no torch, where the sanitizer can; say how they ended."""
+        if not self._sanitizer.has_suite:
+            return True
+        folder.mkdir()
+        return self._are_clean("tests", [self._suite(*SUITE)], folder, {})
+
+    def _are_clean(
+        self, what: str, commands: list[list[str]], folder: Path, settings: Mapping[str, str]
+    ) -> bool:
+        environ = {**self._environment, **settings}
+        logs = [folder / f"{number}.log" for number in range(len(commands))]
+        began_s = time.monotonic()
         ends = finish(
-            [
-                start(self._python(job, str(rank), *rest), log, environ)
-                for rank, log in enumerate(logs)
-            ]
+            [start(words, log, environ) for words, log in zip(commands, logs, strict=True)]
         )
         words = [log.read_text(errors="replace") for log in logs]
-        is_good = ends == [0] * WORLD and not any(self.faults(text) for text in words)
+        is_good = not any(ends) and not any(self.faults(text) for text in words)
         took_s = time.monotonic() - began_s
         result = "ok" if is_good else "FAILED"
-        print(f"{self._name}: two ranks, {path}: {result} in {took_s:.0f} s", flush=True)
+        print(f"{self._name}: {what}: {result} in {took_s:.0f} s", flush=True)
         if not is_good:
-            for rank, text in enumerate(words):
+            for number, text in enumerate(words):
                 rest = LEAK.sub("", text)  # of others: thousands of lines
                 print(
-                    f"-- rank {rank} ended with {ends[rank]}:", *self.faults(text), rest, sep="\n"
+                    f"-- process {number} ended with {ends[number]}:",
+                    *self.faults(text),
+                    rest,
+                    sep="\n",
                 )
         return is_good
 
@@ -180,7 +217,10 @@ def main() -> int:
         folder = Path(name)
         if not runs.sees_canaries(folder):
             return 1
-        results = [runs.is_clean(path, folder / str(number)) for number, path in enumerate(PATHS)]
+        results = [runs.suite_is_clean(folder / "suite")]
+        results += [
+            runs.ranks_are_clean(path, folder / str(number)) for number, path in enumerate(PATHS)
+        ]
     return 0 if all(results) else 1
 
 
