@@ -244,11 +244,13 @@ static void
 lose_patience(struct rdti_tcp_lane *lane)
 {
     const uint32_t ridden = atomic_exchange_explicit(&lane->acks_ridden, 0, memory_order_relaxed);
+    const uint32_t first =
+        RDTI_TCP_TRIAL_FIRST * (lane->args.is_connector ? 1 : RDTI_TCP_TRIAL_LATER);
 
     if (ridden >= RDTI_TCP_RIDES_PAY)
         lane->trial_gap = RDTI_TCP_TRIAL_FEW;
-    else if (lane->trial_gap < RDTI_TCP_TRIAL_FIRST)
-        lane->trial_gap = RDTI_TCP_TRIAL_FIRST;
+    else if (lane->trial_gap < first)
+        lane->trial_gap = first;
     else if (lane->trial_gap < RDTI_TCP_TRIAL_MOST)
         lane->trial_gap *= 2;
     lane->trial_in = lane->trial_gap;

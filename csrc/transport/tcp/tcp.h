@@ -75,10 +75,12 @@
 /* A hold that nothing came for ends holding. It is tried again after so many acks that went alone:
  * FEW where rides paid before it, as at a pause between two bursts, else twice as many each time,
  * from FIRST to MOST. Two sides that wait for each other's ack before they post again stall for a
- * hold where both keep it: in one exchange of MOST, so. */
+ * hold where both keep it; where one does, its acks ride on what the other's release. So the side
+ * that connects tries first, and the other one LATER times as late. */
 #define RDTI_TCP_RIDES_PAY 8
 #define RDTI_TCP_TRIAL_FEW 4
 #define RDTI_TCP_TRIAL_FIRST 64
+#define RDTI_TCP_TRIAL_LATER 16
 #define RDTI_TCP_TRIAL_MOST 4096
 /* A write of this size, or one without a notification (nobody will answer it), asks for its ack
  * at once. */

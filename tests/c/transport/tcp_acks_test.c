@@ -153,14 +153,16 @@ TEST(sides_that_wait_for_each_others_ack_stop_holding_it)
     const struct fake_region *at_b = fake_region(&p.b, 64);
     CHECK(lane_of(&p.ab)->is_patient && lane_of(&p.ba)->is_patient);
     for (uint32_t i = 0; i < ROUNDS; i++) {
-        const bool is_held = lane_of(&p.ab)->is_patient && lane_of(&p.ba)->is_patient;
+        const bool is_held = lane_of(&p.ab)->is_patient || lane_of(&p.ba)->is_patient;
 
         cross(&p, &at_a->remote, &at_b->remote);
         held += is_held;
     }
     CHECK_UINT_EQ(held,
                   2); /* the first, and one trial after FIRST; the next comes after twice that */
+    CHECK(lane_of(&p.ab)->args.is_connector);
     CHECK_UINT_EQ(lane_of(&p.ab)->trial_gap, 2 * RDTI_TCP_TRIAL_FIRST);
+    CHECK_UINT_EQ(lane_of(&p.ba)->trial_gap, RDTI_TCP_TRIAL_LATER * RDTI_TCP_TRIAL_FIRST);
     fake_tcp_pair_close(&p);
 }
 
