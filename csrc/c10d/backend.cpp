@@ -220,6 +220,7 @@ Backend::find_number(uint64_t number)
 std::vector<std::string>
 Backend::everyone(const std::string &what, const std::string &mine)
 {
+    refuse_forked_child(("rdmatensor:" + what).c_str());
     /* shutdown() waits for us; it ends the group first, which ends the wait. */
     const std::shared_lock lock(group_mutex_);
 
@@ -345,12 +346,11 @@ Backend::collectives()
 c10d::ErrorType
 Backend::getError()
 {
-    const std::shared_lock lock(group_mutex_);
-
-    if (group_ == nullptr)
-        return c10d::ErrorType::SUCCESS;
     if (is_forked_child())
         return c10d::ErrorType::COMM_ERROR;
+    const std::shared_lock lock(group_mutex_);
+    if (group_ == nullptr)
+        return c10d::ErrorType::SUCCESS;
     switch (rdt_group_broken_by(group_)) {
     case RDT_BROKEN_NOT:
         return c10d::ErrorType::SUCCESS;
@@ -366,8 +366,9 @@ Backend::getError()
 void
 Backend::break_group(const std::string &reason)
 {
+    if (is_forked_child())
+        return; /* the group is the parent's */
     const std::shared_lock lock(group_mutex_);
-
     if (group_ != nullptr)
         rdt_group_abort(group_, c10::str("rank ", global_rank(rank_), " ", reason).c_str());
 }
@@ -375,6 +376,8 @@ Backend::break_group(const std::string &reason)
 void
 Backend::abort()
 {
+    if (is_forked_child())
+        return; /* the group is the parent's */
     /* Who is ended by it learns why: of a rank that never came this one may be the only witness. */
     const std::string failure = flight_->failure();
 
@@ -384,10 +387,9 @@ Backend::abort()
 void
 Backend::shutdown()
 {
-    std::unique_lock lock(group_mutex_, std::try_to_lock);
-
     if (is_forked_child())
         return; /* the group is the parent's */
+    std::unique_lock lock(group_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) {
         /* A call is about to begin and may wait for a peer; ended, it lets go of the group. */
         {
@@ -481,6 +483,7 @@ Backend::work_of(Operation &operation, rdt_transfer *transfer)
 WorkPtr
 Backend::start(Operation operation, const std::vector<Call> &calls)
 {
+    refuse_forked_child(operation.title);
     record(operation, calls);
     if (!operation.is_async && calls.size() == 1 && !at::hasCallbacks()) {
         rdt_transfer *const transfer = run_at_once(operation, calls[0]);

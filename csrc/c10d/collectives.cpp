@@ -392,6 +392,7 @@ Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions
 WorkPtr
 Backend::barrier(const c10d::BarrierOptions &opts)
 {
+    refuse_forked_child("rdmatensor:barrier");
     in_flight_->wait(timeout_or_own(opts.timeout), "rdmatensor:barrier");
     return start(collective(OpType::BARRIER, "rdmatensor:barrier", opts, {}, {}),
                  {args_for(RDT_COLL_BARRIER, {0, 0}, opts.timeout)});

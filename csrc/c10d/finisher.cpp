@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -72,7 +73,18 @@ start_thread(Function function)
     }
 }
 
-/* This module is loaded before any fork that could matter to it. */
+/* Set before fork() returns in the child; asked at every call, so that it costs no system call. */
+std::atomic<bool> in_child{false};
+
+void
+enter_child()
+{
+    in_child.store(true, std::memory_order_relaxed); /* the child has one thread */
+}
+
+/* This module is loaded before any fork that could matter to it. Where there was no memory for the
+ * handler, children are told by their number. */
+const bool is_told_of_forks = pthread_atfork(nullptr, nullptr, enter_child) == 0;
 const pid_t owner = getpid();
 
 } // namespace
@@ -80,7 +92,7 @@ const pid_t owner = getpid();
 bool
 is_forked_child() noexcept
 {
-    return getpid() != owner;
+    return in_child.load(std::memory_order_relaxed) || (!is_told_of_forks && getpid() != owner);
 }
 
 struct Finisher::Lane {

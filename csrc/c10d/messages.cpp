@@ -56,6 +56,7 @@ Backend::record(const Message &message, const at::Tensor &tensor)
 WorkPtr
 Backend::start_message(const Message &message, at::Tensor tensor)
 {
+    refuse_forked_child(message.title);
     record(message, tensor);
     Operation operation = {.type = message.type,
                            .title = message.title,
@@ -234,6 +235,7 @@ Backend::deliver_token(uint64_t tag, Milliseconds timeout)
 void
 Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool waits_for_all)
 {
+    refuse_forked_child("rdmatensor:monitored_barrier");
     /* relaxed: members call their barriers in the same order, one thread at a time */
     const uint64_t tag = monitored_tag | monitored_count_.fetch_add(1, std::memory_order_relaxed);
     const Milliseconds timeout = /* 0 is a time-out here, as torch documents it */

@@ -55,6 +55,7 @@ Backend::hold(int rank, const rdt_remote_region &remote, void **out)
     constexpr const char *title = "rdmatensor:rendezvous";
     const auto deadline = std::chrono::steady_clock::now() + timeout_or_own(kNoTimeout);
 
+    refuse_forked_child(title);
     for (;;) {
         rdt_error error = {};
         rdt_status status = RDT_OK;
@@ -84,6 +85,7 @@ Backend::move(int rank, const rdt_remote_region &remote, uint64_t off_bytes,
               const at::Tensor &tensor, bool is_put)
 {
     const char *const title = is_put ? "rdmatensor:put" : "rdmatensor:get";
+    refuse_forked_child(title);
     Operation operation = {.type = c10d::OpType::UNKNOWN,
                            .title = title,
                            .target =

@@ -45,6 +45,7 @@ Backend::noted(WorkPtr work)
 void
 Backend::startCoalescing()
 {
+    refuse_forked_child("rdmatensor:startCoalescing");
     const std::lock_guard lock(batches_mutex_);
 
     TORCH_CHECK(batches_.try_emplace(std::this_thread::get_id()).second,
@@ -71,6 +72,7 @@ Backend::endCoalescing()
 void
 Backend::registerOnCompletionHook(CompletionHook::Function &&hook)
 {
+    refuse_forked_child("rdmatensor:registerOnCompletionHook");
     const std::lock_guard lock(batches_mutex_);
 
     TORCH_CHECK(hook_ == nullptr, "rdmatensor: the group has a completion hook already");
@@ -89,6 +91,8 @@ Backend::enableCollectivesTiming()
 void
 Backend::waitForPendingWorks()
 {
+    if (is_forked_child())
+        return; /* none is its own; destroy_process_group() comes here too, and is harmless */
     const Milliseconds timeout = timeout_or_own(c10d::kUnsetTimeout);
     const auto deadline = Clock::now() + std::min<Milliseconds>(timeout, forever);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Values of all members through torch's store, with a deadline that names who is missing. */
+ * Values of all members through torch's store, with a deadline that names who is missing.
+ * over budget: each request refuses in a forked child, where the store's connection is. */
 #include "c10d/rendezvous.hpp"
 
 #include <netinet/in.h>
@@ -327,6 +328,9 @@ Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size
     : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout),
       blobs_(static_cast<size_t>(size))
 {
+    /* A request on the parent's connection would be answered to whoever reads first, and counted
+     * as the parent's. */
+    refuse_forked_child("rdmatensor:init_process_group");
     TORCH_CHECK(store_, "a group needs a store");
     TORCH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of a group of ", size);
     incarnation_ =
@@ -428,6 +432,7 @@ Rendezvous::everyone(const std::string &what, const std::string &mine)
 {
     std::vector<std::string> keys;
 
+    refuse_forked_child(("rdmatensor:" + what).c_str());
     for (int rank = 0; rank < size_; rank++)
         keys.push_back(key(what, rank));
     store_->set(keys[static_cast<size_t>(rank_)], to_bytes(mine));
@@ -444,6 +449,7 @@ Rendezvous::everyone(const std::string &what, const std::string &mine)
 void
 Rendezvous::post(const std::string &what, const std::string &mine)
 {
+    refuse_forked_child(("rdmatensor:" + what).c_str());
     store_->set(key(what, rank_), to_bytes(mine));
 }
 
@@ -452,6 +458,7 @@ Rendezvous::posted(const std::string &what)
 {
     std::vector<std::string> keys;
 
+    refuse_forked_child(("rdmatensor:" + what).c_str());
     for (int rank = 0; rank < size_; rank++)
         keys.push_back(key(what, rank));
     if (!store_->check(keys))

@@ -8,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "c10d/finisher.hpp"
+
 namespace rdmatensor
 {
 
@@ -262,6 +264,16 @@ make_error(rdt_status status, const std::string &call, const rdt_error &error)
     return make_error(status,
                       c10::str(call, status == RDT_ETIMEDOUT ? ": the timeout passed: " : ": ",
                                error.message, " [", rdt_status_name(status), "]"));
+}
+
+void
+refuse_forked_child(const char *call)
+{
+    if (is_forked_child())
+        std::rethrow_exception(
+            make_error(RDT_EFORKED, c10::str(call, ": this is a forked child; only its parent may "
+                                                   "use the group: spawn the process instead "
+                                                   "[RDT_EFORKED]")));
 }
 
 void

@@ -66,6 +66,10 @@ std::exception_ptr make_error(rdt_status status, const std::string &call, const 
 [[noreturn]] void throw_value_error(const char *call, const std::string &what);
 [[noreturn]] void throw_type_error(const char *call, const std::string &what);
 
+/* Throws in a forked child, where locks and threads are missing and the store's connection is the
+ * parent's: before any of them is needed. `call`: as above. */
+void refuse_forked_child(const char *call);
+
 /*
  * Takes the GIL and raises what a signal handler raised, on the main thread only: elsewhere Python
  * runs no handlers. Call it between slices of a wait.

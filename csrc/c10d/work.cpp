@@ -180,8 +180,11 @@ Work::~Work()
 void
 Work::release_resources()
 {
-    if (is_settled() || transfers_.empty() || is_forked_child()) {
-        /* In a forked child transfers are the parent's; tensors are copies, or their deleters know. */
+    /* Transfers are the parent's; tensors are copies, or their deleters know. */
+    if (is_forked_child())
+        return;
+    if (is_settled() || transfers_.empty()) {
+        /* nothing is in flight */
     } else if (is_over()) {
         note_end(operation_, failure_of(operation_, transfers_));
         release_transfers();
@@ -288,8 +291,9 @@ Work::settle_with(const std::exception_ptr &error)
 void
 Work::await_settler()
 {
+    if (is_forked_child())
+        return; /* its thread is not here */
     std::unique_lock lock(mutex_);
-
     if (settler_ == std::this_thread::get_id())
         return;
     while (!completed_)
@@ -359,6 +363,8 @@ Work::isCompleted()
 {
     if (is_settled())
         return true;
+    if (is_forked_child())
+        return false; /* and never will be: wait() says so */
     std::unique_lock lock(driver_mutex_, std::try_to_lock);
     if (!lock.owns_lock())
         return false; /* somebody waits, and will settle */
@@ -432,6 +438,8 @@ Work::getFuture()
 {
     std::exception_ptr error;
     bool was_settled = false;
+
+    refuse_in_child();
     {
         const std::lock_guard lock(mutex_);
         if (future_)
@@ -449,6 +457,14 @@ Work::getFuture()
 }
 
 /* ---- Waiting ---- */
+
+/* Nobody ends it in a forked child, where any lock of it may be held for ever. */
+void
+Work::refuse_in_child() const
+{
+    if (is_forked_child() && !is_settled())
+        refuse_forked_child((operation_.title + operation_.target).c_str());
+}
 
 /* Another thread may drive it all the time, slice after slice, and is asked to leave a moment in
  * between; one that is in a callback of its end is not waited for. */
@@ -518,6 +534,7 @@ Work::wait(std::chrono::milliseconds timeout)
                                       : own_patience(operation_);
     const auto deadline = Clock::now() + patience;
 
+    refuse_in_child();
     while (!is_settled()) {
         try {
             wait_slice(deadline, patience);

@@ -144,6 +144,7 @@ class Work final : public c10d::Work, public Ending
     void settle();
     void settle_with(const std::exception_ptr &error);
     void await_settler();
+    void refuse_in_child() const;
     void wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience);
     void give_up(std::chrono::milliseconds waited);
     void release_transfers();

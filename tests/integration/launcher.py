@@ -79,6 +79,8 @@ def run_rank(job: Request, rank: int) -> int:
             rank, job.world, **job.arguments
         )
         Path(job.out, f"{rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    except SystemExit:  # of a child that the rank forked: it has no result to leave
+        raise
     except BaseException:  # noqa: BLE001 - the rank's last words
         traceback.print_exc()
         return 1

@@ -1,0 +1,148 @@
+"""A rank forks while it is in the middle of things; the child calls what its parent may call."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from meeting import FOLDER_VARIABLE, SCALE, meet
+from roles_life import our_backend, total
+
+import rdmatensor
+
+TIMEOUT = timedelta(seconds=20)
+# Far above what a refused call takes, far below the group's time-out.
+CHILD_LIMIT_S = 12.0 * SCALE
+CHILD_SAID = "child.json"
+CHILD_ENDED = "child.ended"
+
+
+def _said_by(call: Callable[[], object]) -> str:
+    """Return the error's words, "" where there was none."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _refused(peer: int, received: dist.Work, sum_of: dist.Work) -> dict[str, Callable[[], object]]:
+    """Return calls of which each needs what a child has not; both works are in flight."""
+    tensor = torch.ones(10)
+    large = torch.ones(1 << 20)
+    backend = our_backend()
+    return {
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "large all_reduce": lambda: dist.all_reduce(large),
+        "async all_reduce": lambda: dist.all_reduce(tensor, async_op=True),
+        "broadcast": lambda: dist.broadcast(tensor, src=0),
+        "barrier": dist.barrier,
+        "monitored_barrier": rdmatensor.monitored_barrier,
+        "isend": lambda: dist.isend(tensor, peer),
+        "irecv": lambda: dist.irecv(tensor, peer),
+        "batch": lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, peer)]),
+        "wait of an irecv": received.wait,
+        "wait of an all_reduce": sum_of.wait,
+        "future of an irecv": received.get_future,
+        "new_group": dist.new_group,
+        "describe": rdmatensor.describe,
+        "everyone": lambda: backend.everyone("a child's", "word"),
+    }
+
+
+def _harmless() -> dict[str, Callable[[], object]]:
+    """Return the ends of a group, in an order in which each finds something to end."""
+    backend = our_backend()
+    return {
+        "abort": backend.abort,
+        "shutdown": backend.shutdown,
+        "destroy_process_group": dist.destroy_process_group,
+    }
+
+
+def _live_as_child(peer: int, received: dist.Work, sum_of: dist.Work) -> NoReturn:
+    """Make every call, leave what was said, and end as Python does."""
+    # Beyond it nobody learns where the child hangs: its thread is gone with the parent's.
+    faulthandler.dump_traceback_later(CHILD_LIMIT_S, exit=True)
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    atexit.register((folder / CHILD_ENDED).touch)
+    said = {}
+    for name, call in _refused(peer, received, sum_of).items():
+        print(f"child: {name}", flush=True)
+        said[name] = _said_by(call)
+    is_done = received.is_completed() or sum_of.is_completed()
+    for name, call in _harmless().items():
+        print(f"child: {name}", flush=True)
+        said[name] = _said_by(call)
+    found = {"said": said, "is_done": is_done}
+    (folder / CHILD_SAID).write_text(json.dumps(found), encoding="utf-8")
+    sys.exit(0)
+
+
+def _end_of(pid: int) -> int | None:
+    """Return the child's exit status, None where it had to be ended."""
+    deadline_s = time.monotonic() + CHILD_LIMIT_S + 3.0
+    while time.monotonic() < deadline_s:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def a_rank_forks(rank: int, world: int, *, forker: int) -> dict[str, object]:
+    """Rank `forker` has a receive and a sum in flight, which end well after its child has."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    seen: dict[str, object] = {"before": total(float(rank))}
+    peer = 1 - rank
+    meet("out of the sum", rank, range(world))
+    if rank == forker:
+        received = torch.zeros(1000)
+        summed = torch.ones(7)
+        first: Any = dist.irecv(received, peer, tag=3)
+        second: Any = dist.all_reduce(summed, async_op=True)
+        seen["child"] = _fork(peer, first, second)
+        meet("the child has ended", rank, range(world))
+        first.wait()
+        second.wait()
+        seen["received"] = received.unique().tolist()
+    else:
+        meet("the child has ended", rank, range(world))
+        dist.send(torch.full((1000,), 5.0), peer, tag=3)
+        summed = torch.ones(7)
+        dist.all_reduce(summed)
+    seen["summed"] = summed.tolist()
+    seen["after"] = total(float(rank))
+    # Of the name that the child's would have had: in the store it is as if it had never asked.
+    seen["in a new group"] = total(float(rank), dist.new_group())
+    dist.destroy_process_group()
+    return seen
+
+
+def _fork(peer: int, first: dist.Work, second: dist.Work) -> dict[str, object]:
+    """Have a child live, and return what it left."""
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    store = dist.distributed_c10d._get_default_store()
+    keys = store.num_keys()
+    faulthandler.cancel_dump_traceback_later()  # its thread would be waited for at the child's end
+    pid = os.fork()
+    if pid == 0:
+        _live_as_child(peer, first, second)
+    found: dict[str, object] = {"exit": _end_of(pid), "is_ended": (folder / CHILD_ENDED).exists()}
+    if (folder / CHILD_SAID).exists():
+        found.update(json.loads((folder / CHILD_SAID).read_text(encoding="utf-8")))
+    found["new keys"] = store.num_keys() - keys
+    return found
