@@ -17,6 +17,20 @@ PEER_TIMEOUT_S = 20.0
 # A wait ends by its own time-out, not by one that is a hundred times as long, however busy the
 # machine is: in so many of its own.
 MOST_TIMEOUTS = 30.0 * SCALE
+# Of roles_faults.differing_call(): rank 1's, and the others'.
+USUAL_CALL = "all_reduce (sum) of 5 float32"
+ODD_CALLS = {
+    "count": "all_reduce (sum) of 6 float32",
+    "large count": "all_reduce (sum) of 1048577 float32",
+    "dtype": "all_reduce (sum) of 5 int32",
+    "reduction": "all_reduce (max) of 5 float32",
+    "operation": "broadcast of 5 float32",
+}
+# torch's words for both ranks' calls in TORCH_DISTRIBUTED_DEBUG=DETAIL.
+DETAIL = {
+    "shape": ("OpType=ALLREDUCE, TensorShape=[3],", "OpType=ALLREDUCE, TensorShape=[4],"),
+    "operation": ("OpType=BROADCAST, TensorShape=[3],", "OpType=ALLREDUCE, TensorShape=[3],"),
+}
 COMPUTING = list(itertools.product(("shm", "tcp"), COMPUTING_S))
 
 
@@ -67,15 +81,19 @@ def test_killed_rank_is_named_by_every_survivor(
         assert heard_s < PEER_TIMEOUT_S / 2
 
 
-@pytest.mark.parametrize("what", ["count", "large count", "dtype", "reduction", "operation"])
+@pytest.mark.parametrize(("what", "odd"), ODD_CALLS.items(), ids=str)
 def test_ranks_that_disagree_learn_how(
-    what: str, path_forced: dict[str, str], tmp_path: Path
+    what: str, odd: str, path_forced: dict[str, str], tmp_path: Path
 ) -> None:
+    """Both calls in words, and of two ranks which one made which: on every rank."""
     ranks = jobs.run("roles_faults:ranks_disagree", 3, tmp_path, environment=path_forced, what=what)
 
     seen = jobs.results(ranks)
     assert [rank["type"] for rank in seen] == ["DistBackendError"] * 3, seen
-    assert all("called" in rank["text"] and "rank 1" in rank["text"] for rank in seen), seen
+    for rank in seen:
+        assert re.search(rf"rank 1 (called|\(this one\)) {re.escape(odd)}\b", rank["text"]), seen
+        usual = re.escape(USUAL_CALL)
+        assert re.search(rf"rank [02] (called|\(this one\)) {usual}\b", rank["text"]), seen
 
 
 def test_torchs_own_comparison_of_calls_works(tmp_path: Path) -> None:
@@ -86,11 +104,13 @@ def test_torchs_own_comparison_of_calls_works(tmp_path: Path) -> None:
     ):
         assert seen.pop("level") == "DETAIL"
         assert seen.pop("sum") == "1.0"
-        assert set(seen) == {"shape", "operation"}
-        for text in seen.values():
+        assert set(seen) == set(DETAIL)
+        for what, text in seen.items():
             assert "Detected mismatch between collectives on ranks" in text
-            assert "Rank 0" in text
-            assert "Rank 1" in text
+            for rank, words in enumerate(DETAIL[what]):
+                ran = re.search(rf"Rank {rank} is running collective: (\w+\([^)]*\))", text)
+                assert ran is not None, text
+                assert words in ran[1], text
 
 
 def test_what_cannot_be_moved_is_refused_on_the_rank_that_gave_it(tmp_path: Path) -> None:

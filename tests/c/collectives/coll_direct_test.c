@@ -61,10 +61,12 @@ run_call(void *arg)
     return NULL;
 }
 
+/* `says`: the odd one's call in words. */
 static void
 check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t size, uint32_t odd,
                const char *says)
 {
+    static const char usual_says[] = "all_reduce (sum) of 5 int64";
     unsigned mismatches = 0;
 
     begin_world(size, 1000000);
@@ -75,14 +77,23 @@ check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t 
         if (results[rank].status != RDT_EMISMATCH)
             continue;
         mismatches++;
-        CHECK_STR_CONTAINS(results[rank].message, says);
-        CHECK_STR_CONTAINS(results[rank].message, " as collective #1 of the group, rank ");
-        CHECK_INT_LE(0, results[rank].peer_rank);
+        const int32_t peer = results[rank].peer_rank;
+        char both[400];
+        CHECK_INT_LE(0, peer);
+        CHECK_MSG((peer == (int32_t)odd) != (rank == odd), "rank %u blames rank %d", rank,
+                  (int)peer);
+        (void)snprintf(both, sizeof(both),
+                       "rank %d called %s as collective #1 of the group, rank %u (this one) %s as "
+                       "#1",
+                       (int)peer, rank == odd ? usual_says : says, rank,
+                       rank == odd ? says : usual_says);
+        CHECK_STR_CONTAINS(results[rank].message, both);
     }
     CHECK_MSG(mismatches > 0, "size %u, rank %u differs: nobody noticed", size, odd);
     CHECK(world.aborts > 0 && world.broken.status != RDT_OK);
     CHECK_STR_CONTAINS(world.broken.message, "aborted: rank ");
     CHECK_STR_CONTAINS(world.broken.message, says);
+    CHECK_STR_CONTAINS(world.broken.message, usual_says);
     fake_world_fini(&world);
 }
 
@@ -98,9 +109,9 @@ TEST_TIMEOUT(ranks_that_disagree_learn_how, 60)
             for (uint32_t odd = 0; odd < size; odd++) {
                 struct rdt_coll_args other = sum;
                 other.count = 6;
-                check_mismatch(sum, other, size, odd, "called all_reduce (sum) of ");
+                check_mismatch(sum, other, size, odd, "all_reduce (sum) of 6 int64");
                 other.count = ELEMENTS_MAX; /* more ticks on that rank */
-                check_mismatch(sum, other, size, odd, "100000 int64");
+                check_mismatch(sum, other, size, odd, "all_reduce (sum) of 100000 int64");
                 other = sum;
                 other.dtype = RDT_F64;
                 check_mismatch(sum, other, size, odd, "all_reduce (sum) of 5 float64");
@@ -113,7 +124,9 @@ TEST_TIMEOUT(ranks_that_disagree_learn_how, 60)
                                                .dtype = RDT_I64,
                                                .count = 5,
                                                .root = odd};
-                check_mismatch(sum, other, size, odd, "broadcast of 5 int64 with root ");
+                char says[48];
+                (void)snprintf(says, sizeof(says), "broadcast of 5 int64 with root %u", odd);
+                check_mismatch(sum, other, size, odd, says);
             }
     test_flags = 0;
 }

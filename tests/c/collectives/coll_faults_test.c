@@ -4,6 +4,7 @@
  * every case all ranks end in time with an error that says why, and nothing is left or written
  * after a transfer's end: buffers are freed right then, so that ASan sees who still uses them.
  */
+#include "collectives/coll.h"
 #include "collectives/fake_group.h"
 
 static struct fake_world world;
@@ -55,12 +56,39 @@ run_own_call(void *arg)
     return NULL;
 }
 
-/* Rank `odd` calls `other`, the rest `usual`: at least one ends with the mismatch, the group
- * breaks. */
 static void
-check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t size, uint32_t odd,
-               const char *says)
+check_call_is_named(const char *message, const char *who, const struct rdt_coll_args *call)
 {
+    char words[160];
+
+    (void)snprintf(words, sizeof(words), "%s " FAKE_CALL_WORDS ",", who, call->op,
+                   (unsigned long long)call->count, call->dtype, call->reduce_op);
+    CHECK_STR_CONTAINS(message, words);
+}
+
+/* Whose message it was, and what it and this rank called. */
+static void
+check_mismatch_is_named(uint32_t rank)
+{
+    static const char from[] = "receive from rank ";
+    const char *message = results[rank].message;
+    const char *named = strstr(message, from);
+
+    CHECK_MSG(named != NULL, "nobody is named: %s", message);
+    const unsigned long source = strtoul(named + strlen(from), NULL, 10);
+    CHECK(source < world.size && source != rank);
+    check_call_is_named(message, "it calls", &calls[source]);
+    check_call_is_named(message, "we call", &calls[rank]);
+    CHECK_STR_CONTAINS(message, is_after_barrier ? " #1, round " : " #0, round ");
+    CHECK_STR_CONTAINS(message, rdti_coll_name(calls[rank].op));
+}
+
+/* Rank `odd` calls `other`, the rest `usual`: at least one ends with the mismatch, the group
+ * breaks, and all hear of both calls and of two ranks of which one is `odd`. */
+static void
+check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t size, uint32_t odd)
+{
+    char rank_name[16];
     unsigned mismatches = 0;
 
     clear_results();
@@ -72,14 +100,16 @@ check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t 
         if (results[rank].status != RDT_EMISMATCH)
             continue;
         mismatches++;
-        CHECK_STR_CONTAINS(results[rank].message, says);
-        CHECK_STR_CONTAINS(results[rank].message, is_after_barrier ? " #1, round " : " #0, round ");
-        CHECK_STR_CONTAINS(results[rank].message, "receive from rank ");
+        check_mismatch_is_named(rank);
     }
+    (void)snprintf(rank_name, sizeof(rank_name), "rank %u", odd);
     CHECK_MSG(mismatches > 0, "size %u, rank %u differs: nobody noticed", size, odd);
     CHECK(world.aborts > 0 && world.broken.status != RDT_OK);
     CHECK_STR_CONTAINS(world.broken.message, "aborted: rank ");
-    CHECK_STR_CONTAINS(world.broken.message, says);
+    CHECK_STR_CONTAINS(world.broken.message, ", receive from rank ");
+    CHECK_STR_CONTAINS(world.broken.message, rank_name);
+    check_call_is_named(world.broken.message, "", &usual);
+    check_call_is_named(world.broken.message, "", &other);
     fake_world_fini(&world);
 }
 
@@ -95,22 +125,22 @@ TEST(ranks_that_disagree_learn_how)
         for (uint32_t odd = 0; odd < size; odd++) {
             other = sum;
             other.count = 6;
-            check_mismatch(sum, other, size, odd, "all_reduce");
+            check_mismatch(sum, other, size, odd);
             other.count = 100000; /* another algorithm on that rank */
-            check_mismatch(sum, other, size, odd, "all_reduce");
+            check_mismatch(sum, other, size, odd);
             other = sum;
             other.dtype = RDT_F64;
-            check_mismatch(sum, other, size, odd, "all_reduce");
+            check_mismatch(sum, other, size, odd);
             other = sum;
             other.reduce_op = RDT_MAX;
-            check_mismatch(sum, other, size, odd, "all_reduce");
+            check_mismatch(sum, other, size, odd);
             other = sum;
             other.count = 0;
-            check_mismatch(sum, other, size, odd, "all_reduce");
+            check_mismatch(sum, other, size, odd);
             other = (struct rdt_coll_args){.op = RDT_COLL_BARRIER};
-            check_mismatch(sum, other, size, odd, "it calls operation");
+            check_mismatch(sum, other, size, odd);
             other = (struct rdt_coll_args){.op = RDT_COLL_ALLGATHER, .dtype = RDT_I64, .count = 5};
-            check_mismatch(sum, other, size, odd, "it calls operation");
+            check_mismatch(sum, other, size, odd);
         }
 }
 
@@ -124,10 +154,11 @@ TEST(ranks_that_disagree_later_learn_it_too)
     struct rdt_coll_args other = sum;
 
     other.op = RDT_COLL_ALLGATHER;
+    other.reduce_op = 0; /* it has none, and says none */
     is_after_barrier = true;
     for (uint32_t size = 2; size <= 4; size++)
         for (uint32_t odd = 0; odd < size; odd++)
-            check_mismatch(sum, other, size, odd, "it calls operation");
+            check_mismatch(sum, other, size, odd);
     is_after_barrier = false;
 }
 
@@ -160,7 +191,8 @@ TEST(uneven_counts_that_do_not_fit_end_on_the_receiver)
     CHECK_INT_EQ(results[1].status, RDT_EMISMATCH);
     CHECK_STR_CONTAINS(results[1].message, "all_to_all #0");
     CHECK_STR_CONTAINS(results[1].message, "receive from rank 2: ");
-    CHECK_STR_CONTAINS(results[1].message, "count 3, ours 2");
+    CHECK_STR_CONTAINS(results[1].message, "it calls operation 8 of 3, ");
+    CHECK_STR_CONTAINS(results[1].message, "we call operation 8 of 2, ");
     fake_world_fini(&world);
     clear_results();
     fake_world_init(&world, 3, 3);

@@ -219,6 +219,19 @@ fake_message_lie(const struct fake_lie *lie, struct fake_message *m, uint64_t le
         ((uint8_t *)m->to)[lie->off_bytes] ^= lie->bits;
 }
 
+#define FAKE_CALL_WORDS "operation %u of %llu, dtype %u, reduction %u"
+
+static inline rdt_status
+fake_mismatch(const struct rdt_message_desc *theirs, const struct rdt_message_desc *ours,
+              struct rdt_error *err)
+{
+    return fake_error(err, RDT_EMISMATCH,
+                      "it calls " FAKE_CALL_WORDS ", root %u; we call " FAKE_CALL_WORDS ", root %u",
+                      theirs->op, (unsigned long long)theirs->count, theirs->dtype,
+                      theirs->reduce_op, theirs->root, ours->op, (unsigned long long)ours->count,
+                      ours->dtype, ours->reduce_op, ours->root);
+}
+
 /* The end of a message that is doomed or has both sides. */
 static inline void
 fake_message_end(struct fake_world *world, struct fake_message *m)
@@ -236,10 +249,7 @@ fake_message_end(struct fake_world *world, struct fake_message *m)
     if (m->send != NULL)
         fake_transfer_end(m->send, status, &err);
     if (status == RDT_OK && memcmp(&m->send_desc, &m->recv_desc, sizeof(m->send_desc)) != 0)
-        status =
-            fake_error(&err, RDT_EMISMATCH, "it calls operation %u, we %u; count %llu, ours %llu",
-                       m->send_desc.op, m->recv_desc.op, (unsigned long long)m->send_desc.count,
-                       (unsigned long long)m->recv_desc.count);
+        status = fake_mismatch(&m->send_desc, &m->recv_desc, &err);
     if (m->recv != NULL) {
         m->recv->len_bytes = len_bytes;
         fake_transfer_end(m->recv, status, &err);
