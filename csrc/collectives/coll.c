@@ -487,8 +487,14 @@ start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *pa
       rdt_transfer **out, struct rdt_error *err)
 {
     struct rdti_coll *coll = NULL;
+    rdt_status status = RDT_OK;
 
-    rdt_status status = make(group, args, parts, &coll, err);
+    /* Over boards nothing else would notice, while all come; the others may have heard of it. */
+    if (rdt_group_broken_by(group) != RDT_BROKEN_NOT)
+        status = rdt_group_error(group, err);
+    if (status != RDT_OK)
+        return name_operation(rdti_coll_name(args->op), status, err);
+    status = make(group, args, parts, &coll, err);
     if (status == RDT_EINVAL) /* of an argument: the caller knows what it called */
         return status;
     if (status != RDT_OK)

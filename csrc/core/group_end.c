@@ -52,13 +52,19 @@ end_operations(rdt_group *group, const struct rdt_error *err)
                           err);
 }
 
+static uint32_t
+broken_by_of(const rdt_group *group)
+{
+    return atomic_load_explicit(&group->broken_by, memory_order_relaxed);
+}
+
 /* [driver] It was LIVE. */
 static void
 break_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 {
     become(group, RDTI_GROUP_BROKEN);
     group->error = *err;
-    group->broken_by = broken_by;
+    atomic_store_explicit(&group->broken_by, broken_by, memory_order_relaxed);
     end_operations(group, err);
 }
 
@@ -253,9 +259,10 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
             break_group(group, RDT_BROKEN_BY_LOSS, &err);
             /* members that do not know the process by its uuid yet */
             rdti_group_spread_abort(group, NULL);
-        } else if (group->broken_by == RDT_BROKEN_BY_MEMBER &&
+        } else if (broken_by_of(group) == RDT_BROKEN_BY_MEMBER &&
                    group->error.peer_rank == err.peer_rank) {
-            group->broken_by = RDT_BROKEN_BY_LOSS; /* which that member had heard of before */
+            /* which that member had heard of before */
+            atomic_store_explicit(&group->broken_by, RDT_BROKEN_BY_LOSS, memory_order_relaxed);
         }
         next = node->next;
         rdti_group_unref(group);
@@ -314,10 +321,10 @@ find_lost_member(const rdt_group *group, struct rdt_error *err)
 static uint32_t
 find_cause(const rdt_group *group, struct rdt_error *err)
 {
-    if (group->state == RDTI_GROUP_BROKEN &&
-        (group->broken_by == RDT_BROKEN_BY_LOSS || group->broken_by == RDT_BROKEN_BY_MEMBER)) {
+    if (group->state == RDTI_GROUP_BROKEN && (broken_by_of(group) == RDT_BROKEN_BY_LOSS ||
+                                              broken_by_of(group) == RDT_BROKEN_BY_MEMBER)) {
         *err = group->error; /* others have said it, perhaps a moment ago */
-        return group->broken_by;
+        return broken_by_of(group);
     }
     if (group->cause.status != RDT_OK)
         *err = group->cause;
@@ -504,10 +511,7 @@ rdt_group_broken_by(rdt_group *group)
 {
     if (rdti_context_check(group->ctx, "group_broken_by", NULL) != RDT_OK)
         return RDT_BROKEN_NOT;
-    rdti_engine_enter(group->ctx->engine);
-    const uint32_t broken_by = group->broken_by;
-    rdti_engine_leave(group->ctx->engine);
-    return broken_by;
+    return broken_by_of(group);
 }
 
 /* ---- describe() -------------------------------------------------------------------------- */

@@ -73,7 +73,7 @@ struct rdt_group {
     enum rdti_group_state state;
     bool has_any_source;        /* a receive from any source was posted: none stands */
     struct rdt_error error;     /* how operations end, unless it is LIVE */
-    uint32_t broken_by;         /* RDT_BROKEN_* */
+    _Atomic uint32_t broken_by; /* RDT_BROKEN_*; relaxed: `error` is read with the engine */
     _Atomic uintptr_t attached; /* a pointer of the user's; release, acquire */
     void (*detach)(void *state);
     struct rdt_error cause;   /* the first member that left, or whose death another told */

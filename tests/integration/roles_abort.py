@@ -92,20 +92,31 @@ WAYS: dict[str, Callable[[str], list[threading.Timer]]] = {
 }
 
 
-def ended(rank: int, world: int, *, store: str) -> dict[str, object]:
-    """End a group in each way, with works in flight and with none; the next must work."""
+def _set_up(rank: int, world: int, store: str) -> None:
+    dist.init_process_group(
+        "rdmatensor", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT
+    )
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def ended(rank: int, world: int, *, store: str, is_connected: bool) -> dict[str, object]:
+    """End a group in each way, with works in flight and with none; the next must work.
+
+    is_connected: a sum went well before; else the works, if any, are the group's first.
+    """
     found: dict[str, object] = {}
     for turn, (way, act) in enumerate(WAYS.items()):
         for is_busy in (True, False):
             name = f"{way}, {'busy' if is_busy else 'idle'}"
-            dist.init_process_group(
-                "rdmatensor",
-                init_method=f"file://{store}.{turn}.{is_busy}",
-                rank=rank,
-                world_size=world,
-                timeout=TIMEOUT,
-            )
-            before = total(float(rank))
+            _set_up(rank, world, f"{store}.{turn}.{is_busy}")
+            before = total(float(rank)) if is_connected else 1.0
             works = _in_flight(rank) if is_busy else []
             meet(f"{name}: posted", rank, range(world))
             began_s = time.monotonic()
@@ -115,11 +126,54 @@ def ended(rank: int, world: int, *, store: str) -> dict[str, object]:
             for timer in timers:
                 timer.join()
             meet(f"{name}: ended", rank, range(world))
+            again = _error_of(lambda: dist.all_reduce(torch.ones(3)))
+            meet(f"{name}: told", rank, range(world))
             dist.destroy_process_group()
-            found[name] = {"before": before, "errors": errors, "seconds": took_s}
-    dist.init_process_group(
-        "rdmatensor", init_method=f"file://{store}.last", rank=rank, world_size=world
-    )
+            found[name] = {"before": before, "errors": errors, "seconds": took_s, "again": again}
+    _set_up(rank, world, f"{store}.last")
+    found["last"] = total(float(rank))
+    dist.destroy_process_group()
+    return found
+
+
+# Of which each waits for the other rank, whose address it needs first.
+FIRST_CALLS: dict[str, Callable[[], object]] = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(10)),
+    "broadcast": lambda: dist.broadcast(torch.ones(10), src=1),
+    "send": lambda: dist.send(torch.ones(10), 1),
+    "recv": lambda: dist.recv(torch.ones(10), 1),
+    "barrier": dist.barrier,
+}
+
+
+def ended_while_it_connects(rank: int, world: int, *, store: str) -> dict[str, object]:
+    """Rank 0 ends, in another thread, a group in which it calls a rank that has not come yet.
+
+    After an abort that one comes, to a group that has ended; after a shutdown nobody is there.
+    """
+    found: dict[str, object] = {}
+    for act in ("abort", "shutdown"):
+        for turn, (operation, call) in enumerate(FIRST_CALLS.items()):
+            name = f"{act} in {operation}"
+            place = f"{store}.{act}.{turn}"
+            if rank == 0:
+                _set_up(rank, world, place)
+                timer = threading.Timer(0.3, getattr(our_backend(), act))
+                timer.start()
+                began_s = time.monotonic()
+                error = _error_of(call)
+                found[name] = {"error": error, "seconds": time.monotonic() - began_s}
+                timer.join()
+            meet(f"{name}: ended", rank, range(world))
+            if rank == 1 and act == "abort":
+                _set_up(rank, world, place)
+                began_s = time.monotonic()
+                error = _error_of(lambda: dist.all_reduce(torch.ones(10)))
+                found[name] = {"error": error, "seconds": time.monotonic() - began_s}
+            meet(f"{name}: told", rank, range(world))
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    _set_up(rank, world, f"{store}.last")
     found["last"] = total(float(rank))
     dist.destroy_process_group()
     return found

@@ -131,6 +131,35 @@ TEST_TIMEOUT(ranks_that_disagree_learn_how, 60)
     test_flags = 0;
 }
 
+static void *
+run_after_abort(void *arg)
+{
+    rdt_group *group = arg;
+    struct rdt_coll_args args = {.struct_size = sizeof(args), .op = RDT_COLL_BARRIER};
+    struct rdt_error err = {0};
+
+    CHECK_OK(fake_run_coll(group, &args, &err), &err);
+    fake_world_meet(&world);
+    if (group->rank == 0)
+        rdt_group_abort(group, "enough");
+    fake_world_meet(&world);
+    args.flags = test_flags;
+    CHECK_STATUS(fake_run_coll(group, &args, &err), RDT_EPEER);
+    CHECK_STR_CONTAINS(err.message, "barrier: aborted: enough");
+    return NULL;
+}
+
+/* Though all of them come, and the memory is there. */
+TEST(a_group_that_has_ended_begins_nothing)
+{
+    for (test_flags = 0; test_flags <= RDT_COLL_SPIN; test_flags++) {
+        begin_world(3, 1000000);
+        fake_world_run(&world, run_after_abort);
+        fake_world_fini(&world);
+    }
+    test_flags = 0;
+}
+
 TEST(a_deadline_names_the_rank_that_is_missing)
 {
     for (test_flags = 0; test_flags <= RDT_COLL_SPIN; test_flags++) {

@@ -75,6 +75,12 @@ rdt_group_error(rdt_group *group, struct rdt_error *err)
 }
 
 uint32_t
+rdt_group_broken_by(rdt_group *group)
+{
+    return rdt_group_error(group, NULL) == RDT_OK ? RDT_BROKEN_NOT : RDT_BROKEN_BY_ABORT;
+}
+
+uint32_t
 rdt_group_rank(const rdt_group *group)
 {
     return group->rank;
