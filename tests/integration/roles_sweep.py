@@ -131,6 +131,23 @@ PHASES: dict[str, Callable[[int, int], None] | None] = {
     "plan step": plan_steps,
     "teardown": None,
 }
+LAST_SUM = "all_reduce"  # of a rank that went through its phases and hears of the end then
+# What an error of a phase calls the operation that it ended, one of them. Set-up: torch's store, or
+# what the backend asks of it, has failed before there is an operation.
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "set-up": ("rdmatensor:all_reduce", "did not join the group"),
+    "all_reduce": ("rdmatensor:all_reduce",),
+    "all_gather": ("rdmatensor:all_gather",),
+    "reduce_scatter": ("rdmatensor:reduce_scatter",),
+    "broadcast": ("rdmatensor:broadcast",),
+    "all_to_all": ("rdmatensor:all_to_all",),
+    "gather and scatter": ("rdmatensor:gather", "rdmatensor:scatter"),
+    "barrier": ("rdmatensor:barrier",),
+    "objects": ("rdmatensor:all_gather",),
+    "send": ("rdmatensor:send", "rdmatensor:recv"),
+    "plan step": ("rdmatensor:",),
+    "teardown": (),  # waits for nobody
+}
 
 
 class Diary:
@@ -262,21 +279,22 @@ def a_rank_dies(
     meet("start", rank, range(world))
     seen: dict[str, object] = {"type": "", "text": "", "at_s": time.monotonic()}
     try:
-        for name in going:
-            diary.note(name)
-            if dies is not None and name == phase:
+        for doing in going:
+            diary.note(doing)
+            if dies is not None and doing == phase:
                 dies.begin()
-            if name == "set-up":
+            if doing == "set-up":
                 where = _meeting_place(how, rank, world, left[0], place)
-                _set_up(rank, world, where, is_short=phase == name)
+                _set_up(rank, world, where, is_short=phase == doing)
             else:
-                _go_through(name, rank, world)
+                _go_through(doing, rank, world)
         if dies is not None:
             dies.wait()
         if dist.is_initialized():  # the last that it sent was all that some were waiting for
+            doing = LAST_SUM
             dist.all_reduce(torch.ones(10))
     except RuntimeError as error:
-        seen = {"type": type(error).__name__, "text": str(error), "at_s": time.monotonic()}
+        seen = _what_ended(doing, error)
         if how == "exception":
             _abort()
     if dies is not None:  # it was stopped, and the others have gone on without it
@@ -288,6 +306,11 @@ def a_rank_dies(
     _tear_down()
     total = _total_of_the_rest(left.index(rank), len(left), place / "second-store")
     return {**seen, "total": total}
+
+
+def _what_ended(phase: str, error: RuntimeError) -> dict[str, object]:
+    said = {"type": type(error).__name__, "text": str(error), "phase": phase}
+    return {**said, "at_s": time.monotonic()}
 
 
 def _tear_down() -> None:

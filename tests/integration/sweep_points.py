@@ -12,7 +12,7 @@ from typing import Any
 
 import jobs
 from meeting import SCALE
-from roles_sweep import PHASES, SET_UP_LIMIT, STOPPED_IN
+from roles_sweep import OPERATIONS, PHASES, SET_UP_LIMIT, STOPPED_IN
 
 WORLD = 3
 # In which a rank may end, with what is left of it then: who was stopped ends as the others do.
@@ -102,6 +102,8 @@ def phase_of_the_end(point: Point, folder: Path) -> str:
 
 def _longest_s(point: Point, died_in: str) -> float:
     """How long after the end a survivor may raise."""
+    if point.how == "exception":  # who raises leaves only when Python ends, however long that takes
+        return JOB_LIMIT_S
     if died_in == "set-up":  # it is missed at that one's deadlines: of the group, and of a sum
         return 2 * SET_UP_LIMIT.total_seconds() + WORST_S
     return WORST_S + (SILENCE_S + HEARTBEAT_S if point.how == "stopped" else 0.0)
@@ -124,10 +126,9 @@ def judge(point: Point, folder: Path, ranks: Sequence[jobs.Rank]) -> tuple[str, 
         if not seen["text"] and phase_of(folder, rank.number) == "teardown":
             continue  # the victim had given it all that it waited for
         assert f"rank {point.victim}" in seen["text"], seen
+        assert any(name in seen["text"] for name in OPERATIONS[seen["phase"]]), seen
         last_s = max(last_s, seen["at_s"] - died_at_s)
-    # Who raises leaves only when Python ends.
-    if point.how != "exception":
-        assert last_s < _longest_s(point, died_in), f"{last_s:.2f} s: {ranks}"
+    assert last_s < _longest_s(point, died_in), f"{last_s:.2f} s: {ranks}"
     return died_in, last_s
 
 

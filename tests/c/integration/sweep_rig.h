@@ -53,27 +53,38 @@ enum sweep_phase {
     SWEEP_PHASES
 };
 
-/* The words that the error of a collective has for its operation; NULL: it is no collective. */
+#define SWEEP_COLL "coll_start collective"
+
+/* The words that the error of a collective has for its operation; NULL: who makes any other call
+ * has its error from that call, or from the transfer that it gave, and knows what it was: there the
+ * call itself is the operation, and the error may well be the group's, which knows of none. It is
+ * one of `calls` then. */
 static const struct {
     const char *name;
     const char *words;
-} sweep_phases[SWEEP_PHASES] = {{"context", NULL},
-                                {"connect", "barrier"},
-                                {"prepare", NULL},
-                                {"broadcast", "broadcast"},
-                                {"all_reduce", "all_reduce"},
-                                {"reduce", "reduce"},
-                                {"all_gather", "all_gather"},
-                                {"reduce_scatter", "reduce_scatter"},
-                                {"gather", "gather"},
-                                {"scatter", "scatter"},
-                                {"all_to_all", "all_to_all"},
-                                {"barrier", "barrier"},
-                                {"send and receive", NULL},
-                                {"write", NULL},
-                                {"read", NULL},
-                                {"slot", NULL},
-                                {"teardown", NULL}};
+    const char *calls;
+} sweep_phases[SWEEP_PHASES] = {{"context", NULL, "context_open add_job context_blob"},
+                                {"connect", "barrier", SWEEP_COLL},
+                                {"prepare", NULL,
+                                 "group_endpoint region " SWEEP_COLL
+                                 " remote_region_decode slot_create slot_tx_open"},
+                                {"broadcast", "broadcast", SWEEP_COLL},
+                                {"all_reduce", "all_reduce", SWEEP_COLL},
+                                {"reduce", "reduce", SWEEP_COLL},
+                                {"all_gather", "all_gather", SWEEP_COLL},
+                                {"reduce_scatter", "reduce_scatter", SWEEP_COLL},
+                                {"gather", "gather", SWEEP_COLL},
+                                {"scatter", "scatter", SWEEP_COLL},
+                                {"all_to_all", "all_to_all", SWEEP_COLL},
+                                {"barrier", "barrier", SWEEP_COLL},
+                                {"send and receive", NULL, "group_recv group_send send receive"},
+                                {"write", NULL, "write wait_notify"},
+                                {"read", NULL, "read"},
+                                {"slot", NULL, "slot slot_tx_put"},
+                                {"teardown", NULL, "nothing"}};
+
+/* Of a collective that another phase's set-up makes: sweep_exchange(). */
+#define SWEEP_PREPARE_WORDS "all_gather"
 
 enum sweep_how { SWEEP_KILLED, SWEEP_STOPPED, SWEEP_LEFT };
 

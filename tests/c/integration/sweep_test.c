@@ -150,13 +150,34 @@ is_status_right(const struct sweep_board *board, const struct sweep_outcome *out
     }
 }
 
+/* Whether it is one of a list. */
+static bool
+is_call_of(const char *call, const char *calls)
+{
+    const size_t len = strlen(call);
+
+    for (const char *at = calls; (at = strstr(at, call)) != NULL; at += len)
+        if ((at == calls || at[-1] == ' ') && (at[len] == '\0' || at[len] == ' '))
+            return true;
+    return false;
+}
+
+/* That the error must have for the operation; NULL: the call is the operation. */
+static const char *
+words_of(const struct sweep_rank *r)
+{
+    if (r->end.phase == SWEEP_PREPARE && is_call_of(r->end.call, SWEEP_COLL))
+        return SWEEP_PREPARE_WORDS;
+    return sweep_phases[r->end.phase].words;
+}
+
 static bool
 is_survivor_right(struct sweep_board *board, const struct sweep_outcome *out, uint32_t rank)
 {
     const struct sweep_point *p = &board->point;
     const struct sweep_rank *r = &board->ranks[rank];
     const int status = out->statuses[rank];
-    const char *words = sweep_phases[r->end.phase].words;
+    const char *words = words_of(r);
     char name[16];
 
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "it ended with status 0x%x", status);
@@ -170,6 +191,8 @@ is_survivor_right(struct sweep_board *board, const struct sweep_outcome *out, ui
            (int)r->end.peer_rank);
     EXPECT(words == NULL || strstr(r->end.message, words) != NULL,
            "its error does not say that it was in %s", words);
+    EXPECT(is_call_of(r->end.call, sweep_phases[r->end.phase].calls), "%s is no call of %s",
+           r->end.call, sweep_phases[r->end.phase].name);
     return true;
 }
 
