@@ -246,13 +246,17 @@ void
 rdti_slots_on_ended(struct rdti_slots *slots, const struct rdt_error *err)
 {
     for (uint32_t i = 0; i < slots->next_id; i++)
-        if (slots->table[i] != NULL)
-            rdti_slot_end(slots->table[i], err);
+        if (slots->table[i] != NULL) {
+            const struct rdt_error named = rdti_slot_error(slots->table[i]->name, err);
+            rdti_slot_end(slots->table[i], &named);
+        }
     for (struct rdti_list *node = slots->announced.next; node != &slots->announced;
          node = node->next) {
         struct rdti_announced *announced = RDTI_CONTAINER(node, struct rdti_announced, link);
-        if (announced->tx != NULL)
-            rdti_slot_tx_end(announced->tx, err);
+        if (announced->tx != NULL) {
+            const struct rdt_error named = rdti_slot_error(announced->info.name, err);
+            rdti_slot_tx_end(announced->tx, &named);
+        }
     }
 }
 

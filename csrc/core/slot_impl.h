@@ -5,6 +5,7 @@
 #define RDTI_CORE_SLOT_IMPL_H
 
 #include <assert.h>
+#include <stdio.h>
 
 #include "core/slot.h"
 #include "core/transfer.h"
@@ -129,6 +130,18 @@ rdt_status rdti_slot_check_desc(const char *call, const char *name,
                                 const struct rdt_tensor_desc *desc, uint64_t *payload_bytes_out,
                                 struct rdt_error *err);
 struct rdti_announced *rdti_slots_find_announced(struct rdti_slots *slots, const char *name);
+/* What ended a path, as the error of one of its slots: the path knows no tensor. */
+static inline struct rdt_error
+rdti_slot_error(const char *name, const struct rdt_error *err)
+{
+    struct rdt_error named = *err;
+
+    /* A message that would not fit loses its end. */
+    if (snprintf(named.message, sizeof(named.message), "slot '%s': %s", name, err->message) < 0)
+        named = *err;
+    return named;
+}
+
 /* [driver] Every later call returns err. */
 void rdti_slot_end(rdt_slot *slot, const struct rdt_error *err);
 void rdti_slot_tx_end(rdt_slot_tx *tx, const struct rdt_error *err);

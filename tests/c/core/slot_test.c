@@ -446,7 +446,7 @@ TEST(a_closed_peer_ends_slots_with_what_has_arrived)
         CHECK_MEM_EQ(view.addr, tensor, sizeof(tensor));
         check_ok(rdt_slot_release(slot, &err), &err, "release");
         CHECK_STATUS(rdt_slot_get(slot, 5 * S, &view, &err), RDT_EPEER);
-        CHECK_STR_CONTAINS(err.message, "rank 0 left");
+        CHECK_STR_CONTAINS(err.message, "slot 'acts': rank 0 left");
         rdt_slot_destroy(slot);
         rdt_endpoint_close(pair.ep[1]);
         check_ok(rdt_context_close(pair.ctx[1], &err), &err, "context_close");
