@@ -222,9 +222,11 @@ on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
     struct rdti_abort abort;
     const rdt_status status = rdti_abort_decode(payload, payload_bytes, &abort, err);
 
-    if (status == RDT_OK)
-        rdti_groups_on_abort(ep->ctx->groups, &abort, ep);
-    return status;
+    if (status != RDT_OK)
+        return status;
+    rdti_endpoint_take_arrivals(ep); /* what was sent before it counts as sent */
+    rdti_groups_on_abort(ep->ctx->groups, &abort, ep);
+    return RDT_OK;
 }
 
 /* over budget: one branch per type of frame. */

@@ -52,6 +52,44 @@ TEST(an_abort_reaches_ranks_that_are_not_connected)
     abort_in_a_chain(false);
 }
 
+/* A send is over once its message lies at the receiver: no abort behind it overtakes it. */
+static void
+abort_behind_a_message(uint32_t path)
+{
+    struct rig rig;
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, path);
+    rdt_group *world = rig_group(&rig, 0, "steady");
+    (void)rig_ready(world, 1);
+    for (uint32_t round = 0; round < 200; round++) {
+        char name[32];
+        rdt_group *group[2];
+        uint32_t sent = round + 1, got = 0;
+
+        (void)snprintf(name, sizeof(name), "round %u", round);
+        for (uint32_t i = 0; i < 2; i++)
+            group[i] = rig_group(&rig, i, name);
+        rdt_transfer *receive, *send;
+        CHECK_OK(rdt_group_recv(group[1], 0, 1, &got, 4, NULL, &receive, &err), &err);
+        CHECK_OK(rdt_group_send(group[0], 1, 1, &sent, 4, NULL, &send, &err), &err);
+        CHECK_STATUS(rig_end(send, &err), RDT_OK);
+        rdt_group_abort(group[0], "it was the last");
+        CHECK_MSG(rig_end(receive, &err) == RDT_OK, "round %u: %s", round, err.message);
+        CHECK_UINT_EQ(got, sent);
+        for (uint32_t i = 0; i < 2; i++)
+            rdt_group_destroy(group[i]);
+    }
+    rdt_group_destroy(world);
+    rig_close(&rig);
+}
+
+TEST(an_abort_does_not_overtake_a_message)
+{
+    abort_behind_a_message(RDT_TRANSPORT_SHM);
+    abort_behind_a_message(RDT_TRANSPORT_TCP);
+}
+
 TEST(an_abort_waits_for_a_group_that_comes_later)
 {
     struct rig rig;
