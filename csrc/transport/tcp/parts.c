@@ -287,6 +287,8 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
         send_ack_alone(lane);
         return 0;
     }
+    if (atomic_load_explicit(&lane->streams[0]->wants_out, memory_order_relaxed))
+        return 0; /* the socket is full: the next head carries it, and this is no trial */
     if (!lane->is_patient) {
         approach_trial(lane);
         send_ack_alone(lane);

@@ -77,7 +77,7 @@
  * from FIRST to MOST. Two sides that wait for each other's ack before they post again stall for a
  * hold where both keep it; where one does, its acks ride on what the other's release. So the side
  * that connects tries first, and the other one LATER times as late. */
-#define RDTI_TCP_RIDES_PAY 8
+#define RDTI_TCP_RIDES_PAY 2
 #define RDTI_TCP_TRIAL_FEW 4
 #define RDTI_TCP_TRIAL_FIRST 64
 #define RDTI_TCP_TRIAL_LATER 16
