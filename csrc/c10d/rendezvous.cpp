@@ -54,7 +54,7 @@ constexpr std::pair<const char *, const char *> common_settings[] = {
 constexpr const char *given_outside = "-";
 /* Of what rank 0 tells: before the settings, and of all of it, which is 200 with usual settings. */
 constexpr size_t told_words = 5;
-constexpr size_t told_max_bytes = 4096;
+constexpr size_t told_max_bytes = 65536;
 
 std::vector<uint8_t>
 to_bytes(const std::string &text)

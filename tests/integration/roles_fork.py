@@ -21,7 +21,7 @@ from roles_life import our_backend, total
 
 import rdmatensor
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=20.0 * SCALE)
 # Far above what a refused call takes, far below the group's time-out.
 CHILD_LIMIT_S = 12.0 * SCALE
 CHILD_SAID = "child.json"
