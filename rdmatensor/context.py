@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import threading
 import warnings
 import weakref
@@ -24,6 +23,7 @@ from rdmatensor._arguments import (
     whole_in,
 )
 from rdmatensor._core import Core
+from rdmatensor._describe import placement_of, state_of
 from rdmatensor._describe_text import text_of
 from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, scratch
 from rdmatensor.endpoint import Endpoint, open_endpoint
@@ -239,22 +239,21 @@ class Context:
     def describe(self) -> dict[str, object]:
         """Return the live state: settings, arena, each peer's path and why, counters.
 
-        ["arena"]["placement"] says where its pages lie: "node_bytes" by NUMA node, "cpu_nodes" of
-        the CPUs that the process may use, "far_bytes" on nodes without one; all None where the
-        kernel does not tell, with the "reason".
+        ["copies_tuned_for"] is the processor whose thresholds copies use (Zen 4's where none was
+        measured). ["arena"]["populated_bytes"] are in memory, and ["arena"]["placement"] says
+        where: "node_bytes" by NUMA node, "cpu_nodes" of the CPUs that the process may use,
+        "far_bytes" on nodes without one; all None where the kernel does not tell, with the
+        "reason". The kernel looks at each page of the process for it: not for a timer.
+
+        Raises: Closed, ForkedProcess.
         """
-        size, needed = 1 << 14, ffi.new("size_t *")
-        while True:
-            buf = ffi.new("char[]", size)
-            ptr, err = self._c_ptr("describe"), scratch.err
-            status = lib.rdt_context_describe(ptr, buf, size, needed, err)
-            if status == OK:
-                break
-            if status != lib.RDT_EINVAL or needed[0] < size:
-                fail(status, "describe", err)
-            size = needed[0] + 4096  # some room: the state may grow between the calls
-        state = json.loads(bytes(ffi.buffer(buf, needed[0])).decode("utf-8", "replace"))
-        return {**cast("dict[str, object]", state), **self.notes}
+        state = self._state()
+        cast("dict[str, object]", state["arena"])["placement"] = placement_of(self._core)
+        return state
+
+    def _state(self) -> dict[str, object]:
+        """Return what describe() does, without the placement, which takes long."""
+        return {**state_of(self._core), **self.notes}
 
     def describe_text(self) -> str:
         """Return what describe() does, as lines for a person."""

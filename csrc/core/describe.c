@@ -147,7 +147,7 @@ put_placement(struct rdti_json *json, const struct placement *at)
     const int sys_errno = at->bytes_errno != 0 ? at->bytes_errno : at->cpu_errno;
     char reason[128];
 
-    rdti_json_put(json, "\"placement\":{\"node_bytes\":");
+    rdti_json_put(json, "{\"node_bytes\":");
     if (sys_errno == 0) {
         put_node_bytes(json, at);
         rdti_json_put(json, ",\"cpu_nodes\":");
@@ -164,7 +164,7 @@ put_placement(struct rdti_json *json, const struct placement *at)
 }
 
 static void
-put_memory(struct rdti_json *json, rdt_context *ctx, const struct placement *at)
+put_memory(struct rdti_json *json, rdt_context *ctx)
 {
     struct rdti_arena_stats arena;
     struct rdti_region_stats regions;
@@ -178,8 +178,6 @@ put_memory(struct rdti_json *json, rdt_context *ctx, const struct placement *at)
                   arena.segment_count, arena.mapped_bytes, arena.allocated_bytes,
                   arena.peak_allocated_bytes, arena.huge_bytes, arena.populated_bytes);
     rdti_json_put_decimal(json, arena.populate_ns, NS_PER_S_DIGITS);
-    rdti_json_put(json, ",");
-    put_placement(json, at);
     rdti_json_put(json, "},");
     rdti_json_put(json,
                   "\"regions\":{\"live\":%" PRIu64 ",\"live_bytes\":%" PRIu64
@@ -292,13 +290,11 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
                      struct rdt_error *err)
 {
     struct rdti_json json;
-    struct placement at = {0};
     const rdt_status status = rdti_context_check(ctx, "describe", err);
     bool is_first = true;
 
     if (status != RDT_OK)
         return status;
-    find_placement(ctx, &at);
     rdti_json_init(&json, buf, cap);
     rdti_engine_enter(ctx->engine);
     rdti_json_put(&json, "{\"version\":\"%s\",\"uuid\":", rdt_version());
@@ -306,7 +302,7 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
     put_settings(&json, ctx);
     put_transports(&json, ctx);
     put_listener(&json, ctx);
-    put_memory(&json, ctx, &at);
+    put_memory(&json, ctx);
     rdti_json_put(&json, "\"endpoints\":[");
     for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
         rdti_json_put(&json, "%s", is_first ? "" : ",");
@@ -322,6 +318,22 @@ rdt_context_describe(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out
     rdti_json_put(&json, "}");
     rdti_engine_leave(ctx->engine);
     return rdti_json_finish(&json, "describe", needed_out, err);
+}
+
+rdt_status
+rdt_context_placement(rdt_context *ctx, char *buf, size_t cap, size_t *needed_out,
+                      struct rdt_error *err)
+{
+    struct rdti_json json;
+    struct placement at = {0};
+    const rdt_status status = rdti_context_check(ctx, "placement", err);
+
+    if (status != RDT_OK)
+        return status;
+    find_placement(ctx, &at);
+    rdti_json_init(&json, buf, cap);
+    put_placement(&json, &at);
+    return rdti_json_finish(&json, "placement", needed_out, err);
 }
 
 static void

@@ -198,11 +198,20 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_blob(rdt_context *ctx, uint8_t *buf
 /*
  * A JSON object that describes the live state: settings, arena, every endpoint with its path, the
  * reason for it and why not a better one, counters. `needed_out` gets the bytes without the final
- * NUL; RDT_EINVAL with needed_out set where cap is too small (call again). The kernel is asked on
- * which NUMA nodes the arena lies, which takes it longer the more memory the process has in use.
+ * NUL; RDT_EINVAL with needed_out set where cap is too small (call again).
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_describe(rdt_context *ctx, char *buf, size_t cap,
                                                       size_t *needed_out, struct rdt_error *err);
+
+/*
+ * A JSON object that says on which NUMA nodes the arena's pages lie, and the CPUs that the process
+ * may use: node_bytes, cpu_nodes, far_bytes (on nodes without such a CPU), all null where the
+ * kernel does not tell, and the reason. buf, cap and needed_out as of rdt_context_describe(); 64
+ * KiB hold it. The kernel looks at each page of the process, which may take a second of a large
+ * one, while its other threads cannot map memory: not for a timer.
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_context_placement(rdt_context *ctx, char *buf, size_t cap,
+                                                       size_t *needed_out, struct rdt_error *err);
 
 /* Totals since the context was opened: moves by transports, copies by our code, messages. */
 struct rdt_counters {

@@ -1,0 +1,46 @@
+"""What the C library tells of a context, as dictionaries."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, cast
+
+from rdmatensor._ffi import OK, fail, ffi, lib, scratch
+
+if TYPE_CHECKING:
+    from rdmatensor._core import Core
+
+_PLACEMENT_BYTES = 1 << 16  # hold any: rdmatensor.h
+
+
+def state_of(core: Core) -> dict[str, object]:
+    """Return the live state; raises Closed, ForkedProcess."""
+    size, needed = 1 << 14, ffi.new("size_t *")
+    while True:
+        buf = ffi.new("char[]", size)
+        ptr, err = core.get("describe"), scratch.err
+        status = lib.rdt_context_describe(ptr, buf, size, needed, err)
+        if status == OK:
+            return _parsed(bytes(ffi.buffer(buf, needed[0])))
+        if status != lib.RDT_EINVAL or needed[0] < size:
+            fail(status, "describe", err)
+        size = needed[0] + 4096  # some room: the state may grow between the calls
+
+
+def placement_of(core: Core) -> dict[str, object]:
+    """Return where the arena's pages lie; raises Closed, ForkedProcess.
+
+    It may take long, and close() waits for it as for a thread that waits.
+    """
+    buf, needed = ffi.new("char[]", _PLACEMENT_BYTES), ffi.new("size_t *")
+    ptr = core.get("describe")
+    core.waiters.wait(
+        lambda _: lib.rdt_context_placement(ptr, buf, _PLACEMENT_BYTES, needed, scratch.err),
+        "describe",
+        0.0,
+    )
+    return _parsed(bytes(ffi.buffer(buf, needed[0])))
+
+
+def _parsed(text: bytes) -> dict[str, object]:
+    return cast("dict[str, object]", json.loads(text.decode("utf-8", "replace")))
