@@ -50,7 +50,7 @@ def block(result: Result) -> str:
         f" each, commit {machine['commit']}, {machine['cores']} cores of"
         f" {'a virtual ' if machine['is_virtual'] else ''}{machine['processor']}"
         f" (family/model/stepping {machine['family_model']}), Linux {machine['kernel']};"
-        f" others kept {run.foreign_cpus:.2f} of the cores busy, so compare ratios, not times:"
+        f" others kept {run.foreign_cpus:.2f} of the cores busy. Compare ratios rather than times:"
     )
     heads = ("half a round trip, C", "ours", *RIVALS.values(), _REASONS)
     return "\n".join([head, "", *_lines([heads, *rows]), "", *_in_a_row(run.records)])
@@ -123,7 +123,10 @@ def _marked(ratio: float) -> str:
 
 
 def reason(ours: Record, peer: str, records: Sequence[Record]) -> str:
-    """Return what ours does that a faster rival does not. Raises ValueError where nobody knows."""
+    """Return what ours does that a faster rival does not, or that nobody knows it.
+
+    Raises ValueError for gRPC, which is slower everywhere.
+    """
     if peer not in ("floor", "ucx"):
         raise ValueError(f"{peer} is faster in {ours['transport']} {ours['size']}, and why?")
     if ours["transport"] == "tcp":

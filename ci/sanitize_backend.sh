@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Two ranks of torch on a backend that is built with a sanitizer, over each path: tests/sanitizers.
-# Usage: ci/sanitize_backend.sh asan|tsan; asan has UBSan, a look for leaks, and the contract suite.
+# Usage: ci/sanitize_backend.sh asan|tsan; asan has UBSan, a look for leaks, and the contract suite
+# over shm and tcp, but for tests that start processes.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 preset="${1:-}"

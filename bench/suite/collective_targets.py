@@ -102,7 +102,7 @@ TARGETS = (
         _beside(GLOO),
         10,
     ),
-    # the floor sums each rank's share and copies the others: what two shots must at the least
+    # the floor: the least work of a two-shot all_reduce (reduce_scatter, then all_gather)
     Target("64 MiB all_reduce, copy floor", _pair("all_reduce", 64 * MIB), of_floor, 0.8),
     Target("8 B send over doing nothing", _pair("send", 8), _beside_nothing, 1.5, True),
     Target("64 MiB send, Gloo", _pair("send", 64 * MIB, *_PRIVATE), _beside(GLOO), 2.5),

@@ -45,8 +45,8 @@ struct rdti_copy_table {
 /* The measured table (limits.h, bench/floor) of this machine's processor. Static. */
 const struct rdti_copy_table *rdti_copy_table(void);
 
-/* That of AMD processors of this family, the extended family added. What nobody has measured, and 0
- * for another maker's, gets Zen 4's. Static. */
+/* That of AMD's family (the extended family added). Every other one, and 0 for another maker's,
+ * gets Zen 4's, as nothing else was measured. Static. */
 const struct rdti_copy_table *rdti_copy_table_of(uint32_t amd_family);
 
 /* The kind that a table gives for this size and pattern; choose() asks this machine's. */

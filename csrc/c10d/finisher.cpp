@@ -83,7 +83,7 @@ enter_child()
 }
 
 /* This module is loaded before any fork that could matter to it. Where there was no memory for the
- * handler, children are told by their number. */
+ * handler, a child is known by its process id. */
 const bool is_told_of_forks = pthread_atfork(nullptr, nullptr, enter_child) == 0;
 const pid_t owner = getpid();
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Values of all members through torch's store, with a deadline that names who is missing.
- * over budget: each request refuses in a forked child, where the store's connection is. */
+ * over budget: what rank 0 tells of the job, and how it is checked, stand here too. */
 #include "c10d/rendezvous.hpp"
 
 #include <netinet/in.h>

@@ -66,8 +66,9 @@ std::exception_ptr make_error(rdt_status status, const std::string &call, const 
 [[noreturn]] void throw_value_error(const char *call, const std::string &what);
 [[noreturn]] void throw_type_error(const char *call, const std::string &what);
 
-/* Throws in a forked child, where locks and threads are missing and the store's connection is the
- * parent's: before any of them is needed. `call`: as above. */
+/* Throws DistBackendError in a forked child, where a lock may be held for ever by a thread that is
+ * not there, and the store's connection is the parent's. Call it before any of them is needed;
+ * `call`: as above. */
 void refuse_forked_child(const char *call);
 
 /*

@@ -489,7 +489,8 @@ start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *pa
     struct rdti_coll *coll = NULL;
     rdt_status status = RDT_OK;
 
-    /* Over boards nothing else would notice, while all come; the others may have heard of it. */
+    /* A collective over boards looks at no connection: it would go well in a group that has ended,
+     * as long as all members call it. */
     if (rdt_group_broken_by(group) != RDT_BROKEN_NOT)
         status = rdt_group_error(group, err);
     if (status != RDT_OK)

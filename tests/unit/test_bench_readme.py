@@ -100,7 +100,7 @@ def test_the_faster_way_of_a_rival_counts() -> None:
     assert row[4] == "tag: 200 ns, 2.00"
 
 
-def test_rows_wait_alike_but_for_grpc_beside_shared_memory() -> None:
+def test_rows_wait_alike_but_for_grpc() -> None:
     sleeper = {"path": "tcp", "wait": SLEEPING}
     found = _rows(
         [
