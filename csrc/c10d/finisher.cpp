@@ -73,26 +73,39 @@ start_thread(Function function)
     }
 }
 
+/* relaxed, both: a child has one thread, and who makes a group calls from the thread that does. */
+std::atomic<pid_t> user{0}; /* the process that made the first group; 0: none was made */
 /* Set before fork() returns in the child; asked at every call, so that it costs no system call. */
 std::atomic<bool> in_child{false};
 
 void
 enter_child()
 {
-    in_child.store(true, std::memory_order_relaxed); /* the child has one thread */
+    if (user.load(std::memory_order_relaxed) != 0)
+        in_child.store(true, std::memory_order_relaxed);
 }
 
 /* This module is loaded before any fork that could matter to it. Where there was no memory for the
  * handler, a child is known by its process id. */
 const bool is_told_of_forks = pthread_atfork(nullptr, nullptr, enter_child) == 0;
-const pid_t owner = getpid();
 
 } // namespace
 
 bool
 is_forked_child() noexcept
 {
-    return in_child.load(std::memory_order_relaxed) || (!is_told_of_forks && getpid() != owner);
+    if (is_told_of_forks)
+        return in_child.load(std::memory_order_relaxed);
+    const pid_t known = user.load(std::memory_order_relaxed);
+    return known != 0 && getpid() != known;
+}
+
+void
+note_use() noexcept
+{
+    pid_t none = 0;
+
+    (void)user.compare_exchange_strong(none, getpid(), std::memory_order_relaxed);
 }
 
 struct Finisher::Lane {

@@ -76,7 +76,10 @@ class Finisher
     static void watch() noexcept;
 };
 
-/* True in a child made by fork(): locks and threads of the parent mean nothing there. */
+/* True in a child made by fork() of a process that had made a group: locks and threads of the parent
+ * mean nothing there. A child of one that had not, as of a server of forks, may make its own. */
 bool is_forked_child() noexcept;
+/* A group is about to be made. */
+void note_use() noexcept;
 
 } // namespace rdmatensor

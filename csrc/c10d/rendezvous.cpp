@@ -22,6 +22,7 @@
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "c10d/finisher.hpp"
 #include "c10d/tensors.hpp"
 
 namespace rdmatensor
@@ -331,6 +332,7 @@ Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size
     /* A request on the parent's connection would be answered to whoever reads first, and counted
      * as the parent's. */
     refuse_forked_child("rdmatensor:init_process_group");
+    note_use();
     TORCH_CHECK(store_, "a group needs a store");
     TORCH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of a group of ", size);
     incarnation_ =

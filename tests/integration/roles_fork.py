@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -146,3 +147,33 @@ def _fork(peer: int, first: dist.Work, second: dist.Work) -> dict[str, object]:
         found.update(json.loads((folder / CHILD_SAID).read_text(encoding="utf-8")))
     found["new keys"] = store.num_keys() - keys
     return found
+
+
+def a_parent_without_groups_forks(rank: int, world: int) -> list[int | None]:
+    """Two children of a process that has the module, and no group, are a job of their own."""
+    del rank, world
+    folder = os.environ[FOLDER_VARIABLE]
+    importlib.import_module("rdmatensor._c10d")
+    faulthandler.cancel_dump_traceback_later()
+    children = []
+    for child in range(2):
+        pid = os.fork()
+        if pid == 0:
+            _live_in_own_group(child, f"{folder}/children")
+        children.append(pid)
+    return [_end_of(pid) for pid in children]
+
+
+def _live_in_own_group(rank: int, path: str) -> NoReturn:
+    store = dist.FileStore(path, 2)
+    dist.init_process_group("rdmatensor", store=store, rank=rank, world_size=2, timeout=TIMEOUT)
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    ended: list[float] = []
+    for work in works:  # on a thread of the module, which the child has of its own
+        work.get_future().then(lambda future: ended.append(float(future.value()[0].sum())))
+        work.wait()
+    deadline_s = time.monotonic() + CHILD_LIMIT_S
+    while len(ended) < len(works) and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    dist.destroy_process_group()
+    sys.exit(0 if ended == [6.0] * len(works) else 3)

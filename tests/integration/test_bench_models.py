@@ -122,8 +122,8 @@ def test_a_plan_holds_no_second_copy_of_the_gradients(tmp_path: Path) -> None:
         (number(b, "memory_bytes") - number(a, "memory_bytes")) / more
         for a, b in zip(small, large, strict=True)
     )
-    assert planned < 2.4, (planned, copied)
-    assert copied > 2.6, (planned, copied)  # DDP's buckets beside them: a second copy shows
+    assert planned < 2.6, (planned, copied)  # 2, and what a step leaves behind: 2.3 to 2.45
+    assert copied > planned + 0.5, (planned, copied)  # DDP's buckets beside them: a second copy
     arena = (number(large[0], "arena_bytes") - number(small[0], "arena_bytes")) / more
     assert arena == pytest.approx(1.0, abs=0.15)
 

@@ -35,3 +35,13 @@ def test_a_forked_child_is_told_and_harms_nobody(
         assert seen["summed"] == [2.0] * 7
         assert [seen["before"], seen["after"], seen["in a new group"]] == [1.0] * 3
     assert "terminate called" not in ranks[forker].log
+
+
+@pytest.mark.timeout(60 * SCALE)
+def test_children_of_a_parent_without_groups_make_their_own(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    role = "roles_fork:a_parent_without_groups_forks"
+    ranks = jobs.run(role, 1, tmp_path, environment=path_forced)
+
+    assert jobs.results(ranks) == [[0, 0]], ranks[0].log
