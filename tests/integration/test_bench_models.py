@@ -116,14 +116,21 @@ def test_the_copy_variant_moves_tensors_in_a_row(transport: str) -> None:
 def test_a_plan_holds_no_second_copy_of_the_gradients(tmp_path: Path) -> None:
     """By how much more a rank holds for each byte more of parameters: itself, and a gradient."""
     turns = [("planned", "shm"), ("copied", "shm")]
-    small, large = (_train(tmp_path, turns, divisor=divisor) for divisor in (16, 4))
     more = 2 * (SIZES[4] - SIZES[16])  # of both ranks
-    planned, copied = (
-        (number(b, "memory_bytes") - number(a, "memory_bytes")) / more
-        for a, b in zip(small, large, strict=True)
-    )
-    assert planned < 2.6, (planned, copied)  # 2, and what a step leaves behind: 2.3 to 2.45
-    assert copied > planned + 0.5, (planned, copied)  # DDP's buckets beside them: a second copy
+    found = []
+    for trial in range(3):  # what malloc keeps of a step adds to some: the least is what is held
+        folder = tmp_path / str(trial)
+        folder.mkdir()
+        small, large = (_train(folder, turns, divisor=divisor) for divisor in (16, 4))
+        found.append(
+            [
+                (number(b, "memory_bytes") - number(a, "memory_bytes")) / more
+                for a, b in zip(small, large, strict=True)
+            ]
+        )
+    planned, copied = (min(values) for values in zip(*found, strict=True))
+    assert planned < 2.4, found
+    assert copied > 2.6, found  # DDP's buckets beside them: a second copy shows
     arena = (number(large[0], "arena_bytes") - number(small[0], "arena_bytes")) / more
     assert arena == pytest.approx(1.0, abs=0.15)
 
