@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -108,3 +109,11 @@ def test_ucx_has_a_core_for_each_side(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_warm_up_is_never_less_than_five() -> None:
     assert [p2p.warm_up_of(trips) for trips in (2, 25, 2000)] == [5, 5, 400]
+
+
+def test_ucx_has_round_trips_enough_for_what_it_calls_typical() -> None:
+    settings = Settings(sizes=(8, 64 << 20))
+    turns = [turn for _, turn in p2p._ucx_turns(settings, "tcp", {"ucx"})]
+    words = [turn.args[0] for turn in turns if isinstance(turn, functools.partial)]
+    counts = {int(one[one.index("-s") + 1]): int(one[one.index("-n") + 1]) for one in words}
+    assert counts == {8: 2000, 64 << 20: 10}
