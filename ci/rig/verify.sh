@@ -2,11 +2,15 @@
 # The library over RDMA, in the rig: the C tests of verbs and of what stands on it, the contract
 # suite, bad input, a training run and a peer that shares no code with the library, on one host;
 # checked payloads between two, over a good cable, a bad one, a pulled one, and over two links of
-# which one breaks; two containers on one device. At the end a table of all parts.
-# Usage: ci/rig/verify.sh [one|two|links|containers]...; all without a word. Needs ci/setup.sh.
+# which one breaks; two containers on one device; and first that the rig itself keeps its promises.
+# At the end a table of all parts.
+# Usage: ci/rig/verify.sh [itself|one|two|links|containers]...; all without a word. Needs
+# ci/setup.sh.
 #        ci/rig/verify.sh sweep: ranks end at 200 points in C and at 20 with torch; no other run has
 # as many.
-# Fails where no machine can be started, unless RDMATENSOR_NO_RIG=1 says that there is no rig.
+# Fails if a layout's run does, if a part's row says so, whatever the run's status, or if a host has
+# left no rows; and where no machine can be started, unless RDMATENSOR_NO_RIG=1 says that there is
+# no rig.
 # shellcheck source=ci/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-1800}"   # several times what a layout takes on two busy CPUs
@@ -19,8 +23,13 @@ if [[ "${RDMATENSOR_NO_RIG:-}" == 1 ]]; then
     echo 'rig: not run (RDMATENSOR_NO_RIG=1)'
     exit 0
 fi
+declare -A HOSTS=([itself]=1 [one]=1 [two]=2 [links]=2 [sweep]=1 [containers]=1)
 layouts=("$@")
-((${#layouts[@]} > 0)) || layouts=(one two links containers)
+((${#layouts[@]} > 0)) || layouts=(itself one two links containers)
+for layout in "${layouts[@]}"; do
+    [[ -n "${HOSTS[$layout]:-}" ]] ||
+        die "usage: ci/rig/verify.sh [itself|one|two|links|containers|sweep]..."
+done
 
 build_programs() {
     PATH="$VENV/bin:$PATH"
@@ -31,6 +40,7 @@ build_programs() {
 # run_layout NAME: its words for run.sh, then what runs.
 run_layout() {
     case "$1" in
+        itself) bash tests/rig/boot.sh "$out/itself" ;;
         one) bash ci/rig/run.sh --timeout "$RUN_LIMIT_S" --out "$out/one" -- \
             bash ci/rig/parts.sh one ;;
         two) bash ci/rig/run.sh --hosts 2 --timeout "$RUN_LIMIT_S" --out "$out/two" -- \
@@ -39,19 +49,38 @@ run_layout() {
             --out "$out/links" -- bash ci/rig/parts.sh links ;;
         sweep) bash ci/rig/run.sh --timeout "$SWEEP_LIMIT_S" --out "$out/sweep" -- \
             bash ci/rig/parts.sh sweep ;;
-        containers) bash ci/rig/containers.sh ;;
-        *) die "usage: ci/rig/verify.sh [one|two|links|containers|sweep]..." ;;
+        containers) bash ci/rig/containers.sh build &&
+            bash ci/rig/containers.sh test --out "$out/containers" ;;
     esac
 }
 
-# Parts by name, once each: the slower host's seconds, and any host's failure.
-merge_rows() {
-    awk -F '\t' '
+# rows_of LAYOUT: parts by name, once each: the slower host's seconds, and any host's failure. Every
+# host has every part.
+rows_of() {
+    find "$out/$1" -name rows -exec cat {} + 2>/dev/null | awk -F '\t' -v hosts="${HOSTS[$1]}" '
         !($1 in seconds) { order[++count] = $1; seconds[$1] = 0; result[$1] = "ok" }
-        { if ($2 > seconds[$1]) seconds[$1] = $2 }
+        { seen[$1]++; if ($2 > seconds[$1]) seconds[$1] = $2 }
         $3 != "ok" { result[$1] = $3 }
-        END { for (i = 1; i <= count; i++)
-                  printf "%s\t%d\t%s\n", order[i], seconds[order[i]], result[order[i]] }'
+        END { for (i = 1; i <= count; i++) {
+                  name = order[i]
+                  if (seen[name] != hosts && result[name] == "ok")
+                      result[name] = "FAILED (" seen[name] " rows of " hosts ")"
+                  printf "%s\t%d\t%s\n", name, seconds[name], result[name] } }'
+}
+
+# judge LAYOUT STATUS: ok, or why not. A run that ends well in spite of its rows proves nothing.
+judge() {
+    local rows
+    rows="$(rows_of "$1")"
+    if (($2 != 0)); then
+        echo "FAILED ($2)"
+    elif [[ -z "$rows" ]]; then
+        echo 'FAILED (status 0, and no rows)'
+    elif grep -qv $'\tok$' <<<"$rows"; then
+        echo 'FAILED (status 0, but not all rows are ok)'
+    else
+        echo ok
+    fi
 }
 
 print_row() { printf '%-12s %-34s %8d  %s\n' "$@"; }
@@ -62,11 +91,10 @@ print_table() {
     for layout in "${layouts[@]}"; do
         while IFS=$'\t' read -r name took result; do
             print_row "$layout" "$name" "$took" "$result"
-        done < <(find "$out/$layout" -name rows -exec cat {} + 2>/dev/null | merge_rows)
-        result=ok
-        [[ "$(cat "$out/died" 2>/dev/null)" != "$layout" ]] ||
+        done < <(rows_of "$layout")
+        result="${verdicts[$layout]}"
+        [[ "$result" != ok || "$(cat "$out/died" 2>/dev/null)" != "$layout" ]] ||
             result='ok at the second try: a kernel died'
-        ((statuses[$layout] == 0)) || result="FAILED (${statuses[$layout]})"
         print_row "$layout" "all, ${cpus[$layout]} CPU seconds" "${times[$layout]}" "$result"
     done
     result="of a budget of $BUDGET_S s"
@@ -78,7 +106,7 @@ print_table() {
 repeat_failures() {
     local layout
     for layout in "${layouts[@]}"; do
-        ((statuses[$layout] != 0)) || continue
+        [[ "${verdicts[$layout]}" != ok ]] || continue
         printf '\n== what failed in layout %s\n' "$layout"
         tail -n "$WORDS_AGAIN" "$LOGS/rig-$layout.log"
     done
@@ -99,7 +127,7 @@ run_alive() {
     return "$status"
 }
 
-declare -A statuses times cpus
+declare -A verdicts times cpus
 mkdir -p "$ROOT/build/rig"
 out="$(mktemp -d "$ROOT/build/rig/verify.XXXXXX")"
 trap 'rm -rf "$out"' EXIT
@@ -114,8 +142,8 @@ for layout in "${layouts[@]}"; do
     read_cpu_s
     cpus[$layout]=$((cpu_s - cpu_before_s))
     times[$layout]=$((SECONDS - start))
-    statuses[$layout]=$status
-    ((status == 0)) || overall=1
+    verdicts[$layout]="$(judge "$layout" "$status")"
+    [[ "${verdicts[$layout]}" == ok ]] || overall=1
 done
 repeat_failures
 print_table

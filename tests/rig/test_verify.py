@@ -10,14 +10,24 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).resolve().parents[2] / "ci"
+LAYOUTS = ("itself", "one", "two", "links", "containers")
 # In place of the rig: each host leaves its rows in the folder that --out names.
 RUN = r"""
+hosts=1
+[[ "$1" != --hosts ]] || hosts="$2"
 while [[ "$1" != --out ]]; do shift; done
 out="$2"
 mkdir -p "$out/0" "$out/1"
 printf 'first part\t2\tok\nsecond part\t3\t%s\n' "${RESULT:-ok}" >"$out/0/rows"
-printf 'first part\t5\tok\nsecond part\t1\tok\n' >"$out/1/rows"
-[[ "${RESULT:-ok}" == ok ]]
+[[ "$hosts" == 1 ]] || printf 'first part\t5\tok\nsecond part\t1\tok\n' >"$out/1/rows"
+exit "${STATUS:-0}"
+"""
+# In place of the others: a row in the folder that is the last word, if there is any.
+OTHER = r"""
+(($# > 1)) || [[ "$1" != build ]] || exit 0
+out="${*: -1}"
+mkdir -p "$out"
+printf 'first part\t2\tok\n' >"$out/rows"
 """
 
 
@@ -28,7 +38,9 @@ def tree(tmp_path: Path) -> Path:
     shutil.copy(CI / "lib.sh", tmp_path / "ci")
     shutil.copy(CI / "rig/verify.sh", tmp_path / "ci/rig")
     script(tmp_path / "ci/rig/run.sh", RUN)
-    script(tmp_path / "ci/rig/containers.sh", "exit 0")
+    script(tmp_path / "ci/rig/containers.sh", OTHER)
+    (tmp_path / "tests/rig").mkdir(parents=True)
+    script(tmp_path / "tests/rig/boot.sh", OTHER)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     script(tmp_path / ".venv/bin/cmake", "exit 0")
     return tmp_path
@@ -54,12 +66,16 @@ def verify(tree: Path, *layouts: str, **environment: str) -> tuple[int, list[str
     return done.returncode, [" ".join(line.split()) for line in done.stdout.splitlines()]
 
 
+def assert_judged(lines: list[str], layout: str, verdict: str) -> None:
+    assert any(line.startswith(f"{layout} all, ") and line.endswith(verdict) for line in lines)
+
+
 def test_each_part_has_a_row_with_the_slower_hosts_seconds(tree: Path) -> None:
     status, lines = verify(tree)
     assert status == 0, lines
     assert "two first part 5 ok" in lines
     assert "two second part 3 ok" in lines
-    for layout in ("one", "two", "links", "containers"):
+    for layout in LAYOUTS:
         assert any(line.startswith(f"{layout} all, ") and line.endswith(" ok") for line in lines)
     assert list((tree / "build/rig").glob("verify.*")) == []
 
@@ -84,17 +100,42 @@ def test_the_full_sweep_runs_only_where_it_is_named(tree: Path) -> None:
 
 
 def test_a_part_that_fails_on_one_host_fails_the_whole(tree: Path) -> None:
-    status, lines = verify(tree, "two", RESULT="FAILED (9)")
+    status, lines = verify(tree, "two", RESULT="FAILED (9)", STATUS="1")
     assert status == 1
     assert "two first part 5 ok" in lines
     assert "two second part 3 FAILED (9)" in lines
     assert not any(line.startswith("one ") for line in lines)
 
 
-@pytest.mark.parametrize("layout", ["one", "two", "links", "containers"])
+@pytest.mark.parametrize("layout", ["one", "two"])
+def test_a_row_that_is_not_ok_fails_a_run_that_ended_well(tree: Path, layout: str) -> None:
+    status, lines = verify(tree, layout, RESULT="FAILED (9)")
+    assert status == 1
+    assert f"{layout} second part 3 FAILED (9)" in lines
+    assert_judged(lines, layout, "FAILED (status 0, but not all rows are ok)")
+    assert f"== what failed in layout {layout}" in lines
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_without_rows_fails(tree: Path, layout: str) -> None:
+    for name in ("ci/rig/run.sh", "ci/rig/containers.sh", "tests/rig/boot.sh"):
+        script(tree / name, "exit 0")
+    status, lines = verify(tree, layout)
+    assert status == 1
+    assert_judged(lines, layout, "FAILED (status 0, and no rows)")
+
+
+def test_a_host_without_rows_fails(tree: Path) -> None:
+    script(tree / "ci/rig/run.sh", RUN.replace("hosts=1\n[[", "hosts=1\ntrue || [["))
+    status, lines = verify(tree, "two")
+    assert status == 1
+    assert "two first part 2 FAILED (1 rows of 2)" in lines
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rig_that_cannot_start_fails(tree: Path, layout: str) -> None:
-    for name in ("run", "containers"):
-        script(tree / f"ci/rig/{name}.sh", "echo 'rig: error: no machine' >&2; exit 125")
+    for name in ("ci/rig/run.sh", "ci/rig/containers.sh", "tests/rig/boot.sh"):
+        script(tree / name, "echo 'rig: error: no machine' >&2; exit 125")
     status, lines = verify(tree, layout)
     assert status == 1
     assert "rig: error: no machine" in lines
@@ -103,7 +144,7 @@ def test_a_rig_that_cannot_start_fails(tree: Path, layout: str) -> None:
 
 def test_the_words_of_a_layout_that_failed_stand_at_the_end(tree: Path) -> None:
     words = 'case "$*" in *" one") echo why; exit 125 ;; *) seq 100 ;; esac'
-    script(tree / "ci/rig/run.sh", words)
+    script(tree / "ci/rig/run.sh", f"{words}\n{RUN}")
     status, lines = verify(tree, "one", "two")
     assert status == 1
     assert lines[lines.index("== what failed in layout one") + 1] == "why"
