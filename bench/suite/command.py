@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=_positive, default=0, help="turns of each contestant")
     parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
     parser.add_argument("--nic-gbit", type=_above_zero, help="scale: its rate, 10^9 bit/s")
+    parser.add_argument("--nic-qp-kib", type=_above_zero, help="scale: its memory for each peer")
     parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
     parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
     return parser
@@ -144,6 +145,7 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         sizes=chosen.sizes,
         rounds=chosen.rounds,
         nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
+        nic_qp_kib=chosen.nic_qp_kib,
         models=chosen.models,
         rows=chosen.rows,
         converge=chosen.converge or "",
@@ -158,6 +160,7 @@ _OPTION_TOPICS = {
     "sizes": ("p2p", "collectives", "scale"),
     "ranks": ("collectives", "setup", "models"),
     "nic_gbit": ("scale",),
+    "nic_qp_kib": ("scale",),
 }
 
 
@@ -203,6 +206,8 @@ def _run(words: Sequence[str]) -> int:
     chosen = parser.parse_args(words)
     if (chosen.nic_gbit is None) != (chosen.nic_latency_us is None):
         parser.error("--nic-latency-us and --nic-gbit go together")
+    if chosen.nic_qp_kib is not None and chosen.nic_gbit is None:
+        parser.error("--nic-qp-kib: of which NIC? --nic-latency-us and --nic-gbit say it")
     _refuse_ignored(parser, chosen)
     settings = settings_of(chosen)
     if settings.topics != ("p2p",) and max(chosen.sizes, default=0) > MOST_BYTES:

@@ -32,6 +32,8 @@ def measure(settings: Settings, _: list[Peer], progress: rounds.Progress) -> lis
     known: Record = {"cores": settings.cores, "gamma_ns": gamma_ns()}
     if settings.nic is not None:
         known |= {"nic_latency_us": settings.nic[0], "nic_gbit": settings.nic[1]}
+    if settings.nic_qp_kib is not None:
+        known["nic_qp_bytes"] = settings.nic_qp_kib * KIB
     memory = {transport: connection_bytes(transport) for transport in settings.transports}
     times = 1 if settings.is_quick and not settings.rounds else settings.rounds_of()
     found, failed = rounds.take(turns, times, settings.seconds_of("scale"), progress)

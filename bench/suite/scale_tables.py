@@ -9,12 +9,18 @@ from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import model, samples
 from bench.suite.layout import layout
+from bench.suite.settings import KIB
 
 FITTED_MOST = 8  # ranks; more are measured to see how far the model is off
 LADDER = (2, 8, 64, 512, 4096, 16384)
 SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 # On the side channel: HELLO, CHALLENGE, AUTH (docs/wire.md).
 HANDSHAKE_MESSAGES = 3
+# What a peer over a NIC takes, in KiB: one QP by the sizes of mlx5's entries (docs/rdma.md,
+# "Receive queues"). No NIC was there to measure it.
+QP_KIB = {"receive queue": 8, "send queue": 32, "completion queue": 64, "our records": 24}
+CONSTANTS = ("call", "alpha", "alpha, shared core", "1/beta GB/s", "1/gamma GB/s")
+ERRORS = ("fitted, median", "worst", "12 and 16, median", "worst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +107,15 @@ def show(records: Sequence[Record]) -> str:
 
 
 def _constants(fits: Sequence[Fit]) -> str:
-    heads = ("constants", "", "call", "alpha", "alpha, shared core", "1/beta GB/s", "1/gamma GB/s")
-    return layout(
-        heads,
-        [
-            (
-                fit.name,
-                "",
-                *(
-                    time_text(value)
-                    for value in (
-                        fit.constants.call_ns,
-                        fit.constants.alpha_ns,
-                        fit.constants.alpha_shared_ns,
-                    )
-                ),
-                *(_rate(value) for value in (fit.constants.beta_ns, fit.constants.gamma_ns)),
-            )
-            for fit in fits
-        ],
-    )
+    heads = ("constants", "", *CONSTANTS)
+    return layout(heads, [(fit.name, "", *constants_of(fit)) for fit in fits])
+
+
+def constants_of(fit: Fit) -> tuple[str, ...]:
+    """Return what each of CONSTANTS is."""
+    of = fit.constants
+    times = (time_text(value) for value in (of.call_ns, of.alpha_ns, of.alpha_shared_ns))
+    return (*times, *(_rate(value) for value in (of.beta_ns, of.gamma_ns)))
 
 
 def _rate(ns_per_byte: float) -> str:
@@ -128,18 +123,17 @@ def _rate(ns_per_byte: float) -> str:
 
 
 def _errors(fits: Sequence[Fit]) -> str:
-    """The median factor and the worst, of what was fitted and of what was not."""
-    heads = ("the model is off by", "", "fitted, median", "worst", "12 and 16, median", "worst")
-    lines = []
-    for fit in fits:
-        cells: list[str] = []
-        for of in (fit.fitted, fit.checked):
-            off = fit.off_by(of)
-            cells += (
-                [f"x {samples.quantile(off, 0.5):.2f}", f"x {max(off):.2f}"] if off else ["-", "-"]
-            )
-        lines.append((fit.name, "", *cells))
-    return layout(heads, lines)
+    heads = ("the model is off by", "", *ERRORS)
+    return layout(heads, [(fit.name, "", *errors_of(fit)) for fit in fits])
+
+
+def errors_of(fit: Fit) -> list[str]:
+    """Return the median factor and the worst, of what was fitted and of what was not."""
+    cells: list[str] = []
+    for of in (fit.fitted, fit.checked):
+        off = fit.off_by(of)
+        cells += [f"x {samples.quantile(off, 0.5):.2f}", f"x {max(off):.2f}"] if off else ["-", "-"]
+    return cells
 
 
 def _checked(fit: Fit) -> str:
@@ -195,13 +189,28 @@ def _memory(size_bytes: float) -> str:
     )
 
 
-def _needs(records: Sequence[Record]) -> str:
-    """Memory of a rank's connections, and what it sends to set them up.
-
-    Of a NIC's connections no memory is known: its queue pairs are none of what was measured.
-    """
-    has_nic = "nic_gbit" in records[0]
+def _each(records: Sequence[Record]) -> tuple[float, str]:
+    """Return the memory of a connection on one side, and where that is known from."""
+    first = records[0]
+    if "nic_qp_bytes" in first:
+        each = number(first, "nic_qp_bytes")
+        return each, f"A peer over the NIC takes {_memory(each)} on a side, as --nic-qp-kib says"
+    if "nic_gbit" in first:
+        parts = ", ".join(f"{kib} KiB of {what}" for what, kib in QP_KIB.items())
+        each = sum(QP_KIB.values()) * KIB
+        said = f"A peer over the NIC is assumed to take {_memory(each)} on a side, not measured"
+        return each, f"{said}: a QP with {parts}"
     each = max(number(record, "connection_bytes") for record in records)
+    paths = " or ".join(sorted({text(record, "transport") for record in records}))
+    return (
+        each,
+        f"An idle connection over {paths} takes {_memory(each)} on a side, as measured here",
+    )
+
+
+def _needs(records: Sequence[Record]) -> str:
+    """Memory of a rank's connections, and what it sends to set them up."""
+    each, source = _each(records)
     ways = {
         name: [model.connections_of(name, ranks) for ranks in LADDER] for name in model.ALGORITHMS
     }
@@ -210,16 +219,9 @@ def _needs(records: Sequence[Record]) -> str:
     lines = []
     for name, peers in ways.items():
         lines.append((name, "connections", *map(str, peers)))
-        if not has_nic:
-            lines.append((name, "memory", *(_memory(count * each) for count in peers)))
+        lines.append((name, "memory", *(_memory(count * each) for count in peers)))
         messages = (str(count * HANDSHAKE_MESSAGES) for count in peers)
         lines.append((name, "handshake messages", *messages))
         lines.append((name, "calls of the store", *(str(1 + count) for count in peers)))
-    paths = " or ".join(sorted({text(record, "transport") for record in records}))
-    memory = (
-        "The memory of a NIC's connection was not measured"
-        if has_nic
-        else f"An idle connection over {paths} takes {_memory(each)} on a side, as measured here"
-    )
     store = "the store has one blob of each rank, and a rank asks for those of its peers."
-    return f"{layout(heads, lines)}\n{memory}; {store}"
+    return f"{layout(heads, lines)}\n{source}; {store}"

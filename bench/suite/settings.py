@@ -40,9 +40,9 @@ class Settings:
 
     sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives
     and models, and the most of setup; None: the topic's own. models: empty: all of them. nic:
-    latency in us and 10^9 bit/s, for scale. rows: of collectives, PLAIN or some of
-    ROWS; empty: those that there is time for. converge: whose loss is followed; empty: no
-    model's.
+    latency in us and 10^9 bit/s, for scale. nic_qp_kib: its memory for each peer; None: assumed.
+    rows: of collectives, PLAIN or some of ROWS; empty: those that there is time for. converge:
+    whose loss is followed; empty: no model's.
     """
 
     topics: tuple[str, ...] = TOPICS
@@ -53,6 +53,7 @@ class Settings:
     sizes: tuple[int, ...] = ()
     rounds: int = 0
     nic: tuple[float, float] | None = None
+    nic_qp_kib: float | None = None
     models: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     converge: str = ""

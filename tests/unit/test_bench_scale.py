@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -159,9 +160,22 @@ def test_the_tables_say_how_far_the_model_is_off() -> None:
     of_nic = tables.show(_records(nic_latency_us=2.0, nic_gbit=100.0))
     assert "a NIC of 2 us and 100 Gbit/s" in of_nic
     assert "takes" not in of_nic  # that was a connection of ours over another path
-    assert " memory  " not in of_nic
-    assert " memory  " in tables.show(_records())
-    assert "The memory of a NIC's connection was not measured" in of_nic
+
+
+@pytest.mark.parametrize(
+    ("known", "most", "source"),
+    [
+        ({}, "2047.9 MiB", "assumed to take 128.0 KiB on a side, not measured: a QP with 8 KiB"),
+        ({"nic_qp_bytes": 64 * 1024.0}, "1023.9 MiB", "takes 64.0 KiB on a side, as --nic-qp-kib"),
+    ],
+)
+def test_a_nics_memory_is_an_assumption_or_what_was_said(
+    known: dict[str, object], most: str, source: str
+) -> None:
+    shown = tables.show(_records(nic_latency_us=2.0, nic_gbit=200.0, **known))
+    (pairs,) = [line for line in shown.splitlines() if re.match("all pairs +memory", line)]
+    assert pairs.endswith(most)
+    assert source in shown
 
 
 def test_too_little_for_a_model_is_said() -> None:
@@ -182,7 +196,10 @@ def test_the_nics_options(capsys: pytest.CaptureFixture[str]) -> None:
     found = command.settings_of(command._parser().parse_args(words))
     assert (found.topics, found.nic) == (("scale",), (1.5, 200.0))
     assert command.settings_of(command._parser().parse_args(["scale"])).nic is None
-    for wrong in (["--nic-gbit", "200"], ["--nic-gbit", "0"], ["--nic-latency-us", "nan"]):
+    more = command.settings_of(command._parser().parse_args([*words, "--nic-qp-kib", "64"]))
+    assert (found.nic_qp_kib, more.nic_qp_kib) == (None, 64.0)
+    alone = ["--nic-qp-kib", "64"]
+    for wrong in (["--nic-gbit", "200"], ["--nic-gbit", "0"], ["--nic-latency-us", "nan"], alone):
         with pytest.raises(SystemExit, match="2"):
             command.main(["scale", *wrong])
         assert "--nic" in capsys.readouterr().err
