@@ -79,28 +79,45 @@ GAINS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 
 
-def gains(records: Sequence[Record]) -> list[tuple[str, ...]]:
-    """Return a line for each path and size that has a slot: its time, and what each thing gains.
+def medians_of(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, float]]:
+    """Return the medians of all contestants by path and size; none of Python's.
 
     records: of point to point; rivals count by their half round trips of the same bytes.
     """
     medians: dict[tuple[str, int], dict[str, float]] = {}
     for record in records:
-        if record.get("language") != "Python" and text(record, "timed") in (TENSOR, samples.HALF):
+        if record.get("language") != "Python" and record.get("timed") in (TENSOR, samples.HALF):
             cell = (text(record, "transport"), int(number(record, "size")))
             found = medians.setdefault(cell, {})
             found[text(record, "contestant")] = number(record, "median_ns")
+    return medians
+
+
+def ratios(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, float]]:
+    """Return by path and size what each thing gains, where both of its sides are known."""
+    return {
+        cell: {
+            name: min(known) / of_cell[below]
+            for name, above, below in GAINS
+            for known in [[of_cell[one] for one in above if one in of_cell]]
+            if known and below in of_cell
+        }
+        for cell, of_cell in medians_of(records).items()
+    }
+
+
+def gains(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Return a line for each path and size that has a slot: its time, and what each thing gains."""
+    of_all = ratios(records)
     return [
         (
             f"{transport} {size_text(size)}",
             time_text(of_cell[SLOT]),
-            *(_gain(of_cell, above, below) for _, above, below in GAINS),
+            *(
+                f"{of_all[transport, size][name]:.2f}" if name in of_all[transport, size] else "-"
+                for name, _, _ in GAINS
+            ),
         )
-        for (transport, size), of_cell in medians.items()
+        for (transport, size), of_cell in medians_of(records).items()
         if SLOT in of_cell
     ]
-
-
-def _gain(medians: dict[str, float], above: Sequence[str], below: str) -> str:
-    known = [medians[name] for name in above if name in medians]
-    return f"{min(known) / medians[below]:.2f}" if known and below in medians else "-"

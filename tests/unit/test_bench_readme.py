@@ -1,4 +1,4 @@
-"""README's tables of messages: what bench/results/p2p.json gives, losses with reasons."""
+"""README's tables of messages and collectives: what bench/results gives, losses with reasons."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench import readme
-from bench.benchlib.record import Record, Result, Run, load
-from bench.suite import samples
+from bench.benchlib.machine import ROOT
+from bench.benchlib.record import Record, Result, Run, load, write
+from bench.suite import doc_collectives, doc_messages, doc_words, samples, streams, tensors
+from bench.suite.collectives import NOTHING
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
 
@@ -46,7 +48,7 @@ def _cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def _rows(records: Iterable[Record], place: int = 0) -> list[list[str]]:
+def _result(records: Iterable[Record]) -> Result:
     machine: Record = {
         "processor": "made up",
         "cores": 2,
@@ -55,49 +57,65 @@ def _rows(records: Iterable[Record], place: int = 0) -> list[list[str]]:
         "kernel": "6.0",
         "commit": "abc",
     }
-    result = Result("full", "rdmatensor bench p2p", machine, [Run(list(records), 0.25, 3.0)])
-    head, *found = readme.block(result).split("\n\n")
+    return Result("full", "rdmatensor bench p2p", machine, [Run(list(records), 0.25, 3.0)])
+
+
+def _parts(records: Iterable[Record]) -> tuple[list[list[str]], list[list[str]], str]:
+    """Single messages, messages in a row, and the notes."""
+    head, singles, in_a_row, *notes = doc_messages.block(_result(records)).split("\n\n")
     assert "`python -m rdmatensor bench p2p`, 3 turns of each, commit abc" in head
     assert "others kept 0.25 of the cores busy" in head
-    return _cells(found[place])
+    return _cells(singles), _cells(in_a_row), " ".join(notes)
 
 
-def test_readme_has_what_the_results_give() -> None:
-    """After a new p2p.json: python bench/readme.py."""
+def _rows(records: Iterable[Record]) -> list[list[str]]:
+    return _parts(records)[0]
+
+
+def test_the_pages_have_what_the_results_give() -> None:
+    """After new results: python bench/readme.py."""
     assert readme.main(["--check"]) == 0
 
 
 def test_each_size_and_path_of_the_results_has_a_row() -> None:
-    run = load(readme.RESULTS).quietest
-    halves = [one for one in run.records if one.get("timed") == samples.HALF]
-    cells = {
-        (one["transport"], one["size"], one["wait"])
-        for one in halves
-        if one["peer"] == OURS and one["language"] == "C"
-    }
-    _, singles, in_a_row = readme.block(load(readme.RESULTS)).split("\n\n")
-    assert len(_cells(singles)) == len(cells) > 0
-    for row in _cells(singles) + _cells(
-        in_a_row
-    ):  # a loss has its reason, and nothing else has one
+    result = load(ROOT / readme.RESULTS / "p2p.json")
+    ours = [one for one in result.quietest.records if one.get("peer") == OURS]
+    ours = [one for one in ours if one.get("language") == "C"]
+    keys = ("transport", "size", "wait")
+    singles = {tuple(map(one.get, keys)) for one in ours if one["timed"] == samples.HALF}
+    streams_of = {tuple(map(one.get, keys)) for one in ours if streams.is_stream(one)}
+    _, first, second, notes = doc_messages.block(result).split("\n\n")
+    assert len(_cells(first)) == len(singles) > 0
+    assert len(_cells(second)) == len(streams_of) > 0
+    for row in _cells(first) + _cells(second):  # a loss has its reason, and nothing else has one
         assert ("**" in " ".join(row)) == bool(row[-1]), row
+        assert all(f"{letter}: " in notes for letter in row[-1].split(", ") if letter)
 
 
 def test_a_loss_is_bold_and_has_a_reason() -> None:
-    (row,) = _rows([_record(OURS, OURS, 100), _record("memcpy and flag", "floor", 50)])
-    assert row[:3] == ["shm 8 B, spinning", "100 ns", "50 ns, **0.50**"]
-    assert "wake a sleeper" in row[-1]
+    (row,), _, notes = _parts([_record(OURS, OURS, 100), _record("memcpy and flag", "floor", 50)])
+    assert row[:3] == ["shm 8 B, spinning", "100 ns (100-100)", "50 ns (50-50), **0.50**"]
+    assert row[-1] == "a"
+    assert notes.startswith("a: ours has a notification that can wake a sleeper")
 
 
 def test_a_win_has_none_and_a_twentieth_does_not_count() -> None:
-    (row,) = _rows([_record(OURS, OURS, 100), _record("UCX put", "ucx", 96)])
-    assert row == ["shm 8 B, spinning", "100 ns", "", "", "put: 96 ns, 0.96", ""]
+    ((*row,),), _, notes = _parts([_record(OURS, OURS, 100), _record("UCX put", "ucx", 96)])
+    assert row[2:] == ["", "", "", "put: 96 ns (96-96), 0.96", ""]
+    assert not notes
 
 
 def test_the_faster_way_of_a_rival_counts() -> None:
     ways = [_record("UCX put", "ucx", 300), _record("UCX tag", "ucx", 200)]
     (row,) = _rows([_record(OURS, OURS, 100), *ways])
-    assert row[4] == "tag: 200 ns, 2.00"
+    assert row[5] == "tag: 200 ns (200-200), 2.00"
+
+
+def test_a_time_has_its_samples_spread_in_its_own_unit() -> None:
+    fields = samples.p2p_fields(OURS, OURS, "shm", 8, language="C")
+    (merged,) = samples.merge([samples.turn(fields, [900, *[1234] * 8, 12_345, 20_000])])
+    assert doc_words.spread(merged) == "1.23 us (1.23-12.3)"
+    assert doc_words.spread(merged, 1000.0) == "234 ns (234-11345)"
 
 
 def test_rows_wait_alike_but_for_grpc() -> None:
@@ -118,41 +136,40 @@ def test_rows_wait_alike_but_for_grpc() -> None:
         "tcp 8 B, spinning",
         "tcp 8 B, sleeping",
     ]
-    assert [row[3] for row in found] == [
-        "unary: 3.00 us, 30",
-        "unary: 3.00 us, 3.00",
-        "unary: 3.00 us, 1.50",
-    ]
-    assert [row[2] for row in found] == ["", "900 ns, **0.90**", "2.40 us, 1.20"]
-    assert "acknowledgement" in found[1][-1]
+    assert [row[4].partition(", ")[2] for row in found] == ["30", "3.00", "1.50"]
+    assert [row[2].partition(", ")[2] for row in found] == ["", "**0.90**", "1.20"]
+    assert [row[-1] for row in found] == ["", "a", ""]
 
 
-def test_large_messages_say_what_copies_do_that_the_peer_reads() -> None:
+def test_the_best_of_the_copies_stands_beside_memcpy_by_its_name() -> None:
     size = 256 * KIB
-    (row,) = _rows(
+    (row,), _, notes = _parts(
         [
-            _record(OURS, OURS, 100, size=size),
-            _record("memcpy and flag", "floor", 40, size=size),
+            _record(OURS, OURS, 90, size=size),
+            _record("memcpy and flag", "floor", 140, size=size),
             _known(OURS, OURS, 100),
-            _known("copy: memcpy", "floor", 110),
-            _known("copy: movsb", "floor", 97),
+            _known("copy: memcpy", "floor", 150),
+            _known("copy: movsb", "floor", 90),
         ]
     )
-    assert "0.97 of our time" in row[-1]
+    assert row[2:4] == ["140 ns (140-140), 1.56", "movsb: 90 ns (90-90), **0.90** of 100 ns"]
+    assert notes == "a: best copy: why is not known yet."
 
 
-def test_messages_in_a_row_are_beside_the_floor_that_spins_too() -> None:
-    ours = _record(OURS, OURS, 100)
+def test_messages_in_a_row_are_beside_the_floor_that_waits_alike() -> None:
     once, both = "1 in flight, one way", "1 in flight, both ways"
     records = [
         *(_stream(OURS, ns, way) for ns, way in ((1000, once), (9000, both))),
         *(_stream("plain socket", ns, way) for ns, way in ((900, once), (990, both))),
-        _stream("plain socket", 10, once, wait=SLEEPING),
+        _stream(OURS, 3000, once, wait=SLEEPING),
+        _stream("plain socket", 6000, once, wait=SLEEPING),
     ]
-    (row,) = _rows([ours, *records], place=1)
-    assert row[:3] == ["tcp 8 B", "1.00 us, **0.90**", "9.00 us, **0.11**"]
-    assert "acknowledgement" in row[3]
-    assert f"{both}: why is not known yet" in row[3]
+    _, (spinning, sleeping), notes = _parts([_record(OURS, OURS, 100), *records])
+    ours = ["1 us (1-1), **0.90**", "9 us (9-9), **0.11**", "a, b"]
+    assert spinning == ["tcp 8 B, spinning", *ours]
+    assert sleeping == ["tcp 8 B, sleeping", "3 us (3-3), 2.00", "", ""]
+    assert "a: ours has a header" in notes
+    assert f"b: spinning, {both}: why is not known yet" in notes
 
 
 def test_a_loss_that_nobody_explains_is_an_error() -> None:
@@ -161,20 +178,135 @@ def test_a_loss_that_nobody_explains_is_an_error() -> None:
         _rows([_record(OURS, OURS, 100, path="tcp"), faster])
 
 
-def test_another_table_is_found_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def _tensor(who: str, ns: int, size: int, path: str = "shm") -> Record:
+    return {**_record(who, OURS, ns, path=path, size=size), "timed": tensors.TENSOR}
+
+
+def test_what_gains_is_told_apart_and_a_slower_slot_has_its_reason() -> None:
+    ways = ((tensors.SLOT, 100), (tensors.DYNAMIC, 200), (tensors.COPY, 80))
+    found = [_tensor(who, ns, 4 * KIB) for who, ns in ways]
+    found += [_tensor(tensors.SERIALISED, 120, 4 * KIB)]
+    _, table, notes = doc_messages.gains(_result(found)).split("\n\n")
+    (row,) = _cells(table)
+    assert row == ["shm 4 KiB", "100 ns (100-100)", "2.00", "**0.80**", "1.50", "", "", "a"]
+    assert notes.startswith("a: a slot is released to its sender after each tensor")
+    odd = [_tensor(tensors.SLOT, 100, 64 * KIB), _tensor(tensors.DYNAMIC, 50, 64 * KIB)]
+    with pytest.raises(ValueError, match="dynamic / slot is below 1 in shm 65536"):
+        doc_messages.gains(_result(odd))
+
+
+def _collective(
+    who: str, op: str, us: int, *, path: str = "shm", size: int = 8, row: str = "same"
+) -> Record:
+    peer = {OURS: OURS, NOTHING: "floor", "gloo": "gloo"}.get(who, "mpi")
+    fields: Record = {
+        **samples.p2p_fields(who, peer, path, size),
+        "topic": "collectives",
+        "op": op,
+        "ranks": 2,
+        "row": row,
+        "loop_ns": 1000.0,
+        "timed": row,
+    }
+    (merged,) = samples.merge([samples.turn(fields, [1000 * us + 1000]) for _ in range(3)])
+    return merged
+
+
+def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
+    records = [
+        _collective(OURS, "reduce", 4),
+        _collective("OpenMPI", "reduce", 1),
+        _collective("gloo", "reduce", 64),
+        _collective(NOTHING, "reduce", 3),
+        _collective(OURS, "gather", 4),
+        _collective("OpenMPI", "gather", 4),
+        _collective(OURS, "send", 100, size=1024 * KIB),
+        _collective("OpenMPI", "send", 80, size=1024 * KIB),
+    ]
+    _, means, losses, notes = doc_collectives.block(_result(records)).split("\n\n")
+    assert [row[1:] for row in _cells(means)] == [
+        ["16 (16-16)", ""],
+        ["**0.50** (0.25-1.00)", "**0.80** (0.80-0.80)"],
+    ]
+    assert _cells(losses) == [
+        ["Open MPI, 8 B", "same", "reduce 4 us (4-4) / 1 us (1-1), **0.25**", "a"],
+        ["Open MPI, 1 MiB", "same", "send 100 us (100-100) / 80 us (80-80), **0.80**", "b"],
+    ]
+    assert "is most of what is between them (a backend that does nothing takes 3.00 us); b" in notes
+
+
+def test_another_result_adds_only_what_the_first_has_not() -> None:
+    first = _result([_collective(OURS, "send", 4)])
+    second = _result([_collective(OURS, "send", 9), _collective("OpenMPI", "send", 9)])
+    assert doc_collectives.block(second, [first]) == ""
+    more = [_collective(OURS, "barrier", 9, size=0), _collective("OpenMPI", "barrier", 9, size=0)]
+    both = [*second.quietest.records, *more, _collective(NOTHING, "barrier", 8, size=0)]
+    assert "send" not in doc_collectives.block(_result(both), [first])
+
+
+@pytest.mark.parametrize(
+    ("who", "path", "size", "row"),
+    [("gloo", "tcp", 8, "same"), ("OpenMPI", "shm", 8, "same"), ("gloo", "shm", 4096, "arena")],
+)
+def test_a_collective_that_no_rule_covers_is_an_error(
+    who: str, path: str, size: int, row: str
 ) -> None:
-    page = tmp_path / "README.md"
-    monkeypatch.setattr(readme, "README", page)
-    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n", encoding="utf-8")
-    assert readme.main(["--check"]) == 1
-    assert "bench/readme.py" in capsys.readouterr().err
-    assert "old" in page.read_text(encoding="utf-8")
-    assert readme.main([]) == 0
-    assert readme.main(["--check"]) == 0
-    found = page.read_text(encoding="utf-8")
-    assert found.startswith(f"before\n{readme.BEGIN}\n`python -m rdmatensor bench p2p")
+    use = "same" if row == "arena" else row
+    pair = [
+        _collective(OURS, "reduce", 9, path=path, size=size, row=row),
+        _collective(who, "reduce", 3, path=path, size=size, row=use),
+        _collective(NOTHING, "reduce", 2, path=path, size=size, row=use),
+    ]
+    with pytest.raises(ValueError, match=f"{who} is faster in {path} reduce {size}"):
+        doc_collectives.block(_result(pair))
+
+
+def _root(folder: Path) -> Path:
+    """A root with empty places and no results."""
+    for block in readme.BLOCKS:
+        page = folder / block.page
+        page.parent.mkdir(exist_ok=True)
+        with page.open("a", encoding="utf-8") as out:
+            out.write(f"before\n{block.begin}\nold\n{readme.END}\nafter\n")
+    (folder / readme.RESULTS).mkdir(parents=True)
+    return folder
+
+
+def test_the_places_are_found_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = _root(tmp_path)
+    write(_result([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
+    assert readme.main(["--check"], root) == 1
+    assert "README.md is not what the results give" in capsys.readouterr().err
+    assert "old" in (root / readme.README).read_text(encoding="utf-8")
+    assert readme.main([], root) == 0
+    assert readme.main(["--check"], root) == 0
+    found = (root / readme.README).read_text(encoding="utf-8")
+    begin = "before\n<!-- bench/readme.py: p2p.json -->\n`python -m rdmatensor bench p2p`, "
+    assert found.startswith(begin)
     assert found.endswith(f"{readme.END}\nafter\n")
-    page.write_text("no place\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="no place for the table"):
-        readme.main([])
+    absent = (root / readme.PERFORMANCE).read_text(encoding="utf-8")
+    assert "Not measured yet: `python -m rdmatensor bench models --out bench/results/" in absent
+
+
+def test_a_cell_without_a_reason_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = _root(tmp_path)
+    kept = root / readme.RESULTS / readme.TCP
+    kept.parent.mkdir()
+    lost = [_collective(who, "send", us, path="tcp") for who, us in ((OURS, 9), ("gloo", 3))]
+    write(_result(lost), kept)
+    assert readme.main(["--check"], root) == 1
+    told = "collectives/tcp_2_ranks.json: gloo is faster in tcp send 8, same, and why?"
+    assert told in capsys.readouterr().err
+
+
+def test_a_page_without_a_place_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = _root(tmp_path)
+    (root / readme.README).write_text("no place\n", encoding="utf-8")
+    assert readme.main([], root) == 1
+    assert "README.md has no place for a table" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""README's tables of collectives: how others stand beside ours, and each cell where they win."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bench.benchlib.record import Record, Result, number
+from bench.benchlib.verdict import size_text, time_text
+from bench.suite import doc_reasons
+from bench.suite.collective_cells import Known, by_who, over, rival_of, row_of
+from bench.suite.collectives import net_ns
+from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
+from bench.suite.peers import OURS
+from bench.suite.settings import PLAIN, ROWS
+
+_RIVALS = {"gloo": "Gloo", "OpenMPI": "Open MPI"}  # by contestant
+_USES = {
+    PLAIN: "tensors that nobody touches",
+    "same": "the same tensors again and again",
+    "fresh": "new private storage each time",
+    "arena": "born in the arena",
+}
+_Pair = tuple[Record, Record, float]  # ours, a rival's, its time over ours
+
+
+def block(result: Result, without: Sequence[Result] = ()) -> str:
+    """Return both tables and where they come from; empty where nothing is to be told.
+
+    without: results whose operations and sizes are left out.
+    """
+    records = [one for one in result.quietest.records if "missing" not in one]
+    shown = {
+        (one.get("op"), one.get("size"))
+        for other in without
+        for one in other.quietest.records
+        if one.get("peer") == OURS
+    }
+    known = by_who(records)
+    ours = [one for one in records if one["peer"] == OURS and (one["op"], one["size"]) not in shown]
+    if not ours:
+        return ""
+    pairs = {
+        (row, rival): [
+            (one, theirs, ratio)
+            for one in ours
+            if row_of(one) == row
+            for theirs in [rival_of(one, known.get(rival, {}))]
+            for ratio in [over(theirs, one)]
+            if theirs is not None and ratio is not None
+        ]
+        for row in (PLAIN, *ROWS)
+        for rival in _RIVALS
+    }
+    notes = Notes()
+    where = f"{ours[0]['transport']}, {ours[0]['ranks']} ranks"
+    lost = _losses(pairs, known, notes)
+    heads = (f"{where}: faster is", "tensors", "ours / its time, and its over ours", "why")
+    parts = [head(result, ours), _means(where, pairs), table(heads, lost) if lost else ""]
+    return with_notes("\n\n".join(part for part in parts if part), _told(notes, ours, known))
+
+
+def _means(where: str, pairs: dict[tuple[str, str], list[_Pair]]) -> str:
+    """Return the geometric mean of each size, and the least and the most of its operations."""
+    sizes = sorted({number(one, "size") for of in pairs.values() for one, _, _ in of} - {0.0})
+    rows = []
+    for (row, rival), of in pairs.items():
+        cells = []
+        for size in sizes:
+            ratios = [ratio for one, _, ratio in of if number(one, "size") == size]
+            cells.append(_mean(ratios) if ratios else "")
+        if any(cells):
+            rows.append((f"{_RIVALS[rival]}, {_USES[row]}", *cells))
+    heads = (f"{where}: its time over ours, mean (least-most)", *map(size_text, sizes))
+    return table(heads, rows)
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    least, most = (marked(ratio).strip("*") for ratio in (min(ratios), max(ratios)))
+    return f"{marked(mean)} ({least}-{most})"
+
+
+def _losses(
+    pairs: dict[tuple[str, str], list[_Pair]], known: Known, notes: Notes
+) -> list[tuple[str, ...]]:
+    """Return a row for each size, rival, use of the tensors and reason: what is slower, by what."""
+    cells: dict[tuple[float, str, str, str], list[str]] = {}
+    for (row, rival), of in pairs.items():
+        for ours, theirs, ratio in sorted(of, key=lambda pair: (number(pair[0], "size"), pair[2])):
+            if ratio >= ROOM:
+                continue
+            letter = notes.mark(doc_reasons.of_collective(ours, theirs, known))
+            key = (number(ours, "size"), rival, row, letter)
+            cells.setdefault(key, []).append(_lost(ours, theirs, ratio))
+    return [
+        (_RIVALS[rival] + (f", {size_text(size)}" if size else ""), row, "; ".join(lost), letter)
+        for (size, rival, row, letter), lost in sorted(cells.items(), key=lambda cell: cell[0][:2])
+    ]
+
+
+def _lost(ours: Record, theirs: Record, ratio: float) -> str:
+    """Return a cell: both times without what the ranks do themselves, and their ratio."""
+    own, other = (spread(one, number(one, "median_ns") - net_ns(one)) for one in (ours, theirs))
+    return f"{ours['op']} {own} / {other}, {marked(ratio)}"
+
+
+def _told(notes: Notes, ours: Sequence[Record], known: Known) -> Notes:
+    """Return the notes with what a call of torch takes here, where that is a reason."""
+    nothing = [
+        net_ns(one)
+        for record in ours
+        if number(record, "size") <= doc_reasons.SMALL_BYTES
+        for one in [doc_reasons.nothing_of(record, known)]
+        if one is not None
+    ]
+    if nothing and doc_reasons.CALLS in notes:
+        told = " to ".join(dict.fromkeys(time_text(of(nothing)) for of in (min, max)))
+        notes.extend(doc_reasons.CALLS, f" (a backend that does nothing takes {told})")
+    return notes

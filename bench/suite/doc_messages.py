@@ -1,0 +1,154 @@
+"""README's tables of point to point: single messages, messages in a row, and what gains what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.benchlib.record import Record, Result, number, text
+from bench.benchlib.verdict import size_text, time_text
+from bench.suite import doc_reasons, samples, streams, tensors
+from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
+from bench.suite.p2p import KNOWN
+from bench.suite.peers import OURS
+
+_RIVALS = {"floor": "memcpy and flag; plain socket", "grpc-cpp": "gRPC C++", "ucx": "UCX"}
+_BEST = "the best of eight copies, until the peer knows"
+_WHY = "where it is slower"
+
+
+def block(result: Result) -> str:
+    """Return the tables of single messages and of messages in a row, and where they come from."""
+    records = result.quietest.records
+    halves = [
+        one
+        for one in records
+        if one.get("timed") == samples.HALF and one.get("language") != "Python"
+    ]
+    ours = sorted((one for one in halves if one["peer"] == OURS), key=_place)
+    notes = Notes()
+    floor, *others = _RIVALS.values()
+    heads = ("half a round trip, C", "ours", floor, _BEST, *others, _WHY)
+    singles = table(heads, [_row(one, halves, records, notes) for one in ours])
+    in_a_row = _in_a_row(records, notes)
+    return with_notes("\n\n".join([head(result, ours), singles, in_a_row]), notes)
+
+
+def gains(result: Result) -> str:
+    """Return what pre-exchanged addresses, zero copy, packing and the transport gain."""
+    records = result.quietest.records
+    slots = {
+        (text(one, "transport"), int(number(one, "size"))): one
+        for one in records
+        if one.get("contestant") == tensors.SLOT and one.get("timed") == tensors.TENSOR
+    }
+    if not slots:
+        return "No tensors were measured."
+    ratios = tensors.ratios(records)
+    notes = Notes()
+    rows = []
+    for (path, size), slot in sorted(slots.items()):
+        of_cell = ratios[path, size]
+        cells, reasons = [], []
+        for what in _GAINS:
+            if what not in of_cell:
+                cells.append("")
+                continue
+            cells.append(marked(of_cell[what]))
+            if of_cell[what] < ROOM:
+                reasons.append(doc_reasons.of_gain(path, size, what))
+        rows.append((f"{path} {size_text(size)}", spread(slot), *cells, notes.marks(reasons)))
+    heads = ("half a round trip of a tensor, read, C", "a static slot", *_GAINS.values(), _WHY)
+    text_of_it = f"{head(result, list(slots.values()))}\n\n{table(heads, rows)}"
+    return with_notes(text_of_it, notes)
+
+
+_GAINS = {
+    "dynamic / slot": "pre-exchanged addresses: a dynamic slot over it",
+    "copy / slot": "zero copy: ring and copy over it",
+    "packed / copy": "no packing: packed over ring and copy",
+    "gRPC / packed": "the transport: gRPC over packed",
+    "gRPC / slot": "all of it: gRPC over the slot",
+}
+
+
+def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
+    """Return the table of messages in a row: time of each, and the floor's over it."""
+    rows = [one for one in records if streams.is_stream(one)]
+    ways = list(dict.fromkeys(text(one, "timed") for one in rows))
+    lines = []
+    keys = ("transport", "size", "wait")
+    of_ours = sorted((one for one in rows if one["peer"] == OURS), key=_place)
+    for cell in dict.fromkeys(tuple(one[key] for key in keys) for one in of_ours):
+        pairs = {
+            (one["timed"], one["peer"]): one
+            for one in rows
+            if tuple(one[key] for key in keys) == cell
+        }
+        path, size, wait = cell
+        cells, reasons = [], []
+        for way in ways:
+            ours, rival = pairs.get((way, OURS)), pairs.get((way, "floor"))
+            if ours is None or rival is None:
+                cells.append("")
+                continue
+            ratio = number(rival, "median_ns") / number(ours, "median_ns")
+            cells.append(f"{spread(ours)}, {marked(ratio)}")
+            if ratio < ROOM:
+                reasons.append(doc_reasons.in_a_row(ours, ratio))
+        lines.append(
+            (f"{path} {size_text(float(str(size)))}, {wait}", *cells, notes.marks(reasons))
+        )
+    return table(("each of many, C", *ways, _WHY), lines)
+
+
+def _place(record: Record) -> tuple[bool, bool, float]:
+    is_sleeping = record["wait"] == samples.WAITS["sleep"]
+    return record["transport"] != "shm", is_sleeping, number(record, "size")
+
+
+def _row(
+    ours: Record, halves: Sequence[Record], records: Sequence[Record], notes: Notes
+) -> tuple[str, ...]:
+    same = [one for one in halves if all(one[key] == ours[key] for key in ("transport", "size"))]
+    found: dict[str, str] = {}
+    reasons = []
+    for peer, name in _RIVALS.items():
+        # gRPC sleeps, whoever it stands beside
+        alike = [one for one in same if one["wait"] == ours["wait"] or peer == "grpc-cpp"]
+        rivals = [one for one in alike if one["peer"] == peer]
+        if not rivals:
+            found[peer] = ""
+            continue
+        best = min(rivals, key=lambda one: number(one, "median_ns"))
+        ratio = number(best, "median_ns") / number(ours, "median_ns")
+        way = text(best, "contestant").removeprefix(name).strip()
+        found[peer] = f"{'' if peer == 'floor' else f'{way}: '}{spread(best)}, {marked(ratio)}"
+        if ratio < ROOM:
+            reasons.append(doc_reasons.of_message(ours, peer))
+    copied, of_copy = _best_copy(ours, records)
+    cells = (found["floor"], copied, found["grpc-cpp"], found["ucx"])
+    what = f"{ours['transport']} {size_text(number(ours, 'size'))}, {ours['wait']}"
+    return what, spread(ours), *cells, notes.marks([*reasons, *of_copy])
+
+
+def _best_copy(ours: Record, records: Sequence[Record]) -> tuple[str, list[str]]:
+    """Return the cell of the best of the copies beside ours, and the reason where it is faster.
+
+    Of both until the peer knows that has read the last bytes.
+    """
+    keys = ("transport", "size", "wait")
+    cell = [
+        one
+        for one in records
+        if one.get("timed") == KNOWN and all(one[key] == ours[key] for key in keys)
+    ]
+    known = [one for one in cell if one["peer"] == OURS]
+    copies = [one for one in cell if one["peer"] != OURS]
+    if not known or not copies:
+        return "", []
+    best = min(copies, key=lambda one: number(one, "median_ns"))
+    ratio = number(best, "median_ns") / number(known[0], "median_ns")
+    name = text(best, "contestant").removeprefix("copy: ")
+    took = time_text(number(known[0], "median_ns"))
+    reasons = [doc_reasons.of_copy(known[0], best)] if ratio < ROOM else []
+    return f"{name}: {spread(best)}, {marked(ratio)} of {took}", reasons

@@ -1,0 +1,126 @@
+"""Why a rival is faster than ours, by rule: for every cell of README's tables that is bold.
+
+What no rule covers raises ValueError, and `bench/readme.py --check` fails: somebody has to look
+there first. A reason that nobody knows is a rule as well, and says so.
+"""
+
+from __future__ import annotations
+
+from bench.benchlib.record import Record, number, text
+from bench.suite.collective_cells import Known, cell_of, row_of
+from bench.suite.collectives import NOTHING, net_ns
+from bench.suite.settings import KIB, MIB, PLAIN
+
+UNKNOWN = "why is not known yet"
+NOTIFIES = "ours has a notification that can wake a sleeper, and checks that the region still lives"
+READ = "ours takes stores that pay where the peer reads the bytes"
+BY_CHANCE = "each median lies in the other's band, and the best of eight is chosen afterwards"
+ACKNOWLEDGES = (
+    "ours has a header, a notification, and an acknowledgement once the bytes are in place"
+)
+RELEASES = (
+    "a slot is released to its sender after each tensor; the ring gives one credit for half of it"
+)
+CALLS = (
+    "torch's share of a call, which Open MPI is measured without, is most of what is between them"
+)
+OFFERS = "torch's share of a call, and what it takes to offer a tensor that lies in private memory"
+TWICE = (
+    "its copy is one, from process to process; ours go through memory that both share, and the"
+    " second is not free where all of it lies in the caches"
+)
+LARGE_TWICE = "its copy is one, from process to process; ours go through memory that both share"
+PAGES = "nearly all of it is the system's making of pages"
+TURNS = (
+    "the progress thread takes turns with the rank at the socket, and each message has an"
+    " acknowledgement; of 8 B, torch's share of a call as well"
+)
+IN_BANDS = "each median lies in the other's band"
+PROOFS = (
+    "ours proves each path before it is used, opens all pairs at the first collective, and makes"
+    " the arena"
+)
+_COPY_FROM_BYTES = 256 * KIB  # from here on the copy's time tells, below it what goes with it
+_LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no share of its time
+SMALL_BYTES = 64 * KIB
+_ODD = 0.5  # of a plain socket's time in a row: more than what is known explains
+
+
+def of_message(ours: Record, peer: str) -> str:
+    """Return what ours does that a faster rival does not, in half a round trip."""
+    path, size = text(ours, "transport"), number(ours, "size")
+    if peer not in ("floor", "ucx"):
+        raise ValueError(f"{peer} is faster in {path} {size:g}, and why?")
+    if path == "shm":
+        return NOTIFIES if size < _COPY_FROM_BYTES else READ
+    is_known = peer == "floor" or size < _LARGE_BYTES
+    return ACKNOWLEDGES if is_known else f"UCX: {UNKNOWN}"
+
+
+def of_copy(ours: Record, copy: Record) -> str:
+    """Return why the best of eight copies is faster until the peer knows."""
+    if number(ours, "size") < _COPY_FROM_BYTES:
+        return NOTIFIES
+    return BY_CHANCE if _are_alike(ours, copy) else f"best copy: {UNKNOWN}"
+
+
+def _are_alike(one: Record, other: Record) -> bool:
+    """Return whether each median lies between the 10th and 90th hundredth of the other."""
+    return all(
+        number(this, "p10") <= number(that, "median_ns") <= number(this, "p90")
+        for this, that in ((one, other), (other, one))
+    )
+
+
+def of_step(planned: Record, rival: Record) -> str:
+    """Return why a rival's training step is faster than the planned one."""
+    return IN_BANDS if _are_alike(planned, rival) else f"{rival['contestant']}: {UNKNOWN}"
+
+
+def of_set_up(rival: Record) -> str:
+    """Return why a rival's ranks can work sooner."""
+    if rival["contestant"] != "gloo":
+        raise ValueError(f"the set-up of {rival['contestant']} is faster, and why?")
+    return PROOFS
+
+
+def in_a_row(ours: Record, ratio: float) -> str:
+    """Return why messages in a row are slower than the floor's; ratio: its time over ours."""
+    is_odd = ours["transport"] == "tcp" and ratio < _ODD
+    return f"{ours['wait']}, {ours['timed']}: {UNKNOWN}" if is_odd else of_message(ours, "floor")
+
+
+def of_gain(path: str, size: int, what: str) -> str:
+    """Return why a slot is slower than another way that is named by `what`."""
+    if what == "copy / slot" and size < SMALL_BYTES:
+        return RELEASES
+    if what in ("copy / slot", "dynamic / slot") and path == "tcp" and size >= _LARGE_BYTES:
+        return f"{what}: {UNKNOWN}"
+    raise ValueError(f"{what} is below 1 in {path} {size}, and why?")
+
+
+def of_collective(ours: Record, theirs: Record, known: Known) -> str:
+    """Return why a rival's collective is faster."""
+    path, size, row = text(ours, "transport"), number(ours, "size"), row_of(ours)
+    rival, op = text(theirs, "contestant"), text(ours, "op")
+    if path == "shm" and row == "fresh" and size >= _LARGE_BYTES:
+        return PAGES
+    if rival == "OpenMPI" and path == "tcp":
+        return TURNS
+    if rival == "OpenMPI" and path == "shm":
+        if size >= _COPY_FROM_BYTES:
+            return TWICE if size < _LARGE_BYTES else LARGE_TWICE
+        if op == "send" and row != "arena" and size >= SMALL_BYTES:
+            return OFFERS
+        nothing = nothing_of(ours, known)
+        between_ns = net_ns(ours) - net_ns(theirs)
+        if nothing is not None and net_ns(nothing) >= between_ns / 2:
+            return CALLS
+    raise ValueError(f"{rival} is faster in {path} {op} {size:g}, {row}, and why?")
+
+
+def nothing_of(ours: Record, known: Known) -> Record | None:
+    """Return the backend that does nothing beside one: with tensors of the arena it has no row."""
+    of_it = known.get(NOTHING, {})
+    rows = (row_of(ours), "same", PLAIN)
+    return next((of_it[cell_of(ours, row)] for row in rows if cell_of(ours, row) in of_it), None)

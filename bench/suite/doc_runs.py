@@ -1,0 +1,115 @@
+"""Generated tables of docs/performance.md: training steps, set-up, and scale on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.benchlib.record import Record, Result, number, text
+from bench.suite import copies, doc_reasons, models, scale_tables, setup
+from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
+from bench.suite.peers import OURS
+from bench.suite.settings import KIB, MIB
+
+
+def _of(result: Result, topic: str) -> list[Record]:
+    records = [one for one in result.quietest.records if "missing" not in one]
+    return [one for one in records if one.get("topic") == topic]
+
+
+def training(result: Result) -> str:
+    """Return the planned step of each model and path beside the others', and the targets."""
+    steps = sorted(_of(result, "models"), key=models.place_of)
+    planned = models.planned_of(steps)
+    others = [name for name in models.CONTESTANTS.values() if name != models.PLANNED]
+    others = [name for name in others if any(one["contestant"] == name for one in steps)]
+    heads = (
+        "model, parameters",
+        "a planned step",
+        "exposed",
+        *others,
+        "where planned is slower",
+    )
+    notes = Notes()
+    rows = []
+    for cell, ours in planned.items():
+        beside = {text(one, "contestant"): one for one in steps if models.cell_of(one) == cell}
+        cells, reasons = [], []
+        for name in others:
+            if name not in beside:
+                cells.append("")
+                continue
+            ratio = number(beside[name], "median_ns") / number(ours, "median_ns")
+            is_floor = name == models.FLOOR  # no rival: what is below 1 is exposed
+            cells.append(f"{ratio:.2f}" if is_floor else marked(ratio))
+            if ratio < ROOM and not is_floor:
+                reasons.append(doc_reasons.of_step(ours, beside[name]))
+        rows.append((_model(ours), spread(ours), _share(ours), *cells, notes.marks(reasons)))
+    targets = [*models.verdicts(steps), *copies.verdicts(_of(result, copies.TOPIC))]
+    told = [f"{'    ' if line.startswith(' ') else ''}- {line.strip()}" for line in targets]
+    steps_told = with_notes(table(heads, rows), notes)
+    return "\n\n".join(
+        [head(result, list(planned.values())), steps_told, "Targets:", "\n".join(told)]
+    )
+
+
+def _model(record: Record) -> str:
+    scaled = "" if record["divisor"] == 1 else f", widths / {record['divisor']}"
+    size = f"{number(record, 'size') / MIB:.0f} MiB{scaled}"
+    return f"{record['op']}, {size}, {record['transport']}"
+
+
+def _share(record: Record) -> str:
+    return f"{100 * number(record, 'share'):.0f} %" if "share" in record else ""
+
+
+def set_up(result: Result) -> str:
+    """Return the time until ranks can work, Gloo's over it, and the curves that fit it."""
+    records = _of(result, "setup")
+    ours = {_step(one): one for one in records if one["peer"] == OURS}
+    counts = sorted({int(number(one, "ranks")) for one in records})
+    notes = Notes()
+    rows = []
+    for name, curve in setup.curves(records).items():
+        by_ranks = {int(number(one, "ranks")): one for one in curve}
+        cells, reasons = [], []
+        for one in (by_ranks.get(count) for count in counts):
+            own = None if one is None or one["peer"] == OURS else ours.get(_step(one))
+            cells.append("" if one is None else spread(one))
+            if one is not None and own is not None:
+                ratio = number(one, "median_ns") / number(own, "median_ns")
+                cells[-1] += f", {marked(ratio)}"
+                reasons += [doc_reasons.of_set_up(one)] if ratio < ROOM else []
+        rows.append((name, *cells, *_fits(curve), notes.marks(reasons)))
+    heads = ("until", *(f"{count} ranks" for count in counts), "time grows as", "memory of a rank")
+    told = with_notes(table((*heads, "where ours is slower"), rows), notes)
+    return f"{head(result, records)}\n\n{told}"
+
+
+def _step(record: Record) -> tuple[object, ...]:
+    return tuple(record[key] for key in ("transport", "ranks", "timed"))
+
+
+def _fits(curve: Sequence[Record]) -> tuple[str, str]:
+    time, held = setup.power(curve), setup.memory(curve)
+    each = (
+        ""
+        if held is None
+        else f"{held[0] / KIB:.0f} KiB and {held[1] / KIB:.0f} KiB for each other"
+    )
+    return "" if time is None else f"ranks^{time[1]:.2f}", each
+
+
+def scale(result: Result) -> str:
+    """Return the constants that were fitted to 2 to 8 ranks, and by how much the model misses."""
+    records = _of(result, "scale")
+    fits = scale_tables.fits_of(records)
+    if not fits:
+        raise ValueError("too few numbers of ranks and sizes for a model")
+    fitted, missed = [
+        table((what, *names), [(fit.name, *cells(fit)) for fit in fits])
+        for what, names, cells in (
+            ("fitted constants", scale_tables.CONSTANTS, scale_tables.constants_of),
+            ("the model is off by", scale_tables.ERRORS, scale_tables.errors_of),
+        )
+    ]
+    return f"{head(result, records)}\n\n{fitted}\n\n{missed}"
