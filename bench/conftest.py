@@ -3,21 +3,24 @@
 Each benchmark is one run in which all contestants take turns; what counts are ratios within a run.
 --bench-repeats N runs each N times and judges the run that others disturbed least.
 --bench-results DIR keeps all runs with their raw samples; bench/report.py prints the table of DIR.
+--benchmark-json FILE has the raw samples too, one entry for each contestant and size, grouped by
+size, and the machine as our own files have it: kernel, providers, MTUs, versions, commit.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
+from pytest_benchmark.stats import Metadata
 
 # At the end: `bench` is found here, and rdmatensor where it is installed, not in the sources.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from bench.benchlib import machine, record, topics, verdict
+from bench.benchlib import entries, machine, record, topics, verdict
 from bench.benchlib.programs import TooFewCores
 
 Judge = Callable[[str, str, Callable[[], list[record.Record]]], list[verdict.Row]]
@@ -28,6 +31,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("bench")
     group.addoption("--bench-repeats", type=int, default=1, help="runs of each benchmark")
     group.addoption("--bench-results", type=Path, default=None, help="keep all runs in this folder")
+
+
+def pytest_benchmark_update_machine_info(machine_info: record.Record) -> None:
+    """Say of the machine what our own files say, and what its networks are."""
+    machine_info["rdmatensor"] = {**machine.stamp(), **machine.networks()}
+
+
+def _add_rows(benchmark: BenchmarkFixture, rows: Iterable[entries.Entry]) -> None:
+    """Give pytest-benchmark rows of what programs measured; it has no public way to."""
+    for entry in rows:
+        stats = Metadata(entry, iterations=1, options=entry.options)  # type: ignore[no-untyped-call]
+        for seconds in entry.seconds:
+            stats.update(seconds)  # type: ignore[no-untyped-call]
+        benchmark._add_stats(stats)
 
 
 @pytest.fixture
@@ -46,6 +63,7 @@ def judge(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Judge:
                 records = run_once()
             runs.append(record.Run(records, watch.foreign_cpus, watch.seconds))
 
+        benchmark.group = entries.WHOLE_RUNS
         try:
             benchmark.pedantic(  # type: ignore[no-untyped-call]
                 watched, rounds=repeats, iterations=1
@@ -55,6 +73,7 @@ def judge(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Judge:
         result = record.Result(topic, command, machine.stamp(), runs)
         if folder is not None:
             record.save(result, folder)
+        _add_rows(benchmark, entries.of(result.quietest.records, topic, request.node.nodeid))
         rows = topics.TOPICS[topic](result.quietest.records)
         benchmark.extra_info["rows"] = [f"{row.what}: {row.ratio}" for row in rows]
         benchmark.extra_info["foreign_cpus"] = result.quietest.foreign_cpus
