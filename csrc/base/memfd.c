@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -24,6 +25,9 @@
 
 /* Times that the kernel may ask to try again before its word is taken for an answer. */
 #define POPULATE_TRIES 1000
+
+/* Pages that one system call looks at: 4 KiB of names for it on the stack, a MiB of memory. */
+#define PAGES_AT_ONCE 256
 
 /* ---- Ours ---------------------------------------------------------------------------------- */
 
@@ -217,22 +221,37 @@ rdti_memfd_populate_mapped(void *addr, uint64_t len_bytes)
 }
 
 /*
- * For kernels before 5.14: fallocate() gets the pages, with an errno where there are none; the
- * touch then only fills our page table (a read: the mapping is shared and writable, so it maps for
- * both). Other threads may be writing the same bytes, whose value does not matter here.
+ * Fill our page table, for both reading and writing, as the mapping is shared and writable. The
+ * kernel reads a byte of each page for us: other threads may be writing the same bytes, so that a
+ * load of ours would race. Where it may not, as in some containers, whoever uses a page first pays.
  */
-__attribute__((no_sanitize("thread"))) static int
-populate_by_hand(int fd, uint64_t off_bytes, const void *addr, uint64_t len_bytes)
+static void
+fill_page_table(uint8_t *addr, uint64_t len_bytes)
 {
-    const volatile unsigned char *bytes = addr;
     const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint8_t sink[PAGES_AT_ONCE];
+    struct iovec pages[PAGES_AT_ONCE];
+    uint64_t off = 0;
 
+    while (off < len_bytes) {
+        unsigned long count = 0;
+        for (; count < PAGES_AT_ONCE && off < len_bytes; off += page_bytes)
+            pages[count++] = (struct iovec){.iov_base = addr + off, .iov_len = 1};
+        const struct iovec all = {.iov_base = sink, .iov_len = count};
+        if (process_vm_readv(getpid(), &all, 1, pages, count, 0) != (ssize_t)count)
+            return;
+    }
+}
+
+/* For kernels before 5.14: fallocate() gets the pages, with an errno where there are none. */
+static int
+populate_by_hand(int fd, uint64_t off_bytes, void *addr, uint64_t len_bytes)
+{
     while (fallocate(fd, 0, (off_t)off_bytes, (off_t)len_bytes) != 0) {
         if (errno != EINTR)
             return errno;
     }
-    for (uint64_t off = 0; off < len_bytes; off += page_bytes)
-        (void)bytes[off];
+    fill_page_table(addr, len_bytes);
     return 0;
 }
 

@@ -216,3 +216,18 @@ def test_no_suppression_of_a_sanitizer_names_our_own_code() -> None:
         assert "*" not in pattern
         assert pattern not in ours
         assert not re.search(r"rdt_|rdti_|rdmatensor", pattern)
+
+
+def test_no_function_of_ours_is_kept_from_a_sanitizer() -> None:
+    suffixes = (".c", ".h", ".cpp", ".hpp")
+    sources = [
+        path
+        for folder in ("csrc", "tests", "bench")
+        for path in sorted(ROOT.glob(f"{folder}/**/*"))
+        if path.suffix in suffixes
+    ]
+
+    assert len(sources) > 200
+    for path in sources:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"no_sanitize|disable_sanitizer_instrumentation", text), path
