@@ -88,13 +88,15 @@ rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t le
     coll->direct.done.copied_bytes += len_bytes;
 }
 
-/* The member has stored `tick`, or a later one of the same stage. */
+/* The member has stored `tick`, the last one that we stored, or are about to go beyond: it cannot
+ * have stored a later one of the same stage, for which it waits for us. One that says so has not
+ * come, or it could send us through ticks without end. */
 static bool
 has_come(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
     /* seq_cst: pairs with the store in publish(); what was stored before is seen. In the total
      * order, either the last of all to store sees that all have come, and rings, or they see it. */
-    return atomic_load_explicit(&line_of(team, member, tick)->tick, memory_order_seq_cst) >= tick;
+    return atomic_load_explicit(&line_of(team, member, tick)->tick, memory_order_seq_cst) == tick;
 }
 
 static bool
