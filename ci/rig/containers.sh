@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 IMAGE=rdmatensor-pair
 BASE=rdmatensor-base
-RELEASE=bookworm
+OS_RELEASE=/etc/os-release
 STORE="$ROOT/build/rig/containers"
 TEST_LIMIT_S=700 # two pairs, each within its own limit
 STORAGE=(--root "$STORE/storage" --runroot "$STORE/run" --storage-driver overlay)
@@ -24,20 +24,35 @@ install_tools() {
         --no-install-recommends -o DPkg::Lock::Timeout=300 install "${missing[@]}"
 }
 
-# Debian from apt's own mirror: no image registry is needed.
+# What debootstrap is to be told: the release that this host has, its components and apt's mirror of
+# it. "stable-updates" is another suite of the same code name, and no release.
+find_release() {
+    # shellcheck source=/dev/null
+    release="$(. "$OS_RELEASE" && printf '%s' "${VERSION_CODENAME:-}")"
+    [[ -n "$release" ]] || die "$OS_RELEASE names no release that debootstrap could know"
+    local targets
+    # shellcheck disable=SC2016 # apt's variables
+    targets="$(apt-get indextargets --format '$(RELEASE) $(CODENAME) $(COMPONENT) $(SITE)' |
+        awk -v name="$release" '$2 == name && $1 !~ /-/ { print $3, $4 }' | sort -u)"
+    [[ -n "$targets" ]] || die "apt names no mirror of $release"
+    components="$(cut -d ' ' -f 1 <<<"$targets" | sort -u | paste -sd ,)"
+    mirror="$(head -n 1 <<<"$targets" | cut -d ' ' -f 2)"
+    [[ "$mirror" != mirror+file:* ]] || # a list, which only apt can read
+        mirror="$(grep -m 1 -oE '^https?://[^[:space:]]+' "${mirror#mirror+file:}")" ||
+        die "no mirror in ${mirror#mirror+file:}"
+}
+
+# The host's own release from apt's own mirror: no image registry is needed.
 make_base() {
     podman "${STORAGE[@]}" image exists "$BASE" && return
-    local work mirror
-    # shellcheck disable=SC2016 # apt's variables
-    mirror="$(apt-get indextargets --format '$(CODENAME) $(SITE)' |
-        awk -v release="$RELEASE" '$1 == release { print $2; exit }')"
-    [[ -n "$mirror" ]] || die "apt names no mirror of $RELEASE"
+    local work release components mirror
+    find_release
     work="$(mktemp -d "$ROOT/build/rig/base.XXXXXX")"
     # shellcheck disable=SC2064 # the folder of now is meant
     trap "rm -rf '$work'" EXIT
     say "rig: making a base image by debootstrap"
     logged rig-debootstrap debootstrap --variant=minbase --include=ca-certificates \
-        "$RELEASE" "$work/base" "$mirror"
+        --components="$components" "$release" "$work/base" "$mirror"
     tar -C "$work/base" -c . | logged rig-import podman "${STORAGE[@]}" import - "$BASE"
     rm -rf "$work"
     trap - EXIT
@@ -72,7 +87,7 @@ run_pairs() {
     local out="$STORE/results"
     rm -rf "$out"
     RIG_STORE="$STORE/storage" RIG_IMAGE="localhost/$IMAGE" bash ci/rig/run.sh --memory 3072 \
-        --timeout "$TEST_LIMIT_S" "$@" --out "$out" -- bash ci/rig/containers_guest.sh
+        --timeout "$TEST_LIMIT_S" --out "$out" "$@" -- bash ci/rig/containers_guest.sh
 }
 
 action="${1:-}"
