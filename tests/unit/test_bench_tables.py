@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench.benchlib import python_rows
 from bench.benchlib.record import Record
 from bench.suite import p2p, plots, samples, tables
 
@@ -75,3 +76,17 @@ def test_a_row_that_goes_over_another_path_says_so() -> None:
     assert p2p.contestant_of("nixl", "prepared", "shm", 64 << 20) == "NIXL, one handle"
     assert p2p.contestant_of("nixl", "prepared", "tcp", 8) == "NIXL, one handle"
     assert p2p.contestant_of("ours", "write", "shm", 8) == "rdmatensor, Python"
+
+
+def test_the_targets_against_nixl_are_the_same_over_both_paths() -> None:
+    records: list[Record] = [
+        {"contestant": who, "way": "write", "path": path, "size": size, "median_ns": 100}
+        for who in ("ours", "nixl", "nixl tuned")
+        for path in ("shm", "tcp")
+        for size in (8, 64 << 20)
+    ]
+    for path in ("shm", "tcp"):
+        rows = python_rows.p2p([one for one in records if one["path"] == path])
+        judged = {row.what.split()[1]: row.target for row in rows if "NIXL," in row.floor}
+        assert judged == {"8": 4.0, "64": 1.5}
+        assert all(row.target is None for row in rows if "NIXL tuned" in row.floor)
