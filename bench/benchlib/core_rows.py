@@ -95,11 +95,20 @@ def tcp_latency(records: list[Record]) -> list[Row]:
             number(record, "times_floor_single"),
             1.2,
             better="lower",
-            note=f"median of single trips; of batches: {number(record, 'times_floor'):.3f}",
+            note=f"median of single trips; of batches: {number(record, 'times_floor'):.3f}"
+            + _slept(record),
         )
         for record in summaries(records)
         for wait in [{"spin": "spinn", "sleep": "sleep"}[text(record, "wait")]]
     ]
+
+
+def _slept(record: Record) -> str:
+    """How often each slept in a round trip, where they were told to; older files do not say."""
+    if record["wait"] != "sleep" or "ours_switches_per_trip" not in record:
+        return ""
+    ours, floor = (number(record, f"{who}_switches_per_trip") for who in ("ours", "floor"))
+    return f"; slept {ours:.2f} times a round trip, the socket {floor:.2f} times"
 
 
 def registration(records: list[Record]) -> list[Row]:

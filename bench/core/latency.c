@@ -12,7 +12,9 @@
  * `trips` in one sample, and some that are timed alone: their median ignores the moments in which
  * others had a core. Defaults: shm, spin, 8 bytes, 50 rounds of 1000 trips. "spin": the library may
  * spin, as it does where cores allow; "sleep": it is told that many ranks share the cores, and the
- * floor blocks.
+ * floor blocks. Who sleeps may be woken before its core has gone idle, and then takes no longer
+ * than who spins; so each record has what the first side's process did for a round trip: how often
+ * its threads slept (voluntary context switches) and its processor time, of all timed trips.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +115,7 @@ struct way {
     void (*recv)(struct ends *e);
     struct bench_series batch;
     struct bench_series single;
+    struct bench_spent spent; /* in all timed trips */
 };
 
 static const struct way ways[2] = {
@@ -204,22 +207,29 @@ close_ends(struct ends *e)
     free(e->src);
 }
 
+static double
+per_trip(uint64_t of_all, const struct settings *settings)
+{
+    return (double)of_all / (double)(settings->rounds * (settings->trips + singles(settings)));
+}
+
 static void
 report(struct way *w, const struct settings *settings)
 {
-    char fields[160];
+    struct bench_series *const series[] = {&w->batch, &w->single};
+    const size_t trips[] = {settings->trips, 1};
+    char fields[240];
 
-    (void)snprintf(fields, sizeof(fields),
-                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"trips\": %zu",
-                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes,
-                   settings->trips);
-    bench_series_print(&w->batch, fields);
-    (void)snprintf(fields, sizeof(fields),
-                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"trips\": 1",
-                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes);
-    bench_series_print(&w->single, fields);
-    bench_series_free(&w->batch);
-    bench_series_free(&w->single);
+    for (size_t i = 0; i < 2; i++) {
+        (void)snprintf(fields, sizeof(fields),
+                       "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"trips\": %zu, "
+                       "\"switches_per_trip\": %.3f, \"cpu_ns_per_trip\": %.0f",
+                       settings->transport, settings->sleeps ? "sleep" : "spin",
+                       settings->len_bytes, trips[i], per_trip(w->spent.switches, settings),
+                       per_trip(w->spent.cpu_ns, settings));
+        bench_series_print(series[i], fields);
+        bench_series_free(series[i]);
+    }
 }
 
 static void
@@ -233,12 +243,15 @@ report_all(struct way *mine, const struct settings *settings)
     (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"wait\": \"%s\", "
                  "\"size\": %zu, \"ours_ns\": %llu, \"floor_ns\": %llu, \"times_floor\": %.3f, "
                  "\"ours_single_ns\": %llu, \"floor_single_ns\": %llu, "
-                 "\"times_floor_single\": %.3f}\n",
+                 "\"times_floor_single\": %.3f, \"ours_switches_per_trip\": %.3f, "
+                 "\"floor_switches_per_trip\": %.3f}\n",
                  bench_name, settings->transport, settings->sleeps ? "sleep" : "spin",
                  settings->len_bytes, (unsigned long long)ours_ns, (unsigned long long)floor_ns,
                  (double)ours_ns / (double)floor_ns, (unsigned long long)ours_single_ns,
                  (unsigned long long)floor_single_ns,
-                 (double)ours_single_ns / (double)floor_single_ns);
+                 (double)ours_single_ns / (double)floor_single_ns,
+                 per_trip(mine[0].spent.switches, settings),
+                 per_trip(mine[1].spent.switches, settings));
     for (size_t i = 0; i < 2; i++)
         report(&mine[i], settings);
 }
@@ -272,14 +285,19 @@ first_side(struct pair *p)
     for (size_t round = 0; round <= settings->rounds; round++) {
         for (size_t i = 0; i < 2; i++) {
             (void)ping(&e, &mine[i], warm_up(settings));
+            const struct bench_spent before = bench_spent_now();
             const uint64_t batch_ns = ping(&e, &mine[i], settings->trips);
             for (size_t k = 0; k < singles(settings); k++) {
                 const uint64_t single_ns = ping(&e, &mine[i], 1);
                 if (round > 0)
                     bench_series_add(&mine[i].single, single_ns);
             }
-            if (round > 0)
-                bench_series_add(&mine[i].batch, batch_ns);
+            if (round == 0)
+                continue;
+            const struct bench_spent after = bench_spent_now();
+            mine[i].spent.cpu_ns += after.cpu_ns - before.cpu_ns;
+            mine[i].spent.switches += after.switches - before.switches;
+            bench_series_add(&mine[i].batch, batch_ns);
         }
     }
     report_all(mine, settings);

@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -270,16 +269,6 @@ static void (*const moves[CONTESTANTS])(struct ends *e, uint64_t count, char *ds
                                                                                       move_floor};
 static const char *const names[CONTESTANTS] = {"ours", "floor"};
 
-static uint64_t
-cpu_ns(void)
-{
-    struct rusage use;
-
-    (void)getrusage(RUSAGE_SELF, &use);
-    return ((uint64_t)use.ru_utime.tv_sec + (uint64_t)use.ru_stime.tv_sec) * 1000000000 +
-           ((uint64_t)use.ru_utime.tv_usec + (uint64_t)use.ru_stime.tv_usec) * 1000;
-}
-
 /* Both sides are here; spins, so that both go on at once. */
 static void
 meet(struct ends *e, size_t word)
@@ -301,9 +290,9 @@ sample(struct ends *e, size_t contestant, uint64_t count, char *dst, uint64_t cp
     e->samples++;
     meet(e, BOARD_START);
     const uint64_t start_ns = bench_now_ns();
-    const uint64_t start_cpu_ns = cpu_ns();
+    const uint64_t start_cpu_ns = bench_spent_now().cpu_ns;
     moves[contestant](e, count, dst);
-    const uint64_t spent_ns = cpu_ns() - start_cpu_ns;
+    const uint64_t spent_ns = bench_spent_now().cpu_ns - start_cpu_ns;
     /* relaxed: meet() publishes it */
     atomic_store_explicit(&ping[side][BOARD_CPU_NS], spent_ns, memory_order_relaxed);
     meet(e, BOARD_END);

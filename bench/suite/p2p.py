@@ -109,14 +109,17 @@ def _latency(
     names = {"ours": (OURS, OURS), "floor": (samples.floor_name(transport), "floor")}
     return [
         samples.turn(
-            samples.p2p_fields(
-                *names[text(record, "contestant")],
-                transport,
-                size,
-                language="C",
-                wait=samples.WAITS[wait],
-                timed=samples.HALF,
-            ),
+            {
+                **samples.p2p_fields(
+                    *names[text(record, "contestant")],
+                    transport,
+                    size,
+                    language="C",
+                    wait=samples.WAITS[wait],
+                    timed=samples.HALF,
+                ),
+                **{name: number(record, name) for name in samples.SLEPT},
+            },
             samples.raw_of(record),
             record,
         )

@@ -23,9 +23,11 @@ WAITS = {"spin": "spinning", "sleep": "sleeping"}  # of a program -> of a record
 HALF = "half a round trip"
 # Processor time of each side in seconds for 10^9 bytes moved, of records that have it.
 COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
+# How often the first side's process slept in a round trip, and its processor time for one.
+SLEPT = ("switches_per_trip", "cpu_ns_per_trip")
 # Of a turn, besides its samples: CPU time of a call, the same loop without communication, and
 # the memory of a rank.
-_OF_TURNS = (*COSTS, "call_cpu_ns", "loop_ns", "rank_bytes")
+_OF_TURNS = (*COSTS, *SLEPT, "call_cpu_ns", "loop_ns", "rank_bytes")
 # What tells one thing measured from another.
 KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
 

@@ -22,6 +22,7 @@ from bench.suite.settings import KIB, MIB
 from bench.suite.setup import curves, memory, power
 
 _NO_RATE_BYTES = 1024  # below it a rate says nothing
+_SLEEPS = 0.5  # of a round trip, in which a side waits once: who slept in fewer did not wait so
 
 
 def measured(records: Sequence[Record]) -> list[Record]:
@@ -154,7 +155,7 @@ def _transfers(records: Sequence[Record]) -> str:
         lines.append(
             (
                 f"{text(record, 'transport')} {size_text(size)}",
-                f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
+                f"{text(record, 'contestant')}, {_waited(record)}, {record['timed']}",
                 time_text(median_ns),
                 *(_tail(record, name) for name in ("p99", "p999")),
                 f"{size / median_ns:.2f}" if size >= _NO_RATE_BYTES else "-",
@@ -172,6 +173,16 @@ def _tail(record: Record, name: str) -> str:
 
 def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:
     return _figure(factors_of(record, ours)[0])
+def _waited(record: Record) -> str:
+    """How somebody waited; of who was to sleep how often it did, where that is known."""
+    wait = text(record, "wait")
+    if wait != samples.WAITS["sleep"] or samples.SLEPT[0] not in record:
+        return wait
+    slept = number(record, samples.SLEPT[0])
+    word = wait if slept >= _SLEEPS else f"hardly {wait}"
+    return f"{word} ({slept:.2f} times a trip, CPU {time_text(number(record, samples.SLEPT[1]))})"
+
+
 
 
 def _figure(factor: float | None) -> str:

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #if defined(__x86_64__)
@@ -24,6 +25,21 @@ bench_now_ns(void)
 
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+struct bench_spent
+bench_spent_now(void)
+{
+    struct rusage use;
+
+    if (getrusage(RUSAGE_SELF, &use) != 0)
+        bench_die("getrusage");
+    return (struct bench_spent){
+        .cpu_ns =
+            ((uint64_t)use.ru_utime.tv_sec + (uint64_t)use.ru_stime.tv_sec) * UINT64_C(1000000000) +
+            ((uint64_t)use.ru_utime.tv_usec + (uint64_t)use.ru_stime.tv_usec) * 1000,
+        .switches = (uint64_t)use.ru_nvcsw,
+    };
 }
 
 _Noreturn void

@@ -30,6 +30,14 @@ size_t bench_warm_up(size_t trips);
 /* Keep the core busy, without looking at shared memory. */
 void bench_spin_ns(uint64_t ns);
 
+/* What the process has spent so far, with all its threads. A switch: one of them slept of its own
+ * will. */
+struct bench_spent {
+    uint64_t cpu_ns;
+    uint64_t switches;
+};
+struct bench_spent bench_spent_now(void);
+
 /* Wait, spinning, until *word is `value`; the other side has PATIENCE. acquire. */
 void bench_await(_Atomic uint64_t *word, uint64_t value, const char *whom);
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import python_rows
+from bench.benchlib import core_rows, python_rows
 from bench.benchlib.record import Record
 from bench.suite import p2p, plots, samples, tables
 
@@ -45,6 +45,31 @@ def test_the_table_has_both_factors_of_who_sleeps() -> None:
     assert sleeping.split()[-2:] == ["-", "1.50"]
     (grpc,) = [line for line in lines if "gRPC" in line]
     assert grpc.split()[-2:] == ["20.00", "5.00"]
+
+
+def test_a_row_that_was_to_sleep_says_how_often_it_did() -> None:
+    one: Record = {**_row("plain socket", "floor", 600.0, "sleeping"), "cpu_ns_per_trip": 9000}
+    shown = [tables.p2p([{**one, "switches_per_trip": slept}]) for slept in (1.02, 0.1)]
+    assert "plain socket, sleeping (1.02 times a trip, CPU 9.00 us), half" in shown[0]
+    assert "plain socket, hardly sleeping (0.10 times a trip, CPU 9.00 us), half" in shown[1]
+    spins: Record = {**_row("plain socket", "floor", 600.0), "switches_per_trip": 0.0}
+    assert "plain socket, spinning, half" in tables.p2p([spins])
+
+
+def test_how_often_each_slept_stands_beside_its_target() -> None:
+    record: Record = {
+        "summary": True,
+        "wait": "sleep",
+        "ours_single_ns": 110,
+        "floor_single_ns": 100,
+        "times_floor_single": 1.1,
+        "times_floor": 1.0,
+    }
+    (before,) = core_rows.tcp_latency([record])
+    (row,) = core_rows.tcp_latency(
+        [{**record, "ours_switches_per_trip": 0.25, "floor_switches_per_trip": 1.0}]
+    )
+    assert row.note == f"{before.note}; slept 0.25 times a round trip, the socket 1.00 times"
 
 
 def test_a_tail_needs_samples() -> None:
