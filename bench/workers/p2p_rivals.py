@@ -1,0 +1,194 @@
+"""The ends of p2p.py that are not ours: NIXL and gRPC, from Python."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.workers.p2p_side import LARGE_BYTES, PATIENCE_S, SMALL_BYTES, Folder, Ways
+
+STREAM_S = 110.0  # of all turns of one way
+
+
+class Nixl:
+    """NIXL over UCX; UCX_TLS in the environment may choose the path.
+
+    "write" makes a transfer handle for each write, from descriptor lists that were made once;
+    "prepared" posts one handle again and again.
+
+    is_default: with error handling between peers, as it comes. Without it UCX has shared memory for
+        small messages too, and nobody learns of a peer's death.
+    """
+
+    def __init__(self, folder: Folder, *, is_default: bool) -> None:
+        nixl = importlib.import_module("nixl_cu12")
+        config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
+        agent = self._agent = nixl.nixl_agent(f"rank{folder.rank}", config)
+        agent.create_backend("UCX", {} if is_default else {"ucx_error_handling_mode": "none"})
+        self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
+        large = self._large = np.ones(LARGE_BYTES, dtype=np.uint8)
+        where = (self.landing.ctypes.data, LARGE_BYTES, 0, "")
+        agent.register_memory([where, (large.ctypes.data, LARGE_BYTES, 0, "")], "DRAM")
+        other = agent.add_remote_agent(folder.swap("agent", agent.get_agent_metadata()))
+        self._other = other if isinstance(other, str) else other.decode()
+        address = int(folder.swap("address", str(self.landing.ctypes.data).encode()))
+        pair = (SMALL_BYTES, LARGE_BYTES)
+        source, descriptors = large.ctypes.data, agent.get_xfer_descs
+        lists = [
+            [descriptors([(start, length, 0)], "DRAM") for start in (source, address)]
+            for length in pair
+        ]
+        fresh = [partial(self._write_fresh, *both) for both in lists]
+        handles = [agent.initialize_xfer("WRITE", *both, self._other, b"n") for both in lists]
+        prepared = [partial(self._post, handle) for handle in handles]
+        self.ways: Ways = {"write": (fresh[0], fresh[1]), "prepared": (prepared[0], prepared[1])}
+        self.path = os.environ.get("UCX_TLS", "any")
+        self._arrived = 0
+
+    def _post(self, handle: object) -> None:
+        agent = self._agent
+        state = agent.transfer(handle, b"n")
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise RuntimeError(f"the transfer ended in state {state}")
+
+    def _write_fresh(self, local: object, remote: object) -> None:
+        handle = self._agent.initialize_xfer("WRITE", local, remote, self._other, b"n")
+        self._post(handle)
+        self._agent.release_xfer_handle(handle)
+
+    def wait(self) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._arrived == 0:  # several may come at once
+            self._arrived = sum(map(len, self._agent.get_new_notifs().values()))
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("no notification")
+        self._arrived -= 1
+
+    def close(self) -> None:
+        """The process ends without Python's own end, in which this version of NIXL crashes."""
+
+
+class Grpc:
+    """gRPC: a call, or a message of a stream, brings dtype, shape and bytes of a tensor.
+
+    Whoever receives looks whether the three agree, and copies the bytes to where the tensor lives
+    before anything is answered; limits on messages are lifted. Small tensors come back with the
+    answer, so that one call is a round trip; large ones are answered without. "write" has a unary
+    call for each, "stream" one stream for all.
+    """
+
+    _SERVICE = "rival.Transfer"
+    _HEADER = struct.Struct("<8sB")  # dtype, dimensions; their extents follow, of 8 bytes each
+
+    def __init__(self, folder: Folder) -> None:
+        grpc = importlib.import_module("grpc")
+        lifted = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
+        self._returned: NDArray[np.uint8] = np.zeros(SMALL_BYTES, dtype=np.uint8)
+        self._arrived = threading.Semaphore(0)
+        self._is_over = threading.Event()
+        server = self._server = grpc.server(ThreadPoolExecutor(4), options=lifted)
+        handlers = {
+            "Put": grpc.unary_unary_rpc_method_handler(self._put),
+            "PutAll": grpc.stream_stream_rpc_method_handler(
+                lambda requests, context: (self._put(one, context) for one in requests)
+            ),
+            "Read": grpc.unary_unary_rpc_method_handler(lambda *_: self.landing.sum().tobytes()),
+            "End": grpc.unary_unary_rpc_method_handler(self._end),
+        }
+        service = grpc.method_handlers_generic_handler(self._SERVICE, handlers)
+        server.add_generic_rpc_handlers([service])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        other = int(folder.swap("port", str(port).encode()))
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{other}", options=lifted)
+        self._call = self._channel.unary_unary(f"/{self._SERVICE}/Put")
+        self._out: SimpleQueue[bytes | None] = SimpleQueue()
+        stream = self._channel.stream_stream(f"/{self._SERVICE}/PutAll")
+        self._answers: Iterator[bytes] = stream(iter(self._out.get, None), timeout=STREAM_S)
+        self._tensors = [np.ones((size // 4, 4), np.uint8) for size in (SMALL_BYTES, LARGE_BYTES)]
+        self._sends = {"write": self._send, "stream": self._stream}
+        self.ways: Ways = {
+            way: (partial(send, self._tensors[0]), partial(send, self._tensors[1]))
+            for way, send in self._sends.items()
+        }
+        self.path = "tcp"
+
+    def _take(self, message: bytes, into: NDArray[np.uint8]) -> NDArray[np.generic]:
+        """Copy a tensor's bytes to where it lives; return what came."""
+        name, dimensions = self._HEADER.unpack_from(message)
+        dtype, start = np.dtype(name.rstrip(b"\0").decode()), self._HEADER.size + 8 * dimensions
+        shape = struct.unpack_from(f"<{dimensions}Q", message, self._HEADER.size)
+        if dtype.itemsize * math.prod(shape) != len(message) - start:
+            raise ValueError(f"{len(message) - start} bytes are no {dtype} of shape {shape}")
+        tensor = np.frombuffer(message, dtype, offset=start)
+        into[: tensor.nbytes] = tensor.view(np.uint8)
+        return tensor.reshape(shape)
+
+    def _put(self, request: bytes, _: object) -> bytes:
+        came = self._take(request, self.landing)
+        self._arrived.release()
+        if came.nbytes != SMALL_BYTES:
+            return self._message(self.landing[:0])
+        return self._message(self.landing[:SMALL_BYTES].view(came.dtype).reshape(came.shape))
+
+    def _end(self, _request: bytes, _: object) -> bytes:
+        self._is_over.set()
+        return b""
+
+    def _message(self, tensor: NDArray[np.generic]) -> bytes:
+        header = self._HEADER.pack(tensor.dtype.str.encode(), tensor.ndim)
+        return b"".join((header, struct.pack(f"<{tensor.ndim}Q", *tensor.shape), tensor.data))
+
+    def _send(self, tensor: NDArray[np.generic]) -> NDArray[np.generic]:
+        return self._take(self._call(self._message(tensor), timeout=PATIENCE_S), self._returned)
+
+    def _stream(self, tensor: NDArray[np.generic]) -> NDArray[np.generic]:
+        self._out.put(self._message(tensor))
+        return self._take(next(self._answers), self._returned)
+
+    def trip(self, way: str, *, is_large: bool) -> int:
+        """Send a tensor until it is answered; return the nanoseconds."""
+        self._returned.fill(0)
+        tensor = self._tensors[is_large]
+        started_ns = time.perf_counter_ns()
+        back = self._sends[way](tensor)
+        took_ns = time.perf_counter_ns() - started_ns
+        is_same = (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+        if not is_large and not (is_same and bool((self._returned == 1).all())):
+            raise RuntimeError(f"{way}: what came back is not what was sent")
+        if is_large:  # as the others' receivers do between two of them
+            self._channel.unary_unary(f"/{self._SERVICE}/Read")(b"", timeout=PATIENCE_S)
+        return took_ns
+
+    def end(self) -> None:
+        """Tell the other side that it need not serve any more."""
+        self._channel.unary_unary(f"/{self._SERVICE}/End")(b"", timeout=PATIENCE_S)
+
+    def serve(self) -> None:
+        """Until the other side calls end()."""
+        if not self._is_over.wait(STREAM_S):
+            raise TimeoutError("the other side has not ended")
+        self._is_over.clear()
+
+    def wait(self) -> None:
+        if not self._arrived.acquire(timeout=PATIENCE_S):
+            raise TimeoutError("no call")
+
+    def close(self) -> None:
+        self._out.put(None)
+        self._channel.close()
+        self._server.stop(None).wait(PATIENCE_S)
