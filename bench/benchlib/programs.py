@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import resource
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.benchlib import children
@@ -89,8 +92,29 @@ def _await_listener(port: int, timeout_s: float) -> None:
     raise RuntimeError(f"nobody listens on port {port}")
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run of ucx_perftest printed, and the processor time of its client and its server."""
+
+    output: str
+    cpu_s: tuple[float, float]
+
+
+def ucx_figures(output: str) -> list[float]:
+    """Return the figures of its last line of CSV. Raises RuntimeError if there is none."""
+    lines = [line for line in output.splitlines() if re.match(r"\s*\d+,\d", line)]
+    if not lines:
+        raise RuntimeError(f"ucx_perftest printed no figures: {output[-1000:]}")
+    return [float(word) for word in lines[-1].split(",")]
+
+
 def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
-    """Run both sides of ucx_perftest over a path (UCX_TLS); return what the client printed.
+    """Run both sides of ucx_perftest over a path (UCX_TLS); return what the client printed."""
+    return run_ucx_spent(words, path, port, timeout_s).output
+
+
+def run_ucx_spent(words: list[str], path: str, port: int, timeout_s: float) -> Spent:
+    """Run both sides of ucx_perftest over a path (UCX_TLS), one pair at a time.
 
     Each has a core of its own, as the sides of our programs. Raises TooFewCores.
     """
@@ -110,6 +134,7 @@ def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
     ) as server:
         try:
             _await_listener(port, timeout_s)
+            begun_s = _children_s()
             done = subprocess.run(
                 [*command[:1], "127.0.0.1", *command[1:], "-c", str(cores[0])],
                 env=environment,
@@ -119,8 +144,15 @@ def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
                 timeout=timeout_s,
                 preexec_fn=children.tied(),
             )
+            client_s = _children_s() - begun_s
         finally:
             server.kill()
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
+    return Spent(done.stdout, (client_s, _children_s() - begun_s - client_s))
+
+
+def _children_s() -> float:
+    """Processor time of the children that have ended and were waited for."""
+    use = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return use.ru_utime + use.ru_stime

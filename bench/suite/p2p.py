@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import select
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from bench.benchlib import children, machine, nixl, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text
-from bench.suite import rounds, samples, streams, tensors
+from bench.suite import rounds, samples, streams, streams_rivals, tensors
 from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
 from bench.suite.settings import KIB, MIB, Settings
 
@@ -51,6 +50,9 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             except (RuntimeError, OSError) as error:  # the others go on
                 without.append(progress.failure("gRPC C++", error))
         turns = list(_grpc_turns(settings, address, present))
+        if address is not None:
+            turns += streams_rivals.grpc_turns(settings, address, sizes)
+            without += streams_rivals.without_room(sizes)
         turns += [
             turn
             for transport in settings.transports
@@ -58,7 +60,7 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
                 *_c_turns(settings, transport, present),
                 *tensors.turns(settings, transport, has_copies=COPIES in present),
                 *streams.turns(settings, transport, sizes, cold, has_floor="floor" in present),
-                *_ucx_turns(settings, transport, present),
+                *_ucx_turns(settings, transport, present, sizes),
                 *_python_turns(settings, transport, present),
             ]
         ]
@@ -212,13 +214,14 @@ _UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
 
 
 def _ucx_turns(
-    settings: Settings, transport: str, present: set[str]
+    settings: Settings, transport: str, present: set[str], in_a_row: Sequence[int] = ()
 ) -> Iterator[tuple[str, rounds.Turn]]:
     if "ucx" not in present:
         return
     for size in settings.sizes_of("p2p"):
         trips = max(_UCX_LEAST_TRIPS, trips_of(size, is_quick=settings.is_quick))
         for name, test in _UCX_TESTS.items():
+    yield from streams_rivals.ucx_turns(settings, transport, _UCX_PATHS[transport], in_a_row)
             fields = samples.p2p_fields(
                 name,
                 "ucx",
@@ -236,10 +239,7 @@ def _ucx_turns(
 def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:
     """One sample: ucx_perftest prints no others. Its line of CSV begins with what is typical."""
     output = programs.run_ucx(words, path, programs.free_port(), _PATIENCE_S)
-    lines = [line for line in output.splitlines() if re.match(r"\s*\d+,\d", line)]
-    if not lines:
-        raise RuntimeError(f"ucx_perftest printed no figures: {output[-1000:]}")
-    typical_us = float(lines[-1].split(",")[1])
+    typical_us = programs.ucx_figures(output)[1]
     return [samples.turn(fields, [typical_us * 1000])]
 
 

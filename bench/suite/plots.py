@@ -177,6 +177,10 @@ def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
             for part, value in ((parts[0][column], _rate), (parts[1][column], _cpu)):
                 for name, line in lines.items():
                     ordered = sorted(line, key=lambda one: number(one, "size"))
+                    if value is _cpu:  # it is not known of all
+                        ordered = [one for one in ordered if samples.COSTS[0] in one]
+                    if not ordered:
+                        continue
                     xs = [number(one, "size") for one in ordered]
                     ys = [value(one, "median_ns") for one in ordered]
                     part.plot(xs, ys, label=name, **_row_style(ordered[0]))
@@ -233,12 +237,19 @@ def _cpu(record: Record, _: str) -> float:
     return sum(number(record, name) for name in samples.COSTS)
 
 
+_ROW_COLOURS = {  # one in flight, and many
+    OURS: ("#0072B2", "#56B4E9"),
+    _FLOOR: ("#444444", "#999999"),
+    "grpc-cpp": ("#D55E00", "#F0A878"),
+    "ucx": ("#009E73", "#80CFB9"),
+}
+
+
 def _row_style(record: Record) -> dict[str, Any]:
     """Who by colour, how many in flight by mark and shade, who sleeps by dots."""
     is_ours, is_deep = record["peer"] == OURS, number(record, "depth") > 1
-    colours = ("#0072B2", "#56B4E9") if is_ours else ("#444444", "#999999")
     return {
-        "color": colours[is_deep],
+        "color": _ROW_COLOURS[text(record, "peer")][is_deep],
         "marker": "o" if is_deep else "s",
         "markersize": 4,
         "linestyle": ":" if record["wait"] == "sleeping" else "-" if is_ours else "--",

@@ -17,10 +17,11 @@ from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, Settings
 
 DEPTHS = (1, 16)
+WAYS = ("one way", "both ways")
 COLD = "cold: "
 _QUICK_SIZES = (4 * KIB, MIB)
 _FULL_SIZES = (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
-_DEEP_MOST_BYTES = 64 * MIB  # a larger message is a stream by itself
+DEEP_MOST_BYTES = 64 * MIB  # a larger message is a stream by itself
 _COPIES = 6  # of a message in memory: source and target of each side, and the floor's
 _SHARE_OF_FREE = 0.7
 _COLD_BYTES, _COLD_QUICK_BYTES = 256 * MIB, 64 * MIB
@@ -41,7 +42,7 @@ _COLD_STEPS = {
 
 def is_stream(record: Record) -> bool:
     """Whether a record is of messages in a row."""
-    return samples.COSTS[0] in record
+    return " in flight, " in str(record.get("timed"))
 
 
 def is_cold(record: Record) -> bool:
@@ -99,9 +100,9 @@ def turns(
     """Return a turn for each size, depth and direction, and one for each cold start."""
     has_sleep = transport == "tcp" and not settings.is_quick
     for size in sizes:
-        for depth in DEPTHS if size <= _DEEP_MOST_BYTES else DEPTHS[:1]:
+        for depth in DEPTHS if size <= DEEP_MOST_BYTES else DEPTHS[:1]:
             for is_both in (False, True):
-                for wait in samples.WAITS if has_sleep and size <= _DEEP_MOST_BYTES else ("spin",):
+                for wait in samples.WAITS if has_sleep and size <= DEEP_MOST_BYTES else ("spin",):
                     words = words_of(transport, size, depth, wait, is_quick=settings.is_quick)
                     words += ["--both"] if is_both else []
                     turn = functools.partial(_turn, words, has_floor=has_floor)
@@ -118,12 +119,22 @@ def turns(
         yield f"cold start, {transport} {size_text(size)}", start
 
 
-def words_of(transport: str, size: int, depth: int, wait: str, *, is_quick: bool) -> list[str]:
-    """Return the program's arguments; a sample has at least as many messages as are in flight."""
+def timed_of(depth: float, ways: str) -> str:
+    """Return what a record of messages in a row says was timed."""
+    return f"{depth:.0f} in flight, {ways}"
+
+
+def counts_of(size: int, depth: int, *, is_quick: bool) -> tuple[int, int]:
+    """Return the messages of a sample, at least as many as are in flight, and a turn's samples."""
     most, volume = (200, 32 * MIB) if is_quick else (2000, 256 * MIB)
-    count = max(depth, min(most, volume // size))
     # of the largest a sample lasts seconds
-    samples_of_turn = 2 if size > _DEEP_MOST_BYTES else 3 if is_quick else 5
+    times = 2 if size > DEEP_MOST_BYTES else 3 if is_quick else 5
+    return max(depth, min(most, volume // size)), times
+
+
+def words_of(transport: str, size: int, depth: int, wait: str, *, is_quick: bool) -> list[str]:
+    """Return the program's arguments."""
+    count, samples_of_turn = counts_of(size, depth, is_quick=is_quick)
     return [
         *("--transport", transport, "--size", str(size), "--depth", str(depth)),
         *("--wait", wait, "--count", str(count), "--rounds", str(samples_of_turn)),
@@ -141,7 +152,7 @@ def _turn(words: list[str], *, has_floor: bool) -> list[Record]:
 def record_of(found: Record) -> Record:
     """Return the record of one turn from what the program printed."""
     transport, is_ours = text(found, "transport"), found["contestant"] == "ours"
-    ways = "both ways" if found["both"] is True else "one way"
+    ways = WAYS[found["both"] is True]
     fields = samples.p2p_fields(
         OURS if is_ours else samples.floor_name(transport),
         OURS if is_ours else "floor",
@@ -149,7 +160,7 @@ def record_of(found: Record) -> Record:
         number(found, "size"),
         language="C",
         wait=samples.WAITS[text(found, "wait")],
-        timed=f"{number(found, 'depth'):.0f} in flight, {ways}",
+        timed=timed_of(number(found, "depth"), ways),
     )
     costs = {name: number(found, name) for name in samples.COSTS}
     more = {"depth": int(number(found, "depth")), "ways": ways, **costs}

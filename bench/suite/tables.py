@@ -112,7 +112,8 @@ def p2p(records: Sequence[Record]) -> str:
 def _in_a_row(records: Sequence[Record]) -> str:
     ours = ours_of(records)
     cpu = ("first side's CPU s/GB", "second side's")
-    heads = ("messages in a row", "who", "each", "GB/s each way", *cpu, "times ours")
+    factors = ("over our spinning", "times ours, waiting alike")
+    heads = ("messages in a row", "who", "each", "GB/s each way", *cpu, *factors)
     return layout(
         heads,
         [
@@ -121,12 +122,18 @@ def _in_a_row(records: Sequence[Record]) -> str:
                 f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
                 time_text(number(record, "median_ns")),
                 f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
-                *(f"{number(record, name):.3g}" for name in samples.COSTS),
+                *(_cost(record, name) for name in samples.COSTS),
+                _figure(factors_of(record, ours)[1]),
                 _factor(record, ours),
             )
             for record in _grouped(records)
         ],
     )
+
+
+def _cost(record: Record, name: str) -> str:
+    """Processor time is not known of all."""
+    return f"{number(record, name):.3g}" if name in record else "-"
 
 
 def _cold(records: Sequence[Record]) -> str:
@@ -166,13 +173,6 @@ def _transfers(records: Sequence[Record]) -> str:
     return layout(heads, lines)
 
 
-def _tail(record: Record, name: str) -> str:
-    """A tail is there only if its turns had the samples for it."""
-    return time_text(number(record, name)) if name in record else "-"
-
-
-def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:
-    return _figure(factors_of(record, ours)[0])
 def _waited(record: Record) -> str:
     """How somebody waited; of who was to sleep how often it did, where that is known."""
     wait = text(record, "wait")
@@ -183,6 +183,13 @@ def _waited(record: Record) -> str:
     return f"{word} ({slept:.2f} times a trip, CPU {time_text(number(record, samples.SLEPT[1]))})"
 
 
+def _tail(record: Record, name: str) -> str:
+    """A tail is there only if its turns had the samples for it."""
+    return time_text(number(record, name)) if name in record else "-"
+
+
+def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:
+    return _figure(factors_of(record, ours)[0])
 
 
 def _figure(factor: float | None) -> str:

@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib import programs
 from bench.benchlib.record import Record
-from bench.suite import command, plots, samples, streams, tables
+from bench.suite import command, plots, samples, streams, streams_rivals, tables
 from bench.suite.peers import OURS
 from bench.suite.settings import MIB, Settings
 
@@ -73,7 +73,7 @@ def test_quantiles_of_turns_that_differ_stand_in_their_order() -> None:
 def test_the_table_has_rate_processor_time_and_ratio() -> None:
     shown = tables.p2p([*_rows("ours", 1 << 20), *_rows("floor", 2 << 20)])
     (line,) = [one for one in shown.splitlines() if "socket, spinning, 16 in flight, one" in one]
-    assert line.split()[-4:] == ["0.250", "4.19", "2.1", "2.00"]
+    assert line.split()[-5:] == ["0.250", "4.19", "2.1", "-", "2.00"]
     assert "times ours" in shown
     assert "p99" not in shown  # no single transfers
 
@@ -192,3 +192,47 @@ def test_only_messages_in_a_row_are_larger_than_64_mib(
     settings = command.settings_of(chosen)
     assert settings.sizes == (8, GIB)
     assert settings.sizes_of("p2p") == (8,)
+
+
+def _of_grpc(ns: int, *, size: int = MIB, both: bool = False) -> list[Record]:
+    printed: Record = {
+        **_printed("", ns, size=size, depth=16, both=both),
+        "raw_us": [ns / 1000] * 3,
+    }
+    return [
+        streams_rivals.grpc_record(printed, "gRPC C++ stream", transport)
+        for transport in ("shm", "tcp")
+    ]
+
+
+def test_grpc_in_a_row_stands_beside_both_paths_and_over_our_spinning() -> None:
+    found = samples.merge([*_rows("ours", 1 << 20), *_of_grpc(5 << 20, both=True)])
+    shown = [line for line in tables.p2p(found).splitlines() if "gRPC" in line]
+    assert [line.split()[0] for line in shown] == ["tcp", "shm"]
+    assert "sleeping, 16 in flight, both ways" in shown[0]
+    assert shown[0].split()[-2:] == ["2.50", "-"]  # ours spins, two ns a byte in the median
+
+
+def test_processor_time_of_ucx_is_told_where_its_start_is_less_than_half() -> None:
+    fields = samples.p2p_fields(
+        "UCX put", "ucx", "tcp", MIB, language="C", wait="spinning", timed="1 in flight, one way"
+    )
+    output = "iterations,50.0_percentile_lat\n10,17.9,446.2,400.5,140.0,141.0,2241,2242\n"
+    one, many = (programs.Spent(output, (s, s)) for s in (0.1, 0.3))
+    told = streams_rivals.ucx_record(fields, one, many, 1000)
+    assert told["median_ns"] == 400500
+    assert told["first_cpu_s_per_gb"] == pytest.approx(0.2 / (MIB * 1000 / 1e9))
+    untold = streams_rivals.ucx_record(fields, one, programs.Spent(output, (0.3, 0.15)), 1000)
+    assert samples.COSTS[0] not in untold
+    assert "UCX put" in tables.p2p(samples.merge([untold]))
+
+
+def test_rivals_have_a_turn_for_each_depth() -> None:
+    settings = Settings(transports=("tcp",))
+    names = [name for name, _ in streams_rivals.grpc_turns(settings, "nowhere", [MIB, GIB])]
+    assert len(names) == len(set(names)) == 8  # calls and a stream, two depths, two ways
+    assert "1 GiB" in tables.missing(streams_rivals.without_room([MIB, GIB]))[0]
+    of_ucx = [name for name, _ in streams_rivals.ucx_turns(settings, "tcp", "tcp", [MIB, GIB])]
+    assert len(of_ucx) == len(set(of_ucx)) == 6
+    words = streams_rivals.grpc_words("row", "a:1", 64 * MIB, 16, "both ways", is_quick=True)
+    assert words == ["row", "a:1", str(64 * MIB), "16", "16", "3", "both"]
