@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.benchlib import children, machine, nixl, programs
+from bench.benchlib import children, machine, mooncake, nixl, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text
@@ -190,6 +190,9 @@ def _grpc_turns(
     if "grpc-python" in present:
         words = _python_words(settings)
         yield "gRPC Python", functools.partial(_python, "grpc", transports, words)
+    if "mooncake" in present:  # over TCP, too
+        words = _python_words(settings)
+        yield "Mooncake", functools.partial(_python, "mooncake", transports, words)
 
 
 def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> list[Record]:
@@ -218,10 +221,10 @@ def _ucx_turns(
 ) -> Iterator[tuple[str, rounds.Turn]]:
     if "ucx" not in present:
         return
+    yield from streams_rivals.ucx_turns(settings, transport, _UCX_PATHS[transport], in_a_row)
     for size in settings.sizes_of("p2p"):
         trips = max(_UCX_LEAST_TRIPS, trips_of(size, is_quick=settings.is_quick))
         for name, test in _UCX_TESTS.items():
-    yield from streams_rivals.ucx_turns(settings, transport, _UCX_PATHS[transport], in_a_row)
             fields = samples.p2p_fields(
                 name,
                 "ucx",
@@ -248,6 +251,7 @@ _PYTHON = {
     "ours": (OURS, {"write": f"{OURS}, Python"}),
     "grpc": ("grpc-python", {"write": "gRPC Python unary", "stream": "gRPC Python stream"}),
     "nixl": ("nixl", {"prepared": "NIXL, one handle"}),
+    "mooncake": ("mooncake", {"write": "Mooncake, over TCP"}),
 }
 
 
@@ -286,6 +290,8 @@ def _python(worker: str, transports: Sequence[str], words: list[str]) -> list[Re
     if worker == "nixl":
         python, _ = nixl.find()
         environment = nixl.ways(transports[0])["nixl"]
+    elif worker == "mooncake":
+        python, _ = mooncake.find()
     printed = run_pair(
         "p2p", "--contestant", worker, *words, python=python, environment=environment
     )

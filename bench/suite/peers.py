@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.benchlib import mpi, nixl
+from bench.benchlib import mooncake, mpi, nixl
 from bench.benchlib.programs import GRPC_PARAMETERS, RIVALS_DIR
 
 GRPC_PROGRAM = RIVALS_DIR / "grpc_rival"
@@ -54,16 +54,16 @@ def _no_nixl(_topic: str) -> str:
     return nixl.find()[1]
 
 
+def _no_mooncake(_topic: str) -> str:
+    return mooncake.find()[1]
+
+
 def _no_mpi(_topic: str) -> str:
     return mpi.why_missing()
 
 
 def _no_command(name: str) -> Callable[[str], str]:
     return lambda _topic: "" if shutil.which(name) else f"no {name} on the PATH"
-
-
-def _no_turn(_topic: str) -> str:
-    return "nobody has written its turn in this suite"
 
 
 def _no_gpu(_topic: str) -> str:
@@ -109,6 +109,14 @@ PEERS = (
         "build/nixl/venv/bin/pip install numpy torch",
     ),
     Peer(
+        "mooncake",
+        "Mooncake's transfer engine over its TCP transport, from Python",
+        ("p2p",),
+        _no_mooncake,
+        "python3 -m venv build/mooncake/venv; "
+        f"build/mooncake/venv/bin/pip install --no-deps {mooncake.PACKAGE} numpy",
+    ),
+    Peer(
         "ucx",
         "UCX's own ucx_perftest: put, and tagged messages",
         ("p2p", "models"),
@@ -131,21 +139,24 @@ PEERS = (
     ),
     # Known, and not measured: named in the tables, so that nobody takes them for beaten.
     Peer("nccl", "NCCL, NVIDIA's collectives", ("collectives", "models"), _no_gpu),
-    Peer("mooncake", "Mooncake's transfer engine", ("p2p",), _no_turn),
 )
-UNMEASURED = ("nccl", "mooncake")
+UNMEASURED = ("nccl",)
 
 
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the peers that are no packages of this interpreter."""
     python, _ = nixl.find()
-    probe = "import importlib.metadata as m; print(m.version('nixl-cu12'))"
+    probe = "import importlib.metadata as m; print(m.version('{}'))"
+    engine, _ = mooncake.find()
     return {
         "grpc++": _said("pkg-config", "--modversion", "grpc++"),
         "ucx": _said("ucx_info", "-v").removeprefix("# Library version: "),
         "openmpi": mpi.version(),
-        "nixl": _said(str(python), "-c", probe) if python else "absent",
+        "nixl": _said(str(python), "-c", probe.format("nixl-cu12")) if python else "absent",
+        "mooncake": _said(str(engine), "-c", probe.format(mooncake.PACKAGE))
+        if engine
+        else "absent",
     }
 
 

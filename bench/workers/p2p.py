@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from bench.workers.p2p_rivals import Grpc, Nixl
+from bench.workers.p2p_rivals import Grpc, Mooncake, Nixl
 from bench.workers.p2p_side import LARGE_BYTES, PATIENCE_S, SMALL_BYTES, Folder, Side, Ways
 
 
@@ -160,6 +160,7 @@ CONTESTANTS: dict[str, Callable[[Folder], Side]] = {
     "ours": Ours,
     "nixl": partial(Nixl, is_default=True),
     "nixl tuned": partial(Nixl, is_default=False),
+    "mooncake": Mooncake,
     "grpc": Grpc,
 }
 
@@ -184,7 +185,7 @@ def main() -> None:
     folder.swap("done", b"")
     side.close()
     sys.stdout.flush()
-    if isinstance(side, Nixl):
+    if isinstance(side, Nixl | Mooncake):
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The ends of p2p.py that are not ours: NIXL and gRPC, from Python."""
+"""The ends of p2p.py that are not ours: NIXL, Mooncake's transfer engine and gRPC, from Python."""
 
 from __future__ import annotations
 
@@ -79,6 +79,49 @@ class Nixl:
 
     def close(self) -> None:
         """The process ends without Python's own end, in which this version of NIXL crashes."""
+
+
+class Mooncake:
+    """Mooncake's transfer engine over its TCP transport; a write brings a notification.
+
+    It sends the notification by a call of its own once the bytes are there, and whoever waits asks
+    for those that came.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        engine_module = importlib.import_module("mooncake.engine")
+        engine = self._engine = engine_module.TransferEngine()
+        self._need(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), "initialize")
+        self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
+        large = self._large = np.ones(LARGE_BYTES, dtype=np.uint8)
+        for memory in (self.landing, large):
+            self._need(engine.register_memory(memory.ctypes.data, LARGE_BYTES), "register_memory")
+        port = int(folder.swap("port", str(engine.get_rpc_port()).encode()))
+        address = int(folder.swap("address", str(self.landing.ctypes.data).encode()))
+        where = (f"127.0.0.1:{port}", large.ctypes.data, address)
+        how = (engine_module.TransferOpcode.Write, engine_module.TransferNotify("n", "n"))
+
+        def write(length: int) -> None:
+            self._need(engine.transfer_sync(*where, length, *how), "transfer_sync")
+
+        self.ways: Ways = {"write": (partial(write, SMALL_BYTES), partial(write, LARGE_BYTES))}
+        self.path = "tcp"
+        self._arrived = 0
+
+    def _need(self, code: int, call: str) -> None:
+        if code != 0:
+            raise RuntimeError(f"{call}: {code}")
+
+    def wait(self) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self._arrived == 0:  # several may come at once
+            self._arrived = len(self._engine.get_notifies())
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("no notification")
+        self._arrived -= 1
+
+    def close(self) -> None:
+        """The engine ends with the process."""
 
 
 class Grpc:
