@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import torch
 
-from rdmatensor._plan_memory import PlanMismatch
+from rdmatensor._plan_memory import Gradient, PlanMismatch
 
 _AGAIN = "analyze the model and apply the plan again"
 
@@ -14,8 +14,11 @@ _AGAIN = "analyze the model and apply the plan again"
 class ModelCheck:
     """Watches a model's trainable parameters; a gradient that nobody sends would part the ranks."""
 
-    def __init__(self, model: torch.nn.Module, planned: Collection[torch.nn.Parameter]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, planned: Mapping[torch.nn.Parameter, Gradient]
+    ) -> None:
         self._model = model
+        self._names = {p: gradient.name for p, gradient in planned.items()}
         self._planned = {p: (p.shape, p.dtype) for p in planned}
         self._trained = {p for p in model.parameters() if p.requires_grad}
         self.hooks = [
@@ -25,7 +28,7 @@ class ModelCheck:
         ]
 
     def check(self) -> None:
-        """Raise PlanMismatch if there is another trainable parameter, or one of another shape."""
+        """Raise PlanMismatch if a parameter is trained but not planned, or the reverse."""
         for parameter in self._model.parameters():
             if parameter.requires_grad and parameter not in self._trained:
                 raise PlanMismatch(
@@ -37,6 +40,21 @@ class ModelCheck:
                 raise PlanMismatch(
                     f"parameter {self._name_of(parameter)} is {tuple(parameter.shape)} of "
                     f"{parameter.dtype} now; the plan has {tuple(wanted[0])} of {wanted[1]}: "
+                    f"{_AGAIN}"
+                )
+        self._check_planned()
+
+    def _check_planned(self) -> None:
+        """Those of which no gradient will come: the optimizer would act on zeros in its place."""
+        present = set(self._model.parameters())
+        for parameter, name in self._names.items():
+            if parameter not in present:
+                raise PlanMismatch(
+                    f"parameter {name} of the plan is not in the model any more: {_AGAIN}"
+                )
+            if not parameter.requires_grad:
+                raise PlanMismatch(
+                    f"parameter {name} is frozen now; it was trained when the plan was applied: "
                     f"{_AGAIN}"
                 )
 

@@ -359,8 +359,10 @@ def changed(rank: int, world: int, *, way: str) -> dict[str, str]:
         more = model.extra
     elif way == "replaced":
         model[3] = nn.Linear(model[3].in_features, model[3].out_features)
-    elif way == "unfrozen":
-        model[0].weight.requires_grad_(True)
+    elif way == "removed":
+        model[3] = nn.Identity()
+    elif way in ("unfrozen", "frozen"):
+        model[0].weight.requires_grad_(way == "unfrozen")
     elif way == "turned":
         model[3].weight.data = model[3].weight.data.t().contiguous()
         more = model[3].weight

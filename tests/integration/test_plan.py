@@ -81,7 +81,9 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     [
         ("added", "parameter extra is trained now"),
         ("replaced", "parameter 3.weight is trained now"),
+        ("removed", "parameter 3.bias of the plan is not in the model any more"),
         ("unfrozen", "parameter 0.weight is trained now"),
+        ("frozen", "parameter 0.weight is frozen now"),
         ("turned", "parameter 3.weight is ("),
         ("used", "parameter second.weight has a gradient, and none in the plan"),
     ],
