@@ -1,6 +1,7 @@
 """Who takes part in a training step: a model, its batch and its optimizer, and who moves gradients.
 
 planned    rdmatensor.plan.apply() with the plan of graph_analysis, which is made once
+unchosen   the same with choose_again=False: buckets and algorithms stay as planned
 adopted    DistributedDataParallel on rdmatensor, gradient_as_bucket_view=True
 copied     the same with RDMATENSOR_ADOPT=0 and without the view
 variant    own transports as a tuned RPC would use them (copy_variant.py)
@@ -108,11 +109,14 @@ class Trainer:
 
 class Planned(Trainer):
     backend = "rdmatensor"
+    choose_again = True
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
         plan = graph_analysis.plan_from_json(job.plan.read_text(encoding="utf-8"))
-        self._planned = rdmatensor.plan.apply(self.model, plan, self.optimizer)
+        self._planned = rdmatensor.plan.apply(
+            self.model, plan, self.optimizer, choose_again=self.choose_again
+        )
         self.called = self._planned
 
     def arena_bytes(self) -> int:
@@ -124,6 +128,10 @@ class Planned(Trainer):
     def close(self) -> None:
         self._planned.close()
         super().close()
+
+
+class Unchosen(Planned):
+    choose_again = False
 
 
 class Adopted(Trainer):
@@ -223,6 +231,7 @@ class Variant(Trainer):
 
 TRAINERS: dict[str, type[Trainer]] = {
     "planned": Planned,
+    "unchosen": Unchosen,
     "adopted": Adopted,
     "copied": Copied,
     "variant": Variant,

@@ -52,13 +52,13 @@ SERVERS = "shm, the better server over gRPC, its step over ours >= 2"
 
 def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
     turns = models.worker_turns(("shm", "tcp"), {"floor", "gloo", "copies"})
-    ours = ("planned", "adopted", "copied", "variant")
+    ours = ("planned", "unchosen", "adopted", "copied", "variant")
     assert turns == [
         *((who, path) for who in ours for path in ("shm", "tcp")),
         ("gloo", ""),
         ("floor", ""),
     ]  # fmt: skip
-    assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:3]]
+    assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:4]]
     variant = models.record_of(_printed("variant", 1.0), ABOUT, "shm")
     assert variant["peer"] == peers.COPIES  # `compare` does not judge it
 
@@ -155,6 +155,12 @@ def test_the_faster_server_counts_in_each_model() -> None:
     assert not any("enough" in line for line in few)
 
 
+def test_choosing_again_must_not_make_steps_slower() -> None:
+    head = "shm, planned, as planned, its step over ours >= 0.97"
+    assert f"{head}: 1 of 1 models" in models.verdicts(_records({**STEPS_MS, "unchosen": 117.0}))
+    assert f"{head}: 0 of 1 models" in models.verdicts(_records({**STEPS_MS, "unchosen": 115.0}))
+
+
 def test_a_server_in_python_that_is_faster_counts_too() -> None:
     lines = models.verdicts(_records({**STEPS_MS, "grpc": 150, "grpc_cpp": 300}))
     assert f"{SERVERS}: 0 of 1 models" in lines
@@ -213,7 +219,7 @@ def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) ->
 
     def run_ranks(*words: str, **_: Any) -> list[Record]:
         turns = words[words.index("--turns") + 1].split(",")
-        assert sorted(turns) == ["adopted:tcp", "copied:tcp", "planned:tcp"]
+        assert sorted(turns) == ["adopted:tcp", "copied:tcp", "planned:tcp", "unchosen:tcp"]
         began.append(turns[0])
         return [ABOUT, {**_printed("planned", 1.0), "transport": "tcp"}]
 
@@ -221,7 +227,7 @@ def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) ->
     quiet = rounds.Progress("models", io.StringIO())
     settings = Settings(("models",), models=("vgg16",), transports=("tcp",), rounds=4)
     models.measure(settings, [], quiet)
-    assert began == ["planned:tcp", "adopted:tcp", "copied:tcp", "planned:tcp"]
+    assert began == ["planned:tcp", "unchosen:tcp", "adopted:tcp", "copied:tcp"]
 
 
 def test_the_table_has_each_model_with_its_size_and_times_planned() -> None:
