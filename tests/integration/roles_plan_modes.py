@@ -6,6 +6,7 @@ import copy
 import gc
 import hashlib
 import io
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,11 +20,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.plan
-from graph_analysis import DataParallel, analyze
+from graph_analysis import CostModel, DataParallel, analyze
 
 TIMEOUT = timedelta(seconds=60)
 SETTINGS = {"lr": 0.1, "momentum": 0.9}
 THOUSAND = 1000
+WAIT_S = 20.0  # for a bucket; it takes milliseconds
 
 
 def _steps(
@@ -238,6 +240,88 @@ def thousand(_rank: int, world: int) -> dict[str, Any]:
         "writes": writes_of(_world()) - before,
         "bits": bits_of(whole),
     }
+    planned.close()
+    dist.destroy_process_group()
+    return found
+
+
+class Delayed(torch.autograd.Function):
+    """The identity, whose backward takes as long as a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, wait: Callable[[], None]) -> torch.Tensor:
+        """Return the input."""
+        ctx.wait = wait
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient, late."""
+        ctx.wait()
+        return grads[0], None
+
+
+class Delaying(nn.Module):
+    """Two layers, with something to wait for between their backward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(256, 256), nn.Linear(256, 256)
+        self.wait: Callable[[], None] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.first(x)
+        if self.wait is not None:
+            hidden = Delayed.apply(hidden, self.wait)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = self.last(hidden)
+        return out
+
+
+def overlap(_rank: int, world: int) -> dict[str, Any]:
+    """A backward pass that goes on once the first bucket has been summed, or never will be.
+
+    Events: names of gradients that are final, and buckets that begin, in their order.
+    """
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    torch.manual_seed(5)
+    model = Delaying()
+    # A message costs nothing, so that each layer has a bucket.
+    cost = CostModel(latency_ns=0, bandwidth_bytes_per_s=1_000_000)
+    plan = analyze(model, (torch.ones(2, 256),), strategy=DataParallel(world), cost=cost)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    events: list[str] = []
+    works: list[Any] = []
+    found: dict[str, Any] = {}
+    begin = dist.all_reduce
+
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        events.append("begun")
+        works.append(begin(*args, **kwargs))
+        return works[-1]
+
+    def wait() -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while works and not works[0].is_completed() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        found["is_summed_within"] = bool(works) and works[0].is_completed()
+
+    def note(name: str) -> Callable[[torch.Tensor], None]:
+        return lambda _parameter: events.append(name)
+
+    for name, parameter in model.named_parameters():  # these come before those of apply(), by which
+        parameter.register_post_accumulate_grad_hook(note(name))  # type: ignore[no-untyped-call]
+    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    model.wait = wait
+    dist.all_reduce = all_reduce
+    for _ in range(3):  # the last has learnt where gradients are born
+        events.clear()
+        works.clear()
+        optimizer.zero_grad()
+        loss_of(planned(torch.ones(2, 256))).backward()
+        found["are_summed_after"] = all(work.is_completed() for work in works)
+        optimizer.step()
+    dist.all_reduce = begin
+    found["events"] = events
     planned.close()
     dist.destroy_process_group()
     return found

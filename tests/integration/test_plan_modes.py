@@ -66,3 +66,15 @@ def test_a_thousand_small_gradients_leave_together(transport: str, tmp_path: Pat
         assert rank["buckets"] == 1
         assert 0 < rank["writes"] <= 3  # messages to the peer, or fillings of our board
     assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+def test_buckets_leave_while_backward_goes_on(path_forced: dict[str, str], tmp_path: Path) -> None:
+    """The pass waits for the first bucket's sum, which so needs nothing that comes later."""
+    for rank in run("overlap", tmp_path, path_forced):
+        events = rank["events"]
+        assert events.count("begun") >= 2
+        last = max(events.index(f"first.{part}") for part in ("weight", "bias"))
+        assert events.index("begun") < last < len(events) - 1
+        assert rank["is_summed_within"]
+        # Who reads a gradient after backward, to clip it or to scale it, finds the sum.
+        assert rank["are_summed_after"]
