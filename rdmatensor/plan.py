@@ -10,6 +10,10 @@
 The first step learns which allocation of backward becomes which gradient, and copies each once;
 later steps serve those allocations from the plan's places. What does not come as learnt is copied,
 counted and learnt anew.
+
+backward() returns when all sums are there, as with DistributedDataParallel, and step() waits for
+nothing: between the two a program may read .grad (to clip it, to unscale it, to look for NaN), and
+torch tells nobody of that. What communication can hide behind is the backward pass.
 """
 
 from __future__ import annotations
