@@ -11,8 +11,8 @@ import pytest
 START_S = 90.0  # two ranks capture a graph each
 
 
-def run(tmp_path: Path, **arguments: Any) -> list[Any]:
-    ranks = jobs.run("roles_plan:against_gloo", 2, tmp_path, timeout_s=START_S, **arguments)
+def run(tmp_path: Path, world: int = 2, **arguments: Any) -> list[Any]:
+    ranks = jobs.run("roles_plan:against_gloo", world, tmp_path, timeout_s=START_S, **arguments)
     return jobs.results(ranks)
 
 
@@ -35,6 +35,24 @@ def test_gradients_are_born_in_their_places(model: str, tmp_path: Path) -> None:
         for step in rank["addresses"]:
             assert sorted(step) == rank["places"]
     assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("model", "world", "transport"),
+    [("mlp", 2, "tcp"), ("cnn", 2, "tcp"), ("mlp", 3, "shm"), ("cnn", 3, "tcp")],
+)
+def test_it_trains_as_ddp_on_gloo_on_other_paths_and_with_three_ranks(
+    model: str, world: int, transport: str, tmp_path: Path
+) -> None:
+    """Three sum in another order than Gloo's ring, but all in the same."""
+    environment = {"RDMATENSOR_TRANSPORT": transport}
+    ranks = run(tmp_path, world, model=model, environment=environment)
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(rank["gloo_losses"], rel=1e-5)
+        assert rank["is_same"]
+        assert rank["bits"] == ranks[0]["bits"]
+        assert rank["seen"][-1]["steps"] == 5
 
 
 @pytest.mark.timeout(150)
