@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import collective_targets
+from bench.suite import collective_targets, samples
 from bench.suite.collective_cells import (
     Cell,
     Known,
@@ -82,7 +82,7 @@ def _plain(records: Sequence[Record], known: Known) -> str:
                 f"{record['op']}, {record['transport']}, {record['ranks']} ranks",
                 _who(record),
                 size_text(number(record, "size")) if record["op"] != "barrier" else "-",
-                *(_time(record, name) for name in ("median_ns", "p90", "p99", "p999")),
+                *(samples.tail_text(record, name) for name in ("median_ns", "p90", "p99", "p999")),
                 *_bandwidths(record),
                 *_costs(record),
                 _figure(of_floor(record, known)),
@@ -115,7 +115,10 @@ def _rewritten(records: Sequence[Record], known: Known) -> str:
                 _who(record),
                 size_text(number(record, "size")),
                 row_of(record),
-                *(_time(record, name) for name in ("median_ns", "p99", "p999", "loop_ns")),
+                *(
+                    samples.tail_text(record, name)
+                    for name in ("median_ns", "p99", "p999", "loop_ns")
+                ),
                 signed_time(net_ns(record)),
                 *_costs(record),
                 _figure(of_floor(record, known)),
@@ -128,11 +131,6 @@ def _rewritten(records: Sequence[Record], known: Known) -> str:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _time(record: Record, name: str) -> str:
-    """A tail is there only if its turns had the samples for it."""
-    return time_text(number(record, name)) if name in record else "-"
 
 
 def signed_time(ns: float) -> str:
@@ -151,7 +149,7 @@ def _bandwidths(record: Record) -> tuple[str, str]:
 def _costs(record: Record) -> tuple[str, str]:
     has_rate = "cpu_s_per_gb" in record and number(record, "size") >= _NO_RATE_BYTES
     return (
-        _time(record, "call_cpu_ns"),
+        samples.tail_text(record, "call_cpu_ns"),
         f"{number(record, 'cpu_s_per_gb'):.3g}" if has_rate else "-",
     )
 

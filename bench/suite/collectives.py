@@ -185,11 +185,7 @@ def record_of(of_ranks: list[Record], transport: str) -> Record:
     if loops_ns:
         fields["loop_ns"] = samples.quantile(loops_ns, 0.5)
     each_ns = _over_ranks(of_ranks, "each_ns", max)
-    calls: Record = {
-        "samples": len(each_ns),
-        **{name: samples.quantile(each_ns, samples.TAILS[name]) for name in ("p99", "p999")},
-    }
-    return samples.turn(fields, _over_ranks(of_ranks, "raw_ns", max), calls)
+    return samples.turn(fields, _over_ranks(of_ranks, "raw_ns", max), calls_ns=each_ns)
 
 
 def _over_ranks(

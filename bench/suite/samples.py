@@ -2,10 +2,11 @@
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw") and its median, and the quantiles of
-all. Where a turn knows more samples than it prints, a tail is the median of what the turns say. A
-tail that fewer samples than LEAST of some turn would have to tell is left out: the 99th hundredth
-of six samples is the largest of them. Samples of one turn resemble each other: what compares two
-results has to draw turns, not samples (compare.py).
+all. A tail is of the single calls of all turns together where these are known; where a turn knows
+more than it prints, it is the median of what the turns say. A tail that fewer samples than LEAST
+would have to tell is left out: the 99th hundredth of six samples is the largest of them. Where
+p999 is left out the largest stands by itself (most_ns, of most_of samples). Samples of one turn
+resemble each other: what compares two results has to draw turns, not samples (compare.py).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from bench.benchlib.record import Record, number
+from bench.benchlib.verdict import time_text
 
-_OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "samples")
+_OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "samples", "calls_ns")
 TAILS = {"p10": 0.1, "p90": 0.9, "p99": 0.99, "p999": 0.999}
-LEAST = {"p10": 1, "p90": 1, "p99": 100, "p999": 1000}  # samples of a turn
+LEAST = {"p10": 1, "p90": 1, "p99": 100, "p999": 1000}  # samples
+_HIGH = ("p99", "p999")
 UNIT = "ns"
 WAITS = {"spin": "spinning", "sleep": "sleeping"}  # of a program -> of a record
 HALF = "half a round trip"
@@ -56,8 +59,20 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     return ordered[int(fraction * (len(ordered) - 1) + 0.5)]
 
 
-def turn(fields: Record, raw_ns: Sequence[float], known: Record | None = None) -> Record:
-    """Return the record of one turn; known: quantiles of more samples than raw_ns has."""
+def turn(
+    fields: Record,
+    raw_ns: Sequence[float],
+    known: Record | None = None,
+    calls_ns: Sequence[int] | None = None,
+) -> Record:
+    """Return the record of one turn.
+
+    known: quantiles of more samples than raw_ns has. calls_ns: single calls where raw_ns has the
+    means of several; tails are theirs.
+    """
+    if calls_ns:
+        high = {name: quantile(calls_ns, TAILS[name]) for name in _HIGH}
+        known = {"samples": len(calls_ns), **high}
     whole = [round(ns) for ns in raw_ns]
     count = int(number(known, "samples")) if known else len(whole)
     told = [name for name in TAILS if count >= LEAST[name]]
@@ -71,6 +86,7 @@ def turn(fields: Record, raw_ns: Sequence[float], known: Record | None = None) -
         **stated,
         "samples": count,
         "raw_ns": whole,
+        **({"calls_ns": list(calls_ns)} if calls_ns else {}),
     }
 
 
@@ -106,14 +122,19 @@ def merge(turns: Sequence[Record]) -> list[Record]:
 def _merge_one(turns: list[Record]) -> Record:
     fields = {name: value for name, value in turns[0].items() if name not in _OF_SAMPLES}
     raw = [ns for record in turns for ns in raw_of(record)]
-    has_all = all(int(number(one, "samples")) == len(raw_of(one)) for one in turns)
     tails = {
-        name: quantile(raw, TAILS[name])
-        if has_all
-        else quantile([number(one, name) for one in turns], 0.5)
+        name: quantile([number(one, name) for one in turns], 0.5)
         for name in TAILS
         if all(name in one for one in turns)
     }
+    calls = _calls_of(turns)
+    if calls is not None:
+        # of means only the high tails are those of calls
+        pooled = _HIGH if "calls_ns" in turns[0] else tuple(TAILS)
+        told = {name: quantile(calls, TAILS[name]) for name in pooled if len(calls) >= LEAST[name]}
+        tails = {**tails, **told}
+        if "p999" not in tails:
+            tails = {**tails, "most_ns": max(calls), "most_of": len(calls)}
     costs = {
         name: quantile([number(one, name) for one in turns], 0.5)
         for name in _OF_TURNS
@@ -128,3 +149,23 @@ def _merge_one(turns: list[Record]) -> Record:
         "turns": [{"raw": len(raw_of(one)), "median_ns": one["median_ns"]} for one in turns],
         "raw_ns": raw,
     }
+
+
+def _calls_of(turns: Sequence[Record]) -> list[int] | None:
+    """Return all single calls; None where some turn knows more than it prints."""
+    found: list[int] = []
+    for one in turns:
+        calls = cast("list[int]", one["calls_ns"]) if "calls_ns" in one else raw_of(one)
+        if len(calls) != int(number(one, "samples")):
+            return None
+        found += calls
+    return found
+
+
+def tail_text(record: Record, name: str) -> str:
+    """Return a tail; in place of the highest the largest of too few samples, named as such."""
+    if name in record:
+        return time_text(number(record, name))
+    if name == "p999" and "most_ns" in record:
+        return f"most of {number(record, 'most_of'):.0f}: {time_text(number(record, 'most_ns'))}"
+    return "-"

@@ -164,7 +164,7 @@ def _transfers(records: Sequence[Record]) -> str:
                 f"{text(record, 'transport')} {size_text(size)}",
                 f"{text(record, 'contestant')}, {_waited(record)}, {record['timed']}",
                 time_text(median_ns),
-                *(_tail(record, name) for name in ("p99", "p999")),
+                *(samples.tail_text(record, name) for name in ("p99", "p999")),
                 f"{size / median_ns:.2f}" if size >= _NO_RATE_BYTES else "-",
                 _figure(factors_of(record, ours)[1]),
                 _factor(record, ours),
@@ -181,11 +181,6 @@ def _waited(record: Record) -> str:
     slept = number(record, samples.SLEPT[0])
     word = wait if slept >= _SLEEPS else f"hardly {wait}"
     return f"{word} ({slept:.2f} times a trip, CPU {time_text(number(record, samples.SLEPT[1]))})"
-
-
-def _tail(record: Record, name: str) -> str:
-    """A tail is there only if its turns had the samples for it."""
-    return time_text(number(record, name)) if name in record else "-"
 
 
 def _factor(record: Record, ours: dict[tuple[object, ...], Record]) -> str:

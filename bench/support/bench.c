@@ -223,7 +223,7 @@ bench_series_quantile(const struct bench_series *s, double fraction)
 void
 bench_series_print(const struct bench_series *s, const char *fields)
 {
-    const size_t shown = s->count < BENCH_RAW_MAX ? s->count : BENCH_RAW_MAX;
+    const size_t shown = s->count <= BENCH_RAW_ALL ? s->count : BENCH_RAW_MAX;
 
     (void)printf("{\"bench\": \"%s\", \"contestant\": \"%s\", %s%s\"median_ns\": %llu, "
                  "\"p10\": %llu, \"p90\": %llu, \"p99\": %llu, \"p999\": %llu, \"samples\": %zu, "

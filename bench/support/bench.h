@@ -68,9 +68,10 @@ uint64_t bench_series_quantile(const struct bench_series *s, double fraction);
 /*
  * One line: {"bench": name, "contestant": ..., <fields>, "median_ns": ..., "p10": ..., "p90": ...,
  * "p99": ..., "p999": ..., "samples": n, "raw_ns": [...]}. `fields` is a piece of JSON such as
- * "\"size\": 8". raw_ns has at most BENCH_RAW_MAX samples, evenly spread over the run and in its
- * order.
+ * "\"size\": 8". raw_ns has all samples up to BENCH_RAW_ALL, of which a reader adds those of
+ * several runs for their tails; of more BENCH_RAW_MAX, evenly spread over the run and in its order.
  */
+#define BENCH_RAW_ALL 1000
 #define BENCH_RAW_MAX 200
 void bench_series_print(const struct bench_series *s, const char *fields);
 

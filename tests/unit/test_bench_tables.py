@@ -11,6 +11,12 @@ from bench.benchlib import core_rows, python_rows
 from bench.benchlib.record import Record
 from bench.suite import p2p, plots, samples, tables
 
+_TAILS = ("p99", "p999")
+
+
+def _most(count: int, ns: int) -> str:
+    return f"most of {count}: {ns} ns"
+
 
 def _row(contestant: str, peer: str, ns: float, wait: str = "spinning") -> Record:
     fields = samples.p2p_fields(
@@ -72,18 +78,33 @@ def test_how_often_each_slept_stands_beside_its_target() -> None:
     assert row.note == f"{before.note}; slept 0.25 times a round trip, the socket 1.00 times"
 
 
-def test_a_tail_needs_samples() -> None:
+def test_a_tail_needs_samples_of_all_turns_together() -> None:
     fields: Record = {"topic": "p2p", "contestant": "x"}
-    for count, names in ((6, ()), (99, ()), (100, ("p99",)), (1000, ("p99", "p999"))):
+    for count, names in ((6, ()), (33, ()), (34, ("p99",)), (333, ("p99",)), (334, _TAILS)):
         (merged,) = samples.merge([samples.turn(fields, range(count)) for _ in range(3)])
-        assert [name for name in ("p99", "p999") if name in merged] == list(names)
-        shown = [tables._tail(merged, name) == "-" for name in ("p99", "p999")]
-        assert shown == [name not in names for name in ("p99", "p999")]
+        assert tuple(name for name in _TAILS if name in merged) == names
+        shown = samples.tail_text(merged, "p999")
+        assert shown == (f"{count - 1} ns" if "p999" in names else _most(3 * count, count - 1))
+        assert (samples.tail_text(merged, "p99") == "-") == ("p99" not in names)
+
+
+def test_tails_of_means_are_those_of_their_calls() -> None:
+    fields: Record = {"topic": "collectives", "contestant": "x"}
+    turns = [samples.turn(fields, [50], calls_ns=range(400)) for _ in range(3)]
+    (merged,) = samples.merge(turns)
+    assert (merged["median_ns"], merged["p90"], merged["p999"]) == (50, 50, 399)
+    assert "calls_ns" not in merged
+    (merged,) = samples.merge(turns[:1])
+    assert samples.tail_text(merged, "p999") == _most(400, 399)
+
+
+def test_of_more_samples_than_are_printed_the_turns_say_the_tail() -> None:
+    fields: Record = {"topic": "p2p", "contestant": "x"}
     knows: Record = {"p99": 7, "p999": 9, "samples": 5000}
     turns = [samples.turn(fields, [1, 2], known) for known in (knows, {**knows, "samples": 500})]
     assert samples.merge(turns[:1])[0]["p999"] == 9
     assert samples.merge(turns)[0]["p99"] == 7
-    assert "p999" not in samples.merge(turns)[0]
+    assert samples.tail_text(samples.merge(turns)[0], "p999") == "-"  # nobody knows the largest
 
 
 def test_pictures_of_ratios_name_how_we_waited() -> None:
