@@ -107,15 +107,42 @@ def script(rank: int, _world: int, *, is_anew: bool = True) -> dict[str, Any]:
     train(module, optimizer, rank, WARM, is_anew=is_anew)
     described = rdmatensor.distributed.describe()["plan"]
     found: dict[str, Any] = {"bytes": sum(p.nbytes for p in module.parameters())}
+    found["gradients"] = len(list(module.parameters()))
     with witnessed(found, beside):
         train(module, optimizer, rank, STEPS, is_anew=is_anew)
     after = rdmatensor.distributed.describe()["plan"]
     found["before"], found["after"] = described, after
+    found["moved_by_torch"] = moved_by_torch(module, optimizer, is_anew=is_anew)
+    found["told"] = sum(
+        entry["bytes"]
+        for entry in rdmatensor.distributed.describe()["not_adopted"]
+        if "until torch has moved them" in entry["what"]
+    )
     plan = rdmatensor.plan.recorded()
     assert plan is not None
     found["buckets"] = [bucket.payload_bytes for bucket in plan.buckets]
     dist.destroy_process_group()
     return found
+
+
+def moved_by_torch(module: nn.Module, optimizer: torch.optim.Optimizer, *, is_anew: bool) -> int:
+    """How many gradients lie elsewhere after backward than where autograd has written them."""
+    written: dict[torch.Tensor, int] = {}
+
+    def note(parameter: torch.Tensor) -> None:  # before DistributedDataParallel's own hook
+        assert parameter.grad is not None
+        written[parameter] = parameter.grad.data_ptr()
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        for parameter in module.parameters()
+    ]
+    optimizer.zero_grad(set_to_none=is_anew)
+    module(torch.ones(4, 512)).square().mean().backward()
+    for hook in hooks:
+        hook.remove()
+    assert len(written) == len(hooks)
+    return sum(p.grad is None or p.grad.data_ptr() != written[p] for p in module.parameters())
 
 
 def collectives(rank: int, world: int) -> dict[str, Any]:
