@@ -50,7 +50,10 @@ def write(result: Result, folder: Path) -> Path:
         "run; ratios count, times are this machine's. Bands reach from the 10th to the 90th "
         "hundredth of the samples.</p>",
         *_machine(result),
-        *[f'<p class="missing">{html.escape(line)}</p>' for line in tables.missing(records)],
+        *[
+            f'<p class="missing">{html.escape(line)}</p>'
+            for line in dict.fromkeys(tables.missing(records))
+        ],
     ]
     for topic, table in tables.TABLES.items():
         of_topic = [one for one in tables.measured(records) if one["topic"] == topic]

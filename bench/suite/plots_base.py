@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedLocator,
@@ -82,5 +83,13 @@ def save(figure: Figure, path: Path, *, names: Axes | None = None, most_columns:
     handles, labels = (names or figure.axes[0]).get_legend_handles_labels()
     wide = most_columns if figure.get_figwidth() >= WIDTH_IN else 3
     columns = min(wide, max(1, len(labels)))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    while True:
+        legend = figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False
+        )
+        if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
+            break
+        legend.remove()  # long names would be cut at the picture's edge
+        columns -= 1
     figure.savefig(path, dpi=_DPI)

@@ -41,6 +41,8 @@ def pictures(records: Sequence[Record], folder: Path) -> list[Picture]:
     for transport, ranks in dict.fromkeys((one["transport"], one["ranks"]) for one in moving):
         of_group = [one for one in moving if (one["transport"], one["ranks"]) == (transport, ranks)]
         plain = [one for one in of_group if row_of(one) == PLAIN]
+        if all(one["peer"] == "floor" for one in plain):
+            plain = []  # the copies stand beside other rows: alone they show nothing
         rated = [
             one
             for one in plain

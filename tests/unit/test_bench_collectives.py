@@ -219,6 +219,17 @@ def test_pictures_of_every_kind(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_copies_that_stand_alone_are_no_picture(tmp_path: Path) -> None:
+    sizes = (64 * KIB, MIB)
+    records = [_turn("copies", 900, size=size, moved_bytes=size) for size in sizes]
+    records += [
+        _turn("rdmatensor", 3000, size=size, moved_bytes=size, row="same", loop_ns=[1000] * 3)
+        for size in sizes
+    ]
+    found = plots_collectives.pictures(records, tmp_path)
+    assert [picture.file for picture in found] == ["collectives_shm_2_used.png"]
+
+
 def test_mpirun_ends_with_who_started_it(tmp_path: Path) -> None:
     root, told = Path(__file__).resolve().parents[2], tmp_path / "told"
     script = f"trap 'echo told > {told}; exit' TERM; echo ready > {tmp_path}/ready; sleep 50 & wait"
