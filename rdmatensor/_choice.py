@@ -2,12 +2,13 @@
 
     step 1   learns where gradients are born; nothing is measured
     step 2   each bucket is sent alone: when gradients are ready, what a bucket takes
-    step 3   as planned: what the backward pass takes
-    after 3  the ranks agree on the numbers, and so on the buckets; then they time each algorithm
+    3 and 4  as planned: what the backward pass takes
+    after 4  the ranks agree on the numbers, and so on the buckets; then they time each algorithm
              on messages of these buckets' sizes. Where other buckets would end the step earlier, or
              another algorithm is faster, the next backward pass begins with them, in the same
              memory
-    after 5  the ranks agree whether steps 4 and 5 were slower than step 3; then all is as planned
+    after 6  the ranks agree whether steps 5 and 6 were slower than steps 3 and 4, of which the
+             faster one counts each time; then all is as planned
 
 All decisions are made by numbers that went through an all_reduce, so all ranks make the same.
 """
@@ -25,8 +26,10 @@ from graph_analysis.measured import Measured, choose_again, gradient_buckets
 from rdmatensor._algorithms import BY_COSTS, NOISE, Algorithms, fastest
 from rdmatensor._plan_memory import GradientMemory
 
-_SERIAL_STEP, _TIMED_STEP = 2, 3
-_TRIED_STEPS = (4, 5)
+_SERIAL_STEP = 2
+# As many of the one as of the other: the least of two is less than one of them.
+_TIMED_STEPS = (3, 4)
+_TRIED_STEPS = (5, 6)
 _PROBES = 5  # messages of a few bytes, of which the fastest is the latency
 
 
@@ -87,7 +90,7 @@ class Choice:
         self._took_ns[self._step] = time.perf_counter_ns() - self._begin_ns
         if self._step == _SERIAL_STEP:
             self._never_ns = self._took_ns[self._step] - self._waited_ns
-        if self._step == _TIMED_STEP:
+        if self._step == _TIMED_STEPS[-1]:
             self._choose(memory)
         elif self._step == _TRIED_STEPS[-1]:
             self._judge()
@@ -141,7 +144,9 @@ class Choice:
             return
         self._next = chosen
         counts = [len(gradient_buckets(plan)) for plan in (self._planned, chosen)]
-        self.text = f"chosen again after step 3: {counts[1]} buckets for {counts[0]}"
+        self.text = (
+            f"chosen again after step {_TIMED_STEPS[-1]}: {counts[1]} buckets for {counts[0]}"
+        )
         for size, algorithm in self._faster.items():
             self.text += f", sums of {size} bytes by {algorithm}"
 
@@ -159,13 +164,18 @@ class Choice:
             self._algorithms.use(chosen)
 
     def _judge(self) -> None:
-        tried = min(self._took_ns[step] for step in _TRIED_STEPS)
-        planned, again = self._agree([float(self._took_ns[_TIMED_STEP]), float(tried)], "max")
+        least = [
+            float(min(self._took_ns[step] for step in steps))
+            for steps in (_TIMED_STEPS, _TRIED_STEPS)
+        ]
+        planned, again = self._agree(least, "max")
         self._is_done = True
         if again > planned * NOISE:
             self._use(dict.fromkeys(self._faster, BY_COSTS))
             self._next = None if self._current is self._planned else self._planned
-            self.text += f", taken back after step 5: {again / planned:.2f} of the time"
+            self.text += (
+                f", taken back after step {_TRIED_STEPS[-1]}: {again / planned:.2f} of the time"
+            )
 
     def _latency_ns(self) -> float:
         probe = torch.zeros(2)

@@ -61,8 +61,8 @@ def apply(
         arena keeps one place for each gradient until close(), and longer where a gradient lives.
     group: None is the default group. Its CPU backend must be rdmatensor.
     choose_again: the plan's buckets come from assumed costs; let them be made again after the
-        third step from what the second and the third measured, and algorithms be timed that sum
-        them, on all ranks at the same step, and taken back where that made steps slower.
+        fourth step from what the second measured, and algorithms be timed that sum them, on all
+        ranks at the same step, and taken back where that made steps slower than those before.
         describe()["choice"] says what came of it.
     find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
         was, None mostly, as with DistributedDataParallel; one small message a step tells. Without

@@ -45,7 +45,7 @@ from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job, Trainer
 
 VERIFIED_STEPS = 3
-WARM_STEPS = 7  # plan.apply() decides on its buckets for good after the fifth
+WARM_STEPS = 8  # plan.apply() decides on its buckets for good after the sixth
 SAMPLE_ELEMENTS = 512  # of each parameter
 # Of how far the parameters may be from Gloo's, in parts of how far they moved.
 FARTHEST = 0.001

@@ -22,9 +22,12 @@ STEPS = 8
 SLEEP_S = 0.01  # of each layer's backward; many times what the transfer of a layer takes
 SLOWER_S = 1.0
 Kind = Literal["kept", "slower", "held", "declined"]
-# Kind, rank and step of a backward pass that is slow, whatever the buckets: so the third step, or
-# those after the choice, lose by far more than a busy machine's noise.
-DAWDLES = {("kept", 0, 2), ("slower", 1, 3), ("slower", 1, 4)}
+# Kind, rank and step of a backward pass that is slow, whatever the buckets: so steps 3 and 4, or
+# those after the choice, lose by far more than a busy machine's noise. One of two may be slow.
+DAWDLES = {
+    *(("kept", 0, step) for step in (2, 3)),
+    *(("slower", 1, step) for step in (2, 4, 5)),
+}
 
 
 class Slow(torch.autograd.Function):
@@ -91,7 +94,7 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
             optimizer.step()
         said.append(planned.describe())
         if kind == "held" and rank == 0:
-            held = [parameter.grad for parameter in model.parameters()]
+            held += [parameter.grad for parameter in model.parameters()]
     mine, other = model.parameters(), theirs.parameters()
     found = {
         "buckets": [entry["buckets"] for entry in said],
@@ -139,13 +142,14 @@ def _sum_by_others(rank: int, world: int, *, is_slower: bool) -> dict[str, Any]:
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, theirs)]
     planned = rdmatensor.plan.apply(model, plan, optimizers[0])
     preferred, writes = [], []
+    slow = ((1, 5), (1, 6)) if is_slower else ((0, 3), (0, 4))
     for step in range(STEPS):
         batch = torch.randn(2, 512, generator=torch.Generator().manual_seed(10 * step + rank))
         for module, optimizer in zip((planned, theirs), optimizers, strict=True):
             before = rdmatensor.distributed.describe()["collectives"]
             optimizer.zero_grad()
             output: Any = module(batch)
-            if module is planned and (rank, step) in (((1, 3), (1, 4)) if is_slower else ((0, 2),)):
+            if module is planned and (rank, step + 1) in slow:
                 output.register_hook(_dawdle)
             output.square().mean().backward()
             optimizer.step()
