@@ -176,16 +176,18 @@ def collectives(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-def planned(rank: int, world: int) -> dict[str, Any]:
-    """The same model by apply(); gradients are born anew in each step."""
+def planned(rank: int, world: int, *, choose_again: bool = False) -> dict[str, Any]:
+    """The same model by apply(); gradients are born anew in each step.
+
+    choose_again: as apply() has it by default; a few small messages after some steps, once.
+    """
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     beside = dist.new_group(timeout=TIMEOUT)
     dist.barrier(group=beside)
     inner = model()
     plan = analyze(inner, (torch.randn(4, 512),), strategy=DataParallel(world))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
-    # Choosing again takes a few small messages after the third step, once.
-    module = rdmatensor.plan.apply(inner, plan, optimizer, choose_again=False)
+    module = rdmatensor.plan.apply(inner, plan, optimizer, choose_again=choose_again)
     said = []
     for step in range(WARM + STEPS):
         generator = torch.Generator().manual_seed(100 * step + rank)

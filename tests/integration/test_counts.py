@@ -80,6 +80,28 @@ def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> Non
         assert rank["copied_by_all"] < STEPS * rank["bytes"] / 16
 
 
+def test_a_planned_model_over_tcp(tmp_path: Path, witness: str) -> None:
+    for rank in run("planned", tmp_path, witness, environment={"RDMATENSOR_TRANSPORT": "tcp"}):
+        first, *later = rank["steps"]
+        assert first["copied_bytes"] == rank["bytes"]
+        assert first["control_messages"] > 0
+        for step in later:
+            assert {name: step[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+
+
+def test_choosing_again_costs_messages_once(tmp_path: Path, witness: str) -> None:
+    """The ranks compare what they measured after step 4, and after step 6 what came of it."""
+    for rank in run("planned", tmp_path, witness, choose_again=True):
+        steps = rank["steps"]
+        assert sum(step["copied_bytes"] for step in steps[3:6]) > 0
+        # The seventh returns to what was planned, if that was faster.
+        for step in steps[7:]:
+            assert {name: step[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+        assert {name: rank[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+        assert rank["copied_by_rdmatensor"] == 0
+        assert rank["copied_by_all"] < STEPS * rank["bytes"] / 16
+
+
 def test_tcp_says_what_it_costs(tmp_path: Path, witness: str) -> None:
     """Over sockets the kernel copies the payload; the library neither copies nor asks."""
     for rank in run("script", tmp_path, witness, environment={"RDMATENSOR_TRANSPORT": "tcp"}):
