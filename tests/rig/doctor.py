@@ -16,15 +16,31 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hidden import without_library
 
 from rdmatensor import config
-from rdmatensor.doctor import Finding, Machine, examine, examine_machine, meet, report
+from rdmatensor.doctor import Finding, Machine, examine_machine, meet, report
 
 NOBODY = 65534
 LOW_MEMLOCK_BYTES = 64 << 10
 LIMIT_S = 120.0
+
+
+def told(
+    status: int, wrap: Callable[..., list[str]] | None = None, **options: Any
+) -> dict[str, Finding]:
+    """Run the command, which must end with this status; return its findings."""
+    command = [str(Path(sys.executable).with_name("rdmatensor")), "doctor", "--json"]
+    if wrap is not None:
+        command = wrap(*command)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options
+    )
+    if done.returncode != status:
+        sys.exit(f"{command} ended with {done.returncode}, not {status}: {done}")
+    return {item["subject"]: Finding(**item) for item in json.loads(done.stdout)}
 
 
 def machine(**options: object) -> Machine:
@@ -36,7 +52,10 @@ def findings(of: Machine) -> dict[str, Finding]:
 
 
 def as_nobody() -> dict[str, Finding]:
-    """Return what the doctor finds for a user without rights, with little memory to lock."""
+    """Return what the doctor finds for a user without rights, with little memory to lock.
+
+    In this process: that user need not be able to read the interpreter.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -63,13 +82,17 @@ def link(*words: str) -> None:
     subprocess.run(["ip", "link", "set", interface(), *words], check=True, timeout=LIMIT_S)
 
 
-@contextlib.contextmanager
-def gid_index(index: str) -> Iterator[None]:
-    os.environ["RDMATENSOR_VERBS_GID_INDEX"] = index
-    try:
-        yield
-    finally:
-        del os.environ["RDMATENSOR_VERBS_GID_INDEX"]
+def with_gid_index(index: str) -> dict[str, str]:
+    return {**os.environ, "RDMATENSOR_VERBS_GID_INDEX": index}
+
+
+def link_local_gid() -> str | None:
+    """Return the index of one that is there, and worse than the one of an IPv4 address."""
+    for gid in Path(f"/sys/class/infiniband/{os.environ['RIG_DEVICE']}/ports/1/gids").iterdir():
+        with contextlib.suppress(OSError):  # an unused row of the table
+            if gid.read_text().startswith("fe80:"):
+                return gid.name
+    return None
 
 
 @contextlib.contextmanager
@@ -104,63 +127,60 @@ def link_down() -> Iterator[None]:
         link("up")
 
 
-def is_healthy() -> bool:
-    return all(finding.level != "broken" for finding in findings(machine()).values())
-
-
-def told(wrap: Callable[..., list[str]], status: int) -> dict[str, Finding]:
-    """Run the command line, which must end with this status; return its findings."""
-    command = wrap(sys.executable, "-m", "rdmatensor", "doctor", "--json")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if done.returncode != status:
-        sys.exit(f"{command} ended with {done.returncode}, not {status}: {done}")
-    return {item["subject"]: Finding(**item) for item in json.loads(done.stdout)}
-
-
-def as_it_is(*words: str) -> list[str]:
-    return [*words]
-
-
 def check(what: str, found: Finding | None, level: str) -> None:
     if found is None or found.level != level or not found.fix:
         sys.exit(f"{what}: wanted {level}, found {found}")
     print(f"{what}: {found.level}: {found.text}\n    fix: {found.fix}", flush=True)
 
 
+def is_healthy() -> bool:
+    return all(finding.level != "broken" for finding in findings(machine()).values())
+
+
+def wait_until_healthy() -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_healthy():
+        if time.monotonic() > deadline_s:
+            sys.exit("still broken when all is mended")
+        time.sleep(0.5)
+
+
 def faults() -> None:
     device = os.environ["RIG_DEVICE"]
     port = f"{device}:1"
-    all_found = {finding.subject: finding for finding in examine()}
-    print(*report([all_found["verbs"]]), flush=True)
+    verbs = told(status=0)["verbs"]
+    print(*report([verbs]), flush=True)
     for words in ("a write of", "messages of up to ", "order of bytes "):
-        if all_found["verbs"].level != "ok" or words not in all_found["verbs"].text:
-            sys.exit(f"{words!r} is not told of verbs: {all_found['verbs']}")
-    planted: list[tuple[str, Callable[[], contextlib.AbstractContextManager[None]], str, str]] = [
-        ("MTU 1500", mtu_1500, f"mtu {port}", "slower"),
-        ("link down", link_down, f"port {port}", "broken"),
-    ]
-    with gid_index("77"):
-        found = findings(machine())
-        check("a GID index that is empty", found.get(f"gid {port}"), "broken")
-    for what, fault, subject, level in planted:
-        if not interface():
-            print(f"{what}: skipped: the host's own links are not for cutting", flush=True)
-            continue
-        with fault():
-            check(what, findings(machine()).get(subject), level)
+        if verbs.level != "ok" or words not in verbs.text:
+            sys.exit(f"{words!r} is not told of verbs: {verbs}")
+    found = told(status=1, env=with_gid_index("77"))
+    check("a GID index that is empty", found.get(f"gid {port}"), "broken")
+    worse = link_local_gid()
+    if worse is None:
+        print("a worse GID: skipped: there is none of a link-local address", flush=True)
+    else:
+        found = told(status=0, env=with_gid_index(worse))
+        check("a GID of a link-local address", found.get(f"gid {port}"), "slower")
+    if not interface():
+        print("MTU 1500, link down: skipped: the host's own links are not for cutting", flush=True)
+    else:
+        with mtu_1500():
+            found = told(status=0)
+        check("MTU 1500", found.get(f"mtu {port}"), "slower")
+        wait_until_healthy()
+        with link_down():
+            found = findings(machine())
+        check("link down", found.get(f"port {port}"), "broken")
+    wait_until_healthy()
     with closed_to_others():
         found = as_nobody()
     check("no permission on uverbs", found.get(f"uverbs {device}"), "broken")
     check("memlock 64 KiB", found.get("memlock"), "broken")
-    found = told(without_library, status=1)
+    found = told(status=1, wrap=without_library)
     check("no library", found.get("libibverbs"), "broken")
     check("no library, so no verbs", found.get("verbs"), "broken")
-    deadline_s = time.monotonic() + LIMIT_S
-    while not is_healthy():
-        if time.monotonic() > deadline_s:
-            sys.exit(f"still broken when all is mended: {findings(machine())}")
-        time.sleep(0.5)
-    told(as_it_is, status=0)
+    wait_until_healthy()
+    told(status=0)
 
 
 def pair() -> None:
