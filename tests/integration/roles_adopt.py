@@ -111,6 +111,7 @@ def on_request(rank: int, world: int) -> dict[str, bool]:
     checks["shared outside"] = not is_in(shared) and bool((shared == 1).all())
     dist.all_reduce(shared)
     checks["reduced when shared"] = bool((shared == world).all())
+    checks.update(_given_other_contents(world))
     for name, foreign in {
         "shared": torch.ones(2048).share_memory_(),
         "numpy": torch.from_numpy(before.numpy()),
@@ -125,6 +126,33 @@ def on_request(rank: int, world: int) -> dict[str, bool]:
     checks.update(_in_registered_memory(world))
     dist.destroy_process_group()
     return checks
+
+
+def _given_other_contents(world: int) -> dict[str, bool]:
+    """Adopted parameters that a checkpoint is loaded into, or that are pointed elsewhere."""
+    is_in = rdmatensor.torch.is_in_arena
+    states = {}
+    for way, is_assigned in {
+        "load_state_dict": False,
+        "load_state_dict(assign=True)": True,
+    }.items():
+        layer = nn.Linear(64, 32, bias=False)
+        address = rdmatensor.torch.adopt(layer.weight.data).data_ptr()
+        layer.load_state_dict({"weight": torch.full((32, 64), 3.0)}, assign=is_assigned)
+        weight = layer.weight.data
+        states[f"{way}: where it should be"] = (
+            is_in(weight) != is_assigned and (weight.data_ptr() == address) != is_assigned
+        )
+        dist.all_reduce(weight)
+        states[f"{way}: reduced"] = bool((layer.weight == 3 * world).all())
+    adopted, other = rdmatensor.torch.adopt(torch.ones(2048)), torch.full((2048,), 5.0)
+    kept = adopted[:8]  # a view of what it was keeps the memory
+    adopted.set_(other)
+    states["set_: moved out"] = not is_in(adopted) and is_in(kept)
+    dist.all_reduce(adopted)
+    states["set_: the new storage is reduced"] = bool((other == 5 * world).all())
+    states["set_: the old one is as it was"] = bool((kept == 1).all())
+    return states
 
 
 def _in_registered_memory(world: int) -> dict[str, bool]:
