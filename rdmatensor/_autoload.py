@@ -37,6 +37,21 @@ def _register() -> None:
     # torch would only say that there is no backend. NCCL stays the default for such tensors.
     devices = ["cpu", "cuda"]
     dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=devices)
+    if _goes_to_torchcomms():
+        warnings.warn(
+            "TORCH_DISTRIBUTED_USE_TORCHCOMMS is set and torchcomms is installed: torch asks it "
+            f"for every backend, {BACKEND_NAME!r} too; unset the variable to use rdmatensor",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _goes_to_torchcomms() -> bool:
+    """Return what torch will find when it makes a group; versions before 2.13 do not ask."""
+    from torch.distributed import distributed_c10d
+
+    asked = getattr(distributed_c10d, "_use_torchcomms_enabled", None)
+    return asked is not None and bool(asked())
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object) -> Backend:

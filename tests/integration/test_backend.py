@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,13 @@ import torch.distributed as dist
 
 from rdmatensor import _autoload, default_context, distributed
 from rdmatensor.torch import empty, zeros
+
+# What torch imports of it when it is there; nothing of it is called before a group is made.
+TORCHCOMMS = {
+    "__init__.py": "def new_comm(): ...",
+    "_comms.py": "class _BackendWrapper: ...",
+    "hooks.py": "class FlightRecorderHook: ...",
+}
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -57,6 +65,27 @@ def test_registration_warns_and_never_raises(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.warns(RuntimeWarning, match="RuntimeError: no more backends today"):
         _autoload.register()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_torch_that_asks_torchcomms_instead_is_told_of(is_there: bool, tmp_path: Path) -> None:
+    """torch looks for the package first; where it is not there the variable changes nothing."""
+    if is_there:
+        for name, content in TORCHCOMMS.items():
+            place = tmp_path / "torchcomms" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(content)
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import torch.distributed as dist
+        told = [str(one.message) for one in caught if "TORCHCOMMS" in str(one.message)]
+        print(len(told), all("'rdmatensor'" in one for one in told))
+    """
+    environment = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "PYTHONPATH": str(tmp_path)}
+
+    assert run_python(code, **environment) == f"{int(is_there)} True"
 
 
 def test_registration_again_is_harmless() -> None:
