@@ -1,28 +1,38 @@
 """Compare our writes over verbs with perftest's, in turns, in one run, on one host.
 
-Usage: bash ci/rig/run.sh -- .venv/bin/python bench/rdma.py [--group writes|qps|flags] [--pairs 10]
-           [--out FILE]
+Usage: bash ci/rig/run.sh --memory 3072 -- .venv/bin/python bench/rdma.py
+           [--group writes|qps|qps64|flags] [--pairs 10] [--minutes 9] [--out FILE]
 
 Runs where the rig gives a device (RIG_DEVICE and RIG_GID_INDEX, see docs/rig.md), with the programs
-of `cmake --preset release -DRDMATENSOR_BUILD_BENCH=ON`. Only the ratios mean anything: SoftRoCE is
-software, and under emulation every instruction is emulated besides.
+of build/bench (`cmake -S . -B build/bench -DCMAKE_BUILD_TYPE=Release -DRDMATENSOR_BUILD_BENCH=ON`).
+Only the ratios mean anything: SoftRoCE is software, and under emulation every instruction is
+emulated besides.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-PROGRAM = Path(__file__).resolve().parents[1] / "build" / "release" / "bench" / "verbs_write"
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
+from bench.benchlib import rig
+from bench.benchlib.programs import BUILD_DIR
+
+PROGRAM = BUILD_DIR / "bench" / "verbs_write"
 LIMIT_S = 120.0
+MINUTES = 9.0  # of a run: the rig ends one after ten
+LEAST_ROUNDS = 3  # of two, quartiles lie beyond both
 LISTEN_S = 20.0
 FIRST_PORT = 18600
 MIB = 1 << 20
@@ -44,6 +54,7 @@ class Case:
     ours: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: {"ours": {}})  # settings
     is_slot: bool = False  # a tensor's trip in place of a write's
     is_read: bool = False  # a read's
+    is_both_ways: bool = False  # perftest writes in both directions at once, and adds them up
 
     @property
     def is_latency(self) -> bool:
@@ -57,7 +68,9 @@ WRITES = (
     # A write that is polled for in memory, and a send, which takes a receive as our immediate does.
     Case("write + notify 8 B", ("ib_write_lat", "ib_send_lat"), 8, 1000, 1, 4, 1.15),
 )
-STREAMS = ((1, 48, 16), (8, 8, 4), (64, 5, 2))  # MiB, writes, of which are under way
+# MiB, writes, of which are under way. perftest wants five of each QP at least: ten pairs of 64 MiB
+# move 30 GiB, which is a run of its own.
+STREAMS = ((1, 48, 16), (8, 8, 4), (64, 5, 2))
 QPS = tuple(
     Case(f"write {mib} MiB, {qps} QPs", ("ib_write_bw",), mib * MIB, count, depth, 3, 0.97, qps)
     for mib, count, depth in STREAMS
@@ -70,16 +83,71 @@ FLAGS = tuple(
     Case(f"slot {size} B", ("ib_write_lat",), size, 500, 1, 4, 1.15, ours=ANNOUNCED, is_slot=True)
     for size in (8, 4096)
 )
-GROUPS = {"writes": WRITES, "qps": QPS, "flags": FLAGS}
+GROUPS = {
+    "writes": WRITES,
+    "qps": tuple(case for case in QPS if case.size_bytes < 64 * MIB),
+    "qps64": tuple(case for case in QPS if case.size_bytes == 64 * MIB),
+    "flags": FLAGS,
+}
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn gave: MiB/s, or the median in us one way and how trips spread."""
+    """What one turn gave: MiB/s, or the median in us one way and how trips spread.
+
+    raw: the trips in us one way, in their order, as far as the program tells them.
+    """
 
     value: float
     p10: float = 0.0
     p90: float = 0.0
+    raw: tuple[float, ...] = ()
+
+
+class Budget:
+    """The time of a run, of which each case gets an equal part of what is left."""
+
+    def __init__(self, minutes: float, cases: int) -> None:
+        self._end_s = time.monotonic() + 60 * minutes
+        self._cases_left = cases
+
+    def next_end_s(self) -> float:
+        """Return when the next case should be over."""
+        now_s = time.monotonic()
+        share_s = (self._end_s - now_s) / max(self._cases_left, 1)
+        self._cases_left -= 1
+        return now_s + share_s
+
+
+def take_turns(
+    acts: Mapping[str, Callable[[], Taken]],
+    rounds: int,
+    end_s: float = math.inf,
+    most: Callable[[int], int] = int,
+) -> dict[str, list[Taken]]:
+    """Let all have a turn in each round, beginning with another one each time.
+
+    After LEAST_ROUNDS none begins that would not be over by end_s, were it as long as the mean.
+    most: gives the largest of several processes' numbers, where these take turns together.
+    """
+    names = list(acts)
+    turns: dict[str, list[Taken]] = {name: [] for name in names}
+    began_s = time.monotonic()
+    for number in range(rounds):
+        now_s = time.monotonic()
+        is_late = number >= LEAST_ROUNDS and now_s + (now_s - began_s) / number > end_s
+        if most(is_late):
+            break
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            turns[name].append(acts[name]())
+    return turns
+
+
+def raw_us(nanoseconds: object) -> tuple[float, ...]:
+    """Return a program's samples in microseconds; () where it tells none."""
+    return tuple(ns / 1000 for ns in nanoseconds) if isinstance(nanoseconds, list) else ()
 
 
 def ours(case: Case, settings: Mapping[str, str]) -> Turn:
@@ -102,7 +170,8 @@ def ours(case: Case, settings: Mapping[str, str]) -> Turn:
     if not case.is_latency:
         return Turn(float(line["mib_per_s"]))
     names = ("one_way_ns", "one_way_p10_ns", "one_way_p90_ns")
-    return Turn(*(float(line[name]) / 1000 for name in names))
+    middle, p10, p90 = (float(line[name]) / 1000 for name in names)
+    return Turn(middle, p10, p90, raw_us(line.get("raw_ns")))
 
 
 def is_listening(port: int) -> bool:
@@ -115,14 +184,13 @@ def is_listening(port: int) -> bool:
     return any(row[1].endswith(f":{port:04X}") and row[3] == LISTENS for row in rows)
 
 
-def deciles(said: str) -> tuple[float, float]:
-    """Return the first and the last decile of the trips that perftest lists: 'number, us'."""
+def listed_us(said: str) -> tuple[float, ...]:
+    """Return the trips that perftest lists: 'number, us'."""
     fields = [line.split(",") for line in said.splitlines()]
-    trips = [float(pair[1]) for pair in fields if len(pair) == 2 and pair[0].strip().isdigit()]
+    trips = tuple(float(pair[1]) for pair in fields if len(pair) == 2 and pair[0].strip().isdigit())
     if len(trips) < 2:
         raise SystemExit(f"perftest lists no trips: {said}")
-    parts = statistics.quantiles(trips, n=10)
-    return parts[0], parts[-1]
+    return trips
 
 
 def theirs(case: Case, tool: str, port: int) -> Turn:
@@ -132,7 +200,7 @@ def theirs(case: Case, tool: str, port: int) -> Turn:
     words += ["-s", str(case.size_bytes), "-n", str(max(case.count // case.qps, 5))]
     words += ["-p", str(port)]
     if not case.is_latency:
-        words += ["-t", str(case.depth), "-q", str(case.qps)]
+        words += ["-t", str(case.depth), "-q", str(case.qps), *(["-b"] * case.is_both_ways)]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         end = time.monotonic() + LISTEN_S
@@ -152,8 +220,12 @@ def theirs(case: Case, tool: str, port: int) -> Turn:
     for line in client.stdout.splitlines():
         fields = line.split()
         if fields and fields[0] == str(case.size_bytes):
-            spread = deciles(client.stdout) if case.is_latency else (0.0, 0.0)
-            return Turn(float(fields[case.column]), *spread)
+            value = float(fields[case.column])
+            if not case.is_latency:
+                return Turn(value)
+            trips = listed_us(client.stdout)
+            parts = statistics.quantiles(trips, n=10)
+            return Turn(value, parts[0], parts[-1], trips)
     raise SystemExit(f"{' '.join(words)}: {client.stdout}{client.stderr}{said}")
 
 
@@ -163,16 +235,18 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return lower, middle, upper
 
 
-def compare(case: Case, pairs: int, ports: list[int]) -> dict[str, object]:
-    """Let all have a turn in each round, beginning with another one each time, and sum up."""
+def compare(case: Case, pairs: int, ports: list[int], end_s: float) -> dict[str, object]:
+    """Let all have a turn in each round, and sum up."""
     names = (*case.ours, *case.tools)
-    turns: dict[str, list[Turn]] = {name: [] for name in names}
-    for number in range(pairs):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            is_ours = name in case.ours
-            turn = ours(case, case.ours[name]) if is_ours else theirs(case, name, ports.pop())
-            turns[name].append(turn)
+
+    def perftest(tool: str) -> Turn:
+        return theirs(case, tool, ports.pop())
+
+    acts: dict[str, Callable[[], Turn]] = {
+        **{name: partial(ours, case, settings) for name, settings in case.ours.items()},
+        **{tool: partial(perftest, tool) for tool in case.tools},
+    }
+    turns = take_turns(acts, pairs, end_s)
     for tool in case.tools:
         for name in case.ours:
             show(case, tool, name, turns[name], turns[tool])
@@ -212,7 +286,7 @@ def show(case: Case, tool: str, name: str, our_turns: list[Turn], their_turns: l
         f"{case.name:<20} {tool:<13} {statistics.median(rival):9.1f} {unit:<6}"
         f" {name} {statistics.median(mine):9.1f} {unit:<6} ratio {ratio[1]:.3f}"
         f" ({ratio[0]:.3f} to {ratio[2]:.3f}), wanted {sign} {case.target}:"
-        f" {'yes' if is_met else 'NO'}",
+        f" {'yes' if is_met else 'NO'}; {len(mine)} turns",
         flush=True,
     )
 
@@ -222,17 +296,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--group", choices=GROUPS, default="writes")
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="about, of the whole run")
+    parser.add_argument("--out", type=Path, help="rdma-GROUP.json in RIG_OUT unless given")
     arguments = parser.parse_args()
+    kept = rig.Kept()
     cases = GROUPS[arguments.group]
     turns = arguments.pairs * sum(len(case.tools) for case in cases)
     ports = list(range(FIRST_PORT, FIRST_PORT + turns))
     kernel, means = os.uname().release, os.environ["RIG_MEANS"]
     print(f"one host, {means}, kernel {kernel}, {os.environ['RIG_DEVICE']}; medians, quartiles")
-    rows = [compare(case, arguments.pairs, ports) for case in cases]
-    if arguments.out is not None:
-        kept = {"kernel": kernel, "means": means, "pairs": arguments.pairs, "rows": rows}
-        arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    budget = Budget(arguments.minutes, len(cases))
+    rows = [compare(case, arguments.pairs, ports, budget.next_end_s()) for case in cases]
+    out = arguments.out or Path(f"rdma-{arguments.group}.json")
+    kept.finish(out, rows, group=arguments.group, pairs=arguments.pairs)
     return 0
 
 

@@ -1,13 +1,13 @@
 """Compare ours, perftest and the raw verbs floor, in turns, in one run, on one host.
 
 Usage: bash ci/rig/run.sh -- .venv/bin/python bench/rdma_floor.py [--rounds 10] [--sizes 8,4096]
-           [--out FILE]
+           [--minutes 9] [--out FILE]
 
 The floor is bench/floor/verbs_floor.c: what plain libibverbs gives, with a QP of each side and none
 of our library. What it takes beyond perftest is the floor's own doing, what ours takes beyond it is
 our library. Who waits for a message spins: the floor and perftest on a completion or on the byte
 that comes last, ours until it sleeps. Runs where the rig gives a device, with the programs of
-`cmake --preset release -DRDMATENSOR_BUILD_BENCH=ON`. Only the ratios mean anything: SoftRoCE is
+build/bench (see rdma.py). Only the ratios mean anything: SoftRoCE is
 software, and under emulation every instruction is emulated besides.
 """
 
@@ -26,6 +26,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
 from bench import rdma
+from bench.benchlib import rig
 from bench.benchlib.verdict import size_text
 
 FLOOR = rdma.PROGRAM.parent / "verbs_floor"
@@ -97,7 +98,8 @@ def floor(case: rdma.Case, operation: str) -> rdma.Turn:
     line = json.loads(done.stdout)
     if not case.is_latency:
         return rdma.Turn(float(line["mib_per_s"]))
-    return rdma.Turn(*(float(line[name]) / 1000 for name in ("median_ns", "p10", "p90")))
+    middle, p10, p90 = (float(line[name]) / 1000 for name in ("median_ns", "p10", "p90"))
+    return rdma.Turn(middle, p10, p90, rdma.raw_us(line.get("raw_ns")))
 
 
 def acts(comparison: Comparison, ports: list[int]) -> dict[str, Callable[[], rdma.Turn]]:
@@ -114,14 +116,12 @@ def acts(comparison: Comparison, ports: list[int]) -> dict[str, Callable[[], rdm
     }
 
 
-def compare(comparison: Comparison, rounds: int, ports: list[int]) -> dict[str, object]:
-    """Let all have a turn in each round, beginning with another one each time, and print."""
-    names, take = comparison.names, acts(comparison, ports)
-    turns: dict[str, list[rdma.Turn]] = {name: [] for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            turns[name].append(take[name]())
+def compare(
+    comparison: Comparison, rounds: int, ports: list[int], end_s: float
+) -> dict[str, object]:
+    """Let all have a turn in each round, and print."""
+    names = comparison.names
+    turns = rdma.take_turns(acts(comparison, ports), rounds, end_s)
     for name in names:
         show_turns(comparison.case, name, turns[name])
     ratios = {}
@@ -155,7 +155,7 @@ def show_turns(case: rdma.Case, name: str, turns: Sequence[rdma.Turn]) -> None:
             statistics.median(getattr(turn, key) for turn in turns) for key in ("p10", "p90")
         )
         line += f", in a turn p10 {p10:.1f}, p90 {p90:.1f}"
-    print(line, flush=True)
+    print(f"{line}; {len(turns)} turns", flush=True)
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
@@ -170,9 +170,11 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=10, help="turns of each; 3 at least")
     parser.add_argument("--sizes", type=sizes_of, default=SIZES, help="of messages and reads")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--minutes", type=float, default=rdma.MINUTES, help="about, of all")
+    parser.add_argument("--out", type=Path, default=Path("rdma_floor.json"), help="in RIG_OUT")
     arguments = parser.parse_args()
-    if arguments.rounds < 3:  # of two, quartiles lie beyond both
+    kept = rig.Kept()
+    if arguments.rounds < rdma.LEAST_ROUNDS:
         parser.error("--rounds: quartiles want three turns at least")
     chosen = comparisons(arguments.sizes)
     ports_needed = arguments.rounds * sum(len(one.case.tools) for one in chosen)
@@ -183,10 +185,9 @@ def main() -> int:
         f" {arguments.rounds} turns, quartiles",
         flush=True,
     )
-    rows = [compare(one, arguments.rounds, ports) for one in chosen]
-    if arguments.out is not None:
-        kept = {"kernel": kernel, "means": means, "rounds": arguments.rounds, "rows": rows}
-        arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    budget = rdma.Budget(arguments.minutes, len(chosen))
+    rows = [compare(one, arguments.rounds, ports, budget.next_end_s()) for one in chosen]
+    kept.finish(arguments.out, rows, rounds=arguments.rounds)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Compare round trips over verbs with gRPC C++ over TCP, and with perftest, in turns, on one host.
 
-Usage: bash ci/rig/run.sh -- .venv/bin/python bench/rdma_grpc.py [--rounds 10] [--out FILE]
+Usage: bash ci/rig/run.sh --memory 3072 -- .venv/bin/python bench/rdma_grpc.py [--rounds 10]
+           [--sizes 8 4096 65536 1048576 67108864] [--minutes 9] [--out FILE]
 
 Needs build/rivals/grpc_rival (bench/rivals/grpc/setup.sh) and build/bench/bench/verbs_write
 (`cmake -S . -B build/bench -DCMAKE_BUILD_TYPE=Release -DRDMATENSOR_BUILD_BENCH=ON`). Everybody
@@ -18,18 +19,21 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))  # run as a file: `bench` lies beside this file's folder
-from bench import rdma  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
+from bench import rdma
+from bench.benchlib import rig
+from bench.benchlib.programs import RIVALS_DIR
 
-GRPC = ROOT / "build" / "rivals" / "grpc_rival"
-OURS = ROOT / "build" / "bench" / "bench" / "verbs_write"
+GRPC = RIVALS_DIR / "grpc_rival"
+OURS = rdma.PROGRAM
 FIRST_PORT = 18800
 LIMIT_S = 240.0
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = {8: 400, 4 * KIB: 400, 64 * KIB: 100, MIB: 20, 64 * MIB: 5}  # bytes: trips
+# Bytes: trips. Those of 64 MiB take seconds each, and gRPC warms up beside; perftest makes five.
+SIZES = {8: 400, 4 * KIB: 400, 64 * KIB: 100, MIB: 20, 64 * MIB: 2}
 SHARE_WANTED = 0.95  # of perftest's ratio to gRPC
 
 
@@ -42,26 +46,41 @@ def run(words: list[str]) -> dict[str, object]:
     return found
 
 
-def ours_us(size_bytes: int, trips: int) -> float:
-    """Return our median round trip."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn's median round trip in us, and its single ones as far as they are told."""
+
+    median_us: float
+    raw_us: tuple[float, ...]
+
+
+def ours_us(size_bytes: int, trips: int) -> Turn:
+    """Return our round trips."""
     words = [str(OURS), "--latency", "--size", str(size_bytes), "--count", str(trips)]
-    return 2 * float(str(run(words)["one_way_ns"])) / 1000
+    line = run(words)
+    raw = tuple(2 * us for us in rdma.raw_us(line.get("raw_ns")))
+    return Turn(2 * float(str(line["one_way_ns"])) / 1000, raw)
 
 
-def perftest_us(size_bytes: int, trips: int, port: int) -> float:
-    """Return ib_write_lat's median round trip."""
+def perftest_us(size_bytes: int, trips: int, port: int) -> Turn:
+    """Return ib_write_lat's round trips."""
     case = rdma.Case("", ("ib_write_lat",), size_bytes, trips, 1, 4, 0)
-    return 2 * rdma.theirs(case, case.tools[0], port).value
+    turn = rdma.theirs(case, case.tools[0], port)
+    return Turn(2 * turn.value, tuple(2 * us for us in turn.raw))
 
 
-def grpc_us(kind: str, address: str, size_bytes: int, trips: int) -> float:
-    """Return gRPC's median round trip."""
-    words = [str(GRPC), kind, address, str(size_bytes), str(trips)]
-    return float(str(run(words)["round_trip_us"]))
+def grpc_us(kind: str, address: str, size_bytes: int, trips: int) -> Turn:
+    """Return gRPC's round trips."""
+    line = run([str(GRPC), kind, address, str(size_bytes), str(trips)])
+    raw = line.get("raw_us", [])
+    assert isinstance(raw, list)
+    return Turn(float(str(line["round_trip_us"])), tuple(raw))
 
 
-def compare(size_bytes: int, trips: int, rounds: int, ports: list[int]) -> dict[str, object]:
-    """Let everybody have a turn in each round, beginning with another one each time."""
+def compare(
+    size_bytes: int, trips: int, rounds: int, ports: list[int], end_s: float
+) -> dict[str, object]:
+    """Let everybody have a turn in each round."""
     address = f"{os.environ['RIG_ADDR']}:{FIRST_PORT}"
     turns = {
         "ours": lambda: ours_us(size_bytes, trips),
@@ -69,13 +88,16 @@ def compare(size_bytes: int, trips: int, rounds: int, ports: list[int]) -> dict[
         "grpc unary": lambda: grpc_us("echo", address, size_bytes, trips),
         "grpc stream": lambda: grpc_us("echo-all", address, size_bytes, trips),
     }
-    found: dict[str, list[float]] = {name: [] for name in turns}
-    names = list(turns)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(turns[name]())
-    return {"size": size_bytes, "trips": trips, "round_trip_us": found, **ratios(found)}
+    taken = rdma.take_turns(turns, rounds, end_s)
+    found = {name: [turn.median_us for turn in of] for name, of in taken.items()}
+    raw = {name: [turn.raw_us for turn in of] for name, of in taken.items()}
+    return {
+        "size": size_bytes,
+        "trips": trips,
+        "round_trip_us": found,
+        "raw_us": raw,
+        **ratios(found),
+    }
 
 
 def ratios(found: dict[str, list[float]]) -> dict[str, object]:
@@ -104,7 +126,8 @@ def show(row: dict[str, object]) -> None:
         f"{row['size']:>9} B  {times}  gRPC unary/ours {row['ours_to_unary']:.2f}"
         f" (perftest {row['perftest_to_unary']:.2f}), stream/ours {row['ours_to_stream']:.2f}"
         f" (perftest {row['perftest_to_stream']:.2f}); share of perftest's ratio {share:.3f},"
-        f" wanted >= {SHARE_WANTED}: {'yes' if share >= SHARE_WANTED else 'NO'}",
+        f" wanted >= {SHARE_WANTED}: {'yes' if share >= SHARE_WANTED else 'NO'};"
+        f" {len(found['ours'])} turns",
         flush=True,
     )
 
@@ -114,8 +137,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--minutes", type=float, default=rdma.MINUTES, help="about, of all sizes")
+    parser.add_argument("--out", type=Path, default=Path("rdma_grpc.json"), help="in RIG_OUT")
     arguments = parser.parse_args()
+    kept = rig.Kept()
     kernel, means = os.uname().release, os.environ["RIG_MEANS"]
     print(f"one host, {means}, kernel {kernel}; round trips, medians of {arguments.rounds} turns")
     first = FIRST_PORT + 1
@@ -126,15 +151,14 @@ def main() -> int:
         assert server.stdout is not None
         if server.stdout.readline().strip() != "ready":
             raise SystemExit("gRPC's server did not start")
-        rows = []
-        for size_bytes in arguments.sizes:
-            rows.append(compare(size_bytes, SIZES[size_bytes], arguments.rounds, ports))
+        rows: list[dict[str, object]] = []
+        budget = rdma.Budget(arguments.minutes, len(arguments.sizes))
+        for size in arguments.sizes:
+            rows.append(compare(size, SIZES[size], arguments.rounds, ports, budget.next_end_s()))
             show(rows[-1])
     finally:
         server.kill()
-    if arguments.out is not None:
-        kept = {"kernel": kernel, "means": means, "rounds": arguments.rounds, "rows": rows}
-        arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    kept.finish(arguments.out, rows, rounds=arguments.rounds)
     return 0
 
 

@@ -33,20 +33,20 @@ import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
 from bench import rdma
+from bench.benchlib import rig
 from rdmatensor import FileStore, RemoteRegion, World, join
 
 if TYPE_CHECKING:
     from rdmatensor import Group, Transfer
 
 GRPC = Path(__file__).resolve().parents[1] / "build" / "rivals" / "grpc_rival"
-GRPC_PORT, STORE_PORT, PERFTEST_PORT = 18800, 18801, 18900
+GRPC_PORT, STORE_PORT, MEETING_PORT, PERFTEST_PORT = 18800, 18801, 18802, 18900
 LIMIT_S = 300.0
 MIB = 1 << 20
 DEPTH = 4
 # rxe has up to 64 packets of a QP on their way: at such a rate they need longer than usual.
 ACK_TIMEOUT = "20"
 RANK = int(os.environ["RIG_HOST"])
-SHARED = Path(os.environ["RIG_SHARED"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,8 @@ class Perftest:
     FEW = 5  # perftest's least
     AVERAGE = 3  # the column of its row: MiB/s on average
 
-    def __init__(self, *, sleeps: bool) -> None:
+    def __init__(self, common: Path, *, sleeps: bool) -> None:
+        self._common = common
         self._tool = ["ib_send_bw", "-e"] if sleeps else ["ib_write_bw"]
         self._port = PERFTEST_PORT + (50 if sleeps else 0)
 
@@ -212,7 +213,7 @@ class Perftest:
         words = [*self._tool, "-d", os.environ["RIG_DEVICE"], "-x", os.environ["RIG_GID_INDEX"]]
         words += ["-F", "-s", str(MIB), "-n", str(count), "-t", str(DEPTH), "-Q", "1"]
         words += ["-u", ACK_TIMEOUT, "-p", str(self._port)]
-        listens = SHARED / f"listens-{self._port}"
+        listens = self._common / f"listens-{self._port}"
         end_s = time.monotonic() + LIMIT_S
         if RANK == 0:
             while not listens.exists():  # it takes the first that connects, so nobody may try
@@ -244,10 +245,12 @@ class Perftest:
         return Turn(seconds, more.cpu_s - few.cpu_s)
 
 
-def contestants(world: World, group: Group, both: Both) -> dict[str, Callable[[int], Turn]]:
+def contestants(
+    world: World, group: Group, both: Both, common: Path
+) -> dict[str, Callable[[int], Turn]]:
     """Return how each moves so many MiB."""
     ours, gloo = Ours(world, group), Gloo()
-    spins, sleeps = Perftest(sleeps=False), Perftest(sleeps=True)
+    spins, sleeps = Perftest(common, sleeps=False), Perftest(common, sleeps=True)
 
     def our_turn(count: int) -> Turn:
         turn = both.timed(lambda: ours.move(count))
@@ -291,8 +294,10 @@ def main() -> int:
     parser.add_argument("--rate", default="16mbit")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mib", type=int, default=4)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("rdma_links.json"), help="in RIG_OUT")
     arguments = parser.parse_args()
+    common = rig.common_folder(MEETING_PORT)
+    kept = rig.Kept(common)
     os.environ["RDMATENSOR_TRANSPORT"] = "verbs"
     os.environ["RDMATENSOR_ADDR"] = os.environ["RIG_ADDR"]
     os.environ["RDMATENSOR_VERBS_TIMEOUT"] = ACK_TIMEOUT
@@ -302,10 +307,10 @@ def main() -> int:
         server = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     subprocess.run(["rig-shape", "--rate", arguments.rate], check=True, timeout=LIMIT_S)
     try:
-        with join(FileStore(SHARED / "store"), RANK, size=2, timeout_s=LIMIT_S) as world:
+        with join(FileStore(common / "store"), RANK, size=2, timeout_s=LIMIT_S) as world:
             group = world.group("links")
             both = Both(group)
-            turns = contestants(world, group, both)
+            turns = contestants(world, group, both, common)
             found = {name: Found() for name in turns}
             for turn in turns.values():
                 turn(DEPTH)  # warm
@@ -319,13 +324,9 @@ def main() -> int:
     finally:
         if server is not None:
             server.kill()
-    if RANK == 0:
-        rows = report(found, arguments.rate, arguments.mib)
-        if arguments.out is not None:
-            kept: dict[str, object] = {"kernel": os.uname().release}
-            kept |= {"means": os.environ["RIG_MEANS"], "rate": arguments.rate}
-            kept |= {"mib": arguments.mib, "rounds": arguments.rounds, "rows": rows}
-            arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    rows = report(found, arguments.rate, arguments.mib) if RANK == 0 else []
+    about = {"rate": arguments.rate, "mib": arguments.mib, "rounds": arguments.rounds}
+    kept.finish(arguments.out, rows, **about)
     return 0
 
 

@@ -92,8 +92,9 @@ def _version(name: str) -> str:
 
 
 def _commit() -> str:
+    git = ["git", "-c", f"safe.directory={ROOT}"]  # root asks in the rig, whosever the files are
     answers = [
-        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        subprocess.run([*git, *words], cwd=ROOT, capture_output=True, text=True, check=False)
         for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "csrc"])
     ]
     if any(answer.returncode != 0 for answer in answers):

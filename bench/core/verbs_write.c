@@ -13,10 +13,11 @@
  * a tensor's: put, get and release, whose credit is a message more; how it is announced
  * RDMATENSOR_VERBS_NOTIFY says. With --read the first process reads, and the other does nothing: a
  * whole trip counts, until the bytes are here, as ib_read_lat takes it ("one_way_ns" is then that
- * trip's). The CPU time is both sides', of the timed part.
+ * trip's). The CPU time is both sides', of the timed part. raw_ns: of each trip, as one way counts.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 
 #include "bench.h"
@@ -27,7 +28,8 @@
 #define MAX_TRIPS 100000
 #define WARM_UP_SHARE 8
 
-static uint64_t trip_ns[MAX_TRIPS];
+static uint64_t trip_ns[MAX_TRIPS]; /* in the order of the run */
+static uint64_t sorted_ns[MAX_TRIPS];
 
 struct settings {
     size_t len_bytes;
@@ -175,7 +177,7 @@ report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
     const double ways = settings->is_read ? 1 : 2; /* that a trip has */
 
     if (settings->is_latency)
-        each_ns = (double)trip_ns[settings->count / 2];
+        each_ns = (double)sorted_ns[settings->count / 2];
     (void)printf("{\"bench\": \"%s\", \"what\": \"%s\", \"size\": %zu, \"count\": %zu, "
                  "\"depth\": %zu, \"one_way_ns\": %.1f, \"mib_per_s\": %.3f, "
                  "\"cpu_s\": [%.6f, %.6f]",
@@ -183,10 +185,14 @@ report(const struct settings *settings, uint64_t ns, const uint64_t cpu[2])
                  settings->depth, settings->is_latency ? each_ns / ways : each_ns,
                  (double)settings->len_bytes / each_ns * 1e9 / (1 << 20), (double)cpu[0] * 1e-9,
                  (double)cpu[1] * 1e-9);
-    if (settings->is_latency) /* two modes show here, and in no median */
-        (void)printf(", \"one_way_p10_ns\": %.1f, \"one_way_p90_ns\": %.1f",
-                     (double)trip_ns[settings->count / 10] / ways,
-                     (double)trip_ns[settings->count * 9 / 10] / ways);
+    if (settings->is_latency) { /* two modes show here, and in no median */
+        (void)printf(", \"one_way_p10_ns\": %.1f, \"one_way_p90_ns\": %.1f, \"raw_ns\": [",
+                     (double)sorted_ns[settings->count / 10] / ways,
+                     (double)sorted_ns[settings->count * 9 / 10] / ways);
+        for (size_t i = 0; i < settings->count; i++)
+            (void)printf("%s%.1f", i > 0 ? ", " : "", (double)trip_ns[i] / ways);
+        (void)printf("]");
+    }
     (void)printf("}\n");
 }
 
@@ -256,7 +262,8 @@ either_side(struct pair *p)
     shared[p->side] = cpu[p->side];
     pair_barrier(p);
     if (p->side == 0) {
-        qsort(trip_ns, settings->count, sizeof(trip_ns[0]), compare_ns);
+        memcpy(sorted_ns, trip_ns, settings->count * sizeof(trip_ns[0]));
+        qsort(sorted_ns, settings->count, sizeof(sorted_ns[0]), compare_ns);
         report(settings, ns, shared);
     }
     close_ends(&e);

@@ -6,6 +6,7 @@ perftest, gRPC's client and our C program are stand-ins that print what the real
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -13,6 +14,8 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,10 +25,17 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench import rdma, rdma_floor, rdma_grpc
+from bench.benchlib import rig as rig_file
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-SCRIPTS = ("rdma", "rdma_floor", "rdma_grpc", "rdma_links", "rdma_models")
+SCRIPTS = (
+    "rdma",
+    "rdma_floor",
+    "rdma_grpc",
+    "rdma_links",
+    "rdma_models",
+)
 # Listens or connects as perftest does; the last word is an address on the connecting side only.
 PERFTEST = """#!{python}
 import socket, sys
@@ -58,6 +68,7 @@ def rig(tmp_path: Path) -> dict[str, str]:
         "RIG_DEVICE": "rxe0",
         "RIG_GID_INDEX": "1",
         "RIG_SHARED": str(tmp_path),
+        "RIG_OUT": str(tmp_path),
         "RIG_IFNAMES": "lo",
     }
 
@@ -136,6 +147,54 @@ def test_perftest_is_read(guest: Path) -> None:
     assert (found.p10, found.p90) == pytest.approx((5.05, 45.45))
 
 
+def test_all_begin_in_turn_and_no_round_begins_too_late() -> None:
+    order: list[str] = []
+    acts = {name: functools.partial(order.append, name) for name in "abc"}
+    turns = rdma.take_turns(acts, 4)
+    assert "".join(order) == "abcbcacababc"
+    assert {name: len(of) for name, of in turns.items()} == {"a": 4, "b": 4, "c": 4}
+    turns = rdma.take_turns({"a": lambda: time.sleep(0.01)}, 50, time.monotonic())
+    assert len(turns["a"]) == rdma.LEAST_ROUNDS
+
+
+def test_cases_share_what_is_left_of_the_time() -> None:
+    began_s = time.monotonic()
+    budget = rdma.Budget(2.0, 4)
+    assert budget.next_end_s() == pytest.approx(began_s + 30, abs=5)
+    assert budget.next_end_s() == pytest.approx(began_s + 40, abs=5)  # the first took none of it
+
+
+def test_two_hosts_keep_what_both_devices_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in rig(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    ports = tmp_path / "sys" / "rxe0" / "ports" / "1" / "hw_counters"
+    ports.mkdir(parents=True)
+    monkeypatch.setattr(rig_file, "_SYS", tmp_path / "sys")
+    port, folders = free_port(), []
+    (ports / "out_of_seq_request").write_text("2\n")
+    kept = {}
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(rig_file.common_folder, port)
+        end_s = time.monotonic() + 20
+        while not rdma.is_listening(port) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        monkeypatch.setenv("RIG_HOST", "1")
+        folders = [rig_file.common_folder(port), first.result(timeout=20)]
+    assert folders[0] == folders[1]
+    for host in (1, 0):
+        kept[host] = rig_file.Kept(folders[0])
+    (ports / "out_of_seq_request").write_text("5\n")
+    for host in (1, 0):
+        monkeypatch.setenv("RIG_HOST", str(host))
+        kept[host].finish(Path("run.json"), [{"raw": [1, 2]}], rate="16mbit")
+    found = json.loads((tmp_path / "run.json").read_text())
+    before, after = ({"rxe0/1": {"out_of_seq_request": count}} for count in (2, 5))
+    assert found["hw_counters"] == [{"before": before, "after": after}] * 2
+    assert (found["rows"], found["options"]) == ([{"raw": [1, 2]}], {"rate": "16mbit"})
+
+
 def test_perftest_without_a_row_ends_the_run(guest: Path) -> None:
     case = rdma.Case("width", ("ib_write_bw",), MIB, 48, 16, 3, 0.97)
     quiet = PERFTEST.format(python=sys.executable).replace("{size}", "none")
@@ -147,18 +206,23 @@ def test_perftest_without_a_row_ends_the_run(guest: Path) -> None:
 def test_writes_beside_perftest(
     guest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = {"mib_per_s": 32, "one_way_ns": 83000, "one_way_p10_ns": 1, "one_way_p90_ns": 2}
+    line: dict[str, object] = {"mib_per_s": 32, "one_way_ns": 83000}
+    line |= {"one_way_p10_ns": 1, "one_way_p90_ns": 2, "raw_ns": [82000, 84000]}
     ours = write_program(guest / "ours", f"#!/bin/sh\necho '{json.dumps(line)}'\n")
     monkeypatch.setattr(rdma, "PROGRAM", ours)
     monkeypatch.setattr(rdma, "FIRST_PORT", free_port())
-    out = guest / "out.json"
-    monkeypatch.setattr(sys, "argv", ["rdma.py", "--pairs", "2", "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["rdma.py", "--pairs", "2"])
     assert rdma.main() == 0
     said = capsys.readouterr().out
     assert "ratio 0.500 (0.500 to 0.500), wanted >= 0.97: NO" in said
     assert "ratio 2.000 (2.000 to 2.000), wanted <= 1.15: NO" in said
-    rows = json.loads(out.read_text())["rows"]
+    kept = json.loads((guest / "rdma-writes.json").read_text())
+    assert {"machine", "device", "hw_counters", "command", "options", "seconds"} < {*kept}
+    assert (kept["device"]["means"], kept["device"]["name"]) == ("test", "rxe0")
+    rows = kept["rows"]
     assert [row["case"] for row in rows] == [case.name for case in rdma.WRITES]
+    assert rows[2]["ours"]["ours"][1]["raw"] == [82.0, 84.0]
+    assert len(rows[2]["theirs"]["ib_send_lat"][1]["raw"]) == 100
     assert [turn["value"] for turn in rows[0]["theirs"]["ib_write_bw"]] == [64.0, 64.0]
 
 
