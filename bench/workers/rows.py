@@ -97,6 +97,20 @@ def _rewrite(operation: Operation, call: Call, *, is_silent: bool) -> None:
         torch.sum(read)
 
 
+def verify(
+    contestants: dict[str, Bind], unchecked: set[str], operation: Operation, meeting: Meeting
+) -> None:
+    """Compare what each contestant delivers; leave zeros."""
+    for name, bind in contestants.items():
+        operation.fill()
+        meeting.barrier()
+        bind(operation)()
+        if name not in unchecked and not operation.is_right():
+            raise RuntimeError(f"{name}: {operation.name} gave {operation.read}")
+    meeting.barrier()
+    operation.clear()
+
+
 def measure(
     contestants: dict[str, Bind],
     unchecked: set[str],
@@ -109,14 +123,7 @@ def measure(
 
     unchecked: who delivers nothing.
     """
-    for name, bind in contestants.items():
-        operation.fill()
-        meeting.barrier()
-        bind(operation)()
-        if name not in unchecked and not operation.is_right():
-            raise RuntimeError(f"{name}: {operation.name} gave {operation.read}")
-    meeting.barrier()
-    operation.clear()
+    verify(contestants, unchecked, operation, meeting)
     found = {name: Samples() for name in contestants}
     calls: dict[str, int] = {}
     for name, bind in contestants.items():

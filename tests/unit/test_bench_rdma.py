@@ -24,13 +24,14 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench import rdma, rdma_floor, rdma_grpc
+from bench import rdma, rdma_collectives, rdma_floor, rdma_grpc
 from bench.benchlib import rig as rig_file
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 SCRIPTS = (
     "rdma",
+    "rdma_collectives",
     "rdma_floor",
     "rdma_grpc",
     "rdma_links",
@@ -193,6 +194,22 @@ def test_two_hosts_keep_what_both_devices_counted(
     before, after = ({"rxe0/1": {"out_of_seq_request": count}} for count in (2, 5))
     assert found["hw_counters"] == [{"before": before, "after": after}] * 2
     assert (found["rows"], found["options"]) == ([{"raw": [1, 2]}], {"rate": "16mbit"})
+
+
+def test_shares_of_what_the_device_permits() -> None:
+    turn = rdma_collectives.Turn
+    turns = {
+        rdma_collectives.OURS: [turn(1e6)] * 3,  # a second
+        rdma_collectives.GLOO: [turn(3e6)] * 3,
+        rdma_collectives.ONE_WAY: [turn(8.0)] * 3,
+        rdma_collectives.BOTH_WAYS: [turn(20.0)] * 3,
+    }
+    row = rdma_collectives.ratios("all_reduce", 8 * MIB, turns)
+    assert row["gloo_over_ours"] == (3.0, 3.0, 3.0)
+    assert row["share"] == pytest.approx((0.8,) * 3)  # both ranks send 8 MiB
+    assert row["share_of_one_direction"] == pytest.approx((1.0,) * 3)
+    row = rdma_collectives.ratios("all_gather", 8 * MIB, turns)
+    assert row["share"] == pytest.approx((0.4,) * 3)
 
 
 def test_perftest_without_a_row_ends_the_run(guest: Path) -> None:
