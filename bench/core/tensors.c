@@ -15,14 +15,16 @@
  *   serialised  the same, of messages that a tensor is first packed into: dtype, shape and bytes;
  *               the receiver parses them and copies out into the tensor that they describe
  *
- *   tensors [--transport shm|tcp] [--size N] [--rounds N] [--trips N] [--chunk N] [--chunks N]
+ *   tensors [--transport shm|tcp|verbs] [--size N] [--rounds N] [--trips N] [--chunk N]
+ *           [--chunks N]
  *
  * Each round gives each way a fifth of `trips` round trips, at least 5, untimed, then `trips`, each
  * timed alone. Defaults: shm, 65536 bytes, 5 rounds of 200 trips, a ring of 16 chunks, which have
  * 64 KiB over shared memory and 1 MiB over TCP: there the copying ways are fastest, of 16 KiB to 1
- * MiB. What arrives is compared in a pass of its own, first. What is sent lies in the arena, as a
- * tensor does that was born there; what is copied out goes into memory that was touched before: an
- * RPC that allocates for each message is slower.
+ * MiB. Over verbs they have 64 KiB too, and bench/rdma_tensors.py tries others. What arrives is
+ * compared in a pass of its own, first. What is sent lies in the arena, as a tensor does that was
+ * born there; what is copied out goes into memory that was touched before: an RPC that allocates
+ * for each message is slower. raw_ns are in the order of the rounds.
  */
 #include <stdio.h>
 #include <string.h>

@@ -36,6 +36,7 @@ SCRIPTS = (
     "rdma_grpc",
     "rdma_links",
     "rdma_models",
+    "rdma_tensors",
 )
 # Listens or connects as perftest does; the last word is an address on the connecting side only.
 PERFTEST = """#!{python}
