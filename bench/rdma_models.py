@@ -1,12 +1,20 @@
-"""Training steps over a slow link: planned over verbs, DDP on Gloo, and a server over gRPC in C++.
+"""Training steps over a slow link: planned and DDP over verbs, DDP on Gloo, a server over gRPC C++.
 
-Usage: bash ci/rig/run.sh --hosts 2 --memory 3072 -- .venv/bin/python bench/rdma_models.py \
-           [--rate 32mbit] [--model fcn5] [--divisor 16] [--steps 4] [--rounds 1] [--out FILE]
+Usage: bash ci/rig/run.sh --hosts 2 --memory 3072 --timeout 3600 -- .venv/bin/python \
+           bench/rdma_models.py [--rate 32mbit] [--models fcn5 ...] [--divisor N] [--steps 4] \
+           [--rounds 3] [--turns planned gloo ...] [--out FILE]
 
 Runs on both hosts at once, a rank on each; the link is limited by `tc tbf`, so that it and not the
 emulation is the bound. All contestants take turns in each round, each in fresh processes; of each
-step that of the slower rank counts. The server stands on host 1: its own worker reaches it without
-the link. What a step takes beyond the same one without communication is exposed.
+step that of the slower rank counts, and the processor time of all processes. The server stands on
+host 1: its own worker reaches it without the link. What a step takes beyond the same one without
+communication is exposed. "DDP, not adopted" has neither adoption nor views of buckets; the copy
+variant is what a tuned RPC would do over the same verbs (workers/copy_variant.py).
+
+Widths are divided (DIVISORS), so that parameters have 1.5 to 3 MiB, a step takes seconds and two
+ranks and a server fit beside each other into 3072 MiB: what a model computes per byte that it sends
+is then not that of the whole one, which is why the share of compute is told wherever a target is
+missed.
 
 Needs build/rivals/libparameters.so (bench/rivals/grpc/setup.sh).
 """
@@ -15,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -22,23 +31,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
-from bench.suite.models import CONTESTANTS
+from bench import rdma
+from bench.benchlib import rig
+from bench.benchlib.record import Record
+from bench.suite.models import CONTESTANTS, TARGETS, Target, figure_of
 from bench.workers import models
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
 
 LIMIT_S = 240.0
 FIRST_PORT = 18700
-TURNS = ("planned", "gloo", "grpc_cpp", "floor")
+MEETING_PORT = 18699
+TURNS = ("planned", "adopted", "copied", "variant", "gloo", "grpc_cpp", "floor")
+# Bytes of parameters: 1.5 to 3 MiB.
+DIVISORS = {"alexnet": 8, "inception_v3": 8, "vgg16": 16, "lstm": 4, "gru": 4, "fcn5": 16}
 RANK = int(os.environ["RIG_HOST"])
-SHARED = Path(os.environ["RIG_SHARED"])
 # Host 0 listens for ranks, host 1 for workers.
 STORE_HOST = os.environ["RIG_PEER_ADDR" if RANK else "RIG_ADDR"]
 SERVER_HOST = os.environ["RIG_ADDR" if RANK else "RIG_PEER_ADDR"]
@@ -59,21 +74,33 @@ def train(job: Job, port: int) -> None:
         trainer.step(number)
     bits = models.bits_of(trainer.model)
     took_ns = []
+    spent_ns = trainer.spent_ns()
     dist.barrier()
     for number in range(models.WARM_STEPS, models.WARM_STEPS + job.steps):
         began_ns = time.perf_counter_ns()
         trainer.step(number)
         took_ns.append(time.perf_counter_ns() - began_ns)
+    spent_ns = trainer.spent_ns() - spent_ns
     dist.barrier()
     trainer.close()
     dist.destroy_process_group()
     draft = job.folder / f"draft{RANK}"
-    draft.write_text(json.dumps({"bits": bits, "took_ns": took_ns}), encoding="utf-8")
+    draft.write_text(
+        json.dumps({"bits": bits, "took_ns": took_ns, "spent_ns": spent_ns}), encoding="utf-8"
+    )
     draft.rename(job.folder / f"rank{RANK}")
 
 
-def turn(job: Job, port: int) -> list[int]:
-    """Let one contestant train on both hosts; return what its steps took, in nanoseconds."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a contestant's steps took, the slower rank's each, and CPU time of all for a step."""
+
+    raw_ns: list[int]
+    cpu_ns: float
+
+
+def turn(job: Job, port: int) -> Turn:
+    """Let one contestant train on both hosts."""
     job.folder.mkdir(exist_ok=True)
     chosen = {"RDMATENSOR_ADOPT": "1", **TRAINERS[job.contestant].environment}
     works = [functools.partial(train, job, port)]
@@ -84,7 +111,8 @@ def turn(job: Job, port: int) -> list[int]:
     found = [json.loads(_await_file(job.folder / f"rank{rank}")) for rank in range(job.ranks)]
     if job.contestant != "floor" and len({one["bits"] for one in found}) != 1:
         raise RuntimeError(f"{job.contestant}: the ranks have other parameters")
-    return [max(of) for of in zip(*(one["took_ns"] for one in found), strict=True)]
+    raw_ns = [max(of) for of in zip(*(one["took_ns"] for one in found), strict=True)]
+    return Turn(raw_ns, sum(one["spent_ns"] for one in found) / job.steps)
 
 
 def _await_file(path: Path) -> str:
@@ -96,70 +124,126 @@ def _await_file(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def report(found: dict[str, list[int]], about: str) -> list[dict[str, object]]:
-    """Print the table; return its rows."""
-    medians = {name: statistics.median(of) / 1e9 for name, of in found.items()}
-    sys.stdout.write(f"two hosts, {os.environ['RIG_MEANS']}, {about}; medians\n")
-    rows: list[dict[str, object]] = []
-    for name, step_s in medians.items():
-        exposed = (step_s - medians["floor"]) / step_s
-        times = step_s / medians["planned"]
-        sys.stdout.write(
-            f"{CONTESTANTS[name]:<22} {step_s:8.3f} s a step  {exposed:6.1%} exposed  "
-            f"{times:5.2f} times planned\n"
+def report(found: dict[str, list[Turn]], about: Record) -> list[Record]:
+    """Print a model's table; return its rows."""
+    median_ns = {
+        name: statistics.median(ns for one in of for ns in one.raw_ns) for name, of in found.items()
+    }
+    mib = int(str(about["parameter_bytes"])) / (1 << 20)
+    print(
+        f"{about['model']}, widths divided by {about['divisor']}, {mib:.1f} MiB of parameters,"
+        f" batch {about['batch']}; medians"
+    )
+    rows: list[Record] = []
+    for name, of in found.items():
+        exposed_ns = median_ns[name] - median_ns["floor"]
+        cpu_ns = statistics.median(one.cpu_ns for one in of)
+        share, times = exposed_ns / median_ns[name], median_ns[name] / median_ns["planned"]
+        print(
+            f"{CONTESTANTS[name]:<24} {median_ns[name] / 1e9:8.3f} s a step  {share:6.1%} exposed"
+            f"  {cpu_ns / 1e9:7.3f} CPU s  {times:5.2f} times planned"
         )
-        rows.append({"who": CONTESTANTS[name], "exposed": exposed, "raw_ns": found[name]})
+        rows.append(
+            {
+                **about,
+                "contestant": CONTESTANTS[name],
+                "median_ns": median_ns[name],
+                "exposed_ns": exposed_ns,
+                "share": share,
+                "cpu_ns": [one.cpu_ns for one in of],
+                "raw_ns": [one.raw_ns for one in of],
+            }
+        )
+    for line in verdicts(rows):
+        print(line)
     sys.stdout.flush()
     return rows
+
+
+def verdicts(rows: Sequence[Record]) -> list[str]:
+    """Say of each target whether it is met, and where not, how much of the step is compute."""
+    by_name = {str(row["contestant"]): row for row in rows}
+    planned = by_name[CONTESTANTS["planned"]]
+    return [
+        _verdict(planned, by_name[rival], target)
+        for target in TARGETS
+        for rival in target.rivals
+        if rival in by_name
+    ]
+
+
+def _verdict(planned: Record, rival: Record, target: Target) -> str:
+    what = "its step over ours" if target.of == "step" else "our exposed time over its"
+    head = f"    {rival['contestant']}, {what}, wanted {target.words}: "
+    figure = figure_of(planned, rival, target)
+    if figure is None:
+        return head + "undecided, it exposes nothing"
+    if target.holds(figure):
+        return head + f"{figure:.2f}, yes"
+    compute = min(1.0, 1 - float(str(planned["share"])))
+    return head + f"{figure:.2f}, NO; compute is {compute:.0%} of the planned step"
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", default="32mbit")
-    parser.add_argument("--model", choices=MODELS, default="fcn5")
-    parser.add_argument("--divisor", type=int, default=16, help="of all widths")
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=["fcn5"])
+    parser.add_argument("--divisor", type=int, help="of all widths; else each model's own")
     parser.add_argument("--steps", type=int, default=4, help="timed, of a turn")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", choices=TURNS, nargs="+", default=TURNS)
+    parser.add_argument("--out", type=Path, default=Path("rdma_models.json"), help="in RIG_OUT")
+    chosen = parser.parse_args()
+    if not {"planned", "floor"} <= {*chosen.turns}:
+        parser.error("--turns: planned and floor are what the others stand beside")
+    return chosen
+
+
+def measure(
+    chosen: argparse.Namespace, name: str, folder: Path, ports: Iterator[int]
+) -> list[Record]:
+    """Let all have a turn in each round with one model; return its rows."""
+    divisor = chosen.divisor or DIVISORS[name]
+    with tempfile.TemporaryDirectory(prefix="rdt-rdma-models-") as mine:
+        first = Job(
+            contestant="planned",
+            model=name,
+            divisor=divisor,
+            ranks=2,
+            steps=chosen.steps,
+            plan=Path(mine) / "plan.json",
+            folder=folder,
+            patience_s=LIMIT_S,
+            server_host=SERVER_HOST,
+        )
+        models.await_all([models.fork(lambda: models.make_plan(first), {}, LIMIT_S)], "the plan")
+
+        def act(contestant: str) -> Turn:
+            port = next(ports)
+            job = replace(first, contestant=contestant, folder=folder / f"{port}-{contestant}")
+            return turn(job, port)
+
+        acts = {who: functools.partial(act, who) for who in chosen.turns}
+        found = rdma.take_turns(acts, chosen.rounds)
+    return report(found, models.about(name, divisor, 2)) if RANK == 0 else []
 
 
 def main() -> int:
-    """Let everybody have a turn in each round; 0 if all trained."""
+    """Train each model in turn; 0 if all trained."""
     chosen = _options()
     os.environ["RDMATENSOR_TRANSPORT"] = "verbs"
     os.environ["RDMATENSOR_ADDR"] = os.environ["RIG_ADDR"]
     os.environ["RDMATENSOR_VERBS_TIMEOUT"] = "20"  # rxe's queue on a slow link is long
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["RIG_IFNAMES"].split()[0]
-    with tempfile.TemporaryDirectory(prefix="rdt-rdma-models-") as mine:
-        first = Job(
-            contestant="planned",
-            model=chosen.model,
-            divisor=chosen.divisor,
-            ranks=2,
-            steps=chosen.steps,
-            plan=Path(mine) / "plan.json",
-            folder=SHARED,
-            patience_s=LIMIT_S,
-            server_host=SERVER_HOST,
-        )
-        models.await_all([models.fork(lambda: models.make_plan(first), {}, LIMIT_S)], "the plan")
-        subprocess.run(["rig-shape", "--rate", chosen.rate], check=True, timeout=LIMIT_S)
-        found: dict[str, list[int]] = {name: [] for name in TURNS}
-        port = FIRST_PORT
-        for number in range(chosen.rounds):
-            for name in TURNS[number % len(TURNS) :] + TURNS[: number % len(TURNS)]:
-                port += 1
-                job = replace(first, contestant=name, folder=SHARED / f"{number}-{name}")
-                found[name] += turn(job, port)
+    folder = rig.common_folder(MEETING_PORT)
+    kept = rig.Kept(folder)
+    subprocess.run(["rig-shape", "--rate", chosen.rate], check=True, timeout=LIMIT_S)
     if RANK == 0:
-        about = models.about(chosen.model, chosen.divisor, 2)
-        mib = int(str(about["parameter_bytes"])) / (1 << 20)
-        words = f"{chosen.model}, {mib:.1f} MiB of parameters, {chosen.rate}"
-        rows = report(found, words)
-        if chosen.out is not None:
-            kept = {**about, "rate": chosen.rate, "means": os.environ["RIG_MEANS"], "rows": rows}
-            chosen.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        print(f"two hosts, {os.environ['RIG_MEANS']}, {chosen.rate}", flush=True)
+    ports = itertools.count(FIRST_PORT)
+    rows = [row for name in chosen.models for row in measure(chosen, name, folder, ports)]
+    options = {"rate": chosen.rate, "steps": chosen.steps, "rounds": chosen.rounds}
+    kept.finish(chosen.out, rows, **options)
     return 0
 
 

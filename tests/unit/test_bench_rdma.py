@@ -213,6 +213,24 @@ def test_shares_of_what_the_device_permits() -> None:
     assert row["share"] == pytest.approx((0.4,) * 3)
 
 
+def test_targets_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models: Any = in_rig("rdma_models", tmp_path, monkeypatch)
+    steps_s = {"planned": 2, "copied": 4, "gloo": 5, "grpc_cpp": 3, "variant": 3, "floor": 1}
+    found = {who: [models.Turn([step_s * 10**9] * 2, 10**9)] for who, step_s in steps_s.items()}
+    about = {"model": "fcn5", "divisor": 16, "parameter_bytes": MIB, "batch": "8x784"}
+    rows = models.report(found, about)
+    said = capsys.readouterr().out
+    assert "server over gRPC, C++, its step over ours, wanted >= 2: 1.50, NO; compute is 50 %" in (
+        said.replace("50%", "50 %")
+    )
+    assert "copy variant, its step over ours, wanted >= 1.5: 1.50, yes" in said
+    assert "DDP, not adopted, our exposed time over its, wanted <= 0.5: 0.33, yes" in said
+    assert "DDP on Gloo, our exposed time over its, wanted <= 0.2: 0.25, NO" in said
+    assert (rows[0]["raw_ns"], rows[0]["cpu_ns"]) == ([[2 * 10**9] * 2], [10**9])
+
+
 def test_perftest_without_a_row_ends_the_run(guest: Path) -> None:
     case = rdma.Case("width", ("ib_write_bw",), MIB, 48, 16, 3, 0.97)
     quiet = PERFTEST.format(python=sys.executable).replace("{size}", "none")
