@@ -24,10 +24,19 @@ sim_random(uint64_t below)
     return below == 0 ? 0 : (z ^ z >> 31) % below;
 }
 
-bool
-sim_gid_of(uint32_t device, uint32_t index, union ibv_gid *out)
+const struct sim_gid *
+sim_entry_of(uint32_t device, uint32_t port, uint32_t index)
 {
-    const char *text = index < SIM_GIDS_MAX ? sim.config.devices[device].gids[index].text : NULL;
+    const struct sim_device_config *config = &sim.config.devices[device];
+
+    CHECK_UINT_LE(port, config->more_ports + 1);
+    return port == 1 ? &config->gids[index] : &config->more[port - 2].gids[index];
+}
+
+bool
+sim_gid_of(uint32_t device, uint32_t port, uint32_t index, union ibv_gid *out)
+{
+    const char *text = index < SIM_GIDS_MAX ? sim_entry_of(device, port, index)->text : NULL;
 
     memset(out, 0, sizeof(*out));
     return text != NULL && inet_pton(AF_INET6, text, out->raw) == 1;
@@ -133,14 +142,15 @@ close_device(struct ibv_context *base)
 static int
 query_device(struct ibv_context *context, struct ibv_device_attr *attr)
 {
+    const uint32_t index = context_of(context)->device->index;
     int result = 0;
 
-    (void)context;
     sim_lock();
     memset(attr, 0, sizeof(*attr));
-    attr->phys_port_cnt = 1;
+    attr->phys_port_cnt = (uint8_t)(sim.config.devices[index].more_ports + 1);
     attr->max_qp_wr = sim.config.queue_depth != 0 ? (int)sim.config.queue_depth : 4096;
     attr->max_qp_rd_atom = 16;
+    attr->max_sge = sim.config.segments != 0 ? (int)sim.config.segments : 32;
     attr->max_qp_init_rd_atom = 16;
     attr->max_mr_size = sim.config.max_mr_bytes != 0 ? sim.config.max_mr_bytes : UINT64_MAX;
     if (sim_is_failing("query_device"))
@@ -154,19 +164,24 @@ query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr
 {
     const uint32_t index = context_of(context)->device->index;
     const struct sim_device_config *config = &sim.config.devices[index];
+    struct sim_port_config at = {.is_down = config->is_down};
     int result = 0;
 
     sim_lock();
     memset(attr, 0, sizeof(*attr));
-    attr->state = config->is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
+    if (port == 0 || port > config->more_ports + 1)
+        at.query_errno = EINVAL;
+    else if (port > 1)
+        at = config->more[port - 2];
+    attr->state = at.is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
     attr->active_mtu = config->mtu != 0 ? (enum ibv_mtu)config->mtu : IBV_MTU_4096;
     attr->max_msg_sz = sim.config.max_msg_bytes != 0 ? sim.config.max_msg_bytes : 8u << 20;
     attr->gid_tbl_len = SIM_GIDS_MAX;
     attr->pkey_tbl_len = SIM_PKEYS_MAX;
     attr->lid = config->lid;
     attr->link_layer = config->lid != 0 ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
-    if (port != 1)
-        result = EINVAL;
+    if (at.query_errno != 0)
+        result = at.query_errno;
     else if (sim_is_failing("query_port"))
         result = errno;
     sim_unlock();
@@ -178,17 +193,16 @@ query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index,
              struct ibv_gid_entry *entry, uint32_t flags, size_t entry_bytes)
 {
     const uint32_t device = context_of(context)->device->index;
-    const struct sim_gid *gid = &sim.config.devices[device].gids[index];
+    const struct sim_gid *gid = sim_entry_of(device, port, index);
 
     int result = 0;
 
     (void)flags;
-    CHECK_INT_EQ(port, 1);
     CHECK_INT_EQ(entry_bytes, sizeof(*entry));
     sim_lock();
     if (sim_is_failing("query_gid_ex"))
         result = errno;
-    else if (!sim_gid_of(device, index, &entry->gid))
+    else if (!sim_gid_of(device, port, index, &entry->gid))
         result = index % 2 == 0 ? EINVAL : ENODATA; /* both are seen */
     entry->gid_type = sim.config.devices[device].lid != 0 ? IBV_GID_TYPE_IB
                       : gid->is_v1                        ? IBV_GID_TYPE_ROCE_V1

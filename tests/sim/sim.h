@@ -21,6 +21,7 @@
 
 #define SIM_DEVICES_MAX 4
 #define SIM_GIDS_MAX 8
+#define SIM_PORTS_MAX 6
 #define SIM_PKEYS_MAX 4
 #define SIM_RKEYS_FROM UINT32_C(0x5ec70000) /* remote keys lie above, so that a log shows them */
 #define SIM_WHOLE 1
@@ -32,6 +33,13 @@ struct sim_gid {
     bool is_unbound; /* no network device */
 };
 
+/* A port behind the first. */
+struct sim_port_config {
+    bool is_down;
+    int query_errno; /* query_port fails with it */
+    struct sim_gid gids[SIM_GIDS_MAX];
+};
+
 struct sim_device_config {
     bool is_down;
     uint16_t lid;    /* not 0: an InfiniBand port, whose QPs are raised by LIDs */
@@ -39,6 +47,8 @@ struct sim_device_config {
     uint32_t mtu;    /* enum ibv_mtu; 0: 4096 bytes */
     struct sim_gid gids[SIM_GIDS_MAX];
     uint16_t pkeys[SIM_PKEYS_MAX]; /* 0: a hole */
+    uint32_t more_ports;           /* than the first, which what stands above is of */
+    struct sim_port_config more[SIM_PORTS_MAX - 1];
 };
 
 struct sim_config {
@@ -47,10 +57,12 @@ struct sim_config {
     struct sim_device_config devices[SIM_DEVICES_MAX];
     uint32_t max_msg_bytes;           /* 0: 8 MiB, as rxe */
     uint32_t queue_depth;             /* max_qp_wr; 0: 4096 */
+    uint32_t segments;                /* max_sge; 0: 32 */
     uint32_t delay_us;                /* each request waits a random time up to this */
     uint32_t duplicates;              /* of a hundred completions, so many come twice */
     uint32_t inline_bytes;            /* the most that a QP gives */
     uint64_t retry_ns;                /* how long a request to nobody is tried; 0: 100 ms */
+    bool has_own_retry;               /* as long as its QP says instead */
     uint64_t memlock_bytes;           /* all registrations together; 0: no limit */
     uint64_t max_mr_bytes;            /* max_mr_size: of one registration; 0: no limit */
     int list_errno;                   /* get_device_list fails with it */
@@ -61,6 +73,17 @@ struct sim_config {
     /* What query_qp_data_in_order answers: 0 (as rxe), SIM_WHOLE, SIM_128: the latter only where it
      * is asked for by flags, as newer libraries are. */
     int in_order;
+};
+
+/* Of all QPs since sim_begin(). */
+struct sim_counts {
+    uint64_t requests;  /* given to post_send */
+    uint64_t signalled; /* of them, asking for a completion */
+    uint64_t inlined;   /* with their bytes */
+    uint64_t bare;      /* without any */
+    uint64_t stopped;   /* QPs that were destroyed in ERR */
+    uint64_t running;   /* in RTR or RTS */
+    uint64_t untaken;   /* completions of requests that stood in a CQ when their QP went */
 };
 
 struct sim_config sim_default(void);
@@ -84,6 +107,8 @@ uint32_t sim_call_count(void);
 const char *sim_failed_call(void);
 /* Contexts, PDs, MRs, channels, CQs and QPs that exist. */
 uint32_t sim_live_objects(void);
+/* PDs alone. */
+uint32_t sim_live_pds(void);
 
 /* Access flags of the registrations that hold this address, by their keys; how many. */
 uint32_t sim_accesses_of(const void *addr, unsigned int *out, uint32_t cap);
@@ -126,5 +151,6 @@ void sim_forget_fork_init(void);
 uint32_t sim_fork_inits(void);
 /* Requests that the wire has executed, of all QPs. */
 uint64_t sim_executed(void);
+struct sim_counts sim_counts(void);
 
 #endif

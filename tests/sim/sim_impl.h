@@ -85,6 +85,7 @@ struct sim_qp {
     struct ibv_qp_attr attr;
     struct ibv_qp_init_attr init;
     uint16_t pkey;
+    uint8_t port; /* from INIT on */
     struct sim_send *sends;
     uint32_t send_first;
     uint32_t send_count;
@@ -119,6 +120,7 @@ struct sim {
     char blocked[64];
     enum ibv_wc_status break_next;
     uint64_t executed;
+    struct sim_counts counts;
     struct sim_counter counters[SIM_COUNTERS_MAX];
     bool has_registered;
     uint32_t fork_inits;
@@ -156,8 +158,10 @@ sim_device_of(struct ibv_context *context)
     return ((struct sim_context *)context)->device;
 }
 
-/* A GID of a device as bytes; false: a hole. */
-bool sim_gid_of(uint32_t device, uint32_t index, union ibv_gid *out);
+/* What a port's table has there. */
+const struct sim_gid *sim_entry_of(uint32_t device, uint32_t port, uint32_t index);
+/* The same as bytes; false: a hole. */
+bool sim_gid_of(uint32_t device, uint32_t port, uint32_t index, union ibv_gid *out);
 
 /* sim_knobs.c */
 int sim_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags);
@@ -201,6 +205,8 @@ void sim_to_error(struct sim_qp *qp);
 /* QPs forget what they held. */
 void sim_empty_qp(struct sim_qp *qp);
 void sim_drop_completions(struct sim_cq *cq, uint32_t qp_num);
+/* Of a QP's requests, not of its receives. */
+uint64_t sim_untaken(const struct sim_cq *cq, uint32_t qp_num);
 int sim_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *wc);
 int sim_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 int sim_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);

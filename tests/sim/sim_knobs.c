@@ -195,6 +195,7 @@ sim_begin(const struct sim_config *config)
     sim.blocked[0] = '\0';
     sim.break_next = IBV_WC_SUCCESS;
     sim.executed = 0;
+    sim.counts = (struct sim_counts){0};
     memset(sim.counters, 0, sizeof(sim.counters));
     sim.counters[0] = (struct sim_counter){.name = "out_of_sequence"};
     sim.has_registered = false;
@@ -502,4 +503,13 @@ sim_executed(void)
     const uint64_t count = sim.executed;
     sim_unlock();
     return count;
+}
+
+struct sim_counts
+sim_counts(void)
+{
+    sim_lock();
+    const struct sim_counts counts = sim.counts;
+    sim_unlock();
+    return counts;
 }

@@ -356,3 +356,15 @@ sim_ack_cq_events(struct ibv_cq *cq, unsigned int count)
     ((struct sim_cq *)cq)->unacked -= count;
     sim_unlock();
 }
+
+uint32_t
+sim_live_pds(void)
+{
+    uint32_t count = 0;
+
+    sim_lock();
+    for (const struct sim_object *at = sim.objects; at != NULL; at = at->next)
+        count += at->kind == SIM_PD;
+    sim_unlock();
+    return count;
+}

@@ -25,6 +25,7 @@ sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
         if (init->cap.max_inline_data > sim.config.inline_bytes)
             init->cap.max_inline_data = sim.config.inline_bytes;
         CHECK_UINT_LE(init->cap.max_send_sge, 2);
+        CHECK(sim.config.segments == 0 || init->cap.max_send_sge <= sim.config.segments);
         qp->init = *init;
         qp->device = sim_device_of(pd->context);
         qp->qp = (struct ibv_qp){.context = pd->context, .pd = pd, .qp_num = at + 1};
@@ -62,8 +63,12 @@ sim_destroy_qp(struct ibv_qp *base)
     sim_lock_still();
     CHECK_PTR_EQ(sim.qps[base->qp_num - 1], qp);
     const int failed = sim_is_failing("destroy_qp") ? errno : 0;
-    if (failed == 0)
+    if (failed == 0) {
+        sim.counts.stopped += qp->attr.qp_state == IBV_QPS_ERR;
+        sim.counts.running += qp->attr.qp_state == IBV_QPS_RTR || qp->attr.qp_state == IBV_QPS_RTS;
+        sim.counts.untaken += sim_untaken((struct sim_cq *)qp->init.send_cq, base->qp_num);
         sim_free_qp(qp);
+    }
     sim_unlock();
     return failed;
 }
@@ -115,8 +120,10 @@ sim_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask)
     } else if (to == IBV_QPS_INIT) {
         CHECK_INT_LT(attr->pkey_index, SIM_PKEYS_MAX);
         qp->attr.qp_state = to;
+        qp->port = attr->port_num;
         qp->pkey = sim.config.devices[qp->device->index].pkeys[attr->pkey_index];
     } else if (to == IBV_QPS_RTR) {
+        CHECK_INT_EQ(attr->ah_attr.port_num, qp->port);
         CHECK_INT_EQ(attr->ah_attr.is_global, sim.config.devices[qp->device->index].lid == 0);
         qp->attr = *attr;
     } else {
@@ -146,12 +153,12 @@ is_blocked(const union ibv_gid *gid)
 }
 
 static bool
-has_gid(const struct sim_device *device, const union ibv_gid *gid)
+has_gid(const struct sim_qp *qp, const union ibv_gid *gid)
 {
     union ibv_gid own;
 
     for (uint32_t i = 0; i < SIM_GIDS_MAX; i++)
-        if (sim_gid_of(device->index, i, &own) && memcmp(own.raw, gid->raw, 16) == 0)
+        if (sim_gid_of(qp->device->index, qp->port, i, &own) && memcmp(own.raw, gid->raw, 16) == 0)
             return true;
     return false;
 }
@@ -188,8 +195,9 @@ is_addressed(const struct sim_qp *qp, const struct sim_qp *peer)
 
     if (qp->attr.ah_attr.is_global == 0)
         return peer_lid != 0 && peer_lid == qp->attr.ah_attr.dlid;
-    return peer_lid == 0 && sim_gid_of(qp->device->index, qp->attr.ah_attr.grh.sgid_index, &from) &&
-           !is_blocked(&from) && !is_blocked(to) && has_gid(peer->device, to);
+    return peer_lid == 0 && peer->port != 0 &&
+           sim_gid_of(qp->device->index, qp->port, qp->attr.ah_attr.grh.sgid_index, &from) &&
+           !is_blocked(&from) && !is_blocked(to) && has_gid(peer, to);
 }
 
 struct sim_qp *

@@ -50,6 +50,20 @@ sim_drop_completions(struct sim_cq *cq, uint32_t qp_num)
     cq->count = kept;
 }
 
+uint64_t
+sim_untaken(const struct sim_cq *cq, uint32_t qp_num)
+{
+    uint64_t count = 0;
+
+    for (uint32_t i = 0; i < cq->count; i++) {
+        const struct ibv_wc *wc = &cq->ring[(cq->first + i) % (2 * cq->depth)];
+
+        count += wc->qp_num == qp_num &&
+                 (wc->opcode == IBV_WC_RDMA_WRITE || wc->opcode == IBV_WC_RDMA_READ);
+    }
+    return count;
+}
+
 static void
 complete_send(struct sim_qp *qp, const struct ibv_send_wr *wr, enum ibv_wc_status status)
 {
@@ -334,6 +348,14 @@ cross_unanswered(struct sim_qp *qp)
     return true;
 }
 
+static uint64_t
+retry_ns_of(const struct sim_qp *qp)
+{
+    if (sim.config.has_own_retry)
+        return (UINT64_C(4096) << qp->attr.timeout) * (qp->attr.retry_cnt + 1u);
+    return sim.config.retry_ns != 0 ? sim.config.retry_ns : RETRY_NS;
+}
+
 static void
 execute(struct sim_qp *qp)
 {
@@ -349,8 +371,7 @@ execute(struct sim_qp *qp)
     }
     if (peer == NULL) {
         /* As rxe has it: seven retries are for ever. */
-        if (is_given_up(qp, send, sim.config.retry_ns != 0 ? sim.config.retry_ns : RETRY_NS) &&
-            qp->attr.retry_cnt < 7)
+        if (is_given_up(qp, send, retry_ns_of(qp)) && qp->attr.retry_cnt < 7)
             end_head(qp, IBV_WC_RETRY_EXC_ERR);
         return;
     }
@@ -487,6 +508,10 @@ queue_send(struct sim_qp *qp, const struct ibv_send_wr *wr)
         send->sges[i] = wr->sg_list[i];
     const uint64_t len = sim_send_bytes(send);
     CHECK_UINT_LE(len, sim.config.max_msg_bytes != 0 ? sim.config.max_msg_bytes : 8u << 20);
+    sim.counts.requests++;
+    sim.counts.signalled += (wr->send_flags & IBV_SEND_SIGNALED) != 0;
+    sim.counts.inlined += (wr->send_flags & IBV_SEND_INLINE) != 0 && len > 0;
+    sim.counts.bare += len == 0;
     send->failing_since_ns = 0;
     send->not_before_ns =
         sim.config.delay_us == 0 ? 0 : test_now_ns() + sim_random(sim.config.delay_us * 1000);
