@@ -115,6 +115,20 @@ def port_down() -> None:
         wait_for_port("ACTIVE")
 
 
+def wrong_lists(device: str) -> None:
+    """What is no index, no port, or names a device that is not there is not passed over."""
+    for name, value in (
+        ("RDMATENSOR_VERBS_GID_INDEX", "abc"),
+        ("RDMATENSOR_VERBS_GID_INDEX", "-1"),
+        ("RDMATENSOR_VERBS_GID_INDEX", "mlx5_99=1"),
+        ("RDMATENSOR_VERBS_DEVICES", f"{device}:one"),
+        ("RDMATENSOR_VERBS_DEVICES", f"{device},mlx5_99"),
+        ("RDMATENSOR_VERBS_DEVICES", f"{device}:99"),
+    ):
+        with environment(**{name: value}):
+            check(f"wrong {name}", f"{name}={value}")
+
+
 CHILDREN = {"low_memlock": low_memlock, "no_permission": no_permission, "no_library": no_library}
 
 
@@ -126,6 +140,7 @@ def main() -> int:
         check("wrong device name", "RDMATENSOR_VERBS_DEVICES=mlx5_99", os.environ["RIG_DEVICE"])
     with environment(RDMATENSOR_VERBS_GID_INDEX="77"):
         check("wrong GID index", "RDMATENSOR_VERBS_GID_INDEX asks for 77")
+    wrong_lists(os.environ["RIG_DEVICE"])
     check_child("low_memlock", "setpriv", "--bounding-set=-ipc_lock")
     check_child("no_library", *without_library())
     nodes = sorted(Path("/dev/infiniband").glob("uverbs*"))

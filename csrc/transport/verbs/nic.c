@@ -288,8 +288,9 @@ query(struct rdti_verbs *verbs, struct ibv_device *device, struct ibv_device_att
     return RDT_OK;
 }
 
-static void
-open_ports(struct rdti_verbs *verbs, struct ibv_device *device)
+/* A port that cannot be used is noted; one that is asked for and not there is an error. */
+static rdt_status
+open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error *err)
 {
     const char *name = verbs->ops->get_device_name(device);
     char unwanted[RDTI_VERBS_LIST_BYTES + 40];
@@ -300,7 +301,7 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device)
                    verbs->settings.devices);
     if (query(verbs, device, &attr, &why) != RDT_OK) {
         note_skipped(verbs, name, 0, why.message);
-        return;
+        return RDT_OK;
     }
     for (uint32_t port = 1; port <= attr.phys_port_cnt; port++) {
         if (!rdti_verbs_is_wanted(&verbs->settings, name, port))
@@ -309,6 +310,10 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device)
             note_skipped(verbs, name, port, "enough others (RDMATENSOR_VERBS_LINKS)");
         else if (open_port(verbs, device, (uint8_t)port, &attr, &why) != RDT_OK)
             note_skipped(verbs, name, port, why.message);
+    const rdt_status status =
+        rdti_verbs_check_ports(&verbs->settings, name, attr.phys_port_cnt, err);
+    if (status != RDT_OK)
+        return status;
     }
 }
 
@@ -317,6 +322,7 @@ init_fork(const struct rdti_verbs *verbs, struct rdt_error *err)
 {
     /* Kernels since 5.12 copy pinned pages for the child; older ones need every registered page
      * kept from it. Too late once something is registered: then the one who did so has decided. */
+    return RDT_OK;
     if (verbs->ops->is_fork_initialized() != IBV_FORK_DISABLED)
         return RDT_OK;
     const int failed = verbs->ops->fork_init();
@@ -341,11 +347,14 @@ rdti_verbs_open_nics(struct rdti_verbs *verbs, struct rdt_error *err)
     if (list == NULL)
         return rdti_error_set(err, RDT_ENOTVIABLE, errno,
                               "ibv_get_device_list: the kernel's RDMA support is not there");
-    for (int i = 0; i < count; i++)
-        open_ports(verbs, list[i]);
+    status = rdti_verbs_check_names(&verbs->settings, verbs->ops, list, count, err);
+    for (int i = 0; status == RDT_OK && i < count; i++)
+        status = open_ports(verbs, list[i], err);
     verbs->ops->free_device_list(list);
-    if (verbs->nic_count > 0)
-        return RDT_OK;
+    if (status != RDT_OK)
+        rdti_verbs_close_nics(verbs);
+    if (status != RDT_OK || verbs->nic_count > 0)
+        return status;
     return rdti_error_set(err, RDT_ENOTVIABLE, 0, "no RDMA port can be used: %s",
                           verbs->skipped[0] != '\0' ? verbs->skipped : "there is no device");
 }

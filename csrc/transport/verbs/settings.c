@@ -41,6 +41,92 @@ read_byte(const char *name, long least, long most, uint8_t *out, struct rdt_erro
     return status;
 }
 
+/* ---- Lists ---------------------------------------------------------------------------------- */
+
+/* The next entry of a comma-separated list; false at its end. */
+static bool
+next_entry(const char **at, char *out, size_t cap)
+{
+    if (**at == '\0')
+        return false;
+    const size_t len = strcspn(*at, ",");
+    (void)snprintf(out, cap, "%.*s", (int)len, *at);
+    *at += len + ((*at)[len] == ',' ? 1 : 0);
+    return true;
+}
+
+/* Digits alone, and no more than `most`; -1: it is none such. */
+static int32_t
+parse_small(const char *text, int32_t most)
+{
+    const size_t digits = strspn(text, "0123456789");
+
+    if (digits == 0 || digits > 9 || text[digits] != '\0')
+        return -1;
+    const long value = strtol(text, NULL, 10);
+    return value <= most ? (int32_t)value : -1;
+}
+
+/* "mlx5_0", "rxe1:1": the name stays, and the port is cut off. Port 0: any; -1: it is none. */
+static int32_t
+split_device(char *entry)
+{
+    char *colon = strchr(entry, ':');
+
+    if (colon == NULL)
+        return 0;
+    *colon = '\0';
+    const int32_t port = parse_small(colon + 1, UINT8_MAX);
+    return port > 0 ? port : -1;
+}
+
+/* "3", "rxe0=1": the name stays, or nothing does. The index, -1: it is none. */
+static int32_t
+split_gid_index(char *entry)
+{
+    char *equals = strchr(entry, '=');
+    const int32_t index = parse_small(equals != NULL ? equals + 1 : entry, UINT8_MAX);
+
+    *(equals != NULL ? equals : entry) = '\0';
+    return index;
+}
+
+static rdt_status
+check_devices(const char *list, struct rdt_error *err)
+{
+    const char *at = list;
+    char entry[RDTI_VERBS_LIST_BYTES];
+    char name[RDTI_VERBS_LIST_BYTES];
+
+    while (next_entry(&at, entry, sizeof(entry))) {
+        rdti_text_copy(name, sizeof(name), entry);
+        if (split_device(name) < 0 || name[0] == '\0')
+            return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                                  "RDMATENSOR_VERBS_DEVICES=%.80s: \"%.40s\" is no device, nor "
+                                  "device:port with a port from 1 to 255",
+                                  list, entry);
+    }
+    return RDT_OK;
+}
+
+static rdt_status
+check_gid_indices(const char *list, struct rdt_error *err)
+{
+    const char *at = list;
+    char entry[RDTI_VERBS_LIST_BYTES];
+    char name[RDTI_VERBS_LIST_BYTES];
+
+    while (next_entry(&at, entry, sizeof(entry))) {
+        rdti_text_copy(name, sizeof(name), entry);
+        if (split_gid_index(name) < 0 || entry[0] == '=')
+            return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                                  "RDMATENSOR_VERBS_GID_INDEX=%.80s: \"%.40s\" is no index, nor "
+                                  "device=index, from 0 to 255",
+                                  list, entry);
+    }
+    return RDT_OK;
+}
+
 static rdt_status
 read_list(const char *name, char out[RDTI_VERBS_LIST_BYTES], struct rdt_error *err)
 {
@@ -55,6 +141,20 @@ read_list(const char *name, char out[RDTI_VERBS_LIST_BYTES], struct rdt_error *e
     rdti_text_copy(out, RDTI_VERBS_LIST_BYTES, text);
     return RDT_OK;
 }
+
+static rdt_status
+read_lists(struct rdti_verbs_settings *out, struct rdt_error *err)
+{
+    rdt_status status = read_list("RDMATENSOR_VERBS_DEVICES", out->devices, err);
+
+    if (status == RDT_OK)
+        status = check_devices(out->devices, err);
+    if (status == RDT_OK)
+        status = read_list("RDMATENSOR_VERBS_GID_INDEX", out->gid_indices, err);
+    return status == RDT_OK ? check_gid_indices(out->gid_indices, err) : status;
+}
+
+/* ---- All of them ---------------------------------------------------------------------------- */
 
 static rdt_status
 read_notify(struct rdti_verbs_settings *out, struct rdt_error *err)
@@ -122,9 +222,7 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
     long qps = 0;
     long links = 0;
 
-    rdt_status status = read_list("RDMATENSOR_VERBS_DEVICES", s.devices, err);
-    if (status == RDT_OK)
-        status = read_list("RDMATENSOR_VERBS_GID_INDEX", s.gid_indices, err);
+    rdt_status status = read_lists(&s, err);
     if (status == RDT_OK)
         status = read_number("RDMATENSOR_VERBS_QPS", 1, RDTI_VERBS_QPS_MAX, QPS_DEFAULT, &qps, err);
     if (status == RDT_OK)
@@ -152,16 +250,76 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* The next entry of a comma-separated list; false at its end. */
-static bool
-next_entry(const char **at, char *out, size_t cap)
+/* ---- Whom they mean ------------------------------------------------------------------------- */
+
+/* A list as it was set, and the name of a device in it that is looked for among those there. */
+struct named {
+    const char *variable;
+    const char *text;
+    const char *device;
+};
+
+static rdt_status
+find_device(const struct named *named, const struct rdti_verbs_ops *ops, struct ibv_device **list,
+            int count, struct rdt_error *err)
 {
-    if (**at == '\0')
-        return false;
-    const size_t len = strcspn(*at, ",");
-    (void)snprintf(out, cap, "%.*s", (int)len, *at);
-    *at += len + ((*at)[len] == ',' ? 1 : 0);
-    return true;
+    char names[256] = "";
+
+    for (int i = 0; i < count; i++) {
+        const size_t used = strlen(names);
+
+        if (strcmp(ops->get_device_name(list[i]), named->device) == 0)
+            return RDT_OK;
+        (void)snprintf(names + used, sizeof(names) - used, "%s%s", i > 0 ? ", " : "",
+                       ops->get_device_name(list[i]));
+    }
+    return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                          "%s=%.80s names %.40s, which is not there; this machine has %s",
+                          named->variable, named->text, named->device, names);
+}
+
+rdt_status
+rdti_verbs_check_names(const struct rdti_verbs_settings *settings, const struct rdti_verbs_ops *ops,
+                       struct ibv_device **list, int count, struct rdt_error *err)
+{
+    char entry[RDTI_VERBS_LIST_BYTES];
+    struct named named = {"RDMATENSOR_VERBS_DEVICES", settings->devices, entry};
+    const char *at = settings->devices;
+    rdt_status status = RDT_OK;
+
+    if (count == 0) /* which is the better reason */
+        return RDT_OK;
+    while (status == RDT_OK && next_entry(&at, entry, sizeof(entry))) {
+        (void)split_device(entry);
+        status = find_device(&named, ops, list, count, err);
+    }
+    named = (struct named){"RDMATENSOR_VERBS_GID_INDEX", settings->gid_indices, entry};
+    at = settings->gid_indices;
+    while (status == RDT_OK && next_entry(&at, entry, sizeof(entry))) {
+        (void)split_gid_index(entry);
+        if (entry[0] != '\0') /* else it is of every device */
+            status = find_device(&named, ops, list, count, err);
+    }
+    return status;
+}
+
+rdt_status
+rdti_verbs_check_ports(const struct rdti_verbs_settings *settings, const char *device,
+                       uint32_t port_count, struct rdt_error *err)
+{
+    const char *at = settings->devices;
+    char entry[RDTI_VERBS_LIST_BYTES];
+
+    while (next_entry(&at, entry, sizeof(entry))) {
+        const int32_t port = split_device(entry);
+
+        if (strcmp(entry, device) == 0 && port > (int32_t)port_count)
+            return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                                  "RDMATENSOR_VERBS_DEVICES=%.80s names port %d of %.40s, which "
+                                  "has %u",
+                                  settings->devices, port, device, port_count);
+    }
+    return RDT_OK;
 }
 
 bool
@@ -173,12 +331,9 @@ rdti_verbs_is_wanted(const struct rdti_verbs_settings *settings, const char *dev
     if (*at == '\0')
         return true;
     while (next_entry(&at, entry, sizeof(entry))) {
-        char *colon = strchr(entry, ':');
+        const int32_t wanted = split_device(entry);
 
-        if (colon != NULL)
-            *colon = '\0';
-        if (strcmp(entry, device) == 0 &&
-            (colon == NULL || strtoul(colon + 1, NULL, 10) == (unsigned long)port))
+        if (strcmp(entry, device) == 0 && (wanted == 0 || wanted == (int32_t)port))
             return true;
     }
     return false;
@@ -192,12 +347,10 @@ rdti_verbs_wanted_gid(const struct rdti_verbs_settings *settings, const char *de
     int32_t found = -1;
 
     while (next_entry(&at, entry, sizeof(entry))) {
-        char *equals = strchr(entry, '=');
+        const int32_t index = split_gid_index(entry);
 
-        if (equals != NULL)
-            *equals = '\0';
-        if (equals == NULL || strcmp(entry, device) == 0)
-            found = (int32_t)strtol(equals != NULL ? equals + 1 : entry, NULL, 10);
+        if (entry[0] == '\0' || strcmp(entry, device) == 0)
+            found = index;
     }
     return found;
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "rdmatensor.h"
+#include "transport/verbs/verbs_ops.h"
 
 #define RDTI_VERBS_LIST_BYTES 256
 
@@ -38,3 +39,10 @@ bool rdti_verbs_is_wanted(const struct rdti_verbs_settings *settings, const char
 int32_t rdti_verbs_wanted_gid(const struct rdti_verbs_settings *settings, const char *device);
 
 #endif
+/* Every device that a list names has to be there, and every port. RDT_ENOTVIABLE naming variable,
+ * value, and what is there. */
+rdt_status rdti_verbs_check_names(const struct rdti_verbs_settings *settings,
+                                  const struct rdti_verbs_ops *ops, struct ibv_device **list,
+                                  int count, struct rdt_error *err);
+rdt_status rdti_verbs_check_ports(const struct rdti_verbs_settings *settings, const char *device,
+                                  uint32_t port_count, struct rdt_error *err);

@@ -21,8 +21,6 @@ check_setting(const char *name, const char *value, const char *part)
 
 TEST(wrong_settings_are_named)
 {
-    check_setting("RDMATENSOR_VERBS_DEVICES", "mlx5_0", "not in RDMATENSOR_VERBS_DEVICES=mlx5_0");
-    check_setting("RDMATENSOR_VERBS_DEVICES", "sim0:2", "not in RDMATENSOR_VERBS_DEVICES=sim0:2");
     check_setting("RDMATENSOR_VERBS_GID_INDEX", "2", "asks for 2, which is empty");
     check_setting("RDMATENSOR_VERBS_GID_INDEX", "sim0=99", "asks for 99, the table has 8");
     check_setting("RDMATENSOR_VERBS_QPS", "9", "RDMATENSOR_VERBS_QPS=9: a number from 1 to 8");
@@ -31,6 +29,44 @@ TEST(wrong_settings_are_named)
     check_setting("RDMATENSOR_VERBS_NOTIFY", "bell", "imm, flag or auto");
     check_setting("RDMATENSOR_VERBS_FLAG_UNSAFE", "2", "from 0 to 1");
     check_setting("RDMATENSOR_VERBS_PKEY", "0x1234", "PKEY 0x1234 is not in its table");
+}
+
+static void
+check_list(const char *name, const char *value, const char *entry)
+{
+    char told[160];
+
+    (void)snprintf(told, sizeof(told), "%s=%s: \"%s\" is no", name, value, entry);
+    check_setting(name, value, told);
+}
+
+TEST(lists_that_make_no_sense_are_named)
+{
+    static const char *const indices[] = {"abc", "-1", "3x", "256", "99999999999", " 1", "sim0="};
+    static const char *const devices[] = {"sim0:0", "sim0:256", "sim0:one", ":1", "sim0:-1"};
+
+    for (size_t i = 0; i < sizeof(indices) / sizeof(indices[0]); i++)
+        check_list("RDMATENSOR_VERBS_GID_INDEX", indices[i], indices[i]);
+    for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
+        check_list("RDMATENSOR_VERBS_DEVICES", devices[i], devices[i]);
+    check_list("RDMATENSOR_VERBS_GID_INDEX", "sim0=1,sim1=one", "sim1=one");
+    check_list("RDMATENSOR_VERBS_GID_INDEX", "=1", "=1");
+    check_list("RDMATENSOR_VERBS_DEVICES", "sim0,,sim1", "");
+}
+
+/* Also where the rest of the list is there. */
+TEST(devices_that_are_not_there_are_named)
+{
+    check_setting("RDMATENSOR_VERBS_DEVICES", "mlx5_0",
+                  "RDMATENSOR_VERBS_DEVICES=mlx5_0 names mlx5_0, which is not there; this machine "
+                  "has sim0");
+    check_setting("RDMATENSOR_VERBS_DEVICES", "sim0,mlx5_99",
+                  "RDMATENSOR_VERBS_DEVICES=sim0,mlx5_99 names mlx5_99, which is not there");
+    check_setting("RDMATENSOR_VERBS_DEVICES", "sim0,sim0:2",
+                  "RDMATENSOR_VERBS_DEVICES=sim0,sim0:2 names port 2 of sim0, which has 1");
+    check_setting("RDMATENSOR_VERBS_GID_INDEX", "sim9=0",
+                  "RDMATENSOR_VERBS_GID_INDEX=sim9=0 names sim9, which is not there");
+    check_setting("RDMATENSOR_VERBS_GID_INDEX", "0,sim9=0", "names sim9, which is not there");
 }
 
 /* ---- PKEY ----------------------------------------------------------------------------------- */
