@@ -168,7 +168,7 @@ rdti_verbs_note_flush(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
     const uint64_t sequence = wc->wr_id & UINT64_C(0xffffffffffff);
 
-    link->lane->flushed += wc->status == IBV_WC_WR_FLUSH_ERR;
+    rdti_verbs_count_flush(link->lane, wc);
     if (qp == NULL)
         return;
     if (wc->wr_id >> 56 == RDTI_VERBS_WR_RX)

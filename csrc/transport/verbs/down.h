@@ -44,4 +44,8 @@ rdt_status rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
                                 void (*take)(void *arg, struct rdti_op *op, uint32_t notify),
                                 void *arg, struct rdt_error *err);
 
+/* ---- ends.c */
+/* A completion that may be of the kind that only follows an error. */
+void rdti_verbs_count_flush(struct rdti_verbs_lane *lane, const struct ibv_wc *wc);
+
 #endif

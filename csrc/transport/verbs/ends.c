@@ -83,7 +83,7 @@ drain(struct rdti_verbs_lane *lane)
                 struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wcs[c].wr_id);
                 const uint64_t sequence = wcs[c].wr_id & UINT64_C(0xffffffffffff);
 
-                lane->flushed += wcs[c].status == IBV_WC_WR_FLUSH_ERR;
+                rdti_verbs_count_flush(lane, &wcs[c]);
                 if (qp != NULL && wcs[c].wr_id >> 56 == RDTI_VERBS_WR_TX &&
                     sequence >= qp->tx_done && sequence < qp->tx_posted)
                     qp->tx_done = sequence + 1;
@@ -92,6 +92,25 @@ drain(struct rdti_verbs_lane *lane)
                 return;
         }
     }
+}
+
+void
+rdti_verbs_count_flush(struct rdti_verbs_lane *lane, const struct ibv_wc *wc)
+{
+    lane->flushed += wc->status == IBV_WC_WR_FLUSH_ERR && wc->wr_id >> 56 == RDTI_VERBS_WR_TX;
+}
+
+/* How much came back undone, behind the words of what ended the lane. */
+static void
+tell_flushed(struct rdti_verbs_lane *lane)
+{
+    if (lane->flushed == 0)
+        return;
+    (void)pthread_mutex_lock(&lane->lock);
+    const size_t used = strlen(lane->error.message);
+    (void)snprintf(lane->error.message + used, sizeof(lane->error.message) - used,
+                   "; %u requests behind it were flushed", lane->flushed);
+    (void)pthread_mutex_unlock(&lane->lock);
 }
 
 bool
@@ -117,9 +136,7 @@ rdti_verbs_stop_lane(struct rdti_verbs_lane *lane, const struct rdt_error *err,
     stop_qps(lane);
     if (!lane->is_fenced) /* it has come back */
         drain(lane);
-    if (lane->flushed > 0)
-        rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u work requests were flushed",
-                 lane->args.peer_rank, lane->flushed);
+    tell_flushed(lane);
     lane->qp_count = 0;
     rdti_verbs_drop_wishes(lane);
     rdti_verbs_forget_flags(lane);
@@ -151,8 +168,9 @@ rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err)
         return;
     (void)pthread_mutex_lock(&lane->lock);
     rdti_list_splice(&lane->ops, &ops); /* for close_lane(): the host may know better why */
+    const struct rdt_error told = lane->error;
     (void)pthread_mutex_unlock(&lane->lock);
-    host->on_error(host->core, &lane->base, &copy);
+    host->on_error(host->core, &lane->base, &told);
 }
 
 void
@@ -241,6 +259,4 @@ rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc
     rdti_verbs_break_link(link, &err);
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED)
         rdti_verbs_note_flush(link, wc);
-    else
-        lane->flushed += wc->status == IBV_WC_WR_FLUSH_ERR;
 }

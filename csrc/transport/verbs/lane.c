@@ -323,6 +323,13 @@ rdti_verbs_explain(const struct rdti_lane *base, char *buf, size_t cap)
         else if (link->state == RDTI_VERBS_LINK_GOOD)
             used += explain_good(link, used, buf + used, cap - used);
     }
+    if (lane->flushed > 0 && used < cap) {
+        const int wrote = snprintf(buf + used, cap - used,
+                                   "; %u requests of broken links were "
+                                   "flushed",
+                                   lane->flushed);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
     rdti_verbs_explain_stage(lane->verbs, stage, sizeof(stage));
     if (stage[0] != '\0' && used < cap)
         (void)snprintf(buf + used, cap - used, "%s%s", used > 0 ? "; " : "", stage);

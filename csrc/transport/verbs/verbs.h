@@ -328,7 +328,7 @@ struct rdti_verbs_lane {
     uint64_t rx_flagged;       /* driver: messages that came so */
     uint64_t rx_messages;      /* driver */
     uint32_t rx_owed;          /* driver: delivered, and not told of */
-    uint32_t flushed;          /* driver: completions of the kind that only follows an error */
+    uint32_t flushed;          /* driver: requests of ours that an error before them ended */
     bool is_lost;              /* driver: no link is left, and another lane may take its place */
     bool is_fenced;            /* driver: and the core was told */
     bool had_broken;           /* driver: a link had broken before it was lost */

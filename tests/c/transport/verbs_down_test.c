@@ -507,6 +507,7 @@ TEST(both_sides_name_the_link_that_is_down)
     CHECK_STR_CONTAINS(text, "sim1:1 is down: ");
     CHECK_STR_CONTAINS(text, "::ffff:10.0.1.1 to ::ffff:10.0.1.1");
     CHECK_STR_CONTAINS(text, "transport retry counter exceeded");
+    CHECK_STR_CONTAINS(text, "requests of broken links were flushed");
     p.b.transport->explain(p.ba.lane, text, sizeof(text));
     CHECK_STR_CONTAINS(text, "sim1:1 is down: ");
     end();

@@ -132,6 +132,7 @@ use_with_fault(struct verbs_pair *p, int want)
     struct fake_region *outside = fake_region_private(&p->b, exported_bytes, LEN);
     uint8_t *own = fake_region(&p->a, LEN)->addr;
 
+    char flushed[64];
     sim_raise_event(0, IBV_EVENT_SM_CHANGE); /* which is read, and does nothing */
     for (int is_read = 0; is_read < 2; is_read++) {
         move_with_fault(p, private_bytes, arena, LEN, is_read == 1, want);
@@ -156,6 +157,8 @@ connect_with_fault(struct verbs_pair *p, int sys_errno)
     fake_side_channel(side);
     if (fake_link_try_open(&p->b, &p->ba, side[1], &args[1], &err) != RDT_OK) {
         check_errno(&err, sys_errno);
+    (void)snprintf(flushed, sizeof(flushed), "; %u requests behind it were flushed", failed - 1);
+    CHECK_STR_CONTAINS(p.ab.error.message, flushed);
         CHECK_INT_EQ(close(side[0]), 0);
         return;
     }
