@@ -237,6 +237,36 @@ TEST_TIMEOUT(every_call_may_fail, 300)
         "post_send",
         "post_recv",
         "req_notify_cq",
+/* With no time set: what a QP is raised with by default outlasts it. */
+TEST(a_cable_that_is_out_for_a_second_breaks_nothing_by_default)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    config.has_own_retry = true;
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 1000, false);
+    struct fake_region *region = fake_region(&p.b, 8);
+    sim_cut_device(0, true);
+    sim_raise_event(0, IBV_EVENT_PORT_ERR);
+    fake_write(&op, "12345678", 8, &region->remote, 0, 4);
+    fake_must_start(&p.ab, &op);
+    const uint64_t until_ns = test_now_ns() + UINT64_C(1000000000);
+    while (test_now_ns() < until_ns) {
+        (void)fake_pump(&p.a);
+        (void)fake_pump(&p.b);
+    }
+    CHECK(!fake_op_is_done(&op));
+    sim_cut_device(0, false);
+    sim_raise_event(0, IBV_EVENT_PORT_ACTIVE);
+    VERBS_PUMP(&p, fake_op_is_done(&op) && p.ba.notify_count == 2);
+    CHECK_INT_EQ(op.status, RDT_OK);
+    CHECK_MEM_EQ(region->addr, "12345678", 8);
+    CHECK_INT_EQ(p.ab.error_count + p.ba.error_count, 0);
+    verbs_pair_close(&p);
+}
+
         "poll_cq",
         "get_cq_event",
         "get_async_event",
