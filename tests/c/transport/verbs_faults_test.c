@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What may go wrong over verbs: calls that fail, pairs that do not meet, links that break, peers
- * that lie. On the sim. */
+ * What may go wrong over verbs: pairs that do not meet, links that break, peers that lie. On the
+ * sim. */
 #include "../harness.h"
-
-#include <dirent.h>
 
 #include "base/error.h"
 #include "verbs_rig.h"
@@ -55,237 +53,6 @@ TEST(one_bad_port_does_not_spoil_the_others)
     CHECK_STR_CONTAINS(text, "sim2:1");
     verbs_write_and_check(&p, 5000, false);
     verbs_pair_close(&p);
-}
-
-/* ---- The sweep ------------------------------------------------------------------------------ */
-
-static bool
-is_over(const struct verbs_pair *p, bool *is_broken)
-{
-    *is_broken = p->ab.error_count > 0 || p->ba.error_count > 0 ||
-                 (p->ab.is_offered && p->ab.connect_status != RDT_OK) ||
-                 (p->ba.is_offered && p->ba.connect_status != RDT_OK);
-    return *is_broken || (p->ab.ready_count == 1 && p->ba.ready_count == 1);
-}
-
-static void
-check_errno(const struct rdt_error *err, int want)
-{
-    CHECK_MSG(err->sys_errno == want, "%s failed, but the error has errno %d: %s",
-              sim_failed_call(), err->sys_errno, err->message);
-}
-
-static void
-check_errors(const struct verbs_pair *p, int want)
-{
-    if (p->ab.error_count > 0)
-        check_errno(&p->ab.error, want);
-    if (p->ab.is_offered && p->ab.connect_status != RDT_OK)
-        check_errno(&p->ab.connect_error, want);
-}
-
-/* Whose error has the errno of the call that failed: the op's own, or that of the lane that broke
- * on one side and took the other with it. */
-static void
-check_op(const struct verbs_pair *p, const struct fake_op *op, int want)
-{
-    if (op->status == RDT_OK)
-        return;
-    CHECK_MSG(sim_failed_call() != NULL, "%s", op->error.message);
-    CHECK_MSG(op->error.sys_errno == want || p->ab.error.sys_errno == want ||
-                  p->ba.error.sys_errno == want,
-              "%s failed, but no error has its errno: %s", sim_failed_call(), op->error.message);
-}
-
-/* Any op may fail of the fault; none may hang or lie about its bytes. */
-static void
-move_with_fault(struct verbs_pair *p, uint8_t *local, struct fake_region *region, uint64_t len,
-                bool is_read, int want)
-{
-    struct rdt_error err;
-    struct fake_op op;
-
-    verbs_pattern(is_read ? region->addr : local, len, 3);
-    if (is_read)
-        fake_read(&op, local, len, &region->remote, 0);
-    else
-        fake_write(&op, local, len, &region->remote, 0, 7);
-    if (fake_start(&p->ab, &op, &err) != RDT_OK) {
-        CHECK(sim_failed_call() != NULL);
-        return;
-    }
-    VERBS_PUMP(p, fake_op_is_done(&op));
-    check_op(p, &op, want);
-    if (op.status == RDT_OK)
-        CHECK_MEM_EQ(region->addr, local, len);
-}
-
-/* Writes and reads, of memory that is private, of the arena, and of a region over other memory,
- * which is freed again: keys, stage, registrations, posts, arming. */
-static void
-use_with_fault(struct verbs_pair *p, int want)
-{
-    enum { LEN = 300000 };
-    static uint8_t private_bytes[LEN];
-    static uint8_t exported_bytes[LEN];
-    struct fake_region *arena = fake_region(&p->b, LEN);
-    struct fake_region *outside = fake_region_private(&p->b, exported_bytes, LEN);
-    uint8_t *own = fake_region(&p->a, LEN)->addr;
-
-    char flushed[64];
-    sim_raise_event(0, IBV_EVENT_SM_CHANGE); /* which is read, and does nothing */
-    for (int is_read = 0; is_read < 2; is_read++) {
-        move_with_fault(p, private_bytes, arena, LEN, is_read == 1, want);
-        move_with_fault(p, own, arena, LEN, is_read == 1, want);
-        move_with_fault(p, own, outside, LEN, is_read == 1, want);
-    }
-    const uint32_t index = outside->remote.index;
-    const uint32_t generation = outside->remote.generation;
-    fake_region_revoke(&p->b, outside);
-    CHECK(p->b.transport->forget_region(p->b.state, index, generation, NULL, NULL));
-}
-
-/* Host a and its lane, in which the n-th call fails; b's host is there. */
-static void
-connect_with_fault(struct verbs_pair *p, int sys_errno)
-{
-    const struct rdti_lane_args args[2] = {fake_lane_args(true), fake_lane_args(false)};
-    struct rdt_error err;
-    bool is_broken = false;
-    int side[2];
-
-    fake_side_channel(side);
-    if (fake_link_try_open(&p->b, &p->ba, side[1], &args[1], &err) != RDT_OK) {
-        check_errno(&err, sys_errno);
-    (void)snprintf(flushed, sizeof(flushed), "; %u requests behind it were flushed", failed - 1);
-    CHECK_STR_CONTAINS(p.ab.error.message, flushed);
-        CHECK_INT_EQ(close(side[0]), 0);
-        return;
-    }
-    if (fake_link_try_open(&p->a, &p->ab, side[0], &args[0], &err) != RDT_OK) {
-        check_errno(&err, sys_errno);
-        fake_link_close(&p->ba, RDT_ECLOSED);
-        return;
-    }
-    const uint64_t deadline_ns = fake_deadline_ns(10);
-    while (!is_over(p, &is_broken)) {
-        (void)fake_pump(&p->a);
-        (void)fake_pump(&p->b);
-        fake_check_deadline(deadline_ns, __FILE__, __LINE__, "set up, or failed");
-    }
-    CHECK_MSG(!is_broken || sim_failed_call() != NULL, "broken by nothing: %s",
-              p->ab.error.message);
-    if (is_broken)
-        check_errors(p, sys_errno);
-    else
-        use_with_fault(p, sys_errno);
-    fake_disconnect(&p->ab, &p->ba);
-}
-
-/* Opening, set-up over two links, use and closing, in which the n-th call of this name fails.
- * Returns false once n is past the last. */
-static bool
-run_with_fault(const char *call, uint32_t n, int sys_errno)
-{
-    struct sim_config config = sim_default();
-    static struct verbs_pair p;
-    struct rdt_error err;
-
-    config.device_count = 2;
-    memset(&p, 0, sizeof(p));
-    sim_begin(&config);
-    fake_host_open(&p.b, &rdti_transport_verbs);
-    sim_forget_fork_init(); /* a is another process */
-    sim_fail_named(call, n, 1, sys_errno);
-    if (fake_host_try_open(&p.a, &rdti_transport_verbs, &err) == RDT_OK) {
-        connect_with_fault(&p, sys_errno);
-        fake_host_close(&p.a);
-    } else {
-        CHECK_INT_EQ(err.status, RDT_ENOTVIABLE);
-        CHECK_STR_CONTAINS(err.message, strerror(sys_errno));
-    }
-    fake_host_close(&p.b);
-    const bool is_hit = sim_failed_call() != NULL;
-    sim_end();
-    return is_hit;
-}
-
-/* Whichever call fails, the error has its errno, nothing hangs and nothing is left: also where it
- * is destroying that fails. */
-TEST_TIMEOUT(every_call_may_fail, 300)
-{
-    static const char *const calls[] = {
-        "get_device_list",
-        "open_device",
-        "close_device",
-        "query_device",
-        "query_port",
-        "query_gid_ex",
-        "query_pkey",
-        "alloc_pd",
-        "dealloc_pd",
-        "create_comp_channel",
-        "destroy_comp_channel",
-        "reg_mr",
-        "dereg_mr",
-        "create_cq",
-        "destroy_cq",
-        "create_qp",
-        "destroy_qp",
-        "modify_qp",
-        "modify_qp to ERR",
-        "post_send",
-        "post_recv",
-        "req_notify_cq",
-/* With no time set: what a QP is raised with by default outlasts it. */
-TEST(a_cable_that_is_out_for_a_second_breaks_nothing_by_default)
-{
-    struct sim_config config = sim_default();
-    struct verbs_pair p;
-    struct fake_op op;
-
-    config.has_own_retry = true;
-    verbs_pair_open(&p, &config);
-    verbs_write_and_check(&p, 1000, false);
-    struct fake_region *region = fake_region(&p.b, 8);
-    sim_cut_device(0, true);
-    sim_raise_event(0, IBV_EVENT_PORT_ERR);
-    fake_write(&op, "12345678", 8, &region->remote, 0, 4);
-    fake_must_start(&p.ab, &op);
-    const uint64_t until_ns = test_now_ns() + UINT64_C(1000000000);
-    while (test_now_ns() < until_ns) {
-        (void)fake_pump(&p.a);
-        (void)fake_pump(&p.b);
-    }
-    CHECK(!fake_op_is_done(&op));
-    sim_cut_device(0, false);
-    sim_raise_event(0, IBV_EVENT_PORT_ACTIVE);
-    VERBS_PUMP(&p, fake_op_is_done(&op) && p.ba.notify_count == 2);
-    CHECK_INT_EQ(op.status, RDT_OK);
-    CHECK_MEM_EQ(region->addr, "12345678", 8);
-    CHECK_INT_EQ(p.ab.error_count + p.ba.error_count, 0);
-    verbs_pair_close(&p);
-}
-
-        "poll_cq",
-        "get_cq_event",
-        "get_async_event",
-        "fork_init",
-    };
-    /* How often a CQ is armed and posted to depends on timing: a bound keeps the sweep finite. */
-    enum { MOST = 40 };
-    const uint32_t fds = fake_count_fds();
-
-    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_PKEY", "0xffff", 1), 0);
-    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
-        uint32_t n = 0;
-
-        while (n < MOST && run_with_fault(calls[i], n, EMFILE))
-            n += TEST_TSAN_STRIDE;
-        printf("  %s: up to %u failed in turn\n", calls[i], n);
-        CHECK_MSG(n > 0, "%s was never made", calls[i]);
-        CHECK_INT_EQ(fake_count_fds(), fds);
-    }
 }
 
 /* ---- Pairs ---------------------------------------------------------------------------------- */
@@ -365,6 +132,7 @@ check_break(enum ibv_wc_status wc_status, rdt_status want, const char *part)
     struct verbs_pair p;
     struct rdt_error err;
     uint32_t failed = 0;
+    char flushed[64];
 
     verbs_pair_open(&p, &config);
     verbs_write_and_check(&p, 100, false);
@@ -389,6 +157,8 @@ check_break(enum ibv_wc_status wc_status, rdt_status want, const char *part)
     CHECK_STR_CONTAINS(p.ab.error.message, "sim0 port 1");
     CHECK_STR_CONTAINS(p.ab.error.message, "::ffff:10.0.0.1 to ::ffff:10.0.0.1");
     CHECK_STR_CONTAINS(p.ab.error.message, part);
+    (void)snprintf(flushed, sizeof(flushed), "; %u requests behind it were flushed", failed - 1);
+    CHECK_STR_CONTAINS(p.ab.error.message, flushed);
     fake_write(&ops[0], "12345678", 8, &region->remote, 0, 1);
     CHECK_INT_EQ(fake_start(&p.ab, &ops[0], &err), want);
     CHECK_STR_EQ(err.message, p.ab.error.message);
@@ -464,6 +234,36 @@ TEST(a_cable_that_is_out_for_a_moment_breaks_nothing)
     VERBS_PUMP(&p, fake_op_is_done(&op));
     CHECK_INT_EQ(op.status, RDT_OK);
     CHECK_INT_EQ(p.ab.error_count, 0);
+    verbs_pair_close(&p);
+}
+
+/* With no time set: what a QP is raised with by default outlasts it. */
+TEST(a_cable_that_is_out_for_a_second_breaks_nothing_by_default)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    config.has_own_retry = true;
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 1000, false);
+    struct fake_region *region = fake_region(&p.b, 8);
+    sim_cut_device(0, true);
+    sim_raise_event(0, IBV_EVENT_PORT_ERR);
+    fake_write(&op, "12345678", 8, &region->remote, 0, 4);
+    fake_must_start(&p.ab, &op);
+    const uint64_t until_ns = test_now_ns() + UINT64_C(1000000000);
+    while (test_now_ns() < until_ns) {
+        (void)fake_pump(&p.a);
+        (void)fake_pump(&p.b);
+    }
+    CHECK(!fake_op_is_done(&op));
+    sim_cut_device(0, false);
+    sim_raise_event(0, IBV_EVENT_PORT_ACTIVE);
+    VERBS_PUMP(&p, fake_op_is_done(&op) && p.ba.notify_count == 2);
+    CHECK_INT_EQ(op.status, RDT_OK);
+    CHECK_MEM_EQ(region->addr, "12345678", 8);
+    CHECK_INT_EQ(p.ab.error_count + p.ba.error_count, 0);
     verbs_pair_close(&p);
 }
 
