@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Devices with several ports: which are taken, and which path of several is used. On the sim. */
+#include "../harness.h"
+
+#include "transport/verbs/verbs.h"
+#include "verbs_rig.h"
+
+static const struct sim_gid address = {.text = "::ffff:10.0.0.7"};
+
+/* Three ports that cannot be used before the one that can, whose table has holes. */
+static struct sim_config
+four_ports(void)
+{
+    struct sim_config config = sim_default();
+    struct sim_device_config *device = &config.devices[0];
+
+    device->is_down = true;
+    device->more_ports = 3;
+    device->more[0] = (struct sim_port_config){.query_errno = EINVAL, .gids = {address}};
+    device->more[1] = (struct sim_port_config){.is_down = false}; /* no address */
+    device->more[2].gids[5] = address;
+    return config;
+}
+
+TEST(every_port_of_a_device_is_looked_at)
+{
+    const struct sim_config config = four_ports();
+    struct verbs_pair p;
+    char text[256];
+
+    verbs_pair_open(&p, &config);
+    const struct rdti_verbs *verbs = p.a.state;
+    CHECK_UINT_EQ(verbs->nic_count, 1);
+    CHECK_UINT_EQ(verbs->nics[0].port, 4);
+    CHECK_STR_CONTAINS(verbs->skipped, "sim0 port 1: its state is 1, not active");
+    CHECK_STR_CONTAINS(verbs->skipped, "sim0 port 2: ibv_query_port");
+    CHECK_STR_CONTAINS(verbs->skipped, "sim0 port 3: its GID table is empty");
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim0:4 GID 5 ::ffff:10.0.0.7 to ::ffff:10.0.0.7");
+    verbs_write_and_check(&p, 5000, false);
+    verbs_pair_close(&p);
+}
+
+TEST(a_port_that_is_named_is_the_one_that_is_used)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+
+    config.devices[0].more_ports = 2;
+    config.devices[0].more[0].gids[0].text = "::ffff:10.0.2.1";
+    config.devices[0].more[1].gids[0].text = "::ffff:10.0.3.1";
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim0:2", 1), 0);
+    verbs_pair_open(&p, &config);
+    const struct rdti_verbs *verbs = p.a.state;
+    CHECK_UINT_EQ(verbs->nic_count, 1);
+    CHECK_UINT_EQ(verbs->nics[0].port, 2);
+    verbs_write_and_check(&p, 5000, false);
+    verbs_pair_close(&p);
+}
+
+/* Ports of one device are links as those of several are. */
+TEST(two_ports_of_a_device_are_two_links)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[1024];
+
+    config.devices[0].more_ports = 1;
+    config.devices[0].more[0].gids[3].text = "::ffff:10.0.2.1";
+    verbs_pair_open(&p, &config);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim0:1 GID 1 ::ffff:10.0.0.1 to ::ffff:10.0.0.1");
+    CHECK_STR_CONTAINS(text, "sim0:2 GID 3 ::ffff:10.0.2.1 to ::ffff:10.0.2.1");
+    verbs_write_and_check(&p, 3 << 20, false);
+    verbs_pair_close(&p);
+}
+
+TEST(no_more_ports_are_used_than_links_are_asked_for)
+{
+    static const char *const counts[] = {"1", "2", "4"};
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct sim_config config = sim_default();
+        struct verbs_pair p;
+
+        config.device_count = 3;
+        CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_LINKS", counts[i], 1), 0);
+        verbs_pair_open(&p, &config);
+        const struct rdti_verbs_lane *lane = (const struct rdti_verbs_lane *)p.ab.lane;
+        CHECK_UINT_EQ(lane->link_count, i + 1);
+        CHECK_UINT_EQ(lane->qp_count, i + 1);
+        if (i < 2)
+            CHECK_STR_CONTAINS(lane->verbs->skipped,
+                               "sim2 port 1: enough others (RDMATENSOR_VERBS_LINKS)");
+        verbs_write_and_check(&p, 3 << 20, false);
+        verbs_pair_close(&p);
+    }
+}
+
+TEST_MAIN()
