@@ -194,6 +194,68 @@ TEST(the_length_of_a_region_is_its_owners)
     verbs_pair_close(&p);
 }
 
+/* ---- Ranges that are forged ----------------------------------------------------------------- */
+
+static void
+check_forged(struct verbs_pair *p, const struct rdt_remote_region *forged, bool is_read)
+{
+    uint8_t local[8] = "12345678";
+    struct rdt_error err;
+    struct fake_op op;
+
+    if (is_read)
+        fake_read(&op, local, sizeof(local), forged, 0);
+    else
+        fake_write(&op, local, sizeof(local), forged, 0, 1);
+    rdt_status status = fake_start(&p->ab, &op, &err);
+    if (status == RDT_OK) {
+        VERBS_PUMP(p, fake_op_is_done(&op));
+        status = op.status;
+    }
+    CHECK_MSG(status == RDT_ERANGE, "%s: %s", rdt_status_name(status), op.error.message);
+    CHECK_MEM_EQ(local, "12345678", sizeof(local));
+    CHECK_UINT_EQ(p->ba.notify_count, 1);
+}
+
+/* Whoever has a description may write another into it: past the end of the piece, before its begin,
+ * and where nothing is. Before the key is here, and behind it. */
+TEST(a_forged_range_reaches_nothing)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, 4096);
+    struct fake_region *other = fake_region(&p.b, 4096); /* of a piece of its own */
+    verbs_pattern(other->addr, 4096, 4);
+    fake_write(&op, "abcdefgh", 8, &region->remote, 0, 1);
+    fake_must_start(&p.ab, &op);
+    VERBS_PUMP(&p, fake_op_is_done(&op) && p.ba.notify_count == 1);
+    for (int is_read = 0; is_read < 2; is_read++) {
+        struct rdt_remote_region forged = region->remote;
+
+        forged.len_bytes = UINT64_C(1) << 40; /* longer than its piece */
+        check_forged(&p, &forged, is_read == 1);
+        forged = region->remote;
+        forged.segment_off = UINT64_C(1) << 40; /* behind its piece */
+        check_forged(&p, &forged, is_read == 1);
+        forged.segment_off = UINT64_MAX - 7; /* before it */
+        check_forged(&p, &forged, is_read == 1);
+        /* From its own piece to where another lies. */
+        forged.segment_off =
+            region->remote.segment_off + (uintptr_t)other->addr - (uintptr_t)region->addr;
+        check_forged(&p, &forged, is_read == 1);
+    }
+    for (uint32_t i = 0; i < 4096; i++)
+        CHECK_INT_EQ(region->addr[i], i < 8 ? 'a' + (int)i : 0);
+    uint8_t want[4096];
+    verbs_pattern(want, sizeof(want), 4);
+    CHECK_MEM_EQ(other->addr, want, sizeof(want));
+    verbs_write_and_check(&p, 100, false); /* the lane stands */
+    verbs_pair_close(&p);
+}
+
 /* Use a key for what it was not given for, as a peer that lies would: the device refuses, whatever
  * the peer's library does. */
 static void
