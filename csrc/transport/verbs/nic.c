@@ -139,6 +139,13 @@ take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, stru
     if (nic->sq_depth < 2 * RDTI_VERBS_CHAIN || nic->rq_depth < 4 * RDTI_VERBS_RQ_RESERVE)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its queues hold %d work requests only",
                               device->max_qp_wr);
+    if (device->max_sge < rdti_verbs_sges(&verbs->settings))
+        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
+                              "its requests have %d segments, %d are needed%s", device->max_sge,
+                              rdti_verbs_sges(&verbs->settings),
+                              verbs->settings.notify != RDTI_VERBS_IMM
+                                  ? ", the second for a flag (RDMATENSOR_VERBS_NOTIFY)"
+                                  : "");
     if (nic->max_msg_bytes < RDTI_VERBS_STAGE_BYTES)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its messages hold %llu bytes only",
                               (unsigned long long)nic->max_msg_bytes);
@@ -303,6 +310,10 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error
         note_skipped(verbs, name, 0, why.message);
         return RDT_OK;
     }
+    const rdt_status status =
+        rdti_verbs_check_ports(&verbs->settings, name, attr.phys_port_cnt, err);
+    if (status != RDT_OK)
+        return status;
     for (uint32_t port = 1; port <= attr.phys_port_cnt; port++) {
         if (!rdti_verbs_is_wanted(&verbs->settings, name, port))
             note_skipped(verbs, name, port, unwanted);
@@ -310,11 +321,8 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error
             note_skipped(verbs, name, port, "enough others (RDMATENSOR_VERBS_LINKS)");
         else if (open_port(verbs, device, (uint8_t)port, &attr, &why) != RDT_OK)
             note_skipped(verbs, name, port, why.message);
-    const rdt_status status =
-        rdti_verbs_check_ports(&verbs->settings, name, attr.phys_port_cnt, err);
-    if (status != RDT_OK)
-        return status;
     }
+    return RDT_OK;
 }
 
 static rdt_status
@@ -322,7 +330,6 @@ init_fork(const struct rdti_verbs *verbs, struct rdt_error *err)
 {
     /* Kernels since 5.12 copy pinned pages for the child; older ones need every registered page
      * kept from it. Too late once something is registered: then the one who did so has decided. */
-    return RDT_OK;
     if (verbs->ops->is_fork_initialized() != IBV_FORK_DISABLED)
         return RDT_OK;
     const int failed = verbs->ops->fork_init();

@@ -17,14 +17,13 @@ create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
 {
     struct rdti_verbs_nic *nic = link->nic;
     const struct rdti_verbs_ops *ops = nic->verbs->ops;
-    const bool has_flags = nic->verbs->settings.notify != RDTI_VERBS_IMM;
     struct ibv_qp_init_attr attr = {
         .send_cq = link->cq,
         .recv_cq = link->cq,
         .qp_type = IBV_QPT_RC,
         .cap = {.max_send_wr = nic->sq_depth,
                 .max_recv_wr = nic->rq_depth,
-                .max_send_sge = has_flags ? 2 : 1, /* the bytes, and the flag behind them */
+                .max_send_sge = (uint32_t)rdti_verbs_sges(&nic->verbs->settings),
                 .max_recv_sge = 1,
                 .max_inline_data = RDTI_VERBS_INLINE_BYTES},
     };

@@ -30,15 +30,15 @@ struct rdti_verbs_settings {
     bool is_flag_unsafe; /* RDMATENSOR_VERBS_FLAG_UNSAFE: flags without the device's promise */
 };
 
+/* Segments of one request: the bytes, and a flag behind them. */
+static inline int
+rdti_verbs_sges(const struct rdti_verbs_settings *settings)
+{
+    return settings->notify != RDTI_VERBS_IMM ? 2 : 1;
+}
+
 /* RDT_ENOTVIABLE naming variable, value and what is allowed. */
 rdt_status rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err);
-/* Whether a port may be used; a device named twice with two ports is two ports. */
-bool rdti_verbs_is_wanted(const struct rdti_verbs_settings *settings, const char *device,
-                          uint32_t port);
-/* The GID index asked for on a device, or -1. */
-int32_t rdti_verbs_wanted_gid(const struct rdti_verbs_settings *settings, const char *device);
-
-#endif
 /* Every device that a list names has to be there, and every port. RDT_ENOTVIABLE naming variable,
  * value, and what is there. */
 rdt_status rdti_verbs_check_names(const struct rdti_verbs_settings *settings,
@@ -46,3 +46,10 @@ rdt_status rdti_verbs_check_names(const struct rdti_verbs_settings *settings,
                                   int count, struct rdt_error *err);
 rdt_status rdti_verbs_check_ports(const struct rdti_verbs_settings *settings, const char *device,
                                   uint32_t port_count, struct rdt_error *err);
+/* Whether a port may be used; a device named twice with two ports is two ports. */
+bool rdti_verbs_is_wanted(const struct rdti_verbs_settings *settings, const char *device,
+                          uint32_t port);
+/* The GID index asked for on a device, or -1. */
+int32_t rdti_verbs_wanted_gid(const struct rdti_verbs_settings *settings, const char *device);
+
+#endif
