@@ -165,6 +165,7 @@ check_used(const struct fake_link *link, uint32_t level, uint32_t class, uint32_
 
     CHECK_UINT_EQ(attr.ah_attr.sl, level);
     CHECK_UINT_EQ(attr.ah_attr.grh.traffic_class, class);
+    CHECK_UINT_EQ(attr.ah_attr.grh.flow_label, 0); /* the UDP port is then the QP's own */
     CHECK_UINT_EQ(attr.timeout, timeout);
     CHECK_UINT_EQ(attr.retry_cnt, retry);
 }
