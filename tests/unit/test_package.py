@@ -81,14 +81,28 @@ BLOCK = (
 
 
 def test_the_doctor_starts_fast() -> None:
-    """Until its first look: all that it loads, in processor time, to which others add little."""
-    code = (
-        "import os, sys; import rdmatensor.cli, rdmatensor.doctor\n"
-        "now = os.times(); print(now.user + now.system, 'torch' in sys.modules)"
-    )
-    answers = [_run(code).split() for _ in range(5)]
-    assert {answer[1] for answer in answers} == {"False"}
-    assert min(float(answer[0]) for answer in answers) < 0.3
+    """Until its first line is read: processor time, to which others add little."""
+    seconds = []
+    for _ in range(7):
+        with subprocess.Popen(
+            [sys.executable, "-m", "rdmatensor", "doctor"],
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(FOLDER.parent)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as doctor:
+            assert doctor.stdout is not None
+            line = doctor.stdout.readline()
+            stat = Path(f"/proc/{doctor.pid}/stat").read_text().rpartition(")")[2].split()
+            doctor.kill()
+        assert line.split()[1] == "version"
+        seconds.append((int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"))
+    assert min(seconds) < 0.3
+
+
+def test_the_doctor_needs_no_torch_to_start() -> None:
+    code = "import rdmatensor.cli, rdmatensor.doctor, sys; print('torch' in sys.modules)"
+    assert _run(code).split() == ["False"]
 
 
 def test_everything_but_the_backend_works_without_torch() -> None:
