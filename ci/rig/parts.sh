@@ -61,11 +61,11 @@ contract_suite() {
         calls) files=("$folder"/test_{transfers,verify,misuse,children}.py) ;;
         all) files=("$folder") ;;
     esac
-    for name in a_forked_child_is_told_to_be_spawned_by_every_call \
-        multiprocessing_workers_under_fork_live \
-        a_client_that_cannot_prove_itself_gets_no_region_and_no_answer \
-        memory_of_freed_arrays_and_regions_is_used_again; do
-        [[ "$1" != calls ]] || files+=("$folder/test_processes.py::test_$name")
+    for name in processes.py::test_a_forked_child_is_told_to_be_spawned_by_every_call \
+        processes.py::test_multiprocessing_workers_under_fork_live \
+        strangers.py::test_a_client_that_cannot_prove_itself_gets_no_region_and_no_answer \
+        processes.py::test_memory_of_freed_arrays_and_regions_is_used_again; do
+        [[ "$1" != calls ]] || files+=("$folder/test_$name")
     done
     for name in test_transfers.py::test_a_signal_ends_a_wait_promptly \
         test_transfers.py::test_await_has_the_context_s_deadline \

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -199,81 +198,6 @@ def test_the_secret_s_source_is_described(settings: Settings, tmp_path: Path) ->
     with join(FileStore(tmp_path / "s"), 0, 1) as world:
         assert "store" in str(world.describe()["secret"])
     assert not list((tmp_path / "s").iterdir()), "the keys are deleted at close"
-
-
-# ---- strangers ------------------------------------------------------------------------------
-
-GARBAGE = [
-    b"",
-    b"GET / HTTP/1.1\r\n\r\n",
-    bytes(4096),
-    b"\xff" * 4096,
-    b"RDTH\x01\x00\xac\x00" + bytes(164),  # looks like a hello of the right length
-    b"RDTJ\x01\x00\x40\x00" + bytes(200),
-    b"RDTH\x63\x00\x10\x00" + bytes(8),  # another version
-    b"RDTH",
-]
-
-
-def _listening(context: Context) -> tuple[str, int]:
-    listens = context.describe()["listens"]
-    assert isinstance(listens, list)
-    address, port = next(text for text in listens if text.startswith("127.")).split(":")
-    return address, int(port)
-
-
-def test_garbage_on_the_listening_port_hurts_nobody(pair: Pair) -> None:
-    dst = pair.right.zeros(64, "uint8")
-    region = pair.right.export(dst)
-    where = _listening(pair.right)
-    sockets = []
-    for garbage in GARBAGE:
-        stranger = socket.create_connection(where, timeout=5)
-        stranger.sendall(garbage)
-        sockets.append(stranger)
-        pair.to_right.write(b"x" * 64, region, notify=1).wait()
-        assert pair.to_left.wait_notify(timeout_s=10) == 1
-    for stranger in sockets:
-        with stranger:
-            answer = _read_all(stranger)
-        assert len(answer) <= 512, "nobody who proved nothing is told more than a refusal"
-        assert region.encode() not in answer
-    with Context(pair.left.settings) as third:  # and others are still let in
-        third.add_job(rank=2)
-        with pair.right.connect(third.blob, rank=2) as endpoint:
-            endpoint.wait_ready(timeout_s=10)
-
-
-def _read_all(stranger: socket.socket) -> bytes:
-    stranger.settimeout(20)  # the set-up's own deadline is 10
-    answer = b""
-    try:
-        stranger.shutdown(socket.SHUT_WR)
-        while data := stranger.recv(4096):
-            answer += data
-    except OSError:  # it was hung up
-        pass
-    return answer
-
-
-def test_a_client_that_cannot_prove_itself_gets_no_region_and_no_answer(pair: Pair) -> None:
-    """It knows everything that is public: the blob, the job's name, the version."""
-    from dataclasses import replace
-
-    from rdmatensor import RdmaTensorError
-
-    dst = pair.right.zeros(8, "uint8")
-    region = pair.right.export(dst)
-    stranger_settings = replace(pair.left.settings, secret=b"guessed")
-    with Context(stranger_settings) as stranger:
-        stranger.add_job(rank=0)
-        endpoint = stranger.connect(pair.right.blob, rank=1)
-        with pytest.raises(RdmaTensorError, match="secret"):
-            endpoint.write(b"12345678", region).wait(10)  # posted before or after the refusal
-        with pytest.raises(RdmaTensorError, match="secret"):
-            endpoint.wait_ready(timeout_s=10)
-        endpoint.close()
-    assert not dst.any()
 
 
 # ---- growth ---------------------------------------------------------------------------------

@@ -30,8 +30,9 @@ PATHS = {
 }
 TESTS = HERE.parent
 # The contract suite over shm and tcp, but what starts processes: those that are killed tell no
-# leak, the others begin an interpreter each, which takes seconds here.
-APART = {"test_children.py", "test_many.py", "test_processes.py"}
+# leak, the others begin an interpreter each, which takes seconds here. Strangers, who make hundreds
+# of connections, have their C tests and fuzz targets under it.
+APART = {"test_children.py", "test_many.py", "test_processes.py", "test_strangers.py"}
 SUITE = (
     *(str(file) for file in sorted(TESTS.glob("contract/test_*.py")) if file.name not in APART),
     *(str(TESTS / "unit" / name) for name in ("test_memory.py", "test_store_bytes.py")),
