@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from datetime import timedelta
 from typing import Any, cast
 
 import roles_coalesced
@@ -53,3 +55,21 @@ def paths(rank: int, world: int) -> dict[str, Any]:
         "paths": {peer["rank"]: peer["path"] for peer in peers},
         "reasons": {peer["rank"]: peer["reason"] for peer in peers},
     }
+
+
+def nothing_but_rdma(rank: int, world: int) -> dict[str, Any]:
+    """Sum among ranks of two hosts; tell how it ended, and after how long."""
+    _pretend(rank)
+    timeout = timedelta(seconds=10)
+    started_s = time.monotonic()
+    try:
+        dist.init_process_group("rdmatensor", timeout=timeout)
+        dist.all_reduce(torch.ones(8))
+    except Exception as error:  # noqa: BLE001 - which one is what is asked
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = ""
+    seconds = time.monotonic() - started_s
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return {"text": text, "seconds": seconds, "timeout": timeout.total_seconds()}

@@ -94,6 +94,18 @@ def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     assert all("RDMATENSOR_TEST_HOST is '" in rank.log for rank in ranks)
 
 
+def test_rdma_that_is_required_and_is_not_there_ends_every_rank(tmp_path: Path) -> None:
+    """And each is told why, before its deadline. No device has that name, wherever this runs."""
+    environment = {"RDMATENSOR_REQUIRE": "verbs", "RDMATENSOR_VERBS_DEVICES": "none_such"}
+    ranks = jobs.run("roles_hosts:nothing_but_rdma", 4, tmp_path, environment=environment)
+
+    for rank in jobs.results(ranks):
+        assert "verbs is required, but the best path to rank " in rank["text"]
+        assert "RDMATENSOR_TEST_HOST says that the peer is on another host" in rank["text"]
+        assert "RDT_ETIMEDOUT" not in rank["text"]
+        assert rank["seconds"] < rank["timeout"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_small_tensors_go_together_and_keep_their_bits(tmp_path: Path) -> None:
