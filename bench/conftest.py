@@ -41,7 +41,9 @@ def pytest_benchmark_update_machine_info(machine_info: record.Record) -> None:
 def _add_rows(benchmark: BenchmarkFixture, rows: Iterable[entries.Entry]) -> None:
     """Give pytest-benchmark rows of what programs measured; it has no public way to."""
     for entry in rows:
-        stats = Metadata(entry, iterations=1, options=entry.options)  # type: ignore[no-untyped-call]
+        stats = Metadata(  # type: ignore[no-untyped-call]
+            entry, iterations=1, options=entry.options
+        )
         for seconds in entry.seconds:
             stats.update(seconds)  # type: ignore[no-untyped-call]
         benchmark._add_stats(stats)
