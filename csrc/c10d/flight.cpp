@@ -24,8 +24,9 @@ in_words(const Flight::Entry &entry)
     char took[32];
 
     (void)std::snprintf(took, sizeof(took), "%.6f s", entry.seconds());
-    return c10::str("\n  #", entry.number, " ", entry.title, entry.target, ", ", entry.bytes, " B ",
-                    entry.dtype, ", ", states[static_cast<int>(entry.state)], " ", took);
+    return c10::str("\n  #", entry.number, " ", entry.title, entry.target.words(), ", ",
+                    entry.bytes, " B ", entry.dtype, ", ", states[static_cast<int>(entry.state)],
+                    " ", took);
 }
 
 std::string
@@ -49,7 +50,7 @@ Flight::Entry::seconds() const noexcept
 }
 
 uint64_t
-Flight::begin(const char *title, const std::string &target, uint64_t bytes, c10::ScalarType dtype)
+Flight::begin(const char *title, Target target, uint64_t bytes, c10::ScalarType dtype)
 {
     const Clock::time_point now = Clock::now();
     const std::lock_guard lock(mutex_);
@@ -102,8 +103,8 @@ Flight::note(uint64_t number, std::string said)
         failed_ = entry;
         failure_ = std::move(said);
     } else if (entry.state == State::Done && number > failed_.number &&
-               (entry.target.empty() || (std::string_view(entry.title) == failed_.title &&
-                                         entry.target == failed_.target))) {
+               (entry.target.is_all() || (std::string_view(entry.title) == failed_.title &&
+                                          entry.target == failed_.target))) {
         failure_.clear();
     }
 }

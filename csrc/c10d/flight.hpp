@@ -20,6 +20,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "c10d/target.hpp"
+
 namespace rdmatensor
 {
 
@@ -30,8 +32,8 @@ class Flight
     struct Entry {
         uint64_t number = 0;    /* among the group's, from 1 on */
         const char *title = ""; /* "rdmatensor:all_reduce", static */
-        std::string target;     /* " from rank 3, tag 0", may be empty */
-        uint64_t bytes = 0;     /* of the inputs */
+        Target target;
+        uint64_t bytes = 0; /* of the inputs */
         c10::ScalarType dtype = c10::ScalarType::Byte;
         State state = State::InFlight;
         std::chrono::steady_clock::time_point begun;
@@ -44,8 +46,7 @@ class Flight
     explicit Flight(std::string group) : group_(std::move(group)) {}
 
     /* Returns the number for end(). */
-    uint64_t begin(const char *title, const std::string &target, uint64_t bytes,
-                   c10::ScalarType dtype);
+    uint64_t begin(const char *title, Target target, uint64_t bytes, c10::ScalarType dtype);
     /* The first end counts. The group's first failure writes the last operations to torch's log. */
     void end(uint64_t number, const std::exception_ptr &error) noexcept;
     /* What the first failure said that was not overcome since; "" if there is none. A later

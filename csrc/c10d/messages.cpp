@@ -29,7 +29,7 @@ join(const std::vector<int> &ranks)
 struct Backend::Message {
     c10d::OpType type;
     const char *title;
-    std::string target;
+    Target target;
     uint32_t peer; /* group rank, or RDT_SOURCE_ANY */
     uint64_t tag;
     bool is_send;
@@ -88,7 +88,7 @@ Backend::start_message(const Message &message, at::Tensor tensor)
                                 nullptr, &transfer, &error);
     if (status != RDT_OK) {
         const std::exception_ptr failure =
-            make_error(status, message.title + message.target, error);
+            make_error(status, message.title + message.target.words(), error);
         flight_->end(number, failure);
         rethrow_kept_exception();
         std::rethrow_exception(failure);
@@ -107,7 +107,7 @@ Backend::message_with(int peer, int tag, bool is_send, const char *call) const
     return {.type = is_send ? c10d::OpType::SEND : c10d::OpType::RECV,
             .title = is_send ? "rdmatensor:send" : "rdmatensor:recv",
             .target =
-                c10::str(is_send ? " to" : " from", " rank ", global_rank(peer), ", tag ", tag),
+                is_send ? Target::to(global_rank(peer), tag) : Target::from(global_rank(peer), tag),
             .peer = static_cast<uint32_t>(peer),
             .tag = static_cast<uint64_t>(tag),
             .is_send = is_send,
@@ -141,7 +141,7 @@ Backend::recvAnysource(Tensors &tensors, int tag)
 
     message.type = c10d::OpType::RECVANYSOURCE;
     message.title = "rdmatensor:recvAnySource";
-    message.target = c10::str(" from any rank, tag ", tag);
+    message.target = Target::from_any(tag);
     message.peer = RDT_SOURCE_ANY;
     return start_message(message, tensor);
 }
@@ -154,7 +154,7 @@ Backend::signal(int peer, uint64_t tag, bool is_send, const char *title, size_t 
     Message message = message_with(peer, 0, is_send, "signal");
 
     message.title = title;
-    message.target = c10::str(is_send ? " to" : " from", " rank ", global_rank(peer));
+    message.target = is_send ? Target::to(global_rank(peer)) : Target::from(global_rank(peer));
     message.tag = tag;
     if (timeout_ms > 0)
         message.timeout = Milliseconds(static_cast<int64_t>(

@@ -104,7 +104,7 @@ last_operations(const Backend &backend)
     for (const Flight::Entry &entry : backend.last_operations()) {
         py::dict dict;
         dict["number"] = entry.number;
-        dict["operation"] = entry.title + entry.target;
+        dict["operation"] = entry.title + entry.target.words();
         dict["bytes"] = entry.bytes;
         dict["dtype"] = py::reinterpret_borrow<py::object>(
             reinterpret_cast<PyObject *>(torch::getTHPDtype(entry.dtype)));

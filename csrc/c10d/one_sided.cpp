@@ -88,8 +88,8 @@ Backend::move(int rank, const rdt_remote_region &remote, uint64_t off_bytes,
     refuse_forked_child(title);
     Operation operation = {.type = c10d::OpType::UNKNOWN,
                            .title = title,
-                           .target =
-                               c10::str(is_put ? " to rank " : " from rank ", global_rank(rank)),
+                           .target = is_put ? Target::to(global_rank(rank))
+                                            : Target::from(global_rank(rank)),
                            .inputs = {tensor},
                            .outputs = {tensor},
                            .timeout = timeout_or_own(c10d::kUnsetTimeout),

@@ -34,9 +34,9 @@ shortfall_of(const Operation &operation, const rdt_transfer *transfer)
     const uint64_t wanted = operation.outputs.front().nbytes();
     if (got == wanted)
         return nullptr;
-    return make_error(RDT_EMISMATCH, c10::str(operation.title, operation.target, ": ", got,
-                                              " bytes came for a tensor of ", wanted,
-                                              ", the rest of which is as it was [RDT_EMISMATCH]"));
+    return make_error(RDT_EMISMATCH,
+                      c10::str(words_of(operation), ": ", got, " bytes came for a tensor of ",
+                               wanted, ", the rest of which is as it was [RDT_EMISMATCH]"));
 }
 
 /* The base class begins an event even where no profiler listens, which is not free. */
@@ -86,7 +86,7 @@ failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transf
             rdt_error error = {};
             const rdt_status status = rdt_transfer_test(transfer, &error);
             if (status != RDT_OK)
-                return make_error(status, operation.title + operation.target, error);
+                return make_error(status, words_of(operation), error);
             if (const std::exception_ptr shortfall = shortfall_of(operation, transfer))
                 return shortfall;
         }
@@ -108,17 +108,17 @@ drive(const Operation &operation, rdt_transfer *transfer, Clock::time_point dead
     /* What the transfer ended with is told later; a wait that could not wait is ours. */
     if (status != RDT_OK && status != RDT_ETIMEDOUT &&
         rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
-        std::rethrow_exception(make_error(status, operation.title + operation.target, error));
+        std::rethrow_exception(make_error(status, words_of(operation), error));
 }
 
 std::exception_ptr
 late_error(const Operation &operation, std::chrono::milliseconds waited, const rdt_error &why)
 {
-    return make_error(RDT_ETIMEDOUT, c10::str(operation.title, operation.target,
-                                              ": the timeout passed: not done after ",
-                                              static_cast<double>(waited.count()) / 1000.0, " s",
-                                              why.message[0] != '\0' ? "; " : "", why.message,
-                                              " [RDT_ETIMEDOUT]"));
+    return make_error(RDT_ETIMEDOUT,
+                      c10::str(words_of(operation), ": the timeout passed: not done after ",
+                               static_cast<double>(waited.count()) / 1000.0, " s",
+                               why.message[0] != '\0' ? "; " : "", why.message,
+                               " [RDT_ETIMEDOUT]"));
 }
 
 std::chrono::milliseconds
@@ -127,6 +127,12 @@ own_patience(const Operation &operation)
     const auto own = operation.timeout + (operation.has_own_deadline ? grace : grace.zero());
 
     return std::min<std::chrono::milliseconds>(own, forever);
+}
+
+std::string
+words_of(const Operation &operation)
+{
+    return operation.title + operation.target.words();
 }
 
 void
@@ -463,7 +469,7 @@ void
 Work::refuse_in_child() const
 {
     if (is_forked_child() && !is_settled())
-        refuse_forked_child((operation_.title + operation_.target).c_str());
+        refuse_forked_child(words_of(operation_).c_str());
 }
 
 /* Another thread may drive it all the time, slice after slice, and is asked to leave a moment in

@@ -34,6 +34,7 @@
 #include "c10d/flight.hpp"
 #include "c10d/hook.hpp"
 #include "c10d/in_flight.hpp"
+#include "c10d/target.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor
@@ -42,8 +43,8 @@ namespace rdmatensor
 /* What an operation is, for messages, the profiler and the result. */
 struct Operation {
     c10d::OpType type;
-    const char *title;  /* "rdmatensor:all_reduce", static */
-    std::string target; /* " from rank 3, tag 0", may be empty */
+    const char *title; /* "rdmatensor:all_reduce", static */
+    Target target;
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs; /* the result; kept with the Work */
     std::chrono::milliseconds timeout;
@@ -58,6 +59,7 @@ struct Operation {
     std::chrono::steady_clock::time_point begun = {}; /* zero: not timed */
 };
 
+std::string words_of(const Operation &operation); /* its title and target */
 /* The operation is over: for those who hear of each. Once. */
 void note_end(const Operation &operation, const std::exception_ptr &error) noexcept;
 

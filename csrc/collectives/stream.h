@@ -12,4 +12,8 @@ void rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes);
 /* The same to two places, which do not overlap either, in one pass over src. */
 void rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes);
 
+/* Before all of dst is stored to: gets its pages by one call of the kernel's where they are not
+ * there, in place of a fault for each. Its bytes stay. What cannot be got so comes by faults. */
+void rdti_stream_populate(void *dst, uint64_t len_bytes);
+
 #endif
