@@ -10,6 +10,13 @@ mkdir -p "$LOGS"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 
+# Where ccache is installed, what was compiled before, in this clone or another, is not again.
+# Without the folder's name in what is compared, which only debuggers would miss.
+if command -v ccache >/dev/null; then
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    export CCACHE_BASEDIR="$ROOT" CCACHE_NOHASHDIR=1
+fi
+
 say() { printf '== %s\n' "$*"; }
 die() {
     printf 'error: %s\n' "$*" >&2
