@@ -72,33 +72,50 @@ _GAINS = {
 
 
 def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
-    """Return the table of messages in a row: time of each, and the floor's over it."""
+    """Return the table of messages in a row: time of each, and the floor's and rivals' over it."""
     rows = [one for one in records if streams.is_stream(one)]
     ways = list(dict.fromkeys(text(one, "timed") for one in rows))
     lines = []
     keys = ("transport", "size", "wait")
     of_ours = sorted((one for one in rows if one["peer"] == OURS), key=_place)
     for cell in dict.fromkeys(tuple(one[key] for key in keys) for one in of_ours):
-        pairs = {
-            (one["timed"], one["peer"]): one
-            for one in rows
-            if tuple(one[key] for key in keys) == cell
-        }
         path, size, wait = cell
         cells, reasons = [], []
         for way in ways:
-            ours, rival = pairs.get((way, OURS)), pairs.get((way, "floor"))
-            if ours is None or rival is None:
+            of_way = [one for one in rows if one["timed"] == way and _is_beside(one, *cell)]
+            ours = next((one for one in of_way if one["peer"] == OURS), None)
+            best = _best_of_peers(of_way)
+            if ours is None or not best:
                 cells.append("")
                 continue
-            ratio = number(rival, "median_ns") / number(ours, "median_ns")
-            cells.append(f"{spread(ours)}, {marked(ratio)}")
-            if ratio < ROOM:
-                reasons.append(doc_reasons.in_a_row(ours, ratio))
+            words = [spread(ours)]
+            for peer, rival in best.items():
+                ratio = number(rival, "median_ns") / number(ours, "median_ns")
+                name = "" if peer == "floor" else f"{_RIVALS[peer]} "
+                words.append(f"{name}{marked(ratio)}")
+                if ratio < ROOM:
+                    reasons.append(doc_reasons.in_a_row(ours, peer, ratio))
+            cells.append(", ".join(words))
         lines.append(
             (f"{path} {size_text(float(str(size)))}, {wait}", *cells, notes.marks(reasons))
         )
     return table(("each of many, C", *ways, _WHY), lines)
+
+
+def _is_beside(record: Record, path: object, size: object, wait: object) -> bool:
+    """Whether it is of a path and size and waits alike, but for gRPC, which sleeps."""
+    is_alike = record["wait"] == wait or record["peer"] == "grpc-cpp"
+    return is_alike and (record["transport"], record["size"]) == (path, size)
+
+
+def _best_of_peers(records: Sequence[Record]) -> dict[str, Record]:
+    """Return the fastest record of each peer that is there, the floor first."""
+    found: dict[str, Record] = {}
+    for peer in _RIVALS:
+        rivals = [one for one in records if one["peer"] == peer]
+        if rivals:
+            found[peer] = min(rivals, key=lambda one: number(one, "median_ns"))
+    return found
 
 
 def _place(record: Record) -> tuple[bool, bool, float]:
@@ -109,26 +126,28 @@ def _place(record: Record) -> tuple[bool, bool, float]:
 def _row(
     ours: Record, halves: Sequence[Record], records: Sequence[Record], notes: Notes
 ) -> tuple[str, ...]:
-    same = [one for one in halves if all(one[key] == ours[key] for key in ("transport", "size"))]
-    found: dict[str, str] = {}
+    cell = (ours["transport"], ours["size"], ours["wait"])
+    found = dict.fromkeys(_RIVALS, "")
     reasons = []
-    for peer, name in _RIVALS.items():
-        # gRPC sleeps, whoever it stands beside
-        alike = [one for one in same if one["wait"] == ours["wait"] or peer == "grpc-cpp"]
-        rivals = [one for one in alike if one["peer"] == peer]
-        if not rivals:
-            found[peer] = ""
-            continue
-        best = min(rivals, key=lambda one: number(one, "median_ns"))
+    for peer, best in _best_of_peers([one for one in halves if _is_beside(one, *cell)]).items():
+        name = _RIVALS[peer]
         ratio = number(best, "median_ns") / number(ours, "median_ns")
         way = text(best, "contestant").removeprefix(name).strip()
-        found[peer] = f"{'' if peer == 'floor' else f'{way}: '}{spread(best)}, {marked(ratio)}"
+        words = f"{'' if peer == 'floor' else f'{way}: '}{spread(best)}, {marked(ratio)}"
+        found[peer] = f"{words}{_slept(best)}"
         if ratio < ROOM:
             reasons.append(doc_reasons.of_message(ours, peer))
     copied, of_copy = _best_copy(ours, records)
     cells = (found["floor"], copied, found["grpc-cpp"], found["ucx"])
-    what = f"{ours['transport']} {size_text(number(ours, 'size'))}, {ours['wait']}"
+    what = f"{ours['transport']} {size_text(number(ours, 'size'))}, {ours['wait']}{_slept(ours)}"
     return what, spread(ours), *cells, notes.marks([*reasons, *of_copy])
+
+
+def _slept(record: Record) -> str:
+    """Return how often somebody who was to sleep did, where that was counted."""
+    if record["wait"] != samples.WAITS["sleep"] or samples.SLEPT[0] not in record:
+        return ""
+    return f", slept {number(record, samples.SLEPT[0]):.2f} times a trip"
 
 
 def _best_copy(ours: Record, records: Sequence[Record]) -> tuple[str, list[str]]:

@@ -43,7 +43,8 @@ PROOFS = (
 _COPY_FROM_BYTES = 256 * KIB  # from here on the copy's time tells, below it what goes with it
 _LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no share of its time
 SMALL_BYTES = 64 * KIB
-_ODD = 0.5  # of a plain socket's time in a row: more than what is known explains
+_ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
+_TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements explain no more
 
 
 def of_message(ours: Record, peer: str) -> str:
@@ -84,10 +85,16 @@ def of_set_up(rival: Record) -> str:
     return PROOFS
 
 
-def in_a_row(ours: Record, ratio: float) -> str:
-    """Return why messages in a row are slower than the floor's; ratio: its time over ours."""
-    is_odd = ours["transport"] == "tcp" and ratio < _ODD
-    return f"{ours['wait']}, {ours['timed']}: {UNKNOWN}" if is_odd else of_message(ours, "floor")
+def in_a_row(ours: Record, peer: str, ratio: float) -> str:
+    """Return why messages in a row are slower than a peer's; ratio: its time over ours."""
+    reason = of_message(ours, peer)  # raises where nothing may be faster
+    if ours["transport"] == "shm":
+        # A notification takes the same one way and both: it does not explain what they are apart.
+        is_small = number(ours, "size") < _COPY_FROM_BYTES
+        is_odd = is_small and text(ours, "timed").endswith("both ways")
+        return f"shm, both ways: {UNKNOWN}" if is_odd else reason
+    whose = "" if peer == "floor" else f"{peer}, "
+    return f"{whose}{ours['wait']}, {ours['timed']}: {UNKNOWN}" if ratio < _ODD else reason
 
 
 def of_gain(path: str, size: int, what: str) -> str:
@@ -105,7 +112,7 @@ def of_collective(ours: Record, theirs: Record, known: Known) -> str:
     rival, op = text(theirs, "contestant"), text(ours, "op")
     if path == "shm" and row == "fresh" and size >= _LARGE_BYTES:
         return PAGES
-    if rival == "OpenMPI" and path == "tcp":
+    if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TURNS_LEAST * net_ns(ours):
         return TURNS
     if rival == "OpenMPI" and path == "shm":
         if size >= _COPY_FROM_BYTES:

@@ -36,9 +36,12 @@ def _known(who: str, peer: str, ns: int) -> Record:
     return {**_record(who, peer, ns, size=256 * KIB), "timed": KNOWN}
 
 
-def _stream(who: str, ns: int, timed: str, *, path: str = "tcp", wait: str = SPINNING) -> Record:
-    peer = OURS if who == OURS else "floor"
-    fields = {**_record(who, peer, ns, path=path, wait=wait), "timed": timed}
+def _stream(
+    who: str, ns: int, timed: str, *, path: str = "tcp", size: int = 8, wait: str = SPINNING
+) -> Record:
+    peers = {OURS: OURS, "UCX put": "ucx", "UCX tag": "ucx", "gRPC C++ stream": "grpc-cpp"}
+    peer = peers.get(who, "floor")
+    fields = {**_record(who, peer, ns, path=path, size=size, wait=wait), "timed": timed}
     return {**fields, "first_cpu_s_per_gb": 1.0, "second_cpu_s_per_gb": 1.0}
 
 
@@ -172,10 +175,62 @@ def test_messages_in_a_row_are_beside_the_floor_that_waits_alike() -> None:
     assert f"b: spinning, {both}: why is not known yet" in notes
 
 
+def test_rivals_stand_beside_messages_in_a_row_and_a_loss_to_one_has_its_reason() -> None:
+    once, both = "1 in flight, one way", "1 in flight, both ways"
+    records = [
+        *(_stream(OURS, 1000, way) for way in (once, both)),
+        _stream("plain socket", 1200, once),
+        _stream("UCX put", 950, once),
+        _stream("UCX tag", 900, once),
+        *(_stream("gRPC C++ stream", 3000, way, wait=SLEEPING) for way in (once, both)),
+        _stream(OURS, 2000, once, wait=SLEEPING),
+    ]
+    _, (spinning, sleeping), notes = _parts([_record(OURS, OURS, 100), *records])
+    assert spinning[1:3] == [
+        "1 us (1-1), 1.20, gRPC C++ 3.00, UCX **0.90**",
+        "1 us (1-1), gRPC C++ 3.00",
+    ]
+    assert sleeping[1:3] == ["2 us (2-2), gRPC C++ 1.50", ""]
+    assert (spinning[-1], sleeping[-1]) == ("a", "")
+    assert notes.startswith("a: ours has a header")
+    far = [_stream(OURS, 1000, once), _stream("UCX tag", 400, once)]
+    *_, notes = _parts([_record(OURS, OURS, 100), *far])
+    assert notes == f"a: ucx, spinning, {once}: why is not known yet."
+
+
+def test_what_both_ways_take_more_over_shm_has_no_known_reason() -> None:
+    once, both = "16 in flight, one way", "16 in flight, both ways"
+    ways = [(OURS, 100, once), (OURS, 500, both)]
+    ways += [("memcpy and flag", 50, way) for way in (once, both)]
+    streams_of = [_stream(*one, path="shm") for one in ways]
+    large = [_stream(*one, path="shm", size=256 * KIB) for one in ways]
+    _, (small, other), notes = _parts([_record(OURS, OURS, 100), *streams_of, *large])
+    assert (small[-1], other[-1]) == ("a, b", "c")
+    assert "a: ours has a notification" in notes
+    assert "b: shm, both ways: why is not known yet; c: ours takes stores" in notes
+
+
+def test_who_was_to_sleep_tells_how_often_it_did() -> None:
+    who = ((OURS, OURS, 100, 0.02), ("plain socket", "floor", 300, 1.98))
+    records = [
+        {**_record(name, peer, ns, path="tcp", wait=wait), "switches_per_trip": slept}
+        for name, peer, ns, slept in who
+        for wait in (SPINNING, SLEEPING)
+    ]
+    spinning, sleeping = _rows(records)
+    assert (spinning[0], spinning[2]) == ("tcp 8 B, spinning", "300 ns (300-300), 3.00")
+    assert sleeping[0] == "tcp 8 B, sleeping, slept 0.02 times a trip"
+    assert sleeping[2] == "300 ns (300-300), 3.00, slept 1.98 times a trip"
+
+
 def test_a_loss_that_nobody_explains_is_an_error() -> None:
     faster = _record("gRPC C++ unary", "grpc-cpp", 50, path="tcp")
     with pytest.raises(ValueError, match="grpc-cpp is faster in tcp 8"):
         _rows([_record(OURS, OURS, 100, path="tcp"), faster])
+    once = "1 in flight, one way"
+    in_a_row = [_stream(OURS, 100, once), _stream("gRPC C++ stream", 50, once, wait=SLEEPING)]
+    with pytest.raises(ValueError, match="grpc-cpp is faster in tcp 8"):
+        _parts([_record(OURS, OURS, 100), *in_a_row])
 
 
 def _tensor(who: str, ns: int, size: int, path: str = "shm") -> Record:
@@ -246,14 +301,19 @@ def test_another_result_adds_only_what_the_first_has_not() -> None:
 
 @pytest.mark.parametrize(
     ("who", "path", "size", "row"),
-    [("gloo", "tcp", 8, "same"), ("OpenMPI", "shm", 8, "same"), ("gloo", "shm", 4096, "arena")],
+    [
+        ("gloo", "tcp", 8, "same"),
+        ("OpenMPI", "shm", 8, "same"),
+        ("gloo", "shm", 4096, "arena"),
+        ("OpenMPI", "tcp", 8, "same"),  # more than what takes its turns there explains
+    ],
 )
 def test_a_collective_that_no_rule_covers_is_an_error(
     who: str, path: str, size: int, row: str
 ) -> None:
     use = "same" if row == "arena" else row
     pair = [
-        _collective(OURS, "reduce", 9, path=path, size=size, row=row),
+        _collective(OURS, "reduce", 13, path=path, size=size, row=row),
         _collective(who, "reduce", 3, path=path, size=size, row=use),
         _collective(NOTHING, "reduce", 2, path=path, size=size, row=use),
     ]
