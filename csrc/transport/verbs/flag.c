@@ -124,7 +124,8 @@ use_peer_flags(struct rdti_verbs_lane *lane)
     struct rdt_error why;
 
     if (lane->peer_flags == 0 || lane->verbs->settings.notify == RDTI_VERBS_IMM ||
-        rdti_verbs_phase_of(lane) != RDTI_VERBS_READY || lane->qp_count != 1)
+        rdti_verbs_phase_of(lane) != RDTI_VERBS_READY || lane->qp_count != 1 ||
+        lane->qps[0]->link->nic->segments < 2)
         return;
     /* Shared, as the stage: a forked child gets no copy of its pages. */
     void *tails = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -161,6 +162,8 @@ rdti_verbs_agree_flags(struct rdti_verbs_lane *lane)
         return;
     if (lane->qp_count > 1) {
         lane->why_no_flag = "several QPs keep no order among each other";
+    } else if (lane->qps[0]->link->nic->segments < 2) {
+        lane->why_no_flag = "the device's requests have one segment, and a flag needs a second";
     } else if (flags == 0 && settings->is_flag_unsafe) {
         rdti_log(RDT_LOG_WARN,
                  "verbs: flags on %s, which does not promise to write in order: "

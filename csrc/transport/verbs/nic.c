@@ -139,13 +139,9 @@ take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, stru
     if (nic->sq_depth < 2 * RDTI_VERBS_CHAIN || nic->rq_depth < 4 * RDTI_VERBS_RQ_RESERVE)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its queues hold %d work requests only",
                               device->max_qp_wr);
-    if (device->max_sge < rdti_verbs_sges(&verbs->settings))
-        return rdti_error_set(err, RDT_ENOTVIABLE, 0,
-                              "its requests have %d segments, %d are needed%s", device->max_sge,
-                              rdti_verbs_sges(&verbs->settings),
-                              verbs->settings.notify != RDTI_VERBS_IMM
-                                  ? ", the second for a flag (RDMATENSOR_VERBS_NOTIFY)"
-                                  : "");
+    /* The bytes, and where it may be a flag behind them. */
+    nic->segments =
+        (uint8_t)least(verbs->settings.notify == RDTI_VERBS_IMM ? 1 : 2, device->max_sge);
     if (nic->max_msg_bytes < RDTI_VERBS_STAGE_BYTES)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its messages hold %llu bytes only",
                               (unsigned long long)nic->max_msg_bytes);

@@ -23,7 +23,7 @@ create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
         .qp_type = IBV_QPT_RC,
         .cap = {.max_send_wr = nic->sq_depth,
                 .max_recv_wr = nic->rq_depth,
-                .max_send_sge = (uint32_t)rdti_verbs_sges(&nic->verbs->settings),
+                .max_send_sge = nic->segments,
                 .max_recv_sge = 1,
                 .max_inline_data = RDTI_VERBS_INLINE_BYTES},
     };

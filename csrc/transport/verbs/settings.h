@@ -30,13 +30,6 @@ struct rdti_verbs_settings {
     bool is_flag_unsafe; /* RDMATENSOR_VERBS_FLAG_UNSAFE: flags without the device's promise */
 };
 
-/* Segments of one request: the bytes, and a flag behind them. */
-static inline int
-rdti_verbs_sges(const struct rdti_verbs_settings *settings)
-{
-    return settings->notify != RDTI_VERBS_IMM ? 2 : 1;
-}
-
 /* RDT_ENOTVIABLE naming variable, value and what is allowed. */
 rdt_status rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err);
 /* Every device that a list names has to be there, and every port. RDT_ENOTVIABLE naming variable,

@@ -90,6 +90,7 @@ struct rdti_verbs_nic {
     uint32_t pkey_table_count;
     uint8_t reads_in;
     uint8_t reads_out;
+    uint8_t segments; /* of one request that we post; a flag needs a second */
     uint32_t sq_depth;
     uint32_t rq_depth;
     uint64_t max_msg_bytes;

@@ -70,23 +70,6 @@ TEST(devices_that_are_not_there_are_named)
 }
 
 /* A flag takes a segment of its own, which a device may lack. */
-TEST(a_device_with_one_segment_has_no_flags)
-{
-    struct sim_config config = sim_default();
-    struct verbs_pair p;
-    struct rdt_error err;
-
-    config.segments = 1;
-    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_NOTIFY", "auto", 1), 0);
-    CHECK_INT_EQ(verbs_try_open(&config, &err), RDT_ENOTVIABLE);
-    CHECK_STR_CONTAINS(err.message, "its requests have 1 segments, 2 are needed, the second for a "
-                                    "flag (RDMATENSOR_VERBS_NOTIFY)");
-    CHECK_INT_EQ(unsetenv("RDMATENSOR_VERBS_NOTIFY"), 0);
-    verbs_pair_open(&p, &config);
-    verbs_write_and_check(&p, 100000, true);
-    verbs_pair_close(&p);
-}
-
 /* ---- PKEY ----------------------------------------------------------------------------------- */
 
 static uint16_t
