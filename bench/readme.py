@@ -32,8 +32,8 @@ END = "<!-- bench/readme.py: end -->"
 class Block:
     """What is written between two comments of a page.
 
-    files: below bench/results; make has the results of those that exist. command: makes the first
-    of them, without which the block only says that it is absent.
+    files: below bench/results; make has the results of those that exist. command: by which the
+    first of them is to be made next; without it the block only says that it is absent.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Block:
 
 
 def _collectives(*results: Result) -> str:
-    """The first result, and of the others what the first does not have."""
+    """The first result, and of others of its machine what it does not have."""
     first, *others = results
     parts = [doc_collectives.block(first), *(doc_collectives.block(one, [first]) for one in others)]
     return "\n\n".join(part for part in parts if part)
@@ -126,20 +126,23 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing")
     chosen = parser.parse_args(words)
-    status = 0
-    for page in dict.fromkeys(block.page for block in BLOCKS):
-        old = (root / page).read_text(encoding="utf-8")
-        try:
-            new = written(page, old, root)
-        except ValueError as error:
-            sys.stderr.write(f"{error}\n")
-            return 1
-        if chosen.check and new != old:
-            sys.stderr.write(f"{page} is not what the results give: python bench/readme.py\n")
-            status = 1
-        elif not chosen.check:
-            (root / page).write_text(new, encoding="utf-8")
-    return status
+    old = {
+        page: (root / page).read_text(encoding="utf-8")
+        for page in dict.fromkeys(block.page for block in BLOCKS)
+    }
+    try:  # all of them before the first is written
+        new = {page: written(page, words_of_it, root) for page, words_of_it in old.items()}
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if not chosen.check:
+        for page, words_of_it in new.items():
+            (root / page).write_text(words_of_it, encoding="utf-8")
+        return 0
+    stale = [page for page in old if new[page] != old[page]]
+    for page in stale:
+        sys.stderr.write(f"{page} is not what the results give: python bench/readme.py\n")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

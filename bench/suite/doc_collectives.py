@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bench.benchlib.record import Record, Result, number
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import doc_reasons
-from bench.suite.collective_cells import Known, by_who, over, rival_of, row_of
+from bench.suite.collective_cells import Known, by_who, cell_of, over, rival_of, row_of
 from bench.suite.collectives import net_ns
 from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
 from bench.suite.peers import OURS
@@ -16,10 +16,10 @@ from bench.suite.settings import PLAIN, ROWS
 
 _RIVALS = {"gloo": "Gloo", "OpenMPI": "Open MPI"}  # by contestant
 _USES = {
-    PLAIN: "tensors that nobody touches",
-    "same": "the same tensors again and again",
-    "fresh": "new private storage each time",
-    "arena": "born in the arena",
+    PLAIN: "tensors that nobody touches (plain)",
+    "same": "the same tensors again and again (same)",
+    "fresh": "new private storage each time (fresh)",
+    "arena": "born in the arena (arena)",
 }
 _Pair = tuple[Record, Record, float]  # ours, a rival's, its time over ours
 
@@ -27,17 +27,18 @@ _Pair = tuple[Record, Record, float]  # ours, a rival's, its time over ours
 def block(result: Result, without: Sequence[Result] = ()) -> str:
     """Return both tables and where they come from; empty where nothing is to be told.
 
-    without: results whose operations and sizes are left out.
+    without: results shown before; cells that they have of the same machine are left out.
     """
     records = [one for one in result.quietest.records if "missing" not in one]
+    of_here = [other for other in without if _machine(other) == _machine(result)]
     shown = {
-        (one.get("op"), one.get("size"))
-        for other in without
+        cell_of(one)
+        for other in of_here
         for one in other.quietest.records
         if one.get("peer") == OURS
     }
     known = by_who(records)
-    ours = [one for one in records if one["peer"] == OURS and (one["op"], one["size"]) not in shown]
+    ours = [one for one in records if one["peer"] == OURS and cell_of(one) not in shown]
     if not ours:
         return ""
     pairs = {
@@ -56,8 +57,13 @@ def block(result: Result, without: Sequence[Result] = ()) -> str:
     where = f"{ours[0]['transport']}, {ours[0]['ranks']} ranks"
     lost = _losses(pairs, known, notes)
     heads = (f"{where}: faster is", "tensors", "ours / its time, and its over ours", "why")
-    parts = [head(result, ours), _means(where, pairs), table(heads, lost) if lost else ""]
+    whose = "" if len(of_here) == len(without) else "On another machine than those above: "
+    parts = [whose + head(result, ours), _means(where, pairs), table(heads, lost) if lost else ""]
     return with_notes("\n\n".join(part for part in parts if part), _told(notes, ours, known))
+
+
+def _machine(result: Result) -> tuple[object, ...]:
+    return tuple(result.machine.get(key) for key in ("processor", "family_model", "cores"))
 
 
 def _means(where: str, pairs: dict[tuple[str, str], list[_Pair]]) -> str:
@@ -84,19 +90,23 @@ def _mean(ratios: Sequence[float]) -> str:
 def _losses(
     pairs: dict[tuple[str, str], list[_Pair]], known: Known, notes: Notes
 ) -> list[tuple[str, ...]]:
-    """Return a row for each size, rival, use of the tensors and reason: what is slower, by what."""
-    cells: dict[tuple[float, str, str, str], list[str]] = {}
+    """Return a row for each rival, use of the tensors and reason: what is slower, by what."""
+    cells: dict[tuple[str, str, str], dict[float, list[str]]] = {}
     for (row, rival), of in pairs.items():
         for ours, theirs, ratio in sorted(of, key=lambda pair: (number(pair[0], "size"), pair[2])):
             if ratio >= ROOM:
                 continue
             letter = notes.mark(doc_reasons.of_collective(ours, theirs, known))
-            key = (number(ours, "size"), rival, row, letter)
-            cells.setdefault(key, []).append(_lost(ours, theirs, ratio))
+            of_size = cells.setdefault((rival, row, letter), {})
+            of_size.setdefault(number(ours, "size"), []).append(_lost(ours, theirs, ratio))
     return [
-        (_RIVALS[rival] + (f", {size_text(size)}" if size else ""), row, "; ".join(lost), letter)
-        for (size, rival, row, letter), lost in sorted(cells.items(), key=lambda cell: cell[0][:2])
+        (_RIVALS[rival], row, ". ".join(_of_size(*lost) for lost in of_size.items()), letter)
+        for (rival, row, letter), of_size in cells.items()
     ]
+
+
+def _of_size(size: float, lost: Sequence[str]) -> str:
+    return (f"{size_text(size)}: " if size else "") + "; ".join(lost)
 
 
 def _lost(ours: Record, theirs: Record, ratio: float) -> str:

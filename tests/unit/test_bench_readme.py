@@ -1,4 +1,4 @@
-"""README's tables of messages and collectives: what bench/results gives, losses with reasons."""
+"""README's tables of messages: what bench/results gives, losses with reasons."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench import readme
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, Run, load, write
-from bench.suite import doc_collectives, doc_messages, doc_words, samples, streams, tensors
-from bench.suite.collectives import NOTHING
+from bench.suite import doc_messages, doc_words, samples, streams, tensors
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
 
@@ -250,77 +249,6 @@ def test_what_gains_is_told_apart_and_a_slower_slot_has_its_reason() -> None:
         doc_messages.gains(_result(odd))
 
 
-def _collective(
-    who: str, op: str, us: int, *, path: str = "shm", size: int = 8, row: str = "same"
-) -> Record:
-    peer = {OURS: OURS, NOTHING: "floor", "gloo": "gloo"}.get(who, "mpi")
-    fields: Record = {
-        **samples.p2p_fields(who, peer, path, size),
-        "topic": "collectives",
-        "op": op,
-        "ranks": 2,
-        "row": row,
-        "loop_ns": 1000.0,
-        "timed": row,
-    }
-    (merged,) = samples.merge([samples.turn(fields, [1000 * us + 1000]) for _ in range(3)])
-    return merged
-
-
-def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
-    records = [
-        _collective(OURS, "reduce", 4),
-        _collective("OpenMPI", "reduce", 1),
-        _collective("gloo", "reduce", 64),
-        _collective(NOTHING, "reduce", 3),
-        _collective(OURS, "gather", 4),
-        _collective("OpenMPI", "gather", 4),
-        _collective(OURS, "send", 100, size=1024 * KIB),
-        _collective("OpenMPI", "send", 80, size=1024 * KIB),
-    ]
-    _, means, losses, notes = doc_collectives.block(_result(records)).split("\n\n")
-    assert [row[1:] for row in _cells(means)] == [
-        ["16 (16-16)", ""],
-        ["**0.50** (0.25-1.00)", "**0.80** (0.80-0.80)"],
-    ]
-    assert _cells(losses) == [
-        ["Open MPI, 8 B", "same", "reduce 4 us (4-4) / 1 us (1-1), **0.25**", "a"],
-        ["Open MPI, 1 MiB", "same", "send 100 us (100-100) / 80 us (80-80), **0.80**", "b"],
-    ]
-    assert "is most of what is between them (a backend that does nothing takes 3.00 us); b" in notes
-
-
-def test_another_result_adds_only_what_the_first_has_not() -> None:
-    first = _result([_collective(OURS, "send", 4)])
-    second = _result([_collective(OURS, "send", 9), _collective("OpenMPI", "send", 9)])
-    assert doc_collectives.block(second, [first]) == ""
-    more = [_collective(OURS, "barrier", 9, size=0), _collective("OpenMPI", "barrier", 9, size=0)]
-    both = [*second.quietest.records, *more, _collective(NOTHING, "barrier", 8, size=0)]
-    assert "send" not in doc_collectives.block(_result(both), [first])
-
-
-@pytest.mark.parametrize(
-    ("who", "path", "size", "row"),
-    [
-        ("gloo", "tcp", 8, "same"),
-        ("OpenMPI", "shm", 8, "same"),
-        ("gloo", "shm", 4096, "arena"),
-        ("OpenMPI", "tcp", 8, "same"),  # more than what takes its turns there explains
-    ],
-)
-def test_a_collective_that_no_rule_covers_is_an_error(
-    who: str, path: str, size: int, row: str
-) -> None:
-    use = "same" if row == "arena" else row
-    pair = [
-        _collective(OURS, "reduce", 13, path=path, size=size, row=row),
-        _collective(who, "reduce", 3, path=path, size=size, row=use),
-        _collective(NOTHING, "reduce", 2, path=path, size=size, row=use),
-    ]
-    with pytest.raises(ValueError, match=f"{who} is faster in {path} reduce {size}"):
-        doc_collectives.block(_result(pair))
-
-
 def _root(folder: Path) -> Path:
     """A root with empty places and no results."""
     for block in readme.BLOCKS:
@@ -356,11 +284,23 @@ def test_a_cell_without_a_reason_fails_the_check(
     root = _root(tmp_path)
     kept = root / readme.RESULTS / readme.TCP
     kept.parent.mkdir()
-    lost = [_collective(who, "send", us, path="tcp") for who, us in ((OURS, 9), ("gloo", 3))]
+    fields = {"topic": "collectives", "op": "send", "ranks": 2, "row": "same"}
+    lost = [
+        {**_record(who, peer, us, path="tcp"), **fields}
+        for who, peer, us in ((OURS, OURS, 9), ("gloo", "gloo", 3))
+    ]
     write(_result(lost), kept)
     assert readme.main(["--check"], root) == 1
     told = "collectives/tcp_2_ranks.json: gloo is faster in tcp send 8, same, and why?"
     assert told in capsys.readouterr().err
+
+
+def test_no_page_is_written_where_another_cannot_be(tmp_path: Path) -> None:
+    root = _root(tmp_path)
+    write(_result([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
+    (root / readme.PERFORMANCE).write_text("no place\n", encoding="utf-8")
+    assert readme.main([], root) == 1
+    assert "old" in (root / readme.README).read_text(encoding="utf-8")
 
 
 def test_a_page_without_a_place_is_an_error(

@@ -1,0 +1,172 @@
+"""README's tables of collectives: others beside ours, and every loss that a file has."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from bench import readme
+from bench.benchlib.machine import ROOT
+from bench.benchlib.record import Record, Result, Run, load, number
+from bench.suite import doc_collectives, doc_words, samples
+from bench.suite.collective_cells import by_who, over, rival_of
+from bench.suite.collectives import NOTHING, net_ns
+from bench.suite.peers import OURS
+
+KIB = 1 << 10
+
+
+def _cells(table: str) -> list[list[str]]:
+    _, rule, *rows = table.splitlines()
+    assert set(rule) == set("| -")
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def _result(records: Iterable[Record]) -> Result:
+    machine: Record = {
+        "processor": "made up",
+        "cores": 2,
+        "is_virtual": True,
+        "family_model": "1/2/3",
+        "kernel": "6.0",
+        "commit": "abc",
+    }
+    return Result("full", "rdmatensor bench p2p", machine, [Run(list(records), 0.25, 3.0)])
+
+
+def _collective(
+    who: str, op: str, us: int, *, path: str = "shm", size: int = 8, row: str = "same"
+) -> Record:
+    peer = {OURS: OURS, NOTHING: "floor", "gloo": "gloo"}.get(who, "mpi")
+    fields: Record = {
+        **samples.p2p_fields(who, peer, path, size),
+        "topic": "collectives",
+        "op": op,
+        "ranks": 2,
+        "row": row,
+        "loop_ns": 1000.0,
+        "timed": row,
+    }
+    (merged,) = samples.merge([samples.turn(fields, [1000 * us + 1000]) for _ in range(3)])
+    return merged
+
+
+def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
+    records = [
+        _collective(OURS, "reduce", 4),
+        _collective("OpenMPI", "reduce", 1),
+        _collective("gloo", "reduce", 64),
+        _collective(NOTHING, "reduce", 3),
+        _collective(OURS, "gather", 4),
+        _collective("OpenMPI", "gather", 4),
+        _collective(OURS, "send", 100, size=1024 * KIB),
+        _collective("OpenMPI", "send", 80, size=1024 * KIB),
+    ]
+    _, means, losses, notes = doc_collectives.block(_result(records)).split("\n\n")
+    assert [row[1:] for row in _cells(means)] == [
+        ["16 (16-16)", ""],
+        ["**0.50** (0.25-1.00)", "**0.80** (0.80-0.80)"],
+    ]
+    assert _cells(losses) == [
+        ["Open MPI", "same", "8 B: reduce 4 us (4-4) / 1 us (1-1), **0.25**", "a"],
+        ["Open MPI", "same", "1 MiB: send 100 us (100-100) / 80 us (80-80), **0.80**", "b"],
+    ]
+    assert "is most of what is between them (a backend that does nothing takes 3.00 us); b" in notes
+
+
+def test_losses_of_one_reason_have_a_row() -> None:
+    cells = (("send", 512 * KIB), ("gather", 1024 * KIB), ("scatter", 1024 * KIB))
+    records = [
+        _collective(who, op, us, size=size)
+        for op, size in cells
+        for who, us in ((OURS, 100), ("OpenMPI", 80))
+    ]
+    _, _, losses, _ = doc_collectives.block(_result(records)).split("\n\n")
+    ((who, _, lost, why),) = _cells(losses)
+    times = "100 us (100-100) / 80 us (80-80), **0.80**"
+    assert (who, why) == ("Open MPI", "a")
+    assert lost == f"512 KiB: send {times}. 1 MiB: gather {times}; scatter {times}"
+
+
+def _lost_in(path: Path) -> list[str]:
+    """What has to be told of a file: each cell of ours in which somebody is faster."""
+    records = [one for one in load(path).quietest.records if "missing" not in one]
+    known = by_who(records)
+    return [
+        f"{ours['op']} {doc_words.spread(ours, number(ours, 'median_ns') - net_ns(ours))} / "
+        f"{doc_words.spread(theirs, number(theirs, 'median_ns') - net_ns(theirs))}, "
+        f"{doc_words.marked(ratio)}"
+        for ours in known[OURS].values()
+        for rival in ("gloo", "OpenMPI")
+        for theirs in [rival_of(ours, known.get(rival, {}))]
+        for ratio in [over(theirs, ours)]
+        if theirs is not None and ratio is not None and ratio < doc_words.ROOM
+    ]
+
+
+def test_every_loss_in_a_file_of_two_ranks_is_told() -> None:
+    kept = sorted((ROOT / readme.RESULTS / "collectives").glob("*_2_ranks*.json"))
+    lost = [(path.name, cell) for path in kept for cell in _lost_in(path)]
+    assert len(kept) >= 3
+    assert len(lost) > 50
+    pages = {block.page for block in readme.BLOCKS}
+    told = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    assert [one for one in lost if one[1] not in told] == []
+
+
+def test_another_use_of_the_tensors_is_not_what_was_shown() -> None:
+    first = _result([_collective(OURS, "send", 4), _collective("OpenMPI", "send", 4)])
+    plain = {"size": 1024 * KIB, "row": "plain"}
+    second = [
+        *(_collective(who, "send", us, size=1024 * KIB) for who, us in ((OURS, 9), ("OpenMPI", 8))),
+        *(_collective(who, "send", us, **plain) for who, us in ((OURS, 9), ("OpenMPI", 6))),
+    ]
+    shown = _result([*first.quietest.records, *second[:2]])
+    _, _, losses, _ = doc_collectives.block(_result(second), [shown]).split("\n\n")
+    assert [row[1] for row in _cells(losses)] == ["plain"]
+
+
+def test_another_machine_is_named_and_leaves_nothing_out() -> None:
+    records = [_collective(OURS, "send", 9), _collective("OpenMPI", "send", 9)]
+    first = _result(records)
+    other = dataclasses.replace(first, machine={**first.machine, "family_model": "1/2/4"})
+    told = doc_collectives.block(other, [first])
+    assert told.startswith("On another machine than those above: `python -m rdmatensor bench")
+    assert "Open MPI, the same tensors again and again (same) | 1.00" in told
+
+
+def test_another_result_adds_only_what_the_first_has_not() -> None:
+    first = _result([_collective(OURS, "send", 4)])
+    second = _result([_collective(OURS, "send", 9), _collective("OpenMPI", "send", 9)])
+    assert doc_collectives.block(second, [first]) == ""
+    more = [_collective(OURS, "barrier", 9, size=0), _collective("OpenMPI", "barrier", 9, size=0)]
+    both = [*second.quietest.records, *more, _collective(NOTHING, "barrier", 8, size=0)]
+    assert "send" not in doc_collectives.block(_result(both), [first])
+
+
+@pytest.mark.parametrize(
+    ("who", "path", "size", "row"),
+    [
+        ("gloo", "tcp", 8, "same"),
+        ("OpenMPI", "shm", 8, "same"),
+        ("gloo", "shm", 4096, "arena"),
+        ("OpenMPI", "tcp", 8, "same"),  # more than what takes its turns there explains
+    ],
+)
+def test_a_collective_that_no_rule_covers_is_an_error(
+    who: str, path: str, size: int, row: str
+) -> None:
+    use = "same" if row == "arena" else row
+    pair = [
+        _collective(OURS, "reduce", 13, path=path, size=size, row=row),
+        _collective(who, "reduce", 3, path=path, size=size, row=use),
+        _collective(NOTHING, "reduce", 2, path=path, size=size, row=use),
+    ]
+    with pytest.raises(ValueError, match=f"{who} is faster in {path} reduce {size}"):
+        doc_collectives.block(_result(pair))
