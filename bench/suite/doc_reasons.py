@@ -43,6 +43,7 @@ PROOFS = (
 _COPY_FROM_BYTES = 256 * KIB  # from here on the copy's time tells, below it what goes with it
 _LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no share of its time
 SMALL_BYTES = 64 * KIB
+_MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "send")  # no sums
 _ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
 _TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements explain no more
 
@@ -110,12 +111,17 @@ def of_collective(ours: Record, theirs: Record, known: Known) -> str:
     """Return why a rival's collective is faster."""
     path, size, row = text(ours, "transport"), number(ours, "size"), row_of(ours)
     rival, op = text(theirs, "contestant"), text(ours, "op")
-    if path == "shm" and row == "fresh" and size >= _LARGE_BYTES:
+    is_new = path == "shm" and row == "fresh" and size >= _LARGE_BYTES
+    if is_new and rival == "OpenMPI" and op in _MOVES:
         return PAGES
+    if is_new and rival == "gloo" and op == "scatter":
+        return f"Gloo's scatter into new memory: {UNKNOWN}"
     if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TURNS_LEAST * net_ns(ours):
         return TURNS
     if rival == "OpenMPI" and path == "shm":
-        if size >= _COPY_FROM_BYTES:
+        if op == "all_reduce" and row == PLAIN and _COPY_FROM_BYTES <= size < _LARGE_BYTES:
+            return f"a sum of a tensor that nobody touches: {UNKNOWN}"
+        if op in _MOVES and size >= _COPY_FROM_BYTES:
             return TWICE if size < _LARGE_BYTES else LARGE_TWICE
         if op == "send" and row != "arena" and size >= SMALL_BYTES:
             return OFFERS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.suite.collective_cells import by_who, over, rival_of
 from bench.suite.collectives import NOTHING, net_ns
 from bench.suite.peers import OURS
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def _cells(table: str) -> list[list[str]]:
@@ -65,8 +66,8 @@ def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
         _collective(NOTHING, "reduce", 3),
         _collective(OURS, "gather", 4),
         _collective("OpenMPI", "gather", 4),
-        _collective(OURS, "send", 100, size=1024 * KIB),
-        _collective("OpenMPI", "send", 80, size=1024 * KIB),
+        _collective(OURS, "send", 100, size=MIB),
+        _collective("OpenMPI", "send", 80, size=MIB),
     ]
     _, means, losses, notes = doc_collectives.block(_result(records)).split("\n\n")
     assert [row[1:] for row in _cells(means)] == [
@@ -81,7 +82,7 @@ def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
 
 
 def test_losses_of_one_reason_have_a_row() -> None:
-    cells = (("send", 512 * KIB), ("gather", 1024 * KIB), ("scatter", 1024 * KIB))
+    cells = (("send", 512 * KIB), ("gather", MIB), ("scatter", MIB))
     records = [
         _collective(who, op, us, size=size)
         for op, size in cells
@@ -92,6 +93,21 @@ def test_losses_of_one_reason_have_a_row() -> None:
     times = "100 us (100-100) / 80 us (80-80), **0.80**"
     assert (who, why) == ("Open MPI", "a")
     assert lost == f"512 KiB: send {times}. 1 MiB: gather {times}; scatter {times}"
+
+
+def test_new_memory_has_its_own_reasons() -> None:
+    records = [
+        *(
+            _collective(who, "scatter", us, size=64 * MIB, row="fresh")
+            for who, us in ((OURS, 9), ("gloo", 3))
+        ),
+        _collective("OpenMPI", "scatter", 3, size=64 * MIB, row="fresh"),
+    ]
+    _, _, losses, notes = doc_collectives.block(_result(records)).split("\n\n")
+    assert [row[0] for row in _cells(losses)] == ["Gloo", "Open MPI"]
+    assert notes.startswith(
+        "a: Gloo's scatter into new memory: why is not known yet; b: nearly all"
+    )
 
 
 def _lost_in(path: Path) -> list[str]:
@@ -122,9 +138,9 @@ def test_every_loss_in_a_file_of_two_ranks_is_told() -> None:
 
 def test_another_use_of_the_tensors_is_not_what_was_shown() -> None:
     first = _result([_collective(OURS, "send", 4), _collective("OpenMPI", "send", 4)])
-    plain = {"size": 1024 * KIB, "row": "plain"}
+    plain = {"size": MIB, "row": "plain"}
     second = [
-        *(_collective(who, "send", us, size=1024 * KIB) for who, us in ((OURS, 9), ("OpenMPI", 8))),
+        *(_collective(who, "send", us, size=MIB) for who, us in ((OURS, 9), ("OpenMPI", 8))),
         *(_collective(who, "send", us, **plain) for who, us in ((OURS, 9), ("OpenMPI", 6))),
     ]
     shown = _result([*first.quietest.records, *second[:2]])
@@ -151,22 +167,27 @@ def test_another_result_adds_only_what_the_first_has_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "path", "size", "row"),
+    ("who", "path", "op", "size", "row"),
     [
-        ("gloo", "tcp", 8, "same"),
-        ("OpenMPI", "shm", 8, "same"),
-        ("gloo", "shm", 4096, "arena"),
-        ("OpenMPI", "tcp", 8, "same"),  # more than what takes its turns there explains
+        ("gloo", "tcp", "reduce", 8, "same"),
+        ("OpenMPI", "shm", "reduce", 8, "same"),
+        ("gloo", "shm", "reduce", 4 * KIB, "arena"),
+        ("OpenMPI", "tcp", "reduce", 8, "same"),  # more than fourfold
+        ("gloo", "shm", "gather", 64 * MIB, "fresh"),  # its scatter alone is looked at
+        ("OpenMPI", "shm", "reduce", 64 * MIB, "fresh"),  # pages are those of what is only moved
+        ("OpenMPI", "shm", "reduce", MIB, "same"),  # and so are copies
+        ("OpenMPI", "shm", "all_reduce", 64 * MIB, "plain"),
     ],
 )
 def test_a_collective_that_no_rule_covers_is_an_error(
-    who: str, path: str, size: int, row: str
+    who: str, path: str, op: str, size: int, row: str
 ) -> None:
     use = "same" if row == "arena" else row
     pair = [
-        _collective(OURS, "reduce", 13, path=path, size=size, row=row),
-        _collective(who, "reduce", 3, path=path, size=size, row=use),
-        _collective(NOTHING, "reduce", 2, path=path, size=size, row=use),
+        _collective(OURS, op, 13, path=path, size=size, row=row),
+        _collective(who, op, 3, path=path, size=size, row=use),
+        _collective(NOTHING, op, 2, path=path, size=size, row=use),
     ]
-    with pytest.raises(ValueError, match=f"{who} is faster in {path} reduce {size}"):
+    told = f"{who} is faster in {path} {op} {size:g}, {row}, and why?"
+    with pytest.raises(ValueError, match=re.escape(told)):
         doc_collectives.block(_result(pair))
