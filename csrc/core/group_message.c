@@ -499,7 +499,7 @@ sum_before(const rdt_group *group, uint32_t dst, const void *src, uint64_t len_b
            uint32_t **out, struct rdt_error *err)
 {
     if (!rdti_context_verifies(group->ctx) || dst == group->rank ||
-        len_bytes <= RDTI_RING_LARGE_BYTES / 4 - RDTI_MESSAGE_HEAD_BYTES)
+        len_bytes <= RDTI_RING_LARGE_BYTES / 4)
         return RDT_OK;
     *out = rdti_sums_make(src, len_bytes);
     return *out != NULL ? RDT_OK : no_memory(err);

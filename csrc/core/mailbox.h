@@ -24,8 +24,7 @@
 #include "rdmatensor.h"
 
 #define RDTI_RING_SMALL_BYTES 4096
-/* Four messages of 64 KiB, each with its head: powers of two are what users send. */
-#define RDTI_RING_LARGE_BYTES (4 * (65536 + 64))
+#define RDTI_RING_LARGE_BYTES 262144
 #define RDTI_RING_RESERVE_BYTES 256
 #define RDTI_UNEXPECTED_MAX_BYTES (16 << 20)
 

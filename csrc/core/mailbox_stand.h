@@ -71,9 +71,9 @@ struct rdti_tx_stream;
 /* The same of a keyed one: collectives of a step are few, and a look through all for an address
  * that is new takes a microsecond. The oldest make room. */
 #define RDTI_KEYED_PLACES_MAX 256
-/* From here on a receive may stand. What is smaller goes eagerly over tcp and verbs once the ring
- * has grown; so does a message of up to 64 KiB that finds no place. */
-#define RDTI_KEYED_MIN_BYTES (UINT64_C(65536) - RDTI_MESSAGE_HEAD_BYTES + UINT64_C(1))
+/* What is smaller is sent eagerly over tcp and verbs once the ring has grown. */
+#define RDTI_KEYED_MIN_BYTES \
+    ((uint64_t)RDTI_RING_LARGE_BYTES / 4 - RDTI_MESSAGE_HEAD_BYTES + UINT64_C(1))
 /* Receives that were told and wait: some thousand entries of 48 bytes at the sender. */
 #define RDTI_TOLD_MAX 4096
 /* A stream that ended so often has no pattern. */

@@ -5,9 +5,9 @@
 #include "core/mailbox_impl.h"
 
 /* Zero, inlined, around the edges of units, of the small ring, of eager and rendezvous. */
-static const uint64_t sizes[] = {0,     1,     8,     9,      63,      64,      65,
-                                 960,   961,   1024,  4096,   16384,   16385,   65472,
-                                 65473, 65536, 65537, 262144, 1048576, 1048577, 3000001};
+static const uint64_t sizes[] = {0,     1,      8,       9,       63,     64,    65,
+                                 960,   961,    1024,    4096,    16384,  16385, 65472,
+                                 65473, 262144, 1048576, 1048577, 3000001};
 #define SIZES (sizeof(sizes) / sizeof(sizes[0]))
 #define LARGEST_BYTES 3000001
 
@@ -225,48 +225,6 @@ send_too_much(uint64_t len_bytes, rdt_status sender_sees)
     free(src);
     free(dst);
     rig_close(&rig);
-}
-
-/* A message of 64 KiB spares its sender a round trip once the ring has grown; the next size above
- * does not. */
-static void
-eager_up_to(uint32_t transport, uint64_t len_bytes, uint64_t offered)
-{
-    struct rig rig;
-    struct rdt_error err = {0};
-    struct rdt_counters before = {.struct_size = sizeof(before)};
-    struct rdt_counters after = {.struct_size = sizeof(after)};
-    uint8_t *src = malloc(len_bytes);
-    uint8_t *dst = malloc(len_bytes);
-
-    rig_open(&rig, 2, transport);
-    rig_fill(src, len_bytes, 1);
-    for (uint64_t tag = 0; tag < 4; tag++) { /* another each time: none repeats */
-        if (tag == 2)
-            rdt_context_counters(rig.ctx[0], &before);
-        rdt_transfer *send = rig_send(&rig, 0, 1, tag, src, len_bytes);
-        CHECK_OK(rig_end(rig_recv(&rig, 1, 0, tag, dst, len_bytes), &err), &err);
-        CHECK_OK(rig_end(send, &err), &err);
-        CHECK_MEM_EQ(dst, src, len_bytes);
-    }
-    rdt_context_counters(rig.ctx[0], &after);
-    CHECK_UINT_EQ(after.mailbox_rendezvous - before.mailbox_rendezvous, offered);
-    CHECK_UINT_EQ(after.mailbox_eager - before.mailbox_eager, 2 - offered);
-    free(src);
-    free(dst);
-    rig_close(&rig);
-}
-
-TEST(messages_of_64_kib_are_eager_over_tcp)
-{
-    eager_up_to(RDT_TRANSPORT_TCP, 65536, 0);
-    eager_up_to(RDT_TRANSPORT_TCP, 65537, 2);
-}
-
-TEST(messages_of_64_kib_are_eager_over_verbs)
-{
-    eager_up_to(RDT_TRANSPORT_VERBS, 65536, 0);
-    eager_up_to(RDT_TRANSPORT_VERBS, 65537, 2);
 }
 
 TEST(a_message_that_is_too_long_when_eager)
