@@ -91,8 +91,7 @@ struct rdti_verbs_nic {
     uint8_t reads_in;
     uint8_t reads_out;
     uint8_t segments; /* of one request that we post; a flag needs a second */
-    uint32_t sq_depth;
-    uint32_t rq_depth;
+    uint32_t sq_depth, rq_depth;
     uint64_t max_msg_bytes;
     uint64_t max_mr_bytes;
     struct ibv_context *context;

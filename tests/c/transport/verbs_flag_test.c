@@ -462,23 +462,6 @@ TEST(several_qps_keep_to_immediates)
     verbs_pair_close(&pair);
 }
 
-TEST(a_device_with_one_segment_has_immediates)
-{
-    static const char *const modes[] = {"flag", "auto"};
-
-    for (int i = 0; i < 2; i++) {
-        struct sim_config config = sim_default();
-
-        config.in_order = SIM_WHOLE;
-        config.segments = 1;
-        set("RDMATENSOR_VERBS_NOTIFY", modes[i]);
-        open_pair(&config);
-        check_immediates("notify imm (no flag: the device's requests have one segment, and a flag "
-                         "needs a second)");
-        verbs_pair_close(&pair);
-    }
-}
-
 TEST(a_library_that_cannot_be_asked_says_no)
 {
     struct sim_config config = sim_default();

@@ -70,6 +70,28 @@ TEST(devices_that_are_not_there_are_named)
 }
 
 /* A flag takes a segment of its own, which a device may lack. */
+TEST(a_device_with_one_segment_has_immediates)
+{
+    static const char *const modes[] = {"flag", "auto"};
+
+    for (int i = 0; i < 2; i++) {
+        struct sim_config config = sim_default();
+        struct verbs_pair p;
+        char text[512];
+
+        config.in_order = SIM_WHOLE;
+        config.segments = 1;
+        CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_NOTIFY", modes[i], 1), 0);
+        verbs_pair_open(&p, &config);
+        CHECK_INT_EQ(unsetenv("RDMATENSOR_VERBS_NOTIFY"), 0);
+        verbs_write_and_check(&p, 100000, true);
+        p.a.transport->explain(p.ab.lane, text, sizeof(text));
+        CHECK_STR_CONTAINS(text, "notify imm (no flag: the device's requests have one segment, and "
+                                 "a flag needs a second)");
+        verbs_pair_close(&p);
+    }
+}
+
 /* ---- PKEY ----------------------------------------------------------------------------------- */
 
 static uint16_t
