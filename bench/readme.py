@@ -1,12 +1,13 @@
-"""Write the generated tables of README and docs/performance.md from bench/results.
+"""Write the generated tables of README, docs/measured.md and docs/performance.md.
 
     python bench/readme.py            writes them
     python bench/readme.py --check    exit status 1 where a page says something else
 
-Each table stands between two comments, the first of which names its block. The figures are those
-of the run that others disturbed least. Wherever a rival is faster by more than a twentieth (less
-never counts, compare.py) a rule has to say why (suite/doc_reasons.py): without one this ends with
-what has none. A block whose file was not measured yet says so, and by which command it is.
+They come from bench/results. Each stands between two comments, the first of which names its block.
+The figures are those of the run that others disturbed least. Wherever a rival is faster by more
+than a twentieth (less never counts, compare.py) a rule has to say why (suite/doc_reasons.py):
+without one this ends with what has none. A block whose file was not measured yet says so, and by
+which command it is.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Result, load
-from bench.suite import doc_collectives, doc_messages, doc_runs
+from bench.suite import doc_collectives, doc_losses, doc_messages, doc_runs
 
 README = Path("README.md")
+MEASURED = Path("docs") / "measured.md"
 PERFORMANCE = Path("docs") / "performance.md"
 RESULTS = Path("bench") / "results"
 END = "<!-- bench/readme.py: end -->"
@@ -72,19 +74,15 @@ def _out(command: str, file: str) -> str:
 
 
 SHM, TCP = "collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json"
+LARGE = "collectives/shm_2_ranks_large.json"
+_SHM_OUT = _out("bench collectives --transport shm --ranks 2 --rows plain,fresh,same,arena", SHM)
 BLOCKS = (
-    Block("p2p.json", README, ("p2p.json",), doc_messages.block, _out("bench p2p", "p2p.json")),
-    Block("what gains", README, ("p2p.json",), doc_messages.gains, _out("bench p2p", "p2p.json")),
-    Block(
-        SHM,
-        README,
-        (SHM, "collectives/shm_2_ranks_large.json"),
-        _collectives,
-        _out("bench collectives --transport shm --ranks 2 --rows plain,fresh,same,arena", SHM),
-    ),
+    Block("p2p.json", MEASURED, ("p2p.json",), doc_messages.block, _out("bench p2p", "p2p.json")),
+    Block("what gains", MEASURED, ("p2p.json",), doc_messages.gains, _out("bench p2p", "p2p.json")),
+    Block(SHM, MEASURED, (SHM, LARGE), _collectives, _SHM_OUT),
     Block(
         TCP,
-        README,
+        MEASURED,
         (TCP,),
         _collectives,
         _out("bench collectives --transport tcp --ranks 2 --rows plain,same", TCP),
@@ -102,6 +100,14 @@ BLOCKS = (
             ("setup", doc_runs.set_up),
             ("scale", doc_runs.scale),
         )
+    ),
+    Block("means", README, (SHM, TCP), doc_collectives.means, _SHM_OUT),
+    Block(
+        "losses",
+        README,
+        ("p2p.json", SHM, LARGE, TCP),
+        doc_losses.block,
+        _out("bench p2p", "p2p.json"),
     ),
 )
 

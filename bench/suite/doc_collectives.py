@@ -1,4 +1,4 @@
-"""README's tables of collectives: how others stand beside ours, and each cell where they win."""
+"""Generated tables of collectives: how others stand beside ours, and each cell where they win."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from bench.benchlib.verdict import size_text, time_text
 from bench.suite import doc_reasons
 from bench.suite.collective_cells import Known, by_who, cell_of, over, rival_of, row_of
 from bench.suite.collectives import net_ns
-from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
+from bench.suite.doc_words import (
+    ROOM,
+    Loss,
+    Notes,
+    head,
+    is_same_machine,
+    marked,
+    spread,
+    table,
+    with_notes,
+)
 from bench.suite.peers import OURS
 from bench.suite.settings import PLAIN, ROWS
 
@@ -29,8 +39,22 @@ def block(result: Result, without: Sequence[Result] = ()) -> str:
 
     without: results shown before; cells that they have of the same machine are left out.
     """
+    return _made(result, without)[0]
+
+
+def losses(result: Result, without: Sequence[Result] = ()) -> list[Loss]:
+    """Return what is lost in it."""
+    return _made(result, without)[1].losses
+
+
+def means(*results: Result) -> str:
+    """Return the first table of each, and where it comes from."""
+    return "\n\n".join("\n\n".join(block(one).split("\n\n")[:2]) for one in results)
+
+
+def _made(result: Result, without: Sequence[Result]) -> tuple[str, Notes]:
     records = [one for one in result.quietest.records if "missing" not in one]
-    of_here = [other for other in without if _machine(other) == _machine(result)]
+    of_here = [other for other in without if is_same_machine(other, result)]
     shown = {
         cell_of(one)
         for other in of_here
@@ -39,8 +63,9 @@ def block(result: Result, without: Sequence[Result] = ()) -> str:
     }
     known = by_who(records)
     ours = [one for one in records if one["peer"] == OURS and cell_of(one) not in shown]
+    notes = Notes()
     if not ours:
-        return ""
+        return "", notes
     pairs = {
         (row, rival): [
             (one, theirs, ratio)
@@ -53,17 +78,13 @@ def block(result: Result, without: Sequence[Result] = ()) -> str:
         for row in (PLAIN, *ROWS)
         for rival in _RIVALS
     }
-    notes = Notes()
     where = f"{ours[0]['transport']}, {ours[0]['ranks']} ranks"
     lost = _losses(pairs, known, notes)
     heads = (f"{where}: faster is", "tensors", "ours / its time, and its over ours", "why")
     whose = "" if len(of_here) == len(without) else "On another machine than those above: "
     parts = [whose + head(result, ours), _means(where, pairs), table(heads, lost) if lost else ""]
-    return with_notes("\n\n".join(part for part in parts if part), _told(notes, ours, known))
-
-
-def _machine(result: Result) -> tuple[object, ...]:
-    return tuple(result.machine.get(key) for key in ("processor", "family_model", "cores"))
+    text = "\n\n".join(part for part in parts if part)
+    return with_notes(text, _told(notes, ours, known)), notes
 
 
 def _means(where: str, pairs: dict[tuple[str, str], list[_Pair]]) -> str:
@@ -96,13 +117,20 @@ def _losses(
         for ours, theirs, ratio in sorted(of, key=lambda pair: (number(pair[0], "size"), pair[2])):
             if ratio >= ROOM:
                 continue
-            letter = notes.mark(doc_reasons.of_collective(ours, theirs, known))
+            why = doc_reasons.of_collective(ours, theirs, known)
+            letter = notes.mark(notes.lost(_loss(ours, _RIVALS[rival], ratio, why)))
             of_size = cells.setdefault((rival, row, letter), {})
             of_size.setdefault(number(ours, "size"), []).append(_lost(ours, theirs, ratio))
     return [
         (_RIVALS[rival], row, ". ".join(_of_size(*lost) for lost in of_size.items()), letter)
         for (rival, row, letter), of_size in cells.items()
     ]
+
+
+def _loss(ours: Record, who: str, ratio: float, why: str) -> Loss:
+    size = number(ours, "size")
+    cell = f"{size_text(size)}, {row_of(ours)}" if size else row_of(ours)
+    return Loss(f"collectives, {ours['transport']}", who, cell, str(ours["op"]), ratio, why)
 
 
 def _of_size(size: float, lost: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""README's tables of point to point: single messages, messages in a row, and what gains what."""
+"""Generated tables of point to point: single messages, messages in a row, and what gains what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bench.benchlib.record import Record, Result, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import doc_reasons, samples, streams, tensors
-from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
+from bench.suite.doc_words import ROOM, Loss, Notes, head, marked, spread, table, with_notes
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
 
@@ -18,6 +18,15 @@ _WHY = "where it is slower"
 
 def block(result: Result) -> str:
     """Return the tables of single messages and of messages in a row, and where they come from."""
+    return _singles_and_rows(result)[0]
+
+
+def losses(result: Result) -> list[Loss]:
+    """Return what is lost in all of them, and in what gains."""
+    return [*_singles_and_rows(result)[1].losses, *_gains(result)[1].losses]
+
+
+def _singles_and_rows(result: Result) -> tuple[str, Notes]:
     records = result.quietest.records
     halves = [
         one
@@ -30,21 +39,25 @@ def block(result: Result) -> str:
     heads = ("half a round trip, C", "ours", floor, _BEST, *others, _WHY)
     singles = table(heads, [_row(one, halves, records, notes) for one in ours])
     in_a_row = _in_a_row(records, notes)
-    return with_notes("\n\n".join([head(result, ours), singles, in_a_row]), notes)
+    return with_notes("\n\n".join([head(result, ours), singles, in_a_row]), notes), notes
 
 
 def gains(result: Result) -> str:
     """Return what pre-exchanged addresses, zero copy, packing and the transport gain."""
+    return _gains(result)[0]
+
+
+def _gains(result: Result) -> tuple[str, Notes]:
     records = result.quietest.records
     slots = {
         (text(one, "transport"), int(number(one, "size"))): one
         for one in records
         if one.get("contestant") == tensors.SLOT and one.get("timed") == tensors.TENSOR
     }
-    if not slots:
-        return "No tensors were measured."
-    ratios = tensors.ratios(records)
     notes = Notes()
+    if not slots:
+        return "No tensors were measured.", notes
+    ratios = tensors.ratios(records)
     rows = []
     for (path, size), slot in sorted(slots.items()):
         of_cell = ratios[path, size]
@@ -55,11 +68,14 @@ def gains(result: Result) -> str:
                 continue
             cells.append(marked(of_cell[what]))
             if of_cell[what] < ROOM:
-                reasons.append(doc_reasons.of_gain(path, size, what))
+                why = doc_reasons.of_gain(path, size, what)
+                who = _GAINS[what].partition(": ")[2].removesuffix(" over it")
+                loss = Loss(f"a tensor, {path}", who, size_text(size), "", of_cell[what], why)
+                reasons.append(notes.lost(loss))
         rows.append((f"{path} {size_text(size)}", spread(slot), *cells, notes.marks(reasons)))
     heads = ("half a round trip of a tensor, read, C", "a static slot", *_GAINS.values(), _WHY)
     text_of_it = f"{head(result, list(slots.values()))}\n\n{table(heads, rows)}"
-    return with_notes(text_of_it, notes)
+    return with_notes(text_of_it, notes), notes
 
 
 _GAINS = {
@@ -94,7 +110,9 @@ def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
                 name = "" if peer == "floor" else f"{_RIVALS[peer]} "
                 words.append(f"{name}{marked(ratio)}")
                 if ratio < ROOM:
-                    reasons.append(doc_reasons.in_a_row(ours, peer, ratio))
+                    why = doc_reasons.in_a_row(ours, peer, ratio)
+                    loss = _loss("messages in a row", ours, rival, way, ratio, why)
+                    reasons.append(notes.lost(loss))
             cells.append(", ".join(words))
         lines.append(
             (f"{path} {size_text(float(str(size)))}, {wait}", *cells, notes.marks(reasons))
@@ -136,11 +154,18 @@ def _row(
         words = f"{'' if peer == 'floor' else f'{way}: '}{spread(best)}, {marked(ratio)}"
         found[peer] = f"{words}{_slept(best)}"
         if ratio < ROOM:
-            reasons.append(doc_reasons.of_message(ours, peer))
-    copied, of_copy = _best_copy(ours, records)
+            why = doc_reasons.of_message(ours, peer)
+            reasons.append(notes.lost(_loss("one message", ours, best, "", ratio, why)))
+    copied, of_copy = _best_copy(ours, records, notes)
     cells = (found["floor"], copied, found["grpc-cpp"], found["ucx"])
     what = f"{ours['transport']} {size_text(number(ours, 'size'))}, {ours['wait']}{_slept(ours)}"
     return what, spread(ours), *cells, notes.marks([*reasons, *of_copy])
+
+
+def _loss(topic: str, ours: Record, theirs: Record, of: str, ratio: float, why: str) -> Loss:
+    cell = f"{size_text(number(ours, 'size'))}, {ours['wait']}"
+    who = text(theirs, "contestant")
+    return Loss(f"{topic}, {ours['transport']}", who, cell, of, ratio, why)
 
 
 def _slept(record: Record) -> str:
@@ -150,7 +175,7 @@ def _slept(record: Record) -> str:
     return f", slept {number(record, samples.SLEPT[0]):.2f} times a trip"
 
 
-def _best_copy(ours: Record, records: Sequence[Record]) -> tuple[str, list[str]]:
+def _best_copy(ours: Record, records: Sequence[Record], notes: Notes) -> tuple[str, list[str]]:
     """Return the cell of the best of the copies beside ours, and the reason where it is faster.
 
     Of both until the peer knows that has read the last bytes.
@@ -169,5 +194,9 @@ def _best_copy(ours: Record, records: Sequence[Record]) -> tuple[str, list[str]]
     ratio = number(best, "median_ns") / number(known[0], "median_ns")
     name = text(best, "contestant").removeprefix("copy: ")
     took = time_text(number(known[0], "median_ns"))
-    reasons = [doc_reasons.of_copy(known[0], best)] if ratio < ROOM else []
+    reasons = []
+    if ratio < ROOM:
+        why = doc_reasons.of_copy(known[0], best)
+        loss = _loss("one message, until the peer knows", ours, best, "", ratio, why)
+        reasons.append(notes.lost(loss))
     return f"{name}: {spread(best)}, {marked(ratio)} of {took}", reasons

@@ -1,4 +1,4 @@
-"""Why a rival is faster than ours, by rule: for every cell of README's tables that is bold.
+"""Why a rival is faster than ours, by rule: for every cell of the generated tables that is bold.
 
 What no rule covers raises ValueError, and `bench/readme.py --check` fails: somebody has to look
 there first. A reason that nobody knows is a rule as well, and says so.

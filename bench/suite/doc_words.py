@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.benchlib.record import Record, Result, number
 from bench.suite import samples
@@ -55,12 +56,40 @@ def head(result: Result, of: Sequence[Record]) -> str:
     )
 
 
+def is_same_machine(one: Result, other: Result) -> bool:
+    """Return whether two results may be compared."""
+    keys = ("processor", "family_model", "cores")
+    return all(one.machine.get(key) == other.machine.get(key) for key in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One thing that a rival does faster.
+
+    cell: size, and how it waits or uses its tensors. of: what of that cell; empty: all of it.
+    ratio: its time over ours.
+    """
+
+    topic: str
+    who: str
+    cell: str
+    of: str
+    ratio: float
+    why: str
+
+
 class Notes:
     """Reasons below a table: its rows have their letters."""
 
     def __init__(self) -> None:
+        self.losses: list[Loss] = []
         self._letters: dict[str, str] = {}
         self._more: dict[str, str] = {}
+
+    def lost(self, loss: Loss) -> str:
+        """Keep a loss; return its reason."""
+        self.losses.append(loss)
+        return loss.why
 
     def mark(self, reason: str) -> str:
         """Return the letter of a reason."""

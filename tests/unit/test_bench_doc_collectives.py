@@ -1,4 +1,4 @@
-"""README's tables of collectives: others beside ours, and every loss that a file has."""
+"""Generated tables of collectives: others beside ours, and every loss that a file has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench import readme
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, Run, load, number
-from bench.suite import doc_collectives, doc_words, samples
+from bench.suite import doc_collectives, doc_losses, doc_words, samples
 from bench.suite.collective_cells import by_who, over, rival_of
 from bench.suite.collectives import NOTHING, net_ns
 from bench.suite.peers import OURS
@@ -131,9 +131,38 @@ def test_every_loss_in_a_file_of_two_ranks_is_told() -> None:
     lost = [(path.name, cell) for path in kept for cell in _lost_in(path)]
     assert len(kept) >= 3
     assert len(lost) > 50
-    pages = {block.page for block in readme.BLOCKS}
-    told = "".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    told = (ROOT / readme.MEASURED).read_text(encoding="utf-8")
     assert [one for one in lost if one[1] not in told] == []
+    (block,) = (one for one in readme.BLOCKS if one.name == "losses")
+    rows = [row for row in _cells(block.text(ROOT)) if row[0].startswith("collectives, ")]
+    ratios = [
+        of for row in rows for cell in row[2].split("; ") for of in cell.split(": ")[1].split(", ")
+    ]
+    assert len(ratios) == len(lost)
+
+
+def test_losses_have_a_row_for_each_rival_and_reason() -> None:
+    size = {"size": 64 * MIB, "row": "fresh"}
+    records = [
+        *(
+            _collective(who, op, us)
+            for op in ("send", "gather")
+            for who, us in ((OURS, 8), ("OpenMPI", 4))
+        ),
+        *(_collective(NOTHING, op, 6) for op in ("send", "gather")),
+        *(
+            _collective(who, "scatter", us, **size)
+            for who, us in ((OURS, 8), ("gloo", 6), ("OpenMPI", 8))
+        ),
+    ]
+    first = _result(records)
+    other = dataclasses.replace(first, machine={**first.machine, "family_model": "1/2/4"})
+    here, scatter, there, _ = _cells(doc_losses.block(first, other))
+    assert here[:3] == ["collectives, shm", "Open MPI", "8 B, same: send 0.50, gather 0.50"]
+    assert scatter[1:3] == ["Gloo", "64 MiB, fresh: scatter 0.75"]
+    assert scatter[3] == "Gloo's scatter into new memory: why is not known yet"
+    assert there[:2] == ["collectives, shm, another machine", "Open MPI"]
+    assert doc_losses.block(_result(records[:1])) == "Nothing is."
 
 
 def test_another_use_of_the_tensors_is_not_what_was_shown() -> None:

@@ -1,4 +1,4 @@
-"""README's tables of messages: what bench/results gives, losses with reasons."""
+"""Generated tables of messages: what bench/results gives, losses with reasons."""
 
 from __future__ import annotations
 
@@ -92,6 +92,14 @@ def test_each_size_and_path_of_the_results_has_a_row() -> None:
     for row in _cells(first) + _cells(second):  # a loss has its reason, and nothing else has one
         assert ("**" in " ".join(row)) == bool(row[-1]), row
         assert all(f"{letter}: " in notes for letter in row[-1].split(", ") if letter)
+
+
+def test_each_bold_ratio_of_messages_is_a_loss_that_is_told() -> None:
+    result = load(ROOT / readme.RESULTS / "p2p.json")
+    bold = f"{doc_messages.block(result)}{doc_messages.gains(result)}".count("**") // 2
+    lost = doc_messages.losses(result)
+    assert len(lost) == bold > 0
+    assert all(loss.ratio < doc_words.ROOM and loss.why for loss in lost)
 
 
 def test_a_loss_is_bold_and_has_a_reason() -> None:
@@ -266,11 +274,11 @@ def test_the_places_are_found_and_written(
     root = _root(tmp_path)
     write(_result([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
     assert readme.main(["--check"], root) == 1
-    assert "README.md is not what the results give" in capsys.readouterr().err
+    assert "measured.md is not what the results give" in capsys.readouterr().err
     assert "old" in (root / readme.README).read_text(encoding="utf-8")
     assert readme.main([], root) == 0
     assert readme.main(["--check"], root) == 0
-    found = (root / readme.README).read_text(encoding="utf-8")
+    found = (root / readme.MEASURED).read_text(encoding="utf-8")
     begin = "before\n<!-- bench/readme.py: p2p.json -->\n`python -m rdmatensor bench p2p`, "
     assert found.startswith(begin)
     assert found.endswith(f"{readme.END}\nafter\n")
@@ -298,9 +306,9 @@ def test_a_cell_without_a_reason_fails_the_check(
 def test_no_page_is_written_where_another_cannot_be(tmp_path: Path) -> None:
     root = _root(tmp_path)
     write(_result([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
-    (root / readme.PERFORMANCE).write_text("no place\n", encoding="utf-8")
+    (root / readme.README).write_text("no place\n", encoding="utf-8")
     assert readme.main([], root) == 1
-    assert "old" in (root / readme.README).read_text(encoding="utf-8")
+    assert "old" in (root / readme.MEASURED).read_text(encoding="utf-8")
 
 
 def test_a_page_without_a_place_is_an_error(
