@@ -111,6 +111,9 @@ tell_flushed(struct rdti_verbs_lane *lane)
     (void)snprintf(lane->error.message + used, sizeof(lane->error.message) - used,
                    "; %u requests behind it were flushed", lane->flushed);
     (void)pthread_mutex_unlock(&lane->lock);
+    /* Of a lane that moves to tcp nobody reads the error. */
+    rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u requests were flushed", lane->args.peer_rank,
+             lane->flushed);
 }
 
 bool

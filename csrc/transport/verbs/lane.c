@@ -325,9 +325,7 @@ rdti_verbs_explain(const struct rdti_lane *base, char *buf, size_t cap)
     }
     if (lane->flushed > 0 && used < cap) {
         const int wrote = snprintf(buf + used, cap - used,
-                                   "; %u requests of broken links were "
-                                   "flushed",
-                                   lane->flushed);
+                                   "; %u requests of broken links were flushed", lane->flushed);
         used += wrote > 0 ? (size_t)wrote : 0;
     }
     rdti_verbs_explain_stage(lane->verbs, stage, sizeof(stage));
