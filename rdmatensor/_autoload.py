@@ -6,6 +6,7 @@ loaded when the first group is made.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,9 @@ def register() -> None:
     try:
         _register()
     except Exception as error:  # noqa: BLE001 - `import torch` must work whatever is broken here
-        warnings.warn(
+        _warn(
             f"the torch.distributed backend {BACKEND_NAME!r} is not available: "
-            f"{type(error).__name__}: {error}",
-            RuntimeWarning,
-            stacklevel=2,
+            f"{type(error).__name__}: {error}"
         )
 
 
@@ -38,12 +37,15 @@ def _register() -> None:
     devices = ["cpu", "cuda"]
     dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=devices)
     if _goes_to_torchcomms():
-        warnings.warn(
+        _warn(
             "TORCH_DISTRIBUTED_USE_TORCHCOMMS is set and torchcomms is installed: torch asks it "
-            f"for every backend, {BACKEND_NAME!r} too; unset the variable to use rdmatensor",
-            RuntimeWarning,
-            stacklevel=3,
+            f"for every backend, {BACKEND_NAME!r} too; unset the variable to use rdmatensor"
         )
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(RuntimeWarning):  # raised where warnings are errors
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _goes_to_torchcomms() -> bool:

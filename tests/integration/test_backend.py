@@ -88,6 +88,20 @@ def test_torch_that_asks_torchcomms_instead_is_told_of(is_there: bool, tmp_path:
     assert run_python(code, **environment) == f"{int(is_there)} True"
 
 
+def test_warnings_that_are_errors_do_not_break_the_import_of_torch(tmp_path: Path) -> None:
+    test_torch_that_asks_torchcomms_instead_is_told_of(True, tmp_path)  # makes the package
+    environment = {
+        "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
+        "PYTHONPATH": str(tmp_path),
+        "PYTHONWARNINGS": "error::RuntimeWarning",
+    }
+    code = """
+        import torch.distributed as dist
+        print("RDMATENSOR" in dist.Backend._plugins)
+    """
+    assert run_python(code, **environment) == "True"
+
+
 def test_registration_again_is_harmless() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
