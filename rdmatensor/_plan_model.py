@@ -27,9 +27,14 @@ class ModelCheck:
             if p not in self._planned
         ]
 
-    def check(self) -> None:
-        """Raise PlanMismatch if a parameter is trained but not planned, or the reverse."""
+    def check(self, *, is_sending: bool) -> None:
+        """Raise PlanMismatch if a parameter is trained but not planned.
+
+        In a pass that sends gradients also the reverse.
+        """
+        present = set()
         for parameter in self._model.parameters():
+            present.add(parameter)
             if parameter.requires_grad and parameter not in self._trained:
                 raise PlanMismatch(
                     f"parameter {self._name_of(parameter)} is trained now; it was not there, or "
@@ -42,11 +47,11 @@ class ModelCheck:
                     f"{parameter.dtype} now; the plan has {tuple(wanted[0])} of {wanted[1]}: "
                     f"{_AGAIN}"
                 )
-        self._check_planned()
+        if is_sending:
+            self._check_planned(present)
 
-    def _check_planned(self) -> None:
+    def _check_planned(self, present: set[torch.nn.Parameter]) -> None:
         """Those of which no gradient will come: the optimizer would act on zeros in its place."""
-        present = set(self._model.parameters())
         for parameter, name in self._names.items():
             if parameter not in present:
                 raise PlanMismatch(

@@ -246,7 +246,7 @@ class PlannedModel:
     def _begin(self) -> None:
         if self._is_in_backward:
             return
-        self._check.check()
+        self._check.check(is_sending=self._is_syncing)
         if self._is_syncing:  # ranks need not agree on passes that send nothing
             chosen = self._choice.switched(self._memory)
             if chosen is not None:

@@ -361,6 +361,12 @@ def changed(rank: int, world: int, *, way: str) -> dict[str, str]:
         model[3] = nn.Linear(model[3].in_features, model[3].out_features)
     elif way == "removed":
         model[3] = nn.Identity()
+    elif way == "frozen for a while":  # as to differentiate by inputs alone; nothing is sent
+        model[0].weight.requires_grad_(False)
+        with planned.no_sync():
+            loss_of(planned(*batches)).backward()
+        model[0].weight.requires_grad_(True)
+        optimizer.zero_grad()
     elif way in ("unfrozen", "frozen"):
         model[0].weight.requires_grad_(way == "unfrozen")
     elif way == "turned":

@@ -114,5 +114,12 @@ def test_a_model_that_is_changed_is_noticed_at_once(way: str, words: str, tmp_pa
         assert words in rank["said"].replace("second.bias", "second.weight")
 
 
+@pytest.mark.timeout(150)
+def test_a_parameter_may_be_frozen_while_nothing_is_sent(tmp_path: Path) -> None:
+    way = "frozen for a while"
+    done = jobs.run("roles_plan:changed", 2, tmp_path, timeout_s=START_S, way=way)
+    assert jobs.results(done) == [{"said": ""}, {"said": ""}]
+
+
 def test_places_may_be_dropped_in_the_midst_of_backward(tmp_path: Path) -> None:
     assert jobs.results(jobs.run("roles_plan:dropped", 1, tmp_path)) == [True]
