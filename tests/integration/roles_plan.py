@@ -352,8 +352,7 @@ def changed(rank: int, world: int, *, way: str) -> dict[str, str]:
     loss_of(planned(*batches)).backward()
     optimizer.step()
     optimizer.zero_grad()
-    said = ""
-    more = torch.zeros(1)
+    said, more = "", torch.zeros(1)
     if way == "added":
         model.register_parameter("extra", nn.Parameter(more))
         more = model.extra
@@ -361,19 +360,17 @@ def changed(rank: int, world: int, *, way: str) -> dict[str, str]:
         model[3] = nn.Linear(model[3].in_features, model[3].out_features)
     elif way == "removed":
         model[3] = nn.Identity()
-    elif way == "frozen for a while":  # as to differentiate by inputs alone; nothing is sent
-        model[0].weight.requires_grad_(False)
-        with planned.no_sync():
-            loss_of(planned(*batches)).backward()
-        model[0].weight.requires_grad_(True)
-        optimizer.zero_grad()
-    elif way in ("unfrozen", "frozen"):
+    elif way in ("unfrozen", "frozen", "frozen for a while"):
         model[0].weight.requires_grad_(way == "unfrozen")
     elif way == "turned":
         model[3].weight.data = model[3].weight.data.t().contiguous()
         more = model[3].weight
     else:
         batches = (batches[0], 1)
+    if way == "frozen for a while":  # as to differentiate by inputs alone
+        with planned.no_sync():
+            loss_of(planned(*batches)).backward()
+        model[0].weight.requires_grad_(True)
     try:
         (more.sum() + (0 if way == "turned" else loss_of(planned(*batches)))).backward()
     except rdmatensor.plan.PlanMismatch as error:
