@@ -10,6 +10,7 @@ from bench.benchlib.machine import ROOT
 
 VARIABLE = "RDMATENSOR_BENCH_MOONCAKE_PYTHON"
 PACKAGE = "mooncake-transfer-engine-non-cuda"
+_PROBE_LIMIT_S = 60.0
 _DEFAULT = ROOT / "build" / "mooncake" / "venv" / "bin" / "python"
 
 
@@ -22,7 +23,13 @@ def find() -> tuple[Path | None, str]:
             f"python in {VARIABLE}"
         )
     probe = "import os, numpy, mooncake.engine; os._exit(0)"
-    done = subprocess.run([str(python), "-c", probe], capture_output=True, text=True, check=False)
+    words = [str(python), "-c", probe]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"Mooncake is not imported after {_PROBE_LIMIT_S:g} s"
     if done.returncode != 0:
         return None, f"Mooncake does not import: {done.stderr.strip().splitlines()[-1:]}"
     return python, ""

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import programs
+from bench.benchlib import mooncake, programs
 from bench.benchlib.record import Record, load
 from bench.suite import command, p2p, peers, rounds, samples
 from bench.suite.settings import Settings
@@ -34,6 +34,15 @@ def test_a_server_that_does_not_start_is_given_up(tmp_path: Path, script: str) -
     assert time.monotonic() - began_s < 20
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
+
+
+def test_mooncake_that_does_not_import_in_time_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = _program(tmp_path / "python", "exec sleep 60")
+    monkeypatch.setenv(mooncake.VARIABLE, str(python))
+    monkeypatch.setattr(mooncake, "_PROBE_LIMIT_S", 0.1)
+    assert mooncake.find() == (None, "Mooncake is not imported after 0.1 s")
 
 
 def test_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
