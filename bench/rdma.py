@@ -137,7 +137,7 @@ def take_turns(
     for number in range(rounds):
         now_s = time.monotonic()
         is_late = number >= LEAST_ROUNDS and now_s + (now_s - began_s) / number > end_s
-        if most(is_late):
+        if most(int(is_late)):
             break
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -201,22 +201,25 @@ def theirs(case: Case, tool: str, port: int) -> Turn:
     words += ["-p", str(port)]
     if not case.is_latency:
         words += ["-t", str(case.depth), "-q", str(case.qps), *(["-b"] * case.is_both_ways)]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        end = time.monotonic() + LISTEN_S
-        while not is_listening(port) and time.monotonic() < end and server.poll() is None:
-            time.sleep(0.05)
-        listing = ["-U"] if case.is_latency else []
-        client = subprocess.run(
-            [*words, *listing, os.environ["RIG_ADDR"]],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
-        said, _ = server.communicate(timeout=LIMIT_S)
-    finally:
-        server.kill()
+    opened = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with opened as server:
+        try:
+            end = time.monotonic() + LISTEN_S
+            while not is_listening(port) and time.monotonic() < end and server.poll() is None:
+                time.sleep(0.05)
+            listing = ["-U"] if case.is_latency else []
+            client = subprocess.run(
+                [*words, *listing, os.environ["RIG_ADDR"]],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=LIMIT_S,
+            )
+            said, _ = server.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise SystemExit(f"{' '.join(words)}: no end after {LIMIT_S:g} s") from error
+        finally:
+            server.kill()
     for line in client.stdout.splitlines():
         fields = line.split()
         if fields and fields[0] == str(case.size_bytes):
@@ -306,9 +309,13 @@ def main() -> int:
     kernel, means = os.uname().release, os.environ["RIG_MEANS"]
     print(f"one host, {means}, kernel {kernel}, {os.environ['RIG_DEVICE']}; medians, quartiles")
     budget = Budget(arguments.minutes, len(cases))
-    rows = [compare(case, arguments.pairs, ports, budget.next_end_s()) for case in cases]
     out = arguments.out or Path(f"rdma-{arguments.group}.json")
-    kept.finish(out, rows, group=arguments.group, pairs=arguments.pairs)
+    options = {"group": arguments.group, "pairs": arguments.pairs}
+    rows: list[dict[str, object]] = []
+    for case in cases:
+        rows.append(compare(case, arguments.pairs, ports, budget.next_end_s()))
+        kept.so_far(out, rows, **options)
+    kept.finish(out, rows, **options)
     return 0
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import multiprocessing
 import os
 import statistics
@@ -123,17 +122,20 @@ class Rank:
         turns = rdma.take_turns(acts, rounds, end_s, self._meeting.most)
         return {"op": name, "size": size_bytes, "calls": calls, **ratios(name, size_bytes, turns)}
 
-    def run(self, arguments: argparse.Namespace, into: Path) -> None:
-        """Compare every size; rank 0 prints and leaves the rows."""
-        found = []
+    def run(self, arguments: argparse.Namespace, kept: rig.Kept) -> None:
+        """Compare every size; rank 0 prints and keeps the rows."""
+        found: list[dict[str, object]] = []
+        options = {"ranks": RANKS, "rounds": arguments.rounds}
         budget = rdma.Budget(arguments.minutes, len(OPERATIONS) * len(arguments.sizes))
         for size_bytes in arguments.sizes:
             for name in OPERATIONS:
                 found.append(self.compare(name, size_bytes, arguments.rounds, budget.next_end_s()))
                 if self._rank == 0:
                     show(found[-1])
+                    kept.so_far(arguments.out, found, **options)
+                self._meeting.barrier()
         if self._rank == 0:
-            into.write_text(json.dumps(found), encoding="utf-8")
+            kept.finish(arguments.out, found, **options)
         self._meeting.barrier()
         dist.destroy_process_group()
 
@@ -186,11 +188,11 @@ def show(row: dict[str, object]) -> None:
     )
 
 
-def run(folder: Path, rank: int, arguments: argparse.Namespace) -> None:
+def run(folder: Path, rank: int, arguments: argparse.Namespace, kept: rig.Kept) -> None:
     """Be one of the ranks."""
     children.end_with(os.getppid())
     torch.set_num_threads(1)
-    Rank(folder, rank).run(arguments, folder / "rows")
+    Rank(folder, rank).run(arguments, kept)
 
 
 def main() -> int:
@@ -218,7 +220,7 @@ def main() -> int:
         folder, end_s = Path(name), time.monotonic() + 60 * arguments.minutes + rdma.LIMIT_S
         # Forked: an emulated machine takes half a minute to import torch.
         start = multiprocessing.get_context("fork").Process
-        ranks = [start(target=run, args=(folder, rank, arguments)) for rank in range(RANKS)]
+        ranks = [start(target=run, args=(folder, rank, arguments, kept)) for rank in range(RANKS)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
@@ -228,8 +230,6 @@ def main() -> int:
             rank.join()
         if any(rank.exitcode for rank in ranks):
             raise SystemExit(f"ranks ended with {[rank.exitcode for rank in ranks]}")
-        found = json.loads((folder / "rows").read_text(encoding="utf-8"))
-    kept.finish(arguments.out, found, ranks=RANKS, rounds=arguments.rounds)
     return 0
 
 

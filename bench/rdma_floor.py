@@ -186,7 +186,10 @@ def main() -> int:
         flush=True,
     )
     budget = rdma.Budget(arguments.minutes, len(chosen))
-    rows = [compare(one, arguments.rounds, ports, budget.next_end_s()) for one in chosen]
+    rows: list[dict[str, object]] = []
+    for one in chosen:
+        rows.append(compare(one, arguments.rounds, ports, budget.next_end_s()))
+        kept.so_far(arguments.out, rows, rounds=arguments.rounds)
     kept.finish(arguments.out, rows, rounds=arguments.rounds)
     return 0
 

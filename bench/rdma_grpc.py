@@ -136,7 +136,7 @@ def main() -> int:
     """Compare every size; 0 if all ran, whatever the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
+    parser.add_argument("--sizes", type=int, choices=SIZES, nargs="+", default=list(SIZES))
     parser.add_argument("--minutes", type=float, default=rdma.MINUTES, help="about, of all sizes")
     parser.add_argument("--out", type=Path, default=Path("rdma_grpc.json"), help="in RIG_OUT")
     arguments = parser.parse_args()
@@ -156,6 +156,7 @@ def main() -> int:
         for size in arguments.sizes:
             rows.append(compare(size, SIZES[size], arguments.rounds, ports, budget.next_end_s()))
             show(rows[-1])
+            kept.so_far(arguments.out, rows, rounds=arguments.rounds)
     finally:
         server.kill()
     kept.finish(arguments.out, rows, rounds=arguments.rounds)

@@ -64,14 +64,6 @@ class Found:
     turns: list[Turn] = field(default_factory=list)
 
 
-def busy_s() -> float:
-    """Return the CPU seconds of this machine since it booted, without what was idle."""
-    user, nice, system, _idle, _iowait, irq, softirq = (
-        int(word) for word in Path("/proc/stat").read_text().split()[1:8]
-    )
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
 class Both:
     """Meets the other host through the group, and adds up what both machines did."""
 
@@ -85,11 +77,11 @@ class Both:
     def timed(self, act: Callable[[], None]) -> Turn:
         """Run both hosts' part; the time is host 0's, from the start to its end."""
         self.barrier()
-        cpu_s, begun_s = busy_s(), time.monotonic()
+        cpu_s, begun_s = rig.busy_s(), time.monotonic()
         act()
         took_s = time.monotonic() - begun_s
         self.barrier()
-        used = np.array([busy_s() - cpu_s], np.float64)
+        used = np.array([rig.busy_s() - cpu_s], np.float64)
         self._group.all_reduce(used).wait(timeout_s=LIMIT_S)
         return Turn(took_s, float(used[0]))
 

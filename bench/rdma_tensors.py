@@ -81,19 +81,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=10, help="turns of each; 3 at least")
-    parser.add_argument("--sizes", type=int, nargs="*", default=list(TRIPS), help="to 64 MiB")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(TRIPS), help="to 8 MiB")
     parser.add_argument("--out", type=Path, default=Path("rdma_tensors.json"), help="in RIG_OUT")
     arguments = parser.parse_args()
     most = RAW_MOST // max(TRIPS.values())
     if not rdma.LEAST_ROUNDS <= arguments.rounds <= most:
         parser.error(f"--rounds: from {rdma.LEAST_ROUNDS} to {most}, of which all trips are told")
+    if max(arguments.sizes) > max(TRIPS):
+        parser.error(f"--sizes: at most {size_text(max(TRIPS))}")
     kept = rig.Kept()
     print(
         f"one host, {os.environ['RIG_MEANS']}; half a round trip, read; medians of"
         f" {arguments.rounds} turns, quartiles of ratios",
         flush=True,
     )
-    rows = [compare(size, arguments.rounds) for size in arguments.sizes]
+    rows: list[Record] = []
+    for size in arguments.sizes:
+        rows.append(compare(size, arguments.rounds))
+        kept.so_far(arguments.out, rows, rounds=arguments.rounds)
     kept.finish(arguments.out, rows, rounds=arguments.rounds)
     return 0
 

@@ -32,30 +32,67 @@ class Kept:
         self._began_s = time.monotonic()
         self._told = None if common is None else common / "counters-of-host-1"
         self._before = counters()
+        self._about: Record = {}  # what stays the same; emulated, it takes seconds to find out
+
+    def so_far(self, out: Path, rows: Sequence[Record], **options: object) -> None:
+        """Write the file on host 0 as finish() does, and say in it that the run goes on.
+
+        What is measured is kept then, whatever ends the run. Counters are host 0's alone.
+        """
+        if os.environ["RIG_HOST"] == "0":
+            self._write(out, rows, options, [self._seen()], is_whole=False)
 
     def finish(self, out: Path, rows: Sequence[Record], **options: object) -> None:
         """Write the file on host 0, in the results folder unless `out` is absolute.
 
         Host 1, if there is one, tells what its device counted, and that is all.
         """
-        seen = {"before": self._before, "after": counters()}
+        seen = self._seen()
         if self._told is not None and os.environ["RIG_HOST"] != "0":
             _tell(self._told, seen)
             return
         both = [seen, *([] if self._told is None else [_hear(self._told)])]
+        print(f"kept in {self._write(out, rows, options, both, is_whole=True)}", flush=True)
+
+    def _seen(self) -> dict[str, dict[str, Counters]]:
+        return {"before": self._before, "after": counters()}
+
+    def _write(
+        self,
+        out: Path,
+        rows: Sequence[Record],
+        options: dict[str, object],
+        seen: list[dict[str, dict[str, Counters]]],
+        *,
+        is_whole: bool,
+    ) -> Path:
         path = Path(os.environ["RIG_OUT"]) / out  # elsewhere a guest's files are gone afterwards
+        self._about = self._about or {"machine": machine.stamp(), "device": device()}
         head = {
             "command": " ".join(sys.argv),
-            "machine": machine.stamp(),
-            "device": device(),
+            **self._about,
             "options": options,
+            "is_whole": is_whole,  # else it was ended before its last row
             "seconds": round(time.monotonic() - self._began_s, 1),
-            "hw_counters": both,  # of each host
+            "hw_counters": seen,  # of each host
         }
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
         text = json.dumps(head, indent=1)
-        path.write_text(f'{text[:-2]},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
-        print(f"kept in {path}", flush=True)
+        draft = path.with_name(f"{path.name}.draft")
+        draft.write_text(f'{text[:-2]},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+        draft.rename(path)
+        return path
+
+
+def busy_s() -> float:
+    """Return the CPU seconds of this machine since it booted, without what was idle.
+
+    With the kernel's threads, which do a soft device's work and count for no process.
+    """
+    user, nice, system, _idle, _iowait, irq, softirq = (
+        int(word) for word in Path("/proc/stat").read_text(encoding="utf-8").split()[1:8]
+    )
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def counters() -> dict[str, Counters]:

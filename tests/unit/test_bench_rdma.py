@@ -29,15 +29,7 @@ from bench.benchlib import rig as rig_file
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-SCRIPTS = (
-    "rdma",
-    "rdma_collectives",
-    "rdma_floor",
-    "rdma_grpc",
-    "rdma_links",
-    "rdma_models",
-    "rdma_tensors",
-)
+SCRIPTS = sorted(path.stem for path in (ROOT / "bench").glob("rdma*.py"))
 # Listens or connects as perftest does; the last word is an address on the connecting side only.
 PERFTEST = """#!{python}
 import socket, sys
@@ -190,6 +182,12 @@ def test_two_hosts_keep_what_both_devices_counted(
     (ports / "out_of_seq_request").write_text("5\n")
     for host in (1, 0):
         monkeypatch.setenv("RIG_HOST", str(host))
+        kept[host].so_far(Path(f"of-{host}.json"), [{"raw": [1]}], rate="16mbit")
+    assert not (tmp_path / "of-1.json").exists()
+    partial = json.loads((tmp_path / "of-0.json").read_text())
+    assert (partial["rows"], len(partial["hw_counters"])) == ([{"raw": [1]}], 1)
+    for host in (1, 0):
+        monkeypatch.setenv("RIG_HOST", str(host))
         kept[host].finish(Path("run.json"), [{"raw": [1, 2]}], rate="16mbit")
     found = json.loads((tmp_path / "run.json").read_text())
     before, after = ({"rxe0/1": {"out_of_seq_request": count}} for count in (2, 5))
@@ -231,12 +229,48 @@ def test_targets_of_a_model(
     assert (rows[0]["raw_ns"], rows[0]["cpu_ns"]) == ([[2 * 10**9] * 2], [10**9])
 
 
-def test_perftest_without_a_row_ends_the_run(guest: Path) -> None:
+def test_perftest_without_a_row_or_an_end_ends_the_run(
+    guest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = rdma.Case("width", ("ib_write_bw",), MIB, 48, 16, 3, 0.97)
     quiet = PERFTEST.format(python=sys.executable).replace("{size}", "none")
     write_program(guest / "bin/ib_write_bw", quiet)
     with pytest.raises(SystemExit, match="ib_write_bw"):
         rdma.theirs(case, "ib_write_bw", free_port())
+    write_program(guest / "bin/ib_write_bw", "#!/bin/sh\nexec sleep 30\n")
+    monkeypatch.setattr(rdma, "LIMIT_S", 0.2)
+    monkeypatch.setattr(rdma, "LISTEN_S", 0.1)
+    with pytest.raises(SystemExit, match=r"no end after 0.2 s"):
+        rdma.theirs(case, "ib_write_bw", free_port())
+
+
+def test_what_ends_a_run_loses_no_earlier_case(
+    guest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(guest / "bin/ib_send_lat", "#!/bin/sh\nexit 1\n")
+    line = {"mib_per_s": 32, "one_way_ns": 83000, "one_way_p10_ns": 1, "one_way_p90_ns": 2}
+    ours = write_program(guest / "ours", f"#!/bin/sh\necho '{json.dumps(line)}'\n")
+    monkeypatch.setattr(rdma, "PROGRAM", ours)
+    monkeypatch.setattr(rdma, "FIRST_PORT", free_port())
+    monkeypatch.setattr(sys, "argv", ["rdma.py", "--pairs", "2"])
+    with pytest.raises(SystemExit, match="ib_send_lat"):
+        rdma.main()
+    kept = json.loads((guest / "rdma-writes.json").read_text())
+    assert [row["case"] for row in kept["rows"]] == [case.name for case in rdma.WRITES[:2]]
+    assert kept["is_whole"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "told"),
+    [("rdma_grpc", 9, "invalid choice: 9"), ("rdma_tensors", 64 * MIB, "at most 8 MiB")],
+)
+def test_a_size_that_nobody_can_measure_is_refused(
+    name: str, size: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--sizes", str(size)])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(f"bench.{name}").main()
+    assert told in capsys.readouterr().err
 
 
 def test_writes_beside_perftest(
@@ -255,6 +289,7 @@ def test_writes_beside_perftest(
     kept = json.loads((guest / "rdma-writes.json").read_text())
     assert {"machine", "device", "hw_counters", "command", "options", "seconds"} < {*kept}
     assert (kept["device"]["means"], kept["device"]["name"]) == ("test", "rxe0")
+    assert kept["is_whole"] is True
     rows = kept["rows"]
     assert [row["case"] for row in rows] == [case.name for case in rdma.WRITES]
     assert rows[2]["ours"]["ours"][1]["raw"] == [82.0, 84.0]
