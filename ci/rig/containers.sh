@@ -25,15 +25,17 @@ install_tools() {
 }
 
 # What debootstrap is to be told: the release that this host has, its components and apt's mirror of
-# it. "stable-updates" is another suite of the same code name, and no release.
+# it. "stable-updates" is another suite of the same code name, and no release; who else offers
+# packages under it is no mirror, which the origin tells.
 find_release() {
     # shellcheck source=/dev/null
     release="$(. "$OS_RELEASE" && printf '%s' "${VERSION_CODENAME:-}")"
     [[ -n "$release" ]] || die "$OS_RELEASE names no release that debootstrap could know"
     local targets
     # shellcheck disable=SC2016 # apt's variables
-    targets="$(apt-get indextargets --format '$(RELEASE) $(CODENAME) $(COMPONENT) $(SITE)' |
-        awk -v name="$release" '$2 == name && $1 !~ /-/ { print $3, $4 }' | sort -u)"
+    targets="$(apt-get indextargets --format '$(RELEASE) $(CODENAME) $(COMPONENT) $(SITE) $(ORIGIN)' |
+        awk -v name="$release" '$2 == name && $1 !~ /-/ && NF == 5 && $5 ~ /^(Debian|Ubuntu)$/ {
+            print $3, $4 }' | sort -u)"
     [[ -n "$targets" ]] || die "apt names no mirror of $release"
     components="$(cut -d ' ' -f 1 <<<"$targets" | sort -u | paste -sd ,)"
     mirror="$(head -n 1 <<<"$targets" | cut -d ' ' -f 2)"

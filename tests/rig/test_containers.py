@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).resolve().parents[2] / "ci"
-# What apt tells of its index targets: release, code name, component, site.
-NOBLE = """noble noble universe {site}
-noble noble main {site}
-noble-updates noble main {site}
-noble-security noble main http://security.invalid/ubuntu
+# What apt tells of its index targets: release, code name, component, site, origin.
+NOBLE = """noble noble main http://a.invalid/prod vendor-noble-prod noble
+noble noble main http://b.invalid/linux Docker
+noble noble universe {site} Ubuntu
+noble noble main {site} Ubuntu
+noble-updates noble main {site} Ubuntu
+noble-security noble main http://security.invalid/ubuntu Ubuntu
 """
 # In place of everything that the script installs or runs: the words of each call.
 TOOL = """#!/usr/bin/env bash
@@ -81,7 +83,7 @@ def test_a_list_of_mirrors_is_read_for_its_first(tree: Path) -> None:
 
 
 def test_a_release_without_a_mirror_is_an_error(tree: Path) -> None:
-    status, said, made = build(tree, "bookworm bookworm main http://mirror.invalid/debian\n")
+    status, said, made = build(tree, "bookworm bookworm main http://mirror.invalid/debian Debian\n")
     assert status == 1
     assert "error: apt names no mirror of noble" in said
     assert made == ""
