@@ -31,11 +31,11 @@ find_release() {
     # shellcheck source=/dev/null
     release="$(. "$OS_RELEASE" && printf '%s' "${VERSION_CODENAME:-}")"
     [[ -n "$release" ]] || die "$OS_RELEASE names no release that debootstrap could know"
-    local targets
+    local targets fields
     # shellcheck disable=SC2016 # apt's variables
-    targets="$(apt-get indextargets --format '$(RELEASE) $(CODENAME) $(COMPONENT) $(SITE) $(ORIGIN)' |
-        awk -v name="$release" '$2 == name && $1 !~ /-/ && NF == 5 && $5 ~ /^(Debian|Ubuntu)$/ {
-            print $3, $4 }' | sort -u)"
+    fields='$(RELEASE) $(CODENAME) $(COMPONENT) $(SITE) $(ORIGIN)'
+    targets="$(apt-get indextargets --format "$fields" | awk -v name="$release" '
+        $2 == name && $1 !~ /-/ && NF == 5 && $5 ~ /^(Debian|Ubuntu)$/ { print $3, $4 }' | sort -u)"
     [[ -n "$targets" ]] || die "apt names no mirror of $release"
     components="$(cut -d ' ' -f 1 <<<"$targets" | sort -u | paste -sd ,)"
     mirror="$(head -n 1 <<<"$targets" | cut -d ' ' -f 2)"
