@@ -155,4 +155,4 @@ def test_the_command_measures_one_model() -> None:
     )
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [line for line in done.stdout.splitlines() if line.startswith("gru 2.5 MiB, widths / 4")]
-    assert len(rows) == 4, done.stdout
+    assert len(rows) == 5, done.stdout
