@@ -152,8 +152,8 @@ set +m
 trap 'kill -- -"$lane" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 (
     step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
-    step 'C tests, TSan' bash ci/sanitize.sh tsan
     run_pytest "$@"
+    step 'C tests, TSan' bash ci/sanitize.sh tsan # runs two programs at a time: last, both cores are its
 )
 wait "$lane" || true # a step that it did not come to has no row, which fails the whole
 trap 'rm -rf "$scratch"' EXIT
