@@ -54,6 +54,8 @@ endforeach()
 # Frames of a side channel that find no memory.
 target_link_options(core_lost_frame_test PRIVATE LINKER:--wrap=malloc
     LINKER:--wrap=rdti_channel_send)
+# A side channel on which a READY is late.
+target_link_options(core_half_ready_test PRIVATE LINKER:--wrap=rdti_channel_send)
 
 # Two programs run at a time (ci/ctest.sh), but for these: two processes that hand a word back and
 # forth, many times over, and figures of time and CPU. With the machine to themselves they measure

@@ -118,6 +118,12 @@ rdti_endpoint_is_ended(const rdt_endpoint *ep)
     return state == RDTI_EP_LEFT || state == RDTI_EP_FAILED;
 }
 
+bool
+rdti_endpoint_is_half_ready(const rdt_endpoint *ep)
+{
+    return ep->setup != NULL && ep->setup->said_ready && !rdti_endpoint_is_ended(ep);
+}
+
 rdt_status
 rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err)
 {

@@ -59,6 +59,9 @@ struct rdti_mailbox *rdti_endpoint_mailbox(rdt_endpoint *ep);
 struct rdti_slots *rdti_endpoint_slots(rdt_endpoint *ep);
 /* Of the path in use; caps of an endpoint that has none yet are all false. */
 struct rdti_transport_caps rdti_endpoint_caps(const rdt_endpoint *ep);
+/* It is CONNECTING still, and the peer may hold it for READY: it takes frames, and if the endpoint
+ * ends now, nothing is said later. [driver] */
+bool rdti_endpoint_is_half_ready(const rdt_endpoint *ep);
 /* The error that ended it, with its status, or RDT_OK. [driver] */
 rdt_status rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
 

@@ -272,6 +272,8 @@ say_last_words(rdt_endpoint *ep)
         return;
     ep->said_goodbye = true;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT) {
+        if (ep->setup != NULL) /* else it was told when it was READY */
+            rdti_context_tell_obituaries(ep->ctx, ep);
         rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);
         return;
     }

@@ -143,6 +143,18 @@ rdti_groups_tell_gone(const struct rdti_gone *gone, struct rdti_mailbox *m)
     send_abort(m->ep, &gone->abort);
 }
 
+/* Members whose path was to tell them once it is ready, which it may never be now. To them it may
+ * be ready: without the reason they would take the goodbye for the beginning of the end. */
+static void
+tell_half_ready(const rdt_group *group, const struct rdti_abort *abort)
+{
+    for (uint32_t i = 0; i < group->size; i++) {
+        const struct rdti_member *member = &group->members[i];
+        if (member->ep != NULL && !member->has_heard && rdti_endpoint_is_half_ready(member->ep))
+            send_abort(member->ep, abort);
+    }
+}
+
 /* ---- Ends -------------------------------------------------------------------------------- */
 
 void
@@ -164,10 +176,12 @@ rdt_group_destroy(rdt_group *group)
     groups->live_count--;
     struct rdti_gone *gone = &groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE];
     *gone = (struct rdti_gone){.group_id = group->id};
-    if (was_broken)
+    if (was_broken) {
         describe_abort(group, &gone->abort);
-    else
+        tell_half_ready(group, &gone->abort);
+    } else {
         group->error = err;
+    }
     end_operations(group, &err);
     for (uint32_t i = 0; i < group->size; i++) {
         rdt_endpoint_close(group->members[i].ep);
