@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,8 +80,8 @@ def _port(machine: Machine, device: str, number: int) -> Port:
 
 def is_wanted(machine: Machine, port: Port) -> bool:
     """Whether RDMATENSOR_VERBS_DEVICES lets the port be used."""
-    wanted = machine.native.get("RDMATENSOR_VERBS_DEVICES", "")
-    return not wanted or bool({port.device, port.name} & set(wanted.split(",")))
+    wanted = _entries(machine, "RDMATENSOR_VERBS_DEVICES")
+    return not wanted or bool({port.device, port.name} & set(wanted))
 
 
 def check(machine: Machine) -> Iterator[Finding]:
@@ -92,7 +92,11 @@ def check(machine: Machine) -> Iterator[Finding]:
         yield ok("rdma", "there is no RDMA device: peers on other hosts are reached over tcp")
         return
     yield from _check_library(machine, has_device=True)
-    yield from _check_wanted(machine, ports)
+    for subject, variable, fault_of in (
+        ("devices", "RDMATENSOR_VERBS_DEVICES", _fault_of_device),
+        ("gid index", "RDMATENSOR_VERBS_GID_INDEX", _fault_of_gid_index),
+    ):
+        yield from _check_list(machine, subject, variable, fault_of, ports)
     yield from _check_nodes(machine, ports)
     used = [port for port in ports if is_wanted(machine, port)]
     has_active = any(port.is_active for port in used)
@@ -124,15 +128,51 @@ def _check_library(machine: Machine, *, has_device: bool) -> Iterator[Finding]:
     yield ok("libibverbs", f"{path}{of}")
 
 
-def _check_wanted(machine: Machine, ports: list[Port]) -> Iterator[Finding]:
-    wanted = machine.native.get("RDMATENSOR_VERBS_DEVICES", "")
-    known = {name for port in ports for name in (port.device, port.name)}
-    missing = [name for name in filter(None, wanted.split(",")) if name not in known]
-    if missing:
+def _entries(machine: Machine, variable: str) -> list[str]:
+    """Of a list, as csrc/transport/verbs/settings.c takes it apart: a comma may end it."""
+    text = machine.native.get(variable, "")
+    return text.removesuffix(",").split(",") if text else []
+
+
+def _small(text: str, least: int) -> int | None:
+    """Read a number of one byte; None: it is none."""
+    number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
+    return number if least <= number <= 255 else None
+
+
+def _fault_of_device(entry: str, ports: list[Port]) -> str:
+    """What is wrong with "mlx5_0" or "rxe1:1"; empty: nothing."""
+    name, colon, number = entry.partition(":")
+    if not name or (colon and _small(number, 1) is None):
+        return "is no device, nor device:port with a port from 1 to 255"
+    found = [port.number for port in ports if port.device == name]
+    return "" if found and (not colon or int(number) in found) else "is not there"
+
+
+def _fault_of_gid_index(entry: str, ports: list[Port]) -> str:
+    """What is wrong with "3" or "rxe0=1"; empty: nothing."""
+    name, equals, index = entry.partition("=")
+    if _small(index if equals else entry, 0) is None or entry.startswith("="):
+        return "is no index, nor device=index, from 0 to 255"
+    return "" if not equals or any(port.device == name for port in ports) else "is not there"
+
+
+def _check_list(
+    machine: Machine,
+    subject: str,
+    variable: str,
+    fault_of: Callable[[str, list[Port]], str],
+    ports: list[Port],
+) -> Iterator[Finding]:
+    """Whether the library takes it: one entry that is wrong is a reason against verbs."""
+    faults = {entry: fault_of(entry, ports) for entry in _entries(machine, variable)}
+    wrong = [f'"{entry}" {fault}' for entry, fault in faults.items() if fault]
+    right = [entry for entry, fault in faults.items() if not fault]
+    if wrong:
         yield broken(
-            "devices",
-            f"RDMATENSOR_VERBS_DEVICES names {', '.join(missing)}, which is not there",
-            "export RDMATENSOR_VERBS_DEVICES=" + ",".join(port.name for port in ports),
+            subject,
+            f"{variable}={machine.native[variable]}: {', '.join(wrong)}; so RDMA is not used",
+            f"export {variable}={','.join(right)}" if right else f"unset {variable}",
         )
 
 
@@ -209,10 +249,11 @@ def _check_gids(machine: Machine, port: Port) -> Iterator[Finding]:
 def _wanted_gid(machine: Machine, device: str) -> str | None:
     """Read "3" or "rxe0=1,rxe1=3" as csrc/transport/verbs/settings.c does: the last one counts."""
     found = None
-    for entry in filter(None, machine.native.get("RDMATENSOR_VERBS_GID_INDEX", "").split(",")):
-        name, equals, index = entry.partition("=")
-        if not equals or name == device:
-            found = index if equals else name
+    for entry in _entries(machine, "RDMATENSOR_VERBS_GID_INDEX"):
+        name, equals, text = entry.partition("=")
+        index = _small(text if equals else name, 0)
+        if index is not None and (not equals or name == device):
+            found = str(index)
     return found
 
 
