@@ -153,7 +153,7 @@ trap 'kill -- -"$lane" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 (
     step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
     run_pytest "$@"
-    step 'C tests, TSan' bash ci/sanitize.sh tsan # runs two programs at a time: last, both cores are its
+    step 'C tests, TSan' bash ci/sanitize.sh tsan # two programs at a time: both cores are its now
 )
 wait "$lane" || true # a step that it did not come to has no row, which fails the whole
 trap 'rm -rf "$scratch"' EXIT
