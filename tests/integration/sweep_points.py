@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -132,13 +134,28 @@ def judge(point: Point, folder: Path, ranks: Sequence[jobs.Rank]) -> tuple[str, 
     return died_in, last_s
 
 
+def bare_end_s() -> float:
+    """How long it takes here and now to begin a process, kill it and hear of it."""
+    begun_s = time.monotonic()
+    pid = os.posix_spawnp("sleep", ["sleep", "60"], os.environ)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return time.monotonic() - begun_s
+
+
+def _median_and_worst(took_s: list[float]) -> str:
+    ordered = sorted(took_s) or [0.0]
+    return f"median {ordered[len(ordered) // 2]:.4f} s, worst {ordered[-1]:.4f} s"
+
+
 class Tally:
-    """What the points of a sweep hit."""
+    """What the points of a sweep hit, and how long kills took to be heard of."""
 
     def __init__(self) -> None:
         self.phases: Counter[str] = Counter()
         self.hows: Counter[str] = Counter()
         self._killed_s: list[float] = []
+        self._bare_s: list[float] = []  # as many, each right behind one: the floor
 
     def add(self, point: Point, died_in: str, last_s: float) -> None:
         """Count one."""
@@ -146,15 +163,15 @@ class Tally:
         self.hows[point.how] += 1
         if point.how == "killed" and died_in != "set-up" and last_s > 0:
             self._killed_s.append(last_s)
+            self._bare_s.append(bare_end_s())
 
     def __str__(self) -> str:
         hows = ", ".join(f"{how} {self.hows[how]}" for how in EXITS)
         phases = ", ".join(f"{phase} {self.phases[phase]}" for phase in PHASES)
-        took = sorted(self._killed_s) or [0.0]
         return (
             f"{hows}\nphases hit: {phases}\nfrom the kill to the last error: "
-            f"median {took[len(took) // 2]:.3f} s, worst {took[-1]:.3f} s, "
-            f"of {len(self._killed_s)}"
+            f"{_median_and_worst(self._killed_s)}, of {len(self._killed_s)}; "
+            f"a bare end of a process: {_median_and_worst(self._bare_s)}"
         )
 
     def check(self, count: int, among: Sequence[str] = tuple(PHASES)) -> None:
