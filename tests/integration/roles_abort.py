@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import holdings
 import torch
 import torch.distributed as dist
 from meeting import meet
@@ -111,6 +112,7 @@ def ended(rank: int, world: int, *, store: str, is_connected: bool) -> dict[str,
 
     is_connected: a sum went well before; else the works, if any, are the group's first.
     """
+    before_all = holdings.count()
     found: dict[str, object] = {}
     for turn, (way, act) in enumerate(WAYS.items()):
         for is_busy in (True, False):
@@ -133,6 +135,7 @@ def ended(rank: int, world: int, *, store: str, is_connected: bool) -> dict[str,
     _set_up(rank, world, f"{store}.last")
     found["last"] = total(float(rank))
     dist.destroy_process_group()
+    found["left"] = holdings.left(before_all)
     return found
 
 

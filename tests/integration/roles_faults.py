@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import holdings
 import torch
 import torch.distributed as dist
 from meeting import FOLDER_VARIABLE, meet
@@ -59,7 +60,8 @@ WAITS = {
 def a_rank_is_killed(
     rank: int, world: int, *, victim: int, how: str, died_at: str
 ) -> dict[str, object]:
-    """Survivors return what they saw, and when."""
+    """Survivors return what they saw, and when, and what is left of the group after its end."""
+    before = holdings.count(has_store=rank == 0)
     os.environ["VICTIM"] = str(victim)
     dist.init_process_group("rdmatensor", timeout=LONG)
     for _ in range(3):
@@ -81,7 +83,8 @@ def a_rank_is_killed(
         again = str(error)
     # The one to be blamed is the victim, not a survivor that was faster.
     meet("told", rank, (other for other in range(world) if other != victim))
-    return {**seen, "again": again}
+    dist.destroy_process_group()
+    return {**seen, "again": again, "left": holdings.left(before)}
 
 
 def hold_the_gil(seconds: float) -> None:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import holdings
 import torch
 import torch.distributed as dist
 from meeting import FOLDER_VARIABLE, SCALE, meet
@@ -106,6 +107,7 @@ def _end_of(pid: int) -> int | None:
 
 def a_rank_forks(rank: int, world: int, *, forker: int) -> dict[str, object]:
     """Rank `forker` has a receive and a sum in flight, which end well after its child has."""
+    before = holdings.count(has_store=rank == 0)
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     seen: dict[str, object] = {"before": total(float(rank))}
     peer = 1 - rank
@@ -120,6 +122,7 @@ def a_rank_forks(rank: int, world: int, *, forker: int) -> dict[str, object]:
         first.wait()
         second.wait()
         seen["received"] = received.unique().tolist()
+        del first, second
     else:
         meet("the child has ended", rank, range(world))
         dist.send(torch.full((1000,), 5.0), peer, tag=3)
@@ -130,6 +133,7 @@ def a_rank_forks(rank: int, world: int, *, forker: int) -> dict[str, object]:
     # Of the name that the child's would have had: in the store it is as if it had never asked.
     seen["in a new group"] = total(float(rank), dist.new_group())
     dist.destroy_process_group()
+    seen["left"] = holdings.left(before)
     return seen
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import holdings
 import torch
 import torch.distributed as dist
 from meeting import SCALE, has_come, meet
@@ -96,12 +97,17 @@ class PlanSteps:
     prepare() takes seconds, in which torch imports much: before anybody waits for anybody.
     """
 
+    _planned: rdmatensor.plan.PlannedModel | None = None
+
+    @property
+    def has_planned(self) -> bool:
+        return self._planned is not None
+
     def prepare(self) -> None:
         self._model, self._batch_of = make("mlp")
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
         words = Path(os.environ[PLAN_VARIABLE]).read_text(encoding="utf-8")
         self._plan = plan_from_json(words)
-        self._planned: rdmatensor.plan.PlannedModel | None = None
 
     def __call__(self, rank: int, _world: int) -> None:
         if self._planned is None:
@@ -266,8 +272,8 @@ def a_rank_dies(
     delay_s: float,
     folder: str,
 ) -> dict[str, object]:
-    """Return what was seen, when, and, of survivors, what a group of them adds up to."""
-    place = Path(folder)
+    """Return what was seen, when, and, of survivors, a sum of theirs and what is left behind."""
+    place, before = Path(folder), holdings.count(has_store=how == "stopped")
     left = [other for other in range(world) if other != victim]
     diary = Diary(place, rank)
     dies = _make_victim(how, delay_s, place, rank, left) if rank == victim else None
@@ -305,7 +311,12 @@ def a_rank_dies(
     meet("told", rank, left)
     _tear_down()
     total = _total_of_the_rest(left.index(rank), len(left), place / "second-store")
-    return {**seen, "total": total}
+    return {**seen, "total": total, "left": _left(before)}
+
+
+def _left(before: dict[str, int]) -> dict[str, int]:
+    """Return what the groups left; what is planned keeps the arena for as long as it lives."""
+    return {} if plan_steps.has_planned else holdings.left(before)
 
 
 def _what_ended(phase: str, error: RuntimeError) -> dict[str, object]:

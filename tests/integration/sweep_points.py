@@ -125,6 +125,7 @@ def judge(point: Point, folder: Path, ranks: Sequence[jobs.Rank]) -> tuple[str, 
     last_s = 0.0
     for rank, seen in zip(survivors, jobs.results(survivors), strict=True):
         assert seen["total"] == 1000.0 * (WORLD - 1)
+        assert not seen["left"], seen
         if not seen["text"] and phase_of(folder, rank.number) == "teardown":
             continue  # the victim had given it all that it waited for
         assert f"rank {point.victim}" in seen["text"], seen

@@ -26,6 +26,7 @@ def test_a_group_may_be_ended_in_any_state(
 
     for rank, found in enumerate(jobs.results(ranks)):
         assert found.pop("last") == 1.0
+        assert found.pop("left") == {}
         assert len(found) == 2 * len(WAYS)
         for name, one in found.items():
             assert one["before"] == 1.0

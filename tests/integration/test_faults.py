@@ -76,6 +76,7 @@ def test_killed_rank_is_named_by_every_survivor(
         assert f"rank {victim}" in survivor["text"]
         assert f"rank {victim}" in survivor["again"]
         assert "aborted" not in survivor["again"]
+        assert survivor["left"] == {}
         assert ("recv" if how == "recv" else "all_reduce") in survivor["text"]
         heard_s = survivor["at_s"] - float(died_at.read_text(encoding="utf-8"))
         assert heard_s < PEER_TIMEOUT_S / 2

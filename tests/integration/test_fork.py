@@ -34,6 +34,7 @@ def test_a_forked_child_is_told_and_harms_nobody(
     for seen in by_rank:
         assert seen["summed"] == [2.0] * 7
         assert [seen["before"], seen["after"], seen["in a new group"]] == [1.0] * 3
+        assert seen["left"] == {}
     assert "terminate called" not in ranks[forker].log
 
 
