@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graph_analysis.buckets import make_buckets, wire
-from graph_analysis.classify import SizeClass
 from graph_analysis.errors import InvalidArgument
-from graph_analysis.ir import CostModel, Home, Lifetime, Message, Stay, align_up
-from graph_analysis.packing import SizeFacts, place_buckets
+from graph_analysis.ir import CostModel, Message, align_up
+from graph_analysis.packing import lay_out_again
 from graph_analysis.plan import PlannedBucket, TransferPlan
-from graph_analysis.strategies.base import Spread
 
 _NS_PER_S = 1_000_000_000
 
@@ -34,8 +32,18 @@ class Measured:
 
 
 def gradient_buckets(plan: TransferPlan) -> tuple[PlannedBucket, ...]:
-    """The buckets that all ranks sum in backward, in the order in which they leave."""
-    return tuple(b for b in plan.buckets if b.phase == "backward" and b.operation == "all_reduce")
+    """The buckets that all ranks sum in backward, in the order in which they leave.
+
+    A merged plan has sums of the program's own besides, which are nobody's gradients.
+    """
+    gradients = {tensor.name for tensor in plan.tensors if tensor.role == "gradient"}
+    return tuple(
+        bucket
+        for bucket in plan.buckets
+        if bucket.phase == "backward"
+        and bucket.operation == "all_reduce"
+        and gradients.issuperset(bucket.tensors)
+    )
 
 
 def fit_cost(plan: TransferPlan, measured: Measured) -> CostModel:
@@ -121,26 +129,6 @@ def _with_buckets(
     plan: TransferPlan, buckets: tuple[PlannedBucket, ...], cost: CostModel
 ) -> TransferPlan:
     """The plan with these buckets for its gradients, all laid out anew."""
-    kept = [bucket for bucket in plan.buckets if bucket not in gradient_buckets(plan)]
-    facts = SizeFacts(
-        classes={
-            t.name: SizeClass(t.kind, t.size_bytes, t.max_bytes, t.symbols) for t in plan.tensors
-        },
-        op_end_ns=(),
-        alignment_bytes=plan.arenas[0].alignment_bytes,
-    )
-    spread = Spread(
-        world_size=plan.strategy.world_size,
-        options=plan.strategy.options,
-        groups=plan.groups,
-        homes=tuple(Home(arena.name, arena.ranks) for arena in plan.arenas),
-        crossings=plan.crossings,
-        stays=tuple(
-            Stay(arena.name, p.tensor, p.origin, Lifetime(p.first_use, p.last_use))
-            for arena in plan.arenas
-            for p in arena.placements
-        ),
-        holders={},
-    )
-    placed, arenas = place_buckets([*kept, *buckets], spread, facts)
-    return replace(plan, cost=cost, buckets=placed, arenas=arenas)
+    old = gradient_buckets(plan)
+    kept = [bucket for bucket in plan.buckets if bucket not in old]
+    return replace(lay_out_again(plan, [*kept, *buckets]), cost=cost)

@@ -26,7 +26,7 @@ from graph_analysis.ir import (
     align_up,
 )
 from graph_analysis.layout import arena_layout, joint_lifetime
-from graph_analysis.plan import Arena, BucketPlace, Placement, PlannedBucket
+from graph_analysis.plan import Arena, BucketPlace, Placement, PlannedBucket, TransferPlan
 from graph_analysis.strategies.base import Spread
 
 _Corner = tuple[str, int | None]  # an arena's name and the rank whose values stand there
@@ -110,6 +110,37 @@ def _planned(
         start_ns=bucket.start_ns,
         finish_ns=bucket.finish_ns,
     )
+
+
+def lay_out_again(
+    plan: TransferPlan, buckets: Sequence[PlannedBucket], more: Sequence[Stay] = ()
+) -> TransferPlan:
+    """The plan with these buckets; everything in its arenas, and more, is placed anew."""
+    facts = SizeFacts(
+        classes={
+            t.name: SizeClass(t.kind, t.size_bytes, t.max_bytes, t.symbols) for t in plan.tensors
+        },
+        op_end_ns=(),
+        alignment_bytes=plan.arenas[0].alignment_bytes,
+    )
+    spread = Spread(
+        world_size=plan.strategy.world_size,
+        options=plan.strategy.options,
+        groups=plan.groups,
+        homes=tuple(Home(arena.name, arena.ranks) for arena in plan.arenas),
+        crossings=plan.crossings,
+        stays=(
+            *(
+                Stay(arena.name, p.tensor, p.origin, Lifetime(p.first_use, p.last_use))
+                for arena in plan.arenas
+                for p in arena.placements
+            ),
+            *more,
+        ),
+        holders={},
+    )
+    placed, arenas = place_buckets(buckets, spread, facts)
+    return replace(plan, buckets=placed, arenas=arenas)
 
 
 @dataclass(frozen=True, slots=True)

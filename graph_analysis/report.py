@@ -24,8 +24,10 @@ _SOURCE = {
     "joint_graph": "forward and backward graph",
     "pieces": "graphs between the graph breaks, see below",
     "recorded": "what a backend saw in the first steps",
+    "merged": "a graph, and what a backend saw in the first steps",
     "module": "parameters and buffers of the module only, see below",
 }
+_WITNESS = {"graph": "graph alone", "recorded": "recorder alone", "both": "both"}
 # A screenful; the JSON has them all.
 _MAX_BUCKETS = 20
 _MAX_UNSIZED = 20
@@ -40,6 +42,7 @@ def render_text(plan: TransferPlan) -> str:
         _unsized(plan),
         _over_share(plan),
         _crossings(plan),
+        _never_recorded(plan),
         _buckets(plan),
         _arena(plan),
         _omissions(plan),
@@ -159,12 +162,28 @@ def _crossings(plan: TransferPlan) -> list[str]:
     if not plan.crossings:
         return ["Nothing crosses ranks."]
     sizes = {t.name: t.max_bytes for t in plan.tensors}
-    rows = [["Crossing", "operation", "tensors", "bytes"]]
-    for phase, operation in dict.fromkeys((c.phase, c.operation) for c in plan.crossings):
-        names = [c.tensor for c in plan.crossings if (c.phase, c.operation) == (phase, operation)]
+    is_merged = plan.source == "merged"
+    head = ["Crossing", "operation", "tensors", "bytes"]
+    rows = [[*head, "known from"] if is_merged else head]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for c in plan.crossings:
+        found.setdefault((c.phase, c.operation, _WITNESS[c.source]), []).append(c.tensor)
+    for (phase, operation, witness), names in found.items():
         when = "once, at set-up" if phase == "setup" else f"every step, {phase}"
-        rows.append([when, operation, str(len(names)), _sum(sizes[name] for name in names)])
+        row = [when, operation, str(len(names)), _sum(sizes[name] for name in names)]
+        rows.append([*row, witness] if is_merged else row)
     return _table(rows)
+
+
+def _never_recorded(plan: TransferPlan) -> list[str]:
+    chosen = [c for c in plan.crossings if c.phase != "setup" and c.source == "graph"]
+    if plan.source != "merged" or not chosen:
+        return []
+    return [
+        "In the graph, and in no step that was recorded",
+        *(f"  {c.tensor}: {c.operation}" for c in chosen[:_MAX_UNSIZED]),
+        *_rest(chosen, _MAX_UNSIZED),
+    ]
 
 
 def _sum(sizes: Iterable[int | None]) -> str:

@@ -44,10 +44,13 @@ def _plan_of(rank: int, mine: TransferPlan, group: dist.ProcessGroup) -> Transfe
 def buffers_to_send(plan: TransferPlan, model: torch.nn.Module) -> list[torch.Tensor]:
     """Return the buffers that rank 0 sends before each forward; PlanMismatch if one is unknown."""
     buffers = dict(model.named_buffers())
+    of_modules = {tensor.name for tensor in plan.tensors if tensor.role == "buffer"}
     sent = []
     for bucket in plan.buckets:
         if bucket.phase != "forward" or bucket.operation != "broadcast":
             continue
+        if not of_modules.issuperset(bucket.tensors):
+            continue  # of a merged plan: what the program sends by itself
         for name in bucket.tensors:
             if name not in buffers:
                 raise PlanMismatch(f"the plan has a buffer {name}, the model has none of that name")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from graph_analysis import TransferPlan
+from graph_analysis.measured import gradient_buckets
 from graph_analysis.plan import PlannedTensor
 from rdmatensor.context import Context
 from rdmatensor.distributed import load_extension
@@ -103,9 +104,7 @@ class GradientMemory:
             p.tensor: (p.offset, p.size_bytes) for arena in plan.arenas for p in arena.placements
         }
         spans: list[tuple[int, int]] = []
-        for planned in plan.buckets:
-            if planned.phase != "backward" or planned.operation != "all_reduce":
-                continue
+        for planned in gradient_buckets(plan):
             members = []
             for name in planned.tensors:
                 parameter = check_gradient(tensors[name], parameters)

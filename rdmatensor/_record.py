@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from graph_analysis import (
     RecordedOp,
     RecordedTensor,
     TransferPlan,
+    merge_plans,
     missing_from,
     plan_from_json,
     record_plan,
@@ -67,6 +69,7 @@ class Recorded(TypedDict, total=False):
     reason: str
     changes: int
     compared: str
+    known_from: dict[str, int]
     operations: int
     bytes: int
     steps: int
@@ -217,11 +220,15 @@ def _agreed(recordings: list[Recording]) -> TransferPlan:
         raise PlanMismatch(f"the ranks recorded different steps: {why}")
     plan = record_plan(recordings)
     planned = _process.graph_plan
-    if planned is not None and _is_about(planned, plan):
-        why = missing_from(plan, planned)
-        if why is not None:
-            raise PlanMismatch(f"the step is not the one that RDMATENSOR_PLAN plans: {why}")
-    return plan
+    if planned is None or not _is_about(planned, plan):
+        return plan
+    why = missing_from(plan, planned)
+    if why is None:
+        try:
+            return plan if planned.source == "recorded" else merge_plans(planned, plan)
+        except PlanError as error:
+            why = str(error)
+    raise PlanMismatch(f"the step is not the one that RDMATENSOR_PLAN plans: {why}")
 
 
 def _is_about(planned: TransferPlan, plan: TransferPlan) -> bool:
@@ -250,6 +257,9 @@ def describe(backend: BackendPart) -> Recorded:
     cycle, steps = report["cycle"], report["cycles"]
     is_same = followed.cycle == report["number"]
     found["compared"] = followed.compared if is_same else "no"
+    if is_same and followed.plan is not None and followed.plan.source == "merged":
+        crossings = [c for c in followed.plan.crossings if c.phase != "setup"]
+        found["known_from"] = dict(Counter[str](c.source for c in crossings))
     found["operations"] = sum(entry[0] != _MARK for entry in cycle)
     found["bytes"] = sum(entry[5] for entry in cycle)
     found["steps"], found["moved"] = steps, report["moved"]

@@ -254,7 +254,7 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
         "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
         "reason"; when locked "operations" and "bytes" of a step, "steps" since then, their average
         cost ("per_step", of counters(); other groups' too), how many tensors "moved" to another
-        address, and whether all ranks' plans were "compared".
+        address, whether all ranks' plans were "compared", and, of a plan's file, "known_from".
     Raises: ValueError if the group has no rdmatensor backend or this process is no member.
     """
     context, state = default_context(), default_context().describe()

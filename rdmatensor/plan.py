@@ -88,6 +88,8 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
         sent the same tensors, from the same addresses, three times in a row.
     Names: of the gradients and buffers of DistributedDataParallel's and apply()'s modules; others
         are called by their operation and its number. Ranks are those of the group.
+    The plan in RDMATENSOR_PLAN, if it is of this group and of a graph, is merged in: see
+        graph_analysis.merge_plans().
     Raises: PlanMismatch (what the ranks recorded, or the plan in RDMATENSOR_PLAN, differs; the
         message names the first tensor), ValueError (the group is another backend's).
     """

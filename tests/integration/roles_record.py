@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.distributed
 import rdmatensor.plan
-from graph_analysis import TransferPlan
+from graph_analysis import DataParallel, TransferPlan, analyze, plan_to_json
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -262,7 +262,7 @@ def unmarked(rank: int, world: int) -> dict[str, Any]:
 
 
 def by_file(rank: int, _world: int, model: str, path: str) -> dict[str, Any]:
-    """DDP with RDMATENSOR_PLAN=FILE; `model` is small or has another layer."""
+    """DDP with RDMATENSOR_PLAN=FILE, and a metric; `model` is small or has another layer."""
     os.environ["RDMATENSOR_PLAN"] = path
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     inner = small_model()
@@ -275,18 +275,25 @@ def by_file(rank: int, _world: int, model: str, path: str) -> dict[str, Any]:
     try:
         for _ in range(12):
             said += steps_of(module, rank, group, 1)
+            dist.all_reduce(torch.ones(3))
             dist.barrier()
+        merged = rdmatensor.plan.recorded()
+        assert merged is not None
     except (rdmatensor.plan.PlanMismatch, dist.DistBackendError) as error:
         return {"error": str(error)}
     finally:
         dist.destroy_process_group()
-    return {"error": "", "last": said[-1]}
+    in_steps = zip(crossing(merged), merged.crossings, strict=True)
+    return {
+        "error": "",
+        "last": said[-1],
+        "known_from": [(*entry, c.source) for entry, c in in_steps if c.phase != "setup"],
+        "merged": plan_to_json(merged),
+    }
 
 
 def written(folder: Path) -> dict[str, str]:
     """Return plan files: a right one for two ranks, and one that is none."""
-    from graph_analysis import DataParallel, analyze, plan_to_json
-
     plan = analyze(small_model(), (torch.randn(8, 16),), strategy=DataParallel(2))
     (folder / "right.json").write_text(plan_to_json(plan), encoding="utf-8")
     (folder / "bad.json").write_text("{}", encoding="utf-8")

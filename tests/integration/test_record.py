@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,25 +124,32 @@ def test_steps_without_an_optimizer_are_known_by_their_tensors(tmp_path: Path) -
         assert sorted(size for _, _, size in rank["crossing"]) == [12] + [16] * 5
 
 
+def by_file(model: str, plan: str, out: Path) -> list[dict[str, Any]]:
+    return jobs.results(jobs.run("roles_record:by_file", 2, out, model=model, path=plan))
+
+
 def test_a_plan_from_a_file(tmp_path: Path) -> None:
-    """The graph's plan is merged in: what it has must be what was recorded."""
+    """The graph's plan is merged in: what it has must be what was recorded; and so read back."""
     files = roles_record.written(tmp_path)
     for name in ("bad", "absent"):
         with pytest.raises(rdmatensor.InvalidArgument, match=r"RDMATENSOR_PLAN=.* no plan: "):
             _record.is_wanted(files[name])
-    found = {
-        model: jobs.results(
-            jobs.run("roles_record:by_file", 2, tmp_path / model, model=model, path=files["right"])
-        )
-        for model in ("small", "other")
-    }
-    for rank in found["small"]:
+    found = by_file("small", files["right"], tmp_path / "small")
+    for rank in found:
         assert rank["error"] == ""
         assert (rank["last"]["state"], rank["last"]["compared"]) == ("locked", "yes")
-    for rank in found["other"]:
+        # Gradients and buffers, and the metric's sum, of which the graph knows nothing.
+        assert rank["last"]["known_from"] == {"both": 11, "recorded": 1}
+        assert Counter(entry[3] for entry in rank["known_from"]) == rank["last"]["known_from"]
+        (metric,) = (entry for entry in rank["known_from"] if entry[3] == "recorded")
+        assert (metric[0], metric[2]) == ("all_reduce", 12)
+        assert rank["merged"] == found[0]["merged"]
+    merged = tmp_path / "merged.json"
+    merged.write_text(found[0]["merged"], encoding="utf-8")
+    for rank in by_file("other", str(merged), tmp_path / "other"):
         assert (
             "tensor 4.bias.grad: the plan has all_reduce of 16 bytes, recorded were 20"
-            in (rank["error"])
+            in rank["error"]
         )
 
 
