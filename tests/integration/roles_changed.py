@@ -6,6 +6,7 @@ import copy
 import gc
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import roles_pipeline
@@ -22,6 +23,7 @@ import rdmatensor.plan
 TIMEOUT = timedelta(seconds=30)
 REPEATED = 4  # steps until everything stands
 LENGTHS = (12, 12, 12, 5, 5, 9, 12, 3)
+ROWS_OF_STEPS = (64, 16, 96, 16, 64, 96)  # of a micro-batch
 
 
 def lengths(rank: int, world: int) -> dict[str, Any]:
@@ -117,6 +119,88 @@ def pipeline_again(rank: int, world: int, *, name: str) -> dict[str, Any]:
     dist.barrier(group=gloo)
     dist.destroy_process_group()
     return found
+
+
+def pipeline_by_length(rank: int, world: int) -> dict[str, Any]:
+    """Lengths that vary from step to step, in each of the ways that torch has for it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    found: dict[str, Any] = {}
+    ways = {name: partial(_by_schedules, name) for name in ("GPipe", "1F1B")}
+    for name, way in {**ways, "eval": _by_eval, "by hand": _by_hand}.items():
+        before = rdmatensor.default_context().counters()
+        ours = way(rank, world, None)
+        after = rdmatensor.default_context().counters()
+        found[name] = {
+            "is_same": roles_pipeline.is_same(ours, way(rank, world, gloo)),
+            "gradients": sum(len(step["gradients"]) for step in ours),
+            "control_messages": after.control_messages - before.control_messages,
+        }
+        dist.barrier(group=gloo)
+    dist.destroy_process_group()
+    return found
+
+
+def _by_schedules(name: str, rank: int, world: int, group: Any) -> list[dict[str, Any]]:
+    """One schedule for each length, all over one module."""
+    module = roles_pipeline.stage_net(rank)
+    schedules = {
+        rows: roles_pipeline.schedule_of(name, rank, world, group, module)[0]
+        for rows in sorted(set(ROWS_OF_STEPS))
+    }
+    done = []
+    for step, rows in enumerate(ROWS_OF_STEPS):
+        schedule, steps = schedules[rows], range(step, step + 1)
+        done += roles_pipeline.train(schedule, module, rank, world, steps, rows)
+    return done
+
+
+def _by_eval(rank: int, world: int, group: Any) -> list[dict[str, Any]]:
+    """One schedule: after eval(), torch asks for the shapes anew."""
+    schedule, module = roles_pipeline.schedule_of("1F1B", rank, world, group)
+    done = []
+    for step, rows in enumerate(ROWS_OF_STEPS):
+        x = torch.randn(roles_pipeline.MICRO_BATCHES * rows, roles_pipeline.WIDTH)
+        schedule.eval(*([x] if rank == 0 else []), target=x)
+        done += roles_pipeline.train(schedule, module, rank, world, range(step, step + 1), rows)
+    return done
+
+
+def _by_hand(rank: int, _world: int, group: Any) -> list[dict[str, Any]]:
+    """Two stages and no schedule; who receives knows the length, as from what loads the data."""
+    module = roles_pipeline.stage_net(rank)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    done = []
+    for step, rows in enumerate(ROWS_OF_STEPS):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(rows, roles_pipeline.WIDTH, generator=generator)
+        between = torch.empty(rows, roles_pipeline.WIDTH)  # activations, or their gradients
+        if rank == 0:
+            out = module(x)
+            _exchange(
+                dist.P2POp(dist.isend, out.detach(), 1, group),
+                dist.P2POp(dist.irecv, between, 1, group),
+            )
+            out.backward(between)
+            losses = []
+        else:
+            _exchange(dist.P2POp(dist.irecv, between, 0, group))
+            loss = nn.functional.mse_loss(module(between.requires_grad_()), x.square())
+            loss.backward()
+            assert between.grad is not None
+            _exchange(dist.P2POp(dist.isend, between.grad, 0, group))
+            losses = [loss.detach()]
+        gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+        done.append({"losses": losses, "gradients": gradients})
+        optimizer.step()
+        optimizer.zero_grad()
+    return done
+
+
+def _exchange(*operations: dist.P2POp) -> None:
+    for work in dist.batch_isend_irecv(list(operations)):
+        work.wait()
 
 
 def pipeline_changed(rank: int, world: int, *, name: str, rows: int) -> dict[str, str]:

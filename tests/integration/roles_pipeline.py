@@ -32,9 +32,11 @@ def stage_net(number: int) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
 
-def schedule_of(name: str, rank: int, world: int, group: Any) -> tuple[Any, nn.Module]:
-    """Make this rank's stage."""
-    module = stage_net(rank)
+def schedule_of(
+    name: str, rank: int, world: int, group: Any, module: nn.Module | None = None
+) -> tuple[Any, nn.Module]:
+    """Make this rank's stage, of a module that is there already if one is given."""
+    module = stage_net(rank) if module is None else module
     stage = pipelining.PipelineStage(module, rank, world, CPU, group=group)
     kind = getattr(pipelining, f"Schedule{name}")
     return kind(stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss), module

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.timeout(150)
 
 START_S = 100.0
 ROW_BYTES = 512 * 4  # as in roles_pipeline.py, which imports torch
+STEPS_OF_LENGTHS = 6  # of roles_changed.py
 
 
 def test_a_planned_model_takes_batches_of_any_length(tmp_path: Path) -> None:
@@ -59,6 +60,30 @@ def test_pipelines_of_other_lengths_one_after_the_other(
     ):
         assert rank["is_same"]
         assert rank["gradients"] > 0
+
+
+def test_pipelines_of_another_length_in_each_step(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    """A schedule for each length, one that is told by eval(), and messages without a schedule."""
+    for rank in jobs.results(
+        jobs.run(
+            "roles_changed:pipeline_by_length",
+            2,
+            tmp_path,
+            timeout_s=START_S,
+            environment=path_forced,
+            is_imported_first=True,
+        )
+    ):
+        assert set(rank) == {"GPipe", "1F1B", "eval", "by hand"}
+        for seen in rank.values():
+            assert seen["is_same"]
+            assert seen["gradients"] > 0
+        # An offer, and a request or a place that is told: of both ends two for a tensor at most.
+        for name, micro_batches in {"GPipe": 4, "1F1B": 4, "by hand": 1}.items():
+            ends = 2 * micro_batches * STEPS_OF_LENGTHS
+            assert rank[name]["control_messages"] <= ends
 
 
 @pytest.mark.parametrize("rows", [32, 96])
