@@ -1,7 +1,8 @@
 """The table of docs/graph_analysis.md: python tests/graph/zoo_table.py [MODEL ...].
 
 Counts and bytes are the same on every machine; seconds are CPU time of analyze() on this one,
-most of them torch's. The bytes of a class count each tensor with its size, or its maximum.
+most of them torch's: half a minute for one model is too long, and the exit status says so. The
+bytes of a class count each tensor with its size, or its maximum.
 """
 
 import sys
@@ -19,6 +20,7 @@ from graph_analysis import DataParallel, TransferPlan, analyze
 _TOKENS = {"tokens": {0: Dim("batch", min=2, max=64), 1: Dim("seq", min=4, max=128)}}
 _DYNAMIC: dict[str, object] = dict.fromkeys(("gpt", "moe", "huggingface"), _TOKENS)
 _MIB = 1 << 20
+_MOST_S = 30.0  # what somebody waits who plans a step
 _HEAD = (
     "model", "operations", "static", "MiB", "bounded", "MiB at most", "dynamic",
     "crossing", "MiB a step", "buckets", "seconds",
@@ -57,13 +59,20 @@ def _class(plan: TransferPlan, kind: str) -> tuple[str, str]:
     return str(len(chosen)), f"{sum(chosen) / _MIB:.2f}" if chosen else "-"
 
 
-def main() -> None:
-    """Print the table in Markdown, a row as soon as it is known."""
+def main() -> int:
+    """Print the table in Markdown, a row as soon as it is known; 1 if a model took too long."""
     print("| " + " | ".join(_HEAD) + " |")
     print("|---" + "|--:" * (len(_HEAD) - 1) + "|", flush=True)
+    too_long = []
     for name in sys.argv[1:] or zoo.FACTORIES:
-        print("| " + " | ".join(_row(name)) + " |", flush=True)
+        row = _row(name)
+        print("| " + " | ".join(row) + " |", flush=True)
+        if float(row[-1]) > _MOST_S:
+            too_long.append(name)
+    for name in too_long:
+        print(f"{name}: over {_MOST_S:g} s", file=sys.stderr)
+    return int(bool(too_long))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
