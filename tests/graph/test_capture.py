@@ -27,6 +27,7 @@ from graph_analysis.plan_check import check_plan  # noqa: E402
 
 pytestmark = pytest.mark.timeout(600)
 
+_PHASES = ("setup", "forward", "backward")
 FACTORIES = {"mlp": mlp, "cnn": cnn, "lstm": lstm, "transformer": transformer}
 
 
@@ -225,6 +226,15 @@ def test_what_torch_refuses_still_gets_a_plan_of_the_certain(
     assert _order(plan) == names[::-1]
     assert [t.name for t in _by_role(plan, "buffer")] == [n for n, _ in model.named_buffers()]
     assert _by_role(plan, "activation") == []
+    # All of the model crosses as it does with a graph: at set-up, and in each step.
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    sent = {phase: [c.tensor for c in plan.crossings if c.phase == phase] for phase in _PHASES}
+    assert sorted(sent["setup"]) == sorted(held)
+    assert sent["forward"] == [name for name, _ in model.named_buffers()]
+    assert sorted(sent["backward"]) == sorted(f"{name}.grad" for name in names)
+    sizes = {t.name: t.size_bytes for t in plan.tensors}
+    assert {name: sizes[name] for name in held} == {name: held[name].nbytes for name in held}
+    assert {name: sizes[f"{name}.grad"] for name in names} == {n: held[n].nbytes for n in names}
     again = analyze(model, inputs, strategy=DataParallel(2), dynamic_shapes=shapes)
     assert plan_to_json(again) == plan_to_json(plan)
 
