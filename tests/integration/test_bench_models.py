@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +18,7 @@ from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import Record, number
 from bench.suite import peers
 from bench.suite.models import CONTESTANTS, worker_turns
+from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +41,21 @@ def _train(
     )
     assert about["parameter_bytes"] == SIZES[divisor]
     return tuple(found)
+
+
+def test_the_paper_s_models_have_its_sizes() -> None:
+    """MiB of parameters in float32, as paper_models.py recalls them; nothing is allocated."""
+    with torch.device("meta"):
+        made = {name: spec.make(1) for name, spec in MODELS.items()}
+    sizes = {name: sum(p.nbytes for p in model.parameters()) for name, model in made.items()}
+    assert {name: round(size / 2**20) for name, size in sizes.items()} == {
+        "alexnet": 176,
+        "inception_v3": 93,
+        "vgg16": 512,
+        "lstm": 36,
+        "gru": 28,
+        "fcn5": 204,
+    }
 
 
 @pytest.mark.timeout(150)
