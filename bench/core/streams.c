@@ -14,23 +14,19 @@
  * nobody answers, since nobody answers ours there. Processor time is getrusage()'s, of the process
  * with all its threads, until its own part is done. Who spins uses its core while it waits.
  */
-#include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "bench.h"
+#include "flow.h"
 #include "pair.h"
 #include "raw_tcp.h"
 
 #define MAX_BYTES ((size_t)1 << 30)
 #define MAX_DEPTH 256
-#define ANSWER_BYTES 8
 #define BUFFER_BYTES (512 << 10) /* what wins the heats of tcp_throughput from 64 KiB on */
-#define POLL_MS 20000
 
 enum { OURS, FLOOR, CONTESTANTS };
 enum { BOARD_COUNT, BOARD_START, BOARD_END, BOARD_CPU_NS }; /* words of board->ping[side] */
@@ -45,14 +41,6 @@ struct settings {
     size_t rounds;
     char *floor; /* shm: what each side sends, shared by both */
     const struct raw_tcp_config *raw;
-};
-
-/* One direction of the floor over TCP, as one side sees it. */
-struct flow {
-    int fd;
-    bool is_sender;
-    uint64_t in_bytes;
-    uint64_t out_bytes;
 };
 
 struct ends {
@@ -144,114 +132,31 @@ move_memcpy(struct ends *e, uint64_t count)
 
 /* ---- The floor over TCP ------------------------------------------------------------------ */
 
-/* Bytes that the flow may put on the wire now, and those that it still waits for. */
-static uint64_t
-out_limit(const struct flow *flow, const struct settings *settings, uint64_t count)
-{
-    const uint64_t len_bytes = settings->len_bytes;
-    const uint64_t answered = flow->in_bytes / ANSWER_BYTES;
-
-    if (!flow->is_sender)
-        return flow->in_bytes / len_bytes * ANSWER_BYTES;
-    return len_bytes * (count < answered + settings->depth ? count : answered + settings->depth);
-}
-
-static uint64_t
-in_total(const struct flow *flow, const struct settings *settings, uint64_t count)
-{
-    return count * (flow->is_sender ? ANSWER_BYTES : settings->len_bytes);
-}
-
-static uint64_t
-moved(ssize_t n, const char *call)
-{
-    if (n == 0)
-        errno = ECONNRESET;
-    if (n == 0 || (n < 0 && errno != EAGAIN))
-        bench_die(call);
-    return n < 0 ? 0 : (uint64_t)n;
-}
-
-/* What goes without waiting; messages of all count lie in one place. */
-static uint64_t
-pump(struct flow *flow, const struct ends *e, uint64_t count, char *dst)
-{
-    static char answers[4096];
-    const struct settings *settings = e->settings;
-    const uint64_t len_bytes = settings->len_bytes;
-    const uint64_t in_left = in_total(flow, settings, count) - flow->in_bytes;
-    const uint64_t place = flow->is_sender ? 0 : flow->in_bytes % len_bytes;
-    const uint64_t room = flow->is_sender ? sizeof(answers) : len_bytes - place;
-    uint64_t in = 0;
-    uint64_t out = 0;
-
-    if (in_left > 0)
-        in = moved(recv(flow->fd, flow->is_sender ? answers : dst + place,
-                        (size_t)(in_left < room ? in_left : room), MSG_DONTWAIT),
-                   "recv");
-    flow->in_bytes += in;
-    const uint64_t out_left = out_limit(flow, settings, count) - flow->out_bytes;
-    const uint64_t from = flow->is_sender ? flow->out_bytes % len_bytes : 0;
-    const uint64_t more = flow->is_sender ? len_bytes - from : sizeof(answers);
-    if (out_left > 0)
-        out = moved(send(flow->fd, flow->is_sender ? e->src + from : answers,
-                         (size_t)(out_left < more ? out_left : more), MSG_DONTWAIT | MSG_NOSIGNAL),
-                    "send");
-    flow->out_bytes += out;
-    return in + out;
-}
-
-static bool
-is_over(const struct flow *flow, const struct settings *settings, uint64_t count)
-{
-    const uint64_t answers = flow->is_sender ? settings->len_bytes : ANSWER_BYTES;
-
-    return flow->in_bytes == in_total(flow, settings, count) && flow->out_bytes == count * answers;
-}
-
-static void
-sleep_for(const struct flow *flows, size_t n, const struct settings *settings, uint64_t count)
-{
-    struct pollfd polled[2];
-
-    for (size_t i = 0; i < n; i++) {
-        const bool has_more = out_limit(&flows[i], settings, count) > flows[i].out_bytes;
-
-        polled[i] = (struct pollfd){.fd = is_over(&flows[i], settings, count) ? -1 : flows[i].fd,
-                                    .events = (short)(has_more ? POLLIN | POLLOUT : POLLIN)};
-    }
-    if (poll(polled, n, POLL_MS) == 0)
-        bench_fail("nothing moves over the sockets");
-}
-
 static void
 move_sockets(struct ends *e, uint64_t count, char *dst)
 {
     const struct settings *settings = e->settings;
-    struct flow flows[2];
+    const struct flow_place source = {.addr = e->src, .len_bytes = settings->len_bytes};
+    const struct flow_place target = {.addr = dst, .len_bytes = settings->len_bytes};
+    struct flow flows[FLOWS_MAX];
     size_t n = 0;
 
     for (int from = 0; from < 2; from++) {
         const bool is_sender = e->pair->side == from;
 
-        if (is_sender ? e->sends : e->receives)
-            flows[n++] = (struct flow){.fd = e->raw[from].fds[0], .is_sender = is_sender};
+        if (!(is_sender ? e->sends : e->receives))
+            continue;
+        flows[n++] = (struct flow){
+            .fd = e->raw[from].fds[0],
+            .is_asking = is_sender,
+            .depth = settings->depth,
+            .in_message_bytes = is_sender ? FLOW_WORD_BYTES : settings->len_bytes,
+            .out_message_bytes = is_sender ? settings->len_bytes : FLOW_WORD_BYTES,
+            .in = is_sender ? flow_words() : target,
+            .out = is_sender ? source : flow_words(),
+        };
     }
-    for (uint64_t idle = 0;;) {
-        uint64_t some = 0;
-        bool is_done = true;
-
-        for (size_t i = 0; i < n; i++) {
-            some += pump(&flows[i], e, count, dst);
-            is_done = is_done && is_over(&flows[i], settings, count);
-        }
-        if (is_done)
-            return;
-        idle = some > 0 ? 0 : idle + 1;
-        /* who spins looks at the clock, through poll(), once in a while */
-        if (idle > 0 && (settings->sleeps || idle % (1 << 20) == 0))
-            sleep_for(flows, n, settings, count);
-    }
+    flow_run(flows, n, count, settings->sleeps);
 }
 
 static void
@@ -269,17 +174,6 @@ static void (*const moves[CONTESTANTS])(struct ends *e, uint64_t count, char *ds
                                                                                       move_floor};
 static const char *const names[CONTESTANTS] = {"ours", "floor"};
 
-/* Both sides are here; spins, so that both go on at once. */
-static void
-meet(struct ends *e, size_t word)
-{
-    _Atomic uint64_t (*ping)[32] = e->pair->board->ping;
-
-    /* release: pairs with the acquire in bench_await() opposite */
-    atomic_store_explicit(&ping[e->pair->side][word], e->samples, memory_order_release);
-    bench_await(&ping[1 - e->pair->side][word], e->samples, "the other side");
-}
-
 /* Returns ns of all messages of one direction; cpu[side] grows by what each side spent. */
 static uint64_t
 sample(struct ends *e, size_t contestant, uint64_t count, char *dst, uint64_t cpu[2])
@@ -288,14 +182,14 @@ sample(struct ends *e, size_t contestant, uint64_t count, char *dst, uint64_t cp
     const int side = e->pair->side;
 
     e->samples++;
-    meet(e, BOARD_START);
+    pair_meet(e->pair, BOARD_START, e->samples);
     const uint64_t start_ns = bench_now_ns();
     const uint64_t start_cpu_ns = bench_spent_now().cpu_ns;
     moves[contestant](e, count, dst);
     const uint64_t spent_ns = bench_spent_now().cpu_ns - start_cpu_ns;
-    /* relaxed: meet() publishes it */
+    /* relaxed: pair_meet() publishes it */
     atomic_store_explicit(&ping[side][BOARD_CPU_NS], spent_ns, memory_order_relaxed);
-    meet(e, BOARD_END);
+    pair_meet(e->pair, BOARD_END, e->samples);
     const uint64_t took_ns = bench_now_ns() - start_ns;
     for (int k = 0; k < 2; k++) /* before the other side can come to its next sample's end */
         cpu[k] += atomic_load_explicit(&ping[k][BOARD_CPU_NS], memory_order_relaxed);

@@ -93,6 +93,16 @@ pair_barrier(struct pair *p)
     }
 }
 
+void
+pair_meet(struct pair *p, size_t word, uint64_t value)
+{
+    _Atomic uint64_t (*ping)[32] = p->board->ping;
+
+    /* release: pairs with the acquire in bench_await() opposite */
+    atomic_store_explicit(&ping[p->side][word], value, memory_order_release);
+    bench_await(&ping[1 - p->side][word], value, "the other side");
+}
+
 static void
 connect_sides(struct pair *p, const struct pair_opts *opts)
 {

@@ -60,6 +60,9 @@ void pair_run(const struct pair_opts *opts, pair_side_fn first, pair_side_fn sec
 void pair_check(rdt_status status, const struct rdt_error *err, const char *call);
 /* Wait until the other side is here too. */
 void pair_barrier(struct pair *p);
+/* The same, spinning, so that both go on at once: at word `word` of board->ping[side], which has to
+ * be another value each time. */
+void pair_meet(struct pair *p, size_t word, uint64_t value);
 /* Allocate in this side's arena and tell the other where; a barrier on both sides. */
 rdt_region *pair_offer(struct pair *p, uint64_t len_bytes);
 struct rdt_remote_region pair_take_offer(struct pair *p);
