@@ -1,12 +1,12 @@
-"""Generated tables of point to point: single messages, messages in a row, and what gains what."""
+"""Generated tables of point to point: single messages, many in a row, reads, what gains what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bench.benchlib.record import Record, Result, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import doc_reasons, samples, streams, tensors
+from bench.suite import doc_reasons, reads, samples, streams, tensors
 from bench.suite.doc_words import ROOM, Loss, Notes, head, marked, spread, table, with_notes
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
@@ -17,7 +17,10 @@ _WHY = "where it is slower"
 
 
 def block(result: Result) -> str:
-    """Return the tables of single messages and of messages in a row, and where they come from."""
+    """Return the tables of single messages, messages in a row and reads, and where they come from.
+
+    Those of reads only where the result has some.
+    """
     return _singles_and_rows(result)[0]
 
 
@@ -38,8 +41,10 @@ def _singles_and_rows(result: Result) -> tuple[str, Notes]:
     floor, *others = _RIVALS.values()
     heads = ("half a round trip, C", "ours", floor, _BEST, *others, _WHY)
     singles = table(heads, [_row(one, halves, records, notes) for one in ours])
-    in_a_row = _in_a_row(records, notes)
-    return with_notes("\n\n".join([head(result, ours), singles, in_a_row]), notes), notes
+    parts = [head(result, ours), singles, _in_a_row(records, notes)]
+    if any(map(reads.is_read, records)):
+        parts.append(_of_reads(records, notes))
+    return with_notes("\n\n".join(parts), notes), notes
 
 
 def gains(result: Result) -> str:
@@ -88,8 +93,26 @@ _GAINS = {
 
 
 def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
-    """Return the table of messages in a row: time of each, and the floor's and rivals' over it."""
     rows = [one for one in records if streams.is_stream(one)]
+    return _by_way("each of many, C", "messages in a row", rows, doc_reasons.in_a_row, notes)
+
+
+def _of_reads(records: Sequence[Record], notes: Notes) -> str:
+    rows = [one for one in records if reads.is_read(one)]
+    return _by_way("one-sided reads, C", "reads", rows, doc_reasons.of_read, notes)
+
+
+def _by_way(
+    what: str,
+    topic: str,
+    rows: Sequence[Record],
+    reason: Callable[[Record, Record], str],
+    notes: Notes,
+) -> str:
+    """Return a table with a column for each way: its time, and the floor's and rivals' over it.
+
+    reason: of ours and of a rival that is faster.
+    """
     ways = list(dict.fromkeys(text(one, "timed") for one in rows))
     lines = []
     keys = ("transport", "size", "wait")
@@ -110,14 +133,13 @@ def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
                 name = "" if peer == "floor" else f"{_RIVALS[peer]} "
                 words.append(f"{name}{marked(ratio)}")
                 if ratio < ROOM:
-                    why = doc_reasons.in_a_row(ours, peer, ratio)
-                    loss = _loss("messages in a row", ours, rival, way, ratio, why)
-                    reasons.append(notes.lost(loss))
+                    why = reason(ours, rival)
+                    reasons.append(notes.lost(_loss(topic, ours, rival, way, ratio, why)))
             cells.append(", ".join(words))
         lines.append(
             (f"{path} {size_text(float(str(size)))}, {wait}", *cells, notes.marks(reasons))
         )
-    return table(("each of many, C", *ways, _WHY), lines)
+    return table((what, *ways, _WHY), lines)
 
 
 def _is_beside(record: Record, path: object, size: object, wait: object) -> bool:

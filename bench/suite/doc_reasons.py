@@ -18,6 +18,8 @@ BY_CHANCE = "each median lies in the other's band, and the best of eight is chos
 ACKNOWLEDGES = (
     "ours has a header, a notification, and an acknowledgement once the bytes are in place"
 )
+CHECKS = "ours makes a transfer of each read, and checks that the region still lives"
+ASKS = "ours has a header each way, and who answers looks at more than this socket"
 RELEASES = (
     "a slot is released to its sender after each tensor; the ring gives one credit for half of it"
 )
@@ -86,8 +88,9 @@ def of_set_up(rival: Record) -> str:
     return PROOFS
 
 
-def in_a_row(ours: Record, peer: str, ratio: float) -> str:
-    """Return why messages in a row are slower than a peer's; ratio: its time over ours."""
+def in_a_row(ours: Record, rival: Record) -> str:
+    """Return why messages in a row are slower than a rival's."""
+    peer, ratio = text(rival, "peer"), number(rival, "median_ns") / number(ours, "median_ns")
     reason = of_message(ours, peer)  # raises where nothing may be faster
     if ours["transport"] == "shm":
         # A notification takes the same one way and both: it does not explain what they are apart.
@@ -96,6 +99,20 @@ def in_a_row(ours: Record, peer: str, ratio: float) -> str:
         return f"shm, both ways: {UNKNOWN}" if is_odd else reason
     whose = "" if peer == "floor" else f"{peer}, "
     return f"{whose}{ours['wait']}, {ours['timed']}: {UNKNOWN}" if ratio < _ODD else reason
+
+
+def of_read(ours: Record, rival: Record) -> str:
+    """Return why reads are slower than a rival's."""
+    path, peer = text(ours, "transport"), text(rival, "peer")
+    if peer not in ("floor", "ucx"):
+        raise ValueError(f"{peer} is faster in reads over {path}, and why?")
+    if peer == "floor" and number(ours, "size") < _COPY_FROM_BYTES:
+        is_odd = number(rival, "median_ns") / number(ours, "median_ns") < _ODD and path == "tcp"
+        if not is_odd:
+            return CHECKS if path == "shm" else ASKS
+    if _are_alike(ours, rival):
+        return IN_BANDS
+    return f"{path}, {ours['timed']}, {rival['contestant']}: {UNKNOWN}"
 
 
 def of_gain(path: str, size: int, what: str) -> str:

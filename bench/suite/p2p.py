@@ -5,7 +5,7 @@ shared memory beside a memcpy and a flag; there nobody reads what arrives but gR
 has to copy it. What a reader costs a writer is in a second figure of larger writes over shared
 memory: the time until the other process knows, which has read the last ones, beside the best of
 several copies (`shm_write`). What a tensor gains by what is in tensors.py,
-messages in a row in streams.py. From Python, and apart
+messages in a row in streams.py, one-sided reads in reads.py. From Python, and apart
 from the others: 8 B by half a round trip, and 64 MiB until the answer to it is here. All but
 ucx_perftest compare what arrives in a pass of their own, before anything is timed.
 """
@@ -24,7 +24,7 @@ from bench.benchlib import children, machine, mooncake, nixl, programs
 from bench.benchlib.pairs import run_pair
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text
-from bench.suite import rounds, samples, streams, streams_rivals, tensors
+from bench.suite import reads, rounds, samples, streams, streams_rivals, tensors
 from bench.suite.peers import COPIES, GRPC_PROGRAM, OURS, Peer
 from bench.suite.settings import KIB, MIB, Settings
 
@@ -60,7 +60,9 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
                 *_c_turns(settings, transport, present),
                 *tensors.turns(settings, transport, has_copies=COPIES in present),
                 *streams.turns(settings, transport, sizes, cold, has_floor="floor" in present),
+                *reads.turns(settings, transport, has_floor="floor" in present),
                 *_ucx_turns(settings, transport, present, sizes),
+                *_ucx_reads(settings, transport, present),
                 *_python_turns(settings, transport, present),
             ]
         ]
@@ -237,6 +239,13 @@ def _ucx_turns(
             words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(warm_up_of(trips))]
             turn = functools.partial(_ucx, words, fields, _UCX_PATHS[transport])
             yield f"{name}, {transport} {size_text(size)}", turn
+
+
+def _ucx_reads(
+    settings: Settings, transport: str, present: set[str]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    if "ucx" in present:
+        yield from reads.ucx_turns(settings, transport, _UCX_PATHS[transport])
 
 
 def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:

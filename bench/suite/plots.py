@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.benchlib.record import Record, number, text
-from bench.suite import plots_scale, plots_setup, samples, streams, tables, tensors
+from bench.suite import plots_scale, plots_setup, reads, samples, streams, tables, tensors
 from bench.suite.peers import OURS
 from bench.suite.plots_base import (
     NARROW_IN,
@@ -40,6 +40,7 @@ _STYLES = {  # colours that the colour-blind tell apart
     "gRPC C++ stream": ("#E69F00", "D"),
     "UCX put": ("#009E73", "^"),
     "UCX tag": ("#8C6BB1", "v"),
+    reads.UCX: ("#009E73", "^"),
     "gloo": ("#CC79A7", "s"),
 }
 _OTHERS = ("#8C564B", "P")
@@ -147,7 +148,7 @@ def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
         size_axis(right, sizes)
         value_axis(right)
         right.set_ylabel("GB/s (10^9 bytes a second)")
-        tidy(right, f"{transport}: rate, one transfer at a time")
+        tidy(right, f"{transport}: rate" + (", one at a time" if _is_alone(of_path) else ""))
         name = f"p2p_{transport}_{timed.replace(' ', '_')}.png"
         save(figure, folder / name)
         pictures.append(
@@ -156,6 +157,10 @@ def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
         pictures += _ratios(of_path, sizes, path, folder)
     pictures += _in_a_row([one for one in records if streams.is_stream(one)], folder)
     return [*pictures, *_cold([one for one in records if streams.is_cold(one)], folder)]
+
+
+def _is_alone(records: Sequence[Record]) -> bool:
+    return all(number(record, "depth") == 1 for record in records)
 
 
 def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:

@@ -21,6 +21,9 @@ from bench.suite.settings import MIB, Settings
 GRPC_MOST_BYTES = 256 * MIB  # its copies of a larger one would need many times as much memory
 _GRPC_KINDS = {"row": "gRPC C++ unary", "row-each": "gRPC C++ stream"}
 _UCX_TESTS = {"UCX put": "ucp_put_bw", "UCX tag": "tag_bw"}
+# Columns of its row, of a test that measures rates: iterations, then a message's typical, average
+# and overall time, then rates.
+TYPICAL, OVERALL = 1, 3
 _PATIENCE_S = 120.0
 
 
@@ -115,26 +118,31 @@ def ucx_turns(
                 )
                 count, times = streams.counts_of(size, depth, is_quick=settings.is_quick)
                 words = ["-t", test, "-s", str(size), "-O", str(depth)]
-                turn = functools.partial(_ucx, words, fields, path, count * times)
+                turn = functools.partial(ucx_turn, words, fields, path, count * times)
                 yield f"{name}, {streams.timed_of(depth, 'one way')}, {size_text(size)}", turn
 
 
-def _ucx(words: list[str], fields: Record, path: str, count: int) -> list[Record]:
+def ucx_turn(
+    words: list[str], fields: Record, path: str, count: int, column: int = OVERALL
+) -> list[Record]:
+    """Return the record of a turn of so many messages; column: of its row, what a message takes."""
+
     def run(messages: int, warm: int) -> programs.Spent:
         many = [*words, "-n", str(messages), "-w", str(warm)]
         return programs.run_ucx_spent(many, path, programs.free_port(), _PATIENCE_S)
 
     warm = max(int(number(fields, "depth")), count // 10)
     one, all_of_them = run(1, 0), run(count, warm)
-    return [ucx_record(fields, one, all_of_them, count + warm)]
+    return [ucx_record(fields, one, all_of_them, count + warm, column)]
 
 
-def ucx_record(fields: Record, one: programs.Spent, many: programs.Spent, count: int) -> Record:
+def ucx_record(
+    fields: Record, one: programs.Spent, many: programs.Spent, count: int, column: int = OVERALL
+) -> Record:
     """Return the record of a turn; one: what a run of one message spent; count: of the other."""
     gb = number(fields, "size") * count / 1e9
     spent = [several - single for several, single in zip(many.cpu_s, one.cpu_s, strict=True)]
     is_told = all(own > single for own, single in zip(spent, one.cpu_s, strict=True))
     costs = zip(samples.COSTS, (own / gb for own in spent), strict=True) if is_told else ()
-    # of a bandwidth test: iterations, typical, average and overall time of a message, then rates
-    overall_us = programs.ucx_figures(many.output)[3]
-    return samples.turn({**fields, **dict(costs)}, [overall_us * 1000])
+    took_us = programs.ucx_figures(many.output)[column]
+    return samples.turn({**fields, **dict(costs)}, [took_us * 1000])

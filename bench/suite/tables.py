@@ -10,6 +10,7 @@ from bench.suite import (
     collective_tables,
     convergence,
     copies,
+    reads,
     samples,
     scale_tables,
     streams,
@@ -93,17 +94,22 @@ def _over(record: Record, ours: Record | None) -> float | None:
     return None if ours is None else number(record, "median_ns") / number(ours, "median_ns")
 
 
+_APART = (streams.is_stream, streams.is_cold, reads.is_read)  # have tables of their own
+
+
 def p2p(records: Sequence[Record]) -> str:
-    """Time of one transfer and its rate, what gains what, messages in a row, and a cold start."""
+    """Time of one transfer and its rate, what gains, messages in a row, reads, and a cold start."""
     rows = [one for one in records if streams.is_stream(one)]
     cold = [one for one in records if streams.is_cold(one)]
-    single = [one for one in records if not (streams.is_stream(one) or streams.is_cold(one))]
+    read = [one for one in records if reads.is_read(one)]
+    single = [one for one in records if not any(of(one) for of in _APART)]
     gains = tensors.gains(single)
     heads = ("what gains", "slot", *(name for name, _, _ in tensors.GAINS))
     parts = [
         _transfers(single) if single else "",
         f"{layout(heads, gains)}\n{tensors.GAINS_NOTE}" if gains else "",
         _in_a_row(rows) if rows else "",
+        _reads(read) if read else "",
         _cold(cold) if cold else "",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -124,6 +130,27 @@ def _in_a_row(records: Sequence[Record]) -> str:
                 f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
                 *(_cost(record, name) for name in samples.COSTS),
                 _figure(factors_of(record, ours)[1]),
+                _factor(record, ours),
+            )
+            for record in _grouped(records)
+        ],
+    )
+
+
+def _reads(records: Sequence[Record]) -> str:
+    ours = ours_of(records)
+    cpu = ("reader's CPU s/GB", "owner's")
+    heads = ("one-sided reads", "who", "p50", "p99", "p999", "GB/s", *cpu, "times ours")
+    return layout(
+        heads,
+        [
+            (
+                f"{text(record, 'transport')} {size_text(number(record, 'size'))}",
+                f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
+                time_text(number(record, "median_ns")),
+                *(samples.tail_text(record, name) for name in ("p99", "p999")),
+                f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
+                *(_cost(record, name) for name in samples.COSTS),
                 _factor(record, ours),
             )
             for record in _grouped(records)

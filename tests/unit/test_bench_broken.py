@@ -53,7 +53,7 @@ def test_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     server = _program(tmp_path / "server", "exit 1")
     monkeypatch.setattr(p2p, "_grpc_server", lambda serve=p2p._grpc_server: serve(server))
     monkeypatch.setattr(p2p, "_c_turns", c_turns)
-    for module in (p2p.tensors, p2p.streams):
+    for module in (p2p.tensors, p2p.streams, p2p.reads):
         monkeypatch.setattr(module, "turns", lambda *_, **__: [])
     monkeypatch.setattr(p2p, "_python_turns", lambda *_: [])
     present = [peer for peer in peers.PEERS if peer.name == "grpc-cpp"]

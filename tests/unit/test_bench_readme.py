@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench import readme
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, Result, Run, load, write
-from bench.suite import doc_messages, doc_words, samples, streams, tensors
+from bench.suite import doc_messages, doc_words, reads, samples, streams, tensors
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
 
@@ -86,10 +86,13 @@ def test_each_size_and_path_of_the_results_has_a_row() -> None:
     keys = ("transport", "size", "wait")
     singles = {tuple(map(one.get, keys)) for one in ours if one["timed"] == samples.HALF}
     streams_of = {tuple(map(one.get, keys)) for one in ours if streams.is_stream(one)}
-    _, first, second, notes = doc_messages.block(result).split("\n\n")
-    assert len(_cells(first)) == len(singles) > 0
-    assert len(_cells(second)) == len(streams_of) > 0
-    for row in _cells(first) + _cells(second):  # a loss has its reason, and nothing else has one
+    read = {tuple(map(one.get, keys)) for one in ours if reads.is_read(one)}
+    _, *tables, notes = doc_messages.block(result).split("\n\n")
+    of_tables = [_cells(table) for table in tables]
+    assert list(map(len, of_tables)) == [len(of) for of in (singles, streams_of, read) if of]
+    assert len(of_tables) >= 2
+    for row in (row for of in of_tables for row in of):
+        # a loss has its reason, and nothing else has one
         assert ("**" in " ".join(row)) == bool(row[-1]), row
         assert all(f"{letter}: " in notes for letter in row[-1].split(", ") if letter)
 

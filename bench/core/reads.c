@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * reads - one-sided reads of one size by the first process out of the second's memory: each alone,
+ * or in a row with several under way, and what each side's processor spends on them; beside their
+ * floor in the same run.
+ *
+ *   reads [--transport shm|tcp] [--wait spin|sleep] [--size N] [--depth N] [--count N] [--rounds N]
+ *
+ * Defaults: shm, spin, 65536 bytes, depth 1, 200 reads a round, 5 rounds. With depth 1 a sample is
+ * one read, from its call until its bytes are here; else the mean of a round's reads, of which at
+ * most `depth` are under way. The floor over shared memory is memcpy out of the same memory, by the
+ * mapping that the library has of it, and has no depth; over TCP a question of 8 B for each read,
+ * answered with the bytes over one connection. Who owns the memory waits until the reader has all:
+ * in rdt_endpoint_wait_notify(), whose notification is not timed, or at its socket. Nobody writes
+ * what is read, so small sizes come out of the reader's own caches, ours and the floor's. Processor
+ * time is getrusage()'s, of the process with all its threads; who spins uses its core. What is read
+ * is compared in a pass of its own, first.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "flow.h"
+#include "pair.h"
+#include "raw_tcp.h"
+
+#define MAX_BYTES ((size_t)64 << 20)
+#define MAX_DEPTH 256
+#define BUFFER_BYTES (512 << 10) /* what wins the heats of tcp_throughput from 64 KiB on */
+
+enum { READER, OWNER };
+enum { OURS, FLOOR, CONTESTANTS };
+enum { BOARD_START, BOARD_END, BOARD_CPU_NS }; /* words of board->ping[side] */
+
+struct settings {
+    const char *transport;
+    bool sleeps;
+    size_t len_bytes;
+    uint64_t depth;
+    uint64_t count;
+    size_t rounds;
+    const struct raw_tcp_config *raw;
+};
+
+struct ends {
+    struct pair *pair;
+    const struct settings *settings;
+    rdt_region *region;              /* the owner's */
+    struct rdt_remote_region remote; /* the reader's, as the next two */
+    char *dst;
+    const void *mapped; /* the owner's region; NULL over TCP */
+    struct raw_tcp raw;
+    uint64_t samples;
+};
+
+/* ---- Ours -------------------------------------------------------------------------------- */
+
+static rdt_transfer *
+post(struct ends *e)
+{
+    rdt_transfer *transfer;
+    struct rdt_error err;
+
+    pair_check(rdt_endpoint_read(e->pair->ep, e->dst, e->settings->len_bytes, &e->remote, 0,
+                                 &transfer, &err),
+               &err, "rdt_endpoint_read");
+    return transfer;
+}
+
+static void
+read_ours(struct ends *e, uint64_t count)
+{
+    const uint64_t depth = e->settings->depth;
+    rdt_transfer *in_flight[MAX_DEPTH];
+    struct rdt_error err;
+
+    for (uint64_t posted = 0, done = 0; done < count; done++) {
+        for (; posted < count && posted - done < depth; posted++)
+            in_flight[posted % depth] = post(e);
+        pair_check(rdt_transfer_wait(in_flight[done % depth], PAIR_TIMEOUT_NS, &err), &err,
+                   "rdt_transfer_wait");
+        rdt_transfer_free(in_flight[done % depth]);
+    }
+}
+
+/* ---- The floor --------------------------------------------------------------------------- */
+
+static void
+move_sockets(struct ends *e, uint64_t count)
+{
+    const struct settings *settings = e->settings;
+    const bool is_reader = e->pair->side == READER;
+    const struct flow_place bytes = {.addr = is_reader ? e->dst : rdt_region_addr(e->region),
+                                     .len_bytes = settings->len_bytes};
+    struct flow flow = {
+        .fd = e->raw.fds[0],
+        .is_asking = is_reader,
+        .depth = settings->depth,
+        .in_message_bytes = is_reader ? settings->len_bytes : FLOW_WORD_BYTES,
+        .out_message_bytes = is_reader ? FLOW_WORD_BYTES : settings->len_bytes,
+        .in = is_reader ? bytes : flow_words(),
+        .out = is_reader ? flow_words() : bytes,
+    };
+
+    flow_run(&flow, 1, count, settings->sleeps);
+}
+
+static void
+read_floor(struct ends *e, uint64_t count)
+{
+    if (e->mapped == NULL) {
+        move_sockets(e, count);
+        return;
+    }
+    for (; count > 0; count--) {
+        memcpy(e->dst, e->mapped, e->settings->len_bytes);
+        __asm__ volatile("" : : "r"(e->dst) : "memory"); /* every one of them counts */
+    }
+}
+
+/* ---- Samples ----------------------------------------------------------------------------- */
+
+static void (*const reads[CONTESTANTS])(struct ends *e, uint64_t count) = {read_ours, read_floor};
+static const char *const names[CONTESTANTS] = {"ours", "floor"};
+
+/* ns: NULL, or what gets the samples. */
+static void
+read_all(struct ends *e, size_t contestant, uint64_t count, struct bench_series *ns)
+{
+    const uint64_t each = e->settings->depth == 1 ? 1 : count; /* reads of a sample */
+
+    for (uint64_t done = 0; done < count; done += each) {
+        const uint64_t start_ns = bench_now_ns();
+
+        reads[contestant](e, each);
+        if (ns != NULL)
+            bench_series_add(ns, (bench_now_ns() - start_ns) / each);
+    }
+}
+
+/* The owner's part, until the reader has all. */
+static void
+serve(struct ends *e, size_t contestant, uint64_t count)
+{
+    if (contestant == OURS)
+        (void)pair_wait_notify(e->pair);
+    else if (strcmp(e->settings->transport, "tcp") == 0)
+        move_sockets(e, count);
+}
+
+/* cpu[side] grows by what each side spent. */
+static void
+take_turn(struct ends *e, size_t contestant, uint64_t count, struct bench_series *ns,
+          uint64_t cpu[2])
+{
+    _Atomic uint64_t (*ping)[32] = e->pair->board->ping;
+    const int side = e->pair->side;
+
+    e->samples++;
+    pair_meet(e->pair, BOARD_START, e->samples);
+    const uint64_t start_cpu_ns = bench_spent_now().cpu_ns;
+    if (side == READER)
+        read_all(e, contestant, count, ns);
+    else
+        serve(e, contestant, count);
+    const uint64_t spent_ns = bench_spent_now().cpu_ns - start_cpu_ns;
+    if (side == READER && contestant == OURS)
+        pair_write(e->pair, NULL, 0, &e->remote, 0, 1);
+    /* relaxed: pair_meet() publishes it */
+    atomic_store_explicit(&ping[side][BOARD_CPU_NS], spent_ns, memory_order_relaxed);
+    pair_meet(e->pair, BOARD_END, e->samples);
+    for (int k = 0; k < 2; k++) /* before the other side can come to its next turn's end */
+        cpu[k] += atomic_load_explicit(&ping[k][BOARD_CPU_NS], memory_order_relaxed);
+}
+
+static void
+verify(struct ends *e)
+{
+    const size_t len_bytes = e->settings->len_bytes;
+    uint64_t unused[2] = {0};
+
+    for (size_t i = 0; i < CONTESTANTS; i++) {
+        if (e->pair->side == OWNER)
+            bench_fill(rdt_region_addr(e->region), len_bytes, i);
+        take_turn(e, i, 1, NULL, unused);
+        if (e->pair->side == READER)
+            bench_verify(e->dst, len_bytes, i, names[i]);
+    }
+}
+
+static void
+open_socket(struct ends *e)
+{
+    struct pair *p = e->pair;
+    struct sockaddr_in addr;
+
+    if (p->side == OWNER) {
+        const int listener = raw_tcp_listen(e->settings->raw, &addr);
+
+        memcpy(p->board->scratch, &addr, sizeof(addr));
+        pair_barrier(p);
+        raw_tcp_accept(&e->raw, e->settings->raw, listener);
+        (void)close(listener);
+    } else {
+        pair_barrier(p);
+        memcpy(&addr, p->board->scratch, sizeof(addr));
+        raw_tcp_connect(&e->raw, e->settings->raw, &addr);
+    }
+    pair_barrier(p);
+}
+
+static void
+open_ends(struct ends *e, struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    const bool is_tcp = strcmp(settings->transport, "tcp") == 0;
+    struct rdt_error err;
+    void *mapped;
+
+    *e = (struct ends){.pair = p, .settings = settings};
+    if (p->side == OWNER) {
+        e->region = pair_offer(p, settings->len_bytes);
+    } else {
+        e->remote = pair_take_offer(p);
+        e->dst = bench_map(settings->len_bytes, MAP_PRIVATE);
+    }
+    if (is_tcp)
+        open_socket(e);
+    if (is_tcp || p->side == OWNER)
+        return;
+    pair_check(rdt_endpoint_map(p->ep, &e->remote, &mapped, &err), &err, "rdt_endpoint_map");
+    e->mapped = mapped;
+}
+
+static void
+close_ends(struct ends *e)
+{
+    pair_barrier(e->pair);
+    if (strcmp(e->settings->transport, "tcp") == 0)
+        raw_tcp_close(&e->raw);
+    if (e->pair->side == OWNER)
+        rdt_region_free(e->region, NULL, NULL);
+    else
+        (void)munmap(e->dst, e->settings->len_bytes);
+}
+
+static void
+report(struct bench_series *ns, const struct settings *settings, const uint64_t cpu[2])
+{
+    const double bytes =
+        (double)settings->len_bytes * (double)settings->count * (double)settings->rounds;
+    char fields[320];
+
+    (void)snprintf(fields, sizeof(fields),
+                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"depth\": %llu, "
+                   "\"count\": %llu, \"first_cpu_s_per_gb\": %.6f, "
+                   "\"second_cpu_s_per_gb\": %.6f",
+                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes,
+                   (unsigned long long)settings->depth, (unsigned long long)settings->count,
+                   (double)cpu[READER] / bytes, (double)cpu[OWNER] / bytes);
+    bench_series_print(ns, fields);
+}
+
+static void
+side(struct pair *p)
+{
+    const struct settings *settings = p->arg;
+    struct bench_series ns[CONTESTANTS];
+    uint64_t cpu[CONTESTANTS][2] = {0};
+    uint64_t unused[2] = {0};
+    struct ends e;
+
+    open_ends(&e, p);
+    verify(&e);
+    for (size_t i = 0; i < CONTESTANTS; i++)
+        bench_series_init(&ns[i], names[i], settings->rounds * settings->count);
+    for (size_t round = 0; round < settings->rounds; round++) {
+        for (size_t i = 0; i < CONTESTANTS; i++) {
+            if (settings->count >= 10) /* of few and large ones verify() was enough */
+                take_turn(&e, i, bench_warm_up(settings->count), NULL, unused);
+            take_turn(&e, i, settings->count, &ns[i], cpu[i]);
+        }
+    }
+    for (size_t i = 0; i < CONTESTANTS; i++) {
+        if (p->side == READER)
+            report(&ns[i], settings, cpu[i]);
+        bench_series_free(&ns[i]);
+    }
+    close_ends(&e);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const char *const known[] = {"--transport=", "--wait=",   "--size=", "--depth=",
+                                        "--count=",     "--rounds=", NULL};
+
+    bench_name = "reads";
+    bench_check_args(argc, argv, known);
+    const char *transport = bench_arg(argc, argv, "--transport");
+    const char *wait = bench_arg(argc, argv, "--wait");
+    if (wait != NULL && strcmp(wait, "sleep") != 0 && strcmp(wait, "spin") != 0)
+        bench_fail("--wait is spin or sleep, not \"%s\"", wait);
+    const bool sleeps = wait != NULL && strcmp(wait, "sleep") == 0;
+    const struct raw_tcp_config raw = {.is_spinning = !sleeps,
+                                       .streams = 1,
+                                       .chunk_bytes = MAX_BYTES,
+                                       .buffer_bytes = BUFFER_BYTES,
+                                       .congestion = "reno"}; /* it does not pace */
+    const struct settings settings = {
+        .transport = transport != NULL ? transport : "shm",
+        .sleeps = sleeps,
+        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 65536),
+        .depth = (uint64_t)bench_arg_number(argc, argv, "--depth", 1),
+        .count = (uint64_t)bench_arg_number(argc, argv, "--count", 200),
+        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 5),
+        .raw = &raw,
+    };
+    if (settings.len_bytes > MAX_BYTES || settings.depth > MAX_DEPTH)
+        bench_fail("--size is at most %zu, --depth %d", MAX_BYTES, MAX_DEPTH);
+    const bool is_tcp = strcmp(settings.transport, "tcp") == 0;
+    if (!is_tcp && strcmp(settings.transport, "shm") != 0)
+        bench_fail("a floor is known over shm and tcp, not over \"%s\"", settings.transport);
+    if (sleeps && !is_tcp)
+        bench_fail("--wait sleep has a floor on tcp only");
+    const struct pair_opts opts = {.transport = settings.transport, .sleeps = sleeps};
+    pair_run(&opts, side, side, &settings);
+    return 0;
+}
