@@ -125,11 +125,13 @@ def take_turns(
     rounds: int,
     end_s: float = math.inf,
     most: Callable[[int], int] = int,
+    after: Callable[[Mapping[str, list[Taken]]], None] | None = None,
 ) -> dict[str, list[Taken]]:
     """Let all have a turn in each round, beginning with another one each time.
 
     After LEAST_ROUNDS none begins that would not be over by end_s, were it as long as the mean.
-    most: gives the largest of several processes' numbers, where these take turns together.
+    most: gives the largest of several processes' numbers, where these take turns together. after:
+    has all turns so far, after each of them.
     """
     names = list(acts)
     turns: dict[str, list[Taken]] = {name: [] for name in names}
@@ -142,6 +144,8 @@ def take_turns(
         first = number % len(names)
         for name in names[first:] + names[:first]:
             turns[name].append(acts[name]())
+            if after is not None:
+                after(turns)
     return turns
 
 

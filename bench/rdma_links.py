@@ -8,6 +8,7 @@ so that the link is the bound for all: the fair comparison that an emulated mach
 sends the same bytes with each in turn. CPU seconds are those of the whole machine, both added up:
 what the kernel does for packets is charged to no process. Waiting: ours and Gloo spin a little,
 then sleep; gRPC sleeps; ib_write_bw spins, ib_send_bw -e sleeps (perftest: no events for writes).
+The file is written after each turn.
 
 Needs build/rivals/grpc_rival (bench/rivals/grpc/setup.sh).
 """
@@ -21,9 +22,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,13 +57,6 @@ class Turn:
 
     seconds: float
     cpu_s: float
-
-
-@dataclass(slots=True)
-class Found:
-    """All turns of one contestant."""
-
-    turns: list[Turn] = field(default_factory=list)
 
 
 class Both:
@@ -264,20 +259,32 @@ def bits_per_s(rate: str) -> float:
     return float(rate[:-4]) * {"k": 1e3, "m": 1e6, "g": 1e9}[rate[-4]]
 
 
-def report(found: dict[str, Found], rate: str, mib: int) -> list[dict[str, object]]:
-    """Print the table; return its rows."""
-    rows: list[dict[str, object]] = []
+def rows_of(found: Mapping[str, list[Turn]], rate: str, mib: int) -> list[dict[str, object]]:
+    """Return a row for each contestant that had a turn; medians of its turns."""
+    size_bytes = mib * MIB
+    return [
+        {
+            "who": name,
+            "share": statistics.median(
+                size_bytes * 8 / turn.seconds / bits_per_s(rate) for turn in turns
+            ),
+            "cpu_s_per_gb": statistics.median(turn.cpu_s / size_bytes * 1e9 for turn in turns),
+            "turns": [[turn.seconds, turn.cpu_s] for turn in turns],
+        }
+        for name, turns in found.items()
+        if turns
+    ]
+
+
+def show(rows: list[dict[str, object]], rate: str, mib: int) -> None:
+    """Print the table."""
     print(f"two hosts, {os.environ['RIG_MEANS']}, {rate}, {mib} MiB a turn; medians of turns")
-    for name, one in found.items():
-        size_bytes = mib * MIB
-        share = statistics.median(
-            size_bytes * 8 / turn.seconds / bits_per_s(rate) for turn in one.turns
+    for row in rows:
+        share, cpu_s = float(str(row["share"])), float(str(row["cpu_s_per_gb"]))
+        print(
+            f"{row['who']:<18} {share * 100:6.1f} % of the line  {cpu_s:8.2f} CPU s per GB",
+            flush=True,
         )
-        cpu = statistics.median(turn.cpu_s / size_bytes * 1e9 for turn in one.turns)
-        print(f"{name:<18} {share * 100:6.1f} % of the line  {cpu:8.2f} CPU s per GB", flush=True)
-        turns = [[turn.seconds, turn.cpu_s] for turn in one.turns]
-        rows.append({"who": name, "share": share, "cpu_s_per_gb": cpu, "turns": turns})
-    return rows
 
 
 def main() -> int:
@@ -290,6 +297,12 @@ def main() -> int:
     arguments = parser.parse_args()
     common = rig.common_folder(MEETING_PORT)
     kept = rig.Kept(common)
+    about = {"rate": arguments.rate, "mib": arguments.mib, "rounds": arguments.rounds}
+
+    def keep(found: Mapping[str, list[Turn]]) -> None:
+        if RANK == 0:
+            kept.so_far(arguments.out, rows_of(found, arguments.rate, arguments.mib), **about)
+
     os.environ["RDMATENSOR_TRANSPORT"] = "verbs"
     os.environ["RDMATENSOR_ADDR"] = os.environ["RIG_ADDR"]
     os.environ["RDMATENSOR_VERBS_TIMEOUT"] = ACK_TIMEOUT
@@ -303,21 +316,19 @@ def main() -> int:
             group = world.group("links")
             both = Both(group)
             turns = contestants(world, group, both, common)
-            found = {name: Found() for name in turns}
             for turn in turns.values():
                 turn(DEPTH)  # warm
-            for number in range(arguments.rounds):
-                names = list(turns)
-                first = number % len(names)
-                for name in names[first:] + names[:first]:
-                    found[name].turns.append(turns[name](arguments.mib))
+            acts = {name: partial(turn, arguments.mib) for name, turn in turns.items()}
+            found = rdma.take_turns(acts, arguments.rounds, after=keep)
             both.barrier()
             dist.destroy_process_group()
     finally:
         if server is not None:
             server.kill()
-    rows = report(found, arguments.rate, arguments.mib) if RANK == 0 else []
-    about = {"rate": arguments.rate, "mib": arguments.mib, "rounds": arguments.rounds}
+    rows: list[dict[str, object]] = []
+    if RANK == 0:
+        rows = rows_of(found, arguments.rate, arguments.mib)
+        show(rows, arguments.rate, arguments.mib)
     kept.finish(arguments.out, rows, **about)
     return 0
 

@@ -12,7 +12,7 @@ without the link. What a step takes beyond the same one without communication is
 adopted" has neither adoption nor views of buckets; the copy variant is what a tuned RPC would do
 over the same verbs (workers/copy_variant.py), and nobody has measured here that it is well tuned.
 
-The file is written after each model; a target is held to its share of the models after the last.
+The file is written after each turn; a target is held to its share of the models after the last.
 
 Widths are divided (DIVISORS), so that parameters have 1.5 to 3 MiB, a step takes seconds and two
 ranks and a server fit beside each other into 3072 MiB: what a model computes per byte that it sends
@@ -34,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -135,6 +135,20 @@ def await_file(path: Path, limit_s: float) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def rows_of(found: Mapping[str, list[Turn]], about: Record) -> list[Record]:
+    """Return a row for each contestant that had a turn, with its samples alone."""
+    return [
+        {
+            **about,
+            "contestant": CONTESTANTS[name],
+            "machines_cpu_s": [one.machines_cpu_s for one in of],
+            "raw_ns": [one.raw_ns for one in of],
+        }
+        for name, of in found.items()
+        if of
+    ]
+
+
 def report(found: dict[str, list[Turn]], about: Record) -> list[Record]:
     """Print a model's table; return its rows."""
     median_ns = {
@@ -146,7 +160,7 @@ def report(found: dict[str, list[Turn]], about: Record) -> list[Record]:
         f" batch {about['batch']}; medians"
     )
     rows: list[Record] = []
-    for name, of in found.items():
+    for (name, of), row in zip(found.items(), rows_of(found, about), strict=True):
         exposed_ns = median_ns[name] - median_ns["floor"]
         cpu_s = statistics.median(one.machines_cpu_s for one in of)
         share, times = exposed_ns / median_ns[name], median_ns[name] / median_ns["planned"]
@@ -154,17 +168,8 @@ def report(found: dict[str, list[Turn]], about: Record) -> list[Record]:
             f"{CONTESTANTS[name]:<24} {median_ns[name] / 1e9:8.3f} s a step  {share:6.1%} exposed"
             f"  {cpu_s:7.2f} CPU s  {times:5.2f} times planned"
         )
-        rows.append(
-            {
-                **about,
-                "contestant": CONTESTANTS[name],
-                "median_ns": median_ns[name],
-                "exposed_ns": exposed_ns,
-                "share": share,
-                "machines_cpu_s": [one.machines_cpu_s for one in of],
-                "raw_ns": [one.raw_ns for one in of],
-            }
-        )
+        figures = {"median_ns": median_ns[name], "exposed_ns": exposed_ns, "share": share}
+        rows.append({**row, **figures})
     for line in verdicts(rows):
         print(line)
     sys.stdout.flush()
@@ -238,10 +243,18 @@ def _options() -> argparse.Namespace:
 
 
 def measure(
-    chosen: argparse.Namespace, name: str, folder: Path, ports: Iterator[int]
+    chosen: argparse.Namespace,
+    name: str,
+    folder: Path,
+    ports: Iterator[int],
+    keep: Callable[[list[Record]], None],
 ) -> list[Record]:
-    """Let all have a turn in each round with one model; return its rows."""
+    """Let all have a turn in each round with one model; return its rows, which keep() has earlier.
+
+    After each turn it has those of all turns so far.
+    """
     divisor = chosen.divisor or DIVISORS[name]
+    about = models.about(name, divisor, 2)
     with tempfile.TemporaryDirectory(prefix="rdt-rdma-models-") as mine:
         first = Job(
             contestant="planned",
@@ -265,8 +278,10 @@ def measure(
             return turn(job, port)
 
         acts = {who: functools.partial(act, who) for who in chosen.turns}
-        found = rdma.take_turns(acts, chosen.rounds)
-    return report(found, models.about(name, divisor, 2)) if RANK == 0 else []
+        found = rdma.take_turns(
+            acts, chosen.rounds, after=lambda turns: keep(rows_of(turns, about))
+        )
+    return report(found, about) if RANK == 0 else []
 
 
 def main() -> int:
@@ -284,9 +299,13 @@ def main() -> int:
     ports = itertools.count(FIRST_PORT)
     options = {"rate": chosen.rate, "steps": chosen.steps, "rounds": chosen.rounds}
     rows: list[Record] = []
+
+    def keep(of_model: list[Record]) -> None:
+        kept.so_far(chosen.out, [*rows, *of_model], **options)
+
     for name in chosen.models:
-        rows += measure(chosen, name, folder, ports)
-        kept.so_far(chosen.out, rows, **options)
+        rows += measure(chosen, name, folder, ports, keep)
+        keep([])
     for line in shares(rows):
         print(line)
     kept.finish(chosen.out, rows, **options)

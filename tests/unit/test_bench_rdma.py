@@ -229,6 +229,8 @@ def test_targets_of_a_model(
     assert "DDP, not adopted, our exposed time over its, wanted <= 0.5: 0.33, yes" in said
     assert "DDP on Gloo, our exposed time over its, wanted <= 0.2: 0.25, NO" in said
     assert (rows[0]["raw_ns"], rows[0]["machines_cpu_s"]) == ([[2 * 10**9] * 2], [1.5])
+    (first,) = models.rows_of({"planned": [], "gloo": found["gloo"]}, about)
+    assert (first["contestant"], first["raw_ns"]) == ("DDP on Gloo", [[5 * 10**9] * 2])
     found["grpc_cpp"] = [models.Turn([4 * 10**9], 1.5)]
     rows += models.report(found, {**about, "model": "gru"})
     lines = models.shares(rows)
@@ -390,8 +392,9 @@ def test_shares_of_a_slow_link(
     links: Any = in_rig("rdma_links", tmp_path, monkeypatch)
     assert [links.bits_per_s(rate) for rate in ("16mbit", "5kbit", "1gbit")] == [16e6, 5e3, 1e9]
     second_s = 8 * MIB / 16e6  # of a MiB at the full rate
-    found = {"who": links.Found([links.Turn(2 * second_s, 0.5), links.Turn(second_s, 1.5)])}
-    (row,) = links.report(found, "16mbit", 1)
+    found = {"who": [links.Turn(2 * second_s, 0.5), links.Turn(second_s, 1.5)], "later": []}
+    (row,) = links.rows_of(found, "16mbit", 1)
+    links.show([row], "16mbit", 1)
     assert row["share"] == pytest.approx(statistics.median((0.5, 1.0)))
     assert row["cpu_s_per_gb"] == pytest.approx(1.0 / MIB * 1e9)
     assert "75.0 % of the line" in capsys.readouterr().out
