@@ -13,12 +13,13 @@ from typing import cast
 
 from graph_analysis.build import build_plan
 from graph_analysis.errors import PlanError
-from graph_analysis.ir import Collective, Graph, Op, Operation, Role, Value
+from graph_analysis.ir import ROOTED, Collective, Graph, Op, Operation, Role, Value
 from graph_analysis.plan import TransferPlan
 from graph_analysis.plan_json import decode
 from graph_analysis.strategies.graph_collectives import GraphCollectives
 
 ANY_SOURCE = -1  # of a receive that takes a message from whoever sends one
+_MOST_BYTES = (1 << 63) - 1  # of what a process can address; products of sizes have an end so
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,45 @@ def recording_to_json(recording: Recording) -> str:
 
 
 def recording_from_json(text: str) -> Recording:
-    """What recording_to_json() made. PlanError if it is anything else."""
+    """What recording_to_json() made of a step. PlanError if it is anything else."""
     try:
         data = json.loads(text)
+        json.dumps(data, ensure_ascii=False).encode()  # names that cannot be said are none
     except (ValueError, RecursionError) as error:
         raise PlanError(f"not a recording: {error}") from error
-    return cast(Recording, decode(tuple[RecordedOp, ...], data, "not a recording: step"))
+    recording = cast(Recording, decode(tuple[RecordedOp, ...], data, "not a recording: step"))
+    for index, op in enumerate(recording):
+        why = _why_impossible(op)
+        if why is not None:
+            raise PlanError(f"not a recording: step[{index}]: {why}")
+    return recording
+
+
+def _why_impossible(op: RecordedOp) -> str | None:
+    """What no backend records, of whatever number of ranks; None if it may well be so."""
+    sizes = (op.size_bytes, op.out_bytes)
+    if op.item_bytes < 1 or any(not 0 <= size <= _MOST_BYTES for size in sizes):
+        return f"{sizes} bytes in items of {op.item_bytes}"
+    has_root = op.root is not None and op.root >= 0
+    if op.operation == "send":
+        is_possible = (has_root or op.root == ANY_SOURCE) and op.peer is not None and op.peer >= 0
+    else:
+        is_possible = has_root if op.operation in ROOTED else op.root is None
+    if op.operation in ("push", "pull") or not is_possible:
+        return f"{op.operation} from {op.root} to {op.peer}"
+    return next((why for tensor in op.tensors if (why := _why_no_tensor(tensor))), None)
+
+
+def _why_no_tensor(tensor: RecordedTensor) -> str | None:
+    if tensor.item_bytes < 1 or any(not 0 <= dim <= _MOST_BYTES for dim in tensor.shape):
+        return f"tensor {tensor.name}: {tensor.shape} of items of {tensor.item_bytes}"
+    if tensor.size_bytes > _MOST_BYTES:
+        return f"tensor {tensor.name} has {tensor.size_bytes} bytes"
+    if tensor.role not in ("parameter", "gradient", "buffer"):
+        return f"tensor {tensor.name} is of the role {tensor.role}"
+    if (tensor.role == "gradient") != (tensor.of is not None) or tensor.of == tensor.name:
+        return f"tensor {tensor.name}: {tensor.role} of {tensor.of}"
+    return None
 
 
 # ---- the ranks against each other ----------------------------------------------------------------
@@ -176,6 +210,12 @@ def record_plan(recordings: Sequence[Recording]) -> TransferPlan:
     why = form_difference(recordings) or recorded_difference(recordings)
     if why is not None:
         raise PlanError(f"the ranks recorded different steps: {why}")
+    for rank, op in ((rank, op) for rank, recording in enumerate(recordings) for op in recording):
+        if max(op.root or 0, op.peer or 0) >= len(recordings):
+            raise PlanError(
+                f"rank {rank} recorded {_text(op)} from {op.root} to {op.peer}, there are "
+                f"{len(recordings)} ranks"
+            )
     builder = _Builder(len(recordings))
     for op in _in_order(recordings):
         builder.add(op)
@@ -275,6 +315,8 @@ class _Builder:
         )
 
     def _anonymous(self, name: str, op: RecordedOp, size_bytes: int) -> str:
+        if name in self.values:
+            raise PlanError(f"tensor {name} has the name of what has none")
         has_backward = any(value.role == "gradient" for value in self.values.values())
         self.values[name] = Value(
             name=name,

@@ -176,7 +176,7 @@ def _compare(number: int, followed: _Watch) -> None:
         return
     try:
         texts = backend.posted(f"recording {followed.cycle}")
-    except RuntimeError as error:  # the store has gone with rank 0
+    except (RuntimeError, UnicodeDecodeError) as error:  # the store has gone with rank 0; no text
         followed.asks_left, followed.compared = 0, f"no: {error}"
         return
     if not texts:
@@ -243,7 +243,10 @@ def recorded(backend: BackendPart) -> TransferPlan | None:
     cycle = backend.recorded().get("cycle")
     mine = "" if cycle is None else recording_to_json(recording_of(cycle, backend))
     asked = _process.asked[backend.number] = _process.asked.get(backend.number, 0) + 1
-    texts = backend.everyone(f"recorded {asked}", mine)
+    try:
+        texts = backend.everyone(f"recorded {asked}", mine)
+    except UnicodeDecodeError as error:
+        raise PlanError(f"not a recording: {error}") from error
     return _agreed([recording_from_json(text) for text in texts]) if all(texts) else None
 
 

@@ -91,7 +91,8 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
     The plan in RDMATENSOR_PLAN, if it is of this group and of a graph, is merged in: see
         graph_analysis.merge_plans().
     Raises: PlanMismatch (what the ranks recorded, or the plan in RDMATENSOR_PLAN, differs; the
-        message names the first tensor), ValueError (the group is another backend's).
+        message names the first tensor), ValueError (the group is another backend's; PlanError:
+        what a rank says of its step is damaged, or is none that a plan can say).
     """
     return _record.recorded(backend_of(_chosen(group)))
 

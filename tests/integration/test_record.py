@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +13,13 @@ from typing import Any
 import jobs
 import pytest
 import roles_record
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._C._distributed_c10d import ErrorType
 
 import rdmatensor
+from graph_analysis import RecordedOp, RecordedTensor
+from graph_analysis.recording import recording_to_json
 from rdmatensor import _record
 
 
@@ -106,14 +112,65 @@ def test_ranks_that_send_other_tensors_are_told_which(cases: list[dict[str, Any]
         assert "ranks 0 and 1" in rank["differ"]
 
 
-def test_damaged_words_of_a_peer_end_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = SimpleNamespace(get_error=lambda: ErrorType.SUCCESS, posted=lambda _: ["{", "[]"])
-    module = SimpleNamespace(find_group=lambda _: group)
-    monkeypatch.setattr(_record._process, "module", module)
-    followed = _record._Watch(cycle=1, asks_left=3)
-    _record._compare(1, followed)
+class _Store:
+    """A group whose store holds these bytes."""
+
+    def __init__(self, said: list[bytes]) -> None:
+        self._said = said
+        self.broken_by: list[str] = []
+
+    def get_error(self) -> ErrorType:
+        return ErrorType.SUCCESS
+
+    def posted(self, _what: str) -> list[str]:
+        return [one.decode() for one in self._said]  # as the extension makes text of them
+
+    def break_group(self, reason: str) -> None:
+        self.broken_by.append(reason)
+
+
+def compared(said: list[bytes]) -> tuple[str, list[str]]:
+    """How a comparison with what the store holds ended, and what it ended the group with."""
+    store, followed = _Store(said), _record._Watch(cycle=1, asks_left=3)
+    module = SimpleNamespace(find_group=lambda _: store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_record._process, "module", module)
+        with contextlib.suppress(_record.PlanMismatch):
+            _record._compare(1, followed)
     assert followed.asks_left == 0
-    assert followed.compared.startswith("no: not a recording")
+    return followed.compared, store.broken_by
+
+
+@pytest.mark.parametrize("said", [b"{", b"\xff", b'"\\ud800"', b"[" * 100_000])
+def test_damaged_words_of_a_peer_end_no_step(said: bytes) -> None:
+    found, broken_by = compared([said, b"[]"])
+    assert found.startswith("no: ")
+    assert broken_by == []
+
+
+OP = RecordedOp("all_reduce", "float32", 4, 8, 8, 0, None, None, 0, True, ())
+GRADIENT = RecordedTensor("w.grad", "gradient", "float32", 4, (2,), "w")
+MINE = (replace(OP, operation="broadcast", root=0), replace(OP, tensors=(GRADIENT,)), OP)
+WORDS = recording_to_json(MINE).encode()
+
+
+@settings(deadline=None)  # a loaded machine is no finding
+@given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+def test_whatever_the_store_holds_a_comparison_ends(said: bytes) -> None:
+    assert compared([WORDS, WORDS]) == ("yes", [])
+    found, broken_by = compared([WORDS, said])
+    assert found.startswith("no: ")
+    assert broken_by == []
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1 << 16), st.integers(0, 255))
+def test_a_changed_byte_in_the_store_is_seen_or_ends_the_group(at: int, byte: int) -> None:
+    damaged = bytearray(WORDS)
+    damaged[at % len(damaged)] = byte
+    found, broken_by = compared([WORDS, bytes(damaged)])
+    assert found.startswith(("yes", "no: ")) or len(broken_by) == 1
+    assert all("the ranks recorded different steps" in why for why in broken_by)
 
 
 def test_steps_without_an_optimizer_are_known_by_their_tensors(tmp_path: Path) -> None:
