@@ -148,7 +148,8 @@ def run_ucx_spent(words: list[str], path: str, port: int, timeout_s: float) -> S
         finally:
             server.kill()
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
+        said = done.stderr.strip() or done.stdout.strip()[-1000:]  # UCX tells its errors there
+        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {said}")
     return Spent(done.stdout, (client_s, _children_s() - begun_s - client_s))
 
 
