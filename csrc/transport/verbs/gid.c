@@ -116,6 +116,8 @@ rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err)
     for (uint32_t i = 0; i < table_count; i++)
         if (wanted < 0 || (uint32_t)wanted == i)
             consider(nic, i);
+    /* by LID the subnet manager routes: as good as the best address */
+    nic->score = nic->is_infiniband ? SCORE_V2 + SCORE_IPV4 + SCORE_BOUND : nic->gid_scores[0];
     if (nic->gid_count > 0 || (nic->is_infiniband && wanted < 0))
         return RDT_OK;
     if (wanted >= 0)

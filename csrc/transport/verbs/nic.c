@@ -172,6 +172,16 @@ log_failed(const struct rdti_verbs_nic *nic, const char *call, int failed, int s
 /* Whatever fails here is logged and passed over: closing the device's descriptor, the last step,
  * ends all that is left in the kernel. */
 static void
+close_context(struct rdti_verbs_nic *nic)
+{
+    rdti_fork_close_remove(nic->context->cmd_fd);
+    rdti_fork_close_remove(nic->context->async_fd);
+    const int failed = nic->verbs->ops->close_device(nic->context);
+    log_failed(nic, "ibv_close_device", failed, errno);
+    memset(nic, 0, sizeof(*nic));
+}
+
+static void
 close_nic(struct rdti_verbs_nic *nic)
 {
     const struct rdti_verbs *verbs = nic->verbs;
@@ -191,17 +201,12 @@ close_nic(struct rdti_verbs_nic *nic)
         const int failed = verbs->ops->dealloc_pd(nic->pd);
         log_failed(nic, "ibv_dealloc_pd", failed, errno);
     }
-    if (nic->context != NULL) {
-        rdti_fork_close_remove(nic->context->cmd_fd);
-        rdti_fork_close_remove(nic->context->async_fd);
-        const int failed = verbs->ops->close_device(nic->context);
-        log_failed(nic, "ibv_close_device", failed, errno);
-    }
     (void)pthread_mutex_destroy(&nic->left_lock);
-    memset(nic, 0, sizeof(*nic));
+    close_context(nic);
 }
 
-/* PD, completion channel, and both kinds of events on the engine. */
+/* PD, completion channel, and both kinds of events on the engine, which know the entry by where it
+ * is: from here on it stays there, and close_nic() ends it, also where this fails. */
 static rdt_status
 equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
@@ -209,6 +214,8 @@ equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
     const struct rdti_host *host = verbs->host;
     rdt_status status;
 
+    (void)pthread_mutex_init(&nic->left_lock, NULL);
+    rdti_list_init(&nic->leftovers);
     nic->pd = verbs->ops->alloc_pd(nic->context);
     if (nic->pd == NULL)
         return rdti_error_set(err, RDT_ENOTVIABLE, errno, "ibv_alloc_pd");
@@ -225,18 +232,17 @@ equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
     if (status == RDT_OK)
         status = host->watch(host->core, nic->context->async_fd, EPOLLIN, rdti_verbs_on_async, nic,
                              &nic->async_watch, err);
+    for (uint32_t i = 0; status == RDT_OK && i < RDTI_VERBS_COUNTERS; i++)
+        nic->counters[i] = read_counter(nic, i);
     return status;
 }
 
-/* One port, in the next free entry. On failure the entry is empty again. */
+/* What can be known of a port, and its context. On failure the entry is empty again. */
 static rdt_status
 open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
-          const struct ibv_device_attr *attr, struct rdt_error *err)
+          const struct ibv_device_attr *attr, struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
-    struct rdti_verbs_nic *nic = &verbs->nics[verbs->nic_count];
-
-    nic->verbs = verbs;
-    nic->port = port;
+    *nic = (struct rdti_verbs_nic){.verbs = verbs, .port = port};
     rdti_text_copy(nic->name, sizeof(nic->name), verbs->ops->get_device_name(device));
     nic->context = verbs->ops->open_device(device);
     if (nic->context == NULL) {
@@ -244,21 +250,12 @@ open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
         memset(nic, 0, sizeof(*nic));
         return rdti_error_set(err, RDT_ENOTVIABLE, sys_errno, "ibv_open_device");
     }
-    (void)pthread_mutex_init(&nic->left_lock, NULL);
-    rdti_list_init(&nic->leftovers);
     (void)rdti_fork_close_add(nic->context->cmd_fd);
     (void)rdti_fork_close_add(nic->context->async_fd);
-    rdt_status status = take_port(nic, attr, err);
-    if (status == RDT_OK)
-        status = equip(nic, err);
-    if (status != RDT_OK) {
-        close_nic(nic);
-        return status;
-    }
-    for (uint32_t i = 0; i < RDTI_VERBS_COUNTERS; i++)
-        nic->counters[i] = read_counter(nic, i);
-    verbs->nic_count++;
-    return RDT_OK;
+    const rdt_status status = take_port(nic, attr, err);
+    if (status != RDT_OK)
+        close_context(nic);
+    return status;
 }
 
 static void
@@ -268,6 +265,28 @@ note_skipped(struct rdti_verbs *verbs, const char *device, uint32_t port, const 
 
     (void)snprintf(verbs->skipped + used, sizeof(verbs->skipped) - used, "%s%s port %u: %s",
                    used > 0 ? "; " : "", device, port, why);
+}
+
+/* Where there is no room for one more, the one with the worst addresses has to go, of equals the
+ * one that came last. Entries may move: nothing but their context is open yet. */
+static void
+keep_port(struct rdti_verbs *verbs, struct rdti_verbs_nic *fresh)
+{
+    struct rdti_verbs_nic *worst = fresh;
+
+    if (verbs->nic_count == verbs->settings.max_links) {
+        for (uint32_t i = verbs->nic_count; i-- > 0;)
+            if (verbs->nics[i].score < worst->score)
+                worst = &verbs->nics[i];
+        note_skipped(verbs, worst->name, worst->port, "enough others (RDMATENSOR_VERBS_LINKS)");
+        close_context(worst);
+        if (worst == fresh)
+            return;
+        verbs->nic_count--;
+        for (; worst < &verbs->nics[verbs->nic_count]; worst++)
+            *worst = worst[1];
+    }
+    verbs->nics[verbs->nic_count++] = *fresh;
 }
 
 static rdt_status
@@ -297,6 +316,7 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error
 {
     const char *name = verbs->ops->get_device_name(device);
     char unwanted[RDTI_VERBS_LIST_BYTES + 40];
+    struct rdti_verbs_nic nic;
     struct ibv_device_attr attr;
     struct rdt_error why;
 
@@ -313,12 +333,36 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error
     for (uint32_t port = 1; port <= attr.phys_port_cnt; port++) {
         if (!rdti_verbs_is_wanted(&verbs->settings, name, port))
             note_skipped(verbs, name, port, unwanted);
-        else if (verbs->nic_count == verbs->settings.max_links)
-            note_skipped(verbs, name, port, "enough others (RDMATENSOR_VERBS_LINKS)");
-        else if (open_port(verbs, device, (uint8_t)port, &attr, &why) != RDT_OK)
+        else if (open_port(verbs, device, (uint8_t)port, &attr, &nic, &why) == RDT_OK)
+            keep_port(verbs, &nic);
+        else
             note_skipped(verbs, name, port, why.message);
     }
     return RDT_OK;
+}
+
+/* Those that cannot be equipped are noted, and the others close the gap. */
+static void
+equip_ports(struct rdti_verbs *verbs)
+{
+    const uint32_t count = verbs->nic_count;
+    struct rdt_error why;
+
+    verbs->nic_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct rdti_verbs_nic *nic = &verbs->nics[verbs->nic_count];
+
+        if (nic != &verbs->nics[i]) {
+            *nic = verbs->nics[i];
+            memset(&verbs->nics[i], 0, sizeof(*nic));
+        }
+        if (equip(nic, &why) == RDT_OK) {
+            verbs->nic_count++;
+            continue;
+        }
+        note_skipped(verbs, nic->name, nic->port, why.message);
+        close_nic(nic);
+    }
 }
 
 static rdt_status
@@ -354,8 +398,10 @@ rdti_verbs_open_nics(struct rdti_verbs *verbs, struct rdt_error *err)
     for (int i = 0; status == RDT_OK && i < count; i++)
         status = open_ports(verbs, list[i], err);
     verbs->ops->free_device_list(list);
-    if (status != RDT_OK)
-        rdti_verbs_close_nics(verbs);
+    if (status == RDT_OK)
+        equip_ports(verbs);
+    while (status != RDT_OK && verbs->nic_count > 0)
+        close_context(&verbs->nics[--verbs->nic_count]);
     if (status != RDT_OK || verbs->nic_count > 0)
         return status;
     return rdti_error_set(err, RDT_ENOTVIABLE, 0, "no RDMA port can be used: %s",

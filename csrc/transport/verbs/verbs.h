@@ -88,8 +88,7 @@ struct rdti_verbs_nic {
     uint8_t mtu; /* enum ibv_mtu */
     uint16_t lid;
     uint32_t pkey_table_count;
-    uint8_t reads_in;
-    uint8_t reads_out;
+    uint8_t reads_in, reads_out;
     uint8_t segments; /* of one request that we post; a flag needs a second */
     uint32_t sq_depth, rq_depth;
     uint64_t max_msg_bytes;
@@ -101,6 +100,7 @@ struct rdti_verbs_nic {
     struct rdti_watch *async_watch;
     struct rdti_verbs_gid gids[RDTI_VERBS_GIDS_MAX]; /* best first */
     uint32_t gid_scores[RDTI_VERBS_GIDS_MAX];
+    uint32_t score; /* how good its best address is, before any peer is known */
     uint8_t gid_count;
     uint32_t gid_table_count;
     char event[96];             /* driver: the last asynchronous one; "": none */
@@ -409,7 +409,7 @@ void rdti_verbs_on_channel(void *arg, uint32_t epoll_events);
 void rdti_verbs_watch_ports(struct rdti_verbs_lane *lane);
 
 /* ---- gid.c */
-/* Fill gids, best first. RDT_ENOTVIABLE where the port has none that will do. */
+/* Fill gids, best first, and score. RDT_ENOTVIABLE where the port has none that will do. */
 rdt_status rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err);
 /* Pair the lane's links with the peer's ports; the best pairs of GIDs of each. Unpaired links are
  * destroyed. RDT_ENOTVIABLE: no two can meet. */

@@ -97,4 +97,53 @@ TEST(no_more_ports_are_used_than_links_are_asked_for)
     }
 }
 
+/* Four devices: an address of the link alone, RoCE v1, one that no network device has, and a good
+ * one. */
+static struct sim_config
+good_ones_last(void)
+{
+    static const struct sim_gid gids[] = {
+        {.text = "fe80::7"},
+        {.text = "::ffff:10.0.1.7", .is_v1 = true},
+        {.text = "::ffff:10.0.2.7", .is_unbound = true},
+        {.text = "::ffff:10.0.3.7"},
+    };
+    struct sim_config config = sim_default();
+
+    config.device_count = 4;
+    for (uint32_t i = 0; i < 4; i++) {
+        memset(config.devices[i].gids, 0, sizeof(config.devices[i].gids));
+        config.devices[i].gids[0] = gids[i];
+    }
+    return config;
+}
+
+TEST(of_more_ports_than_links_those_with_the_best_addresses_are_used)
+{
+    static const struct {
+        const char *links;
+        const char *names[3];
+        const char *skipped;
+    } cases[] = {
+        {"1", {"sim3"}, "sim2 port 1: enough others (RDMATENSOR_VERBS_LINKS)"},
+        {"2", {"sim2", "sim3"}, "sim0 port 1: enough others (RDMATENSOR_VERBS_LINKS)"},
+        {"3", {"sim0", "sim2", "sim3"}, "sim1 port 1: enough others (RDMATENSOR_VERBS_LINKS)"},
+    };
+
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct sim_config config = good_ones_last();
+        struct verbs_pair p;
+
+        CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_LINKS", cases[i].links, 1), 0);
+        verbs_pair_open(&p, &config);
+        const struct rdti_verbs *verbs = p.a.state;
+        CHECK_UINT_EQ(verbs->nic_count, i + 1);
+        for (uint32_t k = 0; k <= i; k++)
+            CHECK_STR_EQ(verbs->nics[k].name, cases[i].names[k]);
+        CHECK_STR_CONTAINS(verbs->skipped, cases[i].skipped);
+        verbs_write_and_check(&p, 3 << 20, false);
+        verbs_pair_close(&p);
+    }
+}
+
 TEST_MAIN()
