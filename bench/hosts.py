@@ -8,7 +8,8 @@ algorithms and Gloo alternate on the same tensors; each sample is the mean of so
 the slowest rank. "auto" is what the library chooses. "flat" is the fastest of the others at each
 size, which is a harder rival than any one of them, "messages" what would be chosen among them. The
 processes share this machine's cores, and no wire is between them: what is compared is the work, not
-a network.
+a network. Beside the medians stand the tails of single calls, of the slowest rank of each, and the
+processor time of all ranks.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.benchlib.machine import ROOT, Watch, stamp
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, Result, Run, number, text, write
 from bench.suite import samples
-from bench.suite.collectives import by_key
+from bench.suite.collectives import by_key, over_ranks
+from bench.suite.layout import layout
 
 HIERARCHICAL = "hierarchical"
 AUTO = "auto"
 FLAT = ("messages", "ring", "halving-doubling", "tree")
 GLOO = "gloo"
+NAMES = (HIERARCHICAL, AUTO, *FLAT, GLOO)
 OPERATIONS = ("all_reduce", "broadcast", "barrier")
 SIZES = (8, 256, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20)
 TURN_PATIENCE_S = 500.0
@@ -55,9 +59,46 @@ def turn(layout: str, sizes: str, rounds: int) -> list[Record]:
             **{name: of_ranks[0][name] for name in ("contestant", "op", "size", "ranks")},
             "timed": "mean of calls in a row, slowest rank",
         }
-        slowest = [max(several) for several in zip(*map(samples.raw_of, of_ranks), strict=True)]
-        found.append(samples.turn(fields, slowest))
+        cpu_ns = samples.quantile(over_ranks(of_ranks, "cpu_ns", sum), 0.5)
+        each_ns = over_ranks(of_ranks, "each_ns", max)
+        slowest = over_ranks(of_ranks, "raw_ns", max)
+        found.append(samples.turn({**fields, "call_cpu_ns": cpu_ns}, slowest, calls_ns=each_ns))
     return found
+
+
+def with_costs(record: Record) -> Record:
+    """Add the processor time of all ranks for 10^9 bytes of the operation; a barrier has none."""
+    if record["op"] == "barrier":
+        return record
+    return {**record, "cpu_s_per_gb": number(record, "call_cpu_ns") / number(record, "size")}
+
+
+def cells_of(
+    records: list[Record], show: Callable[[Record], str]
+) -> dict[tuple[str, int], dict[str, str]]:
+    """Return what is shown of each operation and size, by contestant."""
+    table: dict[tuple[str, int], dict[str, str]] = {}
+    for record in records:
+        key = (text(record, "op"), int(number(record, "size")))
+        table.setdefault(key, {})[text(record, "contestant")] = show(record)
+    return table
+
+
+def beside(records: list[Record]) -> list[str]:
+    """Return the lines of what stands beside the medians: tails of single calls, and their cost."""
+    tails = cells_of(records, lambda one: samples.tail_text(one, "p999"))
+    costs = cells_of(
+        records, lambda one: f"{one['cpu_s_per_gb']:.3g}" if "cpu_s_per_gb" in one else "-"
+    )
+    heads = ("p99.9 of single calls", "CPU s/GB")
+    tables = []
+    for head, table in zip(heads, (tails, costs), strict=True):
+        rows = [
+            (f"{operation} {size}", *(of_cell.get(name, "-") for name in NAMES))
+            for (operation, size), of_cell in table.items()
+        ]
+        tables.append(layout((head, *NAMES), rows))
+    return tables
 
 
 def rows_of(records: list[Record]) -> list[str]:
@@ -66,9 +107,8 @@ def rows_of(records: list[Record]) -> list[str]:
     for record in records:
         key = (text(record, "op"), int(number(record, "size")))
         table.setdefault(key, {})[text(record, "contestant")] = number(record, "median_ns") / 1000
-    names = [HIERARCHICAL, AUTO, *FLAT, GLOO]
     heads = ("messages/hier", "flat/hier", "flat/auto", "gloo/auto")
-    lines = [f"{'us':<20}" + "".join(f"{name:>17}" for name in (*names, *heads))]
+    lines = [f"{'us':<20}" + "".join(f"{name:>17}" for name in (*NAMES, *heads))]
     ratios: dict[str, list[float]] = {}
     for (operation, size), us in table.items():
         flat = min(us[name] for name in FLAT)
@@ -82,7 +122,7 @@ def rows_of(records: list[Record]) -> list[str]:
             ratios.setdefault(f"{operation} {head}", []).append(ratio)
         lines.append(
             f"{operation:<11}{size:>9}"
-            + "".join(f"{us[name]:17.1f}" for name in names)
+            + "".join(f"{us[name]:17.1f}" for name in NAMES)
             + "".join(f"{ratio:17.2f}" for ratio in row)
         )
     means = (f"{name} {statistics.geometric_mean(of):.2f}" for name, of in ratios.items())
@@ -107,8 +147,8 @@ def main() -> int:
             for _ in range(arguments.turns)
             for record in turn(layout, sizes, arguments.rounds)
         ]
-    records = samples.merge(found)
-    print("\n".join(rows_of(records)))
+    records = [with_costs(record) for record in samples.merge(found)]
+    print("\n".join([*rows_of(records), *beside(records)]))
     print(f"layout {layout}; others kept {watch.foreign_cpus:.1f} cores busy")
     if arguments.out is not None:
         run = Run(records, watch.foreign_cpus, watch.seconds)

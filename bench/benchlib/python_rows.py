@@ -136,9 +136,22 @@ def coalesced(records: list[Record]) -> list[Row]:
                 time_text(took),
                 medians[backend, other] / took,
                 20.0 if (way, other) == ("coalesced", "one by one") else None,
-                note=f"{number(record, 'writes'):.0f} writes",
+                note=_beside(record),
             )
             for backend, other, words in rivals
             if (backend, other) != ("rdmatensor", way)
         ]
     return rows
+
+
+def _beside(record: Record) -> str:
+    """Return what stands beside a median; older results have only the first."""
+    words = [f"{number(record, 'writes'):.0f} writes"]
+    if "p999" in record:
+        words.append(f"p99.9 {time_text(number(record, 'p999'))}")
+    if "most_ns" in record:
+        most = time_text(number(record, "most_ns"))
+        words.append(f"most of {number(record, 'most_of'):.0f} {most}")
+    if "cpu_s_per_gb" in record:
+        words.append(f"{number(record, 'cpu_s_per_gb'):.3g} CPU s/GB")
+    return ", ".join(words)

@@ -179,16 +179,16 @@ def record_of(of_ranks: list[Record], transport: str) -> Record:
         "timed": TIMED[text(first, "row")],
         "row": first["row"],
         "waits": waits or mpi.waits(ranks),
-        "call_cpu_ns": samples.quantile(_over_ranks(of_ranks, "cpu_ns", sum), 0.5),
+        "call_cpu_ns": samples.quantile(over_ranks(of_ranks, "cpu_ns", sum), 0.5),
     }
-    loops_ns = _over_ranks(of_ranks, "loop_ns", max)
+    loops_ns = over_ranks(of_ranks, "loop_ns", max)
     if loops_ns:
         fields["loop_ns"] = samples.quantile(loops_ns, 0.5)
-    each_ns = _over_ranks(of_ranks, "each_ns", max)
-    return samples.turn(fields, _over_ranks(of_ranks, "raw_ns", max), calls_ns=each_ns)
+    each_ns = over_ranks(of_ranks, "each_ns", max)
+    return samples.turn(fields, over_ranks(of_ranks, "raw_ns", max), calls_ns=each_ns)
 
 
-def _over_ranks(
+def over_ranks(
     of_ranks: list[Record], name: str, join: Callable[[tuple[int, ...]], int]
 ) -> list[int]:
     """Return what each round, or call, was for all ranks together."""

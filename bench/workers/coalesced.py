@@ -5,7 +5,8 @@ All take turns in the same processes, on the same tensors. Each sample is one pa
   one by one, async   the same with async_op=True, then wait() of each
   manager             _coalescing_manager() around dist.all_reduce() of each
   coalesced           one call with the list, as the manager makes it at its end
-Rank 0 prints lines of JSON: medians, and how many writes left in a pass (rdmatensor only).
+Rank 0 prints lines of JSON: medians, p99.9 or the largest of fewer than 1,000 samples, both ranks'
+processor time for 10^9 bytes, and how many writes left in a pass (rdmatensor only).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import rdmatensor.distributed
 
 BACKENDS = ("rdmatensor", "gloo")
 GLOO_EVERY = 6  # rounds: a pass one by one takes it a second
+LEAST_OF_P999 = 1000  # samples
 Pass = Callable[[dist.ProcessGroup, list[torch.Tensor]], None]
 
 
@@ -76,24 +78,33 @@ def writes_of(group: dist.ProcessGroup) -> int:
     return cast("dict[str, int]", counted)["writes"]
 
 
-def one_pass(call: Pass, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> int:
-    """Nanoseconds of a pass over tensors of ones; the sums are checked."""
+def one_pass(call: Pass, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> tuple[int, int]:
+    """Nanoseconds of a pass over tensors of ones, and of both ranks' CPUs; the sums are checked."""
     for tensor in tensors:
         tensor.fill_(1.0)
     dist.barrier(group=group)
-    started_ns = time.perf_counter_ns()
+    started_cpu_ns, started_ns = time.process_time_ns(), time.perf_counter_ns()
     call(group, tensors)
     taken_ns = time.perf_counter_ns() - started_ns
+    cpu_ns = torch.tensor(time.process_time_ns() - started_cpu_ns)
+    dist.all_reduce(cpu_ns)
     if not all(bool((tensor == 2.0).all()) for tensor in tensors):
         raise RuntimeError("a sum is wrong")
-    return taken_ns
+    return taken_ns, int(cpu_ns)
+
+
+def tail_of(ordered: list[int]) -> dict[str, int]:
+    """Return p99.9, or of too few samples the largest, with how many it is of."""
+    if len(ordered) >= LEAST_OF_P999:
+        return {"p999": ordered[int(0.999 * (len(ordered) - 1) + 0.5)]}
+    return {"most_ns": ordered[-1], "most_of": len(ordered)}
 
 
 def measure(
     groups: dict[str, dist.ProcessGroup], tensors: list[torch.Tensor], rounds: int
 ) -> list[dict[str, object]]:
     """Interleaved samples of all, after a round that does not count."""
-    samples: dict[tuple[str, str], list[int]] = {}
+    samples: dict[tuple[str, str], list[tuple[int, int]]] = {}
     writes: dict[tuple[str, str], int] = {}
     for round_number in range(rounds + 1):
         for backend, group in groups.items():
@@ -101,13 +112,15 @@ def measure(
                 continue
             for way, call in PASSES.items():
                 before = writes_of(groups["rdmatensor"])
-                took_ns = one_pass(call, group, tensors)
+                took = one_pass(call, group, tensors)
                 # A barrier went before.
                 writes[backend, way] = writes_of(groups["rdmatensor"]) - before - 1
                 if round_number > 0:
-                    samples.setdefault((backend, way), []).append(took_ns)
+                    samples.setdefault((backend, way), []).append(took)
     records: list[dict[str, object]] = []
-    for (backend, way), taken_ns in samples.items():
+    moved_bytes = sum(tensor.nbytes for tensor in tensors)
+    for (backend, way), of_way in samples.items():
+        taken_ns, cpu_ns = ([one[which] for one in of_way] for which in (0, 1))
         ordered = sorted(taken_ns)
         record: dict[str, object] = {
             "contestant": backend,
@@ -117,6 +130,8 @@ def measure(
             "median_ns": ordered[len(ordered) // 2],
             "p10": ordered[len(ordered) // 10],
             "p90": ordered[-1 - len(ordered) // 10],
+            **tail_of(ordered),
+            "cpu_s_per_gb": sorted(cpu_ns)[len(cpu_ns) // 2] / moved_bytes,
             "samples": len(ordered),
             "raw_ns": taken_ns,
         }

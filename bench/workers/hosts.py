@@ -72,6 +72,8 @@ def main() -> None:
                     "ranks": ranks,
                     "rank": rank,
                     "raw_ns": of_one.raw_ns,
+                    "cpu_ns": of_one.cpu_ns,
+                    "each_ns": of_one.each_ns,
                 }
                 sys.stdout.write(json.dumps(record) + "\n")
     dist.barrier()
