@@ -146,19 +146,21 @@ def main() -> int:
     first = FIRST_PORT + 1
     ports = list(range(first, first + arguments.rounds * len(arguments.sizes)))
     words = [str(GRPC), "serve", f"{os.environ['RIG_ADDR']}:{FIRST_PORT}"]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        if server.stdout.readline().strip() != "ready":
-            raise SystemExit("gRPC's server did not start")
-        rows: list[dict[str, object]] = []
-        budget = rdma.Budget(arguments.minutes, len(arguments.sizes))
-        for size in arguments.sizes:
-            rows.append(compare(size, SIZES[size], arguments.rounds, ports, budget.next_end_s()))
-            show(rows[-1])
-            kept.so_far(arguments.out, rows, rounds=arguments.rounds)
-    finally:
-        server.kill()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            if server.stdout.readline().strip() != "ready":
+                raise SystemExit("gRPC's server did not start")
+            rows: list[dict[str, object]] = []
+            budget = rdma.Budget(arguments.minutes, len(arguments.sizes))
+            for size in arguments.sizes:
+                rows.append(
+                    compare(size, SIZES[size], arguments.rounds, ports, budget.next_end_s())
+                )
+                show(rows[-1])
+                kept.so_far(arguments.out, rows, rounds=arguments.rounds)
+        finally:
+            server.kill()
     kept.finish(arguments.out, rows, rounds=arguments.rounds)
     return 0
 

@@ -211,16 +211,17 @@ class Perftest:
             if len(rates) != 1:
                 raise SystemExit(f"{' '.join(words)}: {said_here}")
             return rates[0]
-        server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        try:
-            while not rdma.is_listening(self._port) and server.poll() is None:
-                _check_time(end_s, "perftest does not listen")
-            listens.touch()
-            said, _ = server.communicate(timeout=LIMIT_S)
-            if server.returncode != 0:
-                raise SystemExit(f"{' '.join(words)}: {said.decode()}")
-        finally:
-            server.kill()
+        opened = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with opened as server:
+            try:
+                while not rdma.is_listening(self._port) and server.poll() is None:
+                    _check_time(end_s, "perftest does not listen")
+                listens.touch()
+                said, _ = server.communicate(timeout=LIMIT_S)
+                if server.returncode != 0:
+                    raise SystemExit(f"{' '.join(words)}: {said.decode()}")
+            finally:
+                server.kill()
         return 0.0
 
     def turn(self, both: Both, count: int) -> Turn:
@@ -325,6 +326,7 @@ def main() -> int:
     finally:
         if server is not None:
             server.kill()
+            server.wait()
     rows: list[dict[str, object]] = []
     if RANK == 0:
         rows = rows_of(found, arguments.rate, arguments.mib)
