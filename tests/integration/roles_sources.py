@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import rdmatensor.plan
-from graph_analysis import GraphCollectives, Pipeline, TransferPlan, analyze
+from graph_analysis import GraphCollectives, Pipeline, TransferPlan, analyze, merge_plans
 
 TIMEOUT = timedelta(seconds=60)
 STEPS = 4  # two that repeat, and one in which torch's pipeline makes its buffers
@@ -90,7 +90,15 @@ def tensor_parallel(_rank: int, world: int) -> dict[str, Any]:
         model(x).sum().backward()
         optimizer.step()
     recorded = rdmatensor.plan.recorded()
-    found = {"planned": sums(plan), "recorded": sums(recorded), "fingerprint": plan.fingerprint()}
+    assert recorded is not None
+    merged = merge_plans(plan, recorded)
+    found = {
+        "planned": sums(plan),
+        "recorded": sums(recorded),
+        "fingerprint": plan.fingerprint(),
+        "merged": sums(merged),
+        "known_from": sorted({crossing.source for crossing in merged.crossings}),
+    }
     dist.barrier()
     dist.destroy_process_group()
     return found
