@@ -262,7 +262,10 @@ def unmarked(rank: int, world: int) -> dict[str, Any]:
 
 
 def by_file(rank: int, _world: int, model: str, path: str) -> dict[str, Any]:
-    """DDP with RDMATENSOR_PLAN=FILE, and a metric; `model` is small or has another layer."""
+    """DDP with RDMATENSOR_PLAN=FILE, and what rank 0 tells; `model` is small or has another layer.
+
+    In the end the plan of both sources is trained by.
+    """
     os.environ["RDMATENSOR_PLAN"] = path
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     inner = small_model()
@@ -275,10 +278,11 @@ def by_file(rank: int, _world: int, model: str, path: str) -> dict[str, Any]:
     try:
         for _ in range(12):
             said += steps_of(module, rank, group, 1)
-            dist.all_reduce(torch.ones(3))
+            dist.broadcast(torch.ones(3), src=0)
             dist.barrier()
         merged = rdmatensor.plan.recorded()
         assert merged is not None
+        applied = planned_step(merged)
     except (rdmatensor.plan.PlanMismatch, dist.DistBackendError) as error:
         return {"error": str(error)}
     finally:
@@ -289,7 +293,22 @@ def by_file(rank: int, _world: int, model: str, path: str) -> dict[str, Any]:
         "last": said[-1],
         "known_from": [(*entry, c.source) for entry, c in in_steps if c.phase != "setup"],
         "merged": plan_to_json(merged),
+        "applied": applied,
     }
+
+
+def planned_step(plan: TransferPlan) -> rdmatensor.plan.Described:
+    """Train the small model for a step; what is said of it."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
+    output = planned(torch.ones(8, 16))
+    assert isinstance(output, torch.Tensor)
+    output.square().mean().backward()
+    optimizer.step()
+    said = planned.describe()
+    planned.close()
+    return said
 
 
 def written(folder: Path) -> dict[str, str]:

@@ -195,11 +195,13 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
     for rank in found:
         assert rank["error"] == ""
         assert (rank["last"]["state"], rank["last"]["compared"]) == ("locked", "yes")
-        # Gradients and buffers, and the metric's sum, of which the graph knows nothing.
+        # Gradients and buffers, and what rank 0 tells, of which the graph knows nothing.
         assert rank["last"]["known_from"] == {"both": 11, "recorded": 1}
         assert Counter(entry[3] for entry in rank["known_from"]) == rank["last"]["known_from"]
-        (metric,) = (entry for entry in rank["known_from"] if entry[3] == "recorded")
-        assert (metric[0], metric[2]) == ("all_reduce", 12)
+        (told,) = (entry for entry in rank["known_from"] if entry[3] == "recorded")
+        assert (told[0], told[2]) == ("broadcast", 12)
+        # Trained by, it leaves that to the program.
+        assert (rank["applied"]["steps"], rank["applied"]["copied"]) == (1, 8)
         assert rank["merged"] == found[0]["merged"]
     merged = tmp_path / "merged.json"
     merged.write_text(found[0]["merged"], encoding="utf-8")
