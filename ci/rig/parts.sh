@@ -110,8 +110,8 @@ one() {
     part 'nothing is left behind' "$python" tests/rig/leftovers.py
     part 'ranks of torch that end' "$python" tests/rig/sweep.py
     part 'training' env RDMATENSOR_TRANSPORT=verbs "$python" tests/rig/train.py
-    if [[ "${RIG_FULL:-}" == 1 ]]; then # three jobs of torch, with a witness in each: minutes
-        part 'what a step costs' "$python" tests/rig/counts.py
+    if [[ "${RIG_FULL:-}" == 1 ]]; then # four jobs of torch, with a witness in each
+        LIMIT_S=$((2 * LIMIT_S)) part 'what a step costs' "$python" tests/rig/counts.py
     fi
     part 'witness (pyverbs)' "$python" tests/rig/witness_job.py
 }

@@ -1,7 +1,7 @@
 """What a step costs over verbs, by the library's counters and by witnesses that know none of it.
 
 Usage, within the rig, on one host: counts.py. Two ranks train by a plan, as a script with
-DistributedDataParallel that knows of none, and as a pipeline of torch's. Once their steps repeat
+DistributedDataParallel that knows of none, and as pipelines of torch's. Once their steps repeat
 nothing may be copied, asked for or registered. The witnesses: the packets that rxe sent, which must
 be those of the payload, of 64 bytes for each message and each credit, and of their
 acknowledgements; the numbers that the kernel gives what is registered; bytes of TCP sockets; and a
@@ -61,11 +61,14 @@ def _halves(found: dict[str, Any]) -> list[int]:
 PARTS = (
     Part("by a plan", "roles_counts:planned", {}, _halves),
     Part("DistributedDataParallel, no plan", "roles_counts:script", {}, _halves),
-    Part(
-        "GPipe",
-        "roles_pipeline:trains",
-        {"name": "GPipe"},
-        lambda found: [found["bytes"]] * MICRO_BATCHES * STEPS,
+    *(
+        Part(
+            name,
+            "roles_pipeline:trains",
+            {"name": name},
+            lambda found: [found["bytes"]] * MICRO_BATCHES * STEPS,
+        )
+        for name in ("GPipe", "1F1B")
     ),
 )
 
