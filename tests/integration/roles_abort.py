@@ -6,16 +6,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import holdings
 import torch
 import torch.distributed as dist
-from meeting import meet
+from meeting import SCALE, meet
 from roles_life import our_backend, total
 
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=20 * SCALE)
 
 
 def _in_flight(rank: int) -> list[dist.Work]:
@@ -71,7 +72,7 @@ def _interrupted(way: str) -> list[threading.Timer]:
         timer.start()
         dist.recv(torch.empty(7), 1 - rank, tag=9)
     except KeyboardInterrupt:
-        if time.monotonic() - began_s > 5.0:
+        if time.monotonic() - began_s > 5.0 * SCALE:
             raise AssertionError("the wait was not interrupted promptly") from None
     else:
         raise AssertionError("nobody sent")
@@ -107,14 +108,17 @@ def _error_of(call: Callable[[], object]) -> str:
     return ""
 
 
-def ended(rank: int, world: int, *, store: str, is_connected: bool) -> dict[str, object]:
+def ended(
+    rank: int, world: int, *, store: str, is_connected: bool, ways: Sequence[str] = tuple(WAYS)
+) -> dict[str, object]:
     """End a group in each way, with works in flight and with none; the next must work.
 
     is_connected: a sum went well before; else the works, if any, are the group's first.
     """
     before_all = holdings.count()
     found: dict[str, object] = {}
-    for turn, (way, act) in enumerate(WAYS.items()):
+    for turn, way in enumerate(ways):
+        act = WAYS[way]
         for is_busy in (True, False):
             name = f"{way}, {'busy' if is_busy else 'idle'}"
             _set_up(rank, world, f"{store}.{turn}.{is_busy}")
@@ -137,6 +141,20 @@ def ended(rank: int, world: int, *, store: str, is_connected: bool) -> dict[str,
     dist.destroy_process_group()
     found["left"] = holdings.left(before_all)
     return found
+
+
+def judge_ended(results: Sequence[dict[str, Any]], ways: Sequence[str] = tuple(WAYS)) -> None:
+    """Check what ended() returned on each rank."""
+    for rank, found in enumerate(results):
+        assert found.pop("last") == 1.0
+        assert found.pop("left") == {}
+        assert len(found) == 2 * len(ways)
+        for name, one in found.items():
+            assert one["before"] == 1.0
+            assert len(one["errors"]) == (0 if name.endswith("idle") else 4 - rank)
+            assert all("rdmatensor:" in error for error in one["errors"]), (name, one["errors"])
+            assert one["seconds"] < 10.0 * SCALE, name
+            assert "rdmatensor:all_reduce" in one["again"], name
 
 
 # Of which each waits for the other rank, whose address it needs first.
