@@ -154,6 +154,10 @@ links() {
     ((RIG_HOST == 1)) || rig-cable up 1 || overall=1
     part 'RDMA lost for good, tcp is not' env -u RDMATENSOR_TRANSPORT \
         "$python" tests/rig/cable.py moved
+    if [[ "${RIG_FULL:-}" == 1 ]]; then # torch is imported on both hosts: minutes
+        part 'training, RDMA lost for good' env -u RDMATENSOR_TRANSPORT \
+            "$python" tests/rig/failover.py
+    fi
     part 'two links against one' "$python" tests/rig/link_rates.py
 }
 

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -32,13 +33,18 @@ LIMIT_S = 600  # far above what it takes; the rig has a deadline of its own
 BACKENDS = ("rdmatensor", "gloo")
 
 
-def train(images: torch.Tensor, labels: torch.Tensor) -> tuple[list[float], torch.Tensor]:
+def train(
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    before_step: Callable[[int], object] = lambda _number: None,
+) -> tuple[list[float], torch.Tensor]:
     """Return this rank's loss of each step and all final weights in a row."""
     torch.manual_seed(0)
     model = DistributedDataParallel(DigitNet())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for step in range(STEPS):
+        before_step(step)
         first = (step * RANKS + dist.get_rank()) * BATCH
         loss = nn.functional.cross_entropy(
             model(images[first : first + BATCH]), labels[first : first + BATCH]
