@@ -233,8 +233,9 @@ def _agreed(recordings: list[Recording]) -> TransferPlan:
 
 def _is_about(planned: TransferPlan, plan: TransferPlan) -> bool:
     """Whether the file's plan is for this group; a job has others, of metrics for example."""
-    names = {tensor.name for tensor in plan.tensors}
-    is_named = any(tensor.name in names for tensor in planned.tensors)
+    of_model = {t.name for t in planned.tensors if t.role in ("parameter", "gradient", "buffer")}
+    named = of_model or {t.name for t in planned.tensors}  # the latter are numbers, as others have
+    is_named = any(tensor.name in named for tensor in plan.tensors)
     return planned.strategy.world_size == plan.strategy.world_size and is_named
 
 

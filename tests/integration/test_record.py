@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import ErrorType
 
 import rdmatensor
-from graph_analysis import RecordedOp, RecordedTensor
+from graph_analysis import RecordedOp, RecordedTensor, record_plan
 from graph_analysis.recording import recording_to_json
 from rdmatensor import _record
 
@@ -210,6 +210,27 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
             "tensor 4.bias.grad: the plan has all_reduce of 16 bytes, recorded were 20"
             in rank["error"]
         )
+
+
+def test_a_plan_with_what_has_no_name_is_not_of_every_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A merged or recorded plan calls some tensors by a number, as every other group does."""
+
+    def summed(*tensors: RecordedTensor) -> RecordedOp:
+        return RecordedOp("all_reduce", "float32", 4, 4, 4, 0, None, None, 0, True, tensors)
+
+    gradient = RecordedTensor("w.grad", "gradient", "float32", 4, (1,), "w")
+    plan = record_plan([(summed(), summed(gradient))] * 2)
+    monkeypatch.setattr(_record._process, "graph_plan", plan)
+    others = [(summed(), summed())] * 2
+    assert _record._agreed(others) == record_plan(others)
+    with pytest.raises(_record.PlanMismatch, match="tensor all_reduce 0: the plan has"):
+        _record._agreed([(summed(gradient),)] * 2)
+    # Where the plan itself has no names, it is of the groups that have a tensor of such a number.
+    monkeypatch.setattr(_record._process, "graph_plan", record_plan([(summed(),) * 3] * 2))
+    with pytest.raises(_record.PlanMismatch, match="tensor all_reduce 2: "):
+        _record._agreed(others)
 
 
 def test_the_recorder_can_be_switched_off(tmp_path: Path) -> None:
