@@ -16,7 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.distributed
 import rdmatensor.plan
-from graph_analysis import DataParallel, TransferPlan, analyze, plan_to_json
+from graph_analysis import (
+    DataParallel,
+    GraphCollectives,
+    TransferPlan,
+    analyze,
+    merge_plans,
+    plan_to_json,
+)
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -146,12 +153,24 @@ def early(rank: int, _world: int) -> dict[str, Any]:
 
 def sharded(rank: int, world: int) -> dict[str, Any]:
     module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    of_graph = analyze(module, (torch.randn(8, 16),), strategy=GraphCollectives(world))
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
     for layer in (module[0], module[2], module):
         fully_shard(layer, mesh=mesh)
     said = steps_of(module, rank, mesh.get_group(), 5)
     plan = rdmatensor.plan.recorded(mesh.get_group())
-    return {"last": said[-1], "crossing": crossing(plan)}
+    assert plan is not None
+    merged = merge_plans(of_graph, plan)
+    known = [
+        (*entry, c.source) for entry, c in zip(crossing(merged), merged.crossings, strict=True)
+    ]
+    return {
+        "last": said[-1],
+        "crossing": crossing(plan),
+        "of_graph": crossing(of_graph),
+        "merged": known,
+        "roles": sorted({tensor.role for tensor in merged.tensors}),
+    }
 
 
 def eager(rank: int, _world: int) -> dict[str, Any]:

@@ -72,6 +72,10 @@ def test_hooks_of_fsdp(cases: list[dict[str, Any]]) -> None:
         # Halves of two layers: each gathers what it has and hands in all that it computed.
         reduced = [size for operation, _, size in rank["crossing"] if operation == "reduce_scatter"]
         assert sorted(reduced) == sorted([4 * (16 * 64 + 64), 4 * (64 * 4 + 4)])
+        # The graph of the module shows none of that; the plan of both has it, and what it computes.
+        assert rank["of_graph"] == []
+        assert rank["merged"] == [[*entry, "recorded"] for entry in rank["crossing"]]
+        assert {"activation", "gradient", "parameter"} <= set(rank["roles"])
 
 
 def test_eager_code_and_messages(cases: list[dict[str, Any]]) -> None:
