@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import Row, rate_text, size_text, time_text
 
+_OURS = "rdmatensor"
 _SMALL = 8.0
 # As it comes it is what the targets were set against; tuned it gives up error handling.
 _RIVALS = {"nixl": "NIXL", "nixl tuned": "NIXL tuned"}
@@ -116,37 +117,38 @@ def c10d(records: list[Record]) -> list[Row]:
 
 def coalesced(records: list[Record]) -> list[Row]:
     """Many small tensors: coalesced beside one by one, and both beside Gloo's."""
-    medians = {
-        (text(record, "contestant"), text(record, "way")): number(record, "median_ns")
-        for record in records
-    }
-    ours = {
-        text(record, "way"): record for record in records if record["contestant"] == "rdmatensor"
-    }
+    found = {(text(record, "contestant"), text(record, "way")): record for record in records}
+    ours = {way: record for (contestant, way), record in found.items() if contestant == _OURS}
     first = next(iter(ours.values()))
     what = f"{number(first, 'tensors'):.0f} x {size_text(number(first, 'size'))}"
     rows = []
     for way, record in ours.items():
         took = number(record, "median_ns")
-        rivals = [("gloo", way, "Gloo"), ("rdmatensor", "one by one", "one by one")]
+        rivals = [("gloo", way, "Gloo"), (_OURS, "one by one", "one by one")]
         rows += [
             Row(
                 f"all_reduce of {what}, {way}",
-                f"{time_text(medians[backend, other])} {words}",
+                f"{time_text(number(rival, 'median_ns'))} {words}",
                 time_text(took),
-                medians[backend, other] / took,
+                number(rival, "median_ns") / took,
                 20.0 if (way, other) == ("coalesced", "one by one") else None,
-                note=_beside(record),
+                note="; ".join(
+                    [
+                        ", ".join([f"{number(record, 'writes'):.0f} writes", *_beside(record)]),
+                        *(f"{words}: {', '.join(beside)}" for beside in [_beside(rival)] if beside),
+                    ]
+                ),
             )
             for backend, other, words in rivals
-            if (backend, other) != ("rdmatensor", way)
+            if (backend, other) != (_OURS, way)
+            for rival in [found[backend, other]]
         ]
     return rows
 
 
-def _beside(record: Record) -> str:
-    """Return what stands beside a median; older results have only the first."""
-    words = [f"{number(record, 'writes'):.0f} writes"]
+def _beside(record: Record) -> list[str]:
+    """Return what stands beside a median; older results have nothing."""
+    words = []
     if "p999" in record:
         words.append(f"p99.9 {time_text(number(record, 'p999'))}")
     if "most_ns" in record:
@@ -154,4 +156,4 @@ def _beside(record: Record) -> str:
         words.append(f"most of {number(record, 'most_of'):.0f} {most}")
     if "cpu_s_per_gb" in record:
         words.append(f"{number(record, 'cpu_s_per_gb'):.3g} CPU s/GB")
-    return ", ".join(words)
+    return words
