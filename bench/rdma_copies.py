@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from bench.suite.copies import VARIANT, WANTED, each_ns
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (256 * KIB, MIB, 4 * MIB)
-TRANSPORTS = ("rc_verbs", "ud_verbs")
+TRANSPORTS = {"rc_verbs": "rc_v,self", "ud_verbs": "ud_verbs,self"}  # rc_v: set up by UD
 VOLUME = 32 * MIB  # of a turn of UCX and size, as a step of the variant
 PATIENCE_S = 60.0
 TURN_PATIENCE_S = 300.0  # of the variant: an emulated machine takes half a minute to import torch
@@ -60,8 +61,8 @@ def ucx(transport: str, sizes: Sequence[int], volume: int = VOLUME) -> Rates:
     rates = {}
     for size in sizes:
         words = ["-t", "tag_bw", "-s", str(size), "-n", str(max(5, volume // size)), "-w", "5"]
-        path = f"{transport},self"
-        printed = programs.run_ucx(words, path, programs.free_port(), PATIENCE_S)
+        port = programs.free_port()
+        printed = programs.run_ucx(words, TRANSPORTS[transport], port, PATIENCE_S)
         rates[size] = size / MIB / (each_ns(printed) * 1e-9)
     return rates
 
@@ -73,7 +74,8 @@ def why_missing(transport: str) -> str:
     except subprocess.TimeoutExpired:
         return f"ucx_perftest moves nothing over {transport} in {PATIENCE_S:g} s"
     except (RuntimeError, OSError, programs.TooFewCores) as error:
-        return str(error)
+        said = [line for line in str(error).splitlines() if re.search(r"\b(ERROR|Fatal)\b", line)]
+        return said[0].partition("] ")[2].strip() if said else str(error)
     return ""
 
 
