@@ -266,7 +266,7 @@ VARIABLES = (
         "PLAN",
         "auto, off or a path",
         "`auto`: learn from the first steps what repeats, and compare it among the ranks; a path: "
-        "compare it also with the plan of `graph_analysis` in that file",
+        "compare it also with the plan of `graph_analysis` in that file, and make one plan of both",
         str,
     ),
     Variable(
