@@ -160,7 +160,7 @@ def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
 
 
 def _is_alone(records: Sequence[Record]) -> bool:
-    return all(number(record, "depth") == 1 for record in records)
+    return all(record.get("depth", 1) == 1 for record in records)  # older files do not say
 
 
 def _in_a_row(records: Sequence[Record], folder: Path) -> list[Picture]:
