@@ -95,11 +95,13 @@ def rows_of(found: Mapping[str, Sequence[Rates]], sizes: Sequence[int]) -> list[
 
 
 def show(row: Record) -> None:
-    """Print a line for each rival of a size."""
+    """Print a line for each rival of a size, or what the variant does where there is none."""
     turns, ratios = row["mib_per_s"], row["ratios"]
     assert isinstance(turns, dict)
     assert isinstance(ratios, dict)
     mine = statistics.median(turns[VARIANT])
+    if not ratios:
+        print(f"{size_text(number(row, 'size')):>8}  {VARIANT} {mine:.1f} MiB/s", flush=True)
     for who, (lower, middle, upper) in ratios.items():
         print(
             f"{size_text(number(row, 'size')):>8}  {VARIANT} {mine:.1f} MiB/s  {who}"

@@ -140,6 +140,8 @@ def test_the_copy_variant_beside_ucx_over_verbs(
     assert "missing: UCX tag, ud_verbs ([rig0:1  :0]  select.c:549  UCX  ERROR no such tr" in said
     assert "backtrace" not in said
     assert "copy variant 47.7 MiB/s  UCX tag, rc_verbs 95.4 MiB/s  ratio 0.50" in said
+    rdma_copies.show({"size": MIB, "mib_per_s": {copies.VARIANT: [7.0]}, "ratios": {}})
+    assert capsys.readouterr().out.split()[-4:] == ["copy", "variant", "7.0", "MiB/s"]
     kept = json.loads((tmp_path / "rdma_copies.json").read_text())
     assert kept["is_whole"] is True
     assert list(kept["options"]["missing"]) == ["ud_verbs"]
