@@ -15,8 +15,13 @@ class ModelCheck:
     """Watches a model's trainable parameters; a gradient that nobody sends would part the ranks."""
 
     def __init__(
-        self, model: torch.nn.Module, planned: Mapping[torch.nn.Parameter, Gradient]
+        self,
+        model: torch.nn.Module,
+        planned: Mapping[torch.nn.Parameter, Gradient],
+        *,
+        is_alone: bool,
     ) -> None:
+        """is_alone: the group has one rank, to which a plan sends nothing."""
         self._model = model
         self._names = {p: gradient.name for p, gradient in planned.items()}
         self._planned = {p: (p.shape, p.dtype) for p in planned}
@@ -24,7 +29,7 @@ class ModelCheck:
         self.hooks = [
             p.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
             for p in self._trained
-            if p not in self._planned
+            if p not in self._planned and not is_alone
         ]
 
     def check(self, *, is_sending: bool) -> None:

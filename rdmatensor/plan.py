@@ -138,7 +138,8 @@ class PlannedModel:
         self._choice = Choice(plan, self._group, is_wanted=choose_again)
         self._buffers = buffers_to_send(plan, model)
         self._memory = GradientMemory(plan, dict(model.named_parameters()), default_context())
-        self._check = ModelCheck(model, self._memory.gradients)
+        is_alone = plan.strategy.world_size == 1
+        self._check = ModelCheck(model, self._memory.gradients, is_alone=is_alone)
         self._finds_unused = find_unused_parameters
         self._used: set[torch.Tensor] = set()  # in this step's backward passes so far
         self._is_syncing = True

@@ -52,6 +52,21 @@ def bits_of(model: nn.Module) -> str:
     return whole.hexdigest()
 
 
+def alone(_rank: int, world: int) -> dict[str, Any]:
+    """One rank, to which nothing has to be sent, and the same model by itself."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    model, batch_of = make("mlp")
+    itself = copy.deepcopy(model)
+    plan = analyze(model, (batch_of(0, 0),), strategy=DataParallel(world))
+    optimizers = [torch.optim.SGD(one.parameters(), **SETTINGS) for one in (model, itself)]
+    planned = rdmatensor.plan.apply(model, plan, optimizers[0])
+    losses = _steps(planned, optimizers[0], batch_of, range(8))
+    whole = _steps(itself, optimizers[1], batch_of, range(8))
+    planned.close()
+    dist.destroy_process_group()
+    return {"losses": losses, "whole_losses": whole}
+
+
 def frozen(rank: int, world: int) -> dict[str, Any]:
     """The first layer is frozen: it is not in the plan, and stays what it was."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)

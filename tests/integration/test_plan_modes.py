@@ -28,6 +28,11 @@ def run(
     )
 
 
+def test_one_rank_trains_as_without_a_plan(tmp_path: Path) -> None:
+    (rank,) = jobs.results(jobs.run("roles_plan_modes:alone", 1, tmp_path, timeout_s=START_S))
+    assert rank["losses"] == rank["whole_losses"]  # bit by bit
+
+
 def test_a_frozen_layer_is_left_alone(tmp_path: Path) -> None:
     ranks = run("frozen", tmp_path)
     for rank in ranks:
