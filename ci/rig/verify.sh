@@ -13,7 +13,7 @@
 # no rig.
 # shellcheck source=ci/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
-RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-2700}"   # several times what a layout takes on two busy CPUs
+RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-2700}"   # about twice what the longest takes on two busy CPUs
 SWEEP_LIMIT_S="${RIG_RUN_LIMIT_S:-7200}" # two parts, each with a deadline of an hour
 WORDS_AGAIN=40                         # last lines of each failed layout, repeated at the end
 BUDGET_S=900                           # of all layouts of ci/test.sh, where two cores are idle
