@@ -120,7 +120,9 @@ def merge(turns: Sequence[Record]) -> list[Record]:
 
 
 def _merge_one(turns: list[Record]) -> Record:
-    fields = {name: value for name, value in turns[0].items() if name not in _OF_SAMPLES}
+    of_all = [name for name in _OF_TURNS if all(name in one for one in turns)]
+    apart = {*_OF_SAMPLES, *_OF_TURNS}  # of a turn, or of some turns only
+    fields = {name: value for name, value in turns[0].items() if name not in apart}
     raw = [ns for record in turns for ns in raw_of(record)]
     tails = {
         name: quantile([number(one, name) for one in turns], 0.5)
@@ -135,11 +137,7 @@ def _merge_one(turns: list[Record]) -> Record:
         tails = {**tails, **told}
         if "p999" not in tails:
             tails = {**tails, "most_ns": max(calls), "most_of": len(calls)}
-    costs = {
-        name: quantile([number(one, name) for one in turns], 0.5)
-        for name in _OF_TURNS
-        if name in fields
-    }
+    costs = {name: quantile([number(one, name) for one in turns], 0.5) for name in of_all}
     return {
         **fields,
         **costs,

@@ -136,3 +136,13 @@ def test_the_targets_against_nixl_are_the_same_over_both_paths() -> None:
         judged = {row.what.split()[1]: row.target for row in rows if "NIXL," in row.floor}
         assert judged == {"8": 4.0, "64": 1.5}
         assert all(row.target is None for row in rows if "NIXL tuned" in row.floor)
+
+
+def test_a_cost_that_some_turns_do_not_tell_is_left_out() -> None:
+    """Processor time of a run that was little more than its start says nothing."""
+    fields = samples.p2p_fields("UCX put", "ucx", "shm", 8, timed="1 in flight, one way")
+    cost = samples.COSTS[0]
+    told, silent = (samples.turn({**fields, **more}, [5.0]) for more in ({cost: 2.0}, {}))
+    for turns in ([told, silent], [silent, told]):
+        assert cost not in samples.merge(turns)[0]
+    assert samples.merge([told, {**told, cost: 4.0}, told])[0][cost] == 2.0
