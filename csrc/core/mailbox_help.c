@@ -125,6 +125,7 @@ rdti_help_take(struct rdti_mailbox *m, struct rdti_request *receive)
         struct rdti_share *share = &m->shares[i];
         if (share->state != RDTI_SHARE_READY || share->id != receive->id)
             continue;
+        rdti_receive_populate(receive, share->off_bytes, share->len_bytes);
         /* The kind of all of the message: it sweeps the caches as a whole. */
         rdti_copy_as((char *)receive->buf + share->off_bytes,
                      (const char *)rdt_region_addr(m->desk) + i * RDTI_SHARE_BYTES,

@@ -223,6 +223,8 @@ void rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id);
 /* The sender will not write any more, and takes its offer back. */
 void rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);
 void rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err);
+/* Before a part of its buffer is written from here: of what is large, the pages come at once. */
+void rdti_receive_populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes);
 void rdti_receive_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
 
 /* mailbox_help.c: the sender of a large message writes shares of what its receiver reads */

@@ -10,6 +10,7 @@
 #include "base/copy.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pages.h"
 #include "core/mailbox_impl.h"
 #include "core/sums.h"
 #include "wire/notify.h"
@@ -21,6 +22,8 @@
 #define PROCESS_SLICE_BYTES (UINT64_C(1) << 20)
 /* Fits a level-two cache: it is written by one core and read by another, over and over. */
 #define BOUNCE_BYTES (UINT64_C(1) << 20)
+/* What is smaller is more often in memory that was used before. */
+#define POPULATE_FROM_BYTES (UINT64_C(16) << 20)
 
 static void
 copy_error(struct rdti_request *receive, rdt_status status, const struct rdt_error *err)
@@ -38,6 +41,13 @@ refuse(struct rdti_request *receive, const struct rdt_error *err)
 {
     rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, err);
     rdti_request_finish(receive, (rdt_status)err->status, err);
+}
+
+void
+rdti_receive_populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes)
+{
+    if (receive->len_bytes >= POPULATE_FROM_BYTES)
+        rdti_pages_populate((char *)receive->buf + off_bytes, len_bytes);
 }
 
 /* ---- Reading ----------------------------------------------------------------------------- */
@@ -81,6 +91,7 @@ read_region(struct rdti_request *receive)
     t->op.len_bytes = t->op.block.len_bytes;
     t->op.complete = on_read;
     receive->ops++;
+    rdti_receive_populate(receive, receive->done_bytes, t->op.len_bytes);
     const rdt_status status = rdti_endpoint_post(receive->mailbox->ep, t, &err);
     if (status != RDT_OK) {
         receive->ops--;
@@ -99,6 +110,8 @@ read_process(struct rdti_request *receive)
     const struct iovec local = {(char *)receive->buf + receive->done_bytes, len_bytes};
     const struct iovec remote = {(void *)(uintptr_t)(receive->rts.addr + receive->done_bytes),
                                  len_bytes};
+
+    rdti_receive_populate(receive, receive->done_bytes, len_bytes);
     const ssize_t got = process_vm_readv((pid_t)receive->rts.pid, &local, 1, &remote, 1, 0);
     const int sys_errno = errno;
 
@@ -469,6 +482,7 @@ rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
     if (receive->is_bounced && !receive->is_cancelled) {
         const uint64_t left = receive->len_bytes - receive->done_bytes;
         const uint64_t len_bytes = left < BOUNCE_BYTES ? left : BOUNCE_BYTES;
+        rdti_receive_populate(receive, receive->done_bytes, len_bytes);
         rdti_copy((char *)receive->buf + receive->done_bytes, rdt_region_addr(m->bounce), len_bytes,
                   RDTI_COPY_TO_OWN);
         rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
