@@ -19,8 +19,9 @@ constexpr const char *backend_name = "rdmatensor";
 constexpr const char *making = "rdmatensor:init_process_group";
 /* The library tells groups apart by name and epoch; the rest of a long name says nothing new. */
 constexpr size_t group_name_chars = 32;
-/* Of what the library says of a group: a number for each of 64 members, and some twenty values. */
-constexpr size_t collectives_max_bytes = 4096;
+/* Of what the library says of a group: a number for each of 64 members, some twenty values, the
+ * lengths from which each operation goes another way, and those of which others are preferred. */
+constexpr size_t collectives_max_bytes = 8192;
 
 /* The groups that live, for shutdown_all(), and the job that the next group joins. */
 struct Process {

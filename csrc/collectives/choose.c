@@ -9,9 +9,6 @@
 #include "collectives/team.h"
 
 enum {
-    /* Per block: all at once for small ones, one neighbour at a time for large ones,
-     * which would flood receivers that are not ready. */
-    ALLGATHER_DIRECT_MAX_BYTES = 16 * 1024,
     /* Below, messages are sent eagerly, and a root that does not wait for anybody is ahead of one
      * that fills a board; above, a board's two passes over memory cost more than a tree's one. */
     BROADCAST_BY_HOSTS_MIN_BYTES = 32 * 1024,
@@ -26,9 +23,10 @@ enum choice {
     CHOICE_HALVING,
     CHOICE_TREE,
     CHOICE_HIERARCHICAL, /* as auto; between hosts always by way of them, where they have several */
+    CHOICES,
 };
 
-static const char *const choices[] = {
+static const char *const choices[CHOICES] = {
     [CHOICE_AUTO] = "auto",
     [CHOICE_MESSAGES] = "messages",
     [CHOICE_DIRECT] = "direct",
@@ -43,7 +41,7 @@ rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
 {
     const char *text = getenv("RDMATENSOR_ALGO");
 
-    for (unsigned i = 0; i < sizeof(choices) / sizeof(choices[0]); i++) {
+    for (unsigned i = 0; i < CHOICES; i++) {
         if (text != NULL && text[0] != '\0' && strcmp(text, choices[i]) != 0)
             continue;
         *out = i; /* unset: the first */
@@ -131,35 +129,19 @@ hosts_of(const struct rdti_coll *coll)
     return rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS ? &coll->team->hosts : NULL;
 }
 
+/* NULL: the operation has one algorithm. */
 static const struct rdti_coll_algorithm *
-choose_allreduce(const struct rdti_coll *coll, unsigned choice)
+cheapest(const struct rdti_coll *coll)
 {
-    switch (choice) {
-    case CHOICE_RING:
-        return &rdti_allreduce_ring;
-    case CHOICE_HALVING:
-        return &rdti_allreduce_halving;
-    case CHOICE_TREE:
-        return &rdti_allreduce_tree;
-    case CHOICE_DIRECT:
-        return &rdti_allreduce_doubling;
-    default:
-        if (coll->team == NULL)
-            return &rdti_allreduce_doubling;
-        return rdti_cost_flat(coll->team->costs, coll->size, hosts_of(coll),
-                              rdti_pack_unit_bytes(coll))
+    /* Only a sum must go in a pack as each tensor does alone. */
+    const uint64_t len_bytes =
+        coll->args.op == RDT_COLL_ALLGATHER ? coll->block_bytes : rdti_pack_unit_bytes(coll);
+
+    if (coll->team == NULL)
+        return rdti_cost_flat(&rdti_costs_built_in, coll->args.op, coll->size, NULL, len_bytes)
             .algorithm;
-    }
-}
-
-static const struct rdti_coll_algorithm *
-choose_allgather(const struct rdti_coll *coll, unsigned choice)
-{
-    const bool is_small = coll->block_bytes <= ALLGATHER_DIRECT_MAX_BYTES;
-
-    if (choice == CHOICE_DIRECT || (choice != CHOICE_RING && is_small))
-        return &rdti_allgather_direct;
-    return &rdti_allgather_ring;
+    return rdti_cost_flat(coll->team->costs, coll->args.op, coll->size, hosts_of(coll), len_bytes)
+        .algorithm;
 }
 
 /* The operation sums, and has to do so in rank order. NULL: one of the two does not hold. */
@@ -184,23 +166,34 @@ ordered_of(const struct rdti_coll *coll)
 static const struct rdti_coll_algorithm *
 choose_messages(const struct rdti_coll *coll, unsigned choice)
 {
+    static const struct rdti_coll_algorithm *const forced[][CHOICES] = {
+        [RDT_COLL_BROADCAST] = {[CHOICE_RING] = &rdti_broadcast_ring,
+                                [CHOICE_TREE] = &rdti_broadcast_binomial},
+        [RDT_COLL_REDUCE] = {[CHOICE_DIRECT] = &rdti_reduce_ordered,
+                             [CHOICE_TREE] = &rdti_reduce_binomial},
+        [RDT_COLL_ALLREDUCE] = {[CHOICE_DIRECT] = &rdti_allreduce_doubling,
+                                [CHOICE_RING] = &rdti_allreduce_ring,
+                                [CHOICE_HALVING] = &rdti_allreduce_halving,
+                                [CHOICE_TREE] = &rdti_allreduce_tree},
+        [RDT_COLL_ALLGATHER] = {[CHOICE_DIRECT] = &rdti_allgather_direct,
+                                [CHOICE_RING] = &rdti_allgather_ring},
+        [RDT_COLL_REDUCE_SCATTER] = {[CHOICE_DIRECT] = &rdti_reduce_scatter_ordered,
+                                     [CHOICE_RING] = &rdti_reduce_scatter_ring},
+    };
     static const struct rdti_coll_algorithm *const only[] = {
-        [RDT_COLL_BROADCAST] = &rdti_broadcast_binomial,
-        [RDT_COLL_REDUCE] = &rdti_reduce_binomial,
-        [RDT_COLL_REDUCE_SCATTER] = &rdti_reduce_scatter_ring,
         [RDT_COLL_GATHER] = &rdti_gather_direct,
         [RDT_COLL_SCATTER] = &rdti_scatter_direct,
         [RDT_COLL_ALLTOALL] = &rdti_alltoall_pairwise,
         [RDT_COLL_BARRIER] = &rdti_barrier_dissemination,
     };
+    const uint32_t op = coll->args.op;
 
     if (ordered_of(coll) != NULL)
         return ordered_of(coll);
-    if (coll->args.op == RDT_COLL_ALLREDUCE)
-        return choose_allreduce(coll, choice);
-    if (coll->args.op == RDT_COLL_ALLGATHER)
-        return choose_allgather(coll, choice);
-    return only[coll->args.op];
+    if (op < sizeof(forced) / sizeof(forced[0]) && forced[op][choice] != NULL)
+        return forced[op][choice];
+    const struct rdti_coll_algorithm *algorithm = cheapest(coll);
+    return algorithm != NULL ? algorithm : only[op];
 }
 
 /* Messages of a binomial tree that go to another host; by way of hosts there is one for each. */
@@ -236,7 +229,16 @@ goes_by_hosts(const struct rdti_coll *coll)
     if (coll->args.op != RDT_COLL_ALLREDUCE)
         return true;
     return rdti_cost_by_hosts(team->costs, &team->hosts, bytes).cost_ps <
-           rdti_cost_flat(team->costs, coll->size, &team->hosts, bytes).cost_ps;
+           rdti_cost_flat(team->costs, RDT_COLL_ALLREDUCE, coll->size, &team->hosts, bytes).cost_ps;
+}
+
+/* Of a group that sends messages. */
+static const struct rdti_coll_algorithm *
+choose_by_costs(const struct rdti_coll *coll)
+{
+    if (rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS && goes_by_hosts(coll))
+        return &rdti_hierarchical;
+    return choose_messages(coll, coll->team->choice);
 }
 
 const struct rdti_coll_algorithm *
@@ -252,8 +254,22 @@ rdti_coll_choose(const struct rdti_coll *coll)
     case RDTI_VERDICT_UNDECIDED:
         return &rdti_undecided;
     case RDTI_VERDICT_HOSTS:
-        return goes_by_hosts(coll) ? &rdti_hierarchical : choose_messages(coll, coll->team->choice);
+        return choose_by_costs(coll);
     default:
-        return choose_messages(coll, rdti_preferred(coll, &choice) ? choice : coll->team->choice);
+        return rdti_preferred(coll, &choice) ? choose_messages(coll, choice)
+                                             : choose_by_costs(coll);
     }
+}
+
+const char *
+rdti_choice_at(struct rdti_team *team, uint32_t op, uint64_t len_bytes)
+{
+    const struct rdti_coll coll = {.args = {.op = op, .dtype = RDT_U8, .count = len_bytes},
+                                   .team = team,
+                                   .rank = team->rank,
+                                   .size = team->size,
+                                   .elem_bytes = 1,
+                                   .block_bytes = len_bytes};
+
+    return choose_by_costs(&coll)->name;
 }

@@ -124,6 +124,9 @@ rdt_status rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, c
  * has no verdict or not this one.
  */
 const struct rdti_coll_algorithm *rdti_coll_choose(const struct rdti_coll *coll);
+/* The name of what it would be by costs for a block of so many bytes, rank 0 the root; of a group
+ * whose verdict is MESSAGES or HOSTS. */
+const char *rdti_choice_at(struct rdti_team *team, uint32_t op, uint64_t len_bytes);
 /* What RDMATENSOR_ALGO says; all members must have it alike. RDT_EINVAL: no such algorithm. */
 rdt_status rdti_choice_from_environment(unsigned *out, struct rdt_error *err);
 const char *rdti_choice_name(unsigned choice); /* "auto" */
@@ -154,6 +157,7 @@ bool rdti_hierarchical_has(uint32_t op);
 
 /* Algorithms that are schedules; each in the file that its comment names. */
 extern const struct rdti_coll_algorithm rdti_broadcast_binomial;     /* tree.c */
+extern const struct rdti_coll_algorithm rdti_broadcast_ring;         /* tree.c */
 extern const struct rdti_coll_algorithm rdti_reduce_binomial;        /* tree.c */
 extern const struct rdti_coll_algorithm rdti_allreduce_doubling;     /* doubling.c */
 extern const struct rdti_coll_algorithm rdti_allreduce_ring;         /* ring.c */

@@ -2,12 +2,16 @@
  * What a group's collectives go by, as text. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "collectives/coll.h"
 #include "collectives/cost.h"
 #include "collectives/team.h"
 
-enum { COSTS_MAX_BYTES = 2048 };
+enum {
+    COSTS_MAX_BYTES = 2048,
+    CHOICE_BITS = 32, /* blocks of more than 2^32 bytes go as those */
+};
 
 struct text {
     char *buf;
@@ -72,6 +76,53 @@ put_ran(struct text *text, const struct rdti_team *team)
     put(text, "}");
 }
 
+/* A length up to `above`, which goes by another algorithm than `below`, from which on another one
+ * counts than right before. */
+static uint64_t
+find_change(struct rdti_team *team, uint32_t op, uint64_t below, uint64_t above)
+{
+    const char *name = rdti_choice_at(team, op, below);
+
+    while (above - below > 1) {
+        const uint64_t middle = below + (above - below) / 2;
+        if (strcmp(rdti_choice_at(team, op, middle), name) == 0)
+            below = middle;
+        else
+            above = middle;
+    }
+    return above;
+}
+
+/* From how many bytes of a block on which algorithm an operation goes by. */
+static void
+put_choice(struct text *text, struct rdti_team *team, uint32_t op)
+{
+    const char *name = rdti_choice_at(team, op, 0);
+    uint64_t below = 0;
+
+    put(text, "\"%s\":{\"0\":\"%s\"", rdti_coll_name(op), name);
+    for (unsigned bit = 0; bit <= CHOICE_BITS; bit++) {
+        const uint64_t above = UINT64_C(1) << bit;
+        while (strcmp(rdti_choice_at(team, op, above), name) != 0) {
+            below = find_change(team, op, below, above);
+            name = rdti_choice_at(team, op, below);
+            put(text, ",\"%llu\":\"%s\"", (unsigned long long)below, name);
+        }
+        below = above;
+    }
+    put(text, "}");
+}
+
+static void
+put_choices(struct text *text, struct rdti_team *team)
+{
+    put(text, ",\"chosen\":{");
+    for (uint32_t op = RDT_COLL_BROADCAST; op < RDT_COLL_BARRIER; op++) {
+        put_choice(text, team, op);
+        put(text, op + 1 < RDT_COLL_BARRIER ? "," : "}");
+    }
+}
+
 /* The lines of a file of costs become members. */
 static void
 put_costs(struct text *text, const struct rdti_team *team)
@@ -104,7 +155,7 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
     if (group == NULL || needed_out == NULL || (buf == NULL && cap > 0))
         return rdti_coll_error_set(err, RDT_EINVAL,
                                    "rdt_group_coll_describe: group, buf or needed_out is NULL");
-    const struct rdti_team *team = rdt_group_attached(group);
+    struct rdti_team *team = rdt_group_attached(group);
     const unsigned verdict = team == NULL ? RDTI_VERDICT_UNDECIDED : rdti_team_verdict(team);
     put(&text, "{\"way\":\"%s\"", ways[verdict]);
     if (team != NULL)
@@ -113,8 +164,10 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
     put_ran(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS)
         put_hosts(&text, team);
-    if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES)
+    if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES) {
         put_costs(&text, team);
+        put_choices(&text, team);
+    }
     put(&text, "}");
     *needed_out = text.used;
     return text.used < cap ? RDT_OK

@@ -9,6 +9,9 @@
 enum {
     STREAMS_MAX = 16, /* at a time: more are taken for as many */
     PS_PER_NS = 1000,
+    /* Of a message where a rank has one for each other under way: what is larger is offered first,
+     * and would come from all at once; and a sum has room for all that comes. */
+    AT_ONCE_MAX_BYTES = 64 * 1024,
     /* Packed tensors are summed as each would be alone, so all that are small have one algorithm:
      * the one for this size. It is none in which the order of a sum hangs on the place of an
      * element, and one in which partners send to each other at once, so that ranks that disagree
@@ -143,28 +146,119 @@ tree_ps(const struct ground *on)
            (messages_ps(on, 2, 2 * on->len_bytes, on->ranks_per_host) + sum_ps(on, on->len_bytes));
 }
 
+/* A block of `len_bytes` to each of the others, or one from each. */
+static uint64_t
+to_others(const struct ground *on, uint64_t len_bytes)
+{
+    return within((on->size - 1) * len_bytes, 0, LEN_MAX_BYTES);
+}
+
+static uint64_t
+gather_ring_ps(const struct ground *on)
+{
+    return messages_ps(on, on->size - 1, to_others(on, on->len_bytes),
+                       UINT64_C(2) * on->ranks_per_host);
+}
+
+/* With all others at once, both ways. */
+static uint64_t
+at_once_ps(const struct ground *on, uint64_t len_bytes)
+{
+    const uint64_t streams = UINT64_C(2) * (on->size - 1) * on->ranks_per_host;
+
+    return messages_ps(on, 1, to_others(on, len_bytes), streams);
+}
+
+static uint64_t
+gather_direct_ps(const struct ground *on)
+{
+    return at_once_ps(on, on->len_bytes);
+}
+
+static uint64_t
+scatter_ring_ps(const struct ground *on)
+{
+    return gather_ring_ps(on) + sum_ps(on, to_others(on, on->len_bytes));
+}
+
+/* Its own block is copied beside the others', and the sum to where it belongs: as summing it. */
+static uint64_t
+scatter_direct_ps(const struct ground *on)
+{
+    return gather_direct_ps(on) + sum_ps(on, to_others(on, on->len_bytes) + 2 * on->len_bytes);
+}
+
+static uint64_t
+reduce_tree_ps(const struct ground *on)
+{
+    return rounds_of(on->size) *
+           (messages_ps(on, 1, on->len_bytes, on->ranks_per_host) + sum_ps(on, on->len_bytes));
+}
+
+/* Each rank sums a share of all, copied twice as above, and the root gets the others'. */
+static uint64_t
+reduce_direct_ps(const struct ground *on)
+{
+    const uint64_t moved = on->len_bytes - on->len_bytes / on->size;
+    const uint64_t streams = (uint64_t)(on->size - 1) * on->ranks_per_host;
+
+    return at_once_ps(on, on->len_bytes / on->size) +
+           sum_ps(on, moved + 2 * (on->len_bytes / on->size)) + messages_ps(on, 1, moved, streams);
+}
+
+static uint64_t
+broadcast_tree_ps(const struct ground *on)
+{
+    const uint64_t rounds = rounds_of(on->size);
+
+    return rounds * messages_ps(on, 1, on->len_bytes, on->ranks_per_host);
+}
+
+/* Halves, quarters and so on down the tree, then all but a share round the ring. */
+static uint64_t
+broadcast_ring_ps(const struct ground *on)
+{
+    const uint64_t moved = on->len_bytes - on->len_bytes / on->size;
+
+    return messages_ps(on, rounds_of(on->size), moved, on->ranks_per_host) +
+           messages_ps(on, on->size - 1, moved, UINT64_C(2) * on->ranks_per_host);
+}
+
 static const struct {
+    uint32_t op;
     const struct rdti_coll_algorithm *algorithm;
     uint64_t (*cost_ps)(const struct ground *on);
     bool is_for_small;
-} sums[] = {
+    uint64_t most_bytes; /* of a block */
+} ways[] = {
     /* Of equal ones the first. */
-    {&rdti_allreduce_doubling, doubling_ps, true},
-    {&rdti_allreduce_tree, tree_ps, false},
-    {&rdti_allreduce_halving, halving_ps, true},
-    {&rdti_allreduce_ring, ring_ps, false},
+    {RDT_COLL_ALLREDUCE, &rdti_allreduce_doubling, doubling_ps, true, UINT64_MAX},
+    {RDT_COLL_ALLREDUCE, &rdti_allreduce_tree, tree_ps, false, UINT64_MAX},
+    {RDT_COLL_ALLREDUCE, &rdti_allreduce_halving, halving_ps, true, UINT64_MAX},
+    {RDT_COLL_ALLREDUCE, &rdti_allreduce_ring, ring_ps, false, UINT64_MAX},
+    {RDT_COLL_ALLGATHER, &rdti_allgather_ring, gather_ring_ps, false, UINT64_MAX},
+    {RDT_COLL_ALLGATHER, &rdti_allgather_direct, gather_direct_ps, true, AT_ONCE_MAX_BYTES},
+    {RDT_COLL_REDUCE_SCATTER, &rdti_reduce_scatter_ring, scatter_ring_ps, true, UINT64_MAX},
+    {RDT_COLL_REDUCE_SCATTER, &rdti_reduce_scatter_ordered, scatter_direct_ps, true,
+     AT_ONCE_MAX_BYTES},
+    {RDT_COLL_REDUCE, &rdti_reduce_binomial, reduce_tree_ps, true, UINT64_MAX},
+    {RDT_COLL_REDUCE, &rdti_reduce_ordered, reduce_direct_ps, false, UINT64_MAX},
+    {RDT_COLL_BROADCAST, &rdti_broadcast_binomial, broadcast_tree_ps, true, UINT64_MAX},
+    {RDT_COLL_BROADCAST, &rdti_broadcast_ring, broadcast_ring_ps, false, UINT64_MAX},
 };
 
-static struct rdti_sum_plan
-best_of(const struct ground *on, bool is_small)
+static struct rdti_cost_plan
+best_of(uint32_t op, const struct ground *on, bool is_small)
 {
-    struct rdti_sum_plan best = {.cost_ps = UINT64_MAX};
+    struct rdti_cost_plan best = {.cost_ps = UINT64_MAX};
 
-    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
-        const uint64_t cost_ps = sums[i].cost_ps(on);
-        if (cost_ps >= best.cost_ps || (is_small && !sums[i].is_for_small))
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+        if (ways[i].op != op || on->len_bytes > ways[i].most_bytes ||
+            (is_small && !ways[i].is_for_small))
             continue;
-        best = (struct rdti_sum_plan){.algorithm = sums[i].algorithm, .cost_ps = cost_ps};
+        const uint64_t cost_ps = ways[i].cost_ps(on);
+        if (cost_ps < best.cost_ps)
+            best = (struct rdti_cost_plan){.algorithm = ways[i].algorithm, .cost_ps = cost_ps};
     }
     return best;
 }
@@ -181,9 +275,9 @@ len_for(uint64_t len_bytes)
     return is_small(len_bytes) ? SMALL_BYTES : within(len_bytes, 0, LEN_MAX_BYTES);
 }
 
-struct rdti_sum_plan
-rdti_cost_flat(const struct rdti_costs *costs, uint32_t size, const struct rdti_hosts *hosts,
-               uint64_t len_bytes)
+struct rdti_cost_plan
+rdti_cost_flat(const struct rdti_costs *costs, uint32_t op, uint32_t size,
+               const struct rdti_hosts *hosts, uint64_t len_bytes)
 {
     const struct ground on = {.path = costs->paths[costs->far],
                               .gamma_ps = costs->gamma_ps,
@@ -191,7 +285,7 @@ rdti_cost_flat(const struct rdti_costs *costs, uint32_t size, const struct rdti_
                               .size = size,
                               .ranks_per_host = hosts == NULL ? 1 : hosts->most};
 
-    return best_of(&on, is_small(len_bytes));
+    return best_of(op, &on, is_small(len_bytes));
 }
 
 /* Up and down over the boards of the largest host: every rank stores what the rails sum, a rail
@@ -209,12 +303,12 @@ boards_ps(const struct rdti_costs *costs, uint32_t members, uint32_t rails, uint
     return messages_ps(&on, ticks, 2 * len_bytes, members) + shared_ps(&on, sums_ps, rails);
 }
 
-struct rdti_sum_plan
+struct rdti_cost_plan
 rdti_cost_by_hosts(const struct rdti_costs *costs, const struct rdti_hosts *hosts,
                    uint64_t len_bytes)
 {
     const uint32_t most_rails = is_small(len_bytes) ? 1 : hosts->least;
-    struct rdti_sum_plan best = {.cost_ps = UINT64_MAX};
+    struct rdti_cost_plan best = {.cost_ps = UINT64_MAX};
 
     /* One, or all that there can be: what lies between is between them in cost. */
     for (uint32_t rails = 1; rails <= most_rails; rails = rails < most_rails ? most_rails : 65) {
@@ -224,7 +318,7 @@ rdti_cost_by_hosts(const struct rdti_costs *costs, const struct rdti_hosts *host
                                   .len_bytes = len / rails,
                                   .size = hosts->count,
                                   .ranks_per_host = rails};
-        struct rdti_sum_plan plan = best_of(&on, is_small(len_bytes));
+        struct rdti_cost_plan plan = best_of(RDT_COLL_ALLREDUCE, &on, is_small(len_bytes));
         plan.cost_ps += boards_ps(costs, hosts->most, rails, len);
         plan.rails = rails;
         if (plan.cost_ps < best.cost_ps)

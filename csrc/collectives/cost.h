@@ -31,17 +31,19 @@ const char *rdti_path_name(uint64_t path);                     /* "tcp" */
 /* Values that have no meaning, and those that would overflow, become the nearest that do. */
 void rdti_costs_clamp(struct rdti_costs *costs);
 
-/* How an all_reduce goes. */
-struct rdti_sum_plan {
+/* How an operation goes. */
+struct rdti_cost_plan {
     const struct rdti_coll_algorithm *algorithm; /* of all members; between hosts if rails > 0 */
     uint32_t rails;                              /* 0: not by way of hosts */
     uint64_t cost_ps;
 };
 
-/* Over messages among all `size` members; hosts NULL: each is alone on its host. */
-struct rdti_sum_plan rdti_cost_flat(const struct rdti_costs *costs, uint32_t size,
-                                    const struct rdti_hosts *hosts, uint64_t len_bytes);
-struct rdti_sum_plan rdti_cost_by_hosts(const struct rdti_costs *costs,
-                                        const struct rdti_hosts *hosts, uint64_t len_bytes);
+/* Over messages among all `size` members; hosts NULL: each is alone on its host. len_bytes: of a
+ * member's block. The algorithm is NULL for operations that have but one. */
+struct rdti_cost_plan rdti_cost_flat(const struct rdti_costs *costs, uint32_t op, uint32_t size,
+                                     const struct rdti_hosts *hosts, uint64_t len_bytes);
+/* An all_reduce. */
+struct rdti_cost_plan rdti_cost_by_hosts(const struct rdti_costs *costs,
+                                         const struct rdti_hosts *hosts, uint64_t len_bytes);
 
 #endif

@@ -221,7 +221,7 @@ prepare_allreduce(struct rdti_coll *coll, struct rdt_error *err)
     struct rdti_hierarchy *h = coll->hierarchy;
     const uint32_t rail = coll->team->hosts.index;
 
-    const struct rdti_sum_plan plan =
+    const struct rdti_cost_plan plan =
         rdti_cost_by_hosts(coll->team->costs, &coll->team->hosts, rdti_pack_unit_bytes(coll));
     h->rails = plan.rails;
     add_gathering(coll, &sum_up, h->rails);

@@ -75,7 +75,7 @@ def test_the_algorithm_that_is_forced_is_the_one_that_ran(tmp_path: Path) -> Non
     for rank in jobs.results(ranks):
         assert rank == {
             "all_reduce": {"ring": 2},
-            "broadcast": {"binomial": 2},
+            "broadcast": {"ring": 2},
             "all_gather": {"ring": 2},
             "reduce_scatter": {"ring": 2},
             "barrier": {"dissemination": 2},

@@ -22,8 +22,9 @@ CASES = [
 def test_ranks_of_a_host_share_memory_and_others_do_not(tmp_path: Path) -> None:
     ranks = jobs.run("roles_hosts:paths", 4, tmp_path)
 
-    costs = jobs.results(ranks)[0]["collectives"]["costs"]
+    costs, chosen = (jobs.results(ranks)[0]["collectives"][key] for key in ("costs", "chosen"))
     assert (costs["source"], costs["between"]) == ("measured", "tcp")
+    assert chosen["all_gather"]["0"] == "direct"
     assert costs["tcp.alpha_ns"] > 0
     for number, rank in enumerate(jobs.results(ranks)):
         assert rank["is_right"]
@@ -31,6 +32,7 @@ def test_ranks_of_a_host_share_memory_and_others_do_not(tmp_path: Path) -> None:
         assert collectives["way"] == "hosts"
         assert collectives["hosts"] == [0, 0, 1, 1]
         assert collectives["costs"] == costs
+        assert collectives["chosen"] == chosen
         near = number ^ 1
         assert {int(peer): path for peer, path in rank["paths"].items()} == {
             peer: "shm" if peer == near else "tcp" for peer in range(4) if peer != number

@@ -54,10 +54,11 @@ TEST(few_messages_for_small_sums_and_few_bytes_for_large_ones)
 {
     const struct rdti_costs *costs = &rdti_costs_built_in;
 
-    CHECK(rdti_cost_flat(costs, 8, NULL, 8).algorithm == &rdti_allreduce_doubling);
-    const struct rdti_sum_plan large = rdti_cost_flat(costs, 8, NULL, 1 << 28);
+    CHECK(rdti_cost_flat(costs, RDT_COLL_ALLREDUCE, 8, NULL, 8).algorithm ==
+          &rdti_allreduce_doubling);
+    const struct rdti_cost_plan large = rdti_cost_flat(costs, RDT_COLL_ALLREDUCE, 8, NULL, 1 << 28);
     CHECK(large.algorithm == &rdti_allreduce_halving || large.algorithm == &rdti_allreduce_ring);
-    CHECK(large.cost_ps > rdti_cost_flat(costs, 8, NULL, 8).cost_ps);
+    CHECK(large.cost_ps > rdti_cost_flat(costs, RDT_COLL_ALLREDUCE, 8, NULL, 8).cost_ps);
 }
 
 TEST(rails_are_used_where_directions_do_not_hinder_each_other)
@@ -88,9 +89,9 @@ TEST(every_table_and_size_gives_a_plan)
         const char *layout = layouts[(size_t)round % 5];
         const struct rdti_hosts hosts = hosts_of(layout);
         const uint64_t len_bytes = UINT64_C(1) << (fake_random(&random) % 63);
-        const struct rdti_sum_plan flat =
-            rdti_cost_flat(&costs, (uint32_t)strlen(layout), NULL, len_bytes);
-        const struct rdti_sum_plan by_hosts = rdti_cost_by_hosts(&costs, &hosts, len_bytes);
+        const struct rdti_cost_plan flat =
+            rdti_cost_flat(&costs, RDT_COLL_ALLREDUCE, (uint32_t)strlen(layout), NULL, len_bytes);
+        const struct rdti_cost_plan by_hosts = rdti_cost_by_hosts(&costs, &hosts, len_bytes);
         CHECK(flat.algorithm != NULL && flat.rails == 0);
         CHECK(by_hosts.algorithm != NULL);
         CHECK(by_hosts.rails == 1 || by_hosts.rails == hosts.least);
@@ -105,12 +106,13 @@ TEST(all_small_sums_have_one_plan_that_knows_no_places)
 
     for (uint64_t alpha_ns = 1; alpha_ns < 1000000; alpha_ns *= 10) {
         costs.paths[RDTI_PATH_TCP].alpha_ns = alpha_ns;
-        const struct rdti_sum_plan flat = rdti_cost_flat(&costs, 6, NULL, 1);
-        const struct rdti_sum_plan by_hosts = rdti_cost_by_hosts(&costs, &hosts, 1);
+        const struct rdti_cost_plan flat = rdti_cost_flat(&costs, RDT_COLL_ALLREDUCE, 6, NULL, 1);
+        const struct rdti_cost_plan by_hosts = rdti_cost_by_hosts(&costs, &hosts, 1);
         CHECK(flat.algorithm != &rdti_allreduce_ring && by_hosts.rails == 1);
         CHECK(by_hosts.algorithm != &rdti_allreduce_ring);
         for (uint64_t bytes = 0; bytes <= RDT_COLL_PART_MAX_BYTES; bytes += 1024) {
-            CHECK(rdti_cost_flat(&costs, 6, NULL, bytes).algorithm == flat.algorithm);
+            CHECK(rdti_cost_flat(&costs, RDT_COLL_ALLREDUCE, 6, NULL, bytes).algorithm ==
+                  flat.algorithm);
             CHECK(rdti_cost_by_hosts(&costs, &hosts, bytes).algorithm == by_hosts.algorithm);
         }
     }

@@ -144,6 +144,20 @@ TEST(ranks_that_disagree_learn_how)
         }
 }
 
+/* Large ones go round a ring, small ones down a tree. */
+TEST(ranks_that_disagree_on_a_broadcast_learn_how)
+{
+    const struct rdt_coll_args small = {.op = RDT_COLL_BROADCAST, .dtype = RDT_I64, .count = 5};
+    struct rdt_coll_args large = small;
+
+    large.count = 100000;
+    for (uint32_t size = 2; size <= 5; size++)
+        for (uint32_t odd = 0; odd < size; odd++) {
+            check_mismatch(small, large, size, odd);
+            check_mismatch(large, small, size, odd);
+        }
+}
+
 /* A sum, which needs the table of costs, against what does not, once the group is set up. */
 TEST(ranks_that_disagree_later_learn_it_too)
 {
