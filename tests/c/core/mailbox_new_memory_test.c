@@ -20,17 +20,18 @@ enum {
     DST_OFF_BYTES = 64, /* as torch's tensors lie in their pages */
 };
 
-static uint8_t *dst_pages;
-static atomic_ullong asked_bytes; /* within them */
+static _Atomic(uint8_t *) dst_pages; /* progress threads ask for other memory meanwhile */
+static atomic_ullong asked_bytes;    /* within them */
 
 /* In place of the C library's, which makes the same call. */
 int
 madvise(void *addr, size_t len, int advice)
 {
     const uint8_t *first = addr;
+    const uint8_t *pages = dst_pages;
 
-    if (advice == MADV_POPULATE_WRITE && dst_pages != NULL && first >= dst_pages &&
-        first < dst_pages + LARGE_BYTES)
+    if (advice == MADV_POPULATE_WRITE && pages != NULL && first >= pages &&
+        first < pages + LARGE_BYTES)
         atomic_fetch_add(&asked_bytes, len);
     return (int)syscall(SYS_madvise, addr, len, advice);
 }
