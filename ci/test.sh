@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Set up what is missing, then every test, in steps that each run alone too, the cheap and telling
 # ones first. A failed step shows its words and fails the whole, after the later ones have run.
-# What has a limit of time or CPU close to what it takes runs alone: the plain C tests and ratios.
-# The rest has two lanes side by side, as most of it waits or works with one core.
+# What has a limit of time or CPU close to what it takes runs alone: the plain C tests and ratios,
+# before the rest; and TSan's C tests, whose two programs at a time have use for both cores, after
+# it. The rest has two lanes side by side, as most of it waits or works with one core.
 # Arguments go to pytest.
 here="$(dirname "${BASH_SOURCE[0]}")"
 source "$here/lib.sh"
 PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
 WORDS_AGAIN=60      # lines of each failed step, repeated at the end, where a reader looks first
-NAMES=(setup 'C tests' ratios 'C tests, ASan+UBSan' 'C tests, TSan' lint tidy fuzz wheel
-    'c10d suite' rig pytest) # rows of the table, in this order
+NAMES=(setup 'C tests' ratios 'C tests, ASan+UBSan' lint 'c10d suite' tidy fuzz wheel rig
+    'torch, ASan+UBSan' 'torch, TSan' 'C tests, TSan' pytest) # rows of the table, in this order
 
 # 1 where no virtual machine can run; no setting of the library, so nothing else may see it.
 no_rig="${RDMATENSOR_NO_RIG:-}"
@@ -112,8 +113,12 @@ step ratios bash ci/ratios.sh # after the C tests, which have built what it runs
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 
+# in_asan COMMAND...: both lanes build and run what is in build/asan, one at a time.
+in_asan() { flock --close "$LOGS/asan.lock" "$@"; }
+
 # In the second lane what does not mind company; the rig, which works with one core, comes beside
-# pytest, which waits most of the time, and whose tests no other step's files confuse then.
+# pytest, which waits most of the time, and whose tests no other step's files confuse then. What has
+# two ranks of torch on a sanitizer's build comes last: it leaves nothing where pytest's tests look.
 second_lane() {
     set +m
     is_beside=yes
@@ -128,6 +133,8 @@ second_lane() {
         # Not the containers: an image to build, see docs/rig.md.
         step rig bash ci/rig/verify.sh itself one two links
     fi
+    step 'torch, ASan+UBSan' in_asan env TMPDIR="$scratch" bash ci/sanitize_backend.sh asan
+    step 'torch, TSan' env TMPDIR="$scratch" bash ci/sanitize_backend.sh tsan
 }
 
 # pytest's closing line is held back, to stand last, under the table.
@@ -151,12 +158,12 @@ lane=$!
 set +m
 trap 'kill -- -"$lane" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 (
-    step 'C tests, ASan+UBSan' bash ci/sanitize.sh asan
+    step 'C tests, ASan+UBSan' in_asan bash ci/ctest.sh asan
     run_pytest "$@"
-    step 'C tests, TSan' bash ci/sanitize.sh tsan # two programs at a time: both cores are its now
 )
 wait "$lane" || true # a step that it did not come to has no row, which fails the whole
 trap 'rm -rf "$scratch"' EXIT
+step 'C tests, TSan' bash ci/ctest.sh tsan
 
 for name in "${NAMES[@]}"; do
     row="$rows/$(file_of "$name")"
