@@ -247,6 +247,13 @@ test_timeout_scale(void)
 #define TEST_TSAN_STRIDE 1
 #define TEST_TSAN_SHARE 1
 #endif
+/* Of rounds that are all alike a sanitizer takes one share in TEST_ALIKE_SHARE: it finds what it
+ * looks for in the first of them. What needs many tries, or is counted, is the plain build's. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_ALIKE_SHARE 10
+#else
+#define TEST_ALIKE_SHARE 1
+#endif
 
 /* Run one test in a child; returns 0, TEST_EXIT_FAIL or TEST_EXIT_SKIP. */
 static inline int

@@ -147,7 +147,7 @@ TEST(the_tables_change_where_limits_say)
 /* Every kind is ordered before later stores of its thread, as copy.h says of STREAM: without its
  * fence the reader would now and then see a flag before the bytes. rep movsb orders its own bytes
  * against nothing but what comes after all of them. */
-enum { LITMUS_BYTES = 4096, LITMUS_ROUNDS = 20000 };
+enum { LITMUS_BYTES = 4096, LITMUS_ROUNDS = 20000 / TEST_ALIKE_SHARE };
 static _Alignas(64) uint8_t litmus_buf[LITMUS_BYTES];
 static _Atomic uint32_t litmus_flag;
 static _Atomic uint32_t litmus_answer;

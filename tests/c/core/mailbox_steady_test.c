@@ -75,7 +75,7 @@ cpu_ns(void)
 static double
 allocates_nothing(uint32_t transport, uint64_t len_bytes, bool is_receive_first)
 {
-    enum { WARM = 3000, ROUNDS = 20000 };
+    enum { WARM = 3000 / TEST_ALIKE_SHARE, ROUNDS = 20000 / TEST_ALIKE_SHARE };
     struct rig rig;
     uint8_t *src = malloc(len_bytes);
     uint8_t *dst = malloc(len_bytes);
@@ -134,10 +134,10 @@ TEST_TIMEOUT(nothing_grows_over_a_hundred_thousand_messages, 60)
     struct rusage after;
 
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
-    for (int i = 0; i < 10000; i++)
+    for (int i = 0; i < 10000 / TEST_ALIKE_SHARE; i++)
         ping(&rig, src, dst, sizeof(src), i % 2 == 0);
     CHECK(getrusage(RUSAGE_SELF, &before) == 0);
-    for (int i = 0; i < 100000; i++)
+    for (int i = 0; i < 100000 / TEST_ALIKE_SHARE; i++)
         ping(&rig, src, dst, sizeof(src), i % 2 == 0);
     CHECK(getrusage(RUSAGE_SELF, &after) == 0);
     if (!IS_SANITIZED)

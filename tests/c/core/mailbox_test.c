@@ -382,7 +382,7 @@ TEST_TIMEOUT(hundred_thousand_receives_wait, 60)
     struct flood flood;
 
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
-    flood_make(&flood, 100000, 24);
+    flood_make(&flood, 100000 / TEST_TSAN_SHARE, 24);
     flood_receive(&flood, &rig, 1, 0);
     flood_send(&flood, &rig, 0, 1);
     flood_end(&flood);

@@ -15,7 +15,7 @@
  * checks both when the notification comes, and gives the slot back by a credit, every CREDIT_EVERY
  * messages.
  */
-#define MESSAGES (1000000u / TEST_TSAN_SHARE)
+#define MESSAGES (1000000u / TEST_ALIKE_SHARE)
 #define SLOTS 128u
 #define SLOT_BYTES 1024u
 #define BODY_OFF 64u
