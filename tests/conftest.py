@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _EXIT_WAIT_S = 5.0  # for children that are on their way out when their test end
 _STANDING_HELPERS = ("resource_tracker", "forkserver")  # multiprocessing's own, one per session
 _LAUNCHER = "integration/launcher.py"  # one per session too; its children are jobs
 _stderr_fd = pytest.StashKey[int]()
+_seconds: defaultdict[str, float] = defaultdict(float)  # by the file of the tests
+_FILES_SHOWN = 15
 
 
 def _allowed_reasons() -> list[re.Pattern[str]]:
@@ -110,8 +113,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up where the time goes."""
+    _seconds[report.nodeid.partition("::")[0]] += report.duration
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell why each first try failed, which --reruns leaves out."""
+    """Tell why each first try failed, which --reruns leaves out, and which files take longest."""
+    if terminalreporter.config.getoption("durations"):
+        terminalreporter.section("slowest files")
+        longest = sorted(_seconds.items(), key=lambda item: item[1], reverse=True)
+        for name, seconds in longest[:_FILES_SHOWN]:
+            terminalreporter.write_line(f"{seconds:.0f}s {name}")
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"first try of {report.nodeid}", "_")
         terminalreporter.write_line(report.longreprtext)
