@@ -25,7 +25,8 @@ import rdmatensor
 from graph_analysis.plan_json import plan_from_json
 
 SIZES = (2, 1024, 1 << 18)  # floats: words, pages, and more than a ring holds at once
-ROUNDS = 24  # then each phase takes a while, and a random moment of it is within it
+# Then each phase takes a while, and a random moment of it is within it: fewer do where all is slow.
+ROUNDS = max(6, round(24 / SCALE))
 # Who dies before it comes is missed at this deadline only; nothing else may last so long.
 SET_UP_LIMIT = timedelta(seconds=6 * SCALE)
 LIMIT = timedelta(seconds=60 * SCALE)
