@@ -54,6 +54,7 @@ class Machine:
     cpus: int
     memory_mb: int
     kernel_words: tuple[str, ...] = ()
+    cpu: str = "max"
 
 
 def qemu_command(machine: Machine, *, console: Path, extra: Sequence[str] = ()) -> list[str]:
@@ -71,7 +72,8 @@ def qemu_command(machine: Machine, *, console: Path, extra: Sequence[str] = ()) 
     return [
         # The guest ends with this process, even if that is killed.
         *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"),
-        *("-accel", accel, "-cpu", "max", "-smp", str(machine.cpus), "-m", str(machine.memory_mb)),
+        *("-accel", accel, "-cpu", machine.cpu),
+        *("-smp", str(machine.cpus), "-m", str(machine.memory_mb)),
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
         *("-kernel", str(machine.kernel / "vmlinuz"), "-append", append),
         *("-initrd", str(machine.kernel / "initramfs")),

@@ -11,6 +11,7 @@ from pathlib import Path
 MEANS = ("device", "rxe", "kvm", "tcg")
 TIMEOUT_S = 600.0
 MEMORY_MB = 2048  # of each guest; 2 CPUs and 24 GiB must do for several runs at once
+CPU = "max"
 OUT = Path(__file__).resolve().parents[2] / "build" / "rig" / "out"
 REORDER_DELAY = "1ms"  # netem reorders by sending some packets ahead of the delayed others
 
@@ -36,6 +37,7 @@ class Options:
     means: str  # one of MEANS or "auto"
     kernel: str
     cpus: int  # of each guest
+    cpu: str  # QEMU's words for one that is emulated
     memory_mb: int
     is_verbose: bool
 
@@ -68,6 +70,7 @@ def parse(argv: Sequence[str]) -> Options:
         means=given.means,
         kernel=given.kernel,
         cpus=given.cpus or (2 if given.hosts == 1 else 1),
+        cpu=given.cpu,
         memory_mb=given.memory,
         is_verbose=given.verbose,
     )
@@ -95,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--means", choices=("auto", *MEANS), default="auto", help="what gives the device")
     add("--kernel", choices=("6.12", "6.1"), default="6.12", help="series of Debian's kernels")
     add("--cpus", type=_count, default=0, help="of each machine; 2, or 1 where there are two")
+    add("--cpu", type=_form(r"\w[\w.,=-]*", "max,avx=off"), default=CPU, help="that is emulated")
     add("--memory", type=_count, default=MEMORY_MB, metavar="MB", help="of each machine")
     add("--verbose", action="store_true", help="show each console at the end")
     return parser

@@ -161,7 +161,8 @@ def run_in_guests(given: options.Options, means: str) -> int:
 
 def _boot_and_run(given: options.Options, means: str) -> int:
     kernel = CACHE / f"kernel-{given.kernel}"
-    machine = Machine(means, kernel, given.cpus, given.memory_mb, clock_words(means))
+    cpu = given.cpu if means == "tcg" else options.CPU
+    machine = Machine(means, kernel, given.cpus, given.memory_mb, clock_words(means), cpu)
     given.out.mkdir(parents=True, exist_ok=True)
     nonce = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:

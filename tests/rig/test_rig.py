@@ -43,6 +43,8 @@ exec sleep 300
         ["--timeout", "0", "--", "true"],
         ["--timeout", "soon", "--", "true"],
         ["--memory", "-1", "--", "true"],
+        ["--cpu", "-kernel", "--", "true"],
+        ["--cpu", "max avx", "--", "true"],
         ["--unknown", "--", "true"],
         ["--"],
         ["true"],
@@ -100,6 +102,14 @@ def test_a_prefix_stands_before_whole_lines_only() -> None:
     assert stream.getvalue() == b"[1] hello\n[1] world\n[1] \n"
     printer.close()
     assert stream.getvalue().endswith(b"[1] end\n")
+
+
+def test_an_emulated_cpu_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    assert options.parse(["--", "x"]).cpu == "max"
+    chosen = options.parse(["--cpu", "max,erms=off", "--", "x"]).cpu
+    machine = guests.Machine("tcg", tmp_path, 1, 512, cpu=chosen)
+    words = guests.qemu_command(machine, console=tmp_path / "console")
+    assert words[words.index("-cpu") + 1] == "max,erms=off"
 
 
 def test_commas_in_a_path_do_not_end_qemus_option() -> None:
