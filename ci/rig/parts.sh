@@ -56,24 +56,27 @@ SPAWN='multiprocessing spawn' # two interpreters, within a minute
 contract_suite() {
     local folder=tests/contract name
     local -a files
-    case "$1" in
-        data) files=("$folder"/test_{group,write_read,slots,regions}.py) ;;
-        calls) files=("$folder"/test_{transfers,verify,misuse,children}.py) ;;
-        all) files=("$folder") ;;
-    esac
-    for name in processes.py::test_a_forked_child_is_told_to_be_spawned_by_every_call \
-        processes.py::test_multiprocessing_workers_under_fork_live \
-        strangers.py::test_a_client_that_cannot_prove_itself_gets_no_region_and_no_answer \
-        processes.py::test_memory_of_freed_arrays_and_regions_is_used_again; do
-        [[ "$1" != calls ]] || files+=("$folder/test_$name")
-    done
-    for name in test_transfers.py::test_a_signal_ends_a_wait_promptly \
-        test_transfers.py::test_await_has_the_context_s_deadline \
-        "test_children.py::test_children_during_transfers[verbs-$SPAWN]" \
-        'test_children.py::test_children_during_transfers[verbs-subprocess]'; do
-        [[ "$1" != calls ]] || files+=(--deselect "$folder/$name")
-    done
-    RDT_CONTRACT_TRANSPORTS=verbs .venv/bin/pytest -q -p no:cacheprovider --timeout "$LIMIT_S" \
+    if [[ "${RIG_FULL:-}" == 1 ]]; then
+        files=("$folder")
+    else
+        for name in group write_read slots regions transfers verify misuse children \
+            processes.py::test_a_forked_child_is_told_to_be_spawned_by_every_call \
+            processes.py::test_multiprocessing_workers_under_fork_live \
+            strangers.py::test_a_client_that_cannot_prove_itself_gets_no_region_and_no_answer \
+            processes.py::test_memory_of_freed_arrays_and_regions_is_used_again; do
+            [[ "$name" == *.py* ]] || name="$name.py"
+            files+=("$folder/test_$name")
+        done
+        for name in test_transfers.py::test_a_signal_ends_a_wait_promptly \
+            test_transfers.py::test_await_has_the_context_s_deadline \
+            "test_children.py::test_children_during_transfers[verbs-$SPAWN]" \
+            'test_children.py::test_children_during_transfers[verbs-subprocess]'; do
+            files+=(--deselect "$folder/$name")
+        done
+    fi
+    # Of pytest's plugins the one that is needed: each is an import, and slow here.
+    RDT_CONTRACT_TRANSPORTS=verbs PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 .venv/bin/pytest \
+        -p pytest_timeout -q -p no:cacheprovider --timeout "$LIMIT_S" \
         --tb=short --durations=5 -k "$CONTRACT" "${files[@]}"
 }
 export -f contract_suite
@@ -97,12 +100,7 @@ one() {
     # A few of the points that integration_sweep takes on the host: each takes seconds here.
     part 'C: integration_sweep' bash -c 'RDT_TEST_SWEEP=4 RDT_TEST_SWEEP_TRANSPORTS=verbs \
         over_device integration_sweep'
-    if [[ "${RIG_FULL:-}" == 1 ]]; then
-        part 'contract suite, Python' bash -c 'contract_suite all'
-    else
-        part 'contract suite: data' bash -c 'contract_suite data'
-        part 'contract suite: calls' bash -c 'contract_suite calls'
-    fi
+    part 'contract suite, Python' bash -c contract_suite
     part 'raw verbs, no library' build/dev/bench/verbs_floor --device "$RIG_DEVICE" \
         --gid "$RIG_GID_INDEX" --sizes 8,65536 --count 20 --passes 1
     part 'bad input' "$python" tests/rig/bad_input.py

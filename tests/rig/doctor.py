@@ -1,5 +1,7 @@
 """The doctor where RDMA is: faults are planted for real, found by name, and gone when mended.
 
+The command is run as users run it where all is well, and where the library is hidden; else in a
+forked child, as a start of the interpreter takes many seconds in an emulated machine.
 Usage, within ci/rig/run.sh, as root: doctor.py faults (one host) or doctor.py pair (two). On a
 host's own device its network interface is left alone, and the faults of it are skipped by name.
 """
@@ -7,6 +9,8 @@ host's own device its network interface is left alone, and the faults of it are 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import io
 import json
 import os
 import pickle
@@ -14,18 +18,20 @@ import resource
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hidden import without_library
 
-from rdmatensor import config
+from rdmatensor import cli, config
 from rdmatensor.doctor import Finding, Machine, examine_machine, meet, report
 
 NOBODY = 65534
 LOW_MEMLOCK_BYTES = 64 << 10
 LIMIT_S = 120.0
+IMPORTED_ONCE = ("numpy", "rdmatensor.context")  # by the command, and not in each child
 
 
 def told(
@@ -40,7 +46,45 @@ def told(
     )
     if done.returncode != status:
         sys.exit(f"{command} ended with {done.returncode}, not {status}: {done}")
-    return {item["subject"]: Finding(**item) for item in json.loads(done.stdout)}
+    return _by_subject(done.stdout)
+
+
+def _by_subject(text: str) -> dict[str, Finding]:
+    return {item["subject"]: Finding(**item) for item in json.loads(text)}
+
+
+def told_by_child(status: int, **environment: str) -> dict[str, Finding]:
+    """Run the command in a child, with these variables; it must end with this status."""
+
+    def command() -> tuple[int, str]:
+        os.environ.update(environment)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            ended = cli.main(["doctor", "--json"])
+        return ended, said.getvalue()
+
+    ended, text = in_child(command)
+    if ended != status:
+        sys.exit(f"the doctor with {environment} ended with {ended}, not {status}: {text}")
+    return _by_subject(text)
+
+
+def in_child(call: Callable[[], Any]) -> Any:
+    """Return what a function returns in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, pickle.dumps(call()))
+        except BaseException:  # noqa: BLE001 - the child's last words
+            traceback.print_exc()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    if not data:
+        sys.exit("a child that was to examine this machine has failed")
+    return pickle.loads(data)
 
 
 def machine(**options: object) -> Machine:
@@ -56,21 +100,11 @@ def as_nobody() -> dict[str, Finding]:
 
     In this process: that user need not be able to read the interpreter.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (LOW_MEMLOCK_BYTES, LOW_MEMLOCK_BYTES))
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        os.write(writing, pickle.dumps(findings(machine())))
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(child, 0)
-    found: dict[str, Finding] = pickle.loads(data)
-    return found
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (LOW_MEMLOCK_BYTES, LOW_MEMLOCK_BYTES))
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    return findings(machine())
 
 
 def interface() -> str:
@@ -80,10 +114,6 @@ def interface() -> str:
 
 def link(*words: str) -> None:
     subprocess.run(["ip", "link", "set", interface(), *words], check=True, timeout=LIMIT_S)
-
-
-def with_gid_index(index: str) -> dict[str, str]:
-    return {**os.environ, "RDMATENSOR_VERBS_GID_INDEX": index}
 
 
 def link_local_gid() -> str | None:
@@ -153,19 +183,21 @@ def faults() -> None:
     for words in ("a write of", "messages of up to ", "order of bytes "):
         if verbs.level != "ok" or words not in verbs.text:
             sys.exit(f"{words!r} is not told of verbs: {verbs}")
-    found = told(status=1, env=with_gid_index("77"))
+    for name in IMPORTED_ONCE:
+        importlib.import_module(name)
+    found = told_by_child(1, RDMATENSOR_VERBS_GID_INDEX="77")
     check("a GID index that is empty", found.get(f"gid {port}"), "broken")
     worse = link_local_gid()
     if worse is None:
         print("a worse GID: skipped: there is none of a link-local address", flush=True)
     else:
-        found = told(status=0, env=with_gid_index(worse))
+        found = told_by_child(0, RDMATENSOR_VERBS_GID_INDEX=worse)
         check("a GID of a link-local address", found.get(f"gid {port}"), "slower")
     if not interface():
         print("MTU 1500, link down: skipped: the host's own links are not for cutting", flush=True)
     else:
         with mtu_1500():
-            found = told(status=0)
+            found = told_by_child(0)
         check("MTU 1500", found.get(f"mtu {port}"), "slower")
         wait_until_healthy()
         with link_down():
@@ -173,14 +205,14 @@ def faults() -> None:
         check("link down", found.get(f"port {port}"), "broken")
     wait_until_healthy()
     with closed_to_others():
-        found = as_nobody()
+        found = in_child(as_nobody)
     check("no permission on uverbs", found.get(f"uverbs {device}"), "broken")
     check("memlock 64 KiB", found.get("memlock"), "broken")
     found = told(status=1, wrap=without_library)
     check("no library", found.get("libibverbs"), "broken")
     check("no library, so no verbs", found.get("verbs"), "broken")
     wait_until_healthy()
-    told(status=0)
+    told_by_child(0)
 
 
 def pair() -> None:
