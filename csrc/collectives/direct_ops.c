@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What each operation does in a tick. Reductions go in rank order, so that they have the same bits
  * on all ranks and in every run. */
-#include <string.h>
-
 #include "collectives/coll.h"
 #include "collectives/direct.h"
 #include "collectives/team.h"
+#include "wire/bytes.h"
 
 enum {
     /* Up to here a tick of all_reduce carries everything to everybody; above it each rank sums a
@@ -387,12 +386,12 @@ plan_exchange(struct rdti_coll *coll)
 static void
 begin_exchange(struct rdti_coll *coll)
 {
-    uint64_t *counts = (uint64_t *)(void *)rdti_direct_stage(coll, coll->rank, 0);
+    uint8_t *counts = rdti_direct_stage(coll, coll->rank, 0);
     uint64_t len = 0;
 
     for (uint32_t i = 0; i < coll->size; i++) {
         const void *src = send_to(coll, i, &len);
-        counts[i] = len;
+        rdti_put_u64(counts + i * sizeof(uint64_t), len);
         if (i == coll->rank)
             rdti_direct_keep(coll, recv_from(coll, i, &len), src, len);
     }
@@ -424,13 +423,12 @@ static rdt_status
 agree_on_exchange(struct rdti_coll *coll, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < coll->size; i++) {
+        const uint8_t *counts = rdti_direct_stage(coll, i, 0);
         uint64_t want_bytes = 0;
-        uint64_t sent_bytes;
         if (i == coll->rank)
             continue;
         (void)recv_from(coll, i, &want_bytes);
-        memcpy(&sent_bytes, rdti_direct_stage(coll, i, 0) + coll->rank * sizeof(uint64_t),
-               sizeof(sent_bytes));
+        const uint64_t sent_bytes = rdti_get_u64(counts + coll->rank * sizeof(uint64_t));
         if (sent_bytes != want_bytes)
             return rdti_coll_error_set(
                 err, RDT_EMISMATCH,

@@ -16,6 +16,7 @@
 #include "collectives/direct.h"
 #include "collectives/stream.h"
 #include "collectives/team.h"
+#include "wire/placement.h"
 
 enum {
     BLOCK_BYTES = 16 *
@@ -26,15 +27,6 @@ enum {
 /* Places of a member that are kept; the oldest makes room. A step has far fewer large tensors. */
 enum { PLACES = 256 };
 
-/* Says what a stage says in the first tick. */
-enum saying { NOT_IN_ARENA = 0, IS_NEW, IS_KNOWN };
-
-struct place {
-    uint8_t saying;
-    uint8_t number;
-    uint8_t remote[RDT_REMOTE_REGION_BYTES]; /* if it is new */
-    uint8_t off_bytes[sizeof(uint64_t)];     /* of the tensor in the region; if it is new */
-};
 _Static_assert(PLACES <= UINT8_MAX + 1, "a number fits its byte");
 
 /* Tensors of one member whose places the others know. */
@@ -76,78 +68,96 @@ is_same_region(const struct rdt_remote_region *a, const struct rdt_remote_region
 /* True: the others know it by *number_out; false: they learn it under that number. */
 static bool
 find_place(struct rdti_places *places, const struct rdt_remote_region *remote, uint64_t off_bytes,
-           uint8_t *number_out)
+           uint32_t *number_out)
 {
     const uint32_t kept = places->count < PLACES ? places->count : PLACES;
 
     for (uint32_t i = 0; i < kept; i++) {
         if (places->offs[i] != off_bytes || !is_same_region(&places->remotes[i], remote))
             continue;
-        *number_out = (uint8_t)i;
+        *number_out = i;
         return true;
     }
-    *number_out = (uint8_t)(places->count++ % PLACES);
+    *number_out = places->count++ % PLACES;
     places->remotes[*number_out] = *remote;
     places->offs[*number_out] = off_bytes;
     return false;
 }
 
+/* What we say of our tensor; none where it is not in an arena. */
 static rdt_status
-announce(struct rdti_coll *coll, struct rdt_error *err)
+find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *err)
 {
-    struct place *place = (struct place *)(void *)rdti_direct_stage(coll, coll->rank, 0);
     rdt_context *ctx = rdt_group_context(coll->group);
-    struct rdt_remote_region remote;
     struct rdti_places *places = NULL;
 
-    place->saying = NOT_IN_ARENA;
     if (coll->args.send != coll->args.recv)
         return RDT_OK;
     rdt_region *region = rdt_region_find(ctx, coll->args.recv, coll->block_bytes);
-    if (region == NULL || rdt_region_export(region, &remote, NULL) != RDT_OK ||
-        remote.segment == RDT_SEGMENT_NONE)
+    if (region == NULL || rdt_region_export(region, &out->region, NULL) != RDT_OK ||
+        out->region.segment == RDT_SEGMENT_NONE)
         return RDT_OK;
     const rdt_status status = places_of(coll, coll->rank, &places, err);
     if (status != RDT_OK)
         return status;
-    const uint64_t off_bytes =
-        (uint64_t)((uint8_t *)coll->args.recv - (uint8_t *)rdt_region_addr(region));
+    out->off_bytes = (uint64_t)((uint8_t *)coll->args.recv - (uint8_t *)rdt_region_addr(region));
     coll->direct.done.credits_alone++; /* the peers may write: said apart from any data */
-    place->saying = IS_KNOWN;
-    if (find_place(places, &remote, off_bytes, &place->number))
+    out->saying = RDTI_PLACEMENT_KNOWN;
+    if (find_place(places, &out->region, out->off_bytes, &out->number))
         return RDT_OK;
-    rdt_remote_region_encode(&remote, place->remote);
-    memcpy(place->off_bytes, &off_bytes, sizeof(off_bytes));
-    place->saying = IS_NEW;
+    out->saying = RDTI_PLACEMENT_NEW;
     coll->direct.done.control_messages++;
     coll->direct.done.planned_control_messages++;
     return RDT_OK;
 }
 
+static rdt_status
+announce(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_placement own = {.saying = RDTI_PLACEMENT_NONE};
+    const rdt_status status = find_own(coll, &own, err);
+
+    if (status == RDT_OK)
+        (void)rdti_placement_encode(&own, rdti_direct_stage(coll, coll->rank, 0));
+    return status;
+}
+
+static rdt_status
+read_placement(const struct rdti_coll *coll, uint32_t member, struct rdti_placement *out,
+               struct rdt_error *err)
+{
+    uint8_t bytes[RDTI_PLACEMENT_BYTES];
+    struct rdt_error why; /* filled where the decoder refuses */
+
+    memcpy(bytes, rdti_direct_stage(coll, member, 0), sizeof(bytes)); /* it may store on */
+    const rdt_status status = rdti_placement_decode(bytes, sizeof(bytes), out, &why);
+    if (status == RDT_OK)
+        return RDT_OK;
+    return rdti_coll_error_set(err, status,
+                               "%s said where its tensor lies in bytes that mean "
+                               "nothing: %s",
+                               rdti_coll_rank_name(coll, member).text, why.message);
+}
+
 /* Learns a new place, or looks a known one up; RDT_EPROTO for a number that was never given. */
 static rdt_status
 read_place(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
-           const struct place *place, struct rdt_error *err)
+           const struct rdti_placement *said, struct rdt_error *err)
 {
     struct rdti_places *places = NULL;
-    rdt_status status = places_of(coll, member, &places, err);
-    const uint32_t number = place->number;
+    const rdt_status status = places_of(coll, member, &places, err);
 
-    if (status == RDT_OK && place->saying == IS_NEW) {
-        struct rdt_remote_region remote;
-        status = rdt_remote_region_decode(place->remote, sizeof(place->remote), &remote, err);
-        if (status == RDT_OK) {
-            places->remotes[number] = remote;
-            memcpy(&places->offs[number], place->off_bytes, sizeof(places->offs[number]));
-        }
-    } else if (status == RDT_OK && places->remotes[number].len_bytes == 0) {
-        status = rdti_coll_error_set(err, RDT_EPROTO, "%s named a place that it had not told",
-                                     rdti_coll_rank_name(coll, member).text);
-    }
     if (status != RDT_OK)
         return status;
-    placed->remotes[member] = places->remotes[number];
-    placed->offs[member] = places->offs[number];
+    if (said->saying == RDTI_PLACEMENT_NEW) {
+        places->remotes[said->number] = said->region;
+        places->offs[said->number] = said->off_bytes;
+    } else if (places->remotes[said->number].len_bytes == 0) {
+        return rdti_coll_error_set(err, RDT_EPROTO, "%s named a place that it had not told",
+                                   rdti_coll_rank_name(coll, member).text);
+    }
+    placed->remotes[member] = places->remotes[said->number];
+    placed->offs[member] = places->offs[said->number];
     return RDT_OK;
 }
 
@@ -160,13 +170,13 @@ read_places(struct rdti_coll *coll, struct rdti_placed *placed, bool *all_out,
 
     *all_out = true;
     for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++) {
-        struct place place;
-        memcpy(&place, rdti_direct_stage(coll, i, 0), sizeof(place));
-        const bool is_placed = place.saying == IS_NEW || place.saying == IS_KNOWN;
+        struct rdti_placement said = {.saying = RDTI_PLACEMENT_NONE};
+        status = read_placement(coll, i, &said, err);
+        const bool is_placed = said.saying != RDTI_PLACEMENT_NONE;
         *all_out &= is_placed;
         if (i == coll->rank || !is_placed)
             continue;
-        status = read_place(coll, placed, i, &place, err);
+        status = read_place(coll, placed, i, &said, err);
         if (status == RDT_OK &&
             (placed->remotes[i].len_bytes < coll->block_bytes ||
              placed->offs[i] > placed->remotes[i].len_bytes - coll->block_bytes))

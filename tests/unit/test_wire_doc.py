@@ -15,7 +15,10 @@ DOC = (ROOT / "docs/wire.md").read_text(encoding="utf-8")
 WIRE_HEADERS = sorted((ROOT / "csrc/wire").glob("*.h"))
 HEADERS = [ROOT / "csrc/include/rdmatensor.h", ROOT / "csrc/base/crypto.h", *WIRE_HEADERS]
 # Enumerations whose numbers travel; the others are names inside a process.
-WIRE_ENUMS = ("RDTI_FRAME_", "RDTI_MESSAGE_", "RDTI_STREAM_", "RDTI_PATH_", "RDTI_COSTS_")
+WIRE_ENUMS = (
+    *("RDTI_FRAME_", "RDTI_MESSAGE_", "RDTI_STREAM_", "RDTI_PATH_", "RDTI_COSTS_"),
+    "RDTI_PLACEMENT_",
+)
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -188,15 +188,19 @@ TEST_TIMEOUT(a_call_that_is_none_is_refused, 60)
 TEST_TIMEOUT(a_place_that_is_none_is_refused, 60)
 {
     static const char outside[] = "its tensor lies where it does not fit";
+    static const char nothing[] = "its tensor lies in bytes that mean nothing: place of a tensor: ";
     const uint32_t op = RDT_COLL_ALLREDUCE;
     enum { IS_NEW = 1, IS_KNOWN = 2 };
 
     lie_of(op, RDT_EPROTO, outside,
            (struct lie){.saying = IS_NEW, .off_bytes = REGION_BYTES - TENSOR_BYTES + 1});
     lie_of(op, RDT_EPROTO, outside, (struct lie){.saying = IS_NEW, .off_bytes = REGION_BYTES});
-    lie_of(op, RDT_EPROTO, outside, (struct lie){.saying = IS_NEW, .off_bytes = UINT64_MAX});
-    lie_of(op, RDT_EPROTO, outside,
+    lie_of(op, RDT_EPROTO, nothing, (struct lie){.saying = IS_NEW, .off_bytes = UINT64_MAX});
+    lie_of(op, RDT_EPROTO, nothing,
            (struct lie){.saying = IS_NEW, .off_bytes = UINT64_MAX - TENSOR_BYTES + 1});
+    lie_of(op, RDT_EPROTO, nothing, (struct lie){.saying = 3});
+    lie_of(op, RDT_EPROTO, nothing, (struct lie){.saying = UINT8_MAX});
+    lie_of(op, RDT_EPROTO, nothing, (struct lie){.saying = 0, .number = 7});
     lie_of(op, RDT_EPROTO, outside,
            (struct lie){.saying = IS_NEW, .region_bytes = TENSOR_BYTES - 1});
     lie_of(op, RDT_EPROTO, "named a place that it had not told",

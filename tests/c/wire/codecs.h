@@ -14,6 +14,7 @@
 #include "wire/handshake.h"
 #include "wire/message.h"
 #include "wire/notify.h"
+#include "wire/placement.h"
 #include "wire/slot_header.h"
 #include "wire/sums.h"
 #include "wire/verbs.h"
@@ -149,6 +150,7 @@ union any_value {
     struct rdti_founding_address founding_address;
     struct rdti_founding_vote founding_vote;
     struct rdti_costs costs;
+    struct rdti_placement placement;
 };
 
 /* Thunks of one codec of fixed size whose encoder returns nothing. */
@@ -190,6 +192,7 @@ FIXED_CODEC(rdt_remote_region, region, RDT_REMOTE_REGION_BYTES)
 FIXED_CODEC(rdti_founding_address, founding_address, RDTI_FOUNDING_ADDRESS_BYTES)
 FIXED_CODEC(rdti_founding_vote, founding_vote, RDTI_FOUNDING_VOTE_BYTES)
 FIXED_CODEC(rdti_costs, costs, RDTI_COSTS_BYTES)
+FRAME_CODEC(rdti_placement, placement)
 FRAME_CODEC(rdti_sums, sums)
 FRAME_CODEC(rdti_path, path)
 FRAME_CODEC(rdti_text, text)
@@ -533,6 +536,19 @@ fill_costs(struct rng *rng, void *value)
 }
 
 static inline void
+fill_placement(struct rng *rng, void *value)
+{
+    struct rdti_placement *v = value;
+
+    v->saying = rng_below(rng, RDTI_PLACEMENT_KNOWN + 1);
+    v->number = v->saying == RDTI_PLACEMENT_NONE ? 0 : rng_below(rng, UINT8_MAX + 1);
+    if (v->saying == RDTI_PLACEMENT_NEW) {
+        rng_region(rng, &v->region);
+        v->off_bytes = rng_u64(rng) % (v->region.len_bytes + 1);
+    }
+}
+
+static inline void
 fill_region(struct rng *rng, void *value)
 {
     rng_region(rng, value);
@@ -579,6 +595,7 @@ static const struct codec codecs[] = {
     ENTRY(founding_vote, struct rdti_founding_vote, RDTI_FOUNDING_VOTE_BYTES,
           RDTI_FOUNDING_VOTE_BYTES, false),
     ENTRY(costs, struct rdti_costs, RDTI_COSTS_BYTES, RDTI_COSTS_BYTES, false),
+    ENTRY(placement, struct rdti_placement, RDTI_PLACEMENT_BRIEF_BYTES, RDTI_PLACEMENT_BYTES, true),
 #undef ENTRY
 };
 /* clang-format on */
