@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a collective: begun, driven by whoever comes by, ended or drained after an error. */
 #include "collectives/coll.h"
+#include "collectives/now.h"
 #include "collectives/team.h"
 
 #include <assert.h>
@@ -8,7 +9,6 @@
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 /* Whose turn it is to work on a collective. */
 enum {
@@ -29,15 +29,6 @@ cpu_relax(void)
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-}
-
-static uint64_t
-now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail for this clock */
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
 /* The table of states in coll.h, which a test holds to this one. */
@@ -177,7 +168,7 @@ set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
 
     (void)rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
                               rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
-                              (double)(now_ns() - coll->start_ns) * 1e-9, waiting);
+                              (double)(rdti_coll_now_ns() - coll->start_ns) * 1e-9, waiting);
     err->peer_rank = rdt_group_global_rank(coll->group, awaited);
     return RDT_ETIMEDOUT;
 }
@@ -208,7 +199,8 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
         status = coll->algorithm->check_members(coll, err);
     if (status != RDT_OK)
         return status;
-    return now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN : set_awaited(coll, err);
+    return rdti_coll_now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN
+                                                                  : set_awaited(coll, err);
 }
 
 /* With the turn taken. */
@@ -279,7 +271,7 @@ make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *par
     status = rdti_coll_accept(coll, group, args, err);
     if (status != RDT_OK)
         goto err_free;
-    coll->start_ns = now_ns();
+    coll->start_ns = rdti_coll_now_ns();
     coll->timeout_ns = timeout_of(coll);
     if (coll->size > 1)
         status = rdti_team_get(group, &coll->team, err);
@@ -385,7 +377,7 @@ spin(struct rdti_coll *coll)
             begin_draining(coll, status, &err);
             return false;
         }
-        if ((!has_core || i % SPINS_PER_CLOCK == 0) && now_ns() >= until_ns)
+        if ((!has_core || i % SPINS_PER_CLOCK == 0) && rdti_coll_now_ns() >= until_ns)
             return false;
         if (has_core)
             cpu_relax();

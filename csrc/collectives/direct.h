@@ -49,6 +49,7 @@ struct rdti_direct {
     bool is_begun;              /* the turn came; base is known */
     bool is_filled;             /* of this step */
     uint64_t base;              /* step 0 is the tick base + 1 */
+    uint64_t stopped_ns;        /* placed.c: when it failed; 0: it has not */
     struct rdt_counters done;   /* what it did; the context is told at its end */
 };
 
@@ -61,7 +62,7 @@ const struct rdti_direct_op *rdti_direct_op_of(const struct rdti_coll *coll);
 
 /* placed.c: all_reduce of large tensors, in place where all of them were born in the arena. */
 extern const struct rdti_direct_op rdti_direct_placed;
-/* Nobody writes our buffer any more; asked after a failure only. */
+/* Nobody writes our buffer any more, or says so for too long; asked after a failure only. */
 bool rdti_placed_is_quiet(struct rdti_coll *coll);
 void rdti_placed_release(struct rdti_coll *coll);
 

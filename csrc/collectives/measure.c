@@ -4,9 +4,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "collectives/coll.h"
+#include "collectives/now.h"
 #include "collectives/stream.h"
 
 /* Beside the tags of the founding, whose lowest bits say what they are. */
@@ -18,15 +18,6 @@ enum {
     REPEATS = 8,
     SUM_BYTES = 32 * 1024, /* as sums are made: in the cache */
 };
-
-static uint64_t
-now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail for this clock */
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
 
 rdt_status
 rdti_measure_init(struct rdti_measure *m, uint32_t peer, bool leads, struct rdt_error *err)
@@ -73,7 +64,7 @@ post(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 
     m->is_posted = true;
     m->has_replied = false;
-    m->began_ns = now_ns();
+    m->began_ns = rdti_coll_now_ns();
     return status == RDT_OK && (m->leads || is_duplex(m)) ? send_one(m, coll, err) : status;
 }
 
@@ -100,7 +91,7 @@ rdti_measure_advance(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_
             status = exchange(m, coll, err);
         if (status != RDT_OK)
             return status;
-        m->taken_ns[m->step] = now_ns() - m->began_ns;
+        m->taken_ns[m->step] = rdti_coll_now_ns() - m->began_ns;
         m->is_posted = false;
     }
     return RDT_OK;
@@ -162,9 +153,9 @@ rdti_measure_copy_ps(const struct rdti_measure *m)
     uint64_t taken_ns[REPEATS];
 
     for (unsigned i = 0; i < REPEATS; i++) {
-        const uint64_t began_ns = now_ns();
+        const uint64_t began_ns = rdti_coll_now_ns();
         rdti_stream_copy(m->memory, m->memory + LARGE_BYTES, LARGE_BYTES);
-        taken_ns[i] = now_ns() - began_ns;
+        taken_ns[i] = rdti_coll_now_ns() - began_ns;
     }
     return least_of(taken_ns, REPEATS) * 1000 / LARGE_BYTES;
 }
@@ -176,9 +167,9 @@ rdti_measure_sum_ps(const struct rdti_measure *m)
     uint64_t taken_ns[REPEATS];
 
     for (unsigned i = 0; i < REPEATS; i++) {
-        const uint64_t began_ns = now_ns();
+        const uint64_t began_ns = rdti_coll_now_ns();
         sum(m->memory, m->memory, m->memory + SUM_BYTES, SUM_BYTES / sizeof(float));
-        taken_ns[i] = now_ns() - began_ns;
+        taken_ns[i] = rdti_coll_now_ns() - began_ns;
     }
     return least_of(taken_ns, REPEATS) * 1000 / SUM_BYTES;
 }

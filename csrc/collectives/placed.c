@@ -7,13 +7,15 @@
  * same.
  *
  * A member at work in others' tensors holds them, so that nothing else comes to be there; and one
- * that fails waits until nobody is at work in its own (struct rdti_place).
+ * that fails waits until nobody is at work in its own (struct rdti_place), but not for ever: a
+ * member can say so that is not.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "collectives/coll.h"
 #include "collectives/direct.h"
+#include "collectives/now.h"
 #include "collectives/stream.h"
 #include "collectives/team.h"
 #include "wire/placement.h"
@@ -23,6 +25,12 @@ enum {
         1024, /* of a sum: stays in a core's first two caches until it is handed on */
     SHARE_ALIGNMENT_BYTES = 4096, /* no two members write a page, nor a line, at once */
 };
+
+/* How long a member that fails waits for one at work in its tensor: as long as for the others,
+ * within these. A share takes milliseconds, on a busy machine more; and who is stopped is given up
+ * by its silence, after as long as the most by default. */
+#define BUSY_LEAST_NS UINT64_C(1000000000)
+#define BUSY_MOST_NS UINT64_C(10000000000)
 
 /* Places of a member that are kept; the oldest makes room. A step has far fewer large tensors. */
 enum { PLACES = 256 };
@@ -309,23 +317,41 @@ use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 
 const struct rdti_direct_op rdti_direct_placed = {plan, fill, use};
 
-bool
-rdti_placed_is_quiet(struct rdti_coll *coll)
+static uint64_t
+patience_ns(const struct rdti_coll *coll)
+{
+    if (coll->timeout_ns < BUSY_LEAST_NS)
+        return BUSY_LEAST_NS;
+    return coll->timeout_ns < BUSY_MOST_NS ? coll->timeout_ns : BUSY_MOST_NS;
+}
+
+static bool
+is_anybody_at_work(const struct rdti_coll *coll)
 {
     const struct rdti_team *team = coll->team;
-    bool is_quiet = true;
 
-    if (coll->direct.op != &rdti_direct_placed || !coll->direct.is_begun)
-        return true;
-    atomic_store_explicit(&team->members[coll->rank].board->place.has_stopped, 1,
-                          memory_order_seq_cst); /* see struct rdti_place */
     for (uint32_t i = 0; i < coll->size; i++)
         if (i != coll->rank &&
             atomic_load_explicit(&team->members[i].board->place.is_busy, memory_order_seq_cst) !=
                 0 &&
             rdt_endpoint_transport(team->members[i].endpoint) != RDT_TRANSPORT_AUTO)
-            is_quiet = false;
-    return is_quiet;
+            return true;
+    return false;
+}
+
+bool
+rdti_placed_is_quiet(struct rdti_coll *coll)
+{
+    struct rdti_direct *d = &coll->direct;
+
+    if (d->op != &rdti_direct_placed || !d->is_begun)
+        return true;
+    if (d->stopped_ns == 0) {
+        d->stopped_ns = rdti_coll_now_ns();
+        atomic_store_explicit(&coll->team->members[coll->rank].board->place.has_stopped, 1,
+                              memory_order_seq_cst); /* see struct rdti_place */
+    }
+    return !is_anybody_at_work(coll) || rdti_coll_now_ns() - d->stopped_ns >= patience_ns(coll);
 }
 
 void

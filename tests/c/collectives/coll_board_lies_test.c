@@ -27,6 +27,7 @@ struct lie {
     bool is_foreign;       /* the region is nobody's */
     uint64_t region_bytes; /* less than the region has; 0: what it has */
     uint64_t off_bytes;
+    bool is_busy; /* it is at work in others' tensors, for ever */
 };
 
 static struct {
@@ -94,6 +95,7 @@ tell(rdt_group *group, rdt_region *region)
         rdt_remote_region_encode(&remote, stage->bytes + 2);
         memcpy(stage->bytes + 2 + RDT_REMOTE_REGION_BYTES, &lie->off_bytes, sizeof(uint64_t));
     }
+    atomic_store(&board->place.is_busy, lie->is_busy ? 1 : 0);
     if (lie->tick != 0)
         atomic_store(&board->stages[(tick + 1) % 2].line.tick, tick + 1 + lie->tick);
     atomic_store(&stage->line.tick, tick + lie->tick);
@@ -206,6 +208,13 @@ TEST_TIMEOUT(a_place_that_is_none_is_refused, 60)
     lie_of(op, RDT_EPROTO, "named a place that it had not told",
            (struct lie){.saying = IS_KNOWN, .number = 7});
     lie_of(op, RDT_ESTALE, "", (struct lie){.saying = IS_NEW, .is_foreign = true});
+}
+
+/* Those that fail wait for it, as they would for an honest one, but not for ever. */
+TEST_TIMEOUT(a_member_that_is_always_at_work_is_not_waited_for, 60)
+{
+    lie_of(RDT_COLL_ALLREDUCE, RDT_ETIMEDOUT, "nothing from",
+           (struct lie){.tick = UINT64_MAX / 2, .is_busy = true});
 }
 
 TEST_TIMEOUT(an_exchange_that_is_none_is_refused, 60)
