@@ -41,8 +41,8 @@ _tied: set[int] = set()
 class Rendezvous(Protocol):
     """What is used here of rdmatensor._c10d.Rendezvous."""
 
-    def everyone(self, what: str, mine: str) -> list[str]:
-        """Return every rank's value, in rank order."""
+    def all_say(self, what: str, mine: str) -> bool:
+        """Whether every rank says the same; waits for all. What others say is not decoded."""
 
 
 class LastOperation(TypedDict):
@@ -210,7 +210,7 @@ def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     network = Path("/proc/self/ns/net").stat()
     mine = json.dumps([boot_id, network.st_dev, network.st_ino])
-    return len(set(rendezvous.everyone("host", mine))) == 1
+    return rendezvous.all_say("host", mine)
 
 
 def tie_to_context(c10d: ModuleType, context: Context) -> None:

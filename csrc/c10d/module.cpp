@@ -5,6 +5,8 @@
  * torch must be imported before this module. Addresses of contexts come as integers, from the cffi
  * module that opened them.
  */
+#include <algorithm>
+
 #include <ATen/EmptyTensor.h>
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
@@ -234,7 +236,14 @@ bind_groups(py::module_ &m)
     py::class_<Rendezvous, c10::intrusive_ptr<Rendezvous>>(m, "Rendezvous")
         .def(py::init<c10::intrusive_ptr<c10d::Store>, int, int, Milliseconds>(), py::arg("store"),
              py::arg("rank"), py::arg("size"), py::arg("timeout"), Unlocked())
-        .def("everyone", &Rendezvous::everyone, py::arg("what"), py::arg("mine"), Unlocked());
+        .def(
+            "all_say",
+            [](Rendezvous &self, const std::string &what, const std::string &mine) {
+                const std::vector<std::string> said = self.everyone(what, mine);
+                return std::all_of(said.begin(), said.end(),
+                                   [&mine](const std::string &word) { return word == mine; });
+            },
+            py::arg("what"), py::arg("mine"), Unlocked());
     py::class_<Backend::Options, c10::intrusive_ptr<Backend::Options>, c10d::Backend::Options>(
         m, "Options")
         .def(py::init<Milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout);

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from meeting import meet
 
+import rdmatensor
+
 LONG = timedelta(seconds=60)
 
 
@@ -113,12 +115,21 @@ def the_job_is_wrong(rank: int, world: int, *, texts: dict[str, str]) -> dict[st
     return {name: _join_by(text) for name, text in texts.items()}
 
 
-def _join_by(text: str) -> str:
+def a_host_is_no_text(rank: int, world: int, *, text: str) -> dict[str, object]:
+    """Come as rank 1 of 2 to a store whose rank 0 is on a host that has no name."""
+    del rank, world
+    os.environ.pop("LOCAL_WORLD_SIZE")  # so that hosts are asked for
+    joined = _join_by(text, host=b"\xff\xfe")
+    return {"joined": joined, "loopback": rdmatensor.default_context().settings.loopback}
+
+
+def _join_by(text: str, *, host: bytes = b"") -> str:
     store = dist.HashStore()
 
     def tell() -> None:
         while not (keys := [key for key in store.list_keys() if "/arrivals/" in key]):
             time.sleep(0.001)
+        store.set(keys[0].replace("arrivals/1", "1/host/0"), host)  # type: ignore[arg-type]
         store.set(keys[0].replace("arrivals/1", "1/job"), text)
 
     teller = threading.Thread(target=tell)

@@ -110,6 +110,13 @@ def test_a_job_that_rank_0_never_wrote_is_refused_by_its_key(tmp_path: Path) -> 
         assert "cdcdcd" not in text, name
 
 
+def test_a_host_that_is_no_text_is_another(tmp_path: Path) -> None:
+    role = "roles_rendezvous:a_host_is_no_text"
+    (seen,) = jobs.results(jobs.run(role, 1, tmp_path, text=job_text()))
+
+    assert seen == {"joined": "joined", "loopback": False}
+
+
 @pytest.mark.parametrize("what", ["endpoint", "group"])
 def test_a_world_waits_for_each_rank_alone(what: str, tmp_path: Path) -> None:
     raised = []
