@@ -21,7 +21,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "core": frozenset({"base", "wire", TRANSPORT}),
     "api": frozenset({"base", "wire", TRANSPORT, "core", "gpu"}),
     "collectives": frozenset({"wire"}),
-    "c10d": frozenset({"collectives"}),
+    "c10d": frozenset({"wire", "collectives"}),
 }
 # Foreign headers that belong to one layer.
 FOREIGN: dict[str, str] = {

@@ -65,7 +65,8 @@ if(torch_version)
     target_compile_definitions(_c10d PRIVATE
         TORCH_EXTENSION_NAME=_c10d TORCH_API_INCLUDE_EXTENSION_H
         _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi})
-    target_link_libraries(_c10d PRIVATE rdmatensor rdmatensor_flags)
+    # Of the static library it takes the formats of csrc/wire, which the shared one keeps to itself.
+    target_link_libraries(_c10d PRIVATE rdmatensor rdmatensor_static rdmatensor_flags)
     foreach(name torch torch_cpu c10 torch_python)
         find_library(torch_lib_${name} ${name}
             PATHS ${torch_libdirs} NO_DEFAULT_PATH NO_CACHE REQUIRED)

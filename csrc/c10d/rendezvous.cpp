@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Values of all members through torch's store, with a deadline that names who is missing.
- * over budget: what rank 0 tells of the job, and how it is checked, stand here too. */
+ * Values of all members through torch's store, with a deadline that names who is missing, and what
+ * rank 0 tells of the job. */
 #include "c10d/rendezvous.hpp"
 
 #include <netinet/in.h>
@@ -24,6 +24,7 @@
 
 #include "c10d/finisher.hpp"
 #include "c10d/tensors.hpp"
+#include "c10d/wire.hpp"
 
 namespace rdmatensor
 {
@@ -44,18 +45,16 @@ constexpr microseconds first_pause_a_member{25};
 constexpr microseconds least_pause{200};
 constexpr microseconds longest_pause{50000};
 constexpr std::chrono::seconds progress_after{10};
-constexpr size_t secret_bytes = 32;
-constexpr size_t id_bytes = 12;
 /* What collectives go by, the same on all ranks, with what an unset one stands for. */
-constexpr std::pair<const char *, const char *> common_settings[] = {
-    {"RDMATENSOR_ALGO", "auto"},
-    {"RDMATENSOR_DETERMINISTIC", "0"},
+struct CommonSetting {
+    const char *name;
+    const char *unset;
+    char (rdti_told::*told)[RDTI_TOLD_SETTING_BYTES];
 };
-/* In place of a secret that is not told. */
-constexpr const char *given_outside = "-";
-/* Of what rank 0 tells: before the settings, and of all of it, which is 200 with usual settings. */
-constexpr size_t told_words = 5;
-constexpr size_t told_max_bytes = 65536;
+constexpr CommonSetting common_settings[] = {
+    {"RDMATENSOR_ALGO", "auto", &rdti_told::algo},
+    {"RDMATENSOR_DETERMINISTIC", "0", &rdti_told::deterministic},
+};
 
 std::vector<uint8_t>
 to_bytes(const std::string &text)
@@ -69,12 +68,7 @@ to_text(const std::vector<uint8_t> &bytes)
     return {bytes.begin(), bytes.end()};
 }
 
-bool
-is_hex(const std::string &text)
-{
-    return text.size() % 2 == 0 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
+/* Of digits that to_hex() wrote. */
 std::string
 from_hex(const std::string &hex)
 {
@@ -99,118 +93,80 @@ ranks_of(const std::vector<std::string> &keys)
     return keys.size() > shown ? c10::str(text, " and ", keys.size() - shown, " more") : text;
 }
 
+/* Before anybody waits for anybody: a value that is none has to end all ranks alike. */
 std::string
-value_of(const std::pair<const char *, const char *> &setting)
+value_of(const CommonSetting &setting)
 {
-    const char *const text = std::getenv(setting.first);
+    const char *const text = std::getenv(setting.name);
+    const char *const value = text == nullptr || text[0] == '\0' ? setting.unset : text;
 
-    return text == nullptr || text[0] == '\0' ? setting.second : text;
+    if (!rdti_text_is_plain(value, RDTI_TOLD_SETTING_BYTES))
+        throw_value_error("init_process_group",
+                          c10::str(setting.name, " has control characters, or more than ",
+                                   RDTI_TOLD_SETTING_BYTES - 1, " bytes"));
+    return value;
 }
 
-/* What rank 0 tells, as it stands in the store. */
-struct Told {
-    Job job;            /* without its secret */
-    std::string secret; /* hexadecimal, or given_outside */
-    std::string group_id;
-    std::vector<std::string> settings; /* values, in the order of common_settings */
-};
-
-/* The words between single spaces. */
-std::vector<std::string>
-split(const std::string &text)
+/* What rank 0 tells. The secret stays at home where each rank has it from outside. */
+std::vector<uint8_t>
+written(const Job &job, const std::string &group_id, bool has_secret)
 {
-    std::vector<std::string> words{""};
+    const std::string id = from_hex(job.id);
+    const std::string own = from_hex(group_id);
+    std::vector<uint8_t> bytes(RDTI_TOLD_BYTES);
+    rdti_told told = {};
 
-    for (const char c : text) {
-        if (c == ' ')
-            words.emplace_back();
-        else
-            words.back() += c;
+    TORCH_INTERNAL_ASSERT(id.size() == sizeof(told.id) && own.size() == sizeof(told.group_id));
+    std::copy(id.begin(), id.end(), told.id);
+    std::copy(own.begin(), own.end(), told.group_id);
+    told.epoch = job.epoch;
+    told.has_secret = has_secret ? 1 : 0;
+    told.is_store_at_rank_0 = job.is_store_at_rank_0 ? 1 : 0;
+    if (has_secret) {
+        TORCH_INTERNAL_ASSERT(job.secret.size() == sizeof(told.secret));
+        std::copy(job.secret.begin(), job.secret.end(), told.secret);
     }
-    return words;
-}
-
-bool
-is_hex_of(const std::string &text, size_t bytes)
-{
-    return text.size() == 2 * bytes && is_hex(text);
-}
-
-bool
-is_epoch(const std::string &text)
-{
-    constexpr size_t digits_max = 10;
-
-    return !text.empty() && text.size() <= digits_max &&
-           text.find_first_not_of("0123456789") == std::string::npos &&
-           std::stoull(text) <= UINT32_MAX;
-}
-
-/* What is wrong with the words, or NULL. Whoever reaches the store can have written them. */
-const char *
-fault_of(const std::vector<std::string> &words)
-{
-    if (words.size() != told_words + std::size(common_settings))
-        return "it has not as many words as rank 0 writes";
-    if (!is_hex_of(words[0], id_bytes) || !is_hex_of(words[4], id_bytes))
-        return "a name in it is not hexadecimal, or of another length";
-    if (!is_epoch(words[1]))
-        return "its epoch is no number of 32 bits";
-    if (words[2] != given_outside && !is_hex_of(words[2], secret_bytes))
-        return "its secret is not hexadecimal, or of another length";
-    if (words[3] != "0" && words[3] != "1")
-        return "its flag is not 0 or 1";
-    if (!std::all_of(words.begin() + told_words, words.end(), is_hex))
-        return "a setting is not hexadecimal";
-    return nullptr;
-}
-
-std::string
-written(const Told &told)
-{
-    std::string text = c10::str(told.job.id, " ", told.job.epoch, " ", told.secret, " ",
-                                told.job.is_store_at_rank_0 ? 1 : 0, " ", told.group_id);
-
-    for (const std::string &setting : told.settings)
-        text += " " + to_hex(setting);
-    return text;
+    for (const CommonSetting &setting : common_settings) {
+        const std::string value = value_of(setting);
+        std::copy(value.begin(), value.end(), told.*setting.told);
+    }
+    rdti_told_encode(&told, bytes.data());
+    return bytes;
 }
 
 /* The counterpart of written(); DistStoreError for what that never gives. */
-Told
-read_told(const std::string &text, const std::string &key)
+rdti_told
+read_told(const std::vector<uint8_t> &bytes, const std::string &key)
 {
-    const std::vector<std::string> words =
-        text.size() > told_max_bytes ? std::vector<std::string>{} : split(text);
-    const char *const fault = fault_of(words);
+    rdti_told told = {};
+    rdt_error error = {};
 
-    if (fault != nullptr)
+    if (rdti_told_decode(bytes.data(), bytes.size(), &told, &error) != RDT_OK)
         C10D_THROW_ERROR(DistStoreError, "rdmatensor: the store has no valid job under ", key,
-                         ", which rank 0 writes: ", fault,
+                         ", which rank 0 writes: ", static_cast<const char *>(error.message),
                          "; does every rank run the same version, and does nobody else write "
                          "there?");
-    Told told = {.job = {.id = words[0],
-                         .secret = {},
-                         .epoch = static_cast<uint32_t>(std::stoull(words[1])),
-                         .is_store_at_rank_0 = words[3] == "1"},
-                 .secret = words[2],
-                 .group_id = words[4],
-                 .settings = {}};
-    for (size_t i = told_words; i < words.size(); i++)
-        told.settings.push_back(from_hex(words[i]));
     return told;
+}
+
+template <size_t Bytes>
+std::string
+text_of(const uint8_t (&bytes)[Bytes])
+{
+    return {std::begin(bytes), std::end(bytes)};
 }
 
 /* Before any message between them: ranks that go by different ones wait for different messages. */
 void
-check_common_settings(const std::vector<std::string> &told, int rank)
+check_common_settings(const rdti_told &told, int rank)
 {
-    for (size_t i = 0; i < told.size(); i++) {
-        const std::string mine = value_of(common_settings[i]);
-        if (told[i] != mine)
+    for (const CommonSetting &setting : common_settings) {
+        const std::string mine = value_of(setting);
+        const std::string theirs = told.*setting.told;
+        if (theirs != mine)
             C10_THROW_ERROR(DistBackendError,
-                            c10::str("rdmatensor: ", common_settings[i].first, " is '", mine,
-                                     "' on rank ", rank, " and '", told[i],
+                            c10::str("rdmatensor: ", setting.name, " is '", mine, "' on rank ",
+                                     rank, " and '", theirs,
                                      "' on rank 0; set it to the same on every rank"));
     }
 }
@@ -471,38 +427,39 @@ Rendezvous::posted(const std::string &what)
 Rendezvous::Agreement
 Rendezvous::agree(const Job &proposal, const std::string &secret)
 {
-    Agreement agreed{proposal, to_hex(random_bytes(id_bytes))};
+    Agreement agreed{proposal, to_hex(random_bytes(RDTI_TOLD_NAME_BYTES))};
     const std::string job = key("job");
 
+    for (const CommonSetting &setting : common_settings)
+        (void)value_of(setting);
     if (rank_ == 0) {
         if (agreed.job.id.empty())
-            agreed.job = {to_hex(random_bytes(id_bytes)), secret, incarnation_,
+            agreed.job = {to_hex(random_bytes(RDTI_TOLD_NAME_BYTES)), secret, incarnation_,
                           is_hosted_here(store_)};
         if (agreed.job.secret.empty())
-            agreed.job.secret = random_bytes(secret_bytes);
+            agreed.job.secret = random_bytes(RDTI_TOLD_SECRET_BYTES);
         is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
-        Told told = {.job = agreed.job,
-                     .secret = secret.empty() ? to_hex(agreed.job.secret) : given_outside,
-                     .group_id = agreed.group_id,
-                     .settings = {}};
-        for (const auto &setting : common_settings)
-            told.settings.push_back(value_of(setting));
         if (size_ > 1)
-            store_->set(job, to_bytes(written(told)));
+            store_->set(job, written(agreed.job, agreed.group_id, secret.empty()));
         return agreed;
     }
     await({job}, [&] { return store_->check({job}); }, timeout_);
-    const Told told = read_told(to_text(store_->get(job)), job);
-    agreed = {told.job, told.group_id};
+    const rdti_told told = read_told(store_->get(job), job);
     has_read("job", {job}, size_ - 1);
+    agreed = {{.id = to_hex(text_of(told.id)),
+               .secret = secret,
+               .epoch = told.epoch,
+               .is_store_at_rank_0 = told.is_store_at_rank_0 != 0},
+              to_hex(text_of(told.group_id))};
     is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
-    if ((told.secret == given_outside) != !secret.empty())
+    if ((told.has_secret == 0) == secret.empty())
         C10D_THROW_ERROR(DistStoreError, "rdmatensor: rank ", secret.empty() ? 0 : rank_,
                          " has a secret from RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE, rank ",
                          secret.empty() ? rank_ : 0,
                          " has none; set one of them to the same on every rank");
-    check_common_settings(told.settings, rank_);
-    agreed.job.secret = told.secret == given_outside ? secret : from_hex(told.secret);
+    check_common_settings(told, rank_);
+    if (told.has_secret != 0)
+        agreed.job.secret = text_of(told.secret);
     return agreed;
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/exception.h>
 
 #include "c10d/backend.hpp"
+#include "c10d/wire.hpp"
 
 namespace rdmatensor
 {
@@ -45,31 +46,6 @@ padded(const at::Tensor &tensor, int64_t dim, int64_t to)
     return at::cat({tensor, at::zeros(sizes, tensor.options())}, dim).contiguous();
 }
 
-/* Entries that a coalesced tensor of these sizes can have; more than can be counted are all. */
-int64_t
-most_entries(const at::Tensor &tensor)
-{
-    int64_t most = 1;
-
-    for (int64_t dim = 0; dim < tensor.sparse_dim(); dim++)
-        if (__builtin_mul_overflow(most, tensor.size(dim), &most))
-            return INT64_MAX;
-    return most;
-}
-
-/* torch builds a sparse tensor of any indices, and then reads and writes where they lead. */
-bool
-are_inside(const at::Tensor &indices, at::IntArrayRef sizes)
-{
-    for (int64_t dim = 0; dim < indices.size(0) && indices.size(1) > 0; dim++) {
-        const at::Tensor of_dim = indices[dim];
-        if (of_dim.min().item<int64_t>() < 0 ||
-            of_dim.max().item<int64_t>() >= sizes[static_cast<size_t>(dim)])
-            return false;
-    }
-    return true;
-}
-
 [[noreturn]] void
 refuse(int64_t global_rank, const char *what)
 {
@@ -102,6 +78,7 @@ Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
     check_sparse(tensor, opts.reduceOp);
 
     const at::Tensor own = tensor.coalesce();
+    const auto sparse_dims = static_cast<size_t>(own.sparse_dim());
     const at::Tensor shape = shape_of(own);
     const at::Tensor shapes = gather_all(shape, opts.timeout);
     for (int rank = 0; rank < size_; rank++)
@@ -113,21 +90,24 @@ Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
     const at::Tensor counts = gather_all(at::tensor({own._nnz()}, at::kLong), opts.timeout);
     for (int rank = 0; rank < size_; rank++) {
         const int64_t count = counts[rank].item<int64_t>();
-        if (count < 0 || count > most_entries(own))
+        if (!rdti_sparse_count_fits(count, own.sizes().data(), sparse_dims))
             refuse(global_rank(rank), "more entries than its shape has, or fewer than none");
     }
     const int64_t most = counts.max().item<int64_t>();
     const at::Tensor indices = gather_all(padded(own.indices(), 1, most), opts.timeout);
     const at::Tensor values = gather_all(padded(own.values(), 0, most), opts.timeout);
 
+    /* torch builds a sparse tensor of any indices, and then reads and writes where they lead. */
     at::Tensor sum;
     for (int rank = 0; rank < size_; rank++) {
         const int64_t count = counts[rank].item<int64_t>();
-        if (!are_inside(indices[rank].narrow(1, 0, count), own.sizes()))
+        const at::Tensor said = indices[rank];
+        if (!rdti_sparse_indices_fit(said.data_ptr<int64_t>(), static_cast<size_t>(most),
+                                     static_cast<size_t>(count), own.sizes().data(), sparse_dims))
             refuse(global_rank(rank), "indices that its shape has not");
         const at::Tensor theirs =
-            at::sparse_coo_tensor(indices[rank].narrow(1, 0, count),
-                                  values[rank].narrow(0, 0, count), own.sizes(), own.options());
+            at::sparse_coo_tensor(said.narrow(1, 0, count), values[rank].narrow(0, 0, count),
+                                  own.sizes(), own.options());
         sum = rank == 0 ? theirs : sum + theirs; /* in rank order: the same bits everywhere */
     }
     tensor.copy_(sum.coalesce());

@@ -3,7 +3,6 @@
 #include "c10d/symmetric.hpp"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <mutex>
 
@@ -11,6 +10,7 @@
 
 #include "c10d/allocator.hpp"
 #include "c10d/gil.hpp"
+#include "c10d/wire.hpp"
 
 namespace rdmatensor
 {
@@ -36,52 +36,13 @@ constexpr uint64_t tag_signal = UINT64_C(1) << 61;
 constexpr uint64_t tag_barrier = UINT64_C(1) << 60;
 constexpr unsigned channel_bits = 20;
 
-/* What each member says of its allocation; alike but for the last two. */
-struct Card {
-    uint64_t number;
-    uint64_t buffer_bytes;
-    uint64_t pad_bytes;
-    uint64_t off_bytes; /* of the buffer in the region */
-    std::array<uint8_t, RDT_REMOTE_REGION_BYTES> remote;
-};
-
-/* A card as it travels: its numbers as they stand in the struct, little-endian, then `remote`. */
-constexpr size_t card_numbers = 4;
-constexpr size_t card_bytes = card_numbers * sizeof(uint64_t) + RDT_REMOTE_REGION_BYTES;
-
 at::Tensor
-as_bytes(const Card &card)
+as_bytes(const rdti_card &card)
 {
-    const std::array<uint64_t, card_numbers> numbers{card.number, card.buffer_bytes, card.pad_bytes,
-                                                     card.off_bytes};
-    at::Tensor tensor = at::empty({static_cast<int64_t>(card_bytes)}, at::kByte);
-    auto *out = tensor.data_ptr<uint8_t>();
+    at::Tensor tensor = at::empty({RDTI_CARD_BYTES}, at::kByte);
 
-    for (const uint64_t number : numbers)
-        for (unsigned bit = 0; bit < 64; bit += 8)
-            *out++ = static_cast<uint8_t>(number >> bit);
-    std::copy(card.remote.begin(), card.remote.end(), out);
+    rdti_card_encode(&card, tensor.data_ptr<uint8_t>());
     return tensor;
-}
-
-/* Of bytes that a member sent: whatever they are, it is a card, which exchange() checks. */
-Card
-card_of(const at::Tensor &bytes)
-{
-    const auto *in = bytes.data_ptr<uint8_t>();
-    std::array<uint64_t, card_numbers> numbers{};
-    Card card = {};
-
-    TORCH_INTERNAL_ASSERT(bytes.nbytes() == card_bytes);
-    for (uint64_t &number : numbers)
-        for (unsigned bit = 0; bit < 64; bit += 8)
-            number |= static_cast<uint64_t>(*in++) << bit;
-    card.number = numbers[0];
-    card.buffer_bytes = numbers[1];
-    card.pad_bytes = numbers[2];
-    card.off_bytes = numbers[3];
-    std::copy_n(in, card.remote.size(), card.remote.begin());
-    return card;
 }
 
 class Allocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator
@@ -282,27 +243,32 @@ SymmetricMemory::exchange()
     void *const address = own_->memory.get();
     rdt_region *const region =
         rdt_region_find(own_->context, address, own_->pad_off + own_->pad_bytes);
-    rdt_remote_region remote = {};
     rdt_error error = {};
-    Card card = {.number = number_,
-                 .buffer_bytes = own_->buffer_bytes,
-                 .pad_bytes = own_->pad_bytes,
-                 .off_bytes = 0,
-                 .remote = {}};
+    rdti_card card = {.number = number_,
+                      .buffer_bytes = own_->buffer_bytes,
+                      .pad_bytes = own_->pad_bytes,
+                      .off_bytes = 0,
+                      .region = {}};
 
     TORCH_INTERNAL_ASSERT(region != nullptr);
-    const rdt_status status = rdt_region_export(region, &remote, &error);
+    const rdt_status status = rdt_region_export(region, &card.region, &error);
     if (status != RDT_OK) {
-        card.number = UINT64_MAX; /* nobody's: the others wait for a card, and end too */
+        card.number = RDTI_CARD_NOBODYS; /* the others wait for a card, and end too */
         (void)group_->gather_bytes(as_bytes(card));
         std::rethrow_exception(make_error(status, "rdmatensor:rendezvous", error));
     }
     card.off_bytes = static_cast<uint64_t>(static_cast<uint8_t *>(address) -
                                            static_cast<uint8_t *>(rdt_region_addr(region)));
-    rdt_remote_region_encode(&remote, card.remote.data());
     const at::Tensor all = group_->gather_bytes(as_bytes(card));
     for (int rank = 0; rank < group_->getSize(); rank++) {
-        const Card theirs = card_of(all[rank]);
+        const at::Tensor bytes = all[rank];
+        rdti_card theirs = {};
+        if (rdti_card_decode(bytes.data_ptr<uint8_t>(), bytes.nbytes(), &theirs, &error) != RDT_OK)
+            C10_THROW_ERROR(DistBackendError,
+                            c10::str("rdmatensor:rendezvous: rank ",
+                                     global_ranks_[static_cast<size_t>(rank)],
+                                     " said where its memory lies in bytes that mean nothing: ",
+                                     static_cast<const char *>(error.message)));
         if (theirs.number != card.number || theirs.buffer_bytes != card.buffer_bytes ||
             theirs.pad_bytes != card.pad_bytes)
             C10_THROW_ERROR(DistBackendError,
@@ -312,22 +278,14 @@ SymmetricMemory::exchange()
                                      theirs.pad_bytes, " to its rendezvous #", theirs.number,
                                      ", we with ", card.buffer_bytes, " and ", card.pad_bytes,
                                      " to #", card.number));
-        Peer peer = {.remote = {}, .endpoint = nullptr, .base = nullptr};
-        if (rdt_remote_region_decode(theirs.remote.data(), theirs.remote.size(), &peer.remote,
-                                     &error) != RDT_OK)
-            C10_THROW_ERROR(DistBackendError,
-                            c10::str("rdmatensor:rendezvous: rank ",
-                                     global_ranks_[static_cast<size_t>(rank)],
-                                     " said where its memory lies in bytes that mean nothing: ",
-                                     static_cast<const char *>(error.message)));
         /* Allocations begin their region, as ours does. */
         if (theirs.off_bytes != card.off_bytes ||
-            peer.remote.len_bytes < theirs.off_bytes + own_->pad_off + own_->pad_bytes)
+            theirs.region.len_bytes < theirs.off_bytes + own_->pad_off + own_->pad_bytes)
             C10_THROW_ERROR(DistBackendError,
                             c10::str("rdmatensor:rendezvous: rank ",
                                      global_ranks_[static_cast<size_t>(rank)],
                                      " said that its memory lies where it does not fit"));
-        peers_.push_back(peer);
+        peers_.push_back({.remote = theirs.region, .endpoint = nullptr, .base = nullptr});
     }
     peers_[static_cast<size_t>(group_->getRank())].base = static_cast<uint8_t *>(address);
 }

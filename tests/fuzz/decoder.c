@@ -6,6 +6,7 @@
 
 #include "transport/shm/offer.h"
 #include "wire/codecs.h"
+#include "wire/sparse.h"
 #include "wire/stream.h"
 
 enum { SEEDS = 24, STREAMS = 4 };
@@ -265,6 +266,78 @@ seed_shm_offer(struct rng *rng, uint8_t *out)
     return 1 + offer.len_bytes;
 }
 
+/* ---- Sparse tensors: the number of dimensions, their sizes, how many entries, then indices ---- */
+
+enum { SPARSE_DIMS_MAX = 4, SPARSE_SIZE_MAX = 8 };
+
+/* What torch does with them, for which they must lead inside. */
+static void
+count_entries(const int64_t *indices, size_t stride, size_t count, const int64_t *sizes,
+              size_t dims, size_t most)
+{
+    uint8_t *table = calloc(most > 0 ? most : 1, 1);
+
+    CHECK_NOT_NULL(table);
+    for (size_t i = 0; i < count; i++) {
+        int64_t at = 0;
+        for (size_t row = 0; row < dims; row++)
+            at = at * sizes[row] + indices[row * stride + i];
+        table[at]++;
+    }
+    free(table);
+}
+
+static void
+run_sparse(const uint8_t *data, size_t size)
+{
+    int64_t sizes[SPARSE_DIMS_MAX];
+    size_t most = 1;
+
+    if (size < 1 + SPARSE_DIMS_MAX + 8)
+        return;
+    const size_t dims = 1 + data[0] % SPARSE_DIMS_MAX;
+    for (size_t i = 0; i < dims; i++) {
+        sizes[i] = data[1 + i] % (SPARSE_SIZE_MAX + 1);
+        most *= (size_t)sizes[i];
+    }
+    const int64_t said = (int64_t)rdti_get_u64(data + 1 + SPARSE_DIMS_MAX);
+    CHECK_INT_EQ(rdti_sparse_count_fits(said, sizes, dims),
+                 said >= 0 && (uint64_t)said <= most ? 1 : 0);
+    const size_t stride = (size - 1 - SPARSE_DIMS_MAX - 8) / 8 / dims;
+    const size_t count = stride > 0 ? (uint64_t)said % (stride + 1) : 0;
+    int64_t *indices = calloc(stride * dims + 1, sizeof(*indices));
+    CHECK_NOT_NULL(indices);
+    bool is_inside = true;
+    for (size_t i = 0; i < stride * dims; i++) {
+        indices[i] = (int64_t)rdti_get_u64(data + 1 + SPARSE_DIMS_MAX + 8 + 8 * i);
+        if (i % stride < count && (indices[i] < 0 || indices[i] >= sizes[i / stride]))
+            is_inside = false;
+    }
+    const bool fits = rdti_sparse_indices_fit(indices, stride, count, sizes, dims);
+    CHECK_INT_EQ(fits, is_inside);
+    if (fits)
+        count_entries(indices, stride, count, sizes, dims, most);
+    free(indices);
+}
+
+static size_t
+seed_sparse(struct rng *rng, uint8_t *out)
+{
+    const uint32_t dims = 1 + rng_below(rng, SPARSE_DIMS_MAX);
+    const uint32_t stride = rng_below(rng, 8);
+    uint8_t *at = out + 1 + SPARSE_DIMS_MAX;
+
+    memset(out, 0, 1 + SPARSE_DIMS_MAX);
+    out[0] = (uint8_t)(dims - 1);
+    for (uint32_t i = 0; i < dims; i++)
+        out[1 + i] = (uint8_t)(1 + rng_below(rng, SPARSE_SIZE_MAX));
+    rdti_put_u64(at, rng_below(rng, stride + 1));
+    at += 8;
+    for (uint32_t i = 0; i < dims * stride; i++, at += 8)
+        rdti_put_u64(at, rng_below(rng, out[1 + i / stride]));
+    return (size_t)(at - out);
+}
+
 static const struct extra extras[] = {
     {"opening", run_opening, seed_opening},
     {"frame_head", run_frame_head, seed_frame_head},
@@ -273,6 +346,7 @@ static const struct extra extras[] = {
     {"stream_offer", run_stream_offer, seed_stream_offer},
     {"notify", run_notify, seed_notify},
     {"shm_offer", run_shm_offer, seed_shm_offer},
+    {"sparse", run_sparse, seed_sparse},
 };
 #define EXTRA_COUNT (sizeof(extras) / sizeof(extras[0]))
 

@@ -109,34 +109,36 @@ def names_are_asked(rank: int, world: int) -> dict[str, int]:
     return {"store": by_store, "group": int(asked()) - by_store}
 
 
-def the_job_is_wrong(rank: int, world: int, *, texts: dict[str, str]) -> dict[str, str]:
-    """Come as rank 1 of 2 to stores in which each of these texts stands where rank 0 tells."""
+def the_job_is_wrong(rank: int, world: int, *, jobs: dict[str, str]) -> dict[str, str]:
+    """Come as rank 1 of 2 to stores in which each of these stands where rank 0 tells."""
     del rank, world
-    return {name: _join_by(text) for name, text in texts.items()}
+    return {name: _join_by(job) for name, job in jobs.items()}
 
 
-def a_host_is_no_text(rank: int, world: int, *, text: str) -> dict[str, object]:
+def a_host_is_no_text(rank: int, world: int, *, job: str) -> dict[str, object]:
     """Come as rank 1 of 2 to a store whose rank 0 is on a host that has no name."""
     del rank, world
     os.environ.pop("LOCAL_WORLD_SIZE")  # so that hosts are asked for
-    joined = _join_by(text, host=b"\xff\xfe")
+    joined = _join_by(job, host=b"\xff\xfe")
     return {"joined": joined, "loopback": rdmatensor.default_context().settings.loopback}
 
 
-def _join_by(text: str, *, host: bytes = b"") -> str:
+def _join_by(job: str, *, host: bytes = b"") -> str:
+    """Return how it ended; job: in hexadecimal."""
     store = dist.HashStore()
 
     def tell() -> None:
         while not (keys := [key for key in store.list_keys() if "/arrivals/" in key]):
             time.sleep(0.001)
-        store.set(keys[0].replace("arrivals/1", "1/host/0"), host)  # type: ignore[arg-type]
-        store.set(keys[0].replace("arrivals/1", "1/job"), text)
+        for name, told in {"host/0": host, "job": bytes.fromhex(job)}.items():
+            key = keys[0].replace("arrivals/1", f"1/{name}")
+            store.set(key, told)  # type: ignore[arg-type]
 
     teller = threading.Thread(target=tell)
     teller.start()
     try:
         dist.init_process_group("rdmatensor", store=store, rank=1, world_size=2, timeout=LONG)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     finally:
         teller.join()

@@ -230,6 +230,8 @@ def lies_about(honest: bytes) -> dict[str, bytes]:
     return {
         "zeros": bytes(CARD.size),
         "number": CARD.pack(number + 1, buffer_bytes, pad_bytes, off_bytes, region),
+        "nobody's": CARD.pack(huge, buffer_bytes, pad_bytes, 0, bytes(64)),
+        "of nobody": CARD.pack(huge, buffer_bytes, pad_bytes, 0, region),
         "size": card(size=huge),
         "pad": CARD.pack(number, buffer_bytes, huge, off_bytes, region),
         "offset": card(off=huge),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import threading
 import time
@@ -61,36 +62,47 @@ def test_making_a_group_asks_no_name_server(tmp_path: Path) -> None:
     assert [rank["group"] for rank in ranks] == [0, 0]
 
 
-def job_text(**changed: str) -> str:
-    """Return what rank 0 tells the others through the store."""
-    auto, off = b"auto".hex(), b"0".hex()
-    words = {"id": "ab" * 12, "epoch": "1", "secret": "cd" * 32, "flag": "0", "group": "ef" * 12}
-    return " ".join((words | {"algo": auto, "deterministic": off} | changed).values())
+JOB = struct.Struct("<4sHH12s12sIBBH32s64s64s")  # docs/wire.md
+JOB_FIELDS = {
+    "magic": b"RDTG",
+    "version": 1,
+    "size": JOB.size,
+    "id": b"i" * 12,
+    "group": b"g" * 12,
+    "epoch": 1,
+    "has_secret": 1,
+    "is_store_at_rank_0": 0,
+    "zero": 0,
+    "secret": b"a secret" * 4,
+    "algo": b"auto",
+    "deterministic": b"0",
+}
+
+
+def job(**changed: object) -> str:
+    """Return what rank 0 tells the others through the store, in hexadecimal."""
+    return JOB.pack(*(JOB_FIELDS | changed).values()).hex()
 
 
 def test_a_job_that_rank_0_never_wrote_is_refused_by_its_key(tmp_path: Path) -> None:
-    right = job_text()
+    right = job()
     wrong = {
         "empty": "",
-        "one word": "x",
-        "no settings": right.rsplit(" ", 2)[0],
-        "truncated": right[:-1],
-        "a word more": f"{right} 30",
-        "spaces": right.replace(" ", "  "),
-        "a line": f"{right}\n",
-        "not hexadecimal": job_text(secret="xy" * 32),
-        "odd": job_text(secret="cd" * 31 + "c"),
-        "a short secret": job_text(secret="cd"),
-        "a long secret": job_text(secret="cd" * 33),
-        "a setting": job_text(algo="auto"),
-        "a long name": job_text(id="ab" * 13),
-        "a name": job_text(id="xy" * 12),
-        "a group": job_text(group="../../../../../../../../"),
-        "a flag": job_text(flag="2"),
-        "a sign": job_text(epoch="-1"),
-        "an epoch": job_text(epoch="4294967296"),
-        "digits": job_text(epoch="1" * 4000),
-        "too long": job_text(algo="30" * 100_000),
+        "a byte": "00",
+        "its head": right[:16],
+        "truncated": right[:-2],
+        "a byte more": right + "00",
+        "too long": right + "00" * 100_000,
+        "text": b"ab cd 1 0: a job as an older version wrote it".hex(),
+        "another magic": job(magic=b"RDTB"),
+        "another version": job(version=2),
+        "another size": job(size=JOB.size - 1),
+        "a flag": job(is_store_at_rank_0=2),
+        "a secret and none": job(has_secret=0),
+        "a filler": job(zero=256),
+        "a line": job(algo=b"auto\n"),
+        "no end": job(algo=b"a" * 64),
+        "behind the end": job(deterministic=b"0\0\0x"),
     }
     environment = {"RDMATENSOR_LOOPBACK": "1"}
     (seen,) = jobs.results(
@@ -99,7 +111,7 @@ def test_a_job_that_rank_0_never_wrote_is_refused_by_its_key(tmp_path: Path) -> 
             1,
             tmp_path,
             environment=environment,
-            texts={**wrong, "right": right},
+            jobs={**wrong, "right": right},
         )
     )
     assert seen.pop("right") == "joined"
@@ -107,12 +119,23 @@ def test_a_job_that_rank_0_never_wrote_is_refused_by_its_key(tmp_path: Path) -> 
     for name, text in seen.items():
         assert text.startswith("DistStoreError: "), (name, text)
         assert "no valid job under rdmatensor/2/1/job, which rank 0 writes: " in text, (name, text)
-        assert "cdcdcd" not in text, name
+        assert "a secreta" not in text, name
+    assert "this process 1 (library" in seen["another version"]
+
+
+def test_a_setting_that_cannot_be_told_ends_all_ranks_alike(tmp_path: Path) -> None:
+    environment = {"RDMATENSOR_LOOPBACK": "1", "RDMATENSOR_ALGO": "ring" * 16}
+    role = "roles_rendezvous:the_job_is_wrong"
+    ranks = jobs.run(role, 1, tmp_path, environment=environment, jobs={"right": job()})
+
+    (seen,) = jobs.results(ranks)
+    assert seen["right"].startswith("ValueError: "), seen
+    assert "RDMATENSOR_ALGO has control characters, or more than 63 bytes" in seen["right"]
 
 
 def test_a_host_that_is_no_text_is_another(tmp_path: Path) -> None:
     role = "roles_rendezvous:a_host_is_no_text"
-    (seen,) = jobs.results(jobs.run(role, 1, tmp_path, text=job_text()))
+    (seen,) = jobs.results(jobs.run(role, 1, tmp_path, job=job()))
 
     assert seen == {"joined": "joined", "loopback": False}
 

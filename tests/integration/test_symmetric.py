@@ -60,9 +60,9 @@ def test_a_member_that_lies_is_named(path: str, tmp_path: Path) -> None:
     seen, _ = jobs.results(jobs.run("roles_symmetric:lies", 2, tmp_path, environment=forced))
 
     said = {
-        "came with": ("first", "zeros", "number", "size", "pad"),
-        "lies where it does not fit": ("offset", "next offset", "empty", "a byte short"),
-        "in bytes that mean nothing": ("sum", "no region"),
+        "came with": ("number", "nobody's", "size", "pad"),
+        "lies where it does not fit": ("next offset", "empty", "a byte short"),
+        "in bytes that mean nothing": ("first", "zeros", "offset", "sum", "no region", "of nobody"),
     }
     for text, names in said.items():
         for name in names:

@@ -17,6 +17,8 @@
 #include "wire/placement.h"
 #include "wire/slot_header.h"
 #include "wire/sums.h"
+#include "wire/symmetric.h"
+#include "wire/told.h"
 #include "wire/verbs.h"
 
 #define WIRE_MAX_BYTES RDTI_FRAME_PAYLOAD_MAX
@@ -151,6 +153,8 @@ union any_value {
     struct rdti_founding_vote founding_vote;
     struct rdti_costs costs;
     struct rdti_placement placement;
+    struct rdti_card card;
+    struct rdti_told told;
 };
 
 /* Thunks of one codec of fixed size whose encoder returns nothing. */
@@ -192,6 +196,8 @@ FIXED_CODEC(rdt_remote_region, region, RDT_REMOTE_REGION_BYTES)
 FIXED_CODEC(rdti_founding_address, founding_address, RDTI_FOUNDING_ADDRESS_BYTES)
 FIXED_CODEC(rdti_founding_vote, founding_vote, RDTI_FOUNDING_VOTE_BYTES)
 FIXED_CODEC(rdti_costs, costs, RDTI_COSTS_BYTES)
+FIXED_CODEC(rdti_card, card, RDTI_CARD_BYTES)
+FIXED_CODEC(rdti_told, told, RDTI_TOLD_BYTES)
 FRAME_CODEC(rdti_placement, placement)
 FRAME_CODEC(rdti_sums, sums)
 FRAME_CODEC(rdti_path, path)
@@ -549,6 +555,36 @@ fill_placement(struct rng *rng, void *value)
 }
 
 static inline void
+fill_card(struct rng *rng, void *value)
+{
+    struct rdti_card *v = value;
+
+    v->number = rng_below(rng, 4) == 0 ? RDTI_CARD_NOBODYS : rng_u64(rng) >> 1;
+    v->buffer_bytes = rng_u64(rng);
+    v->pad_bytes = rng_u64(rng);
+    if (v->number != RDTI_CARD_NOBODYS) {
+        rng_region(rng, &v->region);
+        v->off_bytes = rng_u64(rng) % (v->region.len_bytes + 1);
+    }
+}
+
+static inline void
+fill_told(struct rng *rng, void *value)
+{
+    struct rdti_told *v = value;
+
+    rng_bytes(rng, v->id, sizeof(v->id));
+    rng_bytes(rng, v->group_id, sizeof(v->group_id));
+    v->epoch = rng_u32(rng);
+    v->has_secret = rng_below(rng, 2);
+    v->is_store_at_rank_0 = rng_below(rng, 2);
+    if (v->has_secret != 0)
+        rng_bytes(rng, v->secret, sizeof(v->secret));
+    rng_text(rng, v->algo, sizeof(v->algo));
+    rng_text(rng, v->deterministic, sizeof(v->deterministic));
+}
+
+static inline void
 fill_region(struct rng *rng, void *value)
 {
     rng_region(rng, value);
@@ -595,6 +631,8 @@ static const struct codec codecs[] = {
     ENTRY(founding_vote, struct rdti_founding_vote, RDTI_FOUNDING_VOTE_BYTES,
           RDTI_FOUNDING_VOTE_BYTES, false),
     ENTRY(costs, struct rdti_costs, RDTI_COSTS_BYTES, RDTI_COSTS_BYTES, false),
+    ENTRY(card, struct rdti_card, RDTI_CARD_BYTES, RDTI_CARD_BYTES, false),
+    ENTRY(told, struct rdti_told, RDTI_TOLD_BYTES, RDTI_TOLD_BYTES, false),
     ENTRY(placement, struct rdti_placement, RDTI_PLACEMENT_BRIEF_BYTES, RDTI_PLACEMENT_BYTES, true),
 #undef ENTRY
 };
