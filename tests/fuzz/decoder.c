@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Every decoder of bytes from a peer: those of csrc/wire, and the shm transport's offer. Whatever
- * comes in is refused with a reason and an untouched output, or is a value whose encoding is what
- * came in. --target=NAME, of those that --list prints. */
+ * Every decoder of bytes from a peer: those of csrc/wire, and the shm transport's offer and ring.
+ * Whatever comes in is refused with a reason and an untouched output, or is a value whose encoding
+ * is what came in. --target=NAME, of those that --list prints. */
 #include "fuzz.h"
 
 #include "transport/shm/offer.h"
+#include "transport/shm/ring.h"
 #include "wire/codecs.h"
 #include "wire/sparse.h"
 #include "wire/stream.h"
@@ -266,7 +267,50 @@ seed_shm_offer(struct rng *rng, uint8_t *out)
     return 1 + offer.len_bytes;
 }
 
-/* ---- Sparse tensors: the number of dimensions, their sizes, how many entries, then indices ---- */
+/* Records of a place in the ring, from where the receiver looks on, and a word that comes to stand
+ * there. */
+enum { RING_RECORD_BYTES = 1 + 8 };
+
+static void
+run_shm_ring(const uint8_t *data, size_t size)
+{
+    static struct shm_ring ring;
+    struct shm_cursor cursor = {0};
+    uint32_t count = 0;
+    uint32_t value = 0;
+
+    memset(&ring, 0, sizeof(ring));
+    for (; size >= RING_RECORD_BYTES; data += RING_RECORD_BYTES, size -= RING_RECORD_BYTES) {
+        const uint64_t stored = rdti_get_u64(data + 1);
+        atomic_store(&ring.entries[(cursor.slot + data[0]) % SHM_RING_ENTRIES].word, stored);
+        const uint64_t word = atomic_load(&ring.entries[count % SHM_RING_ENTRIES].word);
+        const enum shm_taken taken = shm_ring_take(&ring, &cursor, &value);
+        if (taken == SHM_TAKEN) {
+            count++;
+            CHECK_HEX_EQ(word, (uint64_t)count << 32 | value);
+        }
+        CHECK_UINT_EQ(cursor.sequence, count);
+        CHECK_UINT_EQ(cursor.slot, count % SHM_RING_ENTRIES);
+        if (taken == SHM_BROKEN)
+            return; /* the lane ends */
+    }
+}
+
+static size_t
+seed_shm_ring(struct rng *rng, uint8_t *out)
+{
+    const uint32_t count = rng_below(rng, 3 * SHM_RING_ENTRIES);
+
+    for (uint32_t i = 0; i < count; i++) {
+        out[i * RING_RECORD_BYTES] = 0;
+        rdti_put_u64(out + i * RING_RECORD_BYTES + 1,
+                     (uint64_t)(i + 1) << 32 | (uint32_t)rng_next(rng));
+    }
+    return count * RING_RECORD_BYTES;
+}
+_Static_assert(3 * SHM_RING_ENTRIES * RING_RECORD_BYTES <= WIRE_MAX_BYTES, "see struct extra");
+
+/* ---- Sparse tensors: the number of dimensions, their sizes, how many entries, indices --------- */
 
 enum { SPARSE_DIMS_MAX = 4, SPARSE_SIZE_MAX = 8 };
 
@@ -346,6 +390,7 @@ static const struct extra extras[] = {
     {"stream_offer", run_stream_offer, seed_stream_offer},
     {"notify", run_notify, seed_notify},
     {"shm_offer", run_shm_offer, seed_shm_offer},
+    {"shm_ring", run_shm_ring, seed_shm_ring},
     {"sparse", run_sparse, seed_sparse},
 };
 #define EXTRA_COUNT (sizeof(extras) / sizeof(extras[0]))
