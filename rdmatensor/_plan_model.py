@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 
 import torch
 
 from rdmatensor._plan_memory import Gradient, PlanMismatch
 
 _AGAIN = "analyze the model and apply the plan again"
+
+
+def held_weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """Return a hook for a parameter that does not keep the method's object alive.
+
+    torch has such hooks where Python's collector does not look: one that leads back to its
+    parameter, as by the model, would keep both for ever.
+    """
+    known = weakref.WeakMethod(method)
+
+    def hook(parameter: torch.Tensor) -> None:
+        bound = known()
+        if bound is not None:
+            bound(parameter)
+
+    return hook
 
 
 class ModelCheck:
@@ -26,8 +43,9 @@ class ModelCheck:
         self._names = {p: gradient.name for p, gradient in planned.items()}
         self._planned = {p: (p.shape, p.dtype) for p in planned}
         self._trained = {p for p in model.parameters() if p.requires_grad}
+        refuse = held_weakly(self._refuse)
         self.hooks = [
-            p.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
             for p in self._trained
             if p not in self._planned and not is_alone
         ]

@@ -32,7 +32,7 @@ from rdmatensor import _record
 from rdmatensor._choice import Choice
 from rdmatensor._plan_agree import buffers_to_send, check_plan
 from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
-from rdmatensor._plan_model import ModelCheck
+from rdmatensor._plan_model import ModelCheck, held_weakly
 from rdmatensor.context import default_context
 from rdmatensor.distributed import backend_of
 
@@ -160,9 +160,10 @@ class PlannedModel:
         ]
         self._last_step: dict[str, int] = {}
         self._before = self._spent()
+        on_gradient = held_weakly(self._on_gradient)  # the model's own hooks keep us
         for parameter in self._memory.gradients:
             register = parameter.register_post_accumulate_grad_hook
-            self._hooks.append(register(self._on_gradient))  # type: ignore[no-untyped-call]
+            self._hooks.append(register(on_gradient))  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the model."""

@@ -7,6 +7,7 @@ import gc
 import hashlib
 import io
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -65,6 +66,22 @@ def alone(_rank: int, world: int) -> dict[str, Any]:
     planned.close()
     dist.destroy_process_group()
     return {"losses": losses, "whole_losses": whole}
+
+
+def let_go(_rank: int, world: int) -> dict[str, Any]:
+    """What apply() returns is let go of, which changes nothing; then the model, without close()."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    model, batch_of = make("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), **SETTINGS)
+    memory = weakref.ref(rdmatensor.plan.apply(model, plan_of("mlp", world), optimizer)._memory)
+    gc.collect()
+    _steps(model, optimizer, batch_of, range(3))
+    found = {"bits": bits_of(model), "is_kept": memory() is not None}
+    del model, optimizer
+    gc.collect()
+    found["is_gone"] = memory() is None
+    dist.destroy_process_group()
+    return found
 
 
 def frozen(rank: int, world: int) -> dict[str, Any]:

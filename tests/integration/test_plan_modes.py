@@ -33,6 +33,13 @@ def test_one_rank_trains_as_without_a_plan(tmp_path: Path) -> None:
     assert rank["losses"] == rank["whole_losses"]  # bit by bit
 
 
+def test_a_model_that_is_let_go_of_takes_its_plan_along(tmp_path: Path) -> None:
+    ranks = jobs.results(jobs.run("roles_plan_modes:let_go", 2, tmp_path, timeout_s=START_S))
+    assert ranks[0] == ranks[1]
+    assert ranks[0]["is_kept"]
+    assert ranks[0]["is_gone"]
+
+
 def test_a_frozen_layer_is_left_alone(tmp_path: Path) -> None:
     ranks = run("frozen", tmp_path)
     for rank in ranks:
