@@ -3,6 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch")
+import naive  # noqa: E402
 from graph_models import (  # noqa: E402  needs torch
     Branching,
     Mixed,
@@ -18,10 +19,15 @@ from torch import nn  # noqa: E402
 from graph_analysis import (  # noqa: E402
     DataParallel,
     InvalidArgument,
+    ParameterServer,
+    Pipeline,
     TransferPlan,
     analyze,
+    build_plan,
     plan_to_json,
 )
+from graph_analysis.capture import capture  # noqa: E402
+from graph_analysis.liveness import lifetimes  # noqa: E402
 from graph_analysis.plan import PlannedTensor  # noqa: E402
 from graph_analysis.plan_check import check_plan  # noqa: E402
 
@@ -89,6 +95,17 @@ def test_plan_agrees_with_a_real_step(name: str) -> None:
     assert sorted(reduced) == sorted(f"{key}.grad" for key in finished)
     payload = sum(b.payload_bytes for b in plan.buckets if b.operation == "all_reduce")
     assert payload == sum(p.grad.nbytes for p in named.values())
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_naive_checkers_agree_on_real_models(name: str) -> None:
+    model, inputs, *rest = FACTORIES[name]()
+    graph = capture(model, inputs, loss_fn=rest[0] if rest else None)
+    assert lifetimes(graph) == naive.lifetimes(graph)
+    for strategy in (DataParallel(3), Pipeline(2), ParameterServer(2, 2)):
+        plan = build_plan(graph, strategy)
+        assert any(arena.placements for arena in plan.arenas), strategy
+        naive.check_arenas(plan)
 
 
 def test_loss_is_told_apart() -> None:
