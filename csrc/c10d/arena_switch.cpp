@@ -2,7 +2,9 @@
  * torch's allocator of CPU memory, with a thread's own wishes before it. */
 #include "c10d/arena_switch.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -29,7 +31,7 @@ struct Scope {
 
 struct PerThread {
     std::vector<Scope> scopes;
-    AllocationTrace *trace = nullptr;
+    std::vector<AllocationTrace *> traces;
     Births births = {};
 };
 
@@ -44,16 +46,17 @@ class ArenaSwitch final : public c10::Allocator
     {
         PerThread &thread = this_thread;
 
-        if ((thread.trace == nullptr && thread.scopes.empty()) || bytes == 0 || is_forked_child())
+        if ((thread.traces.empty() && thread.scopes.empty()) || bytes == 0 || is_forked_child())
             return before_->allocate(bytes);
-        if (thread.trace != nullptr) {
-            c10::DataPtr served = thread.trace->serve(bytes);
+        AllocationTrace *const trace = thread.traces.empty() ? nullptr : thread.traces.back();
+        if (trace != nullptr) {
+            c10::DataPtr served = trace->serve(bytes);
             if (served)
                 return served;
         }
         c10::DataPtr data = allocate_by_scope(thread, bytes);
-        if (thread.trace != nullptr)
-            thread.trace->born(data.get(), bytes);
+        if (trace != nullptr)
+            trace->born(data.get(), bytes);
         return data;
     }
 
@@ -124,11 +127,21 @@ leave_arena()
     this_thread.scopes.pop_back();
 }
 
-AllocationTrace *
+void
 trace_allocations(AllocationTrace *trace)
 {
     ArenaSwitch::install();
-    return std::exchange(this_thread.trace, trace);
+    this_thread.traces.push_back(trace);
+}
+
+void
+end_trace(const AllocationTrace *trace)
+{
+    std::vector<AllocationTrace *> &traces = this_thread.traces;
+    const auto last = std::find(traces.rbegin(), traces.rend(), trace);
+
+    if (last != traces.rend())
+        traces.erase(std::next(last).base());
 }
 
 Births

@@ -46,8 +46,10 @@ class AllocationTrace
     virtual void born(const void *address, size_t bytes) = 0;
 };
 
-/* From here on this thread's allocations; nullptr ends it. Returns the one before. */
-AllocationTrace *trace_allocations(AllocationTrace *trace);
+/* From here on this thread's allocations go to the trace, until it is ended on this thread. Of
+ * several the last one has them; they end in any order. */
+void trace_allocations(AllocationTrace *trace);
+void end_trace(const AllocationTrace *trace);
 
 /* The tensor's whole storage lies in an arena of this process, where it was born or adopted. */
 bool is_in_arena(const at::Tensor &tensor);

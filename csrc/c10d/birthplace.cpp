@@ -99,7 +99,7 @@ Birthplaces::begin(const Served &served)
         served_.emplace(number, place);
     }
     number_ = 0;
-    before_ = trace_allocations(this);
+    trace_allocations(this);
     self_ = c10::intrusive_ptr<Birthplaces>::unsafe_reclaim_from_nonowning(this);
     thread_ = std::this_thread::get_id();
     is_active_.store(true, std::memory_order_relaxed);
@@ -112,7 +112,7 @@ Birthplaces::end()
     is_active_.store(false, std::memory_order_relaxed);
     if (std::this_thread::get_id() != thread_)
         return;
-    trace_allocations(before_);
+    end_trace(this);
     self_.reset(); /* the caller has a reference of its own */
 }
 

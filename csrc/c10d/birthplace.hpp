@@ -73,7 +73,6 @@ class Birthplaces final : public torch::CustomClassHolder, private AllocationTra
     std::vector<std::shared_ptr<Place>> places_;
     std::unordered_map<uint64_t, uint32_t> served_;
     std::vector<Birth> births_;
-    AllocationTrace *before_ = nullptr;
     uint64_t number_ = 0;
     uint64_t served_count_ = 0;
     /* While a thread's allocations come here, this object must not go. */

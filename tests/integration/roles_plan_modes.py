@@ -6,6 +6,7 @@ import copy
 import gc
 import hashlib
 import io
+import threading
 import time
 import weakref
 from collections import Counter
@@ -21,7 +22,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.plan
+import rdmatensor.torch
 from graph_analysis import CostModel, DataParallel, analyze
+from rdmatensor.distributed import load_extension
 
 TIMEOUT = timedelta(seconds=60)
 SETTINGS = {"lr": 0.1, "momentum": 0.9}
@@ -357,3 +360,36 @@ def overlap(_rank: int, world: int) -> dict[str, Any]:
     planned.close()
     dist.destroy_process_group()
     return found
+
+
+def crossed(_rank: int, _world: int) -> bool:
+    """Two passes of one backward, of which the one that began first ends first.
+
+    Whoever has ended hears no more of this thread, even if another one begins with it.
+    """
+    c10d = load_extension()
+    memory = rdmatensor.torch.empty(64, torch.uint8)
+    first, second = (c10d.Birthplaces(memory, [(0, 64)]) for _ in range(2))
+    first.begin([])
+    second.begin([(0, 0)])
+    inside = torch.empty(16)
+    was_served = inside.data_ptr() == memory.data_ptr()
+    del inside
+    first.end()
+    second.end()
+    begun, looked = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        first.begin([(0, 0)])
+        begun.set()
+        looked.wait(60.0)
+        first.end()
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    assert begun.wait(60.0)
+    mine = torch.empty(16)
+    is_served = mine.data_ptr() == memory.data_ptr()
+    looked.set()
+    other.join()
+    return was_served and not is_served

@@ -90,3 +90,7 @@ def test_buckets_leave_while_backward_goes_on(path_forced: dict[str, str], tmp_p
         assert rank["is_summed_within"]
         # Who reads a gradient after backward, to clip it or to scale it, finds the sum.
         assert rank["are_summed_after"]
+
+
+def test_passes_of_two_plans_may_end_in_any_order(tmp_path: Path) -> None:
+    assert jobs.results(jobs.run("roles_plan_modes:crossed", 1, tmp_path)) == [True]
