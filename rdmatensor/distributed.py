@@ -248,9 +248,9 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
         "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
         "writes"}; a pack is one call for many small tensors of a coalesced one, a write a message
         to a member or a fill of memory that all read. "way" says how they go (shared memory, hosts,
-        messages, undecided before the first), "algorithm" what RDMATENSOR_ALGO said, "ran" how
-        many went by which; with messages "costs" is a table ("source"; "between" is the path to
-        other hosts) and "chosen" what is for each by it, from bytes on; "hosts" numbers ranks'.
+        messages, undecided at first), "algorithm" what RDMATENSOR_ALGO said, "ran" how many went by
+        which, "summing_s", "copying_s" passes from 4 KiB on; with messages "costs" is a table (its
+        "source", "between": path to hosts), "chosen" what is for each; "hosts" numbers each rank's.
         "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
         "reason"; when locked "operations" and "bytes" of a step, "steps" since then, their average
         cost ("per_step", of counters(); other groups' too), how many tensors "moved" to another

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, TypedDict
 
 import torch
@@ -31,15 +30,11 @@ from graph_analysis import TransferPlan
 from rdmatensor import _record
 from rdmatensor._choice import Choice
 from rdmatensor._plan_agree import buffers_to_send, check_plan
+from rdmatensor._plan_costs import Costs
 from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
 from rdmatensor._plan_model import ModelCheck, held_weakly
 from rdmatensor.context import default_context
 from rdmatensor.distributed import backend_of
-
-_COUNTED = (
-    *("writes", "moved_bytes", "copied_bytes", "control_messages", "credits_alone"),
-    *("registrations", "wire_bytes"),
-)
 
 __all__ = ["PlanMismatch", "PlannedModel", "apply", "recorded"]
 
@@ -108,7 +103,9 @@ class Described(TypedDict):
     copied: int
     copied_bytes: int
     traced: int
-    last_step: dict[str, int]
+    posting_s: float
+    ending_s: float
+    last_step: dict[str, float]
     choice: str
 
 
@@ -158,8 +155,7 @@ class PlannedModel:
             optimizer.register_step_pre_hook(self._before_step),
             *self._check.hooks,
         ]
-        self._last_step: dict[str, int] = {}
-        self._before = self._spent()
+        self._costs = Costs(default_context(), self._memory.counts)
         on_gradient = held_weakly(self._on_gradient)  # the model's own hooks keep us
         for parameter in self._memory.gradients:
             register = parameter.register_post_accumulate_grad_hook
@@ -193,6 +189,9 @@ class PlannedModel:
 
         "born" and "copied" count gradients that autograd wrote in their place and elsewhere,
         "traced" the allocations that had to be learnt; "sent_bytes" are those of the buckets.
+        "posting_s" is the time that the thread of the backward pass was in the calls that begin
+        the buckets' sums, "ending_s" that in which it waited for the last ones at the end: what
+        backward() takes for communication besides is cores that others use.
         "last_step" is the last step alone, from the end of the backward pass before it to the end
         of its own, in this whole process: counters(), with the copies into places among
         "copied_bytes".
@@ -207,7 +206,9 @@ class PlannedModel:
             "copied": counts.copied,
             "copied_bytes": counts.copied_bytes,
             "traced": counts.traced,
-            "last_step": self._last_step,
+            "posting_s": self._costs.posting_s,
+            "ending_s": self._costs.ending_s,
+            "last_step": self._costs.last_step,
             "choice": self._choice.text,
         }
 
@@ -300,11 +301,12 @@ class PlannedModel:
             for gradient in bucket.strays:
                 self._part(flat, bucket, gradient).copy_(_grad(gradient))
         self._sent_bytes += flat.nbytes
-        if self._choice.is_serial:
-            self._choice.send_alone(flat)
-            self._flying.append((bucket, flat, None))
-            return
-        work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
+        work = None
+        with self._costs.posting():
+            if self._choice.is_serial:
+                self._choice.send_alone(flat)
+            else:
+                work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
         self._flying.append((bucket, flat, work))
 
     def _part(self, flat: torch.Tensor, bucket: Bucket, gradient: Gradient) -> torch.Tensor:
@@ -330,15 +332,7 @@ class PlannedModel:
         self._wait()
         self._steps += 1
         self._choice.end_step(self._memory)
-        spent = self._spent()
-        self._last_step = {name: spent[name] - self._before[name] for name in spent}
-        self._before = spent
-
-    def _spent(self) -> dict[str, int]:
-        counters = asdict(default_context().counters())
-        spent = {name: counters[name] for name in _COUNTED}
-        spent["copied_bytes"] += self._memory.counts.copied_bytes
-        return spent
+        self._costs.end_step()
 
     def _fill_unused(self, gradient: Gradient, bucket: Bucket) -> None:
         """A gradient that did not come in this pass: what came in earlier ones, or zero."""
@@ -362,12 +356,13 @@ class PlannedModel:
 
     def _wait(self) -> None:
         flying, self._flying = self._flying, []
-        for bucket, flat, work in flying:
-            if work is not None:
-                work.wait()
-            if flat is not bucket.flat:
-                for gradient in bucket.gradients:
-                    _grad(gradient).copy_(self._part(flat, bucket, gradient))
+        with self._costs.ending():
+            for bucket, flat, work in flying:
+                if work is not None:
+                    work.wait()
+                if flat is not bucket.flat:
+                    for gradient in bucket.gradients:
+                        _grad(gradient).copy_(self._part(flat, bucket, gradient))
 
     def _before_step(self, *_: object) -> None:
         if self._is_in_backward:

@@ -161,6 +161,8 @@ spent_as_dict(const rdt_counters &before, const rdt_counters &now)
     spent["credits_alone"] = now.credits_alone - before.credits_alone;
     spent["registrations"] = now.registrations - before.registrations;
     spent["wire_bytes"] = now.wire_bytes - before.wire_bytes;
+    spent["wakeups_sent"] = now.wakeups_sent - before.wakeups_sent;
+    spent["wait_s"] = static_cast<double>(now.wait_ns - before.wait_ns) / 1e9;
     return spent;
 }
 

@@ -11,6 +11,7 @@
 enum {
     COSTS_MAX_BYTES = 2048,
     CHOICE_BITS = 32, /* blocks of more than 2^32 bytes go as those */
+    NS_PER_S = 1000000000,
 };
 
 struct text {
@@ -123,6 +124,15 @@ put_choices(struct text *text, struct rdti_team *team)
     }
 }
 
+static void
+put_pass(struct text *text, const char *name, const struct rdti_team *team, enum rdti_pass pass)
+{
+    const uint64_t spent_ns = team == NULL ? 0 : rdti_team_passes_ns(team, pass);
+
+    put(text, ",\"%s\":%llu.%09llu", name, (unsigned long long)(spent_ns / NS_PER_S),
+        (unsigned long long)(spent_ns % NS_PER_S));
+}
+
 /* The lines of a file of costs become members. */
 static void
 put_costs(struct text *text, const struct rdti_team *team)
@@ -162,6 +172,8 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
         put(&text, ",\"algorithm\":\"%s\",\"is_deterministic\":%s", rdti_choice_name(team->choice),
             team->is_ordered ? "true" : "false");
     put_ran(&text, team);
+    put_pass(&text, "summing_s", team, RDTI_PASS_SUM);
+    put_pass(&text, "copying_s", team, RDTI_PASS_COPY);
     if (verdict == RDTI_VERDICT_HOSTS)
         put_hosts(&text, team);
     if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES) {

@@ -43,7 +43,10 @@ rdti_direct_line(const struct rdti_coll *coll, uint32_t member)
 void
 rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t len_bytes)
 {
+    const uint64_t began_ns = rdti_pass_begin(len_bytes);
+
     rdti_stream_copy(stage, src, len_bytes);
+    rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += len_bytes;
 }
 
@@ -64,10 +67,12 @@ rdti_direct_take(struct rdti_coll *coll, void *dst, const void *stage, uint64_t 
 {
     if (len_bytes == 0)
         return;
+    const uint64_t began_ns = rdti_pass_begin(len_bytes);
     if (coll->direct.is_past_caches)
         stream_in(dst, stage, len_bytes);
     else
         memcpy(dst, stage, len_bytes);
+    rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.moved_bytes += len_bytes;
 }
 
@@ -87,8 +92,11 @@ void
 rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const void *src,
                          uint64_t len_bytes)
 {
+    const uint64_t began_ns = rdti_pass_begin(len_bytes);
+
     rdti_stream_populate(dst, len_bytes);
     rdti_stream_copy_twice(stage, dst, src, len_bytes);
+    rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += 2 * len_bytes;
 }
 
@@ -97,10 +105,12 @@ rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t le
 {
     if (dst == src || len_bytes == 0)
         return;
+    const uint64_t began_ns = rdti_pass_begin(len_bytes);
     if (coll->direct.is_past_caches && !overlaps(dst, src, len_bytes))
         stream_in(dst, src, len_bytes);
     else
         memmove(dst, src, len_bytes);
+    rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += len_bytes;
 }
 

@@ -80,7 +80,9 @@ rdti_direct_fold_stages(struct rdti_coll *coll, uint64_t step, uint64_t stage_of
         in[i] = rdti_direct_stage(coll, i, step) + stage_off;
     if (coll->size == 2)
         in[coll->rank] = own;
+    const uint64_t began_ns = rdti_pass_begin(len_bytes);
     rdti_direct_fold(coll, dst, in, len_bytes);
+    rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
     coll->direct.done.moved_bytes += len_bytes;
 }
 

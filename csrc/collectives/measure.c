@@ -8,6 +8,7 @@
 #include "collectives/coll.h"
 #include "collectives/now.h"
 #include "collectives/stream.h"
+#include "collectives/team.h"
 
 /* Beside the tags of the founding, whose lowest bits say what they are. */
 #define TAG_MEASURE (UINT64_C(3) << 62 | UINT64_C(1) << 8)

@@ -246,6 +246,7 @@ sum_share(struct rdti_coll *coll)
         (even + SHARE_ALIGNMENT_BYTES - 1) / SHARE_ALIGNMENT_BYTES * SHARE_ALIGNMENT_BYTES;
     const uint64_t begin = coll->rank * share;
     const uint64_t stop = begin + share < coll->block_bytes ? begin + share : coll->block_bytes;
+    const uint64_t began_ns = rdti_pass_begin(share);
     _Alignas(64) uint8_t apart[BLOCK_BYTES];
 
     for (uint64_t at = begin; at < stop; at += BLOCK_BYTES) {
@@ -266,6 +267,7 @@ sum_share(struct rdti_coll *coll)
         done->moved_bytes += len * coll->size;
         done->planned_bytes += len * coll->size;
     }
+    rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
     done->writes += coll->size - 1;
 }
 

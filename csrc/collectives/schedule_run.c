@@ -81,18 +81,34 @@ post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *e
     return RDT_OK;
 }
 
+static void
+reduce(struct rdti_coll *coll, const struct rdti_step *step)
+{
+    const uint64_t began_ns = rdti_pass_begin(step->count * coll->elem_bytes);
+
+    coll->reduce(step->dst, step->lhs, step->rhs, step->count);
+    rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
+}
+
 static rdt_status
 begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
+    const uint64_t len_bytes = step->count * coll->elem_bytes;
+    uint64_t began_ns;
+
     switch (step->kind) {
     case RDTI_STEP_REDUCE:
-        coll->reduce(step->dst, step->lhs, step->rhs, step->count);
+        reduce(coll, step);
         return RDT_OK;
     case RDTI_STEP_COPY:
-        memmove(step->dst, step->lhs, step->count * coll->elem_bytes);
+        began_ns = rdti_pass_begin(len_bytes);
+        memmove(step->dst, step->lhs, len_bytes);
+        rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
         return RDT_OK;
     case RDTI_STEP_AVERAGE:
+        began_ns = rdti_pass_begin(len_bytes);
         coll->divide(step->dst, step->count, coll->size);
+        rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
         return RDT_OK;
     default:
         return post_message(coll, step, err);
@@ -150,8 +166,10 @@ static void
 hand_over(struct rdti_coll *coll, struct rdti_step *step, uint64_t len_bytes)
 {
     const struct rdt_counters done = {.struct_size = sizeof(done), .copied_bytes = len_bytes};
+    const uint64_t began_ns = rdti_pass_begin(len_bytes);
 
     memcpy(step->landing, rdti_temp_addr(step->kept), len_bytes);
+    rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     rdti_temps_give(step->kept);
     step->kept = NULL;
     rdt_context_count(rdt_group_context(coll->group), &done);
@@ -173,7 +191,7 @@ end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *er
         return with_context(coll, step, status, err);
     }
     if (step->kind == RDTI_STEP_RECV_REDUCE)
-        coll->reduce(step->dst, step->lhs, step->rhs, step->count);
+        reduce(coll, step);
     else if (step->kept != NULL)
         hand_over(coll, step, want_bytes);
     return RDT_OK;

@@ -7,6 +7,7 @@
 
 #include "collectives/coll.h"
 #include "collectives/cost.h"
+#include "collectives/now.h"
 
 static void
 destroy(struct rdti_team *team)
@@ -89,6 +90,30 @@ rdti_team_writes(const struct rdti_team *team)
     if (rdti_team_verdict(team) == RDTI_VERDICT_HOSTS)
         writes += atomic_load_explicit(&team->local->writes, memory_order_relaxed);
     return writes;
+}
+
+uint64_t
+rdti_pass_begin(uint64_t len_bytes)
+{
+    return len_bytes < RDTI_TIMED_FROM_BYTES ? 0 : rdti_coll_now_ns();
+}
+
+void
+rdti_team_count_pass(struct rdti_team *team, enum rdti_pass pass, uint64_t began_ns)
+{
+    if (team != NULL && began_ns != 0)
+        (void)atomic_fetch_add_explicit(&team->passes_ns[pass], rdti_coll_now_ns() - began_ns,
+                                        memory_order_relaxed);
+}
+
+uint64_t
+rdti_team_passes_ns(const struct rdti_team *team, enum rdti_pass pass)
+{
+    uint64_t passes_ns = atomic_load_explicit(&team->passes_ns[pass], memory_order_relaxed);
+
+    if (rdti_team_verdict(team) == RDTI_VERDICT_HOSTS) /* as in rdti_team_writes() */
+        passes_ns += atomic_load_explicit(&team->local->passes_ns[pass], memory_order_relaxed);
+    return passes_ns;
 }
 
 void

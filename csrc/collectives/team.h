@@ -51,7 +51,12 @@ enum {
      * of 1 MiB 75 us, of 256 KiB 92; of 4 MiB: 290 and 355. */
     RDTI_STAGE_BYTES = 1024 * 1024 - 4096,
     RDTI_INLINE_BYTES = 24, /* payload that fits the line */
+    /* Passes over less are not timed: they take no longer than two looks at the clock. */
+    RDTI_TIMED_FROM_BYTES = 4096,
 };
+
+/* What a pass over payload is for. One that sums and writes the sum to others as it goes is one. */
+enum rdti_pass { RDTI_PASS_SUM, RDTI_PASS_COPY, RDTI_PASSES };
 
 /* Written by the owner only. */
 struct rdti_line {
@@ -150,6 +155,7 @@ struct rdti_team {
     atomic_ullong packs;
     atomic_ullong packed_parts;
     atomic_ullong writes;
+    atomic_ullong passes_ns[RDTI_PASSES]; /* by whichever threads made them */
     struct rdti_ran ran[RDTI_RAN_MAX];
     struct rdti_member members[];
 };
@@ -181,6 +187,13 @@ rdti_team_count_write(struct rdti_team *team)
 {
     (void)atomic_fetch_add_explicit(&team->writes, 1, memory_order_relaxed);
 }
+
+/* A pass over so many bytes begins; 0: they are too few to be timed. */
+uint64_t rdti_pass_begin(uint64_t len_bytes);
+/* The pass that began then has ended. Any thread; NULL: nobody counts it. */
+void rdti_team_count_pass(struct rdti_team *team, enum rdti_pass pass, uint64_t began_ns);
+/* With those among the members of our host. */
+uint64_t rdti_team_passes_ns(const struct rdti_team *team, enum rdti_pass pass);
 
 /* found.c: the exchange, driven by the founder. RDT_OK: there is a verdict. */
 rdt_status rdti_team_found(struct rdti_coll *coll, struct rdt_error *err);

@@ -910,11 +910,11 @@ RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_cou
 /*
  * A JSON object that says how the group's collectives go: "way" (shared memory, hosts, messages, or
  * undecided before the first), "algorithm" (RDMATENSOR_ALGO), "ran" (how many were carried out by
- * which), and where there are messages the table of "costs", what each operation has "chosen" by it
- * from how many bytes of a block on (of rank 0, where there is a root), and which algorithms are
- * "preferred" for what length; for hosts "hosts", the number of each member's.
- * `needed_out` gets the bytes without the final NUL; RDT_EINVAL with it set where cap is too small.
- * Any thread.
+ * which), what passes over 4 KiB and more took here ("summing_s", "copying_s"), and where there are
+ * messages the table of "costs", what each operation has "chosen" by it from how many bytes of a
+ * block on (of rank 0, where there is a root), and which algorithms are "preferred" for what
+ * length; for hosts "hosts", the number of each member's. `needed_out` gets the bytes without the
+ * final NUL; RDT_EINVAL with it set where cap is too small. Any thread.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_coll_describe(const rdt_group *group, char *buf,
                                                          size_t cap, size_t *needed_out,

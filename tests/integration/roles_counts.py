@@ -67,6 +67,12 @@ def witnessed(found: dict[str, Any], group: object) -> Iterator[None]:
     found.update({name: after - before[name] for name, after in look().items()})
 
 
+def passes() -> dict[str, float]:
+    """Return how long this rank's sums and copies have taken so far."""
+    collectives: Any = rdmatensor.distributed.describe()["collectives"]
+    return {name: collectives[name] for name in ("summing_s", "copying_s")}
+
+
 def kernel_bytes() -> tuple[int, int]:
     """Return what the kernel sent and received for this process's TCP sockets to other ranks."""
     sent = received = 0
@@ -108,8 +114,10 @@ def script(rank: int, _world: int, *, is_anew: bool = True) -> dict[str, Any]:
     described = rdmatensor.distributed.describe()["plan"]
     found: dict[str, Any] = {"bytes": sum(p.nbytes for p in module.parameters())}
     found["gradients"] = len(list(module.parameters()))
+    before = passes()
     with witnessed(found, beside):
         train(module, optimizer, rank, STEPS, is_anew=is_anew)
+    found["took"] = {name: after_s - before[name] for name, after_s in passes().items()}
     after = rdmatensor.distributed.describe()["plan"]
     found["before"], found["after"] = described, after
     found["moved_by_torch"] = moved_by_torch(module, optimizer, is_anew=is_anew)
@@ -198,12 +206,23 @@ def planned(rank: int, world: int, *, choose_again: bool = False) -> dict[str, A
         said.append(module.describe()["last_step"])
     found: dict[str, Any] = {"steps": said, "bytes": sum(p.nbytes for p in inner.parameters())}
     found["buckets"] = [bucket.flat.nbytes for bucket in module._memory.buckets]
+    before = passes()
     with witnessed(found, beside):
+        began_s, held_s = time.monotonic(), _held_s(module)
         for _ in range(STEPS):
             optimizer.zero_grad()
             output = module(torch.ones(4, 512))
             output.square().mean().backward()
             optimizer.step()
+        found["held_s"] = _held_s(module) - held_s
+        found["steps_s"] = time.monotonic() - began_s
+    found["took"] = {name: after_s - before[name] for name, after_s in passes().items()}
     module.close()
     dist.destroy_process_group()
     return found
+
+
+def _held_s(module: rdmatensor.plan.PlannedModel) -> float:
+    """How long backward's thread was held for communication so far."""
+    said = module.describe()
+    return said["posting_s"] + said["ending_s"]

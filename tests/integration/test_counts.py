@@ -62,6 +62,7 @@ def test_the_witness_sees_copies_where_there_are_some(tmp_path: Path, witness: s
     """The same script with buckets in torch's own memory: every bucket is copied twice."""
     for rank in run("script", tmp_path, witness, environment={"RDMATENSOR_ADOPT": "0"}):
         assert rank["copied_bytes"] >= STEPS * rank["bytes"] / 2
+        assert rank["took"]["copying_s"] > 0
         assert rank["copied_by_rdmatensor"] >= STEPS * rank["bytes"] / 4
 
 
@@ -74,6 +75,11 @@ def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> Non
             assert {name: step[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
             assert step["writes"] > 0
             assert 0.9 < step["moved_bytes"] / rank["bytes"] < 1.1
+            assert step["posting_s"] > 0
+            assert step["ending_s"] > 0
+        assert 0 < rank["held_s"] < rank["steps_s"]
+        assert rank["took"]["summing_s"] > 0
+        assert rank["took"]["copying_s"] == 0
         assert {name: rank[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
         assert rank["copied_by_rdmatensor"] == 0
         # Nor did torch copy as much as one gradient's worth anywhere.

@@ -352,6 +352,10 @@ TEST_TIMEOUT(tensors_born_in_the_arena_are_summed_in_place, 60)
                 fake_world_init(&world, sizes[s], s);
                 fake_world_run(&world, sum_born_tensors);
                 CHECK_UINT_EQ(world.aborts, 0);
+                /* Where all of them were born there, nobody copies. */
+                const struct rdti_team *team = world.groups[0].attached;
+                CHECK(rdti_team_passes_ns(team, RDTI_PASS_SUM) > 0);
+                CHECK((rdti_team_passes_ns(team, RDTI_PASS_COPY) > 0) == (private_rank < sizes[s]));
                 fake_world_fini(&world);
             }
 }

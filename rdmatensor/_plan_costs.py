@@ -1,0 +1,58 @@
+"""What a step by a plan costs: what was sent, and how long backward's thread was held for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from rdmatensor._plan_memory import Counts
+from rdmatensor.context import Context
+
+_COUNTED = (
+    *("writes", "moved_bytes", "copied_bytes", "control_messages", "credits_alone"),
+    *("registrations", "wire_bytes", "wakeups_sent", "wait_s"),
+)
+
+
+class Costs:
+    """Totals since it was made, and those of the last step.
+
+    posting_s: in the calls that begin a bucket's sum, with what they sum themselves.
+    ending_s: at the end of backward passes, until the last sum was there.
+    Used by the thread that runs backward.
+    """
+
+    def __init__(self, context: Context, counts: Counts) -> None:
+        self._context = context
+        self._counts = counts
+        self.posting_s = self.ending_s = 0.0
+        self.last_step: dict[str, float] = {}
+        self._before = self._spent()
+
+    @contextmanager
+    def posting(self) -> Iterator[None]:
+        """Let what happens inside count as posting."""
+        began_s = time.perf_counter()
+        yield
+        self.posting_s += time.perf_counter() - began_s
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let what happens inside count as waiting at the end."""
+        began_s = time.perf_counter()
+        yield
+        self.ending_s += time.perf_counter() - began_s
+
+    def end_step(self) -> None:
+        """A step that sent is over."""
+        spent = self._spent()
+        self.last_step = {name: spent[name] - self._before[name] for name in spent}
+        self._before = spent
+
+    def _spent(self) -> dict[str, float]:
+        counters = asdict(self._context.counters())
+        spent: dict[str, float] = {name: counters[name] for name in _COUNTED}
+        spent["copied_bytes"] += self._counts.copied_bytes
+        return {**spent, "posting_s": self.posting_s, "ending_s": self.ending_s}
