@@ -193,7 +193,7 @@ def _verdict(planned: Record, rival: Record, target: Target) -> str:
     tail = f"; {UNRATED}" if rival["contestant"] == CONTESTANTS["variant"] else ""
     figure = figure_of(planned, rival, target)
     if figure is None:
-        return head + "undecided, it exposes nothing" + tail
+        return head + "undecided, one of them exposes nothing that is more than noise" + tail
     if target.holds(figure):
         return head + f"{figure:.2f}, yes" + tail
     compute = min(1.0, 1 - float(str(planned["share"])))

@@ -33,21 +33,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.benchlib.record import Record, Result, load, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import samples, tables
+from bench.suite import draws, samples, tables
 from bench.suite.layout import layout
 from bench.suite.peers import COPIES, OURS
 from bench.suite.settings import PLAIN, TOPICS
 
 SMALLEST_EFFECT = 0.05
-MIN_TURNS = 3
-DRAWS = 1000
-_TAIL = 0.005
-_MOST_PER_TURN = 100  # samples of a turn that are drawn from, evenly spread
-_SEED = 20_240_601
 _MACHINE = ("processor", "family_model", "cores", "is_virtual")
 _NOTED = ("kernel", "python", "versions")
 
@@ -178,7 +172,7 @@ def line_of(before: Record, after: Record, moved: float) -> Line:
     both = [samples.turns_of(record) for record in (before, after)]
     low = high = ratio
     verdict: Verdict = "too few turns"
-    if min(map(len, both)) >= MIN_TURNS:
+    if min(map(len, both)) >= draws.MIN_TURNS:
         low, high = interval(*both)
         verdict = judge(low, high, limit)
     return Line(
@@ -202,24 +196,9 @@ def judge(low: float, high: float, limit: float) -> Verdict:
 
 def interval(before: list[list[int]], after: list[list[int]]) -> tuple[float, float]:
     """Return where the ratio of medians lies: turns are drawn, then samples within them."""
-    chance = np.random.default_rng(_SEED)
-    drawn = [_medians(turns, chance) for turns in (before, after)]
-    ratios = np.sort(drawn[1] / drawn[0])
-    return (
-        samples.quantile(ratios.tolist(), _TAIL),
-        samples.quantile(ratios.tolist(), 1 - _TAIL),
-    )
-
-
-def _medians(turns: list[list[int]], chance: np.random.Generator) -> NDArray[np.float64]:
-    """Return the median of each draw; all turns weigh the same."""
-    kept = min(_MOST_PER_TURN, *map(len, turns))
-    thinned = np.array([[turn[i * len(turn) // kept] for i in range(kept)] for turn in turns])
-    shape = (DRAWS, len(turns), 1)
-    whose = chance.integers(len(turns), size=shape)
-    which = chance.integers(kept, size=(DRAWS, len(turns), kept))
-    medians: NDArray[np.float64] = np.median(thinned[whose, which].reshape(DRAWS, -1), axis=1)
-    return medians
+    chance = np.random.default_rng(draws.SEED)
+    drawn = [draws.medians(turns, chance) for turns in (before, after)]
+    return draws.interval(drawn[1] / drawn[0])
 
 
 def _name(record: Record) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, Result, number, text
-from bench.suite import copies, doc_reasons, models, scale_tables, setup
+from bench.suite import breakdown, copies, doc_reasons, models, samples, scale_tables, setup
 from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
+from bench.suite.exposure import Exposed
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB
 
@@ -20,6 +21,7 @@ def training(result: Result) -> str:
     """Return the planned step of each model and path beside the others', and the targets."""
     steps = sorted(_of(result, "models"), key=models.place_of)
     planned = models.planned_of(steps)
+    exposed = models.exposures(steps)
     others = [name for name in models.CONTESTANTS.values() if name != models.PLANNED]
     others = [name for name in others if any(one["contestant"] == name for one in steps)]
     heads = (
@@ -39,17 +41,19 @@ def training(result: Result) -> str:
                 cells.append("")
                 continue
             ratio = number(beside[name], "median_ns") / number(ours, "median_ns")
-            is_floor = name == models.FLOOR  # no rival: what is below 1 is exposed
+            is_floor = name in models.FLOORS  # no rival: what is below 1 is exposed
             cells.append(f"{ratio:.2f}" if is_floor else marked(ratio))
             if ratio < ROOM and not is_floor:
                 reasons.append(doc_reasons.of_step(ours, beside[name]))
-        rows.append((_model(ours), spread(ours), _share(ours), *cells, notes.marks(reasons)))
+        share = _share(ours, exposed.get(samples.key_of(ours)))
+        rows.append((_model(ours), spread(ours), share, *cells, notes.marks(reasons)))
     targets = [*models.verdicts(steps), *copies.verdicts(_of(result, copies.TOPIC))]
     told = [f"{'    ' if line.startswith(' ') else ''}- {line.strip()}" for line in targets]
-    steps_told = with_notes(table(heads, rows), notes)
-    return "\n\n".join(
-        [head(result, list(planned.values())), steps_told, "Targets:", "\n".join(told)]
-    )
+    told_of_steps = [head(result, list(planned.values())), with_notes(table(heads, rows), notes)]
+    parts = breakdown.rows(steps, _model)
+    if parts:
+        told_of_steps.append(table(breakdown.HEADS, parts))
+    return "\n\n".join([*told_of_steps, "Targets:", "\n".join(told)])
 
 
 def _model(record: Record) -> str:
@@ -58,8 +62,14 @@ def _model(record: Record) -> str:
     return f"{record['op']}, {size}, {record['transport']}"
 
 
-def _share(record: Record) -> str:
-    return f"{100 * number(record, 'share'):.0f} %" if "share" in record else ""
+def _share(record: Record, exposed: Exposed | None) -> str:
+    """Of the step, and how far noise could move that."""
+    if "share" not in record:
+        return ""
+    found = None if exposed is None else exposed.interval
+    step_ns = number(record, "median_ns") / 100
+    drawn = "" if found is None else f" ({found[0] / step_ns:.0f} to {found[1] / step_ns:.0f})"
+    return f"{100 * number(record, 'share'):.0f} %{drawn}"
 
 
 def set_up(result: Result) -> str:

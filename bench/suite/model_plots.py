@@ -99,7 +99,7 @@ def _bars(axes: Axes, records: Sequence[Record], name: str) -> None:
             weight="bold",
         )
     for record in records:
-        if record["peer"] == "floor":
+        if record["contestant"] == models.FLOOR:
             floor_s = number(record, "median_ns") / 1e9
             axes.axhline(floor_s, color=_FLOOR_COLOUR, linestyle="--", label=models.FLOOR, zorder=3)
     axes.set_xticks([])

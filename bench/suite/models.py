@@ -2,8 +2,9 @@
 
 A turn is one model: all contestants, one after another, each in fresh processes
 (bench/workers/models.py). What does not go over our transports runs once a turn and counts beside
-each of them. What a step takes beyond the same step without communication is exposed to it; with as
-many ranks as cores nothing hides, so processor time stands beside.
+each of them. What a step takes beyond the same step without communication is exposed to it (of a
+step by a plan, one whose gradients lie in their places too, which is faster than new memory for
+each); with as many ranks as cores nothing hides, so processor time stands beside.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
-from bench.suite import convergence, copies, rounds, samples
+from bench.suite import breakdown, convergence, copies, exposure, rounds, samples
 from bench.suite.peers import COPIES, OURS, Peer
 from bench.suite.settings import Settings
 
@@ -32,6 +33,7 @@ _TURN_PATIENCE_S = 1800.0
 _SPENT = ("cpu_ns", "memory_bytes", "arena_bytes")
 PLANNED = "planned"
 FLOOR = "no communication"
+PLANNED_FLOOR = "no communication, planned"
 # The worker's name -> ours in tables; in this order.
 CONTESTANTS = {
     "planned": PLANNED,
@@ -43,16 +45,21 @@ CONTESTANTS = {
     "grpc_cpp": "server over gRPC, C++",
     "grpc": "server over gRPC, Python",
     "floor": FLOOR,
+    "planned_floor": PLANNED_FLOOR,
 }
+FLOORS = (FLOOR, PLANNED_FLOOR)
+# Those whose gradients lie where a plan has them.
+_BY_A_PLAN = (PLANNED, CONTESTANTS["unchosen"])
 _PEERS = {
     "variant": COPIES,
     "gloo": "gloo",
     "grpc_cpp": "grpc-cpp",
     "grpc": "grpc-python",
     "floor": "floor",
+    "planned_floor": "floor",
 }
 # What does not go over our transports.
-_WITHOUT_PATH = ("gloo", "grpc_cpp", "grpc", "floor")
+_WITHOUT_PATH = ("gloo", "grpc_cpp", "grpc", "floor", "planned_floor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +219,14 @@ def record_of(printed: Record, about: Record, transport: str) -> Record:
         "timed": f"a step of {about['batch']} a rank, slowest rank",
         "divisor": about["divisor"],
         "distance": printed["distance"],
+        **({"parts": printed["parts"]} if printed.get("parts") else {}),
     }
     spent = {name: printed[name] for name in _SPENT}
     return {**samples.turn(fields, samples.raw_of(printed)), **spent}
 
 
 def merge(found: Sequence[Record]) -> list[Record]:
-    """As samples.merge(); of processor time and memory, the median of the turns."""
+    """As samples.merge(); of processor time, memory and parts, the median of the turns."""
     turns: dict[tuple[object, ...], list[Record]] = {}
     for record in found:
         turns.setdefault(samples.key_of(record), []).append(record)
@@ -229,6 +237,7 @@ def merge(found: Sequence[Record]) -> list[Record]:
                 name: samples.quantile([number(one, name) for one in of_key], 0.5)
                 for name in _SPENT
             },
+            **({"parts": breakdown.merged(of_key)} if "parts" in record else {}),
         }
         for record in samples.merge(found)
         for of_key in [turns[samples.key_of(record)]]
@@ -237,16 +246,35 @@ def merge(found: Sequence[Record]) -> list[Record]:
 
 def with_shares(records: Sequence[Record]) -> list[Record]:
     """Add what of each step is exposed to communication, where the floor took part."""
-    floors = {cell_of(record): record for record in records if record["peer"] == "floor"}
+    exposed = exposures(records)
     found = []
     for record in records:
-        floor = floors.get(cell_of(record))
-        if floor is None or record is floor:
+        one = exposed.get(samples.key_of(record))
+        if one is None:
             found.append(record)
             continue
-        exposed_ns = number(record, "median_ns") - number(floor, "median_ns")
-        share = exposed_ns / number(record, "median_ns")
-        found.append({**record, "exposed_ns": exposed_ns, "share": round(share, 4)})
+        share = one.ns / number(record, "median_ns")
+        found.append({**record, "exposed_ns": one.ns, "share": round(share, 4)})
+    return found
+
+
+def exposures(records: Sequence[Record]) -> dict[tuple[object, ...], exposure.Exposed]:
+    """Return what each step exposes, by samples.key_of(); of those whose floor took part.
+
+    Files from before there was a floor with gradients in their places have the other one only.
+    """
+    floors = {
+        (*cell_of(one), one["contestant"]): one for one in records if one["contestant"] in FLOORS
+    }
+    found = {}
+    for record in records:
+        if record["contestant"] in FLOORS:
+            continue
+        floor = floors.get((*cell_of(record), FLOOR))
+        if record["contestant"] in _BY_A_PLAN:
+            floor = floors.get((*cell_of(record), PLANNED_FLOOR), floor)
+        if floor is not None:
+            found[samples.key_of(record)] = exposure.of(record, floor)
     return found
 
 
@@ -266,30 +294,37 @@ def planned_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
 
 
 def figure_of(planned: Record, rival: Record, target: Target) -> float | None:
-    """Return what a target judges; None without the floor, or where the rival exposes nothing.
+    """Return what a target judges; None without the floor, or where one of them exposes nothing.
 
-    Below 0 where our step was faster than the one without communication: noise.
+    A step that was no slower than the one without communication says nothing: noise was larger.
     """
     if target.of == "step":
         return number(rival, "median_ns") / number(planned, "median_ns")
-    if "exposed_ns" not in rival or number(rival, "exposed_ns") <= 0:
+    if any("exposed_ns" not in one or number(one, "exposed_ns") <= 0 for one in (planned, rival)):
         return None
     return number(planned, "exposed_ns") / number(rival, "exposed_ns")
 
 
 def verdicts(records: Sequence[Record]) -> list[str]:
-    """Say for each target where it is met, and where not, with the share of compute there."""
+    """Say for each target where it is met, and where not, with the share of compute there.
+
+    Of exposed times also where noise is too large for either, and what they are.
+    """
     planned = planned_of(records)
+    exposed = exposures(records)
     lines = []
     for target in TARGETS:
         for transport in dict.fromkeys(text(record, "transport") for record in records):
-            judged = [
-                (planned[cell], figure_of(planned[cell], one, target))
+            pairs = [
+                (planned[cell], one)
                 for cell, one in _best_of(records, target.rivals).items()
                 if one["transport"] == transport and cell in planned
             ]
-            if judged:
+            if pairs and target.of == "step":
+                judged = [(ours, figure_of(ours, other, target)) for ours, other in pairs]
                 lines += _verdict(target, transport, judged)
+            elif pairs:
+                lines += _verdict_of_exposed(target, transport, pairs, exposed)
     return lines
 
 
@@ -309,18 +344,46 @@ def _verdict(
     target: Target, transport: str, all_of_it: list[tuple[Record, float | None]]
 ) -> list[str]:
     judged = [(record, figure) for record, figure in all_of_it if figure is not None]
-    undecided = [text(record, "op") for record, figure in all_of_it if figure is None]
-    what = "its step over ours" if target.of == "step" else "our exposed time over its"
     short = [(record, figure) for record, figure in judged if not target.holds(figure)]
     held = len(judged) - len(short)
     is_met = held >= target.share * len(judged)
     head = (
-        f"{transport}, {target.name}, {what} {target.words}: "
+        f"{transport}, {target.name}, its step over ours {target.words}: "
         f"{held} of {len(judged)} models"
         + (", enough" if target.share < 1 and short and is_met else "")
-        + (f"; undecided: {', '.join(undecided)}" if undecided else "")
     )
     return [head, *(f"    {_shortfall(record, figure)}" for record, figure in short)]
+
+
+def _verdict_of_exposed(
+    target: Target,
+    transport: str,
+    pairs: list[tuple[Record, Record]],
+    exposed: dict[tuple[object, ...], exposure.Exposed],
+) -> list[str]:
+    """A line for all models, and for each what is exposed, unless it is clearly met."""
+    undecided, held, decided, told = [], 0, 0, []
+    for planned, rival in pairs:
+        name = text(planned, "op")
+        ours, theirs = (exposed.get(samples.key_of(one)) for one in (planned, rival))
+        if ours is None or theirs is None:  # without their floors
+            undecided.append(name)
+            continue
+        verdict = exposure.judge(ours, theirs, target.limit)
+        held += verdict == "met"
+        decided += verdict != "undecided"
+        undecided += [name] if verdict == "undecided" else []
+        words = f"    {name}, {verdict}: {ours.words}, its {theirs.words}"
+        if verdict == "missed":
+            told.append(f"    {_shortfall(planned, ours.ns / theirs.ns)}; {ours.words}")
+        elif verdict == "undecided" or ours.may_be_nothing:
+            told.append(words + ("; ours may be noise alone" if ours.may_be_nothing else ""))
+    head = (
+        f"{transport}, {target.name}, our exposed time over its {target.words}: "
+        f"{held} of {decided} models"
+        + (f"; undecided: {', '.join(undecided)}" if undecided else "")
+    )
+    return [head, *told]
 
 
 def _shortfall(planned: Record, figure: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import (
+    breakdown,
     collective_tables,
     convergence,
     copies,
@@ -17,6 +18,7 @@ from bench.suite import (
     tensors,
 )
 from bench.suite import models as training
+from bench.suite.exposure import Exposed
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB
@@ -260,10 +262,11 @@ def _kib(size_bytes: float) -> str:
 def models(records: Sequence[Record]) -> str:
     """Time of a training step, what of it communication costs, memory, and the targets."""
     heads = (
-        *("", "who", "p50", "p10", "p90", "exposed", "share", "CPU a step"),
+        *("", "who", "p50", "p10", "p90", "exposed", "99 % of draws", "share", "CPU a step"),
         *("memory MiB", "arena MiB", "times planned", "from Gloo's"),
     )
     planned = training.planned_of(records)
+    exposed = training.exposures(records)
     lines = []
     for record in sorted(records, key=training.place_of):
         ours = planned.get(training.cell_of(record))
@@ -274,6 +277,7 @@ def models(records: Sequence[Record]) -> str:
                 text(record, "contestant"),
                 *(time_text(number(record, name)) for name in ("median_ns", "p10", "p90")),
                 collective_tables.signed_time(number(record, "exposed_ns")) if has_floor else "-",
+                _drawn(exposed.get(samples.key_of(record))),
                 f"{100 * number(record, 'share'):.0f} %" if has_floor else "-",
                 time_text(number(record, "cpu_ns")),
                 *(_mib(record, name) for name in ("memory_bytes", "arena_bytes")),
@@ -281,7 +285,16 @@ def models(records: Sequence[Record]) -> str:
                 f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
             )
         )
-    return "\n".join([layout(heads, lines), *training.verdicts(records)])
+    parts = breakdown.rows(sorted(records, key=training.place_of), _model_name)
+    more = ["", layout(breakdown.HEADS, parts), ""] if parts else []
+    return "\n".join([layout(heads, lines), *more, *training.verdicts(records)])
+
+
+def _drawn(exposed: Exposed | None) -> str:
+    found = None if exposed is None else exposed.interval
+    if found is None:
+        return "-"
+    return " to ".join(map(collective_tables.signed_time, found))
 
 
 def _mib(record: Record, name: str) -> str:

@@ -124,14 +124,18 @@ def train(job: Job, rank: int) -> None:
     if job.ranks <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})  # this thread only
     took_ns = []
+    passes = trainer.passes()
     spent_ns = trainer.spent_ns()
     dist.barrier()
+    costs = trainer.costs()
     for number in range(WARM_STEPS, WARM_STEPS + job.steps):
         started_ns = time.perf_counter_ns()
         trainer.step(number)
         took_ns.append(time.perf_counter_ns() - started_ns)
     found["spent_ns"] = trainer.spent_ns() - spent_ns
     found["took_ns"] = took_ns
+    after = {**trainer.costs(), **trainer.passes()}
+    found["parts"] = {name: after[name] - value for name, value in {**costs, **passes}.items()}
     dist.barrier()
     found["held_bytes"] = held_bytes() - empty_bytes  # while all are there, whom it shares with
     server = job.folder / "server"
@@ -248,7 +252,7 @@ def distance(mine: Path, reference: Path) -> float:
 def check(job: Job, found: list[dict[str, Any]], reference: Path) -> float:
     """Compare parameters after the first steps; return their distance from Gloo's."""
     far = distance(job.folder / "sampled", reference)
-    if job.contestant == "floor":
+    if job.contestant in ("floor", "planned_floor"):
         return far
     if len({one["bits"] for one in found}) != 1:
         raise RuntimeError(f"{job.model}, {job.contestant}: the ranks have other parameters")
@@ -269,6 +273,10 @@ def figures(job: Job, transport: str, reference: Path) -> dict[str, Any]:
         "cpu_ns": sum(one["spent_ns"] for one in found) // job.steps,
         "memory_bytes": sum(one["held_bytes"] for one in found),
         "arena_bytes": sum(one["arena_bytes"] for one in found),
+        "parts": {
+            name: sum(one["parts"][name] for one in found) / job.ranks / job.steps
+            for name in found[0]["parts"]
+        },
         "distance": check(job, found, reference),
     }
 

@@ -9,6 +9,7 @@ gloo       DistributedDataParallel on Gloo, gradient_as_bucket_view=True
 grpc       a parameter server over gRPC in Python (grpc_server.py)
 grpc_cpp   the same in C++, with workers' ends in C++ (grpc_native.py)
 floor      the same steps, and nobody says anything
+planned_floor  the same by the plan: gradients lie in their places, and are not sent
 """
 
 from __future__ import annotations
@@ -96,6 +97,20 @@ class Trainer:
         arena = cast("dict[str, int]", rdmatensor.default_context().describe()["arena"])
         return arena["allocated_bytes"]
 
+    def costs(self) -> dict[str, float]:
+        """What communication took so far, by part; of those on our backend. Takes microseconds."""
+        if self.backend != "rdmatensor":
+            return {}
+        counters = rdmatensor.default_context().counters()
+        return {"wait_s": counters.wait_s, "wakeups_sent": counters.wakeups_sent}
+
+    def passes(self) -> dict[str, float]:
+        """And how long sums and copies took, which it takes milliseconds to ask for."""
+        if self.backend != "rdmatensor":
+            return {}
+        collectives = cast("dict[str, float]", rdmatensor.describe()["collectives"])
+        return {name: collectives[name] for name in ("summing_s", "copying_s")}
+
     def close(self) -> None:
         """After the last step, while the group is there.
 
@@ -125,6 +140,11 @@ class Planned(Trainer):
             raise RuntimeError(f"{allocated} bytes lie in the arena, not {planned[0].peak_bytes}")
         return super().arena_bytes()
 
+    def costs(self) -> dict[str, float]:
+        described = self._planned.describe()
+        held = {"posting_s": described["posting_s"], "ending_s": described["ending_s"]}
+        return {**held, **super().costs()}
+
     def close(self) -> None:
         self._planned.close()
         super().close()
@@ -132,6 +152,18 @@ class Planned(Trainer):
 
 class Unchosen(Planned):
     choose_again = False
+
+
+class PlannedFloor(Unchosen):
+    def step(self, number: int) -> torch.Tensor:
+        with self._planned.no_sync():
+            return super().step(number)
+
+    def costs(self) -> dict[str, float]:
+        return {}  # nothing is sent
+
+    def passes(self) -> dict[str, float]:
+        return {}
 
 
 class Adopted(Trainer):
@@ -239,6 +271,7 @@ TRAINERS: dict[str, type[Trainer]] = {
     "grpc": Served,
     "grpc_cpp": ServedNatively,
     "floor": Trainer,
+    "planned_floor": PlannedFloor,
 }
 
 

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import Record, number
-from bench.suite import peers
+from bench.suite import breakdown, peers, samples
 from bench.suite.models import CONTESTANTS, worker_turns
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
@@ -72,7 +72,13 @@ def test_all_contestants_train_a_small_model(tmp_path: Path) -> None:
         assert len(one["raw_ns"]) == STEPS  # type: ignore[arg-type]
         assert number(one, "cpu_ns") > 0
         # Whoever sends nothing arrives elsewhere: the comparison can tell.
-        assert (number(one, "distance") < 1e-3) == (one["contestant"] != "floor")
+        is_floor = one["contestant"] in ("floor", "planned_floor")
+        assert (number(one, "distance") < 1e-3) == (not is_floor)
+        parts = breakdown.parts_of(one)
+        is_held = one["contestant"] in ("planned", "unchosen")
+        assert ("summing_s" in parts) == (is_held or one["contestant"] in ("adopted", "copied"))
+        assert ("posting_s" in parts) == is_held
+        assert 0 <= parts.get("ending_s", 0.0) < max(samples.raw_of(one)) / 1e9
 
 
 @pytest.mark.timeout(150)
@@ -172,4 +178,4 @@ def test_the_command_measures_one_model() -> None:
     )
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [line for line in done.stdout.splitlines() if line.startswith("gru 2.5 MiB, widths / 4")]
-    assert len(rows) == 5, done.stdout
+    assert len(rows) == 6 + 4, done.stdout  # and parts of those that are ours

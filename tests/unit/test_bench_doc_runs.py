@@ -67,7 +67,16 @@ def test_a_planned_step_stands_beside_all_others_with_the_targets() -> None:
     heads = table.splitlines()[0]
     assert heads.index("DDP on Gloo") < heads.index("gRPC") < heads.index(models.FLOOR)
     assert _rows(table) == [
-        ["lstm, 36 MiB, shm", "100 ms (100-110)", "20 %", "**0.90**", "2.00", "1.50", "0.80", "a"]
+        [
+            "lstm, 36 MiB, shm",
+            "100 ms (100-110)",
+            "20 % (20 to 30)",
+            "**0.90**",
+            "2.00",
+            "1.50",
+            "0.80",
+            "a",
+        ]
     ]
     assert notes == "a: DDP: why is not known yet."
     assert "- shm, the better server over gRPC, its step over ours >= 2: 0 of 1 models" in targets

@@ -37,9 +37,13 @@ def _printed(contestant: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
     }
 
 
-def _records(of_ms: dict[str, float], turns: int = 3, **about: object) -> list[Record]:
+def _records(
+    of_ms: dict[str, float], turns: int = 3, spread: float = 0.01, **about: object
+) -> list[Record]:
     found = [
-        models.record_of(_printed(who, ms, 1.1 * ms, 0.9 * ms), {**ABOUT, **about}, "shm")
+        models.record_of(
+            _printed(who, ms, (1 + spread) * ms, (1 - spread) * ms), {**ABOUT, **about}, "shm"
+        )
         for _ in range(turns)
         for who, ms in of_ms.items()
     ]
@@ -57,6 +61,7 @@ def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
         *((who, path) for who in ours for path in ("shm", "tcp")),
         ("gloo", ""),
         ("floor", ""),
+        ("planned_floor", ""),
     ]  # fmt: skip
     assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:4]]
     variant = models.record_of(_printed("variant", 1.0), ABOUT, "shm")
@@ -211,7 +216,60 @@ def test_noise_below_the_floor_is_shown() -> None:
     assert "-5.00 ms" in planned
     assert "-5 %" in planned
     gloo = models.TARGETS[-1]
-    assert models.figure_of(records[0], records[2], gloo) == pytest.approx(-5 / 120)
+    assert models.figure_of(records[0], records[2], gloo) is None
+    lines = models.verdicts(records)
+    head = lines.index("shm, DDP on Gloo, our exposed time over its <= 0.2: 1 of 1 models")
+    assert lines[head + 1].startswith("    vgg16, met: -5.0 (-")
+    assert lines[head + 1].endswith(" ms; ours may be noise alone")
+
+
+def test_what_noise_could_turn_is_neither_met_nor_missed() -> None:
+    head = "shm, DDP on Gloo, our exposed time over its <= 0.2"
+    for planned_ms, spread, said in (
+        (110.0, 0.01, "1 of 1 models"),
+        (140.0, 0.01, "0 of 1 models"),
+        (125.0, 0.03, "0 of 0 models; undecided: vgg16"),
+        (110.0, 0.2, "0 of 0 models; undecided: vgg16"),
+    ):
+        steps = {"planned": planned_ms, "gloo": 220.0, "floor": 100.0}
+        lines = models.verdicts(_records(steps, spread=spread))
+        assert f"{head}: {said}" in lines, lines
+    assert any(line.startswith("    vgg16, undecided: 10.0 (-") for line in lines)
+    few = models.verdicts(_records(STEPS_MS, turns=2))
+    assert f"{head}: 0 of 0 models; undecided: vgg16" in few
+
+
+def test_a_step_by_a_plan_has_a_floor_with_its_gradients_in_their_places() -> None:
+    floors = {"floor": 100.0, "planned_floor": 90.0}
+    records = _records({"planned": 120.0, "unchosen": 121.0, "adopted": 125.0, **floors})
+    exposed = {one["contestant"]: one.get("exposed_ns") for one in records}
+    assert exposed == {
+        "planned": 30 * MS,
+        "planned, as planned": 31 * MS,
+        "DDP": 25 * MS,
+        models.FLOOR: None,
+        models.PLANNED_FLOOR: None,
+    }
+
+
+def test_parts_of_a_step_stand_in_a_table_of_their_own() -> None:
+    parts = {"posting_s": 0.001, "wait_s": 0.5, "summing_s": 0.004, "copying_s": 0.0}
+    found = [
+        models.record_of(
+            {**_printed("planned", 9.0), "parts": {**parts, "ending_s": s, "wakeups_sent": 3.0}},
+            ABOUT,
+            "shm",
+        )
+        for s in (0.3, 0.002, 0.1)
+    ]
+    (merged,) = models.merge(found)
+    others = models.merge([models.record_of(_printed("gloo", 9.0), ABOUT, "shm")])
+    shown = tables.show([merged, *others])
+    (row,) = [line for line in shown.splitlines() if line.endswith(" 3.0")]
+    assert "  1.00 ms  " in row
+    assert "  100.00 ms  " in row
+    assert "posting" in shown
+    assert "posting" not in tables.show(others)
 
 
 def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,71 @@
+"""What a step exposes to communication, and whether that can be told from noise.
+
+Exposed is what the median step takes beyond the same step without communication. Both medians are
+drawn again (draws.py), and what comes of all draws but the tails is how far noise reaches. A target
+is met or missed where all of that lies on one side of it; else it is undecided, and so it is where
+what the rival exposes may be nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.benchlib.record import Record, number
+from bench.suite import draws, samples
+
+Verdict = Literal["met", "missed", "undecided"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exposed:
+    """ns: by the medians. drawn: by those of each draw; None with too few turns to draw from."""
+
+    ns: float
+    drawn: NDArray[np.float64] | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Between what all draws but the tails lie."""
+        return None if self.drawn is None else draws.interval(self.drawn)
+
+    @property
+    def may_be_nothing(self) -> bool:
+        """Whether noise alone could be all of it."""
+        found = self.interval
+        return found is None or found[0] <= 0
+
+    @property
+    def words(self) -> str:
+        """In ms, with the interval."""
+        found = self.interval
+        drawn = "" if found is None else f" ({found[0] / 1e6:.1f} to {found[1] / 1e6:.1f})"
+        return f"{self.ns / 1e6:.1f}{drawn} ms"
+
+
+def of(record: Record, floor: Record) -> Exposed:
+    """Return what a record's step takes beyond the floor's."""
+    both = [samples.turns_of(one) for one in (record, floor)]
+    drawn = None
+    if min(map(len, both)) >= draws.MIN_TURNS:
+        drawn = draws.medians(both[0], _chance(record)) - draws.medians(both[1], _chance(floor))
+    return Exposed(number(record, "median_ns") - number(floor, "median_ns"), drawn)
+
+
+def _chance(record: Record) -> np.random.Generator:
+    """Return draws of a record's own, the same wherever it counts, as a floor does in several."""
+    return np.random.default_rng([draws.SEED, zlib.crc32(repr(samples.key_of(record)).encode())])
+
+
+def judge(ours: Exposed, theirs: Exposed, limit: float) -> Verdict:
+    """Say whether ours is at most so many times theirs."""
+    if ours.drawn is None or theirs.drawn is None or theirs.may_be_nothing:
+        return "undecided"
+    low, high = draws.interval(ours.drawn - limit * theirs.drawn)
+    if high <= 0:
+        return "met"
+    return "missed" if low > 0 else "undecided"
