@@ -214,8 +214,9 @@ advice_for(enum ibv_wc_status status)
     case IBV_WC_REM_ABORT_ERR:
         return "the peer's device failed: look at dmesg there";
     case IBV_WC_WR_FLUSH_ERR:
-        return "the QP was stopped from outside: the peer closed, or the device failed; look at "
-               "dmesg";
+        return "its device stopped the QP and gave no reason with it: it could not send (a route, "
+               "a firewall), refused what the peer asked for (the peer's error says what), or "
+               "failed; look at dmesg";
     default:
         return "look at dmesg and at the device's firmware";
     }
@@ -231,6 +232,24 @@ is_of_link(enum ibv_wc_status status)
            status != IBV_WC_REM_ACCESS_ERR;
 }
 
+/* A device that stops a QP by itself may flush it from its first request on, without a status that
+ * says why; an event that nobody has looked at yet may. False: the link broke by that. */
+static bool
+is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
+{
+    const struct rdti_verbs_lane *lane = link->lane;
+
+    if (wc->status != IBV_WC_WR_FLUSH_ERR)
+        return true;
+    rdti_verbs_on_async(link->nic, 0);
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED) /* it has no links any more */
+        return false;
+    if (link->state <= RDTI_VERBS_LINK_GOOD)
+        return true;
+    rdti_verbs_note_flush(link, wc);
+    return false;
+}
+
 void
 rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
@@ -241,17 +260,22 @@ rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc
     const bool is_peer = wc->status == IBV_WC_RETRY_EXC_ERR ||
                          wc->status == IBV_WC_RNR_RETRY_EXC_ERR ||
                          wc->status == IBV_WC_WR_FLUSH_ERR || wc->status == IBV_WC_REM_ABORT_ERR;
+    char counters[RDTI_VERBS_COUNTERS_TEXT];
     struct rdt_error err;
 
+    if (!is_unexplained(link, wc))
+        return;
+    rdti_verbs_explain_counters(nic, counters, sizeof(counters));
     (void)rdti_error_set_rank(
         &err, is_peer ? RDT_EPEER : RDT_EDEVICE, lane->args.peer_rank,
         "verbs lane to rank %d: a %s on %s port %u, QP 0x%x to 0x%x, %s, ended with \"%s\" (status "
-        "%d, vendor code 0x%x)%s%s; %llu messages came before; %s",
+        "%d, vendor code 0x%x)%s%s%s%s; %llu messages came before; %s",
         lane->args.peer_rank, kind == RDTI_VERBS_WR_RX ? "receive" : "write or read", nic->name,
         nic->port, wc->qp_num,
         qp == NULL ? 0 : lane->peer.ports[link->peer_port].qps[wc->wr_id >> 48 & 0xff].qpn,
         link->pair_text, lane->verbs->ops->wc_status_str(wc->status), (int)wc->status,
         wc->vendor_err, nic->event[0] != '\0' ? "; the device reported: " : "", nic->event,
+        counters[0] != '\0' ? "; device since open: " : "", counters,
         (unsigned long long)lane->rx_messages, advice_for(wc->status));
     err.wc_status = (int32_t)wc->status;
     err.vendor_err = wc->vendor_err;

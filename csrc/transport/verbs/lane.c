@@ -290,7 +290,7 @@ static size_t
 explain_good(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
 {
     const char *event = link->nic->event;
-    char counters[96];
+    char counters[RDTI_VERBS_COUNTERS_TEXT];
     char notify[128];
 
     rdti_verbs_explain_counters(link->nic, counters, sizeof(counters));

@@ -28,6 +28,8 @@ _Static_assert(RDTI_VERBS_IMMS >= RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE &&
                "the ring holds a window, and wraps where its counters do");
 /* Work requests in one call of ibv_post_send; the last of each chain is signaled. */
 #define RDTI_VERBS_CHAIN 16
+/* What is said of a port's counters: five names, and numbers of twenty digits. */
+#define RDTI_VERBS_COUNTERS_TEXT 160
 /* Of one poll of a CQ. */
 #define RDTI_VERBS_WCS 32
 /* Passes after which everything in a CQ of the most QPs has been taken: a window of immediates and

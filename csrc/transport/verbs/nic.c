@@ -24,6 +24,7 @@ static const struct {
     {"out of sequence", {"out_of_seq_request", "out_of_sequence", "packet_seq_err"}},
     {"RNR", {"rcvd_rnr_err", "rnr_nak_retry_err", "send_rnr_err"}},
     {"timeouts", {"retry_exceeded_err", "local_ack_timeout_err", "req_transport_retries_exceeded"}},
+    {"not sent", {"send_err"}}, /* its own host refused the packet */
 };
 
 static int64_t
@@ -31,7 +32,7 @@ read_counter(const struct rdti_verbs_nic *nic, uint32_t which)
 {
     int64_t value = -ENOENT;
 
-    for (size_t i = 0; i < 3 && value < 0; i++)
+    for (size_t i = 0; i < 3 && value < 0 && counters[which].names[i] != NULL; i++)
         value = nic->verbs->ops->read_counter(nic->name, nic->port, counters[which].names[i]);
     return value;
 }

@@ -77,7 +77,7 @@
 struct rdti_verbs_lane;
 struct rdti_verbs_link;
 
-enum { RDTI_VERBS_COUNTERS = 4 };
+enum { RDTI_VERBS_COUNTERS = 5 };
 
 /* One port of one device, open while its context is. */
 struct rdti_verbs_nic {
@@ -398,7 +398,7 @@ void rdti_verbs_close_nics(struct rdti_verbs *verbs);
 /* The place of a partition in the port's table. RDT_ENOTVIABLE: it has none. */
 rdt_status rdti_verbs_find_pkey(struct rdti_verbs_nic *nic, uint16_t pkey, uint16_t *index_out,
                                 struct rdt_error *err);
-/* "retries 3, out of sequence 0, ..." since the context was opened. */
+/* "retries 3, out of sequence 0, ..." since the context was opened; "": the device has none. */
 void rdti_verbs_explain_counters(const struct rdti_verbs_nic *nic, char *buf, size_t cap);
 
 /* ---- events.c [driver] */

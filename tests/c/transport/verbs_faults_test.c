@@ -171,7 +171,75 @@ TEST(the_first_error_names_everything)
     check_break(IBV_WC_RNR_RETRY_EXC_ERR, RDT_EPEER, "no receive posted");
     check_break(IBV_WC_REM_ACCESS_ERR, RDT_EDEVICE, "refused the key");
     check_break(IBV_WC_LOC_PROT_ERR, RDT_EDEVICE, "our own memory");
-    check_break(IBV_WC_WR_FLUSH_ERR, RDT_EPEER, "stopped from outside");
+    check_break(IBV_WC_WR_FLUSH_ERR, RDT_EPEER, "stopped the QP and gave no reason");
+}
+
+/* As rxe does where its own host refuses to send: the first request comes back flushed already. */
+static void
+flush_first(struct verbs_pair *p, struct fake_op *op)
+{
+    const struct fake_region *region = fake_region(&p->b, 8);
+    const uint64_t deadline_ns = fake_deadline_ns(10);
+
+    fake_write(op, "12345678", 8, &region->remote, 0, 3); /* so that the key is here */
+    fake_must_start(&p->ab, op);
+    VERBS_PUMP(p, fake_op_is_done(op));
+    const uint64_t executed = sim_executed();
+    sim_break_next(IBV_WC_WR_FLUSH_ERR);
+    fake_write(op, "12345678", 8, &region->remote, 0, 4);
+    fake_must_start(&p->ab, op);
+    while (sim_executed() == executed)
+        fake_check_deadline(deadline_ns, __FILE__, __LINE__, "a's write ended");
+}
+
+/* No descriptor is looked at meanwhile. */
+static void
+poll_alone(struct fake_host *host)
+{
+    CHECK_INT_EQ(pthread_mutex_lock(&host->engine), 0);
+    (void)host->transport->poll(host->state);
+    CHECK_INT_EQ(pthread_mutex_unlock(&host->engine), 0);
+}
+
+TEST(a_flush_that_comes_first_is_told_with_what_the_device_counted)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    sim_set_counter("send_err", 40);
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    sim_set_counter("send_err", 43);
+    flush_first(&p, &op);
+    VERBS_PUMP(&p, p.ab.error_count == 1);
+    verbs_end_ops(&p.ab);
+    CHECK_STR_CONTAINS(op.error.message, "ended with \"Work Request Flushed Error\"");
+    CHECK_STR_CONTAINS(op.error.message, "; device since open: ");
+    CHECK_STR_CONTAINS(op.error.message, ", not sent 3; ");
+    verbs_pair_close(&p);
+}
+
+/* The device says so elsewhere, and nobody has looked there yet. */
+TEST(an_event_explains_a_flush_that_comes_first)
+{
+    const struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+
+    verbs_pair_open(&p, &config);
+    flush_first(&p, &op);
+    sim_raise_qp_event(((struct rdti_verbs_lane *)p.ab.lane)->qps[0]->qp, IBV_EVENT_QP_FATAL);
+    poll_alone(&p.a);
+    CHECK_UINT_EQ(p.ab.error_count, 1);
+    CHECK_INT_EQ(p.ab.error.status, RDT_EDEVICE);
+    CHECK_STR_CONTAINS(p.ab.error.message, "reports \"local work queue catastrophic error\"");
+    verbs_end_ops(&p.ab);
+    CHECK(fake_op_is_done(&op));
+    verbs_pair_close(&p);
 }
 
 /* Messages that lie in the CQ before the error, more than one poll takes. */
