@@ -268,6 +268,17 @@ note_skipped(struct rdti_verbs *verbs, const char *device, uint32_t port, const 
                    used > 0 ? "; " : "", device, port, why);
 }
 
+/* Where addresses are equally good, the lower one is: it begins with the network, which both sides
+ * know, whatever their devices are called and in which order they are found. */
+static bool
+is_worse(const struct rdti_verbs_nic *a, const struct rdti_verbs_nic *b)
+{
+    if (a->score != b->score)
+        return a->score < b->score;
+    return a->gid_count > 0 && b->gid_count > 0 &&
+           memcmp(a->gids[0].raw, b->gids[0].raw, sizeof(a->gids[0].raw)) > 0;
+}
+
 /* Where there is no room for one more, the one with the worst addresses has to go, of equals the
  * one that came last. Entries may move: nothing but their context is open yet. */
 static void
@@ -277,7 +288,7 @@ keep_port(struct rdti_verbs *verbs, struct rdti_verbs_nic *fresh)
 
     if (verbs->nic_count == verbs->settings.max_links) {
         for (uint32_t i = verbs->nic_count; i-- > 0;)
-            if (verbs->nics[i].score < worst->score)
+            if (is_worse(&verbs->nics[i], worst))
                 worst = &verbs->nics[i];
         note_skipped(verbs, worst->name, worst->port, "enough others (RDMATENSOR_VERBS_LINKS)");
         close_context(worst);

@@ -146,4 +146,43 @@ TEST(of_more_ports_than_links_those_with_the_best_addresses_are_used)
     }
 }
 
+/* A port on each of six networks, which the two hosts have in opposite orders: more than a peer is
+ * offered, and both offer the same four. */
+TEST(of_equal_ports_both_sides_keep_those_of_the_same_networks)
+{
+    enum { NETS = 6, KEPT = 4 };
+    static char addresses[2][NETS][24];
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[2048];
+    char want[64];
+
+    config.device_count = 2;
+    for (uint32_t host = 0; host < 2; host++)
+        for (uint32_t at = 0; at < NETS; at++) {
+            struct sim_device_config *device = &config.devices[host];
+            struct sim_gid *gids = at == 0 ? device->gids : device->more[at - 1].gids;
+
+            (void)snprintf(addresses[host][at], sizeof(addresses[host][at]), "::ffff:10.1.%u.%u",
+                           host == 0 ? at : NETS - 1 - at, host + 1);
+            memset(gids, 0, SIM_GIDS_MAX * sizeof(*gids));
+            gids[0].text = addresses[host][at];
+            device->more_ports = at;
+        }
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim0", 1), 0);
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim1", 1), 0);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    for (uint32_t net = 0; net < KEPT; net++) {
+        (void)snprintf(want, sizeof(want), "::ffff:10.1.%u.1 to ::ffff:10.1.%u.2", net, net);
+        CHECK_STR_CONTAINS(text, want);
+    }
+    verbs_write_and_check(&p, 3 << 20, false);
+    verbs_pair_close(&p);
+}
+
 TEST_MAIN()
