@@ -84,6 +84,7 @@ struct sim_counts {
     uint64_t stopped;   /* QPs that were destroyed in ERR */
     uint64_t running;   /* in RTR or RTS */
     uint64_t untaken;   /* completions of requests that stood in a CQ when their QP went */
+    uint64_t starved;   /* times that an immediate found no receive */
 };
 
 struct sim_config sim_default(void);

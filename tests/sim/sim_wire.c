@@ -376,6 +376,7 @@ execute(struct sim_qp *qp)
         return;
     }
     if (send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && peer->receive_count == 0) {
+        sim.counts.starved++;
         if (is_given_up(qp, send, RNR_NS * (qp->attr.rnr_retry + 1u)))
             end_head(qp, IBV_WC_RNR_RETRY_EXC_ERR);
         return;

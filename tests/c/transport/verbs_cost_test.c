@@ -70,6 +70,47 @@ TEST(small_messages_go_inline_and_credits_have_no_bytes)
     verbs_pair_close(&p);
 }
 
+/* The sender takes all room that it knows of, and only then the receiver looks once. */
+static void
+fill_and_look(struct verbs_pair *p)
+{
+    uint64_t before;
+
+    do {
+        before = sim_executed();
+        (void)fake_pump(&p->a);
+        test_sleep_ns(100000);
+    } while (sim_executed() != before);
+    (void)fake_pump(&p->b);
+}
+
+/* Receives stand before the sender hears of room for them. The first messages leave a batch of
+ * receives that is not whole, and so not posted again yet when the first half window is told of. */
+TEST(no_message_finds_the_receive_queue_empty)
+{
+    enum { FIRST = 27, COUNT = 4 * RDTI_VERBS_WINDOW };
+    const struct sim_config config = sim_default();
+    static struct fake_op ops[COUNT];
+    struct verbs_pair p;
+
+    verbs_pair_open(&p, &config);
+    struct fake_region *region = fake_region(&p.b, 8);
+    uint8_t *src = fake_region(&p.a, 8)->addr;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        fake_write(&ops[i], src, 8, &region->remote, 0, rdti_notify_user(i));
+        fake_must_start(&p.ab, &ops[i]);
+        if (i + 1 == FIRST)
+            VERBS_PUMP(&p, p.ba.notify_count == FIRST);
+    }
+    const uint64_t deadline_ns = fake_deadline_ns(10);
+    while (p.ba.notify_count < COUNT) {
+        fill_and_look(&p);
+        fake_check_deadline(deadline_ns, __FILE__, __LINE__, "all have come");
+    }
+    CHECK_UINT_EQ(sim_counts().starved, 0);
+    verbs_pair_close(&p);
+}
+
 static void
 check_pds(const struct fake_link *link)
 {
