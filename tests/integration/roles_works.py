@@ -102,6 +102,24 @@ def what_messages_tell(rank: int, group: Any) -> dict[str, object]:
     return told
 
 
+def profiled_besides(rank: int, group: Any) -> dict[str, dict[str, object]]:
+    """What the profiler sees of a reduce, and of two messages from rank 0, one taken from anybody.
+
+    Backends may leave different bits in what is no result.
+    """
+    tensor = torch.ones(5)
+    calls: dict[str, Callable[[], Started]] = {
+        "reduce": lambda: (dist.reduce(tensor, 0, group=group, async_op=True), [])
+    }
+    if rank == 0:
+        calls["send"] = lambda: (dist.isend(tensor, group=group, group_dst=1), [])
+        calls["send, taken from anybody"] = calls["send"]
+    elif rank == 1:
+        calls["recv"] = lambda: (dist.irecv(tensor, group=group, group_src=0), [tensor])
+        calls["recvAnySource"] = lambda: (dist.irecv(tensor, group=group), [tensor])
+    return {name: what_the_profiler_sees(name.split(",")[0], call) for name, call in calls.items()}
+
+
 def keeps_what_was_dropped(rank: int, world: int, group: Any) -> bool:
     """Tensors and Works that the caller lets go at once live on until the operation is over."""
     kept = torch.full((300_000,), float(rank))
@@ -122,6 +140,7 @@ def compare_with_gloo(rank: int, world: int) -> dict[str, dict[str, object]]:
         for name, call in operations(rank, world, group).items():
             told[f"work of {name}"] = what_a_work_tells(call())
             told[f"profile of {name}"] = what_the_profiler_sees(name, call)
+        told["profile besides"] = profiled_besides(rank, group)
         told["kept"] = keeps_what_was_dropped(rank, world, group)
         # Last: Gloo's connection does not outlive a receive that timed out.
         told["messages"] = what_messages_tell(rank, group)

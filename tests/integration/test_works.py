@@ -20,6 +20,10 @@ def test_works_tell_what_those_of_gloo_tell(
         assert ours == theirs
         assert ours["kept"]
         assert ours["profile of all_reduce"]["titles"] == ["all_reduce"]
+        for name, seen in ours["profile besides"].items():
+            assert seen["titles"] == [name.split(",")[0]]
+    receiver = jobs.results(ranks)[1]["rdmatensor"]
+    assert set(receiver["profile besides"]) == {"reduce", "recv", "recvAnySource"}
 
 
 @pytest.mark.timeout(120)
