@@ -126,11 +126,9 @@ def _in_a_row(records: Sequence[Record]) -> str:
         heads,
         [
             (
-                f"{text(record, 'transport')} {size_text(number(record, 'size'))}",
-                f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
+                *_named(record),
                 time_text(number(record, "median_ns")),
-                f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
-                *(_cost(record, name) for name in samples.COSTS),
+                *_rate(record),
                 _figure(factors_of(record, ours)[1]),
                 _factor(record, ours),
             )
@@ -147,16 +145,30 @@ def _reads(records: Sequence[Record]) -> str:
         heads,
         [
             (
-                f"{text(record, 'transport')} {size_text(number(record, 'size'))}",
-                f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
+                *_named(record),
                 time_text(number(record, "median_ns")),
                 *(samples.tail_text(record, name) for name in ("p99", "p999")),
-                f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
-                *(_cost(record, name) for name in samples.COSTS),
+                *_rate(record),
                 _factor(record, ours),
             )
             for record in _grouped(records)
         ],
+    )
+
+
+def _named(record: Record) -> tuple[str, str]:
+    """What is moved, and by whom."""
+    return (
+        f"{text(record, 'transport')} {size_text(number(record, 'size'))}",
+        f"{text(record, 'contestant')}, {record['wait']}, {record['timed']}",
+    )
+
+
+def _rate(record: Record) -> tuple[str, ...]:
+    """10^9 bytes a second, and each side's processor time for as many."""
+    return (
+        f"{number(record, 'size') / number(record, 'median_ns'):.3f}",
+        *(_cost(record, name) for name in samples.COSTS),
     )
 
 

@@ -5,40 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench_made_up import cells_of, merged, result_of
+
 from bench import readme
 from bench.benchlib.machine import ROOT
-from bench.benchlib.record import Record, Result, Run, load, number
+from bench.benchlib.record import Record, load, number
 from bench.suite import doc_collectives, doc_losses, doc_words, samples
 from bench.suite.collective_cells import by_who, over, rival_of
 from bench.suite.collectives import NOTHING, net_ns
 from bench.suite.peers import OURS
 
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def _cells(table: str) -> list[list[str]]:
-    _, rule, *rows = table.splitlines()
-    assert set(rule) == set("| -")
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-
-
-def _result(records: Iterable[Record]) -> Result:
-    machine: Record = {
-        "processor": "made up",
-        "cores": 2,
-        "is_virtual": True,
-        "family_model": "1/2/3",
-        "kernel": "6.0",
-        "commit": "abc",
-    }
-    return Result("full", "rdmatensor bench p2p", machine, [Run(list(records), 0.25, 3.0)])
 
 
 def _collective(
@@ -54,8 +37,7 @@ def _collective(
         "loop_ns": 1000.0,
         "timed": row,
     }
-    (merged,) = samples.merge([samples.turn(fields, [1000 * us + 1000]) for _ in range(3)])
-    return merged
+    return merged(fields, [1000 * us + 1000])
 
 
 def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
@@ -69,12 +51,12 @@ def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
         _collective(OURS, "send", 100, size=MIB),
         _collective("OpenMPI", "send", 80, size=MIB),
     ]
-    _, means, losses, notes = doc_collectives.block(_result(records)).split("\n\n")
-    assert [row[1:] for row in _cells(means)] == [
+    _, means, losses, notes = doc_collectives.block(result_of(records)).split("\n\n")
+    assert [row[1:] for row in cells_of(means)] == [
         ["16 (16-16)", ""],
         ["**0.50** (0.25-1.00)", "**0.80** (0.80-0.80)"],
     ]
-    assert _cells(losses) == [
+    assert cells_of(losses) == [
         ["Open MPI", "same", "8 B: reduce 4 us (4-4) / 1 us (1-1), **0.25**", "a"],
         ["Open MPI", "same", "1 MiB: send 100 us (100-100) / 80 us (80-80), **0.80**", "b"],
     ]
@@ -88,8 +70,8 @@ def test_losses_of_one_reason_have_a_row() -> None:
         for op, size in cells
         for who, us in ((OURS, 100), ("OpenMPI", 80))
     ]
-    _, _, losses, _ = doc_collectives.block(_result(records)).split("\n\n")
-    ((who, _, lost, why),) = _cells(losses)
+    _, _, losses, _ = doc_collectives.block(result_of(records)).split("\n\n")
+    ((who, _, lost, why),) = cells_of(losses)
     times = "100 us (100-100) / 80 us (80-80), **0.80**"
     assert (who, why) == ("Open MPI", "a")
     assert lost == f"512 KiB: send {times}. 1 MiB: gather {times}; scatter {times}"
@@ -103,8 +85,8 @@ def test_new_memory_has_its_own_reasons() -> None:
         ),
         _collective("OpenMPI", "scatter", 3, size=64 * MIB, row="fresh"),
     ]
-    _, _, losses, notes = doc_collectives.block(_result(records)).split("\n\n")
-    assert [row[0] for row in _cells(losses)] == ["Gloo", "Open MPI"]
+    _, _, losses, notes = doc_collectives.block(result_of(records)).split("\n\n")
+    assert [row[0] for row in cells_of(losses)] == ["Gloo", "Open MPI"]
     assert notes.startswith(
         "a: Gloo's scatter into new memory: why is not known yet; b: nearly all"
     )
@@ -134,7 +116,7 @@ def test_every_loss_in_a_file_of_two_ranks_is_told() -> None:
     told = (ROOT / readme.MEASURED).read_text(encoding="utf-8")
     assert [one for one in lost if one[1] not in told] == []
     (block,) = (one for one in readme.BLOCKS if one.name == "losses")
-    rows = [row for row in _cells(block.text(ROOT)) if row[0].startswith("collectives, ")]
+    rows = [row for row in cells_of(block.text(ROOT)) if row[0].startswith("collectives, ")]
     ratios = [
         of for row in rows for cell in row[2].split("; ") for of in cell.split(": ")[1].split(", ")
     ]
@@ -155,31 +137,31 @@ def test_losses_have_a_row_for_each_rival_and_reason() -> None:
             for who, us in ((OURS, 8), ("gloo", 6), ("OpenMPI", 8))
         ),
     ]
-    first = _result(records)
+    first = result_of(records)
     other = dataclasses.replace(first, machine={**first.machine, "family_model": "1/2/4"})
-    here, scatter, there, _ = _cells(doc_losses.block(first, other))
+    here, scatter, there, _ = cells_of(doc_losses.block(first, other))
     assert here[:3] == ["collectives, shm", "Open MPI", "8 B, same: send 0.50, gather 0.50"]
     assert scatter[1:3] == ["Gloo", "64 MiB, fresh: scatter 0.75"]
     assert scatter[3] == "Gloo's scatter into new memory: why is not known yet"
     assert there[:2] == ["collectives, shm, another machine", "Open MPI"]
-    assert doc_losses.block(_result(records[:1])) == "Nothing is."
+    assert doc_losses.block(result_of(records[:1])) == "Nothing is."
 
 
 def test_another_use_of_the_tensors_is_not_what_was_shown() -> None:
-    first = _result([_collective(OURS, "send", 4), _collective("OpenMPI", "send", 4)])
+    first = result_of([_collective(OURS, "send", 4), _collective("OpenMPI", "send", 4)])
     plain = {"size": MIB, "row": "plain"}
     second = [
         *(_collective(who, "send", us, size=MIB) for who, us in ((OURS, 9), ("OpenMPI", 8))),
         *(_collective(who, "send", us, **plain) for who, us in ((OURS, 9), ("OpenMPI", 6))),
     ]
-    shown = _result([*first.quietest.records, *second[:2]])
-    _, _, losses, _ = doc_collectives.block(_result(second), [shown]).split("\n\n")
-    assert [row[1] for row in _cells(losses)] == ["plain"]
+    shown = result_of([*first.quietest.records, *second[:2]])
+    _, _, losses, _ = doc_collectives.block(result_of(second), [shown]).split("\n\n")
+    assert [row[1] for row in cells_of(losses)] == ["plain"]
 
 
 def test_another_machine_is_named_and_leaves_nothing_out() -> None:
     records = [_collective(OURS, "send", 9), _collective("OpenMPI", "send", 9)]
-    first = _result(records)
+    first = result_of(records)
     other = dataclasses.replace(first, machine={**first.machine, "family_model": "1/2/4"})
     told = doc_collectives.block(other, [first])
     assert told.startswith("On another machine than those above: `python -m rdmatensor bench")
@@ -187,12 +169,12 @@ def test_another_machine_is_named_and_leaves_nothing_out() -> None:
 
 
 def test_another_result_adds_only_what_the_first_has_not() -> None:
-    first = _result([_collective(OURS, "send", 4)])
-    second = _result([_collective(OURS, "send", 9), _collective("OpenMPI", "send", 9)])
+    first = result_of([_collective(OURS, "send", 4)])
+    second = result_of([_collective(OURS, "send", 9), _collective("OpenMPI", "send", 9)])
     assert doc_collectives.block(second, [first]) == ""
     more = [_collective(OURS, "barrier", 9, size=0), _collective("OpenMPI", "barrier", 9, size=0)]
     both = [*second.quietest.records, *more, _collective(NOTHING, "barrier", 8, size=0)]
-    assert "send" not in doc_collectives.block(_result(both), [first])
+    assert "send" not in doc_collectives.block(result_of(both), [first])
 
 
 @pytest.mark.parametrize(
@@ -219,4 +201,4 @@ def test_a_collective_that_no_rule_covers_is_an_error(
     ]
     told = f"{who} is faster in {path} {op} {size:g}, {row}, and why?"
     with pytest.raises(ValueError, match=re.escape(told)):
-        doc_collectives.block(_result(pair))
+        doc_collectives.block(result_of(pair))

@@ -10,29 +10,16 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib.record import Record, Result, Run
+from bench_made_up import cells_of, merged, result_of
+
+from bench.benchlib.record import Record, Result
 from bench.suite import doc_runs, model, models, samples, setup
 from bench.suite.peers import OURS
-
-MACHINE: Record = {
-    "processor": "made up",
-    "cores": 2,
-    "is_virtual": False,
-    "family_model": "1/2/3",
-    "kernel": "6.0",
-    "commit": "abc",
-}
 
 
 def _result(records: Sequence[Record], topic: str) -> Result:
     missing: Record = {"topic": topic, "peer": "nccl", "missing": "no GPU", "get": ""}
-    run = Run([*records, missing], 0.25, 3.0)
-    return Result("full", f"rdmatensor bench {topic}", MACHINE, [run])
-
-
-def _merged(fields: Record, raw_ns: Sequence[float]) -> Record:
-    (merged,) = samples.merge([samples.turn(fields, raw_ns) for _ in range(3)])
-    return merged
+    return result_of([*records, missing], topic)
 
 
 def _step(who: str, raw_ms: Sequence[float], peer: str = OURS, path: str = "shm") -> Record:
@@ -43,13 +30,7 @@ def _step(who: str, raw_ms: Sequence[float], peer: str = OURS, path: str = "shm"
         "divisor": 1,
         "timed": "a step",
     }
-    return _merged(fields, [ms * 1e6 for ms in raw_ms])
-
-
-def _rows(table: str) -> list[list[str]]:
-    _, rule, *rows = table.splitlines()
-    assert set(rule) == set("| -")
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return merged(fields, [ms * 1e6 for ms in raw_ms])
 
 
 def test_a_planned_step_stands_beside_all_others_with_the_targets() -> None:
@@ -66,7 +47,7 @@ def test_a_planned_step_stands_beside_all_others_with_the_targets() -> None:
     assert "`python -m rdmatensor bench models`, 3 turns of each" in head
     heads = table.splitlines()[0]
     assert heads.index("DDP on Gloo") < heads.index("gRPC") < heads.index(models.FLOOR)
-    assert _rows(table) == [
+    assert cells_of(table) == [
         [
             "lstm, 36 MiB, shm",
             "100 ms (100-110)",
@@ -98,7 +79,7 @@ def _ready(who: str, ranks: int, ms: float) -> Record:
         "timed": setup.TIMED["barrier"],
         "rank_bytes": 1024.0 * (100 + 10 * (ranks - 1)),
     }
-    return _merged(fields, [ms * 1e6])
+    return merged(fields, [ms * 1e6])
 
 
 def test_set_up_has_its_curves_and_says_where_gloo_is_faster() -> None:
@@ -106,7 +87,7 @@ def test_set_up_has_its_curves_and_says_where_gloo_is_faster() -> None:
     found[-1] = _ready("gloo", 8, 64)
     head, table, notes = doc_runs.set_up(_result(found, "setup")).split("\n\n")
     assert "bench setup" in head
-    ours, gloo = _rows(table)
+    ours, gloo = cells_of(table)
     fits = ["ranks^1.00", "100 KiB and 10 KiB for each other"]
     assert ours[1:] == ["8 ms (8-8)", "16 ms (16-16)", "32 ms (32-32)", *fits, ""]
     assert gloo[1:4] == ["4 ms (4-4), **0.50**", "8 ms (8-8), **0.50**", "64 ms (64-64), 2.00"]
@@ -128,10 +109,10 @@ def test_scale_has_what_was_fitted_and_the_error_beyond() -> None:
                 fields = {**samples.p2p_fields(OURS, OURS, "tcp", size), "op": name}
                 more: Record = {"topic": "scale", "ranks": ranks, "timed": "calls"}
                 known: Record = {"cores": 2, "gamma_ns": true.gamma_ns}
-                found.append({**_merged({**fields, **more}, [took_ns]), **known})
+                found.append({**merged({**fields, **more}, [took_ns]), **known})
     head, fitted, missed = doc_runs.scale(_result(found, "scale")).split("\n\n")
     assert "bench scale" in head
-    assert _rows(fitted)[0][:3] == ["tcp, messages", "20.00 us", "9.00 us"]
-    assert _rows(missed) == [["tcp, messages", "x 1.00", "x 1.00", "x 2.00", "x 2.00"]]
+    assert cells_of(fitted)[0][:3] == ["tcp, messages", "20.00 us", "9.00 us"]
+    assert cells_of(missed) == [["tcp, messages", "x 1.00", "x 1.00", "x 2.00", "x 2.00"]]
     with pytest.raises(ValueError, match="too few"):
         doc_runs.scale(_result(found[:1], "scale"))

@@ -10,9 +10,11 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench_made_up import cells_of, merged, result_of
+
 from bench import readme
 from bench.benchlib.machine import ROOT
-from bench.benchlib.record import Record, Result, Run, load, write
+from bench.benchlib.record import Record, load, write
 from bench.suite import doc_messages, doc_words, reads, samples, streams, tensors
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
@@ -27,8 +29,7 @@ def _record(
     language = "C++" if peer == "grpc-cpp" else "C"
     how = {"language": language, "wait": wait, "timed": samples.HALF}
     fields = samples.p2p_fields(who, peer, path, size, **how)
-    (merged,) = samples.merge([samples.turn(fields, [ns]) for _ in range(3)])
-    return merged
+    return merged(fields, [ns])
 
 
 def _known(who: str, peer: str, ns: int) -> Record:
@@ -44,30 +45,12 @@ def _stream(
     return {**fields, "first_cpu_s_per_gb": 1.0, "second_cpu_s_per_gb": 1.0}
 
 
-def _cells(table: str) -> list[list[str]]:
-    _, rule, *rows = table.splitlines()
-    assert set(rule) == set("| -")
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-
-
-def _result(records: Iterable[Record]) -> Result:
-    machine: Record = {
-        "processor": "made up",
-        "cores": 2,
-        "is_virtual": True,
-        "family_model": "1/2/3",
-        "kernel": "6.0",
-        "commit": "abc",
-    }
-    return Result("full", "rdmatensor bench p2p", machine, [Run(list(records), 0.25, 3.0)])
-
-
 def _parts(records: Iterable[Record]) -> tuple[list[list[str]], list[list[str]], str]:
     """Single messages, messages in a row, and the notes."""
-    head, singles, in_a_row, *notes = doc_messages.block(_result(records)).split("\n\n")
+    head, singles, in_a_row, *notes = doc_messages.block(result_of(records)).split("\n\n")
     assert "`python -m rdmatensor bench p2p`, 3 turns of each, commit abc" in head
     assert "others kept 0.25 of the cores busy" in head
-    return _cells(singles), _cells(in_a_row), " ".join(notes)
+    return cells_of(singles), cells_of(in_a_row), " ".join(notes)
 
 
 def _rows(records: Iterable[Record]) -> list[list[str]]:
@@ -88,7 +71,7 @@ def test_each_size_and_path_of_the_results_has_a_row() -> None:
     streams_of = {tuple(map(one.get, keys)) for one in ours if streams.is_stream(one)}
     read = {tuple(map(one.get, keys)) for one in ours if reads.is_read(one)}
     _, *tables, notes = doc_messages.block(result).split("\n\n")
-    of_tables = [_cells(table) for table in tables]
+    of_tables = [cells_of(table) for table in tables]
     assert list(map(len, of_tables)) == [len(of) for of in (singles, streams_of, read) if of]
     assert len(of_tables) >= 2
     for row in (row for of in of_tables for row in of):
@@ -126,9 +109,9 @@ def test_the_faster_way_of_a_rival_counts() -> None:
 
 def test_a_time_has_its_samples_spread_in_its_own_unit() -> None:
     fields = samples.p2p_fields(OURS, OURS, "shm", 8, language="C")
-    (merged,) = samples.merge([samples.turn(fields, [900, *[1234] * 8, 12_345, 20_000])])
-    assert doc_words.spread(merged) == "1.23 us (1.23-12.3)"
-    assert doc_words.spread(merged, 1000.0) == "234 ns (234-11345)"
+    record = merged(fields, [900, *[1234] * 8, 12_345, 20_000])
+    assert doc_words.spread(record) == "1.23 us (1.23-12.3)"
+    assert doc_words.spread(record, 1000.0) == "234 ns (234-11345)"
 
 
 def test_rows_wait_alike_but_for_grpc() -> None:
@@ -251,13 +234,13 @@ def test_what_gains_is_told_apart_and_a_slower_slot_has_its_reason() -> None:
     ways = ((tensors.SLOT, 100), (tensors.DYNAMIC, 200), (tensors.COPY, 80))
     found = [_tensor(who, ns, 4 * KIB) for who, ns in ways]
     found += [_tensor(tensors.SERIALISED, 120, 4 * KIB)]
-    _, table, notes = doc_messages.gains(_result(found)).split("\n\n")
-    (row,) = _cells(table)
+    _, table, notes = doc_messages.gains(result_of(found)).split("\n\n")
+    (row,) = cells_of(table)
     assert row == ["shm 4 KiB", "100 ns (100-100)", "2.00", "**0.80**", "1.50", "", "", "a"]
     assert notes.startswith("a: a slot is released to its sender after each tensor")
     odd = [_tensor(tensors.SLOT, 100, 64 * KIB), _tensor(tensors.DYNAMIC, 50, 64 * KIB)]
     with pytest.raises(ValueError, match="dynamic / slot is below 1 in shm 65536"):
-        doc_messages.gains(_result(odd))
+        doc_messages.gains(result_of(odd))
 
 
 def _root(folder: Path) -> Path:
@@ -275,7 +258,7 @@ def test_the_places_are_found_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = _root(tmp_path)
-    write(_result([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
+    write(result_of([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
     assert readme.main(["--check"], root) == 1
     assert "measured.md is not what the results give" in capsys.readouterr().err
     assert "old" in (root / readme.README).read_text(encoding="utf-8")
@@ -300,7 +283,7 @@ def test_a_cell_without_a_reason_fails_the_check(
         {**_record(who, peer, us, path="tcp"), **fields}
         for who, peer, us in ((OURS, OURS, 9), ("gloo", "gloo", 3))
     ]
-    write(_result(lost), kept)
+    write(result_of(lost), kept)
     assert readme.main(["--check"], root) == 1
     told = "collectives/tcp_2_ranks.json: gloo is faster in tcp send 8, same, and why?"
     assert told in capsys.readouterr().err
@@ -308,7 +291,7 @@ def test_a_cell_without_a_reason_fails_the_check(
 
 def test_no_page_is_written_where_another_cannot_be(tmp_path: Path) -> None:
     root = _root(tmp_path)
-    write(_result([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
+    write(result_of([_record(OURS, OURS, 100)]), root / readme.RESULTS / "p2p.json")
     (root / readme.README).write_text("no place\n", encoding="utf-8")
     assert readme.main([], root) == 1
     assert "old" in (root / readme.MEASURED).read_text(encoding="utf-8")

@@ -9,20 +9,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench_made_up import merged, result_of
+
 from bench.benchlib import programs
-from bench.benchlib.record import Record, Result, Run
+from bench.benchlib.record import Record
 from bench.suite import doc_messages, p2p, plots, reads, samples, streams, tables
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, Settings
-
-MACHINE: Record = {
-    "processor": "made up",
-    "cores": 2,
-    "is_virtual": True,
-    "family_model": "1/2/3",
-    "kernel": "6.0",
-    "commit": "abc",
-}
 
 
 def _printed(who: str, ns: int, *, path: str = "shm", size: int = 8, depth: int = 1) -> Record:
@@ -58,10 +51,8 @@ def _block(records: list[Record]) -> list[str]:
     message = samples.p2p_fields(
         OURS, OURS, "shm", 8, language="C", wait="spinning", timed=samples.HALF
     )
-    found = [*samples.merge([samples.turn(message, [100])]), *records]
-    return doc_messages.block(
-        Result("full", "rdmatensor bench p2p", MACHINE, [Run(found, 0.2, 1.0)])
-    ).split("\n\n")
+    found = [merged(message, [100]), *records]
+    return doc_messages.block(result_of(found)).split("\n\n")
 
 
 def test_reads_are_rows_of_their_own() -> None:
@@ -104,8 +95,7 @@ def test_each_loss_of_reads_is_told_and_one_that_nobody_explains_is_an_error() -
     message = samples.p2p_fields(
         OURS, OURS, "shm", 8, language="C", wait="spinning", timed=samples.HALF
     )
-    run = Run([*samples.merge([samples.turn(message, [100])]), *found], 0.2, 1.0)
-    lost = doc_messages.losses(Result("full", "rdmatensor bench p2p", MACHINE, [run]))
+    lost = doc_messages.losses(result_of([merged(message, [100]), *found]))
     assert [(loss.topic, loss.who, loss.of) for loss in lost] == [
         ("reads, shm", "memcpy", reads.timed_of(depth)) for depth in reads.DEPTHS
     ]
