@@ -80,7 +80,9 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
                     (f"MPI, {what}", functools.partial(_mpi_turn, transport, ranks, words))
                 )
     seconds = settings.seconds_of("collectives")
-    found, failed = rounds.take(turns, settings.rounds_of(), seconds, progress)
+    found, failed = rounds.take(
+        turns, settings.rounds_of(), seconds, progress, is_strict=settings.is_quick
+    )
     return [
         with_bandwidth({**one, "cores": settings.cores}) for one in samples.merge(found)
     ] + failed

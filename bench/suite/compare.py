@@ -19,8 +19,9 @@ would call one of a hundred by chance; that it has to lie wholly beyond the limi
 
 Only our rows are judged, and only by their medians: tails of a run on a shared machine say more of
 the machine. A row of ours that only A has is gone, which is a regression: unless B was not asked
-for it, by its topic or its options, and has nobody else in the same cell. The draws begin with the
-same seed each time, so that a comparison can be repeated.
+for it, by its topic or its options, and has nobody else in the same cell, or says that it had no
+time for some of the topic. The draws begin with the same seed each time, so that a comparison can
+be repeated.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ def _was_due(row: Record, before: Result, after: Result) -> bool:
     """Whether a result that lacks our row should have it: others stand there, or it was asked."""
     records = [record for run in after.runs for record in run.records]
     cell = tables.cell_of(row)
+    if any("left_out" in record and record["topic"] == row["topic"] for record in records):
+        return False  # it says what there was no time for, of which this may be
     if any(tables.cell_of(record) == cell for record in tables.measured(records)):
         return True
     has_topic = any(record["topic"] == row["topic"] for record in records)

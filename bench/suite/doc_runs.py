@@ -92,7 +92,12 @@ def set_up(result: Result) -> str:
         rows.append((name, *cells, *_fits(curve), notes.marks(reasons)))
     heads = ("until", *(f"{count} ranks" for count in counts), "time grows as", "memory of a rank")
     told = with_notes(table((*heads, "where ours is slower"), rows), notes)
-    return f"{head(result, records)}\n\n{told}"
+    left_out = [
+        f"{one['peer']}: {one['missing']}."
+        for one in result.quietest.records
+        if one.get("topic") == "setup" and "left_out" in one
+    ]
+    return "\n\n".join([head(result, records), told, *left_out])
 
 
 def _step(record: Record) -> tuple[object, ...]:

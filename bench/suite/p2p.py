@@ -67,7 +67,11 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             ]
         ]
         found, failed = rounds.take(
-            turns, settings.rounds_of(), settings.seconds_of("p2p"), progress
+            turns,
+            settings.rounds_of(),
+            settings.seconds_of("p2p"),
+            progress,
+            is_strict=settings.is_quick,
         )
     return samples.merge(found) + failed + without
 

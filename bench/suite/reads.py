@@ -102,6 +102,12 @@ def ucx_turns(settings: Settings, transport: str, path: str) -> Iterator[tuple[s
             words = ["-t", "ucp_get", "-s", str(size), "-O", str(depth)]
             column = streams_rivals.TYPICAL if depth == 1 else streams_rivals.OVERALL
             turn = functools.partial(
-                streams_rivals.ucx_turn, words, fields, path, max(_UCX_LEAST, count), column
+                streams_rivals.ucx_turn,
+                words,
+                fields,
+                path,
+                max(_UCX_LEAST, count),
+                column,
+                is_quick=settings.is_quick,
             )
             yield f"{UCX}, {timed_of(depth)}, {transport} {size_text(size)}", turn

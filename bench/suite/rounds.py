@@ -41,6 +41,11 @@ class Progress:
         """Return the record of a turn that failed."""
         return {"topic": self._topic, "peer": name, "missing": f"{FAILED} {error}", "get": ""}
 
+    def left_out(self, name: str) -> Record:
+        """Return the record of a turn for which there was no time."""
+        why = {"missing": "no time for it in this run", "get": "more of it"}
+        return {"topic": self._topic, "peer": name, "left_out": True, **why}
+
     def end(self) -> None:
         """Leave the terminal's line to others."""
         if self._is_terminal:
@@ -54,13 +59,17 @@ def take(
     seconds: float,
     progress: Progress,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    is_strict: bool = False,
 ) -> tuple[list[Record], list[Record]]:
     """Give all a turn in each round, beginning with another one each time.
 
-    Returns the records of the turns, and one for each turn that failed, which is not taken again.
+    Returns the records of the turns, and one for each turn that failed, which is not taken again,
+    or was left out.
 
     The first round is always ended; no further one begins after `seconds`, nor where the last one
-    tells that it would end later than a half of itself after them.
+    tells that it would end later than a half of itself after them. is_strict: no turn begins after
+    `seconds`, in the first round either.
     """
     found: list[Record] = []
     failed: list[Record] = []
@@ -73,6 +82,9 @@ def take(
         for name, turn in [*turns[first:], *turns[:first]]:
             if name in broken:
                 continue
+            if is_strict and clock() - began_s > seconds:
+                failed += [progress.left_out(name)] if number == 0 else []
+                continue
             progress.say(f"round {number + 1} of up to {rounds}: {name}")
             try:
                 found += turn()
@@ -80,7 +92,8 @@ def take(
                 broken.add(name)
                 failed.append(progress.failure(name, error))
         ended_s = clock()
-        if ended_s - began_s + (ended_s - started_s) / 2 > seconds:
+        beyond_s = 0.0 if is_strict else (ended_s - started_s) / 2
+        if ended_s - began_s + beyond_s > seconds:
             break
     progress.end()
     return found, failed

@@ -36,24 +36,61 @@ def ladder(most: int) -> list[int]:
 
 
 def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) -> list[Record]:
-    """Let all have their turns; return a record for each backend, number of ranks and step."""
+    """Let all have their turns; return a record for each backend, number of ranks and step.
+
+    The paths share the time, and none begins a number of ranks that is expected to end after its
+    share, unless settings.ranks asks for it: a record for each that was left out says so.
+    """
     most = settings.ranks or (_QUICK_MOST if settings.is_quick else _FULL_MOST)
+    numbers = ladder(most)
     backends = [OURS, *(peer.name for peer in peers)]
+    seconds = settings.seconds_of("setup")
+    share_s = math.inf if settings.ranks else seconds / len(settings.transports)
     turns = [
-        (f"{transport}", functools.partial(_turn, transport, ladder(most), backends))
+        (
+            f"{transport}",
+            functools.partial(_turn, transport, numbers, backends, share_s, progress),
+        )
         for transport in settings.transports
     ]
-    seconds = settings.seconds_of("setup")
-    found, failed = rounds.take(turns, settings.rounds_of(), seconds, progress)
-    return samples.merge(found) + failed
+    found, failed = rounds.take(
+        turns, settings.rounds_of(), seconds, progress, is_strict=settings.is_quick
+    )
+    return samples.merge(found) + failed + left_out(found, numbers, share_s)
 
 
-def _turn(transport: str, numbers: list[int], backends: list[str]) -> list[Record]:
+def left_out(found: Sequence[Record], numbers: Sequence[int], share_s: float) -> list[Record]:
+    """Return a record for each number of ranks that no round began on a path with others."""
+    reached: dict[str, set[object]] = {}
+    for record in found:
+        reached.setdefault(text(record, "transport"), set()).add(record["ranks"])
+    return [
+        {
+            "topic": "setup",
+            "peer": f"{ranks} ranks over {transport}",
+            "missing": f"not begun, as it would have ended after {share_s:.0f} s",
+            "get": f"--ranks {ranks}, however long it takes",
+            "left_out": True,
+        }
+        for transport, of_path in reached.items()
+        for ranks in numbers
+        if ranks not in of_path
+    ]
+
+
+def _turn(
+    transport: str,
+    numbers: list[int],
+    backends: list[str],
+    share_s: float,
+    progress: rounds.Progress,
+) -> list[Record]:
     printed = run_ranks(
         "setup",
         1,
         *("--ranks", ",".join(map(str, numbers))),
         *("--backends", ",".join(backends)),
+        *("--seconds", f"{share_s:g}"),
         environment={"RDMATENSOR_TRANSPORT": transport},
         timeout_s=_TURN_PATIENCE_S,
     )
@@ -61,6 +98,9 @@ def _turn(transport: str, numbers: list[int], backends: list[str]) -> list[Recor
     for record in printed:
         key = (record["contestant"], record["op"], record["ranks"])
         found.setdefault(key, []).append(record)
+    most = max(int(number(record, "ranks")) for record in printed)
+    if most < numbers[-1]:
+        progress.say(f"{transport}: {most} ranks, and no time for more", is_round=True)
     return [
         samples.turn(
             {

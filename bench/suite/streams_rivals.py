@@ -118,31 +118,48 @@ def ucx_turns(
                 )
                 count, times = streams.counts_of(size, depth, is_quick=settings.is_quick)
                 words = ["-t", test, "-s", str(size), "-O", str(depth)]
-                turn = functools.partial(ucx_turn, words, fields, path, count * times)
+                turn = functools.partial(
+                    ucx_turn, words, fields, path, count * times, is_quick=settings.is_quick
+                )
                 yield f"{name}, {streams.timed_of(depth, 'one way')}, {size_text(size)}", turn
 
 
 def ucx_turn(
-    words: list[str], fields: Record, path: str, count: int, column: int = OVERALL
+    words: list[str],
+    fields: Record,
+    path: str,
+    count: int,
+    column: int = OVERALL,
+    *,
+    is_quick: bool = False,
 ) -> list[Record]:
-    """Return the record of a turn of so many messages; column: of its row, what a message takes."""
+    """Return the record of a turn of so many messages; column: of its row, what a message takes.
+
+    is_quick: without processor time, of whose messages most would be its start's.
+    """
 
     def run(messages: int, warm: int) -> programs.Spent:
         many = [*words, "-n", str(messages), "-w", str(warm)]
         return programs.run_ucx_spent(many, path, programs.free_port(), _PATIENCE_S)
 
     warm = max(int(number(fields, "depth")), count // 10)
-    one, all_of_them = run(1, 0), run(count, warm)
+    one = None if is_quick else run(1, 0)
+    all_of_them = run(count, warm)
     return [ucx_record(fields, one, all_of_them, count + warm, column)]
 
 
 def ucx_record(
-    fields: Record, one: programs.Spent, many: programs.Spent, count: int, column: int = OVERALL
+    fields: Record,
+    one: programs.Spent | None,
+    many: programs.Spent,
+    count: int,
+    column: int = OVERALL,
 ) -> Record:
     """Return the record of a turn; one: what a run of one message spent; count: of the other."""
     gb = number(fields, "size") * count / 1e9
-    spent = [several - single for several, single in zip(many.cpu_s, one.cpu_s, strict=True)]
-    is_told = all(own > single for own, single in zip(spent, one.cpu_s, strict=True))
+    single_s = one.cpu_s if one is not None else many.cpu_s
+    spent = [several - single for several, single in zip(many.cpu_s, single_s, strict=True)]
+    is_told = all(own > single for own, single in zip(spent, single_s, strict=True))
     costs = zip(samples.COSTS, (own / gb for own in spent), strict=True) if is_told else ()
     took_us = programs.ucx_figures(many.output)[column]
     return samples.turn({**fields, **dict(costs)}, [took_us * 1000])

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -40,7 +41,7 @@ import rdmatensor.torch  # noqa: F401  registers "rdmatensor"
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import children
+from bench.benchlib import children, ladder
 from bench.benchlib.programs import free_port
 
 PATIENCE_S = 240.0  # of one group; 128 ranks on two cores take most of a minute
@@ -251,11 +252,19 @@ def main() -> None:
     parser.add_argument("--ranks", required=True, help="numbers, separated by commas")
     parser.add_argument("--backends", required=True)
     parser.add_argument("--turns", type=int, default=2, help="of each backend with up to 32 ranks")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="no number of ranks that ends later begins"
+    )
     arguments = parser.parse_args()
     for backend in str(arguments.backends).split(","):
         import_what_is_used(backend)
-    for ranks in map(int, str(arguments.ranks).split(",")):
-        for _ in range(arguments.turns if ranks <= MANY_RANKS else 1):
+
+    def turns_of(ranks: int) -> int:
+        return int(arguments.turns) if ranks <= MANY_RANKS else 1
+
+    numbers = [int(word) for word in str(arguments.ranks).split(",")]
+    for ranks in ladder.climb(numbers, turns_of, arguments.seconds):
+        for _ in range(turns_of(ranks)):
             for backend in str(arguments.backends).split(","):
                 turn(backend, ranks)
 

@@ -91,7 +91,7 @@ def test_it_is_measured_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
         return [ABOUT, _printed("planned", 1.0), failed]
 
     monkeypatch.setattr(convergence, "run_ranks", run_ranks)
-    monkeypatch.setattr(models.rounds, "take", lambda turns, *_: (turns[0][1](), []))
+    monkeypatch.setattr(models.rounds, "take", lambda turns, *_, **__: (turns[0][1](), []))
     monkeypatch.setattr(models, "run_ranks", lambda *_, **__: [ABOUT])
     present = [peer for peer in peers.PEERS if peer.name in PRESENT]
     quiet = rounds.Progress("models", io.StringIO())

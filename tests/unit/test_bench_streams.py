@@ -225,6 +225,7 @@ def test_processor_time_of_ucx_is_told_where_its_start_is_less_than_half() -> No
     untold = streams_rivals.ucx_record(fields, one, programs.Spent(output, (0.3, 0.15)), 1000)
     assert samples.COSTS[0] not in untold
     assert "UCX put" in tables.p2p(samples.merge([untold]))
+    assert samples.COSTS[0] not in streams_rivals.ucx_record(fields, None, many, 1000)  # quick
 
 
 def test_rivals_have_a_turn_for_each_depth() -> None:
