@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "contest.h"
 #include "pair.h"
 #include "raw_tcp.h"
 
@@ -127,7 +128,6 @@ static void
 open_ends(struct ends *e, struct pair *p)
 {
     const struct settings *settings = p->arg;
-    struct sockaddr_in addr;
 
     *e = (struct ends){.pair = p, .settings = settings};
     if (p->side == 0) {
@@ -146,18 +146,7 @@ open_ends(struct ends *e, struct pair *p)
         bench_die("calloc");
     if (strcmp(settings->transport, "tcp") != 0)
         return;
-    if (p->side == 0) {
-        const int listener = raw_tcp_listen(settings->raw, &addr);
-
-        memcpy(p->board->scratch, &addr, sizeof(addr));
-        pair_barrier(p);
-        raw_tcp_accept(&e->raw, settings->raw, listener);
-        (void)close(listener);
-    } else {
-        pair_barrier(p);
-        memcpy(&addr, p->board->scratch, sizeof(addr));
-        raw_tcp_connect(&e->raw, settings->raw, &addr);
-    }
+    contest_connect(p, settings->raw, p->side == 0, &e->raw);
 }
 
 /* Where what the other side sent lies; NULL: in no memory of the way's own. */

@@ -19,34 +19,20 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "bench.h"
+#include "contest.h"
 #include "flow.h"
 #include "pair.h"
 #include "raw_tcp.h"
 
 #define MAX_BYTES ((size_t)64 << 20)
-#define MAX_DEPTH 256
-#define BUFFER_BYTES (512 << 10) /* what wins the heats of tcp_throughput from 64 KiB on */
 
 enum { READER, OWNER };
-enum { OURS, FLOOR, CONTESTANTS };
-enum { BOARD_START, BOARD_END, BOARD_CPU_NS }; /* words of board->ping[side] */
-
-struct settings {
-    const char *transport;
-    bool sleeps;
-    size_t len_bytes;
-    uint64_t depth;
-    uint64_t count;
-    size_t rounds;
-    const struct raw_tcp_config *raw;
-};
 
 struct ends {
     struct pair *pair;
-    const struct settings *settings;
+    const struct contest *settings;
     rdt_region *region;              /* the owner's */
     struct rdt_remote_region remote; /* the reader's, as the next two */
     char *dst;
@@ -73,7 +59,7 @@ static void
 read_ours(struct ends *e, uint64_t count)
 {
     const uint64_t depth = e->settings->depth;
-    rdt_transfer *in_flight[MAX_DEPTH];
+    rdt_transfer *in_flight[CONTEST_MAX_DEPTH];
     struct rdt_error err;
 
     for (uint64_t posted = 0, done = 0; done < count; done++) {
@@ -90,7 +76,7 @@ read_ours(struct ends *e, uint64_t count)
 static void
 move_sockets(struct ends *e, uint64_t count)
 {
-    const struct settings *settings = e->settings;
+    const struct contest *settings = e->settings;
     const bool is_reader = e->pair->side == READER;
     const struct flow_place bytes = {.addr = is_reader ? e->dst : rdt_region_addr(e->region),
                                      .len_bytes = settings->len_bytes};
@@ -123,7 +109,6 @@ read_floor(struct ends *e, uint64_t count)
 /* ---- Samples ----------------------------------------------------------------------------- */
 
 static void (*const reads[CONTESTANTS])(struct ends *e, uint64_t count) = {read_ours, read_floor};
-static const char *const names[CONTESTANTS] = {"ours", "floor"};
 
 /* ns: NULL, or what gets the samples. */
 static void
@@ -144,9 +129,9 @@ read_all(struct ends *e, size_t contestant, uint64_t count, struct bench_series 
 static void
 serve(struct ends *e, size_t contestant, uint64_t count)
 {
-    if (contestant == OURS)
+    if (contestant == CONTEST_OURS)
         (void)pair_wait_notify(e->pair);
-    else if (strcmp(e->settings->transport, "tcp") == 0)
+    else if (e->settings->is_tcp)
         move_sockets(e, count);
 }
 
@@ -155,24 +140,19 @@ static void
 take_turn(struct ends *e, size_t contestant, uint64_t count, struct bench_series *ns,
           uint64_t cpu[2])
 {
-    _Atomic uint64_t (*ping)[32] = e->pair->board->ping;
     const int side = e->pair->side;
 
     e->samples++;
-    pair_meet(e->pair, BOARD_START, e->samples);
+    pair_meet(e->pair, CONTEST_START, e->samples);
     const uint64_t start_cpu_ns = bench_spent_now().cpu_ns;
     if (side == READER)
         read_all(e, contestant, count, ns);
     else
         serve(e, contestant, count);
     const uint64_t spent_ns = bench_spent_now().cpu_ns - start_cpu_ns;
-    if (side == READER && contestant == OURS)
+    if (side == READER && contestant == CONTEST_OURS)
         pair_write(e->pair, NULL, 0, &e->remote, 0, 1);
-    /* relaxed: pair_meet() publishes it */
-    atomic_store_explicit(&ping[side][BOARD_CPU_NS], spent_ns, memory_order_relaxed);
-    pair_meet(e->pair, BOARD_END, e->samples);
-    for (int k = 0; k < 2; k++) /* before the other side can come to its next turn's end */
-        cpu[k] += atomic_load_explicit(&ping[k][BOARD_CPU_NS], memory_order_relaxed);
+    contest_end_turn(e->pair, e->samples, spent_ns, cpu);
 }
 
 static void
@@ -186,36 +166,14 @@ verify(struct ends *e)
             bench_fill(rdt_region_addr(e->region), len_bytes, i);
         take_turn(e, i, 1, NULL, unused);
         if (e->pair->side == READER)
-            bench_verify(e->dst, len_bytes, i, names[i]);
+            bench_verify(e->dst, len_bytes, i, contest_names[i]);
     }
-}
-
-static void
-open_socket(struct ends *e)
-{
-    struct pair *p = e->pair;
-    struct sockaddr_in addr;
-
-    if (p->side == OWNER) {
-        const int listener = raw_tcp_listen(e->settings->raw, &addr);
-
-        memcpy(p->board->scratch, &addr, sizeof(addr));
-        pair_barrier(p);
-        raw_tcp_accept(&e->raw, e->settings->raw, listener);
-        (void)close(listener);
-    } else {
-        pair_barrier(p);
-        memcpy(&addr, p->board->scratch, sizeof(addr));
-        raw_tcp_connect(&e->raw, e->settings->raw, &addr);
-    }
-    pair_barrier(p);
 }
 
 static void
 open_ends(struct ends *e, struct pair *p)
 {
-    const struct settings *settings = p->arg;
-    const bool is_tcp = strcmp(settings->transport, "tcp") == 0;
+    const struct contest *settings = p->arg;
     struct rdt_error err;
     void *mapped;
 
@@ -226,9 +184,9 @@ open_ends(struct ends *e, struct pair *p)
         e->remote = pair_take_offer(p);
         e->dst = bench_map(settings->len_bytes, MAP_PRIVATE);
     }
-    if (is_tcp)
-        open_socket(e);
-    if (is_tcp || p->side == OWNER)
+    if (settings->is_tcp)
+        contest_connect(p, &settings->raw, p->side == OWNER, &e->raw);
+    if (settings->is_tcp || p->side == OWNER)
         return;
     pair_check(rdt_endpoint_map(p->ep, &e->remote, &mapped, &err), &err, "rdt_endpoint_map");
     e->mapped = mapped;
@@ -238,7 +196,7 @@ static void
 close_ends(struct ends *e)
 {
     pair_barrier(e->pair);
-    if (strcmp(e->settings->transport, "tcp") == 0)
+    if (e->settings->is_tcp)
         raw_tcp_close(&e->raw);
     if (e->pair->side == OWNER)
         rdt_region_free(e->region, NULL, NULL);
@@ -247,26 +205,9 @@ close_ends(struct ends *e)
 }
 
 static void
-report(struct bench_series *ns, const struct settings *settings, const uint64_t cpu[2])
-{
-    const double bytes =
-        (double)settings->len_bytes * (double)settings->count * (double)settings->rounds;
-    char fields[320];
-
-    (void)snprintf(fields, sizeof(fields),
-                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"depth\": %llu, "
-                   "\"count\": %llu, \"first_cpu_s_per_gb\": %.6f, "
-                   "\"second_cpu_s_per_gb\": %.6f",
-                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes,
-                   (unsigned long long)settings->depth, (unsigned long long)settings->count,
-                   (double)cpu[READER] / bytes, (double)cpu[OWNER] / bytes);
-    bench_series_print(ns, fields);
-}
-
-static void
 side(struct pair *p)
 {
-    const struct settings *settings = p->arg;
+    const struct contest *settings = p->arg;
     struct bench_series ns[CONTESTANTS];
     uint64_t cpu[CONTESTANTS][2] = {0};
     uint64_t unused[2] = {0};
@@ -275,7 +216,7 @@ side(struct pair *p)
     open_ends(&e, p);
     verify(&e);
     for (size_t i = 0; i < CONTESTANTS; i++)
-        bench_series_init(&ns[i], names[i], settings->rounds * settings->count);
+        bench_series_init(&ns[i], contest_names[i], settings->rounds * settings->count);
     for (size_t round = 0; round < settings->rounds; round++) {
         for (size_t i = 0; i < CONTESTANTS; i++) {
             if (settings->count >= 10) /* of few and large ones verify() was enough */
@@ -283,9 +224,11 @@ side(struct pair *p)
             take_turn(&e, i, settings->count, &ns[i], cpu[i]);
         }
     }
+    const double bytes =
+        (double)settings->len_bytes * (double)settings->count * (double)settings->rounds;
     for (size_t i = 0; i < CONTESTANTS; i++) {
         if (p->side == READER)
-            report(&ns[i], settings, cpu[i]);
+            contest_print(&ns[i], settings, "", cpu[i][READER], cpu[i][OWNER], bytes);
         bench_series_free(&ns[i]);
     }
     close_ends(&e);
@@ -299,33 +242,8 @@ main(int argc, char **argv)
 
     bench_name = "reads";
     bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const char *wait = bench_arg(argc, argv, "--wait");
-    if (wait != NULL && strcmp(wait, "sleep") != 0 && strcmp(wait, "spin") != 0)
-        bench_fail("--wait is spin or sleep, not \"%s\"", wait);
-    const bool sleeps = wait != NULL && strcmp(wait, "sleep") == 0;
-    const struct raw_tcp_config raw = {.is_spinning = !sleeps,
-                                       .streams = 1,
-                                       .chunk_bytes = MAX_BYTES,
-                                       .buffer_bytes = BUFFER_BYTES,
-                                       .congestion = "reno"}; /* it does not pace */
-    const struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .sleeps = sleeps,
-        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 65536),
-        .depth = (uint64_t)bench_arg_number(argc, argv, "--depth", 1),
-        .count = (uint64_t)bench_arg_number(argc, argv, "--count", 200),
-        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 5),
-        .raw = &raw,
-    };
-    if (settings.len_bytes > MAX_BYTES || settings.depth > MAX_DEPTH)
-        bench_fail("--size is at most %zu, --depth %d", MAX_BYTES, MAX_DEPTH);
-    const bool is_tcp = strcmp(settings.transport, "tcp") == 0;
-    if (!is_tcp && strcmp(settings.transport, "shm") != 0)
-        bench_fail("a floor is known over shm and tcp, not over \"%s\"", settings.transport);
-    if (sleeps && !is_tcp)
-        bench_fail("--wait sleep has a floor on tcp only");
-    const struct pair_opts opts = {.transport = settings.transport, .sleeps = sleeps};
+    const struct contest settings = contest_of(argc, argv, MAX_BYTES);
+    const struct pair_opts opts = {.transport = settings.transport, .sleeps = settings.sleeps};
     pair_run(&opts, side, side, &settings);
     return 0;
 }

@@ -17,35 +17,25 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "bench.h"
+#include "contest.h"
 #include "flow.h"
 #include "pair.h"
 #include "raw_tcp.h"
 
 #define MAX_BYTES ((size_t)1 << 30)
-#define MAX_DEPTH 256
-#define BUFFER_BYTES (512 << 10) /* what wins the heats of tcp_throughput from 64 KiB on */
-
-enum { OURS, FLOOR, CONTESTANTS };
-enum { BOARD_COUNT, BOARD_START, BOARD_END, BOARD_CPU_NS }; /* words of board->ping[side] */
 
 struct settings {
-    const char *transport;
-    bool sleeps;
+    struct contest contest;
     bool is_both;
-    size_t len_bytes;
-    uint64_t depth;
-    uint64_t count;
-    size_t rounds;
-    char *floor; /* shm: what each side sends, shared by both */
-    const struct raw_tcp_config *raw;
+    char *floor;
 };
 
 struct ends {
     struct pair *pair;
-    const struct settings *settings;
+    const struct contest *settings;
+    char *floor; /* shm: what each side sends, shared by both */
     bool sends;
     bool receives;
     char *src;
@@ -93,7 +83,7 @@ move_ours(struct ends *e, uint64_t count, char *dst)
     const uint64_t depth = e->settings->depth;
     const uint64_t to_send = e->sends ? count : 0;
     uint64_t to_take = e->receives ? count : 0;
-    rdt_transfer *in_flight[MAX_DEPTH];
+    rdt_transfer *in_flight[CONTEST_MAX_DEPTH];
     struct rdt_error err;
 
     (void)dst; /* the region, always */
@@ -115,19 +105,19 @@ move_ours(struct ends *e, uint64_t count, char *dst)
 static void
 move_memcpy(struct ends *e, uint64_t count)
 {
-    const struct settings *settings = e->settings;
+    const struct contest *settings = e->settings;
     const int side = e->pair->side;
-    char *to = settings->floor + (size_t)side * settings->len_bytes;
+    char *to = e->floor + (size_t)side * settings->len_bytes;
 
     e->counted += count;
     for (uint64_t i = e->sends ? count : 0; i > 0; i--) {
         memcpy(to, e->src, settings->len_bytes);
         /* release: pairs with bench_await() opposite */
-        atomic_store_explicit(&e->pair->board->ping[side][BOARD_COUNT], e->counted - i + 1,
+        atomic_store_explicit(&e->pair->board->ping[side][CONTEST_COUNT], e->counted - i + 1,
                               memory_order_release);
     }
     if (e->receives)
-        bench_await(&e->pair->board->ping[1 - side][BOARD_COUNT], e->counted, "the other side");
+        bench_await(&e->pair->board->ping[1 - side][CONTEST_COUNT], e->counted, "the other side");
 }
 
 /* ---- The floor over TCP ------------------------------------------------------------------ */
@@ -135,7 +125,7 @@ move_memcpy(struct ends *e, uint64_t count)
 static void
 move_sockets(struct ends *e, uint64_t count, char *dst)
 {
-    const struct settings *settings = e->settings;
+    const struct contest *settings = e->settings;
     const struct flow_place source = {.addr = e->src, .len_bytes = settings->len_bytes};
     const struct flow_place target = {.addr = dst, .len_bytes = settings->len_bytes};
     struct flow flows[FLOWS_MAX];
@@ -162,7 +152,7 @@ move_sockets(struct ends *e, uint64_t count, char *dst)
 static void
 move_floor(struct ends *e, uint64_t count, char *dst)
 {
-    if (strcmp(e->settings->transport, "tcp") == 0)
+    if (e->settings->is_tcp)
         move_sockets(e, count, dst);
     else
         move_memcpy(e, count);
@@ -172,28 +162,19 @@ move_floor(struct ends *e, uint64_t count, char *dst)
 
 static void (*const moves[CONTESTANTS])(struct ends *e, uint64_t count, char *dst) = {move_ours,
                                                                                       move_floor};
-static const char *const names[CONTESTANTS] = {"ours", "floor"};
 
 /* Returns ns of all messages of one direction; cpu[side] grows by what each side spent. */
 static uint64_t
 sample(struct ends *e, size_t contestant, uint64_t count, char *dst, uint64_t cpu[2])
 {
-    _Atomic uint64_t (*ping)[32] = e->pair->board->ping;
-    const int side = e->pair->side;
-
     e->samples++;
-    pair_meet(e->pair, BOARD_START, e->samples);
+    pair_meet(e->pair, CONTEST_START, e->samples);
     const uint64_t start_ns = bench_now_ns();
     const uint64_t start_cpu_ns = bench_spent_now().cpu_ns;
     moves[contestant](e, count, dst);
     const uint64_t spent_ns = bench_spent_now().cpu_ns - start_cpu_ns;
-    /* relaxed: pair_meet() publishes it */
-    atomic_store_explicit(&ping[side][BOARD_CPU_NS], spent_ns, memory_order_relaxed);
-    pair_meet(e->pair, BOARD_END, e->samples);
-    const uint64_t took_ns = bench_now_ns() - start_ns;
-    for (int k = 0; k < 2; k++) /* before the other side can come to its next sample's end */
-        cpu[k] += atomic_load_explicit(&ping[k][BOARD_CPU_NS], memory_order_relaxed);
-    return took_ns;
+    contest_end_turn(e->pair, e->samples, spent_ns, cpu);
+    return bench_now_ns() - start_ns;
 }
 
 static void
@@ -201,69 +182,50 @@ verify(struct ends *e)
 {
     const size_t len_bytes = e->settings->len_bytes;
     const int side = e->pair->side;
-    uint64_t cpu[2];
+    uint64_t unused[2] = {0};
 
     for (size_t i = 0; i < CONTESTANTS; i++) {
         const uint64_t seed = 2 * i;
         char *dst = rdt_region_addr(e->region);
-        const bool is_memcpy = i == FLOOR && strcmp(e->settings->transport, "tcp") != 0;
-        const char *found = is_memcpy ? e->settings->floor + (size_t)(1 - side) * len_bytes : dst;
+        const bool is_memcpy = i == CONTEST_FLOOR && !e->settings->is_tcp;
+        const char *found = is_memcpy ? e->floor + (size_t)(1 - side) * len_bytes : dst;
 
         bench_fill(e->src, len_bytes, seed + (uint64_t)side);
-        (void)sample(e, i, 1, dst, cpu);
+        (void)sample(e, i, 1, dst, unused);
         if (e->receives)
-            bench_verify(found, len_bytes, seed + 1 - (uint64_t)side, names[i]);
+            bench_verify(found, len_bytes, seed + 1 - (uint64_t)side, contest_names[i]);
     }
-}
-
-static void
-open_socket(struct ends *e, int from)
-{
-    struct pair *p = e->pair;
-    struct sockaddr_in addr;
-
-    if (p->side == from) {
-        const int listener = raw_tcp_listen(e->settings->raw, &addr);
-
-        memcpy(p->board->scratch, &addr, sizeof(addr));
-        pair_barrier(p);
-        raw_tcp_accept(&e->raw[from], e->settings->raw, listener);
-        (void)close(listener);
-    } else {
-        pair_barrier(p);
-        memcpy(&addr, p->board->scratch, sizeof(addr));
-        raw_tcp_connect(&e->raw[from], e->settings->raw, &addr);
-    }
-    pair_barrier(p);
 }
 
 static void
 open_ends(struct ends *e, struct pair *p)
 {
     const struct settings *settings = p->arg;
+    const struct contest *contest = &settings->contest;
 
     *e = (struct ends){.pair = p,
-                       .settings = settings,
+                       .settings = contest,
+                       .floor = settings->floor,
                        .sends = p->side == 0 || settings->is_both,
                        .receives = p->side == 1 || settings->is_both};
     for (int side = 0; side < 2; side++) {
         /* a side that receives nothing offers a byte, for the sake of the meeting */
         if (p->side == side)
-            e->region = pair_offer(p, e->receives ? settings->len_bytes : 1);
+            e->region = pair_offer(p, e->receives ? contest->len_bytes : 1);
         else
             e->remote = pair_take_offer(p);
         pair_barrier(p);
-        if (strcmp(settings->transport, "tcp") == 0)
-            open_socket(e, side);
+        if (contest->is_tcp)
+            contest_connect(p, &contest->raw, p->side == side, &e->raw[side]);
     }
-    e->src = bench_map(settings->len_bytes, MAP_PRIVATE);
+    e->src = bench_map(contest->len_bytes, MAP_PRIVATE);
 }
 
 static void
 close_ends(struct ends *e)
 {
     pair_barrier(e->pair);
-    if (strcmp(e->settings->transport, "tcp") == 0)
+    if (e->settings->is_tcp)
         for (int i = 0; i < 2; i++)
             raw_tcp_close(&e->raw[i]);
     rdt_region_free(e->region, NULL, NULL);
@@ -271,27 +233,13 @@ close_ends(struct ends *e)
 }
 
 static void
-report(struct bench_series *ns, const struct settings *settings, const uint64_t cpu[2])
-{
-    const double bytes = (double)settings->len_bytes * (double)settings->count *
-                         (double)settings->rounds * (settings->is_both ? 2 : 1);
-    char fields[320];
-
-    (void)snprintf(fields, sizeof(fields),
-                   "\"transport\": \"%s\", \"wait\": \"%s\", \"size\": %zu, \"depth\": %llu, "
-                   "\"both\": %s, \"count\": %llu, \"first_cpu_s_per_gb\": %.6f, "
-                   "\"second_cpu_s_per_gb\": %.6f",
-                   settings->transport, settings->sleeps ? "sleep" : "spin", settings->len_bytes,
-                   (unsigned long long)settings->depth, settings->is_both ? "true" : "false",
-                   (unsigned long long)settings->count, (double)cpu[0] / bytes,
-                   (double)cpu[1] / bytes);
-    bench_series_print(ns, fields);
-}
-
-static void
 side(struct pair *p)
 {
     const struct settings *settings = p->arg;
+    const struct contest *contest = &settings->contest;
+    const double bytes = (double)contest->len_bytes * (double)contest->count *
+                         (double)contest->rounds * (settings->is_both ? 2 : 1);
+    const char *more = settings->is_both ? "\"both\": true, " : "\"both\": false, ";
     struct bench_series ns[CONTESTANTS];
     uint64_t cpu[CONTESTANTS][2] = {0};
     uint64_t unused[2] = {0};
@@ -300,19 +248,19 @@ side(struct pair *p)
     open_ends(&e, p);
     verify(&e);
     for (size_t i = 0; i < CONTESTANTS; i++)
-        bench_series_init(&ns[i], names[i], settings->rounds);
-    for (size_t round = 0; round < settings->rounds; round++) {
+        bench_series_init(&ns[i], contest_names[i], contest->rounds);
+    for (size_t round = 0; round < contest->rounds; round++) {
         for (size_t i = 0; i < CONTESTANTS; i++) {
             char *dst = rdt_region_addr(e.region);
 
-            if (settings->count >= 10) /* of few and large ones verify() was enough */
-                (void)sample(&e, i, settings->count / 10, dst, unused);
-            bench_series_add(&ns[i], sample(&e, i, settings->count, dst, cpu[i]) / settings->count);
+            if (contest->count >= 10) /* of few and large ones verify() was enough */
+                (void)sample(&e, i, contest->count / 10, dst, unused);
+            bench_series_add(&ns[i], sample(&e, i, contest->count, dst, cpu[i]) / contest->count);
         }
     }
     for (size_t i = 0; i < CONTESTANTS; i++) {
         if (p->side == 0)
-            report(&ns[i], settings, cpu[i]);
+            contest_print(&ns[i], contest, more, cpu[i][0], cpu[i][1], bytes);
         bench_series_free(&ns[i]);
     }
     close_ends(&e);
@@ -326,33 +274,12 @@ main(int argc, char **argv)
 
     bench_name = "streams";
     bench_check_args(argc, argv, known);
-    const char *transport = bench_arg(argc, argv, "--transport");
-    const char *wait = bench_arg(argc, argv, "--wait");
-    if (wait != NULL && strcmp(wait, "sleep") != 0 && strcmp(wait, "spin") != 0)
-        bench_fail("--wait is spin or sleep, not \"%s\"", wait);
-    const bool sleeps = wait != NULL && strcmp(wait, "sleep") == 0;
-    const struct raw_tcp_config raw = {.is_spinning = !sleeps,
-                                       .streams = 1,
-                                       .chunk_bytes = MAX_BYTES,
-                                       .buffer_bytes = BUFFER_BYTES,
-                                       .congestion = "reno"}; /* it does not pace */
-    struct settings settings = {
-        .transport = transport != NULL ? transport : "shm",
-        .sleeps = sleeps,
-        .is_both = bench_has(argc, argv, "--both"),
-        .len_bytes = (size_t)bench_arg_number(argc, argv, "--size", 65536),
-        .depth = (uint64_t)bench_arg_number(argc, argv, "--depth", 1),
-        .count = (uint64_t)bench_arg_number(argc, argv, "--count", 200),
-        .rounds = (size_t)bench_arg_number(argc, argv, "--rounds", 5),
-        .raw = &raw,
-    };
-    if (settings.len_bytes > MAX_BYTES || settings.depth > MAX_DEPTH)
-        bench_fail("--size is at most %zu, --depth %d", MAX_BYTES, MAX_DEPTH);
-    if (sleeps && strcmp(settings.transport, "tcp") != 0)
-        bench_fail("--wait sleep has a floor on tcp only");
-    if (strcmp(settings.transport, "tcp") != 0)
-        settings.floor = bench_map(2 * settings.len_bytes, MAP_SHARED);
-    const struct pair_opts opts = {.transport = settings.transport, .sleeps = sleeps};
+    struct settings settings = {.contest = contest_of(argc, argv, MAX_BYTES),
+                                .is_both = bench_has(argc, argv, "--both")};
+    if (!settings.contest.is_tcp)
+        settings.floor = bench_map(2 * settings.contest.len_bytes, MAP_SHARED);
+    const struct pair_opts opts = {.transport = settings.contest.transport,
+                                   .sleeps = settings.contest.sleeps};
     pair_run(&opts, side, side, &settings);
     return 0;
 }
