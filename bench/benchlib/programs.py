@@ -6,9 +6,11 @@ import functools
 import os
 import re
 import resource
+import shlex
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +47,28 @@ def _cmake(words: list[str]) -> None:
     done = subprocess.run(["cmake", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"cmake {' '.join(words)}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+
+
+def build_copy_ring() -> Path:
+    """Compile what bench/workers/copy_variant.py loads, where that is older than its sources."""
+    support = ROOT / "bench" / "support"
+    sources = [support / "copy_ring.c", support / "copy_kinds.c"]
+    library = BUILD_DIR / "libcopy_ring.so"
+    newest = max(
+        path.stat().st_mtime for path in [*sources, *(one.with_suffix(".h") for one in sources)]
+    )
+    if library.exists() and library.stat().st_mtime > newest:
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    mine = library.with_suffix(f".{os.getpid()}")  # both ranks may be here
+    includes = [f"-I{support}", f"-I{ROOT / 'csrc' / 'include'}"]
+    words = [os.environ.get("CC", "cc"), "-std=c17", "-O3", "-fPIC", "-shared", *includes]
+    command = [*words, *map(str, sources), "-o", str(mine)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{shlex.join(command)}:\n{done.stderr[-4000:]}")
+    mine.replace(library)
+    return library
 
 
 def run(name: str, *arguments: str, timeout_s: float = 300.0) -> list[Record]:
@@ -108,21 +132,35 @@ def ucx_figures(output: str) -> list[float]:
     return [float(word) for word in lines[-1].split(",")]
 
 
-def run_ucx(words: list[str], path: str, port: int, timeout_s: float) -> str:
+def run_ucx(
+    words: list[str],
+    path: str,
+    port: int,
+    timeout_s: float,
+    settings: Mapping[str, str] | None = None,
+) -> str:
     """Run both sides of ucx_perftest over a path (UCX_TLS); return what the client printed."""
-    return run_ucx_spent(words, path, port, timeout_s).output
+    return run_ucx_spent(words, path, port, timeout_s, settings).output
 
 
-def run_ucx_spent(words: list[str], path: str, port: int, timeout_s: float) -> Spent:
+def run_ucx_spent(
+    words: list[str],
+    path: str,
+    port: int,
+    timeout_s: float,
+    settings: Mapping[str, str] | None = None,
+) -> Spent:
     """Run both sides of ucx_perftest over a path (UCX_TLS), one pair at a time.
 
-    Each has a core of its own, as the sides of our programs. Raises TooFewCores.
+    Each has a core of its own, as the sides of our programs. settings: more of UCX's variables.
+    Raises TooFewCores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise TooFewCores("ucx_perftest wants a core for each of its two processes")
     command = ["ucx_perftest", "-p", str(port), "-f", "-v", *words]
     environment = {**os.environ, "UCX_TLS": path, "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    environment |= settings or {}
     nowhere = subprocess.DEVNULL
     serving = [*command, "-c", str(cores[1])]
     with subprocess.Popen(

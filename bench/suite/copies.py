@@ -1,14 +1,16 @@
-"""The copy variant of `bench models` beside UCX's tagged messages, one way and in a row.
+"""The copy variant of `bench models` beside UCX, one way and in a row.
 
 A rival that we made ourselves has to be as fast as what others would use in its place, or to beat
-it says nothing: at least 0.9 of UCX's rate of the same sizes over the same path. UCX receives into
-one buffer again and again; the variant into a gradient's own memory, from Python.
+it says nothing: at least 0.9 of the rate of UCX's tagged or active messages of the same sizes over
+the same path. UCX sends out of one buffer and receives into one again and again, which caches may
+hold, and so does the variant; what it moves of tensors that each have their own memory stands
+beside. Between processes of one host UCX copies once where the kernel lets it; "two copies" is UCX
+by way of shared memory, as the variant goes. Each side has a core.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 
 from bench.benchlib import programs
@@ -21,27 +23,37 @@ from bench.suite.settings import KIB, MIB, Settings
 
 TOPIC = "copies"
 WANTED = 0.9
-VARIANT, UCX = "copy variant", "UCX tag"
-HEADS = ("tensors in a row", VARIANT, UCX, "variant / UCX")
+VARIANT, OWN = "copy variant", "copy variant, tensors of their own"
+UCX, ACTIVE, TWO_COPIES = "UCX tag", "UCX active messages", "UCX tag, two copies"
+_RIVALS = {UCX: "tag_bw", ACTIVE: "ucp_am_bw", TWO_COPIES: "tag_bw"}  # -> ucx_perftest's test
+_JUDGED = {UCX: "UCX's tag", ACTIVE: "UCX's active messages", TWO_COPIES: "UCX's two copies"}
+HEADS = ("tensors in a row", VARIANT, OWN, *_RIVALS, *(f"variant / {who}" for who in _RIVALS))
 _SIZES = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _QUICK_SIZES = (MIB, 16 * MIB)
-_VOLUME = 128 * MIB  # of UCX's messages
+_VOLUME = 128 * MIB  # of UCX's messages, and of a step of the variant
 _UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
+_TWO_COPIES = "posix,sysv,self"  # without the kernel's copy out of another process
+_IN_PIECES = {"UCX_RNDV_THRESH": "inf"}  # nor the peer's mapping of what is sent
 _PATIENCE_S = 60.0
 
 
 def measure(settings: Settings, progress: rounds.Progress) -> list[Record]:
-    """Let both have their turns; return a record for each of them, path and size."""
+    """Let all have their turns; return a record for each of them, path and size."""
     sizes = _QUICK_SIZES if settings.is_quick else _SIZES
     turns: list[tuple[str, rounds.Turn]] = []
     for path in settings.transports:
-        turns.append((f"{VARIANT}, {path}", functools.partial(_variant, path, sizes)))
         turns += [
-            (f"{UCX}, {path} {size_text(size)}", functools.partial(_ucx, path, size))
-            for size in sizes
+            (f"{who}, {path}", functools.partial(_variant, who, path, sizes))
+            for who in (VARIANT, OWN)
         ]
+        for who in _RIVALS if path == "shm" else (UCX, ACTIVE):
+            turns += [
+                (f"{who}, {path} {size_text(size)}", functools.partial(_ucx, who, path, size))
+                for size in sizes
+            ]
     count = settings.rounds or 3
-    found, failed = rounds.take(turns, count, settings.seconds_of("models") / 4, progress)
+    seconds = settings.seconds_of("models") / 4
+    found, failed = rounds.take(turns, count, seconds, progress, is_strict=settings.is_quick)
     return samples.merge(found) + failed
 
 
@@ -50,7 +62,7 @@ def record_of(who: str, path: str, size: int, raw_ns: Sequence[float]) -> Record
     fields: Record = {
         "topic": TOPIC,
         "contestant": who,
-        "peer": COPIES if who == VARIANT else "ucx",
+        "peer": "ucx" if who in _RIVALS else COPIES,
         "transport": path,
         "size": size,
         "timed": "a tensor of many in a row",
@@ -58,15 +70,17 @@ def record_of(who: str, path: str, size: int, raw_ns: Sequence[float]) -> Record
     return samples.turn(fields, raw_ns)
 
 
-def _variant(path: str, sizes: Sequence[int]) -> list[Record]:
+def _variant(who: str, path: str, sizes: Sequence[int]) -> list[Record]:
     printed = run_pair(
         "copy_rate",
         *("--sizes", ",".join(map(str, sizes))),
+        *("--volume", str(_VOLUME)),
+        *(["--same"] if who == VARIANT else []),
         environment={"RDMATENSOR_TRANSPORT": path},
     )
     return [
         record_of(
-            VARIANT,
+            who,
             path,
             int(number(one, "size")),
             [ns / number(one, "tensors") for ns in samples.raw_of(one)],
@@ -75,21 +89,22 @@ def _variant(path: str, sizes: Sequence[int]) -> list[Record]:
     ]
 
 
-def _ucx(path: str, size: int) -> list[Record]:
-    words = ["-t", "tag_bw", "-s", str(size), "-n", str(max(5, _VOLUME // size)), "-w", "5"]
-    return [record_of(UCX, path, size, [each_ns(_run(words, path))])]
-
-
-def _run(words: list[str], path: str) -> str:
-    return programs.run_ucx(words, _UCX_PATHS[path], programs.free_port(), _PATIENCE_S)
+def _ucx(who: str, path: str, size: int) -> list[Record]:
+    words = ["-t", _RIVALS[who], "-s", str(size), "-n", str(max(5, _VOLUME // size)), "-w", "5"]
+    is_copying = who == TWO_COPIES
+    printed = programs.run_ucx(
+        words,
+        _TWO_COPIES if is_copying else _UCX_PATHS[path],
+        programs.free_port(),
+        _PATIENCE_S,
+        _IN_PIECES if is_copying else {},
+    )
+    return [record_of(who, path, size, [each_ns(printed)])]
 
 
 def each_ns(printed: str) -> float:
     """Return the time of one message of all, by ucx_perftest's last line of CSV."""
-    lines = [line for line in printed.splitlines() if re.match(r"\s*\d+,\d", line)]
-    if not lines:
-        raise RuntimeError(f"ucx_perftest printed no figures: {printed[-1000:]}")
-    return float(lines[-1].split(",")[3]) * 1000
+    return programs.ucx_figures(printed)[3] * 1000
 
 
 def _cells(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, float]]:
@@ -103,12 +118,16 @@ def _cells(records: Sequence[Record]) -> dict[tuple[str, int], dict[str, float]]
 
 
 def rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
-    """Return a line of a table for each path and size: GB/s, and their ratio."""
+    """Return a line of a table for each path and size: GB/s, and the variant's over UCX's."""
     return [
         (
             f"{path} {size_text(size)}",
-            *(f"{rates[who]:.2f} GB/s" if who in rates else "-" for who in (VARIANT, UCX)),
-            f"{rates[VARIANT] / rates[UCX]:.2f}" if len(rates) == 2 else "-",
+            *(f"{rates[who]:.2f} GB/s" if who in rates else "-" for who in (VARIANT, OWN)),
+            *(f"{rates[who]:.2f} GB/s" if who in rates else "-" for who in _RIVALS),
+            *(
+                f"{rates[VARIANT] / rates[who]:.2f}" if {VARIANT, who} <= set(rates) else "-"
+                for who in _RIVALS
+            ),
         )
         for (path, size), rates in _cells(records).items()
     ]
@@ -116,18 +135,20 @@ def rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
 
 def verdicts(records: Sequence[Record]) -> list[str]:
     """Say where the variant is no slower than what others have, and where it is."""
+    cells = _cells(records)
     lines = []
     for path in dict.fromkeys(text(record, "transport") for record in records):
-        ratios = {
-            size: rates[VARIANT] / rates[UCX]
-            for (of, size), rates in _cells(records).items()
-            if of == path and len(rates) == 2
-        }
-        short = [f"{size_text(size)} {one:.2f}" for size, one in ratios.items() if one < WANTED]
-        if ratios:
-            lines.append(
-                f"{path}, {VARIANT}, rate over UCX's tag >= {WANTED:g}: "
-                f"{len(ratios) - len(short)} of {len(ratios)} sizes"
-                + (f"; short: {', '.join(short)}" if short else "")
-            )
+        for who, name in _JUDGED.items():
+            ratios = {
+                size: rates[VARIANT] / rates[who]
+                for (of, size), rates in cells.items()
+                if of == path and {VARIANT, who} <= set(rates)
+            }
+            short = [f"{size_text(size)} {one:.2f}" for size, one in ratios.items() if one < WANTED]
+            if ratios:
+                lines.append(
+                    f"{path}, {VARIANT}, rate over {name} >= {WANTED:g}: "
+                    f"{len(ratios) - len(short)} of {len(ratios)} sizes"
+                    + (f"; short: {', '.join(short)}" if short else "")
+                )
     return lines

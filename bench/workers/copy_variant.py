@@ -3,104 +3,170 @@
 What is left out is what this library is for: a gradient is not born where it leaves from nor where
 it arrives. A message is a row of gradients, or a piece of a large one, with their descriptions,
 written into a ring of buffers at the receiver, who decodes it and copies it out into private
-memory. What is there when a message begins shares it. Sending and receiving have threads of their
-own, beside backward. Every rank sends all its gradients to every other, and sums
-in the order of ranks.
+memory. What is there when a message begins shares it. Both ends are in C, as those of such an RPC
+would be (bench/support/copy_ring.c): Python has a call for what there is to send, and one for a
+step that comes. Sending and receiving have threads of their own, beside backward. Every rank sends
+all its gradients to every other, and sums in the order of ranks.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
-import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import numpy as np
 import torch
 
 import rdmatensor
-from bench.workers.grpc_server import flat_of, pieces_of
-from rdmatensor.slot import Slot
+from bench.benchlib import programs
+from bench.workers.grpc_server import flat_of
+from rdmatensor._ffi import CData, ffi, lib
+from rdmatensor.slot import Slot, SlotSender
 
-_COUNTS = struct.Struct("<II")  # parts; bytes of this and of all heads
-_HEAD = struct.Struct("<IB3xQQ8s")  # tensor, ndim, offset and length in bytes, dtype; then its dims
-_DIM = struct.Struct("<Q")
-_DTYPE = b"float32\0"
-_HEADS_BYTES_MAX = 16 << 10
-_PARTS_MAX = 128
-_ELEMENT_BYTES = 4
+_HEADS_BYTES = 16 << 10  # COPY_RING_HEADS_BYTES
+_CALLS = {
+    "get": "rdt_slot_get",
+    "release": "rdt_slot_release",
+    "buffer": "rdt_slot_tx_buffer",
+    "post": "rdt_slot_tx_post",
+    "free": "rdt_transfer_free",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Pieces of so many bytes, in so many slots of two buffers each, in turn."""
+    """Pieces of so many bytes, in so many slots of two buffers each, in turn.
+
+    into, out_of: how the copies store, by their place in bench/support/copy_kinds.c.
+    """
 
     piece_bytes: int
     slots: int
+    into: int = 0
+    out_of: int = 0
 
 
-# What of messages of 512 KiB to 8 MiB and 4 to 16 slots moves most (copy_rate.py --rings): each
-# message costs a few calls from Python, and small tensors share one. Over verbs the rig's link is
-# the bound: smaller pieces leave less to be copied out when the last has come.
-RINGS = {"shm": Ring(4 << 20, 8), "tcp": Ring(4 << 20, 4), "verbs": Ring(1 << 20, 8)}
+# Over shared memory small enough that both sides find it in caches that they share: a ring of 64
+# MiB went to memory and back. Over verbs the rig's link is the bound: smaller pieces leave less to
+# be copied out when the last has come.
+RINGS = {"shm": Ring(512 << 10, 2), "tcp": Ring(4 << 20, 4), "verbs": Ring(1 << 20, 8)}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Elements in a row of a tensor: where they are, which they are."""
-
-    index: int
-    shape: Sequence[int]
-    offset: int
-    nbytes: int
-    address: int
+class _Calls(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _CALLS)
 
 
-def heads_of(parts: Sequence[Part]) -> bytes:
-    """Return what stands in a message before all values; these follow each other."""
-    heads = []
-    for part in parts:
-        shape = part.shape
-        heads.append(_HEAD.pack(part.index, len(shape), part.offset, part.nbytes, _DTYPE))
-        heads += map(_DIM.pack, shape)
-    text = b"".join(heads)
-    return _COUNTS.pack(len(parts), _COUNTS.size + len(text)) + text
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("len_bytes", ctypes.c_uint64),
+        ("ndim", ctypes.c_uint64),
+        ("dims", ctypes.c_uint64 * lib.RDT_MAX_NDIM),
+    )
 
 
-def parts_of(message: memoryview, address: int) -> Iterator[Part]:
-    """Yield the parts of a message, which lies there."""
-    count, at = _COUNTS.unpack_from(message)
-    address += at
-    at = _COUNTS.size
-    for _ in range(count):
-        index, ndim, offset, nbytes, dtype = _HEAD.unpack_from(message, at)
-        if dtype != _DTYPE:
-            raise ValueError(f"a message has dtype {dtype!r}")
-        at += _HEAD.size
-        shape = tuple(_DIM.unpack_from(message, at + 8 * axis)[0] for axis in range(ndim))
-        at += ndim * _DIM.size
-        yield Part(index, shape, offset, nbytes, address)
-        address += nbytes
+class _Error(ctypes.Structure):
+    _fields_ = (
+        ("numbers", ctypes.c_int32 * 6),
+        ("message", ctypes.c_char * lib.RDT_ERROR_MESSAGE_BYTES),
+    )
+
+
+class _Ring(ctypes.Structure):
+    _fields_ = (
+        ("calls", ctypes.POINTER(_Calls)),
+        ("slots", ctypes.POINTER(ctypes.c_void_p)),
+        ("slots_count", ctypes.c_uint64),
+        ("piece_bytes", ctypes.c_uint64),
+        ("timeout_ns", ctypes.c_uint64),
+        ("number", ctypes.c_uint64),
+        ("store", ctypes.c_uint64),
+        ("err", _Error),
+    )
+
+
+def _address(of: CData) -> int:
+    return int(ffi.cast("uintptr_t", of))
+
+
+def table_of(tensors: Sequence[torch.Tensor]) -> ctypes.Array[_Tensor]:
+    """Return what C has to know of tensors, which must outlive it."""
+    table = (_Tensor * len(tensors))()
+    for one, tensor in zip(table, tensors, strict=True):
+        one.values, one.len_bytes, one.ndim = tensor.data_ptr(), tensor.nbytes, tensor.dim()
+        one.dims[: tensor.dim()] = tuple(tensor.shape)
+    return table
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Return the functions of copy_ring.h; a call lets other threads of Python run."""
+    return ctypes.CDLL(str(programs.build_copy_ring()))
+
+
+class End:
+    """One end of a ring in C. Threads: one at a time."""
+
+    def __init__(
+        self, ring: Ring, slots: Sequence[Slot | SlotSender], store: int, patience_s: float
+    ) -> None:
+        _library()  # compiled before anything is timed
+        found = {name: _address(ffi.addressof(lib, call)) for name, call in _CALLS.items()}
+        self._calls = _Calls(**found)
+        handles = (ctypes.c_void_p * len(slots))(
+            *(_address(slot._handle.get("ring")) for slot in slots)  # type: ignore[union-attr]
+        )
+        self._kept = slots, handles
+        self._ring = _Ring(
+            ctypes.pointer(self._calls),
+            handles,
+            len(slots),
+            ring.piece_bytes,
+            int(patience_s * 1e9),
+            0,
+            store,
+        )
+
+    def send(self, table: ctypes.Array[_Tensor], order: Sequence[int]) -> None:
+        """Send tensors of a table, in this order."""
+        places = (ctypes.c_uint64 * len(order))(*order)
+        count = ctypes.c_uint64(len(order))
+        self._check(_library().copy_ring_send(ctypes.byref(self._ring), table, places, count))
+
+    def receive(self, table: ctypes.Array[_Tensor], due_bytes: int) -> None:
+        """Receive so many bytes into the tensors of a table."""
+        count, due = ctypes.c_uint64(len(table)), ctypes.c_uint64(due_bytes)
+        self._check(_library().copy_ring_receive(ctypes.byref(self._ring), table, count, due))
+
+    def _check(self, status: int) -> None:
+        if status < 0:
+            raise RuntimeError(f"the copy variant's ring: {self._ring.err.message.decode()}")
+
+
+def _placed(table: ctypes.Array[_Tensor], index: int, gradient: torch.Tensor) -> int:
+    """Let a tensor of a table have a gradient's values; return its number."""
+    if not gradient.is_contiguous():
+        raise ValueError(f"gradient {index} is not dense")
+    table[index].values = gradient.data_ptr()
+    return index
 
 
 class Receiver:
     """A thread that copies one peer's gradients out of its slots, a step at a time."""
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        like: Sequence[torch.Tensor],
-        patience_s: float,
-    ) -> None:
-        self.private = [torch.empty(tensor.numel()) for tensor in like]
-        self._shapes = [tuple(tensor.shape) for tensor in like]
-        self._addresses = [tensor.data_ptr() for tensor in self.private]
-        self._slots, self._patience_s = slots, patience_s
-        self._due = sum(tensor.nbytes for tensor in self.private)
+    def __init__(self, end: End, like: Sequence[torch.Tensor], patience_s: float) -> None:
+        # What is one tensor under several numbers arrives in one.
+        places = {tensor.data_ptr(): torch.empty(tensor.shape) for tensor in like}
+        shaped = [places[tensor.data_ptr()] for tensor in like]
+        self.private = [flat_of(tensor) for tensor in shaped]
+        self._end, self._patience_s = end, patience_s
+        self._table = table_of(shaped)
+        self._due = sum(tensor.nbytes for tensor in shaped)
         self._may_fill = threading.Semaphore(0)
         self._is_full = threading.Semaphore(0)
         self._is_closing = False
@@ -111,27 +177,11 @@ class Receiver:
     def _run(self) -> None:
         try:
             while self._may_fill.acquire(timeout=self._patience_s) and not self._is_closing:
-                number = arrived = 0
-                while arrived < self._due:
-                    with self._slots[number % len(self._slots)].get(self._patience_s) as message:
-                        arrived += self._place(message.data)
-                    number += 1
+                self._end.receive(self._table, self._due)
                 self._is_full.release()
         except BaseException as error:  # noqa: BLE001  wait() tells it to the thread that trains
             self._error = error
             self._is_full.release()
-
-    def _place(self, message: memoryview) -> int:
-        address = np.frombuffer(message, np.uint8).ctypes.data
-        size = 0
-        for part in parts_of(message, address):
-            if part.shape != self._shapes[part.index]:
-                raise ValueError(f"tensor {part.index} came as {part.shape}")
-            if part.offset + part.nbytes > self.private[part.index].nbytes:
-                raise ValueError(f"tensor {part.index} came with bytes behind its end")
-            ctypes.memmove(self._addresses[part.index] + part.offset, part.address, part.nbytes)
-            size += part.nbytes
-        return size
 
     def wait(self) -> list[torch.Tensor]:
         """Return all of the peer's gradients of this step."""
@@ -167,7 +217,7 @@ class Exchange:
         self._patience_s, self._pushed = patience_s, 0
         self._world = rdmatensor.join(rdmatensor.FileStore(folder / "slots"), rank, ranks)
         self._ring = ring or RINGS[os.environ.get("RDMATENSOR_TRANSPORT", "shm")]
-        most = (_HEADS_BYTES_MAX + self._ring.piece_bytes,)
+        most = (_HEADS_BYTES + self._ring.piece_bytes,)
         peers = [peer for peer in range(ranks) if peer != rank]
         names = [f"gradients {number}" for number in range(self._ring.slots)]
         slots = {
@@ -176,17 +226,25 @@ class Exchange:
             ]
             for peer in peers
         }
-        self._senders = [
-            [
+        senders = {
+            peer: [
                 self._world.endpoint(peer).slot(
                     name, most, "uint8", kind="bounded", timeout_s=patience_s
                 )
                 for name in names
             ]
             for peer in peers
+        }
+        self._senders = [
+            End(self._ring, of_peer, self._ring.into, patience_s) for of_peer in senders.values()
         ]
         self._receivers = {
-            peer: Receiver(of_peer, self._parameters, patience_s) for peer, of_peer in slots.items()
+            peer: Receiver(
+                End(self._ring, of_peer, self._ring.out_of, patience_s),
+                self._parameters,
+                patience_s,
+            )
+            for peer, of_peer in slots.items()
         }
         self._out: SimpleQueue[tuple[int, torch.Tensor] | None] = SimpleQueue()
         self._sent: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -201,47 +259,22 @@ class Exchange:
         self._out.put((index, gradient))
 
     def _run(self) -> None:
-        count = number = 0
-        parts: list[Part] = []
+        table = table_of(self._parameters)  # where a gradient lies is known when it comes
+        count, is_open = 0, True
         try:
-            while (item := self._out.get()) is not None:
-                index, gradient = item  # stays alive: finish() comes after its last piece
-                flat = flat_of(gradient)
-                for first, end in pieces_of(flat.numel(), self._ring.piece_bytes):
-                    size = (end - first) * _ELEMENT_BYTES
-                    if not self._has_room(parts, size):
-                        self._send(number, parts)
-                        number, parts = number + 1, []
-                    at = first * _ELEMENT_BYTES
-                    address = flat.data_ptr() + at
-                    parts.append(Part(index, tuple(gradient.shape), at, size, address))
-                count += 1
-                is_last = count % len(self._parameters) == 0
-                if parts and (is_last or self._out.empty()):
-                    self._send(number, parts)
-                    number, parts = number + 1, []
-                if is_last:
-                    number = 0  # as the receiver counts
+            while is_open:
+                gone = [self._out.get()]
+                while not self._out.empty():
+                    gone.append(self._out.get())
+                is_open = gone[-1] is not None
+                order = [_placed(table, *item) for item in gone if item is not None]
+                for end in self._senders:
+                    end.send(table, order)
+                count += len(order)  # those of `gone` stay alive until they have left
+                if order and count % len(self._parameters) == 0:
                     self._sent.put(None)
         except BaseException as error:  # noqa: BLE001  finish() tells it
             self._sent.put(error)
-
-    def _has_room(self, parts: Sequence[Part], size: int) -> bool:
-        taken = sum(part.nbytes for part in parts)
-        return taken + size <= self._ring.piece_bytes and len(parts) < _PARTS_MAX
-
-    def _send(self, number: int, parts: Sequence[Part]) -> None:
-        heads = heads_of(parts)
-        shape = (len(heads) + sum(part.nbytes for part in parts),)
-        for senders in self._senders:
-            sender = senders[number % self._ring.slots]
-            address = sender.buffer(shape, self._patience_s).ctypes.data
-            ctypes.memmove(address, heads, len(heads))
-            address += len(heads)
-            for part in parts:
-                ctypes.memmove(address, part.address, part.nbytes)
-                address += part.nbytes
-            sender.post()
 
     def release(self) -> None:
         """Let what all peers send in a step come; push() does it, for who sends too."""

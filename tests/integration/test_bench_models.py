@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import weakref
@@ -18,8 +19,10 @@ from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import Record, number
 from bench.suite import breakdown, peers, samples
 from bench.suite.models import CONTESTANTS, worker_turns
+from bench.workers import copy_variant
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
+from rdmatensor._ffi import ffi
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
@@ -122,17 +125,83 @@ def test_a_trainer_that_is_closed_holds_no_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.timeout(150)
 def test_the_copy_variant_moves_tensors_in_a_row(transport: str) -> None:
-    words = ("--sizes", "4096,9000000", "--steps", "2", "--rings", "1048576:2,4194304:4")
+    """More than a message holds of small ones, and pieces that end within a tensor."""
+    rings = ("1048576:2", "262144:1:2:1")
+    words = ("--sizes", "4096,9000000", "--steps", "2", "--rings", ",".join(rings))
     found = run_pair(
         "copy_rate", *words, environment={"RDMATENSOR_TRANSPORT": transport}, timeout_s=140.0
     )
     rows = [(one["size"], one["tensors"], one["ring"]) for one in found]
     assert rows == [
-        (size, count, ring)
-        for size, count in ((4096, 64), (9_000_000, 3))
-        for ring in ("1048576:2", "4194304:4")
+        (size, count, ring) for size, count in ((4096, 512), (9_000_000, 3)) for ring in rings
     ]
     assert all(len(one["raw_ns"]) == 2 for one in found)  # type: ignore[arg-type]
+
+
+class Loop:
+    """Both ends of a copy variant's ring in this process: what is posted can be got."""
+
+    def __init__(self, piece_bytes: int) -> None:
+        self.messages: list[ctypes.Array[ctypes.c_char]] = []
+        handle, number = ctypes.c_void_p, ctypes.c_uint64
+        waits = ctypes.CFUNCTYPE(ctypes.c_int, handle, number, handle, handle)
+        given = ctypes.CFUNCTYPE(ctypes.c_int, handle, handle, handle, handle)
+        released = ctypes.CFUNCTYPE(ctypes.c_int, handle, handle)
+        self._kept = (
+            waits(self._get),
+            released(lambda *_: 0),
+            waits(self._buffer),
+            given(self._post),
+            ctypes.CFUNCTYPE(None, handle)(lambda _: None),
+        )
+        names = [ctypes.cast(one, handle).value for one in self._kept]
+        self._calls, self._slots = copy_variant._Calls(*names), (handle * 1)(1)
+        self.end = object.__new__(copy_variant.End)
+        self.end._ring = copy_variant._Ring(
+            ctypes.pointer(self._calls), self._slots, 1, piece_bytes, 0, 0, 0
+        )
+
+    def _get(self, _slot: int, _timeout: int, view: int, _err: int) -> int:
+        seen = ffi.cast("struct rdt_slot_view *", view)
+        self._got = self.messages.pop(0)
+        seen.addr = ffi.cast("void *", ctypes.addressof(self._got))
+        seen.len_bytes = len(self._got)
+        return 0
+
+    def _buffer(self, _tx: int, _timeout: int, out: int, _err: int) -> int:
+        self._filled = ctypes.create_string_buffer(1 << 16)
+        ffi.cast("void **", out)[0] = ffi.cast("void *", ctypes.addressof(self._filled))
+        return 0
+
+    def _post(self, _tx: int, dims: int, _out: int, _err: int) -> int:
+        size = int(ffi.cast("uint64_t *", dims)[0])
+        self.messages.append(ctypes.create_string_buffer(self._filled.raw[:size], size))
+        return 0
+
+
+@pytest.mark.timeout(60)
+def test_the_copy_variant_refuses_what_it_has_no_place_for() -> None:
+    loop = Loop(256)
+    sent = [torch.randn(3, 5), torch.randn(1000), torch.empty(0), torch.randn(7)]
+    table, due = copy_variant.table_of(sent), sum(one.nbytes for one in sent)
+    loop.end.send(table, [1, 0, 2, 3])
+    assert len(loop.messages) == 17  # the 16th has room for one more tensor
+    kept = list(loop.messages)
+    got = [torch.zeros_like(one) for one in sent]
+    loop.end.receive(copy_variant.table_of(got), due)
+    assert all(map(torch.equal, sent, got))
+    other = [torch.zeros(15), *got[1:]]
+    for wrong, why in (
+        (other, "another shape: tensor 0"),
+        (got[:1], "not known: tensor 1"),
+    ):
+        loop.messages[:] = kept
+        with pytest.raises(RuntimeError, match=why):
+            loop.end.receive(copy_variant.table_of(wrong), due)
+    for cut, why in ((64, "ends in its descriptions"), (192, "ends in its values: tensor 1")):
+        loop.messages[:] = [ctypes.create_string_buffer(kept[0].raw[:cut], cut)]
+        with pytest.raises(RuntimeError, match=why):
+            loop.end.receive(copy_variant.table_of(got), due)
 
 
 @pytest.mark.timeout(300)

@@ -34,21 +34,29 @@ def test_the_whole_run_counts_of_what_ucx_prints() -> None:
 
 def test_rates_and_where_the_variant_is_slower() -> None:
     records = _records({copies.VARIANT: 500.0, copies.UCX: 1000.0})
+    records += _records({copies.OWN: 750.0, copies.TWO_COPIES: 250.0})
     records += _records({copies.VARIANT: 2000.0, copies.UCX: 1000.0}, size=MIB // 4)
     records += _records({copies.VARIANT: 1000.0, copies.UCX: 950.0}, path="tcp")
     lines = tables.show(records).splitlines()
     (line,) = [line for line in lines if line.startswith("shm 1 MiB")]
-    assert line.split()[-5:] == ["2.10", "GB/s", "1.05", "GB/s", "2.00"]
+    rates = ["2.10", "GB/s", "1.40", "GB/s", "1.05", "GB/s", "-", "4.19", "GB/s"]
+    assert line.split()[3:] == [*rates, "2.00", "-", "0.50"]
+    assert lines[1].split("  ")[0] == copies.HEADS[0]
     assert (
         "shm, copy variant, rate over UCX's tag >= 0.9: 1 of 2 sizes; short: 256 KiB 0.50" in lines
     )
     assert "tcp, copy variant, rate over UCX's tag >= 0.9: 1 of 1 sizes" in lines
+    assert (
+        "shm, copy variant, rate over UCX's two copies >= 0.9: 0 of 1 sizes; short: 1 MiB 0.50"
+        in lines
+    )
+    assert "active" not in "".join(lines[-4:])  # nobody measured them
 
 
 def test_without_ucx_there_is_no_verdict() -> None:
     records = _records({copies.VARIANT: 500.0})
     assert copies.verdicts(records) == []
-    assert copies.rows(records)[0][-2:] == ("-", "-")
+    assert copies.rows(records)[0][-6:] == ("-",) * 6
 
 
 def test_the_page_has_its_table(tmp_path: Path) -> None:
@@ -57,16 +65,18 @@ def test_the_page_has_its_table(tmp_path: Path) -> None:
     assert "beside UCX" in page.write(result, tmp_path).read_text(encoding="utf-8")
 
 
-def test_both_have_turns_where_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_have_turns_where_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
     def run_pair(worker: str, *words: str, environment: dict[str, str]) -> list[Record]:
         assert worker == "copy_rate"
         assert environment == {"RDMATENSOR_TRANSPORT": "shm"}
         sizes = words[words.index("--sizes") + 1].split(",")
-        return [{"size": int(size), "tensors": 4, "raw_ns": [4000, 8000]} for size in sizes]
+        ns = 4000 if "--same" in words else 6000  # one tensor, as UCX has
+        return [{"size": int(size), "tensors": 4, "raw_ns": [ns, 2 * ns]} for size in sizes]
 
-    def run_ucx(words: list[str], path: str, *_: Any) -> str:
-        assert path == "sm,self"
-        assert "tag_bw" in words
+    def run_ucx(words: list[str], path: str, *more: Any) -> str:
+        asked.append((words[words.index("-t") + 1], path, more[-1]))
         return CSV
 
     monkeypatch.setattr(copies, "run_pair", run_pair)
@@ -75,7 +85,14 @@ def test_both_have_turns_where_there_is_time(monkeypatch: pytest.MonkeyPatch) ->
     found = copies.measure(settings, rounds.Progress("models", io.StringIO()))
     of = {(one["contestant"], one["size"]): samples.raw_of(one) for one in found}
     assert of[copies.VARIANT, MIB] == [1000, 2000, 1000, 2000]  # of one tensor
-    assert of[copies.UCX, MIB] == [2_000_000, 2_000_000]
+    assert of[copies.OWN, MIB] == [1500, 3000, 1500, 3000]
+    assert of[copies.UCX, MIB] == of[copies.ACTIVE, MIB] == [2_000_000, 2_000_000]
+    of_size = [
+        ("tag_bw", "sm,self", {}),
+        ("ucp_am_bw", "sm,self", {}),
+        ("tag_bw", "posix,sysv,self", {"UCX_RNDV_THRESH": "inf"}),
+    ]
+    assert sorted(asked, key=str) == sorted(4 * of_size, key=str)  # two sizes, two rounds
     both = {peers.COPIES, "ucx"}
     assert models._has_rates(settings, both)
     assert models._has_rates(Settings(), both)
