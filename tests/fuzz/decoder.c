@@ -310,7 +310,7 @@ seed_shm_ring(struct rng *rng, uint8_t *out)
 }
 _Static_assert(3 * SHM_RING_ENTRIES * RING_RECORD_BYTES <= WIRE_MAX_BYTES, "see struct extra");
 
-/* ---- Sparse tensors: the number of dimensions, their sizes, how many entries, indices --------- */
+/* ---- Sparse tensors: the number of dimensions, their sizes, entries, and indices ------------ */
 
 enum { SPARSE_DIMS_MAX = 4, SPARSE_SIZE_MAX = 8 };
 
