@@ -11,22 +11,6 @@ static struct fake_world world;
 static uint64_t test_count;
 static uint32_t test_flags;
 
-static int32_t
-value_of(uint32_t rank, uint64_t i)
-{
-    return (int32_t)(i * 2654435761U) % 1000 + (int32_t)rank * 3;
-}
-
-static int32_t
-sum_of(uint64_t i)
-{
-    int32_t sum = 0;
-
-    for (uint32_t rank = 0; rank < world.size; rank++)
-        sum += value_of(rank, i);
-    return sum;
-}
-
 static int32_t *
 new_values(uint64_t count)
 {
@@ -57,15 +41,15 @@ check_all_reduce(rdt_group *group, bool is_in_place)
     int32_t *recv = new_values(test_count);
 
     for (uint64_t i = 0; i < test_count; i++)
-        send[i] = value_of(group->rank, i);
+        send[i] = fake_value(group->rank, i);
     args.send = send;
     args.recv = is_in_place ? send : recv;
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     const int32_t *got = args.recv;
     for (uint64_t i = 0; i < test_count; i++)
-        if (got[i] != sum_of(i))
+        if (got[i] != fake_sum(world.size, i))
             FAIL("rank %u of %u: [%llu] is %d, not %d", group->rank, world.size,
-                 (unsigned long long)i, got[i], sum_of(i));
+                 (unsigned long long)i, got[i], fake_sum(world.size, i));
     CHECK_INT_EQ(got[test_count], 77);
     free(send);
     free(recv);
@@ -156,37 +140,37 @@ check_moves(rdt_group *group)
     struct rdt_coll_args args = args_of(RDT_COLL_BROADCAST);
 
     for (uint64_t i = 0; i < n; i++)
-        one[i] = value_of(rank, i);
+        one[i] = fake_value(rank, i);
     args.root = root;
     args.recv = one;
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     for (uint64_t i = 0; i < n; i++)
-        CHECK_INT_EQ(one[i], value_of(root, i));
+        CHECK_INT_EQ(one[i], fake_value(root, i));
 
     for (uint64_t i = 0; i < n; i++)
-        one[i] = value_of(rank, i);
+        one[i] = fake_value(rank, i);
     args = args_of(RDT_COLL_ALLGATHER);
     args.send = one;
     args.recv = all;
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     for (uint64_t i = 0; i < n * world.size; i++)
-        CHECK_INT_EQ(all[i], value_of((uint32_t)(i / n), i % n));
+        CHECK_INT_EQ(all[i], fake_value((uint32_t)(i / n), i % n));
 
     args.op = RDT_COLL_GATHER;
     args.root = root;
     memset(all, 0, n * world.size * sizeof(*all));
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     for (uint64_t i = 0; i < n * world.size; i++)
-        CHECK_INT_EQ(all[i], rank == root ? value_of((uint32_t)(i / n), i % n) : 0);
+        CHECK_INT_EQ(all[i], rank == root ? fake_value((uint32_t)(i / n), i % n) : 0);
 
     for (uint64_t i = 0; i < n * world.size; i++)
-        all[i] = value_of(rank, i);
+        all[i] = fake_value(rank, i);
     args.op = RDT_COLL_SCATTER;
     args.send = all;
     args.recv = one;
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     for (uint64_t i = 0; i < n; i++)
-        CHECK_INT_EQ(one[i], value_of(root, rank * n + i));
+        CHECK_INT_EQ(one[i], fake_value(root, rank * n + i));
     CHECK_INT_EQ(one[n], 77);
     CHECK_INT_EQ(all[n * world.size], 77);
     free(one);
@@ -204,20 +188,20 @@ check_sums(rdt_group *group)
     struct rdt_coll_args args = args_of(RDT_COLL_REDUCE_SCATTER);
 
     for (uint64_t i = 0; i < n * world.size; i++)
-        all[i] = value_of(rank, i);
+        all[i] = fake_value(rank, i);
     args.send = all;
     args.recv = all + rank * n; /* its own block, as the header allows */
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     for (uint64_t i = 0; i < n; i++)
-        CHECK_INT_EQ(all[rank * n + i], sum_of(rank * n + i));
+        CHECK_INT_EQ(all[rank * n + i], fake_sum(world.size, rank * n + i));
 
     for (uint64_t i = 0; i < n; i++)
-        one[i] = value_of(rank, i);
+        one[i] = fake_value(rank, i);
     args = args_of(RDT_COLL_REDUCE);
     args.send = args.recv = one;
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     for (uint64_t i = 0; i < n; i++)
-        CHECK_INT_EQ(one[i], rank == 0 ? sum_of(i) : value_of(rank, i));
+        CHECK_INT_EQ(one[i], rank == 0 ? fake_sum(world.size, i) : fake_value(rank, i));
     free(one);
     free(all);
 }
@@ -251,7 +235,7 @@ check_exchange(rdt_group *group)
     int32_t *send = new_values(sent);
     int32_t *recv = new_values(received);
     for (uint64_t i = 0; i < sent; i++)
-        send[i] = value_of(group->rank, i);
+        send[i] = fake_value(group->rank, i);
     args.count = 0;
     args.send = send;
     args.recv = recv;
@@ -265,7 +249,7 @@ check_exchange(rdt_group *group)
         for (uint32_t i = 0; i < group->rank; i++)
             before += exchanged(from, i);
         for (uint64_t i = 0; i < recv_counts[from]; i++)
-            CHECK_INT_EQ(recv[recv_offs[from] + i], value_of(from, before + i));
+            CHECK_INT_EQ(recv[recv_offs[from] + i], fake_value(from, before + i));
     }
     CHECK_INT_EQ(recv[received], 77);
     free(send);
@@ -323,14 +307,14 @@ sum_born_tensors(void *arg)
     int32_t *tensor = (region != NULL ? (int32_t *)rdt_region_addr(region) : values) + OFF_ELEMS;
     for (int round = 0; round < 3; round++) {
         for (uint64_t i = 0; i < test_count; i++)
-            tensor[i] = value_of(group->rank, i) + round;
+            tensor[i] = fake_value(group->rank, i) + round;
         args.send = args.recv = tensor;
         const rdt_status status = fake_run_coll(group, &args, &err);
         if (may_fail && status != RDT_OK)
             break;
         CHECK_OK(status, &err);
         for (uint64_t i = 0; i < test_count; i++)
-            CHECK_INT_EQ(tensor[i], sum_of(i) + round * (int32_t)world.size);
+            CHECK_INT_EQ(tensor[i], fake_sum(world.size, i) + round * (int32_t)world.size);
         CHECK_INT_EQ(tensor[-1], 0);
         CHECK_INT_EQ(tensor[test_count], 0);
     }
@@ -474,14 +458,14 @@ run_and_leave(void *arg)
     args = args_of(RDT_COLL_BROADCAST);
     args.recv = values;
     for (uint64_t i = 0; i < test_count; i++)
-        values[i] = group->rank == 0 ? value_of(0, i) : -1;
+        values[i] = group->rank == 0 ? fake_value(0, i) : -1;
     if (group->rank > 0)
         test_sleep_ns(5000000 * group->rank);
     CHECK_OK(fake_run_coll(group, &args, &err), &err);
     group->detach(group->attached);
     group->attached = NULL;
     for (uint64_t i = 0; i < test_count; i++)
-        CHECK_INT_EQ(values[i], value_of(0, i));
+        CHECK_INT_EQ(values[i], fake_value(0, i));
     free(values);
     return NULL;
 }

@@ -197,35 +197,19 @@ TEST(each_operation_goes_by_the_cheapest_of_its_algorithms)
 
 static struct rdt_coll_args args; /* of the ranks of a world; buffers are each one's own */
 
-static int32_t
-value_of(uint32_t rank, uint64_t i)
-{
-    return (int32_t)(i * 2654435761U) % 1000 + (int32_t)rank * 3;
-}
-
-static int32_t
-sum_of(uint64_t i)
-{
-    int32_t sum = 0;
-
-    for (uint32_t rank = 0; rank < world.size; rank++)
-        sum += value_of(rank, i);
-    return sum;
-}
-
-/* Element i of what a rank gets; element i of its input is value_of(rank, i). */
+/* Element i of what a rank gets; element i of its input is fake_value(rank, i). */
 static int32_t
 result_of(uint32_t rank, uint64_t i)
 {
     switch (args.op) {
     case RDT_COLL_BROADCAST:
-        return value_of(args.root, i);
+        return fake_value(args.root, i);
     case RDT_COLL_ALLGATHER:
-        return value_of((uint32_t)(i / args.count), i % args.count);
+        return fake_value((uint32_t)(i / args.count), i % args.count);
     case RDT_COLL_REDUCE_SCATTER:
-        return sum_of(rank * args.count + i);
+        return fake_sum(world.size, rank * args.count + i);
     default:
-        return rank == args.root ? sum_of(i) : value_of(rank, i);
+        return rank == args.root ? fake_sum(world.size, i) : fake_value(rank, i);
     }
 }
 
@@ -245,7 +229,7 @@ run_once(void *arg)
 
     CHECK(in != NULL && out != NULL);
     for (uint64_t i = 0; i < all; i++)
-        in[i] = out[i] = value_of(group->rank, i);
+        in[i] = out[i] = fake_value(group->rank, i);
     out[out_count] = 77; /* nobody writes past the end */
     own.send = args.op == RDT_COLL_BROADCAST ? NULL : is_in_place ? out : in;
     own.recv = out;

@@ -22,6 +22,24 @@
 #include "collectives/fake_world.h"
 #include "harness.h"
 
+/* ---- Values that ranks put in: element i of one's, and of the sum over so many of them ---- */
+
+static inline int32_t
+fake_value(uint32_t rank, uint64_t i)
+{
+    return (int32_t)(i * 2654435761U) % 1000 + (int32_t)rank * 3;
+}
+
+static inline int32_t
+fake_sum(uint32_t size, uint64_t i)
+{
+    int32_t sum = 0;
+
+    for (uint32_t rank = 0; rank < size; rank++)
+        sum += fake_value(rank, i);
+    return sum;
+}
+
 /* ---- Group ---- */
 
 static inline void
