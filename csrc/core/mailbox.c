@@ -171,9 +171,9 @@ is_answer(const struct rdti_message *head)
            head->kind == RDTI_MESSAGE_SHARED;
 }
 
-void
-rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
-                   uint32_t body_bytes)
+static void
+queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
+      uint32_t body_bytes, bool is_quiet)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdti_parcel *parcel;
@@ -188,6 +188,7 @@ rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, cons
     }
     parcel->head = *head;
     parcel->body_bytes = body_bytes;
+    parcel->is_quiet = is_quiet;
     if (body_bytes > 0)
         memcpy(parcel->bytes + RDTI_MESSAGE_HEAD_BYTES, body, body_bytes);
     rdti_list_append(&m->control, &parcel->link);
@@ -198,6 +199,19 @@ rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, cons
              head->kind == RDTI_MESSAGE_RING || head->kind == RDTI_MESSAGE_DESK ||
              head->kind == RDTI_MESSAGE_SHARE)
         rdti_count(&m->ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1);
+}
+
+void
+rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
+                   uint32_t body_bytes)
+{
+    queue(m, head, body, body_bytes, false);
+}
+
+void
+rdti_mailbox_queue_quietly(struct rdti_mailbox *m, const struct rdti_message *head)
+{
+    queue(m, head, NULL, 0, true);
 }
 
 void

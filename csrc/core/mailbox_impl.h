@@ -155,6 +155,9 @@ void rdti_mailbox_control(struct rdti_mailbox *m, enum rdti_message_kind kind, u
 /* The same without a flush. */
 void rdti_mailbox_queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
                         uint32_t body_bytes);
+/* The same of a head alone, for which the peer's progress thread is not woken: what it tells is
+ * wanted only by who looks anyway. */
+void rdti_mailbox_queue_quietly(struct rdti_mailbox *m, const struct rdti_message *head);
 /* For a larger ring of the peer's; once. */
 void rdti_mailbox_ask_growth(struct rdti_mailbox *m);
 /* Tell the peer that our group uses this path, so that it keeps it as long as its own half of

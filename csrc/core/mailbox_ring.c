@@ -17,7 +17,7 @@ uint64_t
 rdti_ring_eager_max(const struct rdti_mailbox *m, uint32_t units)
 {
     /* A quarter: two messages and a PAD fit, so that one can be taken while the next is written. */
-    const uint64_t by_ring = (uint64_t)units * RDTI_MESSAGE_ALIGN / 4 - RDTI_MESSAGE_HEAD_BYTES;
+    const uint64_t by_ring = (uint64_t)units * RDTI_MESSAGE_ALIGN / 4;
     const uint64_t by_path = rdti_endpoint_caps(m->ep).eager_max_bytes;
 
     return by_ring < by_path ? by_ring : by_path;
@@ -82,14 +82,15 @@ rdti_ring_reserve(struct rdti_mailbox *m, uint32_t units, uint32_t keep_units, u
 /* Whether the peer's progress thread has to act: an answer is wanted, or the ring fills and
  * nobody takes. Then it takes all, so one wake-up does for a while. */
 static bool
-is_urgent(struct rdti_mailbox *m, const struct rdti_message *head)
+is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
 {
+    const struct rdti_message *head = &parcel->head;
     const bool is_credit = head->kind == RDTI_MESSAGE_CREDIT && head->group_id == 0;
 
     const bool is_sums = head->kind == RDTI_MESSAGE_SUMS || head->kind == RDTI_MESSAGE_WRITTEN;
 
     if (head->kind != RDTI_MESSAGE_EAGER && !is_credit && head->kind != RDTI_MESSAGE_SWITCH &&
-        head->kind != RDTI_MESSAGE_LANDED &&
+        head->kind != RDTI_MESSAGE_LANDED && !parcel->is_quiet &&
         !is_sums) /* which ask for no more than what they are sums of */
         return true;
     if (!rdti_ring_is_filling(m) || m->tx_sent - m->tx_urged < m->tx_units / URGES)
@@ -123,7 +124,7 @@ rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off
     encode_head(m, parcel);
     const rdt_status status =
         rdti_endpoint_post_write(m->ep, &block, &m->ring, traffic, RDTI_NOTIFY_MESSAGE,
-                                 is_urgent(m, &parcel->head), on_parcel_released, parcel, &err);
+                                 is_urgent(m, parcel), on_parcel_released, parcel, &err);
     if (status == RDT_OK)
         return;
     rdti_parcel_free(parcel);
@@ -147,7 +148,7 @@ place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off,
     t->op.kind = RDTI_OP_WRITE;
     t->op.traffic = RDTI_TRAFFIC_DYNAMIC;
     t->op.notify = RDTI_NOTIFY_MESSAGE;
-    t->op.is_urgent = is_urgent(m, &parcel->head);
+    t->op.is_urgent = is_urgent(m, parcel);
     t->op.remote = m->ring;
     t->op.blocks = t->pair;
     t->op.block_count = is_inlined ? 1 : 2;
@@ -177,7 +178,7 @@ place_copy(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off, con
     }
     const rdt_status status =
         rdti_endpoint_post_write(m->ep, &block, &m->ring, RDTI_TRAFFIC_DYNAMIC, RDTI_NOTIFY_MESSAGE,
-                                 is_urgent(m, &parcel->head), on_parcel_released, parcel, err);
+                                 is_urgent(m, parcel), on_parcel_released, parcel, err);
     if (status != RDT_OK)
         rdti_parcel_free(parcel);
     else

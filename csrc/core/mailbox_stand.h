@@ -72,8 +72,7 @@ struct rdti_tx_stream;
  * that is new takes a microsecond. The oldest make room. */
 #define RDTI_KEYED_PLACES_MAX 256
 /* What is smaller is sent eagerly over tcp and verbs once the ring has grown. */
-#define RDTI_KEYED_MIN_BYTES \
-    ((uint64_t)RDTI_RING_LARGE_BYTES / 4 - RDTI_MESSAGE_HEAD_BYTES + UINT64_C(1))
+#define RDTI_KEYED_MIN_BYTES ((uint64_t)RDTI_RING_LARGE_BYTES / 4)
 /* Receives that were told and wait: some thousand entries of 48 bytes at the sender. */
 #define RDTI_TOLD_MAX 4096
 /* A stream that ended so often has no pattern. */

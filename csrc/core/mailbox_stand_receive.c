@@ -227,7 +227,12 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     }
     if (stream->is_keyed)
         add_desc(&posted, &receive->desc);
-    rdti_mailbox_queue(m, &posted, NULL, 0);
+    /* What is so short has not waited for this: its sender takes the place where it looks before it
+     * sends, and else the ordinary way. */
+    if (!stream->is_keyed && receive->len_bytes <= RDTI_STAND_WAIT_BYTES)
+        rdti_mailbox_queue_quietly(m, &posted);
+    else
+        rdti_mailbox_queue(m, &posted, NULL, 0);
 }
 
 /* A receive is about to be posted there. True: it repeats, and its sender can write there. */

@@ -90,6 +90,7 @@ rdti_parcel_new(struct rdti_parcels *parcels, uint64_t bytes)
     parcel->parcels = parcels;
     parcel->size_class = size_class;
     parcel->body_bytes = 0;
+    parcel->is_quiet = false;
     return parcel;
 }
 

@@ -5,6 +5,7 @@
 #ifndef RDTI_CORE_PARCEL_H
 #define RDTI_CORE_PARCEL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/list.h"
@@ -40,6 +41,7 @@ struct rdti_parcel {
     struct rdti_parcels *parcels;
     uint32_t size_class;
     uint32_t body_bytes;      /* behind the head */
+    bool is_quiet;            /* the peer need not act on it before it looks by itself */
     struct rdti_message head; /* encoded when its turn comes: credits ride on it */
     uint8_t bytes[];          /* the encoded head, then the body */
 };

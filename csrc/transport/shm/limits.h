@@ -53,10 +53,11 @@
  * copied. */
 #define SHM_PROCESS_BLOCKS 64
 
-/* Up to here a second copy out of a ring costs less than the two notifications of a rendezvous.
- * Round trip of a message that the receiver reads once, eager and rendezvous, in us: 4 KiB 0.54 and
- * 0.69, 16 KiB 2.19 and 2.25, 32 KiB 4.23 and 3.50, 64 KiB 7.5 and 5.5 (two pinned processes on a
- * virtual AMD EPYC, Zen 4). */
-#define SHM_EAGER_MAX_BYTES (UINT64_C(16) << 10)
+/* Up to here a second copy out of a ring costs less than an offer and its answer, each of which may
+ * have to wake the peer's progress thread: docs/performance.md, "Messages between two ranks of a
+ * host". Where both spin in C, a rendezvous is faster from 32 KiB on: round trip of a message that
+ * the receiver reads once, eager and rendezvous, in us: 4 KiB 0.54 and 0.69, 16 KiB 2.19 and 2.25,
+ * 32 KiB 4.23 and 3.50, 64 KiB 7.5 and 5.5 (two pinned processes on a virtual AMD EPYC, Zen 4). */
+#define SHM_EAGER_MAX_BYTES (UINT64_C(64) << 10)
 
 #endif

@@ -55,8 +55,9 @@ _Static_assert(RDTI_VERBS_IMMS >= RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE &&
 /* Memory that is not registered goes through pieces that are; 16 cover what a link holds. */
 #define RDTI_VERBS_STAGE_BYTES (UINT64_C(64) << 10)
 #define RDTI_VERBS_STAGE_PIECES 16
-/* A copy of 64 KiB takes 7 us, a rendezvous a round trip and a READ. */
-#define RDTI_VERBS_EAGER_MAX_BYTES (UINT64_C(64) << 10)
+/* A copy of 64 KiB takes 7 us, a rendezvous a round trip and a READ; a piece of 64 KiB goes into
+ * its place where one was told. */
+#define RDTI_VERBS_EAGER_MAX_BYTES ((UINT64_C(64) << 10) - 1)
 /* The most that a flag adds to a request: up to seven bytes to align it, and the flag. */
 #define RDTI_VERBS_TAIL_BYTES 16
 /* Nobody is woken by a flag: a process that looks for flags sleeps no longer than this. It is what

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Receives that stand: what repeats is written into its place, and whatever breaks the pattern
  * arrives as it would have without one. */
+#include <unistd.h>
+
 #include "base/error.h"
 
 #include "core/stand_rig.h"
@@ -100,6 +102,43 @@ TEST_TIMEOUT(the_third_round_of_late_receives_stands_too, 60)
         CHECK_UINT_EQ(counters(&rig, rank).control_messages, before[rank].control_messages);
     rdt_region_free(field.region, NULL, NULL);
     rig_close(&rig);
+}
+
+/* Calls to wake rank 0's progress thread, that sleeps, made by receives that are posted. */
+static uint64_t
+wakeups_of_receives(uint64_t len_bytes)
+{
+    enum { RECEIVES = 8 };
+    struct rig rig;
+    struct field field;
+    uint8_t *src = calloc(1, len_bytes);
+    uint64_t wakeups = 0;
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    field_make(&field, rig.ctx[1], len_bytes);
+    let_stand(&rig, &field, len_bytes);
+    for (int i = 0; i < RECEIVES; i++) {
+        usleep(20000); /* far longer than a progress thread stays awake */
+        const uint64_t before = counters(&rig, 1).wakeups_sent;
+        rdt_transfer *recv = rig_recv(&rig, 1, 0, TAG, field.piece[i % PLACES], len_bytes);
+        wakeups += counters(&rig, 1).wakeups_sent - before;
+        rdt_transfer *send = rig_send(&rig, 0, 1, TAG, src, len_bytes);
+        CHECK_OK(rig_end(recv, &err), &err);
+        CHECK_OK(rig_end(send, &err), &err);
+    }
+    CHECK(stands(&rig, TAG));
+    rdt_region_free(field.region, NULL, NULL);
+    free(src);
+    rig_close(&rig);
+    return wakeups;
+}
+
+/* A message that is sent eagerly waits for no receive, a larger one may. */
+TEST_TIMEOUT(a_short_receive_wakes_no_sender, 60)
+{
+    CHECK_UINT_EQ(wakeups_of_receives(RDTI_STAND_WAIT_BYTES), 0);
+    CHECK_UINT_GE(wakeups_of_receives(LARGE), 1);
 }
 
 TEST(memory_that_the_peer_cannot_write_does_not_stand)

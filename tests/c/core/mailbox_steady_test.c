@@ -115,14 +115,14 @@ TEST_TIMEOUT(small_messages_over_shm_allocate_nothing, 60)
         CHECK_MSG(second < 4000, "%f ns", second);
     }
     (void)allocates_nothing(RDT_TRANSPORT_SHM, 600, true);
-    (void)allocates_nothing(RDT_TRANSPORT_SHM, 16000, true);
-    (void)allocates_nothing(RDT_TRANSPORT_SHM, 16000, false);
+    (void)allocates_nothing(RDT_TRANSPORT_SHM, 65536, true);
+    (void)allocates_nothing(RDT_TRANSPORT_SHM, 65536, false);
 }
 
 TEST_TIMEOUT(large_messages_over_shm_allocate_nothing, 60)
 {
-    (void)allocates_nothing(RDT_TRANSPORT_SHM, 65536, true);
-    (void)allocates_nothing(RDT_TRANSPORT_SHM, 65536, false);
+    (void)allocates_nothing(RDT_TRANSPORT_SHM, 131072, true);
+    (void)allocates_nothing(RDT_TRANSPORT_SHM, 131072, false);
 }
 
 TEST_TIMEOUT(nothing_grows_over_a_hundred_thousand_messages, 60)

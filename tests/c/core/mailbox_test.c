@@ -5,9 +5,9 @@
 #include "core/mailbox_impl.h"
 
 /* Zero, inlined, around the edges of units, of the small ring, of eager and rendezvous. */
-static const uint64_t sizes[] = {0,     1,      8,       9,       63,     64,    65,
-                                 960,   961,    1024,    4096,    16384,  16385, 65472,
-                                 65473, 262144, 1048576, 1048577, 3000001};
+static const uint64_t sizes[] = {0,     1,     8,     9,      63,      64,      65,     960,
+                                 961,   1024,  1025,  4096,   16384,   16385,   65472,  65473,
+                                 65535, 65536, 65537, 262144, 1048576, 1048577, 3000001};
 #define SIZES (sizeof(sizes) / sizeof(sizes[0]))
 #define LARGEST_BYTES 3000001
 

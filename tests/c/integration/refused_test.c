@@ -32,7 +32,7 @@ size_t __sanitizer_get_current_allocated_bytes(void);
 /* What a life in which a call was refused takes more than another, at most: a peer that was told
  * nothing is waited for in a grace (2 s) and a linger (2 s), and in a close for a second. */
 #define WAITS_S 5.0
-#define BYTES 65536
+#define BYTES 131072
 #define POINTS_QUICK 24 /* of each kind and transport */
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
