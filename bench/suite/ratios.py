@@ -117,7 +117,7 @@ FIGURES = (
         _is("ours", timed="seen"),
         _is_copy,
         0.97,
-        0.65,
+        0.75,
     ),
     _latency("shm", 8, 200, 0.3, 0.2),
     _latency("tcp", 8, 200, 0.83, 0.6),
