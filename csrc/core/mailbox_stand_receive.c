@@ -228,7 +228,8 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     if (stream->is_keyed)
         add_desc(&posted, &receive->desc);
     /* What is so short has not waited for this: its sender takes the place where it looks before it
-     * sends, and else the ordinary way. */
+     * sends, and else the ordinary way. A longer message, which will not fit, may wait for it: then
+     * its sender looks within a heartbeat. */
     if (!stream->is_keyed && receive->len_bytes <= RDTI_STAND_WAIT_BYTES)
         rdti_mailbox_queue_quietly(m, &posted);
     else

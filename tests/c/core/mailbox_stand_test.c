@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Receives that stand: what repeats is written into its place, and whatever breaks the pattern
  * arrives as it would have without one. */
-#include <unistd.h>
-
 #include "base/error.h"
 
 #include "core/stand_rig.h"
@@ -119,7 +117,7 @@ wakeups_of_receives(uint64_t len_bytes)
     field_make(&field, rig.ctx[1], len_bytes);
     let_stand(&rig, &field, len_bytes);
     for (int i = 0; i < RECEIVES; i++) {
-        usleep(20000); /* far longer than a progress thread stays awake */
+        test_sleep_ns(UINT64_C(20000000)); /* far longer than a progress thread stays awake */
         const uint64_t before = counters(&rig, 1).wakeups_sent;
         rdt_transfer *recv = rig_recv(&rig, 1, 0, TAG, field.piece[i % PLACES], len_bytes);
         wakeups += counters(&rig, 1).wakeups_sent - before;
