@@ -139,6 +139,27 @@ TEST_TIMEOUT(a_short_receive_wakes_no_sender, 60)
     CHECK_UINT_GE(wakeups_of_receives(LARGE), 1);
 }
 
+/* The message waits for this receive, nobody waits for the message, and nobody is woken. */
+TEST_TIMEOUT(a_longer_message_learns_of_a_short_receive, 60)
+{
+    struct rig rig;
+    struct field field;
+    uint8_t *src = calloc(1, LARGE);
+    struct rdt_error err = {0};
+
+    rig_open(&rig, 2, RDT_TRANSPORT_SHM);
+    field_make(&field, rig.ctx[1], RDTI_STAND_WAIT_BYTES);
+    let_stand(&rig, &field, RDTI_STAND_WAIT_BYTES);
+    rdt_transfer *send = rig_send(&rig, 0, 1, TAG, src, LARGE);
+    test_sleep_ns(UINT64_C(20000000)); /* far longer than a progress thread stays awake */
+    rdt_transfer *recv = rig_recv(&rig, 1, 0, TAG, field.piece[0], RDTI_STAND_WAIT_BYTES);
+    CHECK_STATUS(rig_end(recv, &err), RDT_EMISMATCH);
+    CHECK_STATUS(rig_end(send, &err), RDT_EMISMATCH);
+    rdt_region_free(field.region, NULL, NULL);
+    free(src);
+    rig_close(&rig);
+}
+
 TEST(memory_that_the_peer_cannot_write_does_not_stand)
 {
     struct rig rig;
