@@ -294,8 +294,9 @@ sweep_slot(struct sweep *s)
 
     do {
         status = rdt_slot_tx_put(s->slot_tx, s->send, NULL, SWEEP_SLICE_NS, &t, &s->err);
-    } while (status == RDT_ETIMEDOUT && rdt_group_error(s->group, NULL) == RDT_OK &&
-             test_now_ns() < deadline_ns);
+        if (status == RDT_ETIMEDOUT && rdt_group_error(s->group, &s->err) != RDT_OK)
+            return sweep_note(s, "slot", (rdt_status)s->err.status);
+    } while (status == RDT_ETIMEDOUT && test_now_ns() < deadline_ns);
     if (status == RDT_OK)
         status = sweep_wait(s, "slot_tx_put", t);
     if (status == RDT_OK)
