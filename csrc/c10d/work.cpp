@@ -23,6 +23,17 @@ constexpr std::chrono::milliseconds slice{100};
  * another time. Past this the wait ends all the same. */
 constexpr std::chrono::seconds grace{12};
 
+/* The operation itself is over. */
+std::exception_ptr
+busy_error(const Operation &operation, std::chrono::milliseconds waited)
+{
+    return make_error(RDT_ETIMEDOUT, c10::str(words_of(operation),
+                                              ": the timeout passed: done, but a callback of ",
+                                              "its Future still ran after ",
+                                              static_cast<double>(waited.count()) / 1000.0, " s",
+                                              " [RDT_ETIMEDOUT]"));
+}
+
 /* A receive of torch's says nowhere how much came: a tensor that is filled in part would be taken
  * for a whole one. */
 std::exception_ptr
@@ -293,21 +304,26 @@ Work::settle_with(const std::exception_ptr &error)
     finish(error);
 }
 
-/* Another thread has settled; its callbacks may still run. Those of them that ask must not wait. */
+/* Another thread has settled; its callbacks may still run. Those of them that ask must not wait.
+ * Throws at the deadline: a callback may take its time, or wait for what the caller does next. */
 void
-Work::await_settler()
+Work::await_settler(Clock::time_point deadline, std::chrono::milliseconds patience)
 {
     if (is_forked_child())
         return; /* its thread is not here */
     std::unique_lock lock(mutex_);
     if (settler_ == std::this_thread::get_id())
         return;
-    while (!completed_)
-        if (cv_.wait_for(lock, slice) == std::cv_status::timeout) {
+    while (!completed_) {
+        if (Clock::now() >= deadline)
+            std::rethrow_exception(busy_error(operation_, patience));
+        if (cv_.wait_until(lock, std::min<Clock::time_point>(deadline, Clock::now() + slice)) ==
+            std::cv_status::timeout) {
             lock.unlock();
             check_signals();
             lock.lock();
         }
+    }
 }
 
 /* ---- Nobody waits ---- */
@@ -555,7 +571,7 @@ Work::wait(std::chrono::milliseconds timeout)
         if (asking_.load(std::memory_order_relaxed) != 0)
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    await_settler();
+    await_settler(deadline, patience);
     if (const std::exception_ptr error = exception())
         std::rethrow_exception(error);
     return true;

@@ -145,7 +145,7 @@ class Work final : public c10d::Work, public Ending
     void arm_if_wanted();
     void settle();
     void settle_with(const std::exception_ptr &error);
-    void await_settler();
+    void await_settler(Clock::time_point deadline, std::chrono::milliseconds patience);
     void refuse_in_child() const;
     void wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience);
     void give_up(std::chrono::milliseconds waited);

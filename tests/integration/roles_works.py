@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from meeting import DEADLINE_S, meet
 from roles_collectives import TIMEOUT
 
 LATE_S = 1.5
@@ -187,3 +189,38 @@ def waits_of_a_rank(rank: int, world: int) -> dict[str, list[float]]:
     dist.barrier()
     dist.destroy_process_group()
     return found
+
+
+def a_callback_takes_long(rank: int, _world: int) -> dict[str, object]:
+    """Rank 0 waits while a callback of the Future runs on the backend's thread."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        meet("called", rank, [0])
+        dist.all_reduce(torch.ones(10))
+        meet("told", rank, [0])
+        dist.destroy_process_group()
+        return {}
+    begun, may_end = threading.Event(), threading.Event()
+
+    def callback(_: object) -> None:
+        begun.set()
+        assert may_end.wait(DEADLINE_S)
+
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    future = work.get_future().then(callback)
+    meet("called", rank, [])
+    assert begun.wait(DEADLINE_S)
+    seen: dict[str, object] = {}
+    start = time.monotonic()
+    try:
+        work.wait(timedelta(milliseconds=300))
+    except RuntimeError as error:
+        seen["text"] = str(error)
+    seen["took"] = time.monotonic() - start
+    seen["ran on"] = not future.done()
+    may_end.set()
+    seen["then"] = work.wait(timedelta(seconds=DEADLINE_S))
+    meet("told", rank, [])
+    dist.destroy_process_group()
+    return seen

@@ -40,3 +40,12 @@ def test_who_waits_for_a_late_rank_takes_no_core(
     for name, (wall_s, cpu_s) in waits.items():
         assert wall_s > 1.2, f"{name} did not wait"
         assert cpu_s / wall_s < 0.1, f"{name}: {cpu_s:.3f} CPU s in {wall_s:.2f} s"
+
+
+def test_a_wait_ends_in_time_while_a_callback_of_the_future_runs(tmp_path: Path) -> None:
+    seen = jobs.results(jobs.run("roles_works:a_callback_takes_long", 2, tmp_path))[0]
+
+    assert "done, but a callback of its Future still ran after 0.3 s" in seen["text"]
+    assert 0.3 <= seen["took"] < 10
+    assert seen["ran on"]
+    assert seen["then"] is True
