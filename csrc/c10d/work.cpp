@@ -200,6 +200,9 @@ Work::release_resources()
     /* Transfers are the parent's; tensors are copies, or their deleters know. */
     if (is_forked_child())
         return;
+    /* Nobody else has it. Torch's reference counts order what others did before, which a race
+     * detector does not see, as torch is built without: so do these. */
+    const std::scoped_lock last(driver_mutex_, mutex_);
     if (is_settled() || transfers_.empty()) {
         /* nothing is in flight */
     } else if (is_over()) {
@@ -216,7 +219,6 @@ Work::release_resources()
     transfers_.clear();
     operation_.inputs.clear();
     operation_.outputs.clear();
-    const std::lock_guard lock(mutex_);
     future_.reset();
 }
 
@@ -458,21 +460,16 @@ Work::attend()
 c10::intrusive_ptr<c10::ivalue::Future>
 Work::getFuture()
 {
-    std::exception_ptr error;
-    bool was_settled = false;
-
     refuse_in_child();
     {
         const std::lock_guard lock(mutex_);
         if (future_)
             return future_;
         future_ = new_future();
-        error = exception_;
-        was_settled = is_settled(); /* written under mutex_ */
-    }
-    if (was_settled) {
-        complete(*future_, error, operation_.outputs);
-        return future_;
+        if (is_settled()) { /* written under mutex_; nobody has the Future, so that none calls back */
+            complete(*future_, exception_, operation_.outputs);
+            return future_;
+        }
     }
     attend();
     return future_;

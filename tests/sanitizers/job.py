@@ -1,4 +1,4 @@
-"""One of two ranks that use the backend from several threads at once, and check what they get.
+"""One of two ranks that use the backend from several threads at once, check what they get, and end.
 
 Usage: job.py RANK FILE PACKAGES: the two meet through the file; PACKAGES must have the backend.
 """
@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
 
 import rdmatensor
 
 WORLD = 2
 TIMEOUT = timedelta(seconds=60)
 COUNTS = (2, 1000, 300_000)  # on a board, in an eager ring, in place
+LARGE = 1 << 18  # is offered, and read by the receiver
+BETWEEN_S = 0.1
+WAYS = (("abort",), ("shutdown",), ("abort", "shutdown"))
 STEPS = 6  # the recorder locks a plan after the second, buckets are chosen again after the third
 
 rank = int(sys.argv[1])
@@ -85,16 +91,73 @@ def train() -> None:
         optimizer.step()
 
 
-def main() -> None:
-    assert Path(rdmatensor.__file__).parent.parent == Path(sys.argv[3]), rdmatensor.__file__
-    torch.set_num_threads(1)
+def begin(number: int) -> None:
     dist.init_process_group(
         "rdmatensor",
-        init_method=f"file://{sys.argv[2]}",
+        init_method=f"file://{sys.argv[2]}.{number}",
         rank=rank,
         world_size=WORLD,
         timeout=TIMEOUT,
     )
+    dist.barrier()
+
+
+def await_all(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError:  # the group's end
+            continue
+
+
+def end_with_works(calls: Sequence[str]) -> None:
+    """The group ends by threads of their own, while others wait, ask, or have let go."""
+    group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    works = [
+        dist.irecv(torch.empty(10), 1 - rank, tag=3),
+        dist.irecv(torch.empty(LARGE), 1 - rank, tag=4),
+        dist.isend(torch.ones(LARGE), 1 - rank, tag=5),
+    ]
+    if rank == 0:
+        works.append(dist.all_reduce(torch.ones(LARGE), async_op=True))
+    futures = [work.get_future().then(lambda _: None) for work in works]
+    del works[-1], works[0]
+    threads = [threading.Timer(BETWEEN_S, getattr(group, call)) for call in calls]
+    threads += [threading.Thread(target=await_all, args=(works,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for work in works:
+            work.is_completed()
+        time.sleep(0.002)
+    await_all(works)
+    assert len(futures) == len(works) + 2
+
+
+def let_go() -> None:
+    """Works and Futures that nobody waits for, and the memory that both ranks map."""
+    for number in range(100):
+        work = dist.all_reduce(torch.ones(1000 + number), async_op=True)
+        if number % 3 == 0:
+            work.get_future().then(lambda done: done.value()[0].sum())
+        if number % 2 == 0:
+            del work
+    dist.barrier()
+    symmetric.set_backend("rdmatensor")
+    tensor = symmetric.empty(1024, device="cpu")
+    handle = symmetric.rendezvous(tensor, dist.group.WORLD)
+    for _ in range(20):
+        handle.barrier()
+        if rank == 0:
+            handle.put_signal(1, 0)
+        else:
+            handle.wait_signal(0, 0)
+
+
+def main() -> None:
+    assert Path(rdmatensor.__file__).parent.parent == Path(sys.argv[3]), rdmatensor.__file__
+    torch.set_num_threads(1)
+    begin(0)
     collectives(None, 0)
     groups = [dist.new_group() for _ in range(2)]
     threads = [
@@ -111,6 +174,13 @@ def main() -> None:
     left = torch.ones(COUNTS[-1])
     work = dist.all_reduce(left, async_op=True)
     work.wait()
+    dist.destroy_process_group()
+    for number, calls in enumerate(WAYS):
+        begin(number + 1)
+        end_with_works(calls)
+        dist.destroy_process_group()
+    begin(len(WAYS) + 1)
+    let_go()
     dist.destroy_process_group()
 
 

@@ -80,10 +80,7 @@ SANITIZERS = {
     ),
     "tsan": Sanitizer(
         preload=("libtsan.so",),
-        environment={
-            "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"
-            f" suppressions={HERE / 'tsan_suppressions.txt'}"
-        },
+        environment={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1"},
         reports=("WARNING: ThreadSanitizer",),
         canaries=("race",),
         prefix=("setarch", "-R"),  # gcc 12's wants the small address randomisation
