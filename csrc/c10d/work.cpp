@@ -432,6 +432,8 @@ std::vector<at::Tensor>
 Work::result()
 {
     TORCH_CHECK(isCompleted(), operation_.title, " is not complete; call wait() before result()");
+    const std::lock_guard lock(mutex_);
+
     return operation_.outputs;
 }
 
@@ -460,19 +462,21 @@ Work::attend()
 c10::intrusive_ptr<c10::ivalue::Future>
 Work::getFuture()
 {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+
     refuse_in_child();
     {
         const std::lock_guard lock(mutex_);
         if (future_)
             return future_;
-        future_ = new_future();
+        future_ = future = new_future();
         if (is_settled()) { /* written under mutex_; nobody has the Future, so that none calls back */
-            complete(*future_, exception_, operation_.outputs);
-            return future_;
+            complete(*future, exception_, operation_.outputs);
+            return future;
         }
     }
     attend();
-    return future_;
+    return future;
 }
 
 /* ---- Waiting ---- */
