@@ -103,6 +103,25 @@ rdti_path_admit(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
     return RDT_OK;
 }
 
+/* Whose JOIN it is was proved, but not that it is new: what has no place is refused, and ends
+ * nothing. */
+static void
+add_stream(rdt_context *ctx, rdt_endpoint *ep, struct rdti_lane *lane, int fd, uint32_t index)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+    rdt_status status;
+
+    rdti_fork_close_remove(fd); /* the lane registers it anew */
+    status = lane->transport->add_stream(lane, fd, index, &err);
+    if (status == RDT_EPROTO)
+        rdti_refusal_log(&ctx->refusals, RDTI_REFUSAL_STREAM, "refused a data stream: %s",
+                         err.message);
+    else if (status != RDT_OK && lane == rdti_failover_lane(ep))
+        rdti_failover_on_lane_error(ep, &err);
+    else if (status != RDT_OK)
+        rdti_endpoint_on_lane_error(ep, &err);
+}
+
 void
 rdti_path_on_join(rdt_context *ctx, int fd, const uint8_t *join_bytes)
 {
@@ -122,13 +141,7 @@ rdti_path_on_join(rdt_context *ctx, int fd, const uint8_t *join_bytes)
         rdti_join_mac(ep->session_key, join_bytes, want);
         if (!rdti_equal_constant_time(want, join.mac, sizeof(want)))
             break;
-        rdti_fork_close_remove(fd); /* the lane registers it anew */
-        if (lane->transport->add_stream(lane, fd, join.index, &err) == RDT_OK)
-            return;
-        if (lane == next)
-            rdti_failover_on_lane_error(ep, &err);
-        else
-            rdti_endpoint_on_lane_error(ep, &err);
+        add_stream(ctx, ep, lane, fd, join.index);
         return;
     }
 refuse:

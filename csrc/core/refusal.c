@@ -17,7 +17,7 @@ static const char *const what[RDTI_REFUSAL_COUNT] = {
     [RDTI_REFUSAL_VERSION] = "of another version",
     [RDTI_REFUSAL_AUTH] = "for their job or secret",
     [RDTI_REFUSAL_MISMATCH] = "that did not match",
-    [RDTI_REFUSAL_STREAM] = "for data that belong to no endpoint",
+    [RDTI_REFUSAL_STREAM] = "for data that no endpoint waits for",
 };
 
 void

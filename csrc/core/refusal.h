@@ -17,7 +17,7 @@ enum rdti_refusal {
     RDTI_REFUSAL_VERSION,  /* another version of it */
     RDTI_REFUSAL_AUTH,     /* another job or secret */
     RDTI_REFUSAL_MISMATCH, /* another epoch, rank or setting */
-    RDTI_REFUSAL_STREAM,   /* a data stream of no endpoint of ours */
+    RDTI_REFUSAL_STREAM,   /* a data stream that no endpoint of ours waits for */
     RDTI_REFUSAL_COUNT
 };
 

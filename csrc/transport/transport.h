@@ -271,8 +271,9 @@ struct rdti_transport {
      *   RDT_EPROTO (the offer is malformed)  RDT_ENOTVIABLE (it cannot be reached, because ...)
      */
     rdt_status (*connect)(struct rdti_lane *lane, struct rdti_offer *peer, struct rdt_error *err);
-    /* [driver] A socket that the listener accepted and whose JOIN was verified; taken over. tcp
-     * only, else NULL. */
+    /* [driver] A socket that the listener accepted and whose JOIN was verified; taken over.
+     * RDT_EPROTO: there is no such place, or it is taken; it is closed, and the lane goes on. Any
+     * other error ends the lane. tcp only, else NULL. */
     rdt_status (*add_stream)(struct rdti_lane *lane, int fd, uint32_t index, struct rdt_error *err);
     /* [driver] An answer to request_segment(): the descriptor is taken over. shm only, else
      * NULL. */
