@@ -219,6 +219,10 @@ Work::release_resources()
     transfers_.clear();
     operation_.inputs.clear();
     operation_.outputs.clear();
+    /* InFlight has weak references, which keep this memory, and with it what stands here: itself. */
+    operation_.in_flight.reset();
+    operation_.flight.reset();
+    operation_.hook.reset();
     future_.reset();
 }
 
