@@ -7,8 +7,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rdmatensor.doctor import Finding
 
 PORT = 29600  # of --listen
 
@@ -44,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pair.add_argument(
         "--peer", type=_peer, metavar="HOST[:PORT]", help="test the pair with one that listens"
     )
+    pair.add_argument(
+        "--alone", action="store_true",
+        help="look at this host only, also where a launcher's variables name other ranks",
+    )  # fmt: skip
     commands.add_parser("settings", help="list the environment variables with their values now")
     commands.add_parser("bench", help="measure this machine beside others", add_help=False)
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -99,11 +107,13 @@ def _peer(text: str) -> str:
 
 
 def _doctor(chosen: argparse.Namespace) -> int:
-    from dataclasses import asdict
+    from rdmatensor.doctor import meet, report
 
-    from rdmatensor.doctor import Finding, examine, meet, report
-
+    is_pair = chosen.listen is not None or chosen.peer is not None
+    is_rank = not (is_pair or chosen.alone) and meet.is_under_torchrun()
     found: list[Finding] = []
+    lines: list[str] | None = []
+    status = 0
 
     def show(findings: Iterable[Finding]) -> None:
         for finding in findings:
@@ -111,21 +121,56 @@ def _doctor(chosen: argparse.Namespace) -> int:
             if not chosen.json:
                 _say(*report([finding]))
 
-    lines: list[str] = []
-    if meet.is_under_torchrun():
-        own = list(examine(chosen.plan)) if meet.is_first_of_host() else []
-        findings, lines = meet.with_ranks(own)
-        show(findings)
-    else:
-        show(examine(chosen.plan))
-        if chosen.listen is not None or chosen.peer is not None:
-            findings, lines = meet.with_peer(chosen.listen, chosen.peer, found)
-            show(findings)
+    try:
+        lines = _look(chosen, show, is_rank=is_rank, is_pair=is_pair)
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    if lines is None:
+        return 0  # rank 0 tells all of it, and its status is the job's
     if chosen.json:
-        _say(json.dumps([asdict(finding) for finding in found]))
+        _say_json(found, tells=not is_rank or meet.is_first_of_all())
     elif lines:
         _say(*lines)
-    return 1 if any(finding.level == "broken" for finding in found) else 0
+    return status or int(any(finding.level == "broken" for finding in found))
+
+
+def _look(
+    chosen: argparse.Namespace,
+    show: Callable[[Iterable[Finding]], None],
+    *,
+    is_rank: bool,
+    is_pair: bool,
+) -> list[str] | None:
+    """Look at this host, then at pairs with others; return the matrix, None if rank 0 tells it."""
+    from rdmatensor.doctor import examine, meet
+
+    own: list[Finding] = []
+    told: meet.Told | None = ([], [])
+    if not is_rank or meet.is_first_of_host():
+        for finding in examine(chosen.plan):
+            own.append(finding)
+            show([meet.told_of_rank(finding) if is_rank else finding])
+    if is_rank:
+        told = meet.with_ranks(own)
+    elif is_pair:
+        told = meet.with_peer(chosen.listen, chosen.peer, own)
+    if told is None:
+        return None
+    show(told[0])
+    return told[1]
+
+
+def _say_json(found: Sequence[Finding], *, tells: bool) -> None:
+    """Print one array; from a rank that does not tell, what is wrong goes to standard error."""
+    from dataclasses import asdict
+
+    from rdmatensor.doctor import report
+
+    if tells:
+        _say(json.dumps([asdict(finding) for finding in found]))
+        return
+    wrong = [finding for finding in found if finding.level != "ok"]
+    print(*report(wrong), sep="\n", file=sys.stderr, flush=True)
 
 
 def _settings() -> int:

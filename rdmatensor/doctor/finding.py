@@ -23,6 +23,22 @@ class Finding:
     fix: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PairFinding(Finding):
+    """What one rank's writes to another came to: a cell of the matrix.
+
+    path: "none" where they failed; then there are no times.
+    """
+
+    rank: int = 0
+    peer: int = 0
+    host: str = ""
+    peer_host: str = ""
+    path: str = "none"
+    small_us: float | None = None
+    large_gb_s: float | None = None
+
+
 def ok(subject: str, text: str) -> Finding:
     """Return a fact that is no reason to do anything."""
     return Finding("ok", subject, text)

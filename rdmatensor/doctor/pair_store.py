@@ -123,16 +123,27 @@ def listen(port: int, timeout_s: float) -> PairStore:
 def connect(peer: str, timeout_s: float) -> PairStore:
     """Reach the doctor that listens at HOST, HOST:PORT or [ADDRESS]:PORT; tries until it does."""
     host, port = address_of(peer)
+    return PairStore(reach(host, port, timeout_s, (ConnectionRefusedError,)))
+
+
+def reach(
+    host: str, port: int, timeout_s: float, may_pass: tuple[type[OSError], ...]
+) -> socket.socket:
+    """Connect to a port where somebody may begin to listen; tries again after errors that may_pass.
+
+    Raises: OSError. Ctrl-C ends it.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
+        left_s = deadline_s - time.monotonic()
         try:
-            connection = socket.create_connection((host, port), timeout=timeout_s)
-            break
-        except ConnectionRefusedError:
-            if time.monotonic() >= deadline_s:
-                raise
-            time.sleep(_PAUSE_S)
-    return PairStore(connection)
+            return socket.create_connection((host, port), timeout=max(left_s, _PAUSE_S))
+        except may_pass as error:
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"nobody listens at {host}:{port} within {timeout_s:.0f} s: {error}"
+                ) from error
+            time.sleep(min(_PAUSE_S, left_s))
 
 
 def address_of(peer: str) -> tuple[str, int]:

@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-from rdmatensor.config import Settings
-from rdmatensor.doctor.finding import Finding, Level, broken, ok, slower
+from rdmatensor import config
+from rdmatensor.doctor.cures import REPORT, cure
+from rdmatensor.doctor.finding import Finding, Level, PairFinding, broken, ok, slower
 from rdmatensor.doctor.loopback import DEADLINE_S, LARGE_BYTES, SMALL_BYTES, time_writes
-from rdmatensor.errors import ProtocolError, RdmaTensorError
-from rdmatensor.store import Store, wait_for
+from rdmatensor.doctor.words import Words, refused
+from rdmatensor.errors import RdmaTensorError
+from rdmatensor.store import Store
 
 if TYPE_CHECKING:
-    from rdmatensor.bootstrap import World
     from rdmatensor.memory import RemoteRegion
     from rdmatensor.types import Array
 
-_JOB = "doctor"
 _RANKS_OF_PATHS = {"tcp": 0, "verbs": 1, "shm": 2}
+_FIX_OF_BYTES = (
+    "export RDMATENSOR_VERIFY=crc32c, by which a job stops at the first wrong byte; test memory "
+    "and network card of both hosts"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How one rank reaches another. error: why it does not; why: why by no better path."""
+    """How one rank reaches another. error: why it does not; why: why by no better path.
+
+    fix: what mends the error.
+    """
 
     path: str = "none"
     small_us: float = 0.0
     large_gb_s: float = 0.0
     why: str = ""
     error: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         if self.error:
@@ -42,12 +52,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one rank tells: its host, what is viable there, what is wrong there, its writes."""
+    """What one rank tells: its host, what is viable there, what is wrong there, its writes.
+
+    error: why it takes no part; fix: what mends that.
+    """
 
     host: str
     viable: tuple[str, ...]
     findings: tuple[Finding, ...]
     cells: dict[int, Cell]
+    error: str = ""
+    fix: str = ""
 
     def encode(self) -> str:
         """Return JSON."""
@@ -58,7 +73,7 @@ class Row:
         """Read what encode() wrote; ProtocolError for what is none, as another version's."""
         try:
             data = json.loads(text)
-            _texts(data["host"], *data["viable"])
+            _texts(data["host"], *data["viable"], data["error"], data["fix"])
             if not isinstance(data["viable"], list):
                 raise TypeError("no list")
             return Row(
@@ -66,16 +81,14 @@ class Row:
                 tuple(data["viable"]),
                 tuple(_finding(**finding) for finding in data["findings"]),
                 {int(rank): _cell(**cell) for rank, cell in data["cells"].items()},
+                data["error"],
+                data["fix"],
             )
         except (
             *(KeyError, TypeError, ValueError, AttributeError),
             *(OverflowError, RecursionError),  # a number, and lists in lists, without end
         ) as error:
-            raise _refused(f"a rank's row cannot be read ({error!r})") from error
-
-
-def _refused(what: str) -> ProtocolError:
-    return ProtocolError("RDT_EPROTO", "doctor", f"{what}: are the versions the same?")
+            raise refused(f"a rank's row cannot be read ({error!r})") from error
 
 
 def _texts(*values: object) -> None:
@@ -99,17 +112,22 @@ def _cell(
     large_gb_s: float = 0.0,
     why: str = "",
     error: str = "",
+    fix: str = "",
 ) -> Cell:
-    _texts(path, why, error)
-    return Cell(path, float(small_us), float(large_gb_s), why, error)
+    _texts(path, why, error, fix)
+    small_us, large_gb_s = float(small_us), float(large_gb_s)
+    if not (math.isfinite(small_us) and math.isfinite(large_gb_s)):
+        raise ValueError("no time, or no speed, is without end")
+    return Cell(path, small_us, large_gb_s, why, error, fix)
 
 
 def read_rows(texts: list[bytes]) -> list[Row]:
     """Read what every rank told, in rank order; ProtocolError for a row that is not of its job."""
     rows = [Row.decode(text) for text in texts]
+    able = {rank for rank, row in enumerate(rows) if not row.error}
     for rank, row in enumerate(rows):
-        if row.cells.keys() != set(range(len(rows))) - {rank}:
-            raise _refused(f"rank {rank} tells of writes to {sorted(row.cells)}, not to the others")
+        if row.cells.keys() != (able - {rank} if rank in able else set()):
+            raise refused(f"rank {rank} tells of writes to {sorted(row.cells)}, not to the others")
     return rows
 
 
@@ -120,86 +138,189 @@ def read_region(text: bytes) -> RemoteRegion:
     try:
         data = bytes.fromhex(text.decode())
     except ValueError as error:
-        raise _refused(f"a rank's address cannot be read ({error!r})") from error
+        raise refused(f"a rank's address cannot be read ({error!r})") from error
     return RemoteRegion.decode(data)
 
 
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a rank tells before the first write: why it takes no part, or how it is reached.
+
+    has_secret: whether it has the job's secret from its settings, as all must, or none.
+    """
+
+    error: str = ""
+    has_secret: bool = False
+    blob: str = ""
+    region: str = ""
+
+    def encode(self) -> str:
+        """Return JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def decode(text: bytes) -> Hello:
+        """Read what encode() wrote; ProtocolError for what is none."""
+        try:
+            hello = Hello(**json.loads(text))
+            _texts(hello.error, hello.blob, hello.region)
+            bytes.fromhex(hello.blob)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise refused(f"a rank's first words cannot be read ({error!r})") from error
+        return hello
+
+
 def measure(
-    store: Store, rank: int, size: int, settings: Settings, findings: tuple[Finding, ...]
+    store: Store,
+    rank: int,
+    size: int,
+    findings: tuple[Finding, ...],
+    *,
+    timeout_s: float,
+    met: Callable[[], None] = lambda: None,
 ) -> list[Row]:
     """Write to every other rank, and return all ranks' rows; every rank of the job calls this.
 
-    In each of size - 1 rounds every rank writes to one and is written to by one, all at once.
-    findings: of this rank's machine, for the others to hear of.
+    In each of size - 1 rounds every rank writes to one and is written to by one, all at once. A
+    rank that cannot, as by a wrong setting, tells why, and the others do without it.
+    findings: of this rank's machine, for the others to hear of. timeout_s: the longest wait for
+        the others. met: called once all are there.
     Raises: RdmaTensorError (a rank did not come, or left).
     """
+    with Words(store, rank, size, timeout_s) as words, ExitStack() as stack:
+        trial, row = None, Row(host(), (), findings, {})
+        try:
+            trial = _Trial(stack, words, rank)
+            hello = trial.hello()
+        except RdmaTensorError as error:
+            hello = Hello(error=str(error))
+            row = replace(row, error=hello.error, fix=cure(error))
+        told = words.exchange("hello", hello.encode())
+        met()
+        hellos = {other: Hello.decode(text) for other, text in told.items()}
+        able = [other for other in hellos if not _fault(hellos[0], hellos[other])]
+        if trial is not None and rank in able:
+            row = replace(row, viable=trial.viable(), cells=trial.write_to_all(hellos, able))
+        elif trial is not None:
+            row = replace(row, error=_fault(hellos[0], hello), fix="set it for all, or for none")
+        rows = words.exchange("row", row.encode())
+        words.end()
+    return read_rows(list(rows.values()))
+
+
+def _fault(first: Hello, hello: Hello) -> str:
+    """Return why a rank takes no part; empty: it does."""
+    if hello.error or first.error or hello.has_secret == first.has_secret:
+        return hello.error
+    has, lacks = ("rank 0", "this rank") if first.has_secret else ("this rank", "rank 0")
+    return f"{has} has RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE set, and {lacks} has not"
+
+
+def _pattern(rank: int) -> Array:
+    """Return what a rank writes: other bytes than the rank before it."""
     import numpy as np
 
-    from rdmatensor.bootstrap import join
-    from rdmatensor.context import Context
-
-    with (
-        Context(replace(settings, metrics_port=None, plan="off")) as context,
-        join(store, rank, size, job=_JOB, context=context) as world,
-    ):
-        source, target = (context.zeros(LARGE_BYTES, "uint8") for _ in range(2))
-        source[:] = np.arange(LARGE_BYTES) % 251
-        mine = context.export(target)
-        regions = _exchange(world, store, "region", mine.encode().hex())
-        cells = {}
-        for shift in range(1, size):
-            other = (rank + shift) % size
-            cells[other] = _write(world, other, source, read_region(regions[other]))
-            _exchange(world, store, f"round {shift}", "")
-        transports = cast("dict[str, dict[str, object]]", context.describe()["transports"])
-        viable = tuple(name for name, found in transports.items() if found["is_viable"])
-        row = Row(_host(), viable, findings, cells)
-        rows = _exchange(world, store, "row", row.encode())
-        _exchange(world, store, "end", "")
-    return read_rows(rows)
+    return ((np.arange(LARGE_BYTES) + rank) % 251).astype("uint8")
 
 
-def _host() -> str:
+class _Trial:
+    """One rank's context, what it writes, and where the others write to.
+
+    Ownership: all of it is the stack's to close. Raises: RdmaTensorError (a setting, memory).
+    """
+
+    def __init__(self, stack: ExitStack, words: Words, rank: int) -> None:
+        from rdmatensor.context import Context
+
+        settings = config.from_environment()
+        self._words, self._rank, self._has_secret = words, rank, settings.secret is not None
+        self._context = stack.enter_context(
+            Context(replace(settings, metrics_port=None, trace=None, plan="off"))
+        )
+        self._context.add_job(words.job, settings.secret or words.secret, rank=rank)
+        self._source, self._target = (self._context.zeros(LARGE_BYTES, "uint8") for _ in range(2))
+        self._source[:] = _pattern(rank)
+        self._region = self._context.export(self._target)
+
+    def hello(self) -> Hello:
+        """Return what the others need to write to us."""
+        blob, region = self._context.blob.hex(), self._region.encode().hex()
+        return Hello(has_secret=self._has_secret, blob=blob, region=region)
+
+    def viable(self) -> tuple[str, ...]:
+        """Return the transports that can be used here."""
+        transports = cast("dict[str, dict[str, object]]", self._context.describe()["transports"])
+        return tuple(name for name, found in transports.items() if found["is_viable"])
+
+    def write_to_all(self, hellos: dict[int, Hello], able: list[int]) -> dict[int, Cell]:
+        """Write to each of the ranks that take part, and look at what each of them wrote to us."""
+        import numpy as np
+
+        place, cells = able.index(self._rank), {}
+        for shift in range(1, len(able)):
+            other, writer = (able[(place + way) % len(able)] for way in (shift, -shift))
+            cell = self._write(other, hellos[other])
+            self._words.exchange(f"round {shift}", "", able)
+            is_right = np.array_equal(self._target, _pattern(writer))
+            seen = self._words.exchange(f"bytes {shift}", "" if is_right else "others", able)
+            if seen[other] and not cell.error:
+                cell = Cell(error="other bytes arrived than were written", fix=_FIX_OF_BYTES)
+            cells[other] = cell
+        return cells
+
+    def _write(self, other: int, hello: Hello) -> Cell:
+        region = read_region(hello.region.encode())
+        try:
+            endpoint = self._context.connect(
+                bytes.fromhex(hello.blob), job=self._words.job, rank=other
+            )
+            endpoint.wait_ready(DEADLINE_S)
+            small_s, large_s = time_writes(endpoint, self._source, region)
+            path = endpoint.transport
+        except RdmaTensorError as error:
+            return Cell(error=str(error), fix=cure(error))
+        endpoints = cast("list[dict[str, object]]", self._context.describe()["endpoints"])
+        why = [str(found["why_not_better"]) for found in endpoints if found["rank"] == other]
+        return Cell(path, 1e6 * small_s, LARGE_BYTES / large_s / 1e9, "; ".join(filter(None, why)))
+
+
+def host() -> str:
     """Name this host so that two of one name are told apart."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     return f"{socket.gethostname()} ({boot_id[:8]})"
 
 
-def _exchange(world: World, store: Store, what: str, mine: str) -> list[bytes]:
-    """Return every rank's word, in rank order; waits for all."""
-    keys = {f"{world.job}/{what}/{rank}": f"rank {rank}" for rank in range(world.size)}
-    store.set(f"{world.job}/{what}/{world.rank}", mine)
-    wait_for(store, keys, world.context.settings.timeout_s, "doctor")
-    return list(store.multi_get(list(keys)))
-
-
-def _write(world: World, other: int, source: Array, region: RemoteRegion) -> Cell:
-    try:
-        endpoint = world[other]
-        endpoint.wait_ready(DEADLINE_S)
-        small_s, large_s = time_writes(endpoint, source, region)
-        path = endpoint.transport
-    except RdmaTensorError as error:
-        return Cell(error=str(error))
-    endpoints = cast("list[dict[str, object]]", world.describe()["endpoints"])
-    why = [str(found["why_not_better"]) for found in endpoints if found["rank"] == other]
-    return Cell(path, 1e6 * small_s, LARGE_BYTES / large_s / 1e9, "; ".join(filter(None, why)))
+def told_of(found: Finding, rank: int | str, host: str) -> Finding:
+    """Return a finding with whose machine it is of."""
+    return replace(found, text=f"{found.text} (rank {rank}, {host})")
 
 
 def judge(rows: list[Row], told: int | None = None) -> Iterator[Finding]:
     """Yield a finding for each pair, and what is not ok on the ranks' machines but `told`'s."""
     for rank, row in enumerate(rows):
         for found in row.findings if rank != told else ():
-            text = f"{found.text} (rank {rank}, {row.host})"
-            yield replace(found, text=text)
+            yield told_of(found, rank, row.host)
     for rank, row in enumerate(rows):
+        if row.error:
+            text = f"{row.host} takes no part: {row.error}"
+            yield broken(f"rank {rank}", text, row.fix or REPORT)
         for other, cell in sorted(row.cells.items()):
-            yield _judge_cell(f"{rank} to {other}", cell, row, rows[other])
+            found = _judge_cell(f"{rank} to {other}", cell, row, rows[other])
+            yield PairFinding(
+                **asdict(found),
+                rank=rank,
+                peer=other,
+                host=row.host,
+                peer_host=rows[other].host,
+                path=cell.path,
+                small_us=None if cell.error else cell.small_us,
+                large_gb_s=None if cell.error else cell.large_gb_s,
+            )
 
 
 def _judge_cell(subject: str, cell: Cell, row: Row, other: Row) -> Finding:
     if cell.error:
-        return broken(subject, cell.error, "see the error; `rdmatensor doctor` on both hosts")
+        return broken(subject, cell.error, cell.fix or REPORT)
     text = (
         f"{cell.path}; a write of {SMALL_BYTES} B {cell.small_us:.1f} us, of 1 MiB "
         f"{cell.large_gb_s:.3g} GB/s"

@@ -41,7 +41,9 @@ findings = st.lists(
 cells = st.dictionaries(
     st.sampled_from(["0", "1", "1", "2", "-1", "x"]),
     st.dictionaries(
-        st.sampled_from(["path", "small_us", "large_gb_s", "why", "error"]), words, max_size=5
+        st.sampled_from(["path", "small_us", "large_gb_s", "why", "error", "fix"]),
+        words,
+        max_size=6,
     ),
 )
 shaped = st.fixed_dictionaries(
@@ -70,7 +72,8 @@ def test_a_changed_byte_of_a_row_is_refused_or_can_be_judged(at: int, byte: int)
 
 def row_text(**changed: str) -> bytes:
     """JSON of a row, of which some parts are others; right where none is."""
-    parts = {"host": '"a"', "viable": "[]", "findings": "[]", "cells": '{"1": {}}'} | changed
+    parts = {"host": '"a"', "viable": "[]", "findings": "[]", "cells": '{"1": {}}'}
+    parts |= {"error": '""', "fix": '""'} | changed
     return ("{" + ", ".join(f'"{name}": {part}' for name, part in parts.items()) + "}").encode()
 
 
@@ -89,7 +92,12 @@ def test_the_least_row_is_taken() -> None:
         row_text(viable="[1]"),
         row_text(cells='{"1": {"small_us": "fast"}}'),
         row_text(cells='{"1": {"small_us": 1%s}}' % ("0" * 400)),
+        row_text(cells='{"1": {"small_us": "inf"}}'),
+        row_text(cells='{"1": {"large_gb_s": NaN}}'),
         row_text(cells='{"1": {"error": 1}}'),
+        row_text(error="1"),
+        row_text(error='"down"'),
+        row_text(fix="[]"),
         row_text(cells='{"7": {}}'),
         row_text(cells='{"1": {}, "0": {}}'),
         row_text(cells="{}"),

@@ -15,6 +15,7 @@ import pytest
 
 from rdmatensor import ProtocolError, cli
 from rdmatensor.doctor import Finding, meet, pair_store, pairs
+from rdmatensor.doctor.finding import PairFinding
 
 HOST_A, HOST_B = "a (1)", "b (2)"
 NAMES = ("shm", "tcp", "verbs")
@@ -66,7 +67,10 @@ def test_the_command_and_the_store_name_one_port() -> None:
 def test_a_path_as_good_as_both_can_is_ok() -> None:
     cell = pairs.Cell("verbs", 3.14, 9.876)
     *_, found = pairs.judge(rows_of(cell))
-    assert found == Finding("ok", "0 to 1", "verbs; a write of 8 B 3.1 us, of 1 MiB 9.88 GB/s")
+    text = "verbs; a write of 8 B 3.1 us, of 1 MiB 9.88 GB/s"
+    assert found == PairFinding(
+        "ok", "0 to 1", text, "", 0, 1, HOST_A, HOST_B, "verbs", 3.14, 9.876
+    )
     *_, found = pairs.judge(rows_of(pairs.Cell("tcp", 1, 1), viable=("shm", "tcp")))
     assert found.level == "ok"  # shm is another host's
 
@@ -83,6 +87,8 @@ def test_a_path_below_what_both_can_is_slower_and_says_why(path: str, host: str)
 def test_a_pair_that_fails_is_broken() -> None:
     *_, found = pairs.judge(rows_of(pairs.Cell(error="rank 1 cannot be reached")))
     assert (found.level, found.text) == ("broken", "rank 1 cannot be reached")
+    assert isinstance(found, PairFinding)
+    assert (found.path, found.small_us, found.large_gb_s) == ("none", None, None)
     assert "fails" in "\n".join(pairs.matrix(rows_of(pairs.Cell(error="x"))))
 
 

@@ -1,0 +1,41 @@
+"""What mends an error of this package's, by its kind and by the variables that it names."""
+
+from __future__ import annotations
+
+import re
+
+from rdmatensor.errors import (
+    AuthenticationError,
+    Mismatch,
+    OutOfMemory,
+    PeerError,
+    ProtocolError,
+    RdmaTensorError,
+    TransferTimeout,
+    VersionMismatch,
+)
+
+ALONE = "`rdmatensor doctor --alone` looks at this host only"
+REPORT = "please report this"
+_VARIABLE = re.compile(r"RDMATENSOR_[A-Z_]*[A-Z]")
+# The first that fits counts.
+_CURES: tuple[tuple[type[RdmaTensorError], str], ...] = (
+    (AuthenticationError, "set the same RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE on every host"),
+    (VersionMismatch, "install the same version of rdmatensor on every host"),
+    (ProtocolError, "install the same version of rdmatensor on every host"),
+    (PeerError, "look at what the doctor of that rank printed, and at the network between"),
+    (TransferTimeout, f"start the doctor on every host, and look at the firewalls; {ALONE}"),
+    (Mismatch, "give every host the same settings"),
+    (OutOfMemory, "lift the limit that the text names"),
+)
+
+
+def cure(error: Exception) -> str:
+    """Return what to do about an error; to report it, where it is nothing that users can mend."""
+    if not isinstance(error, RdmaTensorError):
+        return REPORT
+    for kind, text in _CURES:
+        if isinstance(error, kind):
+            return text
+    names = list(dict.fromkeys(_VARIABLE.findall(error.detail)))
+    return f"change or unset {' or '.join(names)}" if names else REPORT
