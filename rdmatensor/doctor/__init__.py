@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from rdmatensor import config
-from rdmatensor.doctor import host, installation, loopback, rdma
+from rdmatensor.doctor import demands, host, installation, loopback, rdma
+from rdmatensor.doctor.cures import cure
 from rdmatensor.doctor.finding import Finding, broken, ok
 from rdmatensor.doctor.machine import Machine
 from rdmatensor.errors import RdmaTensorError
@@ -50,18 +51,29 @@ def examine(plan: Path | None = None) -> Iterator[Finding]:
         yield from examine_machine(Machine())
         return
     machine = Machine(settings=settings, native=native)
-    if plan is not None:
+    for path, fix in _plans(plan, settings.plan):
         try:
-            machine = replace(machine, plan_bytes=plan_arena_bytes(plan))
+            size = plan_arena_bytes(path)
         except (OSError, ValueError) as error:
-            yield broken("plan", f"{plan}: {error}", f"python -m graph_analysis ... -o {plan}")
+            yield broken("plan", f"{path}: {error}", fix)
         else:
-            yield ok("plan", f"its largest arena takes {machine.plan_bytes} bytes")
+            machine = replace(machine, plan_bytes=max(size, machine.plan_bytes))
+            yield ok("plan", f"the largest arena of {path} takes {size} bytes")
     yield from examine_machine(machine)
     yield from _guarded(
         "transports",
         lambda: loopback.check(machine.settings, has_device=bool(rdma.find_ports(machine))),
     )
+    yield from _guarded("settings", lambda: demands.check(settings, native))
+
+
+def _plans(asked: Path | None, setting: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files of plans, of the command line and of the job, and what mends each."""
+    written = "python -m graph_analysis ... -o {}"
+    if asked is not None:
+        yield asked, written.format(asked)
+    if setting not in ("auto", "off"):
+        yield Path(setting), f"{written.format(setting)}; or unset RDMATENSOR_PLAN"
 
 
 def plan_arena_bytes(path: Path) -> int:
@@ -83,7 +95,7 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Find
         yield from check()
     except Exception as error:  # noqa: BLE001 - a doctor that dies tells nothing
         subject = name.removeprefix("check_")
-        yield broken(subject, f"{type(error).__name__}: {error}", "please report this")
+        yield broken(subject, f"{type(error).__name__}: {error}", cure(error))
 
 
 def report(findings: Iterable[Finding]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from rdmatensor.config import Settings
+from rdmatensor.doctor.cures import cure
 from rdmatensor.doctor.finding import Finding, broken, ok, slower
 from rdmatensor.errors import RdmaTensorError
 
@@ -33,8 +34,12 @@ def check(settings: Settings, *, has_device: bool) -> Iterator[Finding]:
     """
     from rdmatensor.context import Context
 
-    with Context(_for_trial(settings, "auto")) as context:
-        state = cast("dict[str, dict[str, object]]", context.describe()["transports"])
+    try:
+        with Context(for_trial(settings, "auto")) as context:
+            state = cast("dict[str, dict[str, object]]", context.describe()["transports"])
+    except RdmaTensorError as error:
+        yield broken("transports", f"no context can be opened: {error}", cure(error))
+        return
     names: tuple[TransportName, ...] = ("shm", "tcp", "verbs")
     for name in names:
         if state[name]["is_viable"]:
@@ -52,8 +57,8 @@ def _judge(settings: Settings, name: str, why: str, *, has_device: bool) -> Find
         text += f"; RDMATENSOR_TRANSPORT={name} forces it"
         return broken(name, text, "unset RDMATENSOR_TRANSPORT, or " + cure)
     if name == settings.require:
-        text += f"; RDMATENSOR_REQUIRE={name} refuses peers on other hosts"
-        return slower(name, text, "unset RDMATENSOR_REQUIRE, or " + cure)
+        text += f"; RDMATENSOR_REQUIRE={name} makes every pair with another host fail"
+        return broken(name, text, "unset RDMATENSOR_REQUIRE, or " + cure)
     if name == "verbs" and has_device:
         return broken(name, f"{text}; tcp is used in its place", cure)
     if name == "verbs":
@@ -61,23 +66,23 @@ def _judge(settings: Settings, name: str, why: str, *, has_device: bool) -> Find
     return slower(name, text, "see the reason")
 
 
-def _for_trial(settings: Settings, name: TransportName) -> Settings:
-    """Change what a trial in one process has no use for: a large arena, fixed ports."""
+def for_trial(settings: Settings, name: TransportName) -> Settings:
+    """Change what a trial in one process has no use for: a large arena, fixed ports, a trace."""
     return replace(
         settings, transport=name, require="auto", arena_mb=_ARENA_MB, arena_max_mb=None,
-        ports=None, metrics_port=None,
+        ports=None, metrics_port=None, trace=None,
     )  # fmt: skip
 
 
 def _try(settings: Settings, name: TransportName) -> Finding:
     from rdmatensor.context import Context
 
-    chosen = _for_trial(settings, name)
+    chosen = for_trial(settings, name)
     try:
         with Context(chosen) as writer, Context(chosen) as owner:
             return ok(name, measure_pair(writer, owner))
     except RdmaTensorError as error:
-        return broken(name, f"a write to ourselves fails: {error}", "see the error")
+        return broken(name, f"a write to ourselves fails: {error}", cure(error))
 
 
 def measure_pair(writer: Context, owner: Context) -> str:

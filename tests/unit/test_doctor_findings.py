@@ -37,7 +37,7 @@ from rdmatensor.doctor.loopback import _judge
         (Settings(), False, "ok"),
         (Settings(), True, "broken"),
         (Settings(transport="verbs"), False, "broken"),
-        (Settings(require="verbs"), False, "slower"),
+        (Settings(require="verbs"), False, "broken"),
     ],
 )
 def test_what_it_means_that_verbs_cannot_be_used(
@@ -221,3 +221,6 @@ def test_the_document_has_every_subject_and_the_numbers() -> None:
     assert f"fewer than {host.OPEN_FILES_LEAST} files" in document
     assert f"below {rdma.MTU_MOST} for each packet" in document
     assert f"{cli.PORT} if none does" in document
+    asked = re.findall(r'_tried\("(\w+)"', code)
+    assert len(asked) == 4
+    assert [subject for subject in asked if f"`{subject}`" not in document] == []
