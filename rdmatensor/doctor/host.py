@@ -5,6 +5,7 @@ All is read from files, and what the kernel has counted is told; a wake-up alone
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ _DMA_BUF = (5, 12)  # the first kernel in which an RDMA device registers another
 _GOVERNORS_FULL = frozenset({"performance", "schedutil", "ondemand"})
 _NODES = "sys/devices/system/node"
 _LOCAL_DISTANCE = 10  # what firmware calls a node's distance to itself
+_WIDTH_UNKNOWN = 255  # what the kernel has for a width that cannot be read
 _ACS_CAPABILITY = 0x000D
 # Bits of the ACS control register that send peer-to-peer requests, or their answers, upwards.
 _ACS_REDIRECTS = 0x001C
@@ -100,10 +102,6 @@ def check_governor(machine: Machine) -> Iterator[Finding]:
 
 def check_memory(machine: Machine) -> Iterator[Finding]:
     """Whether the arena fits, and what /dev/shm is."""
-    limit = cgroup.memory_limit_bytes(machine)
-    arena_mb = machine.arena_bytes >> 20
-    total = re.search(r"MemTotal:\s+(\d+)", machine.text("proc/meminfo") or "")
-    total_bytes = int(total.group(1)) << 10 if total else None
     bound_mb = machine.settings.arena_max_mb
     if bound_mb is not None and bound_mb << 20 < machine.plan_bytes:
         yield broken(
@@ -112,23 +110,33 @@ def check_memory(machine: Machine) -> Iterator[Finding]:
             f"{machine.plan_bytes} bytes",
             f"export RDMATENSOR_ARENA_MAX_MB={(machine.plan_bytes >> 20) + 1}",
         )
-    if limit is not None and limit < machine.arena_bytes:
-        yield (broken if limit < machine.plan_bytes else slower)(
-            "memory",
-            f"the control group's limit is {limit >> 20} MiB, "
-            + (
-                f"the plan's arena takes {machine.plan_bytes} bytes"
-                if limit < machine.plan_bytes
-                else f"less than one piece of the arena, {arena_mb} MiB"
-            ),
+    limit = cgroup.memory_limit_bytes(machine)
+    total = re.search(r"MemTotal:\s+(\d+)", machine.text("proc/meminfo") or "")
+    total_bytes = int(total.group(1)) << 10 if total else None
+    if limit is not None and (total_bytes is None or limit < total_bytes):
+        arena_mb = machine.arena_bytes >> 20
+        yield _judge_memory(
+            machine, limit, f"the control group's limit is {limit >> 20} MiB",
             f"docker update --memory={2 * arena_mb}m CONTAINER; in Kubernetes "
             "resources.limits.memory; systemctl set-property UNIT MemoryMax=",
-        )
-    elif limit is not None and (total_bytes is None or limit < total_bytes):
-        yield ok("memory", f"the control group's limit is {limit >> 20} MiB")
+        )  # fmt: skip
     elif total_bytes is not None:
-        yield ok("memory", f"{total_bytes >> 20} MiB, no limit of a control group below it")
+        yield _judge_memory(
+            machine, total_bytes, f"{total_bytes >> 20} MiB, no limit of a control group below it",
+            "export RDMATENSOR_ARENA_MB=, for a smaller piece; for a plan, a machine with more "
+            "memory, or more ranks",
+        )  # fmt: skip
     yield from _check_shm(machine)
+
+
+def _judge_memory(machine: Machine, room_bytes: int, text: str, fix: str) -> Finding:
+    if room_bytes < machine.plan_bytes:
+        text = f"{text}, the plan's arena takes {machine.plan_bytes} bytes"
+        return broken("memory", text, fix)
+    if room_bytes < machine.arena_bytes:
+        text = f"{text}, less than one piece of the arena, {machine.arena_bytes >> 20} MiB"
+        return slower("memory", text, fix)
+    return ok("memory", text)
 
 
 def _check_shm(machine: Machine) -> Iterator[Finding]:
@@ -222,15 +230,29 @@ def _gigabytes(transfers: float, width: int) -> float:
     return transfers * width / 8 * (0.8 if transfers < 8 else 128 / 130)
 
 
+def _lanes(machine: Machine, path: str) -> int:
+    """Return a link's width; 0: it is not told, for which the kernel has a width of 255, too."""
+    width = machine.number(path) or 0
+    return width if 0 < width < _WIDTH_UNKNOWN else 0
+
+
+def _transfers(machine: Machine, path: str) -> float:
+    """Return GT/s of a link; 0: they are not told ("Unknown")."""
+    found = re.match(r"\d+(\.\d+)?", machine.text(path) or "")
+    return float(found.group()) if found else 0.0
+
+
 def _check_link(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
-    width = machine.number(f"{folder}/current_link_width") or 0
-    widest = machine.number(f"{folder}/max_link_width") or width
-    speed, fastest = (
-        float((machine.text(f"{folder}/{which}_link_speed") or "0").split()[0])
-        if re.match(r"\d", machine.text(f"{folder}/{which}_link_speed") or "")
-        else 0.0
-        for which in ("current", "max")
-    )
+    # A virtual function has no link of its own: its registers are empty, or a copy.
+    if machine.has(f"{folder}/physfn/current_link_width"):
+        folder = f"{folder}/physfn"
+    width = _lanes(machine, f"{folder}/current_link_width")
+    speed = _transfers(machine, f"{folder}/current_link_speed")
+    if not width or not speed:
+        yield ok(f"pcie {name}", "its link is not told, as by a virtual function")
+        return
+    widest = _lanes(machine, f"{folder}/max_link_width") or width
+    fastest = _transfers(machine, f"{folder}/max_link_speed") or speed
     text = f"x{width} at {speed:g} GT/s"
     if width >= widest and speed >= fastest:
         yield ok(f"pcie {name}", f"{text}, as it can")
@@ -294,15 +316,24 @@ def _check_numa(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
     node = machine.number(f"{folder}/numa_node")
     if node is None or node < 0:
         return
-    distances = numbers_of(machine.text(f"{_NODES}/node{node}/distance") or "")
     nodes = _usable(machine)
-    if not nodes or node in nodes or max(nodes) >= len(distances):
+    if not nodes:
+        yield ok(f"numa {name}", f"node {node}; of which node the cores are is not told")
+        return
+    if node in nodes:
         yield ok(f"numa {name}", f"node {node}, with cores that may be used")
         return
-    nearest = min(nodes, key=lambda number: distances[number])
+    # The kernel lists the nodes that are online, in their order.
+    words = numbers_of(machine.text(f"{_NODES}/node{node}/distance") or "")
+    distances = dict(zip(_online(machine), words, strict=False))
+    nearest = min(nodes, key=lambda number: distances.get(number, math.inf))
+    far = (
+        f"distance {distances[nearest]}, where {_LOCAL_DISTANCE} is near"
+        if nearest in distances
+        else "how far is not told"
+    )
     yield slower(
         f"numa {name}",
-        f"node {node}, and the cores that may be used are of node {nearest}: distance "
-        f"{distances[nearest]}, where {_LOCAL_DISTANCE} is near",
+        f"node {node}, and the cores that may be used are of node {nearest}: {far}",
         f"numactl --cpunodebind={node} --membind={node} COMMAND",
     )

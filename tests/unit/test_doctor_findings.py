@@ -76,6 +76,24 @@ def test_a_plan_must_find_room(tmp_path: Path) -> None:
     assert levels(2 << 30) == {"arena": "broken", "memory": "broken", "memlock": "slower"}
 
 
+@pytest.mark.parametrize("limit", ["max", f"{8 << 30}"])
+def test_a_plan_must_find_room_in_the_machine(tmp_path: Path, limit: str) -> None:
+    root = planted(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/\n",
+            "proc/self/mountinfo": "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "sys/fs/cgroup/memory.max": f"{limit}\n",
+            "proc/meminfo": f"MemTotal:       {2 << 20} kB\n",
+        },
+    )
+    for plan_bytes, level in ((2 << 30, "ok"), ((2 << 30) + 1, "broken")):
+        found = next(host.check_memory(Machine(root, plan_bytes=plan_bytes)))
+        assert (found.subject, found.level) == ("memory", level), found
+    assert f"the plan's arena takes {(2 << 30) + 1} bytes" in found.text
+    assert "more memory" in found.fix
+
+
 TWO_NODES = {
     "sys/devices/system/node/online": "0-1\n",
     "sys/devices/system/node/node0/cpulist": "0-3\n",
