@@ -142,6 +142,14 @@ rdti_slot_error(const char *name, const struct rdt_error *err)
     return named;
 }
 
+/* At on_release: the error of a write of the slot, if it has one. */
+static inline void
+rdti_slot_name_end(struct rdt_transfer *t, const char *name)
+{
+    if (t->error != NULL)
+        *t->error = rdti_slot_error(name, t->error);
+}
+
 /* [driver] Every later call returns err. */
 void rdti_slot_end(rdt_slot *slot, const struct rdt_error *err);
 void rdti_slot_tx_end(rdt_slot_tx *tx, const struct rdt_error *err);

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork.h"
-#include "base/text.h"
 #include "core/slot_impl.h"
 #include "core/sums.h"
 #include "wire/notify.h"
@@ -308,6 +307,7 @@ drop_user(rdt_slot_tx *tx)
 static void
 on_write_over(struct rdt_transfer *t)
 {
+    rdti_slot_name_end(t, ((rdt_slot_tx *)t->owner)->info.name);
     drop_user(t->owner);
 }
 

@@ -225,13 +225,13 @@ rdti_transfer_discard(struct rdt_transfer *t)
 void
 rdti_transfer_finish(struct rdt_transfer *t, rdt_status status, const struct rdt_error *err)
 {
-    if (t->on_release != NULL)
-        t->on_release(t);
-    trace_end(t, status);
     assert(!rdti_transfer_is_done(t)); /* PENDING -> DONE, once */
     t->status = status;
     if (status != RDT_OK && err != NULL && (t->error = malloc(sizeof(*t->error))) != NULL)
         *t->error = *err; /* without memory the status alone has to do */
+    if (t->on_release != NULL)
+        t->on_release(t);
+    trace_end(t, status);
     /* seq_cst: publishes the result; pairs with rdti_transfer_is_done() before a sleep. */
     atomic_store_explicit(&t->is_done, 1, memory_order_seq_cst);
     if (atomic_exchange_explicit(&t->hook, HOOK_DONE, memory_order_acq_rel) != 0)

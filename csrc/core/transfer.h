@@ -29,8 +29,9 @@ struct rdt_transfer {
     struct rdt_block pair[2]; /* room for op.blocks of a head and a payload */
     struct rdt_block *blocks; /* copied list of write_many, freed with the transfer */
     struct rdt_error *error;  /* set before DONE if status is not RDT_OK */
-    void (*on_release)(struct rdt_transfer
-                           *t); /* at finish, before waiters see it; may be NULL. Does not block. */
+    /* At finish, before waiters see it: the result is there, and its error may be given more words.
+     * May be NULL. Does not block. */
+    void (*on_release)(struct rdt_transfer *t);
     void (*on_drop)(
         struct rdt_transfer *t); /* [driver] the handle was given up while PENDING; may be NULL */
     void *owner;                 /* of those two */

@@ -250,13 +250,28 @@ is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     return false;
 }
 
+/* Of a failed request a device fills in little; what it was stands with us. `qp` may be NULL. */
+static const char *
+kind_of(struct rdti_verbs_lane *lane, const struct rdti_verbs_qp *qp, const struct ibv_wc *wc)
+{
+    const uint64_t sequence = wc->wr_id & UINT64_C(0xffffffffffff);
+    const char *kind = "request";
+
+    if (wc->wr_id >> 56 == RDTI_VERBS_WR_RX)
+        return "receive";
+    (void)pthread_mutex_lock(&lane->lock);
+    if (qp != NULL && sequence >= qp->tx_done && sequence < qp->tx_posted)
+        kind = qp->records[sequence % RDTI_VERBS_SQ_DEPTH].is_read ? "read" : "write";
+    (void)pthread_mutex_unlock(&lane->lock);
+    return kind;
+}
+
 void
 rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     struct rdti_verbs_lane *lane = link->lane;
     const struct rdti_verbs_nic *nic = link->nic;
     const struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
-    const uint32_t kind = (uint32_t)(wc->wr_id >> 56);
     const bool is_peer = wc->status == IBV_WC_RETRY_EXC_ERR ||
                          wc->status == IBV_WC_RNR_RETRY_EXC_ERR ||
                          wc->status == IBV_WC_WR_FLUSH_ERR || wc->status == IBV_WC_REM_ABORT_ERR;
@@ -270,8 +285,7 @@ rdti_verbs_fail_completion(struct rdti_verbs_link *link, const struct ibv_wc *wc
         &err, is_peer ? RDT_EPEER : RDT_EDEVICE, lane->args.peer_rank,
         "verbs lane to rank %d: a %s on %s port %u, QP 0x%x to 0x%x, %s, ended with \"%s\" (status "
         "%d, vendor code 0x%x)%s%s%s%s; %llu messages came before; %s",
-        lane->args.peer_rank, kind == RDTI_VERBS_WR_RX ? "receive" : "write or read", nic->name,
-        nic->port, wc->qp_num,
+        lane->args.peer_rank, kind_of(lane, qp, wc), nic->name, nic->port, wc->qp_num,
         qp == NULL ? 0 : lane->peer.ports[link->peer_port].qps[wc->wr_id >> 48 & 0xff].qpn,
         link->pair_text, lane->verbs->ops->wc_status_str(wc->status), (int)wc->status,
         wc->vendor_err, nic->event[0] != '\0' ? "; the device reported: " : "", nic->event,

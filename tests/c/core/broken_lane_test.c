@@ -99,4 +99,73 @@ TEST_TIMEOUT(a_break_of_which_nobody_says_more_is_the_reason_itself, 60)
     check_end(false, RDT_EDEVICE, "remote access error");
 }
 
+/* Nothing is on the wire, and rank 1 posts nothing: rank 0's next request is the one to break. */
+static void
+hold_rank_1(void)
+{
+    const uint64_t deadline_ns = test_now_ns() + rig_patience_ns();
+
+    rdti_engine_enter(rig.ctx[1]->engine);
+    while (sim_executed() != sim_counts().requests && test_now_ns() < deadline_ns)
+        test_sleep_ns(100000);
+    CHECK_UINT_EQ(sim_executed(), sim_counts().requests);
+}
+
+/* The lane knows its device and no tensor; whoever waits for one hears of both. */
+static void
+check_slot_is_named(uint32_t kind)
+{
+    static const char *const words[] = {
+        "slot 'acts': verbs lane to rank 1: a write on sim0 port 1, ",
+        "::ffff:10.0.0.1 to ::ffff:10.0.0.1",
+        "ended with \"remote access error\" (status 10, vendor code 0x51)", "refused the key"};
+    static const float tensor[16];
+    const struct rdt_tensor_desc desc = {
+        .struct_size = sizeof(desc), .kind = kind, .dtype = RDT_F32, .ndim = 2, .dims = {4, 4}};
+    struct rdt_error err[2] = {{0}};
+    rdt_transfer *put = NULL;
+    rdt_region *region = NULL;
+    rdt_slot *slot = NULL;
+    rdt_slot_tx *tx = NULL;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_VERBS);
+    ep = rig_ready(rig.group[0], 1);
+    CHECK_OK(rdt_region_alloc(rig.ctx[1], BYTES, 0, &region, err), err);
+    CHECK_OK(rdt_region_export(region, &remote, err), err);
+    CHECK_OK(rdt_slot_create(rig_ready(rig.group[1], 0), "acts", &desc, &slot, err), err);
+    CHECK_OK(rdt_slot_tx_open(ep, "acts", &desc, rig_patience_ns(), &tx, err), err);
+    CHECK_OK(rig_end(begin_write(), err), err); /* rank 1's key is here */
+    hold_rank_1();
+    sim_break_next(IBV_WC_REM_ACCESS_ERR);
+    CHECK_OK(rdt_slot_tx_put(tx, tensor, desc.dims, rig_patience_ns(), &put, err), err);
+    CHECK_STATUS(rig_end(put, &err[0]), RDT_EDEVICE);
+    rdti_engine_leave(rig.ctx[1]->engine);
+    CHECK_STATUS(rdt_slot_tx_put(tx, tensor, desc.dims, rig_patience_ns(), &put, &err[1]),
+                 RDT_EDEVICE); /* as every later call */
+    for (uint32_t i = 0; i < 2; i++) {
+        CHECK_INT_EQ(err[i].peer_rank, 1);
+        for (uint32_t w = 0; w < sizeof(words) / sizeof(words[0]); w++)
+            CHECK_STR_CONTAINS(err[i].message, words[w]);
+    }
+    rdt_slot_tx_destroy(tx);
+    rdt_slot_destroy(slot);
+    rdt_region_free(region, NULL, NULL);
+    rig_close(&rig);
+}
+
+TEST_TIMEOUT(a_static_slot_is_named_with_all_that_the_device_said, 60)
+{
+    check_slot_is_named(RDT_SLOT_STATIC);
+}
+
+TEST_TIMEOUT(a_bounded_slot_is_named_too, 60)
+{
+    check_slot_is_named(RDT_SLOT_BOUNDED);
+}
+
+TEST_TIMEOUT(a_dynamic_slot_is_named_too, 60)
+{
+    check_slot_is_named(RDT_SLOT_DYNAMIC);
+}
+
 TEST_MAIN()

@@ -154,7 +154,8 @@ check_break(enum ibv_wc_status wc_status, rdt_status want, const char *part)
     CHECK_INT_EQ(p.ab.error.status, want);
     CHECK_INT_EQ(p.ab.error.wc_status, wc_status);
     CHECK_INT_EQ(p.ab.error.vendor_err, 0x51);
-    CHECK_STR_CONTAINS(p.ab.error.message, "sim0 port 1");
+    CHECK_INT_EQ(p.ab.error.peer_rank, 1);
+    CHECK_STR_CONTAINS(p.ab.error.message, "verbs lane to rank 1: a write on sim0 port 1, QP 0x");
     CHECK_STR_CONTAINS(p.ab.error.message, "::ffff:10.0.0.1 to ::ffff:10.0.0.1");
     CHECK_STR_CONTAINS(p.ab.error.message, part);
     (void)snprintf(flushed, sizeof(flushed), "; %u requests behind it were flushed", failed - 1);
