@@ -130,42 +130,6 @@ rdti_group_rank_name(const rdt_group *group, uint32_t rank)
 
 /* ---- Members ----------------------------------------------------------------------------- */
 
-void
-rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
-{
-    struct rdti_member *member = &group->members[rank];
-
-    if (member->ep == ep || (member->ep != NULL && !rdti_endpoint_is_ended(member->ep)) ||
-        !rdti_endpoint_hold(ep))
-        return;
-    if (member->ep != NULL)
-        rdt_endpoint_close(member->ep); /* the peer has come back */
-    else
-        group->opened++;
-    member->ep = ep;
-    member->has_heard = false;
-    if (group->suspect.peer_rank == rdti_group_global_rank(group, rank))
-        group->suspect.status = RDT_OK;
-    if (group->state != RDTI_GROUP_LIVE)
-        rdti_group_spread_abort(group, NULL);
-}
-
-void
-rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *m, uint64_t group_id,
-                        uint32_t source)
-{
-    rdt_group *group = rdti_groups_find(groups, group_id);
-    const struct rdti_gone *gone = group == NULL ? rdti_groups_find_gone(groups, group_id) : NULL;
-
-    if (gone != NULL)
-        rdti_groups_tell_gone(gone, m);
-    else if (group == NULL)
-        m->interests[m->interest_count++ % RDTI_INTERESTS] =
-            (struct rdti_interest){.group_id = group_id, .source = source};
-    else if (source < group->size && source != group->rank)
-        rdti_member_hold(group, source, m->ep);
-}
-
 /* The blob says who the member is: perhaps somebody who is known to be dead. */
 static rdt_status
 note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_bytes,
@@ -410,8 +374,10 @@ catch_up_with(rdt_group *group, struct rdti_mailbox *m)
         struct rdti_interest *interest = &m->interests[i];
         if (interest->group_id != group->id || m->has_ended)
             continue;
-        rdti_groups_on_interest(group->groups, m, group->id, interest->source);
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         interest->group_id = 0;
+        if (rdti_groups_on_interest(group->groups, m, group->id, interest->source, &err) != RDT_OK)
+            rdti_endpoint_fail(m->ep, &err, false);
     }
 }
 

@@ -226,11 +226,15 @@ void rdti_group_adopt(rdt_group *group, struct rdti_list *orphans);
 rdt_status rdti_group_enter(rdt_group *group, uint32_t peer, struct rdt_error *err);
 /* Whether a message from `src` can still come. */
 rdt_status rdti_group_can_receive(rdt_group *group, uint32_t src, struct rdt_error *err);
-/* The peer uses this path for the group: keep it as long as the group lives. */
-void rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *mailbox,
-                             uint64_t group_id, uint32_t source);
+/* The peer uses this path for the group: keep it as long as the group lives. RDT_EPROTO: it cannot
+ * be the member that it says it is. */
+rdt_status rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *mailbox,
+                                   uint64_t group_id, uint32_t source, struct rdt_error *err);
 /* The member's endpoint is this one, if it has none that lives. */
 void rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep);
+/* The same for a peer that says it is the member, and may be. RDT_EPROTO: it cannot be. */
+rdt_status rdti_member_claim(rdt_group *group, uint32_t rank, rdt_endpoint *ep,
+                             struct rdt_error *err);
 /* Throws a message away; the sender of an RTS is told why. */
 void rdti_arrival_drop(struct rdti_arrival *arrival, const struct rdt_error *why);
 /* Ends the receives that wait for `rank`. */

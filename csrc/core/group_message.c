@@ -228,29 +228,6 @@ take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
     rdti_parcel_free(parcel);
 }
 
-/* The member that the message says it is from. A peer that connects first is counted, so that
- * the path lives as long as the group. */
-static rdt_status
-check_source(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message *head,
-             struct rdt_error *err)
-{
-    const int32_t rank = rdti_endpoint_rank(m->ep);
-
-    if (head->source >= group->size || head->source == group->rank)
-        return rdti_error_set_rank(
-            err, RDT_EPROTO, rank,
-            "mailbox: rank %d sent a message as member %u of group '%s', which cannot be it",
-            (int)rank, head->source, group->name);
-    struct rdti_member *member = &group->members[head->source];
-    if (member->has_uuid && memcmp(member->uuid, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0)
-        return rdti_error_set_rank(
-            err, RDT_EPROTO, rank,
-            "mailbox: rank %d sent a message as member %u of group '%s', which is another process",
-            (int)rank, head->source, group->name);
-    rdti_member_hold(group, head->source, m->ep);
-    return RDT_OK;
-}
-
 /* False: the group is not gone, but yet to come. What broke it is said here too: the refusal may be
  * faster than the abort on the side channel. */
 static bool
@@ -340,7 +317,7 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
     if (group == NULL && refuse_late(groups, m, head))
         return RDT_OK;
     if (group != NULL) {
-        const rdt_status status = check_source(group, m, head, err);
+        const rdt_status status = rdti_member_claim(group, head->source, m->ep, err);
         if (status != RDT_OK)
             return status;
         if (group->state != RDTI_GROUP_LIVE) {
@@ -381,7 +358,8 @@ rdti_group_adopt(rdt_group *group, struct rdti_list *orphans)
         next = node->next;
         if (arrival->head.group_id != group->id)
             continue;
-        rdt_status status = check_source(group, arrival->mailbox, &arrival->head, &err);
+        rdt_status status =
+            rdti_member_claim(group, arrival->head.source, arrival->mailbox->ep, &err);
         if (status == RDT_OK)
             status = store(group, arrival, &err);
         if (status != RDT_OK)

@@ -249,9 +249,9 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
         rdti_receive_on_fin(m, head->id);
         return RDT_OK;
     case RDTI_MESSAGE_CREDIT:
-        if (head->group_id != 0)
-            rdti_groups_on_interest(m->groups, m, head->group_id, head->source);
-        return RDT_OK;
+        if (head->group_id == 0)
+            return RDT_OK;
+        return rdti_groups_on_interest(m->groups, m, head->group_id, head->source, err);
     case RDTI_MESSAGE_GROW:
         return on_grow(m, err);
     case RDTI_MESSAGE_RING:

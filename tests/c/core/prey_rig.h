@@ -23,12 +23,12 @@ struct prey {
 #define LARGE_BYTES (1 << 20)
 
 static inline void
-prey_make_over(struct prey *prey, uint32_t transport)
+prey_make_of(struct prey *prey, uint32_t size, uint32_t transport)
 {
     struct rdt_error err = {0};
     rdt_endpoint *ep;
 
-    rig_open(&prey->rig, 2, transport);
+    rig_open(&prey->rig, size, transport);
     CHECK_OK(rdt_group_endpoint(prey->rig.group[0], 1, &ep, &err), &err);
     CHECK_OK(rdt_endpoint_wait_ready(ep, rig_patience_ns(), &err), &err);
     prey->room = malloc(ROOM_BYTES);
@@ -42,6 +42,12 @@ prey_make_over(struct prey *prey, uint32_t transport)
     rdti_engine_enter(prey->engine);
     prey->m->rx = prey->ring;
     prey->m->rx_pos = 0;
+}
+
+static inline void
+prey_make_over(struct prey *prey, uint32_t transport)
+{
+    prey_make_of(prey, 2, transport);
 }
 
 static inline void
