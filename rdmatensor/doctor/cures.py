@@ -12,6 +12,7 @@ from rdmatensor.errors import (
     ProtocolError,
     RdmaTensorError,
     TransferTimeout,
+    TransportNotViable,
     VersionMismatch,
 )
 
@@ -25,6 +26,7 @@ _CURES: tuple[tuple[type[RdmaTensorError], str], ...] = (
     (ProtocolError, "install the same version of rdmatensor on every host"),
     (PeerError, "look at what the doctor of that rank printed, and at the network between"),
     (TransferTimeout, f"start the doctor on every host, and look at the firewalls; {ALONE}"),
+    (TransportNotViable, "unset RDMATENSOR_TRANSPORT, or mend what the text says is in the way"),
     (Mismatch, "give every host the same settings"),
     (OutOfMemory, "lift the limit that the text names"),
 )

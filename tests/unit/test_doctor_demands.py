@@ -137,6 +137,7 @@ def test_the_plan_of_the_job_is_opened(
         (errors.PeerError, "the doctor of that rank"),
         (errors.TransferTimeout, "start the doctor on every host"),
         (errors.Mismatch, "the same settings"),
+        (errors.TransportNotViable, "unset RDMATENSOR_TRANSPORT"),
         (errors.OutOfMemory, "the limit"),
         (errors.InternalError, REPORT),
     ],
