@@ -48,7 +48,9 @@ class Rendezvous(Protocol):
 class LastOperation(TypedDict):
     """One operation of a group, as this rank saw it."""
 
-    number: int  # among the group's, from 1 on
+    number: int  # among all that this rank did in the group, from 1 on
+    sequence: int | None  # of its last collective: "#3" in errors of all ranks; None: it has none
+    collectives: int  # how many it is: 0 for a message, several for a list of large tensors
     operation: str  # "rdmatensor:recv from rank 3, tag 0"
     bytes: int  # of the inputs
     dtype: torch.dtype
@@ -67,11 +69,8 @@ class BackendPart(Protocol):
         """Return the backend's name."""
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
-
     def _get_sequence_number_for_group(self) -> int: ...
-
     def _counters(self) -> dict[str, int]: ...
-
     def _collectives(self) -> str: ...
 
     number: int
@@ -329,6 +328,7 @@ def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
 def sequence_number(group: ProcessGroup | None = None) -> int:
     """Return how many collectives this rank has begun in the group; equal on ranks in step.
 
+    Errors and last_operations() number them so: "all_reduce #3" is the group's third collective.
     ProcessGroup._get_sequence_number_for_group() refuses all but torch's own backends.
     Raises: ValueError (the group is another backend's, or this rank is no member of it).
     """

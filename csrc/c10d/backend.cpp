@@ -449,14 +449,10 @@ Backend::run_at_once(Operation &operation, const Call &call)
 
     if (group_ == nullptr)
         C10_THROW_ERROR(DistBackendError, c10::str(title, ": the group was shut down"));
-    take_off(operation);
+    take_off(operation, 1);
     const rdt_status status = begin_call(group_, call, RDT_COLL_SPIN, &transfer, &error);
-    if (status != RDT_OK) {
-        const std::exception_ptr failure = make_error(status, title, error);
-        flight_->end(operation.number, failure);
-        rethrow_kept_exception();
-        std::rethrow_exception(failure);
-    }
+    if (status != RDT_OK)
+        take_back({title, operation.number, 1}, status, error);
     if (rdt_transfer_test(transfer, nullptr) != RDT_OK)
         return transfer;
     rdt_transfer_free(transfer);
@@ -488,37 +484,37 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
     record(operation, calls);
     if (!operation.is_async && calls.size() == 1 && !at::hasCallbacks()) {
         rdt_transfer *const transfer = run_at_once(operation, calls[0]);
-        operation.sequence = sequence_.fetch_add(1, std::memory_order_relaxed);
         if (transfer != nullptr)
             return work_of(operation, transfer);
         note_end(operation, nullptr);
         return {};
     }
-    const char *const title = operation.title;
     const bool is_async = operation.is_async;
     const std::shared_lock lock(group_mutex_);
 
     if (group_ == nullptr)
-        C10_THROW_ERROR(DistBackendError, c10::str(title, ": the group was shut down"));
+        C10_THROW_ERROR(DistBackendError, c10::str(operation.title, ": the group was shut down"));
     operation.timeout = timeout_or_own(operation.timeout);
     operation.has_own_deadline = true;
     operation.order = number_;
     operation.in_flight = in_flight_;
-    operation.sequence = sequence_.fetch_add(calls.size(), std::memory_order_relaxed);
-    take_off(operation);
-    const uint64_t number = operation.number;
-    auto work = c10::make_intrusive<Work>(rank_, std::move(operation), calls.size());
+    take_off(operation, calls.size());
+    Refused rest = {operation.title, operation.number, calls.size()};
+    c10::intrusive_ptr<Work> work;
+    try {
+        work = c10::make_intrusive<Work>(rank_, std::move(operation), calls.size());
+    } catch (const std::exception &) {
+        take_back(rest, std::current_exception());
+        throw;
+    }
     for (const Call &call : calls) {
         rdt_transfer *transfer = nullptr;
         rdt_error error = {};
         const rdt_status status = begin_call(group_, call, 0, &transfer, &error);
-        if (status != RDT_OK) {
-            const std::exception_ptr failure = make_error(status, title, error);
-            flight_->end(number, failure);
-            rethrow_kept_exception();
-            std::rethrow_exception(failure);
-        }
+        if (status != RDT_OK)
+            take_back(rest, status, error);
         work->add(transfer);
+        rest.left--;
     }
     if (is_async)
         in_flight_->add(work);

@@ -181,9 +181,17 @@ class Backend final : public c10d::Backend
 
   private:
     struct Message;
+    /* An operation that took off and cannot begin, or not with all of its collectives. */
+    struct Refused {
+        const char *title;
+        uint64_t number; /* of the Flight */
+        uint64_t left;   /* of its collectives */
+    };
 
     rdt_coll_args args_for(uint32_t op, const Elements &elements, Milliseconds timeout) const;
-    void take_off(Operation &operation);
+    void take_off(Operation &operation, uint64_t collectives);
+    [[noreturn]] void take_back(const Refused &refused, rdt_status status, const rdt_error &error);
+    void take_back(const Refused &refused, const std::exception_ptr &failure) noexcept;
     rdt_transfer *run_at_once(Operation &operation, const Call &call);
     WorkPtr work_of(Operation &operation, rdt_transfer *transfer);
     WorkPtr start(Operation operation, const std::vector<Call> &calls);
@@ -213,7 +221,7 @@ class Backend final : public c10d::Backend
     std::shared_ptr<CompletionHook> hook_; /* set once */
     Recorder recorder_;
     std::atomic<int64_t> timeout_ms_;
-    std::atomic<uint64_t> sequence_{0};
+    std::atomic<uint64_t> sequence_{0}; /* of the last collective; the library counts alike */
     std::atomic<uint64_t> monitored_count_{0};
     std::atomic<uint64_t> symmetric_count_{0};
     std::mutex batches_mutex_;

@@ -17,6 +17,18 @@ namespace
 
 using Clock = std::chrono::steady_clock;
 
+/* " #5" or " #5 to #7", as errors have it; "" for a message. */
+std::string
+numbers_of(const Flight::Entry &entry)
+{
+    if (entry.collectives == 0)
+        return "";
+    if (entry.collectives == 1)
+        return c10::str(" #", entry.sequence);
+    return c10::str(" #", entry.sequence - entry.collectives + 1, " to #", entry.sequence);
+}
+
+/* "all_reduce #5", which an error and every other rank say, too; before it what this rank counts. */
 std::string
 in_words(const Flight::Entry &entry)
 {
@@ -24,9 +36,9 @@ in_words(const Flight::Entry &entry)
     char took[32];
 
     (void)std::snprintf(took, sizeof(took), "%.6f s", entry.seconds());
-    return c10::str("\n  #", entry.number, " ", entry.title, entry.target.words(), ", ",
-                    entry.bytes, " B ", entry.dtype, ", ", states[static_cast<int>(entry.state)],
-                    " ", took);
+    return c10::str("\n  ", entry.number, ". ", entry.title, numbers_of(entry),
+                    entry.target.words(), ", ", entry.bytes, " B ", entry.dtype, ", ",
+                    states[static_cast<int>(entry.state)], " ", took);
 }
 
 std::string
@@ -50,24 +62,21 @@ Flight::Entry::seconds() const noexcept
 }
 
 uint64_t
-Flight::begin(const char *title, Target target, uint64_t bytes, c10::ScalarType dtype)
+Flight::begin(const Entry &begun)
 {
     const Clock::time_point now = Clock::now();
     const std::lock_guard lock(mutex_);
 
     Entry &entry = place_of(++count_);
+    entry = begun;
     entry.number = count_;
-    entry.title = title;
-    entry.target = target;
-    entry.bytes = bytes;
-    entry.dtype = dtype;
     entry.state = State::InFlight;
     entry.begun = now;
     return count_;
 }
 
 void
-Flight::end(uint64_t number, const std::exception_ptr &error) noexcept
+Flight::end(uint64_t number, const std::exception_ptr &error, uint64_t refused) noexcept
 {
     bool is_first = false;
     bool is_of_note = false;
@@ -76,6 +85,8 @@ Flight::end(uint64_t number, const std::exception_ptr &error) noexcept
         Entry &entry = place_of(number);
         if (entry.number == number && entry.state == State::InFlight) {
             entry.state = error ? State::Failed : State::Done;
+            entry.collectives -= refused;
+            entry.sequence = entry.collectives == 0 ? 0 : entry.sequence - refused;
             entry.ended = Clock::now();
             is_of_note = error || !failure_.empty();
         }

@@ -30,8 +30,10 @@ class Flight
   public:
     enum class State { InFlight, Done, Failed };
     struct Entry {
-        uint64_t number = 0;    /* among the group's, from 1 on */
-        const char *title = ""; /* "rdmatensor:all_reduce", static */
+        uint64_t number = 0;      /* among all that this rank did in the group, from 1 on */
+        uint64_t sequence = 0;    /* of its last collective: the "#3" of errors; 0: it has none */
+        uint64_t collectives = 0; /* how many it is, one after the other: 0 for a message */
+        const char *title = "";   /* "rdmatensor:all_reduce", static */
         Target target;
         uint64_t bytes = 0; /* of the inputs */
         c10::ScalarType dtype = c10::ScalarType::Byte;
@@ -45,10 +47,12 @@ class Flight
     /* `group` is for words. */
     explicit Flight(std::string group) : group_(std::move(group)) {}
 
-    /* Returns the number for end(). */
-    uint64_t begin(const char *title, Target target, uint64_t bytes, c10::ScalarType dtype);
-    /* The first end counts. The group's first failure writes the last operations to torch's log. */
-    void end(uint64_t number, const std::exception_ptr &error) noexcept;
+    /* Of `begun` title, target, bytes, dtype, sequence and collectives count. Returns the number
+     * for end(). */
+    uint64_t begin(const Entry &begun);
+    /* The first end counts. The group's first failure writes the last operations to torch's log.
+     * `refused`: so many of its collectives, the last ones, never began. */
+    void end(uint64_t number, const std::exception_ptr &error, uint64_t refused = 0) noexcept;
     /* What the first failure said that was not overcome since; "" if there is none. A later
      * operation of all members, or the same as the one that failed, overcomes it by ending well. */
     std::string failure() const;

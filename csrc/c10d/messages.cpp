@@ -76,7 +76,7 @@ Backend::start_message(const Message &message, at::Tensor tensor)
 
     if (group_ == nullptr)
         C10_THROW_ERROR(DistBackendError, c10::str(message.title, ": the group was shut down"));
-    take_off(operation);
+    take_off(operation, 0);
     const uint64_t number = operation.number;
     auto work = c10::make_intrusive<Work>(rank_, std::move(operation), 1);
     const uint64_t len_bytes = tensor.nbytes();

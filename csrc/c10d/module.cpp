@@ -106,6 +106,8 @@ last_operations(const Backend &backend)
     for (const Flight::Entry &entry : backend.last_operations()) {
         py::dict dict;
         dict["number"] = entry.number;
+        dict["sequence"] = entry.sequence > 0 ? py::object(py::int_(entry.sequence)) : py::none();
+        dict["collectives"] = entry.collectives;
         dict["operation"] = entry.title + entry.target.words();
         dict["bytes"] = entry.bytes;
         dict["dtype"] = py::reinterpret_borrow<py::object>(

@@ -64,19 +64,53 @@ Backend::record(const Operation &operation, const std::vector<Call> &calls)
     }
 }
 
-/* Who looks for it later finds it among the last. */
+/* Who looks for it later finds it among the last, by the numbers that the library is about to give
+ * its collectives. */
 void
-Backend::take_off(Operation &operation)
+Backend::take_off(Operation &operation, uint64_t collectives)
 {
     const at::Tensor *const first = operation.inputs.empty() ? nullptr : &operation.inputs.front();
+    Flight::Entry entry;
 
+    if (collectives > 0) /* relaxed: who calls from two threads at once has no order to keep */
+        operation.sequence =
+            sequence_.fetch_add(collectives, std::memory_order_relaxed) + collectives;
     operation.flight = flight_;
     if (is_hooked_.load(std::memory_order_acquire)) /* pairs with the release behind hook_ */
         operation.hook = hook_;
     if (operation.hook || is_timed_.load(std::memory_order_relaxed))
         operation.begun = std::chrono::steady_clock::now();
-    operation.number = flight_->begin(operation.title, operation.target, bytes_of(operation.inputs),
-                                      first ? first->scalar_type() : c10::ScalarType::Byte);
+    entry.sequence = operation.sequence;
+    entry.collectives = collectives;
+    entry.title = operation.title;
+    entry.target = operation.target;
+    entry.bytes = bytes_of(operation.inputs);
+    entry.dtype = first ? first->scalar_type() : c10::ScalarType::Byte;
+    operation.number = flight_->begin(entry);
+}
+
+/* The numbers of what did not begin are the next one's, as in the library. */
+void
+Backend::take_back(const Refused &refused, const std::exception_ptr &failure) noexcept
+{
+    sequence_.fetch_sub(refused.left, std::memory_order_relaxed); /* as in take_off() */
+    flight_->end(refused.number, failure, refused.left);
+}
+
+/* Throws what the library said. */
+void
+Backend::take_back(const Refused &refused, rdt_status status, const rdt_error &error)
+{
+    std::exception_ptr failure;
+
+    try {
+        failure = make_error(status, refused.title, error);
+    } catch (const std::exception &) {
+        failure = std::current_exception(); /* no memory for words */
+    }
+    take_back(refused, failure);
+    rethrow_kept_exception();
+    std::rethrow_exception(failure);
 }
 
 } // namespace rdmatensor

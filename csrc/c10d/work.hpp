@@ -48,8 +48,8 @@ struct Operation {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs; /* the result; kept with the Work */
     std::chrono::milliseconds timeout;
-    uint64_t sequence;
-    uint64_t order; /* of the Finisher: collectives of one group end in order; 0 for messages */
+    uint64_t sequence; /* of its last collective among the group's, from 1 on; 0: it has none */
+    uint64_t order;    /* of the Finisher: collectives of one group end in order; 0 for messages */
     std::shared_ptr<InFlight> in_flight;       /* of the group; NULL for messages */
     bool has_own_deadline;                     /* the library ends it in time; else wait() does */
     bool is_async;                             /* the caller may go on before it is done */

@@ -501,7 +501,7 @@ rdt_group_timeout(const rdt_group *group)
 uint64_t
 rdt_group_next_sequence(rdt_group *group)
 {
-    return atomic_fetch_add_explicit(&group->sequence, 1, memory_order_relaxed);
+    return atomic_fetch_add_explicit(&group->sequence, 1, memory_order_relaxed) + 1;
 }
 
 rdt_status

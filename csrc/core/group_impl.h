@@ -61,7 +61,7 @@ struct rdt_group {
     char *job_id;
     int32_t *global_ranks; /* NULL: equal to group ranks */
     _Atomic uint64_t timeout_ns;
-    _Atomic uint64_t sequence;
+    _Atomic uint64_t sequence; /* of the last collective; 0: there was none */
     rdt_blob_fn blob;
     void *blob_arg;
     struct rdti_member *members;

@@ -710,7 +710,7 @@ RDT_API uint64_t rdt_group_timeout(const rdt_group *group);
  * the blob function, rdt_endpoint_open() or rdt_group_error() say. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_endpoint(rdt_group *group, uint32_t rank,
                                                     rdt_endpoint **out, struct rdt_error *err);
-/* A counter of the group's collectives: 0, 1, ... in the order of calls. Any thread. */
+/* A counter of the group's collectives: 1, 2, ... in the order of calls. Any thread. */
 RDT_API uint64_t rdt_group_next_sequence(rdt_group *group);
 /*
  * One pointer that whoever composes operations on the group keeps with it. `detach(state)` is
@@ -765,7 +765,7 @@ struct rdt_message_desc {
     uint32_t reduce_op;
     uint32_t root;
     uint64_t count;    /* elements */
-    uint64_t sequence; /* of the group's collectives */
+    uint64_t sequence; /* of the group's collectives: rdt_group_next_sequence() */
 };
 
 /*

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from meeting import meet
 
 import rdmatensor
 
@@ -40,6 +41,7 @@ def until_a_timeout(rank: int, world: int) -> dict[str, Any]:
     else:
         time.sleep(4.0 * SHORT.total_seconds())
     found["after"] = as_json(rdmatensor.last_operations())
+    found["sequence_number"] = rdmatensor.sequence_number()
     return found
 
 
@@ -55,4 +57,54 @@ def many(rank: int, world: int) -> dict[str, Any]:
         "other": as_json(rdmatensor.last_operations(other)),
     }
     dist.destroy_process_group()
+    return found
+
+
+def _began(how: str, group: Any) -> Any:
+    """Begin what the last rank does not come to."""
+    if how != "coalesced":
+        return dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        for _ in range(2):  # too large to go together
+            dist.all_reduce(torch.ones(20_000), group=group)
+    return manager
+
+
+def _failed(act: Any, group: Any) -> dict[str, Any]:
+    """What this rank says of its last operation once that has failed."""
+    try:
+        act()
+    except RuntimeError as error:
+        said = str(error)
+    last = rdmatensor.last_operations(group)
+    return {
+        "error": said,
+        "last": as_json(last)[-1],
+        "messages": [one["sequence"] for one in last if "send" in one["operation"]],
+        "sequence_number": rdmatensor.sequence_number(group),
+    }
+
+
+def stayed_away(rank: int, world: int) -> dict[str, Any]:
+    """The last rank ends each group where the others wait for it; rank 0 has sent more."""
+    dist.init_process_group("rdmatensor", timeout=LONG)
+    found: dict[str, Any] = {}
+    for how in ("alone", "beside messages", "coalesced"):
+        group: Any = dist.new_group()
+        for _ in range(3 if how == "beside messages" else 0):
+            if rank == 0:
+                dist.send(torch.ones(3), world - 1, group=group)
+            if rank == world - 1:
+                dist.recv(torch.ones(3), 0, group=group)
+        for _ in range(2):
+            dist.all_reduce(torch.ones(3), group=group)
+        if rank < world - 1:
+            began = _began(how, group)
+        meet(f"{how}: began", rank, range(world))
+        if rank == world - 1:
+            group._get_backend(torch.device("cpu")).abort()
+        else:
+            found[how] = _failed(began.wait, group)
+            found[f"{how}, again"] = _failed(lambda how=how, group=group: _began(how, group), group)
+        meet(f"{how}: ended", rank, range(world))
     return found

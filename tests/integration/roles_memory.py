@@ -17,6 +17,7 @@ from roles_collectives import TIMEOUT
 from roles_faults import end_stopped, error_of, stop
 
 import rdmatensor
+from rdmatensor.context import default_context
 
 TAG = 7
 WORK_BYTES = 300  # less than a Work has, more than all else that a collective asks for
@@ -41,8 +42,11 @@ def world_group() -> Any:
     return dist.distributed_c10d._get_default_group()
 
 
-def hooked(_rank: int, _world: int, *, whose: str) -> list[int]:
-    """How many records the hook is behind once all calls are over, after each refusal."""
+def hooked(_rank: int, _world: int, *, whose: str) -> list[tuple[int, int]]:
+    """How many records the hook is behind once all calls are over, after each refusal.
+
+    And how far the number of the last collective is from what the library has counted.
+    """
     refuse_one = {"ours": refuse, "torch": refuse_torch}[whose]
     dist.init_process_group("rdmatensor", store=dist.HashStore(), rank=0, world_size=1)
     group = world_group()
@@ -51,6 +55,7 @@ def hooked(_rank: int, _world: int, *, whose: str) -> list[int]:
 
     def reduce() -> None:
         dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(3), async_op=True)
         group._wait_for_pending_works()
 
     reduce()
@@ -62,7 +67,9 @@ def hooked(_rank: int, _world: int, *, whose: str) -> list[int]:
         was_refused = refuse_one(0)
         group._wait_for_pending_works()
         reduce()
-        lags.append(rdmatensor.sequence_number() - 1 - heard[-1])
+        number = rdmatensor.sequence_number()
+        (counted,) = (one["collectives"] for one in default_context().describe()["groups"])
+        lags.append((number - heard[-1], number - counted))
         if not was_refused:
             break
     dist.destroy_process_group()

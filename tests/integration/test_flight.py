@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import jobs
@@ -26,9 +27,11 @@ def test_a_timeout_leaves_the_last_operations(transport: str, tmp_path: Path) ->
         ]
         assert found[-3:] == [*done, (*last, state)]
     assert 0.1 <= first["meanwhile"][-1]["seconds"] <= first["after"][-1]["seconds"]
-    assert "timeout" in first["error"]
+    number = first["after"][-1]["sequence"]
+    assert first["meanwhile"][-1]["sequence"] == first["sequence_number"] == number
+    assert re.search(rf"timeout.*\ball_reduce #{number}: after ", first["error"])
     assert ranks[0].log.count("the last ones of this rank:") == 1
-    assert "rdmatensor:all_reduce, 4000 B Float, failed after" in ranks[0].log
+    assert f"rdmatensor:all_reduce #{number}, 4000 B Float, failed after" in ranks[0].log
 
 
 def test_the_oldest_make_room_and_groups_are_apart(tmp_path: Path) -> None:
@@ -38,3 +41,31 @@ def test_the_oldest_make_room_and_groups_are_apart(tmp_path: Path) -> None:
         assert {one["state"] for one in rank["default"]} == {"done"}
         assert rank["other"][-1]["operation"] == "rdmatensor:barrier"
         assert len(rank["other"]) < 10
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_one_number_names_a_collective_everywhere(transport: str, tmp_path: Path) -> None:
+    """On all ranks, however many messages each had: in errors, in the last ones and in the log."""
+    ranks = jobs.run(
+        "roles_flight:stayed_away", 3, tmp_path, environment={"RDMATENSOR_TRANSPORT": transport}
+    )
+
+    for rank in ranks[:2]:
+        for how, words in (("alone", "#3"), ("beside messages", "#3"), ("coalesced", "#3 to #4")):
+            found = rank.result[how]
+            last = found["last"]
+            said = re.search(r": all_reduce #(\d+)[:,] ", found["error"])
+            assert said is not None, found["error"]
+            assert last["sequence"] == found["sequence_number"] == int(words[-1])
+            assert last["collectives"] == int(words[-1]) - 2
+            assert int(said[1]) in range(3, int(words[-1]) + 1)
+            assert (last["operation"], last["state"]) == ("rdmatensor:all_reduce", "failed")
+            assert f"rdmatensor:all_reduce {words}, {last['bytes']} B Float, failed" in rank.log
+            # What is refused has no part in the group's order.
+            again = rank.result[f"{how}, again"]
+            assert (again["last"]["state"], again["last"]["sequence"]) == ("failed", None)
+            assert again["last"]["collectives"] == 0
+            assert again["sequence_number"] == found["sequence_number"]
+    messages = [rank.result["beside messages"] for rank in ranks[:2]]
+    assert [one["messages"] for one in messages] == [[None] * 3, []]
+    assert messages[0]["last"]["number"] == messages[1]["last"]["number"] + 3

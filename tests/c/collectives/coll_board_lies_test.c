@@ -80,7 +80,7 @@ tell(rdt_group *group, rdt_region *region)
                                                  .reduce_op = args.reduce_op + lie->desc.reduce_op,
                                                  .root = args.root + lie->desc.root,
                                                  .count = count + lie->desc.count,
-                                                 .sequence = 1 + lie->desc.sequence};
+                                                 .sequence = 2 + lie->desc.sequence};
     stage->line.u.steps = lie->steps;
     if (now.op == RDT_COLL_ALLTOALL) {
         for (uint32_t i = 0; i < world.size; i++)

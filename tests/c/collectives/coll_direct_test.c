@@ -83,8 +83,8 @@ check_mismatch(struct rdt_coll_args usual, struct rdt_coll_args other, uint32_t 
         CHECK_MSG((peer == (int32_t)odd) != (rank == odd), "rank %u blames rank %d", rank,
                   (int)peer);
         (void)snprintf(both, sizeof(both),
-                       "rank %d called %s as collective #1 of the group, rank %u (this one) %s as "
-                       "#1",
+                       "rank %d called %s as collective #2 of the group, rank %u (this one) %s as "
+                       "#2",
                        (int)peer, rank == odd ? usual_says : says, rank,
                        rank == odd ? says : usual_says);
         CHECK_STR_CONTAINS(results[rank].message, both);
@@ -172,10 +172,10 @@ TEST(a_deadline_names_the_rank_that_is_missing)
         }
         fake_world_run(&world, run_call);
         CHECK_INT_EQ(results[0].status, RDT_ETIMEDOUT);
-        CHECK_STR_CONTAINS(results[0].message, "barrier #1: after ");
+        CHECK_STR_CONTAINS(results[0].message, "barrier #2: after ");
         CHECK_STR_CONTAINS(results[0].message, " s nothing from rank 2 (global rank 12) (round 1 ");
         CHECK_INT_EQ(results[0].peer_rank, 12);
-        CHECK_STR_CONTAINS(results[3].message, "aborted: rank 0 (global rank 10): barrier #1");
+        CHECK_STR_CONTAINS(results[3].message, "aborted: rank 0 (global rank 10): barrier #2");
         CHECK_INT_EQ(results[3].peer_rank, 12);
         fake_world_fini(&world);
     }
@@ -194,7 +194,7 @@ TEST(a_missing_root_is_named)
                                              .timeout_ns = UINT64_C(200000000)};
     fake_world_run(&world, run_call);
     CHECK(results[0].status == RDT_ETIMEDOUT || results[2].status == RDT_ETIMEDOUT);
-    CHECK_STR_CONTAINS(world.broken.message, "scatter #1: after ");
+    CHECK_STR_CONTAINS(world.broken.message, "scatter #2: after ");
     CHECK_STR_CONTAINS(world.broken.message, " s nothing from rank 1 (round 1 of 1)");
     fake_world_fini(&world);
 }
@@ -274,7 +274,7 @@ TEST_TIMEOUT(a_member_that_left_is_named_by_who_waits_for_it, 60)
             CHECK_INT_EQ(results[rank].status, RDT_EPEER);
             CHECK_STR_CONTAINS(results[rank].message, "rank 1 left");
         }
-        CHECK_STR_CONTAINS(world.broken.message, "#1, round 1 of ");
+        CHECK_STR_CONTAINS(world.broken.message, "#2, round 1 of ");
         fake_world_fini(&world);
     }
 }

@@ -79,7 +79,7 @@ check_mismatch_is_named(uint32_t rank)
     CHECK(source < world.size && source != rank);
     check_call_is_named(message, "it calls", &calls[source]);
     check_call_is_named(message, "we call", &calls[rank]);
-    CHECK_STR_CONTAINS(message, is_after_barrier ? " #1, round " : " #0, round ");
+    CHECK_STR_CONTAINS(message, is_after_barrier ? " #2, round " : " #1, round ");
     CHECK_STR_CONTAINS(message, rdti_coll_name(calls[rank].op));
 }
 
@@ -203,7 +203,7 @@ TEST(uneven_counts_that_do_not_fit_end_on_the_receiver)
     fake_world_init(&world, 3, 3);
     fake_world_run(&world, run_unfit_counts);
     CHECK_INT_EQ(results[1].status, RDT_EMISMATCH);
-    CHECK_STR_CONTAINS(results[1].message, "all_to_all #0");
+    CHECK_STR_CONTAINS(results[1].message, "all_to_all #1");
     CHECK_STR_CONTAINS(results[1].message, "receive from rank 2: ");
     CHECK_STR_CONTAINS(results[1].message, "it calls operation 8 of 3, ");
     CHECK_STR_CONTAINS(results[1].message, "we call operation 8 of 2, ");
@@ -458,10 +458,10 @@ TEST(a_deadline_names_the_ranks_that_are_missing)
     fake_world_init(&world, 5, 4);
     fake_world_run(&world, run_without_two);
     CHECK_INT_EQ(results[0].status, RDT_ETIMEDOUT);
-    CHECK_STR_CONTAINS(results[0].message, "gather #0: after ");
+    CHECK_STR_CONTAINS(results[0].message, "gather #1: after ");
     CHECK_STR_CONTAINS(results[0].message, " s nothing from ranks 1, 3 (round 1 of 1)");
     CHECK_INT_EQ(results[0].peer_rank, RDT_RANK_UNKNOWN);
-    CHECK_STR_CONTAINS(world.broken.message, "rank 0: gather #0: after ");
+    CHECK_STR_CONTAINS(world.broken.message, "rank 0: gather #1: after ");
     CHECK_STR_CONTAINS(world.broken.message, " s nothing from ranks 1, 3");
     fake_world_fini(&world);
 }
@@ -480,7 +480,7 @@ TEST(a_deadline_names_the_ranks_of_the_job_too)
     fake_world_run(&world, run_without_two);
     CHECK_STR_CONTAINS(results[0].message,
                        " s nothing from ranks 1, 3 (global ranks 11, 13) (round 1 of 1)");
-    CHECK_STR_CONTAINS(world.broken.message, "rank 0 (global rank 10): gather #0: ");
+    CHECK_STR_CONTAINS(world.broken.message, "rank 0 (global rank 10): gather #1: ");
     fake_world_fini(&world);
 }
 
@@ -496,7 +496,7 @@ TEST(a_deadline_of_one_rank_ends_all)
         fake_world_init(&world, 5, 40 + i);
         fake_world_run(&world, run_without_two);
         CHECK_INT_EQ(results[0].status, RDT_ETIMEDOUT);
-        CHECK_STR_CONTAINS(results[0].message, " #0: after ");
+        CHECK_STR_CONTAINS(results[0].message, " #1: after ");
         CHECK_STR_CONTAINS(results[2].message, "aborted: rank 0: ");
         CHECK_STR_CONTAINS(results[4].message, "aborted: rank 0: ");
         fake_world_fini(&world);

@@ -145,7 +145,7 @@ uint64_t
 rdt_group_next_sequence(rdt_group *group)
 {
     (void)pthread_mutex_lock(&group->world->lock);
-    const uint64_t sequence = group->sequence++;
+    const uint64_t sequence = ++group->sequence;
     (void)pthread_mutex_unlock(&group->world->lock);
     return sequence;
 }

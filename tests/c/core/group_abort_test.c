@@ -279,7 +279,7 @@ give_up(int32_t awaited, bool is_silent, int32_t want)
     struct rdt_error err = {0};
     struct rdt_error why = {.status = RDT_ETIMEDOUT,
                             .peer_rank = awaited,
-                            .message = "barrier #0: after 9.0 s"};
+                            .message = "barrier #1: after 9.0 s"};
 
     rig_open(&rig, 3, RDT_TRANSPORT_TCP);
     for (uint32_t i = 1; i < 3; i++)
@@ -295,7 +295,7 @@ give_up(int32_t awaited, bool is_silent, int32_t want)
     rdti_engine_leave(rig.ctx[2]->engine);
     for (uint32_t i = 0; i < 3; i++) {
         CHECK_EVENTUALLY(rdt_group_error(rig.group[i], &err) != RDT_OK, 10);
-        CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': barrier #0: after 9.0");
+        CHECK_STR_CONTAINS(err.message, "rank 0 aborted the group 'world': barrier #1: after 9.0");
         CHECK_INT_EQ(err.peer_rank, want);
     }
     if (is_silent)

@@ -69,8 +69,8 @@ TEST(arguments_are_checked)
     CHECK_UINT_EQ(rdt_group_timeout(group), rig_patience_ns());
     rdt_group_set_timeout(group, 5);
     CHECK_UINT_EQ(rdt_group_timeout(group), 5);
-    CHECK_UINT_EQ(rdt_group_next_sequence(group), 0);
     CHECK_UINT_EQ(rdt_group_next_sequence(group), 1);
+    CHECK_UINT_EQ(rdt_group_next_sequence(group), 2);
     rdt_group_destroy(group);
     rdt_group_destroy(NULL);
     rig_close_context(rig.ctx[0]);
