@@ -28,7 +28,7 @@ numbers_of(const Flight::Entry &entry)
     return c10::str(" #", entry.sequence - entry.collectives + 1, " to #", entry.sequence);
 }
 
-/* "all_reduce #5", which an error and every other rank say, too; before it what this rank counts. */
+/* "all_reduce #5", as errors and all ranks have it; before it what this rank counts. */
 std::string
 in_words(const Flight::Entry &entry)
 {

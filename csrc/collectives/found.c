@@ -72,7 +72,7 @@ post(struct rdti_coll *coll, uint32_t peer, bool is_vote, struct rdt_error *err)
     return status;
 }
 
-/* "all_reduce #1, round 1 of 2 of the set-up, receive from rank 3: " before what the mailbox said. */
+/* "all_reduce #1, round 1 of 2 of the set-up, send to rank 3: " before what the mailbox said. */
 static rdt_status
 with_context(const struct rdti_coll *coll, uint32_t peer, const char *what, rdt_status status,
              struct rdt_error *err)
