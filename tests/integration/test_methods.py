@@ -121,7 +121,7 @@ def test_a_completion_hook_hears_of_each_operation_once(
         sent = {0: ["SEND"], 1: ["RECV"]}.get(number, [])
         begun = ["ALLREDUCE"] * 3 + ["_ALLGATHER_BASE", "BROADCAST"]
         assert [op for op, *_ in heard] == begun + sent
-        assert [seq for _, seq, *_ in heard[:5]] == [1, 2, 3, 4, 5]
+        assert [seq for _, seq, *_ in heard[:5]] == [2, 3, 4, 5, 6]
         assert all(active_s >= 0 and is_in_order for *_, active_s, is_in_order in heard)  # whole us
         assert rank["in_time"] == 5, "it did not wait for the hook"
         assert rank["kept"]
@@ -138,7 +138,7 @@ def test_a_slow_hook_is_called_once_at_a_time(path_forced: dict[str, str], tmp_p
     ranks = jobs.run("roles_methods:slow_hook", 2, tmp_path, environment=path_forced)
 
     for rank in jobs.results(ranks):
-        assert rank["numbers"] == [0, 1, 2]
+        assert rank["numbers"] == [1, 2, 3]
         assert rank["most_inside"] == 1
     assert jobs.results(ranks)[1]["got"] == [1.0, 1.0]
 
