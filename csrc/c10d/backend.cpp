@@ -218,17 +218,6 @@ Backend::find_number(uint64_t number)
     return {};
 }
 
-std::vector<std::string>
-Backend::everyone(const std::string &what, const std::string &mine)
-{
-    refuse_forked_child(("rdmatensor:" + what).c_str());
-    /* shutdown() waits for us; it ends the group first, which ends the wait. */
-    const std::shared_lock lock(group_mutex_);
-
-    TORCH_CHECK(group_ != nullptr, "rdmatensor:", what, ": the group has been destroyed");
-    return rendezvous_->everyone(what, mine);
-}
-
 rdt_counters
 Backend::spent()
 {

@@ -69,14 +69,12 @@ class Backend final : public c10d::Backend
     {
         return recorder_.report();
     }
-    /* Rendezvous::everyone(), which ends with an error when the group does. */
+    /* Rendezvous's, which end with an error when the group does. */
     std::vector<std::string> everyone(const std::string &what, const std::string &mine);
+    void post(const std::string &what, const std::string &mine);
+    std::vector<std::string> posted(const std::string &what);
     /* Of the context; all 0 once the group was shut down. */
     rdt_counters spent();
-    Rendezvous &rendezvous() const
-    {
-        return *rendezvous_;
-    }
     /* abort() with a reason of one's own. */
     void break_group(const std::string &reason);
     /* NULL: it is gone. */
@@ -188,6 +186,7 @@ class Backend final : public c10d::Backend
         uint64_t left;   /* of its collectives */
     };
 
+    std::shared_lock<std::shared_mutex> held_for(const std::string &what);
     rdt_coll_args args_for(uint32_t op, const Elements &elements, Milliseconds timeout) const;
     void take_off(Operation &operation, uint64_t collectives);
     [[noreturn]] void take_back(const Refused &refused, rdt_status status, const rdt_error &error);

@@ -9,16 +9,15 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include <c10/util/Exception.h>
+
+#include "c10d/thread.hpp"
 
 namespace rdmatensor
 {
@@ -36,42 +35,7 @@ constexpr std::chrono::seconds patience_at_stop{5};
 
 thread_local unsigned thread_lane = 0;
 
-/* While it lives this thread takes no signals, and so do none that it starts, for ever. */
-class SignalsBlocked
-{
-  public:
-    SignalsBlocked()
-    {
-        sigset_t all;
-
-        (void)sigfillset(&all);
-        (void)pthread_sigmask(SIG_SETMASK, &all, &before_);
-    }
-    ~SignalsBlocked()
-    {
-        (void)pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-    }
-    SignalsBlocked(const SignalsBlocked &) = delete;
-    SignalsBlocked &operator=(const SignalsBlocked &) = delete;
-
-  private:
-    sigset_t before_;
-};
-
-template <typename Function>
-void
-start_thread(Function function)
-{
-    const SignalsBlocked blocked;
-
-    try {
-        std::thread(function).detach();
-    } catch (const std::system_error &error) {
-        TORCH_CHECK(
-            false, "rdmatensor: no thread for the ends of operations: ", error.what(),
-            "; raise the limit of processes (ulimit -u, the cgroup's pids.max) or of memory");
-    }
-}
+constexpr const char *purpose = "the ends of operations";
 
 /* relaxed, both: a child has one thread, and who makes a group calls from the thread that does. */
 std::atomic<pid_t> user{0}; /* the process that made the first group; 0: none was made */
@@ -150,7 +114,7 @@ Finisher::add_worker(Queue &q, unsigned number)
     Lane &lane = *q.lanes[number];
     const bool is_helper = lane.workers > 0;
 
-    start_thread([number, is_helper] { work(number, is_helper); });
+    start_thread(purpose, [number, is_helper] { work(number, is_helper); });
     lane.workers++;
     q.threads++;
 }
@@ -164,7 +128,7 @@ Finisher::lane_at(Queue &q, unsigned number)
     if (q.lanes[number]->workers == 0)
         add_worker(q, number);
     if (!q.has_watcher) {
-        start_thread(watch);
+        start_thread(purpose, watch);
         q.has_watcher = true;
         q.threads++;
     }

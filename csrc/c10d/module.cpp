@@ -263,16 +263,8 @@ bind_groups(py::module_ &m)
         .def("recorded", &recorded_as_dict)
         .def("break_group", &Backend::break_group, py::arg("reason"), Unlocked())
         .def("everyone", &Backend::everyone, py::arg("what"), py::arg("mine"), Unlocked())
-        .def(
-            "post",
-            [](Backend &self, const std::string &what, const std::string &mine) {
-                self.rendezvous().post(what, mine);
-            },
-            py::arg("what"), py::arg("mine"), Unlocked())
-        .def(
-            "posted",
-            [](Backend &self, const std::string &what) { return self.rendezvous().posted(what); },
-            py::arg("what"), Unlocked())
+        .def("post", &Backend::post, py::arg("what"), py::arg("mine"), Unlocked())
+        .def("posted", &Backend::posted, py::arg("what"), Unlocked())
         .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"), Unlocked());
 }
 

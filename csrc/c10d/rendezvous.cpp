@@ -1,30 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Values of all members through torch's store, with a deadline that names who is missing, and what
- * rank 0 tells of the job. */
+ * Values of all members through torch's store, with a deadline that names who is missing. */
 #include "c10d/rendezvous.hpp"
 
-#include <netinet/in.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <iterator>
 #include <thread>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "c10d/finisher.hpp"
 #include "c10d/tensors.hpp"
-#include "c10d/wire.hpp"
+#include "c10d/told.hpp"
 
 namespace rdmatensor
 {
@@ -45,39 +37,9 @@ constexpr microseconds first_pause_a_member{25};
 constexpr microseconds least_pause{200};
 constexpr microseconds longest_pause{50000};
 constexpr std::chrono::seconds progress_after{10};
-/* What collectives go by, the same on all ranks, with what an unset one stands for. */
-struct CommonSetting {
-    const char *name;
-    const char *unset;
-    char (rdti_told::*told)[RDTI_TOLD_SETTING_BYTES];
-};
-constexpr CommonSetting common_settings[] = {
-    {"RDMATENSOR_ALGO", "auto", &rdti_told::algo},
-    {"RDMATENSOR_DETERMINISTIC", "0", &rdti_told::deterministic},
-};
-
-std::vector<uint8_t>
-to_bytes(const std::string &text)
-{
-    return {text.begin(), text.end()};
-}
-
-std::string
-to_text(const std::vector<uint8_t> &bytes)
-{
-    return {bytes.begin(), bytes.end()};
-}
-
-/* Of digits that to_hex() wrote. */
-std::string
-from_hex(const std::string &hex)
-{
-    std::string bytes;
-
-    for (size_t i = 0; i < hex.size(); i += 2)
-        bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
-    return bytes;
-}
+/* Behind a deadline, to learn who is missing. */
+constexpr std::chrono::seconds grace{1};
+constexpr const char *making = "rdmatensor:init_process_group";
 
 /* "rank 3" or "ranks 3, 5 and 12 more" of keys that end in "/<rank>"; other keys as they are. */
 std::string
@@ -93,125 +55,6 @@ ranks_of(const std::vector<std::string> &keys)
     return keys.size() > shown ? c10::str(text, " and ", keys.size() - shown, " more") : text;
 }
 
-/* Before anybody waits for anybody: a value that is none has to end all ranks alike. */
-std::string
-value_of(const CommonSetting &setting)
-{
-    const char *const text = std::getenv(setting.name);
-    const char *const value = text == nullptr || text[0] == '\0' ? setting.unset : text;
-
-    if (!rdti_text_is_plain(value, RDTI_TOLD_SETTING_BYTES))
-        throw_value_error("init_process_group",
-                          c10::str(setting.name, " has control characters, or more than ",
-                                   RDTI_TOLD_SETTING_BYTES - 1, " bytes"));
-    return value;
-}
-
-/* What rank 0 tells. The secret stays at home where each rank has it from outside. */
-std::vector<uint8_t>
-written(const Job &job, const std::string &group_id, bool has_secret)
-{
-    const std::string id = from_hex(job.id);
-    const std::string own = from_hex(group_id);
-    std::vector<uint8_t> bytes(RDTI_TOLD_BYTES);
-    rdti_told told = {};
-
-    TORCH_INTERNAL_ASSERT(id.size() == sizeof(told.id) && own.size() == sizeof(told.group_id));
-    std::copy(id.begin(), id.end(), told.id);
-    std::copy(own.begin(), own.end(), told.group_id);
-    told.epoch = job.epoch;
-    told.has_secret = has_secret ? 1 : 0;
-    told.is_store_at_rank_0 = job.is_store_at_rank_0 ? 1 : 0;
-    if (has_secret) {
-        TORCH_INTERNAL_ASSERT(job.secret.size() == sizeof(told.secret));
-        std::copy(job.secret.begin(), job.secret.end(), told.secret);
-    }
-    for (const CommonSetting &setting : common_settings) {
-        const std::string value = value_of(setting);
-        std::copy(value.begin(), value.end(), told.*setting.told);
-    }
-    rdti_told_encode(&told, bytes.data());
-    return bytes;
-}
-
-/* The counterpart of written(); DistStoreError for what that never gives. */
-rdti_told
-read_told(const std::vector<uint8_t> &bytes, const std::string &key)
-{
-    rdti_told told = {};
-    rdt_error error = {};
-
-    if (rdti_told_decode(bytes.data(), bytes.size(), &told, &error) != RDT_OK)
-        C10D_THROW_ERROR(DistStoreError, "rdmatensor: the store has no valid job under ", key,
-                         ", which rank 0 writes: ", static_cast<const char *>(error.message),
-                         "; does every rank run the same version, and does nobody else write "
-                         "there?");
-    return told;
-}
-
-template <size_t Bytes>
-std::string
-text_of(const uint8_t (&bytes)[Bytes])
-{
-    return {std::begin(bytes), std::end(bytes)};
-}
-
-/* Before any message between them: ranks that go by different ones wait for different messages. */
-void
-check_common_settings(const rdti_told &told, int rank)
-{
-    for (const CommonSetting &setting : common_settings) {
-        const std::string mine = value_of(setting);
-        const std::string theirs = told.*setting.told;
-        if (theirs != mine)
-            C10_THROW_ERROR(DistBackendError,
-                            c10::str("rdmatensor: ", setting.name, " is '", mine, "' on rank ",
-                                     rank, " and '", theirs,
-                                     "' on rank 0; set it to the same on every rank"));
-    }
-}
-
-/* Whether fd is a socket that listens at the port. */
-bool
-listens_at(int fd, int port)
-{
-    sockaddr_storage addr = {};
-    socklen_t addr_bytes = sizeof(addr);
-    int is_listening = 0;
-    socklen_t int_bytes = sizeof(is_listening);
-
-    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &int_bytes) != 0 ||
-        is_listening == 0 || getsockname(fd, reinterpret_cast<sockaddr *>(&addr), &addr_bytes) != 0)
-        return false;
-    if (addr.ss_family == AF_INET6)
-        return ntohs(reinterpret_cast<const sockaddr_in6 *>(&addr)->sin6_port) == port;
-    return addr.ss_family == AF_INET &&
-           ntohs(reinterpret_cast<const sockaddr_in *>(&addr)->sin_port) == port;
-}
-
-/*
- * torch has no call for this: of a TCPStore, whether the port is this process's own. Its repr()
- * tells too, but asks the name server for the names of both ends, which takes seconds where a
- * datagram is lost. A store of another kind is taken to be elsewhere. Any listener of ours at that
- * number counts: where the store is another process's after all, its loss is blamed on rank 0.
- */
-bool
-is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
-{
-    c10::intrusive_ptr<c10d::Store> inner = store;
-
-    if (auto *const prefixed = dynamic_cast<c10d::PrefixStore *>(store.get()))
-        inner = prefixed->getUnderlyingNonPrefixStore();
-    const auto *const tcp = dynamic_cast<const c10d::TCPStore *>(inner.get());
-    if (tcp == nullptr)
-        return false;
-    std::error_code none; /* without /proc it is taken to be elsewhere */
-    const std::filesystem::directory_iterator fds("/proc/self/fd", none);
-    return std::any_of(begin(fds), end(fds), [&tcp](const auto &entry) {
-        return listens_at(std::stoi(entry.path().filename()), tcp->getPort());
-    });
-}
-
 rdt_status
 fill_error(rdt_error *error, rdt_status status, const std::string &message, int32_t peer_rank)
 {
@@ -224,17 +67,61 @@ fill_error(rdt_error *error, rdt_status status, const std::string &message, int3
     return status;
 }
 
-rdt_status
-lost_store(bool is_at_rank_0, const c10::Error &why, rdt_error *error)
+const char *
+host_of_store(bool is_at_rank_0)
 {
-    const char *const host = is_at_rank_0 ? "rank 0, which hosts the store," : "the store";
-
-    return fill_error(error, RDT_EPEER,
-                      c10::str(host, " cannot be reached: ", why.what_without_backtrace()),
-                      is_at_rank_0 ? 0 : RDT_RANK_UNKNOWN);
+    return is_at_rank_0 ? "rank 0, which hosts the store," : "the store";
 }
 
-/* Ends a wait: what ended the group. */
+/* A wait for a peer's address ends: the store did not answer, which is not that peer's fault. */
+struct StoreSilent {
+    std::string message;
+};
+
+/* ---- Requests: each runs on a thread of the store's client, perhaps when its caller has gone ---- */
+
+std::vector<std::string>
+missing(c10d::Store &store, const std::vector<std::string> &keys)
+{
+    std::vector<std::string> missing;
+
+    for (const std::string &key : keys)
+        if (!store.check({key}))
+            missing.push_back(key);
+    return missing;
+}
+
+/* Of keys that are there. */
+std::vector<std::string>
+read_all(c10d::Store &store, const std::vector<std::string> &keys)
+{
+    std::vector<std::string> values;
+
+    if (store.hasExtendedApi()) {
+        for (const std::vector<uint8_t> &value : store.multiGet(keys))
+            values.push_back(to_text(value));
+        TORCH_CHECK(values.size() == keys.size(), "the store gave ", values.size(), " values for ",
+                    keys.size(), " keys");
+        return values;
+    }
+    for (const std::string &key : keys)
+        values.push_back(to_text(store.get(key)));
+    return values;
+}
+
+/* Counts this member under `count`; the last of `readers` deletes what nobody needs any more. */
+void
+has_read(c10d::Store &store, const std::string &count, const std::vector<std::string> &keys,
+         int readers)
+{
+    if (store.add(count, 1) < readers)
+        return;
+    for (const std::string &key : keys)
+        (void)store.deleteKey(key); /* false: a store that cannot */
+    (void)store.deleteKey(count);
+}
+
+/* Ends a wait for a peer's address: what ended the group. */
 struct GroupEnded {
     rdt_status status;
     rdt_error error;
@@ -280,19 +167,85 @@ rethrow_kept_exception()
         std::rethrow_exception(error);
 }
 
+/* How long a call of ours may ask the store, and what it is for. */
+struct Rendezvous::Patience {
+    std::string call; /* empty: the library's, which names its own and has errors in its own way */
+    milliseconds limit;
+    Clock::time_point begin = Clock::now();
+    milliseconds more{0}; /* behind the limit */
+};
+
+/* The members' addresses. */
+struct Rendezvous::Blobs {
+    std::mutex mutex;                 /* guards by_rank; held for no request */
+    std::vector<std::string> by_rank; /* empty where not fetched yet */
+
+    std::string of(int rank)
+    {
+        const std::lock_guard lock(mutex);
+
+        return by_rank.at(static_cast<size_t>(rank));
+    }
+    void keep(int first, std::vector<std::string> fetched)
+    {
+        const std::lock_guard lock(mutex);
+
+        std::move(fetched.begin(), fetched.end(), by_rank.begin() + first);
+    }
+};
+
+/* Addresses that are fetched together, and counted once. */
+struct Rendezvous::Batch {
+    std::shared_ptr<Blobs> blobs;
+    int first;
+    std::vector<std::string> keys;
+    std::string count;
+    int readers;
+
+    /* The whole batch, if it is there and `rank` of it is not known: another request, whose caller
+     * gave up, may have fetched it. */
+    void fetch(c10d::Store &store, int rank) const
+    {
+        if (!blobs->of(rank).empty() || !store.check(keys))
+            return;
+        blobs->keep(first, read_all(store, keys));
+        has_read(store, count, keys, readers);
+    }
+    Found fetch_one(c10d::Store &store, int rank) const
+    {
+        const std::string &key = keys[static_cast<size_t>(rank - first)];
+
+        fetch(store, rank);
+        if (blobs->of(rank).empty() && store.check({key}))
+            blobs->keep(rank, {to_text(store.get(key))});
+        const std::string blob = blobs->of(rank);
+        return blob.empty() ? Found() : Found({blob});
+    }
+};
+
+template <typename Request>
+auto
+Rendezvous::ask(const Patience &patience, Request request)
+{
+    return client_.ask(std::move(request), [this, &patience] { look(patience); });
+}
+
 Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        milliseconds timeout)
-    : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout),
-      blobs_(static_cast<size_t>(size))
+    : client_(std::move(store)), rank_(rank), size_(size), timeout_(timeout),
+      blobs_(std::make_shared<Blobs>())
 {
     /* A request on the parent's connection would be answered to whoever reads first, and counted
      * as the parent's. */
-    refuse_forked_child("rdmatensor:init_process_group");
+    refuse_forked_child(making);
     note_use();
-    TORCH_CHECK(store_, "a group needs a store");
+    TORCH_CHECK(client_.store(), "a group needs a store");
     TORCH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of a group of ", size);
-    incarnation_ =
-        static_cast<uint32_t>(store_->add(c10::str("rdmatensor/", size, "/arrivals/", rank), 1));
+    blobs_->by_rank.resize(static_cast<size_t>(size));
+    const std::string arrivals = c10::str("rdmatensor/", size, "/arrivals/", rank);
+    incarnation_ = static_cast<uint32_t>(ask(patience_for(making), [arrivals](c10d::Store &asked) {
+        return asked.add(arrivals, 1);
+    }));
 }
 
 std::string
@@ -308,120 +261,133 @@ Rendezvous::key(const std::string &what, int number) const
 }
 
 std::vector<std::string>
-Rendezvous::missing(const std::vector<std::string> &keys)
+Rendezvous::keys_of_all(const std::string &what) const
 {
-    std::vector<std::string> missing;
+    std::vector<std::string> keys;
 
-    for (const std::string &key : keys)
-        if (!store_->check({key}))
-            missing.push_back(key);
-    return missing;
+    for (int rank = 0; rank < size_; rank++)
+        keys.push_back(key(what, rank));
+    return keys;
+}
+
+Rendezvous::Patience
+Rendezvous::patience_for(const std::string &call) const
+{
+    return {.call = call, .limit = timeout_};
+}
+
+/* While the store has not answered: what ends the wait. */
+void
+Rendezvous::look(const Patience &patience) const
+{
+    check_signals();
+    check_group(patience.call);
+    if (Clock::now() < patience.begin + patience.limit + patience.more)
+        return;
+    const std::string message = c10::str(host_of_store(is_store_at_rank_0_),
+                                         " did not answer within ", patience.limit.count(), " ms");
+    if (patience.call.empty())
+        throw StoreSilent{message};
+    C10D_THROW_ERROR(TimeoutError, patience.call, ": ", message);
 }
 
 void
-Rendezvous::await(const std::vector<std::string> &keys, const std::function<bool()> &is_there,
-                  milliseconds timeout)
+Rendezvous::set(const Patience &patience, const std::string &key, const std::vector<uint8_t> &value)
 {
-    const auto start = Clock::now();
+    (void)ask(patience, [key, value](c10d::Store &store) {
+        store.set(key, value);
+        return true;
+    });
+}
+
+/* Who has not set these keys. */
+std::string
+Rendezvous::late(const std::vector<std::string> &keys, const Patience &patience)
+{
+    return ranks_of(ask(patience, [keys](c10d::Store &store) { return missing(store, keys); }));
+}
+
+/* Until `poll` finds what all of the keys have. */
+std::vector<std::string>
+Rendezvous::await(const std::vector<std::string> &keys, const Poll &poll, const Patience &patience)
+{
+    const auto timeout = patience.limit;
     bool has_told = false;
 
     const auto first_pause =
         std::clamp<microseconds>(first_pause_a_member * size_, least_pause, longest_pause);
-    while (!is_there()) {
-        const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - start);
-        if (waited >= timeout)
-            C10D_THROW_ERROR(TimeoutError, "rdmatensor: ", ranks_of(missing(keys)), " of ", size_,
+    for (;;) {
+        if (Found found = ask(patience, poll))
+            return *std::move(found);
+        const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - patience.begin);
+        if (waited >= timeout) {
+            Patience longer = patience;
+            longer.more = std::chrono::duration_cast<milliseconds>(waited) - timeout + grace;
+            C10D_THROW_ERROR(TimeoutError, "rdmatensor: ", late(keys, longer), " of ", size_,
                              " did not join the group within ", timeout.count(), " ms");
+        }
         if (waited >= progress_after && !has_told) {
             (void)std::fprintf(stderr, "rdmatensor: rank %d still waits for %s to join a group\n",
-                               rank_, ranks_of(missing(keys)).c_str());
+                               rank_, late(keys, patience).c_str());
             has_told = true;
         }
         const auto pause = std::clamp(waited / pause_part, first_pause, longest_pause);
         std::this_thread::sleep_for(std::min(pause, microseconds(timeout) - waited));
         check_signals();
-        check_group();
+        check_group(patience.call);
     }
 }
 
 void
-Rendezvous::check_group() const
+Rendezvous::check_group(const std::string &call) const
 {
     rdt_group *const group = group_.load(std::memory_order_acquire); /* partner: watch() */
     GroupEnded ended = {};
 
-    if (group != nullptr && (ended.status = rdt_group_error(group, &ended.error)) != RDT_OK)
-        throw ended;
-}
-
-/* Of keys that are there. */
-std::vector<std::string>
-Rendezvous::read_all(const std::vector<std::string> &keys)
-{
-    std::vector<std::string> values;
-
-    if (store_->hasExtendedApi()) {
-        for (const std::vector<uint8_t> &value : store_->multiGet(keys))
-            values.push_back(to_text(value));
-        TORCH_CHECK(values.size() == keys.size(), "the store gave ", values.size(), " values for ",
-                    keys.size(), " keys");
-        return values;
-    }
-    for (const std::string &key : keys)
-        values.push_back(to_text(store_->get(key)));
-    return values;
-}
-
-/* Counts this member; the last of `readers` deletes what nobody needs any more. */
-void
-Rendezvous::has_read(const std::string &what, const std::vector<std::string> &keys, int readers)
-{
-    const std::string count = key("read/" + what);
-
-    if (store_->add(count, 1) < readers)
+    if (group == nullptr || (ended.status = rdt_group_error(group, &ended.error)) == RDT_OK)
         return;
-    for (const std::string &key : keys)
-        (void)store_->deleteKey(key); /* false: a store that cannot */
-    (void)store_->deleteKey(count);
+    if (call.empty())
+        throw ended;
+    std::rethrow_exception(make_error(ended.status, call, ended.error));
 }
 
 std::vector<std::string>
 Rendezvous::everyone(const std::string &what, const std::string &mine)
 {
-    std::vector<std::string> keys;
+    const std::string call = "rdmatensor:" + what;
+    refuse_forked_child(call.c_str());
+    const Patience given = patience_for(call);
+    const std::vector<std::string> keys = keys_of_all(what);
 
-    refuse_forked_child(("rdmatensor:" + what).c_str());
-    for (int rank = 0; rank < size_; rank++)
-        keys.push_back(key(what, rank));
-    store_->set(keys[static_cast<size_t>(rank_)], to_bytes(mine));
-    try {
-        await(keys, [&] { return store_->check(keys); }, timeout_);
-    } catch (const GroupEnded &ended) {
-        std::rethrow_exception(make_error(ended.status, "rdmatensor:" + what, ended.error));
-    }
-    std::vector<std::string> values = read_all(keys);
-    has_read(what, keys, size_);
-    return values;
+    set(given, keys[static_cast<size_t>(rank_)], to_bytes(mine));
+    const auto read = [keys, count = key("read/" + what), size = size_](c10d::Store &store) {
+        if (!store.check(keys))
+            return Found();
+        Found values = read_all(store, keys);
+        has_read(store, count, keys, size);
+        return values;
+    };
+    return await(keys, read, given);
 }
 
 void
 Rendezvous::post(const std::string &what, const std::string &mine)
 {
-    refuse_forked_child(("rdmatensor:" + what).c_str());
-    store_->set(key(what, rank_), to_bytes(mine));
+    const std::string call = "rdmatensor:" + what;
+
+    refuse_forked_child(call.c_str());
+    set(patience_for(call), key(what, rank_), to_bytes(mine));
 }
 
 std::vector<std::string>
 Rendezvous::posted(const std::string &what)
 {
-    std::vector<std::string> keys;
+    const std::string call = "rdmatensor:" + what;
 
-    refuse_forked_child(("rdmatensor:" + what).c_str());
-    for (int rank = 0; rank < size_; rank++)
-        keys.push_back(key(what, rank));
-    if (!store_->check(keys))
-        return {};
-    return read_all(keys);
+    refuse_forked_child(call.c_str());
+    return ask(patience_for(call), [keys = keys_of_all(what)](c10d::Store &store) {
+        return store.check(keys) ? read_all(store, keys) : std::vector<std::string>();
+    });
 }
 
 Rendezvous::Agreement
@@ -430,22 +396,27 @@ Rendezvous::agree(const Job &proposal, const std::string &secret)
     Agreement agreed{proposal, to_hex(random_bytes(RDTI_TOLD_NAME_BYTES))};
     const std::string job = key("job");
 
-    for (const CommonSetting &setting : common_settings)
-        (void)value_of(setting);
+    check_own_settings();
     if (rank_ == 0) {
         if (agreed.job.id.empty())
             agreed.job = {to_hex(random_bytes(RDTI_TOLD_NAME_BYTES)), secret, incarnation_,
-                          is_hosted_here(store_)};
+                          is_hosted_here(client_.store())};
         if (agreed.job.secret.empty())
             agreed.job.secret = random_bytes(RDTI_TOLD_SECRET_BYTES);
         is_store_at_rank_0_ = agreed.job.is_store_at_rank_0;
         if (size_ > 1)
-            store_->set(job, written(agreed.job, agreed.group_id, secret.empty()));
+            set(patience_for(making), job, written(agreed.job, agreed.group_id, secret.empty()));
         return agreed;
     }
-    await({job}, [&] { return store_->check({job}); }, timeout_);
-    const rdti_told told = read_told(store_->get(job), job);
-    has_read("job", {job}, size_ - 1);
+    const auto read = [job, count = key("read/job"), readers = size_ - 1](c10d::Store &store) {
+        if (!store.check({job}))
+            return Found();
+        Found told = read_all(store, {job});
+        has_read(store, count, {job}, readers);
+        return told;
+    };
+    const std::vector<std::string> found = await({job}, read, patience_for(making));
+    const rdti_told told = read_told(to_bytes(found[0]), job);
     agreed = {{.id = to_hex(text_of(told.id)),
                .secret = secret,
                .epoch = told.epoch,
@@ -473,57 +444,45 @@ Rendezvous::publish(rdt_context *context)
         rdt_context_blob(context, blob.data(), blob.size(), &len_bytes, &error);
 
     if (status != RDT_OK)
-        std::rethrow_exception(make_error(status, "rdmatensor:init_process_group", error));
+        std::rethrow_exception(make_error(status, making, error));
     blob.resize(len_bytes);
-    store_->set(key("blob", rank_), blob);
+    set(patience_for(making), key("blob", rank_), blob);
 }
 
-/* With mutex_: the whole batch of `rank`, if it is there. */
-void
-Rendezvous::fetch_batch(int rank)
+Rendezvous::Batch
+Rendezvous::batch_of(int rank) const
 {
-    const int batch = rank / batch_ranks;
-    const int first = batch * batch_ranks;
-    std::vector<std::string> keys;
+    const int number = rank / batch_ranks;
+    Batch batch{.blobs = blobs_,
+                .first = number * batch_ranks,
+                .keys = {},
+                .count = key(c10::str("read/blob/", number)),
+                .readers = size_};
 
-    for (int other = first; other < std::min(first + batch_ranks, size_); other++)
-        keys.push_back(key("blob", other));
-    if (!store_->check(keys))
-        return;
-    std::vector<std::string> blobs = read_all(keys);
-    std::move(blobs.begin(), blobs.end(), blobs_.begin() + first);
-    has_read(c10::str("blob/", batch), keys, size_);
+    for (int other = batch.first; other < std::min(batch.first + batch_ranks, size_); other++)
+        batch.keys.push_back(key("blob", other));
+    return batch;
 }
 
 void
 Rendezvous::prefetch()
 {
-    const std::lock_guard lock(mutex_);
-
-    fetch_batch(rank_);
-}
-
-/* Whether the address of `rank` is known now. */
-bool
-Rendezvous::fetch(int rank)
-{
-    const std::lock_guard lock(mutex_);
-    std::string &blob = blobs_.at(static_cast<size_t>(rank));
-
-    if (blob.empty())
-        fetch_batch(rank);
-    if (blob.empty() && store_->check({key("blob", rank)}))
-        blob = to_text(store_->get(key("blob", rank)));
-    return !blob.empty();
+    (void)ask(patience_for(making), [batch = batch_of(rank_), rank = rank_](c10d::Store &store) {
+        batch.fetch(store, rank);
+        return true;
+    });
 }
 
 std::string
 Rendezvous::blob_of(int rank, milliseconds timeout)
 {
-    await({key("blob", rank)}, [this, rank] { return fetch(rank); }, timeout);
-    const std::lock_guard lock(mutex_);
-
-    return blobs_[static_cast<size_t>(rank)];
+    const std::string known = blobs_->of(rank);
+    if (!known.empty()) /* the store may have gone */
+        return known;
+    const auto fetch = [batch = batch_of(rank), rank](c10d::Store &store) {
+        return batch.fetch_one(store, rank);
+    };
+    return await({key("blob", rank)}, fetch, {.call = "", .limit = timeout})[0];
 }
 
 rdt_status
@@ -552,10 +511,15 @@ Rendezvous::fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *b
         if (error != nullptr)
             *error = ended.error;
         return ended.status;
+    } catch (const StoreSilent &silent) {
+        return fill_error(error, RDT_ETIMEDOUT, silent.message, self->rank_of_store());
     } catch (const c10d::TimeoutError &timeout_error) {
         return fail(RDT_ETIMEDOUT, timeout_error.what_without_backtrace());
     } catch (const c10d::DistNetworkError &network_error) {
-        return lost_store(self->is_store_at_rank_0_, network_error, error);
+        return fill_error(error, RDT_EPEER,
+                          c10::str(host_of_store(self->is_store_at_rank_0_),
+                                   " cannot be reached: ", network_error.what_without_backtrace()),
+                          self->rank_of_store());
     } catch (const c10::Error &store_error) {
         return fail(RDT_EPEER, store_error.what_without_backtrace());
     } catch (const std::exception &other) {

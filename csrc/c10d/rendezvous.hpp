@@ -18,18 +18,22 @@
  *
  * Any thread. Every wait polls, so that it holds up nobody else, here or at the store's connection;
  * it has a deadline, hears Ctrl-C and the end of the group, and after ten seconds says once who is
- * missing.
+ * missing. A store that does not answer holds up nobody longer either (store_client.hpp).
  */
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "c10d/store_client.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor
@@ -87,27 +91,39 @@ class Rendezvous final : public torch::CustomClassHolder
                                  size_t cap, size_t *len_out, rdt_error *error);
 
   private:
+    struct Blobs;
+    struct Batch;
+    struct Patience;
+    /* What a request to the store found, if all of it is there. */
+    using Found = std::optional<std::vector<std::string>>;
+    using Poll = std::function<Found(c10d::Store &)>;
+
     std::string key(const std::string &what) const;
     std::string key(const std::string &what, int number) const;
-    std::vector<std::string> missing(const std::vector<std::string> &keys);
-    void await(const std::vector<std::string> &keys, const std::function<bool()> &is_there,
-               std::chrono::milliseconds timeout);
-    std::vector<std::string> read_all(const std::vector<std::string> &keys);
-    void has_read(const std::string &what, const std::vector<std::string> &keys, int readers);
-    void fetch_batch(int rank);
-    bool fetch(int rank);
-    void check_group() const;
+    std::vector<std::string> keys_of_all(const std::string &what) const;
+    Patience patience_for(const std::string &call) const;
+    void look(const Patience &patience) const;
+    template <typename Request> auto ask(const Patience &patience, Request request);
+    void set(const Patience &patience, const std::string &key, const std::vector<uint8_t> &value);
+    std::string late(const std::vector<std::string> &keys, const Patience &patience);
+    std::vector<std::string> await(const std::vector<std::string> &keys, const Poll &poll,
+                                   const Patience &patience);
+    Batch batch_of(int rank) const;
+    void check_group(const std::string &call) const;
+    int32_t rank_of_store() const
+    {
+        return is_store_at_rank_0_ ? 0 : RDT_RANK_UNKNOWN;
+    }
     std::string blob_of(int rank, std::chrono::milliseconds timeout);
 
-    const c10::intrusive_ptr<c10d::Store> store_;
+    StoreClient client_;
     const int rank_;
     const int size_;
     const std::chrono::milliseconds timeout_;
     uint32_t incarnation_ = 0;
     bool is_store_at_rank_0_ = false; /* of the job; set by agree() */
     std::atomic<rdt_group *> group_{nullptr};
-    std::mutex mutex_;               /* guards blobs_; held for requests, never for waits */
-    std::vector<std::string> blobs_; /* by rank, empty where not fetched yet */
+    const std::shared_ptr<Blobs> blobs_; /* shared with requests for them */
 };
 
 /* `bytes` random bytes of the operating system. */

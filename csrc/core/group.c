@@ -169,7 +169,8 @@ get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size
                              rdti_group_rank_name(group, rank).text);
     why.status = status;
     if (status == RDT_ETIMEDOUT) {
-        why.peer_rank = rdti_group_global_rank(group, rank);
+        if (why.peer_rank == RDT_RANK_UNKNOWN)
+            why.peer_rank = rdti_group_global_rank(group, rank);
         rdti_engine_enter(group->ctx->engine);
         group->suspect = why;
         rdti_engine_leave(group->ctx->engine);

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from meeting import meet
+from meeting import SCALE, meet
+from roles_life import our_backend
 
 import rdmatensor
 
@@ -84,6 +88,119 @@ def the_store_dies(rank: int, world: int) -> dict[str, object]:
     seconds = time.monotonic() - start_s
     meet("told", rank, others)
     return {"text": text, "seconds": seconds}
+
+
+def _ended_by(call: Callable[[], object]) -> tuple[str, float]:
+    """Return the error's words, and how long it took to come."""
+    start_s = time.monotonic()
+    try:
+        call()
+    except (RuntimeError, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start_s
+    return "no error", time.monotonic() - start_s
+
+
+def the_store_stops(rank: int, world: int, *, folder: str) -> dict[str, object]:
+    """Rank 0, which hosts the store, is stopped, and goes on when rank 1 has ended.
+
+    Rank 1 needs the address of rank 2, which never makes the group.
+    """
+    place, met = Path(folder), range(world)
+    (place / str(rank)).write_text(str(os.getpid()), encoding="utf-8")
+    if rank < 2:
+        _tcp_group(rank, world)
+    meet("ready", rank, met)
+    pids = [int((place / str(other)).read_text(encoding="utf-8")) for other in range(2)]
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return {}
+    if rank == 2:
+        ended = os.pidfd_open(pids[1])
+        meet("watched", rank, (1, 2))
+        select.select([ended], [], [], 20.0 * SCALE)
+        os.kill(pids[0], signal.SIGCONT)
+        return {}
+    meet("watched", rank, (1, 2))
+    while Path(f"/proc/{pids[0]}/stat").read_text(encoding="utf-8").split(") ")[1][0] != "T":
+        time.sleep(0.01)
+    return _without_the_store()
+
+
+def _without_the_store() -> dict[str, object]:
+    """Return how each wait at the store ended: the words, and the seconds."""
+    backend = our_backend()
+    seen: dict[str, object] = {}
+
+    def send() -> None:
+        dist.send(torch.ones(8), 2)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    seen["Ctrl-C"] = _ended_by(send)
+    rdmatensor.set_timeout(timedelta(seconds=1))
+    seen["deadline"] = _ended_by(send)
+    rdmatensor.set_timeout(LONG)
+    waits = {
+        "send": send,
+        "everyone": lambda: backend.everyone("word", "w"),
+        "post": lambda: backend.post("word", "w"),
+        "posted": lambda: backend.posted("word"),
+    }
+
+    def wait(name: str) -> None:
+        seen[name] = _ended_by(waits[name])
+
+    threads = [threading.Thread(target=wait, args=(name,), daemon=True) for name in waits]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)  # they are at the store by then
+    seen["abort"] = _ended_by(backend.abort)
+    seen["shutdown"] = _ended_by(backend.shutdown)
+    for thread in threads:
+        thread.join(10)
+    return seen
+
+
+class Gated(dist.Store):
+    """A store in Python that answers only while its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = dist.HashStore()
+        self.gate = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        self.inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self.inner.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.inner.add(key, amount))
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802 - by this name torch looks for it
+        return bool(self.inner.delete_key(key))
+
+    def check(self, keys: list[str]) -> bool:
+        self.gate.wait()
+        return bool(self.inner.check(keys))
+
+
+def a_store_in_python_blocks(rank: int, world: int) -> list[object]:
+    """Make a group over a store that answers, and one over a store that does not and never will."""
+    seen: list[object] = []
+    stores = [Gated(), Gated()]
+    stores[0].gate.set()
+    for store in stores:
+
+        def make(store: Gated = store) -> None:
+            limit = timedelta(seconds=1)
+            dist.init_process_group("rdmatensor", None, limit, world, rank, store)
+            dist.barrier()
+            dist.destroy_process_group()
+
+        seen.append(_ended_by(make))
+    return seen
 
 
 def keys_that_stay(rank: int, world: int) -> list[str]:

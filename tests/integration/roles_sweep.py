@@ -142,7 +142,12 @@ LAST_SUM = "all_reduce"  # of a rank that went through its phases and hears of t
 # What an error of a phase calls the operation that it ended, one of them. Set-up: torch's store, or
 # what the backend asks of it, has failed before there is an operation.
 OPERATIONS: dict[str, tuple[str, ...]] = {
-    "set-up": ("rdmatensor:all_reduce", "did not join the group"),
+    "set-up": (
+        "rdmatensor:all_reduce",
+        "did not join the group",
+        "rdmatensor:init_process_group: the store did not answer",
+        "rdmatensor:init_process_group: rank 0, which hosts the store, did not answer",
+    ),
     "all_reduce": ("rdmatensor:all_reduce",),
     "all_gather": ("rdmatensor:all_gather",),
     "reduce_scatter": ("rdmatensor:reduce_scatter",),
@@ -248,17 +253,17 @@ def _make_victim(
     return Victim(how, delay_s, place)
 
 
-def _meeting_place(how: str, rank: int, world: int, host: int, place: Path) -> dict[str, Any]:
+def _meeting_place(how: str, rank: int, world: int, place: Path) -> dict[str, Any]:
     """Return what init_process_group() is to be told.
 
-    A rank that is stopped in the midst of a call may hold the lock of torch's FileStore, which the
-    others would wait for without a limit: then one of them serves the store.
+    A rank that is stopped in the midst of a call may hold the lock of torch's FileStore, and the
+    others cannot know that it is that rank's fault: then rank 0 serves the store, stopped or not.
     """
     if how != "stopped":
         return {"init_method": f"file://{place / 'store'}"}
     port = int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(
-        "127.0.0.1", port, world, rank == host, timeout=SET_UP_LIMIT, wait_for_workers=False
+        "127.0.0.1", port, world, rank == 0, timeout=SET_UP_LIMIT, wait_for_workers=False
     )
     return {"store": store}
 
@@ -283,6 +288,7 @@ def a_rank_dies(
     going = list(PHASES)[: list(PHASES).index(phase) + (2 if rank == victim else 3)]
     if "plan step" in going:
         plan_steps.prepare()
+    where = _meeting_place(how, rank, world, place)
     meet("start", rank, range(world))
     seen: dict[str, object] = {"type": "", "text": "", "at_s": time.monotonic()}
     try:
@@ -291,7 +297,6 @@ def a_rank_dies(
             if dies is not None and doing == phase:
                 dies.begin()
             if doing == "set-up":
-                where = _meeting_place(how, rank, world, left[0], place)
                 _set_up(rank, world, where, is_short=phase == doing)
             else:
                 _go_through(doing, rank, world)

@@ -39,6 +39,31 @@ def test_the_death_of_the_rank_that_hosts_the_store_is_named(tmp_path: Path) -> 
     assert late["seconds"] < 5.0
 
 
+def test_a_stopped_rank_that_hosts_the_store_holds_up_nobody(tmp_path: Path) -> None:
+    environment = {"RDMATENSOR_PEER_TIMEOUT_S": "60"}  # nobody else tells of its silence
+    role = "roles_rendezvous:the_store_stops"
+    ranks = jobs.run(role, 3, tmp_path, environment=environment, folder=str(tmp_path))
+
+    seen = jobs.results(ranks)[1]
+    assert seen["Ctrl-C"][0].startswith("KeyboardInterrupt"), seen
+    host = "rank 0, which hosts the store, did not answer within 1000 ms"
+    assert "rdmatensor:send to rank 2" in seen["deadline"][0], seen
+    assert host in seen["deadline"][0], seen
+    for name in ("send", "everyone", "post", "posted"):
+        assert "rank 1 called abort()" in seen[name][0], seen
+    for name in ("abort", "shutdown"):
+        assert seen[name][0] == "no error", seen
+    assert all(seconds < 10.0 for _, seconds in seen.values()), seen
+
+
+def test_a_store_in_python_that_blocks_ends_at_the_deadline(tmp_path: Path) -> None:
+    (seen,) = jobs.results(jobs.run("roles_rendezvous:a_store_in_python_blocks", 1, tmp_path))
+
+    assert seen[0][0] == "no error"
+    assert "rdmatensor:init_process_group: the store did not answer within 1000 ms" in seen[1][0]
+    assert seen[1][1] < 10.0
+
+
 def test_a_group_leaves_counts_and_unread_addresses_in_the_store(tmp_path: Path) -> None:
     keys = jobs.results(jobs.run("roles_rendezvous:keys_that_stay", 3, tmp_path))[0]
 

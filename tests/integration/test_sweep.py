@@ -65,6 +65,14 @@ def test_survivors_name_who_ended_and_go_on(
     tally.add(point, *judge(point, tmp_path, ranks))
 
 
+@pytest.mark.timeout(90 * SCALE)
+def test_survivors_go_on_without_a_stopped_rank_that_hosts_the_store(
+    plan_file: Path, tmp_path: Path, tally: Tally
+) -> None:
+    point = Point(0, "tcp", "all_reduce", "stopped", 0, 0.0)
+    test_survivors_name_who_ended_and_go_on(point, plan_file, tmp_path, tally)
+
+
 def test_the_ends_cover_the_phases(tally: Tally) -> None:
     tally.check(POINTS)
 

@@ -44,7 +44,7 @@ def test_a_group_that_gets_no_threads_is_refused() -> None:
         except RuntimeError as error:
             print(str(error).splitlines()[0])
     """
-    assert "no thread for the ends of operations" in run_alone(code)
+    assert "no thread for requests to the store" in run_alone(code)
 
 
 def test_an_operation_dropped_where_there_are_no_threads_ends() -> None:

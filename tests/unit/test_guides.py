@@ -66,8 +66,9 @@ def test_every_thread_of_the_library_is_told() -> None:
         "csrc/core/segment.c": "get a new piece of the arena its pages",
         "csrc/transport/verbs/registrar.c": "that registers memory larger than 64 MiB",
         "csrc/c10d/finisher.cpp": "finishers of the `torch.distributed` backend",
+        "csrc/c10d/store_client.cpp": "on which a group of `torch.distributed` asks its store",
     }
-    starts = re.compile(r"pthread_create\(|std::j?thread\((?!::)")
+    starts = re.compile(r"pthread_create\(|std::j?thread\((?!::)|\bstart_thread\(")
     found = {
         str(path.relative_to(ROOT))
         for pattern in ("*.c", "*.cpp")
@@ -82,9 +83,9 @@ def test_threads_of_the_library_take_no_signals() -> None:
     for name in ("csrc/core/engine.c", "csrc/core/segment.c", "csrc/transport/verbs/registrar.c"):
         text = source(name)
         assert 0 <= text.find("sigfillset(") < text.find("pthread_create("), name
-    finisher = source("csrc/c10d/finisher.cpp")
-    assert "sigfillset(" in finisher
-    assert finisher.count("std::thread(") == finisher.count("SignalsBlocked blocked;") == 1
+    torch = source("csrc/c10d/thread.hpp")
+    assert "sigfillset(" in torch
+    assert torch.count("std::thread(") == torch.count("SignalsBlocked blocked;") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Requests to torch's store on a thread that lasts for a burst of them, one at a time. */
+#include "c10d/store_client.hpp"
+
+#include <cxxabi.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+
+#include "c10d/gil.hpp"
+#include "c10d/thread.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+/* How long Ctrl-C, the end of the group or a deadline may go unheard. */
+constexpr std::chrono::milliseconds slice{50};
+/* Longer than waits pause between two requests; to begin a thread for each, beside ranks that spin,
+ * takes several times as long as to wake one. */
+constexpr std::chrono::milliseconds idle_limit{100};
+
+} // namespace
+
+/* Where the requests of a client queue up; an abandoned one shares it for as long as it lasts. */
+struct StoreClient::Line {
+    std::mutex mutex;
+    std::condition_variable changed; /* a request is over */
+    std::condition_variable came;    /* one is next */
+    std::shared_ptr<Asked> next;
+    bool is_taken = false; /* a request is next, or under way */
+    bool has_thread = false;
+
+    /* Returns with the mutex. */
+    template <typename Condition>
+    std::unique_lock<std::mutex> wait(const Condition &is_met, const Look &look)
+    {
+        std::unique_lock lock(mutex);
+
+        while (!is_met()) {
+            (void)changed.wait_for(lock, slice);
+            if (is_met())
+                break;
+            lock.unlock();
+            look();
+            lock.lock();
+        }
+        return lock;
+    }
+};
+
+/* Once taken and until it is over, the thread's alone. */
+struct StoreClient::Asked {
+    std::function<void(c10d::Store &)> request;
+    Store store;
+    std::exception_ptr error;
+    bool is_over = false; /* with the line's mutex */
+};
+
+StoreClient::StoreClient(Store store) : store_(std::move(store)), line_(std::make_shared<Line>()) {}
+
+/* Lets go of all that may be the caller's too before that is told, so that who tears down the store
+ * is the caller, unless it has gone. */
+void
+StoreClient::answer(Asked &asked)
+{
+    try {
+        asked.request(*asked.store);
+    } catch (const abi::__forced_unwind &) {
+        throw; /* Python has ended, and this thread with it */
+    } catch (...) {
+        asked.error = std::current_exception();
+    }
+    asked.request = nullptr;
+    asked.store.reset();
+}
+
+void
+StoreClient::serve(Line &line)
+{
+    std::unique_lock lock(line.mutex);
+
+    while (line.came.wait_for(lock, idle_limit, [&line] { return line.next != nullptr; })) {
+        const std::shared_ptr<Asked> asked = std::exchange(line.next, nullptr);
+        lock.unlock();
+        answer(*asked);
+        lock.lock();
+        asked->is_over = true;
+        line.is_taken = false;
+        line.changed.notify_all();
+    }
+    line.has_thread = false;
+}
+
+void
+StoreClient::run(std::function<void(c10d::Store &)> request, const Look &look)
+{
+    const WithoutGil without_gil;
+    /* Of this thread too: in a child that is forked meanwhile the thread is gone, its share is not,
+     * and nobody there ends what others seem to wait on. */
+    const std::shared_ptr<Line> line = line_;
+    const auto asked = std::make_shared<Asked>(
+        Asked{.request = std::move(request), .store = store_, .error = nullptr});
+
+    {
+        const auto lock = line->wait([&line] { return !line->is_taken; }, look);
+        if (!line->has_thread)
+            start_thread("requests to the store", [line] { serve(*line); });
+        line->has_thread = true;
+        line->is_taken = true;
+        line->next = asked;
+        line->came.notify_one();
+    }
+    std::exception_ptr error;
+    {
+        const auto lock = line->wait([&asked] { return asked->is_over; }, look);
+        error = std::exchange(asked->error, nullptr);
+    }
+    if (error)
+        std::rethrow_exception(std::move(error));
+}
+
+} // namespace rdmatensor

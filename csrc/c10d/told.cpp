@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What rank 0 tells of the job: written, read, compared. */
+#include "c10d/told.hpp"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/csrc/distributed/c10d/exception.h>
+
+#include "c10d/tensors.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+/* What collectives go by, the same on all ranks, with what an unset one stands for. */
+struct CommonSetting {
+    const char *name;
+    const char *unset;
+    char (rdti_told::*told)[RDTI_TOLD_SETTING_BYTES];
+};
+constexpr CommonSetting common_settings[] = {
+    {"RDMATENSOR_ALGO", "auto", &rdti_told::algo},
+    {"RDMATENSOR_DETERMINISTIC", "0", &rdti_told::deterministic},
+};
+
+/* Of digits that to_hex() wrote. */
+std::string
+from_hex(const std::string &hex)
+{
+    std::string bytes;
+
+    for (size_t i = 0; i < hex.size(); i += 2)
+        bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+    return bytes;
+}
+
+std::string
+value_of(const CommonSetting &setting)
+{
+    const char *const text = std::getenv(setting.name);
+    const char *const value = text == nullptr || text[0] == '\0' ? setting.unset : text;
+
+    if (!rdti_text_is_plain(value, RDTI_TOLD_SETTING_BYTES))
+        throw_value_error("init_process_group",
+                          c10::str(setting.name, " has control characters, or more than ",
+                                   RDTI_TOLD_SETTING_BYTES - 1, " bytes"));
+    return value;
+}
+
+/* Whether fd is a socket that listens at the port. */
+bool
+listens_at(int fd, int port)
+{
+    sockaddr_storage addr = {};
+    socklen_t addr_bytes = sizeof(addr);
+    int is_listening = 0;
+    socklen_t int_bytes = sizeof(is_listening);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &int_bytes) != 0 ||
+        is_listening == 0 || getsockname(fd, reinterpret_cast<sockaddr *>(&addr), &addr_bytes) != 0)
+        return false;
+    if (addr.ss_family == AF_INET6)
+        return ntohs(reinterpret_cast<const sockaddr_in6 *>(&addr)->sin6_port) == port;
+    return addr.ss_family == AF_INET &&
+           ntohs(reinterpret_cast<const sockaddr_in *>(&addr)->sin_port) == port;
+}
+
+} // namespace
+
+std::vector<uint8_t>
+to_bytes(const std::string &text)
+{
+    return {text.begin(), text.end()};
+}
+
+std::string
+to_text(const std::vector<uint8_t> &bytes)
+{
+    return {bytes.begin(), bytes.end()};
+}
+
+std::vector<uint8_t>
+written(const Job &job, const std::string &group_id, bool has_secret)
+{
+    const std::string id = from_hex(job.id);
+    const std::string own = from_hex(group_id);
+    std::vector<uint8_t> bytes(RDTI_TOLD_BYTES);
+    rdti_told told = {};
+
+    TORCH_INTERNAL_ASSERT(id.size() == sizeof(told.id) && own.size() == sizeof(told.group_id));
+    std::copy(id.begin(), id.end(), told.id);
+    std::copy(own.begin(), own.end(), told.group_id);
+    told.epoch = job.epoch;
+    told.has_secret = has_secret ? 1 : 0;
+    told.is_store_at_rank_0 = job.is_store_at_rank_0 ? 1 : 0;
+    if (has_secret) {
+        TORCH_INTERNAL_ASSERT(job.secret.size() == sizeof(told.secret));
+        std::copy(job.secret.begin(), job.secret.end(), told.secret);
+    }
+    for (const CommonSetting &setting : common_settings) {
+        const std::string value = value_of(setting);
+        std::copy(value.begin(), value.end(), told.*setting.told);
+    }
+    rdti_told_encode(&told, bytes.data());
+    return bytes;
+}
+
+rdti_told
+read_told(const std::vector<uint8_t> &bytes, const std::string &key)
+{
+    rdti_told told = {};
+    rdt_error error = {};
+
+    if (rdti_told_decode(bytes.data(), bytes.size(), &told, &error) != RDT_OK)
+        C10D_THROW_ERROR(DistStoreError, "rdmatensor: the store has no valid job under ", key,
+                         ", which rank 0 writes: ", static_cast<const char *>(error.message),
+                         "; does every rank run the same version, and does nobody else write "
+                         "there?");
+    return told;
+}
+
+void
+check_own_settings()
+{
+    for (const CommonSetting &setting : common_settings)
+        (void)value_of(setting);
+}
+
+void
+check_common_settings(const rdti_told &told, int rank)
+{
+    for (const CommonSetting &setting : common_settings) {
+        const std::string mine = value_of(setting);
+        const std::string theirs = told.*setting.told;
+        if (theirs != mine)
+            C10_THROW_ERROR(DistBackendError,
+                            c10::str("rdmatensor: ", setting.name, " is '", mine, "' on rank ",
+                                     rank, " and '", theirs,
+                                     "' on rank 0; set it to the same on every rank"));
+    }
+}
+
+/*
+ * torch has no call for this: of a TCPStore, whether the port is this process's own. Its repr()
+ * tells too, but asks the name server for the names of both ends, which takes seconds where a
+ * datagram is lost. A store of another kind is taken to be elsewhere. Any listener of ours at that
+ * number counts: where the store is another process's after all, its loss is blamed on rank 0.
+ */
+bool
+is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
+{
+    c10::intrusive_ptr<c10d::Store> inner = store;
+
+    if (auto *const prefixed = dynamic_cast<c10d::PrefixStore *>(store.get()))
+        inner = prefixed->getUnderlyingNonPrefixStore();
+    const auto *const tcp = dynamic_cast<const c10d::TCPStore *>(inner.get());
+    if (tcp == nullptr)
+        return false;
+    std::error_code none; /* without /proc it is taken to be elsewhere */
+    const std::filesystem::directory_iterator fds("/proc/self/fd", none);
+    return std::any_of(begin(fds), end(fds), [&tcp](const auto &entry) {
+        return listens_at(std::stoi(entry.path().filename()), tcp->getPort());
+    });
+}
+
+} // namespace rdmatensor
