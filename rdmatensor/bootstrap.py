@@ -8,8 +8,10 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from rdmatensor._arguments import invalid, seconds, text_bytes, whole
 from rdmatensor.config import Settings
@@ -18,7 +20,7 @@ from rdmatensor.endpoint import Endpoint
 from rdmatensor.errors import Closed, Mismatch, PeerError, ProtocolError
 from rdmatensor.group import Group
 from rdmatensor.slot import Slot
-from rdmatensor.store import Store, wait_for
+from rdmatensor.store import PatientStore, Store, wait_for
 from rdmatensor.types import SlotKind
 
 # Blobs of this many neighbours are fetched with one request.
@@ -29,7 +31,10 @@ _STORE_CALLS = ("set", "get", "check", "multi_get", "delete_key")
 _LEFT = "left: "  # no hexadecimal digits, which blobs are
 _REASON_CHARS_MAX = 500
 _LOOK_S = 0.5
+_LAST_WORDS_S = 2.0  # for the store to take them, of who leaves
 _JOB_BYTES_MAX = 63 - 2 * _INCARNATION_BYTES - 1  # the C library's job id has 63 in all
+
+T = TypeVar("T")
 
 
 def join(
@@ -94,7 +99,7 @@ class World:
         wait_s: float | None,
     ) -> None:
         self.rank, self.size, self.context = rank, size, context
-        self._store, self._owns_context = store, owns_context
+        self._store, self._owns_context = PatientStore(store), owns_context
         self._timeout_s = context.settings.timeout_s if wait_s is None else wait_s
         self._lock = threading.Lock()  # of the endpoints; never held while waiting
         self._is_closed = False
@@ -116,7 +121,10 @@ class World:
         context._set_peers(self.endpoint)
         context.notes["job"] = {"id": self.job, "rank": rank, "size": size}
         context.notes["secret"] = self.secret_source
-        store.set(self._key(rank), context.blob.hex())
+        self._ask(lambda store: store.set(self._key(rank), context.blob.hex()))
+
+    def _ask(self, request: Callable[[Store], T]) -> T:
+        return self._store.ask(request, self._timeout_s, "join", self._check_open)
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
@@ -128,12 +136,12 @@ class World:
             "size": self.size,
             "secret": None if has_secret else secrets.token_hex(_SECRET_BYTES),
         }
-        self._store.set(self._root, json.dumps(root))
+        self._ask(lambda store: store.set(self._root, json.dumps(root)))
         return root
 
     def _read_root(self) -> dict[str, object]:
         wait_for(self._store, {self._root: "rank 0"}, self._timeout_s, "join")
-        return _read_root(self._store.get(self._root))
+        return _read_root(self._ask(lambda store: store.get(self._root)))
 
     def _check_size(self, root: dict[str, object]) -> None:
         if root.get("size") != self.size:
@@ -150,7 +158,10 @@ class World:
         """Put in place of our blob why nobody will find us."""
         why = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError, OSError):  # what made us leave is told all the same
-            self._store.set(self._key(self.rank), _LEFT + why[:_REASON_CHARS_MAX])
+            word = _LEFT + why[:_REASON_CHARS_MAX]
+            self._store.ask(
+                lambda store: store.set(self._key(self.rank), word), _LAST_WORDS_S, "join"
+            )
 
     def _look_for_leaving(self, rank: int) -> None:
         """Raise PeerError if a rank that we wait for has left a word; looks now and then."""
@@ -159,9 +170,9 @@ class World:
             return
         self._look_after_s = now_s + _LOOK_S
         with contextlib.suppress(RuntimeError, OSError):  # C's own wait goes on
-            key = self._key(rank)
-            if self._store.check([key]):
-                _read_blob(rank, self._store.multi_get([key])[0])
+            found = self._store.ask(partial(_found, [self._key(rank)]), _LOOK_S / 2, "join")
+            if found:
+                _read_blob(rank, found[0])
 
     # ---- peers ---------------------------------------------------------------------------------
 
@@ -240,7 +251,7 @@ class World:
             batch = {self._key(rank): f"rank {rank}" for rank in missing[start : start + BATCH]}
             left_s = max(0.0, deadline_s - time.monotonic())
             wait_for(self._store, batch, left_s, "join", self._check_open)
-            values = self._store.multi_get(list(batch))
+            values = self._ask(partial(_values, list(batch)))
             for rank, value in zip(missing[start : start + BATCH], values, strict=True):
                 self._blobs[rank] = _read_blob(rank, value)
         if len(ranks) == 1 and missing:
@@ -254,11 +265,10 @@ class World:
             for other in range(first, min(first + BATCH, self.size))
             if other != self.rank and other not in self._blobs
         ]
-        if near and self._store.check([self._key(other) for other in near]):
-            values = self._store.multi_get([self._key(other) for other in near])
-            for other, value in zip(near, values, strict=True):
-                with contextlib.suppress(PeerError):  # told when that rank is asked for
-                    self._blobs[other] = _read_blob(other, value)
+        values = self._ask(partial(_found, [self._key(other) for other in near])) if near else []
+        for other, value in zip(near, values, strict=bool(values)):
+            with contextlib.suppress(PeerError):  # told when that rank is asked for
+                self._blobs[other] = _read_blob(other, value)
 
     def describe(self) -> dict[str, object]:
         """Return Context.describe(), with the job and where its secret came from."""
@@ -284,11 +294,10 @@ class World:
             endpoint.close()
         self.context._set_peers(None)
         # The store may be gone before us: rank 0 of torch hosts it.
+        keys = [self._key(self.rank)] if error is None else []  # the words of another end stay
+        keys += [self._root] if self.rank == 0 else []
         with contextlib.suppress(RuntimeError, OSError):
-            if error is None:  # the words of another end stay
-                self._store.delete_key(self._key(self.rank))
-            if self.rank == 0:
-                self._store.delete_key(self._root)
+            self._store.ask(partial(_delete, keys), _LAST_WORDS_S, "join")
         if self._owns_context:
             self.context.close()
 
@@ -305,6 +314,20 @@ class World:
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.size}, job {self.job!r}>"
+
+
+def _values(keys: list[str], store: Store) -> list[bytes]:
+    return list(store.multi_get(keys))
+
+
+def _found(keys: list[str], store: Store) -> list[bytes]:
+    """Return the values of keys, or nothing as long as one is not there."""
+    return _values(keys, store) if store.check(keys) else []
+
+
+def _delete(keys: list[str], store: Store) -> None:
+    for key in keys:
+        store.delete_key(key)
 
 
 def _stored_wrongly(rank: int, what: str, value: bytes) -> ProtocolError:

@@ -6,10 +6,11 @@ import logging
 import os
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 from rdmatensor._arguments import seconds
@@ -19,6 +20,10 @@ from rdmatensor.errors import InvalidArgument, PeerError, TransferTimeout
 _POLL_FIRST_S = 0.0005
 _POLL_MOST_S = 0.05
 _PATIENCE_S = 10.0  # then one line says who is missing
+_GRACE_S = 0.5  # behind a deadline, to learn who is missing
+_SLICE_S = 0.1  # of a wait for a store's answer
+
+T = TypeVar("T")
 
 log = logging.getLogger("rdmatensor")
 
@@ -105,8 +110,90 @@ class FileStore:
         return True
 
 
+class _Asked(threading.Thread, Generic[T]):
+    """A request to a store, which runs when its caller has given it up, too."""
+
+    def __init__(self, request: Callable[[], T], turn: threading.Lock) -> None:
+        super().__init__(name="rdmatensor store", daemon=True)
+        self._request, self._turn = request, turn
+        self._is_over = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._answer = self._request()
+        except BaseException as error:  # noqa: BLE001 - the caller's to hear
+            self._error = error
+        finally:
+            self._turn.release()
+            self._is_over.set()
+
+    def is_over(self, timeout_s: float) -> bool:
+        return self._is_over.wait(timeout_s)
+
+    def answer(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
+class PatientStore:
+    """A store that may never answer: torch's waits without a limit for a host that was stopped.
+
+    Each request has a thread of its own, which ends with it. One whose caller gave up is left
+    behind, and the next one waits for its end: at most one thread is stuck.
+    Threads: any.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turn = threading.Lock()
+
+    def ask(
+        self,
+        request: Callable[[Store], T],
+        limit_s: float,
+        call: str,
+        look: Callable[[], object] = lambda: None,
+        *,
+        since_s: float | None = None,
+    ) -> T:
+        """Return what the request returns or raises. look is called now and then meanwhile.
+
+        since_s: when the limit began, None: now. A little is left even behind it.
+        Raises TransferTimeout. Ctrl-C works at any time.
+        """
+        if isinstance(self._store, FileStore):  # asks nobody
+            return request(self._store)
+        now_s = time.monotonic()
+        deadline_s = now_s + limit_s
+        if since_s is not None:
+            deadline_s = max(since_s + limit_s, now_s + _GRACE_S)
+
+        def until(is_met: Callable[[float], bool]) -> None:
+            while not is_met(max(0.0, min(_SLICE_S, deadline_s - time.monotonic()))):
+                look()
+                if time.monotonic() >= deadline_s:
+                    raise TransferTimeout(
+                        "RDT_ETIMEDOUT",
+                        call,
+                        f"the store did not answer within {limit_s:.3f} s: was the process that "
+                        "hosts it stopped or cut off?",
+                    )
+
+        asked = _Asked(lambda: request(self._store), self._turn)
+        until(lambda wait_s: self._turn.acquire(timeout=wait_s))
+        try:
+            asked.start()
+        except BaseException:
+            self._turn.release()
+            raise
+        until(asked.is_over)
+        return asked.answer()
+
+
 def wait_for(
-    store: Store,
+    store: Store | PatientStore,
     keys: dict[str, str],
     timeout_s: float,
     call: str,
@@ -120,11 +207,21 @@ def wait_for(
     """
     start_s = time.monotonic()
     pause_s, has_said = _POLL_FIRST_S, False
-    while not _check(store, list(keys), call):
+    asked = store if isinstance(store, PatientStore) else PatientStore(store)
+
+    def is_there(names: list[str]) -> bool:
+        try:
+            return asked.ask(
+                lambda inner: inner.check(names), timeout_s, call, look, since_s=start_s
+            )
+        except RuntimeError as error:  # torch's stores: the process that hosts it is gone
+            raise PeerError("RDT_EPEER", call, f"the store cannot be reached: {error}") from error
+
+    while not is_there(list(keys)):
         look()
         waited_s = time.monotonic() - start_s
         if waited_s >= timeout_s or (waited_s >= _PATIENCE_S and not has_said):
-            missing = [who for key, who in keys.items() if not _check(store, [key], call)]
+            missing = [who for key, who in keys.items() if not is_there([key])]
             if missing and waited_s >= timeout_s:
                 raise TransferTimeout(
                     "RDT_ETIMEDOUT",
@@ -137,13 +234,6 @@ def wait_for(
             has_said = True
         time.sleep(min(pause_s, max(0.0, start_s + timeout_s - time.monotonic())))
         pause_s = min(2 * pause_s, _POLL_MOST_S)
-
-
-def _check(store: Store, keys: list[str], call: str) -> bool:
-    try:
-        return store.check(keys)
-    except RuntimeError as error:  # torch's stores: the process that hosts it is gone
-        raise PeerError("RDT_EPEER", call, f"the store cannot be reached: {error}") from error
 
 
 def _listed(names: list[str], most: int = 8) -> str:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from rdmatensor import FileStore, InvalidArgument, PeerError, TransferTimeout, join
-from rdmatensor.store import wait_for
+from rdmatensor import (
+    Closed,
+    Context,
+    FileStore,
+    InvalidArgument,
+    PeerError,
+    Settings,
+    TransferTimeout,
+    join,
+)
+from rdmatensor.store import PatientStore, wait_for
 
 
 @pytest.fixture
@@ -132,3 +141,69 @@ def test_torch_s_stores_have_what_is_asked() -> None:
     assert hash_store.delete_key("k")
     with pytest.raises(TransferTimeout):
         wait_for(hash_store, {"k": "rank 0"}, 0.05, "join")
+
+
+class GatedStore:
+    """A store that answers while its gate is open, as one whose host is not stopped."""
+
+    def __init__(self, inner: FileStore) -> None:
+        self.inner = inner
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def _pass(self) -> FileStore:
+        self.gate.wait()
+        return self.inner
+
+    def set(self, key: str, value: str, /) -> None:
+        self._pass().set(key, value)
+
+    def get(self, key: str, /) -> bytes:
+        return self._pass().get(key)
+
+    def check(self, keys: list[str], /) -> bool:
+        return self._pass().check(keys)
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        return self._pass().multi_get(keys)
+
+    def delete_key(self, key: str, /) -> bool:
+        return self._pass().delete_key(key)
+
+
+@pytest.fixture
+def gated(store: FileStore) -> Iterator[GatedStore]:
+    gated = GatedStore(store)
+    yield gated
+    gated.gate.set()
+
+
+def test_a_store_that_does_not_answer_ends_waits_at_their_deadlines(gated: GatedStore) -> None:
+    gated.gate.clear()
+    patient = PatientStore(gated)
+    before = threading.active_count()
+    for _ in range(3):
+        with pytest.raises(TransferTimeout, match=r"did not answer within 0\.100 s"):
+            wait_for(patient, {"k": "rank 0"}, 0.1, "join")
+    assert threading.active_count() == before + 1  # the first request's
+
+    def leave() -> None:
+        raise Closed("RDT_ECLOSED", "join", "by another thread")
+
+    with pytest.raises(Closed):
+        wait_for(patient, {"k": "rank 0"}, 60, "join", leave)
+    gated.gate.set()
+    patient.ask(lambda store: store.set("k", "v"), 5, "join")
+    assert patient.ask(lambda store: store.get("k"), 5, "join") == b"v"
+
+
+def test_a_world_ends_though_its_store_does_not_answer(gated: GatedStore) -> None:
+    settings = Settings(loopback=True)
+    with Context(settings) as context:
+        world = join(gated, 0, 2, context=context, timeout_s=0.3)
+        gated.gate.clear()
+        start_s = time.monotonic()
+        with pytest.raises(TransferTimeout, match="the store did not answer"):
+            world.endpoint(1)
+        world.close()
+        assert time.monotonic() - start_s < 20
