@@ -2,7 +2,9 @@
  * The life of a group: made, shared, split, broken, ended. */
 #include "c10d/backend.hpp"
 
+#include <chrono>
 #include <mutex>
+#include <thread>
 
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/distributed/c10d/exception.h>
@@ -15,10 +17,14 @@ namespace rdmatensor
 namespace
 {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr const char *backend_name = "rdmatensor";
 constexpr const char *making = "rdmatensor:init_process_group";
 /* The library tells groups apart by name and epoch; the rest of a long name says nothing new. */
 constexpr size_t group_name_chars = 32;
+/* Several times what a look at the counters takes where others hold the cores. */
+constexpr std::chrono::milliseconds look_limit{100};
 /* Of what the library says of a group: a number for each of 64 members, some twenty values, the
  * lengths from which each operation goes another way, and those of which others are preferred. */
 constexpr size_t collectives_max_bytes = 8192;
@@ -379,7 +385,11 @@ Backend::shutdown()
 {
     if (is_forked_child())
         return; /* the group is the parent's */
-    std::unique_lock lock(group_mutex_, std::try_to_lock);
+    std::unique_lock lock(group_mutex_, std::defer_lock);
+    /* Who only looks at the group lets go of it soon: an abort, which the peers hear, is not for
+     * that. */
+    for (const auto until = Clock::now() + look_limit; !lock.try_lock() && Clock::now() < until;)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (!lock.owns_lock()) {
         /* A call is about to begin and may wait for a peer; ended, it lets go of the group. */
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import threading
@@ -305,3 +306,32 @@ def setting_on_one_rank_only(rank: int, world: int, *, name: str, text: str) -> 
     except RuntimeError as error:
         return f"{type(error).__name__}: {error}"
     return "agreed"
+
+
+def read_while_it_ends(rank: int, world: int) -> list[str]:
+    """Rank 0 ends groups that another thread looks at; what the others' say of it."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    groups = [dist.new_group() for _ in range(10)]
+    backends = [group._get_backend(torch.device("cpu")) for group in groups]
+    for group in groups:
+        dist.barrier(group=group)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            for backend in backends:
+                with contextlib.suppress(RuntimeError):  # it has been destroyed
+                    backend._collectives()
+
+    if rank == 0:
+        readers = [threading.Thread(target=look) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for group in groups:
+            dist.destroy_process_group(group)
+        ended.set()
+        for reader in readers:
+            reader.join()
+    meet("ended", rank, range(world))
+    time.sleep(0.2)
+    return [backend.get_error().name for backend in backends] if rank == 1 else []

@@ -188,3 +188,11 @@ def test_secret_must_be_given_to_all_ranks_or_none(tmp_path: Path) -> None:
     assert text.startswith("DistStoreError: ")
     assert "rank 1 has a secret from RDMATENSOR_SECRET" in text
     assert "rank 0 has none" in text
+
+
+def test_who_reads_a_group_while_it_is_shut_down_breaks_nothing(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_life:read_while_it_ends", 2, tmp_path, environment=path_forced)
+
+    assert jobs.results(ranks)[1] == ["SUCCESS"] * 10
