@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Two ranks of torch on a backend that is built with a sanitizer, over each path: tests/sanitizers.
-# Usage: ci/sanitize_backend.sh asan|tsan; asan has UBSan, a look for leaks, and the contract suite
-# over shm and tcp, but for tests that start processes.
+# Usage: ci/sanitize_backend.sh asan [--full], or tsan; asan has UBSan, a look for leaks, and the
+# contract suite over shm and tcp, but for tests that start processes. --full, by hand: the
+# backend's tests of tests/integration, too, which takes most of an hour.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 preset="${1:-}"
 case "$preset" in
     asan) sanitize=address,undefined ;;
     tsan) sanitize=thread ;;
-    *) die "usage: ci/sanitize_backend.sh asan|tsan" ;;
+    *) die "usage: ci/sanitize_backend.sh asan [--full] or tsan" ;;
 esac
+full=()
+if [[ "$preset ${2:-}" == "asan --full" ]]; then full=(--full); fi
 # gcc 12's TSan wants the small address randomisation.
 if [[ "$preset" == tsan ]] && ! setarch -R true 2>/dev/null; then
     die "tsan: this machine does not let a program choose its address randomisation"
@@ -29,4 +32,4 @@ ln -s "$ROOT"/rdmatensor/{*.py,doctor} "$packages/rdmatensor/"
 ln -s "$ROOT/graph_analysis" "$packages/"
 logged "$preset-backend-canary" gcc -O0 -g -fPIC -shared "-fsanitize=$sanitize" \
     -fno-sanitize-recover=all tests/sanitizers/canary.c -o "$packages/canary.so"
-"$VENV/bin/python" -u tests/sanitizers/run.py "$preset" "$packages"
+"$VENV/bin/python" -u tests/sanitizers/run.py "$preset" "$packages" "${full[@]}"

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meeting import SCALE
+
 HERE = Path(__file__).parent
 LAUNCHER = HERE / "launcher.py"
 # For torch to be imported on a busy machine; with a job's own 30 s within a test's limit.
@@ -39,8 +41,9 @@ class Launcher:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(START_S)
+        flags = ["-S"] if sys.flags.no_site else []  # where a sanitizer's build is tested
         self._process = subprocess.Popen(
-            [sys.executable, "-u", str(LAUNCHER), str(theirs.fileno())],
+            [sys.executable, *flags, "-u", str(LAUNCHER), str(theirs.fileno())],
             env={**os.environ, **environment},
             pass_fds=[theirs.fileno()],
         )
@@ -114,6 +117,7 @@ def start(
     """
     out.mkdir(parents=True, exist_ok=True)
     environment = environment or {}
+    limit_s = timeout_s * SCALE
     ours = {name: value for name, value in environment.items() if name.startswith("RDMATENSOR_")}
     launcher = _launcher(frozenset(environment.items() - ours.items()))
     pidfd = launcher.start(
@@ -121,13 +125,13 @@ def start(
             "role": role,
             "world": world,
             "out": str(out.resolve()),
-            "timeout_s": timeout_s,
+            "timeout_s": limit_s,
             "is_imported_first": is_imported_first,
             "environment": {**os.environ, **environment},
             "arguments": arguments,
         }
     )
-    return Job(pidfd, out, world, timeout_s)
+    return Job(pidfd, out, world, limit_s)
 
 
 def run(role: str, world: int, out: Path, **options: Any) -> list[Rank]:

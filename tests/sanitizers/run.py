@@ -1,10 +1,11 @@
 """Run tests of the C library, then two ranks of torch over each path, on a sanitizer's build.
 
-Usage: run.py asan|tsan PACKAGES: a folder with that build as `rdmatensor`, and canary.c built as
-canary.so. By the interpreter of an environment with torch; the sanitizer's library is preloaded, as
-neither Python nor torch is built with it. Before all else faults on purpose show that each would be
-seen, by the tests' runner too. Of leaks only those count whose memory was asked for through a
-library in PACKAGES. With tsan there are the ranks alone.
+Usage: run.py asan|tsan PACKAGES [--full]: a folder with that build as `rdmatensor`, and canary.c
+built as canary.so. By the interpreter of an environment with torch; the sanitizer's library is
+preloaded, as neither Python nor torch is built with it. Before all else faults on purpose show that
+each would be seen, by the tests' runner too. Of leaks only those count whose memory was asked for
+through a library in PACKAGES. With tsan there are the ranks alone. --full: with asan, then the
+backend's tests as well, which takes most of an hour.
 """
 
 from __future__ import annotations
@@ -38,6 +39,23 @@ SUITE = (
     *(str(TESTS / "unit" / name) for name in ("test_memory.py", "test_store_bytes.py")),
     "--deselect=tests/unit/test_memory.py::test_real_torch_tensors",  # the ranks have torch
 )
+# By hand: the backend's tests, but those that start programs of their own, which would find what is
+# installed, that put a library before ours, or that measure.
+FULL_APART = (
+    *("backend", "bench", "bench_collectives", "bench_ends", "bench_models", "counts", "demo"),
+    *("doctor", "elastic", "memory", "pipeline", "steady", "sweep", "threads", "verify"),
+)
+FULL = (
+    *(
+        str(file)
+        for file in sorted(TESTS.glob("integration/test_*.py"))
+        if file.stem.removeprefix("test_") not in FULL_APART
+    ),
+    "--deselect=tests/integration/test_rendezvous.py::test_making_a_group_asks_no_name_server",
+    "--timeout=600",
+)
+FULL_LIMIT_S = 7200.0
+FULL_SCALE = "4"  # of the time that a job of theirs may take
 CANARY_TEST = """
 import runpy, sys
 def test_canary():
@@ -112,9 +130,9 @@ def start(words: Sequence[str], log: Path, environ: Mapping[str, str]) -> subpro
         )
 
 
-def finish(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+def finish(processes: Sequence[subprocess.Popen[bytes]], limit_s: float = JOB_LIMIT_S) -> list[int]:
     """Return how they ended, -9 for one that had to be ended."""
-    end_s = time.monotonic() + JOB_LIMIT_S
+    end_s = time.monotonic() + limit_s
     for process in processes:
         try:
             process.wait(max(0.0, end_s - time.monotonic()))
@@ -182,6 +200,28 @@ class Runs:
         folder.mkdir()
         return self._are_clean("tests", [self._suite(*SUITE)], folder, {})
 
+    def full_is_clean(self, folder: Path) -> bool:
+        """Run the backend's tests; what is said of a rank, whose words the tests keep, is a file.
+
+        Leaks are for the others to find: to look for them in each rank takes seconds.
+        """
+        folder.mkdir()
+        environ = {**self._environment, "RDT_TEST_TIMEOUT_SCALE": FULL_SCALE}
+        for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS"):
+            environ[name] += f":detect_leaks=0:log_path={folder / 'said'}"
+        began_s = time.monotonic()
+        log = folder / "tests.log"
+        (end,) = finish([start(self._suite(*FULL), log, environ)], FULL_LIMIT_S)
+        said = {path.name: path.read_text(errors="replace") for path in folder.glob("said.*")}
+        is_good = end == 0 and not any(self.faults(text) for text in said.values())
+        result = "ok" if is_good else "FAILED"
+        took_s = time.monotonic() - began_s
+        print(f"{self._name}: the backend's tests: {result} in {took_s:.0f} s", flush=True)
+        print(*log.read_text(errors="replace").splitlines()[-1:], sep="\n")
+        if not is_good:
+            print(log.read_text(errors="replace"), *said.values(), sep="\n")
+        return is_good
+
     def _are_clean(
         self, what: str, commands: list[list[str]], folder: Path, settings: Mapping[str, str]
     ) -> bool:
@@ -219,6 +259,8 @@ def main() -> int:
         results += [
             runs.ranks_are_clean(path, folder / str(number)) for number, path in enumerate(PATHS)
         ]
+        if "--full" in sys.argv[3:]:
+            results.append(runs.full_is_clean(folder / "full"))
     return 0 if all(results) else 1
 
 
