@@ -44,8 +44,9 @@ struct span {
     attribute static void name(char *dst, const char *src, size_t len_bytes)                   \
     {                                                                                          \
         const size_t lane = RDTI_COPY_LANE_BYTES;                                              \
+        const bool has_lanes = len_bytes >= rdti_copy_table()->lanes_from_bytes;               \
                                                                                                \
-        while (len_bytes >= 4 * lane) {                                                        \
+        while (has_lanes && len_bytes >= 4 * lane) {                                           \
             for (size_t i = 0; i < lane; i += STEP_BYTES) {                                    \
                 name##_step(dst + i, src + i, STEP_BYTES);                                     \
                 name##_step(dst + i + lane, src + i + lane, STEP_BYTES);                       \
@@ -217,45 +218,55 @@ rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count, enum r
     }
 }
 
+static const struct rdti_copy_table zen = {
+    .measured_on = "Zen",
+    .movsb_from_bytes = SIZE_MAX,
+    .lanes_from_bytes = RDTI_COPY_ZEN_LANES_FROM_BYTES,
+    .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN_STREAM_TO_PEER_FROM_BYTES,
+                          [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN_STREAM_TO_OWN_FROM_BYTES},
+};
 static const struct rdti_copy_table zen4 = {
     .measured_on = "Zen 4",
     .movsb_from_bytes = SIZE_MAX,
+    .lanes_from_bytes = 4 * RDTI_COPY_LANE_BYTES,
     .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN4_STREAM_TO_PEER_FROM_BYTES,
                           [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN4_STREAM_TO_OWN_FROM_BYTES},
 };
 static const struct rdti_copy_table zen5 = {
     .measured_on = "Zen 5",
     .movsb_from_bytes = RDTI_COPY_ZEN5_MOVSB_FROM_BYTES,
+    .lanes_from_bytes = 4 * RDTI_COPY_LANE_BYTES,
     .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN5_STREAM_TO_PEER_FROM_BYTES,
                           [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN5_STREAM_TO_OWN_FROM_BYTES},
 };
 
-#define ZEN5_FAMILY 26 /* AMD: Processor Programming Reference for family 1Ah */
-
-#if defined(__x86_64__)
-/* 0: not AMD's, or it does not say. */
-static uint32_t
-family_if_amd(void)
-{
-    uint32_t eax, ebx, ecx, edx;
-
-    if (!__builtin_cpu_is("amd") || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0)
-        return 0;
-    const uint32_t base = eax >> 8 & 0xf;
-    return base == 0xf ? base + (eax >> 20 & 0xff) : base;
-}
-#else
-static uint32_t
-family_if_amd(void)
-{
-    return 0;
-}
-#endif
+/* AMD: Processor Programming References for families 17h (models from 30h on are Zen 2) and 1Ah. */
+#define ZEN_FAMILY 23
+#define ZEN2_FIRST_MODEL 0x30
+#define ZEN5_FAMILY 26
 
 const struct rdti_copy_table *
-rdti_copy_table_of(uint32_t amd_family)
+rdti_copy_table_of(uint32_t amd_family, uint32_t amd_model)
 {
+    if (amd_family == ZEN_FAMILY && amd_model < ZEN2_FIRST_MODEL)
+        return &zen;
     return amd_family == ZEN5_FAMILY ? &zen5 : &zen4;
+}
+
+static const struct rdti_copy_table *
+table_of_this_processor(void)
+{
+#if defined(__x86_64__)
+    uint32_t eax, ebx, ecx, edx;
+
+    if (__builtin_cpu_is("amd") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
+        const uint32_t family = eax >> 8 & 0xf;
+        const uint32_t model = eax >> 4 & 0xf;
+        if (family == 0xf)
+            return rdti_copy_table_of(family + (eax >> 20 & 0xff), model | (eax >> 12 & 0xf0));
+    }
+#endif
+    return rdti_copy_table_of(0, 0);
 }
 
 const struct rdti_copy_table *
@@ -267,7 +278,7 @@ rdti_copy_table(void)
     const struct rdti_copy_table *table = atomic_load_explicit(&own, memory_order_relaxed);
 
     if (table == NULL) {
-        table = rdti_copy_table_of(family_if_amd());
+        table = table_of_this_processor();
         atomic_store_explicit(&own, table, memory_order_relaxed);
     }
     return table;

@@ -34,20 +34,21 @@ void rdti_copy_as(void *dst, const void *src, size_t len_bytes, enum rdti_copy_k
 void rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count,
                       enum rdti_copy_kind kind);
 
-/* Where a processor changes from memcpy to rep movsb (SIZE_MAX: never), and from either to
- * streaming, by pattern: [RDTI_COPY_TO_PEER_READ], [RDTI_COPY_TO_OWN]. */
+/* Where a processor changes from memcpy to rep movsb (SIZE_MAX: never), from either to streaming,
+ * by pattern: [RDTI_COPY_TO_PEER_READ], [RDTI_COPY_TO_OWN], and there from one lane to four. */
 struct rdti_copy_table {
     const char *measured_on;
     size_t movsb_from_bytes;
+    size_t lanes_from_bytes;
     size_t stream_from_bytes[2];
 };
 
 /* The measured table (limits.h, bench/floor) of this machine's processor. Static. */
 const struct rdti_copy_table *rdti_copy_table(void);
 
-/* That of AMD's family (the extended family added). Every other one, and 0 for another maker's,
- * gets Zen 4's, as nothing else was measured. Static. */
-const struct rdti_copy_table *rdti_copy_table_of(uint32_t amd_family);
+/* That of AMD's family and model (the extended ones added). Every other one, and family 0 for
+ * another maker's, gets Zen 4's, as nothing else was measured. Static. */
+const struct rdti_copy_table *rdti_copy_table_of(uint32_t amd_family, uint32_t amd_model);
 
 /* The kind that a table gives for this size and pattern; choose() asks this machine's. */
 enum rdti_copy_kind rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,

@@ -47,6 +47,25 @@
 #define RDTI_COPY_ZEN5_STREAM_TO_PEER_FROM_BYTES ((size_t)8 << 20)
 #define RDTI_COPY_ZEN5_STREAM_TO_OWN_FROM_BYTES ((size_t)32 << 20)
 
+/*
+ * The same of Zen, family 17h model 1 (512 KiB L2, 8 MiB L3), where what a peer wrote is read from
+ * its cache no faster than from memory:
+ *
+ *                  4 KiB      16 KiB      64 KiB     256 KiB     1 MiB       8 MiB        64 MiB
+ *   memcpy       1.2 (0.8)  5.5 (3.3)  13.6 (5.8)  50 (20)   202 (77)   1837 (744)   7086 (7586)
+ *   rep movsb    1.2 (0.8)  5.5 (3.3)  13.6 (5.7)  51 (20)   212 (77)   1858 (742)   12700 (7790)
+ *   non-temporal 0.1 (0.6)  0.9 (2.7)   2.7 (5.0)   9 (18)    44 (67)    930 (689)   8030 (7500)
+ *   the same in four lanes                                   53 (67)    751 (686)   6760 (7595)
+ *
+ * In four lanes 4 MiB take 239 us, in one 290; 2 MiB 111 and 105. Into memory that only this core
+ * uses: 1 MiB 38 us by memcpy, 40 non-temporal; 2 MiB 105, 103; 4 MiB 530, 226; 64 MiB 7080, 6650.
+ * Up to 16 KiB it depends on the minute: half a round trip of 16 KiB that is read took 6.7 us by
+ * memcpy and 4.3 non-temporal in one, 3.0 and 4.4 in another.
+ */
+#define RDTI_COPY_ZEN_STREAM_TO_PEER_FROM_BYTES ((size_t)32 << 10)
+#define RDTI_COPY_ZEN_STREAM_TO_OWN_FROM_BYTES ((size_t)4 << 20)
+#define RDTI_COPY_ZEN_LANES_FROM_BYTES ((size_t)4 << 20)
+
 /* glibc's own memcpy takes rep movsb from 2 KiB on, on processors where it is fast. */
 #define RDTI_COPY_MOVSB_BLOCK_MIN_BYTES ((size_t)2 << 10)
 

@@ -5,15 +5,22 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "collectives/cache.h"
 #include "collectives/coll.h"
 #include "collectives/stream.h"
 #include "collectives/team.h"
 
 enum {
-    /* Two ranks, 32 MiB of last cache, 10th of 100 in ms, ordinary and streaming stores. The call
-     * alone: all_to_all of 8 MiB 0.62 and 0.52, of 16 MiB 1.87 and 1.22. With writing its input and
-     * reading its result, which is in the cache or is not: 1.05 and 1.27, 4.9 and 3.9. */
-    PAST_CACHES_FROM_BYTES = 16 * 1024 * 1024,
+    /* What arrives is stored past the caches from a half of the last one on. Two ranks, in ms,
+     * ordinary and streaming stores, 32 MiB of last cache, the call alone, 10th of 100: all_to_all
+     * of 8 MiB 0.62 and 0.52, of 16 MiB 1.87 and 1.22; with writing its input and reading its
+     * result, which is in the cache or is not: 1.05 and 1.27, 4.9 and 3.9. 8 MiB, the latter less
+     * the loop alone, medians of two runs each: all_to_all of 4 MiB 1.06 and 0.76; gather of 4 MiB
+     * 0.57 and 0.54, of 8 MiB 1.41 and 0.86. */
+    PAST_CACHES_SHARE = 2,
+    /* A broadcast moves less than others for what arrives: 4 MiB 0.39 and 0.49, 8 MiB 1.30 and 1.18
+     * there, where of 32 MiB of cache half was enough. */
+    PAST_CACHES_BROADCAST_FROM_BYTES = 8 * 1024 * 1024,
     /* What is asked for at once, and then stored. 64 MiB so took less processor time than asked for
      * as a whole; smaller pieces were not tried. */
     POPULATE_BYTES = 1024 * 1024,
@@ -303,6 +310,16 @@ received_bytes(const struct rdti_coll *coll)
     }
 }
 
+static bool
+is_past_caches(const struct rdti_coll *coll)
+{
+    const uint64_t received = received_bytes(coll);
+
+    if (coll->args.op == RDT_COLL_BROADCAST && received < PAST_CACHES_BROADCAST_FROM_BYTES)
+        return false;
+    return received > 0 && received >= rdti_cache_last_bytes() / PAST_CACHES_SHARE;
+}
+
 void
 rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
                  enum rdti_direct_needs needs)
@@ -312,7 +329,7 @@ rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
     d->op = op;
     d->needs = needs;
     d->steps = 1;
-    d->is_past_caches = received_bytes(coll) >= PAST_CACHES_FROM_BYTES;
+    d->is_past_caches = is_past_caches(coll);
     if (d->op->plan != NULL)
         d->op->plan(coll);
 }
