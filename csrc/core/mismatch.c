@@ -89,36 +89,49 @@ is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
            head->count == desc->count;
 }
 
+/* Apart, so that a receive that matches puts nothing into words. */
+static rdt_status
+refuse_call(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
+            struct rdt_error *err)
+{
+    const struct rdt_message_desc theirs = {.op = head->op,
+                                            .dtype = head->dtype,
+                                            .root = head->root,
+                                            .reduce_op = head->reduce_op,
+                                            .count = head->count};
+    char they[WORDS_BYTES];
+    char we[WORDS_BYTES];
+
+    in_words(&theirs, they, sizeof(they));
+    in_words(&receive->desc, we, sizeof(we));
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_group_global_rank(receive->group, source),
+                               "%s called %s as collective #%" PRIu64 ", %s (this one) %s",
+                               rdti_group_rank_name(receive->group, source).text, they,
+                               receive->desc.sequence,
+                               rdti_group_rank_name(receive->group, receive->group->rank).text, we);
+}
+
+static rdt_status
+refuse_length(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
+              struct rdt_error *err)
+{
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_group_global_rank(receive->group, source),
+                               "%s sent %" PRIu64 " bytes (tag %" PRIu64
+                               "), but the receive of %s has room for %" PRIu64 " bytes",
+                               rdti_group_rank_name(receive->group, source).text, head->len_bytes,
+                               head->tag,
+                               rdti_group_rank_name(receive->group, receive->group->rank).text,
+                               receive->len_bytes);
+}
+
 rdt_status
 rdti_match_check(const struct rdti_request *receive, uint32_t source,
                  const struct rdti_message *head, struct rdt_error *err)
 {
-    const rdt_group *group = receive->group;
-    const int32_t source_rank = rdti_group_global_rank(group, source);
-    const struct rdti_rank_name source_name = rdti_group_rank_name(group, source);
-    const struct rdti_rank_name own_name = rdti_group_rank_name(group, group->rank);
-
     if (receive->has_desc && receive->desc.op != 0 && head->op != 0 &&
-        !is_equal(head, &receive->desc)) {
-        const struct rdt_message_desc theirs = {.op = head->op,
-                                                .dtype = head->dtype,
-                                                .root = head->root,
-                                                .reduce_op = head->reduce_op,
-                                                .count = head->count};
-        char they[WORDS_BYTES];
-        char we[WORDS_BYTES];
-        in_words(&theirs, they, sizeof(they));
-        in_words(&receive->desc, we, sizeof(we));
-        return rdti_error_set_rank(err, RDT_EMISMATCH, source_rank,
-                                   "%s called %s as collective #%" PRIu64 ", %s (this one) %s",
-                                   source_name.text, they, receive->desc.sequence, own_name.text,
-                                   we);
-    }
+        !is_equal(head, &receive->desc))
+        return refuse_call(receive, source, head, err);
     if (head->len_bytes > receive->len_bytes)
-        return rdti_error_set_rank(err, RDT_EMISMATCH, source_rank,
-                                   "%s sent %" PRIu64 " bytes (tag %" PRIu64
-                                   "), but the receive of %s has room for %" PRIu64 " bytes",
-                                   source_name.text, head->len_bytes, head->tag, own_name.text,
-                                   receive->len_bytes);
+        return refuse_length(receive, source, head, err);
     return RDT_OK;
 }
