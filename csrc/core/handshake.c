@@ -37,7 +37,7 @@ struct rdti_handshake {
     struct rdti_authenticated result;
     uint8_t hello_bytes[RDTI_HELLO_BYTES];
     uint8_t challenge_bytes[RDTI_CHALLENGE_BYTES];
-    uint8_t in[RDTI_REJECT_BYTES + RDTI_HELLO_BYTES]; /* the longest message of either role fits */
+    uint8_t in[RDTI_OPENING_MAX_BYTES]; /* another version's, too, which is to be told */
     size_t in_bytes;
 };
 

@@ -145,19 +145,25 @@ TEST_TIMEOUT(a_hello_with_a_changed_byte_opens_nothing, 60)
     }
 }
 
+/* Whose HELLO may have grown, or shrunk. */
 TEST(another_version_is_an_error_that_names_both)
 {
+    static const uint16_t lengths[] = {32, RDTI_HELLO_BYTES, 441, RDTI_OPENING_MAX_BYTES};
+
     for (int u = 0; u < 2; u++) {
         struct rdti_blob blob;
         rdt_context *ctx = begin(u == 1, &blob);
         const struct rdti_hello hello = hello_to(&blob, "job");
-        uint8_t bytes[RDTI_HELLO_BYTES];
-        const int fd = knock(&blob, u == 1);
-        rdti_hello_encode(&hello, bytes);
-        bytes[4] = RDTI_WIRE_VERSION + 1;
-        memcpy(bytes + 8, "7.8.9", 6);
-        say(fd, bytes, sizeof(bytes));
-        check_reject(fd, RDT_EVERSION, "7.8.9");
+        for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+            uint8_t bytes[RDTI_OPENING_MAX_BYTES] = {0};
+            const int fd = knock(&blob, u == 1);
+            rdti_hello_encode(&hello, bytes);
+            rdti_put_u16(bytes + 4, RDTI_WIRE_VERSION + 1);
+            rdti_put_u16(bytes + 6, lengths[i]);
+            memcpy(bytes + 8, "7.8.9", 6);
+            say(fd, bytes, lengths[i]);
+            check_reject(fd, RDT_EVERSION, "7.8.9");
+        }
         finish(ctx);
     }
 }
