@@ -297,13 +297,13 @@ expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
     case WAIT_AUTH:
         *out = RDTI_AUTH_BYTES;
         break;
-    default: /* CHALLENGE or REJECT: the length tells them apart, decode checks the magic */
-        *out = (size_t)(hs->in[6] | hs->in[7] << 8);
+    default:
+        if (rdti_answer_parse(hs->in, &total) == RDTI_ANSWER_GARBAGE)
+            return rdti_error_set(err, RDT_EPROTO, 0, "%s answered with what is no handshake",
+                                  hs->place);
+        *out = total;
         break;
     }
-    if (*out < RDTI_OPENING_HEAD_BYTES || *out > sizeof(hs->in))
-        return rdti_error_set(err, RDT_EPROTO, 0, "%s sent a handshake message of %zu bytes",
-                              hs->place, *out);
     return RDT_OK;
 }
 
@@ -312,6 +312,7 @@ static void
 handle_message(struct rdti_handshake *hs, bool is_join)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+    uint16_t total;
 
     if (is_join) {
         const int fd = hs->result.fd;
@@ -341,7 +342,7 @@ handle_message(struct rdti_handshake *hs, bool is_join)
             finish(hs);
         return;
     default:
-        if (hs->in_bytes == RDTI_REJECT_BYTES) {
+        if (rdti_answer_parse(hs->in, &total) == RDTI_ANSWER_REJECT) {
             (void)rejection(hs, &err);
             fail(hs, &err);
         } else if (answer_challenge(hs, &err) != RDT_OK) {

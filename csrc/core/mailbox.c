@@ -11,7 +11,6 @@
 #include "core/mailbox_impl.h"
 #include "core/mailbox_stand.h"
 #include "core/sums.h"
-#include "wire/fields.h"
 
 /* Credit goes alone once this part of the ring, or of the budget of unexpected bytes, was not
  * reported. The reserve holds as many CREDITs as a ring brings about. */
@@ -248,11 +247,11 @@ rdti_mailbox_nack(struct rdti_mailbox *m, uint64_t id, uint64_t whose, const str
         .len_bytes = (uint64_t)(int64_t)why->status,
         .count = (uint64_t)(int64_t)why->peer_rank,
     };
-    char body[RDTI_NACK_TEXT_BYTES];
+    struct rdti_nack nack;
+    uint8_t body[RDTI_NACK_BYTES];
 
-    struct rdti_writer w = {.p = (uint8_t *)body, .left = sizeof(body), .is_ok = true};
-
-    rdti_write_text(&w, why->message, sizeof(body)); /* cut where UTF-8 allows */
+    memcpy(nack.text, why->message, sizeof(nack.text)); /* the encoder cuts it where UTF-8 allows */
+    rdti_nack_encode(&nack, body);
     rdti_mailbox_queue(m, &head, body, sizeof(body));
     rdti_mailbox_flush(m);
 }

@@ -129,8 +129,6 @@ on_eager(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
     return rdti_groups_on_arrival(m->groups, m, head, is_inlined ? head->inlined : body, NULL, err);
 }
 
-/* The peer's status and words, made harmless. */
-/* over budget: every state of a request answers a refusal in its own way. */
 static rdt_status
 on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
         struct rdt_error *err)
@@ -139,23 +137,21 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
     const int64_t sent = (int64_t)head->len_bytes;
     const int64_t rank = (int64_t)head->count;
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
-    char text[RDTI_NACK_TEXT_BYTES];
+    struct rdti_nack nack;
+    const rdt_status decoded = rdti_nack_decode(body, RDTI_NACK_BYTES, &nack, err);
 
+    if (decoded != RDT_OK)
+        return decoded;
     if (sent >= RDT_OK || sent < RDT_ECORRUPT || rank < RDT_RANK_UNKNOWN || rank > INT32_MAX)
         return broken(m, err, "refuses a message with a status or a rank that is none");
-    memcpy(text, body, sizeof(text));
-    text[sizeof(text) - 1] = '\0';
-    for (char *c = text; *c != '\0'; c++)
-        if ((*c > 0 && *c < ' ') || *c == 0x7f)
-            *c = '?';
     /* What was cancelled or closed there was not so here. */
     const bool is_theirs = sent == RDT_ECANCELED || sent == RDT_ECLOSED;
     const rdt_status status = is_theirs ? RDT_EPEER : (rdt_status)sent;
     if (rank == RDT_RANK_UNKNOWN || rank == peer_rank)
         (void)rdti_error_set_rank(&why, status, peer_rank, "rank %d ended the message: %s",
-                                  (int)peer_rank, text);
+                                  (int)peer_rank, nack.text);
     else
-        (void)rdti_error_set_rank(&why, status, (int32_t)rank, "%s", text);
+        (void)rdti_error_set_rank(&why, status, (int32_t)rank, "%s", nack.text);
     if (head->tag == RDTI_ID_IS_YOURS)
         rdti_offer_on_nack(m, head->id, &why);
     else
@@ -196,7 +192,7 @@ body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uin
         *out = RDT_REMOTE_REGION_BYTES;
         break;
     case RDTI_MESSAGE_NACK:
-        *out = RDTI_NACK_TEXT_BYTES;
+        *out = RDTI_NACK_BYTES;
         break;
     default:
         *out = sums_bytes_of(head);

@@ -20,8 +20,6 @@
 #define RDTI_RING_LARGE_UNITS (RDTI_RING_LARGE_BYTES / RDTI_MESSAGE_ALIGN)
 #define RDTI_RING_RESERVE_UNITS (RDTI_RING_RESERVE_BYTES / RDTI_MESSAGE_ALIGN)
 
-#define RDTI_NACK_TEXT_BYTES 192
-
 /* RTS that wait for their receives, of one peer: 200 MiB of ours at most. More is a flood. */
 #define RDTI_OFFERS_MAX (UINT32_C(1) << 19)
 

@@ -80,24 +80,48 @@ begin(struct rdti_fields *f, const struct kind *kind, const uint8_t *buf, size_t
     return RDT_OK;
 }
 
+/* Which of two kinds begins so; NULL: neither, and the outputs are untouched. */
+static const struct kind *
+parse_head(const uint8_t head[RDTI_OPENING_HEAD_BYTES], const struct kind *one,
+           const struct kind *other, uint16_t *version_out, uint16_t *total_bytes_out)
+{
+    const struct kind *kind = rdti_get_u32(head) == one->magic ? one : other;
+    const uint16_t version = rdti_get_u16(head + 4);
+    const uint16_t total_bytes = rdti_get_u16(head + 6);
+
+    if (rdti_get_u32(head) != kind->magic)
+        return NULL;
+    if (version == RDTI_WIRE_VERSION && total_bytes != kind->total_bytes)
+        return NULL;
+    if (total_bytes < RDTI_OPENING_HEAD_BYTES || total_bytes > RDTI_OPENING_MAX_BYTES)
+        return NULL;
+    *version_out = version;
+    *total_bytes_out = total_bytes;
+    return kind;
+}
+
 enum rdti_opening
 rdti_opening_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES], uint16_t *version_out,
                    uint16_t *total_bytes_out)
 {
-    const uint32_t magic = rdti_get_u32(head);
-    const uint16_t version = rdti_get_u16(head + 4);
-    const uint16_t total_bytes = rdti_get_u16(head + 6);
+    const struct kind *kind =
+        parse_head(head, &kind_hello, &kind_join, version_out, total_bytes_out);
 
-    if (magic != RDTI_HELLO_MAGIC && magic != RDTI_JOIN_MAGIC)
+    if (kind == NULL)
         return RDTI_OPENING_GARBAGE;
-    const struct kind *kind = magic == RDTI_HELLO_MAGIC ? &kind_hello : &kind_join;
-    if (version == RDTI_WIRE_VERSION && total_bytes != kind->total_bytes)
-        return RDTI_OPENING_GARBAGE;
-    if (total_bytes < RDTI_OPENING_HEAD_BYTES || total_bytes > RDTI_OPENING_MAX_BYTES)
-        return RDTI_OPENING_GARBAGE;
-    *version_out = version;
-    *total_bytes_out = total_bytes;
     return kind == &kind_hello ? RDTI_OPENING_HELLO : RDTI_OPENING_JOIN;
+}
+
+enum rdti_answer
+rdti_answer_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES], uint16_t *total_bytes_out)
+{
+    uint16_t version;
+    const struct kind *kind =
+        parse_head(head, &kind_challenge, &kind_reject, &version, total_bytes_out);
+
+    if (kind == NULL)
+        return RDTI_ANSWER_GARBAGE;
+    return kind == &kind_challenge ? RDTI_ANSWER_CHALLENGE : RDTI_ANSWER_REJECT;
 }
 
 static void

@@ -83,9 +83,10 @@ struct rdti_join {
 #define RDTI_TRANSPORTS_VERIFY UINT32_C(0x80000000)
 
 enum rdti_opening { RDTI_OPENING_HELLO, RDTI_OPENING_JOIN, RDTI_OPENING_GARBAGE };
+enum rdti_answer { RDTI_ANSWER_CHALLENGE, RDTI_ANSWER_REJECT, RDTI_ANSWER_GARBAGE };
 
 #define RDTI_OPENING_HEAD_BYTES 8
-/* No opening of another version, older or newer, is longer: bounds what is read of it. */
+/* No opening or answer of another version, older or newer, is longer: bounds what is read of it. */
 #define RDTI_OPENING_MAX_BYTES 1024
 
 /* "RDTH" and so on, as bytes in this order. */
@@ -112,6 +113,9 @@ enum rdti_opening { RDTI_OPENING_HELLO, RDTI_OPENING_JOIN, RDTI_OPENING_GARBAGE 
  */
 enum rdti_opening rdti_opening_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES],
                                      uint16_t *version_out, uint16_t *total_bytes_out);
+/* The same of the first bytes of the answer to a HELLO. */
+enum rdti_answer rdti_answer_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES],
+                                   uint16_t *total_bytes_out);
 
 /*
  * encode: buffers of exactly the size above. decode: RDT_EPROTO (wrong magic, length, text that is

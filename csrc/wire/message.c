@@ -121,3 +121,27 @@ rdti_cts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_cts *out, stru
         *out = cts;
     return status;
 }
+
+void
+rdti_nack_encode(const struct rdti_nack *in, uint8_t out[RDTI_NACK_BYTES])
+{
+    struct rdti_writer w = {.p = out, .left = RDTI_NACK_BYTES, .is_ok = true};
+
+    rdti_write_text(&w, in->text, sizeof(in->text));
+}
+
+rdt_status
+rdti_nack_decode(const uint8_t *buf, size_t len_bytes, struct rdti_nack *out, struct rdt_error *err)
+{
+    struct rdti_fields f;
+    struct rdti_nack nack = {0};
+
+    rdt_status status = rdti_fields_begin(&f, "NACK", buf, len_bytes, RDTI_NACK_BYTES, err);
+    if (status != RDT_OK)
+        return status;
+    rdti_fields_text(&f, nack.text, sizeof(nack.text), "its text is not plain text");
+    status = rdti_fields_end(&f, "NACK", err);
+    if (status == RDT_OK)
+        *out = nack;
+    return status;
+}

@@ -22,7 +22,7 @@ enum rdti_message_kind {
     RDTI_MESSAGE_GROW = 7,   /* please give a larger ring */
     RDTI_MESSAGE_RING = 8,   /* here it is: a remote region follows */
     RDTI_MESSAGE_SWITCH = 9, /* the sender's next message lies at the start of the larger ring */
-    RDTI_MESSAGE_NACK = 10,  /* `id` cannot be done: len_bytes is the status, text follows */
+    RDTI_MESSAGE_NACK = 10,  /* `id` cannot be done: len_bytes is the status, rdti_nack follows */
     /* Where both sides verify; rdti_sums follow, `count` of them, or rdti_sums_get: */
     RDTI_MESSAGE_SUMS = 11,    /* of the message `id`, whose RTS comes next */
     RDTI_MESSAGE_WRITTEN = 12, /* of bytes that were written before; then the notification is due */
@@ -87,19 +87,29 @@ struct rdti_cts {
 };
 #define RDTI_CTS_BYTES (8 + RDT_REMOTE_REGION_BYTES)
 
+#define RDTI_NACK_BYTES 192
+
+/* Behind a NACK: why, for people. */
+struct rdti_nack {
+    char text[RDTI_NACK_BYTES];
+};
+
 void rdti_message_encode(const struct rdti_message *in, uint8_t out[RDTI_MESSAGE_HEAD_BYTES]);
 /* Reads the first RDTI_MESSAGE_HEAD_BYTES of buf. RDT_EPROTO: fewer bytes, unknown kind. Lengths
  * inside are checked by the mailbox, which knows the ring. */
 rdt_status rdti_message_decode(const uint8_t *buf, size_t len_bytes, struct rdti_message *out,
                                struct rdt_error *err);
-/* RDT_EPROTO: another length, bad flags, descriptor or offset. The output is untouched on
- * failure. */
+/* RDT_EPROTO: another length, bad flags, descriptor or offset, text that is not plain. The output
+ * is untouched on failure. */
 void rdti_rts_encode(const struct rdti_rts *in, uint8_t out[RDTI_RTS_BYTES]);
 rdt_status rdti_rts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_rts *out,
                            struct rdt_error *err);
 void rdti_cts_encode(const struct rdti_cts *in, uint8_t out[RDTI_CTS_BYTES]);
 rdt_status rdti_cts_decode(const uint8_t *buf, size_t len_bytes, struct rdti_cts *out,
                            struct rdt_error *err);
+void rdti_nack_encode(const struct rdti_nack *in, uint8_t out[RDTI_NACK_BYTES]);
+rdt_status rdti_nack_decode(const uint8_t *buf, size_t len_bytes, struct rdti_nack *out,
+                            struct rdt_error *err);
 
 /* Bytes that a message with this much payload takes in the ring. */
 static inline uint64_t

@@ -51,6 +51,31 @@ seed_opening(struct rng *rng, uint8_t *out)
 }
 
 static void
+run_answer(const uint8_t *data, size_t size)
+{
+    uint16_t total = 7;
+
+    if (size != RDTI_OPENING_HEAD_BYTES)
+        return;
+    if (rdti_answer_parse(data, &total) == RDTI_ANSWER_GARBAGE)
+        CHECK_UINT_EQ(total, 7);
+    else
+        CHECK(total >= RDTI_OPENING_HEAD_BYTES && total <= RDTI_OPENING_MAX_BYTES);
+}
+
+static size_t
+seed_answer(struct rng *rng, uint8_t *out)
+{
+    union any_value value;
+    uint8_t wire[WIRE_MAX_BYTES];
+
+    (void)encode_random(codec_named(rng_below(rng, 2) == 0 ? "challenge" : "reject"), rng, &value,
+                        wire);
+    memcpy(out, wire, RDTI_OPENING_HEAD_BYTES);
+    return RDTI_OPENING_HEAD_BYTES;
+}
+
+static void
 run_frame_head(const uint8_t *data, size_t size)
 {
     uint8_t again[RDTI_FRAME_HEAD_BYTES];
@@ -384,6 +409,7 @@ seed_sparse(struct rng *rng, uint8_t *out)
 
 static const struct extra extras[] = {
     {"opening", run_opening, seed_opening},
+    {"answer", run_answer, seed_answer},
     {"frame_head", run_frame_head, seed_frame_head},
     {"stream_head", run_stream_head, seed_stream_head},
     {"stream_list", run_stream_list, seed_stream_list},

@@ -124,7 +124,7 @@ TEST(answers_to_nothing_and_places_that_are_none)
     struct rdti_message head;
     struct rdti_cts cts = {
         .region = {.len_bytes = 4096, .segment = 0, .index = 3, .generation = 99}};
-    uint8_t body[RDTI_NACK_TEXT_BYTES] = {0};
+    uint8_t body[RDTI_NACK_BYTES] = {0};
 
     prey_make(&prey);
     const uint64_t id = RDTI_CONTAINER(prey.m->offered.next, struct rdti_request, link)->id;
@@ -147,6 +147,9 @@ TEST(answers_to_nothing_and_places_that_are_none)
         head.len_bytes = (uint64_t)statuses[i];
         REFUSED(&head, body, sizeof(body), "a status or a rank that is none");
     }
+    head.len_bytes = (uint64_t)(int64_t)RDT_EPEER;
+    body[0] = 0x1b;
+    REFUSED(&head, body, sizeof(body), "not plain text");
     head = plain(&prey, RDTI_MESSAGE_CTS);
     head.id = id;
     rdti_cts_encode(&cts, body);
@@ -419,7 +422,7 @@ TEST(messages_under_tags_that_landed_nowhere)
 
 TEST(a_refusal_that_tells_of_a_death_blames_the_dead)
 {
-    const char text[RDTI_NACK_TEXT_BYTES] = "rank 7 died: its cable was cut";
+    const char text[RDTI_NACK_BYTES] = "rank 7 died: its cable was cut";
     struct prey prey;
     struct rdt_error err = {0};
 

@@ -143,6 +143,7 @@ union any_value {
     struct rdti_message message;
     struct rdti_rts rts;
     struct rdti_cts cts;
+    struct rdti_nack nack;
     struct rdti_sums sums;
     struct rdti_sums_get sums_get;
     struct rdti_slot_header slot_header;
@@ -190,6 +191,7 @@ FIXED_CODEC(rdti_join, join, RDTI_JOIN_BYTES)
 FIXED_CODEC(rdti_message, message, RDTI_MESSAGE_HEAD_BYTES)
 FIXED_CODEC(rdti_rts, rts, RDTI_RTS_BYTES)
 FIXED_CODEC(rdti_cts, cts, RDTI_CTS_BYTES)
+FIXED_CODEC(rdti_nack, nack, RDTI_NACK_BYTES)
 FIXED_CODEC(rdti_sums_get, sums_get, RDTI_SUMS_GET_BYTES)
 FIXED_CODEC(rdti_slot_header, slot_header, RDTI_SLOT_HEADER_BYTES)
 FIXED_CODEC(rdt_remote_region, region, RDT_REMOTE_REGION_BYTES)
@@ -455,6 +457,14 @@ fill_cts(struct rng *rng, void *value)
     v->region_off = rng_u64(rng) % (v->region.len_bytes + 1);
 }
 
+static inline void
+fill_nack(struct rng *rng, void *value)
+{
+    struct rdti_nack *v = value;
+
+    rng_text(rng, v->text, sizeof(v->text));
+}
+
 /* Any length that a message of sums may speak of, whole chunks and not. */
 static inline uint64_t
 rng_summed(struct rng *rng)
@@ -615,6 +625,7 @@ static const struct codec codecs[] = {
     ENTRY(message, struct rdti_message, RDTI_MESSAGE_HEAD_BYTES, RDTI_MESSAGE_HEAD_BYTES, true),
     ENTRY(rts, struct rdti_rts, RDTI_RTS_BYTES, RDTI_RTS_BYTES, false),
     ENTRY(cts, struct rdti_cts, RDTI_CTS_BYTES, RDTI_CTS_BYTES, false),
+    ENTRY(nack, struct rdti_nack, RDTI_NACK_BYTES, RDTI_NACK_BYTES, false),
     ENTRY(sums, struct rdti_sums, RDTI_SUMS_FIXED_BYTES, RDTI_SUMS_BYTES_MAX, false),
     ENTRY(sums_get, struct rdti_sums_get, RDTI_SUMS_GET_BYTES, RDTI_SUMS_GET_BYTES, false),
     ENTRY(slot_header, struct rdti_slot_header, RDTI_SLOT_HEADER_BYTES, RDTI_SLOT_HEADER_BYTES,

@@ -267,4 +267,38 @@ TEST(opening_tells_what_begins)
     CHECK_UINT_EQ(total, RDTI_JOIN_BYTES);
 }
 
+TEST(answer_tells_what_came)
+{
+    uint8_t head[RDTI_OPENING_HEAD_BYTES];
+    uint8_t hello[RDTI_HELLO_BYTES];
+    uint8_t challenge[RDTI_CHALLENGE_BYTES];
+    uint8_t reject[RDTI_REJECT_BYTES];
+    const struct rdti_reject value = {.status = RDT_EAUTH};
+    uint16_t total = 9;
+
+    sample(hello, challenge);
+    rdti_reject_encode(&value, reject);
+    memcpy(head, hello, sizeof(head));
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_GARBAGE);
+    memcpy(head, "HTTP/1.1", sizeof(head));
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_GARBAGE);
+    memcpy(head, challenge, sizeof(head));
+    head[6]++;
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_GARBAGE);
+    CHECK_UINT_EQ(total, 9);   /* untouched */
+    rdti_put_u16(head + 4, 2); /* another version may have another length, within reason */
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_CHALLENGE);
+    CHECK_UINT_EQ(total, RDTI_CHALLENGE_BYTES + 1);
+    rdti_put_u16(head + 6, RDTI_OPENING_MAX_BYTES + 1);
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_GARBAGE);
+    rdti_put_u16(head + 6, RDTI_OPENING_HEAD_BYTES - 1);
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_GARBAGE);
+    memcpy(head, challenge, sizeof(head));
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_CHALLENGE);
+    CHECK_UINT_EQ(total, RDTI_CHALLENGE_BYTES);
+    memcpy(head, reject, sizeof(head));
+    CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_REJECT);
+    CHECK_UINT_EQ(total, RDTI_REJECT_BYTES);
+}
+
 TEST_MAIN()

@@ -2,7 +2,7 @@
  * Mailbox messages and what follows a rendezvous' head. */
 #include "codecs.h"
 
-static const char *const names[] = {"message", "rts", "cts", "sums", "sums_get"};
+static const char *const names[] = {"message", "rts", "cts", "nack", "sums", "sums_get"};
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
 TEST(messages_round_trip)
