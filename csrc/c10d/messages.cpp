@@ -78,7 +78,13 @@ Backend::start_message(const Message &message, at::Tensor tensor)
         C10_THROW_ERROR(DistBackendError, c10::str(message.title, ": the group was shut down"));
     take_off(operation, 0);
     const uint64_t number = operation.number;
-    auto work = c10::make_intrusive<Work>(rank_, std::move(operation), 1);
+    c10::intrusive_ptr<Work> work;
+    try {
+        work = c10::make_intrusive<Work>(rank_, std::move(operation), 1);
+    } catch (const std::exception &) {
+        flight_->end(number, std::current_exception());
+        throw;
+    }
     const uint64_t len_bytes = tensor.nbytes();
     if (message.is_send)
         status = rdt_group_send(group_, message.peer, message.tag, tensor.data_ptr(), len_bytes,

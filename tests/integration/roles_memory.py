@@ -122,6 +122,31 @@ def given_up(rank: int, world: int) -> list[list[object]]:
     return told
 
 
+def refused_receives(rank: int, _world: int) -> tuple[int, dict[str, int]]:
+    """How many receives raised, of which one request each is refused; what is listed of all."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    dist.barrier()
+    begun: list[Any] = []
+    raised = 0
+    if rank == 0:
+        for nth in itertools.count(1):
+            refuse(nth)
+            try:
+                begun.append(dist.irecv(torch.zeros(2), 1, tag=TAG))
+            except MemoryError:
+                raised += 1
+            if not refuse(0):
+                break
+    count = torch.tensor([len(begun)])
+    dist.broadcast(count, 0)
+    for _ in range(int(count)) if rank == 1 else ():
+        dist.send(torch.ones(2), 0, tag=TAG)
+    for work in begun:
+        work.wait()
+    states = [one["state"] for one in rdmatensor.last_operations() if "recv" in one["operation"]]
+    return raised, {state: states.count(state) for state in set(states)}
+
+
 def dropped(rank: int, world: int) -> list[bool]:
     """Works that are let go while they are in flight: whether a request was refused in that."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)

@@ -55,6 +55,17 @@ def test_a_receive_is_given_up_or_goes_on(
         assert (late if is_over else early) == 0
 
 
+def test_a_receive_that_cannot_begin_is_not_listed_as_in_flight(
+    refusing: dict[str, str], tmp_path: Path
+) -> None:
+    ranks = jobs.run("roles_memory:refused_receives", 2, tmp_path, environment=refusing)
+
+    raised, states = jobs.results(ranks)[0]
+    assert raised > 0, "nothing was refused"
+    assert set(states) == {"failed", "done"}
+    assert states["failed"] <= raised
+
+
 def test_a_work_that_is_dropped_ends_nothing_else(
     refusing: dict[str, str], path_forced: dict[str, str], tmp_path: Path
 ) -> None:
