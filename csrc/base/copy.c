@@ -219,7 +219,7 @@ rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count, enum r
 }
 
 static const struct rdti_copy_table zen = {
-    .measured_on = "Zen",
+    .measured_on = "Zen 1",
     .movsb_from_bytes = SIZE_MAX,
     .lanes_from_bytes = RDTI_COPY_ZEN_LANES_FROM_BYTES,
     .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN_STREAM_TO_PEER_FROM_BYTES,
