@@ -35,7 +35,8 @@ void rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count,
                       enum rdti_copy_kind kind);
 
 /* Where a processor changes from memcpy to rep movsb (SIZE_MAX: never), from either to streaming,
- * by pattern: [RDTI_COPY_TO_PEER_READ], [RDTI_COPY_TO_OWN], and there from one lane to four. */
+ * by pattern: [RDTI_COPY_TO_PEER_READ], [RDTI_COPY_TO_OWN], and there, of one block, from one lane
+ * to four. */
 struct rdti_copy_table {
     const char *measured_on;
     size_t movsb_from_bytes;

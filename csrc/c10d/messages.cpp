@@ -93,8 +93,12 @@ Backend::start_message(const Message &message, at::Tensor tensor)
         status = rdt_group_recv(group_, message.peer, message.tag, tensor.data_ptr(), len_bytes,
                                 nullptr, &transfer, &error);
     if (status != RDT_OK) {
-        const std::exception_ptr failure =
-            make_error(status, message.title + message.target.words(), error);
+        std::exception_ptr failure;
+        try {
+            failure = make_error(status, message.title + message.target.words(), error);
+        } catch (const std::exception &) {
+            failure = std::current_exception(); /* no memory for words */
+        }
         flight_->end(number, failure);
         rethrow_kept_exception();
         std::rethrow_exception(failure);

@@ -137,12 +137,26 @@ def a_rank_forks(rank: int, world: int, *, forker: int) -> dict[str, object]:
     return seen
 
 
+def _end_the_dump() -> None:
+    """Call off the dump of a stuck process, and wait for its thread, of which there may be none.
+
+    It is waited for at a child's end; and a lock of a sanitizer's that it holds while it ends, a
+    child that is forked then keeps for ever.
+    """
+    tasks = Path("/proc/self/task")
+    before = {task.name for task in tasks.iterdir()}
+    faulthandler.cancel_dump_traceback_later()
+    deadline_s = time.monotonic() + 1.0
+    while before <= {task.name for task in tasks.iterdir()} and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+
+
 def _fork(peer: int, first: dist.Work, second: dist.Work) -> dict[str, object]:
     """Have a child live, and return what it left."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     store = dist.distributed_c10d._get_default_store()
     keys = store.num_keys()
-    faulthandler.cancel_dump_traceback_later()  # its thread would be waited for at the child's end
+    _end_the_dump()
     pid = os.fork()
     if pid == 0:
         _live_as_child(peer, first, second)
@@ -158,10 +172,7 @@ def a_parent_without_groups_forks(rank: int, world: int) -> list[int | None]:
     del rank, world
     folder = os.environ[FOLDER_VARIABLE]
     importlib.import_module("rdmatensor._c10d")
-    faulthandler.cancel_dump_traceback_later()
-    # That thread may be ending yet: a sanitizer's lock that it holds, a child keeps for ever.
-    while len(list(Path("/proc/self/task").iterdir())) > 1:
-        time.sleep(0.001)
+    _end_the_dump()
     children = []
     for child in range(2):
         pid = os.fork()

@@ -269,8 +269,7 @@ TEST_SIZE(5)
 TEST_SIZE(7)
 TEST_SIZE(8)
 
-/* So much is stored past the caches where it arrives, unless they have more than 32 MiB. Blocks
- * that begin anywhere in a line. */
+/* So much is stored past the caches where it arrives. Blocks that begin anywhere in a line. */
 static void *
 run_large(void *arg)
 {

@@ -250,7 +250,8 @@ TEST(opening_tells_what_begins)
     CHECK_INT_EQ(rdti_opening_parse(head, &version, &total), RDTI_OPENING_GARBAGE);
     CHECK_UINT_EQ(version, 9); /* untouched */
     CHECK_UINT_EQ(total, 9);
-    rdti_put_u16(head + 4, 2); /* another version may have another length, within reason */
+    rdti_put_u16(head + 4,
+                 RDTI_WIRE_VERSION + 1); /* which may have another length, within reason */
     CHECK_INT_EQ(rdti_opening_parse(head, &version, &total), RDTI_OPENING_HELLO);
     CHECK_UINT_EQ(version, 2);
     CHECK_UINT_EQ(total, RDTI_HELLO_BYTES + 1);
@@ -285,8 +286,9 @@ TEST(answer_tells_what_came)
     memcpy(head, challenge, sizeof(head));
     head[6]++;
     CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_GARBAGE);
-    CHECK_UINT_EQ(total, 9);   /* untouched */
-    rdti_put_u16(head + 4, 2); /* another version may have another length, within reason */
+    CHECK_UINT_EQ(total, 9); /* untouched */
+    rdti_put_u16(head + 4,
+                 RDTI_WIRE_VERSION + 1); /* which may have another length, within reason */
     CHECK_INT_EQ(rdti_answer_parse(head, &total), RDTI_ANSWER_CHALLENGE);
     CHECK_UINT_EQ(total, RDTI_CHALLENGE_BYTES + 1);
     rdti_put_u16(head + 6, RDTI_OPENING_MAX_BYTES + 1);
