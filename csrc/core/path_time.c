@@ -36,6 +36,17 @@ tick_setup(rdt_endpoint *ep, uint64_t now_ns)
     }
 }
 
+/* Where this process had no core, the last word of a proof may lie here unread: its peer, which has
+ * our own, takes the path for ready. */
+static void
+tick_unready(rdt_endpoint *ep, uint64_t now_ns)
+{
+    if (now_ns >= ep->setup->deadline_ns || now_ns >= ep->setup->path_deadline_ns)
+        rdti_endpoint_hear(ep);
+    if (ep->setup != NULL && !rdti_endpoint_is_ended(ep))
+        tick_setup(ep, now_ns);
+}
+
 static void
 tick_ready(rdt_endpoint *ep, bool beat)
 {
@@ -88,7 +99,7 @@ rdti_path_tick(void *arg)
         if (rdti_endpoint_end_lossy(ep))
             continue;
         if (ep->setup != NULL)
-            tick_setup(ep, now_ns);
+            tick_unready(ep, now_ns);
         else if (ep->channel != NULL)
             tick_ready(ep, beat);
     }

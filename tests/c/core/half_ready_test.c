@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Rank 1 leaves before its path to rank 2 is ready, which holds it for ready already: what made it
- * leave is told before the goodbye, or rank 2 would name the one that noticed. */
+ * Rank 2 holds its path to rank 1 for ready, which has not heard of it yet. Rank 1 leaves: what
+ * made it leave is told before the goodbye, or rank 2 would name the one that noticed. Or its time
+ * is over: it looks whether the answer is there already. */
 #include <stdatomic.h>
 
 #include "core/context.h"
@@ -111,6 +112,29 @@ TEST(who_aborts_half_ready_says_why)
 
     rdt_group_abort(rig.group[1], "its loss is not a number");
     end(&rig, waits, 1, "rank 1 aborted the group 'world': its loss is not a number");
+    rig_close(&rig);
+}
+
+TEST(who_had_no_core_takes_the_answer_that_is_there)
+{
+    const uint32_t said = 7;
+    struct rdt_error err = {0};
+    struct rig rig;
+    rdt_endpoint *here, *there;
+    uint32_t got = 0;
+    rdt_transfer *waits = begin(&rig, &got);
+
+    CHECK_OK(rdt_group_endpoint(rig.group[1], 2, &here, &err), &err);
+    rdti_engine_enter(rig.ctx[1]->engine); /* nobody reads what comes */
+    atomic_store(&slow, NULL);
+    CHECK_OK(rdt_group_endpoint(rig.group[2], 1, &there, &err), &err);
+    CHECK_EVENTUALLY(rdti_endpoint_get_state(there) == RDTI_EP_READY, 10);
+    here->setup->path_deadline_ns = 0;
+    rdti_path_tick(rig.ctx[1]);
+    rdti_engine_leave(rig.ctx[1]->engine);
+    CHECK_OK(rig_end(rig_send(&rig, 1, 2, 1, &said, sizeof(said)), &err), &err);
+    CHECK_OK(rig_end(waits, &err), &err);
+    CHECK_UINT_EQ(got, said);
     rig_close(&rig);
 }
 
