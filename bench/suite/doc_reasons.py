@@ -23,6 +23,7 @@ ASKS = "ours has a header each way, and who answers looks at more than this sock
 RELEASES = (
     "a slot is released to its sender after each tensor; the ring gives one credit for half of it"
 )
+PACKS = "to pack so few bytes takes a hundredth of a trip over a socket, less than turns differ by"
 CALLS = (
     "torch's share of a call, which Open MPI is measured without, is most of what is between them"
 )
@@ -34,8 +35,9 @@ TWICE = (
 LARGE_TWICE = "its copy is one, from process to process; ours go through memory that both share"
 PAGES = "nearly all of it is the system's making of pages"
 TURNS = (
-    "the progress thread takes turns with the rank at the socket, and each message has an"
-    " acknowledgement; of 8 B, torch's share of a call as well"
+    "the progress thread takes turns with the rank at the socket, most of all for the first ten"
+    " messages after a pause, and each message has an acknowledgement; of 8 B, torch's share of a"
+    " call as well"
 )
 IN_BANDS = "each median lies in the other's band"
 PROOFS = (
@@ -47,7 +49,7 @@ _LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no shar
 SMALL_BYTES = 64 * KIB
 _MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "send")  # no sums
 _ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
-_TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements explain no more
+_TURNS_LEAST = 0.12  # of Open MPI's time over TCP: turns and acknowledgements explain no more
 
 
 def of_message(ours: Record, peer: str) -> str:
@@ -55,16 +57,20 @@ def of_message(ours: Record, peer: str) -> str:
     path, size = text(ours, "transport"), number(ours, "size")
     if peer not in ("floor", "ucx"):
         raise ValueError(f"{peer} is faster in {path} {size:g}, and why?")
+    if path == "shm" and SMALL_BYTES <= size < _COPY_FROM_BYTES:
+        return f"{NOTIFIES}; and {READ}"
     if path == "shm":
-        return NOTIFIES if size < _COPY_FROM_BYTES else READ
+        return NOTIFIES if size < SMALL_BYTES else READ
     is_known = peer == "floor" or size < _LARGE_BYTES
     return ACKNOWLEDGES if is_known else f"UCX: {UNKNOWN}"
 
 
 def of_copy(ours: Record, copy: Record) -> str:
     """Return why the best of eight copies is faster until the peer knows."""
-    if number(ours, "size") < _COPY_FROM_BYTES:
+    if number(ours, "size") < SMALL_BYTES:
         return NOTIFIES
+    if number(ours, "size") < _COPY_FROM_BYTES:
+        return f"{NOTIFIES}; and {READ}"
     return BY_CHANCE if _are_alike(ours, copy) else f"best copy: {UNKNOWN}"
 
 
@@ -119,7 +125,12 @@ def of_gain(path: str, size: int, what: str) -> str:
     """Return why a slot is slower than another way that is named by `what`."""
     if what == "copy / slot" and size < SMALL_BYTES:
         return RELEASES
-    if what in ("copy / slot", "dynamic / slot") and path == "tcp" and size >= _LARGE_BYTES:
+    if what == "packed / copy" and path == "tcp" and size < SMALL_BYTES:
+        return PACKS
+    is_large = size >= (_LARGE_BYTES if path == "tcp" else _COPY_FROM_BYTES)
+    if what == "dynamic / slot" and is_large:
+        return f"{what}, {path}: {UNKNOWN}"
+    if what == "copy / slot" and path == "tcp" and is_large:
         return f"{what}: {UNKNOWN}"
     raise ValueError(f"{what} is below 1 in {path} {size}, and why?")
 

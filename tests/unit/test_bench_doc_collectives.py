@@ -111,7 +111,7 @@ def _lost_in(path: Path) -> list[str]:
 def test_every_loss_in_a_file_of_two_ranks_is_told() -> None:
     kept = sorted((ROOT / readme.RESULTS / "collectives").glob("*_2_ranks*.json"))
     lost = [(path.name, cell) for path in kept for cell in _lost_in(path)]
-    assert len(kept) >= 3
+    assert len(kept) >= 2
     assert len(lost) > 50
     told = (ROOT / readme.MEASURED).read_text(encoding="utf-8")
     assert [one for one in lost if one[1] not in told] == []
@@ -183,7 +183,7 @@ def test_another_result_adds_only_what_the_first_has_not() -> None:
         ("gloo", "tcp", "reduce", 8, "same"),
         ("OpenMPI", "shm", "reduce", 8, "same"),
         ("gloo", "shm", "reduce", 4 * KIB, "arena"),
-        ("OpenMPI", "tcp", "reduce", 8, "same"),  # more than fourfold
+        ("OpenMPI", "tcp", "reduce", 8, "same"),  # more than eightfold
         ("gloo", "shm", "gather", 64 * MIB, "fresh"),  # its scatter alone is looked at
         ("OpenMPI", "shm", "reduce", 64 * MIB, "fresh"),  # pages are those of what is only moved
         ("OpenMPI", "shm", "reduce", MIB, "same"),  # and so are copies
@@ -195,7 +195,7 @@ def test_a_collective_that_no_rule_covers_is_an_error(
 ) -> None:
     use = "same" if row == "arena" else row
     pair = [
-        _collective(OURS, op, 13, path=path, size=size, row=row),
+        _collective(OURS, op, 26, path=path, size=size, row=row),
         _collective(who, op, 3, path=path, size=size, row=use),
         _collective(NOTHING, op, 2, path=path, size=size, row=use),
     ]
