@@ -74,11 +74,12 @@ def _out(command: str, file: str) -> str:
 
 
 SHM, TCP = "collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json"
+LARGE = "collectives/shm_2_ranks_large.json"
 _SHM_OUT = _out("bench collectives --transport shm --ranks 2 --rows plain,fresh,same,arena", SHM)
 BLOCKS = (
     Block("p2p.json", MEASURED, ("p2p.json",), doc_messages.block, _out("bench p2p", "p2p.json")),
     Block("what gains", MEASURED, ("p2p.json",), doc_messages.gains, _out("bench p2p", "p2p.json")),
-    Block(SHM, MEASURED, (SHM,), _collectives, _SHM_OUT),
+    Block(SHM, MEASURED, (SHM, LARGE), _collectives, _SHM_OUT),
     Block(
         TCP,
         MEASURED,
@@ -104,7 +105,7 @@ BLOCKS = (
     Block(
         "losses",
         README,
-        ("p2p.json", SHM, TCP),
+        ("p2p.json", SHM, LARGE, TCP),
         doc_losses.block,
         _out("bench p2p", "p2p.json"),
     ),

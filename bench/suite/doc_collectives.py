@@ -15,6 +15,7 @@ from bench.suite.doc_words import (
     Loss,
     Notes,
     head,
+    is_same_code,
     is_same_machine,
     marked,
     spread,
@@ -37,7 +38,7 @@ _Pair = tuple[Record, Record, float]  # ours, a rival's, its time over ours
 def block(result: Result, without: Sequence[Result] = ()) -> str:
     """Return both tables and where they come from; empty where nothing is to be told.
 
-    without: results shown before; cells that they have of the same machine are left out.
+    without: results shown before; cells that they have of the same machine and commit are left out.
     """
     return _made(result, without)[0]
 
@@ -54,7 +55,7 @@ def means(*results: Result) -> str:
 
 def _made(result: Result, without: Sequence[Result]) -> tuple[str, Notes]:
     records = [one for one in result.quietest.records if "missing" not in one]
-    of_here = [other for other in without if is_same_machine(other, result)]
+    of_here = [other for other in without if is_same_code(other, result)]
     shown = {
         cell_of(one)
         for other in of_here
@@ -81,7 +82,9 @@ def _made(result: Result, without: Sequence[Result]) -> tuple[str, Notes]:
     where = f"{ours[0]['transport']}, {ours[0]['ranks']} ranks"
     lost = _losses(pairs, known, notes)
     heads = (f"{where}: faster is", "tensors", "ours / its time, and its over ours", "why")
-    whose = "" if len(of_here) == len(without) else "On another machine than those above: "
+    whose = "" if len(of_here) == len(without) else "Of another commit than those above: "
+    if not all(is_same_machine(other, result) for other in without):
+        whose = "On another machine than those above: "
     parts = [whose + head(result, ours), _means(where, pairs), table(heads, lost) if lost else ""]
     text = "\n\n".join(part for part in parts if part)
     return with_notes(text, _told(notes, ours, known)), notes

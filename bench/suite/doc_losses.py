@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Result
 from bench.suite import doc_collectives, doc_messages
-from bench.suite.doc_words import Loss, is_same_machine, marked, table
+from bench.suite.doc_words import Loss, is_same_code, is_same_machine, marked, table
 
 
 def block(*results: Result) -> str:
-    """Return a row for each rival and reason; another machine than the first result's is named."""
+    """Return a row for each rival and reason; it says what another machine or commit gave."""
     told: dict[tuple[str, str, str], list[Loss]] = {}
     before: list[Result] = []
     for result in results:
         where = "" if is_same_machine(result, results[0]) else ", another machine"
+        if not where and not is_same_code(result, results[0]):
+            where = ", another commit"
         for loss in _of(result, before):
             told.setdefault((loss.topic + where, loss.who, loss.why), []).append(loss)
     if not told:

@@ -35,9 +35,8 @@ TWICE = (
 LARGE_TWICE = "its copy is one, from process to process; ours go through memory that both share"
 PAGES = "nearly all of it is the system's making of pages"
 TURNS = (
-    "the progress thread takes turns with the rank at the socket, most of all for the first ten"
-    " messages after a pause, and each message has an acknowledgement; of 8 B, torch's share of a"
-    " call as well"
+    "the progress thread takes turns with the rank at the socket, and each message has an"
+    " acknowledgement; of 8 B, torch's share of a call as well"
 )
 IN_BANDS = "each median lies in the other's band"
 PROOFS = (
@@ -49,7 +48,8 @@ _LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no shar
 SMALL_BYTES = 64 * KIB
 _MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "send")  # no sums
 _ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
-_TURNS_LEAST = 0.12  # of Open MPI's time over TCP: turns and acknowledgements explain no more
+_TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements explain no more
+_TCP_LEAST = 0.1  # below it somebody has to look before anything is said
 
 
 def of_message(ours: Record, peer: str) -> str:
@@ -146,6 +146,8 @@ def of_collective(ours: Record, theirs: Record, known: Known) -> str:
         return f"Gloo's scatter into new memory: {UNKNOWN}"
     if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TURNS_LEAST * net_ns(ours):
         return TURNS
+    if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TCP_LEAST * net_ns(ours):
+        return f"more than fourfold over TCP: {UNKNOWN}"
     if rival == "OpenMPI" and path == "shm":
         if op == "all_reduce" and row == PLAIN and _COPY_FROM_BYTES <= size < _LARGE_BYTES:
             return f"a sum of a tensor that nobody touches: {UNKNOWN}"

@@ -62,6 +62,11 @@ def is_same_machine(one: Result, other: Result) -> bool:
     return all(one.machine.get(key) == other.machine.get(key) for key in keys)
 
 
+def is_same_code(one: Result, other: Result) -> bool:
+    """Return whether two results are of one machine and one commit."""
+    return is_same_machine(one, other) and one.machine.get("commit") == other.machine.get("commit")
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """One thing that a rival does faster.
