@@ -12,7 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -26,21 +26,18 @@ from graph_analysis import (
     RecordedOp,
     RecordedTensor,
     TransferPlan,
-    merge_plans,
-    missing_from,
     plan_from_json,
-    record_plan,
 )
 from graph_analysis.ir import Operation, Role, align_up
 from graph_analysis.recording import (
     ANY_SOURCE,
     Recording,
     form_difference,
-    recorded_difference,
     recording_from_json,
     recording_to_json,
 )
 from rdmatensor._plan_memory import PlanMismatch
+from rdmatensor._record_agree import agreed, difference_of_names
 from rdmatensor.distributed import BackendPart
 from rdmatensor.errors import InvalidArgument
 
@@ -186,11 +183,11 @@ def _compare(number: int, followed: _Watch) -> None:
     followed.asks_left = 0
     try:
         recordings = [recording_from_json(text) for text in texts]
-        why = form_difference(recordings) or _difference_of_names(recordings)
+        why = form_difference(recordings) or difference_of_names(recordings)
         if why is not None:  # each rank may well be right
             followed.compared = f"no: {why}"
             return
-        followed.plan = _agreed(recordings)
+        followed.plan = agreed(recordings, _process.graph_plan)
     except PlanMismatch as error:
         backend.break_group(f"ends the group: {error}")  # the others wait for us, and shall know
         raise
@@ -198,45 +195,6 @@ def _compare(number: int, followed: _Watch) -> None:
         followed.compared = f"no: {error}"
         return
     followed.compared = "yes"
-
-
-def _difference_of_names(recordings: list[Recording]) -> str | None:
-    """Return what differs where only names do, unless the ranks sent one set in other orders.
-
-    Memory that is used again may bear an old name, on one rank and not on the other; then the names
-    are not the same ones.
-    """
-    bare = [tuple(replace(op, tensors=()) for op in recording) for recording in recordings]
-    names = [sorted(t.name for op in recording for t in op.tensors) for recording in recordings]
-    if recorded_difference(bare) is not None or all(other == names[0] for other in names):
-        return None
-    return recorded_difference(recordings)
-
-
-def _agreed(recordings: list[Recording]) -> TransferPlan:
-    """Return the plan of all ranks; PlanMismatch names the first tensor that differs."""
-    why = recorded_difference(recordings)
-    if why is not None:
-        raise PlanMismatch(f"the ranks recorded different steps: {why}")
-    plan = record_plan(recordings)
-    planned = _process.graph_plan
-    if planned is None or not _is_about(planned, plan):
-        return plan
-    why = missing_from(plan, planned)
-    if why is None:
-        try:
-            return plan if planned.source == "recorded" else merge_plans(planned, plan)
-        except PlanError as error:
-            why = str(error)
-    raise PlanMismatch(f"the step is not the one that RDMATENSOR_PLAN plans: {why}")
-
-
-def _is_about(planned: TransferPlan, plan: TransferPlan) -> bool:
-    """Whether the file's plan is for this group; a job has others, of metrics for example."""
-    of_model = {t.name for t in planned.tensors if t.role in ("parameter", "gradient", "buffer")}
-    named = of_model or {t.name for t in planned.tensors}  # the latter are numbers, as others have
-    is_named = any(tensor.name in named for tensor in plan.tensors)
-    return planned.strategy.world_size == plan.strategy.world_size and is_named
 
 
 def recorded(backend: BackendPart) -> TransferPlan | None:
@@ -248,7 +206,26 @@ def recorded(backend: BackendPart) -> TransferPlan | None:
         texts = backend.everyone(f"recorded {asked}", mine)
     except UnicodeDecodeError as error:
         raise PlanError(f"not a recording: {error}") from error
-    return _agreed([recording_from_json(text) for text in texts]) if all(texts) else None
+    if not all(texts):
+        return None
+    found: TransferPlan | None = None
+    refusal: ValueError | RuntimeError | None = None
+    try:
+        recordings = [recording_from_json(text) for text in texts]
+        found = agreed(recordings, _process.graph_plan)
+    except (PlanMismatch, PlanError) as error:
+        refusal = error
+    # Each rank has merged with its own file, and may have found that it does not fit.
+    mark = "" if found is None else found.fingerprint()
+    marks = backend.everyone(f"recorded {asked}, merged", mark)
+    if refusal is not None:
+        raise refusal
+    other = next((rank for rank, one in enumerate(marks) if one != mark), None)
+    if other is not None:
+        raise PlanMismatch(
+            f"RDMATENSOR_PLAN of rank {other} is another plan than this rank's, or only one has it"
+        )
+    return found
 
 
 def describe(backend: BackendPart) -> Recorded:

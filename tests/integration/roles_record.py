@@ -283,9 +283,11 @@ def unmarked(rank: int, world: int) -> dict[str, Any]:
 def by_file(rank: int, _world: int, model: str, path: str) -> dict[str, Any]:
     """DDP with RDMATENSOR_PLAN=FILE, and what rank 0 tells; `model` is small or has another layer.
 
-    In the end the plan of both sources is trained by.
+    Where it is "alone" it is small, and only rank 0 has the file. In the end the plan of both
+    sources is trained by.
     """
-    os.environ["RDMATENSOR_PLAN"] = path
+    if model != "alone" or rank == 0:
+        os.environ["RDMATENSOR_PLAN"] = path
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     inner = small_model()
     if model == "other":

@@ -21,6 +21,8 @@ import rdmatensor
 from graph_analysis import RecordedOp, RecordedTensor, record_plan
 from graph_analysis.recording import recording_to_json
 from rdmatensor import _record
+from rdmatensor._plan_memory import PlanMismatch
+from rdmatensor._record_agree import agreed
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +191,12 @@ def by_file(model: str, plan: str, out: Path) -> list[dict[str, Any]]:
     return jobs.results(jobs.run("roles_record:by_file", 2, out, model=model, path=plan))
 
 
+def test_a_plan_that_one_rank_alone_has(tmp_path: Path) -> None:
+    files = roles_record.written(tmp_path)
+    for rank in by_file("alone", files["right"], tmp_path / "alone"):
+        assert "RDMATENSOR_PLAN of rank" in rank["error"]
+
+
 def test_a_plan_from_a_file(tmp_path: Path) -> None:
     """The graph's plan is merged in: what it has must be what was recorded; and so read back."""
     files = roles_record.written(tmp_path)
@@ -216,9 +224,7 @@ def test_a_plan_from_a_file(tmp_path: Path) -> None:
         )
 
 
-def test_a_plan_with_what_has_no_name_is_not_of_every_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plan_with_what_has_no_name_is_not_of_every_group() -> None:
     """A merged or recorded plan calls some tensors by a number, as every other group does."""
 
     def summed(*tensors: RecordedTensor) -> RecordedOp:
@@ -226,15 +232,14 @@ def test_a_plan_with_what_has_no_name_is_not_of_every_group(
 
     gradient = RecordedTensor("w.grad", "gradient", "float32", 4, (1,), "w")
     plan = record_plan([(summed(), summed(gradient))] * 2)
-    monkeypatch.setattr(_record._process, "graph_plan", plan)
     others = [(summed(), summed())] * 2
-    assert _record._agreed(others) == record_plan(others)
-    with pytest.raises(_record.PlanMismatch, match="tensor all_reduce 0: the plan has"):
-        _record._agreed([(summed(gradient),)] * 2)
+    assert agreed(others, plan) == record_plan(others)
+    with pytest.raises(PlanMismatch, match="tensor all_reduce 0: the plan has"):
+        agreed([(summed(gradient),)] * 2, plan)
     # Where the plan itself has no names, it is of the groups that have a tensor of such a number.
-    monkeypatch.setattr(_record._process, "graph_plan", record_plan([(summed(),) * 3] * 2))
-    with pytest.raises(_record.PlanMismatch, match="tensor all_reduce 2: "):
-        _record._agreed(others)
+    nameless = record_plan([(summed(),) * 3] * 2)
+    with pytest.raises(PlanMismatch, match="tensor all_reduce 2: "):
+        agreed(others, nameless)
 
 
 def test_the_recorder_can_be_switched_off(tmp_path: Path) -> None:
