@@ -195,9 +195,9 @@ template <typename Item> class Queue
 
 // ---- Server ---------------------------------------------------------------------------------
 
-// The optimizer's step with the mean of what workers sent. Where the CPU can, product and difference
-// are rounded as one (-ffp-contract=fast), as torch does it: a model may amplify the last bit to
-// another curve within three steps, and parameters are compared after so many.
+// The optimizer's step with the mean of what workers sent. Where the CPU can, product and
+// difference are rounded as one (-ffp-contract=fast), as torch does it: a model may amplify the
+// last bit to another curve within three steps, and parameters are compared after so many.
 __attribute__((target_clones("fma", "default"))) void
 descend(float *values, const float *total, size_t count, float part, float rate)
 {
