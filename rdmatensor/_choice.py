@@ -68,6 +68,9 @@ class Choice:
             return
         self._begin_ns = time.perf_counter_ns()
         self._waited_ns = 0
+        if self.is_serial:  # one that raised, or of several the last, may have come before it
+            self._ready_ns.clear()
+            self._transfers.clear()
 
     def ready(self, tensor: str) -> None:
         """A gradient of the plan is final."""
@@ -99,7 +102,8 @@ class Choice:
     def switched(self, memory: GradientMemory) -> TransferPlan | None:
         """Return the plan that this backward pass begins with, if it is another one.
 
-        Where a gradient of the step before still lies in the memory, on any rank, the plan stays.
+        Gradients that lie in the memory are taken out of it then, and it is for the caller to
+        bring them back. Where the program holds one besides, on any rank, the plan stays.
         """
         if self._next is None:
             return None
@@ -107,11 +111,12 @@ class Choice:
         if chosen is self._current:
             self._use(self._faster)
             return None
-        is_free = not any(memory.is_taken(gradient) for gradient in memory.gradients.values())
-        (agreed,) = self._agree([float(is_free)], "min")
+        memory.lift()
+        (agreed,) = self._agree([float(memory.is_free())], "min")
         if agreed == 0.0:
+            memory.lower()
             self._is_done = True
-            self.text += ", but gradients of the step before are still held: left as they are"
+            self.text += ", but the program holds gradients in their memory: left as they are"
             return None
         self._current = chosen
         if self._step <= _TRIED_STEPS[0]:

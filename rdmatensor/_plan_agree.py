@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,20 +12,23 @@ from graph_analysis import TransferPlan, first_difference, plan_from_json, plan_
 from rdmatensor._plan_memory import PlanMismatch
 from rdmatensor.errors import InvalidArgument
 
+Made = TypeVar("Made")
+
 
 def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
     """Compare the plans of all ranks of the group, before any address is used."""
     world = dist.get_world_size(group)
-    kind, planned = plan.strategy.kind, plan.strategy.world_size
+    mine = (plan.fingerprint(), plan.strategy.kind, plan.strategy.world_size)
     others: list[Any] = [None] * world
-    dist.all_gather_object(others, (plan.fingerprint(), kind, planned), group=group)
-    if kind != "data_parallel" or planned != world:
-        raise InvalidArgument(
-            "RDT_EINVAL",
-            "plan.apply",
-            f"the plan is for {planned} ranks with strategy {kind}; the group has {world} ranks, "
-            "and only data_parallel is run here",
-        )
+    dist.all_gather_object(others, mine, group=group)
+    for rank, (_, kind, planned) in enumerate(others):  # all judge all: who raises, raises on each
+        if kind != "data_parallel" or planned != world:
+            raise InvalidArgument(
+                "RDT_EINVAL",
+                "plan.apply",
+                f"the plan of rank {rank} is for {planned} ranks with strategy {kind}; the group "
+                f"has {world} ranks, and only data_parallel is run here",
+            )
     if len({entry[0] for entry in others}) == 1:
         return
     other = next(rank for rank, entry in enumerate(others) if entry[0] != others[0][0])
@@ -41,18 +45,70 @@ def _plan_of(rank: int, mine: TransferPlan, group: dist.ProcessGroup) -> Transfe
     return plan_from_json(texts[0])
 
 
-def buffers_to_send(plan: TransferPlan, model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the buffers that rank 0 sends before each forward; PlanMismatch if one is unknown."""
-    buffers = dict(model.named_buffers())
-    of_modules = {tensor.name for tensor in plan.tensors if tensor.role == "buffer"}
-    sent = []
-    for bucket in plan.buckets:
-        if bucket.phase != "forward" or bucket.operation != "broadcast":
-            continue
-        if not of_modules.issuperset(bucket.tensors):
-            continue  # of a merged plan: what the program sends by itself
-        for name in bucket.tensors:
-            if name not in buffers:
-                raise PlanMismatch(f"the plan has a buffer {name}, the model has none of that name")
-            sent.append(buffers[name])
-    return sent
+def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
+    """Return what make() returns, once it has succeeded on all ranks of the group.
+
+    make: talks to nobody.
+    Raises: what make() raised here; where it raised elsewhere only, PlanMismatch or RuntimeError
+        with the rank and its words. So no rank goes on to wait for one that has refused.
+    """
+    made: list[Made] = []
+    raised: Exception | None = None
+    try:
+        made.append(make())
+    except Exception as error:  # noqa: BLE001 - raised below, when the others know
+        raised = error
+    mine = None if raised is None else (isinstance(raised, PlanMismatch), str(raised))
+    others: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(others, mine, group=group)
+    if raised is not None:
+        raise raised
+    for rank, other in enumerate(others):
+        if other is not None:
+            is_mismatch, words = other
+            raise (PlanMismatch if is_mismatch else RuntimeError)(f"on rank {rank}: {words}")
+    return made[0]
+
+
+class SentBuffers:
+    """The buffers that rank 0 sends before a forward pass, by the plan.
+
+    Looked up by their names each time: a module may assign itself another tensor, as a running
+    average does, and so do .to() and load_state_dict(assign=True).
+    """
+
+    def __init__(self, plan: TransferPlan, model: torch.nn.Module) -> None:
+        """PlanMismatch if the model has not the plan's buffers."""
+        self._model = model
+        planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "buffer"}
+        self._sent = [
+            planned[name]
+            for bucket in plan.buckets
+            if bucket.phase == "forward"
+            and bucket.operation == "broadcast"
+            # Else of a merged plan: what the program sends by itself.
+            and planned.keys() >= set(bucket.tensors)
+            for name in bucket.tensors
+        ]
+        self.tensors()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return them, in the plan's order; PlanMismatch names one that is missing or differs."""
+        if not self._sent:
+            return []
+        buffers = dict(self._model.named_buffers())
+        found = []
+        for wanted in self._sent:
+            buffer = buffers.get(wanted.name)
+            if buffer is None:
+                raise PlanMismatch(
+                    f"the plan has a buffer {wanted.name}, the model has none of that name"
+                )
+            dtype = str(buffer.dtype).removeprefix("torch.")
+            if (tuple(buffer.shape), dtype) != (tuple(wanted.shape), wanted.dtype):
+                raise PlanMismatch(
+                    f"the plan's buffer {wanted.name} is {wanted.shape} of {wanted.dtype}, the "
+                    f"model's is {tuple(buffer.shape)} of {dtype}"
+                )
+            found.append(buffer)
+        return found

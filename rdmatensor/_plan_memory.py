@@ -38,7 +38,7 @@ class Counts:
 class Gradient:
     """One parameter's gradient. birth is the allocation of a backward pass that becomes it.
 
-    tensor: its name in the plan; name: the parameter's.
+    tensor: its name in the plan; name: the parameter's. place: -1 if it has no bytes.
     """
 
     tensor: str
@@ -77,7 +77,7 @@ class GradientMemory:
     ) -> None:
         """Lay the plan out in new memory, or in that of `before`, in which nothing may lie then.
 
-        What `before` has learnt and counted goes on here.
+        What `before` has learnt, counted and lifted goes on here.
         """
         self.counts = Counts()
         # Under data parallelism all ranks have the same arena.
@@ -92,9 +92,13 @@ class GradientMemory:
         spans = self._lay_out(plan, parameters)
         self._places: Any = load_extension().Birthplaces(self.memory, spans)
         self._is_tracing = False
-        for parameter, gradient in self.gradients.items():
-            if before is not None and parameter in before.gradients:
-                gradient.birth = before.gradients[parameter].birth
+        self._lifted: dict[torch.nn.Parameter, torch.Tensor] = {}
+        if before is not None:
+            self._lifted, before._lifted = before._lifted, {}
+            for parameter, gradient in self.gradients.items():
+                if parameter in before.gradients:
+                    gradient.birth = before.gradients[parameter].birth
+            self.lower()
 
     def _lay_out(
         self, plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]
@@ -115,11 +119,12 @@ class GradientMemory:
                     name=tensors[name].parameter or name,
                     parameter=parameter,
                     bucket=len(self.buckets),
-                    place=len(spans),
+                    place=len(spans) if size_bytes > 0 else -1,
                     address=address,
                     size_bytes=size_bytes,
                 )
-                spans.append((offset, size_bytes))
+                if size_bytes > 0:
+                    spans.append((offset, size_bytes))
                 members.append(gradient)
                 self.gradients[parameter] = gradient
             start = planned.places[0].offset
@@ -151,7 +156,7 @@ class GradientMemory:
         """
         grad = gradient.parameter.grad
         assert grad is not None
-        if grad.data_ptr() == gradient.address:
+        if self.is_in_place(gradient, grad):
             self.counts.born += 1
             return True
         self._learn(gradient, grad)
@@ -165,6 +170,8 @@ class GradientMemory:
     def take(self, gradient: Gradient) -> torch.Tensor:
         """Return a gradient in its place, in which none may lie; the content is undefined."""
         like = gradient.parameter
+        if gradient.place < 0:
+            return torch.empty_like(like)
         placed: torch.Tensor = self._places.take(
             gradient.place, list(like.shape), list(like.stride()), like.dtype
         )
@@ -172,7 +179,35 @@ class GradientMemory:
 
     def is_taken(self, gradient: Gradient) -> bool:
         """Whether a tensor lies in the gradient's place."""
-        return bool(self._places.is_taken(gradient.place))
+        return gradient.place >= 0 and bool(self._places.is_taken(gradient.place))
+
+    @staticmethod
+    def is_in_place(gradient: Gradient, grad: torch.Tensor) -> bool:
+        """Whether this tensor, the parameter's gradient, lies where it is sent from."""
+        return gradient.place < 0 or grad.data_ptr() == gradient.address
+
+    def is_free(self) -> bool:
+        """Whether nothing lies in any place."""
+        return not any(self.is_taken(gradient) for gradient in self.gradients.values())
+
+    def lift(self) -> None:
+        """Take what accumulates in the places out of them, until lower(): the places may change.
+
+        Parameters have no gradient meanwhile. What the program holds besides stays where it is.
+        """
+        for parameter, gradient in self.gradients.items():
+            grad = parameter.grad
+            if grad is not None and self.is_taken(gradient) and self.is_in_place(gradient, grad):
+                self._lifted[parameter] = grad.clone()
+                parameter.grad = None
+
+    def lower(self) -> None:
+        """Bring what was lifted into its place, or beside it where another tensor lies there."""
+        lifted, self._lifted = self._lifted, {}
+        for parameter, grad in lifted.items():
+            gradient = self.gradients[parameter]
+            is_taken = self.is_taken(gradient)
+            parameter.grad = grad if is_taken else self.take(gradient).copy_(grad)
 
     def _learn(self, gradient: Gradient, grad: torch.Tensor) -> None:
         if not self._is_tracing or grad.untyped_storage().nbytes() != gradient.size_bytes:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from graph_analysis import TransferPlan
 from rdmatensor import _record
 from rdmatensor._choice import Choice
-from rdmatensor._plan_agree import buffers_to_send, check_plan
+from rdmatensor._plan_agree import SentBuffers, check_plan, on_all_ranks
 from rdmatensor._plan_costs import Costs
 from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
 from rdmatensor._plan_model import ModelCheck, held_weakly
@@ -62,7 +62,7 @@ def apply(
     find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
         was, None mostly, as with DistributedDataParallel; one small message a step tells. Without
         it such a gradient is zero, which momentum and weight decay act on.
-    Raises: PlanMismatch (ranks with different plans, a model that is not the plan's; the message
+    Raises, on all ranks: PlanMismatch (different plans, a model that is not the plan's; the message
         names the first tensor), InvalidArgument (another strategy, another number of ranks).
     """
     return PlannedModel(
@@ -133,10 +133,10 @@ class PlannedModel:
         self._group = _chosen(group)
         check_plan(plan, self._group)
         self._choice = Choice(plan, self._group, is_wanted=choose_again)
-        self._buffers = buffers_to_send(plan, model)
-        self._memory = GradientMemory(plan, dict(model.named_parameters()), default_context())
+        self._buffers, self._memory = on_all_ranks(self._laid_out, self._group)
         is_alone = plan.strategy.world_size == 1
         self._check = ModelCheck(model, self._memory.gradients, is_alone=is_alone)
+        self._owes_buffers = True
         self._finds_unused = find_unused_parameters
         self._used: set[torch.Tensor] = set()  # in this step's backward passes so far
         self._is_syncing = True
@@ -160,6 +160,11 @@ class PlannedModel:
         for parameter in self._memory.gradients:
             register = parameter.register_post_accumulate_grad_hook
             self._hooks.append(register(on_gradient))  # type: ignore[no-untyped-call]
+
+    def _laid_out(self) -> tuple[SentBuffers, GradientMemory]:
+        named = dict(self.module.named_parameters())
+        memory = GradientMemory(self.plan, named, default_context())
+        return SentBuffers(self.plan, self.module), memory
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
@@ -226,18 +231,29 @@ class PlannedModel:
 
     def _before_forward(self, *_: object) -> None:
         if self._is_in_backward:  # that pass ended with an exception, which the caller has seen
-            self._memory.end()
-            self._is_in_backward = False
-        if not self._is_syncing or not torch.is_grad_enabled():
+            self._abandon()
+        if not self._owes_buffers:
             return
         works = [
-            dist.broadcast(buffer, src=self._root, group=self._group, async_op=True)
-            for buffer in self._buffers
+            dist.broadcast(buffer.detach(), src=self._root, group=self._group, async_op=True)
+            for buffer in self._buffers.tensors()
         ]
         for work in works:
             work.wait()
 
+    def _abandon(self) -> None:
+        """Forget a backward pass that raised: what it has sent is not this step's."""
+        self._memory.end()
+        self._is_in_backward = False
+        self._used.clear()
+        flying, self._flying = self._flying, []
+        for _, _, work in flying:  # until then others write to the places, or read them
+            if work is not None:
+                work.wait()
+
     def _after_forward(self, _module: object, _args: object, output: object) -> None:
+        # As with DistributedDataParallel: again after a forward pass that trains and sends.
+        self._owes_buffers = self._is_syncing and torch.is_grad_enabled()
         if not torch.is_grad_enabled():
             return
         for leaf in tree_leaves(output):
@@ -268,7 +284,7 @@ class PlannedModel:
         engine.queue_callback(self._end)
 
     def _switch(self, chosen: TransferPlan) -> None:
-        """Go by other buckets from here on, as all ranks do; no gradient lies in the memory."""
+        """Go by other buckets from here on, as all ranks do; what lay in the memory is lifted."""
         check_plan(chosen, self._group)
         parameters = dict(self.module.named_parameters())
         self._memory = GradientMemory(chosen, parameters, default_context(), self._memory)
@@ -341,7 +357,7 @@ class PlannedModel:
                 gradient.parameter.grad = torch.zeros_like(gradient.parameter)
             else:
                 gradient.parameter.grad = self._memory.take(gradient).zero_()
-        if _grad(gradient).data_ptr() != gradient.address:
+        if not self._memory.is_in_place(gradient, _grad(gradient)):
             bucket.strays.append(gradient)
 
     def _leave_unused(self, absent: list[torch.nn.Parameter]) -> None:

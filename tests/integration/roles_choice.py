@@ -21,11 +21,11 @@ TIMEOUT = timedelta(seconds=60)
 STEPS = 8
 SLEEP_S = 0.01  # of each layer's backward; many times what the transfer of a layer takes
 SLOWER_S = 1.0
-Kind = Literal["kept", "slower", "held", "declined"]
+Kind = Literal["kept", "slower", "held", "declined", "accumulated", "added"]
 # Kind, rank and step of a backward pass that is slow, whatever the buckets: so steps 3 and 4, or
 # those after the choice, lose by far more than a busy machine's noise. One of two may be slow.
 DAWDLES = {
-    *(("kept", 0, step) for step in (2, 3)),
+    *((kind, 0, step) for kind in ("kept", "accumulated", "added") for step in (2, 3)),
     *(("slower", 1, step) for step in (2, 4, 5)),
 }
 
@@ -63,7 +63,7 @@ class Layers(nn.Module):
 
 def cases(rank: int, world: int) -> dict[str, Any]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    kinds: tuple[Kind, ...] = ("kept", "slower", "held", "declined")
+    kinds: tuple[Kind, ...] = ("kept", "slower", "held", "declined", "accumulated", "added")
     found = {kind: run(kind, rank, world) for kind in kinds}
     dist.destroy_process_group()
     return found
@@ -86,7 +86,10 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
     for step in range(STEPS):
         batch = torch.randn(2, 512, generator=torch.Generator().manual_seed(10 * step + rank))
         for module, optimizer in zip((planned, theirs), optimizers, strict=True):
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=kind != "added")
+            if kind == "accumulated":
+                with module.no_sync():
+                    module(batch + 1.0).square().mean().backward()
             output: Any = module(batch)
             if module is planned and (kind, rank, step) in DAWDLES:
                 output.register_hook(_dawdle)

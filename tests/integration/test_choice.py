@@ -48,8 +48,23 @@ def test_slower_buckets_are_taken_back_on_all_ranks(cases: list[dict[str, Any]])
 def test_held_gradients_keep_the_buckets_as_they_are(cases: list[dict[str, Any]]) -> None:
     for rank in (case["held"] for case in cases):
         assert rank["buckets"] == [1] * 8
-        assert "still held" in rank["choice"][-1]
+        assert "the program holds gradients" in rank["choice"][-1]
         assert rank["is_right"]
+
+
+@pytest.mark.parametrize("kind", ["accumulated", "added"])
+def test_gradients_that_lie_there_move_with_the_buckets(
+    cases: list[dict[str, Any]], kind: str
+) -> None:
+    """Of a pass in no_sync() before, or of zero_grad(set_to_none=False)."""
+    for rank in (case[kind] for case in cases):
+        assert rank["buckets"] == [1] * 4 + [rank["last"]] * 4
+        assert rank["last"] > 1
+        assert rank["choice"][3].startswith(f"chosen again after step 4: {rank['last']} buckets")
+        assert "taken back" not in rank["choice"][-1]
+        assert rank["copied"][4:] == rank["copied"][3:4] * 4
+        assert rank["is_right"]
+    assert cases[0][kind]["bits"] == cases[1][kind]["bits"]
 
 
 def test_it_can_be_declined(cases: list[dict[str, Any]]) -> None:

@@ -86,7 +86,7 @@ def test_parameters_that_no_rank_used(is_found: bool, tmp_path: Path) -> None:
 @pytest.mark.timeout(150)
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     for said in jobs.results(jobs.run("roles_plan:refused", 2, tmp_path, timeout_s=START_S)):
-        assert "the plan is for 3 ranks" in said["world"]
+        assert "the plan of rank 0 is for 3 ranks" in said["world"]
         assert "different plans: here is rank 1, there rank 0: tensor " in said["ranks"]
         assert "3.bias is (4,)" in said["model"]
         assert "0.weight" in said["frozen"]
