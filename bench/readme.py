@@ -75,6 +75,7 @@ def _out(command: str, file: str) -> str:
 
 SHM, TCP = "collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json"
 LARGE = "collectives/shm_2_ranks_large.json"
+SHARED = tuple(f"collectives/shm_{ranks}_ranks.json" for ranks in (4, 8, 16))
 _SHM_OUT = _out("bench collectives --transport shm --ranks 2 --rows plain,fresh,same,arena", SHM)
 BLOCKS = (
     Block("p2p.json", MEASURED, ("p2p.json",), doc_messages.block, _out("bench p2p", "p2p.json")),
@@ -101,11 +102,18 @@ BLOCKS = (
             ("scale", doc_runs.scale),
         )
     ),
-    Block("means", README, (SHM, TCP), doc_collectives.means, _SHM_OUT),
+    Block("means", README, (SHM, TCP, *SHARED), doc_collectives.means, _SHM_OUT),
+    Block(
+        "targets of training",
+        README,
+        ("models.json",),
+        doc_runs.targets,
+        _out("bench models", "models.json"),
+    ),
     Block(
         "losses",
         README,
-        ("p2p.json", SHM, LARGE, TCP),
+        ("p2p.json", SHM, LARGE, TCP, *SHARED),
         doc_losses.block,
         _out("bench p2p", "p2p.json"),
     ),

@@ -133,7 +133,9 @@ def _losses(
 def _loss(ours: Record, who: str, ratio: float, why: str) -> Loss:
     size = number(ours, "size")
     cell = f"{size_text(size)}, {row_of(ours)}" if size else row_of(ours)
-    return Loss(f"collectives, {ours['transport']}", who, cell, str(ours["op"]), ratio, why)
+    ranks = "" if ours["ranks"] == 2 else f", {ours['ranks']} ranks"
+    topic = f"collectives, {ours['transport']}{ranks}"
+    return Loss(topic, who, cell, str(ours["op"]), ratio, why)
 
 
 def _of_size(size: float, lost: Sequence[str]) -> str:

@@ -91,6 +91,8 @@ def of_set_up(rival: Record) -> str:
     """Return why a rival's ranks can work sooner."""
     if rival["contestant"] != "gloo":
         raise ValueError(f"the set-up of {rival['contestant']} is faster, and why?")
+    if "neighbour" in text(rival, "timed"):  # it needs no more pairs than it uses
+        return f"ours makes the arena, and proves each path before it is used; besides, {UNKNOWN}"
     return PROOFS
 
 
@@ -137,6 +139,12 @@ def of_gain(path: str, size: int, what: str) -> str:
 
 def of_collective(ours: Record, theirs: Record, known: Known) -> str:
     """Return why a rival's collective is faster."""
+    if theirs["contestant"] == "OpenMPI" and number(ours, "ranks") > 2:
+        return f"more than two ranks on two cores: {UNKNOWN}"
+    return _of_two(ours, theirs, known)
+
+
+def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     path, size, row = text(ours, "transport"), number(ours, "size"), row_of(ours)
     rival, op = text(theirs, "contestant"), text(ours, "op")
     is_new = path == "shm" and row == "fresh" and size >= _LARGE_BYTES

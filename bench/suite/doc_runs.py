@@ -56,6 +56,27 @@ def training(result: Result) -> str:
     return "\n\n".join([*told_of_steps, "Targets:", "\n".join(told)])
 
 
+def targets(result: Result) -> str:
+    """Return how often each target is met, and each model's planned step, and shorter ones."""
+    steps = sorted(_of(result, "models"), key=models.place_of)
+    planned = models.planned_of(steps)
+    told = [line for line in models.verdicts(steps) if not line.startswith(" ")]
+    told += [line for line in copies.verdicts(_of(result, copies.TOPIC)) if line[0] != " "]
+    rows = []
+    for cell, ours in planned.items():
+        of_it = [one for one in steps if models.cell_of(one) == cell and one is not ours]
+        rivals = [one for one in of_it if text(one, "contestant") not in models.FLOORS]
+        ratios = [
+            (text(one, "contestant"), number(one, "median_ns") / number(ours, "median_ns"))
+            for one in rivals
+        ]
+        cells = "; ".join(f"{name} {marked(of)}" for name, of in ratios if of < ROOM)
+        rows.append((_model(ours), spread(ours), cells or "nobody"))
+    heads = ("model, parameters", "a planned step", "shorter: its time over ours")
+    lines = "\n".join(f"- {line}" for line in told)
+    return "\n\n".join([head(result, list(planned.values())), lines, table(heads, rows)])
+
+
 def _model(record: Record) -> str:
     scaled = "" if record["divisor"] == 1 else f", widths / {record['divisor']}"
     size = f"{number(record, 'size') / MIB:.0f} MiB{scaled}"
@@ -90,7 +111,13 @@ def set_up(result: Result) -> str:
                 cells[-1] += f", {marked(ratio)}"
                 reasons += [doc_reasons.of_set_up(one)] if ratio < ROOM else []
         rows.append((name, *cells, *_fits(curve), notes.marks(reasons)))
-    heads = ("until", *(f"{count} ranks" for count in counts), "time grows as", "memory of a rank")
+    up_to = f"up to {setup.FITTED_RANKS}:"
+    heads = (
+        "until",
+        *(f"{count} ranks" for count in counts),
+        f"{up_to} time grows as",
+        f"{up_to} memory of a rank",
+    )
     told = with_notes(table((*heads, "where ours is slower"), rows), notes)
     left_out = [
         f"{one['peer']}: {one['missing']}."

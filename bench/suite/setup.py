@@ -121,6 +121,10 @@ def _turn(
     ]
 
 
+# Of one host, up to which a group has boards in shared memory: RDTI_TEAM_MAX.
+FITTED_RANKS = 64
+
+
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     """Return a and b of y = a + b x by least squares; None below 3 points."""
     if len(points) < 3:
@@ -131,12 +135,17 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
     return mean_y - together / spread * mean_x, together / spread
 
 
+def _fitted(records: Sequence[Record]) -> list[Record]:
+    """Those of one regime: larger groups of a host have no boards (RDTI_TEAM_MAX)."""
+    return [record for record in records if number(record, "ranks") <= FITTED_RANKS]
+
+
 def power(records: Sequence[Record]) -> tuple[float, float] | None:
     """Fit time = a * ranks^b in logarithms; return a in ns and b, None below 3 points."""
     line = _line(
         [
             (math.log(number(record, "ranks")), math.log(number(record, "median_ns")))
-            for record in records
+            for record in _fitted(records)
         ]
     )
     return None if line is None else (math.exp(line[0]), line[1])
@@ -144,7 +153,7 @@ def power(records: Sequence[Record]) -> tuple[float, float] | None:
 
 def memory(records: Sequence[Record]) -> tuple[float, float] | None:
     """Fit a rank's bytes = a + b * (ranks - 1); return a and b, None below 3 points."""
-    counted = [record for record in records if "rank_bytes" in record]
+    counted = [record for record in _fitted(records) if "rank_bytes" in record]
     return _line(
         [(number(record, "ranks") - 1, number(record, "rank_bytes")) for record in counted]
     )

@@ -116,11 +116,13 @@ def test_every_loss_in_a_file_of_two_ranks_is_told() -> None:
     told = (ROOT / readme.MEASURED).read_text(encoding="utf-8")
     assert [one for one in lost if one[1] not in told] == []
     (block,) = (one for one in readme.BLOCKS if one.name == "losses")
+    files = [name for name in block.files if name.startswith("collectives/")]
+    assert {f"collectives/{path.name}" for path in kept} < set(files)
     rows = [row for row in cells_of(block.text(ROOT)) if row[0].startswith("collectives, ")]
     ratios = [
         of for row in rows for cell in row[2].split("; ") for of in cell.split(": ")[1].split(", ")
     ]
-    assert len(ratios) == len(lost)
+    assert len(ratios) == sum(len(_lost_in(ROOT / readme.RESULTS / name)) for name in files)
 
 
 def test_losses_have_a_row_for_each_rival_and_reason() -> None:
