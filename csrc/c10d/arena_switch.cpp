@@ -103,7 +103,8 @@ class ArenaSwitch final : public c10::Allocator
 
     static void release_either(void *address)
     {
-        if (!release_arena_storage(address) && !release_birthplace(address))
+        /* A place may begin where its memory does, and only what lies there comes back so. */
+        if (!release_birthplace(address) && !release_arena_storage(address))
             the_switch->before_->raw_deleter()(address);
     }
 

@@ -14,21 +14,13 @@
 namespace rdmatensor
 {
 
-struct Birthplaces::Place {
-    at::Tensor memory; /* keeps the bytes */
-    void *address;
-    uint64_t bytes;
-    /* Pairs with itself: what the last tensor's threads wrote is seen by who takes the place. */
-    std::atomic<bool> is_taken{false};
-};
-
 namespace
 {
 
 /* torch hands a deleter the address alone, so the places that are taken stand here. */
 struct Taken {
     std::mutex mutex;
-    std::unordered_map<void *, std::shared_ptr<Birthplaces::Place>> places;
+    std::unordered_map<void *, std::shared_ptr<Place>> places;
 };
 
 /* Never destroyed: tensors may be freed while the process exits. */
@@ -52,7 +44,7 @@ bool
 release_birthplace(void *address)
 {
     Taken &t = taken();
-    std::shared_ptr<Birthplaces::Place> place;
+    std::shared_ptr<Place> place;
 
     if (is_forked_child()) { /* as release_arena_storage() */
         const std::unique_lock lock(t.mutex, std::try_to_lock);
@@ -69,6 +61,20 @@ release_birthplace(void *address)
     return true; /* the memory may go with `place`, outside of the lock */
 }
 
+c10::DataPtr
+occupy(const std::shared_ptr<Place> &place)
+{
+    if (place->is_taken.exchange(true, std::memory_order_acq_rel))
+        return {};
+    Taken &t = taken();
+    const std::lock_guard lock(t.mutex);
+    if (!t.places.emplace(place->address, place).second) { /* another place at this address */
+        place->is_taken.store(false, std::memory_order_relaxed);
+        return {};
+    }
+    return {place->address, place->address, &leave_place, at::kCPU};
+}
+
 Birthplaces::Birthplaces(const at::Tensor &memory, const Spans &spans)
 {
     TORCH_CHECK_VALUE(memory.is_contiguous() && is_in_arena(memory),
@@ -81,7 +87,7 @@ Birthplaces::Birthplaces(const at::Tensor &memory, const Spans &spans)
                           "a place of ", bytes, " bytes at offset ", offset, " of ",
                           memory.nbytes());
         auto place = std::make_shared<Place>();
-        place->memory = memory;
+        place->memory = memory.storage();
         place->address = static_cast<char *>(memory.mutable_data_ptr()) + offset;
         place->bytes = bytes;
         places_.push_back(std::move(place));
@@ -159,17 +165,6 @@ bool
 Birthplaces::is_taken(uint32_t place) const
 {
     return places_.at(place)->is_taken.load(std::memory_order_acquire);
-}
-
-c10::DataPtr
-Birthplaces::occupy(const std::shared_ptr<Place> &place)
-{
-    if (place->is_taken.exchange(true, std::memory_order_acq_rel))
-        return {};
-    Taken &t = taken();
-    const std::lock_guard lock(t.mutex);
-    t.places.emplace(place->address, place);
-    return {place->address, place->address, &leave_place, at::kCPU};
 }
 
 c10::DataPtr

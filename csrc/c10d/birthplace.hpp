@@ -34,12 +34,23 @@ struct Birth {
     uint64_t bytes;
 };
 
+/* Where one tensor may lie, within memory that it keeps. */
+struct Place {
+    c10::Storage memory;
+    void *address;
+    uint64_t bytes;
+    /* Pairs with itself: what the last tensor's threads wrote is seen by who takes the place. */
+    std::atomic<bool> is_taken{false};
+};
+
+/* The place's memory for one tensor, which keeps the place; empty if one lies there. */
+c10::DataPtr occupy(const std::shared_ptr<Place> &place);
+
 /* The places of one plan, within one tensor of the arena. begin() and end() belong to one thread at
  * a time; tensors that lie in the places are freed on any. */
 class Birthplaces final : public torch::CustomClassHolder, private AllocationTrace
 {
   public:
-    struct Place;
     using Spans = std::vector<std::pair<uint64_t, uint64_t>>; /* offset and size in bytes */
     using Served =
         std::vector<std::pair<uint64_t, uint32_t>>; /* number of a birth, and its place */
@@ -66,7 +77,6 @@ class Birthplaces final : public torch::CustomClassHolder, private AllocationTra
     [[nodiscard]] bool is_taken(uint32_t place) const;
 
   private:
-    c10::DataPtr occupy(const std::shared_ptr<Place> &place);
     c10::DataPtr serve(size_t bytes) override;
     void born(const void *address, size_t bytes) override;
 
