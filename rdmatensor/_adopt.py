@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from rdmatensor import _adopt_report, _record
+from rdmatensor import _adopt_report, _ddp_births, _record
 from rdmatensor._autoload import BACKEND_NAME
 from rdmatensor._sent import Sent
 from rdmatensor.context import Context
@@ -54,6 +54,7 @@ def report(is_adopting: bool) -> dict[str, object]:
     return {
         "adopted": list(_adoptions),
         "not_adopted": _adopt_report.not_adopted(is_adopting),
+        "born": _ddp_births.told(),
     }
 
 
@@ -62,6 +63,7 @@ def install(context: Context) -> None:
     if getattr(DistributedDataParallel, "_rdmatensor_context", None) is None:
         _wrap("_ddp_init_helper", _makes_first_buckets)
         _wrap("_pre_forward", _may_rebuild_buckets)
+        _wrap_post_forward()
     DistributedDataParallel._rdmatensor_context = context  # type: ignore[attr-defined]
     if context.settings.adopt:
         _watch_stages()
@@ -80,6 +82,7 @@ def _wrap(name: str, is_wanted: Callable[[DistributedDataParallel], bool]) -> No
             _adopt_report.watch(self)
         if is_wanted is _may_rebuild_buckets:
             _adopt_report.note_forward(self)
+            _ddp_births.before_forward(self)
         is_off = torch.compiler.is_compiling() or not context.settings.adopt or context.is_closed
         if is_off or not is_wanted(self):
             return before(self, *args, **kwargs)
@@ -91,6 +94,23 @@ def _wrap(name: str, is_wanted: Callable[[DistributedDataParallel], bool]) -> No
         return result
 
     setattr(DistributedDataParallel, name, wrapped)
+
+
+def _wrap_post_forward() -> None:
+    before = getattr(DistributedDataParallel, "_post_forward", None)
+    if before is None:
+        return
+
+    @functools.wraps(before)
+    def wrapped(self: DistributedDataParallel, output: object) -> object:
+        context: Context = DistributedDataParallel._rdmatensor_context  # type: ignore[attr-defined]
+        output = before(self, output)
+        is_off = torch.compiler.is_compiling() or not context.settings.adopt
+        if not is_off and torch.is_grad_enabled() and _adopt_report.is_watched(self):
+            _ddp_births.after_forward(self, output, context)
+        return output
+
+    DistributedDataParallel._post_forward = wrapped  # type: ignore[method-assign]
 
 
 def _makes_first_buckets(module: DistributedDataParallel) -> bool:

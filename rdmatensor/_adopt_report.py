@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from rdmatensor import _ddp_births
 from rdmatensor.torch import MIN_BYTES, is_in_arena, requests
 
 NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MB"
@@ -26,9 +27,12 @@ _COPIED = (
     "back; gradient_as_bucket_view=True spares that"
 )
 _ANEW = (
-    "zero_grad(set_to_none=True): autograd makes each anew, and torch's division by the ranks "
-    "moves it into its bucket; set_to_none=False adds to what lies there, a pass more and no "
-    "second memory; with rdmatensor.plan.apply() it is born there"
+    "zero_grad(set_to_none=True): autograd made each anew, and torch's division by the ranks "
+    "moved it into its bucket"
+)
+_LEARNING = (
+    f"after the first steps it is born there, if it has {_ddp_births.LEAST_BYTES} B and one node "
+    "makes it for nobody else"
 )
 _SMALL = f"its bucket is smaller than {MIN_BYTES} B"
 _ELSEWHERE = (
@@ -68,6 +72,11 @@ def watch(module: DistributedDataParallel) -> None:
     _modules.add(module)
 
 
+def is_watched(module: DistributedDataParallel) -> bool:
+    """Whether it was made over this backend."""
+    return module in _modules
+
+
 def note_no_room(module: DistributedDataParallel) -> None:
     """Some of its buckets did not fit into the arena."""
     _without_room.add(module)
@@ -104,14 +113,15 @@ def not_adopted(is_adopting: bool) -> list[NotAdopted]:
 def _outside(is_adopting: bool) -> Iterator[_Tensor]:
     for module in list(_modules):
         kind = type(module.module).__name__
+        copied, why_off = _ddp_births.copied_last(module)
         for name, parameter in module.module.named_parameters():
             grad = parameter.grad
             if grad is not None and not is_in_arena(grad):
                 reason = _why_gradient(module, name, grad, is_adopting)
                 yield _Tensor(f"gradients of {kind}", reason, name, _bytes_of(grad))
-            elif grad is not None and _bare_passes.get(module, 0) > 1:
+            elif grad is not None and name in copied and _bare_passes.get(module, 0) > 1:
                 what = f"gradients of {kind}, until torch has moved them"
-                yield _Tensor(what, _ANEW, name, _bytes_of(grad))
+                yield _Tensor(what, f"{_ANEW}; {why_off or _LEARNING}", name, _bytes_of(grad))
             if not is_in_arena(parameter):
                 yield _Tensor(f"parameters of {kind}", _REQUEST, name, _bytes_of(parameter))
     for request in requests():

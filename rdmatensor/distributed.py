@@ -240,10 +240,10 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     """Return the live state of this process, with "peers": how each member is reached, and why.
 
     group: None is the default group. Peers are all other members, by global rank, as
-        {"rank", "path", "reason"}; the path is "none" where nothing was sent or received yet.
-        "adopted" lists what was made in the arena without being asked for, the oldest first, as
-        {"what", "tensors", "bytes", "missed", "missed_bytes", "reason"}; "not_adopted" what is now
-        outside, {"what", "reason", "tensors", "bytes", "names"} (of the first 8).
+        {"rank", "path", "reason"}; path "none": nothing was sent or received yet. "adopted": what
+        was made in the arena unasked, {"what", "tensors", "bytes", "missed", "missed_bytes",
+        "reason"}; "not_adopted": what is outside, {"what", "reason", "tensors", "bytes", "names"};
+        "born": gradients of DDP, {"what", "born", "copied", "copied_bytes", "why_off"}.
         "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
         "writes"}; a pack is one call for many small tensors of a coalesced one, a write a message
         to a member or a fill of memory that all read. "way" says how they go (shared memory, hosts,

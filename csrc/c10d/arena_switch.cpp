@@ -145,6 +145,12 @@ end_trace(const AllocationTrace *trace)
         traces.erase(std::next(last).base());
 }
 
+bool
+is_traced()
+{
+    return !this_thread.traces.empty();
+}
+
 Births
 births()
 {

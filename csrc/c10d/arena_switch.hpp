@@ -50,6 +50,8 @@ class AllocationTrace
  * several the last one has them; they end in any order. */
 void trace_allocations(AllocationTrace *trace);
 void end_trace(const AllocationTrace *trace);
+/* Whether this thread's allocations go to one. */
+bool is_traced();
 
 /* The tensor's whole storage lies in an arena of this process, where it was born or adopted. */
 bool is_in_arena(const at::Tensor &tensor);

@@ -20,6 +20,7 @@
 #include "c10d/arena_switch.hpp"
 #include "c10d/backend.hpp"
 #include "c10d/birthplace.hpp"
+#include "c10d/gradient_births.hpp"
 #include "c10d/symmetric.hpp"
 
 namespace py = pybind11;
@@ -210,6 +211,29 @@ bind_birthplaces(py::module_ &m)
 }
 
 void
+bind_gradient_births(py::module_ &m)
+{
+    py::class_<GradientBirths::Told>(m, "GradientBirthsTold")
+        .def_readonly("born", &GradientBirths::Told::born)
+        .def_readonly("copied", &GradientBirths::Told::copied)
+        .def_readonly("copied_bytes", &GradientBirths::Told::copied_bytes)
+        .def_readonly("last_copied", &GradientBirths::Told::last_copied)
+        .def_readonly("why_off", &GradientBirths::Told::why_off);
+    py::class_<GradientBirths, c10::intrusive_ptr<GradientBirths>>(m, "GradientBirths")
+        .def(py::init(&GradientBirths::make), py::arg("parameters"), py::arg("least_bytes"))
+        .def(
+            "watch",
+            [](GradientBirths &self, const std::vector<at::Tensor> &outputs, uintptr_t context,
+               bool is_syncing) {
+                self.watch(outputs, reinterpret_cast<rdt_context *>(context), is_syncing);
+            },
+            py::arg("outputs"), py::arg("context"), py::arg("is_syncing"))
+        .def("stop", &GradientBirths::stop)
+        .def("told", &GradientBirths::told);
+    m.def("is_traced", &is_traced);
+}
+
+void
 bind_symmetric_memory(py::module_ &m)
 {
     using Handle = c10::intrusive_ptr<TorchSymmetricMemory>;
@@ -295,6 +319,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
     m.def("stop_finisher", &Finisher::stop, Unlocked());
     m.def("is_context_in_use", &is_context_in_use, py::arg("context"));
     bind_birthplaces(m);
+    bind_gradient_births(m);
     bind_symmetric_memory(m);
     m.def(
         "enter_arena",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from births_cases import Moves
 from device_witness import of_device
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -134,23 +135,11 @@ def script(rank: int, _world: int, *, is_anew: bool = True) -> dict[str, Any]:
 
 
 def moved_by_torch(module: nn.Module, optimizer: torch.optim.Optimizer, *, is_anew: bool) -> int:
-    """How many gradients lie elsewhere after backward than where autograd has written them."""
-    written: dict[torch.Tensor, int] = {}
-
-    def note(parameter: torch.Tensor) -> None:  # before DistributedDataParallel's own hook
-        assert parameter.grad is not None
-        written[parameter] = parameter.grad.data_ptr()
-
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-        for parameter in module.parameters()
-    ]
+    """How many gradients DistributedDataParallel moves into their buckets, by its own calls."""
     optimizer.zero_grad(set_to_none=is_anew)
-    module(torch.ones(4, 512)).square().mean().backward()
-    for hook in hooks:
-        hook.remove()
-    assert len(written) == len(hooks)
-    return sum(p.grad is None or p.grad.data_ptr() != written[p] for p in module.parameters())
+    with Moves() as moves:
+        module(torch.ones(4, 512)).square().mean().backward()
+    return moves.moved(module.parameters())
 
 
 def collectives(rank: int, world: int) -> dict[str, Any]:

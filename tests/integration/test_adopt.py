@@ -46,7 +46,7 @@ def test_describe_says_why_something_is_not_in_the_arena(tmp_path: Path) -> None
         "gradients of Shared": ("shared with other processes", ["0.weight", "0.bias"]),
         "gradients of Replaced": ("outside the arena: replaced by the program", ["1.weight"]),
         "gradients of Replaced, until torch has moved them": (
-            "set_to_none=False adds to what lies there",
+            "no gradient has 32768 bytes",
             ["0.weight", "0.bias"],
         ),
         "parameters of Replaced": ("only on request", ["0.bias", "1.weight"]),  # one was adopted

@@ -51,16 +51,17 @@ def test_a_ddp_script_over_shared_memory(is_anew: bool, tmp_path: Path, witness:
         assert rank["copied_by_rdmatensor"] == 0
         assert rank["copied_by_all"] < STEPS * rank["bytes"] / 16  # nor by torch
         assert rank["kernel_sent"] + rank["kernel_received"] < SLACK_BYTES
-        # What falls short: with zero_grad() as it is, DistributedDataParallel's division moves each
-        # gradient into its bucket. That is a kernel of torch's, of which no memcpy() tells; the
-        # gradients' addresses do, and describe() says how many bytes of each step they are.
-        assert rank["moved_by_torch"] == (rank["gradients"] if is_anew else 0)
-        assert rank["told"] == (rank["bytes"] if is_anew else 0)
+        # DistributedDataParallel's division would move each gradient that is elsewhere: a kernel of
+        # torch's, of which no memcpy() tells. Its operands do: with zero_grad() as it is, biases,
+        # which are too small for a place of their own.
+        assert rank["moved_by_torch"] == (rank["gradients"] / 2 if is_anew else 0)
+        assert rank["told"] == (rank["gradients"] / 2 * 512 * 4 if is_anew else 0)
 
 
 def test_the_witness_sees_copies_where_there_are_some(tmp_path: Path, witness: str) -> None:
     """The same script with buckets in torch's own memory: every bucket is copied twice."""
     for rank in run("script", tmp_path, witness, environment={"RDMATENSOR_ADOPT": "0"}):
+        assert rank["moved_by_torch"] == rank["gradients"]
         assert rank["copied_bytes"] >= STEPS * rank["bytes"] / 2
         assert rank["took"]["copying_s"] > 0
         assert rank["copied_by_rdmatensor"] >= STEPS * rank["bytes"] / 4

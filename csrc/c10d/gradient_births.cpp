@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which allocation becomes which gradient, and whether it is there when the reducer writes. */
+#include "c10d/gradient_births.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "c10d/finisher.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+namespace autograd = torch::autograd;
+
+/* Nodes of one input between the one that writes a gradient and its accumulator: a transposition,
+ * a view, a change of type or two. */
+constexpr int kMostSteps = 4;
+/* Ways in which a gradient may be made: two batches, or the two steps of adversaries. */
+constexpr size_t kMostBirths = 4;
+
+/* Whether gradients of all parameters come: not of a pass for chosen ones. Those that shall be
+ * differentiated again are copied by the accumulators, and a forward pass may run within ours. */
+bool
+is_plain_backward()
+{
+    const auto *const chosen = autograd::get_current_graph_task_exec_info();
+
+    return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled();
+}
+
+const char *
+address_of(const c10::TensorImpl &view)
+{
+    return static_cast<const char *>(view.storage().data()) +
+           static_cast<uint64_t>(view.storage_offset()) * view.itemsize();
+}
+
+} // namespace
+
+/* Before the reducer's hook on the same node. */
+struct GradientBirths::ArrivalHook final : autograd::FunctionPostHook {
+    ArrivalHook(Weakly<GradientBirths> births, uint32_t number)
+        : births_(std::move(births)), number_(number)
+    {
+    }
+    ~ArrivalHook() override /* with its node */
+    {
+        if (const auto births = births_.lock()) {
+            Gradient &gradient = births->gradients_[number_];
+            births->accumulators_.erase(gradient.accumulator);
+            gradient.accumulator = nullptr;
+        }
+    }
+    autograd::variable_list operator()(const autograd::variable_list &outputs,
+                                       const autograd::variable_list &inputs) override
+    {
+        static const at::Tensor nothing;
+        if (const auto births = births_.lock())
+            births->arrive(number_, inputs.empty() ? nothing : inputs.front());
+        return outputs;
+    }
+    Weakly<GradientBirths> births_;
+    uint32_t number_;
+};
+
+/* On the node that made an output. */
+struct GradientBirths::BeginHook final : autograd::FunctionPreHook {
+    explicit BeginHook(Weakly<GradientBirths> births) : births_(std::move(births)) {}
+    autograd::variable_list operator()(const autograd::variable_list &grads) override
+    {
+        if (const auto births = births_.lock())
+            births->begin();
+        return grads;
+    }
+
+    Weakly<GradientBirths> births_;
+};
+
+/* Nobody else's: what runs after ours, besides the reducer's one, would see its work. */
+bool
+GradientBirths::has_known_hooks(autograd::AccumulateGrad &node)
+{
+    const auto &after = node.post_hooks();
+    const auto is_ours = [](const auto &hook) {
+        return dynamic_cast<const ArrivalHook *>(hook.get()) != nullptr;
+    };
+    const auto others = std::find_if_not(after.begin(), after.end(), is_ours);
+
+    return node.pre_hooks().empty() && node.tensor_pre_hooks().empty() &&
+           !node.tensor_post_acc_grad_hooks() && after.end() - others == 1 &&
+           dynamic_cast<const autograd::utils::LambdaPostHook *>(others->get()) != nullptr;
+}
+
+GradientBirths::GradientBirths(size_t parameters, uint64_t least_bytes)
+    : least_bytes_(least_bytes), gradients_(parameters)
+{
+}
+
+c10::intrusive_ptr<GradientBirths>
+GradientBirths::make(const std::vector<at::Tensor> &parameters, uint64_t least_bytes)
+{
+    auto births = c10::make_intrusive<GradientBirths>(parameters.size(), least_bytes);
+
+    for (uint32_t number = 0; number < parameters.size(); number++)
+        births->follow(number, parameters[number]);
+    return births;
+}
+
+void
+GradientBirths::follow(uint32_t number, const at::Tensor &parameter)
+{
+    const auto node = autograd::impl::grad_accumulator(parameter); /* which the reducer keeps */
+    if (!node || !accumulators_.emplace(node.get(), number).second)
+        return;
+    gradients_[number].accumulator = static_cast<autograd::AccumulateGrad *>(node.get());
+    auto &hooks = node->post_hooks();
+    hooks.insert(hooks.begin(), std::make_unique<ArrivalHook>(weakly(this), number));
+}
+
+void
+GradientBirths::watch(const std::vector<at::Tensor> &outputs, rdt_context *context, bool is_syncing)
+{
+    if (self_ && autograd::get_current_graph_task_id() < 0)
+        end(); /* that pass ended with an exception */
+    context_ = context;
+    is_syncing_ = is_syncing;
+    forwards_++;
+    if (is_off_.load(std::memory_order_relaxed))
+        return;
+    for (const at::Tensor &output : outputs) {
+        const auto &node = output.grad_fn();
+        if (!node)
+            continue;
+        auto &hooks = node->pre_hooks();
+        const auto is_ours = [this](const auto &hook) {
+            const auto *const known = dynamic_cast<BeginHook *>(hook.get());
+            return known != nullptr && known->births_._unsafe_get_target() == this;
+        };
+        if (std::none_of(hooks.begin(), hooks.end(), is_ours))
+            node->add_pre_hook(std::make_unique<BeginHook>(weakly(this)));
+    }
+}
+
+void
+GradientBirths::stop()
+{
+    end();
+}
+
+GradientBirths::Told
+GradientBirths::told() const
+{
+    Told found;
+
+    found.born = born_.load(std::memory_order_relaxed);
+    found.copied = copied_.load(std::memory_order_relaxed);
+    found.copied_bytes = copied_bytes_.load(std::memory_order_relaxed);
+    for (uint32_t number = 0; number < gradients_.size(); number++)
+        if (is_off_.load(std::memory_order_relaxed) ||
+            gradients_[number].is_copied.load(std::memory_order_relaxed))
+            found.last_copied.push_back(number);
+    if (!is_forked_child()) { /* in which the mutex may be another thread's for ever */
+        const std::lock_guard lock(mutex_);
+        found.why_off = why_;
+    }
+    return found;
+}
+
+void
+GradientBirths::note(const std::string &why)
+{
+    const std::lock_guard lock(mutex_);
+    why_ = why;
+}
+
+void
+GradientBirths::give_up(const std::string &why)
+{
+    is_off_.store(true, std::memory_order_relaxed);
+    is_active_.store(false, std::memory_order_relaxed);
+    is_counted_ = false;
+    note(why);
+}
+
+// ---- a pass -------------------------------------------------------------------------------------
+
+/* Only of a pass in which the reducer sums: what is born in others stays there, and is the
+ * program's to keep. */
+void
+GradientBirths::begin()
+{
+    if (self_ || is_off_.load(std::memory_order_relaxed) || is_forked_child() ||
+        !is_plain_backward())
+        return;
+    of_forwards_ = std::exchange(forwards_, 0);
+    is_counted_ = is_syncing_ && of_forwards_ > 0 && is_bare();
+    if (!is_counted_)
+        return;
+    if (!is_settled_) /* before the reducer's own callback, which waits for the sums */
+        autograd::Engine::get_default_engine().queue_callback([weak = weakly(this)] {
+            if (const auto births = weak.lock())
+                births->settle();
+        });
+    else if (open())
+        trace();
+}
+
+bool
+GradientBirths::is_bare() const
+{
+    return std::any_of(gradients_.begin(), gradients_.end(), [](const Gradient &gradient) {
+        return gradient.accumulator != nullptr && !gradient.accumulator->variable.grad().defined();
+    });
+}
+
+void
+GradientBirths::trace()
+{
+    try {
+        trace_allocations(this);
+    } catch (const c10::Error &error) { /* another library has torch's allocator */
+        give_up(error.what_without_backtrace());
+        return;
+    }
+    evaluations_.clear();
+    records_.clear();
+    asked_.reset();
+    self_ = c10::intrusive_ptr<GradientBirths>::unsafe_reclaim_from_nonowning(this);
+    thread_ = std::this_thread::get_id();
+    task_ = autograd::get_current_graph_task_id();
+    is_active_.store(true, std::memory_order_relaxed);
+    autograd::Engine::get_default_engine().queue_callback([births = self_] { births->end(); });
+}
+
+void
+GradientBirths::end()
+{
+    if (!self_)
+        return;
+    is_active_.store(false, std::memory_order_relaxed);
+    if (std::this_thread::get_id() != thread_) { /* which may look here at any time, for ever */
+        give_up("a backward pass ended on another thread than it began on");
+        return;
+    }
+    end_trace(this);
+    for (Gradient &gradient : gradients_)
+        gradient.is_open = false;
+    self_.reset(); /* the caller has a reference of its own */
+}
+
+// ---- allocations of a pass ----------------------------------------------------------------------
+
+c10::DataPtr
+GradientBirths::serve(size_t bytes)
+{
+    asked_.reset();
+    /* Another task is one within ours, or ours has raised. */
+    if (!is_active_.load(std::memory_order_relaxed) ||
+        autograd::get_current_graph_task_id() != task_ || c10::GradMode::is_enabled())
+        return {};
+    const auto node = autograd::get_current_node();
+    if (!node)
+        return {};
+    Evaluation &now = enter(*node);
+    const uint32_t ordinal = now.allocations++;
+    if (sizes_.count(bytes) == 0)
+        return {};
+    if (!std::exchange(now.is_known, true))
+        look_at(*node, now);
+    asked_ = Record{nullptr, true, static_cast<uint32_t>(evaluations_.size() - 1), ordinal};
+    return serve_one(bytes, now, ordinal);
+}
+
+c10::DataPtr
+GradientBirths::serve_one(size_t bytes, Evaluation &now, uint32_t ordinal)
+{
+    for (Target &target : now.targets) {
+        Gradient &gradient = gradients_[target.gradient];
+        if (gradient.bytes != bytes)
+            continue;
+        if (target.visit == 0)
+            target.visit = ++gradient.visits;
+        const Birth birth = {of_forwards_, target.visit, now.edges, ordinal};
+        const std::vector<Birth> &births = gradient.births;
+        if (!gradient.is_open || std::find(births.begin(), births.end(), birth) == births.end())
+            continue;
+        c10::DataPtr data = lend(gradient);
+        if (data)
+            return data;
+    }
+    return {};
+}
+
+/* Also what is nobody's: memory comes again within a pass, and the last one counts. */
+void
+GradientBirths::born(const void *address, size_t)
+{
+    if (!is_learning_ || !is_active_.load(std::memory_order_relaxed))
+        return;
+    records_.push_back(asked_ ? *asked_ : Record{});
+    records_.back().address = address;
+}
+
+/* Have the run of the node at the end of evaluations_. */
+GradientBirths::Evaluation &
+GradientBirths::enter(const autograd::Node &node)
+{
+    const uint64_t sequence = node.sequence_nr();
+
+    if (!evaluations_.empty() && evaluations_.back().node == &node &&
+        evaluations_.back().sequence == sequence)
+        return evaluations_.back();
+    Evaluation &now = evaluations_.emplace_back();
+    now.node = &node;
+    now.sequence = sequence;
+    return now;
+}
+
+void
+GradientBirths::look_at(const autograd::Node &node, Evaluation &now)
+{
+    for (const autograd::Edge &edge : node.next_edges())
+        now.edges += edge.is_valid() ? 1 : 0;
+    find_targets(node, 0, now.targets);
+}
+
+void
+GradientBirths::find_targets(const autograd::Node &node, int depth, std::vector<Target> &targets)
+{
+    if (node.num_outputs() == 0) { /* as accumulators have */
+        const auto found = accumulators_.find(&node);
+        if (found != accumulators_.end() && gradients_[found->second].bytes > 0)
+            targets.push_back({found->second, 0});
+        return;
+    }
+    if (depth > kMostSteps || (depth > 0 && node.num_outputs() != 1))
+        return;
+    for (const autograd::Edge &edge : node.next_edges())
+        if (edge.function)
+            find_targets(*edge.function, depth + 1, targets);
+}
+
+// ---- a gradient comes ---------------------------------------------------------------------------
+
+/* In any pass: also births that have been given up have left tenants. */
+void
+GradientBirths::arrive(uint32_t number, const at::Tensor &incoming)
+{
+    Gradient &gradient = gradients_[number];
+    if ((!is_counted_ && gradient.tenant.expired()) || is_forked_child())
+        return;
+    const at::Tensor &grad = gradient.accumulator->variable.grad(); /* undefined: zero is sent */
+    const bool lies_there = look_at_place(gradient, grad, incoming);
+    const bool is_born = lies_there && gradient.is_served;
+
+    gradient.is_open = false;
+    gradient.is_served = false;
+    if (!is_counted_ || gradient.view.use_count() == 0)
+        return;
+    const bool is_copied = !lies_there && grad.defined() &&
+                           grad.unsafeGetTensorImpl() != gradient.view._unsafe_get_target();
+    gradient.is_copied.store(is_copied, std::memory_order_relaxed);
+    if (is_born) {
+        born_.fetch_add(1, std::memory_order_relaxed);
+        gradient.misses = 0;
+    } else if (is_copied)
+        note_copy(number, grad, incoming);
+}
+
+void
+GradientBirths::note_copy(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming)
+{
+    Gradient &gradient = gradients_[number];
+
+    copied_.fetch_add(1, std::memory_order_relaxed);
+    copied_bytes_.fetch_add(grad.nbytes(), std::memory_order_relaxed);
+    if (is_active_.load(std::memory_order_relaxed) && gradient.bytes > 0) {
+        gradient.misses++;
+        learn(number, grad, incoming);
+    }
+}
+
+/* After it, what lies in the place is the gradient, and nobody else's: then true. Or nothing is. */
+bool
+GradientBirths::look_at_place(Gradient &gradient, const at::Tensor &grad,
+                              const at::Tensor &incoming)
+{
+    const auto place = gradient.tenant.lock();
+    if (!place || gradient.view.use_count() == 0)
+        return false;
+    c10::TensorImpl *const view = gradient.view._unsafe_get_target(); /* which is not counted */
+    if (address_of(*view) != place->address)
+        return false;
+    if (grad.defined() && grad.has_storage() && grad.storage().data() == place->address &&
+        grad.unsafeGetTensorImpl() != view && has_layout_of(grad, *view) &&
+        rdmatensor::is_alone(grad, incoming))
+        return true;
+    make_way(place);
+    return false;
+}
+
+/* The node allocates now so, now so: the number may be another tensor's. */
+bool
+GradientBirths::is_ambiguous(const Gradient &gradient, const Birth &birth)
+{
+    return std::any_of(gradient.births.begin(), gradient.births.end(),
+                       [&birth](const Birth &known) {
+                           return known.forwards == birth.forwards && known.visit == birth.visit &&
+                                  known.edges == birth.edges && known.ordinal != birth.ordinal;
+                       });
+}
+
+void
+GradientBirths::learn(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming)
+{
+    Gradient &gradient = gradients_[number];
+    const auto view = gradient.view.lock();
+
+    if (!view || !has_layout_of(grad, *view) || grad.storage().nbytes() != gradient.bytes ||
+        !rdmatensor::is_alone(grad, incoming))
+        return;
+    const void *const address = grad.storage().data();
+    const auto record =
+        std::find_if(records_.rbegin(), records_.rend(),
+                     [address](const Record &one) { return one.address == address; });
+    if (record == records_.rend() || !record->is_known)
+        return;
+    const Evaluation &then = evaluations_[record->evaluation];
+    for (const Target &target : then.targets) {
+        if (target.gradient != number || target.visit == 0)
+            continue;
+        const Birth birth = {of_forwards_, target.visit, then.edges, record->ordinal};
+        if (is_ambiguous(gradient, birth)) {
+            gradient.misses = kMostMisses;
+            return;
+        }
+        if (gradient.births.size() == kMostBirths)
+            gradient.births.erase(gradient.births.begin());
+        gradient.births.push_back(birth);
+        return;
+    }
+}
+
+} // namespace rdmatensor

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which places of the buckets may be given away, and how a bucket makes way. */
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "c10d/allocator.hpp"
+#include "c10d/gradient_births.hpp"
+
+namespace rdmatensor
+{
+namespace
+{
+
+/* A thread's turn on a busy machine. Who has a bucket for longer has it in the next pass, too, for
+ * which nobody waits. */
+constexpr std::chrono::milliseconds kPatience{10};
+constexpr const char *kShown =
+    "the program has, or shows, gradients of the step before; or its communication hook keeps "
+    "buckets, or gives other tensors back";
+
+} // namespace
+
+/* After the reducer has made each gradient its view of a bucket. */
+void
+GradientBirths::settle()
+{
+    is_settled_ = true;
+    buckets_.clear();
+    sizes_.clear();
+    for (uint32_t number = 0; number < gradients_.size(); number++)
+        settle_one(number);
+    const auto is_partial = [this](const Bucket &bucket) {
+        uint64_t bytes = 0;
+        for (const uint32_t number : bucket.gradients)
+            bytes += gradients_[number].accumulator->variable.grad().nbytes();
+        return bytes != bucket.storage._unsafe_get_target()->nbytes();
+    };
+    for (const Bucket &bucket : buckets_)
+        if (is_partial(bucket))
+            forget(bucket);
+    buckets_.erase(std::remove_if(buckets_.begin(), buckets_.end(), is_partial), buckets_.end());
+    for (const Gradient &gradient : gradients_)
+        if (gradient.bytes > 0)
+            sizes_.insert(gradient.bytes);
+    if (sizes_.empty())
+        give_up("no gradient has " + std::to_string(least_bytes_) +
+                " bytes, in a bucket of the arena whose gradients all come");
+}
+
+void
+GradientBirths::settle_one(uint32_t number)
+{
+    Gradient &gradient = gradients_[number];
+
+    gradient.bytes = 0;
+    gradient.births.clear();
+    gradient.misses = 0;
+    if (gradient.accumulator == nullptr)
+        return;
+    const at::Tensor &grad = gradient.accumulator->variable.grad();
+    if (!grad.defined() || grad.layout() != at::kStrided || !grad.is_cpu() || !grad.is_view() ||
+        !is_arena_storage(grad.storage().data()))
+        return;
+    c10::StorageImpl *const storage = grad.storage().unsafeGetStorageImpl();
+    Bucket *bucket = find_bucket(storage);
+    if (bucket == nullptr) {
+        buckets_.push_back(
+            {weakly(storage), weakly(grad._base().unsafeGetTensorImpl()), storage->data(), {}});
+        bucket = &buckets_.back();
+    }
+    bucket->gradients.push_back(number);
+    gradient.view = weakly(grad.unsafeGetTensorImpl());
+    gradient.bucket = weakly(storage);
+    gradient.off = static_cast<uint64_t>(grad.storage_offset()) * grad.element_size();
+    if (grad.is_non_overlapping_and_dense() && grad.nbytes() >= least_bytes_)
+        gradient.bytes = grad.nbytes();
+}
+
+void
+GradientBirths::forget(const Bucket &bucket)
+{
+    for (const uint32_t number : bucket.gradients)
+        gradients_[number].bytes = 0;
+}
+
+GradientBirths::Bucket *
+GradientBirths::find_bucket(const c10::StorageImpl *storage)
+{
+    const auto found = std::find_if(buckets_.begin(), buckets_.end(), [storage](const Bucket &one) {
+        return one.storage._unsafe_get_target() == storage;
+    });
+    return found == buckets_.end() ? nullptr : &*found;
+}
+
+/* Say which places may be given away in this pass; whether there are any to be tried. */
+bool
+GradientBirths::open()
+{
+    const pybind11::gil_scoped_acquire gil; /* Python's objects count among the holders */
+    std::string why;
+    bool is_any = false;
+
+    is_learning_ = false;
+    for (Bucket &bucket : buckets_) {
+        std::string closed = why_closed(bucket);
+        for (const uint32_t number : bucket.gradients) {
+            Gradient &gradient = gradients_[number];
+            gradient.visits = 0;
+            gradient.is_served = false;
+            gradient.is_open =
+                closed.empty() && gradient.bytes > 0 && gradient.misses < kMostMisses;
+            is_any |= gradient.is_open;
+            is_learning_ |= gradient.is_open && (gradient.births.empty() || gradient.misses > 0);
+        }
+        if (!closed.empty())
+            why = std::move(closed);
+    }
+    note(why);
+    return is_any;
+}
+
+std::string
+GradientBirths::why_closed(Bucket &bucket)
+{
+    if (bucket.storage.use_count() == 0 || bucket.flat.use_count() == 0 ||
+        bucket.storage._unsafe_get_target()->data() != bucket.address)
+        return "a bucket has other memory than it had";
+    for (const uint32_t number : bucket.gradients) {
+        const Gradient &gradient = gradients_[number];
+        if (gradient.accumulator == nullptr || gradient.accumulator->variable.grad().defined())
+            return "a bucket has gradients that were not set to None, and are added to";
+        if (!gradient.tenant.expired())
+            return "the program keeps a gradient of a pass before";
+        if (!has_known_hooks(*gradient.accumulator))
+            return "the program has, or had, hooks on parameters of the bucket";
+    }
+    return is_alone(bucket, nullptr) && is_let_go(bucket) ? "" : kShown;
+}
+
+/* Whether nobody but the reducer has a reference to its memory, and of `lent` so many as there are
+ * tenants. It has the bucket as a tensor; and of each gradient the view that it writes, which the
+ * parameter may have too, and since the first sum another one. */
+bool
+GradientBirths::is_alone(const Bucket &bucket, const c10::StorageImpl *lent) const
+{
+    const auto views = 2 * static_cast<uint32_t>(bucket.gradients.size());
+    uint32_t tenants = 0;
+
+    for (const uint32_t number : bucket.gradients) {
+        const Gradient &gradient = gradients_[number];
+        if (gradient.accumulator == nullptr || gradient.view.use_count() == 0)
+            return false;
+        c10::TensorImpl *const view = gradient.view._unsafe_get_target();
+        const at::Tensor &grad = gradient.accumulator->variable.grad();
+        const uint32_t own = grad.defined() && grad.unsafeGetTensorImpl() == view ? 2 : 1;
+        if (holders(view) != own)
+            return false;
+        const auto place = gradient.tenant.lock();
+        tenants += place && place->memory.unsafeGetStorageImpl() == lent ? 1 : 0;
+    }
+    return holders(bucket.storage._unsafe_get_target()) == 1 + views + tenants;
+}
+
+/* So for the bucket as a tensor, which each view knows as its base, and the last sum's future has.
+ */
+bool
+GradientBirths::is_flat_alone(const Bucket &bucket)
+{
+    const auto views = 2 * static_cast<uint32_t>(bucket.gradients.size());
+
+    return bucket.flat.use_count() > 0 &&
+           holders(bucket.flat._unsafe_get_target()) == 1 + views + 1;
+}
+
+/* The threads that ended the last sum let it go only then. */
+bool
+GradientBirths::is_let_go(Bucket &bucket)
+{
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+
+    while (!is_flat_alone(bucket)) {
+        if (bucket.is_hopeless || std::chrono::steady_clock::now() > until) {
+            bucket.is_hopeless = true;
+            return false;
+        }
+        const pybind11::gil_scoped_release unlocked; /* they may be Python's */
+        std::this_thread::yield();
+    }
+    bucket.is_hopeless = false;
+    return true;
+}
+
+c10::DataPtr
+GradientBirths::lend(Gradient &gradient)
+{
+    const auto bucket = gradient.bucket.lock();
+    if (!bucket)
+        return {};
+    const auto place = std::make_shared<Place>();
+    place->memory = c10::Storage(bucket);
+    place->address = static_cast<char *>(bucket->mutable_data()) + gradient.off;
+    place->bytes = gradient.bytes;
+    c10::DataPtr data = occupy(place);
+    if (data) {
+        gradient.tenant = place;
+        gradient.is_open = false;
+        gradient.is_served = true;
+    }
+    return data;
+}
+
+/* The bucket is given other memory. Nobody sees it: the reducer, which alone has the bucket, has
+ * tensors and no addresses. Nothing of it is under way, as this gradient has not come. */
+void
+GradientBirths::make_way(const std::shared_ptr<Place> &place)
+{
+    c10::StorageImpl *const bucket = place->memory.unsafeGetStorageImpl();
+
+    give_up("a backward pass made a gradient, or kept it, otherwise than in the passes before");
+    {
+        const pybind11::gil_scoped_acquire gil;
+        const Bucket *const known = find_bucket(bucket);
+        TORCH_CHECK(known != nullptr && is_alone(*known, bucket) && is_flat_alone(*known),
+                    "rdmatensor: this backward pass made a gradient, or kept it, otherwise than "
+                    "those before, so that a tensor lies where DistributedDataParallel writes; and "
+                    "the program has other gradients of this pass, so that the bucket cannot be "
+                    "moved. RDMATENSOR_ADOPT=0 leaves all to torch");
+    }
+    const size_t bytes = bucket->nbytes();
+    c10::DataPtr fresh;
+    try {
+        if (context_ != nullptr)
+            fresh = arena_allocator(context_)->allocate(bytes);
+    } catch (const c10::Error &) { /* as of buckets that the arena has no room for */
+    }
+    if (!fresh)
+        fresh = c10::GetCPUAllocator()->allocate(bytes);
+    std::memcpy(fresh.get(), bucket->data(), bytes);
+    const c10::Storage old(
+        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                              bucket->set_data_ptr(std::move(fresh)),
+                                              bucket->allocator(), /*resizable=*/false));
+    for (Gradient &gradient : gradients_) {
+        const auto tenant = gradient.tenant.lock();
+        if (!tenant || tenant->memory.unsafeGetStorageImpl() != bucket)
+            continue;
+        tenant->memory = old;
+        gradient.tenant.reset(); /* it lies in no place of the reducer's any more */
+    }
+}
+
+} // namespace rdmatensor

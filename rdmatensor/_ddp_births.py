@@ -1,0 +1,161 @@
+"""Gradients of DistributedDataParallel that are born in their buckets, and why others are not.
+
+The buckets are in the arena (_adopt.py); autograd, with torch's default zero_grad(), makes each
+gradient anew, elsewhere, and the division by the ranks moves it into its bucket. Once the buckets
+are settled each forward pass is told to the extension, which serves the allocations of the backward
+pass from the buckets: csrc/c10d/gradient_births.hpp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, TypedDict
+from weakref import WeakKeyDictionary, finalize
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from rdmatensor.context import Context
+from rdmatensor.distributed import load_extension
+
+_UNUSED = (
+    "find_unused_parameters=True: DistributedDataParallel writes zeros where a gradient does not "
+    "come, which nobody sees beforehand; static_graph=True has both"
+)
+_MIXED = "mixed_precision: the gradients have another type than the parameters"
+_DELAYED = "delay_all_reduce_named_params: the gradients are not in buckets"
+_BATCHED = "batched_grad_copy: gradients are moved when all of a bucket have come"
+_COMPILED = "torch.compile's own reducer sends the gradients"
+# Measured with hundreds of parameters: at 16 KiB a birth costs some 2 us more than it spares, at 32
+# and 64 KiB no more.
+LEAST_BYTES = 32 * 1024
+_MOST_PARTS = 256  # of an output, in which tensors are looked for: of a larger one some are enough
+
+
+class Born(TypedDict):
+    """One module's part of describe()["born"].
+
+    why_off: the reason, where no more are born, or some were not in the last backward pass.
+    """
+
+    what: str
+    born: int
+    copied: int
+    copied_bytes: int
+    why_off: str
+
+
+class _Module:
+    """What is known of one module, which it does not keep. births: None where they are off."""
+
+    def __init__(self, module: DistributedDataParallel) -> None:
+        self.why_off = _why_off(module)
+        self.births: Any = None
+        self.parameters: list[str] = []  # names, by the extension's number
+        if not self.why_off:
+            named = dict(_sent_parameters(module))
+            self.parameters = list(named)
+            self.births = load_extension().GradientBirths(list(named.values()), LEAST_BYTES)
+            finalize(module, self.births.stop).atexit = False  # after a pass that raised
+
+
+_modules: WeakKeyDictionary[DistributedDataParallel, _Module] = WeakKeyDictionary()
+
+
+def before_forward(module: DistributedDataParallel) -> None:
+    """Forget a module whose buckets are made again."""
+    if module in _modules and not getattr(module, "_has_rebuilt_buckets", False):
+        known = _modules.pop(module)
+        if known.births is not None:
+            known.births.stop()
+
+
+def after_forward(module: DistributedDataParallel, output: object, context: Context) -> None:
+    """Begin with the backward pass of this output, if the buckets stay where they are from now on.
+
+    The module is ours, and adopted.
+    """
+    known = _modules.get(module)
+    if known is None:
+        is_anew = not module.gradient_as_bucket_view or bool(module.find_unused_parameters)
+        is_settled = bool(getattr(module, "_has_rebuilt_buckets", False))
+        if not is_settled and not (is_anew and not module.static_graph):
+            return
+        known = _modules[module] = _Module(module)
+    if known.births is None:
+        return
+    address = 0 if context.is_closed else context._c_addr
+    known.births.watch(_tensors_in(output), address, module.require_backward_grad_sync)
+
+
+def told() -> list[Born]:
+    """Return what was born and what was copied, of each module with gradients in buckets."""
+    found = []
+    for module, known in list(_modules.items()):
+        if not module.gradient_as_bucket_view:
+            continue
+        counts = known.births.told() if known.births is not None else None
+        found.append(
+            Born(
+                what=f"gradients of {type(module.module).__name__}",
+                born=counts.born if counts else 0,
+                copied=counts.copied if counts else 0,
+                copied_bytes=counts.copied_bytes if counts else 0,
+                why_off=counts.why_off if counts else known.why_off,
+            )
+        )
+    return found
+
+
+def copied_last(module: DistributedDataParallel) -> tuple[set[str], str]:
+    """Return the names of gradients that were copied in the last backward pass.
+
+    And the reason, where one holds for all.
+    """
+    known = _modules.get(module)
+    if known is None or known.births is None:
+        names = {name for name, _ in module.module.named_parameters()}
+        return names, known.why_off if known is not None else ""
+    counts = known.births.told()
+    return {known.parameters[number] for number in counts.last_copied}, counts.why_off
+
+
+def _why_off(module: DistributedDataParallel) -> str:
+    reasons = (
+        (not module.gradient_as_bucket_view, "gradient_as_bucket_view=False"),
+        (module.find_unused_parameters and not module.static_graph, _UNUSED),
+        (module.mixed_precision is not None, _MIXED),
+        (bool(getattr(module, "_delay_all_reduce_params", None)), _DELAYED),
+        (bool(getattr(module, "batched_grad_copy", False)), _BATCHED),
+        (bool(getattr(module, "_use_python_reducer", False)), _COMPILED),
+    )
+    return next((reason for holds, reason in reasons if holds), "")
+
+
+def _sent_parameters(
+    module: DistributedDataParallel,
+) -> Iterable[tuple[str, torch.nn.Parameter]]:
+    for name, parameter in module.module.named_parameters():
+        if parameter.requires_grad and name not in module.parameters_to_ignore:
+            yield name, parameter
+
+
+def _tensors_in(output: object) -> list[torch.Tensor]:
+    """Return tensors of an output, of which the backward pass begins with one, or none."""
+    found: list[torch.Tensor] = []
+    waiting = [output]
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            break
+        part = waiting.pop()
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif isinstance(part, Mapping):
+            waiting += islice(part.values(), _MOST_PARTS)
+        elif isinstance(part, list | tuple):
+            waiting += islice(part, _MOST_PARTS)
+        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+            waiting += [getattr(part, field.name, None) for field in dataclasses.fields(part)]
+    return found
