@@ -215,7 +215,9 @@ def await_all(pids: list[int], what: str) -> None:
                 if ended:
                     waiting.discard(pid)
                     if status:
-                        raise RuntimeError(f"{what}: a process failed; its reason stands above")
+                        ending = os.waitstatus_to_exitcode(status)
+                        how = f"signal {-ending}" if ending < 0 else f"status {ending}"
+                        raise RuntimeError(f"{what}: a process ended with {how}; see above")
             time.sleep(0.02)
     finally:
         for pid in waiting:  # nobody has waited for it yet: the pid is its own
