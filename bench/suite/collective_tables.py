@@ -19,7 +19,7 @@ from bench.suite.collective_cells import (
     rival_of,
     row_of,
 )
-from bench.suite.collectives import NOTHING, net_ns
+from bench.suite.collectives import NOTHING, is_net_of_one_loop, net_ns
 from bench.suite.layout import layout
 from bench.suite.peers import OURS
 from bench.suite.settings import PLAIN, ROWS
@@ -30,8 +30,9 @@ _NAMES = {"gloo": "Gloo", "OpenMPI": "OpenMPI"}  # rivals, by contestant
 # Under the table: what its last columns mean.
 NOTES = (
     "CPU: of all ranks together. of floor: the copy floor's time over this one's, in the same run.",
-    "alone: the same loop without communication; net: what is left without it.",
+    "alone: the same loop without communication; net: what is left without that of its own turn.",
 )
+_ONE_LOOP = "this file has the loop of one turn only, the one in the middle, which net is without."
 
 
 def show(records: Sequence[Record]) -> str:
@@ -44,6 +45,7 @@ def show(records: Sequence[Record]) -> str:
         _plain(plain, known) if plain else "",
         _rewritten(others, known) if others else "",
         *(NOTES[: 1 + bool(others)]),
+        _ONE_LOOP if any(map(is_net_of_one_loop, others)) else "",
         *(textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines),
     ]
     return "\n".join(part for part in parts if part)

@@ -9,7 +9,7 @@ what connects the ranks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from bench.benchlib import mpi
@@ -128,10 +128,30 @@ def with_bandwidth(record: Record) -> Record:
     }
 
 
+def net_samples(record: Record) -> Sequence[float]:
+    """Return all samples without the same loop's median that does not communicate; may be below 0.
+
+    Each is without that of its own turn, as what slows a turn down slows both. Where a file does
+    not have it (is_net_of_one_loop), all are without that of the turn in the middle.
+    """
+    raw_ns = samples.raw_of(record)
+    if is_net_of_one_loop(record):
+        return [ns - number(record, "loop_ns") for ns in raw_ns]
+    if samples.LOOPS not in record:
+        return raw_ns
+    loops_ns = cast("list[float]", record[samples.LOOPS])
+    by_turn = zip(samples.turns_of(record), loops_ns, strict=True)
+    return [ns - loop_ns for of_turn, loop_ns in by_turn for ns in of_turn]
+
+
 def net_ns(record: Record) -> float:
-    """Return the median without the same loop's that does not communicate; may be below 0."""
-    loop_ns = number(record, "loop_ns") if "loop_ns" in record else 0.0
-    return number(record, "median_ns") - loop_ns
+    """Return the median of net_samples()."""
+    return samples.quantile(net_samples(record), 0.5)
+
+
+def is_net_of_one_loop(record: Record) -> bool:
+    """Whether of all turns only one median of the loop without communication is known."""
+    return "loop_ns" in record and samples.LOOPS not in record
 
 
 def _torch_turn(transport: str, ranks: int, backends: list[str], words: list[str]) -> list[Record]:

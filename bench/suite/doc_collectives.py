@@ -9,7 +9,7 @@ from bench.benchlib.record import Record, Result, number
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import doc_reasons
 from bench.suite.collective_cells import Known, by_who, cell_of, over, rival_of, row_of
-from bench.suite.collectives import net_ns
+from bench.suite.collectives import is_net_of_one_loop, net_ns, net_samples
 from bench.suite.doc_words import (
     ROOM,
     Loss,
@@ -18,7 +18,7 @@ from bench.suite.doc_words import (
     is_same_code,
     is_same_machine,
     marked,
-    spread,
+    spread_of,
     table,
     with_notes,
 )
@@ -32,6 +32,10 @@ _USES = {
     "fresh": "new private storage each time (fresh)",
     "arena": "born in the arena (arena)",
 }
+_ONE_LOOP = (
+    "Of what the ranks do themselves this file has the median of one turn, the one in the middle,"
+    " which is taken off the samples of all."
+)
 _Pair = tuple[Record, Record, float]  # ours, a rival's, its time over ours
 
 
@@ -87,7 +91,8 @@ def _made(result: Result, without: Sequence[Result]) -> tuple[str, Notes]:
         whose = "On another machine than those above: "
     parts = [whose + head(result, ours), _means(where, pairs), table(heads, lost) if lost else ""]
     text = "\n\n".join(part for part in parts if part)
-    return with_notes(text, _told(notes, ours, known)), notes
+    text = with_notes(text, _told(notes, ours, known))
+    return (f"{text}\n\n{_ONE_LOOP}" if any(map(is_net_of_one_loop, records)) else text), notes
 
 
 def _means(where: str, pairs: dict[tuple[str, str], list[_Pair]]) -> str:
@@ -144,7 +149,7 @@ def _of_size(size: float, lost: Sequence[str]) -> str:
 
 def _lost(ours: Record, theirs: Record, ratio: float) -> str:
     """Return a cell: both times without what the ranks do themselves, and their ratio."""
-    own, other = (spread(one, number(one, "median_ns") - net_ns(one)) for one in (ours, theirs))
+    own, other = (spread_of(net_samples(one)) for one in (ours, theirs))
     return f"{ours['op']} {own} / {other}, {marked(ratio)}"
 
 

@@ -7,6 +7,7 @@ there first. A reason that nobody knows is a rule as well, and says so.
 from __future__ import annotations
 
 from bench.benchlib.record import Record, number, text
+from bench.suite import samples
 from bench.suite.collective_cells import Known, cell_of, row_of
 from bench.suite.collectives import NOTHING, net_ns
 from bench.suite.settings import KIB, MIB, PLAIN
@@ -77,7 +78,7 @@ def of_copy(ours: Record, copy: Record) -> str:
 def _are_alike(one: Record, other: Record) -> bool:
     """Return whether each median lies between the 10th and 90th hundredth of the other."""
     return all(
-        number(this, "p10") <= number(that, "median_ns") <= number(this, "p90")
+        samples.figure(this, "p10") <= number(that, "median_ns") <= samples.figure(this, "p90")
         for this, that in ((one, other), (other, one))
     )
 

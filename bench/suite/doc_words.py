@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.benchlib.record import Record, Result, number
+from bench.benchlib.record import Record, Result
 from bench.suite import samples
 
 ROOM = 0.95  # a rival that is faster by less than a twentieth never counts, as in compare.py
@@ -25,13 +25,14 @@ def marked(ratio: float) -> str:
     return f"{mark}{ratio:.{digits}f}{mark}"
 
 
-def spread(record: Record, less_ns: float = 0.0) -> str:
-    """Return a median and the 10th to the 90th hundredth of its samples, in one unit.
+def spread(record: Record) -> str:
+    """Return a median and the 10th to the 90th hundredth of its samples, in one unit."""
+    return spread_of(samples.raw_of(record))
 
-    less_ns: taken off each.
-    """
-    names = ("median_ns", "p10", "p90")
-    middle, low, high = (number(record, name) - less_ns for name in names)
+
+def spread_of(values_ns: Sequence[float]) -> str:
+    """Return the same of samples."""
+    middle, low, high = (samples.quantile(values_ns, at) for at in (0.5, *samples.BAND.values()))
     unit, scale = next((unit, scale) for most, unit, scale in _UNITS if middle < most)
     return f"{_figure(middle / scale)} {unit} ({_figure(low / scale)}-{_figure(high / scale)})"
 

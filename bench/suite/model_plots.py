@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.benchlib.record import Record, number, text
-from bench.suite import convergence, models
+from bench.suite import convergence, models, samples
 from bench.suite.plots_base import NARROW_IN, WIDTH_IN, Picture, save, tidy
 
 _FLOOR_COLOUR = "#444444"
@@ -79,7 +79,7 @@ def _bars(axes: Axes, records: Sequence[Record], name: str) -> None:
     places = {who: place for place, who in enumerate(models.CONTESTANTS.values())}
     for record in sorted(bars, key=lambda one: places[text(one, "contestant")]):
         who, seconds = text(record, "contestant"), number(record, "median_ns") / 1e9
-        low, high = (number(record, tail) / 1e9 for tail in ("p10", "p90"))
+        low, high = (samples.figure(record, tail) / 1e9 for tail in ("p10", "p90"))
         axes.bar(
             places[who],
             seconds,

@@ -48,7 +48,8 @@ def write(result: Result, folder: Path) -> Path:
         "<h1>rdmatensor beside others</h1>",
         f"<p>Made by <code>{html.escape(result.command)}</code>. All contestants took turns in one "
         "run; ratios count, times are this machine's. Bands reach from the 10th to the 90th "
-        "hundredth of the samples.</p>",
+        "hundredth of the same samples that the median is of: all of a file, of ucx_perftest, "
+        "which prints no more, the medians of its turns.</p>",
         *_machine(result),
         *[
             f'<p class="missing">{html.escape(line)}</p>'

@@ -111,11 +111,11 @@ def _draw(
 
 
 def _time(record: Record, quantile: str) -> float:
-    return number(record, quantile)
+    return samples.figure(record, quantile)
 
 
 def _rate(record: Record, quantile: str) -> float:
-    return number(record, "size") / number(record, quantile)
+    return number(record, "size") / samples.figure(record, quantile)
 
 
 def p2p(records: Sequence[Record], folder: Path) -> list[Picture]:
@@ -290,7 +290,11 @@ def _ratios(
         return []
 
     def ratio(record: Record, quantile: str) -> float:
-        return number(record, quantile) / number(record, "median_ns") * number(record, "factor")
+        return (
+            samples.figure(record, quantile)
+            / number(record, "median_ns")
+            * number(record, "factor")
+        )
 
     figure = Figure(figsize=(NARROW_IN, 4.2), layout="constrained")
     axes = figure.subplots()

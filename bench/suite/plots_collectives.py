@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.benchlib.record import Record, number, text
-from bench.suite import collectives
+from bench.suite import collectives, samples
 from bench.suite.collective_cells import row_of
 from bench.suite.plots_base import WIDTH_IN, Picture, save, size_axis, tidy, time_axis, value_axis
 from bench.suite.settings import PLAIN
@@ -75,12 +75,12 @@ def pictures(records: Sequence[Record], folder: Path) -> list[Picture]:
 
 
 def _time(record: Record, quantile: str) -> float:
-    return number(record, quantile)
+    return samples.figure(record, quantile)
 
 
 def _rate(record: Record, quantile: str) -> float:
     factor = collectives.bus_factor(text(record, "op"), int(number(record, "ranks")))
-    return number(record, "moved_bytes") * factor / number(record, quantile)
+    return number(record, "moved_bytes") * factor / samples.figure(record, quantile)
 
 
 def _net(record: Record, _: str) -> float:

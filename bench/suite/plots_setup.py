@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from bench.benchlib.record import Record, number, text
+from bench.suite import samples
 from bench.suite.peers import OURS
 from bench.suite.plots_base import NARROW_IN, WIDTH_IN, Picture, save, tidy, time_axis, value_axis
 from bench.suite.settings import MIB
@@ -62,7 +63,7 @@ def _draw_time(axes: Axes, lines: Lines) -> None:
     for (who, step), curve in lines.items():
         ranks = [number(one, "ranks") for one in curve]
         axes.plot(ranks, [number(one, "median_ns") for one in curve], **_style(who, step))
-        low, high = ([number(one, tail) for one in curve] for tail in ("p10", "p90"))
+        low, high = ([samples.figure(one, tail) for one in curve] for tail in ("p10", "p90"))
         colour = _style(who, step)["color"]
         axes.fill_between(ranks, low, high, color=colour, alpha=0.12, linewidth=0)
         fit = power(curve)

@@ -2,7 +2,8 @@
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw") and its median, and the quantiles of
-all. A tail is of the single calls of all turns together where these are known; where a turn knows
+all. The median and the band around it (p10, p90) are those of raw_ns, so that one lies in the
+other. A tail is of the single calls of all turns together where these are known; where a turn knows
 more than it prints, it is the median of what the turns say. A tail that fewer samples than LEAST
 would have to tell is left out: the 99th hundredth of six samples is the largest of them. Where
 p999 is left out the largest stands by itself (most_ns, of most_of samples). Samples of one turn
@@ -18,9 +19,9 @@ from bench.benchlib.record import Record, number
 from bench.benchlib.verdict import time_text
 
 _OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "samples", "calls_ns")
-TAILS = {"p10": 0.1, "p90": 0.9, "p99": 0.99, "p999": 0.999}
-LEAST = {"p10": 1, "p90": 1, "p99": 100, "p999": 1000}  # samples
-_HIGH = ("p99", "p999")
+BAND = {"p10": 0.1, "p90": 0.9}
+TAILS = {"p99": 0.99, "p999": 0.999}
+LEAST = {"p99": 100, "p999": 1000}  # samples
 UNIT = "ns"
 WAITS = {"spin": "spinning", "sleep": "sleeping"}  # of a program -> of a record
 HALF = "half a round trip"
@@ -31,6 +32,7 @@ SLEPT = ("switches_per_trip", "cpu_ns_per_trip")
 # Of a turn, besides its samples: CPU time of a call, the same loop without communication, and
 # the memory of a rank.
 _OF_TURNS = (*COSTS, *SLEPT, "call_cpu_ns", "loop_ns", "rank_bytes")
+LOOPS = "loop_by_turn_ns"  # loop_ns of each turn, in their order
 # What tells one thing measured from another.
 KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")
 
@@ -71,7 +73,7 @@ def turn(
     means of several; tails are theirs.
     """
     if calls_ns:
-        high = {name: quantile(calls_ns, TAILS[name]) for name in _HIGH}
+        high = {name: quantile(calls_ns, fraction) for name, fraction in TAILS.items()}
         known = {"samples": len(calls_ns), **high}
     whole = [round(ns) for ns in raw_ns]
     count = int(number(known, "samples")) if known else len(whole)
@@ -81,13 +83,19 @@ def turn(
     return {
         **fields,
         "unit": UNIT,
-        "median_ns": quantile(whole, 0.5),
+        **_middle(whole),
         **tails,
         **stated,
         "samples": count,
         "raw_ns": whole,
         **({"calls_ns": list(calls_ns)} if calls_ns else {}),
     }
+
+
+def _middle(raw_ns: Sequence[float]) -> Record:
+    """Return the median, and the band around it."""
+    band = {name: quantile(raw_ns, fraction) for name, fraction in BAND.items()}
+    return {"median_ns": quantile(raw_ns, 0.5), **band}
 
 
 def key_of(record: Record) -> tuple[object, ...]:
@@ -98,6 +106,15 @@ def key_of(record: Record) -> tuple[object, ...]:
 def raw_of(record: Record) -> list[int]:
     """Return all samples, in nanoseconds."""
     return cast("list[int]", record["raw_ns"])
+
+
+def figure(record: Record, name: str) -> float:
+    """Return a quantile of a record by its name, the band's as it is defined here.
+
+    Files from before it was keep in its place the median of what the turns said, which the median
+    of all samples may lie outside of.
+    """
+    return quantile(raw_of(record), BAND[name]) if name in BAND else number(record, name)
 
 
 def turns_of(record: Record) -> list[list[int]]:
@@ -131,17 +148,17 @@ def _merge_one(turns: list[Record]) -> Record:
     }
     calls = _calls_of(turns)
     if calls is not None:
-        # of means only the high tails are those of calls
-        pooled = _HIGH if "calls_ns" in turns[0] else tuple(TAILS)
-        told = {name: quantile(calls, TAILS[name]) for name in pooled if len(calls) >= LEAST[name]}
+        told = {name: quantile(calls, TAILS[name]) for name in TAILS if len(calls) >= LEAST[name]}
         tails = {**tails, **told}
         if "p999" not in tails:
             tails = {**tails, "most_ns": max(calls), "most_of": len(calls)}
     costs = {name: quantile([number(one, name) for one in turns], 0.5) for name in of_all}
+    loops = {LOOPS: [number(one, "loop_ns") for one in turns]} if "loop_ns" in of_all else {}
     return {
         **fields,
         **costs,
-        "median_ns": quantile(raw, 0.5),
+        **loops,
+        **_middle(raw),
         **tails,
         "samples": sum(int(number(one, "samples")) for one in turns),
         "turns": [{"raw": len(raw_of(one)), "median_ns": one["median_ns"]} for one in turns],
@@ -163,7 +180,7 @@ def _calls_of(turns: Sequence[Record]) -> list[int] | None:
 def tail_text(record: Record, name: str) -> str:
     """Return a tail; in place of the highest the largest of too few samples, named as such."""
     if name in record:
-        return time_text(number(record, name))
+        return time_text(figure(record, name))
     if name == "p999" and "most_ns" in record:
         return f"most of {number(record, 'most_of'):.0f}: {time_text(number(record, 'most_ns'))}"
     return "-"

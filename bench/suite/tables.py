@@ -287,7 +287,7 @@ def models(records: Sequence[Record]) -> str:
             (
                 _model_name(record),
                 text(record, "contestant"),
-                *(time_text(number(record, name)) for name in ("median_ns", "p10", "p90")),
+                *(time_text(samples.figure(record, name)) for name in ("median_ns", "p10", "p90")),
                 collective_tables.signed_time(number(record, "exposed_ns")) if has_floor else "-",
                 _drawn(exposed.get(samples.key_of(record))),
                 f"{100 * number(record, 'share'):.0f} %" if has_floor else "-",

@@ -15,10 +15,10 @@ from bench_made_up import cells_of, merged, result_of
 
 from bench import readme
 from bench.benchlib.machine import ROOT
-from bench.benchlib.record import Record, load, number
+from bench.benchlib.record import Record, load
 from bench.suite import doc_collectives, doc_losses, doc_reasons, doc_words, samples
 from bench.suite.collective_cells import by_who, over, rival_of
-from bench.suite.collectives import NOTHING, net_ns
+from bench.suite.collectives import NOTHING, net_samples
 from bench.suite.peers import OURS
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -97,8 +97,8 @@ def _lost_in(path: Path) -> list[str]:
     records = [one for one in load(path).quietest.records if "missing" not in one]
     known = by_who(records)
     return [
-        f"{ours['op']} {doc_words.spread(ours, number(ours, 'median_ns') - net_ns(ours))} / "
-        f"{doc_words.spread(theirs, number(theirs, 'median_ns') - net_ns(theirs))}, "
+        f"{ours['op']} {doc_words.spread_of(net_samples(ours))} / "
+        f"{doc_words.spread_of(net_samples(theirs))}, "
         f"{doc_words.marked(ratio)}"
         for ours in known[OURS].values()
         for rival in ("gloo", "OpenMPI")
