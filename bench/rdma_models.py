@@ -45,7 +45,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `ben
 from bench import rdma
 from bench.benchlib import rig
 from bench.benchlib.record import Record
-from bench.suite.models import CONTESTANTS, TARGETS, Target, figure_of
+from bench.suite.model_targets import TARGETS, Target, figure_of
+from bench.suite.models import CONTESTANTS
 from bench.workers import models
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job

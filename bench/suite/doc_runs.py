@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, Result, number, text
-from bench.suite import breakdown, copies, doc_reasons, models, samples, scale_tables, setup
+from bench.suite import (
+    breakdown,
+    copies,
+    doc_reasons,
+    model_targets,
+    models,
+    samples,
+    scale_tables,
+    setup,
+)
 from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
 from bench.suite.exposure import Exposed
 from bench.suite.peers import OURS
@@ -47,7 +56,8 @@ def training(result: Result) -> str:
                 reasons.append(doc_reasons.of_step(ours, beside[name]))
         share = _share(ours, exposed.get(samples.key_of(ours)))
         rows.append((_model(ours), spread(ours), share, *cells, notes.marks(reasons)))
-    targets = [*models.verdicts(steps), *copies.verdicts(_of(result, copies.TOPIC))]
+    rates = _of(result, copies.TOPIC)
+    targets = [*model_targets.verdicts(steps, rates), *copies.verdicts(rates)]
     told = [f"{'    ' if line.startswith(' ') else ''}- {line.strip()}" for line in targets]
     told_of_steps = [head(result, list(planned.values())), with_notes(table(heads, rows), notes)]
     parts = breakdown.rows(steps, _model)
@@ -60,8 +70,9 @@ def targets(result: Result) -> str:
     """Return how often each target is met, and each model's planned step, and shorter ones."""
     steps = sorted(_of(result, "models"), key=models.place_of)
     planned = models.planned_of(steps)
-    told = [line for line in models.verdicts(steps) if not line.startswith(" ")]
-    told += [line for line in copies.verdicts(_of(result, copies.TOPIC)) if line[0] != " "]
+    rates = _of(result, copies.TOPIC)
+    lines = [*model_targets.verdicts(steps, rates), *copies.verdicts(rates)]
+    told = [line for line in lines if not line.startswith(" ")]
     rows = []
     for cell, ours in planned.items():
         of_it = [one for one in steps if models.cell_of(one) == cell and one is not ours]
@@ -73,8 +84,8 @@ def targets(result: Result) -> str:
         cells = "; ".join(f"{name} {marked(of)}" for name, of in ratios if of < ROOM)
         rows.append((_model(ours), spread(ours), cells or "nobody"))
     heads = ("model, parameters", "a planned step", "shorter: its time over ours")
-    lines = "\n".join(f"- {line}" for line in told)
-    return "\n\n".join([head(result, list(planned.values())), lines, table(heads, rows)])
+    verdicts = "\n".join(f"- {line}" for line in told)
+    return "\n\n".join([head(result, list(planned.values())), verdicts, table(heads, rows)])
 
 
 def _model(record: Record) -> str:

@@ -6,12 +6,18 @@ within them: the bootstrap in two stages.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.benchlib.record import Record, number
 from bench.suite import samples
+
+Verdict = Literal["met", "missed", "undecided"]
 
 MIN_TURNS = 3  # of fewer, nothing is said
 DRAWS = 1000
@@ -29,6 +35,50 @@ def medians(turns: Sequence[Sequence[int]], chance: np.random.Generator) -> NDAr
     which = chance.integers(kept, size=(DRAWS, len(turns), kept))
     drawn: NDArray[np.float64] = np.median(thinned[whose, which].reshape(DRAWS, -1), axis=1)
     return drawn
+
+
+def of(record: Record) -> NDArray[np.float64] | None:
+    """Return the median of each draw, the same wherever the record counts; None of too few turns.
+
+    Each record has draws of its own: a floor counts beside several.
+    """
+    turns = samples.turns_of(record)
+    if len(turns) < MIN_TURNS:
+        return None
+    name = zlib.crc32(repr(samples.key_of(record)).encode())
+    return medians(turns, np.random.default_rng([SEED, name]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ratio:
+    """value: of the medians. drawn: of those of each draw; None with too few turns."""
+
+    value: float
+    drawn: NDArray[np.float64] | None
+
+    def judged(self, least: float) -> Verdict:
+        """Say whether it is at least so much: only where all draws but the tails agree."""
+        if self.drawn is None:
+            return "undecided"
+        low, high = interval(self.drawn)
+        if low >= least:
+            return "met"
+        return "missed" if high < least else "undecided"
+
+    @property
+    def words(self) -> str:
+        """The ratio, with the interval."""
+        if self.drawn is None:
+            return f"{self.value:.2f} (too few turns)"
+        low, high = interval(self.drawn)
+        return f"{self.value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def ratio(one: Record, other: Record) -> Ratio:
+    """Return one's median over the other's."""
+    both = [of(record) for record in (one, other)]
+    drawn = None if both[0] is None or both[1] is None else both[0] / both[1]
+    return Ratio(number(one, "median_ns") / number(other, "median_ns"), drawn)
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -8,17 +8,14 @@ what the rival exposes may be nothing.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.benchlib.record import Record, number
-from bench.suite import draws, samples
-
-Verdict = Literal["met", "missed", "undecided"]
+from bench.suite import draws
+from bench.suite.draws import Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,16 +46,9 @@ class Exposed:
 
 def of(record: Record, floor: Record) -> Exposed:
     """Return what a record's step takes beyond the floor's."""
-    both = [samples.turns_of(one) for one in (record, floor)]
-    drawn = None
-    if min(map(len, both)) >= draws.MIN_TURNS:
-        drawn = draws.medians(both[0], _chance(record)) - draws.medians(both[1], _chance(floor))
+    both = [draws.of(one) for one in (record, floor)]
+    drawn = None if both[0] is None or both[1] is None else both[0] - both[1]
     return Exposed(number(record, "median_ns") - number(floor, "median_ns"), drawn)
-
-
-def _chance(record: Record) -> np.random.Generator:
-    """Return draws of a record's own, the same wherever it counts, as a floor does in several."""
-    return np.random.default_rng([draws.SEED, zlib.crc32(repr(samples.key_of(record)).encode())])
 
 
 def judge(ours: Exposed, theirs: Exposed, limit: float) -> Verdict:

@@ -13,7 +13,6 @@ import functools
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.benchlib.pairs import run_ranks
@@ -60,46 +59,6 @@ _PEERS = {
 }
 # What does not go over our transports.
 _WITHOUT_PATH = ("gloo", "grpc_cpp", "grpc", "floor", "planned_floor")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """How the planned step should stand beside another's.
-
-    rivals: contestants; the fastest of them counts, in each model.
-    of: whole steps, the other's over ours; or exposed times, ours over the other's.
-    share: of the models, in which it should hold.
-    """
-
-    name: str
-    rivals: tuple[str, ...]
-    of: str
-    limit: float
-    share: float = 1.0
-
-    def holds(self, figure: float) -> bool:
-        """Whether the figure meets it."""
-        return figure >= self.limit if self.of == "step" else figure <= self.limit
-
-    @property
-    def words(self) -> str:
-        """What is wanted."""
-        return f">= {self.limit:g}" if self.of == "step" else f"<= {self.limit:g}"
-
-
-def _target(rival: str, of: str, limit: float) -> Target:
-    return Target(CONTESTANTS[rival], (CONTESTANTS[rival],), of, limit)
-
-
-_SERVERS = (CONTESTANTS["grpc_cpp"], CONTESTANTS["grpc"])
-TARGETS = (
-    Target("the better server over gRPC", _SERVERS, "step", 2.0, share=4 / 6),
-    _target("variant", "step", 1.5),
-    _target("adopted", "step", 0.97),  # no slower, but for noise
-    _target("unchosen", "step", 0.97),  # as choosing again promises
-    _target("copied", "exposed", 0.5),
-    _target("gloo", "exposed", 0.2),
-)
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:
@@ -293,104 +252,3 @@ def place_of(record: Record) -> tuple[int, str]:
 def planned_of(records: Sequence[Record]) -> dict[tuple[object, ...], Record]:
     """Return the planned record of each cell."""
     return {cell_of(one): one for one in records if one["contestant"] == PLANNED}
-
-
-def figure_of(planned: Record, rival: Record, target: Target) -> float | None:
-    """Return what a target judges; None without the floor, or where one of them exposes nothing.
-
-    A step that was no slower than the one without communication says nothing: noise was larger.
-    """
-    if target.of == "step":
-        return number(rival, "median_ns") / number(planned, "median_ns")
-    if any("exposed_ns" not in one or number(one, "exposed_ns") <= 0 for one in (planned, rival)):
-        return None
-    return number(planned, "exposed_ns") / number(rival, "exposed_ns")
-
-
-def verdicts(records: Sequence[Record]) -> list[str]:
-    """Say for each target where it is met, and where not, with the share of compute there.
-
-    Of exposed times also where noise is too large for either, and what they are.
-    """
-    planned = planned_of(records)
-    exposed = exposures(records)
-    lines = []
-    for target in TARGETS:
-        for transport in dict.fromkeys(text(record, "transport") for record in records):
-            pairs = [
-                (planned[cell], one)
-                for cell, one in _best_of(records, target.rivals).items()
-                if one["transport"] == transport and cell in planned
-            ]
-            if pairs and target.of == "step":
-                judged = [(ours, figure_of(ours, other, target)) for ours, other in pairs]
-                lines += _verdict(target, transport, judged)
-            elif pairs:
-                lines += _verdict_of_exposed(target, transport, pairs, exposed)
-    return lines
-
-
-def _best_of(records: Sequence[Record], rivals: tuple[str, ...]) -> dict[object, Record]:
-    """Return the fastest of some contestants in each cell."""
-    best: dict[object, Record] = {}
-    for record in records:
-        cell = cell_of(record)
-        if record["contestant"] in rivals and (
-            cell not in best or number(record, "median_ns") < number(best[cell], "median_ns")
-        ):
-            best[cell] = record
-    return best
-
-
-def _verdict(
-    target: Target, transport: str, all_of_it: list[tuple[Record, float | None]]
-) -> list[str]:
-    judged = [(record, figure) for record, figure in all_of_it if figure is not None]
-    short = [(record, figure) for record, figure in judged if not target.holds(figure)]
-    held = len(judged) - len(short)
-    is_met = held >= target.share * len(judged)
-    head = (
-        f"{transport}, {target.name}, its step over ours {target.words}: "
-        f"{held} of {len(judged)} models"
-        + (", enough" if target.share < 1 and short and is_met else "")
-    )
-    return [head, *(f"    {_shortfall(record, figure)}" for record, figure in short)]
-
-
-def _verdict_of_exposed(
-    target: Target,
-    transport: str,
-    pairs: list[tuple[Record, Record]],
-    exposed: dict[tuple[object, ...], exposure.Exposed],
-) -> list[str]:
-    """A line for all models, and for each what is exposed, unless it is clearly met."""
-    undecided, held, decided, told = [], 0, 0, []
-    for planned, rival in pairs:
-        name = text(planned, "op")
-        ours, theirs = (exposed.get(samples.key_of(one)) for one in (planned, rival))
-        if ours is None or theirs is None:  # without their floors
-            undecided.append(name)
-            continue
-        verdict = exposure.judge(ours, theirs, target.limit)
-        held += verdict == "met"
-        decided += verdict != "undecided"
-        undecided += [name] if verdict == "undecided" else []
-        words = f"    {name}, {verdict}: {ours.words}, its {theirs.words}"
-        if verdict == "missed":
-            told.append(f"    {_shortfall(planned, ours.ns / theirs.ns)}; {ours.words}")
-        elif verdict == "undecided" or ours.may_be_nothing:
-            told.append(words + ("; ours may be noise alone" if ours.may_be_nothing else ""))
-    head = (
-        f"{transport}, {target.name}, our exposed time over its {target.words}: "
-        f"{held} of {decided} models"
-        + (f"; undecided: {', '.join(undecided)}" if undecided else "")
-    )
-    return [head, *told]
-
-
-def _shortfall(planned: Record, figure: float) -> str:
-    words = f"{planned['op']}: {figure:.2f}"
-    if "share" not in planned:
-        return words
-    compute = min(1.0, 1 - number(planned, "share"))  # noise may say more
-    return f"{words}; compute is {100 * compute:.0f} % of the planned step"

@@ -56,13 +56,13 @@ def write(result: Result, folder: Path) -> Path:
             for line in dict.fromkeys(tables.missing(records))
         ],
     ]
-    for topic, table in tables.TABLES.items():
-        of_topic = [one for one in tables.measured(records) if one["topic"] == topic]
+    for topic in tables.TABLES:
+        of_topic = tables.of_topic(records, topic)
         if of_topic:
             body += [f"<h2>{_TITLES[topic]}</h2>", *_pictures(topic, of_topic, folder)]
             body += [
                 "<details><summary>All figures</summary>"
-                f"<pre>{html.escape(table(of_topic))}</pre></details>"
+                f"<pre>{html.escape(tables.table_of(topic, records))}</pre></details>"
             ]
     page = folder / "index.html"
     page.write_text(

@@ -11,6 +11,7 @@ from bench.suite import (
     collective_tables,
     convergence,
     copies,
+    model_targets,
     reads,
     samples,
     scale_tables,
@@ -271,8 +272,11 @@ def _kib(size_bytes: float) -> str:
     return f"{size_bytes / KIB:.0f} KiB"
 
 
-def models(records: Sequence[Record]) -> str:
-    """Time of a training step, what of it communication costs, memory, and the targets."""
+def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
+    """Time of a training step, what of it communication costs, memory, and the targets.
+
+    rates: of the copy variant, beside UCX.
+    """
     heads = (
         *("", "who", "p50", "p10", "p90", "exposed", "99 % of draws", "share", "CPU a step"),
         *("memory MiB", "arena MiB", "times planned", "from Gloo's"),
@@ -299,7 +303,7 @@ def models(records: Sequence[Record]) -> str:
         )
     parts = breakdown.rows(sorted(records, key=training.place_of), _model_name)
     more = ["", layout(breakdown.HEADS, parts), ""] if parts else []
-    return "\n".join([layout(heads, lines), *more, *training.verdicts(records)])
+    return "\n".join([layout(heads, lines), *more, *model_targets.verdicts(records, rates)])
 
 
 def _drawn(exposed: Exposed | None) -> str:
@@ -342,11 +346,20 @@ TABLES = {
 }
 
 
+def of_topic(records: Sequence[Record], topic: str) -> list[Record]:
+    """Return what was measured for a topic."""
+    return [record for record in measured(records) if record["topic"] == topic]
+
+
+def table_of(topic: str, records: Sequence[Record]) -> str:
+    """Return a topic's table; records: of all topics."""
+    if topic == "models":  # one of whose targets is about another one's
+        return models(of_topic(records, topic), of_topic(records, copies.TOPIC))
+    return TABLES[topic](of_topic(records, topic))
+
+
 def show(records: Sequence[Record]) -> str:
     """Return all tables, and who was missing."""
-    parts = []
-    for topic, table in TABLES.items():
-        of_topic = [record for record in measured(records) if record["topic"] == topic]
-        if of_topic:
-            parts.append(f"{topic}\n{table(of_topic)}")
+    shown = [topic for topic in TABLES if of_topic(records, topic)]
+    parts = [f"{topic}\n{table_of(topic, records)}" for topic in shown]
     return "\n\n".join([*parts, "\n".join(missing(records))]).rstrip()

@@ -61,7 +61,10 @@ def test_a_planned_step_stands_beside_all_others_with_the_targets() -> None:
     ]
     assert notes == "a: DDP: why is not known yet."
     assert "- shm, the better server over gRPC, its step over ours >= 2: 0 of 1 models" in targets
-    assert "    - lstm: 1.50; compute is 80 % of the planned step" in targets.splitlines()
+    assert (
+        "    - lstm: 1.50 (1.36 to 1.50); compute is 80 % of the planned step"
+        in targets.splitlines()
+    )
 
 
 def test_a_step_within_the_other_ones_band_says_so() -> None:

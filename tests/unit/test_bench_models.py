@@ -11,47 +11,21 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from bench_made_up_steps import ABOUT, MS, STEPS_MS, printed
+from bench_made_up_steps import records as step_records
+
 from bench.benchlib.record import Record, Result, Run, write
-from bench.suite import command, compare, models, page, peers, rounds, samples, tables
+from bench.suite import (
+    command,
+    compare,
+    models,
+    page,
+    peers,
+    rounds,
+    samples,
+    tables,
+)
 from bench.suite.settings import Settings
-
-ABOUT: Record = {
-    "model": "vgg16",
-    "divisor": 1,
-    "ranks": 2,
-    "parameter_bytes": 512 << 20,
-    "batch": "2x3x56x56",
-}
-MS = 1_000_000
-
-
-def _printed(contestant: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
-    return {
-        "contestant": contestant,
-        "transport": "",
-        "raw_ns": [round(ms * MS) for ms in took_ms],
-        "cpu_ns": round(cpu_ms * MS),
-        "memory_bytes": 96 << 20,
-        "arena_bytes": (32 << 20) if contestant == "planned" else 0,
-        "distance": 2e-6,
-    }
-
-
-def _records(
-    of_ms: dict[str, float], turns: int = 3, spread: float = 0.01, **about: object
-) -> list[Record]:
-    found = [
-        models.record_of(
-            _printed(who, ms, (1 + spread) * ms, (1 - spread) * ms), {**ABOUT, **about}, "shm"
-        )
-        for _ in range(turns)
-        for who, ms in of_ms.items()
-    ]
-    return models.with_shares(models.merge(found))
-
-
-STEPS_MS = {"planned": 120.0, "copied": 200.0, "gloo": 220.0, "grpc": 600.0, "floor": 100.0}
-SERVERS = "shm, the better server over gRPC, its step over ours >= 2"
 
 
 def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
@@ -64,7 +38,7 @@ def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
         ("planned_floor", ""),
     ]  # fmt: skip
     assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:4]]
-    variant = models.record_of(_printed("variant", 1.0), ABOUT, "shm")
+    variant = models.record_of(printed("variant", 1.0), ABOUT, "shm")
     assert variant["peer"] == peers.COPIES  # `compare` does not judge it
 
 
@@ -75,7 +49,7 @@ def test_the_copy_variant_has_no_row_of_more_than_two_ranks(
 
     def run_ranks(*words: str, **_: Any) -> list[Record]:
         asked.append(words[words.index("--turns") + 1])
-        return [ABOUT, {**_printed("planned", 1.0), "transport": "shm"}]
+        return [ABOUT, {**printed("planned", 1.0), "transport": "shm"}]
 
     monkeypatch.setattr(models, "run_ranks", run_ranks)
     quiet = rounds.Progress("models", io.StringIO())
@@ -105,70 +79,22 @@ def test_options_choose_models() -> None:
 
 
 def test_what_is_beyond_the_floor_is_exposed() -> None:
-    of = {record["contestant"]: record for record in _records(STEPS_MS)}
+    of = {record["contestant"]: record for record in step_records(STEPS_MS)}
     assert of["planned"]["exposed_ns"] == 20 * MS
     assert of["planned"]["share"] == pytest.approx(1 / 6, abs=1e-3)
     assert of["server over gRPC, Python"]["share"] == pytest.approx(5 / 6, abs=1e-3)
     assert "share" not in of[models.FLOOR]
-    assert all("share" not in record for record in _records({"planned": 1.0, "gloo": 2.0}))
+    assert all("share" not in record for record in step_records({"planned": 1.0, "gloo": 2.0}))
 
 
 def test_processor_time_is_the_median_of_the_turns() -> None:
     found = [
-        models.record_of(_printed("gloo", 1.0, cpu_ms=cpu_ms), ABOUT, "shm")
+        models.record_of(printed("gloo", 1.0, cpu_ms=cpu_ms), ABOUT, "shm")
         for cpu_ms in (30.0, 10.0, 20.0)
     ]
     (merged,) = models.merge(found)
     assert merged["cpu_ns"] == 20 * MS
     assert len(samples.turns_of(merged)) == 3
-
-
-def test_targets_are_judged_and_shortfalls_have_their_share_of_compute() -> None:
-    lines = models.verdicts(_records(STEPS_MS))
-    assert lines == [
-        f"{SERVERS}: 1 of 1 models",
-        "shm, DDP, not adopted, our exposed time over its <= 0.5: 1 of 1 models",
-        "shm, DDP on Gloo, our exposed time over its <= 0.2: 1 of 1 models",
-    ]
-    slow = models.verdicts(_records({**STEPS_MS, "planned": 400.0, "variant": 500.0}))
-    assert f"{SERVERS}: 0 of 1 models" in slow
-    assert "    vgg16: 1.50; compute is 25 % of the planned step" in slow
-    assert "shm, copy variant, its step over ours >= 1.5: 0 of 1 models" in slow
-
-
-def test_a_plan_that_is_slower_than_adoption_falls_short() -> None:
-    line = "shm, DDP, its step over ours >= 0.97: {} of 1 models"
-    assert line.format(1) in models.verdicts(_records({**STEPS_MS, "adopted": 117.0}))
-    slow = models.verdicts(_records({**STEPS_MS, "adopted": 115.0}))
-    assert line.format(0) in slow
-    assert "    vgg16: 0.96; compute is 83 % of the planned step" in slow
-
-
-def test_the_faster_server_counts_in_each_model() -> None:
-    names = models.NAMES
-    slow = [
-        one for name in names[:4] for one in _records({**STEPS_MS, "grpc_cpp": 300}, model=name)
-    ]
-    fast = [
-        one for name in names[4:] for one in _records({**STEPS_MS, "grpc_cpp": 180}, model=name)
-    ]
-    lines = models.verdicts(slow + fast)
-    assert f"{SERVERS}: 4 of 6 models, enough" in lines
-    assert "    gru: 1.50; compute is 83 % of the planned step" in lines
-    few = models.verdicts(slow[:-6] + fast)
-    assert any(line.startswith(f"{SERVERS}: 3 of 5 models") for line in few)
-    assert not any("enough" in line for line in few)
-
-
-def test_choosing_again_must_not_make_steps_slower() -> None:
-    head = "shm, planned, as planned, its step over ours >= 0.97"
-    assert f"{head}: 1 of 1 models" in models.verdicts(_records({**STEPS_MS, "unchosen": 117.0}))
-    assert f"{head}: 0 of 1 models" in models.verdicts(_records({**STEPS_MS, "unchosen": 115.0}))
-
-
-def test_a_server_in_python_that_is_faster_counts_too() -> None:
-    lines = models.verdicts(_records({**STEPS_MS, "grpc": 150, "grpc_cpp": 300}))
-    assert f"{SERVERS}: 0 of 1 models" in lines
 
 
 @pytest.mark.parametrize(
@@ -192,56 +118,9 @@ def test_a_rival_is_missing_only_where_what_it_needs_is_not_built(
     assert not missing
 
 
-def test_a_rival_that_exposes_nothing_leaves_it_undecided() -> None:
-    records = _records({**STEPS_MS, "gloo": 90.0})
-    records += _records({**STEPS_MS, "planned": 95.0}, model="lstm")
-    (line,) = [line for line in models.verdicts(records) if "Gloo" in line]
-    assert line.endswith("exposed time over its <= 0.2: 1 of 1 models; undecided: vgg16")
-    no_floor = {who: ms for who, ms in STEPS_MS.items() if who != "floor"}
-    lines = models.verdicts(_records(no_floor))
-    assert [line.endswith("0 of 0 models; undecided: vgg16") for line in lines] == [
-        False,
-        True,
-        True,
-    ]
-
-
-def test_noise_below_the_floor_is_shown() -> None:
-    records = _records({**STEPS_MS, "planned": 95.0})
-    (planned,) = [
-        line
-        for line in tables.show(records).splitlines()
-        if ", planned  " in line or "ranks  planned  " in line
-    ]
-    assert "-5.00 ms" in planned
-    assert "-5 %" in planned
-    gloo = models.TARGETS[-1]
-    assert models.figure_of(records[0], records[2], gloo) is None
-    lines = models.verdicts(records)
-    head = lines.index("shm, DDP on Gloo, our exposed time over its <= 0.2: 1 of 1 models")
-    assert lines[head + 1].startswith("    vgg16, met: -5.0 (-")
-    assert lines[head + 1].endswith(" ms; ours may be noise alone")
-
-
-def test_what_noise_could_turn_is_neither_met_nor_missed() -> None:
-    head = "shm, DDP on Gloo, our exposed time over its <= 0.2"
-    for planned_ms, spread, said in (
-        (110.0, 0.01, "1 of 1 models"),
-        (140.0, 0.01, "0 of 1 models"),
-        (125.0, 0.03, "0 of 0 models; undecided: vgg16"),
-        (110.0, 0.2, "0 of 0 models; undecided: vgg16"),
-    ):
-        steps = {"planned": planned_ms, "gloo": 220.0, "floor": 100.0}
-        lines = models.verdicts(_records(steps, spread=spread))
-        assert f"{head}: {said}" in lines, lines
-    assert any(line.startswith("    vgg16, undecided: 10.0 (-") for line in lines)
-    few = models.verdicts(_records(STEPS_MS, turns=2))
-    assert f"{head}: 0 of 0 models; undecided: vgg16" in few
-
-
 def test_a_step_by_a_plan_has_a_floor_with_its_gradients_in_their_places() -> None:
     floors = {"floor": 100.0, "planned_floor": 90.0}
-    records = _records({"planned": 120.0, "unchosen": 121.0, "adopted": 125.0, **floors})
+    records = step_records({"planned": 120.0, "unchosen": 121.0, "adopted": 125.0, **floors})
     exposed = {one["contestant"]: one.get("exposed_ns") for one in records}
     assert exposed == {
         "planned": 30 * MS,
@@ -256,14 +135,14 @@ def test_parts_of_a_step_stand_in_a_table_of_their_own() -> None:
     parts = {"posting_s": 0.001, "wait_s": 0.5, "summing_s": 0.004, "copying_s": 0.0}
     found = [
         models.record_of(
-            {**_printed("planned", 9.0), "parts": {**parts, "ending_s": s, "wakeups_sent": 3.0}},
+            {**printed("planned", 9.0), "parts": {**parts, "ending_s": s, "wakeups_sent": 3.0}},
             ABOUT,
             "shm",
         )
         for s in (0.3, 0.002, 0.1)
     ]
     (merged,) = models.merge(found)
-    others = models.merge([models.record_of(_printed("gloo", 9.0), ABOUT, "shm")])
+    others = models.merge([models.record_of(printed("gloo", 9.0), ABOUT, "shm")])
     shown = tables.show([merged, *others])
     (row,) = [line for line in shown.splitlines() if line.endswith(" 3.0")]
     assert "  1.00 ms  " in row
@@ -279,7 +158,7 @@ def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) ->
         turns = words[words.index("--turns") + 1].split(",")
         assert sorted(turns) == ["adopted:tcp", "copied:tcp", "planned:tcp", "unchosen:tcp"]
         began.append(turns[0])
-        return [ABOUT, {**_printed("planned", 1.0), "transport": "tcp"}]
+        return [ABOUT, {**printed("planned", 1.0), "transport": "tcp"}]
 
     monkeypatch.setattr(models, "run_ranks", run_ranks)
     quiet = rounds.Progress("models", io.StringIO())
@@ -289,7 +168,7 @@ def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_table_has_each_model_with_its_size_and_times_planned() -> None:
-    records = _records(STEPS_MS) + _records(
+    records = step_records(STEPS_MS) + step_records(
         STEPS_MS, model="lstm", parameter_bytes=3 << 20, divisor=4
     )
     shown = tables.show(records)
@@ -306,7 +185,7 @@ def test_the_table_has_each_model_with_its_size_and_times_planned() -> None:
 
 def test_bars_of_each_path(tmp_path: Path) -> None:
     names = [*models.NAMES[:4]]
-    records = [one for name in names for one in _records(STEPS_MS, model=name)]
+    records = [one for name in names for one in step_records(STEPS_MS, model=name)]
     result = Result("quick", "x", {"cores": 2}, [Run(records, 0.0, 1.0)])
     words = page.write(result, tmp_path).read_text(encoding="utf-8")
     assert "Training steps" in words
@@ -322,9 +201,9 @@ def _result(records: list[Record]) -> Result:
 def test_compare_judges_our_rows_and_knows_the_floor(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    before = _result(_records(STEPS_MS))
-    worse = _result(_records({**STEPS_MS, "planned": 240.0}))
-    slower = _result(_records({who: 2 * ms for who, ms in STEPS_MS.items()}))
+    before = _result(step_records(STEPS_MS))
+    worse = _result(step_records({**STEPS_MS, "planned": 240.0}))
+    slower = _result(step_records({who: 2 * ms for who, ms in STEPS_MS.items()}))
     verdicts = {line.what: line.verdict for line in compare.compare(before, worse)}
     assert verdicts == {
         "models shm vgg16 2 ranks: planned": "worse",
@@ -338,9 +217,9 @@ def test_compare_judges_our_rows_and_knows_the_floor(
 
 
 def test_a_model_of_another_size_is_another_row() -> None:
-    scaled = _result(_records(STEPS_MS, parameter_bytes=32 << 20, divisor=4))
+    scaled = _result(step_records(STEPS_MS, parameter_bytes=32 << 20, divisor=4))
     with pytest.raises(compare.NotComparable, match="in common"):
-        compare.compare(_result(_records(STEPS_MS)), scaled)
+        compare.compare(_result(step_records(STEPS_MS)), scaled)
 
 
 def test_a_contestant_that_fails_is_named_and_the_others_go_on(
@@ -351,7 +230,7 @@ def test_a_contestant_that_fails_is_named_and_the_others_go_on(
     def run_ranks(*words: Any, **_: Any) -> list[Record]:
         asked.append(words)
         broken: Record = {"contestant": "gloo", "transport": "", "failed": "other parameters"}
-        return [ABOUT, {**_printed("planned", 1.0), "transport": "tcp"}, broken]
+        return [ABOUT, {**printed("planned", 1.0), "transport": "tcp"}, broken]
 
     monkeypatch.setattr(models, "run_ranks", run_ranks)
     settings = Settings(("models",), is_quick=True, models=("vgg16",), rounds=2)
@@ -378,7 +257,7 @@ def test_the_kept_plans_are_gone_after_the_run(monkeypatch: pytest.MonkeyPatch) 
     def run_ranks(*words: str, **_: Any) -> list[Record]:
         kept.append(Path(words[words.index("--kept") + 1]))
         assert kept[-1].is_dir()
-        return [ABOUT, {**_printed("planned", 1.0), "transport": "tcp"}]
+        return [ABOUT, {**printed("planned", 1.0), "transport": "tcp"}]
 
     monkeypatch.setattr(models, "run_ranks", run_ranks)
     quiet = rounds.Progress("models", io.StringIO())
