@@ -7,7 +7,8 @@
     rdmatensor bench report FILE.json DIR
 
 Without a topic all are measured but scale. Only what runs in one run can be compared: all
-contestants take turns. Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse.
+contestants take turns. Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse;
+3 where compare could judge nothing, for too few turns.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from bench.suite.settings import (
 )
 
 _MAX_RANKS = 128
+_NOT_JUDGED = 3
 _MAX_BYTES = 1 << 30  # of messages in a row
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
 _MEASURES: dict[str, Measure] = {
@@ -242,7 +244,8 @@ def _compare(words: Sequence[str]) -> int:
         prog="rdmatensor bench compare",
         description=compare.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit status: 0; 1: one of our rows is worse or gone; 2: nothing can be compared.",
+        epilog="Exit status: 0; 1: one of our rows is worse or gone; 2: nothing can be compared; "
+        "3: nothing was judged, as no row has three turns on each side.",
     )
     parser.add_argument("before", type=Path, metavar="A.json")
     parser.add_argument("after", type=Path, metavar="B.json")
@@ -258,7 +261,9 @@ def _compare(words: Sequence[str]) -> int:
     counts = Counter(line.verdict for line in lines)
     summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     sys.stdout.write(f"{compare.table(lines)}\n{summary}\n")
-    return 1 if counts["worse"] or counts["gone"] else 0
+    if counts["worse"] or counts["gone"]:
+        return 1
+    return _NOT_JUDGED if set(counts) == {"too few turns"} else 0
 
 
 def _has_matplotlib() -> bool:

@@ -44,7 +44,7 @@ from bench.suite.settings import PLAIN, TOPICS
 
 SMALLEST_EFFECT = 0.05
 _MACHINE = ("processor", "family_model", "cores", "is_virtual")
-_NOTED = ("kernel", "python", "versions")
+_NOTED = ("kernel", "libc", "python", "versions", "huge_pages", "congestion_control")
 
 Verdict = Literal["same", "worse", "better", "too few turns", "gone"]
 # Options, each with its value, that do not say which of our rows are measured.
@@ -211,9 +211,12 @@ def _name(record: Record) -> str:
         parts.append(f"{record['ranks']} ranks")
     if number(record, "size") > 0 and record["topic"] != "models":  # a model's is its own
         parts.append(size_text(number(record, "size")))
-    if record.get("row", PLAIN) != PLAIN:
-        parts.append(text(record, "row"))
-    return f"{' '.join(parts)}: {record['contestant']}"
+    how = [text(record, "row")] if record.get("row", PLAIN) != PLAIN else []
+    if "row" not in record:  # which says it in a word
+        how += [str(record[name]) for name in ("timed", "wait") if record.get(name)]
+    if record.get("language") == "Python":
+        how.append("Python")
+    return ", ".join([f"{' '.join(parts)}: {record['contestant']}", *how])
 
 
 def table(lines: Sequence[Line]) -> str:

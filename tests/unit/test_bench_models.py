@@ -205,9 +205,10 @@ def test_compare_judges_our_rows_and_knows_the_floor(
     worse = _result(step_records({**STEPS_MS, "planned": 240.0}))
     slower = _result(step_records({who: 2 * ms for who, ms in STEPS_MS.items()}))
     verdicts = {line.what: line.verdict for line in compare.compare(before, worse)}
+    timed = "a step of 2x3x56x56 a rank, slowest rank"
     assert verdicts == {
-        "models shm vgg16 2 ranks: planned": "worse",
-        "models shm vgg16 2 ranks: DDP, not adopted": "same",
+        f"models shm vgg16 2 ranks: planned, {timed}": "worse",
+        f"models shm vgg16 2 ranks: DDP, not adopted, {timed}": "same",
     }
     assert {line.verdict for line in compare.compare(before, slower)} == {"same"}
     for name, result in (("a", before), ("b", worse)):
