@@ -14,6 +14,9 @@ from types import TracebackType
 from bench.benchlib.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
+# What a figure is of: the library and what measures it, without what a run itself writes.
+_MEASURED = ("csrc", "rdmatensor", "graph_analysis", "bench", "CMakeLists.txt", "pyproject.toml")
+_WRITTEN = (":(exclude)bench/results", ":(exclude,glob)bench/**/*.json")
 _PACKAGES = ("rdmatensor", "torch", "numpy", "cffi", "grpcio", "mpi4py")
 
 
@@ -38,7 +41,7 @@ def stamp(versions: Mapping[str, str] | None = None) -> Record:
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),
         "versions": {**{name: _version(name) for name in _PACKAGES}, **(versions or {})},
-        "commit": _commit(),
+        "commit": commit_of(ROOT),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
@@ -91,11 +94,13 @@ def _version(name: str) -> str:
         return "absent"
 
 
-def _commit() -> str:
-    git = ["git", "-c", f"safe.directory={ROOT}"]  # root asks in the rig, whosever the files are
+def commit_of(root: Path) -> str:
+    """Return the commit of a checkout, and whether what is measured has changes beside it."""
+    git = ["git", "-c", f"safe.directory={root}"]  # root asks in the rig, whosever the files are
+    changes = ["status", "--porcelain", "--untracked-files=all", "--", *_MEASURED, *_WRITTEN]
     answers = [
-        subprocess.run([*git, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-        for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "csrc"])
+        subprocess.run([*git, *words], cwd=root, capture_output=True, text=True, check=False)
+        for words in (["rev-parse", "--short=12", "HEAD"], changes)
     ]
     if any(answer.returncode != 0 for answer in answers):
         return "unknown"

@@ -151,13 +151,20 @@ def versions() -> dict[str, str]:
     engine, _ = mooncake.find()
     return {
         "grpc++": _said("pkg-config", "--modversion", "grpc++"),
-        "ucx": _said("ucx_info", "-v").removeprefix("# Library version: "),
+        "ucx": ucx_version(_said("ucx_info", "-v")),
         "openmpi": mpi.version(),
         "nixl": _said(str(python), "-c", probe.format("nixl-cu12")) if python else "absent",
         "mooncake": _said(str(engine), "-c", probe.format(mooncake.PACKAGE))
         if engine
         else "absent",
     }
+
+
+def ucx_version(said: str) -> str:
+    """Return the version in the first line of `ucx_info -v`, which differs between versions."""
+    for head in ("# Library version: ", "# Version ", "# UCT version="):
+        said = said.removeprefix(head)
+    return said.partition(" ")[0]
 
 
 def _said(*words: str) -> str:
