@@ -6,36 +6,69 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from bench.benchlib.record import Record
+
+try:
+    import tqdm
+except ModuleNotFoundError:
+    tqdm = None
+else:
+    tqdm.tqdm.monitor_interval = 0  # no thread beside what is measured
 
 FAILED = "failed:"
 # What running others' programs ends in; all else is a mistake of the suite.
 _FAILURES = (RuntimeError, OSError, subprocess.SubprocessError)
+_BAR = "{desc} {percentage:3.0f}%|{bar:20}| {n}/{total} turns{postfix}"
+NO_BAR = "a progress bar needs tqdm (pip install tqdm); a line a round instead"
 Turn = Callable[[], list[Record]]
 
 
 class Progress:
-    """Says what runs: one line that is written over on a terminal, else a line a round."""
+    """Says what runs: a bar on a terminal, else a line a round.
+
+    The bar has the turns of those that rounds could have at most, and how much of the time that
+    they may take is over: whichever is used up first ends them.
+    """
 
     def __init__(self, topic: str, stream: TextIO | None = None) -> None:
         self._topic, self._stream = topic, sys.stderr if stream is None else stream
-        self._is_terminal = self._stream.isatty()
         self._began_s = time.monotonic()
-        self._width = 0
+        self._seconds = 0.0
+        self._bar: tqdm.tqdm[NoReturn] | None = None
+        self._has_bar = self._stream.isatty() and tqdm is not None
+        if self._stream.isatty() and not self._has_bar:
+            self._stream.write(f"{topic}: {NO_BAR}\n")
+
+    def begin(self, turns: int, seconds: float) -> None:
+        """Show that so many turns begin, or as many of them as the seconds allow."""
+        self._began_s, self._seconds = time.monotonic(), seconds
+        if self._has_bar:
+            self._bar = tqdm.tqdm(
+                total=turns,
+                desc=self._topic,
+                file=self._stream,
+                leave=False,
+                dynamic_ncols=True,
+                mininterval=0,
+                bar_format=_BAR,
+            )
 
     def say(self, what: str, *, is_round: bool = False) -> None:
         """Show what begins now."""
-        if not self._is_terminal and not is_round:
-            return
-        line = f"{self._topic}  {time.monotonic() - self._began_s:4.0f} s  {what}"
-        if self._is_terminal:
-            self._stream.write(f"\r{line.ljust(self._width)}")
-            self._width = len(line)
-        else:
-            self._stream.write(line + "\n")
-        self._stream.flush()
+        taken_s = time.monotonic() - self._began_s
+        if self._bar is not None:
+            share = min(1.0, taken_s / self._seconds)
+            self._bar.set_postfix_str(f"{share:.0%} of {self._seconds:.0f} s, {what}")
+        elif is_round:
+            self._stream.write(f"{self._topic}  {taken_s:4.0f} s  {what}\n")
+            self._stream.flush()
+
+    def advance(self) -> None:
+        """Show that a turn is over, or will not be taken."""
+        if self._bar is not None:
+            self._bar.update()
 
     def failure(self, name: str, error: Exception) -> Record:
         """Return the record of a turn that failed."""
@@ -48,9 +81,9 @@ class Progress:
 
     def end(self) -> None:
         """Leave the terminal's line to others."""
-        if self._is_terminal:
-            self._stream.write("\r" + " " * self._width + "\r")
-            self._stream.flush()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 def take(
@@ -74,23 +107,23 @@ def take(
     found: list[Record] = []
     failed: list[Record] = []
     broken: set[str] = set()
+    progress.begin(len(turns) * rounds, seconds)
     began_s = clock()
     for number in range(rounds):
         started_s = clock()
         progress.say(f"round {number + 1} of up to {rounds}", is_round=True)
         first = number % len(turns)
         for name, turn in [*turns[first:], *turns[:first]]:
-            if name in broken:
-                continue
-            if is_strict and clock() - began_s > seconds:
+            if is_strict and name not in broken and clock() - began_s > seconds:
                 failed += [progress.left_out(name)] if number == 0 else []
-                continue
-            progress.say(f"round {number + 1} of up to {rounds}: {name}")
-            try:
-                found += turn()
-            except _FAILURES as error:
-                broken.add(name)
-                failed.append(progress.failure(name, error))
+            elif name not in broken:
+                progress.say(f"round {number + 1} of up to {rounds}: {name}")
+                try:
+                    found += turn()
+                except _FAILURES as error:
+                    broken.add(name)
+                    failed.append(progress.failure(name, error))
+            progress.advance()
         ended_s = clock()
         beyond_s = 0.0 if is_strict else (ended_s - started_s) / 2
         if ended_s - began_s + beyond_s > seconds:

@@ -202,29 +202,6 @@ def test_turns_are_kept_apart_and_their_tails() -> None:
     assert samples.raw_of(other) == [7]
 
 
-def test_everybody_leads_a_round_once() -> None:
-    order: list[str] = []
-    turns = [(name, lambda name=name: order.append(name) or [{}]) for name in "abc"]
-    quiet = rounds.Progress("x", io.StringIO())
-    found, _ = rounds.take(turns, 3, 1e9, quiet)
-    assert "".join(order) == "abcbcacab"
-    assert len(found) == 9
-
-
-def test_no_round_begins_after_its_time() -> None:
-    now = [0.0]
-
-    def turn() -> list[Record]:
-        now[0] += 10.0
-        return [{}]
-
-    quiet = rounds.Progress("x", io.StringIO())
-    turns = [("a", turn)]
-    assert len(rounds.take(turns, 100, 1.0, quiet, clock=lambda: now[0])[0]) == 1
-    assert len(rounds.take(turns, 100, 35.0, quiet, clock=lambda: now[0])[0]) == 4
-    assert len(rounds.take(turns, 2, 35.0, quiet, clock=lambda: now[0])[0]) == 2
-
-
 def test_who_fails_is_named_and_the_others_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -243,18 +220,6 @@ def test_who_fails_is_named_and_the_others_go_on(
     assert command.main(["setup", "--peers", "none", "--out", str(tmp_path / "x.json")]) == 1
     assert "missing in setup: b (failed: no figures)" in capsys.readouterr().out
     assert (tmp_path / "x.json").exists()
-
-
-def test_a_pipe_has_a_line_a_round_and_a_terminal_one_line() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for stream, has_lines in ((io.StringIO(), True), (Terminal(), False)):
-        progress = rounds.Progress("p2p", stream)
-        rounds.take([("a", lambda: [{}])], 2, 1e9, progress)
-        assert ("\n" in stream.getvalue()) == has_lines
-        assert "round 2 of up to 2" in stream.getvalue()
 
 
 @pytest.mark.parametrize(
