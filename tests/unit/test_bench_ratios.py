@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib import programs
+from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record
 from bench.suite import ratios
 
@@ -33,6 +34,12 @@ def _figure(runs: Iterator[tuple[float, float]], least: float = 0.5) -> ratios.F
         1.0,
         least,
     )
+
+
+def test_the_manual_counts_them() -> None:
+    words = ("six", "seven", "eight", "nine", "ten")
+    told = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    assert f"It has {words[len(ratios.FIGURES) - 6]} ratios of this kind" in told
 
 
 def test_the_fastest_samples_count() -> None:
