@@ -1,7 +1,7 @@
 """Compare round trips over verbs with gRPC C++ over TCP, and with perftest, in turns, on one host.
 
 Usage: bash ci/rig/run.sh --memory 3072 -- .venv/bin/python bench/rdma_grpc.py [--rounds 10]
-           [--sizes 8 4096 65536 1048576 67108864] [--minutes 9] [--out FILE]
+           [--sizes 8 4096 65536 1048576 67108864] [--minutes 9] [--python] [--out FILE]
 
 Needs build/rivals/grpc_rival (bench/rivals/grpc/setup.sh) and build/bench/bench/verbs_write
 (`cmake -S . -B build/bench -DCMAKE_BUILD_TYPE=Release -DRDMATENSOR_BUILD_BENCH=ON`). Everybody
@@ -9,6 +9,9 @@ moves the same bytes there and back: verbs_write by write + notify (spins, then 
 ib_write_lat by writes that are polled for in memory (spins), gRPC by an echo that both ends copy to
 where it is needed (sleeps in epoll). SoftRoCE is software, and under emulation nothing but ratios
 counts: those to gRPC, and how much of perftest's ratio to gRPC ours reaches.
+
+--python: besides, gRPC's unary calls from Python (workers/grpc_echo.py), which copy as the echo
+does; each turn of theirs starts an interpreter, which takes its time under emulation.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +34,8 @@ from bench.benchlib.programs import RIVALS_DIR
 
 GRPC = RIVALS_DIR / "grpc_rival"
 OURS = rdma.PROGRAM
+PYTHON_GRPC = Path(__file__).resolve().parent / "workers" / "grpc_echo.py"
+UNARY, STREAM, PYTHON = "grpc unary", "grpc stream", "grpc unary, Python"
 FIRST_PORT = 18800
 LIMIT_S = 240.0
 KIB, MIB = 1 << 10, 1 << 20
@@ -69,25 +76,58 @@ def perftest_us(size_bytes: int, trips: int, port: int) -> Turn:
     return Turn(2 * turn.value, tuple(2 * us for us in turn.raw))
 
 
-def grpc_us(kind: str, address: str, size_bytes: int, trips: int) -> Turn:
+def grpc_us(program: Sequence[str], kind: str, address: str, size_bytes: int, trips: int) -> Turn:
     """Return gRPC's round trips."""
-    line = run([str(GRPC), kind, address, str(size_bytes), str(trips)])
+    line = run([*program, kind, address, str(size_bytes), str(trips)])
     raw = line.get("raw_us", [])
     assert isinstance(raw, list)
     return Turn(float(str(line["round_trip_us"])), tuple(raw))
 
 
+def servers_of(*, has_python: bool) -> dict[str, tuple[list[str], str]]:
+    """Return the programs of gRPC that take part, and where the server of each listens."""
+    host = os.environ["RIG_ADDR"]
+    found = {UNARY: ([str(GRPC)], f"{host}:{FIRST_PORT}")}
+    if has_python:
+        found[PYTHON] = ([sys.executable, str(PYTHON_GRPC)], f"{host}:{FIRST_PORT - 1}")
+    return found
+
+
+@contextmanager
+def serving(program: Sequence[str], address: str) -> Iterator[None]:
+    """Keep a server of gRPC meanwhile."""
+    with subprocess.Popen(
+        [*program, "serve", address], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            if server.stdout.readline().strip() != "ready":
+                raise SystemExit(f"gRPC's server did not start: {' '.join(program)}")
+            yield
+        finally:
+            server.kill()
+
+
 def compare(
-    size_bytes: int, trips: int, rounds: int, ports: list[int], end_s: float
+    size_bytes: int,
+    trips: int,
+    rounds: int,
+    ports: list[int],
+    end_s: float,
+    servers: Mapping[str, tuple[Sequence[str], str]],
 ) -> dict[str, object]:
     """Let everybody have a turn in each round."""
-    address = f"{os.environ['RIG_ADDR']}:{FIRST_PORT}"
+    grpc, address = servers[UNARY]
     turns = {
         "ours": lambda: ours_us(size_bytes, trips),
         "perftest": lambda: perftest_us(size_bytes, trips, ports.pop()),
-        "grpc unary": lambda: grpc_us("echo", address, size_bytes, trips),
-        "grpc stream": lambda: grpc_us("echo-all", address, size_bytes, trips),
+        UNARY: lambda: grpc_us(grpc, "echo", address, size_bytes, trips),
+        STREAM: lambda: grpc_us(grpc, "echo-all", address, size_bytes, trips),
     }
+    if PYTHON in servers:
+        turns[PYTHON] = lambda: grpc_us(
+            servers[PYTHON][0], "echo", servers[PYTHON][1], size_bytes, trips
+        )
     taken = rdma.take_turns(turns, rounds, end_s)
     found = {name: [turn.median_us for turn in of] for name, of in taken.items()}
     raw = {name: [turn.raw_us for turn in of] for name, of in taken.items()}
@@ -108,11 +148,12 @@ def ratios(found: dict[str, list[float]]) -> dict[str, object]:
         return float(statistics.median(a / b for a, b in pairs))
 
     return {
-        "ours_to_unary": of("grpc unary", "ours"),
-        "ours_to_stream": of("grpc stream", "ours"),
-        "perftest_to_unary": of("grpc unary", "perftest"),
-        "perftest_to_stream": of("grpc stream", "perftest"),
+        "ours_to_unary": of(UNARY, "ours"),
+        "ours_to_stream": of(STREAM, "ours"),
+        "perftest_to_unary": of(UNARY, "perftest"),
+        "perftest_to_stream": of(STREAM, "perftest"),
         "share_of_perftest": of("perftest", "ours"),
+        **({"ours_to_python": of(PYTHON, "ours")} if PYTHON in found else {}),
     }
 
 
@@ -122,10 +163,12 @@ def show(row: dict[str, object]) -> None:
     assert isinstance(found, dict)
     times = "  ".join(f"{name} {statistics.median(us):.0f} us" for name, us in found.items())
     share = float(str(row["share_of_perftest"]))
+    python = f", Python's unary/ours {row['ours_to_python']:.2f}" if PYTHON in found else ""
     print(
         f"{row['size']:>9} B  {times}  gRPC unary/ours {row['ours_to_unary']:.2f}"
         f" (perftest {row['perftest_to_unary']:.2f}), stream/ours {row['ours_to_stream']:.2f}"
-        f" (perftest {row['perftest_to_stream']:.2f}); share of perftest's ratio {share:.3f},"
+        f" (perftest {row['perftest_to_stream']:.2f}){python};"
+        f" share of perftest's ratio {share:.3f},"
         f" wanted >= {SHARE_WANTED}: {'yes' if share >= SHARE_WANTED else 'NO'};"
         f" {len(found['ours'])} turns",
         flush=True,
@@ -139,29 +182,26 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, choices=SIZES, nargs="+", default=list(SIZES))
     parser.add_argument("--minutes", type=float, default=rdma.MINUTES, help="about, of all sizes")
     parser.add_argument("--out", type=Path, default=Path("rdma_grpc.json"), help="in RIG_OUT")
+    parser.add_argument("--python", action="store_true", help="gRPC from Python too")
     arguments = parser.parse_args()
     kept = rig.Kept()
     kernel, means = os.uname().release, os.environ["RIG_MEANS"]
     print(f"one host, {means}, kernel {kernel}; round trips, medians of {arguments.rounds} turns")
     first = FIRST_PORT + 1
     ports = list(range(first, first + arguments.rounds * len(arguments.sizes)))
-    words = [str(GRPC), "serve", f"{os.environ['RIG_ADDR']}:{FIRST_PORT}"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            if server.stdout.readline().strip() != "ready":
-                raise SystemExit("gRPC's server did not start")
-            rows: list[dict[str, object]] = []
-            budget = rdma.Budget(arguments.minutes, len(arguments.sizes))
-            for size in arguments.sizes:
-                rows.append(
-                    compare(size, SIZES[size], arguments.rounds, ports, budget.next_end_s())
-                )
-                show(rows[-1])
-                kept.so_far(arguments.out, rows, rounds=arguments.rounds)
-        finally:
-            server.kill()
-    kept.finish(arguments.out, rows, rounds=arguments.rounds)
+    servers = servers_of(has_python=arguments.python)
+    rows: list[dict[str, object]] = []
+    options = {"rounds": arguments.rounds, "python": arguments.python}
+    with ExitStack() as stack:
+        for program, address in servers.values():
+            stack.enter_context(serving(program, address))
+        budget = rdma.Budget(arguments.minutes, len(arguments.sizes))
+        for size in arguments.sizes:
+            end_s = budget.next_end_s()
+            rows.append(compare(size, SIZES[size], arguments.rounds, ports, end_s, servers))
+            show(rows[-1])
+            kept.so_far(arguments.out, rows, **options)
+    kept.finish(arguments.out, rows, **options)
     return 0
 
 

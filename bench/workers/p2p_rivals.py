@@ -19,6 +19,26 @@ from numpy.typing import NDArray
 from bench.workers.p2p_side import LARGE_BYTES, PATIENCE_S, SMALL_BYTES, Folder, Ways
 
 STREAM_S = 110.0  # of all turns of one way
+LIFTED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_HEADER = struct.Struct("<8sB")  # dtype, dimensions; their extents follow, of 8 bytes each
+
+
+def message_of(tensor: NDArray[np.generic]) -> bytes:
+    """Return a tensor as gRPC's messages have it here: dtype, shape and bytes."""
+    header = _HEADER.pack(tensor.dtype.str.encode(), tensor.ndim)
+    return b"".join((header, struct.pack(f"<{tensor.ndim}Q", *tensor.shape), tensor.data))
+
+
+def placed(message: bytes, into: NDArray[np.uint8]) -> NDArray[np.generic]:
+    """Copy a message's bytes to where the tensor lives; return what came."""
+    name, dimensions = _HEADER.unpack_from(message)
+    dtype, start = np.dtype(name.rstrip(b"\0").decode()), _HEADER.size + 8 * dimensions
+    shape = struct.unpack_from(f"<{dimensions}Q", message, _HEADER.size)
+    if dtype.itemsize * math.prod(shape) != len(message) - start:
+        raise ValueError(f"{len(message) - start} bytes are no {dtype} of shape {shape}")
+    tensor = np.frombuffer(message, dtype, offset=start)
+    into[: tensor.nbytes] = tensor.view(np.uint8)
+    return tensor.reshape(shape)
 
 
 class Nixl:
@@ -134,16 +154,14 @@ class Grpc:
     """
 
     _SERVICE = "rival.Transfer"
-    _HEADER = struct.Struct("<8sB")  # dtype, dimensions; their extents follow, of 8 bytes each
 
     def __init__(self, folder: Folder) -> None:
         grpc = importlib.import_module("grpc")
-        lifted = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self.landing: NDArray[np.uint8] = np.zeros(LARGE_BYTES, dtype=np.uint8)
         self._returned: NDArray[np.uint8] = np.zeros(SMALL_BYTES, dtype=np.uint8)
         self._arrived = threading.Semaphore(0)
         self._is_over = threading.Event()
-        server = self._server = grpc.server(ThreadPoolExecutor(4), options=lifted)
+        server = self._server = grpc.server(ThreadPoolExecutor(4), options=LIFTED)
         handlers = {
             "Put": grpc.unary_unary_rpc_method_handler(self._put),
             "PutAll": grpc.stream_stream_rpc_method_handler(
@@ -157,7 +175,7 @@ class Grpc:
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         other = int(folder.swap("port", str(port).encode()))
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{other}", options=lifted)
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{other}", options=LIFTED)
         self._call = self._channel.unary_unary(f"/{self._SERVICE}/Put")
         self._out: SimpleQueue[bytes | None] = SimpleQueue()
         stream = self._channel.stream_stream(f"/{self._SERVICE}/PutAll")
@@ -170,38 +188,23 @@ class Grpc:
         }
         self.path = "tcp"
 
-    def _take(self, message: bytes, into: NDArray[np.uint8]) -> NDArray[np.generic]:
-        """Copy a tensor's bytes to where it lives; return what came."""
-        name, dimensions = self._HEADER.unpack_from(message)
-        dtype, start = np.dtype(name.rstrip(b"\0").decode()), self._HEADER.size + 8 * dimensions
-        shape = struct.unpack_from(f"<{dimensions}Q", message, self._HEADER.size)
-        if dtype.itemsize * math.prod(shape) != len(message) - start:
-            raise ValueError(f"{len(message) - start} bytes are no {dtype} of shape {shape}")
-        tensor = np.frombuffer(message, dtype, offset=start)
-        into[: tensor.nbytes] = tensor.view(np.uint8)
-        return tensor.reshape(shape)
-
     def _put(self, request: bytes, _: object) -> bytes:
-        came = self._take(request, self.landing)
+        came = placed(request, self.landing)
         self._arrived.release()
         if came.nbytes != SMALL_BYTES:
-            return self._message(self.landing[:0])
-        return self._message(self.landing[:SMALL_BYTES].view(came.dtype).reshape(came.shape))
+            return message_of(self.landing[:0])
+        return message_of(self.landing[:SMALL_BYTES].view(came.dtype).reshape(came.shape))
 
     def _end(self, _request: bytes, _: object) -> bytes:
         self._is_over.set()
         return b""
 
-    def _message(self, tensor: NDArray[np.generic]) -> bytes:
-        header = self._HEADER.pack(tensor.dtype.str.encode(), tensor.ndim)
-        return b"".join((header, struct.pack(f"<{tensor.ndim}Q", *tensor.shape), tensor.data))
-
     def _send(self, tensor: NDArray[np.generic]) -> NDArray[np.generic]:
-        return self._take(self._call(self._message(tensor), timeout=PATIENCE_S), self._returned)
+        return placed(self._call(message_of(tensor), timeout=PATIENCE_S), self._returned)
 
     def _stream(self, tensor: NDArray[np.generic]) -> NDArray[np.generic]:
-        self._out.put(self._message(tensor))
-        return self._take(next(self._answers), self._returned)
+        self._out.put(message_of(tensor))
+        return placed(next(self._answers), self._returned)
 
     def trip(self, way: str, *, is_large: bool) -> int:
         """Send a tensor until it is answered; return the nanoseconds."""
