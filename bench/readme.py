@@ -111,6 +111,17 @@ BLOCKS = (
         _out("bench models", "models.json"),
     ),
     Block(
+        "convergence.json",
+        PERFORMANCE,
+        ("convergence.json",),
+        doc_runs.learning,
+        _out(
+            "bench models --transport shm --models lstm --converge lstm"
+            " --peers gloo,grpc-cpp,grpc-python --rounds 3",
+            "convergence.json",
+        ),
+    ),
+    Block(
         "losses",
         README,
         ("p2p.json", SHM, LARGE, TCP, *SHARED),

@@ -132,7 +132,6 @@ def rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
     for record in records:
         ours = planned.get(record["transport"])
         whole_s = seconds_of(record)[-1]
-        times = f"{whole_s / seconds_of(ours)[-1]:.2f}" if ours else "-"
         found.append(
             (
                 f"{record['op']}, {record['transport']}, {record['ranks']} ranks",
@@ -141,17 +140,23 @@ def rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
                 f"{losses_of(record)[-1]:.3g}",
                 *(_time(reached_s(record, share)) for share in REACHED),
                 f"{whole_s:.3g} s",
-                times,
+                f"{times(record, ours):.2f}" if ours else "-",
                 "same" if number(record, "off") == 0 else f"{number(record, 'off'):.1g}",
             )
         )
     return found
 
 
+def times(record: Record, planned: Record) -> float:
+    """Return how many times as long as planned somebody needs for all steps."""
+    return seconds_of(record)[-1] / seconds_of(planned)[-1]
+
+
+TIMES = "times planned"
 HEADS = (
     *("", "who", "first loss", "last"),
     *(f"{100 * share:.0f} % of it after" for share in REACHED),
-    *("all steps", "times planned", "losses off Gloo's"),
+    *("all steps", TIMES, "losses off Gloo's"),
 )
 
 

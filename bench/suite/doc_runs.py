@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bench.benchlib.record import Record, Result, number, text
 from bench.suite import (
     breakdown,
+    convergence,
     copies,
     doc_reasons,
     model_targets,
@@ -86,6 +87,31 @@ def targets(result: Result) -> str:
     heads = ("model, parameters", "a planned step", "shorter: its time over ours")
     verdicts = "\n".join(f"- {line}" for line in told)
     return "\n\n".join([head(result, list(planned.values())), verdicts, table(heads, rows)])
+
+
+def learning(result: Result) -> str:
+    """Return when each contestant's loss had fallen how far, and who learns sooner than planned.
+
+    Raises ValueError where nobody's loss was followed.
+    """
+    records = _of(result, convergence.TOPIC)
+    if not records:
+        raise ValueError("no loss was followed: --converge MODEL")
+    planned = {one["transport"]: one for one in records if one["contestant"] == models.PLANNED}
+    notes = Notes()
+    rows = []
+    for record, row in zip(records, convergence.rows(records), strict=True):
+        ours = planned.get(record["transport"])
+        ratio = None if ours is None or ours is record else convergence.times(record, ours)
+        is_slower = ratio is not None and ratio < ROOM
+        cells = [
+            marked(ratio) if name == convergence.TIMES and ratio is not None else cell
+            for name, cell in zip(convergence.HEADS, row, strict=True)
+        ]
+        reasons = [doc_reasons.of_step(ours, record)] if ours is not None and is_slower else []
+        rows.append((*cells, notes.marks(reasons)))
+    heads = ("model", *convergence.HEADS[1:], "where planned is slower")
+    return f"{head(result, records)}\n\n{with_notes(table(heads, rows), notes)}"
 
 
 def _model(record: Record) -> str:
