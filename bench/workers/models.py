@@ -4,10 +4,11 @@ This process imports what all need, and forks the ranks of each group (and the s
 that has a server), so that memory and settings of one contestant are gone when the next begins.
 Ranks have one compute thread each. Every group trains from the same parameters on the same batch
 for each rank. Its first steps are not timed: after three of them the parameters must have the same
-bits on all ranks, and be those that DistributedDataParallel on Gloo arrives at; the rest is for
-buckets and plans to settle. Of each timed step that of the slowest rank counts, and the processor
-time of all processes. After them memory is counted: what all processes hold more than before they
-made their models (Pss: pages that ranks share count once). The contestants are in trainers.py.
+bits on all ranks, and be those that DistributedDataParallel on Gloo arrives at (of more than two
+ranks, which sum in orders of their own, after one); the rest is for buckets and plans to settle.
+Of each timed step that of the slowest rank counts, and the processor time of all processes. After
+them memory is counted: what all processes hold more than before they made their models (Pss: pages
+that ranks share count once). The contestants are in trainers.py.
 
 With --curve all steps are told instead, the first ones too, with their losses: batches have
 something to learn then, and the losses have to be Gloo's.
@@ -44,11 +45,12 @@ from bench.benchlib import children
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job, Trainer
 
-# Of two ranks, whose sums are the same in any order. Of more, one: inception_v3 amplifies a last
-# bit to half of what its parameters move within three steps.
-VERIFIED_STEPS = {2: 3}
+VERIFIED_STEPS = 3
 WARM_STEPS = 8  # plan.apply() decides on its buckets for good after the sixth
 SAMPLE_ELEMENTS = 512  # of each parameter
+# After how many steps a group of more than two ranks is held against Gloo, whose sums are rounded
+# otherwise: inception_v3 amplifies a last bit to half of what its parameters move within three.
+ROUNDED_STEPS = 1
 # Of how far the parameters may be from Gloo's, in parts of how far they moved.
 FARTHEST = 0.001
 
@@ -115,13 +117,13 @@ def train(job: Job, rank: int) -> None:
     empty_bytes = held_bytes()
     trainer = start(job, rank)
     before = sampled(trainer.model)
-    verified = VERIFIED_STEPS.get(job.ranks, 1)
-    for number in range(verified):
+    compared = VERIFIED_STEPS if job.ranks <= 2 else ROUNDED_STEPS
+    for number in range(VERIFIED_STEPS):
         trainer.step(number)
+        if rank == 0 and number + 1 == compared:
+            torch.save((before, sampled(trainer.model)), job.folder / "sampled")
     found: dict[str, Any] = {"bits": bits_of(trainer.model)}
-    if rank == 0:
-        torch.save((before, sampled(trainer.model)), job.folder / "sampled")
-    for number in range(verified, WARM_STEPS if job.steps else 0):
+    for number in range(VERIFIED_STEPS, WARM_STEPS if job.steps else 0):
         trainer.step(number)
     cores = sorted(os.sched_getaffinity(0))
     if job.ranks <= len(cores):

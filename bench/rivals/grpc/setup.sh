@@ -34,7 +34,7 @@ is_new() { # PROGRAM SOURCE...
         [[ "$program" -nt "$source" ]] || return 1
     done
 }
-# Contract: what parameters.cpp says of it; ISO C++ switches it off.
+# Contract: what parameters.cpp says of it.
 flags=(-std=c++17 -O3 -ffp-contract=fast -Wall -Wextra)
 libraries=(-Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread)
 if ! is_new "$program" "$home/grpc_rival.cpp" "$home/transfer.proto"; then
