@@ -24,13 +24,14 @@ holders_in_python(const Slot *slot, bool is_held_by_others)
         return 0;
 }
 
+/* By reference: of a pointer GCC 12 takes it that it may be null here, and warns of its reading. */
 template <typename Impl>
 uint32_t
-count_holders(Impl *impl)
+count_holders(Impl &impl)
 {
-    const auto count = static_cast<uint32_t>(c10::raw::intrusive_ptr::use_count(impl));
+    const auto count = static_cast<uint32_t>(c10::raw::intrusive_ptr::use_count(&impl));
 
-    return count + holders_in_python(impl->pyobj_slot(), count > 1);
+    return count + holders_in_python(impl.pyobj_slot(), count > 1);
 }
 
 } // namespace
@@ -38,13 +39,13 @@ count_holders(Impl *impl)
 uint32_t
 holders(c10::TensorImpl *tensor)
 {
-    return count_holders(tensor);
+    return count_holders(*tensor);
 }
 
 uint32_t
 holders(c10::StorageImpl *storage)
 {
-    return count_holders(storage);
+    return count_holders(*storage);
 }
 
 bool
