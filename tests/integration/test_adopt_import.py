@@ -43,7 +43,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("_ddp_init_helper", "_pre_forward"):
+    for name in ("_ddp_init_helper", "_pre_forward", "_post_forward"):
         monkeypatch.setattr(DistributedDataParallel, name, getattr(DistributedDataParallel, name))
     monkeypatch.setattr(DistributedDataParallel, "_rdmatensor_context", None, raising=False)
     path = tmp_path / f"{NAME}.py"
