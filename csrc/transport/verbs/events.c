@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "transport/verbs/down.h"
+#include "transport/verbs/gid.h"
 #include "transport/verbs/verbs.h"
 
 /* ---- Breaking what uses a port -------------------------------------------------------------- */

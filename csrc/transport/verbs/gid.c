@@ -7,9 +7,10 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "transport/verbs/gid.h"
 #include "transport/verbs/verbs.h"
 
-/* Bits of a score, the weightiest first. */
+/* Bits of a score. */
 enum {
     SCORE_V2 = 64,       /* RoCE v2 can be routed, and is what switches are set up for */
     SCORE_IPV4 = 32,     /* IPv4-mapped: the address that somebody configured */
@@ -136,6 +137,17 @@ same_net(const uint8_t a[16], const uint8_t b[16])
     return memcmp(a, b, is_mapped(a) ? 15 : 8) == 0;
 }
 
+/* Bits from the first on in which both agree. */
+static uint32_t
+common_bits(const uint8_t a[16], const uint8_t b[16])
+{
+    uint32_t bits = 0;
+
+    while (bits < 128 && (((a[bits / 8] ^ b[bits / 8]) << bits % 8) & 0x80) == 0)
+        bits++;
+    return bits;
+}
+
 /* 0: they cannot talk to each other. Symmetric. */
 static uint32_t
 score_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
@@ -201,6 +213,23 @@ list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port
     return count;
 }
 
+/* How good the best of these pairs are for two ports to meet. No prefix is known, and rails may be
+ * wider or narrower than the usual ones: of equals those meet whose addresses agree the longest. */
+static uint32_t
+score_ports(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
+            const struct rdti_verbs_pair *pairs, uint32_t count)
+{
+    uint32_t most = 0;
+
+    for (uint32_t i = 0; i < count && own->is_infiniband == 0 && pairs[i].score == pairs[0].score;
+         i++) {
+        const uint32_t bits =
+            common_bits(own->gids[pairs[i].own].raw, peer->gids[pairs[i].peer].raw);
+        most = bits > most ? bits : most;
+    }
+    return pairs[0].score << 8 | most;
+}
+
 /* The best pairing of ports among those left. False: none. */
 static bool
 pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left, uint32_t *own_out,
@@ -214,11 +243,13 @@ pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left, 
             struct rdti_verbs_pair pairs[RDTI_VERBS_PAIRS_MAX];
             struct rdti_verbs_pair ports = {.own = (uint8_t)i, .peer = (uint8_t)j};
 
-            if ((own_left >> i & 1) == 0 || (peer_left >> j & 1) == 0 ||
-                list_pairs(&lane->own.ports[i], &lane->peer.ports[j], lane->args.is_connector,
-                           pairs) == 0)
+            if ((own_left >> i & 1) == 0 || (peer_left >> j & 1) == 0)
                 continue;
-            ports.score = pairs[0].score;
+            const uint32_t count = list_pairs(&lane->own.ports[i], &lane->peer.ports[j],
+                                              lane->args.is_connector, pairs);
+            if (count == 0)
+                continue;
+            ports.score = score_ports(&lane->own.ports[i], &lane->peer.ports[j], pairs, count);
             if (is_found && !comes_first(&ports, &best, lane->args.is_connector))
                 continue;
             best = ports;
@@ -241,6 +272,38 @@ move_link(struct rdti_verbs_link *to, struct rdti_verbs_link *from)
         to->qps[i]->link = to;
     for (uint32_t i = 0; i < from->qp_count; i++)
         from->qps[i]->link = from;
+}
+
+static const char *
+family_of(const uint8_t raw[16])
+{
+    if (is_mapped(raw))
+        return "IPv4";
+    if ((raw[0] & 0xfe) == 0xfc)
+        return "unique local IPv6";
+    return is_link_local(raw) ? "link-local IPv6" : "global IPv6";
+}
+
+void
+rdti_verbs_explain_choice(const struct rdti_verbs_link *link, char *buf, size_t cap)
+{
+    const struct rdti_verbs_lane *lane = link->lane;
+    const struct rdti_verbs_pair *pair = &link->pairs[link->round];
+    const struct rdti_verbs_gid *own = &lane->own.ports[link->port_index].gids[pair->own];
+    const struct rdti_verbs_gid *peer = &lane->peer.ports[link->peer_port].gids[pair->peer];
+    const bool is_set = rdti_verbs_wanted_gid(&lane->verbs->settings, link->nic->name) >= 0;
+    const uint32_t first = is_mapped(own->raw) ? 96 : 0;
+    char net[48];
+
+    if (link->nic->is_infiniband) {
+        (void)snprintf(buf, cap, "the subnet manager routes");
+        return;
+    }
+    (void)snprintf(net, sizeof(net), "%u bits of the addresses alike",
+                   common_bits(own->raw, peer->raw) - first);
+    (void)snprintf(buf, cap, "RoCE %s, %s, %s%s", own->kind == RDTI_VERBS_GID_ROCE_V2 ? "v2" : "v1",
+                   family_of(own->raw), same_net(own->raw, peer->raw) ? "one subnet" : net,
+                   is_set ? ", GID by RDMATENSOR_VERBS_GID_INDEX" : "");
 }
 
 rdt_status

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "transport/verbs/down.h"
+#include "transport/verbs/gid.h"
 #include "transport/verbs/registrar.h"
 #include "transport/verbs/verbs.h"
 
@@ -280,10 +281,21 @@ rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t 
 static size_t
 explain_broken(const struct rdti_verbs_link *link, size_t used, char *buf, size_t cap)
 {
-    const int wrote = snprintf(buf, cap, "%s%s:%u is down: %s", used > 0 ? "; " : "",
-                               link->nic->name, link->nic->port, link->error.message);
+    const struct rdti_verbs_ops *ops = link->lane->verbs->ops;
+    int wrote = snprintf(buf, cap, "%s%s:%u is down: %s", used > 0 ? "; " : "", link->nic->name,
+                         link->nic->port, link->error.message);
+    size_t total = wrote > 0 ? (size_t)wrote : 0;
 
-    return wrote > 0 ? (size_t)wrote : 0;
+    for (uint32_t i = 0; link->qp_count > 1 && i < link->qp_count && total < cap; i++) {
+        const struct rdti_verbs_qp *qp = link->qps[i];
+
+        if (qp->wc_status == 0)
+            continue;
+        wrote = snprintf(buf + total, cap - total, "; first of QP %u: \"%s\" (vendor code 0x%x)", i,
+                         ops->wc_status_str((enum ibv_wc_status)qp->wc_status), qp->vendor_err);
+        total += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return total;
 }
 
 static size_t

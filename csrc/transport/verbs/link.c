@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "transport/verbs/gid.h"
 #include "transport/verbs/verbs.h"
 
 static void
@@ -82,19 +83,23 @@ rdti_verbs_begin_proof(struct rdti_verbs_lane *lane, struct rdt_error *err)
 static void
 report_choice(const struct rdti_verbs_lane *lane)
 {
+    char reasons[128];
+
     for (uint32_t i = 0; i < lane->link_count; i++) {
         const struct rdti_verbs_link *link = &lane->links[i];
 
-        if (link->state == RDTI_VERBS_LINK_GOOD)
+        if (link->state == RDTI_VERBS_LINK_GOOD) {
+            rdti_verbs_explain_choice(link, reasons, sizeof(reasons));
             rdti_log(RDT_LOG_INFO,
-                     "verbs: rank %d by %s port %u, %s, %u QPs: pair %u of %u by version, address "
-                     "family and subnet, proved by a write each way%s%s",
+                     "verbs: rank %d by %s port %u, %s, %u QPs: pair %u of %u (%s), proved by a "
+                     "write each way%s%s",
                      lane->args.peer_rank, link->nic->name, link->nic->port, link->pair_text,
-                     link->qp_count, link->round + 1, link->pair_count,
+                     link->qp_count, link->round + 1, link->pair_count, reasons,
                      link->why[0] != '\0' ? "; before: " : "", link->why);
-        else
+        } else {
             rdti_log(RDT_LOG_WARN, "verbs: %s port %u does not reach rank %d: %s", link->nic->name,
                      link->nic->port, lane->args.peer_rank, link->why);
+        }
     }
 }
 

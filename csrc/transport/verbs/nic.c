@@ -10,6 +10,7 @@
 #include "base/fork.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "transport/verbs/gid.h"
 #include "transport/verbs/verbs.h"
 
 /* What a device has to lock memory for at once, before the arena: QPs, CQs, the stage. */

@@ -208,6 +208,8 @@ struct rdti_verbs_qp {
     uint64_t tx_flushed; /* all before it have ended, the last of them flushed */
     bool is_rx_flushed;  /* no receive succeeds any more */
     int stop_errno;      /* it did not go to ERR, and is to be destroyed */
+    int wc_status;       /* its first of its own, not flushed: enum ibv_wc_status; 0: none */
+    uint32_t vendor_err; /* with it */
     uint32_t imm_first;  /* the ring is [imm_first, imm_end) */
     uint32_t imm_end;
     uint32_t imms[RDTI_VERBS_IMMS]; /* not delivered yet */
@@ -258,6 +260,7 @@ struct rdti_verbs_link {
     /* Once it broke; driver. */
     struct rdt_error error;
     uint64_t down_deadline_ns; /* of the state */
+    bool had_last_call;        /* it was put off once: this process may have stood still */
     bool is_peer_told;
     uint64_t peer_received[RDTI_VERBS_QPS_MAX]; /* immediates, of ours */
     bool is_rx_out; /* the peer's SETTLED came: messages do without it */
@@ -407,14 +410,6 @@ void rdti_verbs_on_async(void *arg, uint32_t epoll_events);
 void rdti_verbs_on_channel(void *arg, uint32_t epoll_events);
 /* Links whose port has been down for longer than their QPs try. */
 void rdti_verbs_watch_ports(struct rdti_verbs_lane *lane);
-
-/* ---- gid.c */
-/* Fill gids, best first, and score. RDT_ENOTVIABLE where the port has none that will do. */
-rdt_status rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err);
-/* Pair the lane's links with the peer's ports; the best pairs of GIDs of each. Unpaired links are
- * destroyed. RDT_ENOTVIABLE: no two can meet. */
-rdt_status rdti_verbs_pair_links(struct rdti_verbs_lane *lane, struct rdt_error *err);
-void rdti_verbs_gid_text(const uint8_t raw[16], char *buf, size_t cap);
 
 /* ---- mr.c */
 /* The lkey of a port for bytes of ours. RDT_EAGAIN: it takes a while, and every lane is pushed

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 
+#include "transport/verbs/gid.h"
 #include "transport/verbs/verbs.h"
 #include "verbs_rig.h"
 
@@ -299,10 +300,36 @@ TEST(the_choice_is_logged_in_one_line_with_its_reason)
     const char *text = lines_of_connecting(&p, &config);
     CHECK_UINT_EQ(count_of(text, "proved by a write each way"), 2);
     CHECK_STR_CONTAINS(text, "INFO verbs: rank 1 by sim0 port 1, GID 1 ::ffff:10.0.0.1 to "
-                             "::ffff:10.0.0.2, 1 QPs: pair 1 of 2 by version, address family and "
-                             "subnet, proved by a write each way\n");
+                             "::ffff:10.0.0.2, 1 QPs: pair 1 of 2 (RoCE v2, IPv4, one subnet), "
+                             "proved by a write each way\n");
     CHECK_STR_CONTAINS(text, "by sim1 port 1, GID 0 ::ffff:10.0.0.2 to ::ffff:10.0.0.1");
     verbs_pair_close(&p);
+}
+
+/* The reasons are those of this pair. */
+static void
+check_reason(const struct sim_gid *a, const struct sim_gid *b, const char *gid_index,
+             const char *reason)
+{
+    const struct sim_config config = config_of(a, 1, b, 1);
+    struct verbs_pair p;
+
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_GID_INDEX", gid_index, 1), 0);
+    CHECK_STR_CONTAINS(lines_of_connecting(&p, &config), reason);
+    verbs_pair_close(&p);
+}
+
+TEST(the_reason_is_that_of_the_pair)
+{
+    check_reason(&(struct sim_gid){.text = "::ffff:10.0.0.1", .is_v1 = true},
+                 &(struct sim_gid){.text = "::ffff:10.0.3.2", .is_v1 = true}, "",
+                 "pair 1 of 1 (RoCE v1, IPv4, 22 bits of the addresses alike), proved");
+    check_reason(&(struct sim_gid){.text = "2001:db8:1::1"},
+                 &(struct sim_gid){.text = "2001:db8:1::2"}, "0",
+                 "pair 1 of 1 (RoCE v2, global IPv6, one subnet, GID by "
+                 "RDMATENSOR_VERBS_GID_INDEX), proved");
+    check_reason(&(struct sim_gid){.text = "fd00:1::1"}, &(struct sim_gid){.text = "fd00:2::2"}, "",
+                 "pair 1 of 1 (RoCE v2, unique local IPv6, 30 bits of the addresses alike)");
 }
 
 /* Who reads the log could write into the memory of the job. The sim's keys begin alike. */

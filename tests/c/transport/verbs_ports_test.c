@@ -185,4 +185,53 @@ TEST(of_equal_ports_both_sides_keep_those_of_the_same_networks)
     verbs_pair_close(&p);
 }
 
+/* Rails of two ports each, which the hosts have in opposite orders. */
+static void
+check_rails(const char *const a[2], const char *const b[2])
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    char text[1024];
+    char want[128];
+
+    config.device_count = 2;
+    for (uint32_t host = 0; host < 2; host++) {
+        struct sim_device_config *device = &config.devices[host];
+
+        memset(device->gids, 0, sizeof(device->gids));
+        device->gids[0].text = host == 0 ? a[0] : b[1];
+        device->more_ports = 1;
+        device->more[0].gids[0].text = host == 0 ? a[1] : b[0];
+    }
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim0", 1), 0);
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim1", 1), 0);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    for (uint32_t rail = 0; rail < 2; rail++) {
+        (void)snprintf(want, sizeof(want), "%s to %s", a[rail], b[rail]);
+        CHECK_STR_CONTAINS(text, want);
+    }
+    verbs_write_and_check(&p, 3 << 20, false);
+    verbs_pair_close(&p);
+}
+
+/* Of 16 bits, of 22, of 30 and, by IPv6, of 48 and 126. */
+TEST(ports_meet_on_rails_of_any_width)
+{
+    static const char *const rails[][2][2] = {
+        {{"::ffff:10.1.0.5", "::ffff:10.2.0.5"}, {"::ffff:10.1.9.7", "::ffff:10.2.9.7"}},
+        {{"::ffff:10.0.4.5", "::ffff:10.0.8.5"}, {"::ffff:10.0.7.7", "::ffff:10.0.11.7"}},
+        {{"::ffff:10.0.0.1", "::ffff:10.0.0.5"}, {"::ffff:10.0.0.2", "::ffff:10.0.0.6"}},
+        {{"2001:db8:1:1::5", "2001:db8:2:1::5"}, {"2001:db8:1:2::7", "2001:db8:2:2::7"}},
+        {{"2001:db8::1", "2001:db8::5"}, {"2001:db8::2", "2001:db8::6"}},
+    };
+
+    for (size_t i = 0; i < sizeof(rails) / sizeof(rails[0]); i++)
+        check_rails(rails[i][0], rails[i][1]);
+}
+
 TEST_MAIN()
