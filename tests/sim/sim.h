@@ -61,6 +61,7 @@ struct sim_config {
     uint32_t delay_us;                /* each request waits a random time up to this */
     uint32_t duplicates;              /* of a hundred completions, so many come twice */
     uint32_t inline_bytes;            /* the most that a QP gives */
+    bool is_inline_strict;            /* a QP that is to give more is refused, with EINVAL */
     uint64_t retry_ns;                /* how long a request to nobody is tried; 0: 100 ms */
     bool has_own_retry;               /* as long as its QP says instead */
     uint64_t memlock_bytes;           /* all registrations together; 0: no limit */

@@ -2,6 +2,7 @@
  * The sim's QPs: their lives and states, and whom they reach. What they do is the wire's
  * (sim_wire.c). */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +17,9 @@ sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 
     CHECK_INT_EQ(init->qp_type, IBV_QPT_RC);
     sim_lock();
-    if (!sim_refuses(pd->context, "create_qp")) {
+    if (sim.config.is_inline_strict && init->cap.max_inline_data > sim.config.inline_bytes) {
+        errno = EINVAL;
+    } else if (!sim_refuses(pd->context, "create_qp")) {
         while (at < SIM_QPS_MAX && sim.qps[at] != NULL)
             at++;
         CHECK_INT_LT(at, SIM_QPS_MAX);

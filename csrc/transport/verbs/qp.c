@@ -12,21 +12,38 @@
 
 /* ---- Making --------------------------------------------------------------------------------- */
 
+/* A device tells nowhere how much it takes inline: one refuses what another lowers to what it has.
+ * The error is that of the last try, which asks for none. */
+static struct ibv_qp *
+make_qp(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
+{
+    static const uint32_t tries[] = {RDTI_VERBS_INLINE_BYTES, RDTI_VERBS_INLINE_BYTES / 2, 0};
+    struct rdti_verbs_nic *nic = link->nic;
+    struct ibv_qp *qp = NULL;
+
+    for (size_t i = 0; qp == NULL && i < sizeof(tries) / sizeof(tries[0]); i++) {
+        struct ibv_qp_init_attr attr = {
+            .send_cq = link->cq,
+            .recv_cq = link->cq,
+            .qp_type = IBV_QPT_RC,
+            .cap = {.max_send_wr = nic->sq_depth,
+                    .max_recv_wr = nic->rq_depth,
+                    .max_send_sge = nic->segments,
+                    .max_recv_sge = 1,
+                    .max_inline_data = tries[i]},
+        };
+        qp = nic->verbs->ops->create_qp(nic->pd, &attr);
+        *inline_bytes_out = attr.cap.max_inline_data; /* what it gives, which may be none */
+        if (qp == NULL && errno != EINVAL)
+            break;
+    }
+    return qp;
+}
+
 static rdt_status
 create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
 {
-    struct rdti_verbs_nic *nic = link->nic;
-    const struct rdti_verbs_ops *ops = nic->verbs->ops;
-    struct ibv_qp_init_attr attr = {
-        .send_cq = link->cq,
-        .recv_cq = link->cq,
-        .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = nic->sq_depth,
-                .max_recv_wr = nic->rq_depth,
-                .max_send_sge = nic->segments,
-                .max_recv_sge = 1,
-                .max_inline_data = RDTI_VERBS_INLINE_BYTES},
-    };
+    const struct rdti_verbs_nic *nic = link->nic;
     struct rdti_verbs_qp *qp = calloc(1, sizeof(*qp));
 
     if (qp == NULL)
@@ -36,14 +53,12 @@ create_qp(struct rdti_verbs_link *link, struct rdt_error *err)
         goto err_free;
     qp->psn &= PSN_MASK;
     qp->link = link;
-    qp->qp = ops->create_qp(nic->pd, &attr);
+    qp->qp = make_qp(link, &qp->inline_bytes);
     if (qp->qp == NULL) {
-        status =
-            rdti_error_set(err, RDT_EDEVICE, errno, "ibv_create_qp on %s, sq %u, rq %u, inline %d",
-                           nic->name, nic->sq_depth, nic->rq_depth, RDTI_VERBS_INLINE_BYTES);
+        status = rdti_error_set(err, RDT_EDEVICE, errno, "ibv_create_qp on %s, sq %u, rq %u",
+                                nic->name, nic->sq_depth, nic->rq_depth);
         goto err_free;
     }
-    qp->inline_bytes = attr.cap.max_inline_data; /* what the device gives, which may be none */
     qp->index = link->qp_count;
     link->qps[link->qp_count++] = qp;
     return RDT_OK;

@@ -41,6 +41,26 @@ TEST(requests_of_a_chain_share_one_completion)
     verbs_pair_close(&p);
 }
 
+/* It says so only when a QP is made. */
+TEST(a_device_that_refuses_to_take_so_much_inline_is_asked_for_less)
+{
+    static const uint32_t has[] = {RDTI_VERBS_INLINE_BYTES / 2, 12, 0};
+    static const uint32_t gives[] = {RDTI_VERBS_INLINE_BYTES / 2, 0, 0};
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct sim_config config = sim_default();
+        struct verbs_pair p;
+
+        config.inline_bytes = has[i];
+        config.is_inline_strict = true;
+        verbs_pair_open(&p, &config);
+        CHECK_UINT_EQ(((const struct rdti_verbs_lane *)p.ab.lane)->inline_bytes, gives[i]);
+        verbs_write_and_check(&p, 8, false);
+        verbs_write_and_check(&p, 3 << 20, false);
+        verbs_pair_close(&p);
+    }
+}
+
 /* No memory is looked at for them: small bytes travel in the request, and what restocks a window
  * has none. */
 TEST(small_messages_go_inline_and_credits_have_no_bytes)
