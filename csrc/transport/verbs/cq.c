@@ -320,6 +320,10 @@ take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, st
         } else if (*is_broken) {
             rdti_verbs_note_flush(link, &wcs[i]);
         } else {
+            struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wcs[i].wr_id);
+
+            if (qp != NULL)
+                rdti_verbs_keep_error(qp, &wcs[i]);
             *first = wcs[i];
             *is_broken = true;
         }
@@ -328,7 +332,7 @@ take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, st
 
 /* What has come whole is delivered before an error of the same batch ends the lane: so all that the
  * CQ holds is looked at first, which is no more than its depth. `count`: of the first poll. Apart:
- * most polls bring nothing. */
+ * most polls bring nothing. A lane that fails takes the link with it. */
 __attribute__((noinline)) static uint32_t
 take_polled(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS], int count)
 {
@@ -340,11 +344,10 @@ take_polled(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS], int
     while (count > 0) {
         take_batch(link, wcs, count, &first, &is_broken);
         work += (uint32_t)count;
-        if (!is_broken)
+        if (!is_broken || rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
             return work;
         if (count < RDTI_VERBS_WCS ||
-            work >= link->qp_count * (link->nic->sq_depth + link->nic->rq_depth + 1) ||
-            rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
+            work >= link->qp_count * (link->nic->sq_depth + link->nic->rq_depth + 1))
             break;
         count = poll_cq(link, wcs);
     }

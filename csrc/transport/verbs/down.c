@@ -80,6 +80,19 @@ destroy_unstopped(struct rdti_verbs_qp *qp, struct rdt_error *err)
     return RDT_OK;
 }
 
+/* Takes all that the CQ of a link that is stopped holds: which ends, as nothing is posted to it any
+ * more. False: the lane ended of it, and the link with it. */
+static bool
+empty_cq(struct rdti_verbs_link *link)
+{
+    const struct rdti_verbs_lane *lane = link->lane;
+
+    while (rdti_verbs_poll_link(link) > 0)
+        if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
+            return false;
+    return true;
+}
+
 /* All that the CQ holds is looked at first: the peer may have been answered. Where it stopped
  * before it told us, that is all; else what comes just then is lost, and its sender, who was
  * answered, finds our count too low and ends the lane. */
@@ -90,9 +103,8 @@ stop_rest_of(struct rdti_verbs_link *link)
     rdt_status status = RDT_OK;
     struct rdt_error err;
 
-    while (rdti_verbs_poll_link(link) > 0) /* ends: nothing is posted to it any more */
-        if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED)
-            return;
+    if (!empty_cq(link))
+        return;
     for (uint32_t i = 0; status == RDT_OK && i < link->qp_count; i++)
         if (link->qps[i]->stop_errno != 0)
             status = destroy_unstopped(link->qps[i], &err);
@@ -163,6 +175,15 @@ rdti_verbs_break_unposted(struct rdti_verbs_lane *lane)
 /* ---- Draining ------------------------------------------------------------------------------- */
 
 void
+rdti_verbs_keep_error(struct rdti_verbs_qp *qp, const struct ibv_wc *wc)
+{
+    if (wc->status == IBV_WC_SUCCESS || wc->status == IBV_WC_WR_FLUSH_ERR || qp->wc_status != 0)
+        return;
+    qp->wc_status = (int)wc->status;
+    qp->vendor_err = wc->vendor_err;
+}
+
+void
 rdti_verbs_note_flush(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
     struct rdti_verbs_qp *qp = rdti_verbs_qp_of(link, wc->wr_id);
@@ -171,6 +192,7 @@ rdti_verbs_note_flush(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     rdti_verbs_count_flush(link->lane, wc);
     if (qp == NULL)
         return;
+    rdti_verbs_keep_error(qp, wc);
     if (wc->wr_id >> 56 == RDTI_VERBS_WR_RX)
         qp->is_rx_flushed = true; /* receives end in order */
     else if (sequence >= qp->tx_flushed)
@@ -194,10 +216,18 @@ is_drained(struct rdti_verbs_link *link)
     return is_over;
 }
 
+/* Time alone says nothing: a process that stood still has not looked yet. What the CQ holds past
+ * the deadline is all that there will be. False too where looking at it ended the lane. */
 bool
 rdti_verbs_is_over(struct rdti_verbs_link *link)
 {
-    return is_stopped(link) && (rdti_now_ns() >= link->down_deadline_ns || is_drained(link));
+    if (!is_stopped(link))
+        return false;
+    if (is_drained(link))
+        return true;
+    if (rdti_now_ns() < link->down_deadline_ns)
+        return false;
+    return empty_cq(link);
 }
 
 static void
@@ -301,6 +331,20 @@ settle(struct rdti_verbs_link *link)
     (void)rdti_verbs_push(lane);
 }
 
+/* Past the deadline the peer's word may have come while this process stood still: there is time to
+ * read it once more. */
+static bool
+is_late(struct rdti_verbs_link *link)
+{
+    if (rdti_now_ns() < link->down_deadline_ns)
+        return false;
+    if (link->had_last_call)
+        return true;
+    link->had_last_call = true;
+    link->down_deadline_ns = rdti_deadline_after(RDTI_VERBS_FLUSH_NS);
+    return false;
+}
+
 void
 rdti_verbs_watch_links(struct rdti_verbs_lane *lane)
 {
@@ -317,9 +361,11 @@ rdti_verbs_watch_links(struct rdti_verbs_lane *lane)
             continue;
         if (link->state == RDTI_VERBS_LINK_DRAINING && rdti_verbs_is_over(link))
             tell(link);
-        if (link->state == RDTI_VERBS_LINK_TOLD && link->is_peer_told) {
+        if (link->state != RDTI_VERBS_LINK_TOLD)
+            continue;
+        if (link->is_peer_told) {
             settle(link);
-        } else if (link->state == RDTI_VERBS_LINK_TOLD && rdti_now_ns() >= link->down_deadline_ns) {
+        } else if (is_late(link)) {
             (void)rdti_error_set_rank(&err, RDT_EPEER, lane->args.peer_rank,
                                       "verbs: rank %d does not say what it received over %s port "
                                       "%u, which broke: %s",

@@ -13,6 +13,8 @@ __attribute__((cold)) void rdti_verbs_break_link(struct rdti_verbs_link *link,
 /* A completion of a link that drains, which did not succeed. */
 __attribute__((cold)) void rdti_verbs_note_flush(struct rdti_verbs_link *link,
                                                  const struct ibv_wc *wc);
+/* The first of a QP that it did not get from being stopped is kept, for describe(). */
+void rdti_verbs_keep_error(struct rdti_verbs_qp *qp, const struct ibv_wc *wc);
 /* Destroy QPs that did not go to ERR when their link broke. In a pass only: it may deliver, and end
  * the lane. */
 void rdti_verbs_stop_rest(struct rdti_verbs_lane *lane);

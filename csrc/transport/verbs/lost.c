@@ -57,8 +57,8 @@ rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err)
     for (uint32_t i = 0; i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
 
-        if (link->state != RDTI_VERBS_LINK_GOOD) {
-            lane->had_broken = true;
+        if (link->state != RDTI_VERBS_LINK_GOOD) { /* one that never was in use took none along */
+            lane->had_broken |= link->state > RDTI_VERBS_LINK_DROPPED;
             continue;
         }
         link->state = RDTI_VERBS_LINK_DRAINING;

@@ -438,8 +438,6 @@ rdti_verbs_grant(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
     struct rdti_verbs_memory like = {0};
     rdt_status status = resolve(verbs, get, &like, err);
 
-    if (status == RDT_EPROTO)
-        return status;
     begin_answer(get, out);
     if (status == RDT_OK)
         status = grant(verbs, &like, kind_of(get->access), out, err);

@@ -534,15 +534,13 @@ TEST(a_peer_that_does_not_answer_ends_the_lane)
     begin(&config, A_TO_B);
     struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
     sim_raise_event(0, IBV_EVENT_DEVICE_FATAL);
-    const uint64_t deadline_ns = fake_deadline_ns(5);
-    while (lane->links[0].state != RDTI_VERBS_LINK_TOLD) {
-        (void)fake_pump(&p.a);
-        fake_check_deadline(deadline_ns, __FILE__, __LINE__, "told");
-    }
+    FAKE_PUMP_UNTIL(&p.a, NULL, lane->links[0].state == RDTI_VERBS_LINK_TOLD, 5);
     CHECK_UINT_GE(lane->links[0].down_deadline_ns, test_now_ns());
-    lane->links[0].down_deadline_ns = test_now_ns();
-    (void)fake_pump(&p.a);
-    CHECK_INT_EQ(p.ab.error_count, 1);
+    for (int pass = 0; pass < 2; pass++) { /* its answer may have come while we stood still */
+        lane->links[0].down_deadline_ns = test_now_ns();
+        (void)fake_pump(&p.a);
+        CHECK_INT_EQ(p.ab.error_count, pass);
+    }
     CHECK_STR_CONTAINS(p.ab.error.message, "does not say what it received over sim0 port 1");
     start();
     end();

@@ -202,6 +202,36 @@ poll_alone(struct fake_host *host)
     CHECK_INT_EQ(pthread_mutex_unlock(&host->engine), 0);
 }
 
+/* Of a link with several QPs each may have an error of its own. */
+TEST(the_first_error_of_each_qp_is_kept)
+{
+    struct sim_config config = sim_default();
+    struct verbs_pair p;
+    struct fake_op op;
+    char text[2048];
+
+    if (verbs_is_real())
+        SKIP("needs the sim");
+    config.device_count = 2;
+    config.retry_ns = 500000;
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_QPS", "2", 1), 0);
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 100, false);
+    struct fake_region *region = fake_region(&p.b, 4 << 20);
+    uint8_t *src = fake_region(&p.a, 4 << 20)->addr;
+    const uint32_t before = p.ba.notify_count;
+    sim_cut_device(0, true);
+    fake_write(&op, src, 4 << 20, &region->remote, 0, 7);
+    fake_must_start(&p.ab, &op);
+    test_sleep_ns(UINT64_C(200000000)); /* until each has given up */
+    VERBS_PUMP(&p, fake_op_is_done(&op) && p.ba.notify_count == before + 1);
+    p.a.transport->explain(p.ab.lane, text, sizeof(text));
+    CHECK_STR_CONTAINS(text, "sim0:1 is down: ");
+    CHECK_STR_CONTAINS(text, "; first of QP 0: \"transport retry counter exceeded\"");
+    CHECK_STR_CONTAINS(text, "; first of QP 1: \"transport retry counter exceeded\"");
+    verbs_pair_close(&p);
+}
+
 TEST(a_flush_that_comes_first_is_told_with_what_the_device_counted)
 {
     const struct sim_config config = sim_default();
@@ -465,6 +495,44 @@ TEST(words_that_make_no_sense_are_refused)
                                          .index = 77,
                                          .generation = 1},
               "which is none");
+}
+
+/* Both in one batch, which is full: a link that breaks, and a lie that ends the lane, and with it
+ * the link. */
+TEST(a_lie_behind_a_link_that_breaks_ends_the_lane)
+{
+    struct sim_config config = sim_default();
+    uint8_t bytes[8] = {0};
+    struct ibv_sge sge = {.addr = (uintptr_t)bytes, .length = sizeof(bytes)};
+    struct ibv_send_wr astray = {.opcode = IBV_WR_RDMA_WRITE,
+                                 .sg_list = &sge,
+                                 .num_sge = 1,
+                                 .send_flags = IBV_SEND_INLINE,
+                                 .wr_id = 1};
+    struct ibv_send_wr lie = {.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+                              .imm_data = htobe32(RDTI_NOTIFY_RESTOCKED | 0xffff),
+                              .wr_id = 2};
+    struct ibv_send_wr *bad;
+    struct verbs_pair p;
+
+    if (verbs_is_real())
+        SKIP("needs the sim");
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_QPS", "2", 1), 0);
+    verbs_pair_open(&p, &config);
+    verbs_write_and_check(&p, 100, false);
+    const struct rdti_verbs_lane *peer = (const struct rdti_verbs_lane *)p.ba.lane;
+    const uint64_t before = sim_executed();
+    astray.wr.rdma.remote_addr = 4096;
+    astray.wr.rdma.rkey = SIM_RKEYS_FROM + 4000; /* of nothing */
+    CHECK_INT_EQ(peer->verbs->ops->post_send(peer->qps[0]->qp, &astray, &bad), 0);
+    for (uint32_t i = 0; i < 2 * RDTI_VERBS_WCS; i++)
+        CHECK_INT_EQ(peer->verbs->ops->post_send(peer->qps[1]->qp, &lie, &bad), 0);
+    const uint64_t deadline_ns = fake_deadline_ns(5);
+    while (sim_executed() < before + 1 + 2 * RDTI_VERBS_WCS)
+        fake_check_deadline(deadline_ns, __FILE__, __LINE__, "executed");
+    VERBS_PUMP(&p, p.ab.error_count == 1);
+    CHECK_STR_CONTAINS(p.ab.error.message, "the peer restocked more receives than it has");
+    verbs_pair_close(&p);
 }
 
 /* What is posted in several chains: a later one carries the notification, and must not go when an

@@ -47,17 +47,23 @@ take(void *arg, struct rdti_op *op, uint32_t notify)
 }
 
 static void
+watch(bool allowed)
+{
+    is_allowed = allowed;
+    fenced_count = 0;
+    taken_count = 0;
+    p.a.host.may_move = p.b.host.may_move = may_move;
+    p.a.host.on_fenced = p.b.host.on_fenced = on_fenced;
+}
+
+static void
 begin(bool allowed)
 {
     struct sim_config config = sim_default();
 
     config.retry_ns = 500000;
-    is_allowed = allowed;
-    fenced_count = 0;
-    taken_count = 0;
     verbs_pair_open(&p, &config);
-    p.a.host.may_move = p.b.host.may_move = may_move;
-    p.a.host.on_fenced = p.b.host.on_fenced = on_fenced;
+    watch(allowed);
 }
 
 /* So many messages from a to b, complete and delivered. */
@@ -127,6 +133,33 @@ TEST(notifications_that_were_not_delivered_come_first_and_in_order)
     (void)rdti_error_set(&err, RDT_ECLOSED, 0, "over");
     later.op.complete(&later.op, RDT_ECLOSED, &err);
     read.op.complete(&read.op, RDT_ECLOSED, &err);
+    verbs_pair_close(&p);
+}
+
+/* A link that never was in use took no notification along. */
+TEST(a_link_that_was_left_out_explains_nothing_that_is_missing)
+{
+    struct sim_config config = sim_default();
+    struct fake_op ops[OPS];
+    struct rdt_error err;
+
+    config.device_count = 2;
+    config.retry_ns = 500000;
+    memset(&p, 0, sizeof(p));
+    sim_begin(&config);
+    sim_cut_device(0, true);
+    fake_host_open(&p.a, &rdti_transport_verbs);
+    fake_host_open(&p.b, &rdti_transport_verbs);
+    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    watch(true);
+    send_messages(ops, OPS);
+    CHECK_INT_EQ(((struct rdti_verbs_lane *)p.ab.lane)->link_count, 2);
+    fence(&p.ab);
+    fence(&p.ba);
+    VERBS_PUMP(&p, fenced_count == 2);
+    CHECK_STATUS(hand_over(OPS - 2, &err), RDT_EDEVICE);
+    CHECK_STR_CONTAINS(err.message, "acknowledged messages that it did not deliver");
+    CHECK_UINT_EQ(taken_count, 0);
     verbs_pair_close(&p);
 }
 
