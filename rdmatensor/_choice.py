@@ -24,6 +24,7 @@ import torch.distributed as dist
 from graph_analysis import TransferPlan
 from graph_analysis.measured import Measured, choose_again, gradient_buckets
 from rdmatensor._algorithms import BY_COSTS, NOISE, Algorithms, fastest
+from rdmatensor._plan_agree import check_plan
 from rdmatensor._plan_memory import GradientMemory
 
 _SERIAL_STEP = 2
@@ -111,8 +112,13 @@ class Choice:
         if chosen is self._current:
             self._use(self._faster)
             return None
+        check_plan(chosen, self._group)
         memory.lift()
-        (agreed,) = self._agree([float(memory.is_free())], "min")
+        try:
+            (agreed,) = self._agree([float(memory.is_free())], "min")
+        except BaseException:
+            memory.lower()  # a step that fails takes no gradient along
+            raise
         if agreed == 0.0:
             memory.lower()
             self._is_done = True

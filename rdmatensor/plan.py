@@ -269,10 +269,9 @@ class PlannedModel:
         if self._is_in_backward:
             return
         self._check.check(is_sending=self._is_syncing)
-        if self._is_syncing:  # ranks need not agree on passes that send nothing
-            chosen = self._choice.switched(self._memory)
-            if chosen is not None:
-                self._switch(chosen)
+        # Ranks need not agree on passes that send nothing.
+        if self._is_syncing and (chosen := self._choice.switched(self._memory)) is not None:
+            self._switch(chosen)
         self._memory.begin()
         self._is_in_backward = True
         self._choice.begin()
@@ -285,9 +284,12 @@ class PlannedModel:
 
     def _switch(self, chosen: TransferPlan) -> None:
         """Go by other buckets from here on, as all ranks do; what lay in the memory is lifted."""
-        check_plan(chosen, self._group)
         parameters = dict(self.module.named_parameters())
-        self._memory = GradientMemory(chosen, parameters, default_context(), self._memory)
+        try:
+            self._memory = GradientMemory(chosen, parameters, default_context(), self._memory)
+        except BaseException:
+            self._memory.lower()
+            raise
         self.plan = chosen
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
@@ -382,9 +384,7 @@ class PlannedModel:
 
     def _before_step(self, *_: object) -> None:
         if self._is_in_backward:
-            raise RuntimeError(
-                "the backward pass before this step did not end: it raised, or runs still"
-            )
+            raise RuntimeError("backward before this step did not end: it raised, or runs still")
 
 
 def _chosen(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
