@@ -525,8 +525,8 @@ static rdt_status
 post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t cap_bytes,
              const struct rdt_message_desc *desc, struct rdt_transfer *t, struct rdt_error *err)
 {
-    struct rdti_rx_stream *stream =
-        rdti_stand_find(group, src, tag, dst, cap_bytes, desc != NULL && desc->op != 0);
+    const bool has_desc = desc != NULL && desc->op != 0;
+    struct rdti_rx_stream *stream = rdti_stand_find(group, src, tag, dst, cap_bytes, has_desc);
     struct rdti_request *receive = new_request(group, t, src, tag, dst, cap_bytes, desc);
 
     if (receive == NULL)
@@ -536,6 +536,8 @@ post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t c
     if (match != NULL) {
         rdti_stand_skip(stream);
         take_arrival(receive, RDTI_CONTAINER(match, struct rdti_arrival, match));
+        if (has_desc && rdti_tag_is_once(tag))
+            rdti_stand_missed(group, src, dst, cap_bytes);
         return RDT_OK;
     }
     rdt_status status = rdti_group_can_receive(group, src, err);

@@ -243,7 +243,12 @@ begin(struct rdti_rx_stream *stream, rdt_group *group)
 
     stream->state = RDTI_RX_STANDING;
     stream->next = 0;
-    stream->place_count = 0;
+    if (stream->is_keyed)
+        rdti_stand_tell_remembered(stream);
+    else
+        stream->place_count = 0;
+    if ((stream = rdti_rx_stream_find_id(m, id)) == NULL)
+        return;
     for (struct rdti_list *node = group->arrivals.next; node != &group->arrivals;
          node = node->next) {
         const struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, group_link);

@@ -94,6 +94,9 @@ void rdti_rx_stream_shut_all(const rdt_group *group);
 /* Nobody has freed it meanwhile: the region that was told. Others may cover the same memory. */
 bool rdti_place_is_there(const struct rdti_rx_stream *stream, const struct rdti_request *receive);
 rdt_status rdti_place_freed_early(struct rdt_error *err);
+/* The sender of a keyed stream that begins to stand learns where receives were while it was asked
+ * for. */
+void rdti_stand_tell_remembered(struct rdti_rx_stream *stream);
 /* The sender of a stream that stands learns of a receive that waits. */
 void rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive);
 

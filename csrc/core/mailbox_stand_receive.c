@@ -95,15 +95,27 @@ has_seen(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
     return false;
 }
 
-/* The number of the receive's place in this region; RDTI_PLACE_NONE: it was not told. */
+/* A keyed stream that is asked for: what is sent before its sender hears of it comes the ordinary
+ * way, and its place is told with the others', so that the next message has it. */
+static void
+remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
+{
+    for (uint32_t i = 0; i < stream->place_count; i++)
+        if (is_at(&stream->places[i], addr, len_bytes))
+            return;
+    if (stream->place_count < RDTI_KEYED_PLACES_MAX)
+        (void)add_place(stream, addr, len_bytes, 0, 0); /* without memory it is told later */
+}
+
+/* The number of such a place in this region; RDTI_PLACE_NONE: it was not told. */
 static uint64_t
-find_place(struct rdti_rx_stream *stream, const struct rdti_request *receive,
+find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
            const struct rdt_remote_region *region)
 {
     for (uint32_t i = 0; i < stream->place_count; i++) {
         const uint32_t at = (stream->hint + i) % stream->place_count;
         const struct rdti_watched *place = &stream->places[at];
-        if (!is_at(place, receive->buf, receive->len_bytes) || place->index != region->index ||
+        if (!is_at(place, addr, len_bytes) || place->index != region->index ||
             place->generation != region->generation)
             continue;
         stream->hint = at + 1;
@@ -149,22 +161,59 @@ new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
     return at;
 }
 
-/* Where the receive lands, and *is_new for a place that has yet to be told. RDTI_PLACE_NONE: there
+/* Where these bytes land, and *is_new for a place that has yet to be told. RDTI_PLACE_NONE: there
  * is none. */
 static uint64_t
-need_place(struct rdti_rx_stream *stream, const struct rdti_request *receive, struct rdti_cts *cts,
-           bool *is_new)
+need_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+           struct rdti_cts *cts, bool *is_new)
 {
-    if ((receive->has_desc && !stream->is_keyed) ||
-        !is_reachable(stream->m, receive->buf, receive->len_bytes, &cts->region))
+    if (!is_reachable(stream->m, addr, len_bytes, &cts->region))
         return RDTI_PLACE_NONE;
-    const uint64_t known = find_place(stream, receive, &cts->region);
+    const uint64_t known = find_place(stream, addr, len_bytes, &cts->region);
     if (known != RDTI_PLACE_NONE)
         return known;
-    cts->region_off = (uint64_t)(uintptr_t)receive->buf - cts->region.addr;
-    const uint64_t place = new_place(stream, receive->buf, receive->len_bytes, &cts->region);
+    cts->region_off = (uint64_t)(uintptr_t)addr - cts->region.addr;
+    const uint64_t place = new_place(stream, addr, len_bytes, &cts->region);
     *is_new = place != RDTI_PLACE_NONE;
     return place;
+}
+
+static void
+tell_place(const struct rdti_rx_stream *stream, uint64_t place, uint64_t len_bytes,
+           const struct rdti_cts *cts)
+{
+    const struct rdti_message head = {.kind = RDTI_MESSAGE_PLACE,
+                                      .id = stream->id,
+                                      .count = place,
+                                      .len_bytes = len_bytes};
+    uint8_t body[RDTI_CTS_BYTES];
+
+    rdti_cts_encode(cts, body);
+    rdti_mailbox_queue(stream->m, &head, body, sizeof(body));
+}
+
+void
+rdti_stand_tell_remembered(struct rdti_rx_stream *stream)
+{
+    struct rdti_mailbox *m = stream->m;
+    struct rdti_watched *seen = stream->places;
+    const uint32_t count = stream->place_count;
+    const uint64_t id = stream->id;
+
+    stream->places = NULL;
+    stream->place_count = 0;
+    stream->place_cap = 0;
+    for (uint32_t i = 0; i < count && stream != NULL && stream->state == RDTI_RX_STANDING; i++) {
+        struct rdti_cts cts = {0};
+        bool is_new = false;
+        const uint64_t place = need_place(stream, seen[i].addr, seen[i].len_bytes, &cts, &is_new);
+
+        if (!is_new)
+            continue;
+        tell_place(stream, place, seen[i].len_bytes, &cts);
+        stream = rdti_rx_stream_find_id(m, id); /* which may have ended the path */
+    }
+    free(seen);
 }
 
 /* ---- Receives ---------------------------------------------------------------------------- */
@@ -199,18 +248,16 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     struct rdti_mailbox *m = stream->m;
     const int64_t number = stream->is_keyed ? (int64_t)receive->tag : stream->next++;
     struct rdti_cts cts = {0};
-    uint8_t body[RDTI_CTS_BYTES];
     bool is_new = false;
-    const uint64_t place = need_place(stream, receive, &cts, &is_new);
+    const uint64_t place =
+        receive->has_desc && !stream->is_keyed
+            ? RDTI_PLACE_NONE
+            : need_place(stream, receive->buf, receive->len_bytes, &cts, &is_new);
 
     if (!can_tell(stream, receive, number, place)) {
         rdti_rx_stream_leave(stream);
         return;
     }
-    const struct rdti_message told_place = {.kind = RDTI_MESSAGE_PLACE,
-                                            .id = stream->id,
-                                            .count = place,
-                                            .len_bytes = receive->len_bytes};
     struct rdti_message posted = {.kind = RDTI_MESSAGE_POSTED,
                                   .id = stream->id,
                                   .count = (uint64_t)number,
@@ -221,10 +268,8 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
     rdti_list_append(&stream->told, &receive->link);
     stream->told_count++;
     rdti_count(&m->ctx->counters.credits_alone, 1);
-    if (is_new) {
-        rdti_cts_encode(&cts, body);
-        rdti_mailbox_queue(m, &told_place, body, sizeof(body));
-    }
+    if (is_new)
+        tell_place(stream, place, receive->len_bytes, &cts);
     if (stream->is_keyed)
         add_desc(&posted, &receive->desc);
     /* What is so short has not waited for this: its sender takes the place where it looks before it
@@ -304,8 +349,13 @@ rdti_stand_find(rdt_group *group, uint32_t source, uint64_t tag, const void *add
         group->has_any_source = true;
         return NULL;
     }
-    if (has_desc && rdti_tag_is_once(tag))
-        return find_keyed(group, source, len_bytes);
+    if (has_desc && rdti_tag_is_once(tag)) {
+        struct rdti_rx_stream *stream = find_keyed(group, source, len_bytes);
+
+        if (stream != NULL && stream->state == RDTI_RX_ASKED)
+            remember(stream, addr, len_bytes);
+        return stream;
+    }
     return find_counted(group, source, tag, addr, len_bytes, has_desc);
 }
 
@@ -314,6 +364,23 @@ rdti_stand_skip(struct rdti_rx_stream *stream)
 {
     if (stream != NULL && stream->state == RDTI_RX_STANDING)
         stream->next++;
+}
+
+void
+rdti_stand_missed(const rdt_group *group, uint32_t source, const void *addr, uint64_t len_bytes)
+{
+    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(group, source) : NULL;
+    struct rdti_rx_stream *stream = m != NULL ? rdti_rx_stream_find_keyed(m, group->id) : NULL;
+    struct rdti_cts cts = {0};
+    bool is_new = false;
+
+    if (stream == NULL || stream->state != RDTI_RX_STANDING)
+        return;
+    const uint64_t place = need_place(stream, addr, len_bytes, &cts, &is_new);
+    if (!is_new)
+        return;
+    tell_place(stream, place, len_bytes, &cts);
+    rdti_mailbox_flush(m);
 }
 
 void

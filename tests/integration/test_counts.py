@@ -89,12 +89,10 @@ def test_a_planned_model_over_shared_memory(tmp_path: Path, witness: str) -> Non
 
 def test_a_planned_model_over_tcp(tmp_path: Path, witness: str) -> None:
     for rank in run("planned", tmp_path, witness, environment={"RDMATENSOR_TRANSPORT": "tcp"}):
-        first, second, *later = rank["steps"]
+        first, *later = rank["steps"]
         assert first["copied_bytes"] == rank["bytes"]
         assert first["control_messages"] > 0
-        # What came in the first step before its receive was there has no place told until then.
-        assert second["control_messages"] <= len(rank["buckets"])
-        for step in ({**second, "control_messages": 0}, *later):
+        for step in later:
             assert {name: step[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
 
 

@@ -127,6 +127,59 @@ TEST_TIMEOUT(over_tcp_and_verbs_a_message_is_a_write_and_a_credit, 60)
     }
 }
 
+/* What was sent before the first receive asked for places comes the ordinary way; the next message
+ * there has its place all the same. */
+static void
+tells_what_came_before_it_asked(uint32_t transport)
+{
+    rdt_transfer *sends[PLACES];
+    rdt_transfer *receives[PLACES];
+    uint8_t *src = malloc(LARGE);
+    struct rdt_counters before[2];
+    struct field field;
+    struct rig rig;
+
+    rig_open(&rig, 2, transport);
+    field_make(&field, rig.ctx[1], LARGE);
+    rig_fill(src, LARGE, 5);
+    move(&rig, field.piece[0], 8, 1, false); /* so that the mailbox is ready */
+    const uint64_t first = next_tag;
+    next_tag += PLACES;
+    for (uint32_t i = 0; i < PLACES; i++)
+        sends[i] = put(&rig, first + i, src, LARGE);
+    for (uint32_t i = 0; i < PLACES; i++)
+        receives[i] = post(&rig, first + i, field.piece[i], LARGE);
+    for (uint32_t i = 0; i < PLACES; i++) {
+        end_ok(receives[i]);
+        end_ok(sends[i]);
+        CHECK_MEM_EQ(field.piece[i], src, LARGE);
+    }
+    CHECK_UINT_EQ(counters(&rig, 0).mailbox_placed, 0);
+    for (uint32_t i = 0; i < 200; i++) { /* until all that is said by it has come */
+        for (uint32_t rank = 0; rank < 2; rank++)
+            CHECK_STATUS(rdt_context_progress(rig.ctx[rank]), RDT_OK);
+        test_sleep_ns(100000);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++)
+        before[rank] = counters(&rig, rank);
+    for (uint32_t i = 0; i < PLACES; i++)
+        move(&rig, field.piece[i], LARGE, 100 + i, i % 2 == 0);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        CHECK_UINT_EQ(counters(&rig, rank).control_messages, before[rank].control_messages);
+    CHECK_UINT_EQ(counters(&rig, 0).mailbox_placed, PLACES);
+    free(src);
+    rdt_region_free(field.region, NULL, NULL);
+    rig_close(&rig);
+}
+
+TEST_TIMEOUT(the_places_of_messages_that_came_before_they_were_asked_for_are_told, 60)
+{
+    const struct rig_paths paths = rig_far_paths();
+
+    for (uint32_t i = 0; i < paths.count; i++)
+        tells_what_came_before_it_asked(paths.transports[i]);
+}
+
 TEST(over_shared_memory_nothing_is_told)
 {
     struct rig rig;
