@@ -240,17 +240,32 @@ static const struct rdti_copy_table zen5 = {
                           [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN5_STREAM_TO_OWN_FROM_BYTES},
 };
 
+static const struct rdti_copy_table cove = {
+    .measured_on = "Raptor Cove",
+    .movsb_from_bytes = RDTI_COPY_COVE_MOVSB_FROM_BYTES,
+    .lanes_from_bytes = RDTI_COPY_COVE_LANES_FROM_BYTES,
+    .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_COVE_STREAM_TO_PEER_FROM_BYTES,
+                          [RDTI_COPY_TO_OWN] = RDTI_COPY_COVE_STREAM_TO_OWN_FROM_BYTES},
+};
+
 /* AMD: Processor Programming References for families 17h (models from 30h on are Zen 2) and 1Ah. */
 #define ZEN_FAMILY 23
 #define ZEN2_FIRST_MODEL 0x30
 #define ZEN5_FAMILY 26
+/* Intel: Software Developer's Manual, volume 4, table 2-1: Xeons of the fourth and the fifth
+ * generation. */
+#define INTEL_FAMILY 6
+#define SAPPHIRE_RAPIDS_MODEL 0x8f
+#define EMERALD_RAPIDS_MODEL 0xcf
 
 const struct rdti_copy_table *
-rdti_copy_table_of(uint32_t amd_family, uint32_t amd_model)
+rdti_copy_table_of(uint32_t family, uint32_t model)
 {
-    if (amd_family == ZEN_FAMILY && amd_model < ZEN2_FIRST_MODEL)
+    if (family == ZEN_FAMILY && model < ZEN2_FIRST_MODEL)
         return &zen;
-    return amd_family == ZEN5_FAMILY ? &zen5 : &zen4;
+    if (family == INTEL_FAMILY && (model == SAPPHIRE_RAPIDS_MODEL || model == EMERALD_RAPIDS_MODEL))
+        return &cove;
+    return family == ZEN5_FAMILY ? &zen5 : &zen4;
 }
 
 static const struct rdti_copy_table *
@@ -259,11 +274,12 @@ table_of_this_processor(void)
 #if defined(__x86_64__)
     uint32_t eax, ebx, ecx, edx;
 
-    if (__builtin_cpu_is("amd") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
+    if ((__builtin_cpu_is("amd") || __builtin_cpu_is("intel")) &&
+        __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
         const uint32_t family = eax >> 8 & 0xf;
-        const uint32_t model = eax >> 4 & 0xf;
-        if (family == 0xf)
-            return rdti_copy_table_of(family + (eax >> 20 & 0xff), model | (eax >> 12 & 0xf0));
+        const uint32_t model = (eax >> 4 & 0xf) | (eax >> 12 & 0xf0);
+
+        return rdti_copy_table_of(family == 0xf ? family + (eax >> 20 & 0xff) : family, model);
     }
 #endif
     return rdti_copy_table_of(0, 0);

@@ -47,9 +47,10 @@ struct rdti_copy_table {
 /* The measured table (limits.h, bench/floor) of this machine's processor. Static. */
 const struct rdti_copy_table *rdti_copy_table(void);
 
-/* That of AMD's family and model (the extended ones added). Every other one, and family 0 for
- * another maker's, gets Zen 4's, as nothing else was measured. Static. */
-const struct rdti_copy_table *rdti_copy_table_of(uint32_t amd_family, uint32_t amd_model);
+/* That of a family and model (the extended ones added) of AMD or of Intel, which have none in
+ * common. Every other one, and family 0 for another maker's, gets Zen 4's, as nothing else was
+ * measured. Static. */
+const struct rdti_copy_table *rdti_copy_table_of(uint32_t family, uint32_t model);
 
 /* The kind that a table gives for this size and pattern; choose() asks this machine's. */
 enum rdti_copy_kind rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,

@@ -114,14 +114,16 @@ TEST(no_kind_reads_beyond_the_source)
 }
 
 static enum rdti_copy_kind
-kind_on(uint32_t amd_family, size_t len_bytes, enum rdti_copy_pattern pattern)
+kind_on(uint32_t family, size_t len_bytes, enum rdti_copy_pattern pattern)
 {
-    return rdti_copy_choose_by(rdti_copy_table_of(amd_family, 1), len_bytes, pattern);
+    const uint32_t model = family == 6 ? 0xcf : 1;
+
+    return rdti_copy_choose_by(rdti_copy_table_of(family, model), len_bytes, pattern);
 }
 
 TEST(the_tables_change_where_limits_say)
 {
-    enum { ZEN_AND_2 = 23, ZEN3_AND_4 = 25, ZEN5 = 26 };
+    enum { INTEL = 6, ZEN_AND_2 = 23, ZEN3_AND_4 = 25, ZEN5 = 26 };
     const size_t peer1 = RDTI_COPY_ZEN_STREAM_TO_PEER_FROM_BYTES;
     const size_t own1 = RDTI_COPY_ZEN_STREAM_TO_OWN_FROM_BYTES;
     const size_t peer = RDTI_COPY_ZEN4_STREAM_TO_PEER_FROM_BYTES;
@@ -146,10 +148,21 @@ TEST(the_tables_change_where_limits_say)
     CHECK_INT_EQ(kind_on(ZEN5, peer5, RDTI_COPY_TO_PEER_READ), RDTI_COPY_STREAM);
     CHECK_INT_EQ(kind_on(ZEN5, peer5, RDTI_COPY_TO_OWN), RDTI_COPY_MOVSB);
     CHECK_INT_EQ(kind_on(ZEN5, own5, RDTI_COPY_TO_OWN), RDTI_COPY_STREAM);
-    /* What nobody has measured: another maker's, and Zen 2. */
+    CHECK_INT_EQ(kind_on(INTEL, RDTI_COPY_COVE_MOVSB_FROM_BYTES, RDTI_COPY_TO_PEER_READ),
+                 RDTI_COPY_MOVSB);
+    CHECK_INT_EQ(kind_on(INTEL, RDTI_COPY_COVE_STREAM_TO_PEER_FROM_BYTES, RDTI_COPY_TO_PEER_READ),
+                 RDTI_COPY_STREAM);
+    CHECK_INT_EQ(kind_on(INTEL, RDTI_COPY_COVE_STREAM_TO_OWN_FROM_BYTES - 1, RDTI_COPY_TO_OWN),
+                 RDTI_COPY_MOVSB);
+    CHECK_INT_EQ(kind_on(INTEL, RDTI_COPY_COVE_STREAM_TO_OWN_FROM_BYTES, RDTI_COPY_TO_OWN),
+                 RDTI_COPY_STREAM);
+    CHECK(rdti_copy_table_of(INTEL, 0x8f) == rdti_copy_table_of(INTEL, 0xcf));
+    /* What nobody has measured: another maker's, older ones of Intel's, and Zen 2. */
     CHECK(rdti_copy_table_of(0, 0) == rdti_copy_table_of(ZEN3_AND_4, 1));
+    CHECK(rdti_copy_table_of(INTEL, 0x55) == rdti_copy_table_of(ZEN3_AND_4, 1));
     CHECK(rdti_copy_table_of(ZEN_AND_2, 0x31) == rdti_copy_table_of(ZEN3_AND_4, 1));
-    CHECK(rdti_copy_table() == rdti_copy_table_of(ZEN_AND_2, 1) ||
+    CHECK(rdti_copy_table() == rdti_copy_table_of(INTEL, 0xcf) ||
+          rdti_copy_table() == rdti_copy_table_of(ZEN_AND_2, 1) ||
           rdti_copy_table() == rdti_copy_table_of(ZEN3_AND_4, 1) ||
           rdti_copy_table() == rdti_copy_table_of(ZEN5, 1));
 }
