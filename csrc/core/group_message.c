@@ -536,7 +536,7 @@ post_receive(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t c
     if (match != NULL) {
         rdti_stand_skip(stream);
         take_arrival(receive, RDTI_CONTAINER(match, struct rdti_arrival, match));
-        if (has_desc && rdti_tag_is_once(tag))
+        if (src != RDT_SOURCE_ANY && has_desc && rdti_tag_is_once(tag))
             rdti_stand_missed(group, src, dst, cap_bytes);
         return RDT_OK;
     }

@@ -99,8 +99,8 @@ struct rdti_rx_stream *rdti_stand_find(rdt_group *group, uint32_t source, uint64
                                        const void *addr, uint64_t len_bytes, bool has_desc);
 /* The receive found its message waiting. The stream may be NULL, as below. */
 void rdti_stand_skip(struct rdti_rx_stream *stream);
-/* The same under a tag that is used once: the next message there has its place. The path may end
- * by it. */
+/* The same of one source, under a tag that is used once: the next message there has its place. The
+ * path may end by it. */
 void rdti_stand_missed(const rdt_group *group, uint32_t source, const void *addr,
                        uint64_t len_bytes);
 /* It waits. */

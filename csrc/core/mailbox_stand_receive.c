@@ -100,11 +100,30 @@ has_seen(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 static void
 remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
+    struct rdt_remote_region region;
+
     for (uint32_t i = 0; i < stream->place_count; i++)
         if (is_at(&stream->places[i], addr, len_bytes))
             return;
-    if (stream->place_count < RDTI_KEYED_PLACES_MAX)
-        (void)add_place(stream, addr, len_bytes, 0, 0); /* without memory it is told later */
+    if (stream->place_count < RDTI_KEYED_PLACES_MAX &&
+        is_reachable(stream->m, addr, len_bytes, &region)) /* without memory it is told later */
+        (void)add_place(stream, addr, len_bytes, region.index, region.generation);
+}
+
+/* Its region is there still: one that was put over it since might not be for this peer. */
+static bool
+is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
+{
+    struct rdti_regions *regions = stream->m->ctx->regions;
+    struct rdt_remote_region region;
+    struct rdti_target target;
+
+    if (rdti_regions_acquire(regions, seen->index, seen->generation, 0, seen->len_bytes, &target,
+                             NULL) != RDT_OK)
+        return false;
+    rdti_regions_release(regions, &target);
+    return is_reachable(stream->m, seen->addr, seen->len_bytes, &region) &&
+           region.index == seen->index && region.generation == seen->generation;
 }
 
 /* The number of such a place in this region; RDTI_PLACE_NONE: it was not told. */
@@ -206,8 +225,10 @@ rdti_stand_tell_remembered(struct rdti_rx_stream *stream)
     for (uint32_t i = 0; i < count && stream != NULL && stream->state == RDTI_RX_STANDING; i++) {
         struct rdti_cts cts = {0};
         bool is_new = false;
-        const uint64_t place = need_place(stream, seen[i].addr, seen[i].len_bytes, &cts, &is_new);
 
+        if (!is_as_seen(stream, &seen[i]))
+            continue;
+        const uint64_t place = need_place(stream, seen[i].addr, seen[i].len_bytes, &cts, &is_new);
         if (!is_new)
             continue;
         tell_place(stream, place, seen[i].len_bytes, &cts);

@@ -127,10 +127,22 @@ TEST_TIMEOUT(over_tcp_and_verbs_a_message_is_a_write_and_a_credit, 60)
     }
 }
 
-/* What was sent before the first receive asked for places comes the ordinary way; the next message
- * there has its place all the same. */
+/* Until all that either has said has come. */
 static void
-tells_what_came_before_it_asked(uint32_t transport)
+settle(struct rig *rig)
+{
+    for (uint32_t i = 0; i < 200; i++) {
+        for (uint32_t rank = 0; rank < 2; rank++)
+            CHECK_STATUS(rdt_context_progress(rig->ctx[rank]), RDT_OK);
+        test_sleep_ns(100000);
+    }
+}
+
+/* What was sent before the first receive asked for places comes the ordinary way; the next message
+ * there has its place all the same. is_standing: the other receives are posted once it was
+ * answered, when their messages are here. */
+static void
+tells_what_came_before_it_asked(uint32_t transport, bool is_standing)
 {
     rdt_transfer *sends[PLACES];
     rdt_transfer *receives[PLACES];
@@ -147,19 +159,18 @@ tells_what_came_before_it_asked(uint32_t transport)
     next_tag += PLACES;
     for (uint32_t i = 0; i < PLACES; i++)
         sends[i] = put(&rig, first + i, src, LARGE);
-    for (uint32_t i = 0; i < PLACES; i++)
+    for (uint32_t i = 0; i < PLACES; i++) {
         receives[i] = post(&rig, first + i, field.piece[i], LARGE);
+        if (is_standing && i == 0)
+            settle(&rig);
+    }
     for (uint32_t i = 0; i < PLACES; i++) {
         end_ok(receives[i]);
         end_ok(sends[i]);
         CHECK_MEM_EQ(field.piece[i], src, LARGE);
     }
     CHECK_UINT_EQ(counters(&rig, 0).mailbox_placed, 0);
-    for (uint32_t i = 0; i < 200; i++) { /* until all that is said by it has come */
-        for (uint32_t rank = 0; rank < 2; rank++)
-            CHECK_STATUS(rdt_context_progress(rig.ctx[rank]), RDT_OK);
-        test_sleep_ns(100000);
-    }
+    settle(&rig);
     for (uint32_t rank = 0; rank < 2; rank++)
         before[rank] = counters(&rig, rank);
     for (uint32_t i = 0; i < PLACES; i++)
@@ -176,8 +187,38 @@ TEST_TIMEOUT(the_places_of_messages_that_came_before_they_were_asked_for_are_tol
 {
     const struct rig_paths paths = rig_far_paths();
 
-    for (uint32_t i = 0; i < paths.count; i++)
-        tells_what_came_before_it_asked(paths.transports[i]);
+    for (uint32_t i = 0; i < paths.count; i++) {
+        tells_what_came_before_it_asked(paths.transports[i], false);
+        tells_what_came_before_it_asked(paths.transports[i], true);
+    }
+}
+
+/* Its message waits; there is no path that it could be told over. */
+TEST(a_receive_of_any_source_finds_its_message)
+{
+    const struct rdt_message_desc desc = desc_of(LARGE);
+    const uint64_t tag = next_tag++;
+    uint8_t *src = malloc(LARGE);
+    struct rdt_error err = {0};
+    rdt_transfer *recv = NULL;
+    struct field field;
+    struct rig rig;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_TCP);
+    field_make(&field, rig.ctx[1], LARGE);
+    rig_fill(src, LARGE, 5);
+    move(&rig, field.piece[0], 8, 1, false);
+    rdt_transfer *send = put(&rig, tag, src, LARGE);
+    settle(&rig);
+    CHECK_OK(rdt_group_recv(rig.group[1], RDT_SOURCE_ANY, tag, field.piece[1], LARGE, &desc, &recv,
+                            &err),
+             &err);
+    end_ok(recv);
+    end_ok(send);
+    CHECK_MEM_EQ(field.piece[1], src, LARGE);
+    free(src);
+    rdt_region_free(field.region, NULL, NULL);
+    rig_close(&rig);
 }
 
 TEST(over_shared_memory_nothing_is_told)
