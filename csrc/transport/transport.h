@@ -125,7 +125,8 @@ struct rdti_host {
 
     /* A notification arrived on the lane. May post writes on any lane. */
     void (*on_notify)(void *core, struct rdti_lane *lane, uint32_t notification);
-    /* The lane broke: called once, from poll() or a watch; close_lane() follows later. */
+    /* The lane broke: called once, from poll(), a watch, words_arrived() or fence(); close_lane()
+     * follows later. */
     void (*on_error)(void *core, struct rdti_lane *lane, const struct rdt_error *err);
     /* The lane, asked by connect(), became usable. */
     void (*on_ready)(void *core, struct rdti_lane *lane);

@@ -30,7 +30,8 @@ void rdti_verbs_break_unposted(struct rdti_verbs_lane *lane);
 
 /* Its QPs go to ERR. */
 void rdti_verbs_stop_link(struct rdti_verbs_link *link);
-/* They are there, and the device has given back all it had, or is late. */
+/* They are there, and the device has given back all it had; past the deadline what its CQ holds is
+ * taken and counts as all. Ops may complete by it, and the lane may end. Delivers nothing. */
 bool rdti_verbs_is_over(struct rdti_verbs_link *link);
 
 /* ---- lost.c [driver] */

@@ -137,12 +137,15 @@ same_net(const uint8_t a[16], const uint8_t b[16])
     return memcmp(a, b, is_mapped(a) ? 15 : 8) == 0;
 }
 
-/* Bits from the first on in which both agree. */
+/* Bits from the first on in which both agree: a better prefix where no usual one is shared. Those of
+ * link-local addresses say nothing: behind the first 64 they are made of device addresses. */
 static uint32_t
 common_bits(const uint8_t a[16], const uint8_t b[16])
 {
     uint32_t bits = 0;
 
+    if (is_link_local(a))
+        return 0;
     while (bits < 128 && (((a[bits / 8] ^ b[bits / 8]) << bits % 8) & 0x80) == 0)
         bits++;
     return bits;
@@ -157,6 +160,17 @@ score_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
         return 0;
     const uint32_t net = same_net(a->raw, b->raw) && !is_link_local(a->raw) ? SCORE_SAME_NET : 0;
     return 1 + net + score_of(a) + score_of(b);
+}
+
+/* The same with what decides among equals: no prefix is known, and a subnet may be wider than the
+ * usual one. */
+static uint32_t
+order_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
+{
+    const uint32_t bits = same_net(a->raw, b->raw) ? 0 : common_bits(a->raw, b->raw);
+    const uint32_t score = score_pair(a, b);
+
+    return score == 0 ? 0 : score << 8 | bits;
 }
 
 /* Whether pair x comes before y on both sides: by score, then by the connector's index. */
@@ -204,7 +218,7 @@ list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port
             const struct rdti_verbs_pair pair = {
                 .own = (uint8_t)i,
                 .peer = (uint8_t)j,
-                .score = score_pair(&own->gids[i], &peer->gids[j]),
+                .score = order_pair(&own->gids[i], &peer->gids[j]),
             };
             if (pair.score > 0)
                 insert_pair(pairs, &count, pair, is_connector);
@@ -213,8 +227,8 @@ list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port
     return count;
 }
 
-/* How good the best of these pairs are for two ports to meet. No prefix is known, and rails may be
- * wider or narrower than the usual ones: of equals those meet whose addresses agree the longest. */
+/* How good the best of these pairs are for two ports to meet. A subnet may be narrower than the
+ * usual one, too: of equals those meet whose addresses agree the longest. */
 static uint32_t
 score_ports(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
             const struct rdti_verbs_pair *pairs, uint32_t count)
@@ -293,6 +307,7 @@ rdti_verbs_explain_choice(const struct rdti_verbs_link *link, char *buf, size_t 
     const struct rdti_verbs_gid *peer = &lane->peer.ports[link->peer_port].gids[pair->peer];
     const bool is_set = rdti_verbs_wanted_gid(&lane->verbs->settings, link->nic->name) >= 0;
     const uint32_t first = is_mapped(own->raw) ? 96 : 0;
+    const char *usual = is_link_local(own->raw) ? "one link" : "one subnet";
     char net[48];
 
     if (link->nic->is_infiniband) {
@@ -302,7 +317,7 @@ rdti_verbs_explain_choice(const struct rdti_verbs_link *link, char *buf, size_t 
     (void)snprintf(net, sizeof(net), "%u bits of the addresses alike",
                    common_bits(own->raw, peer->raw) - first);
     (void)snprintf(buf, cap, "RoCE %s, %s, %s%s", own->kind == RDTI_VERBS_GID_ROCE_V2 ? "v2" : "v1",
-                   family_of(own->raw), same_net(own->raw, peer->raw) ? "one subnet" : net,
+                   family_of(own->raw), same_net(own->raw, peer->raw) ? usual : net,
                    is_set ? ", GID by RDMATENSOR_VERBS_GID_INDEX" : "");
 }
 

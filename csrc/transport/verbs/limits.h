@@ -84,8 +84,9 @@ _Static_assert(RDTI_VERBS_IMMS >= RDTI_VERBS_WINDOW + RDTI_VERBS_RQ_RESERVE &&
 /* A QP in ERR flushes at once; a device that is gone may not say so. Then what came is what counts:
  * it moves no bytes any more, and the peer sends again what we did not see. */
 #define RDTI_VERBS_FLUSH_NS UINT64_C(1000000000)
-/* The peer has so long to answer DOWN, as the core's default for a peer that is silent. One that is
- * dead is found earlier, by that. */
+/* The peer has so long to answer DOWN, as the core's default for a peer that is silent, and
+ * RDTI_VERBS_FLUSH_NS more, in case this process stood still. One that is dead is found earlier, by
+ * that. */
 #define RDTI_VERBS_ANSWER_NS UINT64_C(10000000000)
 /* Teardown waits so long for flushed completions, which only serve the count in the message. */
 #define RDTI_VERBS_DRAIN_NS UINT64_C(20000000)

@@ -13,7 +13,7 @@
 /* ---- Making --------------------------------------------------------------------------------- */
 
 /* A device tells nowhere how much it takes inline: one refuses what another lowers to what it has.
- * The error is that of the last try, which asks for none. */
+ * Not every driver sets errno. */
 static struct ibv_qp *
 make_qp(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
 {
@@ -32,10 +32,11 @@ make_qp(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
                     .max_recv_sge = 1,
                     .max_inline_data = tries[i]},
         };
+        errno = 0;
         qp = nic->verbs->ops->create_qp(nic->pd, &attr);
         *inline_bytes_out = attr.cap.max_inline_data; /* what it gives, which may be none */
-        if (qp == NULL && errno != EINVAL)
-            break;
+        if (qp == NULL && errno != 0 && errno != EINVAL && errno != EOPNOTSUPP)
+            break; /* another reason, and the error to tell */
     }
     return qp;
 }

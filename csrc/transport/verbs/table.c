@@ -63,6 +63,8 @@ serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
     rdti_verbs_watch_ports(lane);
     rdti_verbs_stop_rest(lane); /* of links that broke above, or before the pass */
     rdti_verbs_watch_links(lane);
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY) /* what a link that is over still held */
+        work += rdti_verbs_deliver(lane);
     return work;
 }
 

@@ -185,9 +185,9 @@ TEST(of_equal_ports_both_sides_keep_those_of_the_same_networks)
     verbs_pair_close(&p);
 }
 
-/* Rails of two ports each, which the hosts have in opposite orders. */
+/* Rails of two ports each, which the hosts have in one order or in opposite ones. */
 static void
-check_rails(const char *const a[2], const char *const b[2])
+check_rails(const char *const a[2], const char *const b[2], bool is_opposite)
 {
     struct sim_config config = sim_default();
     struct verbs_pair p;
@@ -199,9 +199,9 @@ check_rails(const char *const a[2], const char *const b[2])
         struct sim_device_config *device = &config.devices[host];
 
         memset(device->gids, 0, sizeof(device->gids));
-        device->gids[0].text = host == 0 ? a[0] : b[1];
+        device->gids[0].text = host == 0 ? a[0] : b[is_opposite];
         device->more_ports = 1;
-        device->more[0].gids[0].text = host == 0 ? a[1] : b[0];
+        device->more[0].gids[0].text = host == 0 ? a[1] : b[!is_opposite];
     }
     memset(&p, 0, sizeof(p));
     sim_begin(&config);
@@ -231,7 +231,16 @@ TEST(ports_meet_on_rails_of_any_width)
     };
 
     for (size_t i = 0; i < sizeof(rails) / sizeof(rails[0]); i++)
-        check_rails(rails[i][0], rails[i][1]);
+        check_rails(rails[i][0], rails[i][1], true);
+}
+
+/* Behind their prefix there are device addresses: port meets port in the order of the offers. */
+TEST(likeness_of_link_local_addresses_says_nothing)
+{
+    static const char *const a[] = {"fe80::3", "fe80::4"};
+    static const char *const b[] = {"fe80::6", "fe80::1"};
+
+    check_rails(a, b, false);
 }
 
 TEST_MAIN()

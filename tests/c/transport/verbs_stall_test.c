@@ -61,6 +61,22 @@ TEST(what_came_before_a_stall_is_told_to_the_peer)
     verbs_pair_close(&p);
 }
 
+/* The last that comes, where the other link's part was there before: nothing else moves us. */
+TEST(what_came_before_a_stall_is_delivered_without_another_word)
+{
+    begin(2);
+    struct rdti_verbs_lane *lane = (struct rdti_verbs_lane *)p.ab.lane;
+    CHECK_INT_EQ(pthread_mutex_lock(&p.a.engine), 0);
+    while (rdti_verbs_poll_link(&lane->links[1]) > 0)
+        ;
+    CHECK_INT_EQ(pthread_mutex_unlock(&p.a.engine), 0);
+    CHECK_UINT_EQ(p.ab.notify_count, 1);
+    break_link(0);
+    FAKE_PUMP_UNTIL(&p.a, NULL, p.ab.notify_count == 1 + COUNT, 10);
+    CHECK_UINT_EQ(p.ab.error_count, 0);
+    verbs_pair_close(&p);
+}
+
 static bool
 may_move(void *core, const struct rdti_lane *lane)
 {
