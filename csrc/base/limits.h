@@ -67,9 +67,9 @@
 #define RDTI_COPY_ZEN_LANES_FROM_BYTES ((size_t)4 << 20)
 
 /*
- * The same of Intel's Golden and Raptor Cove, family 6 models 143 and 207 (2 MiB L2, a large L3 that
- * holds what the L2s do not), measured on 207, virtual, where streaming gains nothing that a reader
- * does not lose again up to 16 MiB:
+ * The same of Intel's Golden and Raptor Cove, family 6 models 143 and 207 (2 MiB L2, a large L3
+ * that holds what the L2s do not), measured on 207, virtual, where streaming gains nothing that a
+ * reader does not lose again up to 16 MiB:
  *
  *                 16 KiB      64 KiB      256 KiB     1 MiB      4 MiB       16 MiB       64 MiB
  *   memcpy       1.1 (3.8)  6.5 (12)    15 (28)   73 (122)   357 (432)  1580 (2010)  8330 (9050)

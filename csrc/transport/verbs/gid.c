@@ -137,8 +137,8 @@ same_net(const uint8_t a[16], const uint8_t b[16])
     return memcmp(a, b, is_mapped(a) ? 15 : 8) == 0;
 }
 
-/* Bits from the first on in which both agree: a better prefix where no usual one is shared. Those of
- * link-local addresses say nothing: behind the first 64 they are made of device addresses. */
+/* Bits from the first on in which both agree: a better prefix where no usual one is shared. Those
+ * of link-local addresses say nothing: behind the first 64 they are made of device addresses. */
 static uint32_t
 common_bits(const uint8_t a[16], const uint8_t b[16])
 {
