@@ -93,8 +93,10 @@ def after_forward(module: DistributedDataParallel, output: object, context: Cont
 def told() -> list[Born]:
     """Return what was born and what was copied, of each module with gradients in buckets."""
     found = []
-    for module, known in list(_modules.items()):
-        if not module.gradient_as_bucket_view:
+    for weak in _modules.keyrefs():  # a copy by one call in C: a thread that trains may be adding
+        module = weak()
+        known = _modules.get(module) if module is not None else None
+        if module is None or known is None or not module.gradient_as_bucket_view:
             continue
         counts = known.births.told() if known.births is not None else None
         found.append(

@@ -61,6 +61,12 @@ release_birthplace(void *address)
     return true; /* the memory may go with `place`, outside of the lock */
 }
 
+bool
+is_place(const c10::DataPtr &data)
+{
+    return data.get_deleter() == &leave_place;
+}
+
 c10::DataPtr
 occupy(const std::shared_ptr<Place> &place)
 {

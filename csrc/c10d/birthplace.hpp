@@ -43,6 +43,10 @@ struct Place {
     std::atomic<bool> is_taken{false};
 };
 
+/* Whether a tensor's memory is still that place alone: not shared with others by a wrapper, as a
+ * lazy clone's is. */
+bool is_place(const c10::DataPtr &data);
+
 /* The place's memory for one tensor, which keeps the place; empty if one lies there. */
 c10::DataPtr occupy(const std::shared_ptr<Place> &place);
 

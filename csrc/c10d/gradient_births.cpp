@@ -303,7 +303,8 @@ GradientBirths::serve_one(size_t bytes, Evaluation &now, uint32_t ordinal)
 void
 GradientBirths::born(const void *address, size_t)
 {
-    if (!is_learning_ || !is_active_.load(std::memory_order_relaxed))
+    if (!is_learning_ || !is_active_.load(std::memory_order_relaxed) ||
+        autograd::get_current_graph_task_id() < 0) /* the pass has raised */
         return;
     records_.push_back(asked_ ? *asked_ : Record{});
     records_.back().address = address;
@@ -401,9 +402,9 @@ GradientBirths::look_at_place(Gradient &gradient, const at::Tensor &grad,
         return false;
     if (grad.defined() && grad.has_storage() && grad.storage().data() == place->address &&
         grad.unsafeGetTensorImpl() != view && has_layout_of(grad, *view) &&
-        rdmatensor::is_alone(grad, incoming))
+        is_place(grad.storage().data_ptr()) && rdmatensor::is_alone(grad, incoming))
         return true;
-    make_way(place);
+    make_way(gradient, place);
     return false;
 }
 

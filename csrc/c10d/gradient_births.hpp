@@ -86,6 +86,7 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
         torch::autograd::AccumulateGrad *accumulator = nullptr;
         Weakly<c10::TensorImpl> view = to_nothing<c10::TensorImpl>(); /* which the reducer writes */
         Weakly<c10::StorageImpl> bucket = to_nothing<c10::StorageImpl>();
+        Weakly<c10::StorageImpl> memory = to_nothing<c10::StorageImpl>(); /* as of the bucket */
         uint64_t off = 0;
         uint64_t bytes = 0;        /* 0: it is not to be born in its bucket */
         std::vector<Birth> births; /* one for each kind of pass */
@@ -104,6 +105,8 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
         Weakly<c10::TensorImpl> flat; /* the reducer's tensor of all of it */
         const void *address;
         std::vector<uint32_t> gradients;
+        /* What its memory is kept by, once a place of it was given away. */
+        Weakly<c10::StorageImpl> memory = to_nothing<c10::StorageImpl>();
         bool is_hopeless = false; /* somebody has had it for long */
     };
     struct Target {
@@ -136,7 +139,8 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     bool is_bare() const;
     bool open();
     std::string why_closed(Bucket &bucket);
-    bool is_alone(const Bucket &bucket, const c10::StorageImpl *lent) const;
+    bool is_alone(const Bucket &bucket) const;
+    static bool keep_memory(Bucket &bucket);
     static bool has_known_hooks(torch::autograd::AccumulateGrad &node);
     static bool is_flat_alone(const Bucket &bucket);
     static bool is_let_go(Bucket &bucket);
@@ -158,7 +162,7 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
 
     void arrive(uint32_t number, const at::Tensor &incoming);
     bool look_at_place(Gradient &gradient, const at::Tensor &grad, const at::Tensor &incoming);
-    void make_way(const std::shared_ptr<Place> &place);
+    void make_way(const Gradient &gradient, const std::shared_ptr<Place> &place);
     void note_copy(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming);
     static bool is_ambiguous(const Gradient &gradient, const Birth &birth);
     void learn(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming);

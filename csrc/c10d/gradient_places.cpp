@@ -19,9 +19,16 @@ namespace
 /* A thread's turn on a busy machine. Who has a bucket for longer has it in the next pass, too, for
  * which nobody waits. */
 constexpr std::chrono::milliseconds kPatience{10};
+constexpr const char *kOtherMemory = "a bucket has other memory than it had";
 constexpr const char *kShown =
     "the program has, or shows, gradients of the step before; or its communication hook keeps "
     "buckets, or gives other tensors back";
+
+void
+let_go(void *storage)
+{
+    delete static_cast<c10::Storage *>(storage);
+}
 
 } // namespace
 
@@ -108,10 +115,13 @@ GradientBirths::open()
     is_learning_ = false;
     for (Bucket &bucket : buckets_) {
         std::string closed = why_closed(bucket);
+        if (closed.empty() && !keep_memory(bucket))
+            closed = kOtherMemory;
         for (const uint32_t number : bucket.gradients) {
             Gradient &gradient = gradients_[number];
             gradient.visits = 0;
             gradient.is_served = false;
+            gradient.memory = bucket.memory;
             gradient.is_open =
                 closed.empty() && gradient.bytes > 0 && gradient.misses < kMostMisses;
             is_any |= gradient.is_open;
@@ -129,7 +139,7 @@ GradientBirths::why_closed(Bucket &bucket)
 {
     if (bucket.storage.use_count() == 0 || bucket.flat.use_count() == 0 ||
         bucket.storage._unsafe_get_target()->data() != bucket.address)
-        return "a bucket has other memory than it had";
+        return kOtherMemory;
     for (const uint32_t number : bucket.gradients) {
         const Gradient &gradient = gradients_[number];
         if (gradient.accumulator == nullptr || gradient.accumulator->variable.grad().defined())
@@ -139,17 +149,39 @@ GradientBirths::why_closed(Bucket &bucket)
         if (!has_known_hooks(*gradient.accumulator))
             return "the program has, or had, hooks on parameters of the bucket";
     }
-    return is_alone(bucket, nullptr) && is_let_go(bucket) ? "" : kShown;
+    return is_alone(bucket) && is_let_go(bucket) ? "" : kShown;
 }
 
-/* Whether nobody but the reducer has a reference to its memory, and of `lent` so many as there are
- * tenants. It has the bucket as a tensor; and of each gradient the view that it writes, which the
- * parameter may have too, and since the first sum another one. */
+/* The memory of a bucket that the reducer alone has becomes another storage's, which the bucket
+ * has, and each tensor in one of its places: a program may give the bucket other memory, as by
+ * share_memory_() of a gradient, while one lies there. */
 bool
-GradientBirths::is_alone(const Bucket &bucket, const c10::StorageImpl *lent) const
+GradientBirths::keep_memory(Bucket &bucket)
+{
+    c10::StorageImpl *const storage = bucket.storage._unsafe_get_target();
+    void *const address = storage->mutable_data(); /* its own, if a lazy clone had it too */
+
+    if (address != bucket.address)
+        return false;
+    if (bucket.memory.use_count() > 0)
+        return true;
+    const auto memory =
+        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                              storage->nbytes(), c10::DataPtr(),
+                                              /*allocator=*/nullptr, /*resizable=*/false);
+    memory->set_data_ptr_noswap(
+        storage->set_data_ptr(c10::DataPtr(address, new c10::Storage(memory), &let_go, at::kCPU)));
+    bucket.memory = weakly(memory.get());
+    return true;
+}
+
+/* Whether nobody but the reducer has a reference to it. It has the bucket as a tensor; and of each
+ * gradient the view that it writes, which the parameter may have too, and since the first sum
+ * another one. */
+bool
+GradientBirths::is_alone(const Bucket &bucket) const
 {
     const auto views = 2 * static_cast<uint32_t>(bucket.gradients.size());
-    uint32_t tenants = 0;
 
     for (const uint32_t number : bucket.gradients) {
         const Gradient &gradient = gradients_[number];
@@ -160,10 +192,8 @@ GradientBirths::is_alone(const Bucket &bucket, const c10::StorageImpl *lent) con
         const uint32_t own = grad.defined() && grad.unsafeGetTensorImpl() == view ? 2 : 1;
         if (holders(view) != own)
             return false;
-        const auto place = gradient.tenant.lock();
-        tenants += place && place->memory.unsafeGetStorageImpl() == lent ? 1 : 0;
     }
-    return holders(bucket.storage._unsafe_get_target()) == 1 + views + tenants;
+    return holders(bucket.storage._unsafe_get_target()) == 1 + views;
 }
 
 /* So for the bucket as a tensor, which each view knows as its base, and the last sum's future has.
@@ -199,11 +229,12 @@ c10::DataPtr
 GradientBirths::lend(Gradient &gradient)
 {
     const auto bucket = gradient.bucket.lock();
-    if (!bucket)
+    const auto memory = gradient.memory.lock();
+    if (!bucket || !memory || bucket->data() != memory->data())
         return {};
     const auto place = std::make_shared<Place>();
-    place->memory = c10::Storage(bucket);
-    place->address = static_cast<char *>(bucket->mutable_data()) + gradient.off;
+    place->memory = c10::Storage(memory);
+    place->address = static_cast<char *>(memory->mutable_data()) + gradient.off;
     place->bytes = gradient.bytes;
     c10::DataPtr data = occupy(place);
     if (data) {
@@ -217,15 +248,16 @@ GradientBirths::lend(Gradient &gradient)
 /* The bucket is given other memory. Nobody sees it: the reducer, which alone has the bucket, has
  * tensors and no addresses. Nothing of it is under way, as this gradient has not come. */
 void
-GradientBirths::make_way(const std::shared_ptr<Place> &place)
+GradientBirths::make_way(const Gradient &gradient, const std::shared_ptr<Place> &place)
 {
-    c10::StorageImpl *const bucket = place->memory.unsafeGetStorageImpl();
+    const c10::StorageImpl *const memory = place->memory.unsafeGetStorageImpl();
+    c10::StorageImpl *const bucket = gradient.bucket._unsafe_get_target(); /* its view has it */
 
     give_up("a backward pass made a gradient, or kept it, otherwise than in the passes before");
     {
         const pybind11::gil_scoped_acquire gil;
         const Bucket *const known = find_bucket(bucket);
-        TORCH_CHECK(known != nullptr && is_alone(*known, bucket) && is_flat_alone(*known),
+        TORCH_CHECK(known != nullptr && is_alone(*known) && is_flat_alone(*known),
                     "rdmatensor: this backward pass made a gradient, or kept it, otherwise than "
                     "those before, so that a tensor lies where DistributedDataParallel writes; and "
                     "the program has other gradients of this pass, so that the bucket cannot be "
@@ -241,16 +273,11 @@ GradientBirths::make_way(const std::shared_ptr<Place> &place)
     if (!fresh)
         fresh = c10::GetCPUAllocator()->allocate(bytes);
     std::memcpy(fresh.get(), bucket->data(), bytes);
-    const c10::Storage old(
-        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                              bucket->set_data_ptr(std::move(fresh)),
-                                              bucket->allocator(), /*resizable=*/false));
-    for (Gradient &gradient : gradients_) {
-        const auto tenant = gradient.tenant.lock();
-        if (!tenant || tenant->memory.unsafeGetStorageImpl() != bucket)
-            continue;
-        tenant->memory = old;
-        gradient.tenant.reset(); /* it lies in no place of the reducer's any more */
+    bucket->set_data_ptr_noswap(std::move(fresh));
+    for (Gradient &one : gradients_) {
+        const auto tenant = one.tenant.lock();
+        if (tenant && tenant->memory.unsafeGetStorageImpl() == memory)
+            one.tenant.reset(); /* it lies in no place of the reducer's any more */
     }
 }
 

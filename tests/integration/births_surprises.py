@@ -11,6 +11,8 @@ import torch.distributed as dist
 from births_cases import WIDTH, Case, Run, loss_of, mlp, plain
 from torch import nn
 
+import rdmatensor.torch
+
 
 class Fails(torch.autograd.Function):
     """Nothing, until its backward is to raise."""
@@ -158,6 +160,25 @@ def moved(run: Run, step: int) -> None:
         grad.share_memory_()
 
 
+def sharing(run: Run, step: int) -> None:
+    """A bucket is given other memory while a gradient that was just made lies in the old one.
+
+    What it had in the arena is anybody's then.
+    """
+
+    def share(_: torch.Tensor) -> None:
+        grad = run.module.module.last.bias.grad
+        assert grad is not None
+        grad.share_memory_()
+        count = grad.untyped_storage().nbytes() // grad.element_size()
+        with rdmatensor.torch.registered_memory():
+            run.kept += [torch.full((count,), 3.0) for _ in range(4)]
+
+    Keeps.keep = share if step == 6 else None
+    plain(run, step)
+    Keeps.keep = None
+
+
 def raising(run: Run, step: int) -> None:
     run.optimizer.zero_grad()
     if step == 5:
@@ -194,6 +215,7 @@ def keeping_in(kind: str) -> Callable[[Run, int], None]:
         "alias": lambda grad: grad.detach()[1:],
         "numpy": lambda grad: grad.detach().numpy(),
         "dlpack": lambda grad: torch.from_dlpack(grad.detach()),
+        "lazy clone": torch._lazy_clone,  # in memory of both until one is written
     }
 
     def step(run: Run, number: int) -> None:
@@ -334,6 +356,7 @@ SURPRISES = {
     "keeping local": Case(step=keeping_local, born_from=None),
     "remembering": Case(step=remembering, born_from=None, why=HOOKS),
     "moved": Case(step=moved, born_from=None, why="other memory"),
+    "sharing": Case(lambda: Square(Keeps), sharing, born_from=None, why="other memory"),
     "raising": Case(failing, raising),
     "swapping": Case(Square, swapping, born_from=None, why=OTHERWISE),
     "looking": Case(step=looking, born_from=None, why=SHOWN),
@@ -349,6 +372,6 @@ SURPRISES = {
         f"keeping the {kind}": Case(
             lambda: Square(Keeps), keeping_in(kind), born_from=None, why=OTHERWISE
         )
-        for kind in ("tensor", "alias", "numpy", "dlpack")
+        for kind in ("tensor", "alias", "numpy", "dlpack", "lazy clone")
     },
 }
