@@ -61,7 +61,8 @@ class _Tensor(NamedTuple):
     size_bytes: int
 
 
-_modules: WeakSet[DistributedDataParallel] = WeakSet()
+# Not a set: keyrefs() is a copy by one call in C, while a thread that trains may be adding.
+_modules: WeakKeyDictionary[DistributedDataParallel, None] = WeakKeyDictionary()
 _without_room: WeakSet[DistributedDataParallel] = WeakSet()
 # Forward passes that began without gradients: the first one of each, and those after zero_grad().
 _bare_passes: WeakKeyDictionary[DistributedDataParallel, int] = WeakKeyDictionary()
@@ -69,7 +70,7 @@ _bare_passes: WeakKeyDictionary[DistributedDataParallel, int] = WeakKeyDictionar
 
 def watch(module: DistributedDataParallel) -> None:
     """Its gradients and parameters are told of, as long as it lives."""
-    _modules.add(module)
+    _modules[module] = None
 
 
 def is_watched(module: DistributedDataParallel) -> bool:
@@ -111,7 +112,7 @@ def not_adopted(is_adopting: bool) -> list[NotAdopted]:
 
 
 def _outside(is_adopting: bool) -> Iterator[_Tensor]:
-    for module in list(_modules):
+    for module in filter(None, (weak() for weak in _modules.keyrefs())):
         kind = type(module.module).__name__
         copied, why_off = _ddp_births.copied_last(module)
         for name, parameter in module.module.named_parameters():

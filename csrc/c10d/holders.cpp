@@ -7,9 +7,18 @@ namespace rdmatensor
 namespace
 {
 
+/* Weak references, by which Python finds an object that only its target keeps. */
+bool
+is_referred_to(PyObject *object)
+{
+    return PyType_SUPPORTS_WEAKREFS(Py_TYPE(object)) &&
+           *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
+}
+
 /* Who holds Python's object for it, besides the object's own target, where torch counts the object
  * among the target's holders as long as it lives: torch 2.13 does. An older one counts it while
- * Python holds it, so that there several of Python's holders are one. */
+ * Python holds it, so that there several of Python's holders are one. All weak references count as
+ * one holder. */
 template <typename Slot>
 uint32_t
 holders_in_python(const Slot *slot, bool is_held_by_others)
@@ -19,7 +28,8 @@ holders_in_python(const Slot *slot, bool is_held_by_others)
         if (object == nullptr)
             return 0;
         const auto count = (*c10::impl::getGlobalPyInterpreter())->refcnt(object);
-        return static_cast<uint32_t>(count) - (is_held_by_others ? 1 : 0) - 1;
+        return static_cast<uint32_t>(count) - (is_held_by_others ? 1 : 0) - 1 +
+               (is_referred_to(object) ? 1 : 0);
     } else
         return 0;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -158,6 +159,21 @@ def moved(run: Run, step: int) -> None:
         grad = next(run.module.parameters()).grad
         assert grad is not None
         grad.share_memory_()
+
+
+def looking_weakly(run: Run, step: int) -> None:
+    """A weak reference finds the last gradient when the new one is made, but not yet there."""
+    grad = run.module.module.weight.grad
+    weak = weakref.ref(grad) if step > 4 and grad is not None else None
+    del grad
+
+    def look(_: torch.Tensor) -> None:
+        last = weak() if weak is not None else None
+        run.kept += [last.detach().clone()] if last is not None else []
+
+    Keeps.keep = look
+    plain(run, step)
+    Keeps.keep = None
 
 
 def sharing(run: Run, step: int) -> None:
@@ -356,6 +372,7 @@ SURPRISES = {
     "keeping local": Case(step=keeping_local, born_from=None),
     "remembering": Case(step=remembering, born_from=None, why=HOOKS),
     "moved": Case(step=moved, born_from=None, why="other memory"),
+    "looking weakly": Case(lambda: Square(Keeps), looking_weakly, born_from=None, why=SHOWN),
     "sharing": Case(lambda: Square(Keeps), sharing, born_from=None, why="other memory"),
     "raising": Case(failing, raising),
     "swapping": Case(Square, swapping, born_from=None, why=OTHERWISE),
