@@ -105,7 +105,7 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
         Weakly<c10::TensorImpl> flat; /* the reducer's tensor of all of it */
         const void *address;
         std::vector<uint32_t> gradients;
-        /* What its memory is kept by, once a place of it was given away. */
+        /* What its memory is kept by, once a place of it may be given away. */
         Weakly<c10::StorageImpl> memory = to_nothing<c10::StorageImpl>();
         bool is_hopeless = false; /* somebody has had it for long */
     };

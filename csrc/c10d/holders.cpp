@@ -2,6 +2,8 @@
  * Counts of references, and which of them are torch's own. */
 #include "c10d/holders.hpp"
 
+#include <torch/csrc/utils/pybind.h>
+
 namespace rdmatensor
 {
 namespace
@@ -11,6 +13,8 @@ namespace
 bool
 is_referred_to(PyObject *object)
 {
+    const pybind11::gil_scoped_acquire gil; /* the list is Python's */
+
     return PyType_SUPPORTS_WEAKREFS(Py_TYPE(object)) &&
            *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
 }
