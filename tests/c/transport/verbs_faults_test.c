@@ -64,12 +64,9 @@ TEST(the_next_pair_of_gids_is_tried_where_the_best_is_blocked)
     char text[256];
 
     config.devices[0].gids[4] = (struct sim_gid){.text = "2001:db8::1"};
-    memset(&p, 0, sizeof(p));
     sim_begin(&config);
     sim_block_gid("::ffff:10.0.0.1");
-    fake_host_open(&p.a, &rdti_transport_verbs);
-    fake_host_open(&p.b, &rdti_transport_verbs);
-    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    verbs_pair_open_on(&p);
     p.a.transport->explain(p.ab.lane, text, sizeof(text));
     CHECK_STR_CONTAINS(text, "2001:db8::1 to 2001:db8::1");
     verbs_write_and_check(&p, 1 << 20, false);
@@ -108,12 +105,9 @@ TEST(a_link_that_is_dead_from_the_start_is_left_out)
     char text[256];
 
     config.device_count = 2;
-    memset(&p, 0, sizeof(p));
     sim_begin(&config);
     sim_cut_device(0, true);
-    fake_host_open(&p.a, &rdti_transport_verbs);
-    fake_host_open(&p.b, &rdti_transport_verbs);
-    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    verbs_pair_open_on(&p);
     p.a.transport->explain(p.ab.lane, text, sizeof(text));
     CHECK_STR_CONTAINS(text, "sim1:1");
     CHECK(strstr(text, "sim0") == NULL);
@@ -238,12 +232,9 @@ TEST(a_flush_that_comes_first_is_told_with_what_the_device_counted)
     struct verbs_pair p;
     struct fake_op op;
 
-    memset(&p, 0, sizeof(p));
     sim_begin(&config);
     sim_set_counter("send_err", 40);
-    fake_host_open(&p.a, &rdti_transport_verbs);
-    fake_host_open(&p.b, &rdti_transport_verbs);
-    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    verbs_pair_open_on(&p);
     sim_set_counter("send_err", 43);
     flush_first(&p, &op);
     VERBS_PUMP(&p, p.ab.error_count == 1);

@@ -145,12 +145,9 @@ TEST(a_link_that_was_left_out_explains_nothing_that_is_missing)
 
     config.device_count = 2;
     config.retry_ns = 500000;
-    memset(&p, 0, sizeof(p));
     sim_begin(&config);
     sim_cut_device(0, true);
-    fake_host_open(&p.a, &rdti_transport_verbs);
-    fake_host_open(&p.b, &rdti_transport_verbs);
-    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    verbs_pair_open_on(&p);
     watch(true);
     send_messages(ops, OPS);
     CHECK_INT_EQ(((struct rdti_verbs_lane *)p.ab.lane)->link_count, 2);

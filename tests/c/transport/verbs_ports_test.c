@@ -146,6 +146,19 @@ TEST(of_more_ports_than_links_those_with_the_best_addresses_are_used)
     }
 }
 
+/* Host a on sim0, b on sim1. */
+static void
+open_apart(struct verbs_pair *p, const struct sim_config *config)
+{
+    memset(p, 0, sizeof(*p));
+    sim_begin(config);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim0", 1), 0);
+    fake_host_open(&p->a, &rdti_transport_verbs);
+    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim1", 1), 0);
+    fake_host_open(&p->b, &rdti_transport_verbs);
+    fake_connect(&p->a, &p->ab, &p->b, &p->ba, NULL);
+}
+
 /* A port on each of six networks, which the two hosts have in opposite orders: more than a peer is
  * offered, and both offer the same four. */
 TEST(of_equal_ports_both_sides_keep_those_of_the_same_networks)
@@ -169,13 +182,7 @@ TEST(of_equal_ports_both_sides_keep_those_of_the_same_networks)
             gids[0].text = addresses[host][at];
             device->more_ports = at;
         }
-    memset(&p, 0, sizeof(p));
-    sim_begin(&config);
-    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim0", 1), 0);
-    fake_host_open(&p.a, &rdti_transport_verbs);
-    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim1", 1), 0);
-    fake_host_open(&p.b, &rdti_transport_verbs);
-    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    open_apart(&p, &config);
     p.a.transport->explain(p.ab.lane, text, sizeof(text));
     for (uint32_t net = 0; net < KEPT; net++) {
         (void)snprintf(want, sizeof(want), "::ffff:10.1.%u.1 to ::ffff:10.1.%u.2", net, net);
@@ -203,13 +210,7 @@ check_rails(const char *const a[2], const char *const b[2], bool is_opposite)
         device->more_ports = 1;
         device->more[0].gids[0].text = host == 0 ? a[1] : b[!is_opposite];
     }
-    memset(&p, 0, sizeof(p));
-    sim_begin(&config);
-    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim0", 1), 0);
-    fake_host_open(&p.a, &rdti_transport_verbs);
-    CHECK_INT_EQ(setenv("RDMATENSOR_VERBS_DEVICES", "sim1", 1), 0);
-    fake_host_open(&p.b, &rdti_transport_verbs);
-    fake_connect(&p.a, &p.ab, &p.b, &p.ba, NULL);
+    open_apart(&p, &config);
     p.a.transport->explain(p.ab.lane, text, sizeof(text));
     for (uint32_t rail = 0; rail < 2; rail++) {
         (void)snprintf(want, sizeof(want), "%s to %s", a[rail], b[rail]);

@@ -39,14 +39,21 @@ verbs_end(void)
         sim_end();
 }
 
+/* Over devices that are there already. */
 static inline void
-verbs_pair_open(struct verbs_pair *p, const struct sim_config *config)
+verbs_pair_open_on(struct verbs_pair *p)
 {
     memset(p, 0, sizeof(*p));
-    verbs_begin(config);
     fake_host_open(&p->a, &rdti_transport_verbs);
     fake_host_open(&p->b, &rdti_transport_verbs);
     fake_connect(&p->a, &p->ab, &p->b, &p->ba, NULL);
+}
+
+static inline void
+verbs_pair_open(struct verbs_pair *p, const struct sim_config *config)
+{
+    verbs_begin(config);
+    verbs_pair_open_on(p);
 }
 
 /* Opens the transport and closes it again. */
