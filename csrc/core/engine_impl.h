@@ -36,6 +36,8 @@ struct rdti_engine {
     _Atomic uint32_t passes; /* made so far; stored by drivers, relaxed */
     _Atomic uint32_t socket_passes; /* of them with a look at sockets and ticks */
     _Atomic uint32_t look_at;       /* how many passes are made when one is due; drivers, relaxed */
+    uint64_t late_look_ns;          /* driver only, as late_passes: late_look() in engine.c */
+    uint32_t late_passes;
     uint32_t depth;                 /* of enter(); driver only */
     bool wake_at_leave;             /* driver only */
     struct rdti_list deferred;

@@ -219,6 +219,38 @@ TEST(the_progress_thread_looks_seldom_at_waiters_that_stay)
     rdti_engine_destroy(engine);
 }
 
+static uint32_t
+passes_to_next_look(struct rdti_engine *engine)
+{
+    rdti_engine_enter(engine);
+    (void)rdti_engine_pass(engine, true);
+    const uint32_t passes = atomic_load(&engine->look_at) - atomic_load(&engine->passes);
+    rdti_engine_leave(engine);
+    return passes;
+}
+
+/* A look is a system call: where no transport has its payload in sockets it comes later where looks
+ * have come soon after each other, and early again where they have not. */
+TEST(looks_at_sockets_without_payload_come_by_the_clock)
+{
+    struct rdti_engine *engine = engine_open_with(has_none);
+    uint32_t passes = 0;
+
+    CHECK_UINT_EQ(passes_to_next_look(engine), 256);
+    /* Again where another process had the core meanwhile. */
+    for (uint32_t i = 0; i < 1000 && passes < 2048; i++) {
+        const uint32_t next = passes_to_next_look(engine);
+        CHECK(next == 256 || next == passes || next == 2 * passes || i == 0);
+        passes = next;
+    }
+    CHECK_UINT_EQ(passes, 2048);
+    CHECK_UINT_LE(passes_to_next_look(engine), 2048);
+    test_sleep_ns(2 * MS);
+    CHECK_UINT_EQ(passes_to_next_look(engine), 256);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
 struct urger {
     struct rdti_engine *engine;
     uint32_t looks;
