@@ -57,7 +57,9 @@ class _Module:
         if not self.why_off:
             named = dict(_sent_parameters(module))
             self.parameters = list(named)
-            self.births = load_extension().GradientBirths(list(named.values()), LEAST_BYTES)
+            self.births = load_extension().GradientBirths(
+                list(named.values()), module.reducer, LEAST_BYTES
+            )
             finalize(module, self.births.stop).atexit = False  # after a pass that raised
 
 

@@ -99,15 +99,18 @@ GradientBirths::has_known_hooks(autograd::AccumulateGrad &node)
            dynamic_cast<const autograd::utils::LambdaPostHook *>(others->get()) != nullptr;
 }
 
-GradientBirths::GradientBirths(size_t parameters, uint64_t least_bytes)
-    : least_bytes_(least_bytes), gradients_(parameters)
+GradientBirths::GradientBirths(size_t parameters, std::weak_ptr<c10d::Reducer> reducer,
+                               uint64_t least_bytes)
+    : reducer_(std::move(reducer)), least_bytes_(least_bytes), gradients_(parameters)
 {
 }
 
 c10::intrusive_ptr<GradientBirths>
-GradientBirths::make(const std::vector<at::Tensor> &parameters, uint64_t least_bytes)
+GradientBirths::make(const std::vector<at::Tensor> &parameters,
+                     std::weak_ptr<c10d::Reducer> reducer, uint64_t least_bytes)
 {
-    auto births = c10::make_intrusive<GradientBirths>(parameters.size(), least_bytes);
+    auto births =
+        c10::make_intrusive<GradientBirths>(parameters.size(), std::move(reducer), least_bytes);
 
     for (uint32_t number = 0; number < parameters.size(); number++)
         births->follow(number, parameters[number]);

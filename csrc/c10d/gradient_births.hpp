@@ -13,10 +13,11 @@
  *
  * Two rules keep it right. Before a pass: nothing of a bucket is served unless nobody but the
  * reducer has a reference to it, to a view of it, or a hook on a node that would see other values;
- * torch's counts say so. In the pass: a hook of each accumulator, before the reducer's, looks at
- * the place before the reducer writes there. Where anything but the gradient alone lies there, as
- * a program's own backward function may allocate otherwise than before, or keep what it made, the
- * bucket is given other memory and births are given up. What lies in the old memory stays there.
+ * torch's counts say so, and the reducer's own buckets tell which of these references are its own.
+ * In the pass: a hook of each accumulator, before the reducer's, looks at the place before the
+ * reducer writes there. Where anything but the gradient alone lies there, as a program's own
+ * backward function may allocate otherwise than before, or keep what it made, the bucket is given
+ * other memory and births are given up. What lies in the old memory stays there.
  */
 #pragma once
 
@@ -39,13 +40,14 @@
 #include "c10d/arena_switch.hpp"
 #include "c10d/birthplace.hpp"
 #include "c10d/holders.hpp"
+#include "c10d/reducer_buckets.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor
 {
 
-/* The gradients of one module. It keeps neither the parameters nor the buckets. told() is any
- * thread's; all else, and the module's passes, are one thread's at a time. */
+/* The gradients of one module. It keeps neither the parameters nor the buckets nor the reducer.
+ * told() is any thread's; all else, and the module's passes, are one thread's at a time. */
 class GradientBirths final : public torch::CustomClassHolder, private AllocationTrace
 {
   public:
@@ -57,10 +59,11 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
         std::string why_off;               /* for good, or in the last pass; empty: births go on */
     };
 
-    GradientBirths(size_t parameters, uint64_t least_bytes);
-    /* Of a module whose reducer is there: its hooks run after ours. Smaller gradients are left to
-     * the reducer. */
+    GradientBirths(size_t parameters, std::weak_ptr<c10d::Reducer> reducer, uint64_t least_bytes);
+    /* Of a module whose reducer is this one: its hooks run after ours. Smaller gradients are left
+     * to the reducer. */
     static c10::intrusive_ptr<GradientBirths> make(const std::vector<at::Tensor> &parameters,
+                                                   std::weak_ptr<c10d::Reducer> reducer,
                                                    uint64_t least_bytes);
 
     /* A forward pass gave these; the first one of which a gradient comes begins the backward pass.
@@ -103,6 +106,7 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     struct Bucket {
         Weakly<c10::StorageImpl> storage;
         Weakly<c10::TensorImpl> flat; /* the reducer's tensor of all of it */
+        size_t number;                /* the reducer's */
         const void *address;
         std::vector<uint32_t> gradients;
         /* What its memory is kept by, once a place of it may be given away. */
@@ -138,17 +142,18 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     void begin();
     bool is_bare() const;
     bool open();
-    std::string why_closed(Bucket &bucket);
+    std::string why_closed(const c10d::Reducer &reducer, Bucket &bucket);
     bool is_alone(const Bucket &bucket) const;
     static bool keep_memory(Bucket &bucket);
     static bool has_known_hooks(torch::autograd::AccumulateGrad &node);
-    static bool is_flat_alone(const Bucket &bucket);
-    static bool is_let_go(Bucket &bucket);
+    static bool has_own_sum(const c10d::Reducer &reducer, const Bucket &bucket);
+    static bool is_flat_alone(const c10d::Reducer &reducer, const Bucket &bucket);
+    static bool is_let_go(const c10d::Reducer &reducer, Bucket &bucket);
     void trace();
     void end();
 
     void settle();
-    void settle_one(uint32_t number);
+    void settle_one(const c10d::Reducer &reducer, uint32_t number);
     void forget(const Bucket &bucket);
     Bucket *find_bucket(const c10::StorageImpl *storage);
 
@@ -167,6 +172,7 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     static bool is_ambiguous(const Gradient &gradient, const Birth &birth);
     void learn(uint32_t number, const at::Tensor &grad, const at::Tensor &incoming);
 
+    const std::weak_ptr<c10d::Reducer> reducer_;
     const uint64_t least_bytes_;
     std::vector<Gradient> gradients_;
     std::unordered_map<const torch::autograd::Node *, uint32_t> accumulators_;

@@ -22,7 +22,10 @@ constexpr std::chrono::milliseconds kPatience{10};
 constexpr const char *kOtherMemory = "a bucket has other memory than it had";
 constexpr const char *kShown =
     "the program has, or shows, gradients of the step before; or its communication hook keeps "
-    "buckets, or gives other tensors back";
+    "buckets";
+constexpr const char *kOtherSum =
+    "the last sum is not in its bucket: a communication hook gave another tensor back, or that "
+    "pass raised";
 
 void
 let_go(void *storage)
@@ -36,11 +39,15 @@ let_go(void *storage)
 void
 GradientBirths::settle()
 {
+    const auto reducer = reducer_.lock();
+
+    if (!reducer)
+        return;
     is_settled_ = true;
     buckets_.clear();
     sizes_.clear();
     for (uint32_t number = 0; number < gradients_.size(); number++)
-        settle_one(number);
+        settle_one(*reducer, number);
     const auto is_partial = [this](const Bucket &bucket) {
         uint64_t bytes = 0;
         for (const uint32_t number : bucket.gradients)
@@ -60,7 +67,7 @@ GradientBirths::settle()
 }
 
 void
-GradientBirths::settle_one(uint32_t number)
+GradientBirths::settle_one(const c10d::Reducer &reducer, uint32_t number)
 {
     Gradient &gradient = gradients_[number];
 
@@ -76,8 +83,11 @@ GradientBirths::settle_one(uint32_t number)
     c10::StorageImpl *const storage = grad.storage().unsafeGetStorageImpl();
     Bucket *bucket = find_bucket(storage);
     if (bucket == nullptr) {
-        buckets_.push_back(
-            {weakly(storage), weakly(grad._base().unsafeGetTensorImpl()), storage->data(), {}});
+        c10::TensorImpl *const flat = grad._base().unsafeGetTensorImpl();
+        const auto theirs = number_of_bucket(reducer, flat);
+        if (!theirs)
+            return;
+        buckets_.push_back({weakly(storage), weakly(flat), *theirs, storage->data(), {}});
         bucket = &buckets_.back();
     }
     bucket->gradients.push_back(number);
@@ -109,12 +119,15 @@ bool
 GradientBirths::open()
 {
     const pybind11::gil_scoped_acquire gil; /* Python's objects count among the holders */
+    const auto reducer = reducer_.lock();
     std::string why;
     bool is_any = false;
 
     is_learning_ = false;
+    if (!reducer) /* with its module: nobody sums */
+        return false;
     for (Bucket &bucket : buckets_) {
-        std::string closed = why_closed(bucket);
+        std::string closed = why_closed(*reducer, bucket);
         if (closed.empty() && !keep_memory(bucket))
             closed = kOtherMemory;
         for (const uint32_t number : bucket.gradients) {
@@ -135,7 +148,7 @@ GradientBirths::open()
 }
 
 std::string
-GradientBirths::why_closed(Bucket &bucket)
+GradientBirths::why_closed(const c10d::Reducer &reducer, Bucket &bucket)
 {
     if (bucket.storage.use_count() == 0 || bucket.flat.use_count() == 0 ||
         bucket.storage._unsafe_get_target()->data() != bucket.address)
@@ -149,7 +162,9 @@ GradientBirths::why_closed(Bucket &bucket)
         if (!has_known_hooks(*gradient.accumulator))
             return "the program has, or had, hooks on parameters of the bucket";
     }
-    return is_alone(bucket) && is_let_go(bucket) ? "" : kShown;
+    if (!has_own_sum(reducer, bucket))
+        return kOtherSum;
+    return is_alone(bucket) && is_let_go(reducer, bucket) ? "" : kShown;
 }
 
 /* The memory of a bucket that the reducer alone has becomes another storage's, which the bucket
@@ -175,9 +190,17 @@ GradientBirths::keep_memory(Bucket &bucket)
     return true;
 }
 
+/* Whether the last sum is the bucket itself, so that the reducer has what the two below count. */
+bool
+GradientBirths::has_own_sum(const c10d::Reducer &reducer, const Bucket &bucket)
+{
+    return bucket.flat.use_count() > 0 &&
+           is_summed_in(reducer, bucket.number, bucket.flat._unsafe_get_target(),
+                        bucket.gradients.size());
+}
+
 /* Whether nobody but the reducer has a reference to it. It has the bucket as a tensor; and of each
- * gradient the view that it writes, which the parameter may have too, and since the first sum
- * another one. */
+ * gradient the view that it writes, which the parameter may have too, and the view of the sum. */
 bool
 GradientBirths::is_alone(const Bucket &bucket) const
 {
@@ -199,21 +222,21 @@ GradientBirths::is_alone(const Bucket &bucket) const
 /* So for the bucket as a tensor, which each view knows as its base, and the last sum's future has.
  */
 bool
-GradientBirths::is_flat_alone(const Bucket &bucket)
+GradientBirths::is_flat_alone(const c10d::Reducer &reducer, const Bucket &bucket)
 {
     const auto views = 2 * static_cast<uint32_t>(bucket.gradients.size());
 
-    return bucket.flat.use_count() > 0 &&
+    return is_sum_alone(reducer, bucket.number) &&
            holders(bucket.flat._unsafe_get_target()) == 1 + views + 1;
 }
 
 /* The threads that ended the last sum let it go only then. */
 bool
-GradientBirths::is_let_go(Bucket &bucket)
+GradientBirths::is_let_go(const c10d::Reducer &reducer, Bucket &bucket)
 {
     const auto until = std::chrono::steady_clock::now() + kPatience;
 
-    while (!is_flat_alone(bucket)) {
+    while (!is_flat_alone(reducer, bucket)) {
         if (bucket.is_hopeless || std::chrono::steady_clock::now() > until) {
             bucket.is_hopeless = true;
             return false;
@@ -257,7 +280,9 @@ GradientBirths::make_way(const Gradient &gradient, const std::shared_ptr<Place> 
     {
         const pybind11::gil_scoped_acquire gil;
         const Bucket *const known = find_bucket(bucket);
-        TORCH_CHECK(known != nullptr && is_alone(*known) && is_flat_alone(*known),
+        const auto reducer = reducer_.lock();
+        TORCH_CHECK(known != nullptr && reducer && has_own_sum(*reducer, *known) &&
+                        is_alone(*known) && is_flat_alone(*reducer, *known),
                     "rdmatensor: this backward pass made a gradient, or kept it, otherwise than "
                     "those before, so that a tensor lies where DistributedDataParallel writes; and "
                     "the program has other gradients of this pass, so that the bucket cannot be "

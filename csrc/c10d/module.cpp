@@ -21,6 +21,7 @@
 #include "c10d/backend.hpp"
 #include "c10d/birthplace.hpp"
 #include "c10d/gradient_births.hpp"
+#include "c10d/reducer_buckets.hpp"
 #include "c10d/symmetric.hpp"
 
 namespace py = pybind11;
@@ -220,7 +221,11 @@ bind_gradient_births(py::module_ &m)
         .def_readonly("last_copied", &GradientBirths::Told::last_copied)
         .def_readonly("why_off", &GradientBirths::Told::why_off);
     py::class_<GradientBirths, c10::intrusive_ptr<GradientBirths>>(m, "GradientBirths")
-        .def(py::init(&GradientBirths::make), py::arg("parameters"), py::arg("least_bytes"))
+        .def(py::init([](const std::vector<at::Tensor> &parameters, const py::object &reducer,
+                         uint64_t least_bytes) {
+                 return GradientBirths::make(parameters, reducer_of(reducer), least_bytes);
+             }),
+             py::arg("parameters"), py::arg("reducer"), py::arg("least_bytes"))
         .def(
             "watch",
             [](GradientBirths &self, const std::vector<at::Tensor> &outputs, uintptr_t context,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from births_cases import WIDTH, Case, Run, loss_of, mlp, plain
 from torch import nn
 
@@ -265,36 +264,6 @@ def looking(run: Run, step: int) -> None:
     run.losses += [float(loss.detach()), *found]
 
 
-def looking_at_buckets(run: Run, step: int) -> None:
-    """As looking(), but a communication hook has kept the buckets."""
-    if step == 0:
-        _buckets.clear()
-    run.optimizer.zero_grad()
-    loss = loss_of(run.module(run.x(step)))
-    found: list[float] = []
-    old = list(_buckets)
-    for node in nodes(loss.grad_fn):
-        if node.name() == "TBackward0":
-            node.register_prehook(lambda _: found.extend(float(one.sum()) for one in old))
-    _buckets.clear()
-    loss.backward()  # type: ignore[no-untyped-call]
-    run.losses += [float(loss.detach()), *found]
-
-
-_buckets: list[torch.Tensor] = []
-
-
-def keeping_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook that keeps what was sent."""
-    _buckets.append(bucket.buffer())
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    future = work.get_future()  # type: ignore[union-attr]
-    return future.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
-
-
-keeping_hook.__annotations__ = {}  # which torch would want to be no words
-
-
 def hooked(run: Run, step: int) -> None:
     """A hook on the parameter's own node, which runs last, looks at what came there."""
     found: list[float] = []
@@ -377,9 +346,6 @@ SURPRISES = {
     "raising": Case(failing, raising),
     "swapping": Case(Square, swapping, born_from=None, why=OTHERWISE),
     "looking": Case(step=looking, born_from=None, why=SHOWN),
-    "looking at buckets": Case(
-        step=looking_at_buckets, hook=keeping_hook, born_from=None, why=SHOWN, is_born=False
-    ),
     "hooked": Case(step=hooked, born_from=None, why=HOOKS),
     "hooked after": Case(step=hooked_after, born_from=None, why=HOOKS),
     "twice": Case(step=twice, born_from=None),

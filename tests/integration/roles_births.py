@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from births_cases import CASES as PLAIN
 from births_cases import STEPS, WIDTH, Case, Moves, Run, loss_of, mlp, plain
+from births_sums import SUMS
 from births_surprises import SURPRISES, Fails, Square, Swapped, failing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +27,7 @@ from rdmatensor.context import default_context
 from rdmatensor.distributed import load_extension
 
 TIMEOUT = timedelta(seconds=60)
-CASES = {**PLAIN, **SURPRISES}
+CASES = {**PLAIN, **SURPRISES, **SUMS}
 
 
 @contextlib.contextmanager

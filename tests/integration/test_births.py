@@ -8,12 +8,13 @@ from typing import Any
 import jobs
 import pytest
 from births_cases import CASES as PLAIN
+from births_sums import SUMS
 from births_surprises import SURPRISES
 
 pytestmark = pytest.mark.timeout(150)
 
 OFF = {"RDMATENSOR_ADOPT": "0"}
-CASES = {**PLAIN, **SURPRISES}
+CASES = {**PLAIN, **SURPRISES, **SUMS}
 
 
 def trained(out: Path, environment: dict[str, str] | None = None) -> list[dict[str, Any]]:
