@@ -240,7 +240,7 @@ GradientBirths::trace()
     thread_ = std::this_thread::get_id();
     task_ = autograd::get_current_graph_task_id();
     is_active_.store(true, std::memory_order_relaxed);
-    autograd::Engine::get_default_engine().queue_callback([births = self_] { births->end(); });
+    autograd::Engine::get_default_engine().queue_callback([births = self_] { births->end_pass(); });
 }
 
 void
@@ -257,6 +257,22 @@ GradientBirths::end()
     for (Gradient &gradient : gradients_)
         gradient.is_open = false;
     self_.reset(); /* the caller has a reference of its own */
+}
+
+/* One that did not raise. If it was not the last one of its forward pass, the next brings the other
+ * gradients, which the reducer copies. */
+void
+GradientBirths::end_pass()
+{
+    const auto reducer = reducer_.lock();
+
+    end();
+    if (is_off_.load(std::memory_order_relaxed) || !reducer || has_all_buckets(*reducer))
+        return;
+    note(kParted);
+    for (Gradient &gradient : gradients_)
+        if (gradient.accumulator != nullptr && !gradient.accumulator->variable.grad().defined())
+            gradient.is_copied.store(true, std::memory_order_relaxed);
 }
 
 // ---- allocations of a pass ----------------------------------------------------------------------

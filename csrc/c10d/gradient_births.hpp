@@ -74,6 +74,9 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     [[nodiscard]] Told told() const;
 
   private:
+    static constexpr const char *kParted =
+        "the last backward pass brought some gradients only, as of one output of several: what "
+        "comes in another pass of the same forward pass is not born in its bucket";
     /* Passes in a row in which a gradient came elsewhere; then it is left to the reducer. */
     static constexpr uint32_t kMostMisses = 8;
     /* After how many forward passes, at the how-manieth node that leads to the accumulator and
@@ -151,6 +154,7 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     static bool is_let_go(const c10d::Reducer &reducer, Bucket &bucket);
     void trace();
     void end();
+    void end_pass();
 
     void settle();
     void settle_one(const c10d::Reducer &reducer, uint32_t number);

@@ -43,6 +43,11 @@ GradientBirths::settle()
 
     if (!reducer)
         return;
+    if (!has_all_buckets(*reducer)) { /* some are in no bucket yet; another pass may bring all */
+        note(kParted);
+        return;
+    }
+    note("");
     is_settled_ = true;
     buckets_.clear();
     sizes_.clear();

@@ -18,6 +18,11 @@ class Opened : public c10d::Reducer
     {
         return reducer.*(&Opened::buckets_);
     }
+    /* Of those whose sums have begun, in their order. */
+    static size_t next_bucket(const c10d::Reducer &reducer)
+    {
+        return reducer.*(&Opened::next_bucket_);
+    }
 };
 
 bool
@@ -83,6 +88,12 @@ bool
 is_sum_alone(const c10d::Reducer &reducer, size_t number)
 {
     return Opened::buckets(reducer)[number].future_work.use_count() == 1;
+}
+
+bool
+has_all_buckets(const c10d::Reducer &reducer)
+{
+    return Opened::next_bucket(reducer) == Opened::buckets(reducer).size();
 }
 
 } // namespace rdmatensor

@@ -38,4 +38,7 @@ bool is_summed_in(const c10d::Reducer &reducer, size_t number, const c10::Tensor
 /* Whether nobody else has that future, which shows `flat`. */
 bool is_sum_alone(const c10d::Reducer &reducer, size_t number);
 
+/* Whether all buckets are complete, and their sums begun, since the last forward pass that sums. */
+bool has_all_buckets(const c10d::Reducer &reducer);
+
 } // namespace rdmatensor

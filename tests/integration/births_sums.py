@@ -1,4 +1,4 @@
-"""Scripts that have another sum: communication hooks that keep it, or give others back."""
+"""Scripts with other sums: hooks that keep them, or give others back; a pass for each output."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from births_cases import Case, Run, loss_of
+from births_cases import Case, Run, loss_of, mlp
 from births_surprises import SHOWN, nodes
+from torch import nn
+
+
+class Twins(nn.Module):
+    """Two outputs, of parameters of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = mlp(), mlp()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.one(x), self.other(x)
 
 
 def looking_at_buckets(run: Run, step: int) -> None:
@@ -77,7 +89,21 @@ for _hook in (keeping_hook, copying_hook, future_hook):
     _hook.__annotations__ = {}  # which torch would want to be no words
 
 
+def parting(of_steps: Callable[[int], bool]) -> Callable[[Run, int], None]:
+    """Return a step with a backward pass for each output; in other steps one is for both."""
+
+    def step(run: Run, number: int) -> None:
+        run.optimizer.zero_grad()
+        losses = [loss_of(output) for output in run.module(run.x(number))]
+        for loss in losses if of_steps(number) else [sum(losses)]:
+            loss.backward()
+        run.losses += [float(loss.detach()) for loss in losses]
+
+    return step
+
+
 ELSEWHERE = "gave another tensor back"
+PARTED = "brought some gradients only"
 SUMS = {
     "looking at buckets": Case(
         step=looking_at_buckets, hook=keeping_hook, born_from=None, why=SHOWN, is_born=False
@@ -88,4 +114,7 @@ SUMS = {
     "looking at futures": Case(
         step=looking_at_buckets, hook=future_hook, born_from=None, why=SHOWN, is_born=False
     ),
+    "parted": Case(Twins, parting(lambda _: True), born_from=None, why=PARTED, is_born=False),
+    "parted at first": Case(Twins, parting(lambda step: step < 4), born_from=3),
+    "parted later": Case(Twins, parting(lambda step: step > 4), born_from=None, why=PARTED),
 }
