@@ -31,7 +31,7 @@ struct Scope {
 
 struct PerThread {
     std::vector<Scope> scopes;
-    std::vector<AllocationTrace *> traces;
+    std::vector<c10::intrusive_ptr<AllocationTrace>> traces;
     Births births = {};
 };
 
@@ -48,7 +48,7 @@ class ArenaSwitch final : public c10::Allocator
 
         if ((thread.traces.empty() && thread.scopes.empty()) || bytes == 0 || is_forked_child())
             return before_->allocate(bytes);
-        AllocationTrace *const trace = thread.traces.empty() ? nullptr : thread.traces.back();
+        AllocationTrace *const trace = trace_of(thread);
         if (trace != nullptr) {
             c10::DataPtr served = trace->serve(bytes);
             if (served)
@@ -84,6 +84,13 @@ class ArenaSwitch final : public c10::Allocator
     }
 
   private:
+    static AllocationTrace *trace_of(PerThread &thread)
+    {
+        while (!thread.traces.empty() && thread.traces.back()->is_forsaken())
+            thread.traces.pop_back();
+        return thread.traces.empty() ? nullptr : thread.traces.back().get();
+    }
+
     c10::DataPtr allocate_by_scope(PerThread &thread, size_t bytes)
     {
         if (thread.scopes.empty() || bytes < thread.scopes.back().min_bytes)
@@ -115,6 +122,18 @@ class ArenaSwitch final : public c10::Allocator
 } // namespace
 
 void
+AllocationTrace::forsake()
+{
+    is_forsaken_.store(true, std::memory_order_relaxed);
+}
+
+bool
+AllocationTrace::is_forsaken() const
+{
+    return is_forsaken_.load(std::memory_order_relaxed);
+}
+
+void
 enter_arena(rdt_context *context, size_t min_bytes)
 {
     ArenaSwitch::install();
@@ -129,17 +148,18 @@ leave_arena()
 }
 
 void
-trace_allocations(AllocationTrace *trace)
+trace_allocations(c10::intrusive_ptr<AllocationTrace> trace)
 {
     ArenaSwitch::install();
-    this_thread.traces.push_back(trace);
+    this_thread.traces.push_back(std::move(trace));
 }
 
 void
 end_trace(const AllocationTrace *trace)
 {
-    std::vector<AllocationTrace *> &traces = this_thread.traces;
-    const auto last = std::find(traces.rbegin(), traces.rend(), trace);
+    auto &traces = this_thread.traces;
+    const auto last = std::find_if(traces.rbegin(), traces.rend(),
+                                   [trace](const auto &one) { return one.get() == trace; });
 
     if (last != traces.rend())
         traces.erase(std::next(last).base());

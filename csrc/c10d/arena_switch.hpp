@@ -9,11 +9,13 @@
  */
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
+#include <torch/custom_class.h>
 
 #include "rdmatensor.h"
 
@@ -35,20 +37,29 @@ void enter_arena(rdt_context *context, size_t min_bytes);
 void leave_arena();
 Births births();
 
-/* Sees each allocation of a thread, and may serve it. */
-class AllocationTrace
+/* Sees each allocation of a thread, and may serve it. The thread may look at it at any time, and so
+ * it keeps it: until it is ended there, or another thread has forsaken it and this one allocates,
+ * or this thread ends. */
+class AllocationTrace : public torch::CustomClassHolder
 {
   public:
-    virtual ~AllocationTrace() = default;
     /* Memory for an allocation of `bytes`, more than 0; empty: the others shall give it. */
     virtual c10::DataPtr serve(size_t bytes) = 0;
     /* What the others gave for the one that serve() was asked for last. */
     virtual void born(const void *address, size_t bytes) = 0;
+    /* Any thread. For good: it is never traced with again. */
+    void forsake();
+    [[nodiscard]] bool is_forsaken() const;
+
+  private:
+    /* relaxed: the thread that has it may see it late */
+    std::atomic<bool> is_forsaken_{false};
 };
 
 /* From here on this thread's allocations go to the trace, until it is ended on this thread. Of
  * several the last one has them; they end in any order. */
-void trace_allocations(AllocationTrace *trace);
+void trace_allocations(c10::intrusive_ptr<AllocationTrace> trace);
+/* The caller has a reference of its own. */
 void end_trace(const AllocationTrace *trace);
 /* Whether this thread's allocations go to one. */
 bool is_traced();

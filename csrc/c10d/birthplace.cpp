@@ -103,7 +103,7 @@ Birthplaces::Birthplaces(const at::Tensor &memory, const Spans &spans)
 void
 Birthplaces::begin(const Served &served)
 {
-    TORCH_CHECK(!self_, "rdmatensor: a backward pass is traced already");
+    TORCH_CHECK(!is_traced_, "rdmatensor: a backward pass is traced already");
     served_.clear();
     births_.clear();
     for (const auto &[number, place] : served) {
@@ -111,8 +111,8 @@ Birthplaces::begin(const Served &served)
         served_.emplace(number, place);
     }
     number_ = 0;
-    trace_allocations(this);
-    self_ = c10::intrusive_ptr<Birthplaces>::unsafe_reclaim_from_nonowning(this);
+    trace_allocations(c10::intrusive_ptr<AllocationTrace>::unsafe_reclaim_from_nonowning(this));
+    is_traced_ = true;
     thread_ = std::this_thread::get_id();
     is_active_.store(true, std::memory_order_relaxed);
 }
@@ -120,12 +120,14 @@ Birthplaces::begin(const Served &served)
 void
 Birthplaces::end()
 {
-    TORCH_CHECK(self_, "rdmatensor: no backward pass is traced");
+    TORCH_CHECK(is_traced_, "rdmatensor: no backward pass is traced");
     is_active_.store(false, std::memory_order_relaxed);
-    if (std::this_thread::get_id() != thread_)
+    if (std::this_thread::get_id() != thread_) {
+        forsake();
         return;
+    }
     end_trace(this);
-    self_.reset(); /* the caller has a reference of its own */
+    is_traced_ = false;
 }
 
 int64_t

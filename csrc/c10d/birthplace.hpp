@@ -52,7 +52,7 @@ c10::DataPtr occupy(const std::shared_ptr<Place> &place);
 
 /* The places of one plan, within one tensor of the arena. begin() and end() belong to one thread at
  * a time; tensors that lie in the places are freed on any. */
-class Birthplaces final : public torch::CustomClassHolder, private AllocationTrace
+class Birthplaces final : public AllocationTrace
 {
   public:
     using Spans = std::vector<std::pair<uint64_t, uint64_t>>; /* offset and size in bytes */
@@ -66,8 +66,8 @@ class Birthplaces final : public torch::CustomClassHolder, private AllocationTra
     /* From here on this thread's allocations are numbered, and some are served: a place in which a
      * tensor still lies, or of another size, is not given. */
     void begin(const Served &served);
-    /* On the thread of begin(). On another one nothing is served from now on, and this object stays
-     * until the process ends, because that thread may look at it at any time. */
+    /* On the thread of begin(). On another one nothing is served from now on, for good: that thread
+     * may look at this object at any time, and keeps it until it allocates or ends. */
     void end();
     /* The number of the last birth since begin() at this address that was not served; -1: none. */
     [[nodiscard]] int64_t find(uintptr_t address) const;
@@ -89,8 +89,7 @@ class Birthplaces final : public torch::CustomClassHolder, private AllocationTra
     std::vector<Birth> births_;
     uint64_t number_ = 0;
     uint64_t served_count_ = 0;
-    /* While a thread's allocations come here, this object must not go. */
-    c10::intrusive_ptr<Birthplaces> self_;
+    bool is_traced_ = false; /* with, by the thread */
     std::thread::id thread_;
     /* relaxed: between begin() and end() of one thread; another's end() is seen soon enough */
     std::atomic<bool> is_active_{false};

@@ -26,6 +26,9 @@ constexpr int kMostSteps = 4;
 /* Ways in which a gradient may be made: two batches, or the two steps of adversaries. */
 constexpr size_t kMostBirths = 4;
 
+/* relaxed: it orders nothing */
+std::atomic<uint64_t> the_living{0};
+
 /* Whether gradients of all parameters come: not of a pass for chosen ones. Those that shall be
  * differentiated again are copied by the accumulators, and a forward pass may run within ours. */
 bool
@@ -103,6 +106,18 @@ GradientBirths::GradientBirths(size_t parameters, std::weak_ptr<c10d::Reducer> r
                                uint64_t least_bytes)
     : reducer_(std::move(reducer)), least_bytes_(least_bytes), gradients_(parameters)
 {
+    the_living.fetch_add(1, std::memory_order_relaxed);
+}
+
+GradientBirths::~GradientBirths()
+{
+    the_living.fetch_sub(1, std::memory_order_relaxed);
+}
+
+uint64_t
+GradientBirths::living()
+{
+    return the_living.load(std::memory_order_relaxed);
 }
 
 c10::intrusive_ptr<GradientBirths>
@@ -131,7 +146,7 @@ GradientBirths::follow(uint32_t number, const at::Tensor &parameter)
 void
 GradientBirths::watch(const std::vector<at::Tensor> &outputs, rdt_context *context, bool is_syncing)
 {
-    if (self_ && autograd::get_current_graph_task_id() < 0)
+    if (is_traced_ && autograd::get_current_graph_task_id() < 0)
         end(); /* that pass ended with an exception */
     context_ = context;
     is_syncing_ = is_syncing;
@@ -200,7 +215,7 @@ GradientBirths::give_up(const std::string &why)
 void
 GradientBirths::begin()
 {
-    if (self_ || is_off_.load(std::memory_order_relaxed) || is_forked_child() ||
+    if (is_traced_ || is_off_.load(std::memory_order_relaxed) || is_forked_child() ||
         !is_plain_backward())
         return;
     of_forwards_ = std::exchange(forwards_, 0);
@@ -228,7 +243,7 @@ void
 GradientBirths::trace()
 {
     try {
-        trace_allocations(this);
+        trace_allocations(c10::intrusive_ptr<AllocationTrace>::unsafe_reclaim_from_nonowning(this));
     } catch (const c10::Error &error) { /* another library has torch's allocator */
         give_up(error.what_without_backtrace());
         return;
@@ -236,27 +251,31 @@ GradientBirths::trace()
     evaluations_.clear();
     records_.clear();
     asked_.reset();
-    self_ = c10::intrusive_ptr<GradientBirths>::unsafe_reclaim_from_nonowning(this);
+    is_traced_ = true;
     thread_ = std::this_thread::get_id();
     task_ = autograd::get_current_graph_task_id();
     is_active_.store(true, std::memory_order_relaxed);
-    autograd::Engine::get_default_engine().queue_callback([births = self_] { births->end_pass(); });
+    autograd::Engine::get_default_engine().queue_callback([weak = weakly(this)] {
+        if (const auto births = weak.lock())
+            births->end_pass();
+    });
 }
 
 void
 GradientBirths::end()
 {
-    if (!self_)
+    if (!is_traced_)
         return;
     is_active_.store(false, std::memory_order_relaxed);
-    if (std::this_thread::get_id() != thread_) { /* which may look here at any time, for ever */
+    if (std::this_thread::get_id() != thread_) { /* which may look here at any time */
+        forsake();
         give_up("a backward pass ended on another thread than it began on");
         return;
     }
     end_trace(this);
     for (Gradient &gradient : gradients_)
         gradient.is_open = false;
-    self_.reset(); /* the caller has a reference of its own */
+    is_traced_ = false;
 }
 
 /* One that did not raise. If it was not the last one of its forward pass, the next brings the other

@@ -48,7 +48,7 @@ namespace rdmatensor
 
 /* The gradients of one module. It keeps neither the parameters nor the buckets nor the reducer.
  * told() is any thread's; all else, and the module's passes, are one thread's at a time. */
-class GradientBirths final : public torch::CustomClassHolder, private AllocationTrace
+class GradientBirths final : public AllocationTrace
 {
   public:
     struct Told {
@@ -65,6 +65,7 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     static c10::intrusive_ptr<GradientBirths> make(const std::vector<at::Tensor> &parameters,
                                                    std::weak_ptr<c10d::Reducer> reducer,
                                                    uint64_t least_bytes);
+    ~GradientBirths() override;
 
     /* A forward pass gave these; the first one of which a gradient comes begins the backward pass.
      * A bucket that moves is made in the context's arena; NULL: in torch's own memory. */
@@ -72,6 +73,8 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     /* The module is gone, perhaps after a pass that raised. */
     void stop();
     [[nodiscard]] Told told() const;
+    /* How many there are in this process. */
+    static uint64_t living();
 
   private:
     static constexpr const char *kParted =
@@ -187,8 +190,8 @@ class GradientBirths final : public torch::CustomClassHolder, private Allocation
     bool is_syncing_ = false;
     uint32_t forwards_ = 0; /* since the last backward pass began */
 
-    /* Of the pass. While it is traced, this object must not go. */
-    c10::intrusive_ptr<GradientBirths> self_;
+    /* Of the pass. */
+    bool is_traced_ = false; /* with, by the thread */
     std::thread::id thread_;
     int task_ = -1;
     /* relaxed: as Birthplaces::is_active_ */

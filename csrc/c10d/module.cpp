@@ -234,7 +234,8 @@ bind_gradient_births(py::module_ &m)
             },
             py::arg("outputs"), py::arg("context"), py::arg("is_syncing"))
         .def("stop", &GradientBirths::stop)
-        .def("told", &GradientBirths::told);
+        .def("told", &GradientBirths::told)
+        .def_static("living", &GradientBirths::living);
     m.def("is_traced", &is_traced);
 }
 

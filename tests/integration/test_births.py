@@ -130,6 +130,20 @@ def test_a_pass_that_raised_leaves_nothing(tmp_path: Path) -> None:
         assert not rank["after"]
 
 
+@pytest.mark.parametrize("is_ending", [True, False])
+def test_a_pass_that_raised_on_another_thread_keeps_nothing(
+    is_ending: bool, tmp_path: Path
+) -> None:
+    """Nothing is kept for a thread that has ended, or has allocated since."""
+    ranks = jobs.run("roles_births_left:left_on_a_thread", 2, tmp_path, is_ending=is_ending)
+
+    for rank in jobs.results(ranks):
+        assert rank["told"]["born"] > 0
+        assert rank["before"] == 1
+        assert rank["after"] == 0
+        assert not rank["is_used"]
+
+
 def test_a_wrong_number_is_an_error_rather(tmp_path: Path) -> None:
     """Two tensors have one address, and the program has pointers to both: one could be moved."""
     for rank in jobs.results(jobs.run("roles_births:held", 2, tmp_path)):
