@@ -113,9 +113,11 @@ class Choice:
             self._use(self._faster)
             return None
         check_plan(chosen, self._group)
-        memory.lift()
         try:
+            memory.lift()
             (agreed,) = self._agree([float(memory.is_free())], "min")
+            if agreed != 0.0 and self._step <= _TRIED_STEPS[0]:
+                self._use(self._faster)
         except BaseException:
             memory.lower()  # a step that fails takes no gradient along
             raise
@@ -125,8 +127,6 @@ class Choice:
             self.text += ", but the program holds gradients in their memory: left as they are"
             return None
         self._current = chosen
-        if self._step <= _TRIED_STEPS[0]:
-            self._use(self._faster)
         return chosen
 
     def _choose(self, memory: GradientMemory) -> None:

@@ -202,12 +202,21 @@ class GradientMemory:
                 parameter.grad = None
 
     def lower(self) -> None:
-        """Bring what was lifted into its place, or beside it where another tensor lies there."""
+        """Bring what was lifted into its place, or beside it where another tensor lies there.
+
+        Where that fails, all are as they were lifted, beside their places: whoever goes on with
+        other places in this memory finds none of them in it.
+        """
         lifted, self._lifted = self._lifted, {}
-        for parameter, grad in lifted.items():
-            gradient = self.gradients[parameter]
-            is_taken = self.is_taken(gradient)
-            parameter.grad = grad if is_taken else self.take(gradient).copy_(grad)
+        try:
+            for parameter, grad in lifted.items():
+                gradient = self.gradients[parameter]
+                is_taken = self.is_taken(gradient)
+                parameter.grad = grad if is_taken else self.take(gradient).copy_(grad)
+        except BaseException:
+            for parameter, grad in lifted.items():
+                parameter.grad = grad
+            raise
 
     def _learn(self, gradient: Gradient, grad: torch.Tensor) -> None:
         if not self._is_tracing or grad.untyped_storage().nbytes() != gradient.size_bytes:

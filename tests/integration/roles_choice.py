@@ -16,6 +16,8 @@ import rdmatensor.distributed
 import rdmatensor.plan
 from graph_analysis import CostModel, DataParallel, analyze
 from rdmatensor import _algorithms
+from rdmatensor._plan_memory import Gradient, GradientMemory
+from rdmatensor.context import default_context
 
 TIMEOUT = timedelta(seconds=60)
 STEPS = 8
@@ -113,6 +115,54 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
         "held": len(held),
     }
     planned.close()
+    return found
+
+
+def refused_places(rank: int, world: int) -> list[dict[str, bool]]:
+    """Lay a plan out anew in its memory, in which each gradient in turn is refused its place."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    model = Layers()
+    plan = analyze(model, (torch.randn(2, 512),), strategy=DataParallel(world))
+    named = dict(model.named_parameters())
+    take = GradientMemory.take
+    found = []
+    for refused in range(len(named)):
+        taken: list[Gradient] = []
+
+        def refusing(
+            memory: GradientMemory,
+            gradient: Gradient,
+            taken: list[Gradient] = taken,
+            refused: int = refused,
+        ) -> torch.Tensor:
+            taken.append(gradient)
+            if len(taken) > refused:
+                raise MemoryError
+            return take(memory, gradient)
+
+        memory = GradientMemory(plan, named, default_context())
+        for number, gradient in enumerate(memory.gradients.values()):
+            gradient.parameter.grad = memory.take(gradient).fill_(float(number))
+        memory.lift()
+        entry = {"is_refused": False}
+        GradientMemory.take = refusing  # type: ignore[assignment, method-assign]
+        try:
+            GradientMemory(plan, named, default_context(), memory)
+        except MemoryError:
+            entry["is_refused"] = True
+        GradientMemory.take = take  # type: ignore[method-assign]
+        grads = [gradient.parameter.grad for gradient in memory.gradients.values()]
+        entry["is_kept"] = all(
+            grad is not None and bool((grad == float(number)).all())
+            for number, grad in enumerate(grads)
+        )
+        entry["is_free"] = not any(
+            grad is not None and memory.is_in_place(gradient, grad)
+            for gradient, grad in zip(memory.gradients.values(), grads, strict=True)
+        )
+        found.append(entry)
+        model.zero_grad()
+    dist.destroy_process_group()
     return found
 
 

@@ -67,6 +67,15 @@ def test_gradients_that_lie_there_move_with_the_buckets(
     assert cases[0][kind]["bits"] == cases[1][kind]["bits"]
 
 
+def test_lifted_gradients_come_back_where_there_is_no_place_for_them(tmp_path: Path) -> None:
+    """Whichever place is refused: none is lost, and none lies where others' places may be."""
+    for rank in jobs.results(jobs.run("roles_choice:refused_places", 2, tmp_path)):
+        assert len(rank) > 5
+        assert all(
+            entry == {"is_refused": True, "is_kept": True, "is_free": True} for entry in rank
+        )
+
+
 def test_it_can_be_declined(cases: list[dict[str, Any]]) -> None:
     for rank in (case["declined"] for case in cases):
         assert rank["buckets"] == [1] * 8

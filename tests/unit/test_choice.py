@@ -29,6 +29,7 @@ def _switching(monkeypatch: pytest.MonkeyPatch, fails: str, calls: list[str]) ->
 
     monkeypatch.setattr(_choice, "check_plan", call("check"))
     monkeypatch.setattr(Choice, "_agree", call("agree", [1.0]))
+    monkeypatch.setattr(Choice, "_use", call("use"))
     choice = Choice.__new__(Choice)
     state = {"_next": "other", "_current": None, "_group": None, "_step": 5}
     vars(choice).update(state, _faster={}, _algorithms=None)
@@ -40,11 +41,17 @@ def test_gradients_are_lifted_once_all_ranks_have_one_plan(monkeypatch: pytest.M
     calls: list[str] = []
     choice, memory = _switching(monkeypatch, "", calls)
     assert choice.switched(memory) == "other"
-    assert calls == ["check", "lift", "agree"]
+    assert calls == ["check", "lift", "agree", "use"]
 
 
 @pytest.mark.parametrize(
-    ("fails", "wanted"), [("check", ["check"]), ("agree", ["check", "lift", "agree", "lower"])]
+    ("fails", "wanted"),
+    [
+        ("check", ["check"]),
+        ("lift", ["check", "lift", "lower"]),
+        ("agree", ["check", "lift", "agree", "lower"]),
+        ("use", ["check", "lift", "agree", "use", "lower"]),
+    ],
 )
 def test_gradients_are_where_they_were_if_a_rank_is_lost(
     monkeypatch: pytest.MonkeyPatch, fails: str, wanted: list[str]
