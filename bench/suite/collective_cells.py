@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.benchlib.record import Record, text
-from bench.suite.collectives import COPY_FLOOR, net_ns
+from bench.suite import samples
+from bench.suite.collectives import COPY_FLOOR, net_ns, net_turns
 from bench.suite.settings import PLAIN
 
 Cell = tuple[object, ...]
@@ -46,7 +49,37 @@ def over(record: Record | None, other: Record | None) -> float | None:
     return net_ns(record) / net_ns(other)
 
 
-def of_floor(record: Record, known: Known) -> float | None:
-    """Return the share of the copy floor's rate; None for a floor."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the copy floor's rate, as each turn had it."""
+
+    by_turn: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        """The median of the turns', of an even number the mean of the two in the middle."""
+        return statistics.median(self.by_turn)
+
+    @property
+    def words(self) -> str:
+        """The same, with the least and the most where there are several."""
+        if len(self.by_turn) == 1:
+            return f"{self.value:.2f}"
+        return f"{self.value:.2f} ({min(self.by_turn):.2f}-{max(self.by_turn):.2f})"
+
+
+def of_floor(record: Record, known: Known) -> Share | None:
+    """Return the share of the copy floor's rate, taken in each turn; None for a floor.
+
+    Both are in the processes of one turn, so that what slows it down slows both; over the medians
+    of all turns, a slow one of either would count for itself.
+    """
     floor = known.get(COPY_FLOOR, {}).get(cell_of(record, PLAIN))
-    return over(floor, record) if text(record, "peer") != "floor" else None
+    if floor is None or text(record, "peer") == "floor":
+        return None
+    both = [
+        [samples.quantile(of_turn, 0.5) for of_turn in net_turns(one)] for one in (floor, record)
+    ]
+    if len(both[0]) != len(both[1]) or min(map(min, both)) <= 0:
+        return None  # nobody knows which belong together, or noise is more than what there is
+    return Share(tuple(copies / own for copies, own in zip(*both, strict=True)))

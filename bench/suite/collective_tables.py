@@ -12,6 +12,7 @@ from bench.suite import collective_targets, samples
 from bench.suite.collective_cells import (
     Cell,
     Known,
+    Share,
     by_who,
     cell_of,
     of_floor,
@@ -29,7 +30,8 @@ _WIDTH = 120
 _NAMES = {"gloo": "Gloo", "OpenMPI": "OpenMPI"}  # rivals, by contestant
 # Under the table: what its last columns mean.
 NOTES = (
-    "CPU: of all ranks together. of floor: the copy floor's time over this one's, in the same run.",
+    "CPU: of all ranks together. of floor: the copy floor's time over this one's of the same turn; "
+    "the median of the turns', and the least and the most of them.",
     "alone: the same loop without communication; net: what is left without that of its own turn.",
 )
 _ONE_LOOP = "this file has the loop of one turn only, the one in the middle, which net is without."
@@ -87,7 +89,7 @@ def _plain(records: Sequence[Record], known: Known) -> str:
                 *(samples.tail_text(record, name) for name in ("median_ns", "p90", "p99", "p999")),
                 *_bandwidths(record),
                 *_costs(record),
-                _figure(of_floor(record, known)),
+                _share(of_floor(record, known)),
                 _figure(over(record, ours.get(cell_of(record)))),
             )
             for record in _sorted(records)
@@ -123,7 +125,7 @@ def _rewritten(records: Sequence[Record], known: Known) -> str:
                 ),
                 signed_time(net_ns(record)),
                 *_costs(record),
-                _figure(of_floor(record, known)),
+                _share(of_floor(record, known)),
                 *(_figure(over(rival_of(record, known[name]), record)) for name in rivals),
             )
             for record in _sorted(records)
@@ -133,6 +135,10 @@ def _rewritten(records: Sequence[Record], known: Known) -> str:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _share(share: Share | None) -> str:
+    return "-" if share is None else share.words
 
 
 def signed_time(ns: float) -> str:

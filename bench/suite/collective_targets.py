@@ -25,12 +25,17 @@ _OTHERS = (
 )
 
 
+def _no_words(_: Record, __: Known) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One thing wanted.
 
     about: whether a record of ours is one that it is about. figure: of such a record, what is
-    compared; None where it was not measured. limit: at least, or at most where is_most.
+    compared; None where it was not measured. limit: at least, or at most where is_most. told: of
+    such a record, how the figure is told; empty: as it is.
     """
 
     what: str
@@ -38,6 +43,7 @@ class Target:
     figure: Callable[[Record, Known], float | None]
     limit: float
     is_most: bool = False
+    told: Callable[[Record, Known], str] = _no_words
 
     def holds(self, figure: float) -> bool:
         """Whether a figure meets it."""
@@ -54,12 +60,30 @@ def _beside_nothing(record: Record, known: Known) -> float | None:
     return over(record, rival_of(record, known.get(NOTHING, {})))
 
 
+def _share(record: Record, known: Known) -> float | None:
+    """Of the copy floor's rate."""
+    share = of_floor(record, known)
+    return None if share is None else share.value
+
+
+def _share_words(record: Record, known: Known) -> str:
+    """The same, with what turns differ by."""
+    share = of_floor(record, known)
+    return "" if share is None else share.words
+
+
 def _gloo_or_floor(record: Record, known: Known) -> float | None:
     """Gloo's time over ours, or the limit where the copy floor leaves no room for more."""
-    gloo, share = _beside(GLOO)(record, known), of_floor(record, known)
+    gloo, share = _beside(GLOO)(record, known), _share(record, known)
     if gloo is not None and gloo < 3 and share is not None and share >= FLOOR_SHARE:
         return 3.0
     return gloo
+
+
+def _gloo_and_floor_words(record: Record, known: Known) -> str:
+    """Gloo's time over ours, and the share of the copy floor where there is one."""
+    gloo, share = _beside(GLOO)(record, known), _share_words(record, known)
+    return f"{gloo:.2f}, of the floor {share}" if gloo is not None and share else ""
 
 
 def _pair(op: str, size: int, *rows: str) -> Callable[[Record], bool]:
@@ -103,11 +127,23 @@ TARGETS = (
         10,
     ),
     # the floor: the least work of a two-shot all_reduce (reduce_scatter, then all_gather)
-    Target("64 MiB all_reduce, copy floor", _pair("all_reduce", 64 * MIB), of_floor, 0.8),
+    Target(
+        "64 MiB all_reduce, copy floor",
+        _pair("all_reduce", 64 * MIB),
+        _share,
+        0.8,
+        told=_share_words,
+    ),
     Target("8 B send over doing nothing", _pair("send", 8), _beside_nothing, 1.5, True),
     Target("64 MiB send, Gloo", _pair("send", 64 * MIB, *_PRIVATE), _beside(GLOO), 2.5),
     Target("64 MiB send, OpenMPI", _pair("send", 64 * MIB, *_PRIVATE), _beside(MPI), 1),
-    Target("64 MiB send in the arena, copy floor", _pair("send", 64 * MIB, "arena"), of_floor, 0.9),
+    Target(
+        "64 MiB send in the arena, copy floor",
+        _pair("send", 64 * MIB, "arena"),
+        _share,
+        0.9,
+        told=_share_words,
+    ),
     Target(
         f"others over shm, Gloo (or {FLOOR_SHARE:g} of the copy floor)",
         lambda record: (
@@ -115,6 +151,7 @@ TARGETS = (
         ),
         _gloo_or_floor,
         3,
+        told=_gloo_and_floor_words,
     ),
     Target("tcp up to 64 KiB, Gloo", _over_tcp(0, 64 * KIB), _beside(GLOO), 2),
     Target("tcp above 64 KiB, Gloo", _over_tcp(64 * KIB + 1, math.inf), _beside(GLOO), 1.2),
@@ -135,7 +172,7 @@ def lines(records: Sequence[Record]) -> list[str]:
             if target.about(record) and (figure := target.figure(record, known)) is not None
         ]
         if figures:
-            found.append(_line(target, figures))
+            found.append(_line(target, figures, known))
     crowded = [
         figure
         for record in ours
@@ -151,17 +188,18 @@ def lines(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def _line(target: Target, figures: Sequence[tuple[float, Record]]) -> str:
+def _line(target: Target, figures: Sequence[tuple[float, Record]], known: Known) -> str:
     wanted = f"{'<=' if target.is_most else '>='} {target.limit:g}"
     short = sorted(
         ((figure, record) for figure, record in figures if not target.holds(figure)),
         key=lambda pair: pair[0],
         reverse=target.is_most,
     )
-    names = ", ".join(f"{_cell(record)} {figure:.2f}" for figure, record in short)
+    told = {id(record): target.told(record, known) or f"{of:.2f}" for of, record in figures}
+    names = ", ".join(f"{_cell(record)} {told[id(record)]}" for _, record in short)
     met = f"{len(figures) - len(short)} of {len(figures)}"
     if len(figures) == 1:
-        met = f"{figures[0][0]:.2f}"
+        met = told[id(figures[0][1])]
     return f"target: {target.what} {wanted}: {met}" + (f"; short: {names}" if short else ", met")
 
 

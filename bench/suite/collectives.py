@@ -128,20 +128,25 @@ def with_bandwidth(record: Record) -> Record:
     }
 
 
-def net_samples(record: Record) -> Sequence[float]:
-    """Return all samples without the same loop's median that does not communicate; may be below 0.
+def net_turns(record: Record) -> list[list[float]]:
+    """Return each turn's samples without the same loop's median that does not communicate.
 
-    Each is without that of its own turn, as what slows a turn down slows both. Where a file does
-    not have it (is_net_of_one_loop), all are without that of the turn in the middle.
+    They may be below 0. Each is without that of its own turn, as what slows a turn down slows both.
+    Where a file does not have it (is_net_of_one_loop), all are without that of the turn in the
+    middle.
     """
-    raw_ns = samples.raw_of(record)
-    if is_net_of_one_loop(record):
-        return [ns - number(record, "loop_ns") for ns in raw_ns]
-    if samples.LOOPS not in record:
-        return raw_ns
-    loops_ns = cast("list[float]", record[samples.LOOPS])
-    by_turn = zip(samples.turns_of(record), loops_ns, strict=True)
-    return [ns - loop_ns for of_turn, loop_ns in by_turn for ns in of_turn]
+    is_of_many = "turns" in record  # a turn by itself has only samples
+    turns = samples.turns_of(record) if is_of_many else [samples.raw_of(record)]
+    loops_ns = [number(record, "loop_ns") if "loop_ns" in record else 0.0] * len(turns)
+    if samples.LOOPS in record:
+        loops_ns = cast("list[float]", record[samples.LOOPS])
+    by_turn = zip(turns, loops_ns, strict=True)
+    return [[ns - loop_ns for ns in of_turn] for of_turn, loop_ns in by_turn]
+
+
+def net_samples(record: Record) -> Sequence[float]:
+    """Return the samples of all turns, as net_turns() has them."""
+    return [ns for of_turn in net_turns(record) for ns in of_turn]
 
 
 def net_ns(record: Record) -> float:

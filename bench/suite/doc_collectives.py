@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from bench.benchlib.record import Record, Result, number
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import doc_reasons
-from bench.suite.collective_cells import Known, by_who, cell_of, over, rival_of, row_of
+from bench.suite.collective_cells import (
+    Known,
+    by_who,
+    cell_of,
+    of_floor,
+    over,
+    rival_of,
+    row_of,
+)
 from bench.suite.collectives import is_net_of_one_loop, net_ns, net_samples
 from bench.suite.doc_words import (
     ROOM,
@@ -23,7 +31,7 @@ from bench.suite.doc_words import (
     with_notes,
 )
 from bench.suite.peers import OURS
-from bench.suite.settings import PLAIN, ROWS
+from bench.suite.settings import MIB, PLAIN, ROWS
 
 _RIVALS = {"gloo": "Gloo", "OpenMPI": "Open MPI"}  # by contestant
 _USES = {
@@ -36,6 +44,7 @@ _ONE_LOOP = (
     "Of what the ranks do themselves this file has the median of one turn, the one in the middle,"
     " which is taken off the samples of all."
 )
+_FLOOR_FROM_BYTES = 16 * MIB  # the floor has what is less in its caches, which nobody rewrites
 _Pair = tuple[Record, Record, float]  # ours, a rival's, its time over ours
 
 
@@ -91,8 +100,10 @@ def _made(result: Result, without: Sequence[Result]) -> tuple[str, Notes]:
         whose = "On another machine than those above: "
     parts = [whose + head(result, ours), _means(where, pairs), table(heads, lost) if lost else ""]
     text = "\n\n".join(part for part in parts if part)
+    floors = _floors(where, ours, known)
     text = with_notes(text, _told(notes, ours, known))
-    return (f"{text}\n\n{_ONE_LOOP}" if any(map(is_net_of_one_loop, records)) else text), notes
+    one_loop = _ONE_LOOP if any(map(is_net_of_one_loop, records)) else ""
+    return "\n\n".join(part for part in (text, floors, one_loop) if part), notes
 
 
 def _means(where: str, pairs: dict[tuple[str, str], list[_Pair]]) -> str:
@@ -108,6 +119,21 @@ def _means(where: str, pairs: dict[tuple[str, str], list[_Pair]]) -> str:
             rows.append((f"{_RIVALS[rival]}, {_USES[row]}", *cells))
     heads = (f"{where}: its time over ours, mean (least-most)", *map(size_text, sizes))
     return table(heads, rows)
+
+
+def _floors(where: str, ours: Sequence[Record], known: Known) -> str:
+    """Return the shares of the copy floor of what is more than caches hold; empty without any."""
+    uses = [row for row in (PLAIN, *ROWS) if any(row_of(one) == row for one in ours)]
+    shares: dict[str, dict[str, str]] = {}
+    for one in ours:
+        share = of_floor(one, known)
+        if share is not None and number(one, "size") >= _FLOOR_FROM_BYTES:
+            what = f"{one['op']}, {size_text(number(one, 'size'))}"
+            shares.setdefault(what, {})[row_of(one)] = share.words
+    if not shares:
+        return ""
+    heads = (f"{where}: share of the copy floor, the turns' median (least-most)", *uses)
+    return table(heads, [(what, *(of.get(use, "") for use in uses)) for what, of in shares.items()])
 
 
 def _mean(ratios: Sequence[float]) -> str:

@@ -15,7 +15,14 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib import mpi
 from bench.benchlib.record import Record, number
-from bench.suite import collective_tables, collectives, peers, plots_collectives, samples
+from bench.suite import (
+    collective_cells,
+    collective_tables,
+    collectives,
+    peers,
+    plots_collectives,
+    samples,
+)
 from bench.suite.settings import KIB, MIB, Settings
 
 
@@ -120,6 +127,54 @@ def test_the_table_has_the_share_of_the_copy_floor() -> None:
     assert [cell.strip() for cell in _cells(ours)[-2:]] == ["0.80", "-"]
     assert [cell.strip() for cell in _cells(gloo)[-2:]] == ["0.20", "4.00"]
     assert [cell.strip() for cell in _cells(floor)[-2:]] == ["-", "0.80"]
+
+
+def _turns(contestant: str, turns: list[list[int]], **fields: object) -> Record:
+    """The same of several turns, each with its samples."""
+    of_turns = [
+        collectives.record_of(
+            [
+                _said(contestant, rank, raw_ns=raw_ns, each_ns=raw_ns, cpu_ns=raw_ns, **fields)
+                for rank in (0, 1)
+            ],
+            "shm",
+        )
+        for raw_ns in turns
+    ]
+    (merged,) = samples.merge(of_turns)
+    return collectives.with_bandwidth({**merged, "cores": 2})
+
+
+def test_the_share_of_the_floor_is_taken_in_each_turn() -> None:
+    """A turn was slow, in which the floor has most of its samples: medians of all say 1.6."""
+    ours = _turns("rdmatensor", [[1250], [2500], [1250]])
+    floor = _turns("copies", [[1000], [2000] * 5, [1100]])
+    assert number(floor, "median_ns") / number(ours, "median_ns") == 1.6
+    share = collective_cells.of_floor(ours, collective_cells.by_who([ours, floor]))
+    assert share is not None
+    assert share.by_turn == pytest.approx((0.8, 0.8, 0.88))
+    assert share.words == "0.80 (0.80-0.88)"
+    assert " 0.80 (0.80-0.88) " in collective_tables.show([ours, floor])
+
+
+def test_each_turn_has_its_own_loop_in_the_share_of_the_floor() -> None:
+    """And of an even number of turns the two in the middle count."""
+    fields = {"row": "same", "loop_ns": [500]}
+    ours = _turns("rdmatensor", [[1500], [1750], [1000], [2500]], **fields)
+    floor = _turns("copies", [[1000]] * 4)
+    known = collective_cells.by_who([ours, floor])
+    share = collective_cells.of_floor(ours, known)
+    assert share is not None
+    assert share.by_turn == pytest.approx((1.0, 0.8, 2.0, 0.5))
+    assert share.value == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("turns", [[[1000]] * 2, [[1000], [500], [1000]]])
+def test_turns_that_cannot_be_paired_have_no_share(turns: list[list[int]]) -> None:
+    """Some are missing, or noise is more than what there is to see."""
+    ours = _turns("rdmatensor", turns, row="same", loop_ns=[500])
+    floor = _turns("copies", [[1000]] * 3)
+    assert collective_cells.of_floor(ours, collective_cells.by_who([ours, floor])) is None
 
 
 def test_who_has_no_arena_stands_beside_it_with_the_same_tensors() -> None:

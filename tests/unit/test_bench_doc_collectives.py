@@ -18,7 +18,7 @@ from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, load
 from bench.suite import doc_collectives, doc_losses, doc_reasons, doc_words, samples
 from bench.suite.collective_cells import by_who, over, rival_of
-from bench.suite.collectives import NOTHING, net_samples
+from bench.suite.collectives import COPY_FLOOR, NOTHING, net_samples
 from bench.suite.peers import OURS
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -27,7 +27,8 @@ KIB, MIB = 1 << 10, 1 << 20
 def _collective(
     who: str, op: str, us: int, *, path: str = "shm", size: int = 8, row: str = "same"
 ) -> Record:
-    peer = {OURS: OURS, NOTHING: "floor", "gloo": "gloo"}.get(who, "mpi")
+    floors = dict.fromkeys((NOTHING, COPY_FLOOR), "floor")
+    peer = {OURS: OURS, **floors, "gloo": "gloo"}.get(who, "mpi")
     fields: Record = {
         **samples.p2p_fields(who, peer, path, size),
         "topic": "collectives",
@@ -61,6 +62,19 @@ def test_collectives_have_means_and_every_cell_that_is_slower() -> None:
         ["Open MPI", "same", "1 MiB: send 100 us (100-100) / 80 us (80-80), **0.80**", "b"],
     ]
     assert "is most of what is between them (a backend that does nothing takes 3.00 us); b" in notes
+
+
+def test_shares_of_the_copy_floor_are_the_turns_own() -> None:
+    records = [
+        _collective(OURS, "gather", 100, size=64 * MIB, row="plain"),
+        _collective(OURS, "gather", 80, size=64 * MIB, row="arena"),
+        _collective(OURS, "gather", 10, size=MIB, row="plain"),  # lies in caches
+        *(_collective(COPY_FLOOR, "gather", 90, size=of, row="plain") for of in (MIB, 64 * MIB)),
+    ]
+    _, _, floors = doc_collectives.block(result_of(records)).split("\n\n")
+    assert floors.startswith("| shm, 2 ranks: share of the copy floor, the turns' median")
+    assert "| plain | arena |" in floors
+    assert cells_of(floors) == [["gather, 64 MiB", "0.90 (0.90-0.90)", "1.12 (1.12-1.12)"]]
 
 
 def test_losses_of_one_reason_have_a_row() -> None:

@@ -60,6 +60,18 @@ def test_near_the_copy_floor_gloo_need_not_be_three_times_as_slow() -> None:
     assert "short" not in near
 
 
+def test_a_target_of_the_floor_tells_what_turns_differ_by() -> None:
+    def turns(who: str, *of: int) -> Record:
+        fields = _record(who, 1, size=64 * MIB)
+        (merged,) = samples.merge([samples.turn(fields, [ns]) for ns in of])
+        return merged
+
+    found = [turns("rdmatensor", 100, 100, 200), turns("copy floor", 70, 75, 160)]
+    (line,) = collective_targets.lines(found)
+    words = "0.75 (0.70-0.80)"
+    assert line.endswith(f">= 0.8: {words}; short: all_reduce 64 MiB (2 ranks, shm) {words}")
+
+
 def test_a_large_all_reduce_has_the_copy_floor_beside_gloo() -> None:
     about = {"size": 64 * MIB}
     for floor, word in ((70, "0.70; short"), (85, "0.85, met")):
