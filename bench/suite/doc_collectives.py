@@ -17,7 +17,7 @@ from bench.suite.collective_cells import (
     rival_of,
     row_of,
 )
-from bench.suite.collectives import is_net_of_one_loop, net_ns, net_samples
+from bench.suite.collectives import is_net_of_one_loop, net_samples
 from bench.suite.doc_words import (
     ROOM,
     Loss,
@@ -182,11 +182,11 @@ def _lost(ours: Record, theirs: Record, ratio: float) -> str:
 def _told(notes: Notes, ours: Sequence[Record], known: Known) -> Notes:
     """Return the notes with what a call of torch takes here, where that is a reason."""
     nothing = [
-        net_ns(one)
+        share_ns
         for record in ours
         if number(record, "size") <= doc_reasons.SMALL_BYTES
-        for one in [doc_reasons.nothing_of(record, known)]
-        if one is not None
+        for share_ns in [doc_reasons.share_of_call(record, known)]
+        if share_ns is not None
     ]
     if nothing and doc_reasons.CALLS in notes:
         told = " to ".join(dict.fromkeys(time_text(of(nothing)) for of in (min, max)))

@@ -106,6 +106,41 @@ def test_new_memory_has_its_own_reasons() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("row", "beside_us", "untouched_us", "is_shown"),
+    [
+        ("fresh", 60, 60, True),
+        ("fresh", 60, 40, False),  # what is more in new memory is no share of a call
+        ("fresh", 40, 60, False),
+        ("fresh", 50, 60, False),  # half of what is between them is not most of it
+        ("same", 60, 60, True),
+        ("arena", 60, 60, True),  # it has no arena: those used again stand beside
+    ],
+)
+def test_torchs_share_of_a_call_is_a_reason_where_the_samples_show_it(
+    row: str, beside_us: int, untouched_us: int, is_shown: bool
+) -> None:
+    """Ours takes 110 us, the rival 10."""
+    use = "same" if row == "arena" else row
+    records = [
+        _collective(OURS, "gather", 110, size=64 * KIB, row=row),
+        _collective("OpenMPI", "gather", 10, size=64 * KIB, row=use),
+        _collective(NOTHING, "gather", untouched_us, size=64 * KIB, row="plain"),
+        _collective(NOTHING, "gather", beside_us, size=64 * KIB, row=use),
+    ]
+    told = doc_collectives.block(result_of(records))
+    assert (doc_reasons.CALLS in told) == is_shown
+    assert (doc_reasons.NEW_SMALL in told) != is_shown
+
+
+def test_without_the_backend_that_does_nothing_in_the_same_row_nothing_is_shown() -> None:
+    fields = {"size": 64 * KIB, "row": "fresh"}
+    records = [_collective(who, "gather", us, **fields) for who, us in ((OURS, 9), ("OpenMPI", 3))]
+    untouched = _collective(NOTHING, "gather", 8, size=64 * KIB, row="plain")
+    with pytest.raises(ValueError, match="OpenMPI is faster in shm gather 65536, fresh, and why"):
+        doc_collectives.block(result_of([*records, untouched]))
+
+
 def _lost_in(path: Path) -> list[str]:
     """What has to be told of a file: each cell of ours in which somebody is faster."""
     records = [one for one in load(path).quietest.records if "missing" not in one]
