@@ -99,8 +99,14 @@ BLOCKS = (
         for name, make in (
             ("models", doc_runs.training),
             ("setup", doc_runs.set_up),
-            ("scale", doc_runs.scale),
         )
+    ),
+    Block(
+        "scale.json",
+        PERFORMANCE,
+        ("scale.json", "hosts.json"),
+        doc_runs.scale,
+        _out("bench scale", "scale.json"),
     ),
     Block("means", README, (SHM, TCP, *SHARED), doc_collectives.means, _SHM_OUT),
     Block(

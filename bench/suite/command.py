@@ -25,6 +25,7 @@ from pathlib import Path
 from bench.benchlib import children, machine, programs
 from bench.benchlib.record import Record, Result, Run, write
 from bench.suite import collectives, models, p2p, peers, rounds, scale, setup, tables
+from bench.suite.model_hosts import HOST_SIZES, RANKS_PER_HOST
 from bench.suite.settings import (
     ASKED_FOR,
     MOST_BYTES,
@@ -73,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nic-latency-us", type=_above_zero, help="scale: a NIC's, one way")
     parser.add_argument("--nic-gbit", type=_above_zero, help="scale: its rate, 10^9 bit/s")
     parser.add_argument("--nic-qp-kib", type=_above_zero, help="scale: its memory for each peer")
+    parser.add_argument(
+        "--ranks-per-host",
+        type=int,
+        choices=HOST_SIZES,
+        default=0,
+        help=f"scale: of hosts that have several; else {RANKS_PER_HOST}",
+    )
     parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
     parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
     return parser
@@ -148,6 +156,7 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         rounds=chosen.rounds,
         nic=None if chosen.nic_gbit is None else (chosen.nic_latency_us, chosen.nic_gbit),
         nic_qp_kib=chosen.nic_qp_kib,
+        ranks_per_host=chosen.ranks_per_host,
         models=chosen.models,
         rows=chosen.rows,
         converge=chosen.converge or "",
@@ -163,6 +172,7 @@ _OPTION_TOPICS = {
     "ranks": ("collectives", "setup", "models"),
     "nic_gbit": ("scale",),
     "nic_qp_kib": ("scale",),
+    "ranks_per_host": ("scale",),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.benchlib.record import Record, Result, number, text
+from bench.benchlib.verdict import size_text
 from bench.suite import (
     breakdown,
     convergence,
@@ -13,10 +14,20 @@ from bench.suite import (
     model_targets,
     models,
     samples,
+    scale_hosts,
     scale_tables,
     setup,
 )
-from bench.suite.doc_words import ROOM, Notes, head, marked, spread, table, with_notes
+from bench.suite.doc_words import (
+    ROOM,
+    Notes,
+    head,
+    is_same_machine,
+    marked,
+    spread,
+    table,
+    with_notes,
+)
 from bench.suite.exposure import Exposed
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB
@@ -178,17 +189,38 @@ def _fits(curve: Sequence[Record]) -> tuple[str, str]:
     return "" if time is None else f"ranks^{time[1]:.2f}", each
 
 
-def scale(result: Result) -> str:
-    """Return the constants that were fitted to 2 to 8 ranks, and by how much the model misses."""
+def scale(result: Result, by_hosts: Result | None = None) -> str:
+    """Return the constants that were fitted to 2 to 8 ranks, and by how much the model misses.
+
+    by_hosts: of bench/hosts.py; what it has of the same machine is held against the model, too.
+    """
     records = _of(result, "scale")
     fits = scale_tables.fits_of(records)
     if not fits:
         raise ValueError("too few numbers of ranks and sizes for a model")
-    fitted, missed = [
+    fitted, grounds, missed = [
         table((what, *names), [(fit.name, *cells(fit)) for fit in fits])
         for what, names, cells in (
             ("fitted constants", scale_tables.CONSTANTS, scale_tables.constants_of),
+            ("ranks that each rests on", scale_tables.CONSTANTS, scale_tables.rests_on),
             ("the model is off by", scale_tables.ERRORS, scale_tables.errors_of),
         )
     ]
-    return f"{head(result, records)}\n\n{fitted}\n\n{missed}"
+    beyond = " ".join(scale_tables.beyond(records, fits))
+    parts = [head(result, records), fitted, grounds, missed, beyond]
+    if by_hosts is not None and is_same_machine(result, by_hosts):
+        parts += _missed_hosts(fits, by_hosts)
+    return "\n\n".join(parts)
+
+
+def _missed_hosts(fits: Sequence[scale_tables.Fit], by_hosts: Result) -> list[str]:
+    """Return what was measured of all_reduces by way of hosts, none of which was fitted."""
+    records = _of(by_hosts, "hosts")
+    found = scale_hosts.misses(fits, records)
+    if not found:
+        return []
+    layout = text(records[0], "layout")
+    what = f"by way of hosts, {len(set(layout))} hosts and {len(layout)} ranks, not fitted"
+    rows = [(size_text(one.size_bytes), *one.cells) for one in found]
+    missed = f"There the model is off by {scale_hosts.told_of(found)}."
+    return [head(by_hosts, records), table((what, *scale_hosts.CHECKED), rows), missed]

@@ -141,14 +141,15 @@ def connections_of(algorithm: str, ranks: int) -> int:
 
 def columns(sample: Sample, cores: int) -> tuple[float, ...]:
     """Return what each constant is multiplied with, in the order of Constants."""
-    return _columns(
+    return columns_of(
         work_of(sample.algorithm, sample.ranks, sample.size_bytes, has_boards=sample.has_boards),
         sample.ranks,
         cores,
     )
 
 
-def _columns(works: tuple[Work, Work], ranks: int, cores: int) -> tuple[float, ...]:
+def columns_of(works: tuple[Work, Work], ranks: int, cores: int) -> tuple[float, ...]:
+    """Return the same of a longest path and of all that so many ranks do."""
     path, total = works
     usable = min(cores, ranks)
     is_shared = ranks > cores
@@ -209,7 +210,7 @@ def predict(
 ) -> float:
     """Return nanoseconds; cores: that all ranks share, None: each has one of its own."""
     works = work_of(algorithm, ranks, size_bytes, has_boards=has_boards)
-    factors = _columns(works, ranks, ranks if cores is None else cores)
+    factors = columns_of(works, ranks, ranks if cores is None else cores)
     values = (
         constants.call_ns,
         constants.alpha_ns,

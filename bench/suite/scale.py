@@ -34,6 +34,8 @@ def measure(settings: Settings, _: list[Peer], progress: rounds.Progress) -> lis
         known |= {"nic_latency_us": settings.nic[0], "nic_gbit": settings.nic[1]}
     if settings.nic_qp_kib is not None:
         known["nic_qp_bytes"] = settings.nic_qp_kib * KIB
+    if settings.ranks_per_host:
+        known["ranks_per_host"] = settings.ranks_per_host
     memory = {transport: connection_bytes(transport) for transport in settings.transports}
     times = 1 if settings.is_quick and not settings.rounds else settings.rounds_of()
     found, failed = rounds.take(turns, times, settings.seconds_of("scale"), progress)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
-from bench.suite import model, samples
+from bench.suite import model, model_hosts, samples
 from bench.suite.layout import layout
 from bench.suite.settings import KIB
 
@@ -97,12 +97,13 @@ def ground_of(records: Sequence[Record], fits: Sequence[Fit]) -> tuple[str, mode
 def show(records: Sequence[Record]) -> str:
     """Return all tables."""
     fits = fits_of(records)
-    parts = [_constants(fits), _errors(fits)] if fits else []
+    parts = [_constants(fits), _grounds(fits), _errors(fits)] if fits else []
     parts += [_checked(fit) for fit in fits if fit.checked]
     ground = ground_of(records, fits)
     if ground is not None:
         name, constants = ground
-        parts += [_winners(name, constants), _times(constants), _needs(records)]
+        parts += ["\n".join(beyond(records, fits)), _winners(name, constants)]
+        parts += [_times(constants), _needs(records)]
     return "\n\n".join(parts) or "too few numbers of ranks and sizes for a model"
 
 
@@ -116,6 +117,45 @@ def constants_of(fit: Fit) -> tuple[str, ...]:
     of = fit.constants
     times = (time_text(value) for value in (of.call_ns, of.alpha_ns, of.alpha_shared_ns))
     return (*times, *(_rate(value) for value in (of.beta_ns, of.gamma_ns)))
+
+
+def _grounds(fits: Sequence[Fit]) -> str:
+    heads = ("ranks that each rests on", "", *CONSTANTS)
+    return layout(heads, [(fit.name, "", *rests_on(fit)) for fit in fits])
+
+
+def rests_on(fit: Fit) -> tuple[str, ...]:
+    """Return with how many ranks each of CONSTANTS was told from the others."""
+    ranks: list[set[int]] = [set() for _ in CONSTANTS]
+    for sample in fit.fitted:
+        for of_it, factor in zip(ranks, model.columns(sample, fit.cores), strict=True):
+            if factor > 0:
+                of_it.add(sample.ranks)
+    *fitted, _ = (", ".join(map(str, sorted(of_it))) or "none" for of_it in ranks)
+    return (*fitted, "one thread alone")
+
+
+def beyond(records: Sequence[Record], fits: Sequence[Fit]) -> list[str]:
+    """Return what holds where nothing was measured, and what does not."""
+    most = max(one.ranks for fit in fits for one in (*fit.fitted, *fit.checked))
+    cores = fits[0].cores
+    missed = [fit.predict(one) < one.took_ns for fit in fits for one in fit.checked]
+    told = [
+        f"Up to {most} ranks were measured, on {cores} cores: beyond, and where more than {cores} "
+        "have a core each, all is the model, and no sample holds it.",
+        f"Alpha without a shared core is what at most {cores} ranks had; beta and a call are held "
+        "to be the same for any number, and nobody meets in a switch.",
+    ]
+    if missed:
+        told.append(
+            f"Of the {len(missed)} times that were not fitted {sum(missed)} are above the model's."
+        )
+    if "nic_gbit" in records[0]:
+        told.append(
+            "The NIC's latency is all of alpha, its rate all of beta: what a message costs the "
+            "library besides is not in them."
+        )
+    return told
 
 
 def _rate(ns_per_byte: float) -> str:
@@ -183,34 +223,37 @@ def _times(constants: model.Constants) -> str:
     return layout(("predicted", "algorithm", *(f"{ranks} ranks" for ranks in LADDER)), lines)
 
 
-def _memory(size_bytes: float) -> str:
+def memory_text(size_bytes: float) -> str:
     return (
         f"{size_bytes / 1024:.1f} KiB" if size_bytes < 1 << 20 else f"{size_bytes / 2**20:.1f} MiB"
     )
 
 
-def _each(records: Sequence[Record]) -> tuple[float, str]:
+def each_of(records: Sequence[Record]) -> tuple[float, str]:
     """Return the memory of a connection on one side, and where that is known from."""
     first = records[0]
     if "nic_qp_bytes" in first:
         each = number(first, "nic_qp_bytes")
-        return each, f"A peer over the NIC takes {_memory(each)} on a side, as --nic-qp-kib says"
+        return (
+            each,
+            f"A peer over the NIC takes {memory_text(each)} on a side, as --nic-qp-kib says",
+        )
     if "nic_gbit" in first:
         parts = ", ".join(f"{kib} KiB of {what}" for what, kib in QP_KIB.items())
         each = sum(QP_KIB.values()) * KIB
-        said = f"A peer over the NIC is assumed to take {_memory(each)} on a side, not measured"
+        said = f"A peer over the NIC is assumed to take {memory_text(each)} on a side, not measured"
         return each, f"{said}: a QP with {parts}"
     each = max(number(record, "connection_bytes") for record in records)
     paths = " or ".join(sorted({text(record, "transport") for record in records}))
     return (
         each,
-        f"An idle connection over {paths} takes {_memory(each)} on a side, as measured here",
+        f"An idle connection over {paths} takes {memory_text(each)} on a side, as measured here",
     )
 
 
 def _needs(records: Sequence[Record]) -> str:
     """Memory of a rank's connections, and what it sends to set them up."""
-    each, source = _each(records)
+    each, source = each_of(records)
     ways = {
         name: [model.connections_of(name, ranks) for ranks in LADDER] for name in model.ALGORITHMS
     }
@@ -219,9 +262,13 @@ def _needs(records: Sequence[Record]) -> str:
     lines = []
     for name, peers in ways.items():
         lines.append((name, "connections", *map(str, peers)))
-        lines.append((name, "memory", *(_memory(count * each) for count in peers)))
+        lines.append((name, "memory", *(memory_text(count * each) for count in peers)))
         messages = (str(count * HANDSHAKE_MESSAGES) for count in peers)
         lines.append((name, "handshake messages", *messages))
         lines.append((name, "calls of the store", *(str(1 + count) for count in peers)))
     store = "the store has one blob of each rank, and a rank asks for those of its peers."
-    return f"{layout(heads, lines)}\n{source}; {store}"
+    team = (
+        f"A group of up to {model_hosts.TEAM_MOST} ranks that may share memory opens all pairs in "
+        "its set-up, unless RDMATENSOR_ALGO names messages, ring, halving-doubling or tree."
+    )
+    return f"{layout(heads, lines)}\n{source}; {store}\n{team}"

@@ -42,6 +42,7 @@ class Settings:
     sizes: bytes; empty: the topic's own. rounds: turns of each contestant. ranks: of collectives
     and models, and the most of setup; None: the topic's own. models: empty: all of them. nic:
     latency in us and 10^9 bit/s, for scale. nic_qp_kib: its memory for each peer; None: assumed.
+    ranks_per_host: of scale's hosts that have several; 0: as model_hosts.py has them.
     rows: of collectives, PLAIN or some of ROWS; empty: those that there is time for. converge:
     whose loss is followed; empty: no model's.
     """
@@ -55,6 +56,7 @@ class Settings:
     rounds: int = 0
     nic: tuple[float, float] | None = None
     nic_qp_kib: float | None = None
+    ranks_per_host: int = 0
     models: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     converge: str = ""

@@ -14,6 +14,7 @@ from bench.suite import (
     model_targets,
     reads,
     samples,
+    scale_hosts,
     scale_tables,
     streams,
     tensors,
@@ -335,6 +336,12 @@ def rates_of_copies(records: Sequence[Record]) -> str:
     return "\n".join([layout(copies.HEADS, copies.rows(records)), *copies.verdicts(records)])
 
 
+def scale(records: Sequence[Record]) -> str:
+    """The model of all_reduce, where each rank has a host and where hosts have several."""
+    parts = (scale_tables.show(records), scale_hosts.show(records))
+    return "\n\n".join(part for part in parts if part)
+
+
 TABLES = {
     "p2p": p2p,
     "collectives": collective_tables.show,
@@ -342,7 +349,7 @@ TABLES = {
     "models": models,
     "convergence": curves_of_losses,
     "copies": rates_of_copies,
-    "scale": scale_tables.show,
+    "scale": scale,
 }
 
 
