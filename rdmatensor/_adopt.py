@@ -4,8 +4,9 @@ DistributedDataParallel's buckets: with gradient_as_bucket_view=True the gradien
 them, so that an all-reduce works where autograd wrote. torch makes them in two places, which are
 wrapped here. A pipeline stage's buffers for activations and their gradients: torch makes them
 before the first micro-batch, in three places, and receives into them step after step, so that
-neighbours may write there. What a stage sends, where devices read it (_sent.py). A torch that makes
-them elsewhere works as it would without this.
+neighbours may write there; and before it sends, what it sends is held against these buffers
+(_stage_check.py). What a stage sends, where devices read it (_sent.py). A torch that makes them
+elsewhere works as it would without this.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rdmatensor import _adopt_report, _ddp_births, _record
 from rdmatensor._autoload import BACKEND_NAME
 from rdmatensor._sent import Sent
+from rdmatensor._stage_check import Direction, check_sends
 from rdmatensor.context import Context
 from rdmatensor.torch import Births, registered_memory
 
@@ -208,6 +210,8 @@ def _wrap_stages(module: Any) -> None:  # noqa: ANN401 - torch's module
         _wrap_stage(getattr(module, "_PipelineStageBase", None), "_setup_backward_recv_info")
         _wrap_pass(getattr(module, "_PipelineStageBase", None), "forward_one_chunk", _activations)
         _wrap_pass(getattr(module, "_PipelineStageBase", None), "backward_one_chunk", _gradients)
+        _wrap_sends(getattr(module, "_PipelineStageBase", None), "get_fwd_send_ops", "forward")
+        _wrap_sends(getattr(module, "_PipelineStageBase", None), "get_bwd_send_ops", "backward")
 
 
 def _wrap_stage(kind: Any, name: str) -> None:  # noqa: ANN401 - torch's class
@@ -266,6 +270,23 @@ def _wrap_pass(
         return directions[name].run(
             lambda: before(self, *args, **kwargs), lambda: sent(self, args[0])
         )
+
+    wrapped._is_adopting = True  # type: ignore[attr-defined]
+    setattr(kind, name, wrapped)
+
+
+def _wrap_sends(kind: Any, name: str, direction: Direction) -> None:  # noqa: ANN401
+    before = getattr(kind, name, None)
+    if before is None or hasattr(before, "_is_adopting"):
+        return
+
+    @functools.wraps(before)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> object:  # noqa: ANN401
+        context: Context = DistributedDataParallel._rdmatensor_context  # type: ignore[attr-defined]
+        # Older torches have no record of what was planned.
+        if args and hasattr(self, "_stage_meta") and _is_adopting(self, context):
+            check_sends(self, args[0], direction)
+        return before(self, *args, **kwargs)
 
     wrapped._is_adopting = True  # type: ignore[attr-defined]
     setattr(kind, name, wrapped)

@@ -119,6 +119,11 @@ def is_wanted(setting: str) -> bool:
     return True
 
 
+def graph_plan() -> TransferPlan | None:
+    """Return the plan of RDMATENSOR_PLAN, if that is a file."""
+    return _process.graph_plan
+
+
 def watch(module: Any, backend: BackendPart) -> None:  # noqa: ANN401 - the extension
     """Follow a group that is recorded from here on."""
     _process.module = module

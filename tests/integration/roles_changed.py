@@ -203,12 +203,19 @@ def _exchange(*operations: dist.P2POp) -> None:
         work.wait()
 
 
-def pipeline_changed(rank: int, world: int, *, name: str, rows: int) -> dict[str, str]:
-    """One schedule whose inputs get another length, for which it has no buffers."""
+def pipeline_changed(
+    rank: int, world: int, *, name: str, rows: int, shape: tuple[int, ...] | None = None
+) -> dict[str, str]:
+    """One schedule whose inputs get another length, for which it has no buffers.
+
+    shape: of what stage 0 sends from then on, of as many bytes.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     schedule, module = roles_pipeline.schedule_of(name, rank, world, None)
     roles_pipeline.train(schedule, module, rank, world, range(REPEATED))
+    if shape is not None and rank == 0:
+        module.register_forward_hook(lambda _module, _args, out: out.view(shape))
     try:
         roles_pipeline.train(schedule, module, rank, world, range(REPEATED, REPEATED + 1), rows)
     except (RuntimeError, ValueError) as error:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jobs
 import pytest
+import torch
+from torch import nn
+
+from graph_analysis import Pipeline, analyze, plan_to_json
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -92,19 +97,55 @@ def test_inputs_of_another_length_in_a_pipeline_that_has_no_room_for_them(
     name: str, rows: int, path_forced: dict[str, str], tmp_path: Path
 ) -> None:
     """torch asks for shapes once, and Gloo leaves the end of a tensor as it was."""
-    first, second = jobs.results(
-        jobs.run(
-            "roles_changed:pipeline_changed",
-            2,
-            tmp_path,
-            timeout_s=START_S,
-            environment=path_forced,
-            is_imported_first=True,
-            name=name,
-            rows=rows,
-        )
+    first, second = changed(tmp_path, path_forced, name=name, rows=rows)
+    why = (
+        "pipeline stage 0, forward, micro-batch 0: activation 0 for stage 1 is "
+        f"({rows}, 512) of float32, its place is planned for (64, 512) of float32"
     )
+    assert first["error"].startswith(f"PlanMismatch: {why}: ")
+    assert "schedule.eval()" in first["error"]
+    assert f"rank 0 ends the group: {why}" in second["error"]
+
+
+def test_another_shape_of_as_many_bytes_is_none_that_a_pipeline_planned(tmp_path: Path) -> None:
+    """The name is that of the plan, where RDMATENSOR_PLAN has one of this pipeline."""
+    stages = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(2)))
+    plan = analyze(stages, (torch.randn(64, 512),), strategy=Pipeline(("1",)))
+    (sent,) = (c.tensor for c in plan.crossings if c.phase == "forward")
+    file = tmp_path / "plan.json"
+    file.write_text(plan_to_json(plan), encoding="utf-8")
+    first, second = changed(
+        tmp_path, {"RDMATENSOR_PLAN": str(file)}, name="1F1B", rows=64, shape=(128, 256)
+    )
+    why = (
+        f"pipeline stage 0, forward, micro-batch 0: {sent} (activation 0) for stage 1 is "
+        "(128, 256) of float32, its place is planned for (64, 512) of float32"
+    )
+    assert first["error"].startswith(f"PlanMismatch: {why}: ")
+    assert f"rank 0 ends the group: {why}" in second["error"]
+
+
+@pytest.mark.parametrize("rows", [32, 96])
+def test_where_nothing_is_planned_the_bytes_are_told(
+    rows: int, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    environment = {**path_forced, "RDMATENSOR_ADOPT": "0"}
+    first, second = changed(tmp_path, environment, name="1F1B", rows=rows)
     assert f"{rows * ROW_BYTES} bytes" in second["error"]
     assert str(64 * ROW_BYTES) in second["error"]
     assert "rank 0" in second["error"]
     assert first["error"]  # its peer has ended, or will not answer
+
+
+def changed(out: Path, environment: dict[str, str], **words: Any) -> list[dict[str, str]]:
+    return jobs.results(
+        jobs.run(
+            "roles_changed:pipeline_changed",
+            2,
+            out,
+            timeout_s=START_S,
+            environment=environment,
+            is_imported_first=True,
+            **words,
+        )
+    )

@@ -1,0 +1,146 @@
+"""Whether what a pipeline's stage is about to send still is what its neighbour has a place for.
+
+torch asks for shapes before the first micro-batch and makes the buffers by them; after that nobody
+looks. A tensor with fewer bytes would fill a part of its place, and one with as many, but of
+another shape or dtype, would be taken for the one that was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+
+from graph_analysis import TransferPlan
+from rdmatensor import _record
+from rdmatensor._plan_memory import PlanMismatch
+from rdmatensor.distributed import backend_of
+
+Direction = Literal["forward", "backward"]
+_KINDS = {"forward": "activation", "backward": "gradient of activation"}
+_AGAIN = (
+    "schedule.eval() with an input of the new shape lets the stages make their places anew; "
+    "docs/torch.md, Pipelines, has the other ways"
+)
+
+
+class Meta(Protocol):
+    """What is used here of torch's _TensorMeta; of a DTensor it is the local part's."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One message of a pass: the number of its tensor, the stage that it is for, and its place."""
+
+    index: int
+    target: int
+    place: Meta
+
+
+def check_sends(stage: Any, chunk: int, direction: Direction) -> None:  # noqa: ANN401 - torch's
+    """Raise PlanMismatch, and end the group with the same words, if a tensor to send has changed.
+
+    Called before the messages of a micro-batch are made, so that none of them leaves.
+    """
+    why = difference(stage, chunk, direction, _record.graph_plan())
+    if why is None:
+        return
+    group = dist.group.WORLD if stage.group is None else stage.group
+    assert group is not None  # a stage cannot be made without one
+    backend_of(group).break_group(f"ends the group: {why}")  # the others wait for it
+    raise PlanMismatch(f"{why}: {_AGAIN}")
+
+
+def difference(
+    stage: Any,  # noqa: ANN401
+    chunk: int,
+    direction: Direction,
+    plan: TransferPlan | None,
+) -> str | None:
+    """Return how what a pass made differs from what is planned, None if it does not.
+
+    plan: that of RDMATENSOR_PLAN, which may have a name for the tensor.
+    """
+    is_forward = direction == "forward"
+    # Without a backward pass torch asks for its messages all the same.
+    made: Sequence[object] = (
+        stage.fwd_cache[chunk][0] if is_forward else stage.bwd_cache.get(chunk, ())
+    )
+    for planned in _forward(stage) if is_forward else _backward(stage):
+        wanted = (tuple(planned.place.shape), planned.place.dtype)
+        found = made[planned.index] if planned.index < len(made) else None
+        if found is None and not is_forward:
+            continue  # torch sends zeros, of the planned shape
+        local = getattr(found, "_local_tensor", found)  # of a DTensor
+        if isinstance(local, torch.Tensor) and (tuple(local.shape), local.dtype) == wanted:
+            continue
+        name = _name(plan, stage, planned, direction)
+        got = _words(tuple(local.shape), local.dtype) if isinstance(local, torch.Tensor) else local
+        return (
+            f"pipeline stage {stage.stage_index}, {direction}, micro-batch {chunk}: {name} for "
+            f"stage {planned.target} is {got}, its place is planned for {_words(*wanted)}"
+        )
+    return None
+
+
+def _words(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{shape} of {str(dtype).removeprefix('torch.')}"
+
+
+def _forward(stage: Any) -> Iterator[_Planned]:  # noqa: ANN401
+    for index, place in enumerate(stage._stage_meta.outputs or ()):
+        for target in stage.act_send_info.get(index, ()):
+            if target is not None:
+                yield _Planned(index, target, place)
+
+
+def _backward(stage: Any) -> Iterator[_Planned]:  # noqa: ANN401
+    """Gradients go to where the inputs came from, and have a place there if they are expected."""
+    metas = stage._stage_meta
+    places = metas.inputs if metas.input_grads is None else metas.input_grads
+    for index, (source, place) in enumerate(
+        zip(stage.args_recv_info[0], places or (), strict=False)
+    ):
+        if not source.is_root_arg and place is not None:
+            yield _Planned(index, source.source, place)
+
+
+def _name(
+    plan: TransferPlan | None,
+    stage: Any,  # noqa: ANN401
+    planned: _Planned,
+    direction: Direction,
+) -> str:
+    """Return the tensor's number in its pass, and the plan's name for it if only one can be it."""
+    number = f"{_KINDS[direction]} {planned.index}"
+    if plan is None or plan.strategy.kind != "pipeline":
+        return number
+    if plan.strategy.world_size != stage.num_stages:
+        return number
+    tensors = {tensor.name: tensor for tensor in plan.tensors}
+    members = {group.name: group.ranks for group in plan.groups}
+    dtype = str(planned.place.dtype).removeprefix("torch.")
+    shape = tuple(planned.place.shape)
+    names = [
+        crossing.tensor
+        for crossing in plan.crossings
+        if (crossing.operation, crossing.phase) == ("send", direction)
+        and crossing.root == stage.stage_index
+        and planned.target in members[crossing.group]
+        and tensors[crossing.tensor].dtype == dtype
+        and _fits(tensors[crossing.tensor].shape, shape)
+    ]
+    return f"{names[0]} ({number})" if len(names) == 1 else number
+
+
+def _fits(planned: tuple[int | str, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a planned shape, in which symbols may stand, can be this one."""
+    return len(planned) == len(shape) and all(
+        isinstance(dim, str) or dim == size for dim, size in zip(planned, shape, strict=True)
+    )
