@@ -7,9 +7,14 @@
              on messages of these buckets' sizes. Where other buckets would end the step earlier, or
              another algorithm is faster, the next backward pass begins with them, in the same
              memory
-    after 6  the ranks agree whether steps 5 and 6 were slower than steps 3 and 4, of which the
-             faster one counts each time; then all is as planned
+    5 and 6  by the choice
+    after 6  the ranks agree whether that was faster, beyond noise; if it was not, all is as planned
+             from the next backward pass on
+    7 and 8  else as planned once more, 9 and 10 by the choice: a machine that was busy for some
+             steps only cannot decide it then
+    after 10 the same of both turns; what is faster stays, and nothing is measured any more
 
+Of each step the slowest rank's time counts, and of steps of one kind the least.
 All decisions are made by numbers that went through an all_reduce, so all ranks make the same.
 """
 
@@ -29,8 +34,9 @@ from rdmatensor._plan_memory import GradientMemory
 
 _SERIAL_STEP = 2
 # As many of the one as of the other: the least of two is less than one of them.
-_TIMED_STEPS = (3, 4)
-_TRIED_STEPS = (5, 6)
+_PLANNED_STEPS = (3, 4, 7, 8)
+_TRIED_STEPS = (5, 6, 9, 10)
+_CHOSEN_AFTER, _JUDGED_AFTER, _TRIED_AGAIN_AFTER, _DECIDED_AFTER = 4, 6, 8, 10
 _PROBES = 5  # messages of a few bytes, of which the fastest is the latency
 
 
@@ -51,7 +57,9 @@ class Choice:
         self._ready_ns: dict[str, int] = {}
         self._transfers: list[tuple[int, int]] = []
         self._took_ns: dict[int, int] = {}
-        self._next: TransferPlan | None = None  # from the next backward pass on
+        self._again = plan  # what was chosen
+        self._is_compared = False  # it, with the other ranks'
+        self._next: bool | None = None  # from the next backward pass on: by the choice, or not
         self._algorithms: Algorithms | None = None
         self._faster: dict[int, str] = {}  # by length in bytes
         is_possible = dist.get_world_size(group) > 1 and bool(gradient_buckets(plan))
@@ -94,10 +102,12 @@ class Choice:
         self._took_ns[self._step] = time.perf_counter_ns() - self._begin_ns
         if self._step == _SERIAL_STEP:
             self._never_ns = self._took_ns[self._step] - self._waited_ns
-        if self._step == _TIMED_STEPS[-1]:
+        if self._step == _CHOSEN_AFTER:
             self._choose(memory)
-        elif self._step == _TRIED_STEPS[-1]:
+        elif self._step in (_JUDGED_AFTER, _DECIDED_AFTER):
             self._judge()
+        elif self._step == _TRIED_AGAIN_AFTER:
+            self._next = True
         self._step += 1
 
     def switched(self, memory: GradientMemory) -> TransferPlan | None:
@@ -108,26 +118,43 @@ class Choice:
         """
         if self._next is None:
             return None
-        chosen, self._next = self._next, None
-        if chosen is self._current:
-            self._use(self._faster)
+        is_again, self._next = self._next, None
+        chosen = self._again if is_again else self._planned
+        is_other = chosen is not self._current
+        if is_other and not self._is_free(chosen, memory):
             return None
-        check_plan(chosen, self._group)
+        try:
+            self._use(is_again)
+        except BaseException:
+            if is_other:
+                memory.lower()  # a step that fails takes no gradient along
+            raise
+        self._current = chosen
+        return chosen if is_other else None
+
+    def _use(self, is_again: bool) -> None:
+        """Let sums go by the algorithms of the choice, or by what they cost as planned."""
+        if self._algorithms is not None:
+            by_costs = dict.fromkeys(self._faster, BY_COSTS)
+            self._algorithms.use(self._faster if is_again else by_costs)
+
+    def _is_free(self, chosen: TransferPlan, memory: GradientMemory) -> bool:
+        """Whether other places can be used from here on: on all ranks, or on none."""
+        if not self._is_compared:
+            check_plan(chosen, self._group)
+            self._is_compared = True
         try:
             memory.lift()
             (agreed,) = self._agree([float(memory.is_free())], "min")
-            if agreed != 0.0 and self._step <= _TRIED_STEPS[0]:
-                self._use(self._faster)
         except BaseException:
-            memory.lower()  # a step that fails takes no gradient along
-            raise
-        if agreed == 0.0:
             memory.lower()
-            self._is_done = True
-            self.text += ", but the program holds gradients in their memory: left as they are"
-            return None
-        self._current = chosen
-        return chosen
+            raise
+        if agreed != 0.0:
+            return True
+        memory.lower()
+        self._is_done = True
+        self.text += ", but the program holds gradients in their memory: left as they are"
+        return False
 
     def _choose(self, memory: GradientMemory) -> None:
         names = [tensor for bucket in gradient_buckets(self._planned) for tensor in bucket.tensors]
@@ -153,11 +180,9 @@ class Choice:
             self._is_done = True
             self.text = "as planned: no other buckets would end the step earlier"
             return
-        self._next = chosen
+        self._again, self._next = chosen, True
         counts = [len(gradient_buckets(plan)) for plan in (self._planned, chosen)]
-        self.text = (
-            f"chosen again after step {_TIMED_STEPS[-1]}: {counts[1]} buckets for {counts[0]}"
-        )
+        self.text = f"chosen again after step {_CHOSEN_AFTER}: {counts[1]} buckets for {counts[0]}"
         for size, algorithm in self._faster.items():
             self.text += f", sums of {size} bytes by {algorithm}"
 
@@ -170,22 +195,22 @@ class Choice:
         times_ns = [float(taken) for taken in algorithms.times_ns(sizes)]
         return fastest(sizes, self._agree(times_ns, "max")) if sizes else {}
 
-    def _use(self, chosen: dict[int, str]) -> None:
-        if self._algorithms is not None:
-            self._algorithms.use(chosen)
-
     def _judge(self) -> None:
-        least = [
-            float(min(self._took_ns[step] for step in steps))
-            for steps in (_TIMED_STEPS, _TRIED_STEPS)
+        """Leave the choice unless it was faster, beyond noise; less gained is nothing."""
+        turns = [
+            [float(self._took_ns[step]) for step in steps if step <= self._step]
+            for steps in (_PLANNED_STEPS, _TRIED_STEPS)
         ]
-        planned, again = self._agree(least, "max")
-        self._is_done = True
-        if again > planned * NOISE:
-            self._use(dict.fromkeys(self._faster, BY_COSTS))
-            self._next = None if self._current is self._planned else self._planned
+        agreed = self._agree([taken for turn in turns for taken in turn], "max")
+        planned, again = min(agreed[: len(turns[0])]), min(agreed[len(turns[0]) :])
+        is_faster = again * NOISE < planned
+        self._is_done = self._step == _DECIDED_AFTER or not is_faster
+        if not is_faster or not self._is_done:
+            self._next = False
+        if self._is_done:
             self.text += (
-                f", taken back after step {_TRIED_STEPS[-1]}: {again / planned:.2f} of the time"
+                f", {'kept' if is_faster else 'taken back'} after step {self._step}: "
+                f"{again / planned:.2f} of the time"
             )
 
     def _latency_ns(self) -> float:

@@ -57,8 +57,8 @@ def apply(
     group: None is the default group. Its CPU backend must be rdmatensor.
     choose_again: the plan's buckets come from assumed costs; let them be made again after the
         fourth step from what the second measured, and algorithms be timed that sum them, on all
-        ranks at the same step, and taken back where that made steps slower than those before.
-        describe()["choice"] says what came of it.
+        ranks at the same step. They stay if steps were faster by them twice, beyond noise; all is
+        final after the tenth. describe()["choice"] says what came of it.
     find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
         was, None mostly, as with DistributedDataParallel; one small message a step tells. Without
         it such a gradient is zero, which momentum and weight decay act on.

@@ -46,7 +46,7 @@ from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job, Trainer
 
 VERIFIED_STEPS = 3
-WARM_STEPS = 8  # plan.apply() decides on its buckets for good after the sixth
+WARM_STEPS = 12  # plan.apply() decides on its buckets for good after the tenth
 SAMPLE_ELEMENTS = 512  # of each parameter
 # After how many steps a group of more than two ranks is held against Gloo, whose sums are rounded
 # otherwise: inception_v3 amplifies a last bit to half of what its parameters move within three.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from datetime import timedelta
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,15 +21,20 @@ from rdmatensor._plan_memory import Gradient, GradientMemory
 from rdmatensor.context import default_context
 
 TIMEOUT = timedelta(seconds=60)
-STEPS = 8
+STEPS = 13
+PLANNED = (2, 3, 6, 7)  # of the steps before the choice is final, those by the plan
 SLEEP_S = 0.01  # of each layer's backward; many times what the transfer of a layer takes
 SLOWER_S = 1.0
-Kind = Literal["kept", "slower", "held", "declined", "accumulated", "added"]
-# Kind, rank and step of a backward pass that is slow, whatever the buckets: so steps 3 and 4, or
-# those after the choice, lose by far more than a busy machine's noise. One of two may be slow.
-DAWDLES = {
-    *((kind, 0, step) for kind in ("kept", "accumulated", "added") for step in (2, 3)),
-    *(("slower", 1, step) for step in (2, 4, 5)),
+Kind = Literal["kept", "slower", "once", "held", "declined", "accumulated", "added"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# Kind, rank and step of a backward pass that is slow, whatever the buckets, and by how much: so
+# steps by the plan, or those by the choice, lose by far more than a busy machine's noise. "once":
+# those by the plan lose in their first turn only.
+DAWDLES_S = {
+    **{(kind, 0, step): SLOWER_S for kind in ("kept", "accumulated", "added") for step in PLANNED},
+    **{("slower", 1, step): SLOWER_S for step in (2, 4, 5)},  # one of two may be slow
+    **{("once", 0, step): 2 * SLOWER_S for step in (2, 3)},
+    **{("once", 0, step): SLOWER_S for step in (4, 5, 8, 9)},
 }
 
 
@@ -65,8 +71,7 @@ class Layers(nn.Module):
 
 def cases(rank: int, world: int) -> dict[str, Any]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    kinds: tuple[Kind, ...] = ("kept", "slower", "held", "declined", "accumulated", "added")
-    found = {kind: run(kind, rank, world) for kind in kinds}
+    found = {kind: run(kind, rank, world) for kind in KINDS}
     dist.destroy_process_group()
     return found
 
@@ -93,8 +98,8 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
                 with module.no_sync():
                     module(batch + 1.0).square().mean().backward()
             output: Any = module(batch)
-            if module is planned and (kind, rank, step) in DAWDLES:
-                output.register_hook(_dawdle)
+            if module is planned:
+                output.register_hook(partial(_dawdle, DAWDLES_S.get((kind, rank, step), 0.0)))
             output.square().mean().backward()
             optimizer.step()
         said.append(planned.describe())
@@ -195,7 +200,7 @@ def _sum_by_others(rank: int, world: int, *, is_slower: bool) -> dict[str, Any]:
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, theirs)]
     planned = rdmatensor.plan.apply(model, plan, optimizers[0])
     preferred, writes = [], []
-    slow = ((1, 5), (1, 6)) if is_slower else ((0, 3), (0, 4))
+    slow = ((1, 5), (1, 6)) if is_slower else tuple((0, step + 1) for step in PLANNED)
     for step in range(STEPS):
         batch = torch.randn(2, 512, generator=torch.Generator().manual_seed(10 * step + rank))
         for module, optimizer in zip((planned, theirs), optimizers, strict=True):
@@ -203,7 +208,7 @@ def _sum_by_others(rank: int, world: int, *, is_slower: bool) -> dict[str, Any]:
             optimizer.zero_grad()
             output: Any = module(batch)
             if module is planned and (rank, step + 1) in slow:
-                output.register_hook(_dawdle)
+                output.register_hook(partial(_dawdle, SLOWER_S))
             output.square().mean().backward()
             optimizer.step()
             if module is planned:
@@ -226,5 +231,5 @@ def _sum_by_others(rank: int, world: int, *, is_slower: bool) -> dict[str, Any]:
     return found
 
 
-def _dawdle(_grad: torch.Tensor) -> None:
-    time.sleep(SLOWER_S)
+def _dawdle(seconds: float, _grad: torch.Tensor) -> None:
+    time.sleep(seconds)
