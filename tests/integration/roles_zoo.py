@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.export import Dim
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.plan
@@ -25,6 +26,12 @@ from zoo.scaled import SCALED, Made
 TIMEOUT = timedelta(seconds=300)
 STEPS = 3  # the buckets are made anew after the first one
 _BROADCAST = 1  # RDT_COLL_BROADCAST
+_SIZES = ((2, 8), (5, 6), (3, 7))  # batch and length of each step, where the plan leaves them open
+_MOST = {"tokens": {0: Dim("batch", min=2, max=8), 1: Dim("length", min=4, max=32)}}
+_ANY = {"tokens": {0: Dim("batch", min=2), 1: Dim("length", min=4)}}
+# Those that are planned for any batch and length, up to a most or without one.
+OPEN = {"gpt": _MOST, "moe": _MOST, "huggingface": _MOST, "gpt, unbounded": _ANY}
+NAMES = [*SCALED, "gpt, unbounded"]
 
 
 def compare(rank: int, world: int, names: Sequence[str], is_small: bool) -> dict[str, Any]:
@@ -33,7 +40,7 @@ def compare(rank: int, world: int, names: Sequence[str], is_small: bool) -> dict
     found = {}
     for name in names:
         torch.manual_seed(3)
-        made = (SCALED if is_small else zoo.FACTORIES)[name]()
+        made = (SCALED if is_small else zoo.FACTORIES)[name.split(",")[0]]()
         plans: list[TransferPlan | None] = [None]
         if rank == 0:
             plans = [planned(name, made, world)]
@@ -46,13 +53,14 @@ def compare(rank: int, world: int, names: Sequence[str], is_small: bool) -> dict
 
 
 def planned(name: str, made: Made, world: int) -> TransferPlan:
-    """Return the plan; a GPT's is one for any length."""
+    """Return the plan, of what is in OPEN for any batch and length."""
     model, inputs, loss_fn = made
-    shapes: dict[str, object] | None = None
-    if name == "gpt":
-        shapes = {"tokens": {1: torch.export.Dim("length", min=4, max=32)}}
     return analyze(
-        model, inputs, loss_fn=loss_fn, strategy=DataParallel(world), dynamic_shapes=shapes
+        model,
+        inputs,
+        loss_fn=loss_fn,
+        strategy=DataParallel(world),
+        dynamic_shapes=OPEN.get(name),
     )
 
 
@@ -66,9 +74,11 @@ def train(made: Made, plan: TransferPlan) -> dict[str, Any]:
     watched = backend_of(group).recorded()["watched_operations"]
     setup = sum([entry[5] for entry in watched if entry[0] == _BROADCAST][1:])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sizes: list[tuple[int, ...]] = []
     began = time.monotonic()
     for step in range(STEPS):
         batch = varied(plan, inputs, step)
+        sizes.append(tuple(batch[0].shape[:2]))
         optimizer.zero_grad()
         loss_fn(module(*batch), *batch).backward()
         optimizer.step()
@@ -84,6 +94,9 @@ def train(made: Made, plan: TransferPlan) -> dict[str, Any]:
         "buckets": len([b for b in recorded.buckets if b.operation == "all_reduce"]),
         "described": backend_of(group).recorded()["state"],
         "step_s": taken_s,
+        "sizes": sizes,
+        "symbols": [symbol.name for symbol in plan.symbols if symbol.dim is not None],
+        "kinds": sorted({tensor.kind for tensor in plan.tensors if tensor.symbols}),
     }
     dist.destroy_process_group(group)
     return found
@@ -92,10 +105,12 @@ def train(made: Made, plan: TransferPlan) -> dict[str, Any]:
 def varied(
     plan: TransferPlan, inputs: tuple[torch.Tensor, ...], step: int
 ) -> tuple[torch.Tensor, ...]:
-    """Return a batch; where the plan leaves the length open, of another length in each step."""
-    if not plan.symbols:
+    """Return a batch; where the plan leaves its size open, one of another size in each step."""
+    if not any(symbol.dim is not None for symbol in plan.symbols):
         return inputs
-    return (inputs[0][:, : inputs[0].shape[1] - step],)
+    tokens = inputs[0]
+    of_step = torch.Generator().manual_seed(step)
+    return (torch.randint(0, int(tokens.max()) + 1, _SIZES[step], generator=of_step),)
 
 
 def sent(plan: TransferPlan, *, is_setup: bool) -> list[tuple[str, str, int]]:
