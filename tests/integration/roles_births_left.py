@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from births_cases import STEPS, Case, plain
+from births_cases import STEPS, Case, Run, plain
 from births_surprises import Fails, failing
 from roles_births import TIMEOUT, running, told
 
@@ -26,23 +26,13 @@ def left_on_a_thread(rank: int, world: int, *, is_ending: bool) -> dict[str, Any
     """
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     c10d, context = load_extension(), default_context()
-    runs, places = [], []
+    runs: list[Run] = []
+    places: list[Any] = []
     has_raised, is_gone, has_allocated, may_end = (threading.Event() for _ in range(4))
 
-    def raise_in_a_pass() -> None:
-        run = runs[0]
-        for step in range(STEPS):
-            run.run(plain, step)
-        run.optimizer.zero_grad()
-        Fails.is_failing = True
-        with contextlib.suppress(ArithmeticError):
-            run.backward(STEPS)
-        Fails.is_failing = False
-        places.append(c10d.Birthplaces(rdmatensor.torch.empty(4096, torch.uint8), [(0, 4096)]))
-        places[0].begin([])
-
     def work() -> None:
-        raise_in_a_pass()
+        _raise_in_a_pass(runs[0])
+        places.append(_traced_places())
         has_raised.set()
         if not is_ending:
             is_gone.wait()
@@ -77,3 +67,20 @@ def left_on_a_thread(rank: int, world: int, *, is_ending: bool) -> dict[str, Any
     may_end.set()
     thread.join()
     return found
+
+
+def _raise_in_a_pass(run: Run) -> None:
+    for step in range(STEPS):
+        run.run(plain, step)
+    run.optimizer.zero_grad()
+    Fails.is_failing = True
+    with contextlib.suppress(ArithmeticError):
+        run.backward(STEPS)
+    Fails.is_failing = False
+
+
+def _traced_places() -> Any:
+    memory = rdmatensor.torch.empty(4096, torch.uint8)
+    places = load_extension().Birthplaces(memory, [(0, 4096)])
+    places.begin([])
+    return places
