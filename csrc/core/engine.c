@@ -19,14 +19,6 @@
 #include "base/memfd.h"
 #include "core/engine_impl.h"
 
-/* Who spins looks at sockets once in so many passes: an epoll_wait costs as much as eight. Where
- * they have no payload later, but before the progress thread looks, which it does each ms: as late
- * as looks come a quarter of that apart, which is for the passes of this machine to say. */
-#define PASSES_PER_LOOK 64
-#define PASSES_PER_LATE_LOOK_LEAST 256
-#define PASSES_PER_LATE_LOOK_MOST 2048
-#define LATE_LOOK_NS UINT64_C(250000)
-
 struct task {
     struct rdti_list link;
     rdt_task_fn step;
@@ -375,40 +367,11 @@ arm_pollers(struct rdti_engine *engine)
             engine->pollers[i].arm(engine->pollers[i].state);
 }
 
-/* A transport that is armed has its payload elsewhere, and is polled for it. */
-static bool
-do_sockets_carry(const struct rdti_engine *engine)
-{
-    for (uint32_t i = 0; i < engine->poller_count; i++)
-        if (engine->pollers[i].arm == NULL &&
-            engine->pollers[i].needs_epoll(engine->pollers[i].state))
-            return true;
-    return false;
-}
-
-/* In how many passes the next look is due, where sockets have no payload. */
-static uint32_t
-late_look(struct rdti_engine *engine)
-{
-    const uint64_t now_ns = rdti_now_ns();
-    const uint64_t since_ns = now_ns - engine->late_look_ns;
-
-    engine->late_look_ns = now_ns;
-    if (since_ns > LATE_LOOK_NS)
-        engine->late_passes = PASSES_PER_LATE_LOOK_LEAST;
-    else if (since_ns < LATE_LOOK_NS / 2 && engine->late_passes < PASSES_PER_LATE_LOOK_MOST)
-        engine->late_passes *= 2;
-    return engine->late_passes;
-}
-
 static uint32_t
 look_at_sockets(struct rdti_engine *engine)
 {
     count_up(&engine->socket_passes);
-    atomic_store_explicit(&engine->look_at,
-                          atomic_load_explicit(&engine->passes, memory_order_relaxed) +
-                              (do_sockets_carry(engine) ? PASSES_PER_LOOK : late_look(engine)),
-                          memory_order_relaxed);
+    rdti_engine_plan_look(engine);
     const uint32_t work = rdti_engine_dispatch(engine);
     const uint64_t now_ns = rdti_now_ns();
     if (now_ns >= rdti_engine_next_tick_ns(engine))
@@ -526,7 +489,6 @@ rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_er
     engine->bell_fd = -1;
     engine->user_fd = -1;
     engine->usable_cpus = rdti_cpu_usable();
-    engine->late_passes = PASSES_PER_LATE_LOOK_LEAST;
     engine->affinity_cpus = rdti_cpu_affinity();
     atomic_store_explicit(&engine->spin_ns, RDTI_SPIN_LEAST_NS, memory_order_relaxed);
     rdti_engine_set_local_ranks(engine, local_ranks > 0 ? local_ranks : 1);

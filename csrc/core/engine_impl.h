@@ -36,10 +36,10 @@ struct rdti_engine {
     _Atomic uint32_t passes; /* made so far; stored by drivers, relaxed */
     _Atomic uint32_t socket_passes; /* of them with a look at sockets and ticks */
     _Atomic uint32_t look_at;       /* how many passes are made when one is due; drivers, relaxed */
-    uint64_t late_look_ns;          /* driver only, as late_passes: late_look() in engine.c */
+    uint64_t late_look_ns;          /* driver only, as late_passes: late_look() in engine_watch.c */
     uint32_t late_passes;
-    uint32_t depth;                 /* of enter(); driver only */
-    bool wake_at_leave;             /* driver only */
+    uint32_t depth;     /* of enter(); driver only */
+    bool wake_at_leave; /* driver only */
     struct rdti_list deferred;
     _Atomic uint32_t deferred_count; /* those that run just now included */
 
@@ -97,6 +97,8 @@ rdti_engine_next_tick_ns(const struct rdti_engine *engine)
 bool rdti_engine_try_enter(struct rdti_engine *engine);
 /* engine_watch.c [driver]: call for each watched descriptor that is ready. Returns how many are. */
 uint32_t rdti_engine_dispatch(struct rdti_engine *engine);
+/* engine_watch.c [driver]: say after how many passes the next look at sockets is due. */
+void rdti_engine_plan_look(struct rdti_engine *engine);
 void rdti_engine_free_watches(struct rdti_engine *engine);
 /* engine.c [driver]: sockets and ticks if asked for, transports, tasks. Returns the work done. */
 uint32_t rdti_engine_pass(struct rdti_engine *engine, bool with_sockets);

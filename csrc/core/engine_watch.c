@@ -5,9 +5,18 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "core/engine_impl.h"
+
+/* Who spins looks at sockets once in so many passes: an epoll_wait costs as much as eight. Where
+ * they have no payload later, but before the progress thread looks, which it does each ms: as late
+ * as looks come a quarter of that apart, which is for the passes of this machine to say. */
+#define PASSES_PER_LOOK 64
+#define PASSES_PER_LATE_LOOK_LEAST 256
+#define PASSES_PER_LATE_LOOK_MOST 2048
+#define LATE_LOOK_NS UINT64_C(250000)
 
 #define EVENTS_PER_PASS 32
 
@@ -75,6 +84,42 @@ rdti_engine_free_watches(struct rdti_engine *engine)
 {
     free_list(&engine->watches);
     free_list(&engine->graveyard);
+}
+
+/* A transport that is armed has its payload elsewhere, and is polled for it. */
+static bool
+do_sockets_carry(const struct rdti_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->poller_count; i++)
+        if (engine->pollers[i].arm == NULL &&
+            engine->pollers[i].needs_epoll(engine->pollers[i].state))
+            return true;
+    return false;
+}
+
+/* In how many passes the next look is due, where sockets have no payload. */
+static uint32_t
+late_look(struct rdti_engine *engine)
+{
+    const uint64_t now_ns = rdti_now_ns();
+    const uint64_t since_ns = now_ns - engine->late_look_ns;
+
+    engine->late_look_ns = now_ns;
+    if (since_ns > LATE_LOOK_NS)
+        engine->late_passes = PASSES_PER_LATE_LOOK_LEAST;
+    else if (since_ns < LATE_LOOK_NS / 2 && engine->late_passes < PASSES_PER_LATE_LOOK_MOST)
+        engine->late_passes *= 2;
+    return engine->late_passes;
+}
+
+void
+rdti_engine_plan_look(struct rdti_engine *engine)
+{
+    const uint32_t in = do_sockets_carry(engine) ? PASSES_PER_LOOK : late_look(engine);
+
+    atomic_store_explicit(&engine->look_at,
+                          atomic_load_explicit(&engine->passes, memory_order_relaxed) + in,
+                          memory_order_relaxed);
 }
 
 uint32_t
