@@ -1,23 +1,29 @@
 """Training steps over a slow link: planned and DDP over verbs, DDP on Gloo, a server over gRPC C++.
 
-Usage: bash ci/rig/run.sh --hosts 2 --memory 3072 --timeout 3600 -- .venv/bin/python \
-           bench/rdma_models.py [--rate 32mbit] [--models fcn5 ...] [--divisor N] [--steps 4] \
-           [--rounds 3] [--turns planned gloo ...] [--out FILE]
+Usage: python bench/rdma_models.py --make-plans DIR [--models fcn5 ...] [--divisor N]
+       bash ci/rig/run.sh --hosts 2 --memory 3072 --timeout 3600 -- .venv/bin/python \
+           bench/rdma_models.py [--plans DIR] [--rate 8mbit] [--models fcn5 ...] [--divisor N] \
+           [--steps 4] [--rounds 3] [--turns planned gloo ...] [--out FILE]
 
 Runs on both hosts at once, a rank on each; the link is limited by `tc tbf`, so that it and not the
-emulation is the bound. All contestants take turns in each round, each in fresh processes; of each
-step that of the slower rank counts, and the processor time of both machines, since what the kernel
-does for packets is charged to no process. The server stands on host 1: its own worker reaches it
-without the link. What a step takes beyond the same one without communication is exposed. "DDP, not
-adopted" has neither adoption nor views of buckets; the copy variant is what a tuned RPC would do
-over the same verbs (workers/copy_variant.py), and nobody has measured here that it is well tuned.
+emulation is the bound: for rxe's packets an emulated core takes a second for each 3 or 4 MB. All
+contestants take turns in each round, each in fresh processes; of each step that of the slower rank
+counts, and the processor time of both machines, since what the kernel does for packets is charged
+to no process. The server stands on host 1: its own worker reaches it without the link. What a step
+takes beyond the same one without communication is exposed. "DDP, not adopted" has neither adoption
+nor views of buckets; the copy variant is what a tuned RPC would do over the same verbs
+(workers/copy_variant.py), and nobody has measured here that it is well tuned.
 
 The file is written after each turn; a target is held to its share of the models after the last.
 
-Widths are divided (DIVISORS), so that parameters have 1.5 to 3 MiB, a step takes seconds and two
-ranks and a server fit beside each other into 3072 MiB: what a model computes per byte that it sends
-is then not that of the whole one, which is why the share of compute is told wherever a target is
-missed.
+Widths are divided (DIVISORS) and batches are small (BATCHES), so that parameters have at most a
+MiB, a step takes seconds and two ranks and a server fit beside each other into 3072 MiB: what a
+model computes per byte that it sends is then not that of the whole one, which is why the share of
+compute is told wherever a target is missed. A plan, which an emulated core takes minutes for, may
+be made outside before: the graph is the same, and so is the plan.
+
+oneDNN's LSTM and GRU, which torch takes on a processor, end in a segmentation fault where QEMU
+emulates one (torch 2.13, Gloo's ranks and the floor's too): there torch's own are trained, by all.
 
 Needs build/rivals/libparameters.so (bench/rivals/grpc/setup.sh).
 """
@@ -39,6 +45,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
@@ -56,13 +63,27 @@ PLAN_LIMIT_S = 900.0  # of an analysis, which is made by one core, emulated
 FIRST_PORT = 18700
 MEETING_PORT = 18699
 TURNS = ("planned", "adopted", "copied", "variant", "gloo", "grpc_cpp", "floor")
-# Bytes of parameters: 1.5 to 3 MiB.
-DIVISORS = {"alexnet": 8, "vgg16": 16, "lstm": 4, "gru": 4, "fcn5": 16, "inception_v3": 8}
+# Bytes of parameters: 0.35 to 1 MiB.
+DIVISORS = {"alexnet": 16, "vgg16": 32, "lstm": 8, "gru": 8, "fcn5": 32, "inception_v3": 16}
+# A rank's, by the divisor: an emulated core does some 20 million additions and products a second.
+BATCHES: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "alexnet": lambda _: (2, 3, 64, 64),
+    "vgg16": lambda _: (2, 3, 32, 32),
+    "lstm": lambda divisor: (2, 4, 1024 // divisor),
+    "gru": lambda divisor: (2, 4, 1024 // divisor),
+    "inception_v3": lambda _: (2, 3, 75, 75),
+}
+# Steps before those that are timed: until a plan's buckets are decided on for good, until gradients
+# of DDP are born in their buckets, and of the others until DDP has made its buckets anew.
+WARM_STEPS = {"planned": models.WARM_STEPS, "adopted": 6}
+OTHERS_WARM_STEPS = 3
+WITHOUT_ONEDNN = ("lstm", "gru")
 UNRATED = "its own rate beside UCX's was not measured here"
-RANK = int(os.environ["RIG_HOST"])
-# Host 0 listens for ranks, host 1 for workers.
-STORE_HOST = os.environ["RIG_PEER_ADDR" if RANK else "RIG_ADDR"]
-SERVER_HOST = os.environ["RIG_ADDR" if RANK else "RIG_PEER_ADDR"]
+IS_IN_RIG = "RIG_HOST" in os.environ
+RANK = int(os.environ["RIG_HOST"]) if IS_IN_RIG else 0
+# Host 0 listens for ranks, host 1 for workers; nobody does where plans are made.
+STORE_HOST = os.environ["RIG_PEER_ADDR" if RANK else "RIG_ADDR"] if IS_IN_RIG else ""
+SERVER_HOST = os.environ["RIG_ADDR" if RANK else "RIG_PEER_ADDR"] if IS_IN_RIG else ""
 
 
 def train(job: Job, port: int) -> None:
@@ -76,13 +97,14 @@ def train(job: Job, port: int) -> None:
         timeout=timedelta(seconds=LIMIT_S),
     )
     trainer = kind(job, RANK)
-    for number in range(models.WARM_STEPS):
+    warm_steps = WARM_STEPS.get(job.contestant, OTHERS_WARM_STEPS)
+    for number in range(warm_steps):
         trainer.step(number)
     bits = models.bits_of(trainer.model)
     took_ns = []
     dist.barrier()
     busy_s = rig.busy_s()
-    for number in range(models.WARM_STEPS, models.WARM_STEPS + job.steps):
+    for number in range(warm_steps, warm_steps + job.steps):
         began_ns = time.perf_counter_ns()
         trainer.step(number)
         took_ns.append(time.perf_counter_ns() - began_ns)
@@ -230,17 +252,62 @@ def shares(rows: Sequence[Record]) -> list[str]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", default="32mbit")
+    parser.add_argument("--rate", default="8mbit")
     parser.add_argument("--models", choices=MODELS, nargs="+", default=["fcn5"])
     parser.add_argument("--divisor", type=int, help="of all widths; else each model's own")
     parser.add_argument("--steps", type=int, default=4, help="timed, of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", choices=TURNS, nargs="+", default=TURNS)
     parser.add_argument("--out", type=Path, default=Path("rdma_models.json"), help="in RIG_OUT")
+    parser.add_argument("--plans", type=Path, help="where --make-plans left them")
+    parser.add_argument("--make-plans", type=Path, metavar="DIR", help="only that, outside the rig")
     chosen = parser.parse_args()
+    if not IS_IN_RIG and chosen.make_plans is None:
+        parser.error("trains in the rig only: bash ci/rig/run.sh --hosts 2")
     if not {"planned", "floor"} <= {*chosen.turns}:
         parser.error("--turns: planned and floor are what the others stand beside")
     return chosen
+
+
+def prepare(name: str) -> bool:
+    """Let all that is forked from here on, the plan's maker too, compute as it can be emulated.
+
+    Says whether with oneDNN.
+    """
+    if name in BATCHES:
+        MODELS[name] = replace(MODELS[name], shape=BATCHES[name])
+    has_onednn = name not in WITHOUT_ONEDNN
+    torch.backends.mkldnn.set_flags(has_onednn)  # type: ignore[no-untyped-call]
+    return has_onednn
+
+
+def plan_in(folder: Path, name: str, divisor: int) -> Path:
+    """Return where a plan lies that was made before."""
+    return folder / f"{name}-{divisor}.json"
+
+
+def job_of(chosen: argparse.Namespace, name: str, plan: Path, folder: Path) -> Job:
+    """Return what the first contestant does."""
+    return Job(
+        contestant="planned",
+        model=name,
+        divisor=chosen.divisor or DIVISORS[name],
+        ranks=2,
+        steps=chosen.steps,
+        plan=plan,
+        folder=folder,
+        patience_s=LIMIT_S,
+        server_host=SERVER_HOST,
+    )
+
+
+def make_plans(chosen: argparse.Namespace) -> None:
+    """Make the plan of each model, as a run in the rig would."""
+    chosen.make_plans.mkdir(parents=True, exist_ok=True)
+    for name in chosen.models:
+        prepare(name)
+        plan = plan_in(chosen.make_plans, name, chosen.divisor or DIVISORS[name])
+        models.make_plan(job_of(chosen, name, plan, chosen.make_plans))
 
 
 def measure(
@@ -255,21 +322,14 @@ def measure(
     After each turn it has those of all turns so far.
     """
     divisor = chosen.divisor or DIVISORS[name]
-    about = models.about(name, divisor, 2)
+    has_onednn = prepare(name)
+    about = {**models.about(name, divisor, 2), "onednn": has_onednn}
     with tempfile.TemporaryDirectory(prefix="rdt-rdma-models-") as mine:
-        first = Job(
-            contestant="planned",
-            model=name,
-            divisor=divisor,
-            ranks=2,
-            steps=chosen.steps,
-            plan=Path(mine) / "plan.json",
-            folder=folder,
-            patience_s=LIMIT_S,
-            server_host=SERVER_HOST,
-        )
-        plans = [models.fork(lambda: models.make_plan(first), {}, PLAN_LIMIT_S)]
-        models.await_all(plans, "the plan")
+        made = None if chosen.plans is None else plan_in(chosen.plans, name, divisor)
+        first = job_of(chosen, name, made or Path(mine) / "plan.json", folder)
+        if made is None:
+            plans = [models.fork(lambda: models.make_plan(first), {}, PLAN_LIMIT_S)]
+            models.await_all(plans, "the plan")
         _leave(folder / f"{name}-planned{RANK}", {})
         await_file(folder / f"{name}-planned{1 - RANK}", PLAN_LIMIT_S)
 
@@ -288,6 +348,9 @@ def measure(
 def main() -> int:
     """Train each model in turn; 0 if all trained."""
     chosen = _options()
+    if chosen.make_plans is not None:
+        make_plans(chosen)
+        return 0
     os.environ["RDMATENSOR_TRANSPORT"] = "verbs"
     os.environ["RDMATENSOR_ADDR"] = os.environ["RIG_ADDR"]
     os.environ["RDMATENSOR_VERBS_TIMEOUT"] = "20"  # rxe's queue on a slow link is long
