@@ -17,6 +17,9 @@ enum {
     LATE_RANKS_MAX = 16 /* more than a message names; the others are counted */
 };
 
+/* In which order a round's steps begin: begin_round(). */
+enum pass { PASS_OFFERS, PASS_RECEIVES, PASS_WRITES };
+
 /* "all_reduce #12, round 2 of 6, receive from rank 3: " before what the mailbox said. */
 static rdt_status
 with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_status status,
@@ -54,12 +57,18 @@ room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t 
     return step->kept != NULL ? rdti_temp_addr(step->kept) : step->landing;
 }
 
+static uint64_t
+tag_of(const struct rdti_coll *coll, const struct rdti_step *step)
+{
+    return TAG_COLLECTIVE | (coll->sequence & TAG_SEQUENCE_MASK) << TAG_SEQUENCE_SHIFT |
+           step->ordinal;
+}
+
 static rdt_status
 post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
 {
     struct rdt_message_desc desc = rdti_coll_desc(coll);
-    const uint64_t tag =
-        TAG_COLLECTIVE | (coll->sequence & TAG_SEQUENCE_MASK) << TAG_SEQUENCE_SHIFT | step->ordinal;
+    const uint64_t tag = tag_of(coll, step);
     const uint64_t len_bytes = step->count * coll->elem_bytes;
     const uint32_t peer = rdti_coll_member(coll, step->peer);
     rdt_status status;
@@ -121,22 +130,46 @@ is_receive(const struct rdti_step *step)
     return step->kind == RDTI_STEP_RECV || step->kind == RDTI_STEP_RECV_REDUCE;
 }
 
+/* Its receive was told: all of it would be on the link before what is posted later. */
+static bool
+is_sent_at_once(const struct rdti_coll *coll, const struct rdti_step *step)
+{
+    return step->kind == RDTI_STEP_SEND &&
+           rdt_group_is_told(coll->group, rdti_coll_member(coll, step->peer), tag_of(coll, step),
+                             step->count * coll->elem_bytes) != 0;
+}
+
+static bool
+is_of_pass(const struct rdti_coll *coll, const struct rdti_step *step, enum pass pass)
+{
+    switch (pass) {
+    case PASS_OFFERS:
+        return !is_receive(step) && !is_sent_at_once(coll, step);
+    case PASS_RECEIVES:
+        return is_receive(step);
+    default:
+        return step->kind == RDTI_STEP_SEND && step->transfer == NULL; /* those that were left */
+    }
+}
+
 static rdt_status
-begin_steps(struct rdti_coll *coll, uint32_t from, bool receives, struct rdt_error *err)
+begin_pass(struct rdti_coll *coll, uint32_t from, enum pass pass, struct rdt_error *err)
 {
     struct rdti_schedule *s = &coll->schedule;
     rdt_status status = RDT_OK;
 
     for (uint32_t i = from; i < s->next && status == RDT_OK; i++)
-        if (is_receive(&s->steps[i]) == receives)
+        if (is_of_pass(coll, &s->steps[i], pass))
             status = begin_step(coll, &s->steps[i], err);
     return status;
 }
 
 /*
- * What is sent is offered first. A receive that finds its message offered already is answered at
- * once, and the peer, which writes when it has the answer, would find our own offer behind that:
- * its answer to us would queue behind all it writes, and the two directions of a link take turns.
+ * Neither direction of a link may wait for the other, so what is short goes before what is long.
+ * Offers first: a receive that finds its message offered already is answered at once, and the peer,
+ * which writes when it has the answer, would find our own offer behind that: its answer to us would
+ * queue behind all it writes. Then receives: the peer is told of each. Last what is written at
+ * once, behind which the peer would learn of our receive only when all of it is there.
  *
  * The handles of the round before are given up only here, so that a running collective always holds
  * one of its group.
@@ -150,9 +183,9 @@ begin_round(struct rdti_coll *coll, struct rdt_error *err)
 
     while (s->next < s->step_count && s->steps[s->next].round == round)
         s->next++;
-    rdt_status status = begin_steps(coll, begin, false, err);
-    if (status == RDT_OK)
-        status = begin_steps(coll, begin, true, err);
+    rdt_status status = RDT_OK;
+    for (uint32_t pass = PASS_OFFERS; pass <= PASS_WRITES && status == RDT_OK; pass++)
+        status = begin_pass(coll, begin, (enum pass)pass, err);
     for (uint32_t i = s->previous; i < begin; i++) {
         rdt_transfer_free(s->steps[i].transfer);
         s->steps[i].transfer = NULL;

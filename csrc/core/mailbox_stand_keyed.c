@@ -175,6 +175,33 @@ on_beat(struct rdti_tx_stream *stream)
     }
 }
 
+static bool
+is_told(const rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
+{
+    rdt_endpoint *ep = group->members[dst].ep;
+    struct rdti_mailbox *m = ep != NULL ? rdti_endpoint_mailbox(ep) : NULL;
+    const struct rdti_tx_stream *stream =
+        m != NULL && !m->has_ended ? rdti_keyed_find(m, group->id) : NULL;
+
+    if (stream == NULL || len_bytes < stream->least_bytes)
+        return false;
+    const struct rdti_told *told = find_told(stream, tag);
+    return told != NULL && told->place != RDTI_PLACE_NONE &&
+           stream->places[told->place].len_bytes == len_bytes;
+}
+
+uint32_t
+rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
+{
+    if (group == NULL || dst >= group->size || dst == group->rank || !rdti_tag_is_once(tag) ||
+        rdti_context_check(group->ctx, "group_is_told", NULL) != RDT_OK)
+        return 0;
+    rdti_engine_enter(group->ctx->engine);
+    const bool is = is_told(group, dst, tag, len_bytes);
+    rdti_engine_leave(group->ctx->engine);
+    return is ? 1 : 0;
+}
+
 void
 rdti_stand_on_beat(struct rdti_mailbox *m)
 {

@@ -815,6 +815,15 @@ enum { RDT_STANDS_NOT = 0, RDT_STANDS_HERE, RDT_STANDS_ELSEWHERE };
 RDT_API uint32_t rdt_group_stands(rdt_group *group, uint32_t src, const void *dst,
                                   uint64_t len_bytes);
 
+/*
+ * Whether a message of len_bytes bytes to `dst` under a tag that is used once would be written by
+ * the call that sends it, as its receive was told already. Who has both to send and to receive
+ * posts the receive first then, so that its place is told before a link is full of the message, and
+ * else last (an offer must not wait behind what an answer sets off). As rdt_group_stands().
+ */
+RDT_API uint32_t rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag,
+                                   uint64_t len_bytes);
+
 /* ---- Collectives ------------------------------------------------------------------------- */
 
 enum {

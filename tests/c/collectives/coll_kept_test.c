@@ -88,6 +88,50 @@ TEST(a_preferred_algorithm_sums_its_length_and_no_other)
     fake_world_fini(&world);
 }
 
+static size_t
+posted_by(uint32_t rank, char *first_two)
+{
+    (void)pthread_mutex_lock(&world.lock);
+    const size_t count = strlen(world.posted[rank]);
+    memcpy(first_two, world.posted[rank], 2);
+    (void)pthread_mutex_unlock(&world.lock);
+    return count;
+}
+
+/* Rank 0 comes when rank 1 has posted what its first round has. */
+static void *
+run_late(void *arg)
+{
+    rdt_group *group = arg;
+    char first_two[2];
+
+    while (rdt_group_rank(group) == 0 && posted_by(1, first_two) < 2)
+        (void)sched_yield();
+    return run_in_place(arg);
+}
+
+/* Who finds its message's receive told tells its own receive before it fills the link; who does not
+ * offers before it is asked. */
+TEST(neither_direction_of_a_link_waits_for_the_other)
+{
+    char first_two[2];
+
+    test_count = 70001;
+    fake_force("ring");
+    fake_world_init(&world, 2, 5);
+    world.has_streams = true;
+    fake_world_run(&world, run_in_place);
+    for (uint32_t i = 0; i < 8; i++) {
+        memset(world.posted, 0, sizeof(world.posted));
+        fake_world_run(&world, run_late);
+        CHECK_UINT_EQ(posted_by(1, first_two), 4);
+        CHECK_MEM_EQ(first_two, "sr", 2);
+        CHECK_UINT_EQ(posted_by(0, first_two), 4);
+        CHECK_MEM_EQ(first_two, "rs", 2);
+    }
+    fake_world_fini(&world);
+}
+
 static void
 check_refused(uint64_t len_bytes, const char *algorithm, rdt_status status, const char *says)
 {

@@ -145,6 +145,30 @@ fake_message_add(struct fake_world *world, uint32_t src, uint32_t dst, uint64_t 
     return m;
 }
 
+/* With the world locked. */
+static inline void
+fake_note_posted(rdt_group *group, char what)
+{
+    char *posted = group->world->posted[group->rank];
+    const size_t len = strlen(posted);
+
+    if (len < FAKE_POSTED_MAX)
+        posted[len] = what;
+}
+
+uint32_t
+rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
+{
+    struct fake_world *world = group->world;
+
+    CHECK(dst < world->size && dst != group->rank);
+    (void)pthread_mutex_lock(&world->lock);
+    const struct fake_message *m = fake_message_find(world, group->rank, dst, tag, false);
+    const bool is_told = world->has_streams && m != NULL && m->recv_bytes == len_bytes;
+    (void)pthread_mutex_unlock(&world->lock);
+    return is_told ? 1 : 0;
+}
+
 rdt_status
 rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint64_t len_bytes,
                const struct rdt_message_desc *desc, rdt_transfer **out, struct rdt_error *err)
@@ -162,6 +186,7 @@ rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, ui
         struct fake_message *m = fake_message_find(world, group->rank, dst, tag, false);
         if (m == NULL)
             m = fake_message_add(world, group->rank, dst, tag);
+        fake_note_posted(group, 's');
         world->sent_bytes[group->rank][dst] += len_bytes;
         m->is_sent = true;
         m->from = src;
@@ -201,6 +226,7 @@ rdt_group_recv(rdt_group *group, uint32_t src, uint64_t tag, void *dst, uint64_t
         struct fake_message *m = fake_message_find(world, src, group->rank, tag, true);
         if (m == NULL)
             m = fake_message_add(world, src, group->rank, tag);
+        fake_note_posted(group, 'r');
         m->is_received = true;
         m->to = dst;
         m->recv_bytes = cap_bytes;

@@ -17,6 +17,7 @@ enum {
     FAKE_TASKS_MAX = 64,
     FAKE_REGIONS_MAX = 1024, /* of all ranks at once: what each keeps, for eight of them */
     FAKE_WAIT_S = 20,        /* no test waits longer for one collective */
+    FAKE_POSTED_MAX = 63,    /* messages of a rank whose order is kept */
 };
 
 /* The n-th call of a kind in the whole world fails, counted from 1; 0: none. */
@@ -122,6 +123,7 @@ struct fake_world {
     uint64_t random;
     struct rdt_error broken;                             /* status RDT_OK: not */
     uint64_t sent_bytes[FAKE_RANKS_MAX][FAKE_RANKS_MAX]; /* by source and destination */
+    char posted[FAKE_RANKS_MAX][FAKE_POSTED_MAX + 1]; /* by rank: s for a send, r for a receive */
     unsigned live_transfers;
     unsigned live_regions;
     rdt_region *regions[FAKE_REGIONS_MAX]; /* not freed */

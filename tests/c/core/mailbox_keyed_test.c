@@ -258,6 +258,43 @@ TEST(a_group_says_what_would_stand)
     rig_close(&rig);
 }
 
+/* From the receive that is told on, until its message is sent; of that length, in that group. */
+TEST(a_group_says_what_was_told)
+{
+    const uint64_t tag = next_tag++;
+    uint8_t *src = malloc(LARGE);
+    struct rig rig;
+    struct field field;
+    uint32_t tries = 0;
+
+    rig_open(&rig, 2, RDT_TRANSPORT_TCP);
+    field_make(&field, rig.ctx[1], LARGE);
+    rdt_group *group = rig.group[0];
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, tag, LARGE), 0); /* no path */
+    warm(&rig, &field, LARGE);
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, tag, LARGE), 0);
+    rdt_transfer *recv = post(&rig, tag, field.piece[0], LARGE);
+    while (rdt_group_is_told(group, 1, tag, LARGE) == 0 && tries++ < 100000)
+        for (uint32_t rank = 0; rank < 2; rank++)
+            CHECK_STATUS(rdt_context_progress(rig.ctx[rank]), RDT_OK);
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, tag, LARGE), 1);
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, tag, LARGE + 1), 0);
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, tag, RDTI_KEYED_MIN_BYTES - 1), 0);
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, tag + 1, LARGE), 0);
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, 7, LARGE), 0);   /* a tag that is used again */
+    CHECK_UINT_EQ(rdt_group_is_told(group, 0, tag, LARGE), 0); /* ourselves */
+    CHECK_UINT_EQ(rdt_group_is_told(group, 2, tag, LARGE), 0);
+    CHECK_UINT_EQ(rdt_group_is_told(NULL, 1, tag, LARGE), 0);
+    rig_fill(src, LARGE, 1);
+    rdt_transfer *send = put(&rig, tag, src, LARGE);
+    CHECK_UINT_EQ(rdt_group_is_told(group, 1, tag, LARGE), 0);
+    end_ok(recv);
+    end_ok(send);
+    rdt_region_free(field.region, NULL, NULL);
+    free(src);
+    rig_close(&rig);
+}
+
 /* ---- Order, places, sizes ---------------------------------------------------------------- */
 
 /* Receives and sends of one row of tags in orders of their own, several in flight. */
