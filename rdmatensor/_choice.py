@@ -122,6 +122,8 @@ class Choice:
         chosen = self._again if is_again else self._planned
         is_other = chosen is not self._current
         if is_other and not self._is_free(chosen, memory):
+            if not is_again:
+                self._use(is_again)  # what was slower takes no memory to give up
             return None
         try:
             self._use(is_again)
@@ -143,15 +145,22 @@ class Choice:
         if not self._is_compared:
             check_plan(chosen, self._group)
             self._is_compared = True
+        failed: Exception | None = None
         try:
-            memory.lift()
-            (agreed,) = self._agree([float(memory.is_free())], "min")
+            try:
+                memory.lift()
+            except Exception as error:  # noqa: BLE001  the others wait for this rank's word
+                failed = error
+            is_free = failed is None and memory.is_free()
+            (agreed,) = self._agree([float(is_free)], "min")
         except BaseException:
             memory.lower()
             raise
         if agreed != 0.0:
             return True
         memory.lower()
+        if failed is not None:
+            raise failed
         self._is_done = True
         self.text += ", but the program holds gradients in their memory: left as they are"
         return False

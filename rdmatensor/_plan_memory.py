@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,8 +92,10 @@ class GradientMemory:
         self.buckets: list[Bucket] = []
         spans = self._lay_out(plan, parameters)
         self._places: Any = load_extension().Birthplaces(self.memory, spans)
+        weakref.finalize(self, self._places.stop).atexit = False  # after a pass that raised
         self._is_tracing = False
-        self._lifted: dict[torch.nn.Parameter, torch.Tensor] = {}
+        # What was in the place, and the gradient itself where the program has it too.
+        self._lifted: dict[torch.nn.Parameter, tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = {}
         if before is not None:
             self._lifted, before._lifted = before._lifted, {}
             for parameter, gradient in self.gradients.items():
@@ -198,23 +201,28 @@ class GradientMemory:
         for parameter, gradient in self.gradients.items():
             grad = parameter.grad
             if grad is not None and self.is_taken(gradient) and self.is_in_place(gradient, grad):
-                self._lifted[parameter] = grad.clone()
+                self._lifted[parameter] = (grad.clone(), weakref.ref(grad))
                 parameter.grad = None
 
     def lower(self) -> None:
         """Bring what was lifted into its place, or beside it where another tensor lies there.
 
+        A gradient that the program has too is the parameter's again, since it lies there still.
         Where that fails, all are as they were lifted, beside their places: whoever goes on with
         other places in this memory finds none of them in it.
         """
         lifted, self._lifted = self._lifted, {}
         try:
-            for parameter, grad in lifted.items():
+            for parameter, (grad, held) in lifted.items():
                 gradient = self.gradients[parameter]
-                is_taken = self.is_taken(gradient)
-                parameter.grad = grad if is_taken else self.take(gradient).copy_(grad)
+                if not self.is_taken(gradient):
+                    parameter.grad = self.take(gradient).copy_(grad)
+                    continue
+                before = held()
+                is_same = before is not None and self.is_in_place(gradient, before)
+                parameter.grad = before if is_same else grad
         except BaseException:
-            for parameter, grad in lifted.items():
+            for parameter, (grad, _) in lifted.items():
                 parameter.grad = grad
             raise
 

@@ -287,8 +287,11 @@ class PlannedModel:
         parameters = dict(self.module.named_parameters())
         try:
             self._memory = GradientMemory(chosen, parameters, default_context(), self._memory)
-        except BaseException:
+        except BaseException as error:
             self._memory.lower()
+            # The others have them, and would sum what has the same length into other gradients.
+            reason = f"ends the group: it could not change its buckets: {error!r}"
+            backend_of(self._group).break_group(reason)
             raise
         self.plan = chosen
 

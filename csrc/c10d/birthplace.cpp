@@ -103,6 +103,8 @@ Birthplaces::Birthplaces(const at::Tensor &memory, const Spans &spans)
 void
 Birthplaces::begin(const Served &served)
 {
+    TORCH_CHECK(!is_forsaken(), "rdmatensor: a backward pass raised on another thread, which may "
+                                "still look at these places: apply the plan again");
     TORCH_CHECK(!is_traced_, "rdmatensor: a backward pass is traced already");
     served_.clear();
     births_.clear();
@@ -128,6 +130,13 @@ Birthplaces::end()
     }
     end_trace(this);
     is_traced_ = false;
+}
+
+void
+Birthplaces::stop()
+{
+    is_active_.store(false, std::memory_order_relaxed);
+    forsake();
 }
 
 int64_t

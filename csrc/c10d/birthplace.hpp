@@ -69,6 +69,8 @@ class Birthplaces final : public AllocationTrace
     /* On the thread of begin(). On another one nothing is served from now on, for good: that thread
      * may look at this object at any time, and keeps it until it allocates or ends. */
     void end();
+    /* Any thread. For good: whoever had them is gone, maybe in a pass that raised. */
+    void stop();
     /* The number of the last birth since begin() at this address that was not served; -1: none. */
     [[nodiscard]] int64_t find(uintptr_t address) const;
     /* A tensor in a place, its content what stands there. RuntimeError if one lies there already,

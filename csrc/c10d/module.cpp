@@ -204,6 +204,7 @@ bind_birthplaces(py::module_ &m)
              py::arg("spans"))
         .def("begin", &Birthplaces::begin, py::arg("served"))
         .def("end", &Birthplaces::end)
+        .def("stop", &Birthplaces::stop)
         .def("find", &Birthplaces::find, py::arg("address"))
         .def("take", &take_place, py::arg("place"), py::arg("shape"), py::arg("strides"),
              py::arg("dtype"))

@@ -2,8 +2,9 @@
  *
  * schedule.h - a collective as rounds of steps over the mailbox.
  *
- * A round's local steps and posts happen in the order in which they were added, the arrivals in any
- * order; the next round begins when all of them are in. So a buffer that is sent in one round may
+ * A round's local steps happen in the order in which they were added, its receives behind them, and
+ * its sends behind those local steps that were added before; no step of a round may write what the
+ * round sends. Arrivals come in any order; the next round begins when all of them are in. So a buffer that is sent in one round may
  * be written in the next, and what a round receives may be read in the next.
  *
  * Messages are matched by (collective, source, how many came from there before), never by round:

@@ -36,10 +36,11 @@ struct rdti_engine {
     _Atomic uint32_t passes; /* made so far; stored by drivers, relaxed */
     _Atomic uint32_t socket_passes; /* of them with a look at sockets and ticks */
     _Atomic uint32_t look_at;       /* how many passes are made when one is due; drivers, relaxed */
-    uint64_t late_look_ns;          /* driver only, as late_passes: late_look() in engine_watch.c */
-    uint32_t late_passes;
-    uint32_t depth;     /* of enter(); driver only */
-    bool wake_at_leave; /* driver only */
+    _Atomic uint64_t looked_ns;     /* the last look's time; stored by drivers, relaxed */
+    uint32_t looked_at;             /* passes then; driver only, as late_passes */
+    uint32_t late_passes;           /* between looks at sockets that have no payload */
+    uint32_t depth;                 /* of enter(); driver only */
+    bool wake_at_leave;             /* driver only */
     struct rdti_list deferred;
     _Atomic uint32_t deferred_count; /* those that run just now included */
 
@@ -99,6 +100,8 @@ bool rdti_engine_try_enter(struct rdti_engine *engine);
 uint32_t rdti_engine_dispatch(struct rdti_engine *engine);
 /* engine_watch.c [driver]: say after how many passes the next look at sockets is due. */
 void rdti_engine_plan_look(struct rdti_engine *engine);
+/* engine_watch.c: the last look is so long ago that passes do not tell any more when one is due. */
+bool rdti_engine_is_look_late(const struct rdti_engine *engine, uint64_t now_ns);
 void rdti_engine_free_watches(struct rdti_engine *engine);
 /* engine.c [driver]: sockets and ticks if asked for, transports, tasks. Returns the work done. */
 uint32_t rdti_engine_pass(struct rdti_engine *engine, bool with_sockets);

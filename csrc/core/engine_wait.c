@@ -348,10 +348,12 @@ spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint
     const uint64_t most_ns = *now_ns + spin_ns + yield_ns;
     const uint64_t until_ns = most_ns < deadline_ns ? most_ns : deadline_ns;
     const bool with_sockets = yield_ns > 0 && needs_epoll(engine);
+    bool is_late = false;
 
     for (uint32_t i = 1;; i++) {
-        if (pass_for(engine, wish, with_sockets))
+        if (pass_for(engine, wish, with_sockets || is_late))
             return true;
+        is_late = false;
         if (yield_ns > 0)
             (void)sched_yield(); /* cannot fail on Linux */
         else if (i % 16 != 0)
@@ -359,6 +361,7 @@ spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint
         *now_ns = rdti_now_ns();
         if (*now_ns >= until_ns)
             return false;
+        is_late = rdti_engine_is_look_late(engine, *now_ns);
     }
 }
 

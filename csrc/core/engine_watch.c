@@ -17,6 +17,8 @@
 #define PASSES_PER_LATE_LOOK_LEAST 256
 #define PASSES_PER_LATE_LOOK_MOST 2048
 #define LATE_LOOK_NS UINT64_C(250000)
+/* Passes that were short have become long, as those do that copy. */
+#define OVERDUE_LOOK_NS UINT64_C(1000000)
 
 #define EVENTS_PER_PASS 32
 
@@ -97,29 +99,33 @@ do_sockets_carry(const struct rdti_engine *engine)
     return false;
 }
 
-/* In how many passes the next look is due, where sockets have no payload. */
-static uint32_t
-late_look(struct rdti_engine *engine)
-{
-    const uint64_t now_ns = rdti_now_ns();
-    const uint64_t since_ns = now_ns - engine->late_look_ns;
-
-    engine->late_look_ns = now_ns;
-    if (since_ns > LATE_LOOK_NS)
-        engine->late_passes = PASSES_PER_LATE_LOOK_LEAST;
-    else if (since_ns < LATE_LOOK_NS / 2 && engine->late_passes < PASSES_PER_LATE_LOOK_MOST)
-        engine->late_passes *= 2;
-    return engine->late_passes;
-}
-
 void
 rdti_engine_plan_look(struct rdti_engine *engine)
 {
-    const uint32_t in = do_sockets_carry(engine) ? PASSES_PER_LOOK : late_look(engine);
+    const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
+    const uint64_t now_ns = rdti_now_ns();
+    const uint64_t since_ns =
+        now_ns - atomic_load_explicit(&engine->looked_ns, memory_order_relaxed);
 
-    atomic_store_explicit(&engine->look_at,
-                          atomic_load_explicit(&engine->passes, memory_order_relaxed) + in,
-                          memory_order_relaxed);
+    if (since_ns > LATE_LOOK_NS || engine->late_passes == 0)
+        engine->late_passes = PASSES_PER_LATE_LOOK_LEAST;
+    else if (since_ns < LATE_LOOK_NS / 2 && engine->late_passes < PASSES_PER_LATE_LOOK_MOST &&
+             passes - engine->looked_at >=
+                 engine->late_passes) /* else nothing is known of passes */
+        engine->late_passes *= 2;
+    const uint32_t in = do_sockets_carry(engine) ? PASSES_PER_LOOK : engine->late_passes;
+    engine->looked_at = passes;
+    atomic_store_explicit(&engine->look_at, passes + in, memory_order_relaxed);
+    atomic_store_explicit(&engine->looked_ns, now_ns, memory_order_relaxed);
+}
+
+bool
+rdti_engine_is_look_late(const struct rdti_engine *engine, uint64_t now_ns)
+{
+    /* relaxed: a hint; a look of this very moment may make it a time to come */
+    const uint64_t looked_ns = atomic_load_explicit(&engine->looked_ns, memory_order_relaxed);
+
+    return now_ns > looked_ns && now_ns - looked_ns > OVERDUE_LOOK_NS;
 }
 
 uint32_t

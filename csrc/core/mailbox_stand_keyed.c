@@ -193,7 +193,8 @@ is_told(const rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
 uint32_t
 rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
 {
-    if (group == NULL || dst >= group->size || dst == group->rank || !rdti_tag_is_once(tag) ||
+    if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || dst >= group->size ||
+        dst == group->rank || !rdti_tag_is_once(tag) ||
         rdti_context_check(group->ctx, "group_is_told", NULL) != RDT_OK)
         return 0;
     rdti_engine_enter(group->ctx->engine);

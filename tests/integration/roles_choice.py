@@ -25,7 +25,7 @@ STEPS = 13
 PLANNED = (2, 3, 6, 7)  # of the steps before the choice is final, those by the plan
 SLEEP_S = 0.01  # of each layer's backward; many times what the transfer of a layer takes
 SLOWER_S = 1.0
-Kind = Literal["kept", "slower", "once", "held", "declined", "accumulated", "added"]
+Kind = Literal["kept", "slower", "once", "held", "declined", "accumulated", "added", "cached"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Kind, rank and step of a backward pass that is slow, whatever the buckets, and by how much: so
 # steps by the plan, or those by the choice, lose by far more than a busy machine's noise. "once":
@@ -93,7 +93,7 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
     for step in range(STEPS):
         batch = torch.randn(2, 512, generator=torch.Generator().manual_seed(10 * step + rank))
         for module, optimizer in zip((planned, theirs), optimizers, strict=True):
-            optimizer.zero_grad(set_to_none=kind != "added")
+            optimizer.zero_grad(set_to_none=kind not in ("added", "cached"))
             if kind == "accumulated":
                 with module.no_sync():
                     module(batch + 1.0).square().mean().backward()
@@ -104,6 +104,8 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
             optimizer.step()
         said.append(planned.describe())
         if kind == "held" and rank == 0:
+            held += [parameter.grad for parameter in model.parameters()]
+        if kind == "cached" and step == 0:
             held += [parameter.grad for parameter in model.parameters()]
     mine, other = model.parameters(), theirs.parameters()
     found = {
@@ -118,6 +120,9 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
             torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(mine, other, strict=True)
         ),
         "held": len(held),
+        "is_same": all(
+            parameter.grad is one for parameter, one in zip(model.parameters(), held, strict=False)
+        ),
     }
     planned.close()
     return found

@@ -74,6 +74,18 @@ def test_held_gradients_keep_the_buckets_as_they_are(cases: list[dict[str, Any]]
         assert rank["is_right"]
 
 
+def test_gradients_that_the_program_keeps_stay_the_parameters(
+    cases: list[dict[str, Any]],
+) -> None:
+    """Who has them from the first step on, as zero_grad(set_to_none=False) allows, sees each."""
+    for rank in (case["cached"] for case in cases):
+        assert rank["held"] > 0
+        assert rank["is_same"]
+        assert rank["buckets"] == [1] * STEPS
+        assert "the program holds gradients" in rank["choice"][-1]
+        assert rank["is_right"]
+
+
 @pytest.mark.parametrize("kind", ["accumulated", "added"])
 def test_gradients_that_lie_there_move_with_the_buckets(
     cases: list[dict[str, Any]], kind: str

@@ -18,17 +18,17 @@ class _Lost(RuntimeError):
 def _switching(monkeypatch: pytest.MonkeyPatch, fails: str, calls: list[str]) -> tuple[Choice, Any]:
     """Return a choice that is about to switch, and the memory that its gradients lie in."""
 
-    def call(name: str, result: object = None) -> Any:
-        def called(*_: object) -> object:
+    def call(name: str) -> Any:
+        def called(*given: object) -> object:
             calls.append(name)
             if name == fails:
                 raise _Lost
-            return result
+            return given[1] if name == "agree" else None  # alone: what it says itself
 
         return called
 
     monkeypatch.setattr(_choice, "check_plan", call("check"))
-    monkeypatch.setattr(Choice, "_agree", call("agree", [1.0]))
+    monkeypatch.setattr(Choice, "_agree", call("agree"))
     monkeypatch.setattr(Choice, "_use", call("use"))
     choice = Choice.__new__(Choice)
     state = {"_next": True, "_again": "other", "_current": "planned", "_group": None}
@@ -48,7 +48,7 @@ def test_gradients_are_lifted_once_all_ranks_have_one_plan(monkeypatch: pytest.M
     ("fails", "wanted"),
     [
         ("check", ["check"]),
-        ("lift", ["check", "lift", "lower"]),
+        ("lift", ["check", "lift", "agree", "lower"]),  # it tells the others before
         ("agree", ["check", "lift", "agree", "lower"]),
         ("use", ["check", "lift", "agree", "use", "lower"]),
     ],
