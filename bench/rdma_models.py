@@ -270,9 +270,9 @@ def _options() -> argparse.Namespace:
 
 
 def prepare(name: str) -> bool:
-    """Let all that is forked from here on, the plan's maker too, compute as it can be emulated.
+    """Set the model's batch, and oneDNN on or off, for this process and all that it forks.
 
-    Says whether with oneDNN.
+    Returns whether oneDNN is on.
     """
     if name in BATCHES:
         MODELS[name] = replace(MODELS[name], shape=BATCHES[name])

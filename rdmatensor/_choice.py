@@ -10,8 +10,8 @@
     5 and 6  by the choice
     after 6  the ranks agree whether that was faster, beyond noise; if it was not, all is as planned
              from the next backward pass on
-    7 and 8  else as planned once more, 9 and 10 by the choice: a machine that was busy for some
-             steps only cannot decide it then
+    7 and 8  if it was: as planned once more, then 9 and 10 by the choice: a machine that was busy
+             for some steps only cannot decide it then
     after 10 the same of both turns; what is faster stays, and nothing is measured any more
 
 Of each step the slowest rank's time counts, and of steps of one kind the least.
@@ -33,7 +33,7 @@ from rdmatensor._plan_agree import check_plan
 from rdmatensor._plan_memory import GradientMemory
 
 _SERIAL_STEP = 2
-# As many of the one as of the other: the least of two is less than one of them.
+# As many of each: the least of more steps is less by chance alone.
 _PLANNED_STEPS = (3, 4, 7, 8)
 _TRIED_STEPS = (5, 6, 9, 10)
 _CHOSEN_AFTER, _JUDGED_AFTER, _TRIED_AGAIN_AFTER, _DECIDED_AFTER = 4, 6, 8, 10
@@ -162,7 +162,8 @@ class Choice:
         if failed is not None:
             raise failed
         self._is_done = True
-        self.text += ", but the program holds gradients in their memory: left as they are"
+        now = "as planned" if chosen is self._again else "as chosen again"
+        self.text += f", but the program holds gradients in their memory: left {now}"
         return False
 
     def _choose(self, memory: GradientMemory) -> None:
@@ -187,7 +188,8 @@ class Choice:
         self._faster = self._faster_algorithms(chosen)
         if chosen is self._planned and not self._faster:
             self._is_done = True
-            self.text = "as planned: no other buckets would end the step earlier"
+            why = "no other buckets would end the step earlier" if fits else "no room for others"
+            self.text = f"as planned: {why}"
             return
         self._again, self._next = chosen, True
         counts = [len(gradient_buckets(plan)) for plan in (self._planned, chosen)]
@@ -205,7 +207,7 @@ class Choice:
         return fastest(sizes, self._agree(times_ns, "max")) if sizes else {}
 
     def _judge(self) -> None:
-        """Leave the choice unless it was faster, beyond noise; less gained is nothing."""
+        """Give the choice up unless it was faster, beyond noise."""
         turns = [
             [float(self._took_ns[step]) for step in steps if step <= self._step]
             for steps in (_PLANNED_STEPS, _TRIED_STEPS)

@@ -22,8 +22,9 @@ from rdmatensor.distributed import backend_of
 Direction = Literal["forward", "backward"]
 _KINDS = {"forward": "activation", "backward": "gradient of activation"}
 _AGAIN = (
-    "schedule.eval() with an input of the new shape lets the stages make their places anew; "
-    "docs/torch.md, Pipelines, has the other ways"
+    "the group has ended; in another run call schedule.eval() with an input of the new shape "
+    "before step(), which lets the stages make their places anew; docs/torch.md, Pipelines, has "
+    "the other ways"
 )
 
 

@@ -57,8 +57,9 @@ def apply(
     group: None is the default group. Its CPU backend must be rdmatensor.
     choose_again: the plan's buckets come from assumed costs; let them be made again after the
         fourth step from what the second measured, and algorithms be timed that sum them, on all
-        ranks at the same step. They stay if steps were faster by them twice, beyond noise; all is
-        final after the tenth. describe()["choice"] says what came of it.
+        ranks at the same step. They stay if they are found faster, beyond noise, after the sixth
+        step and, by all steps of both kinds, after the tenth; by the eleventh all is final.
+        Gradients that the program holds end it earlier. describe()["choice"] says what came of it.
     find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
         was, None mostly, as with DistributedDataParallel; one small message a step tells. Without
         it such a gradient is zero, which momentum and weight decay act on.
@@ -197,6 +198,10 @@ class PlannedModel:
         "posting_s" is the time that the thread of the backward pass was in the calls that begin
         the buckets' sums, "ending_s" that in which it waited for the last ones at the end: what
         backward() takes for communication besides is cores that others use.
+        "choice" says by which buckets and algorithms steps go: "measuring", "as planned", or
+        "chosen again after step 4: 3 buckets for 1", then ", kept" or ", taken back" after which
+        step, with the fastest chosen step's time over the fastest planned one's. Until the eleventh
+        step "buckets" changes with it.
         "last_step" is the last step alone, from the end of the backward pass before it to the end
         of its own, in this whole process: counters(), with the copies into places among
         "copied_bytes".

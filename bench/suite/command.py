@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         choices=HOST_SIZES,
         default=0,
-        help=f"scale: of hosts that have several; else {RANKS_PER_HOST}",
+        help=f"scale: ranks of a host, of hosts that have several; {RANKS_PER_HOST} by default",
     )
     parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
     parser.add_argument("--report", type=Path, help="write a page with plots into this folder")

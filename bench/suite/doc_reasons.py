@@ -189,7 +189,7 @@ def share_of_call(ours: Record, known: Known) -> float | None:
 
     It is the least of what that takes beside ours and with tensors that nobody touches. Where the
     ranks use new ones each time, it has page faults in it and caches that they emptied, which are
-    no share of a call; with tensors of the arena it has no row, and those used again stand there.
+    no share of a call. It has no row for tensors of the arena: its row "same" is taken for them.
     Without a row beside ours nothing is known.
     """
     of_it = known.get(NOTHING, {})

@@ -198,7 +198,7 @@ def scale(result: Result, by_hosts: Result | None = None) -> str:
     fits = scale_tables.fits_of(records)
     if not fits:
         raise ValueError("too few numbers of ranks and sizes for a model")
-    fitted, grounds, missed = [
+    fitted, supports, missed = [
         table((what, *names), [(fit.name, *cells(fit)) for fit in fits])
         for what, names, cells in (
             ("fitted constants", scale_tables.CONSTANTS, scale_tables.constants_of),
@@ -207,7 +207,7 @@ def scale(result: Result, by_hosts: Result | None = None) -> str:
         )
     ]
     beyond = " ".join(scale_tables.beyond(records, fits))
-    parts = [head(result, records), fitted, grounds, missed, beyond]
+    parts = [head(result, records), fitted, supports, missed, beyond]
     if by_hosts is not None and is_same_machine(result, by_hosts):
         parts += _missed_hosts(fits, by_hosts)
     return "\n\n".join(parts)
@@ -220,7 +220,10 @@ def _missed_hosts(fits: Sequence[scale_tables.Fit], by_hosts: Result) -> list[st
     if not found:
         return []
     layout = text(records[0], "layout")
-    what = f"by way of hosts, {len(set(layout))} hosts and {len(layout)} ranks, not fitted"
+    what = f"by way of hosts, {len(set(layout))} named hosts, {len(layout)} ranks, not fitted"
     rows = [(size_text(one.size_bytes), *one.cells) for one in found]
-    missed = f"There the model is off by {scale_hosts.told_of(found)}."
+    missed = (
+        "These hosts are names on one machine: all ranks share its cores, and TCP goes over"
+        f" loopback. The model is off by {scale_hosts.told_of(found)}."
+    )
     return [head(by_hosts, records), table((what, *scale_hosts.CHECKED), rows), missed]

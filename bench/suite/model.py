@@ -149,7 +149,7 @@ def columns(sample: Sample, cores: int) -> tuple[float, ...]:
 
 
 def columns_of(works: tuple[Work, Work], ranks: int, cores: int) -> tuple[float, ...]:
-    """Return the same of a longest path and of all that so many ranks do."""
+    """Return what each constant is multiplied with; works: of the longest path, and of all."""
     path, total = works
     usable = min(cores, ranks)
     is_shared = ranks > cores

@@ -27,7 +27,7 @@ TEAM_MOST = 64  # RDTI_TEAM_MAX: larger groups have no boards, and no way by hos
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Paths:
     """What connects ranks: hosts, ranks of a host by messages, and by memory that all share."""
 
     between: Constants
@@ -78,7 +78,7 @@ def boards_of(per_host: int, rails: int, size_bytes: float) -> tuple[Work, Work]
 
 
 def by_hosts(
-    ground: Ground, hosts: int, per_host: int, size_bytes: float, cores: int | None = None
+    paths: Paths, hosts: int, per_host: int, size_bytes: float, cores: int | None = None
 ) -> Way:
     """Return the cheapest way by hosts.
 
@@ -87,14 +87,14 @@ def by_hosts(
     """
     if hosts == 1:
         alone_ns = model.predict(
-            ground.boards, BOARDS, per_host, size_bytes, cores=cores, has_boards=True
+            paths.boards, BOARDS, per_host, size_bytes, cores=cores, has_boards=True
         )
         return Way(alone_ns, 0, "")
     is_small = size_bytes <= SMALL_BYTES
     rails_of = dict.fromkeys((1,) if is_small else (1, per_host))
     names = _FOR_SMALL if is_small else ALGORITHMS
     ways = (
-        Way(_by_hosts_ns(ground, (hosts, per_host, rails), size_bytes, name, cores), rails, name)
+        Way(_by_hosts_ns(paths, (hosts, per_host, rails), size_bytes, name, cores), rails, name)
         for rails in rails_of
         for name in names
     )
@@ -102,26 +102,26 @@ def by_hosts(
 
 
 def _by_hosts_ns(
-    ground: Ground, of: tuple[int, int, int], size_bytes: float, name: str, cores: int | None
+    paths: Paths, of: tuple[int, int, int], size_bytes: float, name: str, cores: int | None
 ) -> float:
     """Nanoseconds; of: hosts, ranks of each, and rails."""
     hosts, per_host, rails = of
     ranks = hosts * per_host
     path, total = boards_of(per_host, rails, size_bytes)
-    boards_ns = _part_ns(ground.boards, (path, total.times(hosts)), ranks, cores)
+    boards_ns = _part_ns(paths.boards, (path, total.times(hosts)), ranks, cores)
     path, total = model.work_of(name, hosts, size_bytes / rails)
     if cores is None:
         path = _over_one_nic(path, rails)
-    between_ns = _part_ns(ground.between, (path, total.times(rails)), hosts * rails, cores)
+    between_ns = _part_ns(paths.between, (path, total.times(rails)), hosts * rails, cores)
     turns = 1.0 if cores is None else max(1.0, ranks / cores)
-    return turns * ground.between.call_ns + boards_ns + between_ns
+    return turns * paths.between.call_ns + boards_ns + between_ns
 
 
 def _over_one_nic(work: Work, speakers: int) -> Work:
     return Work(work.messages, work.moved * speakers, work.summed)
 
 
-def flat(ground: Ground, algorithm: str, hosts: int, per_host: int, size_bytes: float) -> float:
+def flat(paths: Paths, algorithm: str, hosts: int, per_host: int, size_bytes: float) -> float:
     """Return what an algorithm among all ranks takes, each of which has a core.
 
     hosts, per_host: powers of two, so that each round is of one kind. A ring and a tree cross with
@@ -132,10 +132,10 @@ def flat(ground: Ground, algorithm: str, hosts: int, per_host: int, size_bytes: 
         raise ValueError(f"{hosts} hosts of {per_host} ranks: these are no powers of two")
     path, _ = model.work_of(algorithm, ranks, size_bytes)
     if hosts == 1:
-        return ground.inside.call_ns + _alone_ns(ground.inside, path)
-    call_ns = ground.between.call_ns
+        return paths.inside.call_ns + _alone_ns(paths.inside, path)
+    call_ns = paths.between.call_ns
     if algorithm == "ring":  # each step has messages of both kinds, and waits for the slower
-        kinds = [ground.between, ground.inside] if per_host > 1 else [ground.between]
+        kinds = [paths.between, paths.inside] if per_host > 1 else [paths.between]
         return call_ns + max(_alone_ns(of, path) for of in kinds)
     # What crosses is what as many ranks as hosts would do: of halving, the first rounds, which have
     # the most bytes; of doubling and of a tree, where each has as many, whichever these are.
@@ -145,10 +145,10 @@ def flat(ground: Ground, algorithm: str, hosts: int, per_host: int, size_bytes: 
     )
     speakers = 1 if algorithm == "tree" else per_host
     across = _over_one_nic(across, speakers)
-    return call_ns + _alone_ns(ground.inside, inside) + _alone_ns(ground.between, across)
+    return call_ns + _alone_ns(paths.inside, inside) + _alone_ns(paths.between, across)
 
 
-def predicted(ground: Ground, ranks: int, per_host: int, size_bytes: float) -> dict[str, float]:
+def predicted(paths: Paths, ranks: int, per_host: int, size_bytes: float) -> dict[str, float]:
     """Return nanoseconds of each algorithm, that by hosts first.
 
     Where ranks are fewer than a host may have, they are on one.
@@ -156,6 +156,6 @@ def predicted(ground: Ground, ranks: int, per_host: int, size_bytes: float) -> d
     of_host = min(ranks, per_host)
     hosts = ranks // of_host
     return {
-        BY_HOSTS: by_hosts(ground, hosts, of_host, size_bytes).took_ns,
-        **{name: flat(ground, name, hosts, of_host, size_bytes) for name in ALGORITHMS},
+        BY_HOSTS: by_hosts(paths, hosts, of_host, size_bytes).took_ns,
+        **{name: flat(paths, name, hosts, of_host, size_bytes) for name in ALGORITHMS},
     }

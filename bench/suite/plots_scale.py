@@ -34,9 +34,9 @@ _TICKS = (2, 16, 128, 1024, 16384)
 def scale(records: Sequence[Record], folder: Path) -> list[Picture]:
     """Predicted against measured, for each path; and time against ranks, to 16,384."""
     fits = scale_tables.fits_of(records)
-    ground = scale_tables.ground_of(records, fits)
+    found = scale_tables.between_hosts(records, fits)
     pictures = [_against(fits, folder)] if fits else []
-    return [*pictures, *([_beyond(*ground, folder)] if ground is not None else [])]
+    return [*pictures, *([_beyond(*found, folder)] if found is not None else [])]
 
 
 def _against(fits: Sequence[scale_tables.Fit], folder: Path) -> Picture:

@@ -1,7 +1,7 @@
 """The model where hosts have several ranks: who wins, by what it misses two hosts, set-up.
 
 model_hosts.py has the arithmetic. The constants are those that scale_tables.py has of the same
-records: messages between hosts by what ground_of() says, within a host by our shm, and its boards.
+records: messages between hosts by what paths_of() says, within a host by our shm, and its boards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import model, model_hosts, samples, scale_tables
 from bench.suite.layout import layout
-from bench.suite.model_hosts import BY_HOSTS, Ground, Way
+from bench.suite.model_hosts import BY_HOSTS, Paths, Way
 
 BOARD_BYTES = 2 << 20  # csrc/collectives/team.h: a board fits one granule of the arena
 CHECKED = ("measured", "by the model", "model / measured", "ranks of a host that speak; between")
@@ -44,12 +44,12 @@ class Miss:
         )
 
 
-def ground_of(fits: Sequence[scale_tables.Fit], between: model.Constants) -> Ground | None:
+def paths_of(fits: Sequence[scale_tables.Fit], between: model.Constants) -> Paths | None:
     """Return what connects ranks, given what does hosts; None where shm was not measured."""
     of_shm = {fit.has_boards: fit.constants for fit in fits if fit.transport == "shm"}
     if len(of_shm) < 2:
         return None
-    return Ground(between, inside=of_shm[False], boards=of_shm[True])
+    return Paths(between, inside=of_shm[False], boards=of_shm[True])
 
 
 def misses(fits: Sequence[scale_tables.Fit], records: Sequence[Record]) -> list[Miss]:
@@ -59,8 +59,8 @@ def misses(fits: Sequence[scale_tables.Fit], records: Sequence[Record]) -> list[
     differ in ranks, which the model does not have, or a path was not fitted.
     """
     tcp = next((fit for fit in fits if fit.transport == "tcp"), None)
-    ground = None if tcp is None else ground_of(fits, tcp.constants)
-    if tcp is None or ground is None:
+    paths = None if tcp is None else paths_of(fits, tcp.constants)
+    if tcp is None or paths is None:
         return []
     found = []
     for record in records:
@@ -71,7 +71,7 @@ def misses(fits: Sequence[scale_tables.Fit], records: Sequence[Record]) -> list[
         if len(per_host) != 1:
             continue
         size_bytes = number(record, "size")
-        way = model_hosts.by_hosts(ground, len(set(hosts)), per_host.pop(), size_bytes, tcp.cores)
+        way = model_hosts.by_hosts(paths, len(set(hosts)), per_host.pop(), size_bytes, tcp.cores)
         found.append(Miss(size_bytes, number(record, "median_ns"), way))
     return found
 
@@ -85,31 +85,31 @@ def told_of(found: Sequence[Miss]) -> str:
 def show(records: Sequence[Record]) -> str:
     """Return the tables; empty where there is no model."""
     fits = scale_tables.fits_of(records)
-    across = scale_tables.ground_of(records, fits)
+    across = scale_tables.between_hosts(records, fits)
     if across is None:
         return ""
     name, between = across
-    ground = ground_of(fits, between)
-    if ground is None:
+    paths = paths_of(fits, between)
+    if paths is None:
         return _BOARDLESS
     per_host = int(number(records[0], "ranks_per_host")) if "ranks_per_host" in records[0] else 0
     per_host = per_host or model_hosts.RANKS_PER_HOST
     return "\n\n".join(
         [
-            _winners(name, ground, per_host),
-            _times(ground, per_host),
+            _winners(name, paths, per_host),
+            _times(paths, per_host),
             _needs(records, per_host),
             "\n".join(_notes(per_host)),
         ]
     )
 
 
-def _winners(name: str, ground: Ground, per_host: int) -> str:
+def _winners(name: str, paths: Paths, per_host: int) -> str:
     lines = []
     for size in scale_tables.SIZES:
         cells = []
         for ranks in scale_tables.LADDER:
-            costs = model_hosts.predicted(ground, ranks, per_host, size)
+            costs = model_hosts.predicted(paths, ranks, per_host, size)
             best = min(costs, key=costs.__getitem__)
             cells.append(f"{best} {time_text(costs[best])}")
         lines.append((size_text(size), "", *cells))
@@ -118,11 +118,11 @@ def _winners(name: str, ground: Ground, per_host: int) -> str:
     return f"{what}\n{layout(heads, lines)}"
 
 
-def _times(ground: Ground, per_host: int) -> str:
+def _times(paths: Paths, per_host: int) -> str:
     lines = []
     for size in scale_tables.SIZES:
         columns = [
-            model_hosts.predicted(ground, ranks, per_host, size) for ranks in scale_tables.LADDER
+            model_hosts.predicted(paths, ranks, per_host, size) for ranks in scale_tables.LADDER
         ]
         lines += [
             (size_text(size), name, *(time_text(costs[name]) for costs in columns))

@@ -81,7 +81,9 @@ def fits_of(records: Sequence[Record]) -> list[Fit]:
     return fits
 
 
-def ground_of(records: Sequence[Record], fits: Sequence[Fit]) -> tuple[str, model.Constants] | None:
+def between_hosts(
+    records: Sequence[Record], fits: Sequence[Fit]
+) -> tuple[str, model.Constants] | None:
     """Return what connects ranks that have a host each: the NIC that was named, else our tcp."""
     messages = [fit for fit in fits if not fit.has_boards]
     if not messages:
@@ -97,11 +99,11 @@ def ground_of(records: Sequence[Record], fits: Sequence[Fit]) -> tuple[str, mode
 def show(records: Sequence[Record]) -> str:
     """Return all tables."""
     fits = fits_of(records)
-    parts = [_constants(fits), _grounds(fits), _errors(fits)] if fits else []
+    parts = [_constants(fits), _supports(fits), _errors(fits)] if fits else []
     parts += [_checked(fit) for fit in fits if fit.checked]
-    ground = ground_of(records, fits)
-    if ground is not None:
-        name, constants = ground
+    found = between_hosts(records, fits)
+    if found is not None:
+        name, constants = found
         parts += ["\n".join(beyond(records, fits)), _winners(name, constants)]
         parts += [_times(constants), _needs(records)]
     return "\n\n".join(parts) or "too few numbers of ranks and sizes for a model"
@@ -119,7 +121,7 @@ def constants_of(fit: Fit) -> tuple[str, ...]:
     return (*times, *(_rate(value) for value in (of.beta_ns, of.gamma_ns)))
 
 
-def _grounds(fits: Sequence[Fit]) -> str:
+def _supports(fits: Sequence[Fit]) -> str:
     heads = ("ranks that each rests on", "", *CONSTANTS)
     return layout(heads, [(fit.name, "", *rests_on(fit)) for fit in fits])
 

@@ -91,7 +91,8 @@ class Birthplaces final : public AllocationTrace
     std::vector<Birth> births_;
     uint64_t number_ = 0;
     uint64_t served_count_ = 0;
-    bool is_traced_ = false; /* with, by the thread */
+    /* Allocations of thread_ come here; it stays set where another thread ended that. */
+    bool is_traced_ = false;
     std::thread::id thread_;
     /* relaxed: between begin() and end() of one thread; another's end() is seen soon enough */
     std::atomic<bool> is_active_{false};

@@ -191,7 +191,8 @@ class GradientBirths final : public AllocationTrace
     uint32_t forwards_ = 0; /* since the last backward pass began */
 
     /* Of the pass. */
-    bool is_traced_ = false; /* with, by the thread */
+    /* Allocations of thread_ come here; it stays set where another thread ended that. */
+    bool is_traced_ = false;
     std::thread::id thread_;
     int task_ = -1;
     /* relaxed: as Birthplaces::is_active_ */

@@ -816,10 +816,14 @@ RDT_API uint32_t rdt_group_stands(rdt_group *group, uint32_t src, const void *ds
                                   uint64_t len_bytes);
 
 /*
- * Whether a message of len_bytes bytes to `dst` under a tag that is used once would be written by
- * the call that sends it, as its receive was told already. Who has both to send and to receive
- * posts the receive first then, so that its place is told before a link is full of the message, and
- * else last (an offer must not wait behind what an answer sets off). As rdt_group_stands().
+ * 1 if a message of len_bytes bytes to rank `dst` under a tag that is used once (RDT_TAG_ONCE)
+ * would be written by the call that sends it, since its receive has been told; else 0, also where
+ * it cannot be asked (group NULL, no such member or this rank, another tag, a forked child). A
+ * caller that has both to send and to receive posts the receive first where this is 1: behind a
+ * message that fills the link its peer would learn of it too late. Where it is 0 it posts the send
+ * first: its offer would wait behind what the answer to the peer's offer sets off.
+ * An answer of now, and no promise. Takes the engine's lock, and waits for no peer. Any thread,
+ * tasks too.
  */
 RDT_API uint32_t rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag,
                                    uint64_t len_bytes);

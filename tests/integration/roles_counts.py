@@ -27,7 +27,7 @@ from rdmatensor.context import default_context
 
 TIMEOUT = timedelta(seconds=60)
 WARM = 4  # the buckets move before the second step, the cycle is found at the end of the third
-CHOSEN = 12  # steps until choose_again=True has decided, and all places were told again
+CHOSEN_STEPS = 12  # until choose_again=True has decided, and one in which all stands
 STEPS = 5
 SIZES = (2, 16384, 262144, 1048576)  # elements of 4 bytes
 SETTLE_S = 0.2  # for what the kernel has yet to see acknowledged
@@ -187,7 +187,7 @@ def planned(rank: int, world: int, *, choose_again: bool = False) -> dict[str, A
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
     module = rdmatensor.plan.apply(inner, plan, optimizer, choose_again=choose_again)
     said = []
-    for step in range((CHOSEN if choose_again else WARM) + STEPS):
+    for step in range((CHOSEN_STEPS if choose_again else WARM) + STEPS):
         generator = torch.Generator().manual_seed(100 * step + rank)
         optimizer.zero_grad()
         output: Any = module(torch.randn(4, 512, generator=generator))

@@ -114,8 +114,8 @@ def test_scale_has_what_was_fitted_and_the_error_beyond() -> None:
                 known: Record = {"cores": 2, "gamma_ns": true.gamma_ns}
                 found.append({**merged({**fields, **more}, [took_ns]), **known})
     told = doc_runs.scale(_result(found, "scale")).split("\n\n")
-    head, fitted, grounds, missed, beyond = told
-    assert cells_of(grounds)[0][1:5] == ["2, 4, 8", "2", "4, 8", "2, 4, 8"]
+    head, fitted, supports, missed, beyond = told
+    assert cells_of(supports)[0][1:5] == ["2, 4, 8", "2", "4, 8", "2, 4, 8"]
     assert beyond.endswith("Of the 16 times that were not fitted 16 are above the model's.")
     assert "bench scale" in head
     assert cells_of(fitted)[0][:3] == ["tcp, messages", "20.00 us", "9.00 us"]

@@ -18,13 +18,13 @@ from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Record, load
 from bench.suite import command, doc_runs, model, model_hosts, samples, scale_hosts, scale_tables
 from bench.suite import tables as suite_tables
-from bench.suite.model_hosts import BY_HOSTS, Ground
+from bench.suite.model_hosts import BY_HOSTS, Paths
 
 KIB, MIB = 1 << 10, 1 << 20
 BETWEEN = model.Constants(12_000.0, 17_000.0, 38_000.0, 0.5, 0.03)
 INSIDE = model.Constants(11_000.0, 6_000.0, 9_000.0, 0.3, 0.03)
 BOARDS = model.Constants(7_000.0, 400.0, 13_000.0, 0.1, 0.03)
-GROUND = Ground(BETWEEN, INSIDE, BOARDS)
+GROUND = Paths(BETWEEN, INSIDE, BOARDS)
 SIZES = (8, 4 * KIB, 64 * KIB, MIB, 64 * MIB)
 
 
@@ -99,19 +99,19 @@ def test_ranks_that_speak_share_the_nic_of_their_host() -> None:
     """Bytes alone: of halving all ranks of a host cross at a time, of a tree one does."""
     only = model.Constants(0.0, 0.0, 0.0, 1.0, 0.0)
     free = model.Constants(0.0, 0.0, 0.0, 0.0, 0.0)
-    ground = Ground(only, free, free)
+    paths = Paths(only, free, free)
     crossed = 2 * MIB * 7 / 8  # of halving between 8 hosts
-    assert model_hosts.flat(ground, "halving-doubling", 8, 4, MIB) == 4 * crossed
-    assert model_hosts.flat(ground, "tree", 8, 4, MIB) == 6 * MIB
-    assert model_hosts.flat(ground, "ring", 8, 4, MIB) == pytest.approx(2 * MIB * 31 / 32)
-    assert model_hosts.by_hosts(ground, 8, 4, MIB).took_ns == pytest.approx(crossed)
+    assert model_hosts.flat(paths, "halving-doubling", 8, 4, MIB) == 4 * crossed
+    assert model_hosts.flat(paths, "tree", 8, 4, MIB) == 6 * MIB
+    assert model_hosts.flat(paths, "ring", 8, 4, MIB) == pytest.approx(2 * MIB * 31 / 32)
+    assert model_hosts.by_hosts(paths, 8, 4, MIB).took_ns == pytest.approx(crossed)
 
 
 def test_a_ring_waits_for_the_slower_of_both_kinds() -> None:
     slow = model.Constants(0.0, 0.0, 0.0, 1.0, 0.0)
     fast = model.Constants(0.0, 0.0, 0.0, 0.1, 0.0)
-    for ground in (Ground(slow, fast, fast), Ground(fast, slow, fast)):
-        took_ns = model_hosts.flat(ground, "ring", 8, 4, MIB)
+    for paths in (Paths(slow, fast, fast), Paths(fast, slow, fast)):
+        took_ns = model_hosts.flat(paths, "ring", 8, 4, MIB)
         assert took_ns == pytest.approx(2 * MIB * 31 / 32)
 
 
@@ -195,10 +195,10 @@ def _measured(layout: str, size: int, took_ns: float) -> Record:
 
 def test_what_was_measured_by_hosts_is_held_against_the_model() -> None:
     fits = scale_tables.fits_of(_of_scale())
-    ground = scale_hosts.ground_of(fits, fits[-1].constants)
+    paths = scale_hosts.paths_of(fits, fits[-1].constants)
     assert fits[-1].transport == "tcp"
-    assert ground is not None
-    way = model_hosts.by_hosts(ground, 2, 2, MIB, 2)
+    assert paths is not None
+    way = model_hosts.by_hosts(paths, 2, 2, MIB, 2)
     records = [_measured("0011", MIB, 2 * round(way.took_ns)), _measured("0001", MIB, 5.0)]
     (miss,) = scale_hosts.misses(fits, records)  # hosts that differ in ranks are not in it
     assert miss.off_by == pytest.approx(2.0, rel=1e-4)

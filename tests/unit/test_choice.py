@@ -96,7 +96,7 @@ def _judged(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> list[tuple[int
         ([100, 300, 500, 80, 100, 100, 80, 80], [(6, False), (8, True)]),
     ],
 )
-def test_a_choice_stays_only_if_it_was_faster_twice(
+def test_a_choice_stays_only_if_it_was_judged_faster_twice(
     monkeypatch: pytest.MonkeyPatch, taken: list[int], wanted: list[tuple[int, bool]]
 ) -> None:
     monkeypatch.setattr(_choice, "time", SimpleNamespace(perf_counter_ns=lambda: 0))
