@@ -57,9 +57,8 @@ def apply(
     group: None is the default group. Its CPU backend must be rdmatensor.
     choose_again: the plan's buckets come from assumed costs; let them be made again after the
         fourth step from what the second measured, and algorithms be timed that sum them, on all
-        ranks at the same step. They stay if they are found faster, beyond noise, after the sixth
-        step and, by all steps of both kinds, after the tenth; by the eleventh all is final.
-        Gradients that the program holds end it earlier. describe()["choice"] says what came of it.
+        ranks at the same step. They stay if they are found faster twice, or if the program holds
+        gradients then (docs/torch.md); by the eleventh step all is final, see describe()["choice"].
     find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
         was, None mostly, as with DistributedDataParallel; one small message a step tells. Without
         it such a gradient is zero, which momentum and weight decay act on.
@@ -82,10 +81,9 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
     Blocks until all ranks of the group have called it, and compares what they recorded.
     A program that calls an optimizer's step() needs two equal steps for it; another one must have
         sent the same tensors, from the same addresses, three times in a row.
-    Names: of the gradients and buffers of DistributedDataParallel's and apply()'s modules; others
-        are called by their operation and its number. Ranks are those of the group.
-    The plan in RDMATENSOR_PLAN, if it is of this group and of a graph, is merged in: see
-        graph_analysis.merge_plans().
+    Names: of the gradients and buffers of DistributedDataParallel's and apply()'s modules; others'
+        are their operation and its number. Ranks are those of the group.
+    A plan in RDMATENSOR_PLAN, of this group and a graph, is merged in (graph_analysis.merge_plans).
     Raises: PlanMismatch (what the ranks recorded, or the plan in RDMATENSOR_PLAN, differs; the
         message names the first tensor), ValueError (the group is another backend's; PlanError:
         what a rank says of its step is damaged, or is none that a plan can say).
@@ -195,16 +193,11 @@ class PlannedModel:
 
         "born" and "copied" count gradients that autograd wrote in their place and elsewhere,
         "traced" the allocations that had to be learnt; "sent_bytes" are those of the buckets.
-        "posting_s" is the time that the thread of the backward pass was in the calls that begin
-        the buckets' sums, "ending_s" that in which it waited for the last ones at the end: what
-        backward() takes for communication besides is cores that others use.
-        "choice" says by which buckets and algorithms steps go: "measuring", "as planned", or
-        "chosen again after step 4: 3 buckets for 1", then ", kept" or ", taken back" after which
-        step, with the fastest chosen step's time over the fastest planned one's. Until the eleventh
-        step "buckets" changes with it.
-        "last_step" is the last step alone, from the end of the backward pass before it to the end
-        of its own, in this whole process: counters(), with the copies into places among
-        "copied_bytes".
+        "posting_s" is the time of the backward pass's thread in the calls that begin sums,
+        "ending_s" that in which it waited for the last: besides, others use its cores.
+        "choice" says by which "buckets" and algorithms steps go, for good from the eleventh on.
+        "last_step" is the last one alone, between the ends of two backward passes, in this whole
+        process: counters(), with the copies into places among "copied_bytes".
         """
         counts = self._memory.counts
         return {
@@ -289,14 +282,13 @@ class PlannedModel:
 
     def _switch(self, chosen: TransferPlan) -> None:
         """Go by other buckets from here on, as all ranks do; what lay in the memory is lifted."""
-        parameters = dict(self.module.named_parameters())
+        named = dict(self.module.named_parameters())
         try:
-            self._memory = GradientMemory(chosen, parameters, default_context(), self._memory)
+            self._memory = GradientMemory(chosen, named, default_context(), self._memory)
         except BaseException as error:
             self._memory.lower()
-            # The others have them, and would sum what has the same length into other gradients.
-            reason = f"ends the group: it could not change its buckets: {error!r}"
-            backend_of(self._group).break_group(reason)
+            # Others go by them already, and would sum what has the same length into others.
+            backend_of(self._group).break_group(f"could not change its buckets: {error!r}")
             raise
         self.plan = chosen
 

@@ -4,8 +4,9 @@
  *
  * A round's local steps happen in the order in which they were added, its receives behind them, and
  * its sends behind those local steps that were added before; no step of a round may write what the
- * round sends. Arrivals come in any order; the next round begins when all of them are in. So a buffer that is sent in one round may
- * be written in the next, and what a round receives may be read in the next.
+ * round sends. Arrivals come in any order; the next round begins when all of them are in. So a
+ * buffer that is sent in one round may be written in the next, and what a round receives may be
+ * read in the next.
  *
  * Messages are matched by (collective, source, how many came from there before), never by round:
  * ranks that disagree on the operation then still meet in their first message and learn how they
