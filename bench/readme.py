@@ -102,6 +102,13 @@ BLOCKS = (
         )
     ),
     Block(
+        "models_tcp.json",
+        PERFORMANCE,
+        ("models_tcp.json",),
+        doc_runs.training,
+        _out("bench models --transport tcp", "models_tcp.json"),
+    ),
+    Block(
         "scale.json",
         PERFORMANCE,
         ("scale.json", "hosts.json"),

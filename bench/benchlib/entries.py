@@ -17,7 +17,10 @@ from bench.benchlib.verdict import size_text
 WHOLE_RUNS = "whole runs, all contestants and sizes"
 _NO_SIZE = "no bytes"
 # What tells contestants of one size apart, in this order.
-_TELLS = ("transport", "path", "op", "way", "wait", "streams", "chunk", "sockbuf", "congestion")
+_TELLS = (
+    *("transport", "path", "op", "way", "wait", "timed"),
+    *("streams", "chunk", "sockbuf", "congestion"),
+)
 _MORE = ("trips", "tensors")
 
 

@@ -213,7 +213,7 @@ def test_the_page_has_by_what_it_misses_two_hosts() -> None:
         load(ROOT / readme.RESULTS / "hosts.json").quietest.records,
     )
     assert len(found) == 9
-    assert f"There the model is off by {scale_hosts.told_of(found)}." in told
+    assert f"The model is off by {scale_hosts.told_of(found)}." in told
     assert "| ranks that each rests on |" in told
 
 
