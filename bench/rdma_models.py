@@ -6,13 +6,12 @@ Usage: python bench/rdma_models.py --make-plans DIR [--models fcn5 ...] [--divis
            [--steps 4] [--rounds 3] [--turns planned gloo ...] [--out FILE]
 
 Runs on both hosts at once, a rank on each; the link is limited by `tc tbf`, so that it and not the
-emulation is the bound: for rxe's packets an emulated core takes a second for each 3 or 4 MB. All
-contestants take turns in each round, each in fresh processes; of each step that of the slower rank
-counts, and the processor time of both machines, since what the kernel does for packets is charged
-to no process. The server stands on host 1: its own worker reaches it without the link. What a step
-takes beyond the same one without communication is exposed. "DDP, not adopted" has neither adoption
-nor views of buckets; the copy variant is what a tuned RPC would do over the same verbs
-(workers/copy_variant.py), and nobody has measured here that it is well tuned.
+emulation is the bound. All contestants take turns in each round, each in fresh processes; of each
+step that of the slower rank counts, and the processor time of both machines, since what the kernel
+does for packets is charged to no process. The server stands on host 1: its own worker reaches it
+without the link. What a step takes beyond the same one without communication is exposed. "DDP, not
+adopted" has neither adoption nor views of buckets; the copy variant is what a tuned RPC would do
+over the same verbs (workers/copy_variant.py), and nobody has measured here that it is well tuned.
 
 The file is written after each turn; a target is held to its share of the models after the last.
 
