@@ -53,7 +53,7 @@ from bench.benchlib import rig
 from bench.benchlib.record import Record
 from bench.suite.model_targets import TARGETS, Target, figure_of
 from bench.suite.models import CONTESTANTS
-from bench.workers import models
+from bench.workers import model_figures, model_groups, models
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
 
@@ -99,7 +99,7 @@ def train(job: Job, port: int) -> None:
     warm_steps = WARM_STEPS.get(job.contestant, OTHERS_WARM_STEPS)
     for number in range(warm_steps):
         trainer.step(number)
-    bits = models.bits_of(trainer.model)
+    bits = model_figures.bits_of(trainer.model)
     took_ns = []
     dist.barrier()
     busy_s = rig.busy_s()
@@ -129,8 +129,8 @@ def turn(job: Job, port: int) -> Turn:
     works = [functools.partial(train, job, port)]
     if RANK == 1 and TRAINERS[job.contestant].server is not None:
         works.append(functools.partial(models.serve, job))
-    pids = [models.fork(work, chosen, LIMIT_S) for work in works]
-    models.await_all(pids, job.contestant)
+    pids = [model_groups.fork(work, chosen, LIMIT_S) for work in works]
+    model_groups.await_all(pids, job.contestant)
     found = [
         json.loads(await_file(job.folder / f"rank{rank}", LIMIT_S)) for rank in range(job.ranks)
     ]
@@ -327,8 +327,8 @@ def measure(
         made = None if chosen.plans is None else plan_in(chosen.plans, name, divisor)
         first = job_of(chosen, name, made or Path(mine) / "plan.json", folder)
         if made is None:
-            plans = [models.fork(lambda: models.make_plan(first), {}, PLAN_LIMIT_S)]
-            models.await_all(plans, "the plan")
+            plans = [model_groups.fork(lambda: models.make_plan(first), {}, PLAN_LIMIT_S)]
+            model_groups.await_all(plans, "the plan")
         _leave(folder / f"{name}-planned{RANK}", {})
         await_file(folder / f"{name}-planned{1 - RANK}", PLAN_LIMIT_S)
 

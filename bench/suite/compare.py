@@ -172,7 +172,7 @@ def line_of(before: Record, after: Record, moved: float) -> Line:
     """Judge one row; moved: what drift() says of its cell."""
     ratio = number(after, "median_ns") / number(before, "median_ns")
     limit = max(SMALLEST_EFFECT, moved)
-    both = [samples.turns_of(record) for record in (before, after)]
+    both = [samples.starts_of(record) for record in (before, after)]
     low = high = ratio
     verdict: Verdict = "too few turns"
     if min(map(len, both)) >= draws.MIN_TURNS:
@@ -197,10 +197,13 @@ def judge(low: float, high: float, limit: float) -> Verdict:
     return "better" if high < 1 / (1 + limit) else "same"
 
 
-def interval(before: list[list[int]], after: list[list[int]]) -> tuple[float, float]:
-    """Return where the ratio of medians lies: turns are drawn, then samples within them."""
+def interval(before: draws.Starts, after: draws.Starts) -> tuple[float, float]:
+    """Return where the ratio of medians lies: turns are drawn, then samples within them.
+
+    The results are of two runs, so that each draws turns of its own.
+    """
     chance = np.random.default_rng(draws.SEED)
-    drawn = [draws.medians(turns, chance) for turns in (before, after)]
+    drawn = [draws.medians(starts, chance, chance) for starts in (before, after)]
     return draws.interval(drawn[1] / drawn[0])
 
 

@@ -48,9 +48,11 @@ def head(result: Result, of: Sequence[Record]) -> str:
     """Return where a table comes from; of: the records whose turns count."""
     machine = result.machine
     turns = min(len(samples.turns_of(one)) for one in of)
+    starts = min(len(samples.starts_of(one)) for one in of)
+    shared = f" in {starts} starts of processes" if starts < turns else ""
     return (
         f"`{result.command.replace('rdmatensor', 'python -m rdmatensor', 1)}`, {turns} turns of"
-        f" each, commit {machine['commit']}, {machine['cores']} cores of"
+        f" each{shared}, commit {machine['commit']}, {machine['cores']} cores of"
         f" {'a virtual ' if machine['is_virtual'] else ''}{machine['processor']}"
         f" (family/model/stepping {machine['family_model']}), Linux {machine['kernel']};"
         f" others kept {result.quietest.foreign_cpus:.2f} of the cores busy:"

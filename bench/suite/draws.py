@@ -1,7 +1,11 @@
 """Medians drawn again: how far chance could have moved the median of some turns.
 
-Samples of one turn resemble each other; so whole turns are drawn, with replacement, and samples
-within them: the bootstrap in two stages.
+Samples of one turn resemble each other, and so do turns that share processes; so whole starts of
+processes are drawn, with replacement, turns within them, and samples within these: the bootstrap in
+three stages, of which the first two are one where each turn has processes of its own.
+
+Contestants of one run have their turns beside each other, and what slows the machine for a while
+slows them all; so all records draw the same starts and the same turns.
 """
 
 from __future__ import annotations
@@ -19,34 +23,49 @@ from bench.suite import samples
 
 Verdict = Literal["met", "missed", "undecided"]
 
-MIN_TURNS = 3  # of fewer, nothing is said
+MIN_TURNS = 3  # with processes of their own; of fewer, nothing is said
 DRAWS = 1000
 SEED = 20_240_601  # the same each time, so that what is said of samples can be said again
 TAIL = 0.005  # left out at either end
 _MOST_PER_TURN = 100  # samples of a turn that are drawn from, evenly spread
 
 
-def medians(turns: Sequence[Sequence[int]], chance: np.random.Generator) -> NDArray[np.float64]:
-    """Return the median of each draw; all turns weigh the same."""
-    kept = min(_MOST_PER_TURN, *map(len, turns))
-    thinned = np.array([[turn[i * len(turn) // kept] for i in range(kept)] for turn in turns])
-    shape = (DRAWS, len(turns), 1)
-    whose = chance.integers(len(turns), size=shape)
-    which = chance.integers(kept, size=(DRAWS, len(turns), kept))
-    drawn: NDArray[np.float64] = np.median(thinned[whose, which].reshape(DRAWS, -1), axis=1)
+Starts = Sequence[Sequence[Sequence[int]]]  # the samples of each turn, by the processes' start
+
+
+def medians(
+    starts: Starts, moments: np.random.Generator, chance: np.random.Generator
+) -> NDArray[np.float64]:
+    """Return the median of each draw; all turns weigh the same.
+
+    moments: draws starts and turns. chance: draws samples.
+    """
+    kept = min(_MOST_PER_TURN, *(len(turn) for turns in starts for turn in turns))
+    count = min(map(len, starts))  # turns of a start that are drawn
+    thinned = np.array(
+        [
+            [[turn[i * len(turn) // kept] for i in range(kept)] for turn in turns[:count]]
+            for turns in starts
+        ]
+    )
+    start = moments.integers(len(starts), size=(DRAWS, len(starts), 1))
+    turn = moments.integers(count, size=(DRAWS, len(starts), count))
+    sample = chance.integers(kept, size=(DRAWS, len(starts), count, kept))
+    values = thinned[start[..., None], turn[..., None], sample]
+    drawn: NDArray[np.float64] = np.median(values.reshape(DRAWS, -1), axis=1)
     return drawn
 
 
 def of(record: Record) -> NDArray[np.float64] | None:
-    """Return the median of each draw, the same wherever the record counts; None of too few turns.
+    """Return the median of each draw, the same wherever the record counts.
 
-    Each record has draws of its own: a floor counts beside several.
+    None with too few starts of processes to draw from.
     """
-    turns = samples.turns_of(record)
-    if len(turns) < MIN_TURNS:
+    starts = samples.starts_of(record)
+    if len(starts) < MIN_TURNS:
         return None
     name = zlib.crc32(repr(samples.key_of(record)).encode())
-    return medians(turns, np.random.default_rng([SEED, name]))
+    return medians(starts, np.random.default_rng(SEED), np.random.default_rng([SEED, name]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,9 @@
 """Training steps of the paper's six models, beside who else could move the gradients.
 
-A turn is one model: all contestants, one after another, each in fresh processes
-(bench/workers/models.py). What does not go over our transports runs once a turn and counts beside
-each of them. What a step takes beyond the same step without communication is exposed to it (of a
+A round has each model once: all contestants, in fresh processes, which stand side by side where
+there is memory for them and take blocks of a few steps in turns (bench/workers/models.py). Each
+block is a turn of samples. What does not go over our transports runs once and counts beside each of
+them. What a step takes beyond the same step without communication is exposed to it (of a
 step by a plan, one whose gradients lie in their places too, which is faster than new memory for
 each); with as many ranks as cores nothing hides, so processor time stands beside.
 """
@@ -14,6 +15,7 @@ import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from bench.benchlib.pairs import run_ranks
 from bench.benchlib.record import Record, number, text
@@ -25,7 +27,9 @@ NAMES = ("alexnet", "inception_v3", "vgg16", "lstm", "gru", "fcn5")
 QUICK_NAMES = ("lstm", "fcn5")  # where other topics want their time too
 QUICK_DIVISOR = 4  # of all widths: about a sixteenth of the parameters
 _RANKS = 2
-_QUICK_STEPS, _FULL_STEPS = 5, 8
+# Of a contestant's turns: their steps, and how many there are in a round.
+_QUICK_STEPS, _FULL_STEPS = 2, 4
+_QUICK_BLOCKS, _FULL_BLOCKS = 3, 4
 _TURN_PATIENCE_S = 1800.0
 # Of all processes: processor time of a step; memory that they hold for it (Pss), and what of that
 # lies in our arenas.
@@ -139,7 +143,8 @@ def _turn(
 ) -> list[Record]:
     ranks = settings.ranks or _RANKS
     divisor = QUICK_DIVISOR if settings.is_quick else 1
-    chosen = rotated(worker_turns(settings.transports, present), next(numbers))
+    start = next(numbers)
+    chosen = rotated(worker_turns(settings.transports, present), start)
     about, *printed = run_ranks(
         "models",
         1,
@@ -147,14 +152,20 @@ def _turn(
         *("--divisor", str(divisor)),
         *("--ranks", str(ranks)),
         *("--steps", str(_QUICK_STEPS if settings.is_quick else _FULL_STEPS)),
+        *("--blocks", str(_QUICK_BLOCKS if settings.is_quick else _FULL_BLOCKS)),
         *("--kept", str(Path(kept))),
         *("--turns", ",".join(f"{contestant}:{transport}" for contestant, transport in chosen)),
         timeout_s=_TURN_PATIENCE_S,
     )
     return [
-        {**one, "model": name} if "failed" in one else record_of(one, about, transport)
+        record
         for one in printed
         for transport in ([text(one, "transport")] if one["transport"] else settings.transports)
+        for record in (
+            [{**one, "model": name}]
+            if "failed" in one
+            else records_of(one, about, transport, start)
+        )
     ]
 
 
@@ -165,8 +176,11 @@ def failure_of(printed: Record) -> Record:
     return {"topic": "models", "peer": who, "missing": missing, "get": ""}
 
 
-def record_of(printed: Record, about: Record, transport: str) -> Record:
-    """Return one turn of one contestant; about: what the worker says of the model."""
+def records_of(printed: Record, about: Record, transport: str, start: int) -> list[Record]:
+    """Return the turns of one contestant; about: what the worker says of the model.
+
+    start: which of the processes' starts they belong to.
+    """
     contestant = text(printed, "contestant")
     fields: Record = {
         "topic": "models",
@@ -180,10 +194,12 @@ def record_of(printed: Record, about: Record, transport: str) -> Record:
         "timed": f"a step of {about['batch']} a rank, slowest rank",
         "divisor": about["divisor"],
         "distance": printed["distance"],
+        "beside": printed["beside"],
         **({"parts": printed["parts"]} if printed.get("parts") else {}),
     }
     spent = {name: printed[name] for name in _SPENT}
-    return {**samples.turn(fields, samples.raw_of(printed)), **spent}
+    blocks = cast("list[list[int]]", printed["blocks_ns"])
+    return [{**samples.turn(fields, one), **spent, "start": start} for one in blocks]
 
 
 def merge(found: Sequence[Record]) -> list[Record]:

@@ -1,13 +1,14 @@
 """Samples of many turns: one record for each thing measured, its turns kept apart.
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
-their order, turns with how many of them each turn has ("raw") and its median, and the quantiles of
-all. The median and the band around it (p10, p90) are those of raw_ns, so that one lies in the
-other. A tail is of the single calls of all turns together where these are known; where a turn knows
-more than it prints, it is the median of what the turns say. A tail that fewer samples than LEAST
-would have to tell is left out: the 99th hundredth of six samples is the largest of them. Where
-p999 is left out the largest stands by itself (most_ns, of most_of samples). Samples of one turn
-resemble each other: what compares two results has to draw turns, not samples (compare.py).
+their order, turns with how many of them each turn has ("raw"), its median and, of turns that share
+processes, which of these processes' starts it belongs to ("start"), and the quantiles of all. The
+median and the band around it (p10, p90) are those of raw_ns, so that one lies in the other. A tail
+is of the single calls of all turns together where these are known; where a turn knows more than it
+prints, it is the median of what the turns say. A tail that fewer samples than LEAST would have to
+tell is left out: the 99th hundredth of six samples is the largest of them. Where p999 is left out
+the largest stands by itself (most_ns, of most_of samples). Samples of one turn resemble each other:
+what compares two results has to draw turns, not samples (compare.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from typing import cast
 from bench.benchlib.record import Record, number
 from bench.benchlib.verdict import time_text
 
-_OF_SAMPLES = ("raw_ns", "turns", "median_ns", "p10", "p90", "p99", "p999", "samples", "calls_ns")
+_OF_SAMPLES = (
+    *("raw_ns", "turns", "start", "median_ns"),
+    *("p10", "p90", "p99", "p999", "samples", "calls_ns"),
+)
 BAND = {"p10": 0.1, "p90": 0.9}
 TAILS = {"p99": 0.99, "p999": 0.999}
 LEAST = {"p99": 100, "p999": 1000}  # samples
@@ -128,6 +132,18 @@ def turns_of(record: Record) -> list[list[int]]:
     return parts
 
 
+def starts_of(record: Record) -> list[list[list[int]]]:
+    """Return the samples of each turn, by the start of the processes that took them.
+
+    A turn of which nothing else is said had processes of its own.
+    """
+    found: dict[object, list[list[int]]] = {}
+    said = cast("list[Record]", record["turns"])
+    for place, (one, raw) in enumerate(zip(said, turns_of(record), strict=True)):
+        found.setdefault(one.get("start", (place,)), []).append(raw)
+    return list(found.values())
+
+
 def merge(turns: Sequence[Record]) -> list[Record]:
     """Return one record for each key, in the order of their first turns."""
     found: dict[tuple[object, ...], list[Record]] = {}
@@ -161,9 +177,14 @@ def _merge_one(turns: list[Record]) -> Record:
         **_middle(raw),
         **tails,
         "samples": sum(int(number(one, "samples")) for one in turns),
-        "turns": [{"raw": len(raw_of(one)), "median_ns": one["median_ns"]} for one in turns],
+        "turns": [_turn_of(one) for one in turns],
         "raw_ns": raw,
     }
+
+
+def _turn_of(record: Record) -> Record:
+    start = {"start": record["start"]} if "start" in record else {}
+    return {"raw": len(raw_of(record)), "median_ns": record["median_ns"], **start}
 
 
 def _calls_of(turns: Sequence[Record]) -> list[int] | None:

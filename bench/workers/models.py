@@ -1,36 +1,33 @@
-"""Training steps of one model, by each contestant in turn: forked ranks, one group after another.
+"""Training steps of one model, by each contestant in turn: groups of forked ranks.
 
 This process imports what all need, and forks the ranks of each group (and the server of the one
-that has a server), so that memory and settings of one contestant are gone when the next begins.
-Ranks have one compute thread each. Every group trains from the same parameters on the same batch
-for each rank. Its first steps are not timed: after three of them the parameters must have the same
-bits on all ranks, and be those that DistributedDataParallel on Gloo arrives at (of more than two
-ranks, which sum in orders of their own, after one); the rest is for buckets and plans to settle.
-Of each timed step that of the slowest rank counts, and the processor time of all processes. After
-them memory is counted: what all processes hold more than before they made their models (Pss: pages
-that ranks share count once). The contestants are in trainers.py.
+that has a server). Ranks have one compute thread each. Every group trains from the same parameters
+on the same batch for each rank. Its first steps are not timed, and no other group does anything
+meanwhile: after three of them the parameters must have the same bits on all ranks, and be those
+that DistributedDataParallel on Gloo arrives at (of more than two ranks, which sum in orders of
+their own, after one); the rest is for buckets and plans to settle. Then memory is counted: what all
+processes hold more than before they made their models (Pss: pages that ranks share count once).
+What is timed are blocks of a few steps, of all groups that there is memory for in turns
+(model_groups.py): of each step that of the slowest rank counts, and the processor time of all
+processes. The contestants are in trainers.py.
 
-With --curve all steps are told instead, the first ones too, with their losses: batches have
-something to learn then, and the losses have to be Gloo's.
+With --curve each group has all its steps at once, and all are told, the first ones too, with their
+losses: batches have something to learn then, and the losses have to be Gloo's.
 """
 
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import functools
-import hashlib
 import json
-import math
 import os
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch._dynamo  # optimizers import it, which takes seconds: once, before the forks
@@ -41,41 +38,32 @@ import graph_analysis
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import children
+from bench.workers.model_figures import (
+    bits_of,
+    check,
+    curve_of,
+    figures_of,
+    found_by,
+    held_bytes,
+    sampled,
+)
+from bench.workers.model_groups import (
+    Group,
+    Line,
+    available_bytes,
+    await_all,
+    fork,
+    forwards_and_back,
+    has_room,
+)
 from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job, Trainer
 
 VERIFIED_STEPS = 3
 WARM_STEPS = 12  # plan.apply() decides on its buckets for good after the tenth
-SAMPLE_ELEMENTS = 512  # of each parameter
 # After how many steps a group of more than two ranks is held against Gloo, whose sums are rounded
 # otherwise: inception_v3 amplifies a last bit to half of what its parameters move within three.
 ROUNDED_STEPS = 1
-# Of how far the parameters may be from Gloo's, in parts of how far they moved.
-FARTHEST = 0.001
-
-
-def sampled(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return some elements of each parameter, evenly spread."""
-    flats = [parameter.detach().reshape(-1) for parameter in model.parameters()]
-    return [flat[:: max(1, flat.numel() // SAMPLE_ELEMENTS)].clone() for flat in flats]
-
-
-def bits_of(model: torch.nn.Module) -> str:
-    """Return a digest of all parameters' bytes."""
-    digest = hashlib.blake2b()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def held_bytes(pid: int | None = None) -> int:
-    """Return the memory of a process, this one by default (Pss): its part of what it shares."""
-    rollup = Path("/proc") / str(pid or "self") / "smaps_rollup"
-    for line in rollup.read_text(encoding="utf-8").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) << 10
-    raise RuntimeError("the kernel does not tell how much memory is held")
 
 
 def start(job: Job, rank: int) -> Trainer:
@@ -99,7 +87,7 @@ def end(job: Job, rank: int, trainer: Trainer, found: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def learn(job: Job, rank: int) -> None:
+def learn(job: Job, rank: int, _line: Line) -> None:
     """One rank that tells of all its steps when they ended, and of the losses before them."""
     trainer = start(job, rank)
     losses, at_ns = [], []
@@ -112,7 +100,7 @@ def learn(job: Job, rank: int) -> None:
     end(job, rank, trainer, found)
 
 
-def train(job: Job, rank: int) -> None:
+def train(job: Job, rank: int, line: Line) -> None:
     """One rank, from its start to its end; its figures go to a file."""
     empty_bytes = held_bytes()
     trainer = start(job, rank)
@@ -128,19 +116,6 @@ def train(job: Job, rank: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if job.ranks <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})  # this thread only
-    took_ns = []
-    passes = trainer.passes()
-    spent_ns = trainer.spent_ns()
-    dist.barrier()
-    costs = trainer.costs()
-    for number in range(WARM_STEPS, WARM_STEPS + job.steps):
-        started_ns = time.perf_counter_ns()
-        trainer.step(number)
-        took_ns.append(time.perf_counter_ns() - started_ns)
-    found["spent_ns"] = trainer.spent_ns() - spent_ns
-    found["took_ns"] = took_ns
-    after = {**trainer.costs(), **trainer.passes()}
-    found["parts"] = {name: after[name] - value for name, value in {**costs, **passes}.items()}
     dist.barrier()
     found["held_bytes"] = held_bytes() - empty_bytes  # while all are there, whom it shares with
     server = job.folder / "server"
@@ -149,7 +124,30 @@ def train(job: Job, rank: int) -> None:
         found["held_bytes"] += held_bytes(began["pid"]) - began["empty_bytes"]
     dist.barrier()
     found["arena_bytes"] = trainer.arena_bytes()
+    next_step = WARM_STEPS
+    found["blocks"] = []
+    for _ in line.blocks():
+        trainer.step(next_step)  # of the caches others had the use
+        found["blocks"].append(timed(trainer, range(next_step + 1, next_step + 1 + job.steps)))
+        next_step += 1 + job.steps
     end(job, rank, trainer, found)
+
+
+def timed(trainer: Trainer, numbers: range) -> dict[str, Any]:
+    """Take steps; return how long each took, the processor time of all, and what was spent on."""
+    passes = trainer.passes()
+    spent_ns = trainer.spent_ns()
+    dist.barrier()
+    costs = trainer.costs()
+    took_ns = []
+    for number in numbers:
+        started_ns = time.perf_counter_ns()
+        trainer.step(number)
+        took_ns.append(time.perf_counter_ns() - started_ns)
+    spent_ns = trainer.spent_ns() - spent_ns
+    after = {**trainer.costs(), **trainer.passes()}
+    parts = {name: after[name] - value for name, value in {**costs, **passes}.items()}
+    return {"took_ns": took_ns, "spent_ns": spent_ns, "parts": parts}
 
 
 def serve(job: Job) -> None:
@@ -175,135 +173,19 @@ def make_plan(job: Job) -> None:
     draft.rename(job.plan)
 
 
-def fork(
-    work: Callable[[], None],
-    environment: dict[str, str],
-    patience_s: float,
-    gate: int | None = None,
-) -> int:
-    """Run work in a process of its own, which ends with this one or then; return its pid.
-
-    gate: it begins with a byte from there. What a process holds of its parent's memory hangs on
-    how many share it, so none may look before all are there.
-    """
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        children.end_with(parent)
-        os.environ.update(environment)
-        torch.set_num_threads(1)
-        faulthandler.dump_traceback_later(patience_s, exit=True)  # says where it hangs
-        if gate is not None:
-            os.read(gate, 1)
-        work()
-        status = 0
-    except BaseException:  # noqa: BLE001  a forked child must not run on in its parent's code
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def await_all(pids: list[int], what: str) -> None:
-    """Wait for all; raises once one fails, and then ends the others."""
-    waiting = set(pids)
-    try:
-        while waiting:
-            for pid in sorted(waiting):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    waiting.discard(pid)
-                    if status:
-                        ending = os.waitstatus_to_exitcode(status)
-                        how = f"signal {-ending}" if ending < 0 else f"status {ending}"
-                        raise RuntimeError(f"{what}: a process ended with {how}; see above")
-            time.sleep(0.02)
-    finally:
-        for pid in waiting:  # nobody has waited for it yet: the pid is its own
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def run_group(job: Job, environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Run all ranks of a contestant; return what each found."""
+def group_of(job: Job, transport: str) -> Group:
+    """Fork all processes of a contestant."""
     job.folder.mkdir()
     kind = TRAINERS[job.contestant]
-    chosen = {"RDMATENSOR_ADOPT": "1", **kind.environment, **environment}
-    works = [functools.partial(serve, job)] if kind.server is not None else []
+    chosen = {"RDMATENSOR_ADOPT": "1", **kind.environment}
     act = learn if job.has_lessons else train
-    works += [functools.partial(act, job, rank) for rank in range(job.ranks)]
-    gate, opener = os.pipe()
-    try:
-        pids = [fork(work, chosen, job.patience_s, gate) for work in works]
-        os.write(opener, b"g" * len(pids))
-        await_all(pids, f"{job.model}, {job.contestant}")
-    finally:
-        os.close(gate)
-        os.close(opener)
-    paths = [job.folder / f"rank{rank}" for rank in range(job.ranks)]
-    return [cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))) for path in paths]
-
-
-def distance(mine: Path, reference: Path) -> float:
-    """How far the parameters are from others, in parts of how far those moved."""
-    _, now = torch.load(mine)
-    before, wanted = torch.load(reference)
-    off = sum(float((a - b).double().square().sum()) for a, b in zip(now, wanted, strict=True))
-    moved = sum(float((a - b).double().square().sum()) for a, b in zip(before, wanted, strict=True))
-    return float((off / moved) ** 0.5)
-
-
-def check(job: Job, found: list[dict[str, Any]], reference: Path) -> float:
-    """Compare parameters after the first steps; return their distance from Gloo's."""
-    far = distance(job.folder / "sampled", reference)
-    if job.contestant in ("floor", "planned_floor"):
-        return far
-    if len({one["bits"] for one in found}) != 1:
-        raise RuntimeError(f"{job.model}, {job.contestant}: the ranks have other parameters")
-    if not far < FARTHEST:
-        raise RuntimeError(f"{job.model}, {job.contestant}: {far:.2g} away from Gloo's parameters")
-    return far
-
-
-def figures(job: Job, transport: str, reference: Path) -> dict[str, Any]:
-    """Run one contestant, and return what it is about."""
-    found = run_group(job, {"RDMATENSOR_TRANSPORT": transport} if transport else {})
-    if job.has_lessons:
-        return curve_of(job, found, reference)
-    return {
-        "raw_ns": [
-            max(several) for several in zip(*(one["took_ns"] for one in found), strict=True)
-        ],
-        "cpu_ns": sum(one["spent_ns"] for one in found) // job.steps,
-        "memory_bytes": sum(one["held_bytes"] for one in found),
-        "arena_bytes": sum(one["arena_bytes"] for one in found),
-        "parts": {
-            name: sum(one["parts"][name] for one in found) / job.ranks / job.steps
-            for name in found[0]["parts"]
-        },
-        "distance": check(job, found, reference),
-    }
-
-
-def curve_of(job: Job, found: list[dict[str, Any]], reference: Path) -> dict[str, Any]:
-    """Return the mean loss before each step, and how long steps took; the losses are Gloo's."""
-    losses = [sum(of) / job.ranks for of in zip(*(one["losses"] for one in found), strict=True)]
-    ends_ns = [max(of) for of in zip(*(one["at_ns"] for one in found), strict=True)]
-    if len({one["bits"] for one in found}) != 1:
-        raise RuntimeError(f"{job.model}, {job.contestant}: the ranks have other parameters")
-    if not reference.exists():
-        reference.write_text(json.dumps(losses), encoding="utf-8")
-    wanted = json.loads(reference.read_text(encoding="utf-8"))
-    if not all(map(math.isfinite, losses)):
-        raise RuntimeError(f"{job.model}, {job.contestant}: a loss is no number")
-    off = max(abs(loss - other) for loss, other in zip(losses, wanted, strict=True)) / wanted[0]
-    if not off < FARTHEST:
-        raise RuntimeError(f"{job.model}, {job.contestant}: losses are {off:.2g} off Gloo's")
-    raw_ns = [after - before for before, after in zip([0, *ends_ns], ends_ns, strict=False)]
-    return {"raw_ns": raw_ns, "losses": losses, "off": off}
+    return Group(
+        f"{job.model}, {job.contestant}",
+        [functools.partial(serve, job)] if kind.server is not None else [],
+        [functools.partial(act, job, rank) for rank in range(job.ranks)],
+        {**chosen, "RDMATENSOR_TRANSPORT": transport} if transport else chosen,
+        job.patience_s,
+    )
 
 
 def about(name: str, divisor: int, ranks: int) -> dict[str, object]:
@@ -320,6 +202,104 @@ def about(name: str, divisor: int, ranks: int) -> dict[str, object]:
     }
 
 
+def make_reference(job: Job, reference: Path) -> None:
+    """Let Gloo's ranks train, whose parameters or losses all others have to have."""
+    group = group_of(job, "")
+    if job.has_lessons:
+        group.join()
+        curve_of(job, found_by(job), reference)
+    else:
+        group.await_ready()
+        group.end()
+        (job.folder / "sampled").rename(reference)
+
+
+class Standing:
+    """A contestant whose group is there, or why it is not.
+
+    said: what is printed of it in the end.
+    """
+
+    def __init__(self, job: Job, transport: str, reference: Path) -> None:
+        self._job, self._reference = job, reference
+        self.said: dict[str, Any] = {"contestant": job.contestant, "transport": transport}
+        self._group: Group | None = None
+        self._far = 0.0
+        self._try(lambda: self._begin(transport))
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """Whoever fails takes no further part; the others go on."""
+        try:
+            act()
+        except RuntimeError as error:
+            traceback.print_exc()
+            self.said["failed"] = str(error)
+            self.kill()
+
+    def _begin(self, transport: str) -> None:
+        self._group = group_of(self._job, transport)
+        if not self._job.has_lessons:
+            self._group.await_ready()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it takes blocks."""
+        return self._group is not None
+
+    def take_block(self) -> None:
+        """Let it take a few steps, which are timed."""
+        if self._group is not None:
+            self._try(self._group.take_block)
+
+    def end(self) -> None:
+        """Let it finish, and read what it found."""
+        if self._group is not None:
+            self._try(self._finish)
+
+    def _finish(self) -> None:
+        group, self._group = self._group, None
+        assert group is not None
+        if self._job.has_lessons:
+            group.join()
+            self.said |= curve_of(self._job, found_by(self._job), self._reference)
+            return
+        group.end()
+        found = found_by(self._job)
+        self.said |= figures_of(self._job, found, check(self._job, found, self._reference))
+
+    def kill(self) -> None:
+        """End its processes at once, if there are any."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.kill()
+
+
+def run_together(
+    jobs: list[tuple[Job, str]], blocks: int, reference: Path
+) -> Iterator[dict[str, Any]]:
+    """Let all train, as many side by side as there is memory for; yield what is said of each."""
+    members: list[Standing] = []
+    largest_bytes = 0
+    try:
+        for place, (job, transport) in enumerate(jobs):
+            before_bytes = available_bytes()
+            members.append(Standing(job, transport, reference))
+            largest_bytes = max(largest_bytes, before_bytes - available_bytes())
+            is_last = place + 1 == len(jobs)
+            if not (is_last or job.has_lessons) and has_room(largest_bytes):
+                continue
+            for number in range(0 if job.has_lessons else blocks):
+                for member in forwards_and_back(members, number):
+                    member.take_block()
+            for member in members:
+                member.end()
+                yield {**member.said, "beside": len(members) - 1}
+            members = []
+    finally:
+        for member in members:
+            member.kill()
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True, help="0: there is one of this process")
@@ -327,7 +307,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--divisor", type=int, default=1, help="of all widths")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4, help="timed of each block, or of a curve")
+    parser.add_argument("--blocks", type=int, default=4, help="of each contestant")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds of a contestant")
     parser.add_argument("--kept", type=Path, required=True, help="plans and references, for all")
     parser.add_argument(
@@ -364,20 +345,12 @@ def main() -> None:
         await_all([fork(lambda: make_plan(first), {}, first.patience_s)], "the plan")
     if not reference.exists():
         first = job("gloo", "reference", arguments.steps if arguments.curve else 0)
-        found = run_group(first, {})
-        if arguments.curve:
-            curve_of(first, found, reference)
-        else:
-            (first.folder / "sampled").rename(reference)
+        make_reference(first, reference)
+    jobs = []
     for number, turn in enumerate(str(arguments.turns).split(",")):
         contestant, transport = turn.split(":")
-        one = job(contestant, f"{number}", arguments.steps)
-        said = {"contestant": contestant, "transport": transport}
-        try:
-            said |= figures(one, transport, reference)
-        except RuntimeError as error:  # the others go on
-            traceback.print_exc()
-            said["failed"] = str(error)
+        jobs.append((job(contestant, f"{number}", arguments.steps), transport))
+    for said in run_together(jobs, arguments.blocks, reference):
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_pair, run_ranks
 from bench.benchlib.record import Record, number
-from bench.suite import breakdown, peers, samples
+from bench.suite import breakdown, peers
 from bench.suite.models import CONTESTANTS, worker_turns
 from bench.workers import copy_variant
 from bench.workers.paper_models import MODELS
@@ -25,7 +26,7 @@ from bench.workers.trainers import TRAINERS, Job
 from rdmatensor._ffi import ffi
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 2
+STEPS, BLOCKS = 2, 3
 SIZES = {64: 253_480, 16: 1_603_624, 4: 15_851_560}  # by the divisor of widths
 
 
@@ -41,7 +42,7 @@ def _train(
         "models",
         1,
         *("--model", model, "--divisor", str(divisor), "--steps", str(STEPS)),
-        *("--ranks", str(ranks)),
+        *("--blocks", str(BLOCKS), "--ranks", str(ranks)),
         *("--kept", str(tmp_path), "--patience", "40"),
         *("--turns", ",".join(f"{who}:{path}" for who, path in turns)),
         *more,
@@ -49,6 +50,10 @@ def _train(
     )
     assert model != "fcn5" or about["parameter_bytes"] == SIZES[divisor]
     return tuple(found)
+
+
+def _blocks_of(printed: Record) -> list[list[int]]:
+    return cast("list[list[int]]", printed["blocks_ns"])
 
 
 def test_the_paper_s_models_have_its_sizes() -> None:
@@ -77,7 +82,8 @@ def test_all_contestants_train_a_small_model(tmp_path: Path) -> None:
     assert [one["contestant"] for one in found] == wanted
     for one in found:
         assert "failed" not in one
-        assert len(one["raw_ns"]) == STEPS  # type: ignore[arg-type]
+        assert list(map(len, _blocks_of(one))) == [STEPS] * BLOCKS
+        assert one["beside"] == len(found) - 1  # there is room for all of these
         assert number(one, "cpu_ns") > 0
         # Whoever sends nothing arrives elsewhere: the comparison can tell.
         is_floor = one["contestant"] in ("floor", "planned_floor")
@@ -86,7 +92,7 @@ def test_all_contestants_train_a_small_model(tmp_path: Path) -> None:
         is_held = one["contestant"] in ("planned", "unchosen")
         assert ("summing_s" in parts) == (is_held or one["contestant"] in ("adopted", "copied"))
         assert ("posting_s" in parts) == is_held
-        assert 0 <= parts.get("ending_s", 0.0) < max(samples.raw_of(one)) / 1e9
+        assert 0 <= parts.get("ending_s", 0.0) < max(map(max, _blocks_of(one))) / 1e9
 
 
 @pytest.mark.timeout(150)

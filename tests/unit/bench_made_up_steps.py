@@ -21,11 +21,12 @@ MS = 1_000_000
 
 
 def printed(contestant: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
-    """Return what a worker prints of one turn."""
+    """Return what a worker prints of a contestant that had one block of steps."""
     return {
         "contestant": contestant,
         "transport": "",
-        "raw_ns": [round(ms * MS) for ms in took_ms],
+        "blocks_ns": [[round(ms * MS) for ms in took_ms]],
+        "beside": 0,
         "cpu_ns": round(cpu_ms * MS),
         "memory_bytes": 96 << 20,
         "arena_bytes": (32 << 20) if contestant == "planned" else 0,
@@ -38,11 +39,15 @@ def records(
 ) -> list[Record]:
     """Return the records of all contestants' steps; spread: of the samples of a turn."""
     found = [
-        models.record_of(
-            printed(who, ms, (1 + spread) * ms, (1 - spread) * ms), {**ABOUT, **about}, "shm"
-        )
-        for _ in range(turns)
+        record
+        for start in range(turns)
         for who, ms in of_ms.items()
+        for record in models.records_of(
+            printed(who, ms, (1 + spread) * ms, (1 - spread) * ms),
+            {**ABOUT, **about},
+            "shm",
+            start,
+        )
     ]
     return models.with_shares(models.merge(found))
 

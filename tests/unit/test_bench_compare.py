@@ -113,7 +113,8 @@ def test_two_turns_are_too_few() -> None:
 
 
 def test_a_comparison_can_be_repeated() -> None:
-    pair = [_turns(1, scatter=0.2), _turns(2, 1.2, scatter=0.2)]
+    found = [_turns(1, scatter=0.2), _turns(2, 1.2, scatter=0.2)]
+    pair = [[[turn] for turn in turns] for turns in found]
     assert compare.interval(*pair) == compare.interval(*pair)
 
 

@@ -25,12 +25,13 @@ CSV = "# comment\n  32,0.150,1900.0,2000.0,2097.15,2097.15,502,502\n"
 def _records(
     of_us: dict[str, float], path: str = "shm", size: int = MIB, turns: int = 3, spread: float = 0.0
 ) -> list[Record]:
+    """spread: of turns; where one contestant has its slow one, the next has its fast one."""
     levels = [1 + spread * (number - 1) for number in range(turns)]
     return samples.merge(
         [
             copies.record_of(who, path, size, [us * 1000 * level])
-            for who, us in of_us.items()
-            for level in levels
+            for place, (who, us) in enumerate(of_us.items())
+            for level in levels[:: -1 if place % 2 else 1]
         ]
     )
 

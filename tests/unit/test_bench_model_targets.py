@@ -7,9 +7,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench_made_up_steps import STEPS_MS
+from bench_made_up_steps import ABOUT, STEPS_MS, printed
 from bench_made_up_steps import records as step_records
 
+from bench.benchlib.record import Record
 from bench.suite import copies, model_targets, models, samples, tables
 
 SERVERS = "shm, the better server over gRPC, its step over ours >= 2"
@@ -53,6 +54,36 @@ def test_what_noise_could_turn_of_a_step_is_neither_met_nor_missed() -> None:
         lines = model_targets.verdicts(step_records(steps, turns=turns, spread=spread))
         assert f"{SERVERS}: {said}" in lines
     assert "    vgg16, undecided: 2.08 (too few turns)" in lines
+
+
+def _of_turns(who: str, turns_ms: list[list[float]], starts: list[int]) -> list[Record]:
+    return [
+        record
+        for start, took_ms in zip(starts, turns_ms, strict=True)
+        for record in models.records_of(printed(who, *took_ms), ABOUT, "shm", start)
+    ]
+
+
+def test_what_slows_all_of_a_turn_does_not_tell_them_apart() -> None:
+    """Each is 1.8 times as slow in half of its turns, but in the same ones."""
+    slow = [1.0, 1.8, 1.0, 1.8, 1.8, 1.0]
+    starts = [0, 0, 1, 1, 2, 2]
+    ours = [[100.0 * by, 101.0 * by, 99.0 * by] for by in slow]
+    theirs = [[210.0 * by, 212.0 * by, 208.0 * by] for by in slow]
+    records = models.merge(
+        [*_of_turns("planned", ours, starts), *_of_turns("grpc", theirs, starts)]
+    )
+    assert f"{SERVERS}: 1 of 1 models" in model_targets.verdicts(records)
+
+
+def test_turns_of_too_few_starts_say_nothing() -> None:
+    turns = [[100.0, 101.0, 99.0]] * 6
+    rivals = [[300.0, 301.0, 299.0]] * 6
+    starts = [0, 0, 0, 1, 1, 1]
+    records = models.merge(
+        [*_of_turns("planned", turns, starts), *_of_turns("grpc", rivals, starts)]
+    )
+    assert "    vgg16, undecided: 3.00 (too few turns)" in model_targets.verdicts(records)
 
 
 def test_a_plan_that_is_slower_than_adoption_falls_short() -> None:

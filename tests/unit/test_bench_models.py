@@ -38,7 +38,7 @@ def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
         ("planned_floor", ""),
     ]  # fmt: skip
     assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:4]]
-    variant = models.record_of(printed("variant", 1.0), ABOUT, "shm")
+    (variant,) = models.records_of(printed("variant", 1.0), ABOUT, "shm", 0)
     assert variant["peer"] == peers.COPIES  # `compare` does not judge it
 
 
@@ -89,8 +89,9 @@ def test_what_is_beyond_the_floor_is_exposed() -> None:
 
 def test_processor_time_is_the_median_of_the_turns() -> None:
     found = [
-        models.record_of(printed("gloo", 1.0, cpu_ms=cpu_ms), ABOUT, "shm")
-        for cpu_ms in (30.0, 10.0, 20.0)
+        record
+        for start, cpu_ms in enumerate((30.0, 10.0, 20.0))
+        for record in models.records_of(printed("gloo", 1.0, cpu_ms=cpu_ms), ABOUT, "shm", start)
     ]
     (merged,) = models.merge(found)
     assert merged["cpu_ns"] == 20 * MS
@@ -134,21 +135,36 @@ def test_a_step_by_a_plan_has_a_floor_with_its_gradients_in_their_places() -> No
 def test_parts_of_a_step_stand_in_a_table_of_their_own() -> None:
     parts = {"posting_s": 0.001, "wait_s": 0.5, "summing_s": 0.004, "copying_s": 0.0}
     found = [
-        models.record_of(
+        record
+        for start, s in enumerate((0.3, 0.002, 0.1))
+        for record in models.records_of(
             {**printed("planned", 9.0), "parts": {**parts, "ending_s": s, "wakeups_sent": 3.0}},
             ABOUT,
             "shm",
+            start,
         )
-        for s in (0.3, 0.002, 0.1)
     ]
     (merged,) = models.merge(found)
-    others = models.merge([models.record_of(printed("gloo", 9.0), ABOUT, "shm")])
+    others = models.merge(models.records_of(printed("gloo", 9.0), ABOUT, "shm", 0))
     shown = tables.show([merged, *others])
     (row,) = [line for line in shown.splitlines() if line.endswith(" 3.0")]
     assert "  1.00 ms  " in row
     assert "  100.00 ms  " in row
     assert "posting" in shown
     assert "posting" not in tables.show(others)
+
+
+def test_each_block_is_a_turn_of_its_start() -> None:
+    found = []
+    for start in (0, 1):
+        blocks = [[MS, 2 * MS], [3 * MS + start, 4 * MS]]
+        printed_now = {**printed("gloo"), "blocks_ns": blocks}
+        found += models.records_of(printed_now, ABOUT, "shm", start)
+    (merged,) = models.merge(found)
+    assert samples.starts_of(merged) == [
+        [[MS, 2 * MS], [3 * MS, 4 * MS]],
+        [[MS, 2 * MS], [3 * MS + 1, 4 * MS]],
+    ]
 
 
 def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
