@@ -1,5 +1,6 @@
 """The models of the zoo: plans against a step that really runs, and against torch's pipelining."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -45,8 +46,11 @@ def test_gradients_of_a_real_step_are_the_planned_ones(name: str) -> None:
     assert plan.source == "joint_graph"
     assert plan.omissions == ()
     _, inputs, loss_fn = zoo.FACTORIES[name]()
-    loss_fn(model(*inputs), *inputs).backward()
     named = dict(model.named_parameters())
+    arrived: list[str] = []
+    for key, parameter in named.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, key=key: arrived.append(key))
+    loss_fn(model(*inputs), *inputs).backward()
     planned = {t.parameter: t for t in plan.tensors if t.role == "gradient"}
     assert set(planned) == {key for key, p in named.items() if p.grad is not None}
     for key, tensor in planned.items():
@@ -54,6 +58,10 @@ def test_gradients_of_a_real_step_are_the_planned_ones(name: str) -> None:
         assert (tensor.shape, tensor.size_bytes) == (tuple(gradient.shape), gradient.nbytes)
     reduced = sum(b.payload_bytes for b in plan.buckets if b.operation == "all_reduce")
     assert reduced == sum(p.grad.nbytes for p in named.values() if p.grad is not None)
+    assert len(arrived) == len(planned)
+    for earlier, later in itertools.combinations(arrived, 2):
+        one, other = planned[earlier], planned[later]
+        assert one.ready_order < other.ready_order or one.producer == other.producer
 
 
 @pytest.mark.parametrize("name", SCALED)
