@@ -28,8 +28,8 @@ QUICK_NAMES = ("lstm", "fcn5")  # where other topics want their time too
 QUICK_DIVISOR = 4  # of all widths: about a sixteenth of the parameters
 _RANKS = 2
 # Of a contestant's turns: their steps, and how many there are in a round.
-_QUICK_STEPS, _FULL_STEPS = 2, 4
-_QUICK_BLOCKS, _FULL_BLOCKS = 3, 4
+_QUICK_STEPS, _FULL_STEPS = 2, 3
+_QUICK_BLOCKS, _FULL_BLOCKS = 3, 3
 _TURN_PATIENCE_S = 1800.0
 # Of all processes: processor time of a step; memory that they hold for it (Pss), and what of that
 # lies in our arenas.

@@ -17,7 +17,7 @@ MOST_BYTES = 64 * MIB  # of all but messages in a row (streams.py)
 # starts of processes and the round that runs meanwhile, end within two minutes on two cores.
 _QUICK_S = {"p2p": 40.0, "collectives": 27.0, "setup": 12.0, "models": 16.0, "scale": 60.0}
 _QUICK_ALONE_S = {"models": 80.0}  # where a topic has more to show when it has all the time
-_FULL_S = {"p2p": 1200.0, "collectives": 1500.0, "setup": 900.0, "models": 1800.0, "scale": 600.0}
+_FULL_S = {"p2p": 1200.0, "collectives": 1500.0, "setup": 900.0, "models": 2400.0, "scale": 600.0}
 _QUICK_SIZES = {
     "p2p": (8, 4 * KIB, 64 * KIB, MIB, 16 * MIB),
     "collectives": (8, 64 * KIB, MIB),
