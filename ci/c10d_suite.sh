@@ -30,17 +30,11 @@ suite() {
     done
 }
 
-shard_of_commit() {
-    local commit
-    commit="$(git rev-parse --verify --quiet HEAD || echo 0)" # 0: not a repository
-    printf '%d/%d' "$((16#${commit:0:7} % TCP_SHARDS))" "$TCP_SHARDS"
-}
-
 (($# > 0)) || set -- shm sample
 for part in "$@"; do
     case "$part" in
     shm | tcp) suite "$part" 0/1 ;;
-    sample) suite tcp "$(shard_of_commit)" ;;
+    sample) suite tcp "$(turn_of_commit "$TCP_SHARDS")/$TCP_SHARDS" ;;
     *) die "usage: ci/c10d_suite.sh [shm|tcp|sample]..." ;;
     esac
 done

@@ -36,6 +36,14 @@ logged() {
     return "$status"
 }
 
+# turn_of_commit COUNT: which of so many turns, from 0, this commit has. Another commit has another,
+# and each its own in the long run; the same commit has the same, so that what fails, fails again.
+turn_of_commit() {
+    local commit
+    commit="$(git rev-parse --verify --quiet HEAD 2>/dev/null || echo 0)" # 0: not a repository
+    printf '%d' "$((16#${commit:0:7} % $1))"
+}
+
 # CPU seconds of all that this script has started and waited for, in cpu_s; a subshell would tell
 # its own. Beside the seconds they tell whether a step worked, waited, or stood behind others.
 read_cpu_s() {

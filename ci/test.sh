@@ -4,6 +4,8 @@
 # What has a limit of time or CPU close to what it takes runs alone: the plain C tests and ratios,
 # before the rest; and TSan's C tests, whose two programs at a time have use for both cores, after
 # it. The rest has two lanes side by side, as most of it waits or works with one core.
+# Steps that try the same code in several variants take turns by the commit, or a run would take
+# more than an hour: rows of the table say what had not its turn. RDMATENSOR_CI_ALL=1 runs all.
 # Arguments go to pytest.
 here="$(dirname "${BASH_SOURCE[0]}")"
 source "$here/lib.sh"
@@ -14,7 +16,12 @@ NAMES=(setup 'C tests' ratios 'C tests, ASan+UBSan' lint 'c10d suite' tidy fuzz 
 
 # 1 where no virtual machine can run; no setting of the library, so nothing else may see it.
 no_rig="${RDMATENSOR_NO_RIG:-}"
-unset RDMATENSOR_NO_RIG
+all="${RDMATENSOR_CI_ALL:-}" # 1 where nothing waits for its turn
+unset RDMATENSOR_NO_RIG RDMATENSOR_CI_ALL
+
+SANITIZERS=(asan tsan) # by their turns
+sanitizers=("${SANITIZERS[$(turn_of_commit 2)]}")
+[[ "$all" != 1 ]] || sanitizers=("${SANITIZERS[@]}")
 
 rows="$LOGS/steps" # by each step: its seconds, CPU seconds and result
 is_beside=no       # yes in the second lane, whose words are shown when a step is over
@@ -55,10 +62,19 @@ step() {
     record "$name" "$status"
 }
 
-# skipped NAME REASON: a row for a step that somebody has switched off.
+# skipped NAME REASON: a row for a step that somebody has switched off, or that has not its turn.
 skipped() {
     say "$1: $2"
     printf '0 0 %s\n' "$2" >"$rows/$(file_of "$1")"
+}
+
+# with_sanitizer PRESET NAME COMMAND...: a step, if the turn is the sanitizer's.
+with_sanitizer() {
+    if [[ " ${sanitizers[*]} " == *" $1 "* ]]; then
+        step "${@:2}"
+    else
+        skipped "$2" "not run: the turn of ${sanitizers[*]} (RDMATENSOR_CI_ALL=1 runs all)"
+    fi
 }
 
 repeat_failures() {
@@ -133,8 +149,9 @@ second_lane() {
         # Not the containers: an image to build, see docs/rig.md.
         step rig bash ci/rig/verify.sh itself one two links
     fi
-    step 'torch, ASan+UBSan' in_asan env TMPDIR="$scratch" bash ci/sanitize_backend.sh asan
-    step 'torch, TSan' env TMPDIR="$scratch" bash ci/sanitize_backend.sh tsan
+    with_sanitizer asan 'torch, ASan+UBSan' \
+        in_asan env TMPDIR="$scratch" bash ci/sanitize_backend.sh asan
+    with_sanitizer tsan 'torch, TSan' env TMPDIR="$scratch" bash ci/sanitize_backend.sh tsan
 }
 
 # pytest's closing line is held back, to stand last, under the table.

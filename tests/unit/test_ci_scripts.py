@@ -1,4 +1,4 @@
-"""ci/test.sh: every step runs, failures fail the whole, and pytest has the last word."""
+"""ci/test.sh: every step runs that has its turn, a failure fails the whole, pytest ends it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ NAMES = [
 ]
 OF_PRESETS = {"ctest": 3, "sanitize_backend": 2}  # rows of a script that runs for each of several
 NO_RIG = "not run (RDMATENSOR_NO_RIG=1)"
+# What a step's row says where the turn is the other sanitizer's.
+NOT_NOW = "not run: the turn of {} (RDMATENSOR_CI_ALL=1 runs all)"
+# Commits by the sanitizer whose turn they have: its two turns go by the number's remainder.
+COMMITS = {"asan": "0000010", "tsan": "0000011"}
+OF_SANITIZERS = {
+    "asan": ["torch, ASan+UBSan"],
+    "tsan": ["torch, TSan"],
+}
 
 
 @pytest.fixture
@@ -45,8 +53,12 @@ def script(path: Path, line: str, status: int = 0) -> None:
     path.chmod(0o755)
 
 
-def run(tree: Path, **environment: str) -> tuple[int, list[str]]:
-    inherited = {name: text for name, text in os.environ.items() if name != "RDMATENSOR_NO_RIG"}
+def run(tree: Path, *, is_all: bool = True, **environment: str) -> tuple[int, list[str]]:
+    """Run it all, or what has its turn."""
+    ours = ("RDMATENSOR_NO_RIG", "RDMATENSOR_CI_ALL")
+    inherited = {name: text for name, text in os.environ.items() if name not in ours}
+    if is_all:
+        inherited["RDMATENSOR_CI_ALL"] = "1"
     done = subprocess.run(
         ["bash", "ci/test.sh"],
         cwd=tree,
@@ -71,9 +83,8 @@ def rows_of(lines: list[str]) -> dict[str, tuple[int, str]]:
     rows = lines[start + 1 : next(i for i, line in enumerate(lines) if line.startswith("total "))]
     results = {}
     for row in rows:
-        if row.endswith(NO_RIG):
-            assert row.split(maxsplit=1)[0] == "rig"
-            results["rig"] = (0, NO_RIG)
+        if not_run := re.fullmatch(r"(.+?) +0 +0  (not run.+)", row):
+            results[not_run[1]] = (0, not_run[2])
             continue
         name, seconds, cpu, result = row.rsplit(maxsplit=3)
         assert seconds.isdecimal()
@@ -213,6 +224,29 @@ def test_a_rig_that_is_switched_off_is_not_run_and_shows_in_the_table(tree: Path
     assert "ran rig/verify" not in " ".join(lines)
     assert "sees nothing" in lines  # the library would take it for one of its settings
     assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), "rig": NO_RIG}
+
+
+@pytest.mark.parametrize("sanitizer", COMMITS)
+def test_sanitizers_take_turns_by_the_commit(tree: Path, sanitizer: str) -> None:
+    """And rows say what had not its turn; the same commit has the same turn again."""
+    (tree / "bin").mkdir()
+    script(tree / "bin/git", f"echo {COMMITS[sanitizer]}")
+    path = f"{tree / 'bin'}:{os.environ['PATH']}"
+    (other,) = set(COMMITS) - {sanitizer}
+    not_run = dict.fromkeys(OF_SANITIZERS[other], NOT_NOW.format(sanitizer))
+    for _ in range(2):
+        status, lines = run(tree, is_all=False, PATH=path)
+        assert status == 0
+        assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), **not_run}
+        assert f"ran sanitize_backend {sanitizer}" in lines
+        assert f"ran sanitize_backend {other}" not in lines
+
+
+def test_a_run_of_all_tells_no_program_of_it(tree: Path) -> None:
+    script(tree / ".venv/bin/pytest", "echo \"sees ${RDMATENSOR_CI_ALL:-nothing}\"; echo '== 3 =='")
+    status, lines = run(tree)
+    assert status == 0
+    assert "sees nothing" in lines  # the library would take it for one of its settings
 
 
 def test_no_sanitizer_is_told_to_suppress_anything() -> None:
