@@ -2,8 +2,8 @@
 # Set up what is missing, then every test, in steps that each run alone too, the cheap and telling
 # ones first. A failed step shows its words and fails the whole, after the later ones have run.
 # What has a limit of time or CPU close to what it takes runs alone: the plain C tests and ratios,
-# before the rest; and TSan's C tests, whose two programs at a time have use for both cores, after
-# it. The rest has two lanes side by side, as most of it waits or works with one core.
+# before the rest; and a sanitizer's C tests, whose two programs at a time have use for both cores,
+# after it. The rest has two lanes side by side, as most of it waits or works with one core.
 # Steps that try the same code in several variants take turns by the commit, or a run would take
 # more than an hour: rows of the table say what had not its turn. RDMATENSOR_CI_ALL=1 runs all.
 # Arguments go to pytest.
@@ -11,8 +11,8 @@ here="$(dirname "${BASH_SOURCE[0]}")"
 source "$here/lib.sh"
 PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
 WORDS_AGAIN=60      # lines of each failed step, repeated at the end, where a reader looks first
-NAMES=(setup 'C tests' ratios 'C tests, ASan+UBSan' lint 'c10d suite' tidy fuzz wheel rig
-    'torch, ASan+UBSan' 'torch, TSan' 'C tests, TSan' pytest) # rows of the table, in this order
+NAMES=(setup 'C tests' ratios lint 'c10d suite' tidy fuzz wheel rig 'torch, ASan+UBSan'
+    'torch, TSan' 'C tests, ASan+UBSan' 'C tests, TSan' pytest) # rows of the table, in this order
 
 # 1 where no virtual machine can run; no setting of the library, so nothing else may see it.
 no_rig="${RDMATENSOR_NO_RIG:-}"
@@ -104,7 +104,7 @@ print_times() {
 # pip unpacks with one core: the compiler has the other meanwhile.
 set_up() {
     local status=0 ahead
-    setsid bash ci/ahead.sh dev asan tsan &
+    setsid bash ci/ahead.sh dev "${sanitizers[@]}" &
     ahead=$!
     trap 'kill -- -"$ahead" 2>/dev/null' EXIT
     bash ci/setup.sh || status=$?
@@ -129,12 +129,9 @@ step ratios bash ci/ratios.sh # after the C tests, which have built what it runs
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 
-# in_asan COMMAND...: both lanes build and run what is in build/asan, one at a time.
-in_asan() { flock --close "$LOGS/asan.lock" "$@"; }
-
-# In the second lane what does not mind company; the rig, which works with one core, comes beside
-# pytest, which waits most of the time, and whose tests no other step's files confuse then. What has
-# two ranks of torch on a sanitizer's build comes last: it leaves nothing where pytest's tests look.
+# Beside pytest, which waits for a third of its time, what does not mind company, and leaves nothing
+# for long where pytest's tests look: what may leave more has a scratch folder, or, as the C tests,
+# no place here.
 second_lane() {
     set +m
     is_beside=yes
@@ -150,7 +147,7 @@ second_lane() {
         step rig bash ci/rig/verify.sh itself one two links
     fi
     with_sanitizer asan 'torch, ASan+UBSan' \
-        in_asan env TMPDIR="$scratch" bash ci/sanitize_backend.sh asan
+        env TMPDIR="$scratch" bash ci/sanitize_backend.sh asan
     with_sanitizer tsan 'torch, TSan' env TMPDIR="$scratch" bash ci/sanitize_backend.sh tsan
 }
 
@@ -174,13 +171,11 @@ second_lane &
 lane=$!
 set +m
 trap 'kill -- -"$lane" 2>/dev/null || true; rm -rf "$scratch"' EXIT
-(
-    step 'C tests, ASan+UBSan' in_asan bash ci/ctest.sh asan
-    run_pytest "$@"
-)
+(run_pytest "$@") # the other lane
 wait "$lane" || true # a step that it did not come to has no row, which fails the whole
 trap 'rm -rf "$scratch"' EXIT
-step 'C tests, TSan' bash ci/ctest.sh tsan
+with_sanitizer asan 'C tests, ASan+UBSan' bash ci/ctest.sh asan
+with_sanitizer tsan 'C tests, TSan' bash ci/ctest.sh tsan
 
 for name in "${NAMES[@]}"; do
     row="$rows/$(file_of "$name")"

@@ -20,8 +20,8 @@ STEPS = [
     *("c10d_suite", "rig/verify"),
 ]
 NAMES = [
-    *("setup", "C tests", "ratios", "C tests, ASan+UBSan", "lint", "c10d suite", "tidy"),
-    *("fuzz", "wheel", "rig", "torch, ASan+UBSan", "torch, TSan", "C tests, TSan"),
+    *("setup", "C tests", "ratios", "lint", "c10d suite", "tidy", "fuzz", "wheel", "rig"),
+    *("torch, ASan+UBSan", "torch, TSan", "C tests, ASan+UBSan", "C tests, TSan"),
 ]
 OF_PRESETS = {"ctest": 3, "sanitize_backend": 2}  # rows of a script that runs for each of several
 NO_RIG = "not run (RDMATENSOR_NO_RIG=1)"
@@ -30,8 +30,8 @@ NOT_NOW = "not run: the turn of {} (RDMATENSOR_CI_ALL=1 runs all)"
 # Commits by the sanitizer whose turn they have: its two turns go by the number's remainder.
 COMMITS = {"asan": "0000010", "tsan": "0000011"}
 OF_SANITIZERS = {
-    "asan": ["torch, ASan+UBSan"],
-    "tsan": ["torch, TSan"],
+    "asan": ["torch, ASan+UBSan", "C tests, ASan+UBSan"],
+    "tsan": ["torch, TSan", "C tests, TSan"],
 }
 
 
@@ -129,15 +129,10 @@ def test_builds_ahead_of_their_steps_run_beside_the_set_up(tree: Path, status: i
 MEET = "touch {mine}; until [[ -e {other} ]]; do sleep 0.01; done; echo met"
 
 
-def of_preset(preset: str, line: str) -> str:
-    """Of a script's runs that of one preset only."""
-    return f"[[ $1 != {preset} ]] || {{ {line}; }}"
-
-
 def test_the_second_lane_runs_beside_the_first(tree: Path) -> None:
     """Each waits for the other, here; what measures is over before."""
     script(tree / "ci/rig/verify.sh", "[[ -e measured ]] && " + MEET.format(mine="a", other="b"))
-    script(tree / "ci/ctest.sh", of_preset("asan", MEET.format(mine="b", other="a")))
+    script(tree / ".venv/bin/pytest", f"{MEET.format(mine='b', other='a')}; echo '== 3 =='")
     script(tree / "ci/ratios.sh", "sleep 0.5; [[ ! -e a && ! -e b ]] && touch measured")
     status, lines = run(tree)
     assert status == 0
@@ -146,24 +141,24 @@ def test_the_second_lane_runs_beside_the_first(tree: Path) -> None:
 
 
 def test_the_last_c_tests_have_both_cores(tree: Path) -> None:
-    """However long the second lane takes; and what is built in one folder is not at once."""
-    script(tree / "ci/sanitize_backend.sh", "[[ ! -e busy ]] || echo two; sleep 0.3; touch $1.over")
-    is_alone = of_preset("tsan", "[[ -e asan.over && -e tsan.over ]] && echo alone")
-    script(tree / "ci/ctest.sh", f"{is_alone}; {of_preset('asan', 'touch busy; sleep 1; rm busy')}")
+    """However long either lane takes."""
+    script(tree / "ci/sanitize_backend.sh", "sleep 0.3; touch $1.over")
+    script(tree / ".venv/bin/pytest", "sleep 1; touch pytest.over; echo '== 3 =='")
+    are_over = "[[ -e asan.over && -e tsan.over && -e pytest.over ]]"
+    script(tree / "ci/ctest.sh", f"[[ $1 == dev ]] || {{ {are_over} && echo $1 alone; }}")
     status, lines = run(tree)
     assert status == 0
-    assert "alone" in lines
-    assert "two" not in lines
+    assert [line for line in lines if "alone" in line] == ["asan alone", "tsan alone"]
 
 
-@pytest.mark.parametrize("busy", ["rig", "C tests, ASan+UBSan"])
+@pytest.mark.parametrize("busy", ["rig", "pytest"])
 def test_a_step_is_charged_for_its_own_cpu_only(tree: Path, busy: str) -> None:
     """One lane works while the other sleeps, in a step that ends later."""
     work = f"{sys.executable} -c 'import time\nwhile time.process_time() < 2: pass'; touch done"
     wait = "until [[ -e done ]]; do sleep 0.01; done; sleep 0.2"
     is_rig = busy == "rig"
     script(tree / "ci/rig/verify.sh", work if is_rig else wait)
-    script(tree / "ci/ctest.sh", of_preset("asan", wait if is_rig else work))
+    script(tree / ".venv/bin/pytest", f"{wait if is_rig else work}; echo '== 3 =='")
     status, lines = run(tree)
     assert status == 0
     charged = {name: cpu for name, (cpu, _) in rows_of(lines).items()}
@@ -184,7 +179,7 @@ def test_a_lane_that_ends_early_fails_the_whole(tree: Path) -> None:
 def test_no_step_outlives_the_run(tree: Path) -> None:
     script(tree / "ci/rig/verify.sh", "echo $$ >pid; exec sleep 60")
     until_both = "until [[ -s pid ]]; do sleep 0.01; done; touch both; sleep 60"
-    script(tree / "ci/ctest.sh", of_preset("asan", until_both))
+    script(tree / ".venv/bin/pytest", until_both)
     with subprocess.Popen(
         ["bash", "ci/test.sh"], cwd=tree, stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:
@@ -238,8 +233,11 @@ def test_sanitizers_take_turns_by_the_commit(tree: Path, sanitizer: str) -> None
         status, lines = run(tree, is_all=False, PATH=path)
         assert status == 0
         assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), **not_run}
-        assert f"ran sanitize_backend {sanitizer}" in lines
-        assert f"ran sanitize_backend {other}" not in lines
+        for script_name in ("ctest", "sanitize_backend"):
+            assert f"ran {script_name} {sanitizer}" in lines
+            assert f"ran {script_name} {other}" not in lines
+        assert "ran ctest dev" in lines
+        assert f"ran ahead dev {sanitizer}" in lines
 
 
 def test_a_run_of_all_tells_no_program_of_it(tree: Path) -> None:
