@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What verify.sh runs within the rig: parts, one after the other, each with a deadline of its own
 # and a row (name, seconds, result) in $RIG_OUT/rows. Goes on after a failure.
-# Usage, within ci/rig/run.sh: ci/rig/parts.sh one|two|links|sweep
-# In the layouts of two hosts both run the same parts at the same time and meet in each.
+# Usage, within ci/rig/run.sh: ci/rig/parts.sh one|two|links|sweep [TURN]
+# In the layouts of two hosts both run the same parts at the same time and meet in each. With a
+# TURN, from 0, of layout one only the parts that have it, and those that have none, run.
 set -uo pipefail
 python=.venv/bin/python
 LIMIT_S="${RIG_PART_LIMIT_S:-600}" # several times what the longest takes on two busy CPUs
@@ -10,6 +11,7 @@ SWEEP_LIMIT_S="${RIG_PART_LIMIT_S:-3540}" # of a part of layout sweep: the C tes
 # An emulated machine is slow, and two CPUs may serve others too: the tests' own limits grow.
 export RDT_TEST_TIMEOUT_SCALE="${RDT_TEST_TIMEOUT_SCALE:-6}"
 
+turn="${2:-}"
 number=0
 overall=0
 : >"$RIG_OUT/rows"
@@ -26,6 +28,17 @@ part() {
     ((status == 0)) || result="FAILED ($status)"
     ((status == 0)) || overall=1
     printf '%s\t%d\t%s\n' "$name" "$((SECONDS - start))" "$result" >>"$RIG_OUT/rows"
+}
+
+# in_turn TURN NAME COMMAND...: a part, unless another turn was asked for.
+in_turn() {
+    local of="$1"
+    shift
+    if [[ -z "$turn" || "$turn" == "$of" ]]; then
+        part "$@"
+    else
+        printf '%s\t0\tnot run: has turn %s\n' "$1" "$((of + 1))" >>"$RIG_OUT/rows"
+    fi
 }
 
 over_device() { RDT_TEST_VERBS=device "build/dev/tests/$1_test" "${@:2}"; }
@@ -82,6 +95,8 @@ contract_suite() {
 export -f contract_suite
 export LIMIT_S CONTRACT SPAWN
 
+# The C tests, which are the library itself, are in every run; the rest has three turns, which take
+# the same time with the layouts two and links (verify.sh), one in each of two turns.
 one() {
     c_tests transport_verbs_lane
     c_tests transport_verbs_trace
@@ -100,18 +115,18 @@ one() {
     # A few of the points that integration_sweep takes on the host: each takes seconds here.
     part 'C: integration_sweep' bash -c 'RDT_TEST_SWEEP=4 RDT_TEST_SWEEP_TRANSPORTS=verbs \
         over_device integration_sweep'
-    part 'contract suite, Python' bash -c contract_suite
+    in_turn 1 'contract suite, Python' bash -c contract_suite
     part 'raw verbs, no library' build/dev/bench/verbs_floor --device "$RIG_DEVICE" \
         --gid "$RIG_GID_INDEX" --sizes 8,65536 --count 20 --passes 1
-    part 'bad input' "$python" tests/rig/bad_input.py
-    part 'doctor' "$python" tests/rig/doctor.py faults
-    part 'nothing is left behind' "$python" tests/rig/leftovers.py
-    part 'ranks of torch that end' "$python" tests/rig/sweep.py
-    part 'training' env RDMATENSOR_TRANSPORT=verbs "$python" tests/rig/train.py
+    in_turn 2 'bad input' "$python" tests/rig/bad_input.py
+    in_turn 2 'doctor' "$python" tests/rig/doctor.py faults
+    in_turn 2 'nothing is left behind' "$python" tests/rig/leftovers.py
+    in_turn 2 'ranks of torch that end' "$python" tests/rig/sweep.py
+    in_turn 0 'training' env RDMATENSOR_TRANSPORT=verbs "$python" tests/rig/train.py
     if [[ "${RIG_FULL:-}" == 1 ]]; then # four jobs of torch, with a witness in each
         LIMIT_S=$((2 * LIMIT_S)) part 'what a step costs' "$python" tests/rig/counts.py
     fi
-    part 'witness (pyverbs)' "$python" tests/rig/witness_job.py
+    in_turn 2 'witness (pyverbs)' "$python" tests/rig/witness_job.py
 }
 
 # All the points, with what they hit; far too long for each run.

@@ -4,8 +4,9 @@
 # checked payloads between two, over a good cable, a bad one, a pulled one, and over two links of
 # which one breaks; two containers on one device; and first that the rig itself keeps its promises.
 # At the end a table of all parts.
-# Usage: ci/rig/verify.sh [itself|one|two|links|containers]...; all without a word. Needs
-# ci/setup.sh.
+# Usage: ci/rig/verify.sh [--turn] [itself|one|two|links|containers]...; all without a word. Needs
+# ci/setup.sh. --turn: of layouts and parts that take turns those which have this commit's, as in
+# ci/test.sh; the table names the others.
 #        ci/rig/verify.sh sweep: ranks end at 200 points in C and at 20 with torch; no other run has
 # as many.
 # Fails if a layout's run does, if a part's row says so, whatever the run's status, or if a host has
@@ -16,23 +17,34 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 RUN_LIMIT_S="${RIG_RUN_LIMIT_S:-2700}"   # about twice what the longest takes on two busy CPUs
 SWEEP_LIMIT_S="${RIG_RUN_LIMIT_S:-7200}" # two parts, each with a deadline of an hour
 WORDS_AGAIN=40                         # last lines of each failed layout, repeated at the end
-BUDGET_S=900                           # of all layouts of ci/test.sh, where two cores are idle
+BUDGET_S=900                           # of all layouts but containers, where two cores are idle
 PANIC_STATUS=123                       # run.sh's, of a machine whose kernel died
 # Of layout one, where it is emulated: without instructions that kernel and libraries take for fast
 # ones and QEMU emulates byte by byte (ERMS) or bit by bit (PCLMULQDQ): copies, new pages, CRCs.
 CPU=(--cpu max,erms=off,pclmulqdq=off,la57=off)
+TURNS=3 # parts.sh has those of the parts of layout one
+declare -A TURN_OF=([links]=0 [two]=1)
 
 if [[ "${RDMATENSOR_NO_RIG:-}" == 1 ]]; then
     echo 'rig: not run (RDMATENSOR_NO_RIG=1)'
     exit 0
 fi
 declare -A HOSTS=([itself]=1 [one]=1 [two]=2 [links]=2 [sweep]=1 [containers]=1)
+turn=""
+if [[ "${1:-}" == --turn ]]; then
+    turn="$(turn_of_commit "$TURNS")"
+    BUDGET_S=$((BUDGET_S / 2)) # a turn has a third of what takes turns, and what is in all of them
+    shift
+fi
 layouts=("$@")
 ((${#layouts[@]} > 0)) || layouts=(itself one two links containers)
 for layout in "${layouts[@]}"; do
     [[ -n "${HOSTS[$layout]:-}" ]] ||
-        die "usage: ci/rig/verify.sh [itself|one|two|links|containers|sweep]..."
+        die "usage: ci/rig/verify.sh [--turn] [itself|one|two|links|containers|sweep]..."
 done
+
+# has_turn LAYOUT
+has_turn() { [[ -z "$turn" || "${TURN_OF[$1]:-$turn}" == "$turn" ]]; }
 
 build_programs() {
     PATH="$VENV/bin:$PATH"
@@ -45,7 +57,7 @@ run_layout() {
     case "$1" in
         itself) bash tests/rig/boot.sh "$out/itself" ;;
         one) bash ci/rig/run.sh "${CPU[@]}" --timeout "$RUN_LIMIT_S" --out "$out/one" -- \
-            bash ci/rig/parts.sh one ;;
+            bash ci/rig/parts.sh one ${turn:+"$turn"} ;;
         two) bash ci/rig/run.sh --hosts 2 --timeout "$RUN_LIMIT_S" --out "$out/two" -- \
             bash ci/rig/parts.sh two ;;
         links) bash ci/rig/run.sh --hosts 2 --links 2 --timeout "$RUN_LIMIT_S" \
@@ -72,9 +84,11 @@ rows_of() {
 }
 
 # judge LAYOUT STATUS: ok, or why not. A run that ends well in spite of its rows proves nothing.
+# Rows of parts that have another turn do not count, if a turn was asked for.
 judge() {
     local rows
     rows="$(rows_of "$1")"
+    [[ -z "$turn" ]] || rows="$(grep -v $'\tnot run: has turn [1-9]$' <<<"$rows" || true)"
     if (($2 != 0)); then
         echo "FAILED ($2)"
     elif [[ -z "$rows" ]]; then
@@ -92,6 +106,10 @@ print_table() {
     local layout name took result
     printf '\n%-12s %-34s %8s  %s\n' rig part seconds result
     for layout in "${layouts[@]}"; do
+        if ! has_turn "$layout"; then
+            print_row "$layout" all 0 "not run: has turn $((TURN_OF[$layout] + 1))"
+            continue
+        fi
         while IFS=$'\t' read -r name took result; do
             print_row "$layout" "$name" "$took" "$result"
         done < <(rows_of "$layout")
@@ -100,6 +118,7 @@ print_table() {
             result='ok at the second try: a kernel died'
         print_row "$layout" "all, ${cpus[$layout]} CPU seconds" "${times[$layout]}" "$result"
     done
+    [[ -z "$turn" ]] || print_row turn "$((turn + 1)) of $TURNS" 0 'by the commit'
     result="of a budget of $BUDGET_S s"
     ((SECONDS <= BUDGET_S)) || result="$((SECONDS - BUDGET_S)) s over the budget of $BUDGET_S s"
     print_row total '' "$SECONDS" "$result"
@@ -109,7 +128,7 @@ print_table() {
 repeat_failures() {
     local layout
     for layout in "${layouts[@]}"; do
-        [[ "${verdicts[$layout]}" != ok ]] || continue
+        [[ "${verdicts[$layout]:-ok}" != ok ]] || continue
         printf '\n== what failed in layout %s\n' "$layout"
         tail -n "$WORDS_AGAIN" "$LOGS/rig-$layout.log"
     done
@@ -137,6 +156,7 @@ trap 'rm -rf "$out"' EXIT
 overall=0
 build_programs
 for layout in "${layouts[@]}"; do
+    has_turn "$layout" || continue
     start="$SECONDS"
     read_cpu_s
     cpu_before_s="$cpu_s"

@@ -56,7 +56,7 @@ def verify(tree: Path, *layouts: str, **environment: str) -> tuple[int, list[str
     done = subprocess.run(
         ["bash", "ci/rig/verify.sh", *layouts],
         cwd=tree,
-        env=inherited | environment,
+        env=inherited | {"PATH": f"{tree / 'bin'}:{os.environ['PATH']}"} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -64,6 +64,13 @@ def verify(tree: Path, *layouts: str, **environment: str) -> tuple[int, list[str
         check=False,
     )
     return done.returncode, [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+
+def in_turn(tree: Path, number: str) -> Path:
+    """Give the repository a commit of that number."""
+    (tree / "bin").mkdir()
+    script(tree / "bin/git", f"echo 000000{number}")
+    return tree
 
 
 def assert_judged(lines: list[str], layout: str, verdict: str) -> None:
@@ -89,6 +96,78 @@ def test_the_last_row_has_the_time_used_and_the_budget(tree: Path) -> None:
     status, lines = verify(tree, "one")
     assert status == 0, lines  # a busy machine is no failure
     assert lines[-1].endswith("s over the budget of -1 s")
+
+
+# What a part leaves that has another turn, and what runs in each turn of the layouts one, two and
+# links: by the remainder of the commit's number.
+OTHERS = "third part\\t0\\tnot run: has turn 3\\n"
+LEAVE_OTHERS = f"""printf '{OTHERS}' >>"$out/0/rows"
+[[ "$hosts" == 1 ]] || printf '{OTHERS}' >>"$out/1/rows"
+exit """
+IN_TURNS = {"0": ["one", "links"], "1": ["one", "two"], "2": ["one"]}
+
+
+@pytest.mark.parametrize(("number", "ran"), IN_TURNS.items())
+def test_each_turn_runs_its_layouts_and_names_the_others(
+    tree: Path, number: str, ran: list[str]
+) -> None:
+    script(tree / "ci/rig/run.sh", f'echo "runs ${{@: -2}}"\n{RUN.replace("exit ", LEAVE_OTHERS)}')
+    status, lines = verify(in_turn(tree, number), "--turn", "one", "two", "links")
+    assert status == 0, lines
+    assert f"turn {int(number) + 1} of 3 0 by the commit" in lines
+    assert f"runs one {number}" in lines
+    assert "one third part 0 not run: has turn 3" in lines
+    for layout in ("one", "two", "links"):
+        assert any(line.startswith(f"{layout} all, ") for line in lines) == (layout in ran)
+    for layout, turn in (("two", 2), ("links", 1)):
+        assert (f"{layout} all 0 not run: has turn {turn}" in lines) == (layout not in ran)
+
+
+def test_a_turn_in_which_nothing_ran_proves_nothing(tree: Path) -> None:
+    nothing = RUN.replace("first part\\t2\\tok\\nsecond part\\t3\\t%s\\n", OTHERS)
+    script(tree / "ci/rig/run.sh", nothing)
+    status, lines = verify(in_turn(tree, "0"), "--turn", "one")
+    assert status == 1
+    assert_judged(lines, "one", "FAILED (status 0, and no rows)")
+
+
+def test_without_turns_no_part_may_be_left_out(tree: Path) -> None:
+    script(tree / "ci/rig/run.sh", RUN.replace("exit ", LEAVE_OTHERS))
+    status, lines = verify(in_turn(tree, "0"), "one")
+    assert status == 1
+    assert_judged(lines, "one", "FAILED (status 0, but not all rows are ok)")
+
+
+def test_a_part_that_fails_in_its_turn_fails_the_whole(tree: Path) -> None:
+    script(tree / "ci/rig/run.sh", RUN.replace("exit ", LEAVE_OTHERS))
+    status, lines = verify(in_turn(tree, "0"), "--turn", "one", RESULT="FAILED (9)")
+    assert status == 1
+    assert_judged(lines, "one", "FAILED (status 0, but not all rows are ok)")
+
+
+def test_every_part_of_layout_one_is_in_a_turn(tmp_path: Path) -> None:
+    """Together the turns have what a run without turns has, and each has the C tests."""
+    text = (CI / "rig/parts.sh").read_text()
+    body = text.replace('timeout --kill-after=5 "$LIMIT_S" "$@"', "true")
+    script(tmp_path / "parts.sh", body)
+    seen: dict[str, set[str]] = {}
+    for turn in ("", "0", "1", "2"):
+        out = tmp_path / f"out{turn}"
+        out.mkdir()
+        rig = {"RIG_OUT": str(out), "RIG_SHARED": str(out), "RIG_DEVICE": "x", "RIG_GID_INDEX": "1"}
+        command = ["bash", str(tmp_path / "parts.sh"), "one", *([turn] if turn else [])]
+        subprocess.run(command, env=os.environ | rig, check=True, timeout=60, capture_output=True)
+        rows = [line.split("\t") for line in (out / "rows").read_text().splitlines()]
+        seen[turn] = {name for name, _, result in rows if result == "ok"}
+        others = {name: result for name, _, result in rows if result != "ok"}
+        assert set(others) | seen[turn] == seen[""] or not turn
+        for name, result in others.items():
+            assert turn
+            assert f"in_turn {int(result.removeprefix('not run: has turn ')) - 1} '{name}'" in text
+    assert seen["0"] | seen["1"] | seen["2"] == seen[""]
+    always = seen["0"] & seen["1"] & seen["2"]
+    assert {name for name in seen[""] if name.startswith("C: ")} < always
+    assert all(seen[turn] - always for turn in "012")
 
 
 def test_the_full_sweep_runs_only_where_it_is_named(tree: Path) -> None:

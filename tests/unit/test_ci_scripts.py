@@ -29,6 +29,10 @@ NO_RIG = "not run (RDMATENSOR_NO_RIG=1)"
 NOT_NOW = "not run: the turn of {} (RDMATENSOR_CI_ALL=1 runs all)"
 # Commits by the sanitizer whose turn they have: its two turns go by the number's remainder.
 COMMITS = {"asan": "0000010", "tsan": "0000011"}
+# What the row of a step says of which another turn has the rest.
+IN_PART = "ok; not run: {} (RDMATENSOR_CI_ALL=1 runs all)"
+FILES_OF = {"rig": "rig/verify"}
+PARTS = {"rig": IN_PART.format("parts of other turns, which its own table names")}
 OF_SANITIZERS = {
     "asan": ["torch, ASan+UBSan", "C tests, ASan+UBSan"],
     "tsan": ["torch, TSan", "C tests, TSan"],
@@ -83,13 +87,9 @@ def rows_of(lines: list[str]) -> dict[str, tuple[int, str]]:
     rows = lines[start + 1 : next(i for i, line in enumerate(lines) if line.startswith("total "))]
     results = {}
     for row in rows:
-        if not_run := re.fullmatch(r"(.+?) +0 +0  (not run.+)", row):
-            results[not_run[1]] = (0, not_run[2])
-            continue
-        name, seconds, cpu, result = row.rsplit(maxsplit=3)
-        assert seconds.isdecimal()
-        assert cpu.isdecimal()
-        results[name] = (int(cpu), result)
+        parts = re.fullmatch(r"(.+?) +\d+ +(\d+)  (.+)", row)
+        assert parts is not None, row
+        results[parts[1]] = (int(parts[2]), parts[3])
     return results
 
 
@@ -232,7 +232,8 @@ def test_sanitizers_take_turns_by_the_commit(tree: Path, sanitizer: str) -> None
     for _ in range(2):
         status, lines = run(tree, is_all=False, PATH=path)
         assert status == 0
-        assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), **not_run}
+        assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), **PARTS, **not_run}
+        assert "ran rig/verify --turn itself one two links" in lines
         for script_name in ("ctest", "sanitize_backend"):
             assert f"ran {script_name} {sanitizer}" in lines
             assert f"ran {script_name} {other}" not in lines
@@ -240,11 +241,20 @@ def test_sanitizers_take_turns_by_the_commit(tree: Path, sanitizer: str) -> None
         assert f"ran ahead dev {sanitizer}" in lines
 
 
+@pytest.mark.parametrize("step", PARTS)
+def test_a_step_that_fails_in_its_turn_fails_the_whole(tree: Path, step: str) -> None:
+    script(tree / "ci" / f"{FILES_OF[step]}.sh", "echo FAIL this_test", 1)
+    status, lines = run(tree, is_all=False)
+    assert status == 1
+    assert table_of(lines)[step] == "FAILED"
+
+
 def test_a_run_of_all_tells_no_program_of_it(tree: Path) -> None:
     script(tree / ".venv/bin/pytest", "echo \"sees ${RDMATENSOR_CI_ALL:-nothing}\"; echo '== 3 =='")
     status, lines = run(tree)
     assert status == 0
     assert "sees nothing" in lines  # the library would take it for one of its settings
+    assert "ran rig/verify itself one two links" in lines
 
 
 def test_no_sanitizer_is_told_to_suppress_anything() -> None:
