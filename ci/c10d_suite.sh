@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# PyTorch's own tests of torch.distributed, from the installed wheel, against rdmatensor: all of
-# them over shared memory, and of each run one test in TCP_SHARDS over tcp. Which ones hangs on the
-# commit: another commit tries others, the same commit the same.
-# Usage: ci/c10d_suite.sh [shm|tcp|sample]...   tcp: all tests over tcp; default: shm sample
+# PyTorch's own tests of torch.distributed, from the installed wheel, against rdmatensor: of each
+# run one test in SHM_SHARDS over shared memory and one in TCP_SHARDS over tcp. Which ones hangs on
+# the commit: another commit tries others, the same commit the same.
+# Usage: ci/c10d_suite.sh [shm|tcp|sample]...   shm, tcp: all tests over it; default: sample
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+SHM_SHARDS=2
 TCP_SHARDS=5
 RUNS_AT_ONCE=2 # of up to four ranks each, which wait for each other half of the time
 STUCK_S=3600   # each test has its own, far shorter limit; this ends a runner that is stuck
@@ -30,11 +31,17 @@ suite() {
     done
 }
 
-(($# > 0)) || set -- shm sample
+# sample PATH COUNT: the shard of this commit.
+sample() { suite "$1" "$(turn_of_commit "$2")/$2"; }
+
+(($# > 0)) || set -- sample
 for part in "$@"; do
     case "$part" in
     shm | tcp) suite "$part" 0/1 ;;
-    sample) suite tcp "$(turn_of_commit "$TCP_SHARDS")/$TCP_SHARDS" ;;
+    sample)
+        sample shm "$SHM_SHARDS"
+        sample tcp "$TCP_SHARDS"
+        ;;
     *) die "usage: ci/c10d_suite.sh [shm|tcp|sample]..." ;;
     esac
 done

@@ -31,8 +31,11 @@ NOT_NOW = "not run: the turn of {} (RDMATENSOR_CI_ALL=1 runs all)"
 COMMITS = {"asan": "0000010", "tsan": "0000011"}
 # What the row of a step says of which another turn has the rest.
 IN_PART = "ok; not run: {} (RDMATENSOR_CI_ALL=1 runs all)"
-FILES_OF = {"rig": "rig/verify"}
-PARTS = {"rig": IN_PART.format("parts of other turns, which its own table names")}
+FILES_OF = {"c10d suite": "c10d_suite", "rig": "rig/verify"}
+PARTS = {
+    "c10d suite": IN_PART.format("half of the tests over shm, four fifths over tcp"),
+    "rig": IN_PART.format("parts of other turns, which its own table names"),
+}
 OF_SANITIZERS = {
     "asan": ["torch, ASan+UBSan", "C tests, ASan+UBSan"],
     "tsan": ["torch, TSan", "C tests, TSan"],
@@ -255,6 +258,7 @@ def test_a_run_of_all_tells_no_program_of_it(tree: Path) -> None:
     assert status == 0
     assert "sees nothing" in lines  # the library would take it for one of its settings
     assert "ran rig/verify itself one two links" in lines
+    assert "ran c10d_suite shm tcp" in lines
 
 
 def test_no_sanitizer_is_told_to_suppress_anything() -> None:
