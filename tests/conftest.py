@@ -1,4 +1,7 @@
-"""What holds for every Python test: skips must be on a list, hangs end, no process is left."""
+"""What holds for every Python test: skips must be on a list, hangs end, no process is left.
+
+--turn K/N, as ci/test.sh has it: of variants that the marker "turns" names, one in N runs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,57 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the real stderr, which pytest replaces while a test runs, for the watchdog."""
     config.stash[_stderr_fd] = os.dup(2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the turn."""
+    parser.addoption(
+        "--turn",
+        metavar="K/N",
+        help="of variants that take turns those of turn K, from 0, of N; all without it",
+    )
+
+
+def _variant_of(item: pytest.Item) -> tuple[Path, str, str] | None:
+    """Return what a variant is told by: file, argument and value; None: it takes no turns."""
+    marker = item.get_closest_marker("turns")
+    values: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+    if marker is None:
+        return None
+    return next(
+        ((item.path, name, str(values[name])) for name in marker.args if name in values), None
+    )
+
+
+def _turns(items: Sequence[pytest.Item]) -> Generator[int | None]:
+    """Tell each item's turn, still without a remainder: its value's number among all of a file."""
+    values: defaultdict[tuple[Path, str], set[str]] = defaultdict(set)
+    variants = [_variant_of(item) for item in items]
+    for variant in variants:
+        if variant is not None:
+            values[variant[:2]].add(variant[2])
+    for item, variant in zip(items, variants, strict=True):
+        marker = item.get_closest_marker("turns")
+        if variant is None or marker is None:
+            yield None
+        else:
+            number = sorted(values[variant[:2]]).index(variant[2])
+            yield number + int(marker.kwargs.get("first", 0))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what has another turn; the closing line counts it as deselected."""
+    if config.getoption("turn") is None:
+        return
+    number, count = (int(part) for part in config.getoption("turn").split("/"))
+    if not 0 <= number < count:
+        raise pytest.UsageError(f"--turn {number}/{count}: the first must be below the second")
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item, turn in zip(items, _turns(items), strict=True):
+        (kept if turn is None or turn % count == number else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = kept
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

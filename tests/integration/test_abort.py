@@ -8,6 +8,8 @@ import jobs
 import pytest
 from roles_abort import FIRST_CALLS, judge_ended
 
+pytestmark = pytest.mark.turns("transport", first=1)
+
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("is_connected", [True, False], ids=["connected", "unused"])

@@ -12,7 +12,7 @@ from torch import nn
 
 from graph_analysis import Pipeline, analyze, plan_to_json
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.turns("transport")]
 
 START_S = 100.0
 ROW_BYTES = 512 * 4  # as in roles_pipeline.py, which imports torch

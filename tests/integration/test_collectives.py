@@ -7,6 +7,8 @@ from pathlib import Path
 import jobs
 import pytest
 
+pytestmark = pytest.mark.turns("transport")
+
 WORLDS = [2, 3, 5]
 
 

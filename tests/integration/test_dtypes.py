@@ -7,6 +7,8 @@ from pathlib import Path
 import jobs
 import pytest
 
+pytestmark = pytest.mark.turns("transport")
+
 PARTS = {"reductions": 700, "products": 200, "refusals": 150, "moves": 150}  # checks, at least
 
 

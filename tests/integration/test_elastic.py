@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.turns("transport")
+
 WORKER = Path(__file__).parent / "elastic_train.py"
 STEPS = 6
 KILL_AT = 3

@@ -11,6 +11,8 @@ import jobs
 import pytest
 from meeting import SCALE
 
+pytestmark = pytest.mark.turns("transport", first=1)
+
 COMPUTING_S = (15.0, 60.0)
 # A death is heard of, not inferred: well before the silence of a peer counts as one.
 PEER_TIMEOUT_S = 20.0
@@ -39,7 +41,10 @@ def computing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, float], jobs.Job]:
     """Start what sleeps for a minute before the other tests; it is looked at after them."""
-    wanted = any("holds_the_gil" in item.name for item in request.session.items)
+    calls = [item for item in request.session.items if "holds_the_gil" in item.name]
+    wanted = {
+        (item.callspec.params["transport"], item.callspec.params["seconds"]) for item in calls
+    }
     return {
         (transport, seconds): jobs.start(
             "roles_faults:a_rank_computes",
@@ -50,7 +55,7 @@ def computing(
             seconds=seconds,
         )
         for transport, seconds in COMPUTING
-        if wanted
+        if (transport, seconds) in wanted
     }
 
 

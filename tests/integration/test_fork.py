@@ -8,6 +8,8 @@ import jobs
 import pytest
 from meeting import SCALE
 
+pytestmark = pytest.mark.turns("transport")
+
 HARMLESS = ("abort", "shutdown", "destroy_process_group")
 REFUSED = 15  # calls of roles_fork
 

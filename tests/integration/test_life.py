@@ -7,6 +7,8 @@ from pathlib import Path
 import jobs
 import pytest
 
+pytestmark = pytest.mark.turns("transport")
+
 
 def test_groups_are_made_again_with_other_ranks(
     path_forced: dict[str, str], tmp_path: Path

@@ -9,6 +9,8 @@ from pathlib import Path
 import jobs
 import pytest
 
+pytestmark = pytest.mark.turns("transport", first=1)
+
 SIZES = [1 << 20, 16 << 20]
 
 

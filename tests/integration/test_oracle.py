@@ -15,7 +15,11 @@ import pytest
 from oracle_cases import FOUR_RANKS, TWO_RANKS, Case
 
 # The first test of each fixture waits for its whole job.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.turns("two_ranks", "four_ranks", first=1),
+]
 LOG_CHARACTERS = 6000
 
 

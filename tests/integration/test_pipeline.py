@@ -13,7 +13,7 @@ from typing import Any
 import jobs
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.turns("transport", first=1)]
 
 # As in roles_pipeline.py, which imports torch.
 STEPS = 5

@@ -8,6 +8,8 @@ from pathlib import Path
 import jobs
 import pytest
 
+pytestmark = pytest.mark.turns("transport", first=1)
+
 WORLDS = [2, 3]
 
 

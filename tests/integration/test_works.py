@@ -7,6 +7,8 @@ from pathlib import Path
 import jobs
 import pytest
 
+pytestmark = pytest.mark.turns("transport", first=1)
+
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_works_tell_what_those_of_gloo_tell(

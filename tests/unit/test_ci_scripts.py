@@ -31,10 +31,15 @@ NOT_NOW = "not run: the turn of {} (RDMATENSOR_CI_ALL=1 runs all)"
 COMMITS = {"asan": "0000010", "tsan": "0000011"}
 # What the row of a step says of which another turn has the rest.
 IN_PART = "ok; not run: {} (RDMATENSOR_CI_ALL=1 runs all)"
-FILES_OF = {"c10d suite": "c10d_suite", "rig": "rig/verify"}
+FILES_OF = {
+    "c10d suite": "ci/c10d_suite.sh",
+    "rig": "ci/rig/verify.sh",
+    "pytest": ".venv/bin/pytest",
+}
 PARTS = {
     "c10d suite": IN_PART.format("half of the tests over shm, four fifths over tcp"),
     "rig": IN_PART.format("parts of other turns, which its own table names"),
+    "pytest": IN_PART.format("half of the variants over shm and tcp, which it calls deselected"),
 }
 OF_SANITIZERS = {
     "asan": ["torch, ASan+UBSan", "C tests, ASan+UBSan"],
@@ -229,6 +234,7 @@ def test_sanitizers_take_turns_by_the_commit(tree: Path, sanitizer: str) -> None
     """And rows say what had not its turn; the same commit has the same turn again."""
     (tree / "bin").mkdir()
     script(tree / "bin/git", f"echo {COMMITS[sanitizer]}")
+    script(tree / ".venv/bin/pytest", "echo pytest \"${@: -2}\"; echo '== 3 =='")
     path = f"{tree / 'bin'}:{os.environ['PATH']}"
     (other,) = set(COMMITS) - {sanitizer}
     not_run = dict.fromkeys(OF_SANITIZERS[other], NOT_NOW.format(sanitizer))
@@ -237,6 +243,7 @@ def test_sanitizers_take_turns_by_the_commit(tree: Path, sanitizer: str) -> None
         assert status == 0
         assert table_of(lines) == {**dict.fromkeys([*NAMES, "pytest"], "ok"), **PARTS, **not_run}
         assert "ran rig/verify --turn itself one two links" in lines
+        assert f"pytest --turn {list(COMMITS).index(sanitizer)}/2" in lines
         for script_name in ("ctest", "sanitize_backend"):
             assert f"ran {script_name} {sanitizer}" in lines
             assert f"ran {script_name} {other}" not in lines
@@ -246,16 +253,18 @@ def test_sanitizers_take_turns_by_the_commit(tree: Path, sanitizer: str) -> None
 
 @pytest.mark.parametrize("step", PARTS)
 def test_a_step_that_fails_in_its_turn_fails_the_whole(tree: Path, step: str) -> None:
-    script(tree / "ci" / f"{FILES_OF[step]}.sh", "echo FAIL this_test", 1)
+    script(tree / FILES_OF[step], "echo FAIL this_test", 1)
     status, lines = run(tree, is_all=False)
     assert status == 1
     assert table_of(lines)[step] == "FAILED"
 
 
 def test_a_run_of_all_tells_no_program_of_it(tree: Path) -> None:
-    script(tree / ".venv/bin/pytest", "echo \"sees ${RDMATENSOR_CI_ALL:-nothing}\"; echo '== 3 =='")
+    words = 'echo "sees ${RDMATENSOR_CI_ALL:-nothing}"; echo "pytest $*"; echo \'== 3 ==\''
+    script(tree / ".venv/bin/pytest", words)
     status, lines = run(tree)
     assert status == 0
+    assert not any(line.startswith("pytest ") and "--turn" in line for line in lines)
     assert "sees nothing" in lines  # the library would take it for one of its settings
     assert "ran rig/verify itself one two links" in lines
     assert "ran c10d_suite shm tcp" in lines
