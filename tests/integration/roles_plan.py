@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import io
 import threading
@@ -90,15 +91,15 @@ def _floats(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
     return lambda generator: torch.randn(*shape, generator=generator)
 
 
-def _tokens(high: int) -> Callable[[torch.Generator], torch.Tensor]:
-    return lambda generator: torch.randint(0, high, (4, 12), generator=generator)
+def _tokens(high: int, length: int) -> Callable[[torch.Generator], torch.Tensor]:
+    return lambda generator: torch.randint(0, high, (4, length), generator=generator)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], torch.Tensor]]] = {
     "mlp": (_mlp, _floats(8, 16)),
     "cnn": (_cnn, _floats(4, 3, 16, 16)),
-    "lstm": (Recurrent, _tokens(32)),
-    "gpt": (Tied, _tokens(48)),
+    "lstm": (Recurrent, _tokens(32, 3)),  # half a second each: its cell is captured for each token
+    "gpt": (Tied, _tokens(48, 12)),
 }
 
 
@@ -114,7 +115,9 @@ def make(name: str) -> tuple[nn.Module, Callable[[int, int], torch.Tensor]]:
     return model, batch_of
 
 
+@functools.cache
 def plan_of(name: str, world: int) -> TransferPlan:
+    """Return the plan of a model and its first batch, which is the same at each call."""
     model, batch_of = make(name)
     return analyze(model, (batch_of(0, 0),), strategy=DataParallel(world))
 
@@ -229,9 +232,7 @@ def unused(rank: int, world: int) -> dict[str, Any]:
     planned = rdmatensor.plan.apply(model, both, optimizer)
     planned(torch.ones(2, 8), rank).sum().backward()
     optimizer.step()
-    steps = {
-        name: (weights[name] - value).mean().item() for name, value in model.state_dict().items()
-    }
+    steps = {name: (weights[name] - p).mean().item() for name, p in model.state_dict().items()}
     dist.destroy_process_group()
     return {"steps": steps, "described": planned.describe()}
 
@@ -323,7 +324,6 @@ def refused(rank: int, world: int) -> dict[str, str]:
     changed[3] = nn.Linear(64, 6)  # type: ignore[index]  # a Sequential
     weight = changed[2].weight  # type: ignore[index]
     weight.data = torch.zeros(64, 128)
-
     head = changed[3]  # type: ignore[index]
 
     def step() -> None:
