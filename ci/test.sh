@@ -3,7 +3,7 @@
 # ones first. A failed step shows its words and fails the whole, after the later ones have run.
 # What has a limit of time or CPU close to what it takes runs alone: the plain C tests and ratios,
 # before the rest; and a sanitizer's C tests, whose two programs at a time have use for both cores,
-# after it. The rest has two lanes side by side, as most of it waits or works with one core.
+# after it. The rest has lanes side by side, as most of it waits or works with one core.
 # Steps that try the same code in several variants take turns by the commit, or a run would take
 # more than an hour: rows of the table say what had not its turn. RDMATENSOR_CI_ALL=1 runs all.
 # Arguments go to pytest.
@@ -11,8 +11,8 @@ here="$(dirname "${BASH_SOURCE[0]}")"
 source "$here/lib.sh"
 PYTEST_STUCK_S=3600 # each test has its own, far shorter limit; this ends a runner that is stuck
 WORDS_AGAIN=60      # lines of each failed step, repeated at the end, where a reader looks first
-NAMES=(setup 'C tests' ratios lint 'c10d suite' tidy fuzz wheel rig 'torch, ASan+UBSan'
-    'torch, TSan' 'C tests, ASan+UBSan' 'C tests, TSan' pytest) # rows of the table, in this order
+NAMES=(setup 'C tests' ratios lint 'c10d suite' tidy fuzz wheel rig 'torch, builds'
+    'torch, ASan+UBSan' 'torch, TSan' 'C tests, ASan+UBSan' 'C tests, TSan' pytest) # rows, in order
 
 # 1 where no virtual machine can run; no setting of the library, so nothing else may see it.
 no_rig="${RDMATENSOR_NO_RIG:-}"
@@ -131,6 +131,14 @@ step ratios bash ci/ratios.sh # after the C tests, which have built what it runs
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 
+build_backends() {
+    local preset failed=0
+    for preset in "${sanitizers[@]}"; do
+        nice -n 19 bash ci/sanitize_backend.sh "$preset" --build || failed=1
+    done
+    return "$failed"
+}
+
 # Beside pytest, which waits for a third of its time, what does not mind company, and leaves nothing
 # for long where pytest's tests look: what may leave more has a scratch folder, or, as the C tests,
 # no place here.
@@ -163,6 +171,14 @@ second_lane() {
     with_sanitizer tsan 'torch, TSan' env TMPDIR="$scratch" bash ci/sanitize_backend.sh tsan
 }
 
+# At the lowest priority, with what the other lanes leave of the cores while they wait: what the
+# last steps of the second one would have to build. Where that takes longer, they wait for it.
+third_lane() {
+    set +m
+    is_beside=yes
+    step 'torch, builds' build_backends
+}
+
 # pytest's closing line is held back, to stand last, under the table.
 closing="$LOGS/pytest-closing-line"
 : >"$closing"
@@ -183,13 +199,15 @@ run_pytest() {
     record pytest "$status"
 }
 
-set -m # a process group of its own, so that it ends with this script, however that ends
+set -m # process groups of their own, so that they end with this script, however that ends
 second_lane &
-lane=$!
+lanes=("$!")
+third_lane &
+lanes+=("$!")
 set +m
-trap 'kill -- -"$lane" 2>/dev/null || true; rm -rf "$scratch"' EXIT
-(run_pytest "$@") # the other lane
-wait "$lane" || true # a step that it did not come to has no row, which fails the whole
+trap 'kill -- "${lanes[@]/#/-}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
+(run_pytest "$@") # the first lane
+wait "${lanes[@]}" || true # a step that they did not come to has no row, which fails the whole
 trap 'rm -rf "$scratch"' EXIT
 with_sanitizer asan 'C tests, ASan+UBSan' bash ci/ctest.sh asan
 with_sanitizer tsan 'C tests, TSan' bash ci/ctest.sh tsan

@@ -21,9 +21,9 @@ STEPS = [
 ]
 NAMES = [
     *("setup", "C tests", "ratios", "lint", "c10d suite", "tidy", "fuzz", "wheel", "rig"),
-    *("torch, ASan+UBSan", "torch, TSan", "C tests, ASan+UBSan", "C tests, TSan"),
+    *("torch, builds", "torch, ASan+UBSan", "torch, TSan", "C tests, ASan+UBSan", "C tests, TSan"),
 ]
-OF_PRESETS = {"ctest": 3, "sanitize_backend": 2}  # rows of a script that runs for each of several
+OF_PRESETS = {"ctest": 3, "sanitize_backend": 3}  # rows of a script that runs for each of several
 NO_RIG = "not run (RDMATENSOR_NO_RIG=1)"
 # What a step's row says where the turn is the other sanitizer's.
 NOT_NOW = "not run: the turn of {} (RDMATENSOR_CI_ALL=1 runs all)"
@@ -157,6 +157,18 @@ def test_the_last_c_tests_have_both_cores(tree: Path) -> None:
     status, lines = run(tree)
     assert status == 0
     assert [line for line in lines if "alone" in line] == ["asan alone", "tsan alone"]
+
+
+def test_backends_are_built_beside_the_rest_with_what_it_leaves(tree: Path) -> None:
+    build = "echo builds $1; touch a; until [[ -e b && -e c ]]; do sleep 0.01; done; nice"
+    script(tree / "ci/sanitize_backend.sh", f"[[ ${{2:-}} != --build ]] || {{ {build}; }}")
+    for name, mine in (("ci/rig/verify.sh", "b"), (".venv/bin/pytest", "c")):
+        script(tree / name, f"{MEET.format(mine=mine, other='a')}; echo '== 3 =='")
+    status, lines = run(tree)
+    assert status == 0
+    assert table_of(lines) == dict.fromkeys([*NAMES, "pytest"], "ok")
+    first = lines.index("builds asan")
+    assert lines[first : first + 4] == ["builds asan", "19", "builds tsan", "19"]
 
 
 @pytest.mark.parametrize("busy", ["rig", "pytest"])
