@@ -185,11 +185,11 @@ closing="$LOGS/pytest-closing-line"
 run_pytest() {
     local status=0
     local but_last='NR > 1 { print last; fflush() } { last = $0 } END { print last > closing }'
-    local turn=() # a commit's variants over one of the paths, see tests/conftest.py
+    local turn=() # of variants, see tests/conftest.py
     begin pytest
     if [[ "$all" != 1 ]]; then
         turn=(--turn "$(turn_of_commit 2)/2")
-        but_for='half of the variants over shm and tcp, which it calls deselected'
+        but_for='variants of other turns, which it calls deselected'
     fi
     # A test that fails is tried once more, and both are told (tests/conftest.py has how many may):
     # what stands still for seconds here is more often the machine than a test.

@@ -8,6 +8,8 @@ import jobs
 import pytest
 from roles_coalesced import ALGORITHMS
 
+pytestmark = pytest.mark.turns("layout")
+
 # The host of each rank, and what is forced.
 CASES = [
     ("0011", "auto"),

@@ -8,7 +8,7 @@ from typing import Any
 import jobs
 import pytest
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.turns("transport", "model")]
 
 START_S = 90.0  # two ranks capture graphs
 

@@ -8,7 +8,7 @@ from typing import Any
 import jobs
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.turns("model", first=1)]
 
 WAYS = ("plain", "clipped", "bf16", "accumulated", "kept gradients", "frozen", "unused")
 STEPS = 5  # roles_plan.STEPS

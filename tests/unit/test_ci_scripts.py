@@ -39,7 +39,7 @@ FILES_OF = {
 PARTS = {
     "c10d suite": IN_PART.format("half of the tests over shm, four fifths over tcp"),
     "rig": IN_PART.format("parts of other turns, which its own table names"),
-    "pytest": IN_PART.format("half of the variants over shm and tcp, which it calls deselected"),
+    "pytest": IN_PART.format("variants of other turns, which it calls deselected"),
 }
 OF_SANITIZERS = {
     "asan": ["torch, ASan+UBSan", "C tests, ASan+UBSan"],
