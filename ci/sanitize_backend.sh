@@ -8,8 +8,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 preset="${1:-}"
 case "$preset" in
-    asan) sanitize=address,undefined ;;
-    tsan) sanitize=thread ;;
+    # -g1: lines for reports; all of torch's types would take minutes. So would gcc's optimiser,
+    # which has the checks of two sanitizers to work on: they are the same without it.
+    asan) sanitize=address,undefined flags='-O0 -g1' ;;
+    tsan) sanitize=thread flags='-O1 -g1' ;;
     *) die "usage: ci/sanitize_backend.sh asan|tsan [--build] or asan --full" ;;
 esac
 full=()
@@ -23,7 +25,7 @@ exec 9>"$LOGS/$preset-backend.lock" # ci/test.sh may still be building beside ot
 flock 9
 logged "$preset-backend-configure" cmake --preset "$preset" -DRDMATENSOR_WERROR=ON \
     -DRDMATENSOR_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VENV/bin/python" \
-    -DCMAKE_CXX_FLAGS_DEBUG='-O1 -g1' # lines for reports; all of torch's types would take minutes
+    -DCMAKE_CXX_FLAGS_DEBUG="$flags"
 logged "$preset-backend-build" cmake --build --preset "$preset" \
     --target rdmatensor _rdmatensor_cffi _c10d
 exec 9>&-
