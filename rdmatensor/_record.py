@@ -32,12 +32,10 @@ from graph_analysis.ir import Operation, Role, align_up
 from graph_analysis.recording import (
     ANY_SOURCE,
     Recording,
-    form_difference,
-    recording_from_json,
     recording_to_json,
 )
 from rdmatensor._plan_memory import PlanMismatch
-from rdmatensor._record_agree import agreed, difference_of_names
+from rdmatensor._record_agree import agreed, recordings_of, settled
 from rdmatensor.distributed import BackendPart
 from rdmatensor.errors import InvalidArgument
 
@@ -76,13 +74,20 @@ class Recorded(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Watch:
-    """One group: the cycle that is compared, by the step that found it, and how that ended."""
+    """One group: the cycle that is compared, by the step that found it, and how that ended.
+
+    A step that comes back after another, as after an evaluation, is compared again, but for texts
+    that are those of before (settled_texts), whose end is known (settled).
+    """
 
     cycle: int = 0
     mine: Recording = ()
+    text: str = ""
     asks_left: int = 0
     compared: str = "no"
     plan: TransferPlan | None = None
+    settled_texts: list[str] = field(default_factory=list)
+    settled: tuple[str, TransferPlan | None] = ("no", None)
 
 
 @dataclass(slots=True)
@@ -162,10 +167,12 @@ def _begin_to_compare(number: int) -> None:
     if "cycle" not in report:
         return
     followed.cycle, followed.plan = report["number"], None
-    followed.mine = recording_of(report["cycle"], backend)
+    mine = recording_of(report["cycle"], backend)
+    if mine != followed.mine or not followed.text:
+        followed.mine, followed.text = mine, recording_to_json(mine)
     followed.asks_left, followed.compared = _ASKS, "not yet"
     try:
-        backend.post(f"recording {followed.cycle}", recording_to_json(followed.mine))
+        backend.post(f"recording {followed.cycle}", followed.text)
     except RuntimeError as error:  # the store: its kinds raise different ones
         followed.asks_left, followed.compared = 0, f"no: {error}"
 
@@ -186,20 +193,14 @@ def _compare(number: int, followed: _Watch) -> None:
             followed.compared = "no: not every rank's steps repeat"
         return
     followed.asks_left = 0
-    try:
-        recordings = [recording_from_json(text) for text in texts]
-        why = form_difference(recordings) or difference_of_names(recordings)
-        if why is not None:  # each rank may well be right
-            followed.compared = f"no: {why}"
-            return
-        followed.plan = agreed(recordings, _process.graph_plan)
-    except PlanMismatch as error:
-        backend.break_group(f"ends the group: {error}")  # the others wait for us, and shall know
-        raise
-    except PlanError as error:  # damaged words of a peer, or a step that no plan can say
-        followed.compared = f"no: {error}"
-        return
-    followed.compared = "yes"
+    if texts != followed.settled_texts:
+        try:
+            followed.settled = settled(texts, _process.graph_plan)
+        except PlanMismatch as error:
+            backend.break_group(f"ends the group: {error}")  # the others wait, and shall know
+            raise
+        followed.settled_texts = texts
+    followed.compared, followed.plan = followed.settled
 
 
 def recorded(backend: BackendPart) -> TransferPlan | None:
@@ -216,7 +217,7 @@ def recorded(backend: BackendPart) -> TransferPlan | None:
     found: TransferPlan | None = None
     refusal: ValueError | RuntimeError | None = None
     try:
-        recordings = [recording_from_json(text) for text in texts]
+        recordings = recordings_of(texts)
         found = agreed(recordings, _process.graph_plan)
     except (PlanMismatch, PlanError) as error:
         refusal = error

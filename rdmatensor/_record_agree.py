@@ -5,8 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graph_analysis import PlanError, TransferPlan, merge_plans, missing_from, record_plan
-from graph_analysis.recording import Recording, recorded_difference
+from graph_analysis.recording import (
+    Recording,
+    form_difference,
+    recorded_difference,
+    recording_from_json,
+)
 from rdmatensor._plan_memory import PlanMismatch
+
+
+def settled(texts: list[str], planned: TransferPlan | None) -> tuple[str, TransferPlan | None]:
+    """Return how the comparison of all ranks' recordings ends, and their plan; as agreed()."""
+    try:
+        recordings = recordings_of(texts)
+        why = form_difference(recordings) or difference_of_names(recordings)
+        if why is not None:  # each rank may well be right
+            return f"no: {why}", None
+        return "yes", agreed(recordings, planned)
+    except PlanError as error:  # damaged words of a peer, or a step that no plan can say
+        return f"no: {error}", None
+
+
+def recordings_of(texts: list[str]) -> list[Recording]:
+    """Return all ranks' recordings; equal ones, as of data parallelism, are read once.
+
+    PlanError if one is none.
+    """
+    read = {text: recording_from_json(text) for text in dict.fromkeys(texts)}
+    return [read[text] for text in texts]
 
 
 def difference_of_names(recordings: list[Recording]) -> str | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,8 @@ from graph_analysis import (
     merge_plans,
     plan_to_json,
 )
+from rdmatensor import _record
+from rdmatensor import _record_agree as agree
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -62,6 +65,7 @@ def cases(rank: int, world: int) -> dict[str, Any]:
         "differ": differ,
         "never": never,
         "changed": changed,
+        "again": again,
     }
     found: dict[str, object] = {name: run(rank, world) for name, run in programs.items()}
     dist.destroy_process_group()
@@ -259,6 +263,37 @@ def changed(_rank: int, _world: int) -> list[tuple[str, int, int]]:
         state = state_of(group)
         said.append((state["state"], state["changes"], state.get("bytes", 0)))
     return said
+
+
+def again(_rank: int, _world: int) -> list[tuple[str, int, str, int, int]]:
+    """A step that comes back after a barrier; how many recordings were written, and read."""
+    written, read = _counted(_record, "recording_to_json"), _counted(agree, "recording_from_json")
+    group = new_group()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    said = []
+    for has_barrier in (False, True):
+        if has_barrier:
+            dist.barrier(group)
+        for _ in range(6):  # in the third each has left its recording
+            dist.all_reduce(torch.ones(4), group=group)
+            optimizer.step()
+        state = state_of(group)
+        told = (state["state"], state["changes"], state["compared"])
+        said.append((*told, len(written), len(read)))
+    return said
+
+
+def _counted(module: ModuleType, name: str) -> list[object]:
+    """Return what grows with each call of a function of the module's."""
+    calls: list[object] = []
+    function = getattr(module, name)
+
+    def counted(what: object) -> object:
+        calls.append(what)
+        return function(what)
+
+    setattr(module, name, counted)
+    return calls
 
 
 def unmarked(rank: int, world: int) -> dict[str, Any]:

@@ -112,6 +112,13 @@ def test_a_changed_step_is_noticed_at_once(cases: list[dict[str, Any]]) -> None:
         ]
 
 
+def test_a_step_that_comes_back_is_not_read_again(cases: list[dict[str, Any]]) -> None:
+    for rank in cases:
+        first, second = rank["again"]
+        assert first == ["locked", 0, "yes", 1, 1]  # what both ranks left is the same text
+        assert second == ["locked", 1, "yes", 1, 1]
+
+
 def test_ranks_that_send_other_tensors_are_told_which(cases: list[dict[str, Any]]) -> None:
     for rank in cases:
         assert "tensor 0.weight.grad" in rank["differ"]
