@@ -8,6 +8,8 @@ wait, because a rank whose steps do not repeat has nothing to compare.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import weakref
 from bisect import bisect_left
 from collections import Counter
@@ -76,8 +78,8 @@ class Recorded(TypedDict, total=False):
 class _Watch:
     """One group: the cycle that is compared, by the step that found it, and how that ended.
 
-    A step that comes back after another, as after an evaluation, is compared again, but for texts
-    that are those of before (settled_texts), whose end is known (settled).
+    A step comes back after another one, as after an evaluation. Where all ranks then leave the same
+    texts as when it was compared last (known_as), the end is the same too (known).
     """
 
     cycle: int = 0
@@ -86,8 +88,8 @@ class _Watch:
     asks_left: int = 0
     compared: str = "no"
     plan: TransferPlan | None = None
-    settled_texts: list[str] = field(default_factory=list)
-    settled: tuple[str, TransferPlan | None] = ("no", None)
+    known_as: tuple[bytes, TransferPlan | None] = (b"", None)
+    known: tuple[str, TransferPlan | None] = ("no", None)
 
 
 @dataclass(slots=True)
@@ -193,14 +195,16 @@ def _compare(number: int, followed: _Watch) -> None:
             followed.compared = "no: not every rank's steps repeat"
         return
     followed.asks_left = 0
-    if texts != followed.settled_texts:
+    # A digest: the texts of many ranks would be megabytes for as long as the group lives.
+    known_as = (hashlib.sha256(json.dumps(texts).encode()).digest(), _process.graph_plan)
+    if known_as != followed.known_as:
         try:
-            followed.settled = settled(texts, _process.graph_plan)
+            followed.known = settled(texts, _process.graph_plan)
         except PlanMismatch as error:
             backend.break_group(f"ends the group: {error}")  # the others wait, and shall know
             raise
-        followed.settled_texts = texts
-    followed.compared, followed.plan = followed.settled
+        followed.known_as = known_as
+    followed.compared, followed.plan = followed.known
 
 
 def recorded(backend: BackendPart) -> TransferPlan | None:
