@@ -172,7 +172,7 @@ def line_of(before: Record, after: Record, moved: float) -> Line:
     """Judge one row; moved: what drift() says of its cell."""
     ratio = number(after, "median_ns") / number(before, "median_ns")
     limit = max(SMALLEST_EFFECT, moved)
-    both = [samples.starts_of(record) for record in (before, after)]
+    both = [list(samples.starts_of(record).values()) for record in (before, after)]
     low = high = ratio
     verdict: Verdict = "too few turns"
     if min(map(len, both)) >= draws.MIN_TURNS:

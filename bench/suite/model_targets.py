@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench.benchlib.record import Record, number, text
 from bench.suite import copies, draws, exposure, samples
 from bench.suite.draws import Verdict
-from bench.suite.models import CONTESTANTS, cell_of, exposures, planned_of
+from bench.suite.models import CONTESTANTS, apart, cell_of, exposures, planned_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def verdicts(records: Sequence[Record], rates: Sequence[Record] = ()) -> list[st
     """
     planned = planned_of(records)
     exposed = exposures(records)
-    lines = []
+    lines = apart(records)
     for target in TARGETS:
         for transport in dict.fromkeys(text(record, "transport") for record in records):
             pairs = [

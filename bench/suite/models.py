@@ -194,12 +194,12 @@ def records_of(printed: Record, about: Record, transport: str, start: int) -> li
         "timed": f"a step of {about['batch']} a rank, slowest rank",
         "divisor": about["divisor"],
         "distance": printed["distance"],
-        "beside": printed["beside"],
         **({"parts": printed["parts"]} if printed.get("parts") else {}),
     }
     spent = {name: printed[name] for name in _SPENT}
     blocks = cast("list[list[int]]", printed["blocks_ns"])
-    return [{**samples.turn(fields, one), **spent, "start": start} for one in blocks]
+    shared: Record = {"start": start, "beside": printed["beside"]}
+    return [{**samples.turn(fields, one), **spent, **shared} for one in blocks]
 
 
 def merge(found: Sequence[Record]) -> list[Record]:
@@ -253,6 +253,27 @@ def exposures(records: Sequence[Record]) -> dict[tuple[object, ...], exposure.Ex
         if floor is not None:
             found[samples.key_of(record)] = exposure.of(record, floor)
     return found
+
+
+def apart(records: Sequence[Record]) -> list[str]:
+    """Say of each model who had turns while some of the others had none, for want of memory."""
+    besides = {
+        samples.key_of(record): min(
+            int(number(one, "beside")) for one in cast("list[Record]", record["turns"])
+        )
+        for record in records
+        if all("beside" in one for one in cast("list[Record]", record["turns"]))
+    }
+    lines = []
+    for name in NAMES:
+        of_model = [one for one in records if one["op"] == name and samples.key_of(one) in besides]
+        most = max((besides[samples.key_of(one)] for one in of_model), default=0)
+        fewer = [one for one in of_model if besides[samples.key_of(one)] < most]
+        if fewer:
+            who = ", ".join(dict.fromkeys(text(one, "contestant") for one in fewer))
+            why = "there was no memory for all at once"
+            lines.append(f"{name}: {why}; in minutes of theirs: {who}")
+    return lines
 
 
 def cell_of(record: Record) -> tuple[object, ...]:

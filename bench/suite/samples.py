@@ -2,13 +2,14 @@
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw"), its median and, of turns that share
-processes, which of these processes' starts it belongs to ("start"), and the quantiles of all. The
-median and the band around it (p10, p90) are those of raw_ns, so that one lies in the other. A tail
-is of the single calls of all turns together where these are known; where a turn knows more than it
-prints, it is the median of what the turns say. A tail that fewer samples than LEAST would have to
-tell is left out: the 99th hundredth of six samples is the largest of them. Where p999 is left out
-the largest stands by itself (most_ns, of most_of samples). Samples of one turn resemble each other:
-what compares two results has to draw turns, not samples (compare.py).
+processes, which of these processes' starts it belongs to ("start") and how many others had turns
+between its ("beside"), and the quantiles of all. The median and the band around it (p10, p90) are
+those of raw_ns, so that one lies in the other. A tail is of the single calls of all turns together
+where these are known; where a turn knows more than it prints, it is the median of what the turns
+say. A tail that fewer samples than LEAST would have to tell is left out: the 99th hundredth of six
+samples is the largest of them. Where p999 is left out the largest stands by itself (most_ns, of
+most_of samples). Samples of one turn resemble each other: what compares two results has to draw
+turns, not samples (compare.py).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import cast
 from bench.benchlib.record import Record, number
 from bench.benchlib.verdict import time_text
 
+_OF_A_TURN = ("start", "beside")
 _OF_SAMPLES = (
-    *("raw_ns", "turns", "start", "median_ns"),
+    *("raw_ns", "turns", "start", "beside", "median_ns"),
     *("p10", "p90", "p99", "p999", "samples", "calls_ns"),
 )
 BAND = {"p10": 0.1, "p90": 0.9}
@@ -132,7 +134,7 @@ def turns_of(record: Record) -> list[list[int]]:
     return parts
 
 
-def starts_of(record: Record) -> list[list[list[int]]]:
+def starts_of(record: Record) -> dict[object, list[list[int]]]:
     """Return the samples of each turn, by the start of the processes that took them.
 
     A turn of which nothing else is said had processes of its own.
@@ -141,7 +143,7 @@ def starts_of(record: Record) -> list[list[list[int]]]:
     said = cast("list[Record]", record["turns"])
     for place, (one, raw) in enumerate(zip(said, turns_of(record), strict=True)):
         found.setdefault(one.get("start", (place,)), []).append(raw)
-    return list(found.values())
+    return found
 
 
 def merge(turns: Sequence[Record]) -> list[Record]:
@@ -183,8 +185,8 @@ def _merge_one(turns: list[Record]) -> Record:
 
 
 def _turn_of(record: Record) -> Record:
-    start = {"start": record["start"]} if "start" in record else {}
-    return {"raw": len(raw_of(record)), "median_ns": record["median_ns"], **start}
+    shared = {name: record[name] for name in _OF_A_TURN if name in record}
+    return {"raw": len(raw_of(record)), "median_ns": record["median_ns"], **shared}
 
 
 def _calls_of(turns: Sequence[Record]) -> list[int] | None:

@@ -9,6 +9,7 @@ each has a few steps after the other, again and again, forwards and back.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import math
 import os
 import signal
@@ -54,6 +55,11 @@ class Line:
             if told != _BLOCK:
                 return
             yield
+
+
+def _help(helper: Callable[[], None], _line: Line) -> None:
+    faulthandler.cancel_dump_traceback_later()  # it stands as long as its group, which is watched
+    helper()
 
 
 def _watch(patience_s: float) -> None:
@@ -123,12 +129,15 @@ class Group:
         environment: dict[str, str],
         patience_s: float,
     ) -> None:
-        """Fork all. helpers: beside the ranks, until those end."""
+        """Fork all. helpers: beside the ranks, until those end.
+
+        patience_s: for what a rank does before it is ready, and for each of its blocks.
+        """
         self._name, self._patience_s = name, patience_s
         self._pids: list[int] = []
         self._lines: list[socket.socket] = []
         works: list[Callable[[Line], None]] = [
-            *(lambda _line, helper=helper: helper() for helper in helpers),
+            *(functools.partial(_help, helper) for helper in helpers),
             *ranks,
         ]
         try:

@@ -173,8 +173,8 @@ def make_plan(job: Job) -> None:
     draft.rename(job.plan)
 
 
-def group_of(job: Job, transport: str) -> Group:
-    """Fork all processes of a contestant."""
+def group_of(job: Job, transport: str, patience_s: float) -> Group:
+    """Fork all processes of a contestant; patience_s: as in Group."""
     job.folder.mkdir()
     kind = TRAINERS[job.contestant]
     chosen = {"RDMATENSOR_ADOPT": "1", **kind.environment}
@@ -184,7 +184,7 @@ def group_of(job: Job, transport: str) -> Group:
         [functools.partial(serve, job)] if kind.server is not None else [],
         [functools.partial(act, job, rank) for rank in range(job.ranks)],
         {**chosen, "RDMATENSOR_TRANSPORT": transport} if transport else chosen,
-        job.patience_s,
+        patience_s,
     )
 
 
@@ -202,9 +202,9 @@ def about(name: str, divisor: int, ranks: int) -> dict[str, object]:
     }
 
 
-def make_reference(job: Job, reference: Path) -> None:
+def make_reference(job: Job, reference: Path, patience_s: float) -> None:
     """Let Gloo's ranks train, whose parameters or losses all others have to have."""
-    group = group_of(job, "")
+    group = group_of(job, "", patience_s)
     if job.has_lessons:
         group.join()
         curve_of(job, found_by(job), reference)
@@ -220,8 +220,8 @@ class Standing:
     said: what is printed of it in the end.
     """
 
-    def __init__(self, job: Job, transport: str, reference: Path) -> None:
-        self._job, self._reference = job, reference
+    def __init__(self, job: Job, transport: str, reference: Path, patience_s: float) -> None:
+        self._job, self._reference, self._patience_s = job, reference, patience_s
         self.said: dict[str, Any] = {"contestant": job.contestant, "transport": transport}
         self._group: Group | None = None
         self._far = 0.0
@@ -237,7 +237,7 @@ class Standing:
             self.kill()
 
     def _begin(self, transport: str) -> None:
-        self._group = group_of(self._job, transport)
+        self._group = group_of(self._job, transport, self._patience_s)
         if not self._job.has_lessons:
             self._group.await_ready()
 
@@ -275,15 +275,18 @@ class Standing:
 
 
 def run_together(
-    jobs: list[tuple[Job, str]], blocks: int, reference: Path
+    jobs: list[tuple[Job, str]], blocks: int, reference: Path, patience_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Let all train, as many side by side as there is memory for; yield what is said of each."""
+    """Let all train, as many side by side as there is memory for; yield what is said of each.
+
+    patience_s: as in Group. beside, of what is said: how many others had their blocks in turn.
+    """
     members: list[Standing] = []
     largest_bytes = 0
     try:
         for place, (job, transport) in enumerate(jobs):
             before_bytes = available_bytes()
-            members.append(Standing(job, transport, reference))
+            members.append(Standing(job, transport, reference, patience_s))
             largest_bytes = max(largest_bytes, before_bytes - available_bytes())
             is_last = place + 1 == len(jobs)
             if not (is_last or job.has_lessons) and has_room(largest_bytes):
@@ -291,9 +294,10 @@ def run_together(
             for number in range(0 if job.has_lessons else blocks):
                 for member in forwards_and_back(members, number):
                     member.take_block()
+            standing = sum(member.is_there for member in members)
             for member in members:
                 member.end()
-                yield {**member.said, "beside": len(members) - 1}
+                yield {**member.said, "beside": standing - 1}
             members = []
     finally:
         for member in members:
@@ -309,7 +313,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="timed of each block, or of a curve")
     parser.add_argument("--blocks", type=int, default=4, help="of each contestant")
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds of a contestant")
+    parser.add_argument(
+        "--patience", type=float, default=300.0, help="seconds until it is ready, and of a block"
+    )
     parser.add_argument("--kept", type=Path, required=True, help="plans and references, for all")
     parser.add_argument(
         "--turns", required=True, help="contestant:transport, separated by commas, in this order"
@@ -324,6 +330,8 @@ def main() -> None:
     name = f"{arguments.model}-{arguments.divisor}-{arguments.ranks}"
     kind = f"curve-{arguments.steps}-{arguments.rate}" if arguments.curve else "reference"
     plan, reference = arguments.kept / f"{name}.json", arguments.kept / f"{name}.{kind}"
+    turns = [turn.split(":") for turn in str(arguments.turns).split(",")]
+    patience_s: float = arguments.patience
 
     def job(contestant: str, folder: str, steps: int) -> Job:
         return Job(
@@ -334,7 +342,8 @@ def main() -> None:
             steps=steps,
             plan=plan,
             folder=arguments.folder / folder,
-            patience_s=arguments.patience,
+            # Servers, streams and receivers stand idle while all others have their turns.
+            patience_s=patience_s * (1 + len(turns) * (1 + arguments.blocks)),
             rate=arguments.rate,
             has_lessons=arguments.curve,
         )
@@ -342,15 +351,15 @@ def main() -> None:
     sys.stdout.write(json.dumps(about(arguments.model, arguments.divisor, arguments.ranks)) + "\n")
     if not plan.exists():
         first = job("planned", "plan", 0)
-        await_all([fork(lambda: make_plan(first), {}, first.patience_s)], "the plan")
+        await_all([fork(lambda: make_plan(first), {}, patience_s)], "the plan")
     if not reference.exists():
         first = job("gloo", "reference", arguments.steps if arguments.curve else 0)
-        make_reference(first, reference)
-    jobs = []
-    for number, turn in enumerate(str(arguments.turns).split(",")):
-        contestant, transport = turn.split(":")
-        jobs.append((job(contestant, f"{number}", arguments.steps), transport))
-    for said in run_together(jobs, arguments.blocks, reference):
+        make_reference(first, reference, patience_s)
+    jobs = [
+        (job(contestant, f"{number}", arguments.steps), transport)
+        for number, (contestant, transport) in enumerate(turns)
+    ]
+    for said in run_together(jobs, arguments.blocks, reference, patience_s):
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 

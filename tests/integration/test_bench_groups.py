@@ -116,7 +116,9 @@ def test_those_without_room_have_their_turns_later(
     standing: list[str] = []
 
     class Standing:
-        def __init__(self, job: Job, _transport: str, _reference: Path) -> None:
+        is_there = True
+
+        def __init__(self, job: Job, *_: object) -> None:
             self.said: dict[str, Any] = {"contestant": job.contestant}
             self._name = job.contestant
             standing.append(self._name)
@@ -135,7 +137,7 @@ def test_those_without_room_have_their_turns_later(
     monkeypatch.setattr(models, "has_room", lambda _: len(standing) < room)
     job = functools.partial(Job, model="fcn5", divisor=64, ranks=2, steps=1)
     jobs = [(job(who, plan=tmp_path, folder=tmp_path, patience_s=1.0), "shm") for who in "abc"]
-    found = list(models.run_together(jobs, 2, tmp_path))
+    found = list(models.run_together(jobs, 2, tmp_path, PATIENCE_S))
     assert [one["contestant"] for one in found] == ["a", "b", "c"]
     assert [one["beside"] for one in found] == beside
     assert "".join(log) == {4: "abccba", 2: "abbacc", 1: "aabbcc"}[room]

@@ -76,6 +76,20 @@ def test_what_slows_all_of_a_turn_does_not_tell_them_apart() -> None:
     assert f"{SERVERS}: 1 of 1 models" in model_targets.verdicts(records)
 
 
+def test_who_had_turns_in_other_minutes_is_named() -> None:
+    together = [{**printed(who, 100.0), "beside": 2} for who in ("planned", "gloo", "grpc")]
+    alone = {**printed("floor", 90.0), "beside": 0}
+    found = [
+        record
+        for start in range(3)
+        for one in (*together, alone if start == 1 else {**alone, "beside": 2})
+        for record in models.records_of(one, ABOUT, "shm", start)
+    ]
+    told = "vgg16: there was no memory for all at once; in minutes of theirs: no communication"
+    assert told in model_targets.verdicts(models.merge(found))
+    assert told not in model_targets.verdicts(models.merge(found[:4]))
+
+
 def test_turns_of_too_few_starts_say_nothing() -> None:
     turns = [[100.0, 101.0, 99.0]] * 6
     rivals = [[300.0, 301.0, 299.0]] * 6

@@ -161,10 +161,10 @@ def test_each_block_is_a_turn_of_its_start() -> None:
         printed_now = {**printed("gloo"), "blocks_ns": blocks}
         found += models.records_of(printed_now, ABOUT, "shm", start)
     (merged,) = models.merge(found)
-    assert samples.starts_of(merged) == [
-        [[MS, 2 * MS], [3 * MS, 4 * MS]],
-        [[MS, 2 * MS], [3 * MS + 1, 4 * MS]],
-    ]
+    assert samples.starts_of(merged) == {
+        0: [[MS, 2 * MS], [3 * MS, 4 * MS]],
+        1: [[MS, 2 * MS], [3 * MS + 1, 4 * MS]],
+    }
 
 
 def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
