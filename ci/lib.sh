@@ -36,8 +36,9 @@ logged() {
     return "$status"
 }
 
-# turn_of_commit COUNT: which of so many turns, from 0, this commit has. Another commit has another,
-# and each its own in the long run; the same commit has the same, so that what fails, fails again.
+# turn_of_commit COUNT: which of so many turns, from 0, this commit has. Commits have them as by the
+# dice, so that each comes up in the long run; the same commit has the same, so that what fails,
+# fails again. What is not committed yet has its parent's.
 turn_of_commit() {
     local commit
     commit="$(git rev-parse --verify --quiet HEAD 2>/dev/null || echo 0)" # 0: not a repository

@@ -25,7 +25,7 @@ sanitizers=("${SANITIZERS[$(turn_of_commit 2)]}")
 
 rows="$LOGS/steps" # by each step: its seconds, CPU seconds and result
 but_for=""         # what a step that is ok has left to other turns
-is_beside=no       # yes in the second lane, whose words are shown when a step is over
+is_beside=no       # yes in lanes but the first: their words are shown when a step is over
 overall=0
 
 # file_of NAME: what the names of its row and log begin with.

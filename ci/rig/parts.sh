@@ -95,8 +95,8 @@ contract_suite() {
 export -f contract_suite
 export LIMIT_S CONTRACT SPAWN
 
-# The C tests, which are the library itself, are in every run; the rest has three turns, which take
-# the same time with the layouts two and links (verify.sh), one in each of two turns.
+# The C tests, which are the library itself, are in every run. The rest has three turns, by the time
+# that they take: the layout links (verify.sh) is in the first, the layout two in the second.
 one() {
     c_tests transport_verbs_lane
     c_tests transport_verbs_trace
