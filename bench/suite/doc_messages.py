@@ -176,7 +176,7 @@ def _row(
         words = f"{'' if peer == 'floor' else f'{way}: '}{spread(best)}, {marked(ratio)}"
         found[peer] = f"{words}{_slept(best)}"
         if ratio < ROOM:
-            why = doc_reasons.of_message(ours, peer)
+            why = doc_reasons.of_message(ours, best)
             reasons.append(notes.lost(_loss("one message", ours, best, "", ratio, why)))
     copied, of_copy = _best_copy(ours, records, notes)
     cells = (found["floor"], copied, found["grpc-cpp"], found["ucx"])

@@ -95,6 +95,13 @@ def test_a_loss_is_bold_and_has_a_reason() -> None:
     assert notes.startswith("a: ours has a notification that can wake a sleeper")
 
 
+def test_of_a_larger_message_a_notification_is_not_all() -> None:
+    for rival, said in ((90, "still lives."), (80, "still lives; besides, why is not known yet.")):
+        rows = [_record(OURS, OURS, 100, size=64 * KIB)]
+        _, _, notes = _parts([*rows, _record("memcpy and flag", "floor", rival, size=64 * KIB)])
+        assert notes.endswith(said)
+
+
 def test_a_win_has_none_and_a_twentieth_does_not_count() -> None:
     ((*row,),), _, notes = _parts([_record(OURS, OURS, 100), _record("UCX put", "ucx", 96)])
     assert row[2:] == ["", "", "", "put: 96 ns (96-96), 0.96", ""]
@@ -200,7 +207,7 @@ def test_what_both_ways_take_more_over_shm_has_no_known_reason() -> None:
     _, (small, other), notes = _parts([_record(OURS, OURS, 100), *streams_of, *large])
     assert (small[-1], other[-1]) == ("a, b", "c")
     assert "a: ours has a notification" in notes
-    assert "b: shm, both ways: why is not known yet; c: ours takes stores" in notes
+    assert "b: shm, both ways: why is not known yet; c: shm, memcpy and flag: why is" in notes
 
 
 def test_who_was_to_sleep_tells_how_often_it_did() -> None:
