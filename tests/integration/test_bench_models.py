@@ -253,7 +253,8 @@ def test_a_plan_holds_no_second_copy_of_the_gradients(tmp_path: Path) -> None:
 @pytest.mark.timeout(150)
 def test_a_contestant_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     broken, gloo = _train(tmp_path, [("planned", "no such path"), ("gloo", "")])
-    assert "planned: a process ended with status 1" in str(broken["failed"])
+    assert str(broken["failed"]).startswith("fcn5, planned: a rank left before its time: ")
+    assert "a process ended with status 1" in str(broken["failed"])
     assert "failed" not in gloo
 
 
