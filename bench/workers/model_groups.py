@@ -58,7 +58,8 @@ class Line:
 
 
 def _help(helper: Callable[[], None], _line: Line) -> None:
-    faulthandler.cancel_dump_traceback_later()  # it stands as long as its group, which is watched
+    # It stands as long as its ranks, which are watched; then Group.join() waits for it so long.
+    faulthandler.cancel_dump_traceback_later()
     helper()
 
 
@@ -185,15 +186,15 @@ class Group:
         self.await_ready()
 
     def end(self) -> None:
-        """Let the ranks finish, and wait for all processes; raises RuntimeError if one fails."""
+        """Let the ranks finish, and wait for all processes; raises as await_ready()."""
         self._tell(_END)
         self.join()
 
     def join(self) -> None:
-        """Wait for all processes, of ranks that take no blocks; raises RuntimeError."""
+        """Wait for all processes, of ranks that take no blocks; raises as await_ready()."""
         pids, self._pids = self._pids, []
         self._close()
-        await_all(pids, self._name)
+        await_all(pids, self._name, self._patience_s + _LAST_WORDS_S)
 
     def kill(self) -> None:
         """End all processes at once."""

@@ -102,6 +102,18 @@ def test_helpers_run_beside_the_ranks_until_these_end(tmp_path: Path) -> None:
     assert "HELPED" not in os.environ  # it is theirs
 
 
+@pytest.mark.timeout(60)
+def test_a_helper_that_outstays_its_ranks_is_ended(tmp_path: Path) -> None:
+    def stay() -> None:
+        time.sleep(600)
+
+    counts = functools.partial(_count, tmp_path / "0")
+    group = Group("a group", [stay], [counts], {}, 1.0)
+    group.await_ready()
+    with pytest.raises(RuntimeError, match="a group: 1 processes do not end"):
+        group.end()
+
+
 def test_blocks_go_forwards_and_back() -> None:
     orders = ["".join(forwards_and_back("abc", number)) for number in range(3)]
     assert orders == ["abc", "cba", "abc"]
