@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rdmatensor import _adopt_report, _ddp_births, _record
 from rdmatensor._autoload import BACKEND_NAME
+from rdmatensor._heap import keep_large_blocks
 from rdmatensor._sent import Sent
 from rdmatensor._stage_check import Direction, check_sends
 from rdmatensor.context import Context
@@ -68,6 +69,7 @@ def install(context: Context) -> None:
         _wrap_post_forward()
     DistributedDataParallel._rdmatensor_context = context  # type: ignore[attr-defined]
     if context.settings.adopt:
+        keep_large_blocks()
         _watch_stages()
 
 

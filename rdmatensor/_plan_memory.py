@@ -12,6 +12,7 @@ import torch
 from graph_analysis import TransferPlan
 from graph_analysis.measured import gradient_buckets
 from graph_analysis.plan import PlannedTensor
+from rdmatensor._heap import keep_large_blocks
 from rdmatensor.context import Context
 from rdmatensor.distributed import load_extension
 from rdmatensor.torch import empty
@@ -85,6 +86,7 @@ class GradientMemory:
         size_bytes = plan.arenas[0].peak_bytes if plan.arenas else 0
         if before is None:
             self.memory = empty(max(size_bytes, 1), torch.uint8, context=context).zero_()
+            keep_large_blocks()
         else:
             assert size_bytes <= before.memory.nbytes
             self.memory, self.counts = before.memory, before.counts

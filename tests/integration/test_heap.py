@@ -1,0 +1,74 @@
+"""What a step frees and asks for again is not given back to the kernel in between."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+# Says, at the beginning and after each statement, whether malloc has the kernel map 24 MiB.
+PROGRAM = """
+import ctypes
+
+class Found(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+        "fordblks", "keepcost")]
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.mallinfo2.restype = Found
+
+def is_mapped():
+    before = libc.mallinfo2().hblkhd
+    block = libc.malloc(24 << 20)
+    assert block
+    # It stays: malloc would learn from it if it were freed.
+    return libc.mallinfo2().hblkhd - before >= 24 << 20
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+statements = %r
+found = [is_mapped()]
+while statements:
+    exec(statements.pop(0))
+    found.append(is_mapped())
+print(found)
+"""
+GROUP = "dist.init_process_group('rdmatensor', store=HashStore(), rank=0, world_size=1)"
+APPLY = """
+import graph_analysis, rdmatensor.plan
+model = torch.nn.Linear(8, 8)
+x = torch.randn(4, 8)
+plan = graph_analysis.analyze(model, (x,), strategy=graph_analysis.DataParallel(1))
+planned = rdmatensor.plan.apply(model, plan, torch.optim.SGD(model.parameters()))
+"""
+
+
+def found(statements: list[str], **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM % statements],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=50.0,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_a_group_has_large_blocks_in_the_heap() -> None:
+    assert found([GROUP]) == "[True, False]"
+
+
+def test_without_adoption_only_a_plan_has_them_there() -> None:
+    assert found([GROUP, APPLY], RDMATENSOR_ADOPT="0") == "[True, True, False]"
+
+
+def test_limits_of_the_users_stand() -> None:
+    assert found([GROUP, APPLY], MALLOC_MMAP_THRESHOLD_="1048576") == "[True, True, True]"
