@@ -4,6 +4,9 @@ A step's backward thread is held in the calls that begin a bucket's sum ("postin
 until the last sum is there ("ending"): of steps by a plan, where both are ours. Sums and copies of
 payload are counted whichever thread makes them, those calls included; "waiting" is that of all
 threads in the library's waits, and system calls that wake a sleeper are counted.
+
+Page faults are everybody's: of memory that is given back to the kernel within a step, and asked for
+again. Each takes as long as it takes to write zeroes to a page, and a few microseconds.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ _TIMES = {
     "wait_s": "waiting",
 }
 _WAKEUPS = "wakeups_sent"
+_FAULTS = "page_faults"
 HEADS = ("a step, mean of ranks", "who", *_TIMES.values(), "wake-ups")
 
 
@@ -40,12 +44,26 @@ def merged(turns: Sequence[Record]) -> dict[str, float]:
 
 
 def rows(records: Sequence[Record], name_of: Callable[[Record], str]) -> list[tuple[str, ...]]:
-    """Return a row for each record that has parts."""
+    """Return a row for each record of ours that has parts."""
     found = []
     for record in records:
         parts = parts_of(record)
-        if parts:
+        if _WAKEUPS in parts:
             times = [time_text(1e9 * parts[name]) if name in parts else "-" for name in _TIMES]
             who = text(record, "contestant")
             found.append((name_of(record), who, *times, f"{parts[_WAKEUPS]:.1f}"))
     return found
+
+
+def faults(
+    records: Sequence[Record], name_of: Callable[[Record], str]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return heads and rows of how many page faults each contestant's step has, by models."""
+    told = [one for one in records if _FAULTS in parts_of(one)]
+    names = list(dict.fromkeys(text(one, "contestant") for one in told))
+    found: dict[str, dict[str, str]] = {}
+    for one in told:
+        of_model = found.setdefault(name_of(one), dict.fromkeys(names, ""))
+        of_model[text(one, "contestant")] = f"{parts_of(one)[_FAULTS]:.0f}"
+    rows = [(model, *by_name.values()) for model, by_name in found.items()]
+    return ("page faults a step, mean of ranks", *names), rows

@@ -75,6 +75,9 @@ def training(result: Result) -> str:
     parts = breakdown.rows(steps, _model)
     if parts:
         told_of_steps.append(table(breakdown.HEADS, parts))
+    fault_heads, faults = breakdown.faults(steps, _model)
+    if faults:
+        told_of_steps.append(table(fault_heads, faults))
     return "\n\n".join([*told_of_steps, "Targets:", "\n".join(told)])
 
 

@@ -302,8 +302,11 @@ def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
                 f"{number(record, 'distance'):.1g}" if record["peer"] != "floor" else "-",
             )
         )
-    parts = breakdown.rows(sorted(records, key=training.place_of), _model_name)
+    steps = sorted(records, key=training.place_of)
+    parts = breakdown.rows(steps, _model_name)
     more = ["", layout(breakdown.HEADS, parts), ""] if parts else []
+    fault_heads, faults = breakdown.faults(steps, _model_name)
+    more += ["", layout(fault_heads, faults), ""] if faults else []
     return "\n".join([layout(heads, lines), *more, *model_targets.verdicts(records, rates)])
 
 

@@ -16,6 +16,7 @@ from bench_made_up_steps import records as step_records
 
 from bench.benchlib.record import Record, Result, Run, write
 from bench.suite import (
+    breakdown,
     command,
     compare,
     models,
@@ -152,6 +153,21 @@ def test_parts_of_a_step_stand_in_a_table_of_their_own() -> None:
     assert "  100.00 ms  " in row
     assert "posting" in shown
     assert "posting" not in tables.show(others)
+
+
+def test_page_faults_of_all_stand_side_by_side() -> None:
+    found = [
+        record
+        for who, faults in (("planned", 3.4), ("gloo", 15396.5))
+        for record in models.records_of(
+            {**printed(who, 9.0), "parts": {"page_faults": faults}}, ABOUT, "shm", 0
+        )
+    ]
+    steps = models.merge([*found, *models.records_of(printed("copied", 9.0), ABOUT, "shm", 0)])
+    heads, (row,) = breakdown.faults(steps, lambda one: str(one["op"]))
+    assert heads == ("page faults a step, mean of ranks", "planned", "DDP on Gloo")
+    assert row[1:] == ("3", "15396")
+    assert "page faults" in tables.show(steps)
 
 
 def test_each_block_is_a_turn_of_its_start() -> None:
