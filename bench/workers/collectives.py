@@ -79,11 +79,15 @@ def make_of(way: str) -> operations.Make:
     return torch.empty
 
 
-def pin(rank: int, ranks: int) -> None:
-    """Give this thread, not those that there are already, a core where there is one for each."""
+def pin(rank: int, ranks: int) -> bool:
+    """Give this thread, not those that there are already, a core where there is one for each.
+
+    False: there are more ranks than cores.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if ranks <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})
+    return ranks <= len(cores)
 
 
 def say(arguments: argparse.Namespace, cell: Cell, moved: int, found: dict[str, object]) -> None:
@@ -130,8 +134,8 @@ def through_torch(arguments: argparse.Namespace) -> None:
         most = max(size for _, size, _ in todo)
         copies = Copies(arguments.folder.name, rank, ranks, most, meeting.barrier)
         binds[COPIES] = copies.call
-    pin(rank, ranks)
-    limits = rows.Limits(arguments.rounds, arguments.seconds)
+    is_shared = not pin(rank, ranks)
+    limits = rows.Limits(arguments.rounds, arguments.seconds, is_shared)
     for cell in todo:
         name, size, way = cell
         operation = operations.Operation(name, size, rank, ranks, make_of(way))
@@ -172,8 +176,8 @@ def through_mpi(arguments: argparse.Namespace) -> None:
     arguments.rank = meeting.rank
     if meeting.ranks != arguments.ranks:
         raise RuntimeError(f"mpirun made {meeting.ranks} ranks, not {arguments.ranks}")
-    pin(meeting.rank, meeting.ranks)
-    limits = rows.Limits(arguments.rounds, arguments.seconds)
+    is_shared = not pin(meeting.rank, meeting.ranks)
+    limits = rows.Limits(arguments.rounds, arguments.seconds, is_shared)
     binds: dict[str, rows.Bind] = {"mpi": meeting.call}
     with (arguments.folder / f"out{meeting.rank}").open("w", encoding="utf-8") as sys.stdout:
         for cell in cells(arguments):

@@ -59,7 +59,8 @@ def main() -> None:
         name: functools.partial(operations.through_torch, group=group_of(name))
         for name in [*str(arguments.algorithms).split(","), GLOO]
     }
-    meeting, limits = Gloo(), rows.Limits(arguments.rounds, math.inf)
+    is_shared = ranks > len(os.sched_getaffinity(0))
+    meeting, limits = Gloo(), rows.Limits(arguments.rounds, math.inf, is_shared)
     for name in str(arguments.operations).split(","):
         for size in [0] if name == "barrier" else map(int, str(arguments.sizes).split(",")):
             operation = operations.Operation(name, size, rank, ranks)

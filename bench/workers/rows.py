@@ -25,6 +25,9 @@ Bind = Callable[[Operation], Call]
 PLAIN, SAME, FRESH, ARENA = "plain", "same", "fresh", "arena"
 SAMPLE_NS = 2_000_000  # about, where a call is short
 MAX_CALLS = 100
+# Where ranks share the cores: a sample begins with somebody's turn to run, which not all have at
+# once, and should hold many turns of all.
+SHARED_FACTOR = 10
 MIN_ROUNDS = 3
 
 
@@ -54,10 +57,14 @@ class Samples:
 
 @dataclass(slots=True)
 class Limits:
-    """rounds: at most; seconds: after which no further round begins, from the fourth on."""
+    """rounds: at most; seconds: after which no further round begins, from the fourth on.
+
+    is_shared: the ranks are more than their cores.
+    """
 
     rounds: int
     seconds: float
+    is_shared: bool
 
 
 def timed(iteration: Call, calls: int) -> tuple[list[int], int]:
@@ -97,6 +104,21 @@ def _rewrite(operation: Operation, call: Call, *, is_silent: bool) -> None:
         torch.sum(read)
 
 
+def calls_of(iteration: Call, meeting: Meeting, *, is_shared: bool) -> int:
+    """Return how many iterations a sample takes, the same on all ranks."""
+    if not is_shared:
+        each_ns, _ = timed(iteration, 2)
+        slowest_ns = meeting.most(min(each_ns))  # the other may have lost its core in one
+        return max(1, min(MAX_CALLS, SAMPLE_NS // max(1, slowest_ns)))
+    most_calls, calls, is_faster, mean_ns = SHARED_FACTOR * MAX_CALLS, 1, True, 0
+    while is_faster and calls < most_calls:  # not all may have had a core before
+        calls, before_ns = min(most_calls, 2 * calls), mean_ns
+        each_ns, _ = timed(iteration, calls)
+        mean_ns = max(1, meeting.most(sum(each_ns) // calls))
+        is_faster = before_ns == 0 or mean_ns < 0.9 * before_ns
+    return max(1, min(most_calls, SHARED_FACTOR * SAMPLE_NS // mean_ns))
+
+
 def verify(
     contestants: dict[str, Bind], unchecked: set[str], operation: Operation, meeting: Meeting
 ) -> None:
@@ -130,9 +152,7 @@ def measure(
         meeting.barrier()
         iteration = iteration_of(operation, bind, way)
         iteration()
-        each_ns, _ = timed(iteration, 2)
-        slowest_ns = max(1, meeting.most(min(each_ns)))  # the other may have lost its core
-        calls[name] = max(1, min(MAX_CALLS, SAMPLE_NS // slowest_ns))
+        calls[name] = calls_of(iteration, meeting, is_shared=limits.is_shared)
     turns = list(contestants.items())
     began_ns = time.perf_counter_ns()
     for number in range(limits.rounds):
