@@ -9,19 +9,24 @@ gradients are not malloc's there may be none.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
-import torch
-
-# With its head it is less than what glibc learns from: DEFAULT_MMAP_THRESHOLD_MAX of a 64-bit one.
-_BLOCK_BYTES = (32 << 20) - (64 << 10)
+# The largest that glibc learns from, DEFAULT_MMAP_THRESHOLD_MAX of a 64-bit one, is 32 MiB with the
+# block's head, in whole pages.
+_BLOCK_BYTES = (32 << 20) - 4096
 
 
 @functools.cache
 def keep_large_blocks() -> None:
-    """Have blocks of up to 32 MiB in the heap from here on, and keep up to 64 MiB that are free.
+    """Have blocks of less than 32 MiB in the heap from here on, and its end kept, up to 64 MiB.
 
-    For the whole process, once. Nothing happens with another malloc, nor where the user set glibc's
-    limits (mallopt(), MALLOC_MMAP_THRESHOLD_), which learns nothing then. No page is touched.
+    For the whole process, once, in any thread; no page is touched. Nothing happens where there is
+    no memory for the block, with another malloc, or where the user set glibc's limits (mallopt(),
+    MALLOC_MMAP_THRESHOLD_ and others), which learns nothing then.
     """
-    torch.empty(_BLOCK_BYTES, dtype=torch.uint8)  # mapped, and freed
+    # Not a tensor: torch may have it elsewhere, filled, or counted as a gradient's.
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.free(libc.malloc(_BLOCK_BYTES))

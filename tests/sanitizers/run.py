@@ -43,7 +43,7 @@ SUITE = (
 # installed, that put a library before ours, or that measure.
 FULL_APART = (
     *("backend", "bench", "bench_collectives", "bench_ends", "bench_models", "counts", "demo"),
-    *("doctor", "elastic", "memory", "pipeline", "steady", "sweep", "threads", "verify"),
+    *("doctor", "elastic", "heap", "memory", "pipeline", "steady", "sweep", "threads", "verify"),
 )
 FULL = (
     *(
