@@ -5,8 +5,8 @@ until the last sum is there ("ending"): of steps by a plan, where both are ours.
 payload are counted whichever thread makes them, those calls included; "waiting" is that of all
 threads in the library's waits, and system calls that wake a sleeper are counted.
 
-Page faults are everybody's: of memory that is given back to the kernel within a step, and asked for
-again. Each takes as long as it takes to write zeroes to a page, and a few microseconds.
+Page faults are those of all contestants' ranks: of memory that malloc gives back to the kernel in a
+step and asks for again, two microseconds each.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ def models(records: Sequence[Record], rates: Sequence[Record] = ()) -> str:
     parts = breakdown.rows(steps, _model_name)
     more = ["", layout(breakdown.HEADS, parts), ""] if parts else []
     fault_heads, faults = breakdown.faults(steps, _model_name)
-    more += ["", layout(fault_heads, faults), ""] if faults else []
+    more += ([] if more else [""]) + [layout(fault_heads, faults), ""] if faults else []
     return "\n".join([layout(heads, lines), *more, *model_targets.verdicts(records, rates)])
 
 
