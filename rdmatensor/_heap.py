@@ -2,9 +2,10 @@
 
 glibc maps each block that is larger than any mapped one that was freed before (up to 32 MiB), and
 gives what is free at the end of its heap back to the kernel from twice that size on. A step whose
-temporary tensors are the largest blocks so far has their pages taken and zeroed anew each time,
-with a fault for each 4 KiB. It takes a larger block that was freed to be spared that, and where
-gradients are not malloc's there may be none.
+temporary tensors are the largest blocks so far, or lie at that end in more than 64 MiB, has their
+pages taken and zeroed anew each time, with a fault for each 4 KiB. What spares a program that is a
+larger block that was freed, and one that lives behind; with gradients that are not malloc's there
+may be neither.
 """
 
 from __future__ import annotations
@@ -12,21 +13,50 @@ from __future__ import annotations
 import ctypes
 import functools
 
-# The largest that glibc learns from, DEFAULT_MMAP_THRESHOLD_MAX of a 64-bit one, is 32 MiB with the
-# block's head, in whole pages.
-_BLOCK_BYTES = (32 << 20) - 4096
+_MAPPED_FROM_BYTES = 32 << 20  # glibc takes no larger limit: DEFAULT_MMAP_THRESHOLD_MAX
+_BLOCK_BYTES = _MAPPED_FROM_BYTES - (64 << 10)
+KEPT_BYTES = 256 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+class _Found(ctypes.Structure):
+    """glibc's mallinfo2."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
 
 
 @functools.cache
 def keep_large_blocks() -> None:
-    """Have blocks of less than 32 MiB in the heap from here on, and its end kept, up to 64 MiB.
+    """Have blocks of less than 32 MiB in the heap from here on, and up to 256 MiB of its end kept.
 
     For the whole process, once, in any thread; no page is touched. Nothing happens where there is
-    no memory for the block, with another malloc, or where the user set glibc's limits (mallopt(),
-    MALLOC_MMAP_THRESHOLD_ and others), which learns nothing then.
+    no memory for a block, with another malloc, or where the user set glibc's limits (mallopt(),
+    MALLOC_TRIM_THRESHOLD_ and others).
     """
-    # Not a tensor: torch may have it elsewhere, filled, or counted as a gradient's.
+    # No tensors: torch may have them elsewhere, filled, or counted as gradients.
     libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
-    libc.free(libc.malloc(_BLOCK_BYTES))
+    libc.mallinfo2.restype, libc.mallinfo2.argtypes = _Found, []
+    libc.mallopt.restype, libc.mallopt.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_int]
+    if _is_mapped(libc) and _is_mapped(libc):
+        return  # with limits of the user's it learns nothing
+    libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def _is_mapped(libc: ctypes.CDLL) -> bool:
+    """Whether a block is mapped by itself; where it may, glibc learns from its end."""
+    before = libc.mallinfo2().hblkhd
+    block = libc.malloc(_BLOCK_BYTES)
+    grown = libc.mallinfo2().hblkhd - before
+    libc.free(block)
+    return bool(grown >= _BLOCK_BYTES or not block)
