@@ -35,6 +35,11 @@ def parts_of(record: Record) -> dict[str, float]:
     return cast("dict[str, float]", record.get("parts", {}))
 
 
+def faults_of(record: Record) -> float:
+    """Return a step's page faults, the mean of the ranks; 0 where nobody counted them."""
+    return parts_of(record).get(_FAULTS, 0.0)
+
+
 def merged(turns: Sequence[Record]) -> dict[str, float]:
     """Return of each part the median of the turns."""
     return {

@@ -7,7 +7,7 @@ there first. A reason that nobody knows is a rule as well, and says so.
 from __future__ import annotations
 
 from bench.benchlib.record import Record, number, text
-from bench.suite import samples
+from bench.suite import breakdown, samples
 from bench.suite.collective_cells import Known, cell_of, row_of
 from bench.suite.collectives import NOTHING, net_ns
 from bench.suite.settings import KIB, MIB, PLAIN
@@ -41,6 +41,7 @@ TURNS = (
     "the progress thread takes turns with the rank at the socket, and each message has an"
     " acknowledgement; of 8 B, torch's share of a call as well"
 )
+FAULTS = "page faults that the other does not have: the last table"
 IN_BANDS = "each median lies in the other's band"
 PROOFS = (
     "ours proves each path before it is used, opens all pairs at the first collective, and makes"
@@ -52,7 +53,9 @@ SMALL_BYTES = 64 * KIB
 # Of a rival's time, from SMALL_BYTES on. A notification takes some 200 ns (p2p.json: 8 B, 426 ns
 # and 232 by a flag), which of the 2 us that 64 KiB take at least is no more.
 _NOTIFIES_LEAST = 0.85
+_SUMS = ("all_reduce", "reduce", "reduce_scatter")
 _MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "send")  # no sums
+_FAULTS_MORE = 4096  # of a step; 10 ms
 _ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
 _TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements explain no more
 _TCP_LEAST = 0.1  # below it somebody has to look before anything is said
@@ -95,6 +98,8 @@ def _are_alike(one: Record, other: Record) -> bool:
 
 def of_step(planned: Record, rival: Record) -> str:
     """Return why a rival's training step is faster than the planned one."""
+    if breakdown.faults_of(planned) > breakdown.faults_of(rival) + _FAULTS_MORE:
+        return FAULTS
     return IN_BANDS if _are_alike(planned, rival) else f"{rival['contestant']}: {UNKNOWN}"
 
 
@@ -168,8 +173,10 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TCP_LEAST * net_ns(ours):
         return f"more than fourfold over TCP: {UNKNOWN}"
     if rival == "OpenMPI" and path == "shm":
-        if op == "all_reduce" and row == PLAIN and _COPY_FROM_BYTES <= size < _LARGE_BYTES:
-            return f"a sum of a tensor that nobody touches: {UNKNOWN}"
+        sums = _SUMS if row == PLAIN else _SUMS[:1]
+        if op in sums and _COPY_FROM_BYTES <= size < _LARGE_BYTES:
+            used = "nobody touches" if row == PLAIN else "the ranks use"
+            return f"a sum of a tensor that {used}: {UNKNOWN}"
         if op in _MOVES and size >= _COPY_FROM_BYTES:
             return TWICE if size < _LARGE_BYTES else LARGE_TWICE
         if op == "send" and row != "arena" and size >= SMALL_BYTES:
@@ -188,7 +195,7 @@ def _by_call(ours: Record, theirs: Record, known: Known) -> str | None:
     if share_ns > (net_ns(ours) - net_ns(theirs)) / 2:
         return CALLS
     is_new = row_of(ours) == "fresh" and number(ours, "size") <= SMALL_BYTES
-    return NEW_SMALL if is_new and text(ours, "op") in _MOVES else None
+    return NEW_SMALL if is_new else None
 
 
 def share_of_call(ours: Record, known: Known) -> float | None:

@@ -87,3 +87,9 @@ def test_a_file_with_the_loop_of_one_turn_says_so() -> None:
     for one, is_told in ((older, True), (record, False)):
         assert ("of one turn" in collective_tables.show([one])) == is_told
         assert ("of one turn" in doc_collectives.block(result_of([one]))) == is_told
+
+
+def test_page_faults_are_the_reason_where_only_the_planned_step_has_them() -> None:
+    planned = {"contestant": "planned", "parts": {"page_faults": 8261.0}}
+    rival = {"contestant": "DDP", "parts": {"page_faults": 10.0}}
+    assert doc_reasons.of_step(planned, rival) == doc_reasons.FAULTS
