@@ -240,6 +240,10 @@ def one_of_two_jobs(rank: int, world: int, *, seed: float, steps: int) -> float:
 def descriptions(rank: int, world: int) -> dict[str, object]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     before = rdmatensor.describe()["peers"]
+    store = dist.distributed_c10d._get_default_store()
+    store.add("described", 1)
+    while store.add("described", 0) < world:  # nobody connects before all have looked
+        time.sleep(0.01)
     pair = dist.new_group([0, 1])
     if rank < 2:
         total(1.0, pair)
