@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 
 _MAPPED_FROM_BYTES = 32 << 20  # glibc takes no larger limit: DEFAULT_MMAP_THRESHOLD_MAX
 _BLOCK_BYTES = _MAPPED_FROM_BYTES - (64 << 10)
 KEPT_BYTES = 256 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+# Each by itself ends what glibc learns: as MALLOC_MMAP_MAX_, and as glibc.malloc.mmap_max.
+_LIMITS = ("mmap_max", "mmap_threshold", "top_pad", "trim_threshold")
 
 
 class _Found(ctypes.Structure):
@@ -41,20 +44,32 @@ def keep_large_blocks() -> None:
     """
     # No tensors: torch may have them elsewhere, filled, or counted as gradients.
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
+    if _has_limits() or not hasattr(libc, "mallinfo2"):
         return
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.mallinfo2.restype, libc.mallinfo2.argtypes = _Found, []
     libc.mallopt.restype, libc.mallopt.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_int]
     if _is_mapped(libc) and _is_mapped(libc):
-        return  # with limits of the user's it learns nothing
-    libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
-    libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        return  # by limits that the program set: it learns nothing
+    if libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES) == 1:  # too large where long has 32 bits
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)  # takes any
+
+
+def _has_limits() -> bool:
+    """Whether the user has set one of glibc's limits."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return any(
+        f"MALLOC_{name.upper()}_" in os.environ or f"glibc.malloc.{name}=" in tunables
+        for name in _LIMITS
+    )
 
 
 def _is_mapped(libc: ctypes.CDLL) -> bool:
-    """Whether a block is mapped by itself; where it may, glibc learns from its end."""
+    """Whether a block is mapped by itself, or not to be had.
+
+    It is freed again, which is what glibc learns from if it does.
+    """
     before = libc.mallinfo2().hblkhd
     block = libc.malloc(_BLOCK_BYTES)
     grown = libc.mallinfo2().hblkhd - before

@@ -89,6 +89,10 @@ def test_limits_of_the_users_stand(limit: str) -> None:
     assert found([GROUP, APPLY], **{limit: "1048576"}) == "[True, True, True] False"
 
 
+def test_a_user_who_has_nothing_mapped_keeps_that() -> None:
+    assert found([GROUP], MALLOC_MMAP_MAX_="0") == "[False, False] False"
+
+
 def test_limits_that_the_program_set_stand() -> None:
     ours = "libc.mallopt(-1, 1 << 20)"  # M_TRIM_THRESHOLD
     assert found([ours, GROUP, APPLY]) == "[True, True, True, True] False"
