@@ -259,7 +259,8 @@ VARIABLES = (
     Variable(
         "ADOPT",
         "0 or 1",
-        "0: DistributedDataParallel's buckets stay in torch's own memory, and are copied",
+        "0: DistributedDataParallel's buckets stay in torch's own memory, and are copied; "
+        "malloc keeps its limits",
         _flag,
     ),
     Variable(
