@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from bench.benchlib.record import Record, Result, number, text
@@ -94,7 +95,13 @@ _GAINS = {
 
 def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
     rows = [one for one in records if streams.is_stream(one)]
-    return _by_way("each of many, C", "messages in a row", rows, doc_reasons.in_a_row, notes)
+    halves = {
+        doc_reasons.halves_key(one): number(one, "median_ns")
+        for one in records
+        if one.get("timed") == samples.HALF
+    }
+    reason = functools.partial(doc_reasons.in_a_row, halves=halves)
+    return _by_way("each of many, C", "messages in a row", rows, reason, notes)
 
 
 def _of_reads(records: Sequence[Record], notes: Notes) -> str:

@@ -196,6 +196,9 @@ def test_rivals_stand_beside_messages_in_a_row_and_a_loss_to_one_has_its_reason(
     far = [_stream(OURS, 1000, once), _stream("UCX tag", 400, once)]
     *_, notes = _parts([_record(OURS, OURS, 100), *far])
     assert notes == f"a: ucx, spinning, {once}: why is not known yet."
+    late = _record("UCX tag", "ucx", 900, path="tcp")
+    *_, notes = _parts([_record(OURS, OURS, 100, path="tcp"), late, *far])
+    assert "counts as done before it has arrived" in notes
 
 
 def test_what_both_ways_take_more_over_shm_has_no_known_reason() -> None:
