@@ -57,6 +57,20 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+class Reducing(nn.Module):
+    """A functional collective in the forward, and so its counterpart in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        import torch.distributed._functional_collectives as functional
+
+        y = functional.all_reduce(self.linear(x), "sum", torch.distributed.group.WORLD)
+        return y.relu()
+
+
 class Branching(nn.Module):
     """Control flow that depends on data: torch.export refuses it."""
 
@@ -131,3 +145,11 @@ def branching() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def not_a_model() -> tuple[int, int]:
     return 1, 2
+
+
+def reducing() -> tuple[nn.Module, tuple[Tensor]]:
+    """A model with a collective, and the group that it needs: torch's fake one of four ranks."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    return Reducing(), (torch.randn(8, 16),)

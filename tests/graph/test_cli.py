@@ -104,6 +104,21 @@ def test_every_strategy_has_a_page(
         assert word in report
 
 
+def test_collectives_of_a_graph_have_a_page(tmp_path: Path) -> None:
+    """Whose factory makes the process group, as it is told to."""
+    out, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    where = ("--strategy", "graph", "--world", "4", "-o", str(out), "--html", str(page))
+    done = _run("graph_models:reducing", *where)
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = plan_from_json(out.read_bytes())
+    assert plan.strategy.kind == "graph_collectives"
+    found = [(crossing.operation, crossing.phase) for crossing in plan.crossings]
+    assert found == [("all_reduce", "forward"), ("all_reduce", "backward")]
+    assert page.read_text(encoding="utf-8") == render_html(plan)
+    assert page.read_text(encoding="utf-8").count("all_reduce") >= 2
+    assert "Nothing crosses" not in done.stdout
+
+
 def test_report_of_a_model_that_cannot_be_captured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

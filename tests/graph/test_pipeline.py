@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from graph_analysis.build import build_plan
 from graph_analysis.errors import InvalidArgument
-from graph_analysis.ir import CostModel, Graph, Lifetime, Op, SlotPolicy, Value
+from graph_analysis.ir import CostModel, Graph, Lifetime, Op, Value
 from graph_analysis.liveness import lifetimes
-from graph_analysis.plan import TransferPlan
 from graph_analysis.plan_check import check_plan
 from graph_analysis.plan_json import plan_from_json, plan_to_json
 from graph_analysis.stages import SLACK_PERCENT, cut_in_balance, stage_of_ops
@@ -226,17 +225,6 @@ def test_a_stage_begins_where_a_module_is_first_read() -> None:
     held = {t.name: t.homes for t in plan.tensors if t.role == "parameter"}
     assert held == {f"layer{k}.weight": (f"stage{k // 2}",) for k in range(6)}
     assert dict(plan.strategy.options)["stage1"] == "op2"
-
-
-def test_a_bounded_activation_over_its_share_is_dynamic_and_has_no_slot() -> None:
-    graph = _straight(4)
-    small = SlotPolicy(arena_bytes=256, bounded_share_percent=50)
-    assert _kinds(build_plan(graph, Pipeline(2), policy=small)) == {"static"}
-
-
-def _kinds(plan: TransferPlan) -> set[str]:
-    kinds = {t.name: t.kind for t in plan.tensors}
-    return {kinds[c.tensor] for c in plan.crossings}
 
 
 def test_inputs_cross_only_when_asked() -> None:

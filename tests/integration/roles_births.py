@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.distributed
+import rdmatensor.torch
 from rdmatensor import _ddp_births
 from rdmatensor.context import default_context
 from rdmatensor.distributed import load_extension
@@ -349,3 +350,23 @@ def forked(rank: int, world: int) -> dict[str, Any]:
         found = {"status": status, "born": run.born, "told": told()}
     dist.destroy_process_group()
     return found
+
+
+def dropped(_rank: int, _world: int) -> bool:
+    """Places that are dropped while a pass is traced: this thread's allocations still come to them.
+
+    As after a backward pass that raised. The same where another thread ends the trace.
+    """
+    c10d = load_extension()
+    memory = rdmatensor.torch.empty(64, torch.uint8)
+    places = c10d.Birthplaces(memory, [(0, 64)])
+    places.begin([(0, 0)])
+    inside = torch.empty(16)
+    was_served = inside.data_ptr() == memory.data_ptr()
+    ender = threading.Thread(target=places.end)
+    ender.start()
+    ender.join()
+    del places, inside
+    gc.collect()
+    kept = [torch.ones(size) for size in range(1, 2000)]
+    return was_served and all(bool(tensor.all()) for tensor in kept)

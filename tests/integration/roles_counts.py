@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,41 @@ COUNTED = (
 )
 
 
-def model() -> nn.Module:
+def mlp() -> nn.Module:
     torch.manual_seed(2)
     return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+
+
+class Last(nn.Module):
+    """What an LSTM has put out at the end."""
+
+    def forward(self, found: tuple[torch.Tensor, Any]) -> torch.Tensor:
+        return found[0][:, -1]
+
+
+# Name -> the model, and the shape of its batch; all of its buckets are large enough for a place.
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (4, 512)),
+    "cnn": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 64, 3),
+            nn.ReLU(),
+            nn.Conv2d(64, 256, 3),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(256 * 16, 128),
+        ),
+        (4, 3, 12, 12),
+    ),
+    "lstm": (
+        lambda: nn.Sequential(nn.LSTM(128, 256, batch_first=True), Last(), nn.Linear(256, 512)),
+        (4, 6, 128),
+    ),
+    "gpt": (
+        lambda: nn.TransformerEncoderLayer(256, 4, 512, 0.0, batch_first=True, norm_first=True),
+        (4, 8, 256),
+    ),
+}
 
 
 @contextlib.contextmanager
@@ -110,7 +142,7 @@ def script(rank: int, _world: int, *, is_anew: bool = True) -> dict[str, Any]:
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     beside = dist.new_group(timeout=TIMEOUT)
     dist.barrier(group=beside)
-    module = DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    module = DistributedDataParallel(mlp(), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     train(module, optimizer, rank, WARM, is_anew=is_anew)
     described = rdmatensor.distributed.describe()["plan"]
@@ -174,23 +206,27 @@ def collectives(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-def planned(rank: int, world: int, *, choose_again: bool = False) -> dict[str, Any]:
-    """The same model by apply(); gradients are born anew in each step.
+def planned(
+    rank: int, world: int, *, choose_again: bool = False, model: str = "mlp"
+) -> dict[str, Any]:
+    """A model by apply(); gradients are born anew in each step.
 
     choose_again: as apply() has it by default; a few small messages after some steps, once.
     """
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     beside = dist.new_group(timeout=TIMEOUT)
     dist.barrier(group=beside)
-    inner = model()
-    plan = analyze(inner, (torch.randn(4, 512),), strategy=DataParallel(world))
+    torch.manual_seed(2)
+    build, shape = MODELS[model]
+    inner = build()
+    plan = analyze(inner, (torch.randn(shape),), strategy=DataParallel(world))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
     module = rdmatensor.plan.apply(inner, plan, optimizer, choose_again=choose_again)
     said = []
     for step in range((CHOSEN_STEPS if choose_again else WARM) + STEPS):
         generator = torch.Generator().manual_seed(100 * step + rank)
         optimizer.zero_grad()
-        output: Any = module(torch.randn(4, 512, generator=generator))
+        output: Any = module(torch.randn(shape, generator=generator))
         output.square().mean().backward()
         optimizer.step()
         said.append(module.describe()["last_step"])
@@ -201,7 +237,7 @@ def planned(rank: int, world: int, *, choose_again: bool = False) -> dict[str, A
         began_s, held_s = time.monotonic(), _held_s(module)
         for _ in range(STEPS):
             optimizer.zero_grad()
-            output = module(torch.ones(4, 512))
+            output = module(torch.ones(shape))
             output.square().mean().backward()
             optimizer.step()
         found["held_s"] = _held_s(module) - held_s

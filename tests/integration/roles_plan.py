@@ -7,7 +7,6 @@ import copy
 import functools
 import gc
 import io
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,9 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.plan
-import rdmatensor.torch
 from graph_analysis import DataParallel, TransferPlan, analyze
-from rdmatensor.distributed import load_extension
 
 TIMEOUT = timedelta(seconds=60)
 STEPS = 5
@@ -157,6 +154,17 @@ def train(
     return losses
 
 
+def _offsets(model: nn.Module, memory: torch.Tensor) -> dict[str, int]:
+    """Return where in memory each parameter's gradient lies."""
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return {n: g.data_ptr() - memory.data_ptr() for n, g in grads.items() if g is not None}
+
+
+def _planned_offsets(plan: TransferPlan) -> dict[str | None, int]:
+    places = {one.tensor: one.offset for one in plan.arenas[0].placements}
+    return {t.parameter: places[t.name] for t in plan.tensors if t.role == "gradient"}
+
+
 def against_gloo(
     rank: int, world: int, model: str, *, choose_again: bool = True, **modes: bool | int
 ) -> dict[str, Any]:
@@ -171,11 +179,11 @@ def against_gloo(
     optimizer = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9)
     plan = plan_of(model, world)
     planned = rdmatensor.plan.apply(mine, plan, optimizer, choose_again=choose_again)
-    addresses: list[list[int]] = []
+    offsets: list[dict[str, int]] = []
     seen: list[rdmatensor.plan.Described] = []
 
     def look() -> None:
-        addresses.append([p.grad.data_ptr() for p in mine.parameters() if p.grad is not None])
+        offsets.append(_offsets(mine, planned._memory.memory))
         seen.append(planned.describe())
 
     options: dict[str, Any] = modes
@@ -187,7 +195,6 @@ def against_gloo(
         optimizer=torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9),
         **options,
     )
-    gradients = planned._memory.gradients.values()
     planned.close()
     torch.save(mine.state_dict(), file := io.BytesIO())
     found = {
@@ -200,8 +207,8 @@ def against_gloo(
         "bits": [p.detach().double().sum().item() for p in mine.parameters()],
         "keys": list(planned.state_dict()) == list(theirs.state_dict()),
         "checkpoint_bytes": len(file.getvalue()),
-        "addresses": addresses,
-        "places": sorted(gradient.address for gradient in gradients),
+        "offsets": offsets,
+        "planned_offsets": _planned_offsets(plan),
         "seen": seen,
     }
     gc.collect()
@@ -378,23 +385,3 @@ def changed(rank: int, world: int, *, way: str) -> dict[str, str]:
     planned.close()
     dist.destroy_process_group()
     return {"said": said}
-
-
-def dropped(_rank: int, _world: int) -> bool:
-    """Places that are dropped while a pass is traced: this thread's allocations still come to them.
-
-    As after a backward pass that raised. The same where another thread ends the trace.
-    """
-    c10d = load_extension()
-    memory = rdmatensor.torch.empty(64, torch.uint8)
-    places = c10d.Birthplaces(memory, [(0, 64)])
-    places.begin([(0, 0)])
-    inside = torch.empty(16)
-    was_served = inside.data_ptr() == memory.data_ptr()
-    ender = threading.Thread(target=places.end)
-    ender.start()
-    ender.join()
-    del places, inside
-    gc.collect()
-    kept = [torch.ones(size) for size in range(1, 2000)]
-    return was_served and all(bool(tensor.all()) for tensor in kept)

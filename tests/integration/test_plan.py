@@ -26,14 +26,14 @@ def test_gradients_are_born_in_their_places(model: str, tmp_path: Path) -> None:
         assert rank["is_same"]
         assert rank["keys"]
         last, second = rank["seen"][-1], rank["seen"][1]
-        gradients = len(rank["places"])
+        gradients = len(rank["planned_offsets"])
         assert last["steps"] == 5
         # The first step copies each once; from the second on there is no copy left.
         assert rank["seen"][0]["copied"] == second["copied"] == gradients
         assert last["copied"] == second["copied"]
         assert last["born"] - second["born"] == 3 * gradients
-        for step in rank["addresses"]:
-            assert sorted(step) == rank["places"]
+        for step in rank["offsets"]:  # in the arena, of each parameter's gradient
+            assert step == rank["planned_offsets"]
     assert ranks[0]["bits"] == ranks[1]["bits"]
 
 
@@ -122,4 +122,4 @@ def test_a_parameter_may_be_frozen_while_nothing_is_sent(tmp_path: Path) -> None
 
 
 def test_places_may_be_dropped_in_the_midst_of_backward(tmp_path: Path) -> None:
-    assert jobs.results(jobs.run("roles_plan:dropped", 1, tmp_path)) == [True]
+    assert jobs.results(jobs.run("roles_births:dropped", 1, tmp_path)) == [True]
