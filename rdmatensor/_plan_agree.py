@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from graph_analysis import TransferPlan, first_difference, plan_from_json, plan_to_json
@@ -68,47 +67,3 @@ def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
             is_mismatch, words = other
             raise (PlanMismatch if is_mismatch else RuntimeError)(f"on rank {rank}: {words}")
     return made[0]
-
-
-class SentBuffers:
-    """The buffers that rank 0 sends before a forward pass, by the plan.
-
-    Looked up by their names each time: a module may assign itself another tensor, as a running
-    average does, and so do .to() and load_state_dict(assign=True).
-    """
-
-    def __init__(self, plan: TransferPlan, model: torch.nn.Module) -> None:
-        """PlanMismatch if the model has not the plan's buffers."""
-        self._model = model
-        planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "buffer"}
-        self._sent = [
-            planned[name]
-            for bucket in plan.buckets
-            if bucket.phase == "forward"
-            and bucket.operation == "broadcast"
-            # Else of a merged plan: what the program sends by itself.
-            and planned.keys() >= set(bucket.tensors)
-            for name in bucket.tensors
-        ]
-        self.tensors()
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return them, in the plan's order; PlanMismatch names one that is missing or differs."""
-        if not self._sent:
-            return []
-        buffers = dict(self._model.named_buffers())
-        found = []
-        for wanted in self._sent:
-            buffer = buffers.get(wanted.name)
-            if buffer is None:
-                raise PlanMismatch(
-                    f"the plan has a buffer {wanted.name}, the model has none of that name"
-                )
-            dtype = str(buffer.dtype).removeprefix("torch.")
-            if (tuple(buffer.shape), dtype) != (tuple(wanted.shape), wanted.dtype):
-                raise PlanMismatch(
-                    f"the plan's buffer {wanted.name} is {wanted.shape} of {wanted.dtype}, the "
-                    f"model's is {tuple(buffer.shape)} of {dtype}"
-                )
-            found.append(buffer)
-        return found

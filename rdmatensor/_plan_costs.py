@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor._plan_memory import Counts
 from rdmatensor.context import Context
 
@@ -24,9 +25,10 @@ class Costs:
     Used by the thread that runs backward.
     """
 
-    def __init__(self, context: Context, counts: Counts) -> None:
+    def __init__(self, context: Context, counts: Counts, buffers: SentBuffers) -> None:
         self._context = context
         self._counts = counts
+        self._buffers = buffers
         self.posting_s = self.ending_s = 0.0
         self.last_step: dict[str, float] = {}
         self._before = self._spent()
@@ -54,5 +56,5 @@ class Costs:
     def _spent(self) -> dict[str, float]:
         counters = asdict(self._context.counters())
         spent: dict[str, float] = {name: counters[name] for name in _COUNTED}
-        spent["copied_bytes"] += self._counts.copied_bytes
+        spent["copied_bytes"] += self._counts.copied_bytes + self._buffers.copied_bytes
         return {**spent, "posting_s": self.posting_s, "ending_s": self.ending_s}

@@ -23,19 +23,10 @@ from torch._C import _distributed_c10d as torch_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from graph_analysis import (
-    PlanError,
-    RecordedOp,
-    RecordedTensor,
-    TransferPlan,
-    plan_from_json,
-)
+from graph_analysis import PlanError, RecordedOp, RecordedTensor, TransferPlan, plan_from_json
 from graph_analysis.ir import Operation, Role, align_up
-from graph_analysis.recording import (
-    ANY_SOURCE,
-    Recording,
-    recording_to_json,
-)
+from graph_analysis.recording import ANY_SOURCE, Recording, recording_to_json
+from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor._plan_memory import PlanMismatch
 from rdmatensor._record_agree import agreed, recordings_of, settled
 from rdmatensor.distributed import BackendPart
@@ -92,12 +83,20 @@ class _Watch:
     known: tuple[str, TransferPlan | None] = ("no", None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A module, and what sends its buffers by a plan; either may be gone."""
+
+    module: weakref.ref[torch.nn.Module]
+    buffers: weakref.ref[SentBuffers] | None
+
+
 @dataclass(slots=True)
 class _Process:
     watches: dict[int, _Watch] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)  # calls of recorded(), by group
     # In the order in which they were made, which is the same on all ranks: the first has the name.
-    modules: list[weakref.ref[torch.nn.Module]] = field(default_factory=list)
+    modules: list[_Known] = field(default_factory=list)
     has_hook: bool = False
     graph_plan: TransferPlan | None = None
     module: Any = None  # rdmatensor._c10d
@@ -142,10 +141,14 @@ def watch(module: Any, backend: BackendPart) -> None:  # noqa: ANN401 - the exte
         _process.has_hook = True
 
 
-def know(module: torch.nn.Module) -> None:
-    """Take names for tensors from a module, as long as it lives."""
-    _process.modules = [known for known in _process.modules if known() is not None]
-    _process.modules.append(weakref.ref(module))
+def know(module: torch.nn.Module, buffers: SentBuffers | None = None) -> None:
+    """Take names for tensors from a module, as long as it lives.
+
+    buffers: what packs its buffers before it sends them, if that is not DDP.
+    """
+    _process.modules = [known for known in _process.modules if known.module() is not None]
+    sent = None if buffers is None else weakref.ref(buffers)
+    _process.modules.append(_Known(weakref.ref(module), sent))
 
 
 # ---- steps ---------------------------------------------------------------------------------------
@@ -308,10 +311,14 @@ class _Names:
     def __init__(self) -> None:
         self._by_address: dict[int, tuple[RecordedTensor, int]] = {}
         self._buffers: list[tuple[RecordedTensor, ...]] = []
+        self._packed: dict[int, tuple[RecordedTensor, ...]] = {}
         for known in _process.modules:
-            module = known()
+            module = known.module()
             if module is not None:
                 self._take(module)
+            sent = known.buffers() if known.buffers is not None else None
+            if sent is not None:
+                self._packed |= sent.packed()
         self._addresses = sorted(self._by_address)
 
     def _take(self, module: torch.nn.Module) -> None:
@@ -332,6 +339,9 @@ class _Names:
 
     def at(self, address: int, size_bytes: int, dtype: torch.dtype) -> tuple[RecordedTensor, ...]:
         """Return what lies there, if together with the gaps of a bucket it is all that does."""
+        packed = self._packed.get(address, ())
+        if packed and sum(tensor.size_bytes for tensor in packed) == size_bytes:
+            return packed
         found, end = [], address
         first = bisect_left(self._addresses, address)
         for start in self._addresses[first : bisect_left(self._addresses, address + size_bytes)]:

@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_leaves
 from graph_analysis import TransferPlan
 from rdmatensor import _record
 from rdmatensor._choice import Choice
-from rdmatensor._plan_agree import SentBuffers, check_plan, on_all_ranks
+from rdmatensor._plan_agree import check_plan, on_all_ranks
+from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor._plan_costs import Costs
 from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
 from rdmatensor._plan_model import ModelCheck, held_weakly
@@ -53,7 +54,8 @@ def apply(
     Blocks until all ranks of the group have called it: they compare their plans, and rank 0's
         parameters and buffers become everybody's.
     Ownership: the model and the optimizer stay the caller's; both get hooks until close(). The
-        arena keeps one place for each gradient until close(), and longer where a gradient lives.
+        arena keeps one place for each gradient until close(), and longer where a gradient lives,
+        and until close() what small buffers are sent from together.
     group: None is the default group. Its CPU backend must be rdmatensor.
     choose_again: the plan's buckets come from assumed costs; let them be made again after the
         fourth step from what the second measured, and algorithms be timed that sum them, on all
@@ -144,7 +146,7 @@ class PlannedModel:
         self._flying: list[tuple[Bucket, torch.Tensor, dist.Work | None]] = []
         self._steps = 0
         self._sent_bytes = 0
-        _record.know(model)
+        _record.know(model, self._buffers)
         self._root = dist.get_global_rank(self._group, 0)
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), src=self._root, group=self._group)
@@ -154,7 +156,7 @@ class PlannedModel:
             optimizer.register_step_pre_hook(self._before_step),
             *self._check.hooks,
         ]
-        self._costs = Costs(default_context(), self._memory.counts)
+        self._costs = Costs(default_context(), self._memory.counts, self._buffers)
         on_gradient = held_weakly(self._on_gradient)  # the model's own hooks keep us
         for parameter in self._memory.gradients:
             register = parameter.register_post_accumulate_grad_hook
@@ -191,13 +193,14 @@ class PlannedModel:
     def describe(self) -> Described:
         """Return what was done since apply(): steps that sent, and what they cost.
 
-        "born" and "copied" count gradients that autograd wrote in their place and elsewhere,
-        "traced" the allocations that had to be learnt; "sent_bytes" are those of the buckets.
+        "born" and "copied" count gradients that autograd wrote in their place and elsewhere
+        ("copied_bytes": of the latter), "traced" the allocations that had to be learnt;
+        "sent_bytes" are those of the buckets.
         "posting_s" is the time of the backward pass's thread in the calls that begin sums,
         "ending_s" that in which it waited for the last: besides, others use its cores.
         "choice" says by which "buckets" and algorithms steps go, for good from the eleventh on.
         "last_step" is the last one alone, between the ends of two backward passes, in this whole
-        process: counters(), with the copies into places among "copied_bytes".
+        process: counters(), with copies into places and of packed buffers among "copied_bytes".
         """
         counts = self._memory.counts
         return {
@@ -224,6 +227,7 @@ class PlannedModel:
             hook.remove()
         self._hooks = []
         self._memory.end()
+        self._buffers.close()
 
     # ---- forward ---------------------------------------------------------------------------------
 
@@ -232,12 +236,7 @@ class PlannedModel:
             self._abandon()
         if not self._owes_buffers:
             return
-        works = [
-            dist.broadcast(buffer.detach(), src=self._root, group=self._group, async_op=True)
-            for buffer in self._buffers.tensors()
-        ]
-        for work in works:
-            work.wait()
+        self._buffers.send(self._root, self._group)
 
     def _abandon(self) -> None:
         """Forget a backward pass that raised: what it has sent is not this step's."""

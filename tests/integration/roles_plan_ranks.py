@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor
+import rdmatensor.distributed
 import rdmatensor.plan
-from graph_analysis import CostModel, DataParallel, analyze
+from graph_analysis import CostModel, DataParallel, TransferPlan, analyze
 
 TIMEOUT = timedelta(seconds=20)
 SMALL = CostModel(latency_ns=1)  # a bucket for each gradient
@@ -170,6 +171,83 @@ def _follow(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> torch.Te
             output: torch.Tensor = model(torch.ones(8, 4))
     model.train()
     return output
+
+
+class Normed(nn.Module):
+    """Six batch norms, and a buffer that is too large to be packed."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)) for _ in range(6)]
+        self.blocks = nn.Sequential(*blocks)
+        self.register_buffer("table", torch.ones(16, 1024))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.blocks(x) * self.table[:, 0]
+        return normed
+
+
+def many_buffers(rank: int, world: int) -> dict[str, Any]:
+    """How many messages buffers take, and whether they are those of DistributedDataParallel."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    torch.manual_seed(3)
+    model = Normed()
+    plan = analyze(copy.deepcopy(model), (torch.ones(8, 16),), strategy=DataParallel(world))
+    theirs = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    model.eval()
+    with torch.inference_mode():  # of what comes first nothing may be kept that training writes to
+        planned(torch.ones(8, 16))
+    model.train()
+    copied = planned._buffers.copied_bytes
+    calls = _steps_of(planned, optimizer, rank)
+    copied = planned._buffers.copied_bytes - copied
+    steps = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    _steps_of(DistributedDataParallel(theirs, process_group=gloo), steps, rank)
+    recorded = rdmatensor.plan.recorded()
+    said = planned.describe()
+    is_same = all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+        for a, b in zip(model.buffers(), theirs.buffers(), strict=True)
+    )
+    # Two passes, of which the second one's buffers arrive before the first one has gone back.
+    optimizer.zero_grad()
+    sum(planned(torch.ones(8, 16)).square().mean() for _ in range(2)).backward()
+    planned.close()
+    planned.close()
+    found = {
+        "calls": calls,
+        "gradients": said["buckets"],
+        "copied_bytes": copied,
+        "small_bytes": sum(b.nbytes for b in model.buffers() if b.nbytes < model.table.nbytes),
+        "is_same": is_same,
+        "planned": _broadcasts(plan),
+        "recorded": [] if recorded is None else _broadcasts(recorded),
+    }
+    dist.destroy_process_group()
+    return found
+
+
+def _steps_of(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[int]:
+    """Return how many collectives of the default group each of five steps had."""
+    generator = torch.Generator().manual_seed(rank)
+    calls = []
+    for _ in range(5):
+        before = rdmatensor.distributed.describe()["collectives"]
+        optimizer.zero_grad()
+        model(torch.randn(8, 16, generator=generator)).square().mean().backward()
+        optimizer.step()
+        after = rdmatensor.distributed.describe()["collectives"]
+        calls.append(after["calls"] - before["calls"])  # type: ignore[index,operator]
+    return calls
+
+
+def _broadcasts(plan: TransferPlan) -> list[str]:
+    return sorted(name for b in plan.buckets if b.operation == "broadcast" for name in b.tensors)
 
 
 def one_refuses(rank: int, world: int) -> dict[str, str]:

@@ -33,6 +33,17 @@ def test_buffers_are_those_that_the_model_has_now(tmp_path: Path) -> None:
     assert first["output"] == second["output"]
 
 
+def test_small_buffers_leave_together(tmp_path: Path) -> None:
+    """Those of floats in one message, those of integers in another, and a large one alone."""
+    for rank in run("many_buffers", tmp_path):
+        assert rank["calls"][1:] == [rank["gradients"] + 3] * 4
+        assert rank["is_same"]
+        # Of five steps; the first one's were sent by the evaluation before it.
+        assert rank["copied_bytes"] == 4 * rank["small_bytes"]
+        assert rank["recorded"] == rank["planned"]
+        assert len(rank["planned"]) == 3 * 6 + 1
+
+
 def test_where_one_rank_refuses_all_are_told(tmp_path: Path) -> None:
     ranks = run("one_refuses", tmp_path)
     for rank in ranks:
