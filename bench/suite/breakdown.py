@@ -35,6 +35,11 @@ def parts_of(record: Record) -> dict[str, float]:
     return cast("dict[str, float]", record.get("parts", {}))
 
 
+def has_faults(record: Record) -> bool:
+    """Return whether somebody counted them; older files have none."""
+    return _FAULTS in parts_of(record)
+
+
 def faults_of(record: Record) -> float:
     """Return a step's page faults, the mean of the ranks; 0 where nobody counted them."""
     return parts_of(record).get(_FAULTS, 0.0)
@@ -64,7 +69,7 @@ def faults(
     records: Sequence[Record], name_of: Callable[[Record], str]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return heads and rows of how many page faults each contestant's step has, by models."""
-    told = [one for one in records if _FAULTS in parts_of(one)]
+    told = [one for one in records if has_faults(one)]
     names = list(dict.fromkeys(text(one, "contestant") for one in told))
     found: dict[str, dict[str, str]] = {}
     for one in told:

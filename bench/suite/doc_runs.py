@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.benchlib.record import Record, Result, number, text
-from bench.benchlib.verdict import size_text
+from bench.benchlib.verdict import size_text, time_text
 from bench.suite import (
     breakdown,
     convergence,
@@ -31,6 +31,8 @@ from bench.suite.doc_words import (
 from bench.suite.exposure import Exposed
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB
+
+NIC = (2.0, 200.0)  # an example: microseconds and Gbit/s, as bench/README.md names them
 
 
 def _of(result: Result, topic: str) -> list[Record]:
@@ -75,10 +77,26 @@ def training(result: Result) -> str:
     parts = breakdown.rows(steps, _model)
     if parts:
         told_of_steps.append(table(breakdown.HEADS, parts))
-    fault_heads, faults = breakdown.faults(steps, _model)
-    if faults:
-        told_of_steps.append(table(fault_heads, faults))
+    told_of_steps.append(_spent(steps))
     return "\n\n".join([*told_of_steps, "Targets:", "\n".join(told)])
+
+
+def _spent(steps: Sequence[Record]) -> str:
+    """Return what each contestant's step exposes and costs besides time, a column for each."""
+    names = list(dict.fromkeys(text(one, "contestant") for one in steps))
+    found: dict[str, dict[str, str]] = {}
+    for one in steps:
+        of_model = found.setdefault(_model(one), dict.fromkeys(names, ""))
+        of_model[text(one, "contestant")] = "; ".join(_costs(one))
+    what = "a step: share exposed; CPU of all processes; their memory; page faults of a rank"
+    return table((what, *names), [(model, *by.values()) for model, by in found.items()])
+
+
+def _costs(record: Record) -> Iterator[str]:
+    yield f"{100 * number(record, 'share'):.0f} %" if "share" in record else "-"
+    yield time_text(number(record, "cpu_ns"))
+    yield f"{number(record, 'memory_bytes') / MIB:.0f} MiB"
+    yield f"{breakdown.faults_of(record):.0f}" if breakdown.has_faults(record) else "-"
 
 
 def targets(result: Result) -> str:
@@ -210,10 +228,36 @@ def scale(result: Result, by_hosts: Result | None = None) -> str:
         )
     ]
     beyond = " ".join(scale_tables.beyond(records, fits))
-    parts = [head(result, records), fitted, supports, missed, beyond]
+    parts = [head(result, records), fitted, supports, missed, beyond, *_over_a_nic(records, fits)]
     if by_hosts is not None and is_same_machine(result, by_hosts):
         parts += _missed_hosts(fits, by_hosts)
     return "\n\n".join(parts)
+
+
+def _over_a_nic(records: Sequence[Record], fits: Sequence[scale_tables.Fit]) -> list[str]:
+    """Return who would win with a NIC and a host for each rank, and what the ranks would need."""
+    named = [{**one, "nic_latency_us": NIC[0], "nic_gbit": NIC[1]} for one in records]
+    found = scale_tables.between_hosts(named, fits)
+    if found is None:
+        return []
+    name, constants = found
+    each, source = scale_tables.each_of(named)
+    ranks = [f"{count} ranks" for count in scale_tables.LADDER]
+    of_rank: dict[str, list[list[str]]] = {}
+    for algorithm, what, cells in scale_tables.needs(each):
+        if what in ("memory", "handshake messages"):
+            of_rank.setdefault(algorithm, []).append(cells)
+    lines = [
+        (algorithm, *(f"{memory}, {messages}" for memory, messages in zip(*of_it, strict=True)))
+        for algorithm, of_it in of_rank.items()
+    ]
+    return [
+        f"Predicted, as an example (`--nic-latency-us {NIC[0]:g} --nic-gbit {NIC[1]:g}`), for a"
+        f" host for each rank and {name}:",
+        table(("who wins", *ranks), scale_tables.winners(constants)),
+        table(("memory and handshake messages of the busiest rank", *ranks), lines),
+        f"{source}.",
+    ]
 
 
 def _missed_hosts(fits: Sequence[scale_tables.Fit], by_hosts: Result) -> list[str]:

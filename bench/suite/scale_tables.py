@@ -203,11 +203,17 @@ def _checked(fit: Fit) -> str:
     )
 
 
-def _winners(name: str, constants: model.Constants) -> str:
+def winners(constants: model.Constants) -> list[tuple[str, ...]]:
+    """Return which algorithm is the fastest of each size, and its time, for LADDER's ranks."""
     lines = []
     for size in SIZES:
         best = [model.best_of(constants, ranks, size) for ranks in LADDER]
-        lines.append((size_text(size), "", *(f"{who} {time_text(ns)}" for who, ns in best)))
+        lines.append((size_text(size), *(f"{who} {time_text(ns)}" for who, ns in best)))
+    return lines
+
+
+def _winners(name: str, constants: model.Constants) -> str:
+    lines = [(size, "", *cells) for size, *cells in winners(constants)]
     table = layout(("who wins", "", *(f"{ranks} ranks" for ranks in LADDER)), lines)
     return f"A host for each rank: {name}\n{table}"
 
@@ -253,21 +259,30 @@ def each_of(records: Sequence[Record]) -> tuple[float, str]:
     )
 
 
-def _needs(records: Sequence[Record]) -> str:
-    """Memory of a rank's connections, and what it sends to set them up."""
-    each, source = each_of(records)
+def needs(each_bytes: float) -> list[tuple[str, str, list[str]]]:
+    """Return what the busiest rank needs: of which algorithm, what, for LADDER's ranks.
+
+    each_bytes: of a connection on one side.
+    """
     ways = {
         name: [model.connections_of(name, ranks) for ranks in LADDER] for name in model.ALGORITHMS
     }
     ways["all pairs"] = [ranks - 1 for ranks in LADDER]
-    heads = ("of the busiest rank", "", *(f"{ranks} ranks" for ranks in LADDER))
     lines = []
     for name, peers in ways.items():
-        lines.append((name, "connections", *map(str, peers)))
-        lines.append((name, "memory", *(memory_text(count * each) for count in peers)))
-        messages = (str(count * HANDSHAKE_MESSAGES) for count in peers)
-        lines.append((name, "handshake messages", *messages))
-        lines.append((name, "calls of the store", *(str(1 + count) for count in peers)))
+        messages = [str(count * HANDSHAKE_MESSAGES) for count in peers]
+        lines.append((name, "connections", list(map(str, peers))))
+        lines.append((name, "memory", [memory_text(count * each_bytes) for count in peers]))
+        lines.append((name, "handshake messages", messages))
+        lines.append((name, "calls of the store", [str(1 + count) for count in peers]))
+    return lines
+
+
+def _needs(records: Sequence[Record]) -> str:
+    """Memory of a rank's connections, and what it sends to set them up."""
+    each, source = each_of(records)
+    heads = ("of the busiest rank", "", *(f"{ranks} ranks" for ranks in LADDER))
+    lines = [(name, what, *cells) for name, what, cells in needs(each)]
     store = "the store has one blob of each rank, and a rank asks for those of its peers."
     team = (
         f"A group of up to {model_hosts.TEAM_MOST} ranks that may share memory opens all pairs in "

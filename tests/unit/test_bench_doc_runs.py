@@ -13,7 +13,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from bench_made_up import cells_of, merged, result_of
 
 from bench.benchlib.record import Record, Result
-from bench.suite import doc_runs, model, models, samples, setup
+from bench.benchlib.verdict import size_text
+from bench.suite import doc_runs, model, models, samples, scale_tables, setup
 from bench.suite.peers import OURS
 
 
@@ -30,7 +31,8 @@ def _step(who: str, raw_ms: Sequence[float], peer: str = OURS, path: str = "shm"
         "divisor": 1,
         "timed": "a step",
     }
-    return merged(fields, [ms * 1e6 for ms in raw_ms])
+    spent: Record = {"cpu_ns": 5e6, "memory_bytes": 64 << 20, "parts": {"page_faults": 3.4}}
+    return {**merged(fields, [ms * 1e6 for ms in raw_ms]), **spent}
 
 
 def test_a_planned_step_stands_beside_all_others_with_the_targets() -> None:
@@ -43,7 +45,8 @@ def test_a_planned_step_stands_beside_all_others_with_the_targets() -> None:
             _step(models.FLOOR, [80, 80, 80], "floor"),
         ]
     )
-    head, table, notes, _, targets = doc_runs.training(_result(steps, "models")).split("\n\n")
+    told = doc_runs.training(_result(steps, "models")).split("\n\n")
+    head, table, notes, spent, _, targets = told
     assert "`python -m rdmatensor bench models`, 3 turns of each" in head
     heads = table.splitlines()[0]
     assert heads.index("DDP on Gloo") < heads.index("gRPC") < heads.index(models.FLOOR)
@@ -60,6 +63,9 @@ def test_a_planned_step_stands_beside_all_others_with_the_targets() -> None:
         ]
     ]
     assert notes == "a: DDP: why is not known yet."
+    ((name, planned, *_, floor),) = cells_of(spent)
+    assert name == "lstm, 36 MiB, shm"
+    assert (planned, floor) == ("20 %; 5.00 ms; 64 MiB; 3", "-; 5.00 ms; 64 MiB; 3")
     assert "- shm, the better server over gRPC, its step over ours >= 2: 0 of 1 models" in targets
     assert (
         "    - lstm: 1.50 (1.36 to 1.50); compute is 80 % of the planned step"
@@ -114,11 +120,16 @@ def test_scale_has_what_was_fitted_and_the_error_beyond() -> None:
                 known: Record = {"cores": 2, "gamma_ns": true.gamma_ns}
                 found.append({**merged({**fields, **more}, [took_ns]), **known})
     told = doc_runs.scale(_result(found, "scale")).split("\n\n")
-    head, fitted, supports, missed, beyond = told
+    head, fitted, supports, missed, beyond, _, winners, needs, source = told
     assert cells_of(supports)[0][1:5] == ["2, 4, 8", "2", "4, 8", "2, 4, 8"]
     assert beyond.endswith("Of the 16 times that were not fitted 16 are above the model's.")
     assert "bench scale" in head
     assert cells_of(fitted)[0][:3] == ["tcp, messages", "20.00 us", "9.00 us"]
     assert cells_of(missed) == [["tcp, messages", "x 1.00", "x 1.00", "x 2.00", "x 2.00"]]
+    assert [row[0] for row in cells_of(winners)] == list(map(size_text, scale_tables.SIZES))
+    assert all(len(row) == 1 + len(scale_tables.LADDER) for row in cells_of(winners))
+    all_pairs = cells_of(needs)[-1]
+    assert (all_pairs[0], all_pairs[2]) == ("all pairs", "896.0 KiB, 21")
+    assert "not measured" in source
     with pytest.raises(ValueError, match="too few"):
         doc_runs.scale(_result(found[:1], "scale"))

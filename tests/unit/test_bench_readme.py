@@ -14,8 +14,8 @@ from bench_made_up import cells_of, merged, result_of
 
 from bench import readme
 from bench.benchlib.machine import ROOT
-from bench.benchlib.record import Record, load, write
-from bench.suite import doc_messages, doc_words, reads, samples, streams, tensors
+from bench.benchlib.record import Record, load, number, write
+from bench.suite import doc_messages, doc_reasons, doc_words, reads, samples, streams, tensors
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
 
@@ -198,7 +198,7 @@ def test_rivals_stand_beside_messages_in_a_row_and_a_loss_to_one_has_its_reason(
     assert notes == f"a: ucx, spinning, {once}: why is not known yet."
     late = _record("UCX tag", "ucx", 900, path="tcp")
     *_, notes = _parts([_record(OURS, OURS, 100, path="tcp"), late, *far])
-    assert "counts as done before it has arrived" in notes
+    assert "as done before that has arrived" in notes
 
 
 def test_what_both_ways_take_more_over_shm_has_no_known_reason() -> None:
@@ -314,3 +314,18 @@ def test_a_page_without_a_place_is_an_error(
     (root / readme.README).write_text("no place\n", encoding="utf-8")
     assert readme.main([], root) == 1
     assert "README.md has no place for a table" in capsys.readouterr().err
+
+
+def test_twelve_starts_of_1_mib_say_what_the_reason_says() -> None:
+    records = load(ROOT / readme.RESULTS / "p2p_1_mib.json").quietest.records
+    of_ucx = [one for one in records if one.get("contestant") in ("UCX put", "UCX get")]
+    ratios = [
+        number(rival, "median_ns") / number(ours, "median_ns")
+        for rival in of_ucx
+        for ours in records
+        if ours.get("contestant") == OURS and ours.get("timed") == rival["timed"]
+    ]
+    assert len(ratios) == 5
+    said = f"with twelve UCX takes {min(ratios):.2f} to {max(ratios):.2f} of our time"
+    assert said in doc_reasons.BY_STARTS
+    assert all(len(samples.starts_of(one)) == 12 for one in of_ucx)
