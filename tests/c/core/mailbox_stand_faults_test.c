@@ -197,6 +197,7 @@ TEST_TIMEOUT(a_message_that_is_kept_ends_with_its_group, 60)
     let_stand_from(&rig, &field, from.piece[0]);
     struct rdti_engine *engine = rig.ctx[1]->engine;
     rdt_transfer *given_up = rig_recv(&rig, 1, 0, TAG, field.piece[0], LARGE);
+    CHECK_EVENTUALLY(has_heard(&rig, TAG), 10);
     const struct rdt_counters before = counters(&rig, 0);
     rdti_engine_enter(rig.ctx[0]->engine); /* it hears nothing of rank 1 */
     rdti_engine_enter(engine);

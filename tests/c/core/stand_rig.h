@@ -6,6 +6,7 @@
 #include "core/group_rig.h"
 #include "core/mailbox_impl.h"
 #include "core/mailbox_stand.h"
+#include "core/mailbox_stand_impl.h"
 
 #define TAG 7
 #define LARGE UINT64_C(262144)
@@ -76,6 +77,20 @@ stands(struct rig *rig, uint64_t tag)
         rdti_stand_find_tx(rdti_endpoint_mailbox(group->members[1].ep), group->id, tag) != NULL;
     rdti_engine_leave(group->ctx->engine);
     return is_standing;
+}
+
+/* Rank 0 knows that the receive for its next message is posted: it waits no more for this. */
+static inline bool
+has_heard(struct rig *rig, uint64_t tag)
+{
+    rdt_group *group = rig->group[0];
+
+    rdti_engine_enter(group->ctx->engine);
+    const struct rdti_tx_stream *stream =
+        rdti_stand_find_tx(rdti_endpoint_mailbox(group->members[1].ep), group->id, tag);
+    const bool is_heard = stream != NULL && stream->told_next > stream->sent;
+    rdti_engine_leave(group->ctx->engine);
+    return is_heard;
 }
 
 static inline bool
