@@ -1,20 +1,19 @@
 """Buckets, and the algorithms that sum them, chosen again, once, from what was measured.
 
-    step 1   learns where gradients are born; nothing is measured
-    step 2   each bucket is sent alone: when gradients are ready, what a bucket takes
-    3 and 4  as planned: what the backward pass takes
-    after 4  the ranks agree on the numbers, and so on the buckets; then they time each algorithm
-             on messages of these buckets' sizes. Where other buckets would end the step earlier, or
-             another algorithm is faster, the next backward pass begins with them, in the same
-             memory
-    5 and 6  by the choice
-    after 6  the ranks agree whether that was faster, beyond noise; if it was not, all is as planned
-             from the next backward pass on
-    7 and 8  if it was: as planned once more, then 9 and 10 by the choice: a machine that was busy
-             for some steps only cannot decide it then
-    after 10 the same of both turns; what is faster stays, and nothing is measured any more
+    step 1    learns where gradients are born; nothing is measured
+    step 2    each bucket is sent alone: when gradients are ready, what a bucket takes
+    step 3    as planned: what the backward pass takes
+    after 3   the ranks agree on the numbers, and so on the buckets; then they time each algorithm
+              on messages of these buckets' sizes. Where other buckets would end the step earlier,
+              or another algorithm is faster, the next backward pass begins with them, in the same
+              memory
+    4 to 10   by the choice, by the choice, as planned, as planned, and again, so that each planned
+              step has one by the choice beside it, and each as many before as behind it: a machine
+              that becomes slower or faster meanwhile, or is busy for some steps, decides nothing
+    after 10  the ranks agree whether the choice was faster, beyond noise; what is faster stays, and
+              nothing is measured any more
 
-Of each step the slowest rank's time counts, and of steps of one kind the least.
+Of each step the slowest rank's time counts.
 All decisions are made by numbers that went through an all_reduce, so all ranks make the same.
 """
 
@@ -33,10 +32,11 @@ from rdmatensor._plan_agree import check_plan
 from rdmatensor._plan_memory import GradientMemory
 
 _SERIAL_STEP = 2
-# As many of each: the least of more steps is less by chance alone.
-_PLANNED_STEPS = (3, 4, 7, 8)
-_TRIED_STEPS = (5, 6, 9, 10)
-_CHOSEN_AFTER, _JUDGED_AFTER, _TRIED_AGAIN_AFTER, _DECIDED_AFTER = 4, 6, 8, 10
+_CHOSEN_AFTER = 3
+_PAIRS = ((3, 4), (6, 5), (7, 8), (10, 9))  # neighbours: as planned, and by the choice
+_AS_PLANNED_AFTER, _BY_CHOICE_AFTER = (5, 9), 7
+_DECIDED_AFTER = 10
+_PAIRS_FASTER = 3  # so many must be
 _PROBES = 5  # messages of a few bytes, of which the fastest is the latency
 
 
@@ -104,9 +104,11 @@ class Choice:
             self._never_ns = self._took_ns[self._step] - self._waited_ns
         if self._step == _CHOSEN_AFTER:
             self._choose(memory)
-        elif self._step in (_JUDGED_AFTER, _DECIDED_AFTER):
+        elif self._step == _DECIDED_AFTER:
             self._judge()
-        elif self._step == _TRIED_AGAIN_AFTER:
+        elif self._step in _AS_PLANNED_AFTER:
+            self._next = False
+        elif self._step == _BY_CHOICE_AFTER:
             self._next = True
         self._step += 1
 
@@ -207,22 +209,21 @@ class Choice:
         return fastest(sizes, self._agree(times_ns, "max")) if sizes else {}
 
     def _judge(self) -> None:
-        """Give the choice up unless it was faster, beyond noise."""
-        turns = [
-            [float(self._took_ns[step]) for step in steps if step <= self._step]
-            for steps in (_PLANNED_STEPS, _TRIED_STEPS)
-        ]
-        agreed = self._agree([taken for turn in turns for taken in turn], "max")
-        planned, again = min(agreed[: len(turns[0])]), min(agreed[len(turns[0]) :])
-        is_faster = again * NOISE < planned
-        self._is_done = self._step == _DECIDED_AFTER or not is_faster
-        if not is_faster or not self._is_done:
-            self._next = False
-        if self._is_done:
-            self.text += (
-                f", {'kept' if is_faster else 'taken back'} after step {self._step}: "
-                f"{again / planned:.2f} of the time"
-            )
+        """Keep the choice if it was faster, beyond noise: in most pairs, and at its best."""
+        took_ns = [float(self._took_ns[step]) for pair in _PAIRS for step in pair]
+        agreed = self._agree(took_ns, "max")
+        planned, chosen = agreed[::2], agreed[1::2]
+        pairs = zip(planned, chosen, strict=True)
+        count = sum(by_choice * NOISE < as_planned for as_planned, by_choice in pairs)
+        share = min(chosen) / min(planned)
+        is_kept = count >= _PAIRS_FASTER and share * NOISE < 1.0
+        if is_kept:
+            self._next = True
+        self._is_done = True
+        self.text += (
+            f", {'kept' if is_kept else 'taken back'} after step {self._step}: "
+            f"{share:.2f} of the time, faster in {count} of {len(_PAIRS)} pairs"
+        )
 
     def _latency_ns(self) -> float:
         probe = torch.zeros(2)

@@ -58,9 +58,10 @@ def apply(
         and until close() what small buffers are sent from together.
     group: None is the default group. Its CPU backend must be rdmatensor.
     choose_again: the plan's buckets come from assumed costs; let them be made again after the
-        fourth step from what the second measured, and algorithms be timed that sum them, on all
-        ranks at the same step. They stay if they are found faster twice, or if the program holds
-        gradients then (docs/torch.md); by the eleventh step all is final, see describe()["choice"].
+        third step from what the second measured, and algorithms be timed that sum them, on all
+        ranks at the same step. Steps by them and as planned take turns until the tenth; what was
+        faster stays, or what is in use if the program holds gradients then (docs/torch.md). By the
+        eleventh step all is final, see describe()["choice"].
     find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
         was, None mostly, as with DistributedDataParallel; one small message a step tells. Without
         it such a gradient is zero, which momentum and weight decay act on.
