@@ -275,7 +275,7 @@ rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns, uint32_t *out,
         return status;
     if (timeout_ns == RDT_NO_WAIT) {
         if (!has_notify(ep))
-            (void)rdti_engine_progress(ep->ctx->engine);
+            rdti_engine_poll(ep->ctx->engine);
         return pop_inbox(ep, out, err);
     }
     if (rdti_engine_is_soon(ep->ctx->engine, take_notify, &wait, true))

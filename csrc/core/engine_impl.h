@@ -100,6 +100,8 @@ bool rdti_engine_try_enter(struct rdti_engine *engine);
 uint32_t rdti_engine_dispatch(struct rdti_engine *engine);
 /* engine_watch.c [driver]: say after how many passes the next look at sockets is due. */
 void rdti_engine_plan_look(struct rdti_engine *engine);
+/* engine_watch.c: a transport has messages come through them. */
+bool rdti_engine_do_sockets_carry(const struct rdti_engine *engine);
 /* engine_watch.c: the last look is so long ago that passes do not tell any more when one is due. */
 bool rdti_engine_is_look_late(const struct rdti_engine *engine, uint64_t now_ns);
 void rdti_engine_free_watches(struct rdti_engine *engine);

@@ -365,6 +365,17 @@ spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint
     }
 }
 
+void
+rdti_engine_poll(struct rdti_engine *engine)
+{
+    if (rdti_engine_is_driver(engine) || !rdti_engine_try_enter(engine))
+        return;
+    const bool with_sockets = rdti_engine_do_sockets_carry(engine) || is_look_due(engine) ||
+                              rdti_engine_is_look_late(engine, rdti_now_ns());
+    (void)rdti_engine_pass(engine, with_sockets);
+    rdti_engine_leave(engine);
+}
+
 /* Somebody's pass left a task that wants the next one at once; this thread drives no more.
  * relaxed: this thread's own pass, or that of a driver who comes here too. */
 static void

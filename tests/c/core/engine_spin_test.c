@@ -285,6 +285,41 @@ TEST(a_look_comes_soon_where_passes_have_become_long)
     rdti_engine_destroy(engine);
 }
 
+/* Who polls in a loop pays for no system call each time, and misses nothing for long. */
+TEST(polls_look_at_sockets_as_often_as_waiters)
+{
+    struct rdti_engine *engine = engine_open_with(has_none);
+
+    rdti_engine_enter(engine);
+    (void)rdti_engine_pass(engine, true);
+    rdti_engine_leave(engine);
+    const uint32_t passes = atomic_load(&engine->passes);
+    uint32_t looks = atomic_load(&engine->socket_passes);
+    const uint64_t begin_ns = rdti_now_ns();
+    for (uint32_t i = 0; i < 1000; i++)
+        rdti_engine_poll(engine);
+    const uint64_t ms = (rdti_now_ns() - begin_ns) / MS;
+    CHECK_UINT_EQ(atomic_load(&engine->passes) - passes, 1000);
+    CHECK_UINT_GE(atomic_load(&engine->socket_passes) - looks, 1);
+    CHECK_UINT_LE(atomic_load(&engine->socket_passes) - looks, 1000 / 256 + ms + 1);
+    looks = atomic_load(&engine->socket_passes);
+    for (uint32_t i = 1; i <= 3; i++) { /* one that comes seldom looks each time */
+        test_sleep_ns(2 * MS);
+        rdti_engine_poll(engine);
+        CHECK_UINT_EQ(atomic_load(&engine->socket_passes) - looks, i);
+    }
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+    engine = engine_open(); /* where sockets carry messages each does */
+    looks = atomic_load(&engine->socket_passes);
+    for (uint32_t i = 1; i <= 10; i++) {
+        rdti_engine_poll(engine);
+        CHECK_UINT_EQ(atomic_load(&engine->socket_passes) - looks, i);
+    }
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
 struct urger {
     struct rdti_engine *engine;
     uint32_t looks;
