@@ -145,6 +145,8 @@ rdt_status rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn don
  * wait for the lock, for a pass, and once it was true it stays so. */
 rdt_status rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg,
                                    uint64_t deadline_ns);
+/* Somebody waits, or would have if its end were not there: see engine_thread.c. Any thread. */
+void rdti_engine_note_wait(struct rdti_engine *engine);
 /* Either (`takes`: the latter) for some passes, without sleep nor a look at the clock: what a wait
  * begins with where its end is often there already. False: not yet. */
 bool rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool takes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The engine's body, shared by engine.c (what is driven), engine_watch.c (descriptors) and
- * engine_wait.c (who drives, who sleeps) only. */
+ * engine_wait.c (who drives, who sleeps) and engine_thread.c (the progress thread) only. */
 #ifndef RDTI_CORE_ENGINE_IMPL_H
 #define RDTI_CORE_ENGINE_IMPL_H
 
@@ -27,6 +27,12 @@ struct rdti_poller {
  * that is learnt from, and a wait that sleeps is longer than the answer took: both sides' wake-ups
  * are in it, so that a bound near the answer's own time would be one that is never found. */
 #define RDTI_SPIN_MOST_NS UINT32_C(4000000)
+
+/* One sleep never lasts longer: signals, deaths seen by the progress thread and clock ticks are
+ * looked at in between. */
+#define RDTI_SLICE_NS UINT64_C(100000000)
+/* The progress thread leaves the sockets to waiters for so long, or longer. */
+#define RDTI_PARK_LEAST_NS UINT64_C(1000000)
 
 struct rdti_engine {
     pthread_mutex_t lock;
@@ -64,6 +70,7 @@ struct rdti_engine {
     _Atomic uint32_t is_busy; /* the last pass may have left something that can go on at once */
 
     _Atomic int32_t active_waiters;
+    _Atomic uint32_t waits;      /* calls that wait, so far; a hint, some are not counted */
     _Atomic uint32_t has_leader; /* a waiter that sleeps in epoll for all of them */
     _Atomic int32_t async_count; /* tasks and callbacks outstanding */
     _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
@@ -107,7 +114,21 @@ bool rdti_engine_is_look_late(const struct rdti_engine *engine, uint64_t now_ns)
 void rdti_engine_free_watches(struct rdti_engine *engine);
 /* engine.c [driver]: sockets and ticks if asked for, transports, tasks. Returns the work done. */
 uint32_t rdti_engine_pass(struct rdti_engine *engine, bool with_sockets);
-/* engine_wait.c: the progress thread. */
+/* engine_wait.c: a pass, unless another thread drives; false then. */
+bool rdti_engine_try_pass(struct rdti_engine *engine, bool with_sockets);
+/* engine_wait.c: some transport has news come through descriptors. */
+bool rdti_engine_needs_epoll(const struct rdti_engine *engine);
+/* engine_wait.c: something is outstanding and nobody waits. */
+bool rdti_engine_is_proxy_wanted(const struct rdti_engine *engine);
+/* engine_wait.c: something can go on without an arrival that would ring: not now, then, does one
+ * sleep. */
+bool rdti_engine_is_busy(const struct rdti_engine *engine);
+/* engine_wait.c: others who sleep in epoll want the descriptor readable until the last of them is
+ * up. `own` of the sleepers are no threads of their own. */
+void rdti_engine_drain_event_fd(struct rdti_engine *engine, uint32_t own);
+/* engine_wait.c, for epoll_wait(): whoever sleeps in epoll wakes for the ticks as well. */
+int rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns);
+/* engine_thread.c: the progress thread. */
 void *rdti_engine_progress_main(void *arg);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Who drives and who sleeps: waiters, the proxy count, the progress thread.
+ * Who drives and who sleeps: waiters, and the count that stands for the progress thread.
  *
  * Whoever is about to sleep raises its count in the doorbell and then needs one whole pass: what
  * was published before the raise rang for nobody. If another thread holds the lock, its pass may
@@ -16,15 +16,6 @@
 #include "base/futex.h"
 #include "core/engine_impl.h"
 
-/* One sleep never lasts longer: signals, deaths seen by the progress thread and clock ticks are
- * looked at in between. */
-#define SLICE_NS UINT64_C(100000000)
-/* The progress thread looks again this often whether a waiter is still active; where waiters have
- * driven for long, less often: each look takes the core from one that spins. What it comes late to
- * when they leave is no more than a small share of the time that they were there. */
-#define PARK_LEAST_NS UINT64_C(1000000)
-#define PARK_MOST_NS UINT64_C(8000000)
-#define PARK_SHARE 8
 /* A wait makes so many before it looks at the clock for the first time. */
 #define BRIEF_PASSES 16
 /* A sleep and a wake-up of each rank cost more than all of a small collective's work; those it
@@ -45,8 +36,8 @@ rdti_engine_progress(struct rdti_engine *engine)
     return true;
 }
 
-static bool
-try_pass(struct rdti_engine *engine, bool with_sockets)
+bool
+rdti_engine_try_pass(struct rdti_engine *engine, bool with_sockets)
 {
     if (!rdti_engine_try_enter(engine))
         return false;
@@ -59,7 +50,7 @@ void
 rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets)
 {
     if (!rdti_engine_is_driver(engine)) {
-        if (try_pass(engine, with_sockets))
+        if (rdti_engine_try_pass(engine, with_sockets))
             return;
         /* acq_rel: pairs with the exchange in rdti_engine_leave(). Either that comes later, sees
          * the wish and rings, or it came before, and then the lock was given back before we try
@@ -94,8 +85,8 @@ set_proxy(struct rdti_engine *engine, bool wanted)
     return wanted && had == 0;
 }
 
-static bool
-needs_epoll(const struct rdti_engine *engine)
+bool
+rdti_engine_needs_epoll(const struct rdti_engine *engine)
 {
     for (uint32_t i = 0; i < engine->poller_count; i++)
         if (engine->pollers[i].needs_epoll(engine->pollers[i].state))
@@ -103,8 +94,8 @@ needs_epoll(const struct rdti_engine *engine)
     return false;
 }
 
-static bool
-is_proxy_wanted(const struct rdti_engine *engine)
+bool
+rdti_engine_is_proxy_wanted(const struct rdti_engine *engine)
 {
     /* seq_cst: whoever changes one of the two calls update_proxy() afterwards. */
     return atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0 &&
@@ -120,15 +111,15 @@ update_proxy(struct rdti_engine *engine)
     bool wanted;
 
     do {
-        wanted = is_proxy_wanted(engine);
+        wanted = rdti_engine_is_proxy_wanted(engine);
         is_raised = set_proxy(engine, wanted) || is_raised;
-    } while (wanted != is_proxy_wanted(engine));
+    } while (wanted != rdti_engine_is_proxy_wanted(engine));
     if (!wanted || !is_raised)
         return;
     /* seq_cst: either this sees the park, or park() sees that the proxy is wanted. The shortest one
      * ends by itself, but where nothing but memory brings news: there it was not worth a park. */
     const uint32_t park_ns = atomic_load_explicit(&engine->park_ns, memory_order_seq_cst);
-    if (park_ns > PARK_LEAST_NS || (park_ns != 0 && !needs_epoll(engine))) {
+    if (park_ns > RDTI_PARK_LEAST_NS || (park_ns != 0 && !rdti_engine_needs_epoll(engine))) {
         atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
         (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
         rdti_futex_wake(&engine->park_word, 1);
@@ -146,7 +137,7 @@ rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
 void
 rdti_engine_attend(struct rdti_engine *engine)
 {
-    /* seq_cst: see is_proxy_wanted(). The proxy only matters while something is outstanding: one
+    /* seq_cst: see rdti_engine_is_proxy_wanted(). The proxy only matters while something is outstanding: one
      * load otherwise. */
     (void)atomic_fetch_add_explicit(&engine->active_waiters, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&engine->has_proxy, memory_order_seq_cst) != 0)
@@ -164,24 +155,21 @@ rdti_engine_unattend(struct rdti_engine *engine)
 bool
 rdti_engine_is_attended(const struct rdti_engine *engine)
 {
-    /* seq_cst: as in is_proxy_wanted() */
+    /* seq_cst: as in rdti_engine_is_proxy_wanted() */
     return atomic_load_explicit(&engine->active_waiters, memory_order_seq_cst) > 0;
 }
 
 /* ---- Waiting ----------------------------------------------------------------------------- */
 
-/* Something can go on without an arrival that would ring: not now, then, does one sleep. */
-static bool
-is_busy(const struct rdti_engine *engine)
+bool
+rdti_engine_is_busy(const struct rdti_engine *engine)
 {
     /* relaxed: whoever leaves a task behind that can go on pokes the progress thread */
     return atomic_load_explicit(&engine->is_busy, memory_order_relaxed) != 0;
 }
 
-/* Others who sleep in epoll want the descriptor readable until the last of them is up. `own` of the
- * sleepers are no threads of their own. */
-static void
-drain_event_fd(struct rdti_engine *engine, uint32_t own)
+void
+rdti_engine_drain_event_fd(struct rdti_engine *engine, uint32_t own)
 {
     uint64_t count;
 
@@ -195,9 +183,8 @@ drain_event_fd(struct rdti_engine *engine, uint32_t own)
         rdti_engine_poke(engine);
 }
 
-/* For epoll_wait(): whoever sleeps in epoll wakes for the ticks as well. */
-static int
-until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
+int
+rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
 {
     const uint64_t left_ns = rdti_remaining_ns(rdti_engine_next_tick_ns(engine));
 
@@ -211,11 +198,11 @@ sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
 
     (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     rdti_engine_pass_or_ask(engine, true);
-    if (!done(arg) && !is_busy(engine))
-        (void)epoll_wait(engine->epoll_fd, &event, 1, until_tick_ms(engine, sleep_ns));
+    if (!done(arg) && !rdti_engine_is_busy(engine))
+        (void)epoll_wait(engine->epoll_fd, &event, 1, rdti_engine_until_tick_ms(engine, sleep_ns));
     (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
-    drain_event_fd(engine, 0);
-    (void)try_pass(engine, true); /* it was probably a socket that ended the sleep */
+    rdti_engine_drain_event_fd(engine, 0);
+    (void)rdti_engine_try_pass(engine, true); /* it was probably a socket that ended the sleep */
 }
 
 static void
@@ -225,7 +212,7 @@ sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
     const uint32_t sequence = rdti_doorbell_begin_sleep(engine->bell);
 
     rdti_engine_pass_or_ask(engine, with_sockets);
-    if (!done(arg) && !is_busy(engine))
+    if (!done(arg) && !rdti_engine_is_busy(engine))
         rdti_doorbell_sleep(engine->bell, sequence, sleep_ns);
     rdti_doorbell_end_sleep(engine->bell);
 }
@@ -239,7 +226,7 @@ static void
 sleep_once(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
            bool *is_leader)
 {
-    const bool with_sockets = needs_epoll(engine);
+    const bool with_sockets = rdti_engine_needs_epoll(engine);
     uint32_t none = 0;
 
     /* acq_rel: the old leader's end_lead() comes before */
@@ -347,7 +334,7 @@ spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint
     const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
     const uint64_t most_ns = *now_ns + spin_ns + yield_ns;
     const uint64_t until_ns = most_ns < deadline_ns ? most_ns : deadline_ns;
-    const bool with_sockets = yield_ns > 0 && needs_epoll(engine);
+    const bool with_sockets = yield_ns > 0 && rdti_engine_needs_epoll(engine);
     bool is_late = false;
 
     for (uint32_t i = 1;; i++) {
@@ -385,20 +372,30 @@ leave_rest(struct rdti_engine *engine)
         rdti_engine_poke(engine);
 }
 
-/* Nobody is told of the waiter, which is gone before it would matter: where the proxy is raised it
- * matters at once, as each arrival rings for it. */
+void
+rdti_engine_note_wait(struct rdti_engine *engine)
+{
+    /* relaxed, and not one step: of two threads at once one may be lost */
+    const uint32_t waits = atomic_load_explicit(&engine->waits, memory_order_relaxed);
+
+    atomic_store_explicit(&engine->waits, waits + 1, memory_order_relaxed);
+}
+
+/* Nobody is told of the waiter, which is gone before it would matter: where the proxy is raised, or
+ * sockets carry messages, it matters at once, as each arrival wakes the progress thread. */
 bool
 rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool takes)
 {
     const struct wish wish = {done, arg, takes};
     bool is_done = false;
 
+    rdti_engine_note_wait(engine);
     if (done(arg))
         return true;
     /* relaxed: hints */
     if (atomic_load_explicit(&engine->can_spin, memory_order_relaxed) == 0 ||
         atomic_load_explicit(&engine->has_proxy, memory_order_relaxed) != 0 ||
-        rdti_engine_is_driver(engine))
+        rdti_engine_do_sockets_carry(engine) || rdti_engine_is_driver(engine))
         return false;
     for (uint32_t i = 0; !is_done && i < BRIEF_PASSES; i++)
         is_done = pass_for(engine, &wish, false);
@@ -445,12 +442,12 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
         count_wait(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
-            (void)try_pass(engine, true);
+            (void)rdti_engine_try_pass(engine, true);
             status = done(arg) ? RDT_OK : RDT_ETIMEDOUT;
             break;
         }
-        if (sleep_ns > SLICE_NS)
-            sleep_ns = SLICE_NS;
+        if (sleep_ns > RDTI_SLICE_NS)
+            sleep_ns = RDTI_SLICE_NS;
         sleep_once(engine, done, arg, sleep_ns, &is_leader);
         has_slept = true;
         const uint64_t slept_ns = rdti_now_ns() - now_ns;
@@ -489,117 +486,4 @@ rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg
                         uint64_t deadline_ns)
 {
     return wait_until(engine, &(struct wish){take, arg, true}, deadline_ns, true);
-}
-
-/* ---- The progress thread ----------------------------------------------------------------- */
-
-/* Waiters that look at no socket: some sleep on the futex, none in epoll. */
-static bool
-do_all_sleep(const struct rdti_engine *engine)
-{
-    /* relaxed: looked at again when the park is over */
-    return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) == 0 &&
-           atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) != 0;
-}
-
-/* There are waiters, who look at the sockets themselves. */
-static bool
-are_sockets_watched(const struct rdti_engine *engine)
-{
-    /* relaxed: as above */
-    return atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) != 0 &&
-           !do_all_sleep(engine);
-}
-
-static bool
-may_park(const struct rdti_engine *engine)
-{
-    return needs_epoll(engine) && are_sockets_watched(engine);
-}
-
-/* This thread has nothing better to do than to wait for the lock: trying alone, it would spin on a
- * socket that stays readable. */
-static void
-whole_pass(struct rdti_engine *engine)
-{
-    rdti_engine_enter(engine);
-    (void)rdti_engine_pass(engine, true);
-    rdti_engine_leave(engine);
-}
-
-/* True: it was woken, while somebody waits, who would have seen what came. */
-static bool
-drive_in_background(struct rdti_engine *engine)
-{
-    struct epoll_event event;
-
-    /* seq_cst: raised before the last look, as the doorbell asks */
-    atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
-    whole_pass(engine);
-    const int count = epoll_wait(engine->epoll_fd, &event, 1,
-                                 is_busy(engine) ? 0 : until_tick_ms(engine, SLICE_NS));
-    atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
-    /* The proxy count stands for this thread. acquire: see set_proxy() */
-    drain_event_fd(engine, atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
-    whole_pass(engine);
-    return count > 0 && are_sockets_watched(engine);
-}
-
-/*
- * Leaves the sockets to the waiters, unless none of them has looked at sockets nor sleeps in epoll
- * meanwhile: they may be without a core, stuck in a callback of the user's, or wait so shortly each
- * time that they never look, and heartbeats must go on. *parked_ns: for how long they have looked
- * after everything, between two waits included: who waits again and again does so for two moments
- * of three. True: others have driven meanwhile, and nothing is left to this thread.
- */
-static bool
-park(struct rdti_engine *engine, uint64_t *parked_ns)
-{
-    /* relaxed: whatever is missed is seen when the park is over */
-    const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
-    const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
-    uint64_t park_ns = PARK_LEAST_NS;
-
-    if (!do_all_sleep(engine) && *parked_ns > PARK_SHARE * PARK_LEAST_NS)
-        park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
-    const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
-    /* seq_cst: see update_proxy() */
-    atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
-    const bool is_left = is_proxy_wanted(engine);
-    if (!is_left)
-        rdti_futex_wait(&engine->park_word, word, park_ns);
-    const bool is_ended =
-        atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0 || is_left;
-    const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
-    if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
-        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0) {
-        (void)try_pass(engine, true);
-        *parked_ns = 0;
-    } else {
-        *parked_ns = is_ended ? 0 : *parked_ns + park_ns;
-    }
-    return is_driven && !is_proxy_wanted(engine);
-}
-
-void *
-rdti_engine_progress_main(void *arg)
-{
-    struct rdti_engine *engine = arg;
-    bool is_driven = false; /* by waiters, a moment ago */
-    uint64_t parked_ns = 0;
-
-    (void)pthread_setname_np(pthread_self(), "rdmatensor");
-    /* acquire: pairs with the release in rdti_engine_stop() */
-    while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
-        /* A thread that waits, sends and waits again is between two waits for a third of the time:
-         * this one would go to sleep in epoll then, and every message would pay for waking it; over
-         * shared memory every one that asks for an answer. */
-        if (is_driven || may_park(engine)) {
-            is_driven = park(engine, &parked_ns);
-            continue;
-        }
-        parked_ns = 0;
-        is_driven = drive_in_background(engine);
-    }
-    return NULL;
 }

@@ -279,8 +279,10 @@ is_done(void *arg)
 rdt_status
 rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns, struct rdt_error *err)
 {
-    if (rdti_transfer_is_done(t))
+    if (rdti_transfer_is_done(t)) {
+        rdti_engine_note_wait(t->pool->engine);
         return result(t, err);
+    }
     if (rdti_in_forked_child())
         return rdti_error_set(err, RDT_EFORKED, 0,
                               "wait: this is a forked child; only its parent may use the context: "

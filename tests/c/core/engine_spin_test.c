@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How long waiters spin, and how often the progress thread looks after them. */
+#include <errno.h>
 #include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "core/engine_impl.h"
@@ -318,6 +322,68 @@ TEST(polls_look_at_sockets_as_often_as_waiters)
     }
     rdti_engine_stop(engine);
     rdti_engine_destroy(engine);
+}
+
+struct inbox {
+    int fd;
+    _Atomic uint32_t looks;
+};
+
+static void
+take_from(void *arg, uint32_t epoll_events)
+{
+    struct inbox *inbox = arg;
+    uint64_t count;
+
+    (void)epoll_events;
+    CHECK(read(inbox->fd, &count, sizeof(count)) == (ssize_t)sizeof(count) || errno == EAGAIN);
+    atomic_fetch_add(&inbox->looks, 1);
+}
+
+/* Something comes all the time, for 50 ms; returns how often in a ms the progress thread takes it. */
+static uint32_t
+looks_per_ms(struct rdti_engine *engine, struct inbox *inbox, bool is_waiting)
+{
+    const uint64_t begin_ns = rdti_now_ns();
+    const uint32_t before = atomic_load(&inbox->looks);
+    const uint64_t one = 1;
+
+    while (rdti_now_ns() - begin_ns < 50 * MS) {
+        CHECK(write(inbox->fd, &one, sizeof(one)) == (ssize_t)sizeof(one));
+        if (is_waiting)
+            rdti_engine_note_wait(engine); /* what it waits for is there already */
+    }
+    return (atomic_load(&inbox->looks) - before) / (uint32_t)((rdti_now_ns() - begin_ns) / MS);
+}
+
+/* It has started something, so that nobody seems to look at the sockets between two waits. */
+TEST(the_progress_thread_leaves_sockets_to_who_waits_again_and_again)
+{
+    struct rdti_engine *engine = engine_open();
+    struct inbox inbox = {.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+    struct rdt_error err = {0};
+    struct rdti_watch *watch;
+
+    CHECK(inbox.fd >= 0);
+    rdti_engine_enter(engine);
+    CHECK_OK(rdti_engine_watch(engine, inbox.fd, EPOLLIN, take_from, &inbox, &watch, &err), &err);
+    rdti_engine_leave(engine);
+    CHECK_OK(rdti_engine_start(engine, &err), &err);
+    rdti_engine_async_add(engine, 1);
+    /* Each park is a millisecond at least; one that found too few waits is not repeated at once. */
+    CHECK_UINT_LE(looks_per_ms(engine, &inbox, true), 10);
+    /* Nobody waits: what comes is taken at once. Where others have the cores, in a later trial. */
+    uint32_t looks = 0;
+    for (int i = 0; i < 100 && looks <= 10; i++)
+        looks = looks_per_ms(engine, &inbox, false);
+    CHECK_UINT_GE(looks, 11);
+    rdti_engine_async_add(engine, -1);
+    rdti_engine_enter(engine);
+    rdti_engine_unwatch(engine, watch);
+    rdti_engine_leave(engine);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+    CHECK(close(inbox.fd) == 0);
 }
 
 struct urger {

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The progress thread: drives what nobody waits for, and leaves all to those who wait. */
+#include <pthread.h>
+#include <sys/epoll.h>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "core/engine_impl.h"
+
+/* It looks again after RDTI_PARK_LEAST_NS whether a waiter is still active; where waiters have
+ * driven for long, less often: each look takes the core from one that spins. What it comes late to
+ * when they leave is no more than a small share of the time that they were there. */
+#define PARK_MOST_NS UINT64_C(8000000)
+#define PARK_SHARE 8
+/* Waits no further apart are those of a thread that drives all by itself; what one starts that
+ * waits less often would lie for longer. They are counted in no less than COUNT_NS. */
+#define OFTEN_NS UINT64_C(100000)
+#define COUNT_NS UINT64_C(20000)
+
+/* How often there were waits, in the time before `since_ns` and from then on. */
+struct rhythm {
+    bool is_often;
+    uint32_t waits;
+    uint64_t since_ns;
+};
+
+/* A thread that starts something and waits, again and again, is seldom seen to wait where it shares
+ * a core with this one: what this one is woken for it no longer waits for. So each message would
+ * pay for a switch of threads and a lock that both want. */
+static bool
+is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
+{
+    /* relaxed: a hint */
+    const uint32_t waits = atomic_load_explicit(&engine->waits, memory_order_relaxed);
+    const uint64_t now_ns = rdti_now_ns();
+    const uint64_t passed_ns = now_ns - rhythm->since_ns;
+
+    if (passed_ns >= COUNT_NS) { /* else there need not have been one yet */
+        const uint64_t waited = waits - rhythm->waits;
+        *rhythm = (struct rhythm){waited * OFTEN_NS >= passed_ns, waits, now_ns};
+    }
+    return rhythm->is_often && rdti_engine_needs_epoll(engine);
+}
+
+/* Waiters that look at no socket: some sleep on the futex, none in epoll. */
+static bool
+do_all_sleep(const struct rdti_engine *engine)
+{
+    /* relaxed: looked at again when the park is over */
+    return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) != 0;
+}
+
+/* There are waiters, who look at the sockets themselves. */
+static bool
+are_sockets_watched(const struct rdti_engine *engine)
+{
+    /* relaxed: as above */
+    return atomic_load_explicit(&engine->active_waiters, memory_order_relaxed) != 0 &&
+           !do_all_sleep(engine);
+}
+
+static bool
+may_park(const struct rdti_engine *engine)
+{
+    return rdti_engine_needs_epoll(engine) && are_sockets_watched(engine);
+}
+
+/* This thread has nothing better to do than to wait for the lock: trying alone, it would spin on a
+ * socket that stays readable. */
+static void
+whole_pass(struct rdti_engine *engine)
+{
+    rdti_engine_enter(engine);
+    (void)rdti_engine_pass(engine, true);
+    rdti_engine_leave(engine);
+}
+
+/* True: it was woken, while somebody waits, or does again and again, who would have seen what
+ * came. */
+static bool
+drive_in_background(struct rdti_engine *engine, struct rhythm *rhythm)
+{
+    struct epoll_event event;
+
+    /* seq_cst: raised before the last look, as the doorbell asks */
+    atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
+    whole_pass(engine);
+    const int count = epoll_wait(engine->epoll_fd, &event, 1,
+                                 rdti_engine_is_busy(engine) ? 0 : rdti_engine_until_tick_ms(engine, RDTI_SLICE_NS));
+    atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
+    /* The proxy count stands for this thread. acquire: see set_proxy() */
+    rdti_engine_drain_event_fd(engine, atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
+    whole_pass(engine);
+    return count > 0 && (are_sockets_watched(engine) || is_waited_often(engine, rhythm));
+}
+
+/*
+ * Leaves the sockets to the waiters, unless none of them has looked at sockets nor sleeps in epoll
+ * meanwhile: they may be without a core, stuck in a callback of the user's, or wait so shortly each
+ * time that they never look, and heartbeats must go on. *parked_ns: for how long they have looked
+ * after everything, between two waits included: who waits again and again does so for two moments
+ * of three. True: others have driven meanwhile, and nothing is left to this thread.
+ */
+static bool
+park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
+{
+    /* relaxed: whatever is missed is seen when the park is over */
+    const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
+    const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
+    uint64_t park_ns = RDTI_PARK_LEAST_NS;
+
+    if (!do_all_sleep(engine) && *parked_ns > PARK_SHARE * RDTI_PARK_LEAST_NS)
+        park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
+    const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
+    /* seq_cst: see update_proxy() */
+    atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
+    bool is_left = rdti_engine_is_proxy_wanted(engine);
+    if (is_left && is_waited_often(engine, rhythm)) {
+        /* Nobody ends it, as the proxy is wanted already. */
+        park_ns = RDTI_PARK_LEAST_NS;
+        is_left = false;
+    }
+    if (!is_left)
+        rdti_futex_wait(&engine->park_word, word, park_ns);
+    const bool is_ended =
+        atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0 || is_left;
+    const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
+    if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
+        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0) {
+        (void)rdti_engine_try_pass(engine, true);
+        *parked_ns = 0;
+    } else {
+        *parked_ns = is_ended ? 0 : *parked_ns + park_ns;
+    }
+    return is_driven &&
+           (!rdti_engine_is_proxy_wanted(engine) || is_waited_often(engine, rhythm));
+}
+
+void *
+rdti_engine_progress_main(void *arg)
+{
+    struct rdti_engine *engine = arg;
+    bool is_driven = false; /* by waiters, a moment ago */
+    uint64_t parked_ns = 0;
+    struct rhythm rhythm = {0};
+
+    (void)pthread_setname_np(pthread_self(), "rdmatensor");
+    /* acquire: pairs with the release in rdti_engine_stop() */
+    while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
+        /* A thread that waits, sends and waits again is between two waits for a third of the time:
+         * this one would go to sleep in epoll then, and every message would pay for waking it; over
+         * shared memory every one that asks for an answer. */
+        if (is_driven || may_park(engine)) {
+            is_driven = park(engine, &rhythm, &parked_ns);
+            continue;
+        }
+        parked_ns = 0;
+        is_driven = drive_in_background(engine, &rhythm);
+    }
+    return NULL;
+}
