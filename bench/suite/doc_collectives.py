@@ -188,7 +188,8 @@ def _told(notes: Notes, ours: Sequence[Record], known: Known) -> Notes:
         for share_ns in [doc_reasons.share_of_call(record, known)]
         if share_ns is not None
     ]
-    if nothing and doc_reasons.CALLS in notes:
-        told = " to ".join(dict.fromkeys(time_text(of(nothing)) for of in (min, max)))
-        notes.extend(doc_reasons.CALLS, f" (a backend that does nothing takes {told})")
+    for reason in (doc_reasons.CALLS, doc_reasons.SHARED):
+        if nothing and reason in notes:
+            told = " to ".join(dict.fromkeys(time_text(of(nothing)) for of in (min, max)))
+            notes.extend(reason, f" (a backend that does nothing takes {told})")
     return notes

@@ -100,7 +100,13 @@ def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
         for one in records
         if one.get("timed") == samples.HALF
     }
-    reason = functools.partial(doc_reasons.in_a_row, halves=halves)
+    medians = {
+        doc_reasons.rows_key(one, is_both=text(one, "timed").endswith(streams.WAYS[True])): number(
+            one, "median_ns"
+        )
+        for one in rows
+    }
+    reason = functools.partial(doc_reasons.in_a_row, halves=halves, rows=medians)
     return _by_way("each of many, C", "messages in a row", rows, reason, notes)
 
 

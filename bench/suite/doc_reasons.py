@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bench.benchlib.record import Record, number, text
-from bench.suite import breakdown, samples, streams
+from bench.suite import breakdown, reads, samples, streams
 from bench.suite.collective_cells import Known, cell_of, row_of
 from bench.suite.collectives import NOTHING, net_ns
+from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, PLAIN
 
 UNKNOWN = "why is not known yet"
 NOTIFIES = "ours has a notification that can wake a sleeper, and checks that the region still lives"
+BOTH = f"{NOTIFIES}; both ways each side's core does what two share one way"
 BY_CHANCE = "each median lies in the other's band, and the best of eight is chosen afterwards"
 ACKNOWLEDGES = (
     "ours has a header, a notification, and an acknowledgement once the bytes are in place"
@@ -23,12 +25,20 @@ ACKNOWLEDGES = (
 EARLY = "it counts a message as done before that has arrived: in less than half its round trip"
 CHECKS = "ours makes a transfer of each read, and checks that the region still lives"
 ASKS = "ours has a header each way, and who answers looks at more than this socket"
+TAKES_TURNS = (
+    f"{ASKS}; besides, the thread that asks and the progress thread take turns at the one core that"
+    " a rank has here and at the engine's lock, or one of them does all, by the sample"
+)
 RELEASES = (
     "a slot is released to its sender after each tensor; the ring gives one credit for half of it"
 )
 PACKS = "to pack so few bytes takes a hundredth of a trip over a socket, less than turns differ by"
 CALLS = (
     "torch's share of a call, which Open MPI is measured without, is most of what is between them"
+)
+SHARED = (
+    "torch's share of a call, which Open MPI is measured without, is most of what is between them:"
+    " the ranks share cores, and each finds caches that others have filled"
 )
 NEW_SMALL = (
     f"in new memory torch's share of a call is less than half of what is between them: {UNKNOWN}"
@@ -37,6 +47,10 @@ OFFERS = "torch's share of a call, and what it takes to offer a tensor that lies
 TWICE = (
     "its copy is one, from process to process; ours go through memory that both share, and the"
     " second is not free where all of it lies in the caches"
+)
+STAGED = (
+    "its copy is one, from process to process; ours sums tensors in private memory through stages"
+    " that both share, those in the arena in place, where it is no slower"
 )
 LARGE_TWICE = "its copy is one, from process to process; ours go through memory that both share"
 PAGES = "nearly all of it is the system's making of pages"
@@ -64,6 +78,7 @@ _SUMS = ("all_reduce", "reduce", "reduce_scatter")
 _MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "send")  # no sums
 _STARTS_LEAST = 0.6  # of UCX's time over ours: a start may differ by so much from the next
 _FAULTS_MORE = 4096  # of a step; 10 ms
+_BOTH_MOST = 2.6  # times as long as one way: twice the work, and lines of memory that both write
 _ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
 _TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements explain no more
 _TCP_LEAST = 0.1  # below it somebody has to look before anything is said
@@ -129,18 +144,25 @@ def of_set_up(rival: Record) -> str:
     return PROOFS
 
 
-def in_a_row(ours: Record, rival: Record, halves: Mapping[object, float] | None = None) -> str:
+def in_a_row(
+    ours: Record,
+    rival: Record,
+    halves: Mapping[object, float] | None = None,
+    rows: Mapping[object, float] | None = None,
+) -> str:
     """Return why messages in a row are slower than a rival's.
 
-    halves: half a round trip of each, by halves_key().
+    halves: half a round trip of each, by halves_key(); rows: messages in a row, by rows_key().
     """
     peer, ratio = text(rival, "peer"), number(rival, "median_ns") / number(ours, "median_ns")
     reason = of_message(ours, rival)  # raises where nothing may be faster
     if ours["transport"] == "shm":
-        # A notification takes the same one way and both: it does not explain what they are apart.
         is_small = number(ours, "size") < _COPY_FROM_BYTES
-        is_odd = is_small and text(ours, "timed").endswith("both ways")
-        return f"shm, both ways: {UNKNOWN}" if is_odd else reason
+        if not is_small or not text(ours, "timed").endswith(streams.WAYS[True]):
+            return reason
+        one_way_ns = (rows or {}).get(rows_key(ours, is_both=False), 0.0)
+        is_twice = number(ours, "median_ns") <= _BOTH_MOST * one_way_ns
+        return BOTH if is_twice else f"shm, both ways: {UNKNOWN}"
     half_ns = (halves or {}).get(halves_key(rival), 0.0)
     is_alone = text(rival, "timed") == streams.timed_of(1, streams.WAYS[False])
     if peer == "ucx" and is_alone and number(rival, "median_ns") < half_ns:
@@ -152,6 +174,12 @@ def in_a_row(ours: Record, rival: Record, halves: Mapping[object, float] | None 
 def halves_key(record: Record) -> object:
     """Return what a contestant's half round trips and its messages in a row have in common."""
     return tuple(record[name] for name in ("contestant", "transport", "size", "wait"))
+
+
+def rows_key(record: Record, *, is_both: bool) -> object:
+    """Return what names messages in a row of a contestant, as deep as this one's, by their way."""
+    depth = text(record, "timed").removesuffix(streams.WAYS[True]).removesuffix(streams.WAYS[False])
+    return halves_key(record), depth, is_both
 
 
 def of_read(ours: Record, rival: Record) -> str:
@@ -166,6 +194,8 @@ def of_read(ours: Record, rival: Record) -> str:
         is_odd = number(rival, "median_ns") / number(ours, "median_ns") < _ODD
         if not is_odd:
             return ASKS
+    if is_small and not text(ours, "timed").endswith(reads.ALONE):
+        return TAKES_TURNS
     if _are_alike(ours, rival):
         return IN_BANDS
     if path == "shm" and _of_copies(ours, rival) == BY_STARTS:
@@ -190,8 +220,19 @@ def of_gain(path: str, size: int, what: str) -> str:
 def of_collective(ours: Record, theirs: Record, known: Known) -> str:
     """Return why a rival's collective is faster."""
     if theirs["contestant"] == "OpenMPI" and number(ours, "ranks") > 2:
-        return f"more than two ranks on two cores: {UNKNOWN}"
+        return _of_more(ours, theirs, known)
     return _of_two(ours, theirs, known)
+
+
+def _of_more(ours: Record, theirs: Record, known: Known) -> str:
+    """Return why Open MPI is faster where ranks are more than cores."""
+    share_ns = share_of_call(ours, known)
+    if share_ns is not None and share_ns > (net_ns(ours) - net_ns(theirs)) / 2:
+        return SHARED
+    size = number(ours, "size")
+    if text(ours, "op") in _MOVES and size >= _COPY_FROM_BYTES:
+        return TWICE if size < _LARGE_BYTES else LARGE_TWICE
+    return f"more than two ranks on two cores: {UNKNOWN}"
 
 
 def _of_two(ours: Record, theirs: Record, known: Known) -> str:
@@ -209,6 +250,8 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     if rival == "OpenMPI" and path == "shm":
         sums = _SUMS if row == PLAIN else _SUMS[:1]
         if op in sums and _COPY_FROM_BYTES <= size < _LARGE_BYTES:
+            if _is_level_in_arena(ours, theirs, known):
+                return STAGED
             used = "nobody touches" if row == PLAIN else "the ranks use"
             return f"a sum of a tensor that {used}: {UNKNOWN}"
         if op in _MOVES and size >= _COPY_FROM_BYTES:
@@ -219,6 +262,13 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
         if reason is not None:
             return reason
     raise ValueError(f"{rival} is faster in {path} {op} {size:g}, {row}, and why?")
+
+
+def _is_level_in_arena(ours: Record, theirs: Record, known: Known) -> bool:
+    """Return whether the same sum of tensors of the arena, used again, takes no longer than its."""
+    of_rival = known.get(text(theirs, "contestant"), {})
+    arena, same = known.get(OURS, {}).get(cell_of(ours, "arena")), of_rival.get(cell_of(ours, "same"))
+    return arena is not None and same is not None and net_ns(arena) <= net_ns(same)
 
 
 def _by_call(ours: Record, theirs: Record, known: Known) -> str | None:

@@ -3,7 +3,8 @@
 The backends of torch.distributed take turns in the same processes, on the same tensors: one turn
 after another in each round, a barrier of Gloo before each. "fake" is torch's own backend that does
 nothing: what a call costs without one. "copies" is the copy floor (copies.py). With --mpi mpirun
-has started the processes: MPI by itself, on tensors of torch as well. rows.py says what is timed,
+has started the processes: MPI by itself, on tensors of torch as well. Where ranks are more than cores "fake" offers its core
+after each call, as all do that wait for others there: the next call finds caches that those filled. rows.py says what is timed,
 operations.py what. Each rank prints lines of JSON with its own samples; the slowest rank of each
 sample counts.
 """
@@ -30,6 +31,7 @@ from bench.workers.copies import LEAST_BYTES, Copies
 
 PATIENCE = timedelta(seconds=60)
 FAKE, COPIES = "fake", "copies"
+OFFERS = 3  # of a core: the first may find that the others have had more of it than this rank
 NOTHING_MOST_BYTES = 65536
 Cell = tuple[str, int, str]  # operation, size, way
 
@@ -135,6 +137,8 @@ def through_torch(arguments: argparse.Namespace) -> None:
         copies = Copies(arguments.folder.name, rank, ranks, most, meeting.barrier)
         binds[COPIES] = copies.call
     is_shared = not pin(rank, ranks)
+    if is_shared and FAKE in binds:
+        binds[FAKE] = functools.partial(offering, binds[FAKE])
     limits = rows.Limits(arguments.rounds, arguments.seconds, is_shared)
     for cell in todo:
         name, size, way = cell
@@ -148,6 +152,18 @@ def through_torch(arguments: argparse.Namespace) -> None:
         say(arguments, cell, operation.size_bytes, dict(found))
     meeting.barrier()
     dist.destroy_process_group()
+
+
+def offering(bind: rows.Bind, operation: operations.Operation) -> operations.Call:
+    """Return a call that others have the core after."""
+    call = bind(operation)
+
+    def called() -> None:
+        call()
+        for _ in range(OFFERS):
+            os.sched_yield()
+
+    return called
 
 
 def is_asked(arguments: argparse.Namespace, way: str) -> bool:

@@ -217,6 +217,40 @@ def test_of_more_than_fourfold_over_tcp_it_is_said_that_nobody_knows() -> None:
     assert doc_reasons.TURNS not in told
 
 
+@pytest.mark.parametrize(("arena_us", "is_staging"), [(700, True), (820, False)])
+def test_a_sum_that_is_no_slower_in_the_arena_is_slower_for_its_stages(
+    arena_us: int, *, is_staging: bool
+) -> None:
+    times = ((OURS, 1000, "plain"), ("OpenMPI", 800, "plain"), ("OpenMPI", 800, "same"))
+    records = [_collective(who, "reduce", us, size=MIB, row=row) for who, us, row in times]
+    records.append(_collective(OURS, "reduce", arena_us, size=MIB, row="arena"))
+    told = doc_collectives.block(result_of(records))
+    assert (doc_reasons.STAGED in told) == is_staging
+    assert ("a sum of a tensor that nobody touches" in told) != is_staging
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "nothing_us", "wanted"),
+    [
+        ("reduce", 8, 60, doc_reasons.SHARED),  # of 100 us that are between them
+        ("reduce", 8, 40, f"more than two ranks on two cores: {doc_reasons.UNKNOWN}"),
+        ("gather", MIB, 40, doc_reasons.TWICE),
+        ("gather", 16 * MIB, 40, doc_reasons.LARGE_TWICE),
+        ("reduce", MIB, 40, f"more than two ranks on two cores: {doc_reasons.UNKNOWN}"),
+    ],
+)
+def test_where_ranks_share_cores_most_is_what_a_call_costs_after_another_rank(
+    op: str, size: int, nothing_us: int, wanted: str
+) -> None:
+    times = ((OURS, 110), ("OpenMPI", 10), (NOTHING, nothing_us))
+    records = [
+        {**_collective(who, op, us, size=size, row="plain"), "ranks": 8} for who, us in times
+    ]
+    told = doc_collectives.block(result_of(records))
+    assert wanted in told
+    assert ("a backend that does nothing takes" in told) == (wanted == doc_reasons.SHARED)
+
+
 def test_an_older_commit_on_the_same_machine_leaves_nothing_out() -> None:
     times = ((OURS, 9), ("OpenMPI", 4), (NOTHING, 8))
     first = result_of([_collective(who, "send", us) for who, us in times])

@@ -201,7 +201,7 @@ def test_rivals_stand_beside_messages_in_a_row_and_a_loss_to_one_has_its_reason(
     assert "as done before that has arrived" in notes
 
 
-def test_what_both_ways_take_more_over_shm_has_no_known_reason() -> None:
+def test_what_both_ways_take_over_shm_is_twice_the_work_or_not_known() -> None:
     once, both = "16 in flight, one way", "16 in flight, both ways"
     ways = [(OURS, 100, once), (OURS, 500, both)]
     ways += [("memcpy and flag", 50, way) for way in (once, both)]
@@ -211,6 +211,11 @@ def test_what_both_ways_take_more_over_shm_has_no_known_reason() -> None:
     assert (small[-1], other[-1]) == ("a, b", "c")
     assert "a: ours has a notification" in notes
     assert "b: shm, both ways: why is not known yet; c: shm, memcpy and flag: why is" in notes
+    twice = [*streams_of[:1], _stream(OURS, 260, both, path="shm"), *streams_of[2:]]
+    _, (small,), notes = _parts([_record(OURS, OURS, 100), *twice])
+    assert small[-1] == "a, b"
+    assert "both ways each side's core does what two share one way" in notes
+    assert "not known" not in notes
 
 
 def test_who_was_to_sleep_tells_how_often_it_did() -> None:

@@ -90,6 +90,12 @@ def test_the_page_has_reads_only_where_the_results_do() -> None:
     assert "b: tcp, a read alone, UCX get: why is not known yet" in notes
 
 
+def test_small_reads_under_way_over_tcp_share_the_core_with_the_progress_thread() -> None:
+    found = [*_reads("ours", 100, path="tcp"), *_reads("floor", 40, path="tcp")]
+    *_, notes = _block(found)
+    assert "take turns at the one core" in notes
+
+
 def test_each_loss_of_reads_is_told_and_one_that_nobody_explains_is_an_error() -> None:
     found = [*_reads("ours", 100), *_reads("floor", 50)]
     message = samples.p2p_fields(
