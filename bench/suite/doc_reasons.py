@@ -250,10 +250,7 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     if rival == "OpenMPI" and path == "shm":
         sums = _SUMS if row == PLAIN else _SUMS[:1]
         if op in sums and _COPY_FROM_BYTES <= size < _LARGE_BYTES:
-            if _is_level_in_arena(ours, theirs, known):
-                return STAGED
-            used = "nobody touches" if row == PLAIN else "the ranks use"
-            return f"a sum of a tensor that {used}: {UNKNOWN}"
+            return _of_sum(ours, theirs, known)
         if op in _MOVES and size >= _COPY_FROM_BYTES:
             return TWICE if size < _LARGE_BYTES else LARGE_TWICE
         if op == "send" and row != "arena" and size >= SMALL_BYTES:
@@ -264,11 +261,14 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     raise ValueError(f"{rival} is faster in {path} {op} {size:g}, {row}, and why?")
 
 
-def _is_level_in_arena(ours: Record, theirs: Record, known: Known) -> bool:
-    """Return whether the same sum of tensors of the arena, used again, takes no longer than its."""
-    of_rival = known.get(text(theirs, "contestant"), {})
-    arena, same = known.get(OURS, {}).get(cell_of(ours, "arena")), of_rival.get(cell_of(ours, "same"))
-    return arena is not None and same is not None and net_ns(arena) <= net_ns(same)
+def _of_sum(ours: Record, theirs: Record, known: Known) -> str:
+    """Return what tensors of the arena tell, used again: whether they take no longer than its."""
+    arena = known.get(OURS, {}).get(cell_of(ours, "arena"))
+    same = known.get(text(theirs, "contestant"), {}).get(cell_of(ours, "same"))
+    if arena is not None and same is not None and net_ns(arena) <= net_ns(same):
+        return STAGED
+    used = "nobody touches" if row_of(ours) == PLAIN else "the ranks use"
+    return f"a sum of a tensor that {used}: {UNKNOWN}"
 
 
 def _by_call(ours: Record, theirs: Record, known: Known) -> str | None:

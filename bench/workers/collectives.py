@@ -2,11 +2,11 @@
 
 The backends of torch.distributed take turns in the same processes, on the same tensors: one turn
 after another in each round, a barrier of Gloo before each. "fake" is torch's own backend that does
-nothing: what a call costs without one. "copies" is the copy floor (copies.py). With --mpi mpirun
-has started the processes: MPI by itself, on tensors of torch as well. Where ranks are more than cores "fake" offers its core
-after each call, as all do that wait for others there: the next call finds caches that those filled. rows.py says what is timed,
-operations.py what. Each rank prints lines of JSON with its own samples; the slowest rank of each
-sample counts.
+nothing: what a call costs without one. Where ranks are more than cores it offers its core after
+each call, as all do that wait for others there: the next call finds caches that those filled.
+"copies" is the copy floor (copies.py). With --mpi mpirun has started the processes: MPI by itself,
+on tensors of torch as well. rows.py says what is timed, operations.py what. Each rank prints lines
+of JSON with its own samples; the slowest rank of each sample counts.
 """
 
 from __future__ import annotations

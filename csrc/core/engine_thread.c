@@ -86,13 +86,27 @@ drive_in_background(struct rdti_engine *engine, struct rhythm *rhythm)
     /* seq_cst: raised before the last look, as the doorbell asks */
     atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
     whole_pass(engine);
-    const int count = epoll_wait(engine->epoll_fd, &event, 1,
-                                 rdti_engine_is_busy(engine) ? 0 : rdti_engine_until_tick_ms(engine, RDTI_SLICE_NS));
+    const int count =
+        epoll_wait(engine->epoll_fd, &event, 1,
+                   rdti_engine_is_busy(engine) ? 0
+                                               : rdti_engine_until_tick_ms(engine, RDTI_SLICE_NS));
     atomic_store_explicit(&engine->bell->background, 0, memory_order_seq_cst);
     /* The proxy count stands for this thread. acquire: see set_proxy() */
-    rdti_engine_drain_event_fd(engine, atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
+    rdti_engine_drain_event_fd(engine,
+                               atomic_load_explicit(&engine->has_proxy, memory_order_acquire));
     whole_pass(engine);
     return count > 0 && (are_sockets_watched(engine) || is_waited_often(engine, rhythm));
+}
+
+/* parked_ns: see park(). */
+static uint64_t
+park_ns_after(const struct rdti_engine *engine, uint64_t parked_ns)
+{
+    const uint64_t share_ns = parked_ns / PARK_SHARE;
+
+    if (do_all_sleep(engine) || share_ns <= RDTI_PARK_LEAST_NS)
+        return RDTI_PARK_LEAST_NS;
+    return share_ns < PARK_MOST_NS ? share_ns : PARK_MOST_NS;
 }
 
 /*
@@ -108,10 +122,7 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     /* relaxed: whatever is missed is seen when the park is over */
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
-    uint64_t park_ns = RDTI_PARK_LEAST_NS;
-
-    if (!do_all_sleep(engine) && *parked_ns > PARK_SHARE * RDTI_PARK_LEAST_NS)
-        park_ns = *parked_ns < PARK_SHARE * PARK_MOST_NS ? *parked_ns / PARK_SHARE : PARK_MOST_NS;
+    uint64_t park_ns = park_ns_after(engine, *parked_ns);
     const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
     /* seq_cst: see update_proxy() */
     atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
@@ -126,15 +137,16 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     const bool is_ended =
         atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0 || is_left;
     const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
+    /* The proxy is no sleeper of its own. */
     if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
-        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) == 0) {
+        atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) <=
+            atomic_load_explicit(&engine->has_proxy, memory_order_relaxed)) {
         (void)rdti_engine_try_pass(engine, true);
         *parked_ns = 0;
     } else {
         *parked_ns = is_ended ? 0 : *parked_ns + park_ns;
     }
-    return is_driven &&
-           (!rdti_engine_is_proxy_wanted(engine) || is_waited_often(engine, rhythm));
+    return is_driven && (!rdti_engine_is_proxy_wanted(engine) || is_waited_often(engine, rhythm));
 }
 
 void *

@@ -137,8 +137,8 @@ rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
 void
 rdti_engine_attend(struct rdti_engine *engine)
 {
-    /* seq_cst: see rdti_engine_is_proxy_wanted(). The proxy only matters while something is outstanding: one
-     * load otherwise. */
+    /* seq_cst: see rdti_engine_is_proxy_wanted(). The proxy only matters while something is
+     * outstanding: one load otherwise. */
     (void)atomic_fetch_add_explicit(&engine->active_waiters, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&engine->has_proxy, memory_order_seq_cst) != 0)
         update_proxy(engine);

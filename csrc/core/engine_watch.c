@@ -115,7 +115,8 @@ rdti_engine_plan_look(struct rdti_engine *engine)
              passes - engine->looked_at >=
                  engine->late_passes) /* else nothing is known of passes */
         engine->late_passes *= 2;
-    const uint32_t in = rdti_engine_do_sockets_carry(engine) ? PASSES_PER_LOOK : engine->late_passes;
+    const uint32_t in =
+        rdti_engine_do_sockets_carry(engine) ? PASSES_PER_LOOK : engine->late_passes;
     engine->looked_at = passes;
     atomic_store_explicit(&engine->look_at, passes + in, memory_order_relaxed);
     atomic_store_explicit(&engine->looked_ns, now_ns, memory_order_relaxed);

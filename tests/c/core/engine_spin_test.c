@@ -340,7 +340,7 @@ take_from(void *arg, uint32_t epoll_events)
     atomic_fetch_add(&inbox->looks, 1);
 }
 
-/* Something comes all the time, for 50 ms; returns how often in a ms the progress thread takes it. */
+/* Something comes for 50 ms; returns how often in each the progress thread takes it. */
 static uint32_t
 looks_per_ms(struct rdti_engine *engine, struct inbox *inbox, bool is_waiting)
 {
