@@ -45,7 +45,7 @@ def _singles_and_rows(result: Result) -> tuple[str, Notes]:
     parts = [head(result, ours), singles, _in_a_row(records, notes)]
     if any(map(reads.is_read, records)):
         parts.append(_of_reads(records, notes))
-    return with_notes("\n\n".join(parts), notes), notes
+    return with_notes("\n\n".join(parts), _told(notes, records)), notes
 
 
 def gains(result: Result) -> str:
@@ -74,7 +74,7 @@ def _gains(result: Result) -> tuple[str, Notes]:
                 continue
             cells.append(marked(of_cell[what]))
             if of_cell[what] < ROOM:
-                why = doc_reasons.of_gain(path, size, what)
+                why = doc_reasons.of_gain(path, size, what, _unread(records))
                 who = _GAINS[what].partition(": ")[2].removesuffix(" over it")
                 loss = Loss(f"a tensor, {path}", who, size_text(size), "", of_cell[what], why)
                 reasons.append(notes.lost(loss))
@@ -93,6 +93,19 @@ _GAINS = {
 }
 
 
+def _unread(records: Sequence[Record]) -> dict[float, float]:
+    return doc_reasons.sizes_unread(one for one in records if one.get("timed") == KNOWN)
+
+
+def _told(notes: Notes, records: Sequence[Record]) -> Notes:
+    """Return the notes with how much faster ours is than a memcpy, where that is a reason."""
+    if doc_reasons.UNREAD in notes:
+        ratios = _unread(records).values()
+        words = " to ".join(dict.fromkeys(f"{of(ratios):.1f}" for of in (min, max)))
+        notes.extend(doc_reasons.UNREAD, f" ({words} times its speed)")
+    return notes
+
+
 def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
     rows = [one for one in records if streams.is_stream(one)]
     halves = {
@@ -106,7 +119,9 @@ def _in_a_row(records: Sequence[Record], notes: Notes) -> str:
         )
         for one in rows
     }
-    reason = functools.partial(doc_reasons.in_a_row, halves=halves, rows=medians)
+    reason = functools.partial(
+        doc_reasons.in_a_row, halves=halves, rows=medians, unread=_unread(records)
+    )
     return _by_way("each of many, C", "messages in a row", rows, reason, notes)
 
 
@@ -189,7 +204,7 @@ def _row(
         words = f"{'' if peer == 'floor' else f'{way}: '}{spread(best)}, {marked(ratio)}"
         found[peer] = f"{words}{_slept(best)}"
         if ratio < ROOM:
-            why = doc_reasons.of_message(ours, best)
+            why = doc_reasons.of_message(ours, best, _unread(records))
             reasons.append(notes.lost(_loss("one message", ours, best, "", ratio, why)))
     copied, of_copy = _best_copy(ours, records, notes)
     cells = (found["floor"], copied, found["grpc-cpp"], found["ucx"])

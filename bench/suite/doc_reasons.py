@@ -6,7 +6,7 @@ there first. A reason that nobody knows is a rule as well, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from bench.benchlib.record import Record, number, text
 from bench.suite import breakdown, reads, samples, streams
@@ -18,6 +18,14 @@ from bench.suite.settings import KIB, MIB, PLAIN
 UNKNOWN = "why is not known yet"
 NOTIFIES = "ours has a notification that can wake a sleeper, and checks that the region still lives"
 BOTH = f"{NOTIFIES}; both ways each side's core does what two share one way"
+UNREAD = (
+    "what nobody reads stays in the writer's cache there; ours stores it past the caches, for who"
+    " reads it: until the peer has read the last bytes, ours is faster than a memcpy"
+)
+PULLED = (
+    "the receiver of a dynamic tensor reads it out of the sender's cache into its own, and finds it"
+    " there; a slot's is stored past the caches"
+)
 BY_CHANCE = "each median lies in the other's band, and the best of eight is chosen afterwards"
 ACKNOWLEDGES = (
     "ours has a header, a notification, and an acknowledgement once the bytes are in place"
@@ -74,6 +82,8 @@ SMALL_BYTES = 64 * KIB
 # Of a rival's time, from SMALL_BYTES on. A notification takes some 200 ns (p2p.json: 8 B, 426 ns
 # and 232 by a flag), which of the 2 us that 64 KiB take at least is no more.
 _NOTIFIES_LEAST = 0.85
+_MEMCPY = "copy: memcpy"
+_UNREAD_LEAST = 1.5  # of a memcpy's time over ours until the peer has read: more than noise
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
 _MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "send")  # no sums
 _STARTS_LEAST = 0.6  # of UCX's time over ours: a start may differ by so much from the next
@@ -84,17 +94,41 @@ _TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements e
 _TCP_LEAST = 0.1  # below it somebody has to look before anything is said
 
 
-def of_message(ours: Record, rival: Record) -> str:
-    """Return what ours does that a faster rival does not, in half a round trip."""
+def of_message(ours: Record, rival: Record, unread: Collection[float] = ()) -> str:
+    """Return what ours does that a faster rival does not, in half a round trip.
+
+    unread: see sizes_unread().
+    """
     path, size, peer = text(ours, "transport"), number(ours, "size"), text(rival, "peer")
     if peer not in ("floor", "ucx"):
         raise ValueError(f"{peer} is faster in {path} {size:g}, and why?")
+    if path == "shm" and size in unread and not _are_alike(ours, rival):
+        return UNREAD
     if path == "shm" and size < _COPY_FROM_BYTES:
         return _notifies(ours, rival)
     if path == "shm":
         return _of_copies(ours, rival)
     is_known = peer == "floor" or size < _LARGE_BYTES
     return ACKNOWLEDGES if is_known else f"UCX: {UNKNOWN}"
+
+
+def sizes_unread(known: Iterable[Record]) -> dict[float, float]:
+    """Return the sizes over shm at which our stores pass the caches, and a memcpy's time over ours.
+
+    known: records of what takes until the peer knows, which has read the last bytes: where a memcpy
+    takes far longer, as the peer finds lines in another core's cache.
+    """
+    times: dict[float, dict[str, float]] = {}
+    for one in known:
+        if one["transport"] == "shm":
+            name = OURS if one["peer"] == OURS else text(one, "contestant")
+            times.setdefault(number(one, "size"), {})[name] = number(one, "median_ns")
+    over = {
+        size: of_size[_MEMCPY] / of_size[OURS]
+        for size, of_size in times.items()
+        if OURS in of_size and _MEMCPY in of_size
+    }
+    return {size: ratio for size, ratio in over.items() if ratio >= _UNREAD_LEAST}
 
 
 def _of_copies(ours: Record, rival: Record) -> str:
@@ -149,13 +183,17 @@ def in_a_row(
     rival: Record,
     halves: Mapping[object, float] | None = None,
     rows: Mapping[object, float] | None = None,
+    unread: Collection[float] = (),
 ) -> str:
     """Return why messages in a row are slower than a rival's.
 
-    halves: half a round trip of each, by halves_key(); rows: messages in a row, by rows_key().
+    halves: half a round trip of each, by halves_key(); rows: messages in a row, by rows_key();
+    unread: see sizes_unread().
     """
     peer, ratio = text(rival, "peer"), number(rival, "median_ns") / number(ours, "median_ns")
-    reason = of_message(ours, rival)  # raises where nothing may be faster
+    reason = of_message(ours, rival, unread)  # raises where nothing may be faster
+    if reason == UNREAD:
+        return reason
     if ours["transport"] == "shm":
         is_small = number(ours, "size") < _COPY_FROM_BYTES
         if not is_small or not text(ours, "timed").endswith(streams.WAYS[True]):
@@ -203,13 +241,18 @@ def of_read(ours: Record, rival: Record) -> str:
     return f"{path}, {ours['timed']}, {rival['contestant']}: {UNKNOWN}"
 
 
-def of_gain(path: str, size: int, what: str) -> str:
-    """Return why a slot is slower than another way that is named by `what`."""
+def of_gain(path: str, size: int, what: str, unread: Collection[float] = ()) -> str:
+    """Return why a slot is slower than another way that is named by `what`.
+
+    unread: see sizes_unread().
+    """
     if what == "copy / slot" and size < SMALL_BYTES:
         return RELEASES
     if what == "packed / copy" and path == "tcp" and size < SMALL_BYTES:
         return PACKS
     is_large = size >= (_LARGE_BYTES if path == "tcp" else _COPY_FROM_BYTES)
+    if what == "dynamic / slot" and path == "shm" and size in unread:
+        return PULLED
     if what == "dynamic / slot" and is_large:
         return f"{what}, {path}: {UNKNOWN}"
     if what == "copy / slot" and path == "tcp" and is_large:

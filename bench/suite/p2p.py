@@ -261,7 +261,7 @@ def _ucx(words: list[str], fields: Record, path: str) -> list[Record]:
 
 # Worker's name of it -> peer, and the contestant of each way of writing that counts.
 _PYTHON = {
-    "ours": (OURS, {"write": f"{OURS}, Python"}),
+    "ours": (OURS, {"write": f"{OURS}, Python", "prepared": f"{OURS}, Python, one handle"}),
     "grpc": ("grpc-python", {"write": "gRPC Python unary", "stream": "gRPC Python stream"}),
     "nixl": ("nixl", {"prepared": "NIXL, one handle"}),
     "mooncake": ("mooncake", {"write": "Mooncake, over TCP"}),

@@ -159,6 +159,26 @@ def test_the_best_of_the_copies_stands_beside_memcpy_by_its_name() -> None:
     assert notes == "a: best copy: why is not known yet."
 
 
+@pytest.mark.parametrize(("memcpy_ns", "is_unread"), [(340, True), (140, False)])
+def test_a_copy_that_nobody_reads_is_no_faster_where_it_is_read(
+    memcpy_ns: int, *, is_unread: bool
+) -> None:
+    size = 256 * KIB
+    copies = [_known(OURS, OURS, 100), _known("copy: memcpy", "floor", memcpy_ns)]
+    ours, put = _record(OURS, OURS, 100, size=size), _record("UCX put", "ucx", 50, size=size)
+    way = "16 in flight, both ways"
+    in_a_row = [_stream(who, ns, way, path="shm", size=size) for who, ns in (("UCX put", 50),)]
+    in_a_row.append(_stream(OURS, 100, way, path="shm", size=size))
+    (row,), (many,), notes = _parts([ours, put, *copies, *in_a_row])
+    assert (row[-1], many[-1]) == ("a", "a")
+    assert ("a: what nobody reads stays in the writer's cache" in notes) == is_unread
+    assert ("(3.4 times its speed)" in notes) == is_unread
+    assert ("a: shm, UCX put: why is not known yet" in notes) != is_unread
+    dynamic = [_tensor(tensors.SLOT, 100, size), _tensor(tensors.DYNAMIC, 80, size)]
+    gains = doc_messages.gains(result_of([*dynamic, *copies]))
+    assert ("reads it out of the sender's cache into its own" in gains) == is_unread
+
+
 def test_messages_in_a_row_are_beside_the_floor_that_waits_alike() -> None:
     once, both = "1 in flight, one way", "1 in flight, both ways"
     records = [

@@ -122,6 +122,7 @@ def test_a_row_that_goes_over_another_path_says_so() -> None:
     assert p2p.contestant_of("nixl", "prepared", "shm", 64 << 20) == "NIXL, one handle"
     assert p2p.contestant_of("nixl", "prepared", "tcp", 8) == "NIXL, one handle"
     assert p2p.contestant_of("ours", "write", "shm", 8) == "rdmatensor, Python"
+    assert p2p.contestant_of("ours", "prepared", "shm", 8) == "rdmatensor, Python, one handle"
 
 
 def test_the_targets_against_nixl_are_the_same_over_both_paths() -> None:
