@@ -188,8 +188,9 @@ def _told(notes: Notes, ours: Sequence[Record], known: Known) -> Notes:
         for share_ns in [doc_reasons.share_of_call(record, known)]
         if share_ns is not None
     ]
-    for reason in (doc_reasons.CALLS, doc_reasons.SHARED):
+    offers = {doc_reasons.CALLS: "", doc_reasons.SHARED: " but offer its core three times"}
+    for reason, but in offers.items():
         if nothing and reason in notes:
             told = " to ".join(dict.fromkeys(time_text(of(nothing)) for of in (min, max)))
-            notes.extend(reason, f" (a backend that does nothing takes {told})")
+            notes.extend(reason, f" (a backend that does nothing{but} takes {told})")
     return notes

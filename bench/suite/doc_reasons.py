@@ -45,8 +45,9 @@ CALLS = (
     "torch's share of a call, which Open MPI is measured without, is most of what is between them"
 )
 SHARED = (
-    "torch's share of a call, which Open MPI is measured without, is most of what is between them:"
-    " the ranks share cores, and each finds caches that others have filled"
+    "ranks share the cores, and whoever waits gives its core away, some three times a call; torch's"
+    " share of a call, which Open MPI is measured without, finds caches that others filled, and"
+    " is most of what is between them"
 )
 NEW_SMALL = (
     f"in new memory torch's share of a call is less than half of what is between them: {UNKNOWN}"
@@ -269,12 +270,14 @@ def of_collective(ours: Record, theirs: Record, known: Known) -> str:
 
 def _of_more(ours: Record, theirs: Record, known: Known) -> str:
     """Return why Open MPI is faster where ranks are more than cores."""
+    size, is_moved = number(ours, "size"), text(ours, "op") in _MOVES
+    if is_moved and size >= _LARGE_BYTES:
+        return LARGE_TWICE
     share_ns = share_of_call(ours, known)
     if share_ns is not None and share_ns > (net_ns(ours) - net_ns(theirs)) / 2:
         return SHARED
-    size = number(ours, "size")
-    if text(ours, "op") in _MOVES and size >= _COPY_FROM_BYTES:
-        return TWICE if size < _LARGE_BYTES else LARGE_TWICE
+    if is_moved and size >= _COPY_FROM_BYTES:
+        return TWICE
     return f"more than two ranks on two cores: {UNKNOWN}"
 
 

@@ -31,7 +31,7 @@ from bench.workers.copies import LEAST_BYTES, Copies
 
 PATIENCE = timedelta(seconds=60)
 FAKE, COPIES = "fake", "copies"
-OFFERS = 3  # of a core: the first may find that the others have had more of it than this rank
+OFFERS = 3  # of a core, after each call: about as often ours gives it away, waiting for others
 NOTHING_MOST_BYTES = 65536
 Cell = tuple[str, int, str]  # operation, size, way
 
