@@ -124,8 +124,6 @@ class Choice:
         chosen = self._again if is_again else self._planned
         is_other = chosen is not self._current
         if is_other and not self._is_free(chosen, memory):
-            if not is_again:
-                self._use(is_again)  # what was slower takes no memory to give up
             return None
         try:
             self._use(is_again)

@@ -84,6 +84,7 @@ def _gains(result: Result) -> tuple[str, Notes]:
     return with_notes(text_of_it, notes), notes
 
 
+_UNREAD = doc_reasons.UNREAD
 _GAINS = {
     "dynamic / slot": "pre-exchanged addresses: a dynamic slot over it",
     "copy / slot": "zero copy: ring and copy over it",
@@ -99,10 +100,11 @@ def _unread(records: Sequence[Record]) -> dict[float, float]:
 
 def _told(notes: Notes, records: Sequence[Record]) -> Notes:
     """Return the notes with how much faster ours is than a memcpy, where that is a reason."""
-    if doc_reasons.UNREAD in notes:
-        ratios = _unread(records).values()
+    if _UNREAD in notes:
+        lost = {loss.cell.partition(",")[0] for loss in notes.losses if loss.why == _UNREAD}
+        ratios = [ratio for size, ratio in _unread(records).items() if size_text(size) in lost]
         words = " to ".join(dict.fromkeys(f"{of(ratios):.1f}" for of in (min, max)))
-        notes.extend(doc_reasons.UNREAD, f" ({words} times its speed)")
+        notes.extend(_UNREAD, f" ({words} times its speed)")
     return notes
 
 

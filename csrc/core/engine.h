@@ -116,6 +116,7 @@ bool rdti_engine_progress(struct rdti_engine *engine);
 /* The same for who looks again and again: at sockets only where they carry messages, or as often
  * as a wait does. */
 void rdti_engine_poll(struct rdti_engine *engine);
+
 /* One whole pass begins after this call began: here, or by the driver's leaving, which rings for
  * whoever sleeps. Any thread. */
 void rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The engine's body, shared by engine.c (what is driven), engine_watch.c (descriptors) and
+ * The engine's body, shared by engine.c (what is driven), engine_watch.c (descriptors),
  * engine_wait.c (who drives, who sleeps) and engine_thread.c (the progress thread) only. */
 #ifndef RDTI_CORE_ENGINE_IMPL_H
 #define RDTI_CORE_ENGINE_IMPL_H
@@ -70,7 +70,7 @@ struct rdti_engine {
     _Atomic uint32_t is_busy; /* the last pass may have left something that can go on at once */
 
     _Atomic int32_t active_waiters;
-    _Atomic uint32_t waits;      /* calls that wait, so far; a hint, some are not counted */
+    _Atomic uint32_t waits;      /* for transfers and notifications, so far; a hint */
     _Atomic uint32_t has_leader; /* a waiter that sleeps in epoll for all of them */
     _Atomic int32_t async_count; /* tasks and callbacks outstanding */
     _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */

@@ -12,16 +12,19 @@
  * when they leave is no more than a small share of the time that they were there. */
 #define PARK_MOST_NS UINT64_C(8000000)
 #define PARK_SHARE 8
-/* Waits no further apart are those of a thread that drives all by itself; what one starts that
- * waits less often would lie for longer. They are counted in no less than COUNT_NS. */
+/* Waits no further apart are those of a thread that drives all by itself, mostly; what one starts
+ * that waits less often would lie for longer. They are counted in no less than COUNT_NS. Where a
+ * park was in vain, since what they waited for was always there, they do not count for a while. */
 #define OFTEN_NS UINT64_C(100000)
 #define COUNT_NS UINT64_C(20000)
+#define IN_VAIN_NS UINT64_C(10000000)
 
-/* How often there were waits, in the time before `since_ns` and from then on. */
+/* Whether there were often waits before `since_ns`, and how many until then. */
 struct rhythm {
     bool is_often;
     uint32_t waits;
     uint64_t since_ns;
+    uint64_t in_vain_until_ns;
 };
 
 /* A thread that starts something and waits, again and again, is seldom seen to wait where it shares
@@ -37,9 +40,12 @@ is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
 
     if (passed_ns >= COUNT_NS) { /* else there need not have been one yet */
         const uint64_t waited = waits - rhythm->waits;
-        *rhythm = (struct rhythm){waited * OFTEN_NS >= passed_ns, waits, now_ns};
+        rhythm->is_often = waited * OFTEN_NS >= passed_ns;
+        rhythm->waits = waits;
+        rhythm->since_ns = now_ns;
     }
-    return rhythm->is_often && rdti_engine_needs_epoll(engine);
+    return rhythm->is_often && now_ns >= rhythm->in_vain_until_ns &&
+           rdti_engine_do_sockets_carry(engine);
 }
 
 /* Waiters that look at no socket: some sleep on the futex, none in epoll. */
@@ -127,9 +133,10 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     /* seq_cst: see update_proxy() */
     atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
     bool is_left = rdti_engine_is_proxy_wanted(engine);
-    if (is_left && is_waited_often(engine, rhythm)) {
-        /* Nobody ends it, as the proxy is wanted already. */
+    const bool is_trusting = is_left && is_waited_often(engine, rhythm);
+    if (is_trusting) { /* that they drive: nobody ends it, as the proxy is wanted already */
         park_ns = RDTI_PARK_LEAST_NS;
+        atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
         is_left = false;
     }
     if (!is_left)
@@ -137,6 +144,8 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     const bool is_ended =
         atomic_exchange_explicit(&engine->park_ns, 0, memory_order_relaxed) == 0 || is_left;
     const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
+    if (is_trusting && !is_driven)
+        rhythm->in_vain_until_ns = rdti_now_ns() + IN_VAIN_NS;
     /* The proxy is no sleeper of its own. */
     if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
         atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) <=

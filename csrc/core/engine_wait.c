@@ -6,7 +6,6 @@
  * have begun before, so it is asked for another one (rdti_engine_pass_or_ask()) and rings on
  * leaving.
  */
-#include <pthread.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <unistd.h>

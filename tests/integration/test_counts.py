@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.timeout(120)
 
 STEPS = 5  # roles_counts.STEPS
-CHOSEN = 11  # of the first steps: the last may lay out the planned buckets again
+CHOSEN = 11  # of the first steps: the last may lay out the chosen buckets again
 ZERO = ("copied_bytes", "control_messages", "registrations")
 SLACK_BYTES = 64 * 1024  # heartbeats and goodbyes
 

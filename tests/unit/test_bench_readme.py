@@ -234,7 +234,7 @@ def test_what_both_ways_take_over_shm_is_twice_the_work_or_not_known() -> None:
     twice = [*streams_of[:1], _stream(OURS, 260, both, path="shm"), *streams_of[2:]]
     _, (small,), notes = _parts([_record(OURS, OURS, 100), *twice])
     assert small[-1] == "a, b"
-    assert "both ways each side's core does what two share one way" in notes
+    assert "both ways each side's core takes as many as it sends" in notes
     assert "not known" not in notes
 
 

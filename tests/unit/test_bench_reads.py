@@ -91,9 +91,15 @@ def test_the_page_has_reads_only_where_the_results_do() -> None:
 
 
 def test_small_reads_under_way_over_tcp_share_the_core_with_the_progress_thread() -> None:
-    found = [*_reads("ours", 100, path="tcp"), *_reads("floor", 40, path="tcp")]
-    *_, notes = _block(found)
-    assert "take turns at the one core" in notes
+    floor = _reads("floor", 40, path="tcp")
+    deep = _printed("ours", 100, path="tcp", depth=16)
+    for raw_ns, wanted in (
+        ([100] * 500 + [500] * 500, "take turns at the one core"),
+        ([100] * 1000, "16 reads under way, plain socket: why is not known yet"),
+    ):
+        ours = samples.merge([reads.record_of({**deep, "raw_ns": raw_ns}) for _ in range(3)])
+        *_, notes = _block([*ours, *floor])
+        assert wanted in notes
 
 
 def test_each_loss_of_reads_is_told_and_one_that_nobody_explains_is_an_error() -> None:

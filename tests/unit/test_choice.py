@@ -63,6 +63,22 @@ def test_gradients_are_where_they_were_if_a_rank_is_lost(
     assert calls == wanted
 
 
+@pytest.mark.parametrize("is_again", [True, False])
+def test_what_is_in_use_stays_whole_where_gradients_are_held(
+    monkeypatch: pytest.MonkeyPatch, *, is_again: bool
+) -> None:
+    """The algorithms with the buckets, also where it was to be as planned again."""
+    calls: list[str] = []
+    choice, memory = _switching(monkeypatch, "", calls)
+    memory.is_free = lambda: False
+    vars(choice).update(_next=is_again, _current="planned" if is_again else "other", text="")
+    vars(choice).update(_planned="planned")
+    assert choice.switched(memory) is None
+    assert "use" not in calls
+    assert choice._is_done
+    assert choice.text.endswith("left as planned" if is_again else "left as chosen again")
+
+
 def _judged(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> list[tuple[int, bool]]:
     """Let steps 3 and on take so long; return after which ones who has the next: the choice?"""
     monkeypatch.setattr(Choice, "_agree", lambda _self, numbers, _how: numbers)
