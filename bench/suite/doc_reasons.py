@@ -83,6 +83,7 @@ PROOFS = (
 _COPY_FROM_BYTES = 256 * KIB  # from here on the copy's time tells, below it what goes with it
 _LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no share of its time
 SMALL_BYTES = 64 * KIB
+_FEW_BYTES = 4 * KIB  # who writes and reads no more leaves the caches as they were
 # Of a rival's time, from SMALL_BYTES on. A notification takes some 200 ns (p2p.json: 8 B, 426 ns
 # and 232 by a flag), which of the 2 us that 64 KiB take at least is no more.
 _NOTIFIES_LEAST = 0.85
@@ -346,14 +347,18 @@ def _by_call(ours: Record, theirs: Record, known: Known) -> str | None:
 def share_of_call(ours: Record, known: Known) -> float | None:
     """Return torch's share of a call in nanoseconds, by a backend that does nothing; None: unknown.
 
-    It is the least of what that takes beside ours and with tensors that nobody touches. Where the
-    ranks use new ones each time, it has page faults in it and caches that they emptied, which are
-    no share of a call. It has no row for tensors of the arena: its row "same" is taken for them.
-    Without a row beside ours nothing is known.
+    It is what that takes beside ours, in the same turns. Where the ranks use new tensors each time,
+    or large ones, that has page faults in it and caches that they emptied, which are no share of a
+    call: there it is no more than with tensors that nobody touches. A file may have no row of it
+    for tensors of the arena: its row "same" is taken for them. Without a row beside ours nothing is
+    known.
     """
     of_it = known.get(NOTHING, {})
-    row = "same" if row_of(ours) == "arena" else row_of(ours)
-    beside, untouched = (of_it.get(cell_of(ours, one)) for one in (row, PLAIN))
+    beside, untouched = of_it.get(cell_of(ours)), of_it.get(cell_of(ours, PLAIN))
+    if beside is None and row_of(ours) == "arena":
+        beside = of_it.get(cell_of(ours, "same"))
     if beside is None:
         return None
-    return min(net_ns(one) for one in (beside, untouched) if one is not None)
+    has_more = row_of(ours) == "fresh" or number(ours, "size") > _FEW_BYTES
+    compared = (beside, untouched) if has_more else (beside,)
+    return min(net_ns(one) for one in compared if one is not None)

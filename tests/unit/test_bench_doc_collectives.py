@@ -133,6 +133,20 @@ def test_torchs_share_of_a_call_is_a_reason_where_the_samples_show_it(
     assert (doc_reasons.NEW_SMALL in told) != is_shown
 
 
+def test_of_few_bytes_in_the_arena_the_share_is_that_of_the_same_turns() -> None:
+    """A machine that was slower then was so for both: by other turns' share nothing is known."""
+    records = [
+        _collective(OURS, "reduce", 16, row="arena"),
+        _collective("OpenMPI", "reduce", 1, row="same"),
+        _collective(NOTHING, "reduce", 13, row="arena"),
+        _collective(NOTHING, "reduce", 7, row="same"),
+        _collective(NOTHING, "reduce", 7, row="plain"),
+    ]
+    assert doc_reasons.CALLS in doc_collectives.block(result_of(records))
+    with pytest.raises(ValueError, match="OpenMPI is faster in shm reduce 8, arena, and why"):
+        doc_collectives.block(result_of([*records[:2], *records[3:]]))
+
+
 def test_without_the_backend_that_does_nothing_in_the_same_row_nothing_is_shown() -> None:
     fields = {"size": 64 * KIB, "row": "fresh"}
     records = [_collective(who, "gather", us, **fields) for who, us in ((OURS, 9), ("OpenMPI", 3))]
