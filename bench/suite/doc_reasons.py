@@ -66,9 +66,9 @@ STAGED = (
 )
 LARGE_TWICE = "its copy is one, from process to process; ours go through memory that both share"
 PAGES = "nearly all of it is the system's making of pages"
-TURNS = (
-    "the progress thread takes turns with the rank at the socket, and each message has an"
-    " acknowledgement; of 8 B, torch's share of a call as well"
+ANSWERED = (
+    "each message has an acknowledgement, a system call more on either side, and of 8 B torch's"
+    " share of a call counts; whether that is all is not known"
 )
 FAULTS = "page faults that the other does not have: the last table"
 IN_BANDS = "each median lies in the other's band"
@@ -84,8 +84,8 @@ _COPY_FROM_BYTES = 256 * KIB  # from here on the copy's time tells, below it wha
 _LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no share of its time
 SMALL_BYTES = 64 * KIB
 _FEW_BYTES = 4 * KIB  # who writes and reads no more leaves the caches as they were
-# Of a rival's time, from SMALL_BYTES on. A notification takes some 200 ns (p2p.json: 8 B, 426 ns
-# and 232 by a flag), which of the 2 us that 64 KiB take at least is no more.
+# Of a rival's time, from SMALL_BYTES on. A notification takes some 200 ns (p2p_xeon.json: 8 B,
+# 426 ns and 232 by a flag), which of the 2 us that 64 KiB take at least is no more.
 _NOTIFIES_LEAST = 0.85
 _MEMCPY = "copy: memcpy"
 _UNREAD_LEAST = 1.5  # of a memcpy's time over ours until the peer has read: more than noise
@@ -98,7 +98,7 @@ _FAULTS_MORE = 4096  # of a step; 10 ms
 _BOTH_MOST = 2.6
 _TURNS_APART = 2.0  # of a sample's time: with the progress thread, reads took 20 to 60 us for 8
 _ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
-_TURNS_LEAST = 0.25  # of Open MPI's time over TCP: turns and acknowledgements explain no more
+_TURNS_LEAST = 0.25  # of Open MPI's time over TCP: acknowledgements explain no more
 _TCP_LEAST = 0.1  # below it somebody has to look before anything is said
 
 
@@ -235,7 +235,7 @@ def of_read(ours: Record, rival: Record) -> str:
         raise ValueError(f"{peer} is faster in reads over {path}, and why?")
     is_small = number(ours, "size") < _COPY_FROM_BYTES
     if is_small and path == "shm":
-        return CHECKS  # UCX's get of 8 B takes what a memcpy takes (p2p.json: 48 ns and 41)
+        return CHECKS  # UCX's get of 8 B takes what a memcpy takes (p2p_xeon.json: 48 ns and 41)
     if is_small and peer == "floor":
         is_odd = number(rival, "median_ns") / number(ours, "median_ns") < _ODD
         if not is_odd:
@@ -306,7 +306,7 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     if is_new and rival == "gloo" and op == "scatter":
         return f"Gloo's scatter into new memory: {UNKNOWN}"
     if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TURNS_LEAST * net_ns(ours):
-        return TURNS
+        return ANSWERED
     if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TCP_LEAST * net_ns(ours):
         return f"more than fourfold over TCP: {UNKNOWN}"
     if rival == "OpenMPI" and path == "shm":

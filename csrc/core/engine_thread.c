@@ -134,7 +134,8 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
     bool is_left = rdti_engine_is_proxy_wanted(engine);
     const bool is_trusting = is_left && is_waited_often(engine, rhythm);
-    if (is_trusting) { /* that they drive: nobody ends it, as the proxy is wanted already */
+    if (is_trusting) { /* that they drive: nobody ends it, as the proxy is wanted already. relaxed:
+                        * update_proxy() at worst reads the longer one, and wakes us */
         park_ns = RDTI_PARK_LEAST_NS;
         atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
         is_left = false;

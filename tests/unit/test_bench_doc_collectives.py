@@ -228,7 +228,7 @@ def test_of_more_than_fourfold_over_tcp_it_is_said_that_nobody_knows() -> None:
     pair = [_collective(who, "reduce", us, path="tcp") for who, us in ((OURS, 13), ("OpenMPI", 3))]
     told = doc_collectives.block(result_of(pair))
     assert f"more than fourfold over TCP: {doc_reasons.UNKNOWN}" in told
-    assert doc_reasons.TURNS not in told
+    assert doc_reasons.ANSWERED not in told
 
 
 @pytest.mark.parametrize(("arena_us", "is_staging"), [(700, True), (820, False)])
