@@ -71,12 +71,12 @@ class Witness:
         self._listener.settimeout(WAIT_S)
         return {"blob": Blob(self._uuid, [self._listener.getsockname()[:2]]).encode().hex()}
 
-    def do_accept(self) -> dict[str, object]:
+    def do_accept(self, deaf_s: float) -> dict[str, object]:
         assert self._listener is not None
         sock, _ = self._listener.accept()
         self._listener.close()
         peer = witness_peer.listen(sock, self._uuid, JOB, self._secret)
-        self._begin(sock, peer, is_connector=False)
+        self._begin(sock, peer, is_connector=False, deaf_s=deaf_s)
         return {}
 
     def do_connect(self, blob: str) -> dict[str, object]:
@@ -104,11 +104,13 @@ class Witness:
         self._checks.that("refused: status" in said, f"a connector without it is {said}", said)
         return {}
 
-    def _begin(self, sock: socket.socket, peer: bytes, *, is_connector: bool) -> None:
+    def _begin(
+        self, sock: socket.socket, peer: bytes, *, is_connector: bool, deaf_s: float = 0.0
+    ) -> None:
         role = "connector" if is_connector else "listener"
         self._checks.that(True, f"the handshake as {role}: the peer knows the secret")
         session = Session(sock, self._device, self._qp_count, self._uuid, peer, is_connector)
-        session.setup()
+        session.setup(deaf_s)
         own, peer_gid = session.lane.pairs[session.round]
         self._checks.that(True, f"the path as {role}: GIDs {own} and {peer_gid} of the offers")
         self._session = session

@@ -129,7 +129,9 @@ class Session:
         self.path_in: Path | None = None
         self.is_over = self.has_left = False
         self.heard_ready = self.said_ready = False
-        self.peer_ready, self.verdict, self.round = False, 0, 0
+        self.round = 0
+        self._ready_rounds: set[int] = set()  # the peer may be a round ahead of us
+        self._verdicts: dict[int, int] = {}
         self.keys: dict[tuple[int, int, int, int], Words] = {}
         self.asked: list[Words] = []
         self.revoked: list[tuple[int, int]] = []
@@ -233,11 +235,11 @@ class Session:
             require(key not in self.keys, f"a key that nobody asked for: {words}")
             self.keys[key] = words
         elif words.kind != wire.WORD_FLAGS:  # leave for flags, of which none are sent
-            require((words.link, words.round) == (0, self.round), f"out of turn: {words}")
+            require(words.link == 0 and words.round - self.round in (0, 1), f"out of turn: {words}")
             if words.kind == wire.WORD_READY:
-                self.peer_ready = True
+                self._ready_rounds.add(words.round)
             else:
-                self.verdict = words.kind
+                self._verdicts[words.round] = words.kind
 
     # ---- the loop ----------------------------------------------------------------------------
 
@@ -292,13 +294,14 @@ class Session:
 
     # ---- set-up ------------------------------------------------------------------------------
 
-    def setup(self) -> None:
-        """Exchange PATHs, prove the link and the path."""
+    def setup(self, deaf_s: float = 0.0) -> None:
+        """Exchange PATHs, prove the path; a deaf listener hears PATH and READY at once."""
         nonce = secrets.token_bytes(16)
         offer = self.lane.offer.encode()
         if not self._is_connector:
             session_id = secrets.token_bytes(16)
             self._send(wire.FRAME_PATH, Path(session_id, nonce, self.ring.region, offer).encode())
+            time.sleep(deaf_s)
         self.pump(lambda: self.path_in is not None, "the peer's PATH")
         path = self.path_in
         require(path is not None and path.transport == wire.TRANSPORT_VERBS, "a path of no verbs")
@@ -318,17 +321,17 @@ class Session:
     def _prove(self) -> None:
         """Go through the pairs until both sides have proved one."""
         for number in range(len(self.lane.pairs)):
-            self.round, self.peer_ready, self.verdict = number, False, 0
-            self.lane.raise_qps(self.round)
-            self._send_words(Words(wire.WORD_READY, 0, self.round))
-            self.pump(lambda: self.peer_ready, "the peer's READY")
+            self.round = number
+            self.lane.raise_qps(number)
+            self._send_words(Words(wire.WORD_READY, 0, number))
+            self.pump(lambda: number in self._ready_rounds, "the peer's READY")  # noqa: B023
             wr_id = self.lane.post(0, e.IBV_WR_RDMA_WRITE, (self.lane.scratch, 0, 0), (0, 0))
             self.pump(lambda: wr_id in self.lane.done, "the first write's completion")  # noqa: B023
             is_proved = self.lane.done.pop(wr_id)[0] == e.IBV_WC_SUCCESS
             own = wire.WORD_PROVED if is_proved else wire.WORD_FAILED
-            self._send_words(Words(own, 0, self.round))
-            self.pump(lambda: self.verdict != 0, "the peer's verdict")
-            if own == self.verdict == wire.WORD_PROVED:
+            self._send_words(Words(own, 0, number))
+            self.pump(lambda: number in self._verdicts, "the peer's verdict")  # noqa: B023
+            if own == self._verdicts[number] == wire.WORD_PROVED:
                 return
         raise WireError("no pair of GIDs was proved")
 
