@@ -14,13 +14,18 @@
  * compared in a pass of its own, first. Configurations run in turn, several times over.
  *
  *   verbs_floor [--device NAME] [--gid N] [--ops write,imm,read,send] [--latency | --bandwidth]
- *               [--sizes N,N,...] [--depth N] [--count N] [--passes N]
+ *               [--sizes N,N,...] [--depth N] [--count N] [--passes N] [--pause NS]
+ *
+ * --pause, of latency: whoever is about to post spins for so long first, as a program's or a
+ * library's own code would take, which is in the time that is told. What there is beyond it comes
+ * of the device's being idle again by then.
  *
  * Defaults: the first device with an active port, its first RoCE v2 GID of an IPv4 address, all of
  * both, 8 B to 1 MiB, 16 in flight, messages of 64 MiB a pass and no more than 1000, 3 passes. One
  * JSON object a line. Exit status: 0, 1 failed, 77 no RDMA device or fewer than two cores.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -71,6 +76,7 @@ struct config {
 struct settings {
     struct raw_verbs_port port;
     uint32_t depth;
+    uint64_t pause_ns;
     size_t passes;
     size_t most_bytes; /* of all messages */
     struct config *configs;
@@ -81,6 +87,7 @@ struct side {
     int index; /* 0 began the other */
     int socket;
     uint32_t depth;
+    uint64_t pause_ns; /* before each post of a ping-pong */
     size_t most_bytes;
     struct raw_verbs v;
     char *src;
@@ -206,6 +213,15 @@ take_one(struct side *s, const struct config *c, size_t number)
 /* ---- Passes --------------------------------------------------------------------------------- */
 
 static void
+pause_for(uint64_t pause_ns)
+{
+    const uint64_t until_ns = pause_ns > 0 ? bench_now_ns() + pause_ns : 0;
+
+    while (until_ns > 0 && bench_now_ns() < until_ns)
+        ;
+}
+
+static void
 ping(struct side *s, struct config *c)
 {
     const size_t warm_up = bench_warm_up(c->count);
@@ -220,6 +236,7 @@ ping(struct side *s, struct config *c)
             break;
         if (s->index == 1)
             take_one(s, c, i);
+        pause_for(s->pause_ns);
         give(s, c, i);
         if (s->index == 0 && c->op != OP_READ)
             take_one(s, c, i);
@@ -285,6 +302,7 @@ run_side(struct side *s, const struct settings *settings)
     if (!bench_pin(s->index))
         bench_die("sched_setaffinity");
     s->depth = settings->depth;
+    s->pause_ns = settings->pause_ns;
     s->most_bytes = settings->most_bytes;
     s->src = bench_map(2 * s->most_bytes, MAP_PRIVATE);
     s->dst = s->src + s->most_bytes;
@@ -335,10 +353,10 @@ report(struct config *c, const struct side *s)
     (void)snprintf(fields, sizeof(fields),
                    "\"what\": \"%s\", \"op\": \"%s\", \"timed\": \"%s\", \"wait\": \"%s\", "
                    "\"device\": \"%s\", \"mtu\": %d, \"inline\": %s, \"size\": %zu, "
-                   "\"count\": %zu, \"depth\": %u, \"mib_per_s\": %.3f",
+                   "\"count\": %zu, \"depth\": %u, \"pause_ns\": %" PRIu64 ", \"mib_per_s\": %.3f",
                    c->is_latency ? "latency" : "bandwidth", ops[c->op].name, timed_of(c), wait,
                    s->v.port.device, 128 << s->v.port.mtu, is_inline ? "true" : "false",
-                   c->len_bytes, c->count, c->is_latency ? 1 : s->depth,
+                   c->len_bytes, c->count, c->is_latency ? 1 : s->depth, s->pause_ns,
                    (double)c->len_bytes / (median_ns > 0 ? median_ns : 1) * 1e9 / (1 << 20));
     bench_series_print(&c->series, fields);
     bench_series_free(&c->series);
@@ -500,7 +518,7 @@ main(int argc, char **argv)
 {
     static const char *const known[] = {"--device=", "--gid=",      "--ops=",   "--sizes=",
                                         "--latency", "--bandwidth", "--depth=", "--count=",
-                                        "--passes=", NULL};
+                                        "--passes=", "--pause=",    NULL};
     static struct config configs[MAX_CONFIGS];
     char why[256];
 
@@ -508,6 +526,7 @@ main(int argc, char **argv)
     bench_check_args(argc, argv, known);
     const char *device = bench_arg(argc, argv, "--device");
     struct settings settings = {.depth = (uint32_t)bench_arg_number(argc, argv, "--depth", 16),
+                                .pause_ns = (uint64_t)bench_arg_number(argc, argv, "--pause", 0),
                                 .passes = (size_t)bench_arg_number(argc, argv, "--passes", 3),
                                 .configs = configs,
                                 .config_count = build_configs(configs, argc, argv)};

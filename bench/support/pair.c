@@ -3,13 +3,16 @@
 #include "pair.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -78,16 +81,32 @@ pair_require_transport(const struct pair_opts *opts, rdt_endpoint *ep)
                    rdt_endpoint_transport(ep));
 }
 
+/* Until `*word` is no longer `expected`, or a while has passed. */
+static void
+sleep_on(_Atomic uint32_t *word, uint32_t expected)
+{
+    const struct timespec a_while = {.tv_nsec = 100000000};
+
+    if (syscall(SYS_futex, word, FUTEX_WAIT, expected, &a_while, NULL, 0) != 0 && errno != EAGAIN &&
+        errno != ETIMEDOUT && errno != EINTR)
+        bench_die("futex");
+}
+
 void
 pair_barrier(struct pair *p)
 {
-    const uint64_t round = ++p->barriers;
+    _Atomic uint32_t *own = &p->board->arrived[p->side];
+    _Atomic uint32_t *others = &p->board->arrived[1 - p->side];
+    const uint32_t round = ++p->barriers;
     const uint64_t deadline_ns = bench_now_ns() + 2 * PAIR_TIMEOUT_NS;
+    uint32_t seen;
 
     /* release: pairs with the acquire below, on the other side */
-    atomic_store_explicit(&p->board->arrived[p->side], round, memory_order_release);
-    while (atomic_load_explicit(&p->board->arrived[1 - p->side], memory_order_acquire) < round) {
-        (void)usleep(50);
+    atomic_store_explicit(own, round, memory_order_release);
+    if (syscall(SYS_futex, own, FUTEX_WAKE, 1, NULL, NULL, 0) < 0)
+        bench_die("futex");
+    while ((seen = atomic_load_explicit(others, memory_order_acquire)) < round) {
+        sleep_on(others, seen);
         if (bench_now_ns() > deadline_ns)
             bench_fail("side %d waits for the other in vain", p->side);
     }

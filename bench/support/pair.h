@@ -15,7 +15,7 @@
 #define PAIR_TIMEOUT_NS UINT64_C(20000000000)
 
 struct pair_board {
-    _Alignas(256) _Atomic uint64_t arrived[2]; /* at barriers: how many each side has passed */
+    _Alignas(256) _Atomic uint32_t arrived[2]; /* at barriers: how many each side has passed */
     _Alignas(256) _Atomic uint64_t request;    /* for the benchmark: see turns.h */
     uint64_t act;
     uint64_t len_bytes;
@@ -44,7 +44,7 @@ struct pair {
     struct pair_board *board;
     rdt_context *ctx;
     rdt_endpoint *ep;
-    uint64_t barriers;
+    uint32_t barriers;
     uint64_t open_ns;    /* what opening the context took */
     uint64_t connect_ns; /* from the peer's blob until the path was proved */
     const void *arg;
@@ -58,7 +58,7 @@ void pair_run(const struct pair_opts *opts, pair_side_fn first, pair_side_fn sec
 
 /* RDT_* to its end: the message with the call's name. */
 void pair_check(rdt_status status, const struct rdt_error *err, const char *call);
-/* Wait until the other side is here too. */
+/* Wait until the other side is here too, asleep: it may be in the middle of its measurement. */
 void pair_barrier(struct pair *p);
 /* The same, spinning, so that both go on at once: at word `word` of board->ping[side], which has to
  * be another value each time. */
