@@ -33,6 +33,8 @@ struct rdti_poller {
 #define RDTI_SLICE_NS UINT64_C(100000000)
 /* The progress thread leaves the sockets to waiters for so long, or longer. */
 #define RDTI_PARK_LEAST_NS UINT64_C(1000000)
+/* And at most, unless one of them has slept for long: it ends the park when it leaves. */
+#define RDTI_PARK_MOST_NS UINT64_C(8000000)
 
 struct rdti_engine {
     pthread_mutex_t lock;
@@ -72,6 +74,8 @@ struct rdti_engine {
     _Atomic int32_t active_waiters;
     _Atomic uint32_t waits;      /* for transfers and notifications, so far; a hint */
     _Atomic uint32_t has_leader; /* a waiter that sleeps in epoll for all of them */
+    _Atomic uint32_t is_idle;    /* nobody has come to it for long; stored by the leader */
+    _Atomic uint64_t alone_ns;   /* to the last wait, which was in vain, since then; or 0 */
     _Atomic int32_t async_count; /* tasks and callbacks outstanding */
     _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
     _Atomic uint32_t can_spin;
@@ -128,6 +132,8 @@ bool rdti_engine_is_busy(const struct rdti_engine *engine);
 void rdti_engine_drain_event_fd(struct rdti_engine *engine, uint32_t own);
 /* engine_wait.c, for epoll_wait(): whoever sleeps in epoll wakes for the ticks as well. */
 int rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns);
+/* engine_thread.c: let the progress thread go on, if it is parked for longer than that. */
+void rdti_engine_end_park(struct rdti_engine *engine, uint64_t longer_than_ns);
 /* engine_thread.c: the progress thread. */
 void *rdti_engine_progress_main(void *arg);
 

@@ -9,9 +9,10 @@
 
 /* It looks again after RDTI_PARK_LEAST_NS whether a waiter is still active; where waiters have
  * driven for long, less often: each look takes the core from one that spins. What it comes late to
- * when they leave is no more than a small share of the time that they were there. */
-#define PARK_MOST_NS UINT64_C(8000000)
+ * when they leave is no more than a small share of the time that they were there. One that sleeps
+ * for long wakes it when it leaves; until then looks would be all that this process does. */
 #define PARK_SHARE 8
+#define PARK_IDLE_NS RDTI_SLICE_NS
 /* Waits no further apart are those of a thread that drives all by itself, mostly; what one starts
  * that waits less often would lie for longer. They are counted in no less than COUNT_NS. Where a
  * park was in vain, since what they waited for was always there, they do not count for a while. */
@@ -112,7 +113,34 @@ park_ns_after(const struct rdti_engine *engine, uint64_t parked_ns)
 
     if (do_all_sleep(engine) || share_ns <= RDTI_PARK_LEAST_NS)
         return RDTI_PARK_LEAST_NS;
-    return share_ns < PARK_MOST_NS ? share_ns : PARK_MOST_NS;
+    return share_ns < RDTI_PARK_MOST_NS ? share_ns : RDTI_PARK_MOST_NS;
+}
+
+void
+rdti_engine_end_park(struct rdti_engine *engine, uint64_t longer_than_ns)
+{
+    /* seq_cst: see park() and those who call this */
+    if (atomic_load_explicit(&engine->park_ns, memory_order_seq_cst) <= longer_than_ns)
+        return;
+    atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
+    rdti_futex_wake(&engine->park_word, 1);
+}
+
+/* Say for how long this thread is parked, before anybody relies on its being told. */
+static uint64_t
+begin_park(struct rdti_engine *engine, uint64_t parked_ns)
+{
+    uint64_t park_ns = park_ns_after(engine, parked_ns);
+
+    /* seq_cst: see end_lead() and update_proxy() */
+    if (atomic_load_explicit(&engine->is_idle, memory_order_seq_cst) != 0) {
+        atomic_store_explicit(&engine->park_ns, (uint32_t)PARK_IDLE_NS, memory_order_seq_cst);
+        if (atomic_load_explicit(&engine->is_idle, memory_order_seq_cst) != 0)
+            return PARK_IDLE_NS;
+    }
+    atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
+    return park_ns;
 }
 
 /*
@@ -128,10 +156,8 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     /* relaxed: whatever is missed is seen when the park is over */
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
-    uint64_t park_ns = park_ns_after(engine, *parked_ns);
     const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
-    /* seq_cst: see update_proxy() */
-    atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_seq_cst);
+    uint64_t park_ns = begin_park(engine, *parked_ns);
     bool is_left = rdti_engine_is_proxy_wanted(engine);
     const bool is_trusting = is_left && is_waited_often(engine, rhythm);
     if (is_trusting) { /* that they drive: nobody ends it, as the proxy is wanted already. relaxed:

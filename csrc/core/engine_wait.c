@@ -20,7 +20,7 @@
 /* A sleep and a wake-up of each rank cost more than all of a small collective's work; those it
  * waits for are runnable mostly, and whoever computes keeps the core for its slice. */
 #define YIELD_NS UINT64_C(1000000)
-/* After a sleep of so long nobody is expected soon; less than a tick, which ends each in epoll. */
+/* A wait of so long is not expected to end soon: the progress thread leaves it alone. */
 #define IDLE_NS UINT64_C(40000000)
 
 /* ---- Passes ------------------------------------------------------------------------------ */
@@ -117,12 +117,7 @@ update_proxy(struct rdti_engine *engine)
         return;
     /* seq_cst: either this sees the park, or park() sees that the proxy is wanted. The shortest one
      * ends by itself, but where nothing but memory brings news: there it was not worth a park. */
-    const uint32_t park_ns = atomic_load_explicit(&engine->park_ns, memory_order_seq_cst);
-    if (park_ns > RDTI_PARK_LEAST_NS || (park_ns != 0 && !rdti_engine_needs_epoll(engine))) {
-        atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
-        (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
-        rdti_futex_wake(&engine->park_word, 1);
-    }
+    rdti_engine_end_park(engine, rdti_engine_needs_epoll(engine) ? RDTI_PARK_LEAST_NS : 0);
     rdti_engine_pass_or_ask(engine, false);
 }
 
@@ -190,40 +185,51 @@ rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
     return (int)(((left_ns < at_most_ns ? left_ns : at_most_ns) + 999999) / 1000000);
 }
 
-static void
+/* True: by an event; as sleep_on_futex(), also where there was no need to sleep. */
+static bool
 sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns)
 {
     struct epoll_event event;
+    int count = 1;
 
     (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     rdti_engine_pass_or_ask(engine, true);
     if (!done(arg) && !rdti_engine_is_busy(engine))
-        (void)epoll_wait(engine->epoll_fd, &event, 1, rdti_engine_until_tick_ms(engine, sleep_ns));
+        count =
+            epoll_wait(engine->epoll_fd, &event, 1, rdti_engine_until_tick_ms(engine, sleep_ns));
     (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     rdti_engine_drain_event_fd(engine, 0);
     (void)rdti_engine_try_pass(engine, true); /* it was probably a socket that ended the sleep */
+    return count > 0;
 }
 
-static void
+/* True: somebody rang. */
+static bool
 sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
                bool with_sockets)
 {
     const uint32_t sequence = rdti_doorbell_begin_sleep(engine->bell);
+    bool is_rung = true;
 
     rdti_engine_pass_or_ask(engine, with_sockets);
-    if (!done(arg) && !rdti_engine_is_busy(engine))
+    if (!done(arg) && !rdti_engine_is_busy(engine)) {
         rdti_doorbell_sleep(engine->bell, sequence, sleep_ns);
+        /* relaxed: how the sleep ended is a hint */
+        is_rung = atomic_load_explicit(&engine->bell->sequence, memory_order_relaxed) != sequence;
+    }
     rdti_doorbell_end_sleep(engine->bell);
+    return is_rung;
 }
 
 /*
  * Of the waiters one, the leader, sleeps in epoll, all others on the futex. If several slept in
  * epoll the event descriptor would have to stay readable until the last of them is up, and those
- * who are up would find it readable again and never sleep.
+ * who are up would find it readable again and never sleep. True: by something that came; false:
+ * time passed.
  */
-static void
+static bool
 sleep_once(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
-           bool *is_leader)
+           bool is_idle, bool *is_leader)
 {
     const bool with_sockets = rdti_engine_needs_epoll(engine);
     uint32_t none = 0;
@@ -233,10 +239,12 @@ sleep_once(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sl
         *is_leader =
             atomic_compare_exchange_strong_explicit(&engine->has_leader, &none, 1,
                                                     memory_order_acq_rel, memory_order_relaxed);
-    if (with_sockets && *is_leader)
-        sleep_in_epoll(engine, done, arg, sleep_ns);
-    else
-        sleep_on_futex(engine, done, arg, sleep_ns, with_sockets);
+    if (with_sockets && *is_leader) {
+        if (is_idle)
+            atomic_store_explicit(&engine->is_idle, 1, memory_order_relaxed); /* a hint */
+        return sleep_in_epoll(engine, done, arg, sleep_ns);
+    }
+    return sleep_on_futex(engine, done, arg, sleep_ns, with_sockets);
 }
 
 /* A leader that has what it waited for leaves the sockets to one of those who sleep. */
@@ -246,6 +254,12 @@ end_lead(struct rdti_engine *engine)
     /* release: pairs with the claim. A follower whose count is raised between the two is served by
      * the progress thread, which does not park then: see may_park() */
     atomic_store_explicit(&engine->has_leader, 0, memory_order_release);
+    /* relaxed: this thread's own, or false. seq_cst: either this sees the park, or park() that the
+     * leader is gone */
+    if (atomic_load_explicit(&engine->is_idle, memory_order_relaxed) != 0) {
+        atomic_store_explicit(&engine->is_idle, 0, memory_order_seq_cst);
+        rdti_engine_end_park(engine, RDTI_PARK_MOST_NS);
+    }
     if (atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_seq_cst) > 0)
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
 }
@@ -321,6 +335,15 @@ pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
     return is_done || (!wish->takes && wish->done(wish->arg));
 }
 
+/* Nobody came all the time that it slept: it spins no longer than costs next to nothing. */
+static uint64_t
+spin_for_ns(const struct rdti_engine *engine, bool is_expected)
+{
+    const uint64_t learnt_ns = rdti_engine_spin_ns(engine);
+
+    return is_expected || learnt_ns < RDTI_SPIN_LEAST_NS ? learnt_ns : RDTI_SPIN_LEAST_NS;
+}
+
 /* From *now_ns on, which is kept as the clock was read last. Where the cores do not allow it, those
  * that are waited for are offered this one before each look: a peer that sees us awake need not
  * wake us, and what others do meanwhile may fill a socket. Where that helps nobody, or nobody is
@@ -329,7 +352,7 @@ static bool
 spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint64_t deadline_ns,
      uint64_t *now_ns)
 {
-    const uint64_t spin_ns = rdti_engine_spin_ns(engine);
+    const uint64_t spin_ns = spin_for_ns(engine, is_expected);
     const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
     const uint64_t most_ns = *now_ns + spin_ns + yield_ns;
     const uint64_t until_ns = most_ns < deadline_ns ? most_ns : deadline_ns;
@@ -418,6 +441,23 @@ rdti_engine_waited_ns(const struct rdti_engine *engine)
     return atomic_load_explicit(&engine->waited_ns, memory_order_relaxed); /* a statistic */
 }
 
+/* Since when nobody has come to those who wait: Python waits in slices, of which each goes on where
+ * the one before was in vain. relaxed: a hint, to which the last of several waiters has the say */
+static uint64_t
+alone_from_ns(const struct rdti_engine *engine, uint64_t begin_ns)
+{
+    const uint64_t alone_ns = atomic_load_explicit(&engine->alone_ns, memory_order_relaxed);
+
+    return alone_ns != 0 ? alone_ns : begin_ns;
+}
+
+static rdt_status
+last_look(struct rdti_engine *engine, const struct wish *wish)
+{
+    (void)rdti_engine_try_pass(engine, true);
+    return wish->done(wish->arg) ? RDT_OK : RDT_ETIMEDOUT;
+}
+
 static rdt_status
 wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadline_ns,
            bool is_counted)
@@ -426,7 +466,6 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     void *arg = wish->arg;
     rdt_status status = RDT_OK;
     bool is_leader = false;
-    bool is_expected = true;
     bool has_slept = false;
 
     if (done(arg))
@@ -437,29 +476,31 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     const uint64_t begin_ns = rdti_now_ns();
     uint64_t now_ns = begin_ns;
     uint64_t from_ns = begin_ns;
+    uint64_t alone_ns = alone_from_ns(engine, begin_ns);
+    bool is_expected = alone_ns == begin_ns;
     while (!spin(engine, wish, is_expected, deadline_ns, &now_ns)) {
         count_wait(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
         if (sleep_ns == 0) {
-            (void)rdti_engine_try_pass(engine, true);
-            status = done(arg) ? RDT_OK : RDT_ETIMEDOUT;
+            status = last_look(engine, wish);
             break;
         }
         if (sleep_ns > RDTI_SLICE_NS)
             sleep_ns = RDTI_SLICE_NS;
-        sleep_once(engine, done, arg, sleep_ns, &is_leader);
+        const bool is_idle = now_ns - alone_ns >= IDLE_NS;
+        is_expected = sleep_once(engine, done, arg, sleep_ns, is_idle, &is_leader);
         has_slept = true;
-        const uint64_t slept_ns = rdti_now_ns() - now_ns;
-        now_ns += slept_ns;
-        is_expected = slept_ns < IDLE_NS; /* else nobody came all the time */
-    }
-    if (has_slept) {
         now_ns = rdti_now_ns();
-        rdti_engine_learn_spin(engine, now_ns - begin_ns);
-    } else if (is_nearly_late(engine, now_ns - begin_ns)) {
-        rdti_engine_learn_spin(engine, now_ns - begin_ns);
+        if (is_expected)
+            alone_ns = now_ns;
     }
+    if (has_slept)
+        now_ns = rdti_now_ns();
+    if (has_slept || is_nearly_late(engine, now_ns - begin_ns))
+        rdti_engine_learn_spin(engine, now_ns - begin_ns);
     count_wait(engine, is_counted, &from_ns, now_ns);
+    /* relaxed: see alone_from_ns() */
+    atomic_store_explicit(&engine->alone_ns, status == RDT_OK ? 0 : alone_ns, memory_order_relaxed);
     rdti_engine_unattend(engine);
     if (is_leader)
         end_lead(engine);

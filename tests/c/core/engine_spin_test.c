@@ -223,6 +223,41 @@ TEST(the_progress_thread_looks_seldom_at_waiters_that_stay)
     rdti_engine_destroy(engine);
 }
 
+static bool
+has_left_alone(void *arg)
+{
+    const struct rdti_engine *engine = arg;
+
+    return atomic_load(&engine->park_ns) > RDTI_PARK_MOST_NS;
+}
+
+/* A rank that waits for a slow one for minutes is no load. */
+TEST(the_progress_thread_leaves_a_waiter_alone_that_sleeps_for_long)
+{
+    struct rdti_engine *engine = engine_open();
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdti_engine_start(engine, &err), &err);
+    const uint64_t until_ns = rdti_now_ns() + (uint64_t)(5.0 * (double)S * test_timeout_scale());
+    CHECK_STATUS(rdti_engine_wait(engine, has_left_alone, engine, until_ns), RDT_OK);
+    /* Nobody looks at the sockets from now on. */
+    CHECK_UINT_LE(atomic_load(&engine->park_ns), RDTI_PARK_MOST_NS);
+    CHECK_EVENTUALLY(atomic_load(&engine->bell->background) != 0, 5);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+TEST(a_waiter_that_nobody_came_to_spins_no_more)
+{
+    struct rdti_engine *engine = engine_open();
+
+    atomic_store(&engine->spin_ns, 100 * MS);
+    const struct sleeper sleeper = watch_a_wait(engine, 1, 450 * MS);
+    CHECK_UINT_LE(sleeper.looks - sleeper.looks_awake, sleeper.looks_awake / 4);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
 /* As many passes as are due before the next look, and that. */
 static uint32_t
 passes_to_next_look(struct rdti_engine *engine)
