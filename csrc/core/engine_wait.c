@@ -155,6 +155,13 @@ rdti_engine_is_attended(const struct rdti_engine *engine)
 
 /* ---- Waiting ----------------------------------------------------------------------------- */
 
+/* What a wait is for. `takes`: done() is called with the lock too. */
+struct wish {
+    rdti_done_fn done;
+    void *arg;
+    bool takes;
+};
+
 bool
 rdti_engine_is_busy(const struct rdti_engine *engine)
 {
@@ -224,12 +231,12 @@ sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
 /*
  * Of the waiters one, the leader, sleeps in epoll, all others on the futex. If several slept in
  * epoll the event descriptor would have to stay readable until the last of them is up, and those
- * who are up would find it readable again and never sleep. True: by something that came; false:
- * time passed.
+ * who are up would find it readable again and never sleep. `alone_ns`: nobody has come for so
+ * long. True: by something that came; false: time passed.
  */
 static bool
-sleep_once(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
-           bool is_idle, bool *is_leader)
+sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns,
+           uint64_t alone_ns, bool *is_leader)
 {
     const bool with_sockets = rdti_engine_needs_epoll(engine);
     uint32_t none = 0;
@@ -239,12 +246,12 @@ sleep_once(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sl
         *is_leader =
             atomic_compare_exchange_strong_explicit(&engine->has_leader, &none, 1,
                                                     memory_order_acq_rel, memory_order_relaxed);
-    if (with_sockets && *is_leader) {
-        if (is_idle)
-            atomic_store_explicit(&engine->is_idle, 1, memory_order_relaxed); /* a hint */
-        return sleep_in_epoll(engine, done, arg, sleep_ns);
-    }
-    return sleep_on_futex(engine, done, arg, sleep_ns, with_sockets);
+    if (!with_sockets || !*is_leader)
+        return sleep_on_futex(engine, wish->done, wish->arg, sleep_ns, with_sockets);
+    /* One who waits for a moment each time would wake the progress thread as often. */
+    if (alone_ns >= IDLE_NS && sleep_ns >= IDLE_NS)
+        atomic_store_explicit(&engine->is_idle, 1, memory_order_relaxed); /* a hint */
+    return sleep_in_epoll(engine, wish->done, wish->arg, sleep_ns);
 }
 
 /* A leader that has what it waited for leaves the sockets to one of those who sleep. */
@@ -301,13 +308,6 @@ rdti_engine_yield_ns(const struct rdti_engine *engine)
     /* relaxed: a hint, as can_spin */
     return atomic_load_explicit(&engine->can_yield, memory_order_relaxed) != 0 ? YIELD_NS : 0;
 }
-
-/* What a wait is for. `takes`: done() is called with the lock too. */
-struct wish {
-    rdti_done_fn done;
-    void *arg;
-    bool takes;
-};
 
 /* [driver] */
 static bool
@@ -487,8 +487,7 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
         }
         if (sleep_ns > RDTI_SLICE_NS)
             sleep_ns = RDTI_SLICE_NS;
-        const bool is_idle = now_ns - alone_ns >= IDLE_NS;
-        is_expected = sleep_once(engine, done, arg, sleep_ns, is_idle, &is_leader);
+        is_expected = sleep_once(engine, wish, sleep_ns, now_ns - alone_ns, &is_leader);
         has_slept = true;
         now_ns = rdti_now_ns();
         if (is_expected)
