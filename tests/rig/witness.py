@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 import pyverbs.enums as e
-import witness_peer
+import witness_handshake
 import witness_wire as wire
 from pyverbs.device import Context
 from pyverbs.pyverbs_error import PyverbsRDMAError
@@ -71,12 +71,12 @@ class Witness:
         self._listener.settimeout(WAIT_S)
         return {"blob": Blob(self._uuid, [self._listener.getsockname()[:2]]).encode().hex()}
 
-    def do_accept(self, deaf_s: float) -> dict[str, object]:
+    def do_accept(self, is_deaf: bool) -> dict[str, object]:
         assert self._listener is not None
         sock, _ = self._listener.accept()
         self._listener.close()
-        peer = witness_peer.listen(sock, self._uuid, JOB, self._secret)
-        self._begin(sock, peer, is_connector=False, deaf_s=deaf_s)
+        peer = witness_handshake.listen(sock, self._uuid, JOB, self._secret)
+        self._begin(sock, peer, is_connector=False, is_deaf=is_deaf)
         return {}
 
     def do_connect(self, blob: str) -> dict[str, object]:
@@ -87,30 +87,30 @@ class Witness:
     def _dial(self, blob: str) -> None:
         peer = Blob.decode(bytes.fromhex(blob))
         sock = socket.create_connection(peer.addrs[0], WAIT_S)
-        witness_peer.connect(sock, self._uuid, peer.uuid, JOB, self._secret)
+        witness_handshake.connect(sock, self._uuid, peer.uuid, JOB, self._secret)
         self._begin(sock, peer.uuid, is_connector=True)
 
     def do_pretend(self, blob: str) -> dict[str, object]:
         """Be in both roles one who does not know the secret: nothing must be given away."""
         assert self._listener is not None
         sock, _ = self._listener.accept()
-        got = witness_peer.pretend_to_listen(sock, self._uuid)
+        got = witness_handshake.pretend_to_listen(sock, self._uuid)
         self._checks.same(got, b"", "a listener without the secret hears nothing more")
         sock.close()
         self._listener.close()
         peer = Blob.decode(bytes.fromhex(blob))
         with socket.create_connection(peer.addrs[0], WAIT_S) as sock:
-            said = witness_peer.pretend_to_connect(sock, os.urandom(16), peer.uuid, JOB)
+            said = witness_handshake.pretend_to_connect(sock, os.urandom(16), peer.uuid, JOB)
         self._checks.that("refused: status" in said, f"a connector without it is {said}", said)
         return {}
 
     def _begin(
-        self, sock: socket.socket, peer: bytes, *, is_connector: bool, deaf_s: float = 0.0
+        self, sock: socket.socket, peer: bytes, *, is_connector: bool, is_deaf: bool = False
     ) -> None:
         role = "connector" if is_connector else "listener"
         self._checks.that(True, f"the handshake as {role}: the peer knows the secret")
         session = Session(sock, self._device, self._qp_count, self._uuid, peer, is_connector)
-        session.setup(deaf_s)
+        session.setup(is_deaf)
         own, peer_gid = session.lane.pairs[session.round]
         self._checks.that(True, f"the path as {role}: GIDs {own} and {peer_gid} of the offers")
         self._session = session

@@ -36,7 +36,6 @@ BLOCKS = ((3, 100), (4093, 4100), (65537, 1), (70000, 9000), (99992, 8))
 BLOCKS_BYTES = 100_000
 BESIDE_BYTES = 8192
 MARK = 0x5A
-DEAF_S = 0.3  # more than a connector takes from PATH to READY
 
 
 class Job:
@@ -234,7 +233,7 @@ def strangers(job: Job) -> None:
 def both_roles(job: Job) -> None:
     """Connect to the witness, then let it connect; each side leaves first once."""
     blob = bytes.fromhex(job.ask("listen")["blob"])
-    job.tell("accept", deaf_s=DEAF_S)
+    job.tell("accept", is_deaf=True)
     with job.context.connect(blob, job="witness", timeout_s=WAIT_S) as endpoint:
         endpoint.wait_ready(timeout_s=WAIT_S)
         job.answer()

@@ -1,9 +1,8 @@
-"""A peer by docs/wire.md: handshake in both roles, the side channel, the proof, messages, keys."""
+"""A peer by docs/wire.md, once it is authenticated: side channel, proof, messages, keys."""
 
 from __future__ import annotations
 
 import collections
-import hmac
 import secrets
 import select
 import socket
@@ -16,83 +15,14 @@ from typing import Any
 import pyverbs.enums as e
 import witness_wire as wire
 from pyverbs.mr import MR
+from witness_handshake import WAIT_S
+from witness_pipe import await_unread
 from witness_verbs import EXPOSED, WINDOW, Device, Lane
-from witness_wire import Hello, Offer, Path, Region, WireError, Words, require
+from witness_wire import Offer, Path, Region, WireError, Words, require
 
-WAIT_S = 60.0  # everything is emulated; a single step takes milliseconds on a machine
 BEAT_S = 1.0
 SLICE_S = 0.002
 FILL = 0xA5  # memory that nobody has written
-
-
-# ---- Handshake -----------------------------------------------------------------------------------
-
-
-def _take(sock: socket.socket, size_bytes: int) -> bytes:
-    got = b""
-    while len(got) < size_bytes:
-        more = sock.recv(size_bytes - len(got))
-        if not more:
-            raise WireError(f"the socket ended after {got!r}")
-        got += more
-        if got[:4] == b"RDTX":
-            size_bytes = wire.REJECT_BYTES
-    if got[:4] == b"RDTX":
-        raise WireError(f"refused: {wire.decode_reject(got)}")
-    return got
-
-
-def listen(sock: socket.socket, uuid: bytes, job: str, secret: bytes) -> bytes:
-    """Be the listener of one connection; return the connector's uuid."""
-    sock.settimeout(WAIT_S)
-    raw = _take(sock, wire.HELLO_BYTES)
-    hello = Hello.decode(raw)
-    require(hello.listener == uuid, "a HELLO for another process")
-    require((hello.job, hello.epoch) == (job, 0), f"a HELLO of job {hello.job}, {hello.epoch}")
-    require(bool(hello.transports >> wire.TRANSPORT_VERBS & 1), "the peer has no verbs")
-    challenge = wire.encode_challenge(uuid, secrets.token_bytes(32), 0, -1)
-    mac = wire.prove(secret, "rdt listener", raw, challenge)
-    challenge = challenge[: -wire.MAC_BYTES] + mac
-    sock.sendall(challenge)
-    auth = wire.decode_auth(_take(sock, wire.AUTH_BYTES))
-    wanted = wire.prove(secret, "rdt connector", raw, challenge)
-    require(hmac.compare_digest(auth, wanted), "the connector does not know the secret")
-    return hello.connector
-
-
-def connect(sock: socket.socket, uuid: bytes, peer: bytes, job: str, secret: bytes) -> None:
-    """Be the connector."""
-    sock.settimeout(WAIT_S)
-    raw = Hello(job, uuid, peer, secrets.token_bytes(32)).encode()
-    sock.sendall(raw)
-    challenge = _take(sock, wire.CHALLENGE_BYTES)
-    listener, _, epoch, transports = wire.decode_challenge(challenge)
-    require((listener, epoch) == (peer, 0), "the CHALLENGE of another process or epoch")
-    require(bool(transports >> wire.TRANSPORT_VERBS & 1), "the peer has no verbs")
-    wanted = wire.prove(secret, "rdt listener", raw, challenge)
-    require(hmac.compare_digest(challenge[-32:], wanted), "the listener does not know the secret")
-    sock.sendall(wire.encode_auth(wire.prove(secret, "rdt connector", raw, challenge)))
-
-
-def pretend_to_listen(sock: socket.socket, uuid: bytes) -> bytes:
-    """Answer a HELLO without the secret; return what the connector gives away after it."""
-    sock.settimeout(WAIT_S)
-    _take(sock, wire.HELLO_BYTES)
-    challenge = wire.encode_challenge(uuid, secrets.token_bytes(32), 0, -1)
-    sock.sendall(challenge[: -wire.MAC_BYTES] + secrets.token_bytes(wire.MAC_BYTES))
-    return sock.recv(4096)
-
-
-def pretend_to_connect(sock: socket.socket, uuid: bytes, peer: bytes, job: str) -> str:
-    """Connect without the secret; return how the listener refuses it."""
-    sock.settimeout(WAIT_S)
-    sock.sendall(Hello(job, uuid, peer, secrets.token_bytes(32)).encode())
-    wire.decode_challenge(_take(sock, wire.CHALLENGE_BYTES))
-    sock.sendall(wire.encode_auth(secrets.token_bytes(wire.MAC_BYTES)))
-    try:
-        return f"it went on with {_take(sock, wire.FRAME_HEAD.size)!r}"
-    except WireError as error:
-        return str(error)
 
 
 # ---- The session ---------------------------------------------------------------------------------
@@ -235,8 +165,10 @@ class Session:
             require(key not in self.keys, f"a key that nobody asked for: {words}")
             self.keys[key] = words
         elif words.kind != wire.WORD_FLAGS:  # leave for flags, of which none are sent
-            require(words.link == 0 and words.round - self.round in (0, 1), f"out of turn: {words}")
-            if words.kind == wire.WORD_READY:
+            is_ready = words.kind == wire.WORD_READY  # it may be of the next round
+            ahead = words.round - self.round
+            require(words.link == 0 and 0 <= ahead <= is_ready, f"out of turn: {words}")
+            if is_ready:
                 self._ready_rounds.add(words.round)
             else:
                 self._verdicts[words.round] = words.kind
@@ -294,20 +226,24 @@ class Session:
 
     # ---- set-up ------------------------------------------------------------------------------
 
-    def setup(self, deaf_s: float = 0.0) -> None:
+    def _send_path(self, session_id: bytes, nonce: bytes) -> int:
+        payload = Path(session_id, nonce, self.ring.region, self.lane.offer.encode()).encode()
+        self._send(wire.FRAME_PATH, payload)
+        return wire.FRAME_HEAD.size + len(payload)
+
+    def setup(self, is_deaf: bool = False) -> None:
         """Exchange PATHs, prove the path; a deaf listener hears PATH and READY at once."""
-        nonce = secrets.token_bytes(16)
-        offer = self.lane.offer.encode()
+        nonce, session_id = secrets.token_bytes(16), secrets.token_bytes(16)
         if not self._is_connector:
-            session_id = secrets.token_bytes(16)
-            self._send(wire.FRAME_PATH, Path(session_id, nonce, self.ring.region, offer).encode())
-            time.sleep(deaf_s)
+            size = self._send_path(session_id, nonce)
+            if is_deaf:
+                await_unread(self._sock, size + wire.WORDS_BYTES, WAIT_S)
         self.pump(lambda: self.path_in is not None, "the peer's PATH")
         path = self.path_in
         require(path is not None and path.transport == wire.TRANSPORT_VERBS, "a path of no verbs")
         if self._is_connector:
             session_id = path.session_id
-            self._send(wire.FRAME_PATH, Path(session_id, nonce, self.ring.region, offer).encode())
+            self._send_path(session_id, nonce)
         require(path.session_id == session_id, "a PATH of another session")
         require(path.ring.owner == self.peer, "a ring that is not the peer's own")
         require(path.ring.len_bytes >= wire.RING_BYTES, f"a ring of {path.ring.len_bytes} bytes")

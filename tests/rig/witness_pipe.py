@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import select
+import socket
 import sys
 import time
 from typing import Any, NoReturn
@@ -17,6 +18,17 @@ from typing import Any, NoReturn
 def payload(seed: int, size_bytes: int) -> bytes:
     """Return bytes that every seed makes differently, on both sides alike."""
     return hashlib.shake_128(seed.to_bytes(8, "little")).digest(size_bytes)
+
+
+def await_unread(sock: socket.socket, size_bytes: int, limit_s: float) -> None:
+    """Wait until so many bytes lie at a socket that does not block, and leave them there."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if select.select([sock], [], [], limit_s)[0]:
+            if len(sock.recv(size_bytes, socket.MSG_PEEK)) == size_bytes:
+                return
+            time.sleep(0.01)  # some do, so that it stays readable
+    raise TimeoutError(f"the peer sent less than {size_bytes} bytes within {limit_s:.0f} s")
 
 
 class Checks:

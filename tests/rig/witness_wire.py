@@ -42,6 +42,7 @@ _GID = struct.Struct("<16sBB")
 _QP = struct.Struct("<II")
 _WORDS = struct.Struct("<BBBBBxBxIIIQQ")
 FRAME_HEAD = struct.Struct("<HHI")
+WORDS_BYTES = FRAME_HEAD.size + _WORDS.size  # of READY
 
 
 class WireError(Exception):
