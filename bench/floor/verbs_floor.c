@@ -47,6 +47,7 @@
 #define MAX_DEPTH 128 /* perftest's default */
 #define MAX_COUNT 100000
 #define MAX_PASSES 100
+#define MAX_PAUSE_NS 1000000
 #define PASS_BYTES ((size_t)64 << 20)
 #define RESTOCK 32 /* receives that are posted at a time, as ours are */
 /* An emulated machine moves 80 MiB a second, and has a pass of other sizes yet to end. */
@@ -356,7 +357,8 @@ report(struct config *c, const struct side *s)
                    "\"count\": %zu, \"depth\": %u, \"pause_ns\": %" PRIu64 ", \"mib_per_s\": %.3f",
                    c->is_latency ? "latency" : "bandwidth", ops[c->op].name, timed_of(c), wait,
                    s->v.port.device, 128 << s->v.port.mtu, is_inline ? "true" : "false",
-                   c->len_bytes, c->count, c->is_latency ? 1 : s->depth, s->pause_ns,
+                   c->len_bytes, c->count, c->is_latency ? 1 : s->depth,
+                   c->is_latency ? s->pause_ns : 0,
                    (double)c->len_bytes / (median_ns > 0 ? median_ns : 1) * 1e9 / (1 << 20));
     bench_series_print(&c->series, fields);
     bench_series_free(&c->series);
@@ -484,6 +486,16 @@ build_configs(struct config *configs, int argc, char **argv)
     return n;
 }
 
+static uint64_t
+given_pause_ns(int argc, char **argv)
+{
+    const double given = bench_arg_number(argc, argv, "--pause", 0);
+
+    if (given > MAX_PAUSE_NS)
+        bench_fail("--pause is at most %d ns", MAX_PAUSE_NS);
+    return (uint64_t)given;
+}
+
 /* -1: the first that will do. */
 static int
 given_gid(int argc, char **argv)
@@ -526,7 +538,7 @@ main(int argc, char **argv)
     bench_check_args(argc, argv, known);
     const char *device = bench_arg(argc, argv, "--device");
     struct settings settings = {.depth = (uint32_t)bench_arg_number(argc, argv, "--depth", 16),
-                                .pause_ns = (uint64_t)bench_arg_number(argc, argv, "--pause", 0),
+                                .pause_ns = given_pause_ns(argc, argv),
                                 .passes = (size_t)bench_arg_number(argc, argv, "--passes", 3),
                                 .configs = configs,
                                 .config_count = build_configs(configs, argc, argv)};

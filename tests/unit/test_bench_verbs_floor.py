@@ -67,6 +67,7 @@ def test_what_was_asked_for_has_to_be_there(program: Path, words: list[str]) -> 
         (["--count", "100001"], "--count is from 1 to 100000"),
         (["--depth", "129"], "--depth is from 1 to 128"),
         (["--passes", "101"], "--passes from 1 to 100"),
+        (["--pause", "2e6"], "--pause is at most 1000000 ns"),
         (["--gid", "-1"], '--gid is an index from 0 to 999, not "-1"'),
         (["--gid", "x"], '--gid is an index from 0 to 999, not "x"'),
         (["--port", "1"], 'unknown argument "--port"'),
