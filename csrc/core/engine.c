@@ -533,6 +533,8 @@ rdti_engine_stop(struct rdti_engine *engine)
     /* release: pairs with the acquire in progress_main() */
     atomic_store_explicit(&engine->is_stopping, 1, memory_order_release);
     rdti_engine_poke(engine);
+    /* relaxed: the system call orders it; a park whose word was read already does not begin */
+    (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
     rdti_futex_wake(&engine->park_word, 1);
     (void)pthread_join(engine->thread, NULL);
     engine->has_thread = false;

@@ -74,8 +74,9 @@ struct rdti_engine {
     _Atomic int32_t active_waiters;
     _Atomic uint32_t waits;      /* for transfers and notifications, so far; a hint */
     _Atomic uint32_t has_leader; /* a waiter that sleeps in epoll for all of them */
-    _Atomic uint32_t is_idle;    /* nobody has come to it for long; stored by the leader */
+    _Atomic uint32_t is_idle;    /* it sleeps, and nobody has come to it for long */
     _Atomic uint64_t alone_ns;   /* to the last wait, which was in vain, since then; or 0 */
+    _Atomic uint64_t alone_until_ns;
     _Atomic int32_t async_count; /* tasks and callbacks outstanding */
     _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
     _Atomic uint32_t can_spin;
@@ -89,7 +90,7 @@ struct rdti_engine {
     bool has_thread;
     _Atomic uint32_t is_stopping;
     _Atomic uint32_t park_word; /* private futex of the progress thread */
-    _Atomic uint32_t park_ns;   /* how long it is parked for; 0: it is not, or no more; relaxed */
+    _Atomic uint32_t park_ns;   /* how long it is parked for; 0: it is not, or no more */
 };
 
 /* A wait that slept and was over soon afterwards should have spun a little longer, and one that

@@ -119,11 +119,12 @@ park_ns_after(const struct rdti_engine *engine, uint64_t parked_ns)
 void
 rdti_engine_end_park(struct rdti_engine *engine, uint64_t longer_than_ns)
 {
-    /* seq_cst: see park() and those who call this */
+    /* seq_cst: see begin_park() and those who call this. release: who reads the new word, and
+     * parks anew, is not to find its park_ns overwritten. */
     if (atomic_load_explicit(&engine->park_ns, memory_order_seq_cst) <= longer_than_ns)
         return;
     atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_release);
     rdti_futex_wake(&engine->park_word, 1);
 }
 
@@ -156,7 +157,8 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     /* relaxed: whatever is missed is seen when the park is over */
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
-    const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_relaxed);
+    /* acquire: see rdti_engine_end_park() */
+    const uint32_t word = atomic_load_explicit(&engine->park_word, memory_order_acquire);
     uint64_t park_ns = begin_park(engine, *parked_ns);
     bool is_left = rdti_engine_is_proxy_wanted(engine);
     const bool is_trusting = is_left && is_waited_often(engine, rhythm);

@@ -22,6 +22,8 @@
 #define YIELD_NS UINT64_C(1000000)
 /* A wait of so long is not expected to end soon: the progress thread leaves it alone. */
 #define IDLE_NS UINT64_C(40000000)
+/* What a program does between two slices of a wait takes less. */
+#define NEXT_SLICE_NS UINT64_C(10000000)
 
 /* ---- Passes ------------------------------------------------------------------------------ */
 
@@ -192,18 +194,23 @@ rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
     return (int)(((left_ns < at_most_ns ? left_ns : at_most_ns) + 999999) / 1000000);
 }
 
-/* True: by an event; as sleep_on_futex(), also where there was no need to sleep. */
+/* `is_idle`: nobody has come for long, nor is expected soon. True: by an event; as from
+ * sleep_on_futex(), also where there was no need to sleep. */
 static bool
-sleep_in_epoll(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns)
+sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns, bool is_idle)
 {
     struct epoll_event event;
     int count = 1;
 
     (void)atomic_fetch_add_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     rdti_engine_pass_or_ask(engine, true);
-    if (!done(arg) && !rdti_engine_is_busy(engine))
-        count =
-            epoll_wait(engine->epoll_fd, &event, 1, rdti_engine_until_tick_ms(engine, sleep_ns));
+    if (!wish->done(wish->arg) && !rdti_engine_is_busy(engine)) {
+        const int sleep_ms = rdti_engine_until_tick_ms(engine, sleep_ns);
+        atomic_store_explicit(&engine->is_idle, is_idle, memory_order_relaxed); /* a hint */
+        count = epoll_wait(engine->epoll_fd, &event, 1, sleep_ms);
+        /* seq_cst: see end_lead(). Before what may take long: a callback of the user's. */
+        atomic_store_explicit(&engine->is_idle, 0, memory_order_seq_cst);
+    }
     (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
     rdti_engine_drain_event_fd(engine, 0);
     (void)rdti_engine_try_pass(engine, true); /* it was probably a socket that ended the sleep */
@@ -249,9 +256,7 @@ sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_n
     if (!with_sockets || !*is_leader)
         return sleep_on_futex(engine, wish->done, wish->arg, sleep_ns, with_sockets);
     /* One who waits for a moment each time would wake the progress thread as often. */
-    if (alone_ns >= IDLE_NS && sleep_ns >= IDLE_NS)
-        atomic_store_explicit(&engine->is_idle, 1, memory_order_relaxed); /* a hint */
-    return sleep_in_epoll(engine, wish->done, wish->arg, sleep_ns);
+    return sleep_in_epoll(engine, wish, sleep_ns, alone_ns >= IDLE_NS && sleep_ns >= IDLE_NS);
 }
 
 /* A leader that has what it waited for leaves the sockets to one of those who sleep. */
@@ -261,12 +266,9 @@ end_lead(struct rdti_engine *engine)
     /* release: pairs with the claim. A follower whose count is raised between the two is served by
      * the progress thread, which does not park then: see may_park() */
     atomic_store_explicit(&engine->has_leader, 0, memory_order_release);
-    /* relaxed: this thread's own, or false. seq_cst: either this sees the park, or park() that the
-     * leader is gone */
-    if (atomic_load_explicit(&engine->is_idle, memory_order_relaxed) != 0) {
-        atomic_store_explicit(&engine->is_idle, 0, memory_order_seq_cst);
-        rdti_engine_end_park(engine, RDTI_PARK_MOST_NS);
-    }
+    /* Either this sees the long park, or begin_park() that the leader no longer sleeps: is_idle was
+     * lowered before. One that is preempted here is missed until that park is over. */
+    rdti_engine_end_park(engine, RDTI_PARK_MOST_NS);
     if (atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_seq_cst) > 0)
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
 }
@@ -442,13 +444,26 @@ rdti_engine_waited_ns(const struct rdti_engine *engine)
 }
 
 /* Since when nobody has come to those who wait: Python waits in slices, of which each goes on where
- * the one before was in vain. relaxed: a hint, to which the last of several waiters has the say */
+ * the one before was in vain. relaxed: hints, to which the last of several waiters has the say */
 static uint64_t
 alone_from_ns(const struct rdti_engine *engine, uint64_t begin_ns)
 {
     const uint64_t alone_ns = atomic_load_explicit(&engine->alone_ns, memory_order_relaxed);
+    const uint64_t until_ns = atomic_load_explicit(&engine->alone_until_ns, memory_order_relaxed);
 
-    return alone_ns != 0 ? alone_ns : begin_ns;
+    return alone_ns != 0 && begin_ns - until_ns < NEXT_SLICE_NS ? alone_ns : begin_ns;
+}
+
+/* A wait is over whose last sleep, if any, was in vain: keep it for the next slice. */
+static void
+keep_alone(struct rdti_engine *engine, uint64_t alone_ns, bool is_in_vain, rdt_status status)
+{
+    const bool is_slice = is_in_vain && status != RDT_OK;
+
+    /* relaxed: as above */
+    atomic_store_explicit(&engine->alone_ns, is_slice ? alone_ns : 0, memory_order_relaxed);
+    if (is_slice)
+        atomic_store_explicit(&engine->alone_until_ns, rdti_now_ns(), memory_order_relaxed);
 }
 
 static rdt_status
@@ -498,8 +513,7 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     if (has_slept || is_nearly_late(engine, now_ns - begin_ns))
         rdti_engine_learn_spin(engine, now_ns - begin_ns);
     count_wait(engine, is_counted, &from_ns, now_ns);
-    /* relaxed: see alone_from_ns() */
-    atomic_store_explicit(&engine->alone_ns, status == RDT_OK ? 0 : alone_ns, memory_order_relaxed);
+    keep_alone(engine, alone_ns, has_slept && !is_expected, status);
     rdti_engine_unattend(engine);
     if (is_leader)
         end_lead(engine);

@@ -159,6 +159,7 @@ watch_a_wait(struct rdti_engine *engine, uint32_t ranks, uint64_t for_ns)
     struct sleeper sleeper = {.engine = engine, .begin_ns = rdti_now_ns()};
 
     rdti_engine_set_local_ranks(engine, ranks);
+    atomic_store(&engine->alone_ns, 0); /* it is no slice of the one before */
     CHECK_STATUS(rdti_engine_wait(engine, watch_sleep, &sleeper, sleeper.begin_ns + for_ns),
                  RDT_ETIMEDOUT);
     CHECK_UINT_GE(sleeper.awake_ns, 1);
@@ -241,19 +242,87 @@ TEST(the_progress_thread_leaves_a_waiter_alone_that_sleeps_for_long)
     const uint64_t until_ns = rdti_now_ns() + (uint64_t)(5.0 * (double)S * test_timeout_scale());
     CHECK_STATUS(rdti_engine_wait(engine, has_left_alone, engine, until_ns), RDT_OK);
     /* Nobody looks at the sockets from now on. */
-    CHECK_UINT_LE(atomic_load(&engine->park_ns), RDTI_PARK_MOST_NS);
+    CHECK_EVENTUALLY(atomic_load(&engine->park_ns) <= RDTI_PARK_MOST_NS, 5);
     CHECK_EVENTUALLY(atomic_load(&engine->bell->background) != 0, 5);
     rdti_engine_stop(engine);
     rdti_engine_destroy(engine);
+}
+
+struct stuck {
+    struct rdti_engine *engine;
+    uint32_t looks;
+};
+
+/* Once it has been left alone it runs a callback of the user's, so to say, that takes its time. */
+static bool
+get_stuck(void *arg)
+{
+    const struct stuck *stuck = arg;
+    const struct rdti_engine *engine = stuck->engine;
+
+    if (!has_left_alone(stuck->engine))
+        return false;
+    const uint32_t before = atomic_load(&engine->socket_passes);
+    CHECK_EVENTUALLY(atomic_load(&engine->socket_passes) - before >= stuck->looks, 2);
+    return true;
+}
+
+TEST(the_progress_thread_goes_on_where_one_left_alone_is_stuck)
+{
+    struct rdti_engine *engine = engine_open();
+    struct stuck stuck = {.engine = engine, .looks = 100};
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdti_engine_start(engine, &err), &err);
+    const uint64_t until_ns = rdti_now_ns() + (uint64_t)(5.0 * (double)S * test_timeout_scale());
+    CHECK_STATUS(rdti_engine_wait(engine, get_stuck, &stuck, until_ns), RDT_OK);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+/* It would be woken at the end of each. */
+TEST(the_progress_thread_is_left_alone_by_waits_of_a_moment)
+{
+    struct rdti_engine *engine = engine_open();
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdti_engine_start(engine, &err), &err);
+    for (uint32_t i = 0; i < 20; i++) {
+        uint64_t until_ns = rdti_now_ns() + 10 * MS;
+        CHECK_STATUS(rdti_engine_wait(engine, has_left_alone, engine, until_ns), RDT_ETIMEDOUT);
+    }
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+static uint32_t
+looks_within(struct rdti_engine *engine, uint64_t for_ns)
+{
+    struct sleeper sleeper = {.engine = engine, .begin_ns = rdti_now_ns()};
+
+    CHECK_STATUS(rdti_engine_wait(engine, watch_sleep, &sleeper, sleeper.begin_ns + for_ns),
+                 RDT_ETIMEDOUT);
+    return sleeper.looks;
 }
 
 TEST(a_waiter_that_nobody_came_to_spins_no_more)
 {
     struct rdti_engine *engine = engine_open();
 
+    rdti_engine_set_local_ranks(engine, 1);
     atomic_store(&engine->spin_ns, 100 * MS);
     const struct sleeper sleeper = watch_a_wait(engine, 1, 450 * MS);
     CHECK_UINT_LE(sleeper.looks - sleeper.looks_awake, sleeper.looks_awake / 4);
+    atomic_store(&engine->spin_ns, 100 * MS);
+    CHECK_UINT_LE(looks_within(engine, 50 * MS), sleeper.looks_awake / 4); /* the next slice */
+    CHECK_UINT_GE(atomic_load(&engine->alone_ns), 1);
+    test_sleep_ns(50 * MS); /* no slice any more */
+    atomic_store(&engine->spin_ns, 100 * MS);
+    CHECK_UINT_GE(looks_within(engine, 120 * MS), sleeper.looks_awake / 4);
+    /* A poll tells nothing of who comes. */
+    atomic_store(&engine->alone_ns, 0);
+    CHECK_STATUS(rdti_engine_wait(engine, never, NULL, rdti_now_ns()), RDT_ETIMEDOUT);
+    CHECK_UINT_EQ(atomic_load(&engine->alone_ns), 0);
     rdti_engine_stop(engine);
     rdti_engine_destroy(engine);
 }
