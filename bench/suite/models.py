@@ -199,6 +199,8 @@ def records_of(printed: Record, about: Record, transport: str, start: int) -> li
     spent = {name: printed[name] for name in _SPENT}
     blocks = cast("list[list[int]]", printed["blocks_ns"])
     shared: Record = {"start": start, "beside": printed["beside"]}
+    if printed["choice"]:
+        shared["choice"] = printed["choice"]
     return [{**samples.turn(fields, one), **spent, **shared} for one in blocks]
 
 

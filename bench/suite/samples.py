@@ -2,14 +2,14 @@
 
 A record has the fields that say what it is, unit ("ns"), raw_ns with the samples of all turns in
 their order, turns with how many of them each turn has ("raw"), its median and, of turns that share
-processes, which of these processes' starts it belongs to ("start") and how many others had turns
-between its ("beside"), and the quantiles of all. The median and the band around it (p10, p90) are
-those of raw_ns, so that one lies in the other. A tail is of the single calls of all turns together
-where these are known; where a turn knows more than it prints, it is the median of what the turns
-say. A tail that fewer samples than LEAST would have to tell is left out: the 99th hundredth of six
-samples is the largest of them. Where p999 is left out the largest stands by itself (most_ns, of
-most_of samples). Samples of one turn resemble each other: what compares two results has to draw
-turns, not samples (compare.py).
+processes, which of these processes' starts it belongs to ("start"), how many others had turns
+between its ("beside") and what these processes chose ("choice"), and the quantiles of all. The
+median and the band around it (p10, p90) are those of raw_ns, so that one lies in the other. A tail
+is of the single calls of all turns together where these are known; where a turn knows more than it
+prints, it is the median of what the turns say. A tail that fewer samples than LEAST would have to
+tell is left out: the 99th hundredth of six samples is the largest of them. Where p999 is left out
+the largest stands by itself (most_ns, of most_of samples). Samples of one turn resemble each other:
+what compares two results has to draw turns, not samples (compare.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import cast
 from bench.benchlib.record import Record, number
 from bench.benchlib.verdict import time_text
 
-_OF_A_TURN = ("start", "beside")
+_OF_A_TURN = ("start", "beside", "choice")
 _OF_SAMPLES = (
-    *("raw_ns", "turns", "start", "beside", "median_ns"),
+    *("raw_ns", "turns", *_OF_A_TURN, "median_ns"),
     *("p10", "p90", "p99", "p999", "samples", "calls_ns"),
 )
 BAND = {"p10": 0.1, "p90": 0.9}

@@ -86,6 +86,7 @@ def figures_of(job: Job, found: list[dict[str, Any]], far: float) -> dict[str, A
             for name in (parts[0] if parts else {})
         },
         "distance": far,
+        "choice": found[0]["choice"],
     }
 
 

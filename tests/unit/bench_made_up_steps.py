@@ -31,6 +31,7 @@ def printed(contestant: str, *took_ms: float, cpu_ms: float = 10.0) -> Record:
         "memory_bytes": 96 << 20,
         "arena_bytes": (32 << 20) if contestant == "planned" else 0,
         "distance": 2e-6,
+        "choice": "as planned" if contestant == "planned" else "",
     }
 
 

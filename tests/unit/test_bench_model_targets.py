@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import cast
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
@@ -88,6 +89,18 @@ def test_who_had_turns_in_other_minutes_is_named() -> None:
     told = "vgg16: there was no memory for all at once; in minutes of theirs: no communication"
     assert told in model_targets.verdicts(models.merge(found))
     assert told not in model_targets.verdicts(models.merge(found[:4]))
+
+
+def test_each_turn_tells_what_its_processes_chose() -> None:
+    told = ["as planned", "chosen again", "as planned"]
+    turns = [{**printed("planned", 100.0), "choice": one} for one in told]
+    found = [one for turn in turns for one in models.records_of(turn, ABOUT, "shm", 0)]
+    found += models.records_of(printed("gloo", 100.0), ABOUT, "shm", 0)
+    planned, gloo = models.merge(found)
+    turns_of = [cast("list[Record]", one["turns"]) for one in (planned, gloo)]
+    assert [turn["choice"] for turn in turns_of[0]] == told
+    assert "choice" not in planned
+    assert "choice" not in turns_of[1][0]
 
 
 def test_turns_of_too_few_starts_say_nothing() -> None:
