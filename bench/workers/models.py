@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import os
 import sys
@@ -360,6 +361,9 @@ def main() -> None:
         (job(contestant, f"{number}", arguments.steps), transport)
         for number, (contestant, transport) in enumerate(turns)
     ]
+    # What all processes share must not be copied by Python's collector in the middle of a step.
+    gc.collect()
+    gc.freeze()
     for said in run_together(jobs, arguments.blocks, reference, patience_s):
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
