@@ -206,7 +206,7 @@ def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
     if size == 1:
         return True
     # Containers of one host share its boot id, but not its loopback device.
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     network = Path("/proc/self/ns/net").stat()
     mine = json.dumps([boot_id, network.st_dev, network.st_ino])
     return rendezvous.all_say("host", mine)

@@ -286,7 +286,7 @@ class _Trial:
 
 def host() -> str:
     """Name this host so that two of one name are told apart."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     return f"{socket.gethostname()} ({boot_id[:8]})"
 
 
