@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 
 from graph_analysis import TransferPlan
-from graph_analysis.plan import PlannedTensor
+from graph_analysis.measured import gradient_buckets
+from graph_analysis.plan import PlannedBucket, PlannedTensor
 from graph_analysis.recording import RecordedTensor
 from rdmatensor._plan_memory import PlanMismatch
-from rdmatensor.context import default_context
-from rdmatensor.torch import empty
 
 # From here on a pack gains nothing over messages of their own: "Many small tensors" in
 # docs/performance.md has the times.
@@ -31,7 +30,7 @@ class _Message:
 
 
 class SentBuffers:
-    """The messages of a step's buffers, and memory in the arena for the small ones, until close().
+    """The messages of a step's buffers; small ones leave from their place in the plan's memory.
 
     Looked up by their names each time: a module may assign itself another tensor, as a running
     average does, and so do .to() and load_state_dict(assign=True).
@@ -39,10 +38,19 @@ class SentBuffers:
     One thread uses it at a time: the one that calls the model.
     """
 
-    def __init__(self, plan: TransferPlan, model: torch.nn.Module) -> None:
-        """Raise PlanMismatch if the model has not the plan's buffers, or torch.OutOfMemoryError."""
+    def __init__(self, plan: TransferPlan, model: torch.nn.Module, memory: torch.Tensor) -> None:
+        """Raise PlanMismatch if the model has not the plan's buffers, and as lay_out()."""
         self._model = model
         self.copied_bytes = 0
+        self.lay_out(plan, memory)
+        self._look_up()
+
+    def lay_out(self, plan: TransferPlan, memory: torch.Tensor) -> None:
+        """Pack by this plan from here on, in its memory of bytes, which is kept until close().
+
+        Raises: PlanMismatch if a gradient lies where buffers are packed, which a plan may say
+            whose buffers need their places for a part of the step.
+        """
         planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "buffer"}
         self._messages: list[_Message] = []
         for bucket in plan.buckets:
@@ -50,8 +58,8 @@ class SentBuffers:
             if bucket.phase != "forward" or bucket.operation != "broadcast":
                 continue
             if planned.keys() >= set(bucket.tensors):
-                self._messages += _split([planned[name] for name in bucket.tensors])
-        self._look_up()
+                place = _place_of(bucket, plan, memory)
+                self._messages += _split([planned[name] for name in bucket.tensors], place)
 
     def packed(self) -> dict[int, tuple[RecordedTensor, ...]]:
         """Return what leaves packed, by the address that it leaves from."""
@@ -106,22 +114,37 @@ class SentBuffers:
         ]
 
 
-def _split(bucket: list[PlannedTensor]) -> Iterator[_Message]:
+def _place_of(bucket: PlannedBucket, plan: TransferPlan, memory: torch.Tensor) -> torch.Tensor:
+    """Return a bucket's bytes of the plan's memory."""
+    start = bucket.places[0].offset
+    end = start + bucket.span_bytes
+    for other in gradient_buckets(plan):
+        first = other.places[0].offset
+        if start < first + other.span_bytes and first < end:
+            raise PlanMismatch(
+                f"the plan has buffer {bucket.tensors[0]} and gradient {other.tensors[0]} in one "
+                "place, where a gradient may lie when buffers are sent"
+            )
+    return memory[start:end]
+
+
+def _split(bucket: list[PlannedTensor], place: torch.Tensor) -> Iterator[_Message]:
     """Yield a message for a bucket's small tensors together, and one for each of the others."""
     small = [tensor for tensor in bucket if _size_bytes(tensor) < PACKED_BELOW_BYTES]
     if len(small) > 1:
-        yield _packed(small)
+        yield _packed(small, place)
     for tensor in bucket:
         if len(small) == 1 or _size_bytes(tensor) >= PACKED_BELOW_BYTES:
             yield _Message((tensor,), None, ())
 
 
-def _packed(planned: list[PlannedTensor]) -> _Message:
+def _packed(planned: list[PlannedTensor], place: torch.Tensor) -> _Message:
+    """Return a message without gaps at the beginning of the place."""
     shapes = [_shape_of(one) for one in planned]
     counts = [prod(shape) for shape in shapes]
     dtype = getattr(torch, planned[0].dtype)
     with torch.inference_mode(mode=False):  # or training could not write there later
-        flat = empty(sum(counts), dtype, context=default_context())
+        flat = place[: sum(counts) * planned[0].item_bytes].view(dtype)
     parts = zip(torch.split(flat, counts), shapes, strict=True)
     return _Message(tuple(planned), flat, tuple(part.view(shape) for part, shape in parts))
 

@@ -166,7 +166,7 @@ class PlannedModel:
     def _laid_out(self) -> tuple[SentBuffers, GradientMemory]:
         named = dict(self.module.named_parameters())
         memory = GradientMemory(self.plan, named, default_context())
-        return SentBuffers(self.plan, self.module), memory
+        return SentBuffers(self.plan, self.module, memory.memory), memory
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
@@ -277,14 +277,14 @@ class PlannedModel:
         for bucket in self._memory.buckets:
             bucket.waiting = set(bucket.gradients)
             bucket.strays.clear()
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._end)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _switch(self, chosen: TransferPlan) -> None:
         """Go by other buckets from here on, as all ranks do; what lay in the memory is lifted."""
         named = dict(self.module.named_parameters())
         try:
             self._memory = GradientMemory(chosen, named, default_context(), self._memory)
+            self._buffers.lay_out(chosen, self._memory.memory)
         except BaseException as error:
             self._memory.lower()
             # Others go by them already, and would sum what has the same length into others.

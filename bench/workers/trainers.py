@@ -143,12 +143,6 @@ class Planned(Trainer):
         )
         self.called = self._planned
 
-    def arena_bytes(self) -> int:
-        planned, allocated = self._planned.plan.arenas, self._planned.describe()["arena_bytes"]
-        if allocated != planned[0].peak_bytes:
-            raise RuntimeError(f"{allocated} bytes lie in the arena, not {planned[0].peak_bytes}")
-        return super().arena_bytes()
-
     def costs(self) -> dict[str, float]:
         described = self._planned.describe()
         held = {"posting_s": described["posting_s"], "ending_s": described["ending_s"]}

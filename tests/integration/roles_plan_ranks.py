@@ -198,7 +198,12 @@ def many_buffers(rank: int, world: int) -> dict[str, Any]:
     plan = analyze(copy.deepcopy(model), (torch.ones(8, 16),), strategy=DataParallel(world))
     theirs = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = copy.deepcopy(model)
+    with_first = torch.optim.SGD(first.parameters(), lr=0.1)
+    rdmatensor.plan.apply(first, plan, with_first, choose_again=False).close()  # paths are there
+    arena_bytes = _allocated()
     planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    arena_bytes = _allocated() - arena_bytes
     model.eval()
     with torch.inference_mode():  # of what comes first nothing may be kept that training writes to
         planned(torch.ones(8, 16))
@@ -221,6 +226,8 @@ def many_buffers(rank: int, world: int) -> dict[str, Any]:
     planned.close()
     found = {
         "calls": calls,
+        "arena_bytes": arena_bytes,
+        "peak_bytes": plan.arenas[0].peak_bytes,
         "gradients": said["buckets"],
         "copied_bytes": copied,
         "small_bytes": sum(b.nbytes for b in model.buffers() if b.nbytes < model.table.nbytes),
@@ -230,6 +237,11 @@ def many_buffers(rank: int, world: int) -> dict[str, Any]:
     }
     dist.destroy_process_group()
     return found
+
+
+def _allocated() -> int:
+    arena: Any = rdmatensor.default_context().describe()["arena"]
+    return int(arena["allocated_bytes"])
 
 
 def _steps_of(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[int]:

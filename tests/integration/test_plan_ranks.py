@@ -42,6 +42,8 @@ def test_small_buffers_leave_together(tmp_path: Path) -> None:
         assert rank["copied_bytes"] == 4 * rank["small_bytes"]
         assert rank["recorded"] == rank["planned"]
         assert len(rank["planned"]) == 3 * 6 + 1
+        # By the allocator: nothing besides the plan's memory, of which buffers have a part.
+        assert rank["arena_bytes"] == rank["peak_bytes"]
 
 
 def test_where_one_rank_refuses_all_are_told(tmp_path: Path) -> None:
