@@ -85,6 +85,28 @@ class Branching(nn.Module):
         return self.second(y) if y.sum() > 0 else -self.second(y)
 
 
+class Breaking(nn.Module):
+    """Two layers, between which torch.compile breaks the graph: `how` says by what."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(2))
+        self.how, self.largest = how, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        if self.how == "request":
+            torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        elif self.how == "item":
+            self.largest = float(y.detach().abs().max())
+        else:
+            self.largest = y.detach().numpy().max()
+        z: Tensor = self.second(y)
+        return z
+
+
 class Selecting(nn.Module):
     """Keeps the rows whose first item is positive: a size that only data decides."""
 

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 import naive  # noqa: E402
 from graph_models import (  # noqa: E402  needs torch
     Branching,
+    Breaking,
     Mixed,
     PartlyUsed,
     Selecting,
@@ -226,10 +227,12 @@ def test_sparse_gradient_is_left_out_with_a_reason() -> None:
     ("model", "inputs", "shapes", "reason"),
     [
         (Branching(), (torch.ones(3, 4),), None, "data-dependent"),
+        (Breaking("item"), (torch.ones(3, 4),), None, "data-dependent"),
+        (Breaking("numpy"), (torch.ones(3, 4),), None, ".numpy() is not supported"),
         (lstm()[0], lstm()[1], ({1: _dim("time", max=64)},), "Constraints violated"),
         (mlp()[0], (torch.ones(3, 5),), None, "same reduction dim"),
     ],
-    ids=["control-flow", "unrolled-time", "inputs-that-do-not-fit"],
+    ids=["control-flow", "value", "numpy", "unrolled-time", "inputs-that-do-not-fit"],
 )
 def test_what_torch_refuses_still_gets_a_plan_of_the_certain(
     model: nn.Module, inputs: tuple[object, ...], shapes: object, reason: str
@@ -254,6 +257,13 @@ def test_what_torch_refuses_still_gets_a_plan_of_the_certain(
     assert {name: sizes[f"{name}.grad"] for name in names} == {n: held[n].nbytes for n in names}
     again = analyze(model, inputs, strategy=DataParallel(2), dynamic_shapes=shapes)
     assert plan_to_json(again) == plan_to_json(plan)
+
+
+def test_a_break_that_is_only_the_compiler_s_loses_nothing() -> None:
+    model = Breaking("request")
+    plan = analyze(model, (torch.ones(3, 4),), strategy=DataParallel(2))
+    assert (plan.source, plan.omissions) == ("joint_graph", ())
+    assert _order(plan)[0] in {"second.weight", "second.bias"}
 
 
 def test_nested_inputs_and_plain_values() -> None:

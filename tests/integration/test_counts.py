@@ -1,7 +1,9 @@
-"""From the second step on a static model costs no copy, no control message and no registration.
+"""Once a static model's step is known it costs no copy, no control message and no registration.
 
-The library's own counters say so; a preloaded memcpy() and the kernel's counters of TCP sockets,
-which know nothing of them, agree.
+That is from the second step on with a plan that is not chosen again, from the twelfth on with one
+that is, and from the fourth on in a script that knows of no plan. The library's own counters say
+so; a preloaded memcpy() and the kernel's counters of TCP sockets, which know nothing of them,
+agree.
 """
 
 from __future__ import annotations
