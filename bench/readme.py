@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Result, load
-from bench.suite import doc_collectives, doc_losses, doc_messages, doc_runs
+from bench.suite import doc_collectives, doc_costs, doc_losses, doc_messages, doc_runs
 
 README = Path("README.md")
 MEASURED = Path("docs") / "measured.md"
@@ -80,6 +80,7 @@ _SHM_OUT = _out("bench collectives --transport shm --ranks 2 --rows plain,fresh,
 BLOCKS = (
     Block("p2p.json", MEASURED, ("p2p.json",), doc_messages.block, _out("bench p2p", "p2p.json")),
     Block("what gains", MEASURED, ("p2p.json",), doc_messages.gains, _out("bench p2p", "p2p.json")),
+    Block("costs", MEASURED, ("p2p.json",), doc_costs.block, _out("bench p2p", "p2p.json")),
     Block(SHM, MEASURED, (SHM, LARGE), _collectives, _SHM_OUT),
     Block(
         TCP,
