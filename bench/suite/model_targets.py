@@ -140,10 +140,12 @@ def _head(target: Target, told: Sequence[_Told]) -> str:
 def _of_steps(target: Target, planned: Record, rival: Record) -> _Told:
     ratio = draws.ratio(rival, planned)
     verdict, name = ratio.judged(target.limit), text(planned, "op")
-    if verdict == "missed":
-        return _Told(name, verdict, _shortfall(planned, ratio.words))
-    words = f"{name}, undecided: {ratio.words}" if verdict == "undecided" else ""
-    return _Told(name, verdict, words)
+    if verdict == "met":
+        return _Told(name, verdict, "")
+    doubt = ", undecided" if verdict == "undecided" else ""
+    if ratio.value >= target.limit:
+        return _Told(name, verdict, f"{name}{doubt}: {ratio.words}")
+    return _Told(name, verdict, _shortfall(planned, ratio.words, doubt))
 
 
 def _of_exposed(
@@ -166,8 +168,8 @@ def _of_exposed(
     return _Told(name, verdict, f"{name}, {verdict}: {ours.words}, its {theirs.words}{doubt}")
 
 
-def _shortfall(planned: Record, figure: str) -> str:
-    words = f"{planned['op']}: {figure}"
+def _shortfall(planned: Record, figure: str, doubt: str = "") -> str:
+    words = f"{planned['op']}{doubt}: {figure}"
     if "share" not in planned:
         return words
     compute = min(1.0, 1 - number(planned, "share"))  # noise may say more

@@ -224,11 +224,23 @@ def test_another_use_of_the_tensors_is_not_what_was_shown() -> None:
     assert [row[1] for row in cells_of(losses)] == ["plain"]
 
 
-def test_of_more_than_fourfold_over_tcp_it_is_said_that_nobody_knows() -> None:
-    pair = [_collective(who, "reduce", us, path="tcp") for who, us in ((OURS, 13), ("OpenMPI", 3))]
+@pytest.mark.parametrize(
+    ("size", "theirs_us", "wanted"),
+    [
+        (8, 3, doc_reasons.PROFILED),
+        (8, 8, doc_reasons.PROFILED),
+        (64 << 10, 8, doc_reasons.ANSWERED),
+        (64 << 10, 3, f"more than fourfold over TCP: {doc_reasons.UNKNOWN}"),
+    ],
+)
+def test_over_tcp_a_profile_tells_of_small_tensors_only(
+    size: int, theirs_us: int, wanted: str
+) -> None:
+    times = ((OURS, 13), ("OpenMPI", theirs_us))
+    pair = [_collective(who, "reduce", us, path="tcp", size=size) for who, us in times]
     told = doc_collectives.block(result_of(pair))
-    assert f"more than fourfold over TCP: {doc_reasons.UNKNOWN}" in told
-    assert doc_reasons.ANSWERED not in told
+    reasons = {doc_reasons.PROFILED, doc_reasons.ANSWERED, wanted}
+    assert {reason for reason in reasons if reason in told} == {wanted}
 
 
 @pytest.mark.parametrize(("arena_us", "is_staging"), [(700, True), (820, False)])
