@@ -21,7 +21,14 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `bench` is beside it
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Result, load
-from bench.suite import doc_collectives, doc_costs, doc_losses, doc_messages, doc_runs
+from bench.suite import (
+    doc_bandwidths,
+    doc_collectives,
+    doc_costs,
+    doc_losses,
+    doc_messages,
+    doc_runs,
+)
 
 README = Path("README.md")
 MEASURED = Path("docs") / "measured.md"
@@ -89,6 +96,7 @@ BLOCKS = (
         _collectives,
         _out("bench collectives --transport tcp --ranks 2 --rows plain,same", TCP),
     ),
+    Block("bandwidths", MEASURED, (SHM, TCP), doc_bandwidths.block, _SHM_OUT),
     *(
         Block(
             f"{name}.json",
