@@ -1,4 +1,4 @@
-"""Train a real model on two ranks over verbs and over Gloo, and compare every bit.
+"""Train a real model on two ranks over verbs, as DDP and by a plan, and over Gloo: the same bits.
 
 Starts both ranks itself; RDMATENSOR_TRANSPORT=verbs must be set. Sized for an emulated machine.
 """
@@ -24,6 +24,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor
+import rdmatensor.plan
+from graph_analysis import DataParallel, TransferPlan, analyze
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -34,7 +36,7 @@ RANKS = 2
 STEPS = 4
 BATCH = 32
 LIMIT_S = 600  # far above what it takes; the rig has a deadline of its own
-BACKENDS = ("rdmatensor", "gloo")
+WAYS = {"ddp": "rdmatensor", "plan": "rdmatensor", "gloo": "gloo"}  # -> the backend
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,15 +53,29 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.from_numpy(rows[:, -1]).to(torch.int64)
 
 
+def plan_of(images: torch.Tensor) -> TransferPlan:
+    """Analyse a step of the model."""
+    return analyze(DigitNet(), (images[:BATCH],), strategy=DataParallel(RANKS))
+
+
 def train(
     images: torch.Tensor,
     labels: torch.Tensor,
     before_step: Callable[[int], object] = lambda _number: None,
+    plan: TransferPlan | None = None,
 ) -> tuple[list[float], torch.Tensor]:
-    """Return this rank's loss of each step and all final weights in a row."""
+    """Return this rank's loss of each step and all final weights in a row.
+
+    plan: by which it trains; without one as DistributedDataParallel.
+    """
     torch.manual_seed(0)
-    model = DistributedDataParallel(DigitNet())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    net = DigitNet()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    model = (
+        DistributedDataParallel(net)
+        if plan is None
+        else rdmatensor.plan.apply(net, plan, optimizer)
+    )
     losses = []
     for step in range(STEPS):
         before_step(step)
@@ -71,7 +87,9 @@ def train(
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, torch.cat([weights.detach().flatten() for weights in model.parameters()])
+    if isinstance(model, rdmatensor.plan.PlannedModel):
+        model.close()
+    return losses, torch.cat([weights.detach().flatten() for weights in net.parameters()])
 
 
 def check_path() -> None:
@@ -82,25 +100,29 @@ def check_path() -> None:
     print(f"rank {dist.get_rank()}: {peers[0]['reason']}", flush=True)
 
 
-def run_rank(rank: int, folder: str, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Train over each backend, and compare."""
-    results = []
-    for backend in BACKENDS:
+def run_rank(
+    rank: int, folder: str, images: torch.Tensor, labels: torch.Tensor, plan: TransferPlan
+) -> None:
+    """Train in each way, and compare."""
+    found = {}
+    for way, backend in WAYS.items():
         dist.init_process_group(
-            backend, init_method=f"file://{folder}/{backend}", rank=rank, world_size=RANKS
+            backend, init_method=f"file://{folder}/{way}", rank=rank, world_size=RANKS
         )
-        results.append(train(images, labels))
+        found[way] = train(images, labels, plan=plan if way == "plan" else None)
         if backend == "rdmatensor":
             check_path()
         dist.barrier()
         gc.collect()  # DDP has to go before Gloo's group: roles_adopt.buckets()
         dist.destroy_process_group()
-    (losses, weights), (gloo_losses, gloo_weights) = results
-    print(f"rank {rank}: loss {losses[0]:.4f} -> {losses[-1]:.4f} in {STEPS} steps", flush=True)
-    if losses != gloo_losses or not torch.equal(weights, gloo_weights):
-        raise AssertionError(f"rank {rank}: not what Gloo gives: {losses} {gloo_losses}")
-    if not losses[-1] < losses[0]:
-        raise AssertionError(f"rank {rank}: nothing was learned: {losses}")
+    gloo_losses, gloo_weights = found.pop("gloo")
+    first, last = gloo_losses[0], gloo_losses[-1]
+    print(f"rank {rank}: loss {first:.4f} -> {last:.4f} in {STEPS} steps", flush=True)
+    for way, (losses, weights) in found.items():
+        if losses != gloo_losses or not torch.equal(weights, gloo_weights):
+            raise AssertionError(f"rank {rank}, {way}: not what Gloo gives: {losses} {gloo_losses}")
+    if not last < first:
+        raise AssertionError(f"rank {rank}: nothing was learned: {gloo_losses}")
 
 
 def main() -> int:
@@ -113,7 +135,8 @@ def main() -> int:
     launcher.import_once()
     start = multiprocessing.get_context("fork").Process
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [(rank, folder, *samples) for rank in range(RANKS)]
+        plan = plan_of(samples[0])  # once, for both
+        arguments = [(rank, folder, *samples, plan) for rank in range(RANKS)]
         ranks = [start(target=run_rank, args=each) for each in arguments]
         end_s = time.monotonic() + LIMIT_S
         for rank in ranks:
