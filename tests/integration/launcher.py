@@ -109,11 +109,13 @@ def wait_for(pids: dict[int, int], deadline_s: float) -> dict[int, int | None]:
 def hold_port() -> socket.socket:
     """Return a socket on a port that nobody else is given while it is held.
 
-    It does not listen, so that rank 0's store can: SO_REUSEADDR lets both have the port.
+    It does not listen, so that rank 0's store can: SO_REUSEADDR lets both have the port. It is
+    bound to all addresses, as the store is, whom somebody's connection from another address of this
+    host would keep from the port.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held.bind(("", 0))
     return held
 
 
