@@ -84,8 +84,12 @@ SHM, TCP = "collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json"
 LARGE = "collectives/shm_2_ranks_large.json"
 SHARED = tuple(f"collectives/shm_{ranks}_ranks.json" for ranks in (4, 8, 16))
 _SHM_OUT = _out("bench collectives --transport shm --ranks 2 --rows plain,fresh,same,arena", SHM)
+_LARGE_OUT = _out(
+    "bench p2p --sizes 16777216,268435456,1073741824 --peers floor --rounds 3", "p2p_large.json"
+)
 BLOCKS = (
     Block("p2p.json", MEASURED, ("p2p.json",), doc_messages.block, _out("bench p2p", "p2p.json")),
+    Block("p2p_large.json", MEASURED, ("p2p_large.json",), doc_messages.block, _LARGE_OUT),
     Block("what gains", MEASURED, ("p2p.json",), doc_messages.gains, _out("bench p2p", "p2p.json")),
     Block("costs", MEASURED, ("p2p.json",), doc_costs.block, _out("bench p2p", "p2p.json")),
     Block(SHM, MEASURED, (SHM, LARGE), _collectives, _SHM_OUT),
@@ -146,7 +150,7 @@ BLOCKS = (
     Block(
         "losses",
         README,
-        ("p2p.json", SHM, LARGE, TCP, *SHARED),
+        ("p2p.json", "p2p_large.json", SHM, LARGE, TCP, *SHARED),
         doc_losses.block,
         _out("bench p2p", "p2p.json"),
     ),

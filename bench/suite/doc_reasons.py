@@ -78,6 +78,7 @@ PROFILED = (
 )
 FAULTS = "page faults that the other does not have: the last table"
 IN_BANDS = "each median lies in the other's band"
+OVERLAPS = "so few samples say little: what lies between the 10th and the 90th hundredth overlaps"
 BY_STARTS = (
     "three starts of the processes differ by more than that: with twelve UCX takes 0.93 to 1.08"
     " of our time (p2p_1_mib.json)"
@@ -89,6 +90,8 @@ PROOFS = (
 _COPY_FROM_BYTES = 256 * KIB  # from here on the copy's time tells, below it what goes with it
 _LARGE_BYTES = 16 * MIB  # a message whose head and acknowledgement take no share of its time
 SMALL_BYTES = 64 * KIB
+_FEW_SAMPLES = 10
+_COMMON = ((max, "p10"), (min, "p90"))  # of two bands
 _FEW_BYTES = 4 * KIB  # who writes and reads no more leaves the caches as they were
 # Of a rival's time, from SMALL_BYTES on. A notification takes some 200 ns (p2p_xeon.json: 8 B,
 # 426 ns and 232 by a flag), which of the 2 us that 64 KiB take at least is no more.
@@ -218,12 +221,21 @@ def in_a_row(
         one_way_ns = (rows or {}).get(rows_key(ours, is_both=False), 0.0)
         is_twice = number(ours, "median_ns") <= _BOTH_MOST * one_way_ns
         return BOTH if is_twice else f"shm, both ways: {UNKNOWN}"
+    if _are_few(ours, rival):
+        return OVERLAPS
     half_ns = (halves or {}).get(halves_key(rival), 0.0)
     is_alone = text(rival, "timed") == streams.timed_of(1, streams.WAYS[False])
     if peer == "ucx" and is_alone and number(rival, "median_ns") < half_ns:
         return EARLY
     whose = "" if peer == "floor" else f"{peer}, "
     return f"{whose}{ours['wait']}, {ours['timed']}: {UNKNOWN}" if ratio < _ODD else reason
+
+
+def _are_few(one: Record, other: Record) -> bool:
+    """Whether there are few samples of each, whose bands have a part in common."""
+    few = all(number(this, "samples") < _FEW_SAMPLES for this in (one, other))
+    low, high = (of(number(this, name) for this in (one, other)) for of, name in _COMMON)
+    return few and low <= high
 
 
 def halves_key(record: Record) -> object:

@@ -159,6 +159,22 @@ def test_the_best_of_the_copies_stands_beside_memcpy_by_its_name() -> None:
     assert notes == "a: best copy: why is not known yet."
 
 
+@pytest.mark.parametrize(
+    ("spread", "samples", "is_told"), [(300, 6, True), (300, 60, False), (10, 6, False)]
+)
+def test_of_few_samples_bands_that_overlap_say_little(
+    spread: int, samples: int, *, is_told: bool
+) -> None:
+    few = [
+        _stream(who, ns, "1 in flight, both ways")
+        | {"p10": ns - spread, "p90": ns + spread, "samples": samples}
+        for who, ns in ((OURS, 700), ("plain socket", 400))
+    ]
+    single = _record(OURS, OURS, 100, path="tcp")
+    *_, notes = _parts([single, *few])
+    assert (doc_reasons.OVERLAPS in notes) == is_told
+
+
 @pytest.mark.parametrize(("memcpy_ns", "is_unread"), [(340, True), (140, False)])
 def test_a_copy_that_nobody_reads_is_no_faster_where_it_is_read(
     memcpy_ns: int, *, is_unread: bool
