@@ -54,14 +54,22 @@ class Slow(torch.autograd.Function):
 
 
 class Layers(nn.Module):
-    """Linear layers with pauses between them."""
+    """Linear layers with pauses between them, and buffers that what comes out hangs on."""
+
+    mean: torch.Tensor
+    most: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+        self.register_buffer("mean", torch.zeros(512))
+        self.register_buffer("most", torch.zeros(512))
         self.is_slow = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        self.most.copy_(torch.maximum(self.most, x.detach().abs().amax(0)))
+        x = x - self.mean + 0.1 * self.most
         for layer in self.layers:
             x = layer(x)
             if self.is_slow:
@@ -107,7 +115,7 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
             held += [parameter.grad for parameter in model.parameters()]
         if kind == "cached" and step == 0:
             held += [parameter.grad for parameter in model.parameters()]
-    mine, other = model.parameters(), theirs.parameters()
+    mine, other = ([*one.parameters(), *one.buffers()] for one in (model, theirs))
     found = {
         "buckets": [entry["buckets"] for entry in said],
         "last": said[-1]["buckets"],
