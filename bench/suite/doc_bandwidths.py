@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from bench.benchlib.record import Record, Result, number, text
+from bench.benchlib.record import Record, Result, number
 from bench.benchlib.verdict import size_text
-from bench.suite.collective_cells import row_of
+from bench.suite.collective_cells import Known, by_who, cell_of, row_of
 from bench.suite.doc_words import ROOM, head, table
 from bench.suite.peers import OURS
 from bench.suite.settings import MIB, PLAIN
@@ -35,20 +33,14 @@ def _made(result: Result) -> list[str]:
         return []
     where = f"{ours[0]['transport']}, {ours[0]['ranks']} ranks"
     heads = (f"{where}: algbw, busbw in GB/s, CPU s/GB of a rank", *_WHO.values())
-    return [head(result, ours), table(heads, [_row(one, known) for one in ours])]
+    of_all = by_who(known)
+    return [head(result, ours), table(heads, [_row(one, of_all) for one in ours])]
 
 
-def _row(ours: Record, known: Sequence[Record]) -> tuple[str, ...]:
-    cells = []
-    for who in _WHO:
-        of_it = (one for one in known if one["contestant"] == who)
-        found = next((one for one in of_it if _cell(one) == _cell(ours)), None)
-        cells.append("-" if found is None else _words(found, ours))
+def _row(ours: Record, known: Known) -> tuple[str, ...]:
+    beside = [known.get(who, {}).get(cell_of(ours)) for who in _WHO]
+    cells = ("-" if one is None else _words(one, ours) for one in beside)
     return f"{ours['op']}, {size_text(number(ours, 'size'))}", *cells
-
-
-def _cell(record: Record) -> tuple[object, ...]:
-    return text(record, "op"), record["size"], record["transport"], record["ranks"]
 
 
 def _words(record: Record, ours: Record) -> str:

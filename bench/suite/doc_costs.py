@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bench.benchlib.record import Record, Result, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import reads, samples, streams
+from bench.suite.doc_messages import RIVALS, best_of_peers, is_beside
 from bench.suite.doc_words import ROOM, head, spread, table
 from bench.suite.peers import OURS
 
-_COLUMNS = {
-    OURS: "ours",
-    "floor": "memcpy and flag; plain socket",
-    "grpc-cpp": "gRPC C++",
-    "ucx": "UCX",
-}
+_COLUMNS = {OURS: "ours", **RIVALS}
 _NOBODY = "-"
 
 
@@ -86,28 +82,18 @@ def _processors(moved: Sequence[Record]) -> str:
     return table(heads, rows) if rows else ""
 
 
-def _cells(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
-    """Return of each path, size, way of waiting and way of moving the fastest record of each peer.
-
-    gRPC, which only sleeps, stands beside who spins too.
-    """
+def _cells(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Return of each path, size, way of waiting and way of moving ours and each peer's fastest."""
     found: dict[str, dict[str, Record]] = {}
-    all_of_it = list(records)
-    for ours in sorted((one for one in all_of_it if one["peer"] == OURS), key=_place):
+    for ours in sorted((one for one in records if one["peer"] == OURS), key=_place):
+        cell = (ours["transport"], ours["size"], ours["wait"])
         way = text(ours, "timed")
-        same = [
-            one
-            for one in all_of_it
-            if (one["transport"], one["size"], one["timed"])
-            == (ours["transport"], ours["size"], way)
-            and (one["wait"] == ours["wait"] or one["peer"] == "grpc-cpp")
-        ]
-        name = f"{ours['transport']} {size_text(number(ours, 'size'))}, {ours['wait']}"
-        of_cell = found.setdefault(name if way == samples.HALF else f"{name}, {way}", {})
-        for one in same:
-            peer = text(one, "peer")
-            if peer not in of_cell or number(one, "median_ns") < number(of_cell[peer], "median_ns"):
-                of_cell[peer] = one
+        name = f"{cell[0]} {size_text(number(ours, 'size'))}, {cell[2]}"
+        of_way = [one for one in records if one["timed"] == way and is_beside(one, *cell)]
+        found[name if way == samples.HALF else f"{name}, {way}"] = {
+            OURS: ours,
+            **best_of_peers(of_way),
+        }
     return found
 
 

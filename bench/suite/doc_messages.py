@@ -12,7 +12,7 @@ from bench.suite.doc_words import ROOM, Loss, Notes, head, marked, spread, table
 from bench.suite.p2p import KNOWN
 from bench.suite.peers import OURS
 
-_RIVALS = {"floor": "memcpy and flag; plain socket", "grpc-cpp": "gRPC C++", "ucx": "UCX"}
+RIVALS = {"floor": "memcpy and flag; plain socket", "grpc-cpp": "gRPC C++", "ucx": "UCX"}
 _BEST = "the best of eight copies, until the peer knows"
 _WHY = "where it is slower"
 
@@ -39,7 +39,7 @@ def _singles_and_rows(result: Result) -> tuple[str, Notes]:
     ]
     ours = sorted((one for one in halves if one["peer"] == OURS), key=_place)
     notes = Notes()
-    floor, *others = _RIVALS.values()
+    floor, *others = RIVALS.values()
     heads = ("half a round trip, C", "ours", floor, _BEST, *others, _WHY)
     singles = table(heads, [_row(one, halves, records, notes) for one in ours])
     parts = [head(result, ours), singles, _in_a_row(records, notes)]
@@ -151,16 +151,16 @@ def _by_way(
         path, size, wait = cell
         cells, reasons = [], []
         for way in ways:
-            of_way = [one for one in rows if one["timed"] == way and _is_beside(one, *cell)]
+            of_way = [one for one in rows if one["timed"] == way and is_beside(one, *cell)]
             ours = next((one for one in of_way if one["peer"] == OURS), None)
-            best = _best_of_peers(of_way)
+            best = best_of_peers(of_way)
             if ours is None or not best:
                 cells.append("")
                 continue
             words = [spread(ours)]
             for peer, rival in best.items():
                 ratio = number(rival, "median_ns") / number(ours, "median_ns")
-                name = "" if peer == "floor" else f"{_RIVALS[peer]} "
+                name = "" if peer == "floor" else f"{RIVALS[peer]} "
                 words.append(f"{name}{marked(ratio)}")
                 if ratio < ROOM:
                     why = reason(ours, rival)
@@ -172,16 +172,16 @@ def _by_way(
     return table((what, *ways, _WHY), lines)
 
 
-def _is_beside(record: Record, path: object, size: object, wait: object) -> bool:
+def is_beside(record: Record, path: object, size: object, wait: object) -> bool:
     """Whether it is of a path and size and waits alike, but for gRPC, which sleeps."""
     is_alike = record["wait"] == wait or record["peer"] == "grpc-cpp"
     return is_alike and (record["transport"], record["size"]) == (path, size)
 
 
-def _best_of_peers(records: Sequence[Record]) -> dict[str, Record]:
+def best_of_peers(records: Sequence[Record]) -> dict[str, Record]:
     """Return the fastest record of each peer that is there, the floor first."""
     found: dict[str, Record] = {}
-    for peer in _RIVALS:
+    for peer in RIVALS:
         rivals = [one for one in records if one["peer"] == peer]
         if rivals:
             found[peer] = min(rivals, key=lambda one: number(one, "median_ns"))
@@ -197,10 +197,10 @@ def _row(
     ours: Record, halves: Sequence[Record], records: Sequence[Record], notes: Notes
 ) -> tuple[str, ...]:
     cell = (ours["transport"], ours["size"], ours["wait"])
-    found = dict.fromkeys(_RIVALS, "")
+    found = dict.fromkeys(RIVALS, "")
     reasons = []
-    for peer, best in _best_of_peers([one for one in halves if _is_beside(one, *cell)]).items():
-        name = _RIVALS[peer]
+    for peer, best in best_of_peers([one for one in halves if is_beside(one, *cell)]).items():
+        name = RIVALS[peer]
         ratio = number(best, "median_ns") / number(ours, "median_ns")
         way = text(best, "contestant").removeprefix(name).strip()
         words = f"{'' if peer == 'floor' else f'{way}: '}{spread(best)}, {marked(ratio)}"
