@@ -3,6 +3,8 @@
  * Groups on several hosts: which members share one, what crosses between hosts, and that every
  * operation does what it does elsewhere, with the same bits on all ranks.
  */
+#include <pthread.h>
+
 #include "collectives/fake_group.h"
 
 #include <unistd.h>
@@ -422,6 +424,8 @@ TEST_TIMEOUT(whatever_fails_all_members_hear_of_it, 120)
     CHECK_UINT_LE(20 / TEST_TSAN_SHARE, failures);
 }
 
+static pthread_barrier_t summed;
+
 static void *
 differ(void *arg)
 {
@@ -430,6 +434,7 @@ differ(void *arg)
     int32_t value = 1;
 
     (void)sum_twice(group);
+    (void)pthread_barrier_wait(&summed); /* who differs breaks the group under who still sums */
     struct rdt_coll_args args = args_of(group->rank == 1 ? RDT_COLL_BROADCAST : RDT_COLL_ALLREDUCE);
     args.send = args.recv = &value;
     CHECK(fake_run_coll(group, &args, &err) != RDT_OK);
@@ -441,7 +446,9 @@ TEST(ranks_of_a_host_that_disagree_are_told)
     fake_force("hierarchical");
     test_count = 1;
     world_init("0011", 1);
+    CHECK_INT_EQ(pthread_barrier_init(&summed, NULL, world.size), 0);
     fake_world_run(&world, differ);
+    (void)pthread_barrier_destroy(&summed);
     CHECK_STR_CONTAINS(world.broken.message, " called ");
     CHECK_STR_CONTAINS(world.broken.message, "broadcast of 1 int32 with root 0");
     fake_world_fini(&world);
