@@ -53,6 +53,12 @@ rdti_rx_stream_find_id(struct rdti_mailbox *m, uint64_t id)
     return NULL;
 }
 
+uint64_t
+rdti_keyed_least_bytes(const struct rdti_mailbox *m)
+{
+    return rdti_ring_eager_max(m, RDTI_RING_LARGE_UNITS) + 1;
+}
+
 struct rdti_rx_stream *
 rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t source, uint64_t tag,
                    bool is_keyed)
@@ -74,6 +80,7 @@ rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group, uint32_t sour
     stream->source = source;
     stream->tag = tag;
     stream->is_keyed = is_keyed;
+    stream->least_bytes = is_keyed ? rdti_keyed_least_bytes(m) : 0;
     rdti_list_init(&stream->told);
     rdti_list_append(&m->rx_streams, &stream->link);
     m->rx_stream_count++;
@@ -88,7 +95,7 @@ say(struct rdti_rx_stream *stream, bool is_standing)
                                       .group_id = stream->group_id,
                                       .tag = stream->tag,
                                       .count = is_standing ? how : RDTI_STAND_NO_MORE,
-                                      .len_bytes = stream->is_keyed ? RDTI_KEYED_MIN_BYTES : 0,
+                                      .len_bytes = stream->least_bytes,
                                       .id = stream->id};
 
     rdti_mailbox_queue(stream->m, &head, NULL, 0);
@@ -213,7 +220,7 @@ is_of(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
         return false;
     if (stream->is_keyed)
         return receive->has_desc && rdti_tag_is_once(receive->tag) &&
-               receive->len_bytes >= RDTI_KEYED_MIN_BYTES &&
+               receive->len_bytes >= stream->least_bytes &&
                !rdti_rx_stream_has(stream, receive->tag);
     return receive->tag == stream->tag;
 }

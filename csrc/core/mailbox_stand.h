@@ -71,7 +71,8 @@ struct rdti_tx_stream;
 /* The same of a keyed one: collectives of a step are few, and a look through all for an address
  * that is new takes a microsecond. The oldest make room. */
 #define RDTI_KEYED_PLACES_MAX 256
-/* What is smaller is sent eagerly over tcp and verbs once the ring has grown. */
+/* What is smaller is sent eagerly over tcp and verbs once the ring has grown; from where on a
+ * stream has receives told is its path's (least_bytes), this or one more. */
 #define RDTI_KEYED_MIN_BYTES ((uint64_t)RDTI_RING_LARGE_BYTES / 4)
 /* Receives that were told and wait: some thousand entries of 48 bytes at the sender. */
 #define RDTI_TOLD_MAX 4096

@@ -28,6 +28,7 @@ struct rdti_rx_stream {
     uint64_t tag;
     uint32_t source;
     uint32_t ends;
+    uint64_t least_bytes; /* keyed: of a receive that is told; where it began */
     int64_t next; /* number of the next receive; negative: its message is here. Keyed: none */
     struct rdti_list told; /* receives, by their link, in order */
     uint32_t told_count;
@@ -77,6 +78,8 @@ struct rdti_rx_stream *rdti_rx_stream_find(struct rdti_mailbox *m, uint64_t grou
 struct rdti_rx_stream *rdti_rx_stream_find_keyed(struct rdti_mailbox *m, uint64_t group_id);
 /* Of those that its sender knows. */
 struct rdti_rx_stream *rdti_rx_stream_find_id(struct rdti_mailbox *m, uint64_t id);
+/* Of a message that no ring of the path takes: what waits for its receive is at least as long. */
+uint64_t rdti_keyed_least_bytes(const struct rdti_mailbox *m);
 /* Takes the place of the oldest that only watches. NULL: there is no room. */
 struct rdti_rx_stream *rdti_rx_stream_new(struct rdti_mailbox *m, const rdt_group *group,
                                           uint32_t source, uint64_t tag, bool is_keyed);

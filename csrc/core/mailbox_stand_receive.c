@@ -333,6 +333,8 @@ find_keyed(const rdt_group *group, uint32_t source, uint64_t len_bytes)
     if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host)
         return NULL;
     struct rdti_rx_stream *stream = rdti_rx_stream_find_keyed(m, group->id);
+    if (len_bytes < (stream != NULL ? stream->least_bytes : rdti_keyed_least_bytes(m)))
+        return NULL;
     if (stream == NULL)
         stream = rdti_rx_stream_new(m, group, source, RDT_TAG_ONCE, true);
     if (stream == NULL || stream->state != RDTI_RX_WATCHING || stream->ends >= RDTI_STREAM_ENDS_MAX)
@@ -395,7 +397,7 @@ rdti_stand_missed(const rdt_group *group, uint32_t source, const void *addr, uin
     struct rdti_cts cts = {0};
     bool is_new = false;
 
-    if (stream == NULL || stream->state != RDTI_RX_STANDING)
+    if (stream == NULL || stream->state != RDTI_RX_STANDING || len_bytes < stream->least_bytes)
         return;
     const uint64_t place = need_place(stream, addr, len_bytes, &cts, &is_new);
     if (!is_new)
@@ -421,10 +423,12 @@ void
 rdti_stand_meet(struct rdti_request *receive, const struct rdti_message *head)
 {
     struct rdti_rx_stream *stream = receive->told;
-    const bool is_looked_for = head->op != 0 && head->len_bytes >= RDTI_KEYED_MIN_BYTES;
 
     rdti_stand_untell(receive);
-    if (stream != NULL && stream->is_keyed && !is_looked_for)
+    if (stream == NULL || !stream->is_keyed)
+        return;
+    const bool is_looked_for = head->op != 0 && head->len_bytes >= stream->least_bytes;
+    if (!is_looked_for)
         rdti_rx_stream_leave(stream);
 }
 
@@ -539,7 +543,8 @@ rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_b
     const struct rdti_mailbox *m = mailbox_of(group, src);
     const bool is_summed_long =
         rdti_context_verifies(group->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
-    if (m != NULL && m->is_ready && !rdti_endpoint_caps(m->ep).is_same_host && !is_summed_long)
+    if (m != NULL && m->is_ready && !rdti_endpoint_caps(m->ep).is_same_host && !is_summed_long &&
+        len_bytes >= rdti_keyed_least_bytes(m))
         stands = is_reachable(m, dst, len_bytes, &region) ? RDT_STANDS_HERE : RDT_STANDS_ELSEWHERE;
     rdti_engine_leave(group->ctx->engine);
     return stands;

@@ -185,14 +185,25 @@ is_keyed(uint64_t tag, bool has_desc)
     return has_desc && rdti_tag_is_once(tag);
 }
 
+/* The receiver tells receives of this length: so it asked, perhaps over a path whose ring took
+ * less. */
+static bool
+is_awaited(struct rdti_mailbox *m, const struct rdti_message *head)
+{
+    if (head->len_bytes < RDTI_KEYED_MIN_BYTES)
+        return false;
+    const struct rdti_tx_stream *stream = rdti_keyed_find(m, head->group_id);
+    return stream != NULL && head->len_bytes >= stream->least_bytes;
+}
+
 bool
 rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
                     struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err)
 {
     struct rdti_tx_stream *stream = rdti_stand_find_tx(m, head->group_id, head->tag);
 
-    if (is_keyed(head->tag, head->op != 0)) /* what waits is larger than what this takes */
-        return rdti_mailbox_send_now(m, head, src, t, status_out, err);
+    if (is_keyed(head->tag, head->op != 0))
+        return !is_awaited(m, head) && rdti_mailbox_send_now(m, head, src, t, status_out, err);
     if (stream != NULL && (!rdti_list_is_empty(&stream->waiting) ||
                            way_of(stream, head->len_bytes, head->op != 0) != ORDINARY))
         return false;
