@@ -57,15 +57,16 @@ build_halving(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_
         const struct part keep = part_of(coll, players, keep_from, half);
         const struct part give = part_of(coll, players, first + (is_upper ? 0 : half), half);
         const uint32_t peer = rank_of_player(other, extra);
-        rdti_schedule_recv(coll, peer, landing, keep.count);
-        rdti_schedule_send(coll, peer, rdti_coll_at_const(sum, give.off_bytes), give.count);
-        rdti_schedule_end_round(coll);
-        void *out = rdti_coll_at(recv, keep.off_bytes);
-        const void *own = rdti_coll_at_const(sum, keep.off_bytes);
-        if (is_upper)
-            rdti_schedule_reduce(coll, out, landing, own, keep.count);
-        else
-            rdti_schedule_reduce(coll, out, own, landing, keep.count);
+        const struct rdti_operand_in in = {.peer = peer,
+                                           .landing = landing,
+                                           .dst = rdti_coll_at(recv, keep.off_bytes),
+                                           .own = rdti_coll_at_const(sum, keep.off_bytes),
+                                           .is_own_left = !is_upper,
+                                           .count = keep.count};
+        const struct rdti_operand_out out = {.peer = peer,
+                                             .src = rdti_coll_at_const(sum, give.off_bytes),
+                                             .count = give.count};
+        rdti_schedule_operands(coll, &in, &out);
         sum = recv;
         first = keep_from;
     }
@@ -102,18 +103,19 @@ build_allreduce_halving(struct rdti_coll *coll)
     const bool is_paired = rank < 2 * extra;
     /* Whoever joins sends all of it, a partner half; the lower half is the larger one. */
     const uint64_t landing_bytes =
-        is_paired ? coll->block_bytes
-                  : part_of(coll, players, 0, players / 2).count * coll->elem_bytes;
+        rdti_schedule_landing_bytes(coll, is_paired ? count
+                                                    : part_of(coll, players, 0, players / 2).count);
     if (is_paired && rank % 2 == 0) {
-        rdti_schedule_send(coll, rank + 1, sum, count);
-        rdti_schedule_end_round(coll);
+        const struct rdti_operand_out out = {.peer = rank + 1, .src = sum, .count = count};
+        rdti_schedule_operands(coll, NULL, &out);
         rdti_schedule_recv(coll, rank + 1, recv, count);
         return;
     }
     void *landing = coll->size > 1 ? rdti_schedule_temp(coll, landing_bytes) : NULL;
     if (is_paired) {
-        rdti_schedule_recv_reduce(coll, rank - 1, landing, recv, landing, sum, count);
-        rdti_schedule_end_round(coll);
+        const struct rdti_operand_in in = {
+            .peer = rank - 1, .landing = landing, .dst = recv, .own = sum, .count = count};
+        rdti_schedule_operands(coll, &in, NULL);
         sum = recv;
     }
     const uint32_t player = is_paired ? rank / 2 : rank - extra;

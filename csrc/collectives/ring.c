@@ -45,18 +45,24 @@ build_allreduce_ring(struct rdti_coll *coll)
     const void *send = coll->args.send;
     void *recv = coll->args.recv;
     void *landing =
-        n > 1 ? rdti_schedule_temp(coll, chunk_begin(coll, 1) * coll->elem_bytes) : NULL;
+        n > 1 ? rdti_schedule_temp(coll, rdti_schedule_landing_bytes(coll, chunk_begin(coll, 1)))
+              : NULL;
 
     for (uint32_t i = 0; i + 1 < n; i++) {
-        const uint32_t out = rdti_coll_before(coll, i + 1);
-        const uint32_t in = rdti_coll_before(coll, i + 2);
-        const uint64_t out_off = chunk_begin(coll, out) * coll->elem_bytes;
-        const uint64_t in_off = chunk_begin(coll, in) * coll->elem_bytes;
-        rdti_schedule_recv_reduce(coll, last, landing, rdti_coll_at(recv, in_off), landing,
-                                  rdti_coll_at_const(send, in_off), chunk_count(coll, in));
-        rdti_schedule_send(coll, next, rdti_coll_at_const(i == 0 ? send : recv, out_off),
-                           chunk_count(coll, out));
-        rdti_schedule_end_round(coll);
+        const uint32_t giving = rdti_coll_before(coll, i + 1);
+        const uint32_t taking = rdti_coll_before(coll, i + 2);
+        const uint64_t out_off = chunk_begin(coll, giving) * coll->elem_bytes;
+        const uint64_t in_off = chunk_begin(coll, taking) * coll->elem_bytes;
+        const struct rdti_operand_in in = {.peer = last,
+                                           .landing = landing,
+                                           .dst = rdti_coll_at(recv, in_off),
+                                           .own = rdti_coll_at_const(send, in_off),
+                                           .count = chunk_count(coll, taking)};
+        const struct rdti_operand_out out = {.peer = next,
+                                             .src =
+                                                 rdti_coll_at_const(i == 0 ? send : recv, out_off),
+                                             .count = chunk_count(coll, giving)};
+        rdti_schedule_operands(coll, &in, &out);
     }
     const uint64_t own_off = chunk_begin(coll, coll->rank) * coll->elem_bytes;
     if (n == 1)
@@ -84,25 +90,29 @@ build_reduce_scatter_ring(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
     const uint32_t n = coll->size;
-    void *temps[2] = {NULL, NULL};
-    const void *out = rdti_coll_send_block(coll, rdti_coll_before(coll, 1));
+    const void *sent = rdti_coll_send_block(coll, rdti_coll_before(coll, 1));
+    void *sums[2] = {NULL, NULL};
+    void *landing =
+        n > 1 ? rdti_schedule_temp(coll, rdti_schedule_landing_bytes(coll, count)) : NULL;
 
-    if (n > 1)
-        temps[0] = rdti_schedule_temp(coll, coll->block_bytes);
-    if (n > 2)
-        temps[1] = rdti_schedule_temp(coll, coll->block_bytes);
+    for (uint32_t i = 0; i < 2 && i + 2 < n; i++)
+        sums[i] = rdti_schedule_temp(coll, coll->block_bytes);
     for (uint32_t i = 0; i + 1 < n; i++) {
-        void *landing = temps[i % 2];
-        void *sum = i + 2 == n ? coll->args.recv : landing;
-        const void *own = rdti_coll_send_block(coll, rdti_coll_before(coll, i + 2));
-        rdti_schedule_recv_reduce(coll, rdti_coll_before(coll, 1), landing, sum, landing, own,
-                                  count);
-        rdti_schedule_send(coll, rdti_coll_after(coll, 1), out, count);
-        rdti_schedule_end_round(coll);
-        out = sum;
+        const struct rdti_operand_in in = {.peer = rdti_coll_before(coll, 1),
+                                           .landing = landing,
+                                           .dst = i + 2 == n ? coll->args.recv : sums[i % 2],
+                                           .own =
+                                               rdti_coll_send_block(coll,
+                                                                    rdti_coll_before(coll, i + 2)),
+                                           .count = count};
+        const struct rdti_operand_out out = {.peer = rdti_coll_after(coll, 1),
+                                             .src = sent,
+                                             .count = count};
+        rdti_schedule_operands(coll, &in, &out);
+        sent = in.dst;
     }
     if (n == 1)
-        rdti_schedule_copy(coll, coll->args.recv, out, count);
+        rdti_schedule_copy(coll, coll->args.recv, sent, count);
     rdti_schedule_average(coll, coll->args.recv, count);
 }
 

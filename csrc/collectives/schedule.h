@@ -28,7 +28,7 @@ struct rdti_coll;
 struct rdti_temp;
 
 enum {
-    RDTI_TEMP_LIMIT = 2 /* temporaries of one schedule: as many as the algorithms need */
+    RDTI_TEMP_LIMIT = 3 /* temporaries of one schedule: as many as the algorithms need */
 };
 
 struct rdti_schedule {
@@ -59,6 +59,28 @@ void rdti_schedule_recv(struct rdti_coll *coll, uint32_t peer, void *dst, uint64
 /* On arrival: dst = lhs op rhs, one of which is usually `landing`. */
 void rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst,
                                const void *lhs, const void *rhs, uint64_t count);
+/*
+ * Rounds in which a long operand comes from one member and another, or the same part of two, goes
+ * to one: in pieces, a few of them at once. So what comes is summed while it lies in a cache, and
+ * `landing` is short: rdti_schedule_landing_bytes(). Both ends of an operand call it alike. Either
+ * may be NULL.
+ */
+struct rdti_operand_in {
+    uint32_t peer;
+    void *landing;
+    void *dst; /* of each element: landing op own, or own op landing */
+    const void *own;
+    bool is_own_left;
+    uint64_t count;
+};
+struct rdti_operand_out {
+    uint32_t peer;
+    const void *src;
+    uint64_t count;
+};
+void rdti_schedule_operands(struct rdti_coll *coll, const struct rdti_operand_in *in,
+                            const struct rdti_operand_out *out);
+uint64_t rdti_schedule_landing_bytes(const struct rdti_coll *coll, uint64_t count);
 void rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const void *rhs,
                           uint64_t count);
 void rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t count);

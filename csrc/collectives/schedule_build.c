@@ -11,6 +11,12 @@ enum {
     TEMP_ALIGNMENT = 64,  /* a cache line, and the widest vector */
     FIRST_STEPS = 16,     /* a small collective of a few ranks allocates once */
     ORDINAL_MAX = 0xffff, /* 16 bits of the tag */
+    /* A piece takes a word that its place is free and one that it is there, and a round waits for
+     * both ends. All_reduce of 64 MiB, two ranks, tcp: 27 ms in one, 23 to 24 in 4 at once of 1 MiB
+     * or 512 KiB, 25 of 2 MiB, 24 to 28 in 8 of 256 KiB. */
+    PIECE_BYTES = 1 << 20,
+    PIECES_AT_ONCE = 4,
+    PIECES_MAX = ORDINAL_MAX / 4, /* of a collective; longer ones have longer pieces */
 };
 
 /* NULL: there is none that is kept. */
@@ -131,6 +137,73 @@ rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, 
     step->dst = dst;
     step->lhs = lhs;
     step->rhs = rhs;
+}
+
+/* In elements; the same at all members. */
+static uint64_t
+piece_count(const struct rdti_coll *coll)
+{
+    const uint64_t times = coll->block_bytes / ((uint64_t)PIECES_MAX * PIECE_BYTES) + 1;
+
+    return times * PIECE_BYTES / coll->elem_bytes;
+}
+
+uint64_t
+rdti_schedule_landing_bytes(const struct rdti_coll *coll, uint64_t count)
+{
+    const uint64_t most = PIECES_AT_ONCE * piece_count(coll);
+
+    return (count < most ? count : most) * coll->elem_bytes;
+}
+
+/* An operand of no elements is a message as well. */
+static uint64_t
+pieces_of(uint64_t count, uint64_t piece)
+{
+    return count == 0 ? 1 : (count - 1) / piece + 1;
+}
+
+static void
+take_piece(struct rdti_coll *coll, const struct rdti_operand_in *in, uint64_t number,
+           uint64_t piece)
+{
+    const uint64_t at = number * piece;
+    const uint64_t count = in->count - at < piece ? in->count - at : piece;
+    void *landing = rdti_coll_at(in->landing, number % PIECES_AT_ONCE * piece * coll->elem_bytes);
+    void *dst = rdti_coll_at(in->dst, at * coll->elem_bytes);
+    const void *own = rdti_coll_at_const(in->own, at * coll->elem_bytes);
+
+    rdti_schedule_recv_reduce(coll, in->peer, landing, dst, in->is_own_left ? own : landing,
+                              in->is_own_left ? landing : own, count);
+}
+
+static void
+give_piece(struct rdti_coll *coll, const struct rdti_operand_out *out, uint64_t number,
+           uint64_t piece)
+{
+    const uint64_t at = number * piece;
+    const uint64_t count = out->count - at < piece ? out->count - at : piece;
+
+    rdti_schedule_send(coll, out->peer, rdti_coll_at_const(out->src, at * coll->elem_bytes), count);
+}
+
+void
+rdti_schedule_operands(struct rdti_coll *coll, const struct rdti_operand_in *in,
+                       const struct rdti_operand_out *out)
+{
+    const uint64_t piece = piece_count(coll);
+    const uint64_t ins = in != NULL ? pieces_of(in->count, piece) : 0;
+    const uint64_t outs = out != NULL ? pieces_of(out->count, piece) : 0;
+
+    if (coll->schedule.status != RDT_OK) /* its memory is not there */
+        return;
+    for (uint64_t first = 0; first < ins || first < outs; first += PIECES_AT_ONCE) {
+        for (uint64_t i = first; i < first + PIECES_AT_ONCE && i < ins; i++)
+            take_piece(coll, in, i, piece);
+        for (uint64_t i = first; i < first + PIECES_AT_ONCE && i < outs; i++)
+            give_piece(coll, out, i, piece);
+        rdti_schedule_end_round(coll);
+    }
 }
 
 void

@@ -112,7 +112,7 @@ build_reduce_binomial(struct rdti_coll *coll)
     void *work = coll->args.recv;
 
     if (!is_leaf) {
-        landing = rdti_schedule_temp(coll, coll->block_bytes);
+        landing = rdti_schedule_temp(coll, rdti_schedule_landing_bytes(coll, count));
         if (member != 0)
             work = rdti_schedule_temp(coll, coll->block_bytes);
     }
@@ -120,13 +120,20 @@ build_reduce_binomial(struct rdti_coll *coll)
     for (; bit < coll->size && (member & bit) == 0; bit <<= 1) {
         if (member + bit >= coll->size)
             continue;
-        rdti_schedule_recv_reduce(coll, rank_of(coll, member + (uint32_t)bit), landing, work, sum,
-                                  landing, count);
-        rdti_schedule_end_round(coll);
+        const struct rdti_operand_in in = {.peer = rank_of(coll, member + (uint32_t)bit),
+                                           .landing = landing,
+                                           .dst = work,
+                                           .own = sum,
+                                           .is_own_left = true,
+                                           .count = count};
+        rdti_schedule_operands(coll, &in, NULL);
         sum = work;
     }
     if (member != 0) {
-        rdti_schedule_send(coll, rank_of(coll, member - (uint32_t)bit), sum, count);
+        const struct rdti_operand_out out = {.peer = rank_of(coll, member - (uint32_t)bit),
+                                             .src = sum,
+                                             .count = count};
+        rdti_schedule_operands(coll, NULL, &out);
         return;
     }
     rdti_schedule_copy(coll, work, sum, count);
@@ -138,7 +145,7 @@ static void
 build_allreduce_tree(struct rdti_coll *coll)
 {
     build_reduce_binomial(coll);
-    rdti_schedule_end_round(coll);
+    rdti_schedule_end_round(coll); /* which averaged; who sends has ended its round */
     build_broadcast_binomial(coll);
 }
 
