@@ -81,6 +81,8 @@ struct rdti_temp *rdti_temps_take(struct rdti_temps *temps, rdt_context *ctx, co
 void *rdti_temp_addr(const struct rdti_temp *temp);
 /* Nothing reads or writes it any more. */
 void rdti_temps_give(struct rdti_temp *temp);
+/* What nobody holds goes back to the arena: another algorithm wants other lengths. */
+void rdti_temps_drop(struct rdti_temps *temps);
 /* All were given back. */
 void rdti_temps_fini(struct rdti_temps *temps);
 
