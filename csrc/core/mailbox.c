@@ -346,6 +346,8 @@ start_send(struct rdti_mailbox *m, struct rdti_request *send)
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     rdt_status status;
 
+    if (rdti_stand_is_awaited(m, head.group_id, send->tag, send->has_desc, send->len_bytes))
+        return rdti_offer_send(m, send);
     if (send->len_bytes > rdti_ring_eager_max(m, m->tx_units)) {
         if (send->len_bytes <= rdti_ring_eager_max(m, RDTI_RING_LARGE_UNITS))
             rdti_mailbox_ask_growth(m);

@@ -125,6 +125,10 @@ rdt_status rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_messag
 
 /* NULL: the stream does not stand. */
 struct rdti_tx_stream *rdti_stand_find_tx(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag);
+/* A message whose receive is told, or will be: so its receiver asked, perhaps over a path whose
+ * ring took less. It never goes eagerly, as what was told meanwhile would stay so for ever. */
+bool rdti_stand_is_awaited(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag, bool has_desc,
+                           uint64_t len_bytes);
 /* As rdti_mailbox_send_now() and rdti_mailbox_send(), for messages whose stream may stand. */
 bool rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
                          struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err);

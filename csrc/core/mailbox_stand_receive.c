@@ -486,13 +486,9 @@ static rdt_status
 check_landed(struct rdti_request *receive, const struct rdti_message *head, bool is_there,
              struct rdt_error *err)
 {
-    const struct rdti_message sum = {.source = (uint16_t)receive->peer,
-                                     .len_bytes = head->len_bytes,
-                                     .id = head->tag};
-
     if (!is_there)
         return rdti_place_freed_early(err);
-    return rdti_context_verifies(receive->group->ctx) ? rdti_sums_check_eager(receive, &sum, err)
+    return rdti_context_verifies(receive->group->ctx) ? rdti_sums_check_landed(receive, head, err)
                                                       : RDT_OK;
 }
 

@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/range.h"
 #include "core/mailbox_impl.h"
 #include "core/mailbox_stand.h"
 #include "core/mailbox_stand_impl.h"
+#include "core/sums.h"
 
 enum way { INTO_PLACE, ORDINARY, LATER };
 
@@ -136,7 +136,9 @@ rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, u
         .id = stream->id,
         .count = number,
         .len_bytes = send->len_bytes,
-        .tag = rdti_context_verifies(m->ctx) ? rdti_crc32c(send->buf, send->len_bytes) : 0,
+        .tag = rdti_context_verifies(m->ctx)
+                   ? rdti_sums_digest(send->buf, send->len_bytes, send->sums)
+                   : 0,
     };
     const struct rdti_cts cts = *place;
     const bool is_written = rdti_offer_write(m, send, &cts); /* may end the send, and the path */
@@ -185,15 +187,14 @@ is_keyed(uint64_t tag, bool has_desc)
     return has_desc && rdti_tag_is_once(tag);
 }
 
-/* The receiver tells receives of this length: so it asked, perhaps over a path whose ring took
- * less. */
-static bool
-is_awaited(struct rdti_mailbox *m, const struct rdti_message *head)
+bool
+rdti_stand_is_awaited(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag, bool has_desc,
+                      uint64_t len_bytes)
 {
-    if (head->len_bytes < RDTI_KEYED_MIN_BYTES)
+    if (len_bytes < RDTI_KEYED_MIN_BYTES || !is_keyed(tag, has_desc))
         return false;
-    const struct rdti_tx_stream *stream = rdti_keyed_find(m, head->group_id);
-    return stream != NULL && head->len_bytes >= stream->least_bytes;
+    const struct rdti_tx_stream *stream = rdti_keyed_find(m, group_id);
+    return stream != NULL && len_bytes >= stream->least_bytes;
 }
 
 bool
@@ -203,7 +204,8 @@ rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, con
     struct rdti_tx_stream *stream = rdti_stand_find_tx(m, head->group_id, head->tag);
 
     if (is_keyed(head->tag, head->op != 0))
-        return !is_awaited(m, head) && rdti_mailbox_send_now(m, head, src, t, status_out, err);
+        return !rdti_stand_is_awaited(m, head->group_id, head->tag, true, head->len_bytes) &&
+               rdti_mailbox_send_now(m, head, src, t, status_out, err);
     if (stream != NULL && (!rdti_list_is_empty(&stream->waiting) ||
                            way_of(stream, head->len_bytes, head->op != 0) != ORDINARY))
         return false;

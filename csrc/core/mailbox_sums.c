@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "core/mailbox_impl.h"
 #include "core/slot.h"
+#include "wire/bytes.h"
 #include "wire/notify.h"
 #include "wire/sums.h"
 
@@ -25,6 +26,35 @@ rdti_sums_make(const void *src, uint64_t len_bytes)
     if (sums != NULL)
         rdti_crc32c_chunks(src, len_bytes, sums);
     return sums;
+}
+
+static uint32_t
+extend(uint32_t digest, uint32_t sum)
+{
+    uint8_t pair[8];
+
+    rdti_put_u32(pair, digest);
+    rdti_put_u32(pair + 4, sum);
+    return rdti_crc32c(pair, sizeof(pair));
+}
+
+uint32_t
+rdti_sums_digest(const void *data, uint64_t len_bytes, const uint32_t *sums)
+{
+    uint32_t own[64];
+    const uint64_t most = sizeof(own) / sizeof(own[0]) * RDT_SUM_CHUNK_BYTES;
+    uint32_t digest = 0;
+
+    for (uint64_t done = 0; done < len_bytes; done += most) {
+        const uint64_t len = len_bytes - done < most ? len_bytes - done : most;
+        const uint32_t *some = sums != NULL ? sums + done / RDT_SUM_CHUNK_BYTES : own;
+
+        if (sums == NULL)
+            rdti_crc32c_chunks((const uint8_t *)data + done, len, own);
+        for (size_t i = 0; i < rdti_sum_count(len); i++)
+            digest = extend(digest, some[i]);
+    }
+    return digest;
 }
 
 /* ---- Comparing --------------------------------------------------------------------------- */
@@ -380,22 +410,39 @@ rdti_sums_check_receive(struct rdti_request *receive, struct rdt_error *err)
                              receive->sums + from / RDT_SUM_CHUNK_BYTES, &subject, err);
 }
 
+/* A payload that lies in its place, all of it. */
+static rdt_status
+check_whole(struct rdti_request *receive, uint32_t source, uint64_t len_bytes, bool is_same,
+            struct rdt_error *err)
+{
+    rdt_context *ctx = receive->group->ctx;
+    const int32_t rank = rdti_group_global_rank(receive->group, source);
+    struct rdti_sums_subject subject = {.off_bytes = 0};
+
+    rdti_count(&ctx->counters.verified_bytes, len_bytes);
+    if (is_same)
+        return RDT_OK;
+    name_message(receive, &subject);
+    rdt_endpoint *ep = receive->group->members[source].ep;
+    if (ep != NULL)
+        return corrupt(ep, &subject, 0, len_bytes, err);
+    rdti_count(&ctx->counters.mismatches, 1); /* it came over a path that is gone */
+    return rdti_error_set_rank(err, RDT_ECORRUPT, rank, "%s of rank %d was changed on its way",
+                               subject.text, (int)rank);
+}
+
 rdt_status
 rdti_sums_check_eager(struct rdti_request *receive, const struct rdti_message *head,
                       struct rdt_error *err)
 {
-    rdt_context *ctx = receive->group->ctx;
-    const int32_t rank = rdti_group_global_rank(receive->group, head->source);
-    struct rdti_sums_subject subject = {.off_bytes = 0};
+    return check_whole(receive, head->source, head->len_bytes,
+                       rdti_crc32c(receive->buf, head->len_bytes) == head->id, err);
+}
 
-    rdti_count(&ctx->counters.verified_bytes, head->len_bytes);
-    if (rdti_crc32c(receive->buf, head->len_bytes) == head->id)
-        return RDT_OK;
-    name_message(receive, &subject);
-    rdt_endpoint *ep = receive->group->members[head->source].ep;
-    if (ep != NULL)
-        return corrupt(ep, &subject, 0, head->len_bytes, err);
-    rdti_count(&ctx->counters.mismatches, 1); /* it came over a path that is gone */
-    return rdti_error_set_rank(err, RDT_ECORRUPT, rank, "%s of rank %d was changed on its way",
-                               subject.text, (int)rank);
+rdt_status
+rdti_sums_check_landed(struct rdti_request *receive, const struct rdti_message *head,
+                       struct rdt_error *err)
+{
+    return check_whole(receive, receive->peer, head->len_bytes,
+                       rdti_sums_digest(receive->buf, head->len_bytes, NULL) == head->tag, err);
 }

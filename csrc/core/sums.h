@@ -46,6 +46,10 @@ rdt_status rdti_sums_read(rdt_endpoint *ep, struct rdt_transfer **t, struct rdt_
 /* The sums of a message's source, to be freed; NULL: no memory. */
 uint32_t *rdti_sums_make(const void *src, uint64_t len_bytes);
 
+/* One sum of a message that is written into its place, of those of its chunks; `sums` NULL: they
+ * are not made yet. */
+uint32_t rdti_sums_digest(const void *data, uint64_t len_bytes, const uint32_t *sums);
+
 /* What one message of sums speaks of at most. */
 #define RDTI_SUMS_PIECE_BYTES ((uint64_t)RDTI_SUMS_MAX * RDT_SUM_CHUNK_BYTES)
 
@@ -87,5 +91,8 @@ rdt_status rdti_sums_check_receive(struct rdti_request *receive, struct rdt_erro
 /* [driver] An eager payload in its place. RDT_ECORRUPT. */
 rdt_status rdti_sums_check_eager(struct rdti_request *receive, const struct rdti_message *head,
                                  struct rdt_error *err);
+/* [driver] The same of one that was written there, by its LANDED. */
+rdt_status rdti_sums_check_landed(struct rdti_request *receive, const struct rdti_message *head,
+                                  struct rdt_error *err);
 
 #endif
