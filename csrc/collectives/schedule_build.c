@@ -16,7 +16,7 @@ enum {
      * or 512 KiB, 25 of 2 MiB, 24 to 28 in 8 of 256 KiB. */
     PIECE_BYTES = 1 << 20,
     PIECES_AT_ONCE = 4,
-    PIECES_MAX = ORDINAL_MAX / 4, /* of a collective; longer ones have longer pieces */
+    PIECES_MAX = ORDINAL_MAX / 4, /* to a member; of more bytes pieces are longer */
 };
 
 /* NULL: there is none that is kept. */
@@ -143,7 +143,9 @@ rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, 
 static uint64_t
 piece_count(const struct rdti_coll *coll)
 {
-    const uint64_t times = coll->block_bytes / ((uint64_t)PIECES_MAX * PIECE_BYTES) + 1;
+    /* A ring gives its neighbour a block for each other member. */
+    const uint64_t blocks = coll->args.op == RDT_COLL_REDUCE_SCATTER ? coll->size : 1;
+    const uint64_t times = coll->block_bytes / ((uint64_t)PIECES_MAX * PIECE_BYTES / blocks) + 1;
 
     return times * PIECE_BYTES / coll->elem_bytes;
 }

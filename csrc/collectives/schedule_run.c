@@ -292,6 +292,16 @@ struct late {
     bool is_receiving;
 };
 
+/* One whose pieces are missing is late once. */
+static bool
+is_named(const struct late *late, uint32_t rank)
+{
+    for (uint32_t i = 0; i < late->count && i < LATE_RANKS_MAX; i++)
+        if (late->ranks[i] == rank)
+            return true;
+    return false;
+}
+
 static struct late
 find_late(const struct rdti_schedule *s)
 {
@@ -301,7 +311,8 @@ find_late(const struct rdti_schedule *s)
         late.is_receiving |= s->steps[i].is_pending && s->steps[i].kind != RDTI_STEP_SEND;
     for (uint32_t i = s->first; i < s->next; i++) {
         const struct rdti_step *step = &s->steps[i];
-        if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != late.is_receiving)
+        if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != late.is_receiving ||
+            is_named(&late, step->peer))
             continue;
         if (late.count < LATE_RANKS_MAX)
             late.ranks[late.count] = step->peer;

@@ -34,7 +34,8 @@ enum {
     RDTI_TEMPS_MAX = 64,
     /* Slots that stay for other lengths. */
     RDTI_TEMPS_SPARE = 16,
-    /* What is not larger goes eagerly, by way of a ring: a quarter of one, less the head. */
+    /* What is not larger goes eagerly, by way of a ring: a quarter of one, less the head. Of what
+     * is a little larger the path decides. */
     RDTI_TEMPS_MIN_BYTES = 65536 - 64,
     /* What is larger is not worth a copy, which is made with the engine's lock. */
     RDTI_TEMPS_COPY_BYTES = 16 << 20,

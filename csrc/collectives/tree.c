@@ -138,6 +138,7 @@ build_reduce_binomial(struct rdti_coll *coll)
     }
     rdti_schedule_copy(coll, work, sum, count);
     rdti_schedule_average(coll, work, count);
+    rdti_schedule_end_round(coll);
 }
 
 /* The sum goes up to rank 0 and down again; recv is where both leave it. */
@@ -145,7 +146,6 @@ static void
 build_allreduce_tree(struct rdti_coll *coll)
 {
     build_reduce_binomial(coll);
-    rdti_schedule_end_round(coll); /* which averaged; who sends has ended its round */
     build_broadcast_binomial(coll);
 }
 

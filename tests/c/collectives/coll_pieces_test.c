@@ -176,4 +176,38 @@ TEST_TIMEOUT(long_operands_of_reduce_scatter, 120)
         }
 }
 
+/* All but the last come. */
+static void *
+wait_for_the_last(void *arg)
+{
+    rdt_group *group = arg;
+    int32_t *values = new_values(test_count, group->rank);
+    const struct rdt_coll_args args = {.struct_size = sizeof(args),
+                                       .op = RDT_COLL_ALLREDUCE,
+                                       .dtype = RDT_I32,
+                                       .reduce_op = RDT_SUM,
+                                       .count = test_count,
+                                       .timeout_ns = (uint64_t)(3e8 * test_timeout_scale()),
+                                       .send = values,
+                                       .recv = values};
+    struct rdt_error err = {0};
+
+    if (group->rank + 1 < world.size)
+        CHECK(fake_run_coll(group, &args, &err) != RDT_OK);
+    free(values);
+    return NULL;
+}
+
+/* Four of its pieces are missing. */
+TEST(who_is_late_is_named_once)
+{
+    test_count = counts[0];
+    fake_force("halving-doubling");
+    fake_world_init(&world, 2, 3);
+    fake_world_run(&world, wait_for_the_last);
+    CHECK_STR_CONTAINS(world.broken.message, " s nothing from rank 1 (round 1 of 3)");
+    CHECK_INT_EQ(world.broken.peer_rank, 1);
+    fake_world_fini(&world);
+}
+
 TEST_MAIN()
