@@ -24,7 +24,7 @@ ALGORITHMS = (BY_COSTS, "direct", "halving-doubling", "tree", "ring")
 NOISE = 1.05  # of one time against another where nothing changed; less gained is nothing
 _TIMES = 3  # each is timed so often, and the least counts
 _SIZES = 4  # the largest of a step; each costs some sums
-_LARGEST_BYTES = 64 << 20  # above, it is bytes alone that count: what holds here holds there
+_LARGEST_BYTES = 16 << 20  # above, it is bytes alone that count: what holds here holds there
 _LEAST_BYTES = 64 << 10  # below, a sum is a latency, and who is faster changes by the call
 
 
