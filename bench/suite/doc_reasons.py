@@ -66,9 +66,14 @@ STAGED = (
 )
 LARGE_TWICE = "its copy is one, from process to process; ours go through memory that both share"
 PAGES = "nearly all of it is the system's making of pages"
-ANSWERED = (
-    "each message has an acknowledgement, a system call more on either side; whether that is all is"
-    " not known"
+RINGED = (
+    "torch's share of a call, without which Open MPI is measured, and a copy more on either side,"
+    " by way of a ring; to wait until the receive is told took up to twice as long"
+    " (docs/performance.md, what was tried)"
+)
+AWAITED = (
+    "who sends waits until it hears that the receive is posted, a round trip, so that nothing is"
+    " copied between the socket and the tensor"
 )
 PROFILED = (
     "Python, torch and what binds it, without which Open MPI is measured, and what a call of ours"
@@ -107,7 +112,7 @@ _FAULTS_MORE = 4096  # of a step; 10 ms
 _BOTH_MOST = 2.6
 _TURNS_APART = 2.0  # of a sample's time: with the progress thread, reads took 20 to 60 us for 8
 _ODD = 0.5  # of a rival's time in a row over TCP: more than what is known explains
-_TURNS_LEAST = 0.25  # of Open MPI's time over TCP: acknowledgements explain no more
+_RINGED_LEAST = 0.45  # of Open MPI's time over TCP: copies and a round trip explain no more
 _TCP_LEAST = 0.1  # below it somebody has to look before anything is said
 
 
@@ -346,9 +351,9 @@ def _of_tcp(ours: Record, theirs: Record) -> str:
     """Return why Open MPI is faster over TCP with two ranks."""
     if number(ours, "size") <= _FEW_BYTES:
         return PROFILED
-    if net_ns(theirs) >= _TURNS_LEAST * net_ns(ours):
-        return ANSWERED
-    return f"more than fourfold over TCP: {UNKNOWN}"
+    if net_ns(theirs) < _RINGED_LEAST * net_ns(ours):
+        return f"of {number(ours, 'size') / KIB:g} KiB over TCP, less than half: {UNKNOWN}"
+    return RINGED if number(ours, "size") <= SMALL_BYTES else AWAITED
 
 
 def _of_sum(ours: Record, theirs: Record, known: Known) -> str:

@@ -229,8 +229,9 @@ def test_another_use_of_the_tensors_is_not_what_was_shown() -> None:
     [
         (8, 3, doc_reasons.PROFILED),
         (8, 8, doc_reasons.PROFILED),
-        (64 << 10, 8, doc_reasons.ANSWERED),
-        (64 << 10, 3, f"more than fourfold over TCP: {doc_reasons.UNKNOWN}"),
+        (64 << 10, 8, doc_reasons.RINGED),
+        (64 << 10, 3, f"of 64 KiB over TCP, less than half: {doc_reasons.UNKNOWN}"),
+        (1 << 20, 8, doc_reasons.AWAITED),
     ],
 )
 def test_over_tcp_a_profile_tells_of_small_tensors_only(
@@ -239,7 +240,7 @@ def test_over_tcp_a_profile_tells_of_small_tensors_only(
     times = ((OURS, 13), ("OpenMPI", theirs_us))
     pair = [_collective(who, "reduce", us, path="tcp", size=size) for who, us in times]
     told = doc_collectives.block(result_of(pair))
-    reasons = {doc_reasons.PROFILED, doc_reasons.ANSWERED, wanted}
+    reasons = {doc_reasons.PROFILED, doc_reasons.RINGED, doc_reasons.AWAITED, wanted}
     assert {reason for reason in reasons if reason in told} == {wanted}
 
 
