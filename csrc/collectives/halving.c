@@ -62,6 +62,7 @@ build_halving(struct rdti_coll *coll, uint32_t player, uint32_t players, uint32_
                                            .dst = rdti_coll_at(recv, keep.off_bytes),
                                            .own = rdti_coll_at_const(sum, keep.off_bytes),
                                            .is_own_left = !is_upper,
+                                           .is_last = half == 1,
                                            .count = keep.count};
         const struct rdti_operand_out out = {.peer = peer,
                                              .src = rdti_coll_at_const(sum, give.off_bytes),
@@ -120,9 +121,7 @@ build_allreduce_halving(struct rdti_coll *coll)
     }
     const uint32_t player = is_paired ? rank / 2 : rank - extra;
     sum = build_halving(coll, player, players, extra, landing, sum);
-    rdti_schedule_copy(coll, recv, sum, count); /* of a group of one */
-    const struct part own = part_of(coll, players, player, 1);
-    rdti_schedule_average(coll, rdti_coll_at(recv, own.off_bytes), own.count);
+    rdti_schedule_copy(coll, recv, sum, count); /* of a group of one, whose average it is, too */
     build_doubling(coll, player, players, extra);
     if (is_paired)
         rdti_schedule_send(coll, rank - 1, recv, count);

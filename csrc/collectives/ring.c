@@ -57,6 +57,7 @@ build_allreduce_ring(struct rdti_coll *coll)
                                            .landing = landing,
                                            .dst = rdti_coll_at(recv, in_off),
                                            .own = rdti_coll_at_const(send, in_off),
+                                           .is_last = i + 2 == n,
                                            .count = chunk_count(coll, taking)};
         const struct rdti_operand_out out = {.peer = next,
                                              .src =
@@ -64,10 +65,8 @@ build_allreduce_ring(struct rdti_coll *coll)
                                              .count = chunk_count(coll, giving)};
         rdti_schedule_operands(coll, &in, &out);
     }
-    const uint64_t own_off = chunk_begin(coll, coll->rank) * coll->elem_bytes;
-    if (n == 1)
+    if (n == 1) /* whose average it is, too */
         rdti_schedule_copy(coll, recv, send, coll->args.count);
-    rdti_schedule_average(coll, rdti_coll_at(recv, own_off), chunk_count(coll, coll->rank));
     for (uint32_t i = 0; i + 1 < n; i++) {
         const uint32_t out = rdti_coll_before(coll, i);
         const uint32_t in = rdti_coll_before(coll, i + 1);
@@ -98,12 +97,13 @@ build_reduce_scatter_ring(struct rdti_coll *coll)
     for (uint32_t i = 0; i < 2 && i + 2 < n; i++)
         sums[i] = rdti_schedule_temp(coll, coll->block_bytes);
     for (uint32_t i = 0; i + 1 < n; i++) {
+        const bool is_last = i + 2 == n;
+        const uint32_t of = rdti_coll_before(coll, i + 2);
         const struct rdti_operand_in in = {.peer = rdti_coll_before(coll, 1),
                                            .landing = landing,
-                                           .dst = i + 2 == n ? coll->args.recv : sums[i % 2],
-                                           .own =
-                                               rdti_coll_send_block(coll,
-                                                                    rdti_coll_before(coll, i + 2)),
+                                           .dst = is_last ? coll->args.recv : sums[i % 2],
+                                           .own = rdti_coll_send_block(coll, of),
+                                           .is_last = is_last,
                                            .count = count};
         const struct rdti_operand_out out = {.peer = rdti_coll_after(coll, 1),
                                              .src = sent,
@@ -111,9 +111,8 @@ build_reduce_scatter_ring(struct rdti_coll *coll)
         rdti_schedule_operands(coll, &in, &out);
         sent = in.dst;
     }
-    if (n == 1)
+    if (n == 1) /* whose average it is, too */
         rdti_schedule_copy(coll, coll->args.recv, sent, count);
-    rdti_schedule_average(coll, coll->args.recv, count);
 }
 
 static void

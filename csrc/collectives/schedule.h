@@ -71,6 +71,7 @@ struct rdti_operand_in {
     void *dst; /* of each element: landing op own, or own op landing */
     const void *own;
     bool is_own_left;
+    bool is_last; /* with it all ranks' values are in dst: averages are made piece by piece */
     uint64_t count;
 };
 struct rdti_operand_out {

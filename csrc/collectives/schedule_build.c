@@ -125,18 +125,26 @@ rdti_schedule_recv(struct rdti_coll *coll, uint32_t peer, void *dst, uint64_t co
         step->landing = dst;
 }
 
-void
-rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst,
-                          const void *lhs, const void *rhs, uint64_t count)
+static struct rdti_step *
+add_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst, const void *lhs,
+                const void *rhs, uint64_t count)
 {
     struct rdti_step *step = add_message(coll, RDTI_STEP_RECV_REDUCE, peer, count);
 
     if (step == NULL)
-        return;
+        return NULL;
     step->landing = landing;
     step->dst = dst;
     step->lhs = lhs;
     step->rhs = rhs;
+    return step;
+}
+
+void
+rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst,
+                          const void *lhs, const void *rhs, uint64_t count)
+{
+    (void)add_recv_reduce(coll, peer, landing, dst, lhs, rhs, count);
 }
 
 /* In elements; the same at all members. */
@@ -175,8 +183,11 @@ take_piece(struct rdti_coll *coll, const struct rdti_operand_in *in, uint64_t nu
     void *dst = rdti_coll_at(in->dst, at * coll->elem_bytes);
     const void *own = rdti_coll_at_const(in->own, at * coll->elem_bytes);
 
-    rdti_schedule_recv_reduce(coll, in->peer, landing, dst, in->is_own_left ? own : landing,
-                              in->is_own_left ? landing : own, count);
+    struct rdti_step *step =
+        add_recv_reduce(coll, in->peer, landing, dst, in->is_own_left ? own : landing,
+                        in->is_own_left ? landing : own, count);
+    if (step != NULL)
+        step->is_last = in->is_last;
 }
 
 static void

@@ -96,6 +96,8 @@ reduce(struct rdti_coll *coll, const struct rdti_step *step)
     const uint64_t began_ns = rdti_pass_begin(step->count * coll->elem_bytes);
 
     coll->reduce(step->dst, step->lhs, step->rhs, step->count);
+    if (step->is_last && coll->divide != NULL)
+        coll->divide(step->dst, step->count, coll->size);
     rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
 }
 

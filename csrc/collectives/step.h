@@ -26,6 +26,7 @@ struct rdti_step {
     uint32_t peer;
     uint16_t ordinal; /* messages between the two in this direction before this one */
     bool is_pending;  /* posted, and not seen to end */
+    bool is_last;     /* RECV_REDUCE: all ranks' values are in the sum, which may be averaged */
     uint64_t count;   /* elements */
     void *landing;
     void *dst;

@@ -125,6 +125,7 @@ build_reduce_binomial(struct rdti_coll *coll)
                                            .dst = work,
                                            .own = sum,
                                            .is_own_left = true,
+                                           .is_last = member == 0 && 2 * bit >= coll->size,
                                            .count = count};
         rdti_schedule_operands(coll, &in, NULL);
         sum = work;
@@ -136,8 +137,7 @@ build_reduce_binomial(struct rdti_coll *coll)
         rdti_schedule_operands(coll, NULL, &out);
         return;
     }
-    rdti_schedule_copy(coll, work, sum, count);
-    rdti_schedule_average(coll, work, count);
+    rdti_schedule_copy(coll, work, sum, count); /* of a group of one, whose average it is, too */
     rdti_schedule_end_round(coll);
 }
 

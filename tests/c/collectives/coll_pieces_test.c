@@ -70,6 +70,35 @@ sum_everywhere(void *arg)
     return NULL;
 }
 
+/* As sum_everywhere(), of floats whose sums are exact, and divided by the number of ranks. */
+static void *
+average_everywhere(void *arg)
+{
+    rdt_group *group = arg;
+    float *values = malloc(test_count * sizeof(*values));
+    const struct rdt_coll_args args = {.struct_size = sizeof(args),
+                                       .op = RDT_COLL_ALLREDUCE,
+                                       .dtype = RDT_F32,
+                                       .reduce_op = RDT_AVG,
+                                       .count = test_count,
+                                       .send = values,
+                                       .recv = values};
+    struct rdt_error err = {0};
+
+    CHECK_NOT_NULL(values);
+    for (uint64_t i = 0; i < test_count; i++)
+        values[i] = (float)(fake_value(group->rank, i) % 1024);
+    CHECK_OK(fake_run_coll(group, &args, &err), &err);
+    for (uint64_t i = 0; i < test_count; i++) {
+        float sum = 0;
+        for (uint32_t rank = 0; rank < world.size; rank++)
+            sum += (float)(fake_value(rank, i) % 1024);
+        CHECK(values[i] == sum / (float)world.size);
+    }
+    free(values);
+    return NULL;
+}
+
 static void *
 sum_at_one(void *arg)
 {
@@ -151,6 +180,16 @@ TEST_TIMEOUT(long_operands_of_all_reduce, 120)
                 const uint64_t sums = a == 2 && sizes[s] > 2 ? test_count * sizeof(int32_t) : 0;
                 CHECK_UINT_LE(kept, LANDING_BYTES + sums); /* a tree's inner ranks have a sum */
             }
+}
+
+TEST_TIMEOUT(long_operands_that_are_averaged, 120)
+{
+    static const char *const algorithms[] = {"ring", "halving-doubling", "tree"};
+
+    test_count = counts[0];
+    for (size_t a = 0; a < 3; a++)
+        for (uint32_t size = 2; size <= 5; size++)
+            (void)run_world(algorithms[a], size, average_everywhere);
 }
 
 TEST_TIMEOUT(long_operands_of_reduce, 120)
