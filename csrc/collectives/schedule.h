@@ -60,10 +60,10 @@ void rdti_schedule_recv(struct rdti_coll *coll, uint32_t peer, void *dst, uint64
 void rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, void *dst,
                                const void *lhs, const void *rhs, uint64_t count);
 /*
- * Rounds in which a long operand comes from one member and another, or the same part of two, goes
- * to one: in pieces, a few of them at once. So what comes is summed while it lies in a cache, and
- * `landing` is short: rdti_schedule_landing_bytes(). Both ends of an operand call it alike. Either
- * may be NULL.
+ * Rounds in which a long operand comes from one member (`in`) while one goes to a member (`out`):
+ * in pieces, a few of them at once. So what comes is summed while it lies in a cache, and `landing`
+ * is short: rdti_schedule_landing_bytes(). Both ends of an operand call it alike. Either may be
+ * NULL.
  */
 struct rdti_operand_in {
     uint32_t peer;

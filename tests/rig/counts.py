@@ -36,6 +36,7 @@ SETTINGS = {
     "RDMATENSOR_ALGO": "ring",
 }
 ZERO = ("copied_bytes", "control_messages", "registrations")
+PIECE_BYTES = 1 << 20  # of schedule_build.c
 SLACK_BYTES = 64 * 1024  # of heartbeats, and of what tests tell each other
 MTU_BYTES = 4096  # of the rig's device
 # What else may be sent: a few words of both ends about receives. One message a step and rank would
@@ -55,7 +56,15 @@ class Part:
 
 def _halves(found: dict[str, Any]) -> list[int]:
     """Of two ranks each sends its half of a bucket to be summed, and the sum of the other half."""
-    return [size // 2 for size in found["buckets"] for _ in range(2)] * STEPS
+    halves = (size // 2 for size in found["buckets"])
+    return [part for half in halves for part in (*_pieces(half), half)] * STEPS
+
+
+def _pieces(size: int) -> list[int]:
+    """Return the messages of an operand: of at most a MiB, alike, but for the last."""
+    share = -(-size // -(-size // PIECE_BYTES))
+    piece = -(-share // 64) * 64
+    return [min(piece, size - at) for at in range(0, size, piece)]
 
 
 PARTS = (

@@ -7,8 +7,8 @@
 
 #include "collectives/team.h"
 
-/* Of schedule_build.c: four pieces of a MiB at once. */
-enum { LANDING_BYTES = 4 << 20 };
+/* Of schedule_build.c: four pieces of a MiB at once. What is shorter than LEAST is sent eagerly. */
+enum { LANDING_BYTES = 4 << 20, LEAST_BYTES = 65537 };
 
 static struct fake_world world;
 static uint64_t test_count;
@@ -158,6 +158,7 @@ run_world(const char *algorithm, uint32_t size, void *(*body)(void *arg))
     fake_world_init(&world, size, 5 + size);
     fake_world_run(&world, body);
     CHECK_UINT_EQ(world.aborts, 0);
+    CHECK_UINT_GE(world.shortest_bytes, LEAST_BYTES);
     const uint64_t kept = most_kept_bytes();
     fake_world_fini(&world);
     return kept;

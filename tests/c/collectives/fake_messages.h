@@ -188,6 +188,8 @@ rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, ui
             m = fake_message_add(world, group->rank, dst, tag);
         fake_note_posted(group, 's');
         world->sent_bytes[group->rank][dst] += len_bytes;
+        if (len_bytes > 0 && (world->shortest_bytes == 0 || len_bytes < world->shortest_bytes))
+            world->shortest_bytes = len_bytes;
         m->is_sent = true;
         m->from = src;
         m->send_bytes = len_bytes;

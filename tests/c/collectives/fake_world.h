@@ -123,6 +123,7 @@ struct fake_world {
     uint64_t random;
     struct rdt_error broken;                             /* status RDT_OK: not */
     uint64_t sent_bytes[FAKE_RANKS_MAX][FAKE_RANKS_MAX]; /* by source and destination */
+    uint64_t shortest_bytes;                             /* of all messages with bytes; 0: none */
     char posted[FAKE_RANKS_MAX][FAKE_POSTED_MAX + 1]; /* by rank: s for a send, r for a receive */
     unsigned live_transfers;
     unsigned live_regions;
