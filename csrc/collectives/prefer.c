@@ -92,10 +92,6 @@ rdt_group_coll_prefer(rdt_group *group, uint64_t len_bytes, const char *algorith
                                    "halving-doubling and tree",
                                    algorithm);
     struct rdti_team *team = rdt_group_attached(group);
-    rdt_status status = check_team(team, err);
-    if (status == RDT_OK)
-        status = set(&team->preferences, len_bytes, choice, err);
-    if (status == RDT_OK) /* who times one after the other would keep what each wanted */
-        rdti_temps_drop(&team->temps);
-    return status;
+    const rdt_status status = check_team(team, err);
+    return status == RDT_OK ? set(&team->preferences, len_bytes, choice, err) : status;
 }

@@ -242,17 +242,6 @@ rdti_temps_give(struct rdti_temp *temp)
 }
 
 void
-rdti_temps_drop(struct rdti_temps *temps)
-{
-    for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++) {
-        if (!take_slot(&temps->slots[i], FREE))
-            continue;
-        drop_memory(&temps->slots[i]);
-        leave_slot(&temps->slots[i]);
-    }
-}
-
-void
 rdti_temps_fini(struct rdti_temps *temps)
 {
     for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++)

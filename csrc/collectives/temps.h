@@ -30,7 +30,7 @@
 #include "rdmatensor.h"
 
 enum {
-    /* Two for each collective in flight, or tensor of a step, as far as bytes allow. */
+    /* Three at most for each collective in flight, or tensor of a step, as far as bytes allow. */
     RDTI_TEMPS_MAX = 64,
     /* Slots that stay for other lengths. */
     RDTI_TEMPS_SPARE = 16,
@@ -82,8 +82,6 @@ struct rdti_temp *rdti_temps_take(struct rdti_temps *temps, rdt_context *ctx, co
 void *rdti_temp_addr(const struct rdti_temp *temp);
 /* Nothing reads or writes it any more. */
 void rdti_temps_give(struct rdti_temp *temp);
-/* What nobody holds goes back to the arena: another algorithm wants other lengths. */
-void rdti_temps_drop(struct rdti_temps *temps);
 /* All were given back. */
 void rdti_temps_fini(struct rdti_temps *temps);
 

@@ -4,7 +4,6 @@
  * lengths, and memory in which messages land.
  */
 #include "collectives/fake_group.h"
-#include "collectives/team.h"
 #include "collectives/temps.h"
 
 static struct fake_world world;
@@ -86,35 +85,6 @@ TEST(a_preferred_algorithm_sums_its_length_and_no_other)
     CHECK(bytes_of_one_sum_to_others(COUNT) > 0);
     CHECK_OK(rdt_group_coll_describe(&world.groups[1], text, sizeof(text), &needed, &err), &err);
     CHECK_STR_CONTAINS(text, "\"preferred\":{}");
-    fake_world_fini(&world);
-}
-
-static uint64_t
-kept_by(uint32_t rank)
-{
-    const struct rdti_team *team = world.groups[rank].attached;
-
-    return atomic_load(&team->temps.kept_bytes);
-}
-
-TEST(what_an_algorithm_kept_goes_when_another_is_preferred)
-{
-    enum { COUNT = 300000, LEN_BYTES = COUNT * 4 };
-
-    fake_force("messages");
-    fake_world_init(&world, 2, 5);
-    test_count = COUNT;
-    fake_world_run(&world, run_in_place);
-    prefer(LEN_BYTES, "direct");
-    for (uint32_t rank = 0; rank < 2; rank++)
-        CHECK_UINT_EQ(kept_by(rank), 0);
-    fake_world_run(&world, run_in_place);
-    for (uint32_t rank = 0; rank < 2; rank++)
-        CHECK_UINT_EQ(kept_by(rank), LEN_BYTES);
-    prefer(LEN_BYTES, "auto");
-    for (uint32_t rank = 0; rank < 2; rank++)
-        CHECK_UINT_EQ(kept_by(rank), 0);
-    fake_world_run(&world, run_in_place);
     fake_world_fini(&world);
 }
 
