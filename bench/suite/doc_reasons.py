@@ -68,8 +68,8 @@ LARGE_TWICE = "its copy is one, from process to process; ours go through memory 
 PAGES = "nearly all of it is the system's making of pages"
 RINGED = (
     "torch's share of a call, without which Open MPI is measured, and a copy more on either side,"
-    " by way of a ring; to wait until the receive is told took up to twice as long"
-    " (docs/performance.md, what was tried)"
+    " by way of a ring; to wait until the receive is told took longer still (docs/performance.md,"
+    " what was tried)"
 )
 AWAITED = (
     "who sends waits until it hears that the receive is posted, a round trip, so that nothing is"
