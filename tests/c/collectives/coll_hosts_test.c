@@ -91,18 +91,6 @@ run_op(rdt_group *group, const struct rdt_coll_args *args)
     CHECK_OK(fake_run_coll(group, args, &err), &err);
 }
 
-static int32_t *
-new_values(uint64_t count, uint32_t rank)
-{
-    int32_t *values = malloc((count + 1) * sizeof(*values));
-
-    CHECK_NOT_NULL(values);
-    for (uint64_t i = 0; i < count; i++)
-        values[i] = fake_value(rank, i);
-    values[count] = 77; /* nobody writes past the end */
-    return values;
-}
-
 static void
 check_sum(const int32_t *got, uint64_t count)
 {
@@ -116,8 +104,8 @@ sum_twice(void *arg)
 {
     rdt_group *group = arg;
     struct rdt_coll_args args = args_of(RDT_COLL_ALLREDUCE);
-    int32_t *send = new_values(test_count, group->rank);
-    int32_t *recv = new_values(test_count, group->rank);
+    int32_t *send = fake_values(test_count, group->rank);
+    int32_t *recv = fake_values(test_count, group->rank);
 
     args.send = send;
     args.recv = recv;
@@ -137,7 +125,7 @@ broadcast_from_each(rdt_group *group)
     struct rdt_coll_args args = args_of(RDT_COLL_BROADCAST);
 
     for (uint32_t root = 0; root < world.size; root++) {
-        int32_t *values = new_values(test_count, group->rank);
+        int32_t *values = fake_values(test_count, group->rank);
         args.root = root;
         args.recv = values;
         run_op(group, &args);
@@ -159,8 +147,8 @@ run_everything(void *arg)
     broadcast_from_each(group);
     run_op(group, &args);
     args = args_of(RDT_COLL_REDUCE);
-    int32_t *own = new_values(test_count, group->rank);
-    int32_t *sum = new_values(test_count, group->rank);
+    int32_t *own = fake_values(test_count, group->rank);
+    int32_t *sum = fake_values(test_count, group->rank);
     args.send = own;
     args.recv = sum;
     args.root = world.size - 1;
@@ -249,7 +237,7 @@ broadcast_once(void *arg)
 {
     rdt_group *group = arg;
     struct rdt_coll_args args = args_of(RDT_COLL_BROADCAST);
-    int32_t *values = new_values(test_count, group->rank);
+    int32_t *values = fake_values(test_count, group->rank);
 
     args.recv = values;
     run_op(group, &args);
@@ -350,7 +338,7 @@ start_many(void *arg)
     for (unsigned i = 0; i < IN_FLIGHT; i++) {
         const bool is_gather = i % 3 == 1;
         struct rdt_coll_args args = args_of(is_gather ? RDT_COLL_REDUCE : RDT_COLL_ALLREDUCE);
-        values[i] = new_values(test_count, group->rank);
+        values[i] = fake_values(test_count, group->rank);
         args.send = args.recv = values[i];
         CHECK_OK(rdt_coll_start(group, &args, &t[i], &err), &err);
     }
@@ -386,7 +374,7 @@ sum_until_it_fails(void *arg)
     rdt_group *group = arg;
     struct rdt_coll_args args = args_of(RDT_COLL_ALLREDUCE);
     struct rdt_error err = {0};
-    int32_t *values = new_values(test_count, group->rank);
+    int32_t *values = fake_values(test_count, group->rank);
 
     args.send = args.recv = values;
     for (int i = 0; i < 3 && ends[group->rank] == RDT_OK; i++) {

@@ -13,19 +13,6 @@ enum { LANDING_BYTES = 4 << 20, LEAST_BYTES = 65537 };
 static struct fake_world world;
 static uint64_t test_count;
 
-/* Of rank r: element i is fake_value(r, i); a check behind them. */
-static int32_t *
-new_values(uint64_t count, uint32_t rank)
-{
-    int32_t *values = malloc((count + 1) * sizeof(*values));
-
-    CHECK_NOT_NULL(values);
-    for (uint64_t i = 0; i < count; i++)
-        values[i] = fake_value(rank, i);
-    values[count] = 77; /* nobody writes past the end */
-    return values;
-}
-
 static void
 run(rdt_group *group, uint32_t op, const int32_t *send, int32_t *recv, uint64_t count,
     uint32_t root)
@@ -58,8 +45,8 @@ static void *
 sum_everywhere(void *arg)
 {
     rdt_group *group = arg;
-    int32_t *send = new_values(test_count, group->rank);
-    int32_t *recv = new_values(test_count, 0);
+    int32_t *send = fake_values(test_count, group->rank);
+    int32_t *recv = fake_values(test_count, 0);
 
     run(group, RDT_COLL_ALLREDUCE, send, recv, test_count, 0);
     check_sums(group, recv, 0, test_count);
@@ -104,8 +91,8 @@ sum_at_one(void *arg)
 {
     rdt_group *group = arg;
     const uint32_t root = world.size - 1;
-    int32_t *send = new_values(test_count, group->rank);
-    int32_t *recv = new_values(test_count, 0);
+    int32_t *send = fake_values(test_count, group->rank);
+    int32_t *recv = fake_values(test_count, 0);
 
     run(group, RDT_COLL_REDUCE, send, recv, test_count, root);
     if (group->rank == root)
@@ -120,8 +107,8 @@ scatter_sums(void *arg)
 {
     rdt_group *group = arg;
     const uint64_t count = test_count / world.size;
-    int32_t *send = new_values(count * world.size, group->rank);
-    int32_t *recv = new_values(count, 0);
+    int32_t *send = fake_values(count * world.size, group->rank);
+    int32_t *recv = fake_values(count, 0);
 
     run(group, RDT_COLL_REDUCE_SCATTER, send, recv, count, 0);
     check_sums(group, recv, count * group->rank, count);
@@ -221,7 +208,7 @@ static void *
 wait_for_the_last(void *arg)
 {
     rdt_group *group = arg;
-    int32_t *values = new_values(test_count, group->rank);
+    int32_t *values = fake_values(test_count, group->rank);
     const struct rdt_coll_args args = {.struct_size = sizeof(args),
                                        .op = RDT_COLL_ALLREDUCE,
                                        .dtype = RDT_I32,

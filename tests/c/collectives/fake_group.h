@@ -40,6 +40,19 @@ fake_sum(uint32_t size, uint64_t i)
     return sum;
 }
 
+/* The values of a rank, to be freed, and a 77 behind them, past which nobody writes. */
+static inline int32_t *
+fake_values(uint64_t count, uint32_t rank)
+{
+    int32_t *values = malloc((count + 1) * sizeof(*values));
+
+    CHECK_NOT_NULL(values);
+    for (uint64_t i = 0; i < count; i++)
+        values[i] = fake_value(rank, i);
+    values[count] = 77;
+    return values;
+}
+
 /* ---- Group ---- */
 
 static inline void
