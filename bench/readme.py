@@ -82,7 +82,7 @@ def _out(command: str, file: str) -> str:
 
 SHM, TCP = "collectives/shm_2_ranks.json", "collectives/tcp_2_ranks.json"
 LARGE = "collectives/shm_2_ranks_large.json"
-SHARED = tuple(f"collectives/shm_{ranks}_ranks.json" for ranks in (4, 8, 16))
+SHARED = {ranks: f"collectives/shm_{ranks}_ranks.json" for ranks in (4, 8, 16)}
 _SHM_OUT = _out("bench collectives --transport shm --ranks 2 --rows plain,fresh,same,arena", SHM)
 _LARGE_OUT = _out(
     "bench p2p --sizes 16777216,268435456,1073741824 --peers floor --rounds 3", "p2p_large.json"
@@ -99,6 +99,16 @@ BLOCKS = (
         (TCP,),
         _collectives,
         _out("bench collectives --transport tcp --ranks 2 --rows plain,same", TCP),
+    ),
+    *(
+        Block(
+            name,
+            MEASURED,
+            (name,),
+            _collectives,
+            _out(f"bench collectives --transport shm --ranks {ranks} --rows plain", name),
+        )
+        for ranks, name in SHARED.items()
     ),
     Block("bandwidths", MEASURED, (SHM, TCP), doc_bandwidths.block, _SHM_OUT),
     *(
@@ -128,7 +138,7 @@ BLOCKS = (
         doc_runs.scale,
         _out("bench scale", "scale.json"),
     ),
-    Block("means", README, (SHM, TCP, *SHARED), doc_collectives.means, _SHM_OUT),
+    Block("means", README, (SHM, TCP, *SHARED.values()), doc_collectives.means, _SHM_OUT),
     Block(
         "targets of training",
         README,
@@ -150,7 +160,7 @@ BLOCKS = (
     Block(
         "losses",
         README,
-        ("p2p.json", "p2p_large.json", SHM, LARGE, TCP, *SHARED),
+        ("p2p.json", "p2p_large.json", SHM, LARGE, TCP, *SHARED.values()),
         doc_losses.block,
         _out("bench p2p", "p2p.json"),
     ),

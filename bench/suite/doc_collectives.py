@@ -163,10 +163,10 @@ def _losses(
 
 def _loss(ours: Record, who: str, ratio: float, why: str) -> Loss:
     size = number(ours, "size")
-    cell = f"{size_text(size)}, {row_of(ours)}" if size else row_of(ours)
+    cell = size_text(size) if size else ""
     ranks = "" if ours["ranks"] == 2 else f", {ours['ranks']} ranks"
     topic = f"collectives, {ours['transport']}{ranks}"
-    return Loss(topic, who, cell, str(ours["op"]), ratio, why)
+    return Loss(topic, who, cell, f"{ours['op']}, {row_of(ours)}", ratio, why)
 
 
 def _of_size(size: float, lost: Sequence[str]) -> str:

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 from bench.benchlib.record import Result
 from bench.suite import doc_collectives, doc_messages
-from bench.suite.doc_words import Loss, is_same_code, is_same_machine, marked, table
+from bench.suite.doc_words import Loss, Notes, is_same_code, is_same_machine, marked, table
+
+_NAMED_MOST = 3  # of a cell; docs/measured.md names all
 
 
 def block(*results: Result) -> str:
-    """Return a row for each rival and reason; it says what another machine or commit gave."""
+    """Return a row for each rival and reason; it says what another machine or commit gave.
+
+    Reasons stand below, each once.
+    """
     told: dict[tuple[str, str, str], list[Loss]] = {}
     before: list[Result] = []
     for result in results:
@@ -22,8 +27,10 @@ def block(*results: Result) -> str:
     if not told:
         return "Nothing is."
     heads = ("", "faster is", "its time over ours", "why")
-    rows = [(topic, who, _cells(lost), why) for (topic, who, why), lost in told.items()]
-    return table(heads, rows)
+    notes = Notes()
+    rows = [(topic, who, _cells(lost), notes.mark(why)) for (topic, who, why), lost in told.items()]
+    reasons = "\n".join(f"- {told}." for told in notes.told())
+    return f"{table(heads, rows)}\n\n{reasons}"
 
 
 def _of(result: Result, before: list[Result]) -> list[Loss]:
@@ -36,8 +43,20 @@ def _of(result: Result, before: list[Result]) -> list[Loss]:
 
 
 def _cells(lost: Sequence[Loss]) -> str:
-    by_cell: dict[str, list[str]] = {}
+    """Return what is lost of each size; of many, how many and which are the least and the most."""
+    by_cell: dict[str, list[Loss]] = {}
     for loss in lost:
-        words = f"{loss.of} {marked(loss.ratio).strip('*')}".strip()
-        by_cell.setdefault(loss.cell, []).append(words)
-    return "; ".join(f"{cell}: {', '.join(words)}" for cell, words in by_cell.items())
+        by_cell.setdefault(loss.cell, []).append(loss)
+    return "; ".join(f"{cell}: {_of_cell(of)}".removeprefix(": ") for cell, of in by_cell.items())
+
+
+def _of_cell(lost: Sequence[Loss]) -> str:
+    if len(lost) <= _NAMED_MOST:
+        return ", ".join(f"{loss.of} {_ratio(loss)}".strip() for loss in lost)
+    least, *_, most = sorted(lost, key=lambda loss: loss.ratio)
+    ends = " to ".join(f"{_ratio(one)} ({one.of})" for one in (least, most))
+    return f"{len(lost)} cases, {ends}"
+
+
+def _ratio(loss: Loss) -> str:
+    return marked(loss.ratio).strip("*")

@@ -74,7 +74,7 @@ def is_same_code(one: Result, other: Result) -> bool:
 class Loss:
     """One thing that a rival does faster.
 
-    cell: size, and how it waits or uses its tensors. of: what of that cell; empty: all of it.
+    cell: size, and how it waits. of: what of that cell, and how tensors are used; empty: all of it.
     ratio: its time over ours.
     """
 
@@ -111,13 +111,16 @@ class Notes:
         """Say more of a reason, below."""
         self._more[reason] = words
 
-    def lines(self) -> str:
-        """Return all of them, a sentence."""
-        told = [
+    def told(self) -> list[str]:
+        """Return each with its letter before it."""
+        return [
             f"{letter}: {reason}{self._more.get(reason, '')}"
             for reason, letter in self._letters.items()
         ]
-        return "; ".join(told) + "."
+
+    def lines(self) -> str:
+        """Return all of them, a sentence."""
+        return "; ".join(self.told()) + "."
 
     def __contains__(self, reason: str) -> bool:
         return reason in self._letters
