@@ -27,21 +27,39 @@ enum {
     /* What is asked for at once, and then stored. 64 MiB so took less processor time than asked for
      * as a whole; smaller pieces were not tried. */
     POPULATE_BYTES = 1024 * 1024,
+    /* A member runs ahead of the others by what is no larger. More was not tried: a board has
+     * room for slots of twice as much. */
+    SMALL_MAX_BYTES = 64 * 1024,
 };
+_Static_assert((int)SMALL_MAX_BYTES <= (int)RDTI_SLOT_BYTES, "what is small fits a slot");
 
 static struct rdti_line *
 line_of(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
-    return &team->members[member].board->stages[tick % 2].line;
+    return &team->members[member].board->ticks[tick % RDTI_AHEAD_TICKS].line;
 }
 
+uint64_t
+rdti_direct_stage_bytes(const struct rdti_coll *coll)
+{
+    return coll->direct.room == RDTI_ROOM_STAGE ? RDTI_STAGE_BYTES : RDTI_SLOT_BYTES;
+}
+
+/* Slots of ticks that follow each other lie in different stages, as what needs a whole one does. */
 uint8_t *
 rdti_direct_stage(const struct rdti_coll *coll, uint32_t member, uint64_t step)
 {
     const uint64_t tick = coll->direct.base + 1 + step;
-    struct rdti_stage *stage = &coll->team->members[member].board->stages[tick % 2];
+    uint8_t *stage = coll->team->members[member].board->stages[tick % 2];
 
-    return coll->direct.is_inline ? stage->line.u.payload : stage->bytes;
+    switch (coll->direct.room) {
+    case RDTI_ROOM_LINE:
+        return line_of(coll->team, member, tick)->u.payload;
+    case RDTI_ROOM_SLOT:
+        return stage + tick % RDTI_AHEAD_TICKS / 2 * RDTI_SLOT_BYTES;
+    default:
+        return stage;
+    }
 }
 
 struct rdti_line *
@@ -124,9 +142,9 @@ rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t le
     coll->direct.done.copied_bytes += len_bytes;
 }
 
-/* The member has stored `tick`, the last one that we stored, or are about to go beyond: it cannot
- * have stored a later one of the same stage, for which it waits for us. One that says so has not
- * come, or it could send us through ticks without end. */
+/* The member has stored `tick`, which we have stored, or are about to: it cannot have stored a
+ * later one into the same line, for which it waits for us. One that says so has not come, or it
+ * could send us through ticks without end. */
 static bool
 has_come(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
@@ -142,6 +160,45 @@ have_all_come(const struct rdti_team *team, uint64_t tick)
         if (i != team->rank && !has_come(team, i, tick))
             return false;
     return true;
+}
+
+/* The member has stored `tick`, which we have left behind, or a later one: of those only
+ * tick + RDTI_AHEAD_TICKS can be in its line, as it waits for us. */
+static bool
+has_passed(const struct rdti_team *team, uint32_t member, uint64_t tick)
+{
+    /* seq_cst: as in has_come() */
+    const uint64_t stored =
+        atomic_load_explicit(&line_of(team, member, tick)->tick, memory_order_seq_cst);
+
+    return stored == tick || stored == tick + RDTI_AHEAD_TICKS;
+}
+
+static bool
+have_all_passed(const struct rdti_team *team, uint64_t tick)
+{
+    for (uint32_t i = 0; i < team->size; i++)
+        if (i != team->rank && !has_passed(team, i, tick))
+            return false;
+    return true;
+}
+
+/* The tick that all have to have stored before we fill the room of `tick`. */
+static uint64_t
+tick_to_pass(const struct rdti_coll *coll, uint64_t tick)
+{
+    const uint64_t ahead = RDTI_AHEAD_TICKS - 1;
+    const uint64_t line = tick <= ahead ? 0 : tick - ahead;
+    const uint64_t whole = coll->team->whole[tick % 2];
+
+    switch (coll->direct.room) {
+    case RDTI_ROOM_LINE:
+        return line;
+    case RDTI_ROOM_SLOT:
+        return whole != 0 && line <= whole ? whole + 1 : line;
+    default:
+        return tick - 1;
+    }
 }
 
 static bool
@@ -205,8 +262,10 @@ fill(struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
 {
     struct rdti_direct *d = &coll->direct;
 
-    if (!have_all_come(coll->team, tick - 1))
+    if (!have_all_passed(coll->team, tick_to_pass(coll, tick)))
         return RDT_EAGAIN;
+    if (d->room == RDTI_ROOM_STAGE)
+        coll->team->whole[tick % 2] = tick;
     if (d->step == 0)
         line_of(coll->team, coll->rank, tick)->desc = rdti_coll_desc(coll);
     const rdt_status status = d->op->fill != NULL ? d->op->fill(coll, d->step, err) : RDT_OK;
@@ -327,6 +386,22 @@ is_past_caches(const struct rdti_coll *coll)
     return received_bytes(coll) >= from;
 }
 
+/* Somebody needs nobody, and what each member stores fits a slot; all members say the same. */
+static bool
+is_small(const struct rdti_coll *coll)
+{
+    switch (coll->args.op) {
+    case RDT_COLL_BROADCAST:
+    case RDT_COLL_GATHER:
+    case RDT_COLL_REDUCE:
+        return coll->block_bytes <= SMALL_MAX_BYTES;
+    case RDT_COLL_SCATTER:
+        return coll->block_bytes <= SMALL_MAX_BYTES / coll->size;
+    default:
+        return false;
+    }
+}
+
 void
 rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
                  enum rdti_direct_needs needs)
@@ -337,6 +412,9 @@ rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
     d->needs = needs;
     d->steps = 1;
     d->is_past_caches = is_past_caches(coll);
+    d->room = d->op->fill == NULL ? RDTI_ROOM_LINE
+              : is_small(coll)    ? RDTI_ROOM_SLOT
+                                  : RDTI_ROOM_STAGE;
     if (d->op->plan != NULL)
         d->op->plan(coll);
 }
@@ -354,24 +432,18 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* The tick that a member has to store for us to go on. */
-static uint64_t
-awaited_tick(const struct rdti_coll *coll)
-{
-    const struct rdti_direct *d = &coll->direct;
-
-    return d->base + (d->is_filled ? 1 : 0) + d->step;
-}
-
 static bool
 is_awaited(const struct rdti_coll *coll, uint32_t member)
 {
     const struct rdti_direct *d = &coll->direct;
+    const uint64_t tick = d->base + 1 + d->step;
 
-    if (member == coll->rank ||
-        (d->is_filled && d->needs == RDTI_NEEDS_ROOT && member != coll->args.root))
+    if (member == coll->rank)
         return false;
-    return !has_come(coll->team, member, awaited_tick(coll));
+    if (!d->is_filled)
+        return !has_passed(coll->team, member, tick_to_pass(coll, tick));
+    return (d->needs != RDTI_NEEDS_ROOT || member == coll->args.root) &&
+           !has_come(coll->team, member, tick);
 }
 
 /* A member that leaves in order, as by an exception, breaks no group; it will never come. */
@@ -404,7 +476,9 @@ static uint32_t
 describe(const struct rdti_coll *coll, char *text, size_t cap)
 {
     const struct rdti_direct *d = &coll->direct;
+    const uint64_t tick = d->base + 1 + d->step;
     char ranks[RDTI_COLL_RANKS_BYTES];
+    char since[40] = "";
     uint32_t late[RDTI_TEAM_MAX];
     uint32_t count = 0;
 
@@ -412,11 +486,14 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
         (void)snprintf(text, cap, "an earlier collective of this rank is not done");
         return RDT_SOURCE_ANY;
     }
+    if (!d->is_filled && tick - tick_to_pass(coll, tick) > 1)
+        (void)snprintf(since, sizeof(since), " for %llu rounds",
+                       (unsigned long long)(tick - tick_to_pass(coll, tick)));
     for (uint32_t i = 0; i < coll->size; i++)
         if (is_awaited(coll, i))
             late[count++] = i;
     rdti_coll_name_ranks(coll, late, count, ranks, sizeof(ranks));
-    (void)snprintf(text, cap, "nothing from %s (round %llu of %llu)", ranks,
+    (void)snprintf(text, cap, "nothing from %s%s (round %llu of %llu)", ranks, since,
                    (unsigned long long)d->step + 1, (unsigned long long)d->steps);
     return rdti_coll_only_one(coll, late, count);
 }

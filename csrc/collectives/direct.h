@@ -21,8 +21,15 @@ struct rdti_line;
 /* Whose stages a member uses in each tick. */
 enum rdti_direct_needs { RDTI_NEEDS_NONE, RDTI_NEEDS_ROOT, RDTI_NEEDS_ALL };
 
+/* Where the payload of a tick lies; the same on all members. */
+enum rdti_direct_room {
+    RDTI_ROOM_STAGE, /* all of one */
+    RDTI_ROOM_SLOT,
+    RDTI_ROOM_LINE, /* or there is none */
+};
+
 struct rdti_direct_op {
-    /* Sets coll->direct.piece_bytes and .steps. */
+    /* Sets coll->direct.piece_bytes and .steps, and .room where a line is enough. */
     void (*plan)(struct rdti_coll *coll);
     /* Fill the own stage; NULL: nothing to fill. RDT_EAGAIN: call again. */
     rdt_status (*fill)(struct rdti_coll *coll, uint64_t step, struct rdt_error *err);
@@ -36,6 +43,7 @@ struct rdti_placed;
 struct rdti_direct {
     const struct rdti_direct_op *op;
     enum rdti_direct_needs needs;
+    enum rdti_direct_room room;
     uint64_t ticket;
     uint64_t piece_bytes; /* of each member's payload in one tick, at most */
     uint64_t steps;       /* ticks; of an uneven all_to_all known after the first */
@@ -44,7 +52,6 @@ struct rdti_direct {
     struct rdti_placed *placed; /* placed.c: peers' buffers in use, or NULL */
     uint64_t ticket_after;      /* whose turn it is when this is over */
     bool is_source;             /* somebody waits for nobody but us */
-    bool is_inline;             /* the payload lies in the line */
     bool is_past_caches;        /* so much moves that nothing of it is found in a cache later */
     bool is_begun;              /* the turn came; base is known */
     bool is_filled;             /* of this step */
@@ -95,6 +102,8 @@ uint64_t rdti_direct_share_bytes(uint64_t stage_bytes, uint32_t shares);
 void rdti_direct_fold_stages(struct rdti_coll *coll, uint64_t step, uint64_t stage_off, void *dst,
                              const void *own, uint64_t len_bytes);
 
+/* Of the stage, or of the slot where a collective has one or less. */
+uint64_t rdti_direct_stage_bytes(const struct rdti_coll *coll);
 /* Where a member's payload of a step lies. */
 uint8_t *rdti_direct_stage(const struct rdti_coll *coll, uint32_t member, uint64_t step);
 /* Of the first step. */

@@ -91,8 +91,9 @@ plan_blocks(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
-    d->is_inline = coll->block_bytes <= RDTI_INLINE_BYTES;
-    d->piece_bytes = RDTI_STAGE_BYTES;
+    if (coll->block_bytes <= RDTI_INLINE_BYTES)
+        d->room = RDTI_ROOM_LINE;
+    d->piece_bytes = rdti_direct_stage_bytes(coll);
     d->steps = rdti_direct_steps(coll->block_bytes, d->piece_bytes);
 }
 
@@ -224,7 +225,7 @@ plan_pieces(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
-    d->piece_bytes = rdti_direct_share_bytes(RDTI_STAGE_BYTES, coll->size);
+    d->piece_bytes = rdti_direct_share_bytes(rdti_direct_stage_bytes(coll), coll->size);
     d->steps = rdti_direct_steps(coll->block_bytes, d->piece_bytes);
 }
 

@@ -60,8 +60,8 @@ plan_steps(struct rdti_coll *part, uint64_t piece_bytes)
     const struct rdti_coll *whole = part->whole;
 
     part->direct.piece_bytes = piece_bytes;
-    part->direct.is_inline =
-        whole->hierarchy->rails == 1 && whole->block_bytes <= RDTI_INLINE_BYTES;
+    if (whole->hierarchy->rails == 1 && whole->block_bytes <= RDTI_INLINE_BYTES)
+        part->direct.room = RDTI_ROOM_LINE;
     /* The first share is never smaller than another. */
     part->direct.steps =
         rdti_direct_steps(share_of(whole, 0).count * part->elem_bytes, piece_bytes);

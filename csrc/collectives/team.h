@@ -18,10 +18,18 @@
  * it learn how, and deadlines and deaths are its own. A verdict is the same on all members.
  *
  * A board has two stages. Work goes by ticks, 1, 2, ..., counted over all collectives of the group:
- * at tick t a member fills its stage t % 2, stores t into the stage's line, then uses the peers'
- * stages t % 2. It fills the stage only when every peer has stored t - 1: then nobody uses what the
- * stage held at t - 2 any more. So a tick costs one exchange of cache lines, and nobody ever writes
- * into another's board. What a member stored stays for the others also after it has left.
+ * at tick t a member fills its stage t % 2, stores t into the tick's line, then uses the peers'
+ * stages t % 2. It fills all of a stage only when every peer has stored t - 1: then nobody uses
+ * what the stage held at t - 2 any more. So a tick costs one exchange of cache lines, and nobody
+ * ever writes into another's board. What a member stored stays for the others also after it has
+ * left.
+ *
+ * Who needs nothing of others, as the root of a broadcast, runs ahead of them where its part is
+ * small: by the lines, of which there are RDTI_AHEAD_TICKS, and with what does not fit one in a
+ * slot, an eighth of the stage. It fills the line of tick t when every peer has stored
+ * t - RDTI_AHEAD_TICKS + 1, and a slot when they have stored the tick, too, that came after the
+ * last one which had all of that stage. Else each member would have to have a core once for every
+ * tick, where they are more than cores.
  *
  * Threads: collectives take turns, in the order of their tickets; the one whose turn it is owns all
  * that is not atomic. Peers' bytes are copied before they are looked at, and never trusted for a
@@ -50,7 +58,9 @@ enum {
     /* A board takes 2 MiB, the granule in which the arena takes pages. All_reduce of a MiB: stages
      * of 1 MiB 75 us, of 256 KiB 92; of 4 MiB: 290 and 355. */
     RDTI_STAGE_BYTES = 1024 * 1024 - 4096,
-    RDTI_INLINE_BYTES = 24, /* payload that fits the line */
+    RDTI_INLINE_BYTES = 24,                                      /* payload that fits the line */
+    RDTI_AHEAD_TICKS = 16,                                       /* lines; more was not tried */
+    RDTI_SLOT_BYTES = RDTI_STAGE_BYTES / (RDTI_AHEAD_TICKS / 2), /* of a stage: a small part */
     /* Passes over less are not timed: they take no longer than two looks at the clock. */
     RDTI_TIMED_FROM_BYTES = 4096,
 };
@@ -60,7 +70,7 @@ enum rdti_pass { RDTI_PASS_SUM, RDTI_PASS_COPY, RDTI_PASSES };
 
 /* Written by the owner only. */
 struct rdti_line {
-    _Atomic uint64_t tick;        /* of what the stage holds; stored last */
+    _Atomic uint64_t tick;        /* of what it announces; stored last */
     struct rdt_message_desc desc; /* of the collective whose first tick it is */
     union {
         uint64_t steps; /* all_to_all: ticks that the owner needs */
@@ -69,10 +79,9 @@ struct rdti_line {
 };
 _Static_assert(sizeof(struct rdti_line) == RDTI_LINE_BYTES, "a line is one cache line");
 
-struct rdti_stage {
+struct rdti_tick {
     struct rdti_line line;
     uint8_t pad[RDTI_LINE_BYTES]; /* the pair of lines that is prefetched together */
-    uint8_t bytes[RDTI_STAGE_BYTES];
 };
 
 /* For sums in place: who is at work in others' memory, and who has given up. seq_cst: a member
@@ -85,10 +94,13 @@ struct rdti_place {
 };
 
 struct rdti_board {
-    struct rdti_stage stages[2];
+    struct rdti_tick ticks[RDTI_AHEAD_TICKS];
     struct rdti_place place;
+    _Alignas(RDTI_LINE_BYTES) uint8_t stages[2][RDTI_STAGE_BYTES];
 };
 
+_Static_assert(RDTI_AHEAD_TICKS % 2 == 0, "a line and its stage go round together");
+_Static_assert(RDTI_SLOT_BYTES % RDTI_LINE_BYTES == 0, "no two slots share a line");
 _Static_assert(sizeof(struct rdti_board) <= (size_t)2 << 20, "a board fits one granule");
 
 enum { RDTI_VERDICT_UNDECIDED = 0, RDTI_VERDICT_DIRECT, RDTI_VERDICT_MESSAGES, RDTI_VERDICT_HOSTS };
@@ -150,6 +162,7 @@ struct rdti_team {
     atomic_ullong next_ticket;
     atomic_ullong serving; /* the ticket whose turn it is */
     uint64_t tick;         /* the last one that is over */
+    uint64_t whole[2];     /* the last one that had all of a stage; 0: none yet */
     /* Mere numbers: relaxed. */
     atomic_ullong calls;
     atomic_ullong packs;

@@ -18,7 +18,8 @@ enum {
 /* What the liar stores, after an honest description and with all that it does not name zero. */
 struct lie {
     struct rdt_message_desc desc; /* added to the honest one */
-    uint64_t tick;                /* likewise, for both stages */
+    uint64_t tick;                /* likewise, and of the tick that follows */
+    uint64_t passed;              /* added to the tick before, which is stored already */
     uint64_t steps;               /* of all_to_all */
     uint64_t sent_bytes;          /* of all_to_all, to everybody */
     bool is_counted;              /* they are right */
@@ -68,37 +69,50 @@ tell(rdt_group *group, rdt_region *region)
     struct rdti_team *team = rdt_group_attached(group);
     struct rdti_board *board = team->members[LIAR].board;
     const uint64_t tick = team->tick + 1;
-    struct rdti_stage *stage = &board->stages[tick % 2];
+    struct rdti_line *line = &board->ticks[tick % RDTI_AHEAD_TICKS].line;
+    struct rdti_line *next = &board->ticks[(tick + 1) % RDTI_AHEAD_TICKS].line;
+    uint8_t *stage = board->stages[tick % 2];
     const struct lie *lie = &now.lie;
     const struct rdt_coll_args args = call_of(NULL, NULL);
     const uint64_t count = now.op == RDT_COLL_ALLTOALL ? 0 : args.count; /* may differ */
     const uint64_t sent_bytes = lie->is_counted ? 4 * args.count : lie->sent_bytes;
     struct rdt_remote_region remote;
 
-    stage->line.desc = (struct rdt_message_desc){.op = args.op + lie->desc.op,
-                                                 .dtype = args.dtype + lie->desc.dtype,
-                                                 .reduce_op = args.reduce_op + lie->desc.reduce_op,
-                                                 .root = args.root + lie->desc.root,
-                                                 .count = count + lie->desc.count,
-                                                 .sequence = 2 + lie->desc.sequence};
-    stage->line.u.steps = lie->steps;
+    line->desc = (struct rdt_message_desc){.op = args.op + lie->desc.op,
+                                           .dtype = args.dtype + lie->desc.dtype,
+                                           .reduce_op = args.reduce_op + lie->desc.reduce_op,
+                                           .root = args.root + lie->desc.root,
+                                           .count = count + lie->desc.count,
+                                           .sequence = 2 + lie->desc.sequence};
+    line->u.steps = lie->steps;
     if (now.op == RDT_COLL_ALLTOALL) {
         for (uint32_t i = 0; i < world.size; i++)
-            memcpy(stage->bytes + i * sizeof(uint64_t), &sent_bytes, sizeof(uint64_t));
+            memcpy(stage + i * sizeof(uint64_t), &sent_bytes, sizeof(uint64_t));
     } else {
         CHECK_STATUS(rdt_region_export(region, &remote, NULL), RDT_OK);
         remote.addr += lie->is_foreign ? 64 : 0;
         if (lie->region_bytes != 0)
             remote.len_bytes = lie->region_bytes;
-        stage->bytes[0] = lie->saying;
-        stage->bytes[1] = lie->number;
-        rdt_remote_region_encode(&remote, stage->bytes + 2);
-        memcpy(stage->bytes + 2 + RDT_REMOTE_REGION_BYTES, &lie->off_bytes, sizeof(uint64_t));
+        stage[0] = lie->saying;
+        stage[1] = lie->number;
+        rdt_remote_region_encode(&remote, stage + 2);
+        memcpy(stage + 2 + RDT_REMOTE_REGION_BYTES, &lie->off_bytes, sizeof(uint64_t));
     }
     atomic_store(&board->place.is_busy, lie->is_busy ? 1 : 0);
     if (lie->tick != 0)
-        atomic_store(&board->stages[(tick + 1) % 2].line.tick, tick + 1 + lie->tick);
-    atomic_store(&stage->line.tick, tick + lie->tick);
+        atomic_store(&next->tick, tick + 1 + lie->tick);
+    atomic_store(&line->tick, tick + lie->tick);
+}
+
+/* Before anybody looks: where the liar says that it is. */
+static void
+tell_passed(rdt_group *group)
+{
+    struct rdti_team *team = rdt_group_attached(group);
+    struct rdti_board *board = team->members[LIAR].board;
+
+    atomic_store(&board->ticks[team->tick % RDTI_AHEAD_TICKS].line.tick,
+                 team->tick + now.lie.passed);
 }
 
 static void *
@@ -115,6 +129,9 @@ run_rank(void *arg)
     CHECK_OK(rdt_region_alloc(&group->context, REGION_BYTES, RDT_REGION_ZERO, &region, &err), &err);
     uint8_t *bytes = rdt_region_addr(region);
     memset(bytes, 0x5a, REGION_BYTES);
+    fake_world_meet(&world); /* all are through with the set-up */
+    if (group->rank == LIAR)
+        tell_passed(group);
     fake_world_meet(&world);
     if (group->rank == LIAR) {
         tell(group, region);
@@ -230,6 +247,10 @@ TEST_TIMEOUT(an_exchange_that_is_none_is_refused, 60)
 TEST_TIMEOUT(a_tick_that_cannot_be_is_no_progress, 60)
 {
     lie_of(RDT_COLL_BARRIER, RDT_ETIMEDOUT, "nothing from", (struct lie){.tick = UINT64_MAX / 2});
+    lie_of(RDT_COLL_ALLREDUCE, RDT_ETIMEDOUT, "nothing from rank 1 (round 1 of 2)",
+           (struct lie){.passed = 2 * RDTI_AHEAD_TICKS});
+    lie_of(RDT_COLL_ALLREDUCE, RDT_ETIMEDOUT, "nothing from rank 1 (round 1 of 2)",
+           (struct lie){.passed = RDTI_AHEAD_TICKS, .tick = RDTI_AHEAD_TICKS});
 }
 
 TEST_TIMEOUT(ticks_without_an_end_end_at_the_deadline, 20)

@@ -226,14 +226,15 @@ rdt_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err)
     (void)pthread_mutex_lock(&ep->world->lock);
     const bool has_left = ep->has_left;
     (void)pthread_mutex_unlock(&ep->world->lock);
-    return has_left ? fake_error(err, RDT_EPEER, "rank 1 left") : RDT_OK;
+    return has_left ? fake_error(err, RDT_EPEER, "rank %u left", ep->peer) : RDT_OK;
 }
 
-/* Waiters of the fake never sleep for long. */
+/* Waiters of the fake never sleep for long: what would wake one is counted. */
 void
 rdt_endpoint_ring(rdt_endpoint *ep)
 {
     CHECK_MSG(ep->holds > 0, "rung without a hold");
+    (void)atomic_fetch_add(&ep->world->rings, 1);
 }
 
 #endif

@@ -130,6 +130,7 @@ struct fake_world {
     rdt_region *regions[FAKE_REGIONS_MAX]; /* not freed */
     uint64_t spin_ns;
     uint64_t yield_ns;
+    atomic_ullong rings;            /* of doorbells, by all ranks */
     atomic_uint met;                /* fake_world_meet(): how often all ranks together */
     bool is_apart;                  /* the members share no memory */
     bool has_streams;               /* receives of what is large stand in regions */
