@@ -252,18 +252,15 @@ static const struct rdti_copy_table cove = {
 #define ZEN_FAMILY 23
 #define ZEN2_FIRST_MODEL 0x30
 #define ZEN5_FAMILY 26
-/* Intel: Software Developer's Manual, volume 4, table 2-1: Xeons of the fourth and the fifth
- * generation. */
+/* Intel's Core and Xeon since 1995. Hypervisors give some a model that is not theirs. */
 #define INTEL_FAMILY 6
-#define SAPPHIRE_RAPIDS_MODEL 0x8f
-#define EMERALD_RAPIDS_MODEL 0xcf
 
 const struct rdti_copy_table *
 rdti_copy_table_of(uint32_t family, uint32_t model)
 {
     if (family == ZEN_FAMILY && model < ZEN2_FIRST_MODEL)
         return &zen;
-    if (family == INTEL_FAMILY && (model == SAPPHIRE_RAPIDS_MODEL || model == EMERALD_RAPIDS_MODEL))
+    if (family == INTEL_FAMILY)
         return &cove;
     return family == ZEN5_FAMILY ? &zen5 : &zen4;
 }
@@ -313,6 +310,12 @@ enum rdti_copy_kind
 rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern)
 {
     return rdti_copy_choose_by(rdti_copy_table(), len_bytes, pattern);
+}
+
+uint64_t
+rdt_stream_from_bytes(void)
+{
+    return rdti_copy_table()->stream_from_bytes[RDTI_COPY_TO_PEER_READ];
 }
 
 void

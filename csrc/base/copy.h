@@ -48,8 +48,8 @@ struct rdti_copy_table {
 const struct rdti_copy_table *rdti_copy_table(void);
 
 /* That of a family and model (the extended ones added) of AMD or of Intel, which share no number
- * that has a table of its own. Every other one, and family 0 for another maker's, gets Zen 4's, as
- * nothing else was measured. Static. */
+ * that has a table of its own. All of Intel's family 6 have one. Every other one, and family 0 for
+ * another maker's, gets Zen 4's, as nothing else was measured. Static. */
 const struct rdti_copy_table *rdti_copy_table_of(uint32_t family, uint32_t model);
 
 /* The kind that a table gives for this size and pattern; choose() asks this machine's. */

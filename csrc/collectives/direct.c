@@ -68,12 +68,21 @@ rdti_direct_line(const struct rdti_coll *coll, uint32_t member)
     return line_of(coll->team, member, coll->direct.base + 1);
 }
 
+/* Sums find their operands in a stage at once. What is only moved goes on through the caches where
+ * it is large, and evicts what lies there: two ranks of a Xeon, 16 MiB to all 2.2 ms streamed, 1.8
+ * with ordinary stores; 64 MiB 10.1 and 11.6; all_reduce 4.6 and 3.6, 21.7 and 18.8. */
+static uint64_t
+rewritten_bytes(const struct rdti_coll *coll, uint64_t len_bytes)
+{
+    return coll->direct.is_past_caches ? coll->block_bytes : len_bytes;
+}
+
 void
 rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t len_bytes)
 {
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
 
-    rdti_stream_copy(stage, src, len_bytes);
+    rdti_stream_copy(stage, src, len_bytes, rewritten_bytes(coll, len_bytes));
     rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += len_bytes;
 }
@@ -86,7 +95,7 @@ stream_in(void *dst, const void *src, uint64_t len_bytes)
         const uint64_t left = len_bytes - off;
         const uint64_t len = left < POPULATE_BYTES ? left : POPULATE_BYTES;
         rdti_stream_populate((uint8_t *)dst + off, len);
-        rdti_stream_copy((uint8_t *)dst + off, (const uint8_t *)src + off, len);
+        rdti_stream_copy((uint8_t *)dst + off, (const uint8_t *)src + off, len, UINT64_MAX);
     }
 }
 
@@ -123,7 +132,7 @@ rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const v
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
 
     rdti_stream_populate(dst, len_bytes);
-    rdti_stream_copy_twice(stage, dst, src, len_bytes);
+    rdti_stream_copy_twice(stage, dst, src, len_bytes, rewritten_bytes(coll, len_bytes));
     rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += 2 * len_bytes;
 }

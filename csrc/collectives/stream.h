@@ -5,12 +5,15 @@
 
 #include <stdint.h>
 
-/* dst and src do not overlap; dst's lines are in another core's cache, if in any. Large copies are
- * stored past the caches, ordered before every later store of this thread. */
-void rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes);
+/* dst and src do not overlap; dst's lines are in another core's cache, if in any. Where it pays on
+ * this processor for `of_bytes` that are rewritten in all, of which this is a part, they are stored
+ * past the caches, ordered before every later store of this thread. */
+void rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_bytes);
 
-/* The same to two places, which do not overlap either, in one pass over src. */
-void rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes);
+/* The same to two places, which do not overlap either, in one pass over src where both are stored
+ * past the caches. `other` is this core's own, of which more is rewritten than caches hold. */
+void rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes,
+                            uint64_t of_bytes);
 
 /* Before all of dst is stored to: gets its pages by one call of the kernel's where they are not
  * there, in place of a fault for each. Its bytes stay. What cannot be got so comes by faults. */

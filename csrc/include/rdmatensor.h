@@ -95,6 +95,9 @@ RDT_API const char *rdt_status_name(int32_t status);
 RDT_API uint32_t rdt_abi_version(void);
 /* "1.2.3", the version of the library. Static storage. */
 RDT_API const char *rdt_version(void);
+/* From how many bytes on memory that another core has read is best stored past the caches, on this
+ * machine's processor. */
+RDT_API uint64_t rdt_stream_from_bytes(void);
 
 enum { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_LOG_DEBUG = 3 };
 /* Lines at or below `level` go to stderr; the default is RDT_LOG_WARN. Any thread. */

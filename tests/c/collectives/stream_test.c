@@ -87,10 +87,11 @@ TEST(a_copy_ends_where_it_should)
         for (unsigned to = 0; to < OFFS; to++)
             for (unsigned from = 0; from < OFFS; from++) {
                 clear(targets[0], lengths[i]);
-                rdti_stream_copy(targets[0] + offs[to], source + offs[from], lengths[i]);
+                rdti_stream_copy(targets[0] + offs[to], source + offs[from], lengths[i],
+                                 (i + to) % 2 == 0 ? lengths[i] : UINT64_MAX);
                 check(targets[0], offs[to], offs[from], lengths[i]);
             }
-    rdti_stream_copy(NULL, NULL, 0);
+    rdti_stream_copy(NULL, NULL, 0, 0);
     end();
 }
 
@@ -104,7 +105,8 @@ TEST(a_copy_to_two_places_is_in_both)
                 clear(targets[0], lengths[i]);
                 clear(targets[1], lengths[i]);
                 rdti_stream_copy_twice(targets[0] + offs[to], targets[1] + offs[other],
-                                       source + from, lengths[i]);
+                                       source + from, lengths[i],
+                                       from % 2 == 0 ? lengths[i] : UINT64_MAX);
                 check(targets[0], offs[to], from, lengths[i]);
                 check(targets[1], offs[other], from, lengths[i]);
             }
