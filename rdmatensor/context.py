@@ -239,11 +239,12 @@ class Context:
     def describe(self) -> dict[str, object]:
         """Return the live state: settings, arena, each peer's path and why, counters.
 
-        ["copies_tuned_for"] is the processor whose thresholds copies use (Zen 4's where none was
-        measured). ["arena"]["populated_bytes"] are in memory, and ["arena"]["placement"] says
-        where: "node_bytes" by NUMA node, "cpu_nodes" of the CPUs that the process may use,
-        "far_bytes" on nodes without one; all None where the kernel does not tell, with the
-        "reason". The kernel looks at each page of the process for it: not for a timer.
+        ["copies_tuned_for"] is the processor whose thresholds copies use (Raptor Cove's on all of
+        Intel's family 6, else Zen 4's where none was measured). ["arena"]["populated_bytes"] are in
+        memory, and ["arena"]["placement"] says where: "node_bytes" by NUMA node, "cpu_nodes" of the
+        CPUs that the process may use, "far_bytes" on nodes without one; all None where the kernel
+        does not tell, with the "reason". The kernel looks at each page of the process for it: not
+        for a timer.
 
         Raises: Closed, ForkedProcess.
         """

@@ -224,6 +224,7 @@ static const struct rdti_copy_table zen = {
     .lanes_from_bytes = RDTI_COPY_ZEN_LANES_FROM_BYTES,
     .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN_STREAM_TO_PEER_FROM_BYTES,
                           [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN_STREAM_TO_OWN_FROM_BYTES},
+    .board_stream_from_bytes = RDTI_COPY_BOARD_STREAM_FROM_BYTES,
 };
 static const struct rdti_copy_table zen4 = {
     .measured_on = "Zen 4",
@@ -231,6 +232,7 @@ static const struct rdti_copy_table zen4 = {
     .lanes_from_bytes = 4 * RDTI_COPY_LANE_BYTES,
     .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN4_STREAM_TO_PEER_FROM_BYTES,
                           [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN4_STREAM_TO_OWN_FROM_BYTES},
+    .board_stream_from_bytes = RDTI_COPY_BOARD_STREAM_FROM_BYTES,
 };
 static const struct rdti_copy_table zen5 = {
     .measured_on = "Zen 5",
@@ -238,6 +240,7 @@ static const struct rdti_copy_table zen5 = {
     .lanes_from_bytes = 4 * RDTI_COPY_LANE_BYTES,
     .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_ZEN5_STREAM_TO_PEER_FROM_BYTES,
                           [RDTI_COPY_TO_OWN] = RDTI_COPY_ZEN5_STREAM_TO_OWN_FROM_BYTES},
+    .board_stream_from_bytes = RDTI_COPY_BOARD_STREAM_FROM_BYTES,
 };
 
 static const struct rdti_copy_table cove = {
@@ -246,13 +249,14 @@ static const struct rdti_copy_table cove = {
     .lanes_from_bytes = RDTI_COPY_COVE_LANES_FROM_BYTES,
     .stream_from_bytes = {[RDTI_COPY_TO_PEER_READ] = RDTI_COPY_COVE_STREAM_TO_PEER_FROM_BYTES,
                           [RDTI_COPY_TO_OWN] = RDTI_COPY_COVE_STREAM_TO_OWN_FROM_BYTES},
+    .board_stream_from_bytes = RDTI_COPY_COVE_BOARD_STREAM_FROM_BYTES,
 };
 
 /* AMD: Processor Programming References for families 17h (models from 30h on are Zen 2) and 1Ah. */
 #define ZEN_FAMILY 23
 #define ZEN2_FIRST_MODEL 0x30
 #define ZEN5_FAMILY 26
-/* Intel's Core and Xeon since 1995. Hypervisors give some a model that is not theirs. */
+/* Most of Intel's Core and Xeon. Hypervisors give some a model that is not theirs. */
 #define INTEL_FAMILY 6
 
 const struct rdti_copy_table *
@@ -306,16 +310,43 @@ rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,
     return len_bytes >= table->movsb_from_bytes ? RDTI_COPY_MOVSB : RDTI_COPY_MEMCPY;
 }
 
+#if defined(__x86_64__)
+/* Enhanced REP MOVSB: cpuid leaf 7, EBX bit 9. An emulator that has none moves byte by byte. */
+static bool
+is_movsb_fast(void)
+{
+    enum { UNKNOWN, SLOW, FAST };
+    static atomic_int own; /* relaxed, and kept: as in rdti_copy_table() */
+    int is_fast = atomic_load_explicit(&own, memory_order_relaxed);
+    uint32_t eax, ebx, ecx, edx;
+
+    if (is_fast == UNKNOWN) {
+        is_fast =
+            __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ebx >> 9 & 1) ? FAST : SLOW;
+        atomic_store_explicit(&own, is_fast, memory_order_relaxed);
+    }
+    return is_fast == FAST;
+}
+#else
+static bool
+is_movsb_fast(void)
+{
+    return false;
+}
+#endif
+
 enum rdti_copy_kind
 rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern)
 {
-    return rdti_copy_choose_by(rdti_copy_table(), len_bytes, pattern);
+    const enum rdti_copy_kind kind = rdti_copy_choose_by(rdti_copy_table(), len_bytes, pattern);
+
+    return kind == RDTI_COPY_MOVSB && !is_movsb_fast() ? RDTI_COPY_MEMCPY : kind;
 }
 
 uint64_t
 rdt_stream_from_bytes(void)
 {
-    return rdti_copy_table()->stream_from_bytes[RDTI_COPY_TO_PEER_READ];
+    return rdti_copy_table()->board_stream_from_bytes;
 }
 
 void

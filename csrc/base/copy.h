@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The one pass over payload bytes. How to store is the largest gain on shared memory: rewriting
  * lines that another core has read costs a round of ownership for each line with ordinary stores
- * and none with non-temporal ones, while a ring that stays in cache is faster with ordinary stores.
- * */
+ * and none with non-temporal ones, which is dear on some processors (limits.h), while a ring that
+ * stays in cache is faster with ordinary stores. */
 #ifndef RDTI_BASE_COPY_H
 #define RDTI_BASE_COPY_H
 
@@ -42,6 +42,7 @@ struct rdti_copy_table {
     size_t movsb_from_bytes;
     size_t lanes_from_bytes;
     size_t stream_from_bytes[2];
+    size_t board_stream_from_bytes; /* collectives, on boards */
 };
 
 /* The measured table (limits.h, bench/floor) of this machine's processor. Static. */
@@ -49,10 +50,11 @@ const struct rdti_copy_table *rdti_copy_table(void);
 
 /* That of a family and model (the extended ones added) of AMD or of Intel, which share no number
  * that has a table of its own. All of Intel's family 6 have one. Every other one, and family 0 for
- * another maker's, gets Zen 4's, as nothing else was measured. Static. */
+ * another maker's, gets Zen 4's. Static. */
 const struct rdti_copy_table *rdti_copy_table_of(uint32_t family, uint32_t model);
 
-/* The kind that a table gives for this size and pattern; choose() asks this machine's. */
+/* The kind that a table gives for this size and pattern; choose() asks this machine's, and takes
+ * memcpy for a rep movsb that is slow here. */
 enum rdti_copy_kind rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,
                                         enum rdti_copy_pattern pattern);
 enum rdti_copy_kind rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern);

@@ -82,12 +82,21 @@
  *
  * A later Xeon, virtual, which calls itself model 167 (2 MiB L2, 480 MiB L3, AMX), is the same
  * within a tenth, but for 64 MiB in memory of its own, 11800, 12000 and 6700, and 4 MiB there, 326,
- * 325 and 349. So each of Intel's has this table, though of older ones nothing was measured.
+ * 325 and 349. So all of family 6 have this table, though of older ones nothing was measured; and
+ * rep movsb only where cpuid says that it is fast.
  */
 #define RDTI_COPY_COVE_MOVSB_FROM_BYTES ((size_t)64 << 10)
 #define RDTI_COPY_COVE_STREAM_TO_PEER_FROM_BYTES ((size_t)32 << 20)
 #define RDTI_COPY_COVE_STREAM_TO_OWN_FROM_BYTES ((size_t)4 << 20)
 #define RDTI_COPY_COVE_LANES_FROM_BYTES ((size_t)4 << 20)
+
+/* Boards of collectives (csrc/collectives/team.h), stages and sums in place, which are rewritten
+ * time and again. Zen, all_reduce between two ranks, streamed and with ordinary stores: 4 KiB 5.2
+ * us and 5.1 to 6.9; 16 KiB 6.3 and 6.5; a MiB 100 and 540. Of Zen 5 only this was ever used. The
+ * Xeon of model 167: all_reduce of 64 KiB 31 and 21 us, 1 MiB 315 and 235, 16 MiB 4600 and 3600;
+ * broadcast of 16 MiB 2200 and 1800, of 64 MiB 10100 and 11600. */
+#define RDTI_COPY_BOARD_STREAM_FROM_BYTES ((size_t)4 << 10)
+#define RDTI_COPY_COVE_BOARD_STREAM_FROM_BYTES ((size_t)32 << 20)
 
 /* glibc's own memcpy takes rep movsb from 2 KiB on, on processors where it is fast. */
 #define RDTI_COPY_MOVSB_BLOCK_MIN_BYTES ((size_t)2 << 10)

@@ -10,8 +10,8 @@
 
 enum {
     /* Below, messages are sent eagerly, and a root was ahead of one that fills a board, when that
-     * waited for the others still; above, a board's two passes over memory cost more than a tree's
-     * one. */
+     * waited for the others still: not measured since. Above, a board's two passes over memory cost
+     * more than a tree's one. */
     BROADCAST_BY_HOSTS_MIN_BYTES = 32 * 1024,
     BROADCAST_BY_HOSTS_MAX_BYTES = 1024 * 1024,
 };

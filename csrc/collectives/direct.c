@@ -28,7 +28,7 @@ enum {
      * as a whole; smaller pieces were not tried. */
     POPULATE_BYTES = 1024 * 1024,
     /* A member runs ahead of the others by what is no larger. More was not tried: a board has
-     * room for slots of twice as much. */
+     * room for slots of almost twice as much. */
     SMALL_MAX_BYTES = 64 * 1024,
 };
 _Static_assert((int)SMALL_MAX_BYTES <= (int)RDTI_SLOT_BYTES, "what is small fits a slot");
@@ -68,13 +68,12 @@ rdti_direct_line(const struct rdti_coll *coll, uint32_t member)
     return line_of(coll->team, member, coll->direct.base + 1);
 }
 
-/* Sums find their operands in a stage at once. What is only moved goes on through the caches where
- * it is large, and evicts what lies there: two ranks of a Xeon, 16 MiB to all 2.2 ms streamed, 1.8
- * with ordinary stores; 64 MiB 10.1 and 11.6; all_reduce 4.6 and 3.6, 21.7 and 18.8. */
+/* Sums find their operands in a stage at once, so that a piece counts. What is only moved evicts,
+ * on its way through the caches, what lies there: all of it counts. */
 static uint64_t
 rewritten_bytes(const struct rdti_coll *coll, uint64_t len_bytes)
 {
-    return coll->direct.is_past_caches ? coll->block_bytes : len_bytes;
+    return coll->direct.is_past_caches ? coll->direct.received_bytes : len_bytes;
 }
 
 void
@@ -382,7 +381,7 @@ received_bytes(const struct rdti_coll *coll)
 }
 
 static bool
-is_past_caches(const struct rdti_coll *coll)
+is_past_caches(const struct rdti_coll *coll, uint64_t bytes)
 {
     uint64_t from = rdti_cache_last_bytes() / PAST_CACHES_SHARE;
 
@@ -392,7 +391,7 @@ is_past_caches(const struct rdti_coll *coll)
         from = PAST_CACHES_LEAST_BYTES;
     if (coll->args.op == RDT_COLL_BROADCAST && from < PAST_CACHES_BROADCAST_FROM_BYTES)
         from = PAST_CACHES_BROADCAST_FROM_BYTES;
-    return received_bytes(coll) >= from;
+    return bytes >= from;
 }
 
 /* Somebody needs nobody, and what each member stores fits a slot; all members say the same. */
@@ -420,7 +419,8 @@ rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
     d->op = op;
     d->needs = needs;
     d->steps = 1;
-    d->is_past_caches = is_past_caches(coll);
+    d->received_bytes = received_bytes(coll);
+    d->is_past_caches = is_past_caches(coll, d->received_bytes);
     d->room = d->op->fill == NULL ? RDTI_ROOM_LINE
               : is_small(coll)    ? RDTI_ROOM_SLOT
                                   : RDTI_ROOM_STAGE;

@@ -51,6 +51,7 @@ struct rdti_direct {
     uint64_t first;             /* the step in which the first chunk travels */
     struct rdti_placed *placed; /* placed.c: peers' buffers in use, or NULL */
     uint64_t ticket_after;      /* whose turn it is when this is over */
+    uint64_t received_bytes;    /* that come to lie here; 0 of sums */
     bool is_source;             /* somebody waits for nobody but us */
     bool is_past_caches;        /* so much moves that nothing of it is found in a cache later */
     bool is_begun;              /* the turn came; base is known */
@@ -86,8 +87,8 @@ void rdti_direct_fold(const struct rdti_coll *coll, void *dst, const uint8_t *co
 void rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t len_bytes);
 /* What does not leave this rank; dst may overlap src. */
 void rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t len_bytes);
-/* Both in one pass, a piece of what goes to all and stays as well: where the whole is large and
- * does not overlap. */
+/* Both piece by piece, of what goes to all and stays as well: where the whole is large and does not
+ * overlap. In one pass where both are stored past the caches. */
 bool rdti_direct_keeps_as_it_goes(const struct rdti_coll *coll, const void *dst, const void *src);
 void rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const void *src,
                               uint64_t len_bytes);
@@ -102,7 +103,7 @@ uint64_t rdti_direct_share_bytes(uint64_t stage_bytes, uint32_t shares);
 void rdti_direct_fold_stages(struct rdti_coll *coll, uint64_t step, uint64_t stage_off, void *dst,
                              const void *own, uint64_t len_bytes);
 
-/* Of the stage, or of the slot where a collective has one or less. */
+/* Of a stage, or of a slot where a collective has one, or a line. */
 uint64_t rdti_direct_stage_bytes(const struct rdti_coll *coll);
 /* Where a member's payload of a step lies. */
 uint8_t *rdti_direct_stage(const struct rdti_coll *coll, uint32_t member, uint64_t step);

@@ -47,7 +47,7 @@ bool rdti_measure_is_quiet(struct rdti_measure *m);
 void rdti_measure_fini(struct rdti_measure *m);
 /* Of one that is over and was led. */
 struct rdti_path_cost rdti_measure_result(const struct rdti_measure *m);
-/* What needs nobody else: a pass over memory, as a path without alpha, and a sum. */
+/* What needs nobody else: a pass over memory, past the caches, as a path without alpha; a sum. */
 uint64_t rdti_measure_copy_ps(const struct rdti_measure *m);
 uint64_t rdti_measure_sum_ps(const struct rdti_measure *m);
 

@@ -25,12 +25,7 @@ enum {
     /* 64 MiB in pieces of a stage: in one lane 3.6 ms, in four 3.1. Shorter ones are over before
      * four prefetchers have begun. */
     LANES_FROM_BYTES = 64 * 1024,
-    /* All_reduce of 4 KiB between two ranks: 5.2 us streamed, 5.1 to 6.9 with ordinary stores; 16
-     * KiB: 6.3 and 6.5; a MiB: 100 and 540. Below, the peer finds ordinary stores in a cache. That
-     * is where to own a line that another core has read is dear: processors that stream from
-     * DEAR_MOST_BYTES on. On a Xeon 64 KiB took 31 us streamed, 22 with ordinary stores. */
-    STREAM_FROM_BYTES = 4 * 1024,
-    DEAR_MOST_BYTES = 32 * 1024,
+    STREAM_FROM_BYTES = 4 * 1024, /* a piece: what is shorter is found in a cache */
     /* Asking is a system call, or two, where 64 KiB have sixteen faults. Pieces of a stage are
      * shorter with every rank: 510 KiB of two, 127 of eight. */
     POPULATE_FROM_BYTES = 64 * 1024,
@@ -141,17 +136,15 @@ stream(void *dst, const void *src, uint64_t len_bytes)
 #endif
 
 static bool
-does_pay(uint64_t of_bytes)
+does_pay(uint64_t len_bytes, uint64_t of_bytes)
 {
-    const uint64_t from_bytes = rdt_stream_from_bytes();
-
-    return of_bytes >= (from_bytes > DEAR_MOST_BYTES ? from_bytes : STREAM_FROM_BYTES);
+    return len_bytes >= STREAM_FROM_BYTES && of_bytes >= rdt_stream_from_bytes();
 }
 
 void
 rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_bytes)
 {
-    if (len_bytes >= STREAM_FROM_BYTES && does_pay(of_bytes))
+    if (does_pay(len_bytes, of_bytes))
         stream(dst, src, len_bytes);
     else if (len_bytes > 0) /* memcpy may not be given null pointers, not even for nothing */
         memcpy(dst, src, len_bytes);
@@ -161,8 +154,7 @@ void
 rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes,
                        uint64_t of_bytes)
 {
-    if (len_bytes >= STREAM_FROM_BYTES && does_pay(of_bytes) &&
-        stream_twice(dst, other, src, len_bytes))
+    if (does_pay(len_bytes, of_bytes) && stream_twice(dst, other, src, len_bytes))
         return;
     rdti_stream_copy(dst, src, len_bytes, of_bytes);
     rdti_stream_copy(other, src, len_bytes, UINT64_MAX);

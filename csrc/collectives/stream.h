@@ -7,7 +7,7 @@
 
 /* dst and src do not overlap; dst's lines are in another core's cache, if in any. Where it pays on
  * this processor for `of_bytes` that are rewritten in all, of which this is a part, they are stored
- * past the caches, ordered before every later store of this thread. */
+ * past the caches, and ordered before a later release store of this thread as others are. */
 void rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_bytes);
 
 /* The same to two places, which do not overlap either, in one pass over src where both are stored

@@ -15,8 +15,7 @@
 #include "core/sums.h"
 #include "wire/notify.h"
 
-/* One read under the engine's lock: the size from which copies are streamed, about a
- * millisecond. */
+/* One read under the engine's lock: about a millisecond. */
 #define READ_SLICE_BYTES (UINT64_C(16) << 20)
 /* The same through the kernel, which takes 135 us for it. */
 #define PROCESS_SLICE_BYTES (UINT64_C(1) << 20)

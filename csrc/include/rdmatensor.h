@@ -95,8 +95,8 @@ RDT_API const char *rdt_status_name(int32_t status);
 RDT_API uint32_t rdt_abi_version(void);
 /* "1.2.3", the version of the library. Static storage. */
 RDT_API const char *rdt_version(void);
-/* From how many bytes on memory that another core has read is best stored past the caches, on this
- * machine's processor. */
+/* From how many bytes on collectives store past the caches what members of one host share and
+ * rewrite, by what was measured on processors like this machine's. */
 RDT_API uint64_t rdt_stream_from_bytes(void);
 
 enum { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_LOG_DEBUG = 3 };
@@ -886,7 +886,8 @@ struct rdt_coll_args {
 };
 /* Begin a collective; the arrays are copied. RDT_EINVAL, and, for the members that it talks to, the
  * errors of rdt_group_endpoint(), which may wait. The transfer ends with RDT_EMISMATCH, naming the
- * rank and the difference, where members disagree. */
+ * rank and the difference, where members disagree. A member that needs nothing of the others may
+ * end well up to 15 collectives before it hears of one that disagrees or does not come. */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args,
                                                 rdt_transfer **out, struct rdt_error *err);
 

@@ -163,8 +163,13 @@ TEST(the_tables_change_where_limits_say)
     CHECK(rdti_copy_table_of(0, 0) == rdti_copy_table_of(ZEN3_AND_4, 1));
     CHECK(rdti_copy_table_of(INTEL, 0x55) == rdti_copy_table_of(INTEL, 0xcf));
     CHECK(rdti_copy_table_of(ZEN_AND_2, 0x31) == rdti_copy_table_of(ZEN3_AND_4, 1));
-    CHECK_UINT_EQ(rdt_stream_from_bytes(),
-                  rdti_copy_table()->stream_from_bytes[RDTI_COPY_TO_PEER_READ]);
+    /* Of Zen 5 nothing says that boards are better off with ordinary stores. */
+    CHECK_UINT_EQ(rdti_copy_table_of(ZEN_AND_2, 1)->board_stream_from_bytes, 4096);
+    CHECK_UINT_EQ(rdti_copy_table_of(ZEN3_AND_4, 1)->board_stream_from_bytes, 4096);
+    CHECK_UINT_EQ(rdti_copy_table_of(ZEN5, 1)->board_stream_from_bytes, 4096);
+    CHECK_UINT_EQ(rdti_copy_table_of(INTEL, 0xcf)->board_stream_from_bytes,
+                  RDTI_COPY_COVE_BOARD_STREAM_FROM_BYTES);
+    CHECK_UINT_EQ(rdt_stream_from_bytes(), rdti_copy_table()->board_stream_from_bytes);
     CHECK(rdti_copy_table() == rdti_copy_table_of(INTEL, 0xcf) ||
           rdti_copy_table() == rdti_copy_table_of(ZEN_AND_2, 1) ||
           rdti_copy_table() == rdti_copy_table_of(ZEN3_AND_4, 1) ||

@@ -7,7 +7,6 @@
 
 #include "collectives/team.h"
 
-enum { FROM_ROOT = 0, TO_ROOT = 2, ANY_WAY = 4 }; /* the first operation of each in a table */
 enum { RANKS = 3, SMALL_MAX = 64 * 1024, ROUNDS = 400, LARGE = RDTI_STAGE_BYTES + 4096 };
 
 static struct fake_world world;
@@ -243,6 +242,9 @@ check_got(const struct rdt_coll_args *args, unsigned round, uint32_t rank, const
         }
 }
 
+/* Where those of a kind begin in the table below; ANY_WAY is all of them. */
+enum { FROM_ROOT = 0, TO_ROOT = 2, FOR_ALL = 4, OPERATIONS = 9, ANY_WAY = OPERATIONS };
+
 /* The same on all ranks. */
 static struct rdt_coll_args
 draw(uint64_t *random, int32_t *send, int32_t *recv)
@@ -256,9 +258,10 @@ draw(uint64_t *random, int32_t *send, int32_t *recv)
     const bool is_any = test_way == ANY_WAY;
     /* What needs all is rare otherwise, and the root seldom another, or nobody would get far. */
     const bool is_for_all = fake_random(random) % (is_any ? 3 : 64) == 0;
-    const uint32_t op = is_for_all ? operations[4 + fake_random(random) % 5]
-                        : is_any   ? operations[fake_random(random) % 4]
-                                   : operations[test_way + fake_random(random) % 2];
+    const uint32_t op = is_for_all
+                            ? operations[FOR_ALL + fake_random(random) % (OPERATIONS - FOR_ALL)]
+                        : is_any ? operations[fake_random(random) % FOR_ALL]
+                                 : operations[test_way + fake_random(random) % 2];
     const uint64_t luck = fake_random(random) % 32;
     const uint64_t root = fake_random(random) % (is_any ? world.size : 128);
     struct rdt_coll_args args =
