@@ -48,9 +48,10 @@ CALLS = (
     "torch's share of a call, which Open MPI is measured without, is most of what is between them"
 )
 SHARED = (
-    "ranks share the cores, and whoever waits gives its core away: a call of torch's with three"
-    " such switches and no backend takes more than half of what is between them; Open MPI is"
-    " measured without torch"
+    "ranks share the cores, and whoever waits gives its core away (who needs nothing of the others,"
+    " and stores up to 64 KiB, when it is 15 calls ahead): a call of torch's with three such"
+    " switches and no backend takes more than half of what is between them; Open MPI is measured"
+    " without torch"
 )
 NEW_SMALL = (
     f"in new memory torch's share of a call is less than half of what is between them: {UNKNOWN}"
