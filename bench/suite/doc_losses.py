@@ -52,11 +52,11 @@ def _cells(lost: Sequence[Loss]) -> str:
 
 def _of_cell(lost: Sequence[Loss]) -> str:
     if len(lost) <= _NAMED_MOST:
-        return ", ".join(f"{loss.of} {_ratio(loss)}".strip() for loss in lost)
+        return ", ".join(map(_named, lost))
     least, *_, most = sorted(lost, key=lambda loss: loss.ratio)
-    ends = " to ".join(f"{_ratio(one)} ({one.of})" for one in (least, most))
-    return f"{len(lost)} cases, {ends}"
+    return f"{len(lost)} cases, {_named(least)} to {_named(most)}"
 
 
-def _ratio(loss: Loss) -> str:
-    return marked(loss.ratio).strip("*")
+def _named(loss: Loss) -> str:
+    ratio = marked(loss.ratio).strip("*")
+    return f"{ratio} ({loss.of})" if loss.of else ratio

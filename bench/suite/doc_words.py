@@ -101,7 +101,9 @@ class Notes:
 
     def mark(self, reason: str) -> str:
         """Return the letter of a reason."""
-        return self._letters.setdefault(reason, chr(ord("a") + len(self._letters)))
+        more, number = divmod(len(self._letters), 26)
+        letters = chr(ord("a") + number) * (1 + more)  # a, b, ..., z, aa, bb
+        return self._letters.setdefault(reason, letters)
 
     def marks(self, reasons: Sequence[str]) -> str:
         """Return the letters of several, each once."""

@@ -184,7 +184,7 @@ def test_every_loss_in_a_file_of_collectives_is_told() -> None:
     rows = [row for row in cells_of(block.text(ROOT)) if row[0].startswith("collectives, ")]
     cells = [cell for row in rows for cell in row[2].split("; ")]
     counted = [re.search(r"(\d+) cases", cell) for cell in cells]
-    named = [len(re.findall(r" 0\.\d+\b", cell)) for cell in cells]
+    named = [len(re.findall(r"\b0\.\d+\b", cell)) for cell in cells]
     told = [int(of[1]) if of else least for of, least in zip(counted, named, strict=True)]
     assert sum(told) == sum(len(_lost_in(ROOT / readme.RESULTS / name)) for name in files)
 
@@ -207,8 +207,9 @@ def test_losses_have_a_row_for_each_rival_and_reason() -> None:
     other = dataclasses.replace(first, machine={**first.machine, "family_model": "1/2/4"})
     lost, reasons = doc_losses.block(first, other).split("\n\n")
     here, scatter, there, _ = cells_of(lost)
-    assert here[:3] == ["collectives, shm", "Open MPI", "8 B: send, same 0.50, gather, same 0.50"]
-    assert scatter[1:] == ["Gloo", "64 MiB: scatter, fresh 0.75", "b"]
+    assert here[:2] == ["collectives, shm", "Open MPI"]
+    assert here[2] == "8 B: 0.50 (send, same), 0.50 (gather, same)"
+    assert scatter[1:] == ["Gloo", "64 MiB: 0.75 (scatter, fresh)", "b"]
     assert "- b: Gloo's scatter into new memory: why is not known yet." in reasons.split("\n")
     assert there[:2] == ["collectives, shm, another machine", "Open MPI"]
     assert there[3] == here[3] == "a"
@@ -222,6 +223,14 @@ def test_of_many_losses_of_a_size_the_ends_are_named() -> None:
     records += [_collective(NOTHING, op, 7) for op in times_us]
     (row, *_) = cells_of(doc_losses.block(result_of(records)).split("\n\n")[0])
     assert row[2] == "8 B: 4 cases, 0.25 (gather, same) to 0.75 (scatter, same)"
+
+
+def test_reasons_have_letters_also_where_they_are_many() -> None:
+    notes = doc_words.Notes()
+    letters = [notes.mark(f"reason {number}") for number in range(28)]
+    assert letters[::25] == ["a", "z"]
+    assert letters[26:] == ["aa", "bb"]
+    assert notes.mark("reason 1") == "b"
 
 
 def test_another_use_of_the_tensors_is_not_what_was_shown() -> None:
