@@ -262,7 +262,7 @@ sum_share(struct rdti_coll *coll)
         /* By the piece: on a Xeon 64 MiB took 21 ms with ordinary stores, 25 past the caches. */
         for (uint32_t i = 0; i < coll->size; i++)
             if (i != coll->rank)
-                rdti_stream_copy(placed->tensors[i] + at, sum, len, len);
+                rdti_stream_write(placed->tensors[i] + at, sum, len);
         if (sum != own)
             memcpy(own, sum, len);
         done->moved_bytes += len * coll->size;

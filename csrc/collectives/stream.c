@@ -120,7 +120,32 @@ stream(void *dst, const void *src, uint64_t len_bytes)
     if (tail > 0)
         memcpy(out + head + body, in + head + body, tail);
 }
+
+/* Ordinary stores; the barrier keeps the compiler from making a memcpy() of the loop. */
+static void
+store(void *dst, const void *src, uint64_t len_bytes)
+{
+    const uint64_t body = len_bytes / LINE_BYTES * LINE_BYTES;
+    uint8_t *out = dst;
+    const uint8_t *in = src;
+
+    for (uint64_t at = 0; at < body; at += LINE_BYTES) {
+        for (uint64_t i = 0; i < LINE_BYTES; i += sizeof(__m128i))
+            _mm_storeu_si128((__m128i *)(void *)(out + at + i),
+                             _mm_loadu_si128((const __m128i *)(const void *)(in + at + i)));
+        __asm__ volatile("" ::: "memory");
+    }
+    if (body < len_bytes)
+        memcpy(out + body, in + body, len_bytes - body);
+}
 #else
+static void
+store(void *dst, const void *src, uint64_t len_bytes)
+{
+    if (len_bytes > 0)
+        memcpy(dst, src, len_bytes);
+}
+
 static bool
 stream_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
 {
@@ -148,6 +173,15 @@ rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_byt
         stream(dst, src, len_bytes);
     else if (len_bytes > 0) /* memcpy may not be given null pointers, not even for nothing */
         memcpy(dst, src, len_bytes);
+}
+
+void
+rdti_stream_write(void *dst, const void *src, uint64_t len_bytes)
+{
+    if (does_pay(len_bytes, len_bytes))
+        stream(dst, src, len_bytes);
+    else
+        store(dst, src, len_bytes);
 }
 
 void

@@ -10,8 +10,13 @@
  * past the caches, and ordered before a later release store of this thread as others are. */
 void rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_bytes);
 
-/* The same to two places, which do not overlap either, in one pass over src where both are stored
- * past the caches. `other` is this core's own, of which more is rewritten than caches hold. */
+/* The same of a piece that goes to its last place, by stores of its own: a memcpy() of the C
+ * library's would be one copy more to whoever counts those (tests/integration/copies_witness.c). */
+void rdti_stream_write(void *dst, const void *src, uint64_t len_bytes);
+
+/* As rdti_stream_copy(), to two places, which do not overlap either, in one pass over src where
+ * both are stored past the caches. `other` is this core's own, of which more is rewritten than
+ * caches hold. */
 void rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes,
                             uint64_t of_bytes);
 

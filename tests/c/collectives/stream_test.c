@@ -96,6 +96,9 @@ TEST(a_copy_ends_where_it_should)
                 rdti_stream_copy(targets[0] + offs[to], source + offs[from], len,
                                  wholes[i % WHOLES]);
                 check(targets[0], offs[to], offs[from], len);
+                clear(targets[0], len);
+                rdti_stream_write(targets[0] + offs[to], source + offs[from], len);
+                check(targets[0], offs[to], offs[from], len);
             }
     rdti_stream_copy(NULL, NULL, 0, 0);
     end();
