@@ -80,10 +80,18 @@
  * Into memory that only this core uses: 1 MiB 44 us by memcpy, 43 by rep movsb, 57 non-temporal; 4
  * MiB 388, 373 and, in four lanes, 297; 64 MiB 8110, 8120, 4690.
  *
- * A later Xeon, virtual, which calls itself model 167 (2 MiB L2, 480 MiB L3, AMX), is the same
- * within a tenth, but for 64 MiB in memory of its own, 11800, 12000 and 6700, and 4 MiB there, 326,
- * 325 and 349. So all of family 6 have this table, though of older ones nothing was measured; and
- * rep movsb only where cpuid says that it is fast.
+ * A later Xeon, virtual, which calls itself model 167 (2 MiB L2, 480 MiB L3, AMX):
+ *
+ *                 16 KiB      64 KiB      256 KiB     1 MiB      4 MiB       16 MiB       64 MiB
+ *   memcpy       1.3 (2.0)  7.5 (7.5)   17 (20)   70 (74)    402 (364)  2020 (1700)  11800 (7520)
+ *   rep movsb    1.3 (2.0)  7.5 (7.5)   17 (20)   70 (74)    370 (335)  1660 (1510)  12000 (7600)
+ *   non-temporal 1.7 (2.7)  7.8 (11)    32 (22)  121 (67)    435 (462)  1540 (1860)   9420 (7600)
+ *   the same in four lanes                                   433 (462)  1490 (1880)   6900 (7450)
+ *
+ * Into memory that only this core uses: 1 MiB 46, 44 and 66; 4 MiB 326, 325 and, in four lanes,
+ * 349; 64 MiB 11800, 12000, 6700. By the sum of both times it changes at the same sizes, so that
+ * all of family 6 have this table, though of older ones nothing was measured; rep movsb only where
+ * cpuid says that it is fast.
  */
 #define RDTI_COPY_COVE_MOVSB_FROM_BYTES ((size_t)64 << 10)
 #define RDTI_COPY_COVE_STREAM_TO_PEER_FROM_BYTES ((size_t)32 << 20)
