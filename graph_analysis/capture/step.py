@@ -10,7 +10,7 @@ Whatever torch refuses, there is a graph of the module's own tensors, and the re
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,9 +61,11 @@ class _Step(nn.Module):
         self._arguments = tuple(arguments)
         self._loss_fn = loss_fn
         self.names: dict[str, str] = {}  # name in the step -> name in the model
+        keys: dict[int, str] = {}
         for name, parameter in model.named_parameters():
             key = f"t{len(self.names)}"
             self.names[key] = name
+            keys[id(parameter)] = key
             if name in idle:
                 self.register_buffer(key, parameter.detach())
             else:
@@ -71,14 +73,29 @@ class _Step(nn.Module):
         for name, buffer in model.named_buffers():
             key = f"t{len(self.names)}"
             self.names[key] = name
+            keys[id(buffer)] = key
             self.register_buffer(key, buffer)
+        self._places = {place: keys[id(tensor)] for place, tensor in _places_of(model)}
 
     def forward(self, *traced: object) -> torch.Tensor:
         rest = iter(traced)
         arguments = [a.value if a.is_constant else next(rest) for a in self._arguments]
-        state = {name: getattr(self, key) for key, name in self.names.items()}
-        output = functional_call(self._held[0], state, tuple(arguments))
+        state = {place: getattr(self, key) for place, key in self._places.items()}
+        # Each place once: what tie_weights swaps by every name of a module it does not put back.
+        output = functional_call(self._held[0], state, tuple(arguments), tie_weights=False)
         return _loss(output, tuple(arguments), self._loss_fn)
+
+
+def _places_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each place of a module that holds a parameter or buffer, and what is there.
+
+    A tensor has as many as modules hold it; a module that has several names has places once.
+    """
+    for name, module in model.named_modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is not None:
+                    yield (f"{name}.{key}" if name else key), tensor
 
 
 def capture(

@@ -147,3 +147,36 @@ def test_factory_results_are_checked() -> None:
     for made in ((nn.Identity(), 5), (nn.Identity(), (), "loss")):
         with pytest.raises(CaptureError):
             check_factory(made)
+
+
+class Shared(nn.Module):
+    """A module that has two names, and one whose weight is another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.second = self.first
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.first[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.tied(self.second(self.first(x)))
+        return out
+
+
+def test_a_module_with_two_names_is_left_as_it_was() -> None:
+    """To swap its tensors by both names puts back what was swapped in the first time."""
+    model = Shared()
+    before = dict(model.named_parameters()) | dict(model.named_buffers())
+    plan = _plan(model, torch.ones(3, 4))
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert all(after[name] is tensor for name, tensor in before.items())
+    assert plan.source == "joint_graph"
+    assert sorted(str(t.parameter) for t in plan.tensors if t.role == "gradient") == [
+        "first.0.bias",
+        "first.0.weight",
+        "first.1.bias",
+        "first.1.weight",
+    ]
+    model(torch.ones(3, 4)).sum().backward()
+    assert all(type(p.grad) is Tensor for p in model.parameters())
