@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import TypedDict
 
 from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor._plan_memory import Counts
@@ -15,6 +16,23 @@ _COUNTED = (
     *("writes", "moved_bytes", "copied_bytes", "control_messages", "credits_alone"),
     *("registrations", "wire_bytes", "wakeups_sent", "wait_s"),
 )
+
+
+class Described(TypedDict):
+    """What PlannedModel.describe() returns, which says what each is."""
+
+    steps: int
+    buckets: int
+    arena_bytes: int
+    sent_bytes: int
+    born: int
+    copied: int
+    copied_bytes: int
+    traced: int
+    posting_s: float
+    ending_s: float
+    last_step: dict[str, float]
+    choice: str
 
 
 class Costs:
@@ -56,5 +74,6 @@ class Costs:
     def _spent(self) -> dict[str, float]:
         counters = asdict(self._context.counters())
         spent: dict[str, float] = {name: counters[name] for name in _COUNTED}
-        spent["copied_bytes"] += self._counts.copied_bytes + self._buffers.copied_bytes
+        spent["copied_bytes"] += self._counts.copied_bytes + self._counts.aside_bytes
+        spent["copied_bytes"] += self._buffers.copied_bytes
         return {**spent, "posting_s": self.posting_s, "ending_s": self.ending_s}

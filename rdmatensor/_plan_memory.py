@@ -28,12 +28,14 @@ class Counts:
 
     born: gradients that autograd wrote into their place. copied: those that it wrote elsewhere,
     and that had to be copied there. traced: allocations learnt; a step that repeats learns none.
+    aside_bytes: copied because places were taken, or had to change, besides copied_bytes.
     """
 
     born: int = 0
     copied: int = 0
     copied_bytes: int = 0
     traced: int = 0
+    aside_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +64,12 @@ class Bucket:
     gradients: list[Gradient]
     waiting: set[Gradient] = field(default_factory=set)
     strays: list[Gradient] = field(default_factory=list)
+
+    def part(self, of: torch.Tensor, gradient: Gradient) -> torch.Tensor:
+        """Return a gradient's part of flat, or of a copy of it."""
+        first = (gradient.address - self.flat.data_ptr()) // of.element_size()
+        like = gradient.parameter
+        return of[first : first + like.numel()].as_strided(like.shape, like.stride())
 
 
 class GradientMemory:
@@ -182,6 +190,27 @@ class GradientMemory:
         )
         return placed
 
+    def leaving(self, bucket: Bucket) -> torch.Tensor:
+        """Return what leaves: the bucket's place, or a copy of it where others lie in one.
+
+        The peers expect one message all the same. Whoever made a stray has counted its copy.
+        """
+        if not bucket.strays:
+            return bucket.flat
+        flat = bucket.flat.clone()
+        self.counts.aside_bytes += flat.nbytes
+        for gradient in bucket.strays:
+            bucket.part(flat, gradient).copy_(grad_of(gradient))
+        return flat
+
+    def arrived(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        """What leaving() returned is summed: bring it to where the gradients are."""
+        if flat is bucket.flat:
+            return
+        for gradient in bucket.gradients:
+            grad_of(gradient).copy_(bucket.part(flat, gradient))
+            self.counts.aside_bytes += gradient.size_bytes
+
     def is_taken(self, gradient: Gradient) -> bool:
         """Whether a tensor lies in the gradient's place."""
         return gradient.place >= 0 and bool(self._places.is_taken(gradient.place))
@@ -204,6 +233,7 @@ class GradientMemory:
             grad = parameter.grad
             if grad is not None and self.is_taken(gradient) and self.is_in_place(gradient, grad):
                 self._lifted[parameter] = (grad.clone(), weakref.ref(grad))
+                self.counts.aside_bytes += gradient.size_bytes
                 parameter.grad = None
 
     def lower(self) -> None:
@@ -219,6 +249,7 @@ class GradientMemory:
                 gradient = self.gradients[parameter]
                 if not self.is_taken(gradient):
                     parameter.grad = self.take(gradient).copy_(grad)
+                    self.counts.aside_bytes += gradient.size_bytes
                     continue
                 before = held()
                 is_same = before is not None and self.is_in_place(gradient, before)
@@ -235,6 +266,13 @@ class GradientMemory:
         if birth >= 0 and birth != gradient.birth:
             gradient.birth = birth
             self.counts.traced += 1
+
+
+def grad_of(gradient: Gradient) -> torch.Tensor:
+    """Return the gradient itself, which there is."""
+    found = gradient.parameter.grad
+    assert found is not None
+    return found
 
 
 def check_gradient(

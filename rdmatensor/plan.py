@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,13 +31,13 @@ from rdmatensor import _record
 from rdmatensor._choice import Choice
 from rdmatensor._plan_agree import check_plan, on_all_ranks
 from rdmatensor._plan_buffers import SentBuffers
-from rdmatensor._plan_costs import Costs
-from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
+from rdmatensor._plan_costs import Costs, Described
+from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch, grad_of
 from rdmatensor._plan_model import ModelCheck, held_weakly
 from rdmatensor.context import default_context
-from rdmatensor.distributed import backend_of
+from rdmatensor.distributed import backend_of, load_extension
 
-__all__ = ["PlanMismatch", "PlannedModel", "apply", "recorded"]
+__all__ = ["Described", "PlanMismatch", "PlannedModel", "apply", "recorded"]
 
 
 def apply(
@@ -94,30 +94,15 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
     return _record.recorded(backend_of(_chosen(group)))
 
 
-class Described(TypedDict):
-    """See PlannedModel.describe()."""
-
-    steps: int
-    buckets: int
-    arena_bytes: int
-    sent_bytes: int
-    born: int
-    copied: int
-    copied_bytes: int
-    traced: int
-    posting_s: float
-    ending_s: float
-    last_step: dict[str, float]
-    choice: str
-
-
 class PlannedModel:
     """A model that trains by a plan. Call it as the model; all else of the model is there too.
 
     state_dict() and its keys are the model's. A parameter of the plan that a rank did not use is
     zero there. One that no rank used has a gradient of zero, or, with find_unused_parameters, none.
     A parameter that is not of the plan may be frozen or unused; a gradient of it, as another shape
-    of one that is, ends the backward pass with PlanMismatch.
+    of one that is, ends the backward pass with PlanMismatch. So does a second gradient of one in
+    the same pass, as of reentrant checkpoints that share it, after the first has left.
+    torch.autograd.grad() writes no gradient, and sends nothing.
     """
 
     def __init__(
@@ -201,7 +186,8 @@ class PlannedModel:
         "ending_s" that in which it waited for the last: besides, others use its cores.
         "choice" says by which "buckets" and algorithms steps go, for good from the eleventh on.
         "last_step" is the last one alone, between the ends of two backward passes, in this whole
-        process: counters(), with copies into places and of packed buffers among "copied_bytes".
+        process: counters(), with copies into places, aside them and of packed buffers among
+        "copied_bytes".
         """
         counts = self._memory.counts
         return {
@@ -261,7 +247,8 @@ class PlannedModel:
     # ---- backward, on the thread that runs it ----------------------------------------------------
 
     def _on_output_gradient(self, _grad: torch.Tensor) -> None:
-        self._begin()
+        if load_extension().is_whole_backward():  # not torch.autograd.grad(), which writes none
+            self._begin()
 
     def _begin(self) -> None:
         if self._is_in_backward:
@@ -298,6 +285,12 @@ class PlannedModel:
         self._used.add(parameter)
         gradient = self._memory.gradients[parameter]  # type: ignore[index]
         bucket = self._memory.buckets[gradient.bucket]
+        if bucket.number < self._next_bucket:  # autograd has added to what the ranks are summing
+            raise PlanMismatch(
+                f"parameter {gradient.name} had a gradient again, in the same backward pass, after "
+                "its first one had left, as where reentrant checkpoints share it: use_reentrant="
+                "False adds them up before"
+            )
         if not self._memory.settle(gradient):
             bucket.strays.append(gradient)
         bucket.waiting.discard(gradient)
@@ -313,11 +306,7 @@ class PlannedModel:
             self._next_bucket += 1
 
     def _send(self, bucket: Bucket) -> None:
-        flat = bucket.flat
-        if bucket.strays:  # the peers expect one message all the same
-            flat = bucket.flat.clone()
-            for gradient in bucket.strays:
-                self._part(flat, bucket, gradient).copy_(_grad(gradient))
+        flat = self._memory.leaving(bucket)
         self._sent_bytes += flat.nbytes
         work = None
         with self._costs.posting():
@@ -326,11 +315,6 @@ class PlannedModel:
             else:
                 work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
         self._flying.append((bucket, flat, work))
-
-    def _part(self, flat: torch.Tensor, bucket: Bucket, gradient: Gradient) -> torch.Tensor:
-        first = (gradient.address - bucket.flat.data_ptr()) // flat.element_size()
-        like = gradient.parameter
-        return flat[first : first + like.numel()].as_strided(like.shape, like.stride())
 
     def _end(self) -> None:
         """Backward is over."""
@@ -359,7 +343,8 @@ class PlannedModel:
                 gradient.parameter.grad = torch.zeros_like(gradient.parameter)
             else:
                 gradient.parameter.grad = self._memory.take(gradient).zero_()
-        if not self._memory.is_in_place(gradient, _grad(gradient)):
+        if not self._memory.is_in_place(gradient, grad_of(gradient)):
+            self._memory.counts.aside_bytes += gradient.size_bytes
             bucket.strays.append(gradient)
 
     def _leave_unused(self, absent: list[torch.nn.Parameter]) -> None:
@@ -378,9 +363,7 @@ class PlannedModel:
             for bucket, flat, work in flying:
                 if work is not None:
                     work.wait()
-                if flat is not bucket.flat:
-                    for gradient in bucket.gradients:
-                        _grad(gradient).copy_(self._part(flat, bucket, gradient))
+                self._memory.arrived(bucket, flat)
 
     def _before_step(self, *_: object) -> None:
         if self._is_in_backward:
@@ -392,9 +375,3 @@ def _chosen(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if chosen is None:
         raise ValueError("init_process_group() has not been called")
     return chosen
-
-
-def _grad(gradient: Gradient) -> torch.Tensor:
-    found = gradient.parameter.grad
-    assert found is not None
-    return found

@@ -29,14 +29,12 @@ constexpr size_t kMostBirths = 4;
 /* relaxed: it orders nothing */
 std::atomic<uint64_t> the_living{0};
 
-/* Whether gradients of all parameters come: not of a pass for chosen ones. Those that shall be
- * differentiated again are copied by the accumulators, and a forward pass may run within ours. */
+/* Those that shall be differentiated again are copied by the accumulators, and a forward pass may
+ * run within ours. */
 bool
 is_plain_backward()
 {
-    const auto *const chosen = autograd::get_current_graph_task_exec_info();
-
-    return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled();
+    return is_whole_backward() && !c10::GradMode::is_enabled();
 }
 
 const char *
@@ -47,6 +45,14 @@ address_of(const c10::TensorImpl &view)
 }
 
 } // namespace
+
+bool
+is_whole_backward()
+{
+    const auto *const chosen = autograd::get_current_graph_task_exec_info();
+
+    return chosen != nullptr && chosen->empty();
+}
 
 /* Before the reducer's hook on the same node. */
 struct GradientBirths::ArrivalHook final : autograd::FunctionPostHook {

@@ -213,4 +213,8 @@ class GradientBirths final : public AllocationTrace
     std::string why_;
 };
 
+/* Whether the backward pass that this thread is in writes gradients of all leaves: not one for
+ * chosen inputs, as torch.autograd.grad(). False outside of one. */
+bool is_whole_backward();
+
 } // namespace rdmatensor

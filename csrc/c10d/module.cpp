@@ -238,6 +238,7 @@ bind_gradient_births(py::module_ &m)
         .def("told", &GradientBirths::told)
         .def_static("living", &GradientBirths::living);
     m.def("is_traced", &is_traced);
+    m.def("is_whole_backward", &is_whole_backward);
 }
 
 void

@@ -12,8 +12,7 @@ from typing import Any
 import roles_pipeline
 import torch
 import torch.distributed as dist
-from roles_plan import loss_of, make, plan_of
-from roles_plan_modes import bits_of
+from roles_plan import bits_of, loss_of, make, plan_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
+from roles_plan import bits_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -123,7 +124,7 @@ def run(kind: Kind, rank: int, world: int) -> dict[str, Any]:
         "arena_bytes": [entry["arena_bytes"] for entry in said],
         "copied": [entry["copied"] for entry in said],
         "fingerprint": planned.plan.fingerprint(),
-        "bits": [parameter.detach().double().sum().item() for parameter in model.parameters()],
+        "bits": bits_of(model),
         "is_right": all(
             torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(mine, other, strict=True)
         ),
@@ -234,7 +235,7 @@ def _sum_by_others(rank: int, world: int, *, is_slower: bool) -> dict[str, Any]:
         "buckets": planned.describe()["buckets"],
         "preferred": preferred,
         "writes": writes,
-        "bits": [parameter.detach().double().sum().item() for parameter in model.parameters()],
+        "bits": bits_of(model),
         "is_right": all(
             torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(mine, other, strict=True)
         ),

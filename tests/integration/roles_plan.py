@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import gc
+import hashlib
 import io
 from collections.abc import Callable
 from datetime import timedelta
@@ -123,6 +124,13 @@ def loss_of(out: torch.Tensor) -> torch.Tensor:
     return out.float().square().mean()
 
 
+def bits_of(model: nn.Module) -> str:
+    whole = hashlib.sha256()
+    for parameter in model.parameters():
+        whole.update(parameter.detach().contiguous().numpy().tobytes())
+    return whole.hexdigest()
+
+
 def train(
     model: Any,
     batch_of: Callable[[int, int], torch.Tensor],
@@ -204,7 +212,7 @@ def against_gloo(
             torch.allclose(a, b, rtol=1e-5, atol=1e-6)
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True)
         ),
-        "bits": [p.detach().double().sum().item() for p in mine.parameters()],
+        "bits": bits_of(mine),
         "keys": list(planned.state_dict()) == list(theirs.state_dict()),
         "checkpoint_bytes": len(file.getvalue()),
         "offsets": offsets,
@@ -297,7 +305,7 @@ def unused_against_ddp(rank: int, world: int, *, is_found: bool) -> dict[str, An
         found["absent"].append(absent)
         pairs = zip(mine.parameters(), theirs.parameters(), strict=True)
         found["differences"].append(max(float((a - b).detach().abs().max()) for a, b in pairs))
-    bits = [p.detach().double().sum().item() for p in mine.parameters()]
+    bits = bits_of(mine)
     planned.close()
     del oracle
     gc.collect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import hashlib
 import io
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from roles_coalesced import writes_of
-from roles_plan import loss_of, make, plan_of
+from roles_plan import bits_of, loss_of, make, plan_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,13 +46,6 @@ def _steps(
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
-
-
-def bits_of(model: nn.Module) -> str:
-    whole = hashlib.sha256()
-    for parameter in model.parameters():
-        whole.update(parameter.detach().contiguous().numpy().tobytes())
-    return whole.hexdigest()
 
 
 def alone(_rank: int, world: int) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from roles_plan import MODELS, TIMEOUT, loss_of, make, train
-from roles_plan_modes import bits_of
+from roles_plan import MODELS, TIMEOUT, bits_of, loss_of, make, train
 from roles_steady import held
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
