@@ -27,6 +27,7 @@ from bench.suite import (
     doc_costs,
     doc_losses,
     doc_messages,
+    doc_rivals,
     doc_runs,
 )
 
@@ -137,6 +138,16 @@ BLOCKS = (
         ("scale.json", "hosts.json"),
         doc_runs.scale,
         _out("bench scale", "scale.json"),
+    ),
+    Block(
+        "beside gRPC",
+        README,
+        ("p2p.json",),
+        doc_rivals.beside_grpc,
+        _out("bench p2p", "p2p.json"),
+    ),
+    Block(
+        "from Python", README, ("p2p.json",), doc_rivals.from_python, _out("bench p2p", "p2p.json")
     ),
     Block("means", README, (SHM, TCP, *SHARED.values()), doc_collectives.means, _SHM_OUT),
     Block(

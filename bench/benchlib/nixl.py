@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.benchlib.machine import ROOT
 
 VARIABLE = "RDMATENSOR_BENCH_NIXL_PYTHON"
+_PROBE_LIMIT_S = 60.0
 _DEFAULT = ROOT / "build" / "nixl" / "venv" / "bin" / "python"
 
 
@@ -22,7 +23,13 @@ def find() -> tuple[Path | None, str]:
         )
     # os._exit: the process crashes in Python's own end otherwise, with NIXL 1.5
     probe = "import os, nixl_cu12; os._exit(0)"
-    done = subprocess.run([str(python), "-c", probe], capture_output=True, text=True, check=False)
+    words = [str(python), "-c", probe]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"NIXL is not imported after {_PROBE_LIMIT_S:g} s"
     if done.returncode != 0:
         return None, f"NIXL does not import: {done.stderr.strip().splitlines()[-1:]}"
     return python, ""

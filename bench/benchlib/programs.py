@@ -24,7 +24,7 @@ GRPC_PARAMETERS = RIVALS_DIR / "libparameters.so"
 _EXIT_SKIP = 77
 
 
-class TooFewCores(Exception):
+class TooFewCores(RuntimeError):
     """The program wants a core for each of its two processes."""
 
 

@@ -182,7 +182,7 @@ read_side(struct pair *p)
     /* An inherited mapping has no page table entries in a child: bring them in before the first
      * turn. */
     p->board->checksum = bench_sum(settings->own, MAX_BYTES);
-    turns_serve(p, rdt_region_addr(region), settings->own, false);
+    turns_serve(p, rdt_region_addr(region), settings->own);
     rdt_region_free(region, NULL, NULL);
 }
 

@@ -151,6 +151,35 @@ read_each(struct pair *p, const struct ends *e, size_t count)
     }
 }
 
+/* A payload each way, or of a read the one that is read, compared; both sides. */
+static void
+verify(struct pair *p, const struct ends *e)
+{
+    const struct settings *settings = p->arg;
+    const uint64_t mine = 1 + (uint64_t)p->side;
+    const uint64_t theirs = 2 - (uint64_t)p->side;
+    void *const region = rdt_region_addr(e->region);
+    struct rdt_slot_view view;
+    struct rdt_error err;
+
+    bench_fill(settings->is_read ? region : e->src, settings->len_bytes, mine);
+    pair_barrier(p);
+    if (settings->is_read) {
+        read_each(p, e, 1);
+        bench_verify(e->src, settings->len_bytes, theirs, "what was read");
+    } else if (settings->is_slot) {
+        send_one(p, e);
+        pair_check(rdt_slot_get(e->slot, PAIR_TIMEOUT_NS, &view, &err), &err, "rdt_slot_get");
+        bench_verify(view.addr, settings->len_bytes, theirs, "what came by the slot");
+        pair_check(rdt_slot_release(e->slot, &err), &err, "rdt_slot_release");
+    } else {
+        send_one(p, e);
+        (void)pair_wait_notify(p);
+        bench_verify(region, settings->len_bytes, theirs, "what was written");
+    }
+    pair_barrier(p);
+}
+
 static int
 compare_ns(const void *left, const void *right)
 {
@@ -247,6 +276,7 @@ either_side(struct pair *p)
     struct ends e;
 
     open_ends(p, &e);
+    verify(p, &e);
     void (*const act)(struct pair *, const struct ends *, size_t) = act_of(settings);
     if (is_active)
         act(p, &e, warm_up);

@@ -3,7 +3,8 @@
  * write_many - a list of blocks with one notification against one write of their sum, over shared
  * memory or TCP. "in order": block i goes where a single write would put it; "shuffled": the blocks
  * lie in another order on both sides. "one by one": a write for each block, the last with the
- * notification, which is what a program without write_many would do.
+ * notification, which is what a program without write_many would do. What arrives is compared in a
+ * pass of its own, first.
  *
  *   write_many [--transport shm|tcp] [--blocks N] [--block-bytes N] [--seconds S]
  *
@@ -82,6 +83,21 @@ act_shuffled(void *arg, size_t len_bytes)
     write_list(m, m->shuffled);
 }
 
+/* Block i at the place from which the shuffled list brings it to where block i belongs. */
+static void
+fill_mirrored(void *arg, void *src, size_t len_bytes, uint64_t seed)
+{
+    const struct many *m = arg;
+    const size_t block_bytes = len_bytes / m->block_count;
+    char *plain = bench_map(len_bytes, MAP_PRIVATE);
+
+    bench_fill(plain, len_bytes, seed);
+    for (size_t i = 0; i < m->block_count; i++)
+        memcpy((char *)src + (m->block_count - 1 - i) * block_bytes, plain + i * block_bytes,
+               block_bytes);
+    (void)munmap(plain, len_bytes);
+}
+
 static void
 act_one_by_one(void *arg, size_t len_bytes)
 {
@@ -144,13 +160,12 @@ write_side(struct pair *p)
     struct contestant list[CONTESTANTS] = {
         {.name = "one write", .act = act_one_write},
         {.name = "write_many in order", .act = act_in_order},
-        {.name = "write_many shuffled", .act = act_shuffled},
+        {.name = "write_many shuffled", .act = act_shuffled, .fill = fill_mirrored},
         {.name = "one by one", .act = act_one_by_one},
     };
     char fields[160];
 
     char *src = bench_map(total, MAP_PRIVATE);
-    memset(src, 0x5a, total);
     m.src = src;
     build_lists(&m, settings);
     for (size_t i = 0; i < CONTESTANTS; i++) {
@@ -158,6 +173,7 @@ write_side(struct pair *p)
         list[i].buffer = TURN_REGION;
         list[i].arg = &m;
     }
+    turns_verify(&turns, list, CONTESTANTS, src, total);
     turns_measure(&turns, list, CONTESTANTS, total, settings->seconds, 3);
     const double one_ns = (double)bench_series_quantile(&list[0].series, 0.5);
     (void)printf("{\"bench\": \"%s\", \"summary\": true, \"transport\": \"%s\", \"blocks\": %u, "
@@ -183,7 +199,7 @@ read_side(struct pair *p)
     const struct settings *settings = p->arg;
     rdt_region *region = pair_offer(p, settings->block_count * settings->block_bytes);
 
-    turns_serve(p, rdt_region_addr(region), NULL, false);
+    turns_serve(p, rdt_region_addr(region), NULL);
     rdt_region_free(region, NULL, NULL);
 }
 

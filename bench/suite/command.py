@@ -231,7 +231,7 @@ def _run(words: Sequence[str]) -> int:
     command = shlex.join(["rdmatensor", "bench", *words])
     try:
         result = measure(settings, command, chosen.out)
-    except (RuntimeError, OSError, programs.TooFewCores) as error:
+    except (RuntimeError, OSError) as error:
         sys.stderr.write(f"rdmatensor bench: {error}\n")
         return 1
     if chosen.report is not None:

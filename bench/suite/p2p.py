@@ -18,6 +18,7 @@ import select
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from bench.benchlib import children, machine, mooncake, nixl, programs
@@ -49,23 +50,15 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
                 address = stack.enter_context(_grpc_server())
             except (RuntimeError, OSError) as error:  # the others go on
                 without.append(progress.failure("gRPC C++", error))
-        turns = list(_grpc_turns(settings, address, present))
         if address is not None:
-            turns += streams_rivals.grpc_turns(settings, address, sizes)
             without += streams_rivals.without_room(sizes)
-        turns += [
-            turn
-            for transport in settings.transports
-            for turn in [
-                *_c_turns(settings, transport, present),
-                *tensors.turns(settings, transport, has_copies=COPIES in present),
-                *streams.turns(settings, transport, sizes, cold, has_floor="floor" in present),
-                *reads.turns(settings, transport, has_floor="floor" in present),
-                *_ucx_turns(settings, transport, present, sizes),
-                *_ucx_reads(settings, transport, present),
-                *_python_turns(settings, transport, present),
-            ]
-        ]
+        has_floor = "floor" in present
+        turns: list[tuple[str, rounds.Turn]] = []
+        for size in sorted({*settings.sizes_of("p2p"), *reads.sizes_of(settings), *sizes}):
+            turns += _turns_of(size, settings, address, present, sizes)
+        for transport in settings.transports:
+            turns += streams.turns(settings, transport, [], cold, has_floor=has_floor)
+        turns += _python_turns(settings, present)
         found, failed = rounds.take(
             turns,
             settings.rounds_of(),
@@ -74,6 +67,31 @@ def measure(settings: Settings, peers: list[Peer], progress: rounds.Progress) ->
             is_strict=settings.is_quick,
         )
     return samples.merge(found) + failed + without
+
+
+def _turns_of(
+    size: int, settings: Settings, address: str | None, present: set[str], in_a_row: Sequence[int]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    """All that moves one size, what is compared side by side: the machine changes in minutes."""
+    alone = replace(settings, sizes=(size,))
+    paths, has_floor = settings.transports, "floor" in present
+    if size in settings.sizes_of("p2p"):
+        for transport in paths:
+            yield from _c_turns(alone, transport, present)
+            yield from _ucx_turns(alone, transport, present)
+        yield from _grpc_turns(alone, address) if address is not None else ()
+        for transport in paths:
+            yield from tensors.turns(alone, transport, has_copies=COPIES in present)
+    if size in in_a_row:
+        for transport in paths:
+            yield from streams.turns(settings, transport, [size], [], has_floor=has_floor)
+            yield from _ucx_rows(settings, transport, present, [size])
+        if address is not None:
+            yield from streams_rivals.grpc_turns(settings, address, [size])
+    if size in reads.sizes_of(settings):
+        for transport in paths:
+            yield from reads.turns(alone, transport, has_floor=has_floor)
+            yield from _ucx_reads(alone, transport, present)
 
 
 def _c_turns(
@@ -99,8 +117,8 @@ def _waits(settings: Settings, transport: str) -> tuple[str, ...]:
 
 def trips_of(size: int, *, is_quick: bool) -> int:
     """Round trips of one turn: fewer of larger messages."""
-    most = 400 if is_quick else 2000
-    return max(2, min(most, (8 if is_quick else 64) * MIB // max(size, 1)))
+    least, most = (4, 400) if is_quick else (10, 2000)
+    return max(least, min(most, (8 if is_quick else 64) * MIB // max(size, 1)))
 
 
 def warm_up_of(trips: int) -> int:
@@ -182,23 +200,14 @@ def _grpc_server(program: Path = GRPC_PROGRAM, patience_s: float = _PATIENCE_S) 
             server.stdout.close()
 
 
-def _grpc_turns(
-    settings: Settings, address: str | None, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
+def _grpc_turns(settings: Settings, address: str) -> Iterator[tuple[str, rounds.Turn]]:
     """It has TCP only, so one turn counts beside each of our paths."""
-    transports = settings.transports
-    for size in settings.sizes_of("p2p") if address is not None else ():
+    for size in settings.sizes_of("p2p"):
         for kind, name in (("echo", "gRPC C++ unary"), ("echo-all", "gRPC C++ stream")):
-            trips = max(2, trips_of(size, is_quick=settings.is_quick) // 2)
-            words = [str(GRPC_PROGRAM), kind, str(address), str(size), str(trips)]
-            turn = functools.partial(_grpc, words, name, size, transports)
+            trips = trips_of(size, is_quick=settings.is_quick)
+            words = [str(GRPC_PROGRAM), kind, address, str(size), str(trips)]
+            turn = functools.partial(_grpc, words, name, size, settings.transports)
             yield f"{name}, {size_text(size)}", turn
-    if "grpc-python" in present:
-        words = _python_words(settings)
-        yield "gRPC Python", functools.partial(_python, "grpc", transports, words)
-    if "mooncake" in present:  # over TCP, too
-        words = _python_words(settings)
-        yield "Mooncake", functools.partial(_python, "mooncake", transports, words)
 
 
 def _grpc(words: list[str], name: str, size: int, transports: Sequence[str]) -> list[Record]:
@@ -223,11 +232,10 @@ _UCX_PATHS = {"shm": "sm,self", "tcp": "tcp,self"}
 
 
 def _ucx_turns(
-    settings: Settings, transport: str, present: set[str], in_a_row: Sequence[int] = ()
+    settings: Settings, transport: str, present: set[str]
 ) -> Iterator[tuple[str, rounds.Turn]]:
     if "ucx" not in present:
         return
-    yield from streams_rivals.ucx_turns(settings, transport, _UCX_PATHS[transport], in_a_row)
     for size in settings.sizes_of("p2p"):
         trips = max(_UCX_LEAST_TRIPS, trips_of(size, is_quick=settings.is_quick))
         for name, test in _UCX_TESTS.items():
@@ -243,6 +251,13 @@ def _ucx_turns(
             words = ["-t", test, "-s", str(size), "-n", str(trips), "-w", str(warm_up_of(trips))]
             turn = functools.partial(_ucx, words, fields, _UCX_PATHS[transport])
             yield f"{name}, {transport} {size_text(size)}", turn
+
+
+def _ucx_rows(
+    settings: Settings, transport: str, present: set[str], sizes: Sequence[int]
+) -> Iterator[tuple[str, rounds.Turn]]:
+    if "ucx" in present:
+        yield from streams_rivals.ucx_turns(settings, transport, _UCX_PATHS[transport], sizes)
 
 
 def _ucx_reads(
@@ -274,14 +289,17 @@ def _python_words(settings: Settings) -> list[str]:
     return [word for pair in zip(names, counts, strict=True) for word in pair]
 
 
-def _python_turns(
-    settings: Settings, transport: str, present: set[str]
-) -> Iterator[tuple[str, rounds.Turn]]:
-    for worker in ("ours", "nixl"):
-        peer, ways = _PYTHON[worker]
-        if peer == OURS or peer in present:
-            turn = functools.partial(_python, worker, [transport], _python_words(settings))
-            yield f"{', '.join(ways.values())}, {transport}", turn
+def _python_turns(settings: Settings, present: set[str]) -> Iterator[tuple[str, rounds.Turn]]:
+    words = _python_words(settings)
+    for transport in settings.transports:
+        for worker in ("ours", "nixl"):
+            peer, ways = _PYTHON[worker]
+            if peer == OURS or peer in present:
+                turn = functools.partial(_python, worker, [transport], words)
+                yield f"{', '.join(ways.values())}, {transport}", turn
+    for worker, name in (("grpc", "gRPC Python"), ("mooncake", "Mooncake")):  # over TCP alone
+        if _PYTHON[worker][0] in present:
+            yield name, functools.partial(_python, worker, settings.transports, words)
 
 
 def contestant_of(worker: str, way: str, transport: str, size: float) -> str:

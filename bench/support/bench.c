@@ -152,13 +152,20 @@ bench_sum(const void *buf, size_t len_bytes)
     return sum;
 }
 
+/* Of pages and larger pieces that change places, too. */
+static unsigned char
+byte_at(size_t i, uint64_t seed)
+{
+    return (unsigned char)(i * 31 + (i >> 8) * 7 + (i >> 16) * 13 + (i >> 24) * 29 + seed);
+}
+
 void
 bench_fill(void *buf, size_t len_bytes, uint64_t seed)
 {
     unsigned char *p = buf;
 
     for (size_t i = 0; i < len_bytes; i++)
-        p[i] = (unsigned char)((i * 31 + (i >> 8) * 7 + seed) & 0xff);
+        p[i] = byte_at(i, seed);
 }
 
 void
@@ -167,7 +174,7 @@ bench_verify(const void *buf, size_t len_bytes, uint64_t seed, const char *whose
     const unsigned char *p = buf;
 
     for (size_t i = 0; i < len_bytes; i++)
-        if (p[i] != (unsigned char)((i * 31 + (i >> 8) * 7 + seed) & 0xff))
+        if (p[i] != byte_at(i, seed))
             bench_fail("%s: byte %zu of %zu is not what was sent", whose, i, len_bytes);
 }
 

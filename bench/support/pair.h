@@ -19,6 +19,7 @@ struct pair_board {
     _Alignas(256) _Atomic uint64_t request;    /* for the benchmark: see turns.h */
     uint64_t act;
     uint64_t len_bytes;
+    uint64_t seed; /* 0, or what the reader compares the bytes with */
     _Alignas(256) _Atomic uint64_t ready;
     _Alignas(256) _Atomic uint64_t published;
     _Alignas(256) _Atomic uint64_t answer;

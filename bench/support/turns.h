@@ -23,7 +23,6 @@ enum turn_buffer {
 struct turns {
     struct pair *pair;
     uint64_t number;
-    bool is_unread; /* the reader does not look at the bytes */
 };
 
 struct contestant {
@@ -31,6 +30,8 @@ struct contestant {
     enum turn_wait wait;
     enum turn_buffer buffer;
     void (*act)(void *arg, size_t len_bytes); /* all that is timed */
+    /* src for turns_verify() so that bench_fill()'s bytes of the seed arrive; NULL: those */
+    void (*fill)(void *arg, void *src, size_t len_bytes, uint64_t seed);
     void *arg;
     struct bench_series series; /* the act */
     struct bench_series seen;   /* from its begin until the reader knows */
@@ -43,8 +44,8 @@ struct contestant {
  */
 void turns_measure(struct turns *t, struct contestant *list, size_t count, size_t len_bytes,
                    double seconds, size_t timed);
-/* A turn each, untimed, with another payload in src each time; the sums of what the reader found
- * must be the payloads'. */
+/* A turn each, untimed, with another payload in src each time, of which the reader compares each
+ * byte. */
 void turns_verify(struct turns *t, const struct contestant *list, size_t count, char *src,
                   size_t len_bytes);
 /* Print all and free the series; `fields` as bench_series_print() wants it. */
@@ -53,6 +54,6 @@ void turns_report(struct contestant *list, size_t count, const char *fields);
 /* Let the reader go. */
 void turns_end(struct turns *t);
 /* The second side: until turns_end(). */
-void turns_serve(struct pair *p, const void *region, const void *own, bool is_unread);
+void turns_serve(struct pair *p, const void *region, const void *own);
 
 #endif

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import mooncake, programs
+from bench.benchlib import mooncake, nixl, programs
 from bench.benchlib.record import Record, load
 from bench.suite import command, p2p, peers, rounds, samples
 from bench.suite.settings import Settings
@@ -36,13 +38,36 @@ def test_a_server_that_does_not_start_is_given_up(tmp_path: Path, script: str) -
         os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)
 
 
-def test_mooncake_that_does_not_import_in_time_is_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("module", "name"), [(mooncake, "Mooncake"), (nixl, "NIXL")])
+def test_what_does_not_import_in_time_is_a_reason(
+    module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = _program(tmp_path / "python", "exec sleep 60")
-    monkeypatch.setenv(mooncake.VARIABLE, str(python))
-    monkeypatch.setattr(mooncake, "_PROBE_LIMIT_S", 0.1)
-    assert mooncake.find() == (None, "Mooncake is not imported after 0.1 s")
+    monkeypatch.setenv(module.VARIABLE, str(python))
+    monkeypatch.setattr(module, "_PROBE_LIMIT_S", 0.1)
+    assert module.find() == (None, f"{name} is not imported after 0.1 s")
+
+
+def test_what_is_compared_has_turns_side_by_side() -> None:
+    settings = Settings(("p2p",), sizes=(8, 4 << 10), transports=("shm", "tcp"))
+    present = {peer.name for peer in peers.PEERS}
+    found = [
+        [name for name, _ in p2p._turns_of(size, settings, "nowhere:1", present, settings.sizes)]
+        for size in settings.sizes
+    ]
+    small, large = found
+    assert all("8 B" in name for name in small)
+    assert all("4 KiB" in name for name in large)
+    kinds = ["row" if "in flight" in n else "read" if "read" in n else "single" for n in large]
+    assert [kind for kind, _ in itertools.groupby(kinds)] == ["single", "row", "read"]
+    singles = [name for name in large if "in flight" not in name]
+    for who in ("rdmatensor and floor, shm", "rdmatensor and floor, tcp", "UCX put", "gRPC C++"):
+        assert any(who in name for name in singles), who
+
+
+def test_a_large_message_has_ten_trips_at_least() -> None:
+    assert [p2p.trips_of(size, is_quick=False) for size in (8, 64 << 20)] == [2000, 10]
+    assert [p2p.trips_of(size, is_quick=True) for size in (8, 16 << 20)] == [400, 4]
 
 
 def test_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,12 +37,13 @@ is_new() { # PROGRAM SOURCE...
 # Contract: what parameters.cpp says of it.
 flags=(-std=c++17 -O3 -ffp-contract=fast -Wall -Wextra)
 libraries=(-Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread)
-if ! is_new "$program" "$home/grpc_rival.cpp" "$home/transfer.proto"; then
+sources=("$home/grpc_rival.cpp" "$home/rival_server.cpp")
+if ! is_new "$program" "${sources[@]}" "$home/rival.h" "$home/transfer.proto"; then
     say 'building grpc_rival'
     logged rivals-protoc protoc -I "$home" --cpp_out="$out" --grpc_out="$out" \
         --plugin=protoc-gen-grpc="$(command -v grpc_cpp_plugin)" "$home/transfer.proto"
     logged rivals-compile g++ "${flags[@]}" -I "$out" -o "$program" \
-        "$home/grpc_rival.cpp" "$out/transfer.pb.cc" "$out/transfer.grpc.pb.cc" "${libraries[@]}"
+        "${sources[@]}" "$out/transfer.pb.cc" "$out/transfer.grpc.pb.cc" "${libraries[@]}"
 fi
 if ! is_new "$library" "$home/parameters.cpp" "$home/parameters.h"; then
     say 'building libparameters.so'
