@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bench.benchlib.record import Record, text
 from bench.suite import samples
 from bench.suite.collectives import COPY_FLOOR, net_ns, net_turns
+from bench.suite.peers import OURS
 from bench.suite.settings import PLAIN
 
 Cell = tuple[object, ...]
@@ -38,6 +39,12 @@ def rival_of(record: Record, theirs: dict[Cell, Record]) -> Record | None:
     """Return a rival's record beside one: who has no arena uses the same tensors again."""
     row = "same" if row_of(record) == "arena" else row_of(record)
     return theirs.get(cell_of(record, row))
+
+
+def round_trip_ns(record: Record, known: Known) -> float | None:
+    """Return what ours sends 8 B there and back in, of its path, ranks and row; None: unknown."""
+    sent = known.get(OURS, {}).get(cell_of({**record, "op": "send", "size": 8}))
+    return None if sent is None else 2 * net_ns(sent)
 
 
 def over(record: Record | None, other: Record | None) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from bench.benchlib.record import Record, number, text
 from bench.suite import breakdown, reads, samples, streams
-from bench.suite.collective_cells import Known, cell_of, row_of
+from bench.suite.collective_cells import Known, cell_of, round_trip_ns, row_of
 from bench.suite.collectives import NOTHING, net_ns
 from bench.suite.peers import OURS
 from bench.suite.settings import KIB, MIB, PLAIN
@@ -73,8 +73,8 @@ RINGED = (
     " what was tried)"
 )
 AWAITED = (
-    "who sends waits until it hears that the receive is posted, a round trip, so that nothing is"
-    " copied between the socket and the tensor"
+    "who sends waits until it hears that the receive is posted, so that nothing is copied between"
+    " the socket and the tensor: two round trips of ours are more than what is between them"
 )
 PROFILED = (
     "Python, torch and what binds it, without which Open MPI is measured, and what a call of ours"
@@ -333,7 +333,7 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     if is_new and rival == "gloo" and op == "scatter":
         return f"Gloo's scatter into new memory: {UNKNOWN}"
     if rival == "OpenMPI" and path == "tcp" and net_ns(theirs) >= _TCP_LEAST * net_ns(ours):
-        return _of_tcp(ours, theirs)
+        return _of_tcp(ours, theirs, known)
     if rival == "OpenMPI" and path == "shm":
         sums = _SUMS if row == PLAIN else _SUMS[:1]
         if op in sums and _COPY_FROM_BYTES <= size < _LARGE_BYTES:
@@ -348,13 +348,17 @@ def _of_two(ours: Record, theirs: Record, known: Known) -> str:
     raise ValueError(f"{rival} is faster in {path} {op} {size:g}, {row}, and why?")
 
 
-def _of_tcp(ours: Record, theirs: Record) -> str:
+def _of_tcp(ours: Record, theirs: Record, known: Known) -> str:
     """Return why Open MPI is faster over TCP with two ranks."""
     if number(ours, "size") <= _FEW_BYTES:
         return PROFILED
     if net_ns(theirs) < _RINGED_LEAST * net_ns(ours):
         return f"of {number(ours, 'size') / KIB:g} KiB over TCP, less than half: {UNKNOWN}"
-    return RINGED if number(ours, "size") <= SMALL_BYTES else AWAITED
+    if number(ours, "size") <= SMALL_BYTES:
+        return RINGED
+    trip_ns = round_trip_ns(ours, known)
+    is_more = trip_ns is not None and trip_ns < (net_ns(ours) - net_ns(theirs)) / 2
+    return f"more than twice a round trip over TCP: {UNKNOWN}" if is_more else AWAITED
 
 
 def _of_sum(ours: Record, theirs: Record, known: Known) -> str:
@@ -381,11 +385,9 @@ def _by_call(ours: Record, theirs: Record, known: Known) -> str | None:
 def share_of_call(ours: Record, known: Known) -> float | None:
     """Return torch's share of a call in nanoseconds, by a backend that does nothing; None: unknown.
 
-    It is what that takes beside ours, in the same turns. Where the ranks use new tensors each time,
-    or large ones, that has page faults in it and caches that they emptied, which are no share of a
-    call: there it is no more than with tensors that nobody touches. A file may have no row of it
-    for tensors of the arena: its row "same" is taken for them. Without a row beside ours nothing is
-    known.
+    It is what that takes beside ours, in the same turns. Where ranks use new tensors, or large
+    ones, that has page faults in it and caches that they emptied: there it is no more than with
+    tensors that nobody touches. Of tensors of the arena a file may have the row "same" for it.
     """
     of_it = known.get(NOTHING, {})
     beside, untouched = of_it.get(cell_of(ours)), of_it.get(cell_of(ours, PLAIN))

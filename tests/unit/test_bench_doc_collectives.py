@@ -265,6 +265,15 @@ def test_over_tcp_a_profile_tells_of_small_tensors_only(
     assert {reason for reason in reasons if reason in told} == {wanted}
 
 
+@pytest.mark.parametrize(("sent_us", "is_told"), [(3, True), (1, False)])
+def test_over_tcp_to_await_a_receive_is_no_reason_for_more_than_round_trips(
+    sent_us: int, *, is_told: bool
+) -> None:
+    times = ((OURS, "reduce", MIB, 20), ("OpenMPI", "reduce", MIB, 12), (OURS, "send", 8, sent_us))
+    pair = [_collective(who, op, us, path="tcp", size=size) for who, op, size, us in times]
+    assert (doc_reasons.AWAITED in doc_collectives.block(result_of(pair))) == is_told
+
+
 @pytest.mark.parametrize(("arena_us", "is_staging"), [(700, True), (820, False)])
 def test_a_sum_that_is_no_slower_in_the_arena_is_slower_for_its_stages(
     arena_us: int, *, is_staging: bool
