@@ -73,9 +73,11 @@ class _Step(nn.Module):
         for name, buffer in model.named_buffers():
             key = f"t{len(self.names)}"
             self.names[key] = name
-            keys[id(buffer)] = key
+            keys.setdefault(id(buffer), key)  # what is a parameter, too, has a gradient
             self.register_buffer(key, buffer)
-        self._places = {place: keys[id(tensor)] for place, tensor in _places_of(model)}
+        self._places = {
+            place: keys[id(tensor)] for place, tensor in _places_of(model) if id(tensor) in keys
+        }
 
     def forward(self, *traced: object) -> torch.Tensor:
         rest = iter(traced)

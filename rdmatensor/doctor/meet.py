@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import threading
@@ -61,8 +60,6 @@ def with_ranks(own: list[Finding]) -> Told | None:
         host, port, rank, size = _place()
         patience_s = _patience_s()
         others = f"{size - 1} other rank{'s' * (size > 2)} at {host}:{port}"
-        # Before anybody is told to wait: an interrupt that torch's import meets may be lost there.
-        importlib.import_module("torch")
         with _announced(f"waiting up to {patience_s:.0f} s for {others}; {ALONE}") as met:
             store = _store(host, port, rank, patience_s)
             rows = pairs.measure(store, rank, size, _wrong(own), timeout_s=patience_s, met=met)

@@ -36,6 +36,8 @@ def doctor(environment: dict[str, str], *words: str) -> Iterator[subprocess.Pope
     process = subprocess.Popen(
         [sys.executable, "-m", "rdmatensor", "doctor", *words],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",
+        # A shell's job in the background ignores it, and so does what that starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     try:
         yield process

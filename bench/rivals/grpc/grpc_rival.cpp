@@ -423,7 +423,9 @@ run_trips(Client &client, const std::string &kind, size_t bytes, size_t count)
     return 0;
 }
 
-// Large messages would be new pages each time.
+// Large messages would be new pages each time. One arena for all threads would keep those of 64 MiB
+// in gRPC's own, too: unary calls took 62 ms in place of 82 for half a trip, streams 58 and 60, but
+// 8 B took 30 us in place of 20 (no samples kept).
 void
 keep_what_is_freed()
 {
