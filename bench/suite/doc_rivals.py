@@ -180,7 +180,7 @@ def _beside(ours: Record | None, rival: Record | None) -> str:
     if ours is None:
         return ""
     ratio = _ratio(ours, rival)
-    return spread(ours) + (f", {ratio:.{1 if ratio < 10 else 0}f}x" if ratio is not None else "")
+    return spread(ours) + (f", {ratio:.{1 if ratio < 9.95 else 0}f}x" if ratio is not None else "")
 
 
 def _ratio(ours: Record | None, rival: Record | None) -> float | None:

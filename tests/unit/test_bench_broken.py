@@ -15,7 +15,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench.benchlib import mooncake, nixl, programs
+from bench.benchlib import interpreters, mooncake, nixl, programs
 from bench.benchlib.record import Record, load
 from bench.suite import command, p2p, peers, rounds, samples
 from bench.suite.settings import Settings
@@ -44,7 +44,7 @@ def test_what_does_not_import_in_time_is_a_reason(
 ) -> None:
     python = _program(tmp_path / "python", "exec sleep 60")
     monkeypatch.setenv(module.VARIABLE, str(python))
-    monkeypatch.setattr(module, "_PROBE_LIMIT_S", 0.1)
+    monkeypatch.setattr(interpreters, "PROBE_LIMIT_S", 0.1)
     assert module.find() == (None, f"{name} is not imported after 0.1 s")
 
 
