@@ -192,3 +192,18 @@ def first_difference(mine: TransferPlan, theirs: TransferPlan) -> str | None:
     here, there = asdict(mine), asdict(theirs)
     section = next(key for key in here if here[key] != there[key])
     return f"{section} differ, all tensors agree"
+
+
+def gradient_buckets(plan: TransferPlan) -> tuple[PlannedBucket, ...]:
+    """The buckets that all ranks sum in backward, in the order in which they leave.
+
+    A merged plan has sums of the program's own besides, which are nobody's gradients.
+    """
+    gradients = {tensor.name for tensor in plan.tensors if tensor.role == "gradient"}
+    return tuple(
+        bucket
+        for bucket in plan.buckets
+        if bucket.phase == "backward"
+        and bucket.operation == "all_reduce"
+        and gradients.issuperset(bucket.tensors)
+    )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from graph_analysis import TransferPlan, first_difference, plan_from_json, plan_to_json
-from rdmatensor._plan_memory import PlanMismatch
+from rdmatensor._plan_memory import Gradient, PlanMismatch
+from rdmatensor.distributed import backend_of
 from rdmatensor.errors import InvalidArgument
+
+_REFUSAL = 32767  # the label with which a rank says that it cannot go on
+LABELS = _REFUSAL - 1  # of buckets, from 1 on
 
 Made = TypeVar("Made")
 
@@ -67,3 +72,53 @@ def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
             is_mismatch, words = other
             raise (PlanMismatch if is_mismatch else RuntimeError)(f"on rank {rank}: {words}")
     return made[0]
+
+
+def check_layouts(gradients: Iterable[Gradient], group: dist.ProcessGroup) -> None:
+    """Compare how the ranks lay out each gradient: they sum bytes as they lie.
+
+    Raises:
+        PlanMismatch: Two ranks lay one out differently, as where one model is channels_last.
+    """
+    mine = {gradient.name: gradient.strides for gradient in gradients}
+    others: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(others, mine, group=group)
+    for rank, other in enumerate(others):
+        for name, strides in others[0].items():
+            if other.get(name) != strides:
+                raise PlanMismatch(
+                    f"parameter {name} has the strides {other.get(name)} on rank {rank}, "
+                    f"{strides} on rank 0"
+                )
+
+
+def broadcast_all(tensors: Iterable[torch.Tensor], root: int, group: dist.ProcessGroup) -> None:
+    """Make the root's (a global rank) values everybody's, whatever their layout is."""
+    for tensor in tensors:
+        data = tensor.detach()
+        flat = data.contiguous()
+        dist.broadcast(flat, src=root, group=group)
+        if flat is not data and dist.get_rank() != root:
+            data.copy_(flat)
+
+
+def average_bucket(flat: torch.Tensor, label: int, group: dist.ProcessGroup) -> dist.Work:
+    """Begin the average of a bucket in place, which ends in an error where labels differ."""
+    if flat.is_complex():
+        flat = torch.view_as_real(flat)
+    return backend_of(group)._average_bucket(flat, label)
+
+
+def refuse(error: PlanMismatch, group: dist.ProcessGroup) -> PlanMismatch:
+    """Return the error, once the other ranks have refused too, or know that this one cannot go on.
+
+    Where all ranks refuse at the same point, the group stays usable. Where others go on, the next
+    collective of theirs ends in an error that names this rank.
+    """
+    if dist.get_world_size(group) > 1:
+        try:
+            average_bucket(torch.zeros(1), _REFUSAL, group).wait()
+        except RuntimeError as other:
+            error.__cause__ = other
+            backend_of(group).break_group(f"cannot go on with its plan: {error}")
+    return error

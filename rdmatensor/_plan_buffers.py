@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from graph_analysis import TransferPlan
-from graph_analysis.measured import gradient_buckets
-from graph_analysis.plan import PlannedBucket, PlannedTensor
+from graph_analysis.plan import PlannedBucket, PlannedTensor, gradient_buckets
 from graph_analysis.recording import RecordedTensor
 from rdmatensor._plan_memory import PlanMismatch
 
@@ -30,23 +29,48 @@ class _Message:
 
 
 class SentBuffers:
-    """The messages of a step's buffers; small ones leave from their place in the plan's memory.
+    """The buffers of a model, which are rank 0's at the start of each forward pass.
 
-    Looked up by their names each time: a module may assign itself another tensor, as a running
-    average does, and so do .to() and load_state_dict(assign=True).
+    Rank 0 sends them at the end of each backward pass that sends. The next forward pass takes what
+    has arrived, so that an evaluation talks to nobody; a forward pass that trains, and follows no
+    such backward pass, sends them itself. What the program itself changed in between stays, and is
+    sent again.
+    Small buffers leave together from their place in the plan's memory. Buffers are looked up by
+    their names each time: a module may assign itself another tensor, as a running average does, and
+    so do .to() and load_state_dict(assign=True).
     copied_bytes: of those packed or unpacked here so far.
-    One thread uses it at a time: the one that calls the model.
+    One thread uses it at a time: the one that calls the model, or runs its backward pass.
     """
 
-    def __init__(self, plan: TransferPlan, model: torch.nn.Module, memory: torch.Tensor) -> None:
-        """Raise PlanMismatch if the model has not the plan's buffers, and as lay_out()."""
-        self._model = model
-        self.copied_bytes = 0
-        self.lay_out(plan, memory)
-        self._look_up()
+    def __init__(
+        self,
+        plan: TransferPlan,
+        model: torch.nn.Module,
+        memory: torch.Tensor,
+        root: int,
+        group: dist.ProcessGroup,
+    ) -> None:
+        """Raise PlanMismatch if the model lacks a buffer of the plan, or one has no place.
 
-    def lay_out(self, plan: TransferPlan, memory: torch.Tensor) -> None:
-        """Pack by this plan from here on, in its memory of bytes, which is kept until close().
+        memory: the plan's, of bytes, in which small buffers are packed.
+        root: the global rank whose buffers become everybody's.
+        """
+        self._model = model
+        self._root = root
+        self._group = group
+        self.copied_bytes = 0
+        self._lay_out(plan, memory)
+        self._look_up()
+        self._works: list[dist.Work | None] = []
+        self._sent: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])  # until end_send()
+        # By message: what has arrived, and is not shown yet; what this rank's buffers were when it
+        # was sent, or after it was shown; None: nothing was sent since the last forward pass.
+        self._arrived: list[torch.Tensor] = []
+        self._known: list[torch.Tensor] | None = None
+        self._is_own = False  # the forward pass that runs found no change of the program's
+
+    def _lay_out(self, plan: TransferPlan, memory: torch.Tensor) -> None:
+        """Pack by the plan, in its memory of bytes, which is kept until close().
 
         Raises: PlanMismatch if a gradient lies where buffers are packed, which a plan may say
             whose buffers need their places for a part of the step.
@@ -72,32 +96,93 @@ class SentBuffers:
             if message.flat is not None
         }
 
-    def send(self, root: int, group: dist.ProcessGroup) -> None:
-        """Make those of the root (a global rank) everybody's; blocks until they are.
+    def begin_send(self) -> None:
+        """Begin to send the root's; blocks for nothing. end_send() comes next.
 
         Raises: PlanMismatch for one that is missing or differs; what the group raises.
         """
-        is_root = dist.get_rank() == root
-        works: list[dist.Work | None] = []
-        arriving: list[tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]] = []
-        for message, found in zip(self._messages, self._look_up(), strict=True):
-            # Two forward passes may come before a backward pass that has saved a buffer: .data, as
-            # what arrives by a message, leaves autograd's count of its versions alone.
-            tensors = [tensor.data for tensor in found]
-            flat = tensors[0]
+        found = self._look_up()
+        is_root = dist.get_rank() == self._root
+        self._works, self._sent, self._known = [], ([], []), None
+        arriving, known = self._sent
+        for message, tensors in zip(self._messages, found, strict=True):
             if message.flat is not None:
                 flat = message.flat
                 self.copied_bytes += flat.nbytes
                 if is_root:
                     torch._foreach_copy_(message.parts, tensors)
-                else:
-                    arriving.append((tensors, message.parts))
-            works.append(dist.broadcast(flat, src=root, group=group, async_op=True))
+            else:
+                flat = tensors[0].contiguous() if is_root else _empty_like(tensors[0])
+            known.append(_values_of(tensors))
+            arriving.append(flat)
+            self._works.append(
+                dist.broadcast(flat, src=self._root, group=self._group, async_op=True)
+            )
+
+    def end_send(self) -> None:
+        """Wait until the root's buffers have arrived; the next forward pass shows them."""
+        works, self._works = self._works, []
         for work in works:
             if work is not None:
                 work.wait()
-        for tensors, parts in arriving:
-            torch._foreach_copy_(tensors, parts)
+        self._arrived, self._known = self._sent
+        if dist.get_rank() == self._root:
+            self._arrived = []
+
+    def send(self) -> None:
+        """Make those of the root everybody's, now; blocks until they are."""
+        self.begin_send()
+        self.end_send()
+        self._show(self._look_up())
+
+    def before_training(self, *, is_owed: bool) -> None:
+        """Before a forward pass that trains; all ranks come, if the buffers are owed.
+
+        Raises: PlanMismatch for one that is missing or differs; what the group raises.
+        """
+        found = self._look_up()
+        if not is_owed or not self._messages:
+            return
+        if self._known is None or not self._is_unchanged(found, self._known):
+            self.send()
+        else:
+            self._show(found)
+        self._known = None
+
+    def before_evaluation(self) -> None:
+        """Before any other forward pass: show what has arrived, unless the program changed it.
+
+        Raises: PlanMismatch for one that is missing or differs.
+        """
+        found = self._look_up()
+        self._is_own = self._known is not None and self._is_unchanged(found, self._known)
+        if self._is_own:
+            self._show(found)
+
+    def after_evaluation(self) -> None:
+        """After it: what the pass itself has changed is this rank's, and no change to be sent."""
+        if self._is_own:
+            self._known = [_values_of(tensors) for tensors in self._look_up()]
+        self._is_own = False
+
+    def _show(self, found: list[list[torch.Tensor]]) -> None:
+        """Copy what has arrived into the buffers."""
+        if not self._arrived:
+            return
+        for message, tensors, flat in zip(self._messages, found, self._arrived, strict=True):
+            if message.flat is not None:
+                torch._foreach_copy_(tensors, message.parts)
+            else:
+                tensors[0].copy_(flat)
+        self._arrived = []
+        self._known = [_values_of(tensors) for tensors in found]
+
+    @staticmethod
+    def _is_unchanged(found: list[list[torch.Tensor]], known: list[torch.Tensor]) -> bool:
+        return all(
+            torch.equal(_values_of(tensors), before)
+            for tensors, before in zip(found, known, strict=True)
+        )
 
     def close(self) -> None:
         """Give the memory back; nothing is sent afterwards. Again is harmless."""
@@ -108,8 +193,10 @@ class SentBuffers:
         if not self._messages:
             return []
         buffers = dict(self._model.named_buffers())
+        # Two forward passes may come before a backward pass that has saved a buffer: .data, as
+        # what arrives by a message, leaves autograd's count of its versions alone.
         return [
-            [_checked(wanted, buffers.get(wanted.name)) for wanted in message.planned]
+            [_checked(wanted, buffers.get(wanted.name)).data for wanted in message.planned]
             for message in self._messages
         ]
 
@@ -147,6 +234,15 @@ def _packed(planned: list[PlannedTensor], place: torch.Tensor) -> _Message:
         flat = place[: sum(counts) * planned[0].item_bytes].view(dtype)
     parts = zip(torch.split(flat, counts), shapes, strict=True)
     return _Message(tuple(planned), flat, tuple(part.view(shape) for part, shape in parts))
+
+
+def _values_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return a copy of the bytes of tensors of one type: NaN equals itself among them."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).view(torch.uint8)
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _shape_of(planned: PlannedTensor) -> tuple[int, ...]:

@@ -1,17 +1,16 @@
-"""The memory of a plan: places for gradients in the arena, in which autograd lets them be born."""
+"""The memory of a plan: places for gradients in the arena, and the buckets that leave from them."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from graph_analysis import TransferPlan
-from graph_analysis.measured import gradient_buckets
-from graph_analysis.plan import PlannedTensor
+from graph_analysis.plan import PlannedTensor, gradient_buckets
 from rdmatensor._heap import keep_large_blocks
 from rdmatensor.context import Context
 from rdmatensor.distributed import load_extension
@@ -26,9 +25,9 @@ class PlanMismatch(RuntimeError):
 class Counts:
     """What the memory did since it was made.
 
-    born: gradients that autograd wrote into their place. copied: those that it wrote elsewhere,
-    and that had to be copied there. traced: allocations learnt; a step that repeats learns none.
-    aside_bytes: copied because places were taken, or had to change, besides copied_bytes.
+    born: gradients that autograd wrote into their place. copied: those that it wrote elsewhere.
+    traced: allocations learnt; a step that repeats learns none.
+    aside_bytes: copied, in addition to copied_bytes, because a bucket could not leave in place.
     """
 
     born: int = 0
@@ -43,11 +42,14 @@ class Gradient:
     """One parameter's gradient. birth is the allocation of a backward pass that becomes it.
 
     tensor: its name in the plan; name: the parameter's. place: -1 if it has no bytes.
+    strides: as autograd lays the gradient out, those of the parameter where it is dense.
     """
 
+    number: int
     tensor: str
     name: str
     parameter: torch.nn.Parameter
+    strides: tuple[int, ...]
     bucket: int
     place: int
     address: int
@@ -63,17 +65,18 @@ class Bucket:
     flat: torch.Tensor
     gradients: list[Gradient]
     waiting: set[Gradient] = field(default_factory=set)
-    strays: list[Gradient] = field(default_factory=list)
 
     def part(self, of: torch.Tensor, gradient: Gradient) -> torch.Tensor:
         """Return a gradient's part of flat, or of a copy of it."""
-        first = (gradient.address - self.flat.data_ptr()) // of.element_size()
         like = gradient.parameter
-        return of[first : first + like.numel()].as_strided(like.shape, like.stride())
+        if gradient.place < 0:
+            return of[:0].view(like.shape)
+        first = (gradient.address - self.flat.data_ptr()) // of.element_size()
+        return of[first : first + like.numel()].as_strided(like.shape, gradient.strides)
 
 
 class GradientMemory:
-    """The plan's memory for one model, and the trace of where its gradients are born.
+    """The plan's memory for one model, and the trace of which allocation becomes which gradient.
 
     One thread uses it at a time: the one that runs backward.
     """
@@ -83,35 +86,38 @@ class GradientMemory:
         plan: TransferPlan,
         parameters: Mapping[str, torch.nn.Parameter],
         context: Context,
-        before: GradientMemory | None = None,
+        arrived: Callable[[int], None],
     ) -> None:
-        """Lay the plan out in new memory, or in that of `before`, in which nothing may lie then.
+        """Lay the plan out in new memory.
 
-        What `before` has learnt, counted and lifted goes on here.
+        arrived: called on backward's thread with the number of a gradient that is final, after
+            all hooks of the program on that parameter. It must not keep this object.
+        Raises: PlanMismatch (the model lacks a parameter of the plan, or has another one).
         """
         self.counts = Counts()
         # Under data parallelism all ranks have the same arena.
         size_bytes = plan.arenas[0].peak_bytes if plan.arenas else 0
-        if before is None:
-            self.memory = empty(max(size_bytes, 1), torch.uint8, context=context).zero_()
-            keep_large_blocks()
-        else:
-            assert size_bytes <= before.memory.nbytes
-            self.memory, self.counts = before.memory, before.counts
+        self.memory = empty(max(size_bytes, 1), torch.uint8, context=context).zero_()
+        keep_large_blocks()
         self.gradients: dict[torch.nn.Parameter, Gradient] = {}
         self.buckets: list[Bucket] = []
         spans = self._lay_out(plan, parameters)
-        self._places: Any = load_extension().Birthplaces(self.memory, spans)
+        self.numbered = list(self.gradients.values())
+        extension = load_extension()
+        self._places: Any = extension.Birthplaces(self.memory, spans)
+        self._watched: Any = extension.PlanGradients(
+            [
+                (g.parameter, g.bucket, g.address if g.place >= 0 else 0, list(g.strides))
+                for g in self.numbered
+            ],
+            arrived,
+        )
+        self._exists: int = extension.PlanGradients.EXISTS
+        self._in_place: int = extension.PlanGradients.IN_PLACE
+        self._alone: int = extension.PlanGradients.ALONE
+        self._strided: int = extension.PlanGradients.STRIDED
         weakref.finalize(self, self._places.stop).atexit = False  # after a pass that raised
         self._is_tracing = False
-        # What was in the place, and the gradient itself where the program has it too.
-        self._lifted: dict[torch.nn.Parameter, tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = {}
-        if before is not None:
-            self._lifted, before._lifted = before._lifted, {}
-            for parameter, gradient in self.gradients.items():
-                if parameter in before.gradients:
-                    gradient.birth = before.gradients[parameter].birth
-            self.lower()
 
     def _lay_out(
         self, plan: TransferPlan, parameters: Mapping[str, torch.nn.Parameter]
@@ -128,9 +134,11 @@ class GradientMemory:
                 offset, size_bytes = offsets[name]
                 address = self.memory.data_ptr() + offset
                 gradient = Gradient(
+                    number=len(self.gradients),
                     tensor=name,
                     name=tensors[name].parameter or name,
                     parameter=parameter,
+                    strides=strides_of(parameter),
                     bucket=len(self.buckets),
                     place=len(spans) if size_bytes > 0 else -1,
                     address=address,
@@ -147,10 +155,10 @@ class GradientMemory:
         return spans
 
     def begin(self) -> None:
-        """From here on this thread's allocations are those of a backward pass."""
+        """Start a backward pass: this thread's allocations are traced until end()."""
         served = [
             (gradient.birth, gradient.place)
-            for gradient in self.gradients.values()
+            for gradient in self.numbered
             if gradient.birth is not None and gradient.parameter.grad is None
         ]
         self._places.begin(served)
@@ -162,23 +170,46 @@ class GradientMemory:
             self._places.end()
         self._is_tracing = False
 
-    def settle(self, gradient: Gradient) -> bool:
-        """Bring a gradient that is final into its place, unless it was born there.
+    def close(self) -> None:
+        """Call `arrived` no more, and let go of gradients that were kept for a sum."""
+        self.end()
+        self._watched.close()
 
-        False: another tensor lies there, so that it must be sent from where it is.
+    def settle(self, gradient: Gradient) -> None:
+        """Bring a gradient that is final into its place, unless it lies there.
+
+        The program, or autograd, may hold the gradient too: then it stays where it is.
+
+        Raises:
+            PlanMismatch: The gradient is sparse.
         """
-        grad = gradient.parameter.grad
-        assert grad is not None
-        if self.is_in_place(gradient, grad):
+        found = self._watched.look(gradient.number)
+        if not found & self._exists:  # a hook of the program has taken it
+            self.fill(gradient)
+            return
+        if not found & self._strided:
+            raise PlanMismatch(
+                f"the gradient of {gradient.name} is sparse, which a plan does not send: make the "
+                "layer with sparse=False, or train with DistributedDataParallel"
+            )
+        if found & self._in_place:
             self.counts.born += 1
-            return True
+            return
+        grad = grad_of(gradient)
         self._learn(gradient, grad)
         self.counts.copied += 1
         self.counts.copied_bytes += gradient.size_bytes
-        if self._places.is_taken(gradient.place):
-            return False
-        gradient.parameter.grad = self.take(gradient).copy_(grad)
-        return True
+        if found & self._alone and not self.is_taken(gradient):
+            gradient.parameter.grad = self.take(gradient).copy_(grad)
+
+    def fill(self, gradient: Gradient) -> None:
+        """Give a parameter without a gradient one of zeros, in its place if that is free."""
+        if self.is_taken(gradient):
+            like = gradient.parameter
+            zeros = torch.zeros_like(like, memory_format=torch.preserve_format)
+            like.grad = zeros
+        else:
+            gradient.parameter.grad = self.take(gradient).zero_()
 
     def take(self, gradient: Gradient) -> torch.Tensor:
         """Return a gradient in its place, in which none may lie; the content is undefined."""
@@ -186,78 +217,54 @@ class GradientMemory:
         if gradient.place < 0:
             return torch.empty_like(like)
         placed: torch.Tensor = self._places.take(
-            gradient.place, list(like.shape), list(like.stride()), like.dtype
+            gradient.place, list(like.shape), list(gradient.strides), like.dtype
         )
         return placed
 
     def leaving(self, bucket: Bucket) -> torch.Tensor:
-        """Return what leaves: the bucket's place, or a copy of it where others lie in one.
+        """Return what leaves: the bucket's place, or a copy where anybody else sees it.
 
-        The peers expect one message all the same. Whoever made a stray has counted its copy.
+        The peers expect one message all the same, and write where it leaves from.
         """
-        if not bucket.strays:
+        if self._watched.can_leave(bucket.number):
+            self._watched.hold(bucket.number)
             return bucket.flat
         flat = bucket.flat.clone()
         self.counts.aside_bytes += flat.nbytes
-        for gradient in bucket.strays:
-            bucket.part(flat, gradient).copy_(grad_of(gradient))
+        with torch.no_grad():
+            for gradient in bucket.gradients:
+                grad = gradient.parameter.grad
+                if grad is None:
+                    bucket.part(flat, gradient).zero_()
+                elif not self.is_in_place(gradient):
+                    bucket.part(flat, gradient).copy_(grad)
         return flat
 
     def arrived(self, bucket: Bucket, flat: torch.Tensor) -> None:
         """What leaving() returned is summed: bring it to where the gradients are."""
         if flat is bucket.flat:
+            self._watched.let_go(bucket.number)
             return
-        for gradient in bucket.gradients:
-            grad_of(gradient).copy_(bucket.part(flat, gradient))
-            self.counts.aside_bytes += gradient.size_bytes
+        with torch.no_grad():
+            for gradient in bucket.gradients:
+                part = bucket.part(flat, gradient)
+                self.counts.aside_bytes += gradient.size_bytes
+                if gradient.parameter.grad is None:
+                    gradient.parameter.grad = part.clone()
+                else:
+                    gradient.parameter.grad.copy_(part)
+
+    def forget(self) -> None:
+        """The pass raised: its sums are nobody's. No peer may write them any more."""
+        self._watched.forget()
 
     def is_taken(self, gradient: Gradient) -> bool:
         """Whether a tensor lies in the gradient's place."""
         return gradient.place >= 0 and bool(self._places.is_taken(gradient.place))
 
-    @staticmethod
-    def is_in_place(gradient: Gradient, grad: torch.Tensor) -> bool:
-        """Whether this tensor, the parameter's gradient, lies where it is sent from."""
-        return gradient.place < 0 or grad.data_ptr() == gradient.address
-
-    def is_free(self) -> bool:
-        """Whether nothing lies in any place."""
-        return not any(self.is_taken(gradient) for gradient in self.gradients.values())
-
-    def lift(self) -> None:
-        """Take what accumulates in the places out of them, until lower(): the places may change.
-
-        Parameters have no gradient meanwhile. What the program holds besides stays where it is.
-        """
-        for parameter, gradient in self.gradients.items():
-            grad = parameter.grad
-            if grad is not None and self.is_taken(gradient) and self.is_in_place(gradient, grad):
-                self._lifted[parameter] = (grad.clone(), weakref.ref(grad))
-                self.counts.aside_bytes += gradient.size_bytes
-                parameter.grad = None
-
-    def lower(self) -> None:
-        """Bring what was lifted into its place, or beside it where another tensor lies there.
-
-        A gradient that the program has too is the parameter's again, since it lies there still.
-        Where that fails, all are as they were lifted, beside their places: whoever goes on with
-        other places in this memory finds none of them in it.
-        """
-        lifted, self._lifted = self._lifted, {}
-        try:
-            for parameter, (grad, held) in lifted.items():
-                gradient = self.gradients[parameter]
-                if not self.is_taken(gradient):
-                    parameter.grad = self.take(gradient).copy_(grad)
-                    self.counts.aside_bytes += gradient.size_bytes
-                    continue
-                before = held()
-                is_same = before is not None and self.is_in_place(gradient, before)
-                parameter.grad = before if is_same else grad
-        except BaseException:
-            for parameter, (grad, _) in lifted.items():
-                parameter.grad = grad
-            raise
+    def is_in_place(self, gradient: Gradient) -> bool:
+        """Whether the parameter's gradient, which exists, lies where it is sent from."""
+        return bool(self._watched.look(gradient.number) & self._in_place)
 
     def _learn(self, gradient: Gradient, grad: torch.Tensor) -> None:
         if not self._is_tracing or grad.untyped_storage().nbytes() != gradient.size_bytes:
@@ -266,6 +273,18 @@ class GradientMemory:
         if birth >= 0 and birth != gradient.birth:
             gradient.birth = birth
             self.counts.traced += 1
+
+
+def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a gradient: the parameter's if that is dense, else row-major ones."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return tuple(torch.empty(parameter.shape, device="meta").stride())
+        expected *= size
+    return tuple(parameter.stride())
 
 
 def grad_of(gradient: Gradient) -> torch.Tensor:

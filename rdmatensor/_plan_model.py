@@ -1,18 +1,42 @@
-"""Whether a model still is the one that its plan was made of."""
+"""The model of a plan: hooks that no copy of it has, and whether it still is the plan's."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rdmatensor._plan_memory import Gradient, PlanMismatch
 
+if TYPE_CHECKING:
+    from rdmatensor.plan import PlannedModel
+
 _AGAIN = "analyze the model and apply the plan again"
+# The plan of each parameter that has one.
+_planned: Any = WeakIdKeyDictionary()
 
 
-def held_weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+class ModuleHook:
+    """A hook of a module; in a copy of the module, or a file of it, a function that does nothing.
+
+    That one is of Python's library, so that such a file can be read where this package is not.
+    """
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *given: object) -> None:
+        self._call(*given)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def held_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a hook for a parameter that does not keep the method's object alive.
 
     torch has such hooks where Python's collector does not look: one that leads back to its
@@ -20,12 +44,62 @@ def held_weakly(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tenso
     """
     known = weakref.WeakMethod(method)
 
-    def hook(parameter: torch.Tensor) -> None:
+    def hook(given: object) -> None:
         bound = known()
         if bound is not None:
-            bound(parameter)
+            bound(given)
 
     return hook
+
+
+def close_plan_before(model: torch.nn.Module) -> None:
+    """Close the plan that the model itself has, which another one is to replace."""
+    for parameter in model.parameters():
+        before = plan_of(parameter)
+        if before is not None and before.module is model:
+            before.close()
+
+
+def plan_of(parameter: torch.Tensor) -> PlannedModel | None:
+    """Return the plan that sends a parameter's gradient; None if none does."""
+    known: weakref.ref[PlannedModel] | None = _planned.get(parameter)
+    return None if known is None else known()
+
+
+def claim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
+    """Let the plan be the one of these parameters.
+
+    Raises:
+        PlanMismatch: One has a plan already, as where two models share a layer: both would send it.
+    """
+    gradients = list(gradients)
+    for gradient in gradients:
+        if plan_of(gradient.parameter) is not None:
+            raise PlanMismatch(
+                f"parameter {gradient.name} has the plan of another model, which shares it: "
+                "close() that one first, or plan one model that has both as its parts"
+            )
+    for gradient in gradients:
+        _planned[gradient.parameter] = weakref.ref(plan)
+
+
+def unclaim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
+    """Undo claim()."""
+    for gradient in gradients:
+        if plan_of(gradient.parameter) is plan:
+            del _planned[gradient.parameter]
+
+
+def check_not_sparse(model: torch.nn.Module) -> None:
+    """Raise PlanMismatch for a layer that says that its gradient is sparse."""
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        is_trained = isinstance(weight, torch.Tensor) and weight.requires_grad
+        if is_trained and getattr(module, "sparse", False) is True:
+            raise PlanMismatch(
+                f"{name or 'the model'} is made with sparse=True: sparse gradients are not "
+                "planned. Make it with sparse=False, or train with DistributedDataParallel"
+            )
 
 
 class ModelCheck:
@@ -35,19 +109,20 @@ class ModelCheck:
         self,
         model: torch.nn.Module,
         planned: Mapping[torch.nn.Parameter, Gradient],
-        *,
-        is_alone: bool,
+        refuse: Callable[[torch.Tensor], None],
     ) -> None:
-        """is_alone: the group has one rank, to which a plan sends nothing."""
+        """Watch from here on.
+
+        refuse: called with a trained parameter that has a gradient and no place in the plan.
+        """
         self._model = model
         self._names = {p: gradient.name for p, gradient in planned.items()}
         self._planned = {p: (p.shape, p.dtype) for p in planned}
         self._trained = {p for p in model.parameters() if p.requires_grad}
-        refuse = held_weakly(self._refuse)
         self.hooks = [
             p.register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
             for p in self._trained
-            if p not in self._planned and not is_alone
+            if p not in self._planned
         ]
 
     def check(self, *, is_sending: bool) -> None:
@@ -60,18 +135,25 @@ class ModelCheck:
             present.add(parameter)
             if parameter.requires_grad and parameter not in self._trained:
                 raise PlanMismatch(
-                    f"parameter {self._name_of(parameter)} is trained now; it was not there, or "
+                    f"parameter {self.name_of(parameter)} is trained now; it was not there, or "
                     f"frozen, when the plan was applied: {_AGAIN}"
                 )
             wanted = self._planned.get(parameter)
             if wanted is not None and wanted != (parameter.shape, parameter.dtype):
                 raise PlanMismatch(
-                    f"parameter {self._name_of(parameter)} is {tuple(parameter.shape)} of "
+                    f"parameter {self.name_of(parameter)} is {tuple(parameter.shape)} of "
                     f"{parameter.dtype} now; the plan has {tuple(wanted[0])} of {wanted[1]}: "
                     f"{_AGAIN}"
                 )
         if is_sending:
             self._check_planned(present)
+
+    def unplanned(self, parameter: torch.Tensor) -> PlanMismatch:
+        """Return the error of a parameter whose gradient nobody sends."""
+        return PlanMismatch(
+            f"parameter {self.name_of(parameter)} has a gradient, and none in the plan, whose "
+            f"graph did not use it: {_AGAIN}, with inputs for which it is used"
+        )
 
     def _check_planned(self, present: set[torch.nn.Parameter]) -> None:
         """Those of which no gradient will come: the optimizer would act on zeros in its place."""
@@ -86,11 +168,6 @@ class ModelCheck:
                     f"{_AGAIN}"
                 )
 
-    def _refuse(self, parameter: torch.Tensor) -> None:
-        raise PlanMismatch(
-            f"parameter {self._name_of(parameter)} has a gradient, and none in the plan, whose "
-            f"graph did not use it: {_AGAIN}, with inputs for which it is used"
-        )
-
-    def _name_of(self, parameter: torch.Tensor) -> str:
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """Return the name that the model has for a parameter."""
         return next(name for name, one in self._model.named_parameters() if one is parameter)

@@ -61,6 +61,8 @@ class LastOperation(TypedDict):
 class BackendPart(Protocol):
     """What is used here of rdmatensor._c10d.Backend and torch does not declare."""
 
+    number: int
+
     @property
     def options(self) -> torch_c10d.Backend.Options:
         """Return the group's, with its time-out as it is now."""
@@ -72,8 +74,7 @@ class BackendPart(Protocol):
     def _get_sequence_number_for_group(self) -> int: ...
     def _counters(self) -> dict[str, int]: ...
     def _collectives(self) -> str: ...
-
-    number: int
+    def _average_bucket(self, bucket: torch.Tensor, label: int) -> torch_c10d.Work: ...
 
     def last_operations(self) -> list[LastOperation]:
         """Return what this rank did last, oldest first."""

@@ -25,8 +25,8 @@ constexpr const char *making = "rdmatensor:init_process_group";
 constexpr size_t group_name_chars = 32;
 /* Several times what a look at the counters takes where others hold the cores. */
 constexpr std::chrono::milliseconds look_limit{100};
-/* Of what the library says of a group: a number for each of 64 members, some twenty values, the
- * lengths from which each operation goes another way, and those of which others are preferred. */
+/* Of what the library says of a group: a number for each of 64 members, some twenty values, and
+ * the lengths from which each operation goes another way. */
 constexpr size_t collectives_max_bytes = 8192;
 
 /* The groups that live, for shutdown_all(), and the job that the next group joins. */

@@ -121,8 +121,6 @@ class Backend final : public c10d::Backend
     }
     /* JSON: rdt_group_coll_describe(); empty once it is shut down. */
     std::string collectives();
-    /* rdt_group_coll_prefer(); nothing of the group is in flight. */
-    void prefer(uint64_t len_bytes, const std::string &algorithm);
 
     /* What the calling thread begins in between is one Work, and is begun at once all the same. */
     void startCoalescing() override;
@@ -130,6 +128,8 @@ class Backend final : public c10d::Backend
 
     WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) override;
     WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
+    /* An asynchronous average in place; members that give different labels disagree. */
+    WorkPtr average_bucket(const at::Tensor &bucket, uint32_t label);
     WorkPtr allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
     WorkPtr allreduce_coalesced(Tensors &tensors,
                                 const c10d::AllreduceCoalescedOptions &opts) override;

@@ -110,6 +110,23 @@ Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts)
 }
 
 WorkPtr
+Backend::average_bucket(const at::Tensor &bucket, uint32_t label)
+{
+    constexpr const char *call = "all_reduce";
+    rdt_coll_args args =
+        args_for(RDT_COLL_ALLREDUCE, elements_of(bucket, true, call), c10d::kUnsetTimeout);
+    Tensors tensors = {bucket};
+
+    args.reduce_op = RDT_AVG;
+    args.flags = RDT_COLL_LABEL(label);
+    args.send = bucket.data_ptr();
+    args.recv = bucket.data_ptr();
+    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", c10d::AllreduceOptions(),
+                            tensors, tensors),
+                 {args});
+}
+
+WorkPtr
 Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts)
 {
     constexpr const char *call = "all_reduce";
@@ -396,18 +413,6 @@ Backend::barrier(const c10d::BarrierOptions &opts)
     in_flight_->wait(timeout_or_own(opts.timeout), "rdmatensor:barrier");
     return start(collective(OpType::BARRIER, "rdmatensor:barrier", opts, {}, {}),
                  {args_for(RDT_COLL_BARRIER, {0, 0}, opts.timeout)});
-}
-
-void
-Backend::prefer(uint64_t len_bytes, const std::string &algorithm)
-{
-    const std::shared_lock lock(group_mutex_);
-    rdt_error err = {};
-
-    TORCH_CHECK(group_ != nullptr, "rdmatensor:prefer: the group has been destroyed");
-    const rdt_status status = rdt_group_coll_prefer(group_, len_bytes, algorithm.c_str(), &err);
-    if (status != RDT_OK)
-        std::rethrow_exception(make_error(status, "rdmatensor:prefer", err));
 }
 
 } // namespace rdmatensor

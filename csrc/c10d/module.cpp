@@ -9,6 +9,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
@@ -21,6 +22,7 @@
 #include "c10d/backend.hpp"
 #include "c10d/birthplace.hpp"
 #include "c10d/gradient_births.hpp"
+#include "c10d/plan_gradients.hpp"
 #include "c10d/reducer_buckets.hpp"
 #include "c10d/symmetric.hpp"
 
@@ -242,6 +244,31 @@ bind_gradient_births(py::module_ &m)
 }
 
 void
+bind_plan_gradients(py::module_ &m)
+{
+    using Given = std::tuple<at::Tensor, uint32_t, uintptr_t, std::vector<int64_t>>;
+    auto type = py::class_<PlanGradients, c10::intrusive_ptr<PlanGradients>>(m, "PlanGradients");
+
+    type.def(py::init([](const std::vector<Given> &given, PlanGradients::Arrived arrived) {
+                 std::vector<PlanGradients::Gradient> gradients;
+                 for (const auto &[parameter, bucket, address, strides] : given)
+                     gradients.push_back({parameter, bucket, address, strides});
+                 return PlanGradients::make(std::move(gradients), std::move(arrived));
+             }),
+             py::arg("gradients"), py::arg("arrived"))
+        .def("close", &PlanGradients::close)
+        .def("look", &PlanGradients::look, py::arg("number"))
+        .def("can_leave", &PlanGradients::can_leave, py::arg("bucket"))
+        .def("hold", &PlanGradients::hold, py::arg("bucket"))
+        .def("let_go", &PlanGradients::let_go, py::arg("bucket"))
+        .def("forget", &PlanGradients::forget);
+    type.attr("EXISTS") = static_cast<uint32_t>(PlanGradients::EXISTS);
+    type.attr("IN_PLACE") = static_cast<uint32_t>(PlanGradients::IN_PLACE);
+    type.attr("ALONE") = static_cast<uint32_t>(PlanGradients::ALONE);
+    type.attr("STRIDED") = static_cast<uint32_t>(PlanGradients::STRIDED);
+}
+
+void
 bind_symmetric_memory(py::module_ &m)
 {
     using Handle = c10::intrusive_ptr<TorchSymmetricMemory>;
@@ -290,9 +317,10 @@ bind_groups(py::module_ &m)
         .def("_counters", &counters_as_dict)
         .def("last_operations", &last_operations)
         .def("_collectives", &Backend::collectives, Unlocked())
-        .def("_prefer", &Backend::prefer, py::arg("len_bytes"), py::arg("algorithm"), Unlocked())
         .def_property_readonly("number", &Backend::number)
         .def("recorded", &recorded_as_dict)
+        .def("_average_bucket", &Backend::average_bucket, py::arg("bucket"), py::arg("label"),
+             Unlocked())
         .def("break_group", &Backend::break_group, py::arg("reason"), Unlocked())
         .def("everyone", &Backend::everyone, py::arg("what"), py::arg("mine"), Unlocked())
         .def("post", &Backend::post, py::arg("what"), py::arg("mine"), Unlocked())
@@ -328,6 +356,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
     m.def("is_context_in_use", &is_context_in_use, py::arg("context"));
     bind_birthplaces(m);
     bind_gradient_births(m);
+    bind_plan_gradients(m);
     bind_symmetric_memory(m);
     m.def(
         "enter_arena",

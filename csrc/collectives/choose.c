@@ -17,9 +17,9 @@ enum {
 };
 
 enum choice {
-    CHOICE_AUTO = RDTI_CHOICE_AUTO, /* boards where all members are on one host, else messages */
-    CHOICE_MESSAGES,                /* by kind and bytes, never boards */
-    CHOICE_DIRECT,                  /* boards, or messages between all without detours */
+    CHOICE_AUTO = 0, /* boards where all members are on one host, else messages */
+    CHOICE_MESSAGES, /* by kind and bytes, never boards */
+    CHOICE_DIRECT,   /* boards, or messages between all without detours */
     CHOICE_RING,
     CHOICE_HALVING,
     CHOICE_TREE,
@@ -52,27 +52,6 @@ rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
                                "RDMATENSOR_ALGO is '%.40s'; want auto, messages, direct, ring, "
                                "halving-doubling, tree or hierarchical",
                                text);
-}
-
-bool
-rdti_choice_is_free(unsigned choice)
-{
-    return choice == CHOICE_AUTO || choice == CHOICE_MESSAGES;
-}
-
-bool
-rdti_choice_of_sum(const char *name, unsigned *out)
-{
-    static const unsigned sums[] = {CHOICE_AUTO, CHOICE_DIRECT, CHOICE_RING, CHOICE_HALVING,
-                                    CHOICE_TREE};
-
-    for (size_t i = 0; i < sizeof(sums) / sizeof(sums[0]); i++) {
-        if (strcmp(name, choices[sums[i]]) != 0)
-            continue;
-        *out = sums[i];
-        return true;
-    }
-    return false;
 }
 
 /* Sums that others than boards and ordered.c make go in an order of their own. */
@@ -245,8 +224,6 @@ choose_by_costs(const struct rdti_coll *coll)
 const struct rdti_coll_algorithm *
 rdti_coll_choose(const struct rdti_coll *coll)
 {
-    unsigned choice;
-
     if (coll->team == NULL) /* a group of one */
         return choose_messages(coll, CHOICE_AUTO);
     switch (rdti_team_verdict(coll->team)) {
@@ -257,8 +234,7 @@ rdti_coll_choose(const struct rdti_coll *coll)
     case RDTI_VERDICT_HOSTS:
         return choose_by_costs(coll);
     default:
-        return rdti_preferred(coll, &choice) ? choose_messages(coll, choice)
-                                             : choose_by_costs(coll);
+        return choose_by_costs(coll);
     }
 }
 

@@ -101,6 +101,8 @@ void rdti_coll_name_ranks(const struct rdti_coll *coll, const uint32_t *ranks, u
                           char *text, size_t cap);
 /* The group's rank of the member that all of these are; RDT_SOURCE_ANY: of none, or several. */
 uint32_t rdti_coll_only_one(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count);
+/* Where an operation has no root, its descriptor has a label, or the digest of a pack's sizes. */
+enum { RDTI_COLL_LABEL_SHIFT = 16, RDTI_PACK_DIGEST_FLAG = 0x8000 };
 /* What the members must agree on; the bytes of two can be compared. */
 struct rdt_message_desc rdti_coll_desc(const struct rdti_coll *coll);
 /* RDT_EMISMATCH: a peer said that it does something else. */
@@ -130,11 +132,6 @@ const char *rdti_choice_at(struct rdti_team *team, uint32_t op, uint64_t len_byt
 /* What RDMATENSOR_ALGO says; all members must have it alike. RDT_EINVAL: no such algorithm. */
 rdt_status rdti_choice_from_environment(unsigned *out, struct rdt_error *err);
 const char *rdti_choice_name(unsigned choice); /* "auto" */
-enum { RDTI_CHOICE_AUTO = 0 };
-/* Whether the costs decide over messages, and so may who has timed them. */
-bool rdti_choice_is_free(unsigned choice);
-/* Of an algorithm that sums over messages among all, or "auto". False: there is none. */
-bool rdti_choice_of_sum(const char *name, unsigned *out);
 /* What RDMATENSOR_DETERMINISTIC says; alike on all members too. RDT_EINVAL: neither 0 nor 1, or the
  * choice cannot keep to it. */
 rdt_status rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err);

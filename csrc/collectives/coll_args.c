@@ -249,6 +249,23 @@ clear_unused(struct rdt_coll_args *args, unsigned traits)
     }
 }
 
+static rdt_status
+accept_flags(const struct rdt_coll_args *args, struct rdt_error *err)
+{
+    const uint32_t label = args->flags >> RDTI_COLL_LABEL_SHIFT;
+
+    if ((args->flags & UINT16_MAX & ~(uint32_t)RDT_COLL_SPIN) != 0)
+        return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_args.flags 0x%x has unknown bits",
+                                   args->flags);
+    if (label >= RDTI_PACK_DIGEST_FLAG)
+        return rdti_coll_error_set(err, RDT_EINVAL, "the label %u is more than %d", label,
+                                   RDTI_PACK_DIGEST_FLAG - 1);
+    if (label != 0 && args->op != RDT_COLL_ALLREDUCE)
+        return rdti_coll_error_set(err, RDT_EINVAL, "%s has a label, which only all_reduce has",
+                                   rdti_coll_name(args->op));
+    return RDT_OK;
+}
+
 rdt_status
 rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll_args *args,
                  struct rdt_error *err)
@@ -264,9 +281,9 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     coll->rank = rdt_group_rank(group);
     coll->size = rdt_group_size(group);
     coll->args = *args;
-    if ((args->flags & ~(uint32_t)RDT_COLL_SPIN) != 0)
-        return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_args.flags 0x%x has unknown bits",
-                                   args->flags);
+    status = accept_flags(args, err);
+    if (status != RDT_OK)
+        return status;
     const unsigned traits = operations[args->op].traits;
     clear_unused(&coll->args, traits);
     if (coll->args.root >= coll->size)

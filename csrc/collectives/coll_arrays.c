@@ -119,7 +119,9 @@ rdti_coll_desc(const struct rdti_coll *coll)
         .op = args->op,
         .dtype = args->dtype,
         .reduce_op = args->reduce_op,
-        .root = coll->pack != NULL ? rdti_pack_digest(coll) : args->root,
+        .root = coll->pack != NULL               ? rdti_pack_digest(coll)
+                : args->op == RDT_COLL_ALLREDUCE ? args->flags >> RDTI_COLL_LABEL_SHIFT
+                                                 : args->root,
         .count = args->op == RDT_COLL_ALLTOALL ? 0 : args->count, /* counts may be uneven */
         .sequence = coll->sequence,
     };
@@ -144,8 +146,10 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
         (void)snprintf(reduction, sizeof(reduction), " (%s)", rdti_reduction_name(desc->reduce_op));
     if (has_root)
         (void)snprintf(root, sizeof(root), " with root %u", desc->root);
-    else if (desc->root != 0)
+    else if ((desc->root & RDTI_PACK_DIGEST_FLAG) != 0)
         (void)snprintf(root, sizeof(root), " in parts (digest 0x%04x)", desc->root);
+    else if (desc->root != 0)
+        (void)snprintf(root, sizeof(root), " with label %u", desc->root);
     (void)snprintf(words, cap, "%s%s of %llu %s%s", rdti_coll_name(desc->op), reduction,
                    (unsigned long long)desc->count, rdt_dtype_name(desc->dtype), root);
 }

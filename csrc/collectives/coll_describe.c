@@ -43,26 +43,6 @@ put_hosts(struct text *text, const struct rdti_team *team)
 }
 
 static void
-put_preferences(struct text *text, const struct rdti_preferences *preferences)
-{
-    const char *before = "";
-
-    put(text, ",\"preferred\":{");
-    for (unsigned i = 0; i < RDTI_PREFERENCES_MAX; i++) {
-        const struct rdti_preference *one = &preferences->list[i];
-        /* acquire: partner in prefer.c, set() */
-        const uint64_t len_bytes = atomic_load_explicit(&one->len_bytes, memory_order_acquire);
-        const unsigned choice = atomic_load_explicit(&one->choice, memory_order_relaxed);
-        if (len_bytes == 0 || choice == RDTI_CHOICE_AUTO)
-            continue;
-        put(text, "%s\"%llu\":\"%s\"", before, (unsigned long long)len_bytes,
-            rdti_choice_name(choice));
-        before = ",";
-    }
-    put(text, "}");
-}
-
-static void
 put_ran(struct text *text, const struct rdti_team *team)
 {
     put(text, ",\"ran\":{");
@@ -149,7 +129,6 @@ put_costs(struct text *text, const struct rdti_team *team)
     for (const char *at = lines; sscanf(at, "%31s %23s%n", name, digits, &len) == 2; at += len)
         put(text, ",\"%s\":%s", name, digits);
     put(text, "}");
-    put_preferences(text, &team->preferences);
 }
 
 rdt_status

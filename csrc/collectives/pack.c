@@ -10,7 +10,9 @@
 
 enum {
     MEMORY_ALIGNMENT = 64, /* a cache line, and the widest vector */
-    DIGEST_BITS = 16,      /* what the mailbox has room for where other operations have a root */
+    /* The mailbox has 16 bits where other operations have a root: digests have the highest one,
+     * labels have not. */
+    DIGEST_BITS = 15,
 };
 
 struct rdti_pack {
@@ -51,7 +53,7 @@ accept_part(const struct rdti_coll *coll, const struct rdt_coll_part *part, uint
     return RDT_OK;
 }
 
-/* FNV-1a over the counts, folded to what there is room for; never 0, which plain calls have. */
+/* FNV-1a over the counts, folded to what there is room for. */
 static uint32_t
 digest_of(const struct rdti_pack *pack)
 {
@@ -61,8 +63,7 @@ digest_of(const struct rdti_pack *pack)
         hash = (hash ^ pack->parts[i].count) * UINT64_C(0x100000001b3);
     hash ^= hash >> 32;
     hash ^= hash >> DIGEST_BITS;
-    const uint32_t digest = (uint32_t)hash & ((1U << DIGEST_BITS) - 1);
-    return digest == 0 ? 1 : digest;
+    return RDTI_PACK_DIGEST_FLAG | ((uint32_t)hash & (RDTI_PACK_DIGEST_FLAG - 1));
 }
 
 /*

@@ -41,7 +41,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "collectives/prefer.h"
 #include "collectives/temps.h"
 #include "rdmatensor.h"
 
@@ -156,7 +155,6 @@ struct rdti_team {
     struct rdti_team *local;        /* of our host, likewise; else NULL */
     struct rdti_temps temps;        /* for sums */
     struct rdti_temps landings;     /* for what the user gets: see there */
-    struct rdti_preferences preferences;
     _Atomic(struct rdti_coll *) founder;
     atomic_uint verdict;
     atomic_ullong next_ticket;

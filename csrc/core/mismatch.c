@@ -8,6 +8,8 @@
 
 /* An operation in words fits. */
 #define WORDS_BYTES 160
+/* As collectives mark the digest of a pack; a label lacks it. */
+#define PACK_DIGEST_FLAG 0x8000
 
 static const char *
 name_of(const char *const *names, uint32_t count, uint32_t value)
@@ -39,7 +41,7 @@ op_name(uint32_t op)
     return name_of(names, sizeof(names) / sizeof(names[0]), op);
 }
 
-/* " from root 0"; of what has no root but goes in parts, a number that tells their sizes apart. */
+/* " from root 0"; of a pack the digest of its sizes, of another all_reduce its label. */
 static void
 root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
@@ -49,8 +51,10 @@ root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
     words[0] = '\0';
     if (is_from_root || is_to_root)
         (void)snprintf(words, cap, " %s root %" PRIu32, is_to_root ? "to" : "from", desc->root);
-    else if (desc->root != 0)
+    else if ((desc->root & PACK_DIGEST_FLAG) != 0)
         (void)snprintf(words, cap, " in parts (digest 0x%04" PRIx32 ")", desc->root);
+    else if (desc->root != 0)
+        (void)snprintf(words, cap, " with label %" PRIu32, desc->root);
 }
 
 /* "all_reduce (sum) of 4 float32", "broadcast of 4 float32 from root 0". */

@@ -848,6 +848,9 @@ enum {
     RDT_COLL_SPIN = 1 /* the caller waits at once: rdt_coll_start() may look for the end as long as
                          a wait would spin, or offer its core, which costs less than a wait */
 };
+/* A number from 1 to 32767 in the upper half of `flags`, of an ALLREDUCE alone: members that give
+ * different labels disagree (RDT_EMISMATCH). It tells apart what has the same type and count. */
+#define RDT_COLL_LABEL(label) ((uint32_t)(label) << 16)
 enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR };
 
 /*
@@ -872,7 +875,7 @@ struct rdt_coll_args {
     uint32_t dtype;     /* RDT_BOOL ... */
     uint32_t reduce_op; /* RDT_SUM ... */
     uint32_t root;      /* group rank */
-    uint32_t flags;     /* RDT_COLL_SPIN */
+    uint32_t flags;     /* RDT_COLL_SPIN, RDT_COLL_LABEL() */
     uint64_t count;
     const void *send;
     void *recv;
@@ -929,24 +932,13 @@ RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_cou
  * undecided before the first), "algorithm" (RDMATENSOR_ALGO), "ran" (how many were carried out by
  * which), what passes over 4 KiB and more took here ("summing_s", "copying_s"), and where there are
  * messages the table of "costs", what each operation has "chosen" by it from how many bytes of a
- * block on (of rank 0, where there is a root), and which algorithms are "preferred" for what
- * length; for hosts "hosts", the number of each member's. `needed_out` gets the bytes without the
- * final NUL; RDT_EINVAL with it set where cap is too small. Any thread.
+ * block on (of rank 0, where there is a root); for hosts "hosts", the number of each member's.
+ * `needed_out` gets the bytes without the final NUL; RDT_EINVAL with it set where cap is too small.
+ * Any thread.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_coll_describe(const rdt_group *group, char *buf,
                                                          size_t cap, size_t *needed_out,
                                                          struct rdt_error *err);
-/*
- * From the next one on let each ALLREDUCE of exactly so many bytes go by an algorithm, named as in
- * RDMATENSOR_ALGO: direct, ring, halving-doubling or tree; auto takes it back. For a group whose
- * members send messages among all ("way" is messages), by a caller that has timed them. All members
- * call it alike, while no collective of the group is in flight; what is packed stays as it is.
- *   RDT_ENOTSUP the group goes another way, or RDMATENSOR_ALGO or RDMATENSOR_DETERMINISTIC decides
- *   RDT_EINVAL another name, or at most RDT_COLL_PART_MAX_BYTES   RDT_ENOMEM for 32 lengths already
- */
-RDT_API RDT_NODISCARD rdt_status rdt_group_coll_prefer(rdt_group *group, uint64_t len_bytes,
-                                                       const char *algorithm,
-                                                       struct rdt_error *err);
 
 #ifdef __cplusplus
 }

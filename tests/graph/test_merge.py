@@ -24,7 +24,6 @@ from graph_analysis import (
     render_text,
 )
 from graph_analysis.ir import Collective, Graph, Op, Value
-from graph_analysis.measured import Measured, choose_again, gradient_buckets
 
 # A buffer that no graph here knows, three gradients in two messages, and a metric's sum.
 SEEN = (STEP[0], collective("all_reduce", 8, gradient("w", 4), gradient("v", 4)), *STEP[2:])
@@ -107,16 +106,6 @@ def test_a_merged_plan_is_held_by_the_next_run() -> None:
     assert "tensor all_reduce 3: the plan has all_reduce of 4 bytes, none" in str(
         missing_from(without, plan)
     )
-
-
-def test_gradients_of_a_merged_plan_are_trained_by_it() -> None:
-    plan = merged(planned(w=4, v=4, u=4), SEEN, SEEN)
-    assert [b.tensors for b in gradient_buckets(plan)] == [("w.grad", "v.grad"), ("u.grad",)]
-    ready = {name: 1_000_000 * n for n, name in enumerate(("u.grad", "v.grad", "w.grad"))}
-    again = choose_again(plan, Measured(ready, 1, [(128, 10), (64, 5)]))
-    assert again != plan
-    assert plan_from_json(plan_to_json(again)) == again
-    assert ("all_reduce 3",) in [b.tensors for b in again.buckets]
 
 
 def test_a_gradient_that_the_graph_does_not_have() -> None:

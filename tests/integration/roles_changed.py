@@ -32,7 +32,7 @@ def lengths(rank: int, world: int) -> dict[str, Any]:
     mine, batch_of = make("gpt")
     theirs = copy.deepcopy(mine)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (mine, theirs)]
-    planned = rdmatensor.plan.apply(mine, plan_of("gpt", world), optimizers[0], choose_again=False)
+    planned = rdmatensor.plan.apply(mine, plan_of("gpt", world), optimizers[0])
     oracle = DistributedDataParallel(theirs, process_group=gloo, gradient_as_bucket_view=True)
     losses: list[list[float]] = []
     copied = []

@@ -27,7 +27,6 @@ from rdmatensor.context import default_context
 
 TIMEOUT = timedelta(seconds=60)
 WARM = 4  # the buckets move before the second step, the cycle is found at the end of the third
-CHOSEN_STEPS = 12  # until choose_again=True has decided, and one in which all stands
 STEPS = 5
 SIZES = (2, 16384, 262144, 1048576)  # elements of 4 bytes
 SETTLE_S = 0.2  # for what the kernel has yet to see acknowledged
@@ -206,13 +205,8 @@ def collectives(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-def planned(
-    rank: int, world: int, *, choose_again: bool = False, model: str = "mlp"
-) -> dict[str, Any]:
-    """A model by apply(); gradients are born anew in each step.
-
-    choose_again: as apply() has it by default; a few small messages after some steps, once.
-    """
+def planned(rank: int, world: int, *, model: str = "mlp") -> dict[str, Any]:
+    """A model by apply(); gradients are allocated again in each step."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     beside = dist.new_group(timeout=TIMEOUT)
     dist.barrier(group=beside)
@@ -221,9 +215,9 @@ def planned(
     inner = build()
     plan = analyze(inner, (torch.randn(shape),), strategy=DataParallel(world))
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
-    module = rdmatensor.plan.apply(inner, plan, optimizer, choose_again=choose_again)
+    module = rdmatensor.plan.apply(inner, plan, optimizer)
     said = []
-    for step in range((CHOSEN_STEPS if choose_again else WARM) + STEPS):
+    for step in range(WARM + STEPS):
         generator = torch.Generator().manual_seed(100 * step + rank)
         optimizer.zero_grad()
         output: Any = module(torch.randn(shape, generator=generator))

@@ -173,9 +173,7 @@ def _planned_offsets(plan: TransferPlan) -> dict[str | None, int]:
     return {t.parameter: places[t.name] for t in plan.tensors if t.role == "gradient"}
 
 
-def against_gloo(
-    rank: int, world: int, model: str, *, choose_again: bool = True, **modes: bool | int
-) -> dict[str, Any]:
+def against_gloo(rank: int, world: int, model: str, **modes: bool | int) -> dict[str, Any]:
     """Train by a plan here, by DDP on Gloo there."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
     gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -186,7 +184,7 @@ def against_gloo(
             next(mine.parameters()).add_(1.0)
     optimizer = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9)
     plan = plan_of(model, world)
-    planned = rdmatensor.plan.apply(mine, plan, optimizer, choose_again=choose_again)
+    planned = rdmatensor.plan.apply(mine, plan, optimizer)
     offsets: list[dict[str, int]] = []
     seen: list[rdmatensor.plan.Described] = []
 

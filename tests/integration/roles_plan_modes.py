@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rdmatensor.plan
 import rdmatensor.torch
 from graph_analysis import CostModel, DataParallel, TransferPlan, analyze
+from rdmatensor import _plan_step
 from rdmatensor.distributed import load_extension
 
 TIMEOUT = timedelta(seconds=60)
@@ -92,7 +93,7 @@ def frozen(rank: int, world: int) -> dict[str, Any]:
     plan = analyze(mine, (batch_of(0, 0),), strategy=DataParallel(world))
     trained = [p for p in mine.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, **SETTINGS)
-    planned = rdmatensor.plan.apply(mine, plan, optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(mine, plan, optimizer)
     losses = _steps(planned, optimizer, batch_of, range(5))
     oracle = DistributedDataParallel(theirs, process_group=gloo, gradient_as_bucket_view=True)
     their_optimizer = torch.optim.SGD(
@@ -121,7 +122,7 @@ def _begin(world: int) -> tuple[nn.Module, rdmatensor.plan.PlannedModel, torch.o
     model = make("lstm")[0]
     optimizer = torch.optim.SGD(model.parameters(), **SETTINGS)
     plan = plan_of("lstm", world)
-    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
     return model, planned, optimizer
 
 
@@ -196,7 +197,7 @@ def profiled(rank: int, world: int, model: str) -> dict[str, Any]:
     mine, batch_of = make(model)
     alone = copy.deepcopy(mine)
     optimizer = torch.optim.SGD(mine.parameters(), **SETTINGS)
-    planned = rdmatensor.plan.apply(mine, plan_of(model, world), optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(mine, plan_of(model, world), optimizer)
     _steps(planned, optimizer, batch_of, range(3))
     places = {gradient.address for gradient in planned._memory.gradients.values()}
     batch = batch_of(3, rank)
@@ -226,7 +227,7 @@ def _first_step_by_a_plan(model: str, world: int, batch: torch.Tensor) -> int:
     """Count the copies of a step that has not learnt yet: one of each gradient more."""
     fresh = make(model)[0]
     optimizer = torch.optim.SGD(fresh.parameters(), **SETTINGS)
-    planned = rdmatensor.plan.apply(fresh, plan_of(model, world), optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(fresh, plan_of(model, world), optimizer)
     seen, _ = _profiled(planned, batch, list(fresh.parameters()))
     planned.close()
     return seen["aten::copy_"]
@@ -258,7 +259,7 @@ def thousand(rank: int, world: int) -> dict[str, Any]:
     dist.broadcast_object_list(plans)
     assert plans[0] is not None
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
-    planned = rdmatensor.plan.apply(whole, plans[0], optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(whole, plans[0], optimizer)
     for _ in range(3):
         optimizer.zero_grad()
         loss_of(planned(torch.ones(1))).backward()
@@ -323,11 +324,11 @@ def overlap(_rank: int, world: int) -> dict[str, Any]:
     events: list[str] = []
     works: list[Any] = []
     found: dict[str, Any] = {}
-    begin = dist.all_reduce
+    begin = _plan_step.average_bucket
 
-    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+    def average_bucket(*args: Any) -> Any:
         events.append("begun")
-        works.append(begin(*args, **kwargs))
+        works.append(begin(*args))
         return works[-1]
 
     def wait() -> None:
@@ -341,9 +342,9 @@ def overlap(_rank: int, world: int) -> dict[str, Any]:
 
     for name, parameter in model.named_parameters():  # these come before those of apply(), by which
         parameter.register_post_accumulate_grad_hook(note(name))  # type: ignore[no-untyped-call]
-    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
     model.wait = wait
-    dist.all_reduce = all_reduce
+    _plan_step.average_bucket = average_bucket
     for _ in range(3):  # the last has learnt where gradients are born
         events.clear()
         works.clear()
@@ -351,7 +352,7 @@ def overlap(_rank: int, world: int) -> dict[str, Any]:
         loss_of(planned(torch.ones(2, 256))).backward()
         found["are_summed_after"] = all(work.is_completed() for work in works)
         optimizer.step()
-    dist.all_reduce = begin
+    _plan_step.average_bucket = begin
     found["events"] = events
     planned.close()
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ from graph_analysis import DataParallel, analyze
 
 TIMEOUT = timedelta(seconds=60)
 WIDTH = 8
-STEPS = 12  # a choice of buckets is made within
+STEPS = 12
 
 
 class Twice(nn.Module):
@@ -36,13 +36,13 @@ class Twice(nn.Module):
 
 
 def _applied(
-    world: int, *, is_shared: bool, choose_again: bool = False
+    world: int, *, is_shared: bool
 ) -> tuple[Twice, rdmatensor.plan.PlannedModel, torch.optim.Optimizer]:
     torch.manual_seed(3)
     model = Twice(is_shared=is_shared)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     plan = analyze(model, (torch.ones(2, WIDTH),), strategy=DataParallel(world))
-    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=choose_again)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
     return model, planned, optimizer
 
 
@@ -90,10 +90,10 @@ def checkpointed(rank: int, world: int, *, is_shared: bool) -> dict[str, Any]:
     return {"said": said, "is_right": is_right, "steps": planned.describe()["steps"]}
 
 
-def differentiated(rank: int, world: int, *, choose_again: bool) -> dict[str, Any]:
+def differentiated(rank: int, world: int) -> dict[str, Any]:
     """grad() on one rank alone, before and between steps, and on both with a penalty."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    model, planned, optimizer = _applied(world, is_shared=False, choose_again=choose_again)
+    model, planned, optimizer = _applied(world, is_shared=False)
     found: dict[str, Any] = {}
     x = _batch(rank)
     if rank == 0:

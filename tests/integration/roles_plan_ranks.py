@@ -63,7 +63,7 @@ def raised(rank: int, world: int) -> dict[str, Any]:
     plan = analyze(model, (torch.ones(1, 4),), strategy=DataParallel(world), cost=SMALL)
     model.has_fuse = True
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
 
     def step(value: float) -> None:
         optimizer.zero_grad()
@@ -200,9 +200,9 @@ def many_buffers(rank: int, world: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = copy.deepcopy(model)
     with_first = torch.optim.SGD(first.parameters(), lr=0.1)
-    rdmatensor.plan.apply(first, plan, with_first, choose_again=False).close()  # paths are there
+    rdmatensor.plan.apply(first, plan, with_first).close()  # paths are there
     arena_bytes = _allocated()
-    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
     arena_bytes = _allocated() - arena_bytes
     model.eval()
     with torch.inference_mode():  # of what comes first nothing may be kept that training writes to

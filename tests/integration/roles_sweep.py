@@ -112,9 +112,7 @@ class PlanSteps:
 
     def __call__(self, rank: int, _world: int) -> None:
         if self._planned is None:
-            self._planned = rdmatensor.plan.apply(
-                self._model, self._plan, self._optimizer, choose_again=False
-            )
+            self._planned = rdmatensor.plan.apply(self._model, self._plan, self._optimizer)
         self._optimizer.zero_grad()
         loss_of(self._planned(self._batch_of(0, rank))).backward()
         self._optimizer.step()

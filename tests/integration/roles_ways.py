@@ -155,7 +155,7 @@ def _steps(
 ) -> tuple[bytes, list[float]]:
     """Train by a plan from a checkpoint, and return the next one, with the losses."""
     optimizer = torch.optim.SGD(model.parameters(), **SETTINGS)
-    planned = rdmatensor.plan.apply(model, plan, optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(model, plan, optimizer)
     if file is not None:
         saved = torch.load(io.BytesIO(file), weights_only=True)
         planned.load_state_dict(saved["model"])
@@ -201,10 +201,10 @@ def memory(_rank: int, world: int) -> dict[str, Any]:
         "gradients": sum(p.nbytes for p in first.parameters()),
     }
     optimizer = torch.optim.SGD(first.parameters(), lr=0.01)
-    rdmatensor.plan.apply(first, plan, optimizer, choose_again=False).close()  # paths are there
+    rdmatensor.plan.apply(first, plan, optimizer).close()  # paths are there
     optimizer = torch.optim.SGD(second.parameters(), lr=0.01)
     before = _allocated()
-    planned = rdmatensor.plan.apply(second, plan, optimizer, choose_again=False)
+    planned = rdmatensor.plan.apply(second, plan, optimizer)
     found["allocated"] = [_allocated() - before]
     found["heap"] = [_one_step(planned, optimizer) for _ in range(4)]
     found["allocated"].append(_allocated() - before)

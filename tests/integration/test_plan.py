@@ -19,7 +19,7 @@ def run(tmp_path: Path, world: int = 2, **arguments: Any) -> list[Any]:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("model", ["mlp", "cnn", "lstm", "gpt"])
 def test_gradients_are_born_in_their_places(model: str, tmp_path: Path) -> None:
-    ranks = run(tmp_path, model=model, choose_again=False)  # one place for all five steps
+    ranks = run(tmp_path, model=model)  # one place for all five steps
 
     for rank in ranks:
         assert rank["losses"] == pytest.approx(rank["gloo_losses"], rel=1e-6)

@@ -38,8 +38,8 @@ def test_small_buffers_leave_together(tmp_path: Path) -> None:
     for rank in run("many_buffers", tmp_path):
         assert rank["calls"][1:] == [rank["gradients"] + 3] * 4
         assert rank["is_same"]
-        # Of five steps; the first one's were sent by the evaluation before it.
-        assert rank["copied_bytes"] == 4 * rank["small_bytes"]
+        # At the end of each of five steps, and before the first one.
+        assert rank["copied_bytes"] == 6 * rank["small_bytes"]
         assert rank["recorded"] == rank["planned"]
         assert len(rank["planned"]) == 3 * 6 + 1
         # By the allocator: nothing besides the plan's memory, of which buffers have a part.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from graph_analysis import DataParallel, TransferPlan, analyze
-from graph_analysis.measured import gradient_buckets
+from graph_analysis.plan import gradient_buckets
 from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor.plan import PlanMismatch
+
+NO_GROUP: Any = None  # nothing is sent
 
 
 @pytest.fixture(name="model")
@@ -32,7 +35,7 @@ def test_small_buffers_are_packed_in_their_bucket_s_place(
     model: nn.Module, plan: TransferPlan
 ) -> None:
     memory = _memory(plan)
-    packed = SentBuffers(plan, model, memory).packed()
+    packed = SentBuffers(plan, model, memory, 0, NO_GROUP).packed()
     places = {
         memory.data_ptr() + bucket.places[0].offset: bucket.tensors
         for bucket in plan.buckets
@@ -42,15 +45,6 @@ def test_small_buffers_are_packed_in_their_bucket_s_place(
     assert {at: tuple(one.name for one in of) for at, of in packed.items()} == places
 
 
-def test_another_layout_moves_them(model: nn.Module, plan: TransferPlan) -> None:
-    first, second = _memory(plan), _memory(plan)
-    buffers = SentBuffers(plan, model, first)
-    buffers.lay_out(plan, second)
-    ends = second.data_ptr(), second.data_ptr() + second.nbytes
-    assert len(buffers.packed()) == 2
-    assert all(ends[0] <= address < ends[1] for address in buffers.packed())
-
-
 def test_a_place_that_a_gradient_has_too_is_refused(model: nn.Module, plan: TransferPlan) -> None:
     taken = gradient_buckets(plan)[0]
     buckets = tuple(
@@ -58,4 +52,4 @@ def test_a_place_that_a_gradient_has_too_is_refused(model: nn.Module, plan: Tran
         for bucket in plan.buckets
     )
     with pytest.raises(PlanMismatch, match=f"buffer 1.* and gradient {taken.tensors[0]} in one"):
-        SentBuffers(replace(plan, buckets=buckets), model, _memory(plan))
+        SentBuffers(replace(plan, buckets=buckets), model, _memory(plan), 0, NO_GROUP)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a group keeps from one all_reduce to the next: algorithms that somebody prefers for some
- * lengths, and memory in which messages land.
+ * What a group keeps from one all_reduce to the next: memory in which messages land.
  */
 #include "collectives/fake_group.h"
 #include "collectives/temps.h"
@@ -37,55 +36,6 @@ run_in_place(void *arg)
         CHECK_INT_EQ(values[i], (int32_t)(i % 1000 * world.size + ranks));
     CHECK_INT_EQ(values[test_count], (int32_t)(test_count % 1000 + rdt_group_rank(group)));
     return NULL;
-}
-
-/* Bytes that went to others than the rank after. */
-static uint64_t
-bytes_of_one_sum_to_others(uint64_t count)
-{
-    uint64_t bytes = 0;
-
-    test_count = count;
-    memset(world.sent_bytes, 0, sizeof(world.sent_bytes));
-    fake_world_run(&world, run_in_place);
-    for (uint32_t rank = 0; rank < world.size; rank++)
-        for (uint32_t peer = 0; peer < world.size; peer++)
-            bytes += peer != (rank + 1) % world.size ? world.sent_bytes[rank][peer] : 0;
-    return bytes;
-}
-
-static void
-prefer(uint64_t len_bytes, const char *algorithm)
-{
-    struct rdt_error err = {0};
-
-    for (uint32_t rank = 0; rank < world.size; rank++)
-        CHECK_OK(rdt_group_coll_prefer(&world.groups[rank], len_bytes, algorithm, &err), &err);
-}
-
-TEST(a_preferred_algorithm_sums_its_length_and_no_other)
-{
-    enum { COUNT = 70001, OTHER = 70002, LEN_BYTES = COUNT * 4 };
-    char text[4096];
-    size_t needed = 0;
-    struct rdt_error err = {0};
-
-    fake_force("messages");
-    fake_world_init(&world, 4, 5);
-    CHECK(bytes_of_one_sum_to_others(COUNT) > 0);
-    prefer(LEN_BYTES, "tree");
-    prefer(LEN_BYTES, "ring");
-    CHECK_UINT_EQ(bytes_of_one_sum_to_others(COUNT), 0);
-    CHECK(bytes_of_one_sum_to_others(OTHER) > 0);
-    CHECK_OK(rdt_group_coll_describe(&world.groups[1], text, sizeof(text), &needed, &err), &err);
-    CHECK_STR_CONTAINS(text, "\"preferred\":{\"280004\":\"ring\"}");
-    CHECK_STR_CONTAINS(text, "\"ran\":{");
-    CHECK_STR_CONTAINS(text, "\"ring\":1");
-    prefer(LEN_BYTES, "auto");
-    CHECK(bytes_of_one_sum_to_others(COUNT) > 0);
-    CHECK_OK(rdt_group_coll_describe(&world.groups[1], text, sizeof(text), &needed, &err), &err);
-    CHECK_STR_CONTAINS(text, "\"preferred\":{}");
-    fake_world_fini(&world);
 }
 
 static size_t
@@ -129,49 +79,6 @@ TEST(neither_direction_of_a_link_waits_for_the_other)
         CHECK_UINT_EQ(posted_by(0, first_two), 4);
         CHECK_MEM_EQ(first_two, "rs", 2);
     }
-    fake_world_fini(&world);
-}
-
-static void
-check_refused(uint64_t len_bytes, const char *algorithm, rdt_status status, const char *says)
-{
-    struct rdt_error err = {0};
-
-    CHECK_STATUS(rdt_group_coll_prefer(&world.groups[0], len_bytes, algorithm, &err), status);
-    CHECK_STR_CONTAINS(err.message, says);
-}
-
-TEST(a_preference_that_cannot_be_kept_is_refused)
-{
-    enum { LEN_BYTES = 1 << 20, MAX = 32 };
-
-    test_count = 1;
-    fake_force("messages");
-    fake_world_init(&world, 2, 5);
-    check_refused(LEN_BYTES, "ring", RDT_ENOTSUP, "does not send messages"); /* no verdict yet */
-    fake_world_run(&world, run_in_place);
-    check_refused(LEN_BYTES, "rings", RDT_EINVAL, "'rings' is none of auto");
-    check_refused(LEN_BYTES, "hierarchical", RDT_EINVAL, "is none of auto");
-    check_refused(RDT_COLL_PART_MAX_BYTES, "ring", RDT_EINVAL, "16384 bytes");
-    for (uint64_t i = 0; i < MAX; i++)
-        prefer(LEN_BYTES + i, "tree");
-    check_refused(LEN_BYTES + MAX, "tree", RDT_ENOMEM, "for 32 lengths already");
-    prefer(LEN_BYTES, "ring"); /* one that is known */
-    prefer(LEN_BYTES + 1, "auto");
-    prefer(LEN_BYTES + MAX, "tree");     /* in the place of what was taken back */
-    prefer(LEN_BYTES + MAX + 1, "auto"); /* of which nothing is kept */
-    fake_world_fini(&world);
-
-    fake_force("ring");
-    fake_world_init(&world, 2, 5);
-    fake_world_run(&world, run_in_place);
-    check_refused(LEN_BYTES, "tree", RDT_ENOTSUP, "RDMATENSOR_ALGO");
-    fake_world_fini(&world);
-
-    fake_force("auto");
-    fake_world_init(&world, 2, 5);
-    fake_world_run(&world, run_in_place);
-    check_refused(LEN_BYTES, "tree", RDT_ENOTSUP, "does not send messages");
     fake_world_fini(&world);
 }
 

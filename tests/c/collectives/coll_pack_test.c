@@ -6,6 +6,7 @@
 #include "collectives/fake_group.h"
 
 static struct fake_world world;
+static unsigned test_label;
 
 enum { PARTS = 16 };
 /* Nothing, one, around a cache line and a vector, and what rings cut unevenly; together more than
@@ -284,6 +285,69 @@ TEST(ranks_that_cut_differently_find_out)
         CHECK_UINT_LE(1, world.aborts);
         fake_world_fini(&world);
     }
+}
+
+static void *
+run_labelled(void *arg)
+{
+    rdt_group *group = arg;
+    float value = 1;
+    const struct rdt_coll_args args = {.struct_size = sizeof(args),
+                                       .op = RDT_COLL_ALLREDUCE,
+                                       .dtype = RDT_F32,
+                                       .reduce_op = RDT_SUM,
+                                       .flags = RDT_COLL_LABEL(group->rank == 0 ? 3 : test_label),
+                                       .count = 1,
+                                       .send = &value,
+                                       .recv = &value};
+    struct rdt_error err = {0};
+    const rdt_status status = fake_run_coll(group, &args, &err);
+
+    if (test_label == 3) {
+        CHECK_OK(status, &err);
+        CHECK(value == 2);
+    } else {
+        CHECK(status == RDT_EMISMATCH || status == RDT_EPEER);
+        CHECK(value == 1);
+    }
+    return NULL;
+}
+
+TEST(sums_with_different_labels_never_meet)
+{
+    static const char *const ways[] = {"direct", "messages"};
+
+    for (int way = 0; way < 2; way++)
+        for (test_label = 3; test_label < 5; test_label++) {
+            fake_force(ways[way]);
+            fake_world_init(&world, 2, 5);
+            fake_world_run(&world, run_labelled);
+            CHECK((world.aborts > 0) == (test_label != 3));
+            fake_world_fini(&world);
+        }
+}
+
+TEST(only_sums_for_all_have_labels)
+{
+    float value = 1;
+    struct rdt_coll_args args = {.struct_size = sizeof(args),
+                                 .op = RDT_COLL_BROADCAST,
+                                 .dtype = RDT_F32,
+                                 .flags = RDT_COLL_LABEL(1),
+                                 .count = 1,
+                                 .recv = &value};
+    struct rdt_error err = {0};
+    rdt_transfer *t = NULL;
+
+    fake_force("auto");
+    fake_world_init(&world, 2, 1);
+    CHECK_STATUS(rdt_coll_start(&world.groups[0], &args, &t, &err), RDT_EINVAL);
+    CHECK_STR_CONTAINS(err.message, "broadcast has a label");
+    args.op = RDT_COLL_ALLREDUCE;
+    args.flags = RDT_COLL_LABEL(0x8000);
+    CHECK_STATUS(rdt_coll_start(&world.groups[0], &args, &t, &err), RDT_EINVAL);
+    CHECK_STR_CONTAINS(err.message, "label 32768");
+    fake_world_fini(&world);
 }
 
 TEST(what_cannot_be_packed_is_refused)

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The last hook of accumulators, and who holds what they have made. */
+#include "c10d/plan_gradients.hpp"
+
+#include <algorithm>
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include "c10d/holders.hpp"
+
+namespace rdmatensor
+{
+
+namespace autograd = torch::autograd;
+
+/* Of the parameter, which keeps it: the node that accumulates is another one in each pass. */
+struct PlanGradients::FirstHook final : autograd::FunctionPreHook {
+    FirstHook(Weakly<PlanGradients> gradients, uint32_t number)
+        : gradients_(std::move(gradients)), number_(number)
+    {
+    }
+    autograd::variable_list operator()(const autograd::variable_list &grads) override
+    {
+        if (const auto gradients = gradients_.lock())
+            gradients->be_last(number_);
+        return grads;
+    }
+    Weakly<PlanGradients> gradients_;
+    uint32_t number_;
+};
+
+/* Of the node. */
+struct PlanGradients::LastHook final : autograd::FunctionPostHook {
+    LastHook(Weakly<PlanGradients> gradients, uint32_t number)
+        : gradients_(std::move(gradients)), number_(number)
+    {
+    }
+    autograd::variable_list operator()(const autograd::variable_list &outputs,
+                                       const autograd::variable_list &inputs) override
+    {
+        static const at::Tensor nothing;
+        if (const auto gradients = gradients_.lock())
+            gradients->arrive(number_, inputs.empty() ? nothing : inputs.front());
+        return outputs;
+    }
+    Weakly<PlanGradients> gradients_;
+    uint32_t number_;
+};
+
+PlanGradients::PlanGradients(std::vector<Gradient> gradients, Arrived arrived)
+    : gradients_(std::move(gradients)), arrived_(std::move(arrived))
+{
+    for (uint32_t number = 0; number < gradients_.size(); number++) {
+        const uint32_t bucket = gradients_[number].bucket;
+        if (bucket >= buckets_.size())
+            buckets_.resize(bucket + 1);
+        buckets_[bucket].push_back(number);
+    }
+    held_.resize(buckets_.size());
+}
+
+c10::intrusive_ptr<PlanGradients>
+PlanGradients::make(std::vector<Gradient> gradients, Arrived arrived)
+{
+    auto made = c10::make_intrusive<PlanGradients>(std::move(gradients), std::move(arrived));
+
+    for (uint32_t number = 0; number < made->gradients_.size(); number++)
+        autograd::impl::add_hook(made->gradients_[number].parameter,
+                                 std::make_unique<FirstHook>(weakly(made.get()), number));
+    return made;
+}
+
+/* The accumulator is about to run: none of its hooks runs yet. */
+void
+PlanGradients::be_last(uint32_t number)
+{
+    const auto node = autograd::impl::try_get_grad_accumulator(gradients_[number].parameter);
+    if (is_closed_ || !node)
+        return;
+    auto &hooks = node->post_hooks();
+    const auto is_own = [this](const auto &hook) {
+        const auto *const known = dynamic_cast<const LastHook *>(hook.get());
+        return known != nullptr && known->gradients_._unsafe_get_target() == this;
+    };
+    const auto own = std::find_if(hooks.begin(), hooks.end(), is_own);
+    if (own == hooks.end())
+        hooks.push_back(std::make_unique<LastHook>(weakly(this), number));
+    else
+        std::rotate(own, own + 1, hooks.end());
+}
+
+void
+PlanGradients::close()
+{
+    const auto is_own = [this](const auto &hook) {
+        const auto *const known = dynamic_cast<const FirstHook *>(hook.get());
+        return known != nullptr && known->gradients_._unsafe_get_target() == this;
+    };
+
+    is_closed_ = true;
+    forget();
+    for (const Gradient &gradient : gradients_) {
+        auto &hooks = autograd::impl::hooks(gradient.parameter);
+        hooks.erase(std::remove_if(hooks.begin(), hooks.end(), is_own), hooks.end());
+    }
+}
+
+void
+PlanGradients::arrive(uint32_t number, const at::Tensor &incoming)
+{
+    if (is_closed_)
+        return;
+    const auto before = std::make_pair(incoming_, arriving_);
+    struct Reset {
+        PlanGradients &gradients;
+        const std::pair<const at::Tensor *, uint32_t> &before;
+        ~Reset()
+        {
+            gradients.incoming_ = before.first;
+            gradients.arriving_ = before.second;
+        }
+    } const reset{*this, before};
+    incoming_ = &incoming;
+    arriving_ = number;
+    arrived_(number);
+}
+
+bool
+PlanGradients::is_held_alone(uint32_t number, const at::Tensor &grad) const
+{
+    static const at::Tensor nothing;
+    const bool is_arriving = incoming_ != nullptr && arriving_ == number;
+
+    return !grad.requires_grad() && grad.has_storage() &&
+           rdmatensor::is_alone(grad, is_arriving ? *incoming_ : nothing);
+}
+
+/* Whether the bytes at grad's address are those that all ranks send for the gradient. */
+static bool
+has_planned_layout(const at::Tensor &grad, const PlanGradients::Gradient &gradient)
+{
+    if (grad.scalar_type() != gradient.parameter.scalar_type() ||
+        grad.sizes() != gradient.parameter.sizes() || grad.is_conj() || grad.is_neg())
+        return false;
+    for (int64_t dim = 0; dim < grad.dim(); dim++)
+        if (grad.size(dim) != 1 && grad.stride(dim) != gradient.strides[static_cast<size_t>(dim)])
+            return false;
+    return true;
+}
+
+uint32_t
+PlanGradients::look(uint32_t number) const
+{
+    const Gradient &gradient = gradients_.at(number);
+    const at::Tensor &grad = gradient.parameter.grad();
+
+    if (!grad.defined())
+        return 0;
+    if (grad.layout() != at::kStrided || !grad.is_cpu())
+        return EXISTS;
+    const bool is_there = gradient.address == 0 ||
+                          reinterpret_cast<uintptr_t>(grad.const_data_ptr()) == gradient.address;
+    uint32_t found = EXISTS | STRIDED;
+    if (is_held_alone(number, grad))
+        found |= ALONE;
+    if (is_there && has_planned_layout(grad, gradient))
+        found |= IN_PLACE;
+    return found;
+}
+
+bool
+PlanGradients::can_leave(uint32_t bucket) const
+{
+    constexpr uint32_t needed = IN_PLACE | ALONE;
+    const auto &numbers = buckets_.at(bucket);
+
+    return std::all_of(numbers.begin(), numbers.end(), [this](uint32_t number) {
+        return gradients_[number].address == 0 || (look(number) & needed) == needed;
+    });
+}
+
+void
+PlanGradients::hold(uint32_t bucket)
+{
+    std::vector<at::Tensor> &held = held_.at(bucket);
+
+    held.clear();
+    for (const uint32_t number : buckets_[bucket])
+        held.push_back(gradients_[number].parameter.grad());
+}
+
+void
+PlanGradients::let_go(uint32_t bucket)
+{
+    const c10::AutoGradMode none(false);
+    const std::vector<at::Tensor> held = std::exchange(held_.at(bucket), {});
+
+    for (size_t i = 0; i < held.size(); i++) {
+        at::Tensor &grad = gradients_[buckets_[bucket][i]].parameter.mutable_grad();
+        if (!grad.defined())
+            grad = held[i];
+        else if (grad.unsafeGetTensorImpl() != held[i].unsafeGetTensorImpl())
+            grad.copy_(held[i]);
+    }
+}
+
+void
+PlanGradients::forget()
+{
+    for (auto &held : held_)
+        held.clear();
+}
+
+} // namespace rdmatensor

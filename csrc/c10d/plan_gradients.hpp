@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan_gradients.hpp - when a planned gradient is final, and whether peers may write its memory.
+ *
+ * A bucket leaves in place, and then peers write it. So no byte of it may be seen by anybody else:
+ * autograd gives a parameter a view of what other nodes still read, and a program keeps views of
+ * .grad. A bucket of which that holds leaves from a copy.
+ *
+ * The function is called after every hook that the program has on the parameter, whenever that was
+ * registered: it is the last hook of the node that accumulates the gradient.
+ */
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/custom_class.h>
+
+namespace rdmatensor
+{
+
+/* One thread at a time: the one that runs the backward pass. */
+class PlanGradients final : public torch::CustomClassHolder
+{
+  public:
+    struct Gradient {
+        at::Tensor parameter;
+        uint32_t bucket;
+        uintptr_t address; /* of its place; 0: it has no bytes */
+        std::vector<int64_t> strides;
+    };
+    /* What look() found, as bits. */
+    enum Found : uint32_t {
+        EXISTS = 1,
+        IN_PLACE = 2, /* with the layout that all ranks send */
+        ALONE = 4,    /* nobody else holds it or its memory, and no graph leads through it */
+        STRIDED = 8,
+    };
+    using Arrived = std::function<void(uint32_t)>;
+
+    /* Only make() hooks it to its parameters. */
+    PlanGradients(std::vector<Gradient> gradients, Arrived arrived);
+    /* `arrived` gets the number of a gradient that is final; it keeps nothing that keeps this. */
+    static c10::intrusive_ptr<PlanGradients> make(std::vector<Gradient> gradients, Arrived arrived);
+
+    /* No call comes any more. */
+    void close();
+    [[nodiscard]] uint32_t look(uint32_t number) const;
+    /* Whether the bucket may leave in place: each gradient of it lies there, alone. */
+    [[nodiscard]] bool can_leave(uint32_t bucket) const;
+    /* Keep the bucket's gradients until let_go(), so that their places stay taken. */
+    void hold(uint32_t bucket);
+    /* The bucket is summed. A program that has replaced or dropped a gradient meanwhile gets it. */
+    void let_go(uint32_t bucket);
+    /* The sums are nobody's: the pass raised. */
+    void forget();
+
+  private:
+    struct FirstHook;
+    struct LastHook;
+
+    void be_last(uint32_t number);
+    void arrive(uint32_t number, const at::Tensor &incoming);
+    [[nodiscard]] bool is_held_alone(uint32_t number, const at::Tensor &grad) const;
+
+    std::vector<Gradient> gradients_;
+    std::vector<std::vector<uint32_t>> buckets_;
+    std::vector<std::vector<at::Tensor>> held_; /* by bucket */
+    Arrived arrived_;
+    /* What the accumulator that runs now was given; nullptr: none runs. */
+    const at::Tensor *incoming_ = nullptr;
+    uint32_t arriving_ = 0;
+    bool is_closed_ = false;
+};
+
+} // namespace rdmatensor

@@ -1,0 +1,210 @@
+"""Backward passes of a planned model: what leaves when, and what they wait for."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from contextlib import suppress
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from rdmatensor._plan_agree import LABELS, average_bucket, refuse
+from rdmatensor._plan_buffers import SentBuffers
+from rdmatensor._plan_costs import Costs
+from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismatch
+from rdmatensor._plan_model import ModelCheck
+from rdmatensor.distributed import backend_of
+
+_PASSES = 8  # that labels tell apart: a rank that raised is a pass or two off
+_applied: Counter[int] = Counter()  # plans of each group so far, by its number
+
+
+class _Pass:
+    """A backward pass. Autograd's engine keeps it until the pass is over, or has raised."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def end(self) -> None:
+        self._step.end()
+
+
+class Step:
+    """The backward passes of one planned model.
+
+    One thread uses it at a time: the one that runs backward, or the model's forward pass.
+    """
+
+    def __init__(
+        self,
+        memory: GradientMemory,
+        buffers: SentBuffers,
+        check: ModelCheck,
+        group: dist.ProcessGroup,
+        costs: Costs,
+    ) -> None:
+        """Make one for a group whose ranks all do."""
+        self.is_syncing = True
+        self.finds_unused = False
+        self.count = 0
+        self.sent_bytes = 0
+        self.costs = costs
+        self._memory = memory
+        self._buffers = buffers
+        self._check = check
+        self._group = group
+        self._used: set[torch.Tensor] = set()  # in this step's backward passes so far
+        self._running: weakref.ref[_Pass] | None = None
+        self._has_raised = False
+        self._next_bucket = 0
+        self._flying: list[tuple[Bucket, torch.Tensor, dist.Work]] = []
+        number = backend_of(group).number
+        self._plan_number = _applied[number]
+        _applied[number] += 1
+        self._passes_sent = 0
+
+    def is_open(self) -> bool:
+        """Whether a backward pass runs, or the last one has raised."""
+        return self._running is not None or self._has_raised
+
+    def _dropped(self, running: weakref.ref[_Pass]) -> None:
+        """Autograd has let go of a pass that has not ended: it raised.
+
+        What it has sent still arrives, on top of what the program makes of .grad next: so wait.
+        """
+        if running is not self._running:
+            return
+        self._running = None
+        self._has_raised = True
+        self._memory.end()
+        self._used.clear()
+        flying, self._flying = self._flying, []
+        self._passes_sent += 1 if flying else 0
+        with suppress(RuntimeError):  # the group has ended, which its next operation says
+            for bucket, flat, work in flying:
+                work.wait()
+                self._memory.arrived(bucket, flat)
+        self._memory.forget()
+
+    def refuse(self, error: PlanMismatch) -> NoReturn:
+        """Raise the error, of which the other ranks hear if this pass sends."""
+        raise refuse(error, self._group) if self.is_syncing else error
+
+    def begin(self) -> bool:
+        """Begin a pass unless one runs.
+
+        Returns:
+            Whether it began now.
+
+        Raises:
+            PlanMismatch: The model is not the plan's any more.
+        """
+        if self._running is not None:
+            return False
+        try:
+            self._check.check(is_sending=self.is_syncing)
+        except PlanMismatch as error:
+            self.refuse(error)
+        self._memory.begin()
+        self._next_bucket = 0
+        for bucket in self._memory.buckets:
+            bucket.waiting = set(bucket.gradients)
+        current = _Pass(self)
+        torch.autograd.Variable._execution_engine.queue_callback(current.end)
+        self._running = weakref.ref(current, self._dropped)
+        self._has_raised = False
+        return True
+
+    def on_gradient(self, number: int) -> None:
+        """Autograd, and all hooks of the program, have written a parameter's gradient."""
+        gradient = self._memory.numbered[number]
+        bucket = self._memory.buckets[gradient.bucket]
+        self._used.add(gradient.parameter)
+        if bucket.number < self._next_bucket:  # autograd has added to what the ranks are summing
+            self.refuse(
+                PlanMismatch(
+                    f"parameter {gradient.name} had a gradient again, in the same backward pass, "
+                    "after its first one had left, as where reentrant checkpoints share it: "
+                    "use_reentrant=False adds them up before"
+                )
+            )
+        try:
+            self._memory.settle(gradient)
+        except PlanMismatch as error:
+            self.refuse(error)
+        bucket.waiting.discard(gradient)
+        if self.is_syncing:
+            self._send_ready()
+
+    def _send_ready(self) -> None:
+        """Send, in the plan's order, which is the same on all ranks, what is complete."""
+        buckets = self._memory.buckets
+        while self._next_bucket < len(buckets) and not buckets[self._next_bucket].waiting:
+            self._send(buckets[self._next_bucket])
+            self._next_bucket += 1
+
+    def _send(self, bucket: Bucket) -> None:
+        flat = self._memory.leaving(bucket)
+        self.sent_bytes += flat.nbytes
+        with self.costs.posting():
+            work = average_bucket(flat, self._label(bucket.number), self._group)
+        self._flying.append((bucket, flat, work))
+
+    def _label(self, bucket: int) -> int:
+        """Return what tells a bucket from others of its size: its plan, its pass, its number."""
+        of_pass = self._plan_number * _PASSES + self._passes_sent % _PASSES
+        return 1 + (of_pass * 1021 + bucket) % LABELS
+
+    def end(self) -> None:
+        """Backward is over."""
+        self._memory.end()
+        if not self.is_syncing:
+            self._running = None
+            return
+        absent = [
+            g.parameter
+            for g in self._memory.numbered
+            if g.parameter not in self._used and g.parameter.grad is None
+        ]
+        for bucket in self._memory.buckets:
+            for gradient in bucket.waiting:
+                self._fill_unused(gradient)
+            bucket.waiting.clear()
+        self._send_ready()
+        try:
+            self._buffers.begin_send()
+        except PlanMismatch as error:
+            self.refuse(error)
+        if self.finds_unused:
+            self._leave_unused(absent)
+        self._used.clear()
+        self._wait()
+        self._buffers.end_send()
+        self._running = None
+        self._passes_sent += 1
+        self.count += 1
+        self.costs.end_step()
+
+    def _fill_unused(self, gradient: Gradient) -> None:
+        """A gradient that did not come in this pass: what came in earlier ones, or zero."""
+        if gradient.parameter.grad is None:
+            self._memory.fill(gradient)
+
+    def _leave_unused(self, absent: list[torch.nn.Parameter]) -> None:
+        """Give those that no rank used their lack of a gradient back, once all is sent."""
+        is_used = torch.tensor([p in self._used for p in self._memory.gradients], dtype=torch.uint8)
+        dist.all_reduce(is_used, op=dist.ReduceOp.MAX, group=self._group)
+        by_any = dict(zip(self._memory.gradients, is_used.tolist(), strict=True))
+        self._wait()  # nothing reads or writes a place any more
+        for parameter in absent:
+            if not by_any[parameter]:
+                parameter.grad = None
+
+    def _wait(self) -> None:
+        flying, self._flying = self._flying, []
+        with self.costs.ending():
+            for bucket, flat, work in flying:
+                work.wait()
+                self._memory.arrived(bucket, flat)
