@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # run as a file: `ben
 from bench.benchlib.machine import ROOT
 from bench.benchlib.record import Result, load
 from bench.suite import (
+    busy_tables,
     doc_bandwidths,
     doc_collectives,
     doc_costs,
@@ -138,6 +139,13 @@ BLOCKS = (
         ("scale.json", "hosts.json"),
         doc_runs.scale,
         _out("bench scale", "scale.json"),
+    ),
+    Block(
+        "busy.json",
+        PERFORMANCE,
+        ("busy.json",),
+        busy_tables.block,
+        _out("bench busy", "busy.json"),
     ),
     Block(
         "beside gRPC",

@@ -1,12 +1,12 @@
 """Measure what rdmatensor does on this machine, beside what else could be used for it.
 
-    rdmatensor bench [p2p|collectives|setup|models|scale] [--quick] [--peers a,b]
+    rdmatensor bench [p2p|collectives|setup|models|scale|busy] [--quick] [--peers a,b]
                      [--transport shm|tcp] [--ranks N] [--models a,b] [--rows a,b]
                      [--converge MODEL] [--out FILE.json] [--report DIR]
     rdmatensor bench compare A.json B.json
     rdmatensor bench report FILE.json DIR
 
-Without a topic all are measured but scale. Only what runs in one run can be compared: all
+Without a topic all are measured but scale and busy. Only what runs in one run can be compared: all
 contestants take turns. Exit status: 0; 1 for what failed, for compare a regression; 2 for misuse;
 3 where compare could judge nothing, for too few turns.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench.benchlib import children, machine, programs
 from bench.benchlib.record import Record, Result, Run, write
-from bench.suite import collectives, models, p2p, peers, rounds, scale, setup, tables
+from bench.suite import busy, collectives, models, p2p, peers, rounds, scale, setup, tables
 from bench.suite.model_hosts import HOST_SIZES, RANKS_PER_HOST
 from bench.suite.settings import (
     ASKED_FOR,
@@ -37,6 +37,7 @@ from bench.suite.settings import (
 )
 
 _MAX_RANKS = 128
+_MAX_BURNERS = 64
 _NOT_JUDGED = 3
 _MAX_BYTES = 1 << 30  # of messages in a row
 Measure = Callable[[Settings, list[peers.Peer], rounds.Progress], list[Record]]
@@ -45,6 +46,7 @@ _MEASURES: dict[str, Measure] = {
     "collectives": collectives.measure,
     "setup": setup.measure,
     "scale": scale.measure,
+    "busy": busy.measure,
     "models": models.measure,
 }
 
@@ -64,9 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--transport", choices=TRANSPORTS, help="one of them; else both")
     parser.add_argument("--ranks", type=_ranks, help="of collectives, models; the most of setup")
-    parser.add_argument("--models", type=_models, default=(), help="some of the six, by name")
     parser.add_argument(
-        "--rows", type=_rows, default=(), help=f"collectives: some of {','.join((PLAIN, *ROWS))}"
+        "--models", type=_words_of("model", models.NAMES), default=(), help="some of the six"
+    )
+    rows = (PLAIN, *ROWS)
+    parser.add_argument(
+        "--rows", type=_words_of("row", rows), default=(), help=f"collectives: {','.join(rows)}"
     )
     parser.add_argument("--converge", choices=models.NAMES, help="models: its loss over seconds")
     parser.add_argument("--sizes", type=_sizes, default=(), help="bytes, separated by commas")
@@ -81,9 +86,23 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help=f"scale: ranks of a host, of hosts that have several; {RANKS_PER_HOST} by default",
     )
+    _add_of_busy(parser)
     parser.add_argument("--out", type=Path, help="keep everything, raw samples too, in this file")
     parser.add_argument("--report", type=Path, help="write a page with plots into this folder")
     return parser
+
+
+def _add_of_busy(parser: argparse.ArgumentParser) -> None:
+    for option, known, what in (
+        ("--calls", busy.CALLS, "call"),
+        ("--kinds", tuple(busy.KINDS), "kind of burner"),
+    ):
+        words = _words_of(what, known)
+        parser.add_argument(option, type=words, default=(), help=f"busy: some of {','.join(known)}")
+    parser.add_argument("--burners", type=_burners, default=(), help="busy: how many, as 0,2,4")
+    parser.add_argument(
+        "--between-ms", type=_times, default=(), help="busy: computing between calls, as 0,2"
+    )
 
 
 def _peers(text: str) -> list[str]:
@@ -96,22 +115,28 @@ def _peers(text: str) -> list[str]:
     return wanted
 
 
-def _models(text: str) -> tuple[str, ...]:
-    unknown = [name for name in text.split(",") if name not in models.NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r} is no model; they are {', '.join(models.NAMES)}"
-        )
-    return tuple(text.split(","))
+def _words_of(what: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def words(text: str) -> tuple[str, ...]:
+        unknown = [name for name in text.split(",") if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"{unknown[0]!r} is no {what}; they are {', '.join(known)}"
+            )
+        return tuple(dict.fromkeys(text.split(",")))
+
+    return words
 
 
-def _rows(text: str) -> tuple[str, ...]:
-    unknown = [name for name in text.split(",") if name not in (PLAIN, *ROWS)]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r} is no row; they are {', '.join((PLAIN, *ROWS))}"
-        )
-    return tuple(dict.fromkeys(text.split(",")))
+def _burners(text: str) -> tuple[int, ...]:
+    counts = tuple(0 if word == "0" else _positive(word) for word in text.split(","))
+    if max(counts) > _MAX_BURNERS:
+        raise argparse.ArgumentTypeError(f"{max(counts)} is more than {_MAX_BURNERS}")
+    return tuple(dict.fromkeys(counts))
+
+
+def _times(text: str) -> tuple[float, ...]:
+    times = (0.0 if word == "0" else _above_zero(word) for word in text.split(","))
+    return tuple(dict.fromkeys(times))
 
 
 def _positive(text: str) -> int:
@@ -160,6 +185,10 @@ def settings_of(chosen: argparse.Namespace) -> Settings:
         models=chosen.models,
         rows=chosen.rows,
         converge=chosen.converge or "",
+        calls=chosen.calls,
+        burners=chosen.burners,
+        kinds=chosen.kinds,
+        between_ms=chosen.between_ms,
     )
 
 
@@ -168,8 +197,12 @@ _OPTION_TOPICS = {
     "models": ("models",),
     "rows": ("collectives",),
     "converge": ("models",),
-    "sizes": ("p2p", "collectives", "scale"),
-    "ranks": ("collectives", "setup", "models"),
+    "sizes": ("p2p", "collectives", "scale", "busy"),
+    "ranks": ("collectives", "setup", "models", "busy"),
+    "calls": ("busy",),
+    "burners": ("busy",),
+    "kinds": ("busy",),
+    "between_ms": ("busy",),
     "nic_gbit": ("scale",),
     "nic_qp_kib": ("scale",),
     "ranks_per_host": ("scale",),

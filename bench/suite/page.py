@@ -31,6 +31,7 @@ _TITLES = {
     "convergence": "Loss over time",
     "copies": "The copy variant beside UCX",
     "scale": "Scale on paper",
+    "busy": "A busy machine",
 }
 _PICTURES = {
     **plots.PICTURES,

@@ -126,7 +126,7 @@ PEERS = (
     Peer(
         "gloo",
         "Gloo, torch.distributed's backend for CPUs",
-        ("collectives", "setup", "models"),
+        ("collectives", "setup", "models", "busy"),
         _no_module("torch"),
         "pip install torch",
     ),

@@ -35,9 +35,9 @@ HALF = "half a round trip"
 COSTS = ("first_cpu_s_per_gb", "second_cpu_s_per_gb")
 # How often the first side's process slept in a round trip, and its processor time for one.
 SLEPT = ("switches_per_trip", "cpu_ns_per_trip")
-# Of a turn, besides its samples: CPU time of a call, the same loop without communication, and
-# the memory of a rank.
-_OF_TURNS = (*COSTS, *SLEPT, "call_cpu_ns", "loop_ns", "rank_bytes")
+# Of a turn, besides its samples: CPU time of a call, the same loop without communication, the
+# memory of a rank, and quantiles of single calls where a turn prints no more of them.
+_OF_TURNS = (*COSTS, *SLEPT, "call_cpu_ns", "loop_ns", "rank_bytes", "p50_ns", "p99_ns")
 LOOPS = "loop_by_turn_ns"  # loop_ns of each turn, in their order
 # What tells one thing measured from another.
 KEYS = ("topic", "contestant", "transport", "op", "size", "ranks", "language", "wait", "timed")

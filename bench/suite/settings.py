@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 TOPICS = ("p2p", "collectives", "setup", "models")
-ASKED_FOR = ("scale",)  # measured where they are named only
+ASKED_FOR = ("scale", "busy")  # measured where they are named only
 TRANSPORTS = ("shm", "tcp")
 PLAIN = "plain"  # a row of collectives: tensors that nobody touches between calls
 ROWS = ("same", "fresh", "arena")  # others, which the ranks write and read in each iteration
@@ -23,6 +23,7 @@ _QUICK_SIZES = {
     "collectives": (8, 64 * KIB, MIB),
     "rows": (8, 64 * KIB, MIB),
     "scale": (4 * KIB, 256 * KIB, MIB),
+    "busy": (8, 64 * KIB, MIB, 4 * MIB),
 }
 _FULL_SIZES = {
     "p2p": (
@@ -32,6 +33,7 @@ _FULL_SIZES = {
     "collectives": (8, 512, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB),
     "rows": (8, 64 * KIB, MIB, 64 * MIB),
     "scale": (64, 4 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB),
+    "busy": (8, 64 * KIB, MIB, 4 * MIB, 64 * MIB),
 }
 
 
@@ -44,7 +46,8 @@ class Settings:
     latency in us and 10^9 bit/s, for scale. nic_qp_kib: its memory for each peer; None: assumed.
     ranks_per_host: of scale's hosts that have several; 0: as model_hosts.py has them.
     rows: of collectives, PLAIN or some of ROWS; empty: those that there is time for. converge:
-    whose loss is followed; empty: no model's.
+    whose loss is followed; empty: no model's. calls, burners, kinds, between_ms: of busy; empty:
+    the topic's own.
     """
 
     topics: tuple[str, ...] = TOPICS
@@ -60,6 +63,10 @@ class Settings:
     models: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     converge: str = ""
+    calls: tuple[str, ...] = ()
+    burners: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+    between_ms: tuple[float, ...] = ()
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def sizes_of(self, topic: str) -> tuple[int, ...]:

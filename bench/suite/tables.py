@@ -8,6 +8,7 @@ from bench.benchlib.record import Record, number, text
 from bench.benchlib.verdict import size_text, time_text
 from bench.suite import (
     breakdown,
+    busy_tables,
     collective_tables,
     convergence,
     copies,
@@ -353,6 +354,7 @@ TABLES = {
     "convergence": curves_of_losses,
     "copies": rates_of_copies,
     "scale": scale,
+    "busy": busy_tables.show,
 }
 
 

@@ -11,8 +11,8 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.pairs import run_pair, run_ranks
-from bench.benchlib.record import number
-from bench.suite import collectives, scale
+from bench.benchlib.record import load, number
+from bench.suite import busy, collectives, scale
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +36,46 @@ def test_the_smallest_measurement(tmp_path: Path) -> None:
     compared = _rdmatensor("bench", "compare", kept, kept)
     assert compared.returncode == 3, compared.stderr  # it judged nothing
     assert compared.stdout.splitlines()[-1] == "10 too few turns"
+
+
+@pytest.mark.timeout(120)
+def test_the_smallest_measurement_of_a_busy_machine(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    options = ["--quick", "--transport", "shm", "--calls", "all_reduce,wait", "--sizes", "1024"]
+    more = ["--burners", "0,1", "--kinds", "nap", "--rounds", "1", "--out", str(kept)]
+    done = _rdmatensor("bench", "busy", *options, *more)
+    assert done.returncode == 0, done.stderr
+    assert "busy: about 0 min: 1 rounds" in done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("all_reduce 1 KiB, 2")]
+    assert len(rows) == 2, done.stdout
+    assert done.stdout.count("waits 100 ms in a barrier, 2 ranks, shm") == 2
+    assert len(load(kept).quietest.records) == 2 * 2 * 2  # loads, calls, backends
+
+
+@pytest.mark.turns("transport", first=1)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.timeout(150)
+def test_every_call_has_a_loop_on_a_busy_machine(ranks: int, transport: str) -> None:
+    calls = [name for name in busy.CALLS if name != "send" or ranks == 2]
+    printed = run_ranks(
+        "busy",
+        ranks,
+        *("--ranks", str(ranks), "--backends", "rdmatensor,gloo", "--calls", ",".join(calls)),
+        *("--sizes", "65536", "--between-ms", "0,0.5", "--loads", "spin:1"),
+        *("--seconds", "0.01", "--most-calls", "100"),
+        environment={"RDMATENSOR_TRANSPORT": transport},
+        timeout_s=140.0,
+    )
+    found = [busy.record_of(one, transport) for one in collectives.by_key(printed).values()]
+    moving = len(calls) - 3  # but for barrier, ddp and wait
+    assert len(found) == 2 * (2 * (moving + 1) + 2)
+    for one in found:
+        assert number(one, "median_ns") >= number(one, "between_ms") * 1e6
+        assert number(one, "p99_ns") >= number(one, "p50_ns") > 0
+    waits = [one for one in found if one["op"] == "wait"]
+    assert len(waits) == 2
+    assert all(number(one, "median_ns") >= 100e6 for one in waits)
 
 
 @pytest.mark.timeout(120)

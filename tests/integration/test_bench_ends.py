@@ -20,6 +20,7 @@ _END_S = 15.0
 # topic and options -> processes that stand while it measures, but for the command itself
 _RUNNING = {
     ("collectives", "--quick", "--ranks", "2", "--rounds", "50"): 2,  # a worker for each rank
+    ("busy", "--quick", "--burners", "2", "--rounds", "50"): 2 + 2,  # and burners of rank 0
     ("setup", "--ranks", "4", "--rounds", "50"): 1 + 2,  # a worker, and the ranks that it forks
 }
 

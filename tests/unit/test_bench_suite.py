@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench.benchlib.record import Record, Result, Run, load, write
 from bench.suite import collectives, command, page, peers, rounds, samples, setup, tables
-from bench.suite.settings import TOPICS, Settings
+from bench.suite.settings import ASKED_FOR, TOPICS, Settings
 
 ABSENT = peers.Peer("absent", "nobody", ("p2p",), lambda _: "it is not here", "get it")
 PRESENT = peers.Peer("present", "somebody", ("p2p", "setup"), lambda _: "")
@@ -141,9 +141,9 @@ def test_options_reach_the_settings() -> None:
         (["nothing"], "invalid choice"),
         (["models", "--models", "vgg17"], "'vgg17' is no model"),
         (["p2p", "--models", "vgg16"], "--models is of models, not of p2p"),
-        (["setup", "--sizes", "8"], "--sizes is of p2p, collectives, scale, not of setup"),
+        (["setup", "--sizes", "8"], "--sizes is of p2p, collectives, scale, busy, not of setup"),
         (["models", "--sizes", "8"], "not of models"),
-        (["p2p", "--ranks", "4"], "--ranks is of collectives, setup, models, not of p2p"),
+        (["p2p", "--ranks", "4"], "--ranks is of collectives, setup, models, busy, not of p2p"),
         (["scale", "--ranks", "4"], "not of scale"),
         (["--nic-gbit", "100", "--nic-latency-us", "2"], "--nic-gbit is of scale"),
         (["--peers", "grcp"], "'grcp' is no peer"),
@@ -176,7 +176,7 @@ def test_a_missing_peer_is_named_and_not_dropped() -> None:
 def test_the_table_of_peers_says_how_to_get_each() -> None:
     assert len(set(peers.names())) == len(peers.PEERS)
     for peer in peers.PEERS:
-        assert set(peer.topics) <= set(TOPICS)
+        assert set(peer.topics) <= {*TOPICS, *ASKED_FOR}
         assert peer.what
         without = ("floor", "copies", *peers.UNMEASURED)
         assert bool(peer.how_to_get) == (peer.name not in without)
