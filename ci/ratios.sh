@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A quick look whether something became far slower: ratios against the floor and Gloo in one run,
-# never a time (bench/suite/ratios.py). Half a minute, without the build of what ci/ctest.sh dev
-# builds too.
+# never a time (bench/suite/ratios.py). A minute and a half, without the build of what ci/ctest.sh
+# dev builds too.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 PATH="$VENV/bin:$PATH"
 STUCK_S=600 # each program has its own, far shorter limit

@@ -40,6 +40,8 @@ def test_the_manual_counts_them() -> None:
     words = ("six", "seven", "eight", "nine", "ten")
     told = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
     assert f"It has {words[len(ratios.FIGURES) - 6]} ratios of this kind" in told
+    counts = ("four", "five", "six")
+    assert f"{counts[len(ratios.BUSY_FIGURES) - 4]} more under burners" in told
 
 
 def test_the_fastest_samples_count() -> None:
@@ -73,8 +75,9 @@ def test_a_contestant_without_samples_is_no_success() -> None:
 
 
 def test_every_figure_asks_for_much_of_what_is_known_and_leaves_room() -> None:
-    assert len({figure.name for figure in ratios.FIGURES}) == len(ratios.FIGURES)
-    for figure in ratios.FIGURES:
+    figures = (*ratios.FIGURES, *ratios.BUSY_FIGURES)
+    assert len({figure.name for figure in figures}) == len(figures)
+    for figure in figures:
         assert 0.3 * figure.known <= figure.least <= 0.8 * figure.known, figure.name
 
 
@@ -110,3 +113,29 @@ def test_the_slowest_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ratios, "run_ranks", run)
     (figure, *_) = [one for one in ratios.FIGURES if "all_reduce" in one.name]
     assert figure.ratio(figure.measure()) == 3.0
+
+
+def test_under_burners_the_median_of_the_loops_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast loop among slow ones does not hide that ranks wait for a core."""
+
+    def run(worker: str, size: int, *_: str, **__: object) -> list[Record]:
+        assert (worker, size) == ("busy", 2)
+        key = {"op": "all_reduce", "size": 8, "moved_bytes": 8, "ranks": 2, "kind": "spin"}
+        ends = {name: [1, 1, 1] for name in ("p50_ns", "p99_ns", "cpu_ns", "calls")}
+        return [
+            {
+                **key,
+                "burners": 2,
+                "between_ms": 0.0,
+                **ends,
+                "contestant": who,
+                "rank": rank,
+                "raw_ns": [fast, slow + rank, slow],
+            }
+            for who, fast, slow in (("rdmatensor", 10, 100), ("gloo", 50, 50))
+            for rank in (0, 1)
+        ]
+
+    monkeypatch.setattr(ratios, "run_ranks", run)
+    for figure in ratios.BUSY_FIGURES:
+        assert figure.ratio(figure.measure()) == 0.5
