@@ -28,7 +28,7 @@ from rdmatensor._ffi import (
     error_of,
     ffi,
     lib,
-    scratch,
+    new_error,
 )
 
 if TYPE_CHECKING:
@@ -136,12 +136,13 @@ class Core:
         """Let go what orphans and drained regions held; cheap where there are none."""
         for _ in range(min(most, len(self._orphans))):
             transfer, pin = self._orphans.popleft()
-            status = lib.rdt_transfer_test(transfer, scratch.err)
+            err = new_error()
+            status = lib.rdt_transfer_test(transfer, err)
             if status == AGAIN:
                 self._orphans.appendleft((transfer, pin))
                 break  # in order: what was posted later is hardly done earlier
             if status != OK and not self.waiters.is_closing:
-                error = error_of(status, "transfer", scratch.err)
+                error = error_of(status, "transfer", err)
                 warnings.warn(f"a transfer that nobody waited for: {error}", stacklevel=3)
             lib.rdt_transfer_free(transfer)
         for _ in range(len(self._drains)):
@@ -176,8 +177,8 @@ class Core:
     def _hold_arena(self) -> None:
         """Keep the arena mapped under arrays that own no region, such as a slot's; let go after."""
         if self._memory and self._anchor is None:
-            anchor = ffi.new("rdt_region **")
-            check(lib.rdt_region_alloc(self._ptr, 0, 0, anchor, scratch.err), "close")
+            anchor, err = ffi.new("rdt_region **"), new_error()
+            check(lib.rdt_region_alloc(self._ptr, 0, 0, anchor, err), "close", err)
             self._anchor = anchor[0]
         elif not self._memory and self._anchor is not None:
             lib.rdt_region_free(self._anchor, ffi.NULL, ffi.NULL)
@@ -193,8 +194,8 @@ class Core:
         for transfer, _ in pins:
             lib.rdt_transfer_free(transfer)
         self._orphans.clear()
+        err = new_error()
         while True:
-            err = scratch.err
             status = lib.rdt_context_close(self._ptr, err)
             if status == OK:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, cast
 
-from rdmatensor._ffi import OK, fail, ffi, lib, scratch
+from rdmatensor._ffi import OK, fail, ffi, lib, new_error
 
 if TYPE_CHECKING:
     from rdmatensor._core import Core
@@ -18,7 +18,7 @@ def state_of(core: Core) -> dict[str, object]:
     size, needed = 1 << 14, ffi.new("size_t *")
     while True:
         buf = ffi.new("char[]", size)
-        ptr, err = core.get("describe"), scratch.err
+        ptr, err = core.get("describe"), new_error()
         status = lib.rdt_context_describe(ptr, buf, size, needed, err)
         if status == OK:
             return _parsed(bytes(ffi.buffer(buf, needed[0])))
@@ -32,12 +32,13 @@ def placement_of(core: Core) -> dict[str, object]:
 
     It may take long, and close() waits for it as for a thread that waits.
     """
-    buf, needed = ffi.new("char[]", _PLACEMENT_BYTES), ffi.new("size_t *")
+    buf, needed, err = ffi.new("char[]", _PLACEMENT_BYTES), ffi.new("size_t *"), new_error()
     ptr = core.get("describe")
     core.waiters.wait(
-        lambda _: lib.rdt_context_placement(ptr, buf, _PLACEMENT_BYTES, needed, scratch.err),
+        lambda _: lib.rdt_context_placement(ptr, buf, _PLACEMENT_BYTES, needed, err),
         "describe",
         0.0,
+        err,
     )
     return _parsed(bytes(ffi.buffer(buf, needed[0])))
 

@@ -103,11 +103,17 @@ REDUCE_OPS: dict[str, int] = {
 }
 
 
-class _Scratch(threading.local):
-    """Outputs of calls, one set per thread: an ffi.new() for each call would double its price."""
+class Frame:
+    """Arguments and outputs of one C call, from take() to give().
+
+    A set per thread would not do: a signal handler or finalizer may call while the thread waits. An
+    ffi.new() for each call would double its price.
+    """
+
+    __slots__ = ("dims", "err", "number", "pointer", "transfer", "view")
 
     def __init__(self) -> None:
-        self.err: CData = ffi.new("struct rdt_error *")
+        self.err: CData = new_error()
         self.transfer: CData = ffi.new("rdt_transfer **")
         self.number: CData = ffi.new("uint32_t *")
         self.pointer: CData = ffi.new("void **")
@@ -115,7 +121,22 @@ class _Scratch(threading.local):
         self.dims: CData = ffi.new("uint64_t[]", lib.RDT_MAX_NDIM)
 
 
-scratch = _Scratch()
+_idle_frames: list[Frame] = []
+# A frame goes back when its outputs have been read. A call that raises drops its frame instead.
+give = _idle_frames.append
+
+
+def take() -> Frame:
+    """Return a frame that nobody else uses; list.pop() is atomic."""
+    try:
+        return _idle_frames.pop()
+    except IndexError:
+        return Frame()
+
+
+def new_error() -> CData:
+    """Make a struct rdt_error, for calls that are rare."""
+    return ffi.new("struct rdt_error *")
 
 
 def status_name(status: int) -> str:
@@ -156,15 +177,15 @@ def error_of(status: int, call: str, err: CData) -> errors.RdmaTensorError:
     return error
 
 
-def fail(status: int, call: str, err: CData | None = None) -> NoReturn:
-    """Raise the exception of a status; err None: what this thread's scratch holds."""
-    raise error_of(status, call, scratch.err if err is None else err)
+def fail(status: int, call: str, err: CData) -> NoReturn:
+    """Raise the exception of a status."""
+    raise error_of(status, call, err)
 
 
-def check(status: int, call: str) -> None:
-    """Raise unless the call, which was given scratch.err, returned RDT_OK."""
+def check(status: int, call: str, err: CData) -> None:
+    """Raise unless the call, which was given err, returned RDT_OK."""
     if status != OK:
-        fail(status, call)
+        fail(status, call, err)
 
 
 class Waiters:
@@ -176,10 +197,12 @@ class Waiters:
         self.is_closing = False
         self._threads: set[int] = set()
 
-    def wait(self, attempt: Callable[[int], int], call: str, timeout_s: float) -> None:
+    def wait(self, attempt: Callable[[int], int], call: str, timeout_s: float, err: CData) -> None:
         """Call attempt(nanoseconds), in slices, until it returns RDT_OK or the deadline passes.
 
-        attempt is one C call that may be repeated after a time-out; it gets scratch.err.
+        attempt is one C call, on err, that may be repeated after a time-out. Signal handlers and
+        finalizers run between the slices: its arguments must be its own, and it must look at its
+        handle each time, because they may close it.
         """
         me = threading.get_ident()
         is_outermost = me not in self._threads
@@ -195,7 +218,7 @@ class Waiters:
             if is_outermost:
                 self._threads.discard(me)
         if status != OK:
-            raise _with_whole_time(error_of(status, call, scratch.err), timeout_s)
+            raise _with_whole_time(error_of(status, call, err), timeout_s)
 
     def _wait_sliced(self, attempt: Callable[[int], int], call: str, timeout_s: float) -> int:
         deadline_s = time.monotonic() + timeout_s

@@ -25,7 +25,7 @@ from rdmatensor._arguments import (
 from rdmatensor._core import Core
 from rdmatensor._describe import placement_of, state_of
 from rdmatensor._describe_text import text_of
-from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, scratch
+from rdmatensor._ffi import OK, TRANSPORTS, CData, check, fail, ffi, lib, new_error
 from rdmatensor.endpoint import Endpoint, open_endpoint
 from rdmatensor.errors import RANK_UNKNOWN
 from rdmatensor.memory import Region, RemoteRegion
@@ -68,8 +68,8 @@ class Context:
 
             trace.check_folder(self.settings.trace)
         opts, _texts = _options(self.settings)
-        out = ffi.new("rdt_context **")
-        check(lib.rdt_context_open(opts, out, scratch.err), "Context")
+        out, err = ffi.new("rdt_context **"), new_error()
+        check(lib.rdt_context_open(opts, out, err), "Context", err)
         self._core = Core(out[0], self.settings.timeout_s)
         self._jobs: set[str] = set()
         self._peers: Callable[[int], Endpoint] | None = None
@@ -136,9 +136,9 @@ class Context:
     def blob(self) -> bytes:
         """What peers need for connect(): addresses, no secret. Hand it over as you like."""
         buf = ffi.new("uint8_t[]", lib.RDT_BLOB_MAX_BYTES)
-        length = ffi.new("size_t *")
-        status = lib.rdt_context_blob(self._c_ptr("blob"), buf, len(buf), length, scratch.err)
-        check(status, "blob")
+        length, err = ffi.new("size_t *"), new_error()
+        status = lib.rdt_context_blob(self._c_ptr("blob"), buf, len(buf), length, err)
+        check(status, "blob", err)
         return bytes(ffi.buffer(buf, length[0]))
 
     @property
@@ -171,11 +171,12 @@ class Context:
         if not isinstance(secret, bytes | bytearray | memoryview):
             raise invalid("add_job", f"secret is a {type(secret).__name__}, not bytes: encode() it")
         key = sha256(secret).digest()
+        err = new_error()
         status = lib.rdt_context_add_job(
             self._c_ptr("add_job"), text_bytes(job, "add_job", "job"), key, len(key),
-            whole_in(epoch, U32_MAX, "add_job", "epoch"), rank_of(rank, "add_job"), scratch.err,
+            whole_in(epoch, U32_MAX, "add_job", "epoch"), rank_of(rank, "add_job"), err,
         )  # fmt: skip
-        check(status, "add_job")
+        check(status, "add_job", err)
         self._jobs.add(job)
 
     def connect(
@@ -284,7 +285,7 @@ class Context:
         """Drive the engine once, without waiting."""
         status = lib.rdt_context_progress(self._c_ptr("progress"))
         if status != OK:
-            fail(status, "progress", ffi.new("struct rdt_error *"))
+            fail(status, "progress", new_error())
         self._core.reap()
 
     def _c_ptr(self, call: str = "c_addr") -> CData:

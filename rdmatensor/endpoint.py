@@ -25,8 +25,10 @@ from rdmatensor._ffi import (
     check,
     fail,
     ffi,
+    give,
     lib,
-    scratch,
+    new_error,
+    take,
 )
 from rdmatensor.errors import RANK_UNKNOWN, TransferTimeout
 from rdmatensor.memory import RemoteRegion, span
@@ -140,15 +142,15 @@ class PreparedWrite:
 
     def __call__(self, notify: int | None = None) -> Transfer:
         """Post it; notify replaces the prepared one for this call."""
-        endpoint, out, err = self._endpoint, scratch.transfer, scratch.err
+        endpoint, frame = self._endpoint, take()
         word = self._notify if notify is None else notify_word(notify)
         status = lib.rdt_endpoint_write(
             endpoint._ptr("write"), self._src, self._len_bytes, self._dst, self._offset_bytes,
-            word, out, err,
+            word, frame.transfer, frame.err,
         )  # fmt: skip
         if status != OK:
-            fail(status, "write", err)
-        return Transfer(endpoint._core, out[0], self._src, self._what)
+            fail(status, "write", frame.err)
+        return Transfer(endpoint._core, frame, self._src, self._what)
 
 
 def notify_word(notify: int | None) -> int:
@@ -205,10 +207,10 @@ class Endpoint:
         Raises: PeerError, AuthenticationError (another secret), VersionMismatch, Mismatch,
             TransportNotViable, TransferTimeout.
         """
-        ptr, err = self._ptr("wait_ready"), scratch.err
+        err = new_error()
 
         def attempt(slice_ns: int) -> int:
-            status: int = lib.rdt_endpoint_wait_ready(ptr, slice_ns, err)
+            status: int = lib.rdt_endpoint_wait_ready(self._ptr("wait_ready"), slice_ns, err)
             if status == TIMED_OUT and self._look_for_leaving is not None:
                 self._look_for_leaving()
             return status
@@ -217,6 +219,7 @@ class Endpoint:
             attempt,
             "wait_ready",
             timeout_s_of(timeout_s, self._core.timeout_s, "wait_ready"),
+            err,
         )
 
     def write(
@@ -238,15 +241,15 @@ class Endpoint:
             StaleRegion (the owner freed dst; on tcp this comes from Transfer.wait()).
         """
         data, len_bytes = span(src, "write")
-        out, err = scratch.transfer, scratch.err
+        frame = take()
         offset = _offset(dst_offset_bytes, "write", "dst_offset_bytes")
         status = lib.rdt_endpoint_write(
             self._handle.ptr or self._handle.get("write"), data, len_bytes,
-            _struct_of(dst, "write"), offset, notify_word(notify), out, err,
+            _struct_of(dst, "write"), offset, notify_word(notify), frame.transfer, frame.err,
         )  # fmt: skip
         if status != OK:
-            fail(status, "write", err)
-        return Transfer(self._core, out[0], data, partial(self._operation, "write", len_bytes))
+            fail(status, "write", frame.err)
+        return Transfer(self._core, frame, data, partial(self._operation, "write", len_bytes))
 
     def prepare_write(
         self,
@@ -273,15 +276,15 @@ class Endpoint:
         The notification comes after all of them are in place. The rest is as with write().
         """
         made = blocks if isinstance(blocks, Blocks) else Blocks(blocks)
-        out, err = scratch.transfer, scratch.err
+        frame = take()
         status = lib.rdt_endpoint_write_many(
             self._ptr("write_many"), made._ptr, made.count, _struct_of(dst, "write_many"),
-            notify_word(notify), out, err,
+            notify_word(notify), frame.transfer, frame.err,
         )  # fmt: skip
         if status != OK:
-            fail(status, "write_many", err)
+            fail(status, "write_many", frame.err)
         what = partial(self._operation, f"write of {made.count} blocks,", made.len_bytes)
-        return Transfer(self._core, out[0], made, what)
+        return Transfer(self._core, frame, made, what)
 
     def read(self, dst: TensorLike, src: RemoteRegion, *, src_offset_bytes: int = 0) -> Transfer:
         """Start a one-sided read that fills a whole tensor from the peer's memory.
@@ -291,12 +294,13 @@ class Endpoint:
         """
         data, len_bytes = span(dst, "read", writable=True)
         region = _struct_of(src, "read")
-        out, err = scratch.transfer, scratch.err
+        frame = take()
+        out, err = frame.transfer, frame.err
         offset = _offset(src_offset_bytes, "read", "src_offset_bytes")
         status = lib.rdt_endpoint_read(self._ptr("read"), data, len_bytes, region, offset, out, err)
         if status != OK:
             fail(status, "read", err)
-        return Transfer(self._core, out[0], data, partial(self._operation, "read", len_bytes))
+        return Transfer(self._core, frame, data, partial(self._operation, "read", len_bytes))
 
     def notify(self, notification: int, dst: RemoteRegion) -> Transfer:
         """Send a notification alone; it arrives after all that was written before.
@@ -310,17 +314,16 @@ class Endpoint:
 
         Raises: TransferTimeout, PeerError (nothing more can come), Closed.
         """
-        err, out = scratch.err, scratch.number
-        limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait_notify")
-        ptr = self._ptr("wait_notify")
-        if lib.rdt_endpoint_wait_notify(ptr, 0, out, err) == OK:  # it is here: no need to wait
+        frame, limit_s = take(), timeout_s_of(timeout_s, self._core.timeout_s, "wait_notify")
+        err, out = frame.err, frame.number
+        try:
+            if lib.rdt_endpoint_wait_notify(self._ptr("wait_notify"), 0, out, err) != OK:
+                self._core.waiters.wait(
+                    lambda ns: self._look_for_notify(ns, out, err), "wait_notify", limit_s, err
+                )
             return int(out[0])
-        self._core.waiters.wait(
-            lambda slice_ns: self._look_for_notify(slice_ns, out, err),
-            "wait_notify",
-            limit_s,
-        )
-        return int(out[0])
+        finally:
+            give(frame)
 
     def _look_for_notify(self, slice_ns: int, out: CData, err: CData) -> int:
         """One wait in C, which calls a look that finds nothing EAGAIN: say whose it is."""
@@ -390,9 +393,7 @@ def open_endpoint(core: Core, blob: bytes, job: bytes, rank: int, timeout_s: flo
     opts.peer_rank = rank
     opts.timeout_ns = max(1, int(timeout_s * 1e9))
     opts.job_id = job_id
-    out = ffi.new("rdt_endpoint **")
-    check(
-        lib.rdt_endpoint_open(core.get("connect"), blob, len(blob), opts, out, scratch.err),
-        "connect",
-    )
+    out, err = ffi.new("rdt_endpoint **"), new_error()
+    status = lib.rdt_endpoint_open(core.get("connect"), blob, len(blob), opts, out, err)
+    check(status, "connect", err)
     return Endpoint(core, out[0], rank)

@@ -24,7 +24,8 @@ from rdmatensor._ffi import (
     dtype_code,
     ffi,
     lib,
-    scratch,
+    new_error,
+    take,
 )
 from rdmatensor.transfer import Reception, Transfer
 from rdmatensor.types import ReduceOp, TensorLike
@@ -64,8 +65,8 @@ class Group:
         opts.global_ranks = ranks
         table, self._kept = _blob_table(blobs)
         opts.blob, opts.blob_arg = GIVE_BLOB, table
-        out = ffi.new("rdt_group **")
-        check(lib.rdt_group_create(core.get("group"), opts, out, scratch.err), "group")
+        out, err = ffi.new("rdt_group **"), new_error()
+        check(lib.rdt_group_create(core.get("group"), opts, out, err), "group", err)
         self._handle = core.adopt(Handle(f"group {name!r}", out[0], lib.rdt_group_destroy))
 
     # ---- messages ------------------------------------------------------------------------------
@@ -75,14 +76,16 @@ class Group:
         data, len_bytes = memory.span(tensor, "send")
         dst = whole_in(dst, self.size - 1, "send", "dst")
         tag = whole_in(tag, U64_MAX, "send", "tag")
-        out = scratch.transfer
+        frame = take()
+        out, err = frame.transfer, frame.err
         check(
             lib.rdt_group_send(
-                self._handle.get("send"), dst, tag, data, len_bytes, ffi.NULL, out, scratch.err
+                self._handle.get("send"), dst, tag, data, len_bytes, ffi.NULL, out, err
             ),
             "send",
+            err,
         )
-        return Transfer(self._core, out[0], data, partial(self._what, f"send to {dst}", len_bytes))
+        return Transfer(self._core, frame, data, partial(self._what, f"send to {dst}", len_bytes))
 
     def recv(self, tensor: TensorLike, src: int | None = None, *, tag: int = 0) -> Reception:
         """Receive into a tensor; src None takes a message of any member.
@@ -91,19 +94,21 @@ class Group:
         whom. A longer one is Mismatch.
         """
         data, len_bytes = memory.span(tensor, "recv", writable=True)
-        out = scratch.transfer
         source = lib.RDT_SOURCE_ANY
         if src is not None:
             source = whole_in(src, self.size - 1, "recv", "src")
         tag = whole_in(tag, U64_MAX, "recv", "tag")
+        frame = take()
+        out, err = frame.transfer, frame.err
         check(
             lib.rdt_group_recv(
-                self._handle.get("recv"), source, tag, data, len_bytes, ffi.NULL, out, scratch.err
+                self._handle.get("recv"), source, tag, data, len_bytes, ffi.NULL, out, err
             ),
             "recv",
+            err,
         )
         what = partial(self._what, f"recv from {'any' if src is None else src}", len_bytes)
-        return Reception(self._core, out[0], data, what)
+        return Reception(self._core, frame, data, what)
 
     # ---- collectives ---------------------------------------------------------------------------
 
@@ -215,10 +220,10 @@ class Group:
             data, _ = memory.span(recv, call, writable=True)
             args.recv = data
             pins.append(data)
-        out = scratch.transfer
-        check(lib.rdt_coll_start(self._handle.get(call), args, out, scratch.err), call)
-        what = partial(self._what, call, count)
-        return Transfer(self._core, out[0], pins, what)
+        frame = take()
+        out, err = frame.transfer, frame.err
+        check(lib.rdt_coll_start(self._handle.get(call), args, out, err), call, err)
+        return Transfer(self._core, frame, pins, partial(self._what, call, count))
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from rdmatensor._ffi import (
     dtype_code,
     ffi,
     lib,
-    scratch,
+    new_error,
     shape_of,
 )
 from rdmatensor.types import Array, TensorLike, TorchTensor
@@ -76,10 +76,9 @@ class RemoteRegion:
         """
         struct = ffi.new("struct rdt_remote_region *")
         raw = raw_bytes(data, "RemoteRegion.decode", "data", "RemoteRegion.encode()")
-        check(
-            lib.rdt_remote_region_decode(raw, len(raw), struct, scratch.err),
-            "RemoteRegion.decode",
-        )
+        err = new_error()
+        status = lib.rdt_remote_region_decode(raw, len(raw), struct, err)
+        check(status, "RemoteRegion.decode", err)
         return RemoteRegion._of_struct(struct)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -241,9 +240,9 @@ def new_array(
     if len_bytes >= 1 << 62:
         raise invalid(call, f"shape {dims} of {name} has {len_bytes} bytes")
     core.reap()
-    out = ffi.new("rdt_region **")
+    out, err = ffi.new("rdt_region **"), new_error()
     flags = lib.RDT_REGION_ZERO if zero else 0
-    check(lib.rdt_region_alloc(core.get(call), len_bytes, flags, out, scratch.err), call)
+    check(lib.rdt_region_alloc(core.get(call), len_bytes, flags, out, err), call, err)
     return array_over(core, lib.rdt_region_addr(out[0]), dims, name, out[0])
 
 
@@ -272,8 +271,8 @@ def export(core: Core, tensor: TensorLike) -> RemoteRegion:
 
 def export_region(region: CData) -> RemoteRegion:
     """Export a C region."""
-    struct = ffi.new("struct rdt_remote_region *")
-    check(lib.rdt_region_export(region, struct, scratch.err), "export")
+    struct, err = ffi.new("struct rdt_remote_region *"), new_error()
+    check(lib.rdt_region_export(region, struct, err), "export", err)
     return RemoteRegion._of_struct(struct)
 
 
@@ -287,11 +286,9 @@ class Region:
 
     def __init__(self, core: Core, tensor: TensorLike) -> None:
         data, self.len_bytes = span(tensor, "register", writable=True)
-        out = ffi.new("rdt_region **")
-        check(
-            lib.rdt_region_register(core.get("register"), data, self.len_bytes, out, scratch.err),
-            "register",
-        )
+        out, err = ffi.new("rdt_region **"), new_error()
+        status = lib.rdt_region_register(core.get("register"), data, self.len_bytes, out, err)
+        check(status, "register", err)
         self._core = core
 
         def destroy(region: CData) -> None:

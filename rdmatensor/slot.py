@@ -24,9 +24,11 @@ from rdmatensor._ffi import (
     check,
     fail,
     ffi,
+    give,
     lib,
-    scratch,
+    new_error,
     shape_of,
+    take,
     tensor_desc,
 )
 from rdmatensor.memory import array_over, describe_tensor, dtype_name, numpy_dtype, span
@@ -74,7 +76,8 @@ class Held:
 class Slot:
     """The receiver's side; made by Context.slot(). Two buffers: one can be read while one fills.
 
-    Threads: one thread at a time.
+    Threads: one thread at a time. A signal handler must not get() from a slot in whose get() it may
+        have interrupted the program.
     """
 
     def __init__(
@@ -91,8 +94,8 @@ class Slot:
         self.dtype = dtype_name(dtype)
         self.kind: SlotKind = kind
         desc = tensor_desc(kind, self.dtype, self.shape, "slot")
-        out = ffi.new("rdt_slot **")
-        check(lib.rdt_slot_create(endpoint, _name(name), desc, out, scratch.err), "slot")
+        out, err = ffi.new("rdt_slot **"), new_error()
+        check(lib.rdt_slot_create(endpoint, _name(name), desc, out, err), "slot", err)
         self._core = core
         self._handle = core.adopt(Handle(f"slot {name!r}", out[0], lib.rdt_slot_destroy))
         self._held: deque[Held] = deque()
@@ -107,13 +110,18 @@ class Slot:
             Busy (two are held already), StaleRegion (the sender of a dynamic slot closed it before
             this tensor was read), Closed.
         """
-        ptr, err, view = self._handle.get("get"), scratch.err, scratch.view
+        handle, frame = self._handle, take()
+        err, view = frame.err, frame.view
         try:
             self._core.waiters.wait(
-                lambda slice_ns: cast("int", lib.rdt_slot_get(ptr, slice_ns, view, err)),
+                lambda slice_ns: cast(
+                    "int", lib.rdt_slot_get(handle.get("get"), slice_ns, view, err)
+                ),
                 "get",
                 timeout_s_of(timeout_s, self._core.timeout_s, "get"),
+                err,
             )
+            held = Held(self, self._array_of(view), view.epoch)
         except errors.StaleRegion as error:
             raise errors.StaleRegion(
                 error.code,
@@ -121,7 +129,8 @@ class Slot:
                 f"the sender closed its side of slot {self.name!r} before this tensor was read: "
                 "there, call wait() on what put() returned first",
             ) from None
-        held = Held(self, self._array_of(view), view.epoch)
+        finally:
+            give(frame)
         self._held.append(held)
         return held
 
@@ -143,10 +152,12 @@ class Slot:
             ptr = self._handle.ptr
             if ptr is None:
                 continue  # closed meanwhile: no sender wants it
-            status = lib.rdt_slot_release(ptr, scratch.err)
+            frame = take()
+            status = lib.rdt_slot_release(ptr, frame.err)
             # A peer that is gone wants no credit; get() tells of it.
             if status not in (OK, lib.RDT_EPEER, lib.RDT_ECLOSED):
-                fail(status, "release")
+                fail(status, "release", frame.err)
+            give(frame)
 
     def close(self) -> None:
         """Destroy the slot; the sender's next put() fails. Idempotent."""
@@ -203,16 +214,18 @@ class SlotSender:
 
     def _open(self, shape: tuple[int, ...], dtype: str) -> CData:
         desc = tensor_desc(self.kind, dtype, shape, "slot")
-        name, endpoint, err = _name(self.name), self._endpoint("slot"), scratch.err
+        name, err = _name(self.name), new_error()
         made = ffi.new("rdt_slot_tx **")
         # What is known may be old: the receiver may have made a slot of this name anew.
         lib.rdt_context_progress(self._core.get("slot"))
         self._core.waiters.wait(
             lambda slice_ns: cast(
-                "int", lib.rdt_slot_tx_open(endpoint, name, desc, slice_ns, made, err)
+                "int",
+                lib.rdt_slot_tx_open(self._endpoint("slot"), name, desc, slice_ns, made, err),
             ),
             "slot",
             self._timeout_s,
+            err,
         )
         handle = Handle(f"slot {self.name!r}", made[0], lib.rdt_slot_tx_destroy)
         self._handle = self._core.adopt(handle)
@@ -235,21 +248,22 @@ class SlotSender:
             self._open(shape, dtype)
         self._check(dtype, shape, "put")
         data, len_bytes = span(tensor, "put")
-        ptr, err, out = self._ptr("put"), scratch.err, scratch.transfer
-        dims = _dims(shape)
+        frame = take()
+        err, out, dims = frame.err, frame.transfer, _fill(frame.dims, shape)
         try:
             self._core.waiters.wait(
                 lambda slice_ns: cast(
-                    "int", lib.rdt_slot_tx_put(ptr, data, dims, slice_ns, out, err)
+                    "int", lib.rdt_slot_tx_put(self._ptr("put"), data, dims, slice_ns, out, err)
                 ),
                 "put",
                 timeout_s_of(timeout_s, self._core.timeout_s, "put"),
+                err,
             )
         except errors.StaleRegion as error:  # its memory went before we heard of its end
             raise errors.Closed(
                 "RDT_ECLOSED", "put", f"the receiver closed slot {self.name!r}: {error.detail}"
             ) from None
-        return Transfer(self._core, out[0], data, partial(self._operation, len_bytes))
+        return Transfer(self._core, frame, data, partial(self._operation, len_bytes))
 
     def buffer(
         self, shape: int | tuple[int, ...] | None = None, timeout_s: float | None = None
@@ -261,7 +275,7 @@ class SlotSender:
             is the receiver's own memory.
         Raises: as put(); NotSupported for a dynamic slot (put a tensor instead).
         """
-        ptr = self._ptr("buffer")
+        self._ptr("buffer")
         whole = cast("tuple[int, ...]", self.shape)
         dims = whole if shape is None else shape_of(shape, "buffer")
         self._check(cast("str", self.dtype), dims, "buffer")
@@ -271,17 +285,23 @@ class SlotSender:
             raise errors.Mismatch(
                 "RDT_EMISMATCH", "buffer", f"slot {self.name!r} has {whole}, not {dims}"
             )
-        out, err = scratch.pointer, scratch.err
+        frame = take()
+        out, err = frame.pointer, frame.err
         self._core.waiters.wait(
-            lambda slice_ns: cast("int", lib.rdt_slot_tx_buffer(ptr, slice_ns, out, err)),
+            lambda slice_ns: cast(
+                "int", lib.rdt_slot_tx_buffer(self._ptr("buffer"), slice_ns, out, err)
+            ),
             "buffer",
             timeout_s_of(timeout_s, self._core.timeout_s, "buffer"),
+            err,
         )
         self._filling = dims
-        addr = int(ffi.cast("uintptr_t", out[0]))
+        memory = out[0]
+        give(frame)
+        addr = int(ffi.cast("uintptr_t", memory))
         array = self._arrays.get(addr)
         if array is None or array.shape != dims:
-            array = array_over(self._core, out[0], dims, cast("str", self.dtype))
+            array = array_over(self._core, memory, dims, cast("str", self.dtype))
             self._arrays[addr] = array
         return array
 
@@ -289,15 +309,13 @@ class SlotSender:
         """Send what buffer() returned; returns at once."""
         if self._filling is None:
             raise invalid("post", f"slot {self.name!r}: buffer() comes first")
-        out, err = scratch.transfer, scratch.err
-        check(
-            lib.rdt_slot_tx_post(self._ptr("post"), _dims(self._filling), out, err),
-            "post",
-        )
+        frame = take()
+        out, err, dims = frame.transfer, frame.err, _fill(frame.dims, self._filling)
+        check(lib.rdt_slot_tx_post(self._ptr("post"), dims, out, err), "post", err)
         item_bytes = numpy_dtype(cast("str", self.dtype), "post").itemsize
         len_bytes = item_bytes * math.prod(self._filling)
         self._filling = None
-        return Transfer(self._core, out[0], None, partial(self._operation, len_bytes))
+        return Transfer(self._core, frame, None, partial(self._operation, len_bytes))
 
     def _ptr(self, call: str) -> CData:
         if self._handle is None:
@@ -353,8 +371,7 @@ def _name(name: str) -> bytes:
     return data
 
 
-def _dims(shape: tuple[int, ...]) -> CData:
-    dims = scratch.dims
+def _fill(dims: CData, shape: tuple[int, ...]) -> CData:
     for index, dim in enumerate(shape):
         dims[index] = dim
     return dims

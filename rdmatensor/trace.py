@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rdmatensor._arguments import invalid, whole_in
-from rdmatensor._ffi import OK, check, ffi, lib, scratch
+from rdmatensor._ffi import OK, check, ffi, lib, new_error
 from rdmatensor.errors import RANK_UNKNOWN
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def start(context: Context, capacity: int = DEFAULT_CAPACITY) -> None:
         Closed.
     """
     capacity = whole_in(capacity, CAPACITY_MAX, "trace", "capacity")
-    check(lib.rdt_context_trace_start(context._c_ptr("trace"), capacity, scratch.err), "trace")
+    err = new_error()
+    check(lib.rdt_context_trace_start(context._c_ptr("trace"), capacity, err), "trace", err)
 
 
 def events(context: Context, since: int = 1) -> list[Event]:

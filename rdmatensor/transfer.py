@@ -8,13 +8,15 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator
+from typing import cast
 
 from rdmatensor import errors
 from rdmatensor._arguments import timeout_s_of
 from rdmatensor._core import Core
-from rdmatensor._ffi import AGAIN, OK, RING, CData, error_of, ffi, lib, scratch
+from rdmatensor._ffi import AGAIN, OK, RING, CData, Frame, error_of, ffi, give, lib, new_error
 
 _LOOK_AGAIN_S = 0.05
+_NO_ERR: CData = ffi.NULL
 
 
 class _Bell:
@@ -59,9 +61,10 @@ class Transfer:
     _ptr: CData | None
     _pin: object
 
-    def __init__(self, core: Core, ptr: CData, pin: object, what: Callable[[], str]) -> None:
-        err = scratch.err
-        status = lib.rdt_transfer_test(ptr, err)
+    def __init__(self, core: Core, frame: Frame, pin: object, what: Callable[[], str]) -> None:
+        ptr = frame.transfer[0]
+        give(frame)
+        status = lib.rdt_transfer_test(ptr, _NO_ERR)
         self._core = core
         self._what = what
         self._error: errors.RdmaTensorError | None = None
@@ -77,7 +80,7 @@ class Transfer:
         if status == AGAIN:
             core.transfers.add(self)
         else:
-            self._end(status, err)
+            self._end(status)
 
     @property
     def done(self) -> bool:
@@ -86,14 +89,13 @@ class Transfer:
             return True
         if self._bell is not None:
             self._bell.silence()  # before the look: what ends after it rings again
-        err = scratch.err
-        status = lib.rdt_transfer_test(self._ptr, err)
+        status = lib.rdt_transfer_test(self._ptr, _NO_ERR)
         if status == AGAIN:
             lib.rdt_context_progress(self._core.get("done"))
-            status = lib.rdt_transfer_test(self._ptr, err)
+            status = self._test()
         if status == AGAIN:
             return False
-        self._end(status, err)
+        self._end(status)
         return True
 
     def fileno(self) -> int:
@@ -130,19 +132,21 @@ class Transfer:
             raise self._error
 
     def _wait(self, timeout_s: float) -> None:
-        ptr, err = self._ptr, scratch.err
+        err = new_error()
 
         def attempt(slice_ns: int) -> int:
+            ptr = self._ptr
+            if ptr is None:  # a signal handler asked meanwhile, or closed the context
+                return OK
             status: int = lib.rdt_transfer_wait(ptr, slice_ns, err)
-            is_over = status == OK or lib.rdt_transfer_test(ptr, ffi.NULL) != AGAIN
-            return OK if is_over else status
+            return OK if status == OK or self._test() != AGAIN else status
 
         try:
-            self._core.waiters.wait(attempt, "wait", timeout_s)
+            self._core.waiters.wait(attempt, "wait", timeout_s, err)
         except errors.TransferTimeout:
             raise self._timed_out(timeout_s) from None
-        if self._ptr is not None:  # None: closed meanwhile, which left its error
-            self._end(lib.rdt_transfer_test(ptr, err), err)
+        if self._ptr is not None:  # None: the same, and its error was kept
+            self._end(self._test())
 
     def _timed_out(self, timeout_s: float) -> errors.TransferTimeout:
         """Make the exception of a wait that was too short."""
@@ -153,11 +157,25 @@ class Transfer:
             "describe() for the peer's state, or give it more time (timeout_s, RDMATENSOR_TIMEOUT)",
         )
 
-    def _end(self, status: int, err: CData) -> None:
-        """Take the result over and give the C handle up."""
-        if status != OK:
+    def _take_result(self, ptr: CData, status: int) -> None:
+        """Read more than the status from the C handle before it goes."""
+
+    def _test(self) -> int:
+        """Return the status; OK also where it ended for Python already."""
+        ptr = self._ptr
+        return OK if ptr is None else cast("int", lib.rdt_transfer_test(ptr, _NO_ERR))
+
+    def _end(self, status: int) -> None:
+        """Take the result over and give the C handle up; nothing where that was done already."""
+        if status != OK and self._ptr is not None:
+            err = new_error()
+            lib.rdt_transfer_test(self._ptr, err)  # the error that ended it stays
             self._error = error_of(status, self._what(), err)
-        ptr, self._ptr, self._pin = self._ptr, None, None
+        ptr, self._ptr = self._ptr, None
+        if ptr is None:
+            return
+        self._pin = None
+        self._take_result(ptr, status)
         lib.rdt_transfer_free(ptr)
         if self._bell is not None:
             os.eventfd_write(self._bell.fd, 1)  # it stays readable
@@ -166,10 +184,9 @@ class Transfer:
         """End the Python side because the context closes."""
         if self._ptr is None:
             return
-        err = scratch.err
-        status = lib.rdt_transfer_test(self._ptr, err)
+        status = self._test()
         if status != AGAIN:
-            self._end(status, err)
+            self._end(status)
             return
         self._error = errors.Closed(
             "RDT_ECLOSED", self._what(), "the context was closed while it was in flight"
@@ -213,16 +230,15 @@ class Reception(Transfer):
     __slots__ = ("len_bytes", "source")
     _has_result = True
 
-    def __init__(self, core: Core, ptr: CData, pin: object, what: Callable[[], str]) -> None:
+    def __init__(self, core: Core, frame: Frame, pin: object, what: Callable[[], str]) -> None:
         self.len_bytes = 0
         self.source = errors.RANK_UNKNOWN
-        super().__init__(core, ptr, pin, what)
+        super().__init__(core, frame, pin, what)
 
-    def _end(self, status: int, err: CData) -> None:
+    def _take_result(self, ptr: CData, status: int) -> None:
         if status == OK:
-            self.len_bytes = lib.rdt_transfer_len_bytes(self._ptr)
-            self.source = lib.rdt_transfer_source(self._ptr)
-        super()._end(status, err)
+            self.len_bytes = lib.rdt_transfer_len_bytes(ptr)
+            self.source = lib.rdt_transfer_source(ptr)
 
 
 class Waker:
