@@ -124,11 +124,20 @@ cheapest(const struct rdti_coll *coll)
         .algorithm;
 }
 
-/* The operation sums, and has to do so in rank order. NULL: one of the two does not hold. */
+/* Messages have inputs alone, so that no partial sum is rounded. Between hosts of several members a
+ * ring, which divides first, has so many times fewer bytes. */
+static bool
+sums_inputs(const struct rdti_coll *coll)
+{
+    return rdti_coll_averages_halves(coll) && coll->size > 2 &&
+           (coll->args.op != RDT_COLL_REDUCE_SCATTER || hosts_of(coll) == NULL);
+}
+
+/* The operation sums, and has to do so in rank order, or of inputs. NULL: it does not. */
 static const struct rdti_coll_algorithm *
 ordered_of(const struct rdti_coll *coll)
 {
-    if (coll->team == NULL || !coll->team->is_ordered)
+    if (coll->team == NULL || (!coll->team->is_ordered && !sums_inputs(coll)))
         return NULL;
     switch (coll->args.op) {
     case RDT_COLL_ALLREDUCE:
@@ -199,7 +208,7 @@ goes_by_hosts(const struct rdti_coll *coll)
     const uint64_t bytes = rdti_pack_unit_bytes(coll);
 
     if (team->choice == CHOICE_DIRECT || !rdti_hierarchical_has(coll->args.op) ||
-        ordered_of(coll) != NULL)
+        (team->is_ordered && ordered_of(coll) != NULL))
         return false;
     if (team->choice == CHOICE_HIERARCHICAL)
         return true;

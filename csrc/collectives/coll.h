@@ -71,6 +71,8 @@ struct rdti_coll {
     uint64_t block_bytes; /* of args.count elements */
     rdti_reduce_fn reduce;
     rdti_divide_fn divide; /* NULL unless the operation is an average */
+    uint32_t divisor;      /* of it: the group's size, of a part of a collective, too; else 1 */
+    rdti_fold_fn fold;     /* of halves; NULL: operands are reduced two by two */
     uint64_t sequence;
     uint64_t start_ns;
     uint64_t timeout_ns;
@@ -170,6 +172,20 @@ extern const struct rdti_coll_algorithm rdti_gather_direct;          /* pairwise
 extern const struct rdti_coll_algorithm rdti_scatter_direct;         /* pairwise.c */
 extern const struct rdti_coll_algorithm rdti_alltoall_pairwise;      /* pairwise.c */
 extern const struct rdti_coll_algorithm rdti_barrier_dissemination;  /* doubling.c */
+
+/* Their sum may be out of the dtype's range where their average is in it, and each partial sum that
+ * travels is rounded. */
+static inline bool
+rdti_coll_averages_halves(const struct rdti_coll *coll)
+{
+    return coll->divide != NULL && coll->fold != NULL;
+}
+
+/* dst = fold over so many operands, in their order; with the last of all ranks' it is averaged if
+ * that is asked. dst may be an operand itself: in[0] or in[1], but none behind them, which the
+ * result would overwrite before its turn. */
+void rdti_coll_fold(const struct rdti_coll *coll, void *dst, const uint8_t *const *in,
+                    uint32_t operands, uint64_t count, bool is_last);
 
 /* p + bytes, where p may be NULL for empty buffers. */
 static inline void *

@@ -127,6 +127,8 @@ accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
         return rdti_coll_error_set(err, RDT_EINVAL, "%s is not defined for %s", reductions[op],
                                    rdt_dtype_name(dtype));
     coll->divide = op == RDT_AVG ? table->divide[dtype] : NULL;
+    coll->divisor = op == RDT_AVG ? coll->size : 1;
+    coll->fold = table->fold[dtype][op];
     return RDT_OK;
 }
 

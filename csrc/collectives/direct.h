@@ -78,11 +78,6 @@ void rdti_placed_release(struct rdti_coll *coll);
 void rdti_shares_plan(struct rdti_coll *coll);
 rdt_status rdti_shares_fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err);
 rdt_status rdti_shares_use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err);
-/* dst = fold over the ranks of `in`, in rank order, averaged if that is asked. dst may be an input
- * itself: in[0] or in[1], but none behind them, which the sum would overwrite before its turn. */
-void rdti_direct_fold(const struct rdti_coll *coll, void *dst, const uint8_t *const *in,
-                      uint64_t len_bytes);
-
 /* src into the own stage: a pass over payload beside the one into its place. */
 void rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t len_bytes);
 /* What does not leave this rank; dst may overlap src. */

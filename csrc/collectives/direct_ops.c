@@ -13,8 +13,6 @@ enum {
     ONE_SHOT_MAX_BYTES = 64 * 1024,
     /* From here on it is worth a tick more to learn whether the tensors can be summed in place. */
     PLACED_FROM_BYTES = 256 * 1024,
-    /* Sums are made in blocks that stay in the first-level cache between two operands. */
-    BLOCK_BYTES = 8 * 1024,
     PIECE_ALIGNMENT_BYTES = 64,
 };
 
@@ -47,23 +45,6 @@ rdti_direct_share_bytes(uint64_t stage_bytes, uint32_t shares)
     return stage_bytes / shares / PIECE_ALIGNMENT_BYTES * PIECE_ALIGNMENT_BYTES;
 }
 
-void
-rdti_direct_fold(const struct rdti_coll *coll, void *dst, const uint8_t *const *in,
-                 uint64_t len_bytes)
-{
-    const uint64_t block = coll->size == 2 ? len_bytes : BLOCK_BYTES;
-
-    for (uint64_t at = 0; at < len_bytes; at += block) {
-        const uint64_t count = least(len_bytes - at, block) / coll->elem_bytes;
-        uint8_t *out = (uint8_t *)dst + at;
-        coll->reduce(out, in[0] + at, in[1] + at, count);
-        for (uint32_t i = 2; i < coll->size; i++)
-            coll->reduce(out, out, in[i] + at, count);
-    }
-    if (coll->divide != NULL)
-        coll->divide(dst, len_bytes / coll->elem_bytes, coll->size);
-}
-
 /*
  * The members' parts at `stage_off` of their stages. Our own part is the user's buffer where two
  * are summed, else its copy in our stage: the sum may be written where the buffer is.
@@ -81,7 +62,7 @@ rdti_direct_fold_stages(struct rdti_coll *coll, uint64_t step, uint64_t stage_of
     if (coll->size == 2)
         in[coll->rank] = own;
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
-    rdti_direct_fold(coll, dst, in, len_bytes);
+    rdti_coll_fold(coll, dst, in, coll->size, len_bytes / coll->elem_bytes, true);
     rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
     coll->direct.done.moved_bytes += len_bytes;
 }

@@ -43,13 +43,12 @@ build_allreduce_doubling(struct rdti_coll *coll)
         rdti_schedule_send(coll, peer, sum, count);
         rdti_schedule_end_round(coll); /* `sum` may be `recv`, which is being sent until here */
         if (other < player)
-            rdti_schedule_reduce(coll, recv, landing, sum, count);
+            rdti_schedule_reduce(coll, recv, landing, sum, count, 2 * bit >= players);
         else
-            rdti_schedule_reduce(coll, recv, sum, landing, count);
+            rdti_schedule_reduce(coll, recv, sum, landing, count, 2 * bit >= players);
         sum = recv;
     }
-    rdti_schedule_copy(coll, recv, sum, count); /* of a group of one */
-    rdti_schedule_average(coll, recv, count);
+    rdti_schedule_copy(coll, recv, sum, count); /* of a group of one, whose average it is, too */
     if (is_paired)
         rdti_schedule_send(coll, rank - 1, recv, count);
 }

@@ -6,6 +6,9 @@
  *
  * A sum is cut into shares, a rail each: member r of each host sums share r of its host, and talks
  * to member r of the others about it. A small one has one rail.
+ *
+ * Averages of halves are divided before a host's part is rounded to a half: between hosts they are
+ * parts of the average, which are in range where the sums are not.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,6 +170,8 @@ add_part(struct rdti_coll *coll, unsigned number)
         .elem_bytes = coll->elem_bytes,
         .block_bytes = coll->block_bytes,
         .reduce = coll->reduce, /* the average is made once, of all */
+        .fold = coll->fold,
+        .divisor = 1,
         .start_ns = coll->start_ns,
         .timeout_ns = coll->timeout_ns,
     };
@@ -184,6 +189,10 @@ add_gathering(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t 
     if (coll->team->local->size == 1)
         return;
     part = add_part(coll, PART_UP);
+    if (rdti_coll_averages_halves(coll)) {
+        part->divide = coll->divide;
+        part->divisor = coll->divisor;
+    }
     rdti_direct_plan(part, op, part->rank < rails ? RDTI_NEEDS_ALL : RDTI_NEEDS_NONE);
 }
 
@@ -234,10 +243,13 @@ prepare_allreduce(struct rdti_coll *coll, struct rdt_error *err)
     part->args.count = share.count;
     part->block_bytes = share.count * part->elem_bytes;
     part->args.recv = rdti_coll_at(coll->args.recv, share.off_bytes);
-    part->args.send = coll->team->local->size == 1
+    part->args.send = coll->team->local->size == 1 && !rdti_coll_averages_halves(coll)
                           ? rdti_coll_at_const(coll->args.send, share.off_bytes)
                           : part->args.recv;
     part->algorithm = plan.algorithm;
+    if (rdti_coll_averages_halves(coll) &&
+        part->size > 2) /* what it sends is rounded no more often */
+        part->algorithm = &rdti_allreduce_ordered;
     return part->algorithm->prepare(part, err);
 }
 
@@ -318,6 +330,20 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
     return status;
 }
 
+/* The part of the average of a member that is alone on its host. */
+static void
+divide_own(struct rdti_coll *coll)
+{
+    struct rdti_hierarchy *h = coll->hierarchy;
+    const struct rdti_coll *part = &h->parts[PART_BETWEEN];
+
+    if (!rdti_coll_averages_halves(coll) || h->has[PART_UP] || !h->has[PART_BETWEEN])
+        return;
+    const uint8_t *own =
+        rdti_coll_at_const(coll->args.send, share_of(coll, coll->team->hosts.index).off_bytes);
+    coll->fold(part->args.recv, &own, 1, part->args.count, coll->divisor);
+}
+
 /* Its place among the group's collectives is known. False: it has no part on boards, and waits to
  * pass its turn on. */
 static bool
@@ -335,6 +361,7 @@ begin(struct rdti_coll *coll)
     }
     if (h->has[PART_DOWN]) /* the turn stays ours until then */
         h->parts[PART_UP].direct.ticket_after = coll->direct.ticket;
+    divide_own(coll);
     h->is_begun = true;
     return true;
 }
@@ -353,8 +380,8 @@ advance(struct rdti_coll *coll, struct rdt_error *err)
         const rdt_status status = part->algorithm->advance(part, err);
         if (status != RDT_OK)
             return status;
-        if (h->at == PART_BETWEEN && coll->divide != NULL)
-            coll->divide(part->args.recv, part->args.count, coll->size);
+        if (h->at == PART_BETWEEN && coll->divide != NULL && !rdti_coll_averages_halves(coll))
+            coll->divide(part->args.recv, part->args.count, coll->divisor);
     }
     return RDT_OK;
 }

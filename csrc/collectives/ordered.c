@@ -45,9 +45,12 @@ build_sum(struct rdti_coll *coll)
     const void *own = given(coll, coll->rank, &count);
     const uint64_t bytes = count * coll->elem_bytes;
     uint8_t *pieces = rdti_schedule_temp(coll, bytes * coll->size);
+    const uint8_t **in = rdti_schedule_temp(coll, coll->size * sizeof(*in));
 
-    if (pieces == NULL) /* the schedule has the error */
+    if (pieces == NULL || in == NULL) /* the schedule has the error */
         return NULL;
+    for (uint32_t member = 0; member < coll->size; member++)
+        in[member] = pieces + member * bytes;
     rdti_schedule_copy(coll, pieces + coll->rank * bytes, own, count);
     for (uint32_t i = 1; i < coll->size; i++) {
         const uint32_t source = rdti_coll_before(coll, i);
@@ -60,9 +63,7 @@ build_sum(struct rdti_coll *coll)
         rdti_schedule_send(coll, target, out, target_count);
     }
     rdti_schedule_end_round(coll);
-    for (uint32_t member = 1; member < coll->size; member++)
-        rdti_schedule_reduce(coll, pieces, pieces, pieces + member * bytes, count);
-    rdti_schedule_average(coll, pieces, count);
+    rdti_schedule_fold(coll, pieces, in, count);
     return pieces;
 }
 

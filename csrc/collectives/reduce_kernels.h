@@ -7,7 +7,8 @@
  *   bool      any byte but 0 is true, results are 0 or 1: SUM, MAX, BOR are "or", PRODUCT, MIN,
  *             BAND are "and"; AVG is refused
  *   floats    one IEEE operation, rounded to nearest even; bitwise operations are refused
- *   f16 bf16  widened to f32, one operation there, rounded back to nearest even
+ *   f16 bf16  widened to f32, computed there, rounded back to nearest even: by `reduce` for its two
+ *             operands, by `fold` once for all of its operands and the division
  *   MIN MAX   a NaN on either side gives a NaN, as torch.minimum() does; of two equal values, which
  *             differ for zeros only, the right one is taken
  *   complex   SUM, AVG and PRODUCT only; the product is the school formula, without the rescue of
@@ -31,11 +32,16 @@ enum {
 typedef void (*rdti_reduce_fn)(void *dst, const void *lhs, const void *rhs, uint64_t count);
 /* dst[i] = dst[i] / divisor. */
 typedef void (*rdti_divide_fn)(void *dst, uint64_t count, uint32_t divisor);
+/* dst[i] = (in[0][i] op in[1][i] op ...) / divisor, left to right. dst may equal any operand. */
+typedef void (*rdti_fold_fn)(void *dst, const uint8_t *const *in, uint32_t operands, uint64_t count,
+                             uint32_t divisor);
 
 /* NULL: the operation has no meaning for the dtype. */
 struct rdti_reduce_table {
     rdti_reduce_fn reduce[RDTI_DTYPE_LIMIT][RDTI_REDUCE_OP_LIMIT];
     rdti_divide_fn divide[RDTI_DTYPE_LIMIT];
+    /* NULL also where operations on two operands at a time lose nothing against it. */
+    rdti_fold_fn fold[RDTI_DTYPE_LIMIT][RDTI_REDUCE_OP_LIMIT];
 };
 
 /* Plain C for any processor. */

@@ -145,7 +145,29 @@ enum {
         }                                                                     \
     }
 
+/* Between operands the result stays in floats: a sum of halves may be none, nor so exact. */
+#define HALF_FOLD(name, t, float_loop)                                                   \
+    static void name(void *dst, const uint8_t *const *in, uint32_t operands, uint64_t n, \
+                     uint32_t divisor)                                                   \
+    {                                                                                    \
+        float result[HALF_BLOCK];                                                        \
+        float next[HALF_BLOCK];                                                          \
+        for (uint64_t i = 0; i < n; i += HALF_BLOCK) {                                   \
+            const size_t count = (size_t)MIN_OF(n - i, (uint64_t)HALF_BLOCK);            \
+            t##_widen(result, (const uint16_t *)(const void *)in[0] + i, count);         \
+            for (uint32_t k = 1; k < operands; k++) {                                    \
+                t##_widen(next, (const uint16_t *)(const void *)in[k] + i, count);       \
+                float_loop(result, result, next, count);                                 \
+            }                                                                            \
+            if (divisor > 1)                                                             \
+                divide_f32(result, count, divisor);                                      \
+            t##_narrow((uint16_t *)dst + i, result, count);                              \
+        }                                                                                \
+    }
+
 #define HALF_LOOPS(t)                                                         \
+    HALF_FOLD(fold_sum_##t, t, sum_f32)                                       \
+    HALF_FOLD(fold_product_##t, t, product_f32)                               \
     HALF_LOOP(sum_##t, t, sum_f32)                                            \
     HALF_LOOP(product_##t, t, product_f32)                                    \
     HALF_LOOP(min_##t, t, min_f32)                                            \
@@ -176,6 +198,9 @@ HALF_LOOPS(bf16)
      [RDT_MIN] = min_##t,         \
      [RDT_MAX] = max_##t}
 #define COMPLEX_ROW(t) {[RDT_SUM] = sum_##t, [RDT_AVG] = sum_##t, [RDT_PRODUCT] = product_##t}
+
+#define HALF_FOLD_ROW(t) \
+    {[RDT_SUM] = fold_sum_##t, [RDT_AVG] = fold_sum_##t, [RDT_PRODUCT] = fold_product_##t}
 
 const struct rdti_reduce_table TABLE = {
     .reduce =
@@ -210,5 +235,10 @@ const struct rdti_reduce_table TABLE = {
             [RDT_F64] = divide_f64,
             [RDT_C64] = divide_c64,
             [RDT_C128] = divide_c128,
+        },
+    .fold =
+        {
+            [RDT_F16] = HALF_FOLD_ROW(f16),
+            [RDT_BF16] = HALF_FOLD_ROW(bf16),
         },
 };

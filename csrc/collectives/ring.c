@@ -79,31 +79,45 @@ build_allreduce_ring(struct rdti_coll *coll)
     }
 }
 
+/* A member's block of the input; with `part`, its part of an average, which is made there. */
+static const void *
+own_block(struct rdti_coll *coll, uint32_t member, void *part)
+{
+    const void *own = rdti_coll_send_block(coll, member);
+
+    if (part == NULL)
+        return own;
+    rdti_schedule_divide(coll, part, own, coll->args.count);
+    return part;
+}
+
 /*
  * As the first phase above, but the input is not ours to change: partial sums live in two
  * temporaries in turn, one being sent while the other is filled. recv may be the rank's own block
- * of send.
+ * of send. Of halves that are averaged, each rank divides its own before it adds them.
  */
 static void
 build_reduce_scatter_ring(struct rdti_coll *coll)
 {
     const uint64_t count = coll->args.count;
     const uint32_t n = coll->size;
-    const void *sent = rdti_coll_send_block(coll, rdti_coll_before(coll, 1));
+    const bool divides_first = n > 2 && rdti_coll_averages_halves(coll);
     void *sums[2] = {NULL, NULL};
+    void *part = divides_first ? rdti_schedule_temp(coll, coll->block_bytes) : NULL;
     void *landing =
         n > 1 ? rdti_schedule_temp(coll, rdti_schedule_landing_bytes(coll, count)) : NULL;
 
-    for (uint32_t i = 0; i < 2 && i + 2 < n; i++)
+    for (uint32_t i = 0; i < 2 && (i + 2 < n || divides_first); i++)
         sums[i] = rdti_schedule_temp(coll, coll->block_bytes);
+    const void *sent = own_block(coll, rdti_coll_before(coll, 1), divides_first ? sums[1] : NULL);
     for (uint32_t i = 0; i + 1 < n; i++) {
         const bool is_last = i + 2 == n;
-        const uint32_t of = rdti_coll_before(coll, i + 2);
         const struct rdti_operand_in in = {.peer = rdti_coll_before(coll, 1),
                                            .landing = landing,
                                            .dst = is_last ? coll->args.recv : sums[i % 2],
-                                           .own = rdti_coll_send_block(coll, of),
-                                           .is_last = is_last,
+                                           .own =
+                                               own_block(coll, rdti_coll_before(coll, i + 2), part),
+                                           .is_last = is_last && !divides_first,
                                            .count = count};
         const struct rdti_operand_out out = {.peer = rdti_coll_after(coll, 1),
                                              .src = sent,

@@ -28,7 +28,7 @@ struct rdti_coll;
 struct rdti_temp;
 
 enum {
-    RDTI_TEMP_LIMIT = 3 /* temporaries of one schedule: as many as the algorithms need */
+    RDTI_TEMP_LIMIT = 4 /* temporaries of one schedule: as many as the algorithms need */
 };
 
 struct rdti_schedule {
@@ -82,11 +82,15 @@ struct rdti_operand_out {
 void rdti_schedule_operands(struct rdti_coll *coll, const struct rdti_operand_in *in,
                             const struct rdti_operand_out *out);
 uint64_t rdti_schedule_landing_bytes(const struct rdti_coll *coll, uint64_t count);
+/* is_last: with it all ranks' values are in dst. */
 void rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const void *rhs,
-                          uint64_t count);
+                          uint64_t count, bool is_last);
+/* Of one operand of each rank, in rank order; `in` lives as long as the schedule. */
+void rdti_schedule_fold(struct rdti_coll *coll, void *dst, const uint8_t *const *in,
+                        uint64_t count);
+/* Of averages of halves: dst = src / the divisor. */
+void rdti_schedule_divide(struct rdti_coll *coll, void *dst, const void *src, uint64_t count);
 void rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t count);
-/* For averages only: dst / size of the group. Nothing for other operations. */
-void rdti_schedule_average(struct rdti_coll *coll, void *dst, uint64_t count);
 
 /* prepare() of an algorithm that is a schedule, but for the steps themselves, which `build`
  * adds. */

@@ -242,7 +242,7 @@ rdti_schedule_operands(struct rdti_coll *coll, const struct rdti_operand_in *in,
 
 void
 rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const void *rhs,
-                     uint64_t count)
+                     uint64_t count, bool is_last)
 {
     struct rdti_step *step = add_step(coll, RDTI_STEP_REDUCE, count);
 
@@ -251,6 +251,29 @@ rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const v
     step->dst = dst;
     step->lhs = lhs;
     step->rhs = rhs;
+    step->is_last = is_last;
+}
+
+void
+rdti_schedule_fold(struct rdti_coll *coll, void *dst, const uint8_t *const *in, uint64_t count)
+{
+    struct rdti_step *step = add_step(coll, RDTI_STEP_FOLD, count);
+
+    if (step == NULL)
+        return;
+    step->dst = dst;
+    step->lhs = in;
+}
+
+void
+rdti_schedule_divide(struct rdti_coll *coll, void *dst, const void *src, uint64_t count)
+{
+    struct rdti_step *step = add_step(coll, RDTI_STEP_DIVIDE, count);
+
+    if (step == NULL)
+        return;
+    step->dst = dst;
+    step->lhs = src;
 }
 
 void
@@ -263,16 +286,6 @@ rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t 
         return;
     step->dst = dst;
     step->lhs = src;
-}
-
-void
-rdti_schedule_average(struct rdti_coll *coll, void *dst, uint64_t count)
-{
-    if (coll->divide == NULL)
-        return;
-    struct rdti_step *step = add_step(coll, RDTI_STEP_AVERAGE, count);
-    if (step != NULL)
-        step->dst = dst;
 }
 
 /*

@@ -94,10 +94,14 @@ static void
 reduce(struct rdti_coll *coll, const struct rdti_step *step)
 {
     const uint64_t began_ns = rdti_pass_begin(step->count * coll->elem_bytes);
+    const uint8_t *const in[2] = {step->lhs, step->rhs};
 
-    coll->reduce(step->dst, step->lhs, step->rhs, step->count);
-    if (step->is_last && coll->divide != NULL)
-        coll->divide(step->dst, step->count, coll->size);
+    if (step->kind == RDTI_STEP_FOLD)
+        rdti_coll_fold(coll, step->dst, step->lhs, coll->size, step->count, true);
+    else if (step->kind == RDTI_STEP_DIVIDE)
+        rdti_coll_fold(coll, step->dst, in, 1, step->count, true);
+    else
+        rdti_coll_fold(coll, step->dst, in, 2, step->count, step->is_last);
     rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
 }
 
@@ -109,17 +113,14 @@ begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err
 
     switch (step->kind) {
     case RDTI_STEP_REDUCE:
+    case RDTI_STEP_FOLD:
+    case RDTI_STEP_DIVIDE:
         reduce(coll, step);
         return RDT_OK;
     case RDTI_STEP_COPY:
         began_ns = rdti_pass_begin(len_bytes);
         memmove(step->dst, step->lhs, len_bytes);
         rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
-        return RDT_OK;
-    case RDTI_STEP_AVERAGE:
-        began_ns = rdti_pass_begin(len_bytes);
-        coll->divide(step->dst, step->count, coll->size);
-        rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
         return RDT_OK;
     default:
         return post_message(coll, step, err);

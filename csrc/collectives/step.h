@@ -16,8 +16,9 @@ enum {
     RDTI_STEP_RECV,        /* from peer into landing */
     RDTI_STEP_RECV_REDUCE, /* the same; on arrival dst = lhs op rhs */
     RDTI_STEP_REDUCE,      /* dst = lhs op rhs */
+    RDTI_STEP_FOLD,        /* dst = fold over the array of operands that lhs is, one of each rank */
+    RDTI_STEP_DIVIDE,      /* dst = lhs / the divisor of an average; halves only */
     RDTI_STEP_COPY,        /* dst = lhs */
-    RDTI_STEP_AVERAGE,     /* dst = dst / size of the group */
 };
 
 struct rdti_step {
@@ -26,7 +27,7 @@ struct rdti_step {
     uint32_t peer;
     uint16_t ordinal; /* messages between the two in this direction before this one */
     bool is_pending;  /* posted, and not seen to end */
-    bool is_last;     /* RECV_REDUCE: all ranks' values are in the sum, which may be averaged */
+    bool is_last;     /* of a sum: all ranks' values are in it, and it may be averaged */
     uint64_t count;   /* elements */
     void *landing;
     void *dst;

@@ -318,4 +318,54 @@ TEST(division_rounds_once)
     }
 }
 
+/* Sums and products of halves in floats, rounded once, with the same bits from both tables and
+ * whichever operand the result overwrites. */
+static float
+widened(uint32_t dtype, uint16_t half)
+{
+    return dtype == RDT_F16 ? f16_to_f32(half) : bf16_to_f32(half);
+}
+
+static void
+check_fold(uint32_t dtype, uint32_t op, uint32_t operands, uint32_t divisor, uint64_t count)
+{
+    static uint16_t inputs[5][SAMPLES], want[SAMPLES], out[SAMPLES];
+    const uint8_t *in[5];
+
+    for (uint32_t k = 0; k < operands; k++) {
+        for (int i = 0; i < SAMPLES; i++)
+            inputs[k][i] = (uint16_t)(i % 2 == 0 ? random_bits() : 0x3c00U + random_bits() % 512);
+        in[k] = (const uint8_t *)inputs[k];
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        float sum = widened(dtype, inputs[0][i]);
+        for (uint32_t k = 1; k < operands; k++)
+            sum = op == RDT_PRODUCT ? sum * widened(dtype, inputs[k][i])
+                                    : sum + widened(dtype, inputs[k][i]);
+        sum /= (float)divisor;
+        want[i] = dtype == RDT_F16 ? f32_to_f16(sum) : f32_to_bf16(sum);
+    }
+    rdti_reduce_generic.fold[dtype][op](out, in, operands, count, divisor);
+    for (uint64_t i = 0; i < count; i++)
+        CHECK(isnan(widened(dtype, out[i])) || out[i] == want[i]);
+    rdti_reduce_best()->fold[dtype][op](want, in, operands, count, divisor);
+    CHECK_MEM_EQ(out, want, count * sizeof(out[0]));
+    const uint32_t over = (uint32_t)(count % operands);
+    rdti_reduce_best()->fold[dtype][op](inputs[over], in, operands, count, divisor);
+    CHECK_MEM_EQ(inputs[over], want, count * sizeof(out[0]));
+}
+
+TEST(halves_fold_with_one_rounding)
+{
+    static const uint32_t ops[] = {RDT_SUM, RDT_AVG, RDT_PRODUCT};
+
+    for (uint32_t operands = 1; operands <= 5; operands++)
+        for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
+            for (size_t o = 0; o < sizeof(ops) / sizeof(ops[0]); o++) {
+                const uint32_t divisor = ops[o] == RDT_AVG ? operands : 1;
+                check_fold(RDT_F16, ops[o], operands, divisor, counts[c]);
+                check_fold(RDT_BF16, ops[o], operands, divisor, counts[c]);
+            }
+}
+
 TEST_MAIN()
