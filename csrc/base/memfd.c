@@ -22,6 +22,9 @@
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
 #endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
 
 /* Times that the kernel may ask to try again before its word is taken for an answer. */
 #define POPULATE_TRIES 1000
@@ -48,6 +51,16 @@ check_file_limit(uint64_t len_bytes, struct rdt_error *err)
         (unsigned long long)len_bytes, (unsigned long long)limit.rlim_cur);
 }
 
+/* Where sysctl vm.memfd_noexec is 2, a memfd that may become executable is refused. Kernels older
+ * than the flag refuse the flag as invalid. */
+static int
+create_noexec(const char *name, unsigned flags)
+{
+    const int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+
+    return fd < 0 && errno == EINVAL ? memfd_create(name, flags) : fd;
+}
+
 rdt_status
 rdti_memfd_create(const char *name, uint64_t len_bytes, unsigned mfd_flags, int *fd_out,
                   struct rdt_error *err)
@@ -57,7 +70,7 @@ rdti_memfd_create(const char *name, uint64_t len_bytes, unsigned mfd_flags, int 
 
     if (status != RDT_OK)
         return status;
-    const int fd = memfd_create(name, flags);
+    const int fd = create_noexec(name, flags);
     if (fd < 0)
         return rdti_error_set(err, RDT_EDEVICE, errno, "memfd_create(\"%s\", 0x%x)", name, flags);
     if (ftruncate(fd, (off_t)len_bytes) != 0) {

@@ -19,9 +19,43 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
+#ifndef F_SEAL_EXEC
+#define F_SEAL_EXEC 0x0020
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
 #define KIB UINT64_C(1024)
 #define MIB (UINT64_C(1024) * KIB)
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+/* In place of the C library's, for what the kernel of the machine does not do. */
+static enum { KERNEL_OWN, KERNEL_BEFORE_6_3, KERNEL_NOEXEC_2 } kernel;
+
+int
+memfd_create(const char *name, unsigned flags)
+{
+    const bool is_noexec = (flags & MFD_NOEXEC_SEAL) != 0;
+
+    if ((kernel == KERNEL_BEFORE_6_3 && is_noexec) || (kernel == KERNEL_NOEXEC_2 && !is_noexec)) {
+        errno = is_noexec ? EINVAL : EACCES;
+        return -1;
+    }
+    const int fd = (int)syscall(SYS_memfd_create, name, flags);
+    if (fd < 0 && errno == EINVAL && kernel == KERNEL_NOEXEC_2)
+        return (int)syscall(SYS_memfd_create, name, flags & ~MFD_NOEXEC_SEAL);
+    return fd;
+}
+
+/* Without the one that says that the kernel knows files that can never be executed. */
+static int
+seals_of(int fd)
+{
+    const int seals = fcntl(fd, F_GET_SEALS);
+
+    return seals < 0 ? seals : seals & ~F_SEAL_EXEC;
+}
 
 static int
 sealed(uint64_t len_bytes)
@@ -40,7 +74,7 @@ TEST(a_sealed_memfd_keeps_its_size)
     struct stat st;
     const int fd = sealed(12 * KIB);
 
-    CHECK_INT_EQ(fcntl(fd, F_GET_SEALS), SEALS);
+    CHECK_INT_EQ(seals_of(fd), SEALS);
     CHECK_INT_EQ(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
     CHECK_INT_EQ(fstat(fd, &st), 0);
     CHECK_INT_EQ(st.st_size, 12 * KIB);
@@ -54,6 +88,21 @@ TEST(a_sealed_memfd_keeps_its_size)
     (void)close(fd);
 }
 
+TEST(a_memfd_is_made_where_executable_ones_are_refused_and_on_old_kernels)
+{
+    struct rdt_error err;
+    int fd = -1;
+
+    kernel = KERNEL_NOEXEC_2;
+    CHECK_OK(rdti_memfd_create_sealed("test", 4 * KIB, 0, &fd, &err), &err);
+    (void)close(fd);
+    kernel = KERNEL_BEFORE_6_3;
+    CHECK_OK(rdti_memfd_create_sealed("test", 4 * KIB, 0, &fd, &err), &err);
+    CHECK_INT_EQ(fcntl(fd, F_GET_SEALS), SEALS);
+    (void)close(fd);
+    kernel = KERNEL_OWN;
+}
+
 TEST(a_private_memfd_takes_no_other_writer)
 {
     struct rdt_error err;
@@ -62,10 +111,10 @@ TEST(a_private_memfd_takes_no_other_writer)
     int fd = -1;
 
     CHECK_OK(rdti_memfd_create("test", 4 * KIB, 0, &fd, &err), &err);
-    CHECK_INT_EQ(fcntl(fd, F_GET_SEALS), 0);
+    CHECK_INT_EQ(seals_of(fd), 0);
     CHECK_OK(rdti_memfd_map(fd, "ours", 4 * KIB, PROT_READ | PROT_WRITE, &ours, &err), &err);
     CHECK_OK(rdti_memfd_seal(fd, true, &err), &err);
-    CHECK_INT_EQ(fcntl(fd, F_GET_SEALS), SEALS | F_SEAL_FUTURE_WRITE);
+    CHECK_INT_EQ(seals_of(fd), SEALS | F_SEAL_FUTURE_WRITE);
     CHECK_STATUS(rdti_memfd_map(fd, "theirs", 4 * KIB, PROT_READ | PROT_WRITE, &theirs, &err),
                  RDT_EPROTO);
     CHECK_INT_EQ(err.sys_errno, EPERM);
