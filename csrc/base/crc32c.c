@@ -62,7 +62,16 @@ step1(uint32_t crc, uint8_t byte)
 #elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #include <sys/auxv.h>
 #define HARDWARE_NAME "armv8-crc"
+#if defined(__clang__) /* its arm_acle.h of before 16 has nothing for functions with a target */
+#define HARDWARE __attribute__((target("crc")))
+#define crc_of_word __builtin_arm_crc32cd
+#define crc_of_byte __builtin_arm_crc32cb
+#else
+#include <arm_acle.h>
 #define HARDWARE __attribute__((target("+crc")))
+#define crc_of_word __crc32cd
+#define crc_of_byte __crc32cb
+#endif
 
 static bool
 has_hardware(void)
@@ -73,13 +82,13 @@ has_hardware(void)
 HARDWARE static inline uint32_t
 step8(uint32_t crc, uint64_t word)
 {
-    return __builtin_aarch64_crc32cx(crc, word);
+    return crc_of_word(crc, word);
 }
 
 HARDWARE static inline uint32_t
 step1(uint32_t crc, uint8_t byte)
 {
-    return __builtin_aarch64_crc32cb(crc, byte);
+    return crc_of_byte(crc, byte);
 }
 #endif
 
