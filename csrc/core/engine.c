@@ -41,8 +41,13 @@ struct tick {
 };
 
 /* Its address tells threads apart. initial-exec: found without a call, in every pass; it takes one
- * byte of what the C library keeps for libraries that are loaded late. */
+ * byte of what glibc keeps for libraries that are loaded late. musl keeps none, and would refuse
+ * to load the library. */
+#if defined(__GLIBC__)
 static _Thread_local char thread_mark __attribute__((tls_model("initial-exec")));
+#else
+static _Thread_local char thread_mark;
+#endif
 
 static uintptr_t
 self_mark(void)
