@@ -24,6 +24,11 @@ target_include_directories(rdmatensor_objects
     PRIVATE "${RDMATENSOR_CSRC}")
 target_compile_definitions(rdmatensor_objects PRIVATE RDT_VERSION_TEXT="${PROJECT_VERSION}")
 target_link_libraries(rdmatensor_objects PRIVATE rdmatensor_flags)
+# A product and a sum that are rounded once, as FMA does, have other bits than on other processors.
+# clang does so by default, and gcc does with GNU extensions.
+set_source_files_properties("${RDMATENSOR_CSRC}/collectives/reduce_avx2.c"
+                            "${RDMATENSOR_CSRC}/collectives/reduce_generic.c"
+                            PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 
 # A small message passes through some fifty functions of a dozen files: compiled as a whole most of
 # those calls go away. For releases alone, as it costs time at the link; tests link the objects as

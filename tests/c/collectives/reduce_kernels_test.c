@@ -259,6 +259,20 @@ TEST(complex_product_is_the_school_formula)
         }
 }
 
+/* 1 + 2^-26 + 2^-54 less 1 + 2^-26: the product is rounded before it is used. */
+TEST(products_and_sums_are_rounded_each)
+{
+    const double a[2] = {1 + 0x1p-27, 1};
+    const double b[2] = {1 + 0x1p-27, 1 + 0x1p-26};
+    double out[2];
+
+    for (int t = 0; t < 2; t++)
+        if (table_number(t) != NULL) {
+            table_number(t)->reduce[RDT_C128][RDT_PRODUCT](out, a, b, 1);
+            CHECK(out[0] == 0.0);
+        }
+}
+
 /* Every entry of both tables, on every count, in all three kinds of aliasing: the same bits. */
 TEST(tables_agree_bit_for_bit_in_place_or_not)
 {
