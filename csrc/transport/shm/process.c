@@ -104,6 +104,33 @@ advance(const struct rdt_block *blocks, uint32_t count, struct block_cursor *at,
     }
 }
 
+/* One system call, and looks whose memory it is about: before it, and after a read, whose bytes may
+ * be of a process that has the number since. Between a look and a write the kernel would have to
+ * start as many processes as there are numbers. */
+static rdt_status
+move_once(const struct shm_process *process, const struct iovec *local, const struct iovec *remote,
+          unsigned long used, bool is_write, uint64_t *moved_out, struct rdt_error *err)
+{
+    const pid_t pid = (pid_t)process->pid;
+    const rdt_status status = check_alive(process, err);
+
+    if (status != RDT_OK)
+        return status;
+    const ssize_t moved = is_write ? process_vm_writev(pid, local, used, remote, used, 0)
+                                   : process_vm_readv(pid, local, used, remote, used, 0);
+    const int saved = errno;
+    if (moved < 0 && saved == ESRCH)
+        return rdti_error_set(err, RDT_EPEER, saved, "process %u is gone", process->pid);
+    if (moved <= 0)
+        return rdti_error_set(err, RDT_EDEVICE, moved < 0 ? saved : 0,
+                              "process_vm_%s of process %u, %llu bytes at 0x%llx",
+                              is_write ? "writev" : "readv", process->pid,
+                              (unsigned long long)remote[0].iov_len,
+                              (unsigned long long)(uintptr_t)remote[0].iov_base);
+    *moved_out = (uint64_t)moved;
+    return is_write ? RDT_OK : check_alive(process, err);
+}
+
 static rdt_status
 move(const struct shm_process *process, uint64_t base_addr, const struct rdt_block *blocks,
      uint32_t count, bool is_write, struct rdt_error *err)
@@ -112,26 +139,15 @@ move(const struct shm_process *process, uint64_t base_addr, const struct rdt_blo
     struct iovec remote[SHM_PROCESS_BLOCKS];
     struct block_cursor at = {0, 0};
 
-    const rdt_status status = check_alive(process, err);
-    if (status != RDT_OK)
-        return status;
     for (;;) {
         const unsigned long used = gather(base_addr, blocks, count, &at, local, remote);
         if (used == 0)
             return RDT_OK;
-        const pid_t pid = (pid_t)process->pid;
-        const ssize_t moved = is_write ? process_vm_writev(pid, local, used, remote, used, 0)
-                                       : process_vm_readv(pid, local, used, remote, used, 0);
-        const int saved = errno;
-        if (moved < 0 && saved == ESRCH)
-            return rdti_error_set(err, RDT_EPEER, saved, "process %u is gone", process->pid);
-        if (moved <= 0)
-            return rdti_error_set(err, RDT_EDEVICE, moved < 0 ? saved : 0,
-                                  "process_vm_%s of process %u, %llu bytes at 0x%llx",
-                                  is_write ? "writev" : "readv", process->pid,
-                                  (unsigned long long)remote[0].iov_len,
-                                  (unsigned long long)(uintptr_t)remote[0].iov_base);
-        advance(blocks, count, &at, (uint64_t)moved);
+        uint64_t moved = 0;
+        const rdt_status status = move_once(process, local, remote, used, is_write, &moved, err);
+        if (status != RDT_OK)
+            return status;
+        advance(blocks, count, &at, moved);
     }
 }
 

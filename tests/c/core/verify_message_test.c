@@ -18,9 +18,11 @@ process_vm_readv(pid_t pid, const struct iovec *local, unsigned long local_count
     const ssize_t got =
         syscall(SYS_process_vm_readv, pid, local, local_count, remote, remote_count, flags);
 
-    if (evil_process_reads != 0 && got > (ssize_t)evil_off) {
+    /* Before the message comes the word by which the library knows the peer. */
+    const struct iovec *message = &local[local_count - 1];
+    if (evil_process_reads != 0 && got > (ssize_t)evil_off && message->iov_len > evil_off) {
         evil_process_reads = 0;
-        ((uint8_t *)local->iov_base)[evil_off] ^= 0x10;
+        ((uint8_t *)message->iov_base)[evil_off] ^= 0x10;
     }
     return got;
 }
