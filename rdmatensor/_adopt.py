@@ -17,7 +17,7 @@ import importlib
 import importlib.abc
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypedDict, cast
@@ -32,7 +32,7 @@ from rdmatensor._heap import keep_large_blocks
 from rdmatensor._sent import Sent
 from rdmatensor._stage_check import Direction, check_sends
 from rdmatensor.context import Context
-from rdmatensor.torch import Births, registered_memory
+from rdmatensor.torch import Births, has_allocator, registered_memory
 
 _STAGES = "torch.distributed.pipelining.stage"
 _KEPT = 256  # lines of describe(); a program that makes modules for ever must not grow
@@ -73,6 +73,16 @@ def install(context: Context) -> None:
         _watch_stages()
 
 
+@contextlib.contextmanager
+def _adopting(context: Context) -> Iterator[Births]:
+    """As registered_memory(), but harmless where another library has torch's allocator."""
+    if not has_allocator():
+        yield Births()  # describe()["not_adopted"] has the reason
+        return
+    with registered_memory(context=context) as births:
+        yield births
+
+
 def _wrap(name: str, is_wanted: Callable[[DistributedDataParallel], bool]) -> None:
     before = getattr(DistributedDataParallel, name, None)
     if before is None:
@@ -90,7 +100,7 @@ def _wrap(name: str, is_wanted: Callable[[DistributedDataParallel], bool]) -> No
         is_off = torch.compiler.is_compiling() or not context.settings.adopt or context.is_closed
         if is_off or not is_wanted(self):
             return before(self, *args, **kwargs)
-        with registered_memory(context=context) as births:
+        with _adopting(context) as births:
             result = before(self, *args, **kwargs)
         if births.missed > 0:
             _adopt_report.note_no_room(self)
@@ -226,7 +236,7 @@ def _wrap_stage(kind: Any, name: str) -> None:  # noqa: ANN401 - torch's class
         context: Context = DistributedDataParallel._rdmatensor_context  # type: ignore[attr-defined]
         if not _is_adopting(self, context):
             return before(self, *args, **kwargs)
-        with registered_memory(context=context) as births:
+        with _adopting(context) as births:
             result = before(self, *args, **kwargs)
         _note(f"buffers of stage {self.stage_index}", births)
         return result

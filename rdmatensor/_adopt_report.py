@@ -15,10 +15,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rdmatensor import _ddp_births
-from rdmatensor.torch import MIN_BYTES, is_in_arena, requests
+from rdmatensor.torch import MIN_BYTES, has_allocator, is_in_arena, requests
 
 NO_ROOM = "the arena has no room: raise RDMATENSOR_ARENA_MAX_MB"
 _OFF = "RDMATENSOR_ADOPT=0"
+_TAKEN = "another library has taken over torch's allocator of CPU memory"
 _IGNORED = "DistributedDataParallel was told to ignore the parameter: its gradient is not sent"
 _SPARSE = "sparse: its memory has another size each time"
 _SHARED = "shared with other processes, whose memory it is too"
@@ -96,9 +97,10 @@ def note_forward(module: DistributedDataParallel) -> None:
 def not_adopted(is_adopting: bool) -> list[NotAdopted]:
     """Return what is outside the arena now, by what it is and why."""
     found: dict[tuple[str, str], NotAdopted] = {}
-    if not is_adopting:
+    if not is_adopting or not has_allocator():
         what = "buckets of DistributedDataParallel, buffers of pipeline stages"
-        found[what, _OFF] = NotAdopted(what=what, reason=_OFF, tensors=0, bytes=0, names=[])
+        reason = _TAKEN if is_adopting else _OFF
+        found[what, reason] = NotAdopted(what=what, reason=reason, tensors=0, bytes=0, names=[])
     for one in _outside(is_adopting):
         entry = found.setdefault(
             (one.what, one.reason),
@@ -146,6 +148,7 @@ def _why_gradient(
         (not module.gradient_as_bucket_view, _COPIED),
         (storage is not None and storage.nbytes() < MIN_BYTES, _SMALL),
         (module in _without_room, NO_ROOM),
+        (is_adopting and not has_allocator(), _TAKEN),
     )
     return next((reason for holds, reason in reasons if holds), _ELSEWHERE)
 

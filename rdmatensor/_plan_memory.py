@@ -14,7 +14,7 @@ from graph_analysis.plan import PlannedTensor, gradient_buckets
 from rdmatensor._heap import keep_large_blocks
 from rdmatensor.context import Context
 from rdmatensor.distributed import load_extension
-from rdmatensor.torch import empty
+from rdmatensor.torch import empty, has_allocator
 
 
 class PlanMismatch(RuntimeError):
@@ -155,7 +155,12 @@ class GradientMemory:
         return spans
 
     def begin(self) -> None:
-        """Start a backward pass: this thread's allocations are traced until end()."""
+        """Start a backward pass: this thread's allocations are traced until end().
+
+        Without torch's allocator, which another library may have, settle() copies all.
+        """
+        if not has_allocator():
+            return
         served = [
             (gradient.birth, gradient.place)
             for gradient in self.numbered

@@ -15,7 +15,7 @@ import torch
 
 from rdmatensor.context import Context
 from rdmatensor.distributed import load_extension
-from rdmatensor.torch import MIN_BYTES, Births, empty
+from rdmatensor.torch import MIN_BYTES, Births, empty, has_allocator
 
 _CHANGES_MAX = 8  # a pass whose allocations change more often is left alone
 _ALIGNMENT_BYTES = 64  # of a tensor, as torch's own allocator has it
@@ -65,7 +65,7 @@ class Sent:
     def run(self, call: Callable[[], T], sent: Callable[[], Iterable[object]]) -> T:
         """Make a pass by call(); sent() tells afterwards what of it is to be sent."""
         slot = None if self._is_over or not self._has_devices() else self._free_slot()
-        if slot is None:
+        if slot is None or not has_allocator():
             return call()
         slot.places.begin([(birth, place) for place, (birth, _) in enumerate(self._learnt)])
         try:

@@ -78,6 +78,11 @@ class Births:
     missed_bytes: int = 0
 
 
+def has_allocator() -> bool:
+    """Whether torch's allocator of CPU memory asks us; else another library has its place."""
+    return bool(load_extension().take_allocator())
+
+
 @contextmanager
 def registered_memory(
     *, min_bytes: int = MIN_BYTES, context: Context | None = None

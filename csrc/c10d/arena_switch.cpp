@@ -71,7 +71,8 @@ class ArenaSwitch final : public c10::Allocator
         before_->copy_data(dest, src, count);
     }
 
-    static void install()
+    /* Whether it has the place. Another library may have taken it before or after. */
+    static bool install()
     {
         static std::once_flag once;
         std::call_once(once, [] {
@@ -79,7 +80,12 @@ class ArenaSwitch final : public c10::Allocator
             the_switch = new ArenaSwitch(c10::GetCPUAllocator());
             c10::SetCPUAllocator(the_switch, kPriority);
         });
-        TORCH_CHECK(c10::GetCPUAllocator() == the_switch,
+        return c10::GetCPUAllocator() == the_switch;
+    }
+
+    static void require()
+    {
+        TORCH_CHECK(install(),
                     "rdmatensor: another library has taken over torch's allocator of CPU memory");
     }
 
@@ -133,10 +139,16 @@ AllocationTrace::is_forsaken() const
     return is_forsaken_.load(std::memory_order_relaxed);
 }
 
+bool
+take_allocator()
+{
+    return ArenaSwitch::install();
+}
+
 void
 enter_arena(rdt_context *context, size_t min_bytes)
 {
-    ArenaSwitch::install();
+    ArenaSwitch::require();
     this_thread.scopes.push_back({context, min_bytes});
 }
 
@@ -150,7 +162,7 @@ leave_arena()
 void
 trace_allocations(c10::intrusive_ptr<AllocationTrace> trace)
 {
-    ArenaSwitch::install();
+    ArenaSwitch::require();
     this_thread.traces.push_back(std::move(trace));
 }
 

@@ -31,6 +31,8 @@ struct Births {
     uint64_t missed_bytes;
 };
 
+/* Take the place at torch's allocator. False: another library has it, and the two below throw. */
+bool take_allocator();
 /* This thread's allocations of at least `min_bytes` go to the context's arena, until the matching
  * leave_arena(). Nests; the innermost counts. The caller keeps the context open in between. */
 void enter_arena(rdt_context *context, size_t min_bytes);

@@ -358,6 +358,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
     bind_gradient_births(m);
     bind_plan_gradients(m);
     bind_symmetric_memory(m);
+    m.def("take_allocator", &take_allocator);
     m.def(
         "enter_arena",
         [](uintptr_t context, size_t min_bytes) { enter_arena(context_at(context), min_bytes); },

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import io
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import roles_plan
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -78,6 +81,21 @@ def buckets(rank: int, world: int, mode: str) -> dict[str, Any]:
     gc.collect()
     dist.destroy_process_group()
     return found
+
+
+def allocator_taken(rank: int, world: int, when: str, by: str) -> dict[str, Any]:
+    """Train by DDP or by a plan where another library has torch's allocator of CPU memory."""
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    default = c10._ZN3c1022GetDefaultCPUAllocatorEv
+    default.restype = ctypes.c_void_p
+    take = c10._ZN3c1015SetCPUAllocatorEPNS_9AllocatorEh
+    take.argtypes = [ctypes.c_void_p, ctypes.c_uint8]
+    if when == "after":
+        rdmatensor.torch.has_allocator()
+    take(default(), 255)
+    if by == "plan":
+        return roles_plan.against_gloo(rank, world, "mlp")
+    return buckets(rank, world, "views")
 
 
 def on_request(rank: int, world: int) -> dict[str, bool]:

@@ -37,6 +37,28 @@ def test_adoption_can_be_switched_off(tmp_path: Path) -> None:
         assert of_gradients[0]["tensors"] == len(rank["places"][0])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_another_librarys_allocator_costs_no_more_than_adoption(when: str, tmp_path: Path) -> None:
+    role = "roles_adopt:allocator_taken"
+    for rank in jobs.results(jobs.run(role, 2, tmp_path, when=when, by="ddp")):
+        assert rank["losses"] == rank["gloo_losses"]
+        assert rank["adopted"] == []
+        assert not any(any(step) for step in rank["places"])
+        reasons = [
+            entry["reason"]
+            for entry in rank["not_adopted"]
+            if "buckets" in entry["what"] or "gradients of" in entry["what"]
+        ]
+        assert len(reasons) == 2
+        assert all("another library has taken over torch's allocator" in it for it in reasons)
+
+
+def test_a_plan_trains_without_torchs_allocator(tmp_path: Path) -> None:
+    role = "roles_adopt:allocator_taken"
+    for rank in jobs.results(jobs.run(role, 2, tmp_path, when="before", by="plan")):
+        assert rank["is_same"]
+
+
 def test_describe_says_why_something_is_not_in_the_arena(tmp_path: Path) -> None:
     outside = {  # what: part of the reason, and the names
         "gradients of Small": ("smaller than 4096 B", ["0.weight", "0.bias"]),
