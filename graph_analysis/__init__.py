@@ -8,7 +8,6 @@ Importing this package does not import torch; only analyze() does.
 from graph_analysis.build import analyze, build_plan
 from graph_analysis.errors import CaptureError, GraphAnalysisError, InvalidArgument, PlanError
 from graph_analysis.ir import CostModel, SlotPolicy
-from graph_analysis.merge import merge_plans
 from graph_analysis.picture import render_html
 from graph_analysis.plan import TransferPlan, first_difference
 from graph_analysis.plan_json import plan_from_json, plan_to_json
@@ -46,7 +45,6 @@ __all__ = [
     "analyze",
     "build_plan",
     "first_difference",
-    "merge_plans",
     "missing_from",
     "plan_from_json",
     "plan_to_json",

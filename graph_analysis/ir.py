@@ -25,9 +25,7 @@ Source = Literal[
     "pieces",  # what torch.compile made of the step between its graph breaks
     "module",  # the module's own tensors alone
     "recorded",  # what a communication backend saw in the first steps
-    "merged",  # a graph's, and what a backend saw
 ]
-Witness = Literal["graph", "recorded", "both"]
 Loss = Literal["loss_fn", "output_sum"]
 Operation = Literal[
     "all_reduce",
@@ -176,8 +174,7 @@ class Crossing:
     """A tensor that leaves its rank. root is a rank where the operation has one, else None.
 
     result is the tensor that a collective of the graph makes, None where the outcome stands in
-    tensor itself (or, at the other end of a send, push or pull, under the same name). source says
-    who knows of it: the graph, a recorder of steps that ran, or both.
+    tensor itself (or, at the other end of a send, push or pull, under the same name).
     """
 
     tensor: str
@@ -186,7 +183,6 @@ class Crossing:
     group: str
     root: int | None
     result: str | None = None
-    source: Witness = "graph"
 
 
 @dataclass(frozen=True, slots=True)

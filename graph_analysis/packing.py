@@ -112,10 +112,8 @@ def _planned(
     )
 
 
-def lay_out_again(
-    plan: TransferPlan, buckets: Sequence[PlannedBucket], more: Sequence[Stay] = ()
-) -> TransferPlan:
-    """The plan with these buckets; everything in its arenas, and more, is placed anew."""
+def lay_out_again(plan: TransferPlan, buckets: Sequence[PlannedBucket]) -> TransferPlan:
+    """The plan with these buckets; everything in its arenas gets a new place."""
     facts = SizeFacts(
         classes={
             t.name: SizeClass(t.kind, t.size_bytes, t.max_bytes, t.symbols) for t in plan.tensors
@@ -129,13 +127,10 @@ def lay_out_again(
         groups=plan.groups,
         homes=tuple(Home(arena.name, arena.ranks) for arena in plan.arenas),
         crossings=plan.crossings,
-        stays=(
-            *(
-                Stay(arena.name, p.tensor, p.origin, Lifetime(p.first_use, p.last_use))
-                for arena in plan.arenas
-                for p in arena.placements
-            ),
-            *more,
+        stays=tuple(
+            Stay(arena.name, p.tensor, p.origin, Lifetime(p.first_use, p.last_use))
+            for arena in plan.arenas
+            for p in arena.placements
         ),
         holders={},
     )

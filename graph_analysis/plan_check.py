@@ -6,13 +6,8 @@ from collections.abc import Iterable
 from math import prod
 
 from graph_analysis.errors import PlanError
-from graph_analysis.ir import ROOTED, Crossing, Group, SlotPolicy, Source, Witness, align_up
+from graph_analysis.ir import ROOTED, Crossing, Group, SlotPolicy, align_up
 from graph_analysis.plan import Arena, Placement, PlannedBucket, PlannedTensor, TransferPlan
-
-_WITNESSES: dict[Source, tuple[Witness, ...]] = {
-    "recorded": ("recorded",),
-    "merged": ("graph", "recorded", "both"),
-}
 
 
 def check_plan(plan: TransferPlan) -> None:
@@ -105,7 +100,6 @@ def _check_crossings(plan: TransferPlan) -> None:
     groups = {group.name: group for group in plan.groups}
     names = {tensor.name for tensor in plan.tensors}
     _unique((str(crossing) for crossing in plan.crossings), "crossings")
-    witnesses = _WITNESSES.get(plan.source, ("graph",))
     for crossing in plan.crossings:
         what = f"crossing of {crossing.tensor}"
         _require(
@@ -117,10 +111,6 @@ def _check_crossings(plan: TransferPlan) -> None:
         _require(
             _is_rooted_well(crossing, groups[crossing.group]),
             f"{what}: {crossing.operation} from root {crossing.root}",
-        )
-        _require(
-            crossing.source in witnesses,
-            f"{what}: known from {crossing.source}, in a plan from {plan.source}",
         )
 
 

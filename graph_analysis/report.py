@@ -24,10 +24,8 @@ _SOURCE = {
     "joint_graph": "forward and backward graph",
     "pieces": "graphs between the graph breaks, see below",
     "recorded": "what a backend saw in the first steps",
-    "merged": "a graph, and what a backend saw in the first steps",
     "module": "parameters and buffers of the module only, see below",
 }
-_WITNESS = {"graph": "graph alone", "recorded": "recorder alone", "both": "both"}
 # A screenful; the JSON has them all.
 _MAX_BUCKETS = 20
 _MAX_UNSIZED = 20
@@ -42,7 +40,6 @@ def render_text(plan: TransferPlan) -> str:
         _unsized(plan),
         _over_share(plan),
         _crossings(plan),
-        _never_recorded(plan),
         _buckets(plan),
         _arena(plan),
         _omissions(plan),
@@ -162,28 +159,14 @@ def _crossings(plan: TransferPlan) -> list[str]:
     if not plan.crossings:
         return ["Nothing crosses ranks."]
     sizes = {t.name: t.max_bytes for t in plan.tensors}
-    is_merged = plan.source == "merged"
-    head = ["Crossing", "operation", "tensors", "bytes"]
-    rows = [[*head, "known from"] if is_merged else head]
-    found: dict[tuple[str, str, str], list[str]] = {}
+    rows = [["Crossing", "operation", "tensors", "bytes"]]
+    found: dict[tuple[str, str], list[str]] = {}
     for c in plan.crossings:
-        found.setdefault((c.phase, c.operation, _WITNESS[c.source]), []).append(c.tensor)
-    for (phase, operation, witness), names in found.items():
+        found.setdefault((c.phase, c.operation), []).append(c.tensor)
+    for (phase, operation), names in found.items():
         when = "once, at set-up" if phase == "setup" else f"every step, {phase}"
-        row = [when, operation, str(len(names)), _sum(sizes[name] for name in names)]
-        rows.append([*row, witness] if is_merged else row)
+        rows.append([when, operation, str(len(names)), _sum(sizes[name] for name in names)])
     return _table(rows)
-
-
-def _never_recorded(plan: TransferPlan) -> list[str]:
-    chosen = [c for c in plan.crossings if c.phase != "setup" and c.source == "graph"]
-    if plan.source != "merged" or not chosen:
-        return []
-    return [
-        "In the graph, and in no step that was recorded",
-        *(f"  {c.tensor}: {c.operation}" for c in chosen[:_MAX_UNSIZED]),
-        *_rest(chosen, _MAX_UNSIZED),
-    ]
 
 
 def _sum(sizes: Iterable[int | None]) -> str:

@@ -78,7 +78,7 @@ class SentBuffers:
         planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "buffer"}
         self._messages: list[_Message] = []
         for bucket in plan.buckets:
-            # Of a merged plan other buckets have what the program sends by itself.
+            # Of a recorded plan other buckets have what the program sends by itself.
             if bucket.phase != "forward" or bucket.operation != "broadcast":
                 continue
             if planned.keys() >= set(bucket.tensors):

@@ -1,21 +1,17 @@
-"""The recorder's side in Python: names for what the backend saw, and the ranks' agreement on it.
+"""The recorder's side in Python: names for what the backend saw, and the plan of all ranks.
 
-The backend watches each group's operations and finds the step that repeats. Here an optimizer's
-step is told to it as a step's end, what it found is put into graph_analysis's words, with the names
-that the modules have for their tensors, and compared among the ranks by their store: without a
-wait, because a rank whose steps do not repeat has nothing to compare.
+The backend records each group's operations on this rank alone and finds the step that repeats. An
+optimizer's step marks the end of a step for it. describe() reports what it found; recorded(), which
+a program calls on every rank, compares the ranks' recordings and makes one plan of them. Nothing
+else here talks to other ranks, and a step never raises.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import weakref
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
@@ -23,14 +19,18 @@ from torch._C import _distributed_c10d as torch_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from graph_analysis import PlanError, RecordedOp, RecordedTensor, TransferPlan, plan_from_json
+from graph_analysis import PlanError, RecordedOp, RecordedTensor, TransferPlan, record_plan
 from graph_analysis.ir import Operation, Role, align_up
-from graph_analysis.recording import ANY_SOURCE, Recording, recording_to_json
+from graph_analysis.recording import (
+    ANY_SOURCE,
+    Recording,
+    recorded_difference,
+    recording_from_json,
+    recording_to_json,
+)
 from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor._plan_memory import PlanMismatch
-from rdmatensor._record_agree import agreed, recordings_of, settled
 from rdmatensor.distributed import BackendPart
-from rdmatensor.errors import InvalidArgument
 
 _SEND, _RECEIVE, _MARK = 101, 102, 100  # csrc/c10d/recorder.hpp
 _ANY = 0xFFFFFFFF
@@ -47,7 +47,6 @@ _OPERATIONS: dict[int, Operation] = {  # RDT_COLL_*
 }
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ALIGNMENT_BYTES = 64  # of members of a bucket of rdmatensor.plan
-_ASKS = 64  # steps in which the other ranks' recordings are looked for; then they have none
 
 
 class Recorded(TypedDict, total=False):
@@ -56,31 +55,11 @@ class Recorded(TypedDict, total=False):
     state: str
     reason: str
     changes: int
-    compared: str
-    known_from: dict[str, int]
     operations: int
     bytes: int
     steps: int
     moved: int
     per_step: dict[str, float]
-
-
-@dataclass(slots=True)
-class _Watch:
-    """One group: the cycle that is compared, by the step that found it, and how that ended.
-
-    A step comes back after another one, as after an evaluation. Where all ranks then leave the same
-    texts as when it was compared last (known_as), the end is the same too (known).
-    """
-
-    cycle: int = 0
-    mine: Recording = ()
-    text: str = ""
-    asks_left: int = 0
-    compared: str = "no"
-    plan: TransferPlan | None = None
-    known_as: tuple[bytes, TransferPlan | None] = (b"", None)
-    known: tuple[str, TransferPlan | None] = ("no", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,52 +72,26 @@ class _Known:
 
 @dataclass(slots=True)
 class _Process:
-    watches: dict[int, _Watch] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)  # calls of recorded(), by group
     # In the order in which they were made, which is the same on all ranks: the first has the name.
     modules: list[_Known] = field(default_factory=list)
     has_hook: bool = False
-    graph_plan: TransferPlan | None = None
-    module: Any = None  # rdmatensor._c10d
 
 
 _process = _Process()
 
 
-# ---- set-up --------------------------------------------------------------------------------------
+def mark_steps(module: Any) -> None:  # noqa: ANN401 - the extension
+    """Have every optimizer's step mark a step's end for the recorders, once in a process."""
+    if _process.has_hook:
+        return
 
+    def mark(*_: object) -> None:
+        if not torch.compiler.is_compiling():
+            module.mark_step()
 
-def is_wanted(setting: str) -> bool:
-    """Whether RDMATENSOR_PLAN says that anything is recorded; a plan's file is read and checked."""
-    if setting == "off":
-        return False
-    if setting != "auto" and _process.graph_plan is None:
-        try:
-            _process.graph_plan = plan_from_json(Path(setting).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, PlanError) as error:
-            raise InvalidArgument(
-                "RDT_EINVAL",
-                "settings",
-                f"RDMATENSOR_PLAN={setting!r} is neither auto nor off, and no plan: {error}; "
-                "`python -m graph_analysis MODULE:FACTORY -o FILE` writes one",
-            ) from error
-    return True
-
-
-def graph_plan() -> TransferPlan | None:
-    """Return the plan of RDMATENSOR_PLAN, if that is a file."""
-    return _process.graph_plan
-
-
-def watch(module: Any, backend: BackendPart) -> None:  # noqa: ANN401 - the extension
-    """Follow a group that is recorded from here on."""
-    _process.module = module
-    for number in [n for n in _process.watches if module.find_group(n) is None]:
-        del _process.watches[number]
-    _process.watches[backend.number] = _Watch()
-    if not _process.has_hook:
-        register_optimizer_step_post_hook(_after_optimizer)
-        _process.has_hook = True
+    register_optimizer_step_post_hook(mark)
+    _process.has_hook = True
 
 
 def know(module: torch.nn.Module, buffers: SentBuffers | None = None) -> None:
@@ -151,65 +104,6 @@ def know(module: torch.nn.Module, buffers: SentBuffers | None = None) -> None:
     _process.modules.append(_Known(weakref.ref(module), sent))
 
 
-# ---- steps ---------------------------------------------------------------------------------------
-
-
-def _after_optimizer(*_: object) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for number in _process.module.mark_step():
-        _begin_to_compare(number)
-    for number, followed in list(_process.watches.items()):
-        if followed.asks_left > 0:
-            _compare(number, followed)
-
-
-def _begin_to_compare(number: int) -> None:
-    backend, followed = _process.module.find_group(number), _process.watches.get(number)
-    if backend is None or followed is None:
-        return
-    report = backend.recorded()
-    if "cycle" not in report:
-        return
-    followed.cycle, followed.plan = report["number"], None
-    mine = recording_of(report["cycle"], backend)
-    if mine != followed.mine or not followed.text:
-        followed.mine, followed.text = mine, recording_to_json(mine)
-    followed.asks_left, followed.compared = _ASKS, "not yet"
-    try:
-        backend.post(f"recording {followed.cycle}", followed.text)
-    except RuntimeError as error:  # the store: its kinds raise different ones
-        followed.asks_left, followed.compared = 0, f"no: {error}"
-
-
-def _compare(number: int, followed: _Watch) -> None:
-    backend = _process.module.find_group(number)
-    followed.asks_left -= 1
-    if backend is None or backend.get_error() != torch_c10d.ErrorType.SUCCESS:
-        followed.asks_left, followed.compared = 0, "no: the group has ended"
-        return
-    try:
-        texts = backend.posted(f"recording {followed.cycle}")
-    except (RuntimeError, UnicodeDecodeError) as error:  # the store has gone with rank 0; no text
-        followed.asks_left, followed.compared = 0, f"no: {error}"
-        return
-    if not texts:
-        if followed.asks_left == 0:
-            followed.compared = "no: not every rank's steps repeat"
-        return
-    followed.asks_left = 0
-    # A digest: the texts of many ranks would be megabytes for as long as the group lives.
-    known_as = (hashlib.sha256(json.dumps(texts).encode()).digest(), _process.graph_plan)
-    if known_as != followed.known_as:
-        try:
-            followed.known = settled(texts, _process.graph_plan)
-        except PlanMismatch as error:
-            backend.break_group(f"ends the group: {error}")  # the others wait, and shall know
-            raise
-        followed.known_as = known_as
-    followed.compared, followed.plan = followed.known
-
-
 def recorded(backend: BackendPart) -> TransferPlan | None:
     """Compare with all ranks now; None if on one of them nothing repeats."""
     cycle = backend.recorded().get("cycle")
@@ -219,41 +113,29 @@ def recorded(backend: BackendPart) -> TransferPlan | None:
         texts = backend.everyone(f"recorded {asked}", mine)
     except UnicodeDecodeError as error:
         raise PlanError(f"not a recording: {error}") from error
-    if not all(texts):
-        return None
-    found: TransferPlan | None = None
-    refusal: ValueError | RuntimeError | None = None
-    try:
-        recordings = recordings_of(texts)
-        found = agreed(recordings, _process.graph_plan)
-    except (PlanMismatch, PlanError) as error:
-        refusal = error
-    # Each rank has merged with its own file, and may have found that it does not fit.
-    mark = "" if found is None else found.fingerprint()
-    marks = backend.everyone(f"recorded {asked}, merged", mark)
-    if refusal is not None:
-        raise refusal
-    other = next((rank for rank, one in enumerate(marks) if one != mark), None)
-    if other is not None:
-        raise PlanMismatch(
-            f"RDMATENSOR_PLAN of rank {other} is another plan than this rank's, or only one has it"
-        )
-    return found
+    return plan_of(texts) if all(texts) else None
+
+
+def plan_of(texts: list[str]) -> TransferPlan:
+    """Return the plan of all ranks' recordings; PlanMismatch names the first difference.
+
+    PlanError: a text is no recording, or the steps are not parts of one.
+    """
+    read = {text: recording_from_json(text) for text in dict.fromkeys(texts)}  # equal ones once
+    recordings = [read[text] for text in texts]
+    why = recorded_difference(recordings)
+    if why is not None:
+        raise PlanMismatch(f"the ranks recorded different steps: {why}")
+    return record_plan(recordings)
 
 
 def describe(backend: BackendPart) -> Recorded:
     """Return what is known of a group's step."""
     report = backend.recorded()
-    followed = _process.watches.get(backend.number, _Watch())
     found = Recorded(state=report["state"], reason=report["reason"], changes=report["changes"])
     if "cycle" not in report:
         return found
     cycle, steps = report["cycle"], report["cycles"]
-    is_same = followed.cycle == report["number"]
-    found["compared"] = followed.compared if is_same else "no"
-    if is_same and followed.plan is not None and followed.plan.source == "merged":
-        crossings = [c for c in followed.plan.crossings if c.phase != "setup"]
-        found["known_from"] = dict(Counter[str](c.source for c in crossings))
     found["operations"] = sum(entry[0] != _MARK for entry in cycle)
     found["bytes"] = sum(entry[5] for entry in cycle)
     found["steps"], found["moved"] = steps, report["moved"]

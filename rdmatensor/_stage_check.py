@@ -14,8 +14,6 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from graph_analysis import TransferPlan
-from rdmatensor import _record
 from rdmatensor._plan_memory import PlanMismatch
 from rdmatensor.distributed import backend_of
 
@@ -49,7 +47,7 @@ def check_sends(stage: Any, chunk: int, direction: Direction) -> None:  # noqa: 
 
     Called before the messages of a micro-batch are made, so that none of them leaves.
     """
-    why = difference(stage, chunk, direction, _record.graph_plan())
+    why = difference(stage, chunk, direction)
     if why is None:
         return
     group = dist.group.WORLD if stage.group is None else stage.group
@@ -58,16 +56,8 @@ def check_sends(stage: Any, chunk: int, direction: Direction) -> None:  # noqa: 
     raise PlanMismatch(f"{why}: {_AGAIN}")
 
 
-def difference(
-    stage: Any,  # noqa: ANN401
-    chunk: int,
-    direction: Direction,
-    plan: TransferPlan | None,
-) -> str | None:
-    """Return how what a pass made differs from what is planned, None if it does not.
-
-    plan: that of RDMATENSOR_PLAN, which may have a name for the tensor.
-    """
+def difference(stage: Any, chunk: int, direction: Direction) -> str | None:  # noqa: ANN401
+    """Return how what a pass made differs from what is planned, None if it does not."""
     is_forward = direction == "forward"
     # Without a backward pass torch asks for its messages all the same.
     made: Sequence[object] = (
@@ -81,11 +71,11 @@ def difference(
         local = getattr(found, "_local_tensor", found)  # of a DTensor
         if isinstance(local, torch.Tensor) and (tuple(local.shape), local.dtype) == wanted:
             continue
-        name = _name(plan, stage, planned, direction)
         got = _words(tuple(local.shape), local.dtype) if isinstance(local, torch.Tensor) else local
         return (
-            f"pipeline stage {stage.stage_index}, {direction}, micro-batch {chunk}: {name} for "
-            f"stage {planned.target} is {got}, its place is planned for {_words(*wanted)}"
+            f"pipeline stage {stage.stage_index}, {direction}, micro-batch {chunk}: "
+            f"{_KINDS[direction]} {planned.index} for stage {planned.target} is {got}, its place "
+            f"is planned for {_words(*wanted)}"
         )
     return None
 
@@ -110,38 +100,3 @@ def _backward(stage: Any) -> Iterator[_Planned]:  # noqa: ANN401
     ):
         if not source.is_root_arg and place is not None:
             yield _Planned(index, source.source, place)
-
-
-def _name(
-    plan: TransferPlan | None,
-    stage: Any,  # noqa: ANN401
-    planned: _Planned,
-    direction: Direction,
-) -> str:
-    """Return the tensor's number in its pass, and the plan's name for it if only one can be it."""
-    number = f"{_KINDS[direction]} {planned.index}"
-    if plan is None or plan.strategy.kind != "pipeline":
-        return number
-    if plan.strategy.world_size != stage.num_stages:
-        return number
-    tensors = {tensor.name: tensor for tensor in plan.tensors}
-    members = {group.name: group.ranks for group in plan.groups}
-    dtype = str(planned.place.dtype).removeprefix("torch.")
-    shape = tuple(planned.place.shape)
-    names = [
-        crossing.tensor
-        for crossing in plan.crossings
-        if (crossing.operation, crossing.phase) == ("send", direction)
-        and crossing.root == stage.stage_index
-        and planned.target in members[crossing.group]
-        and tensors[crossing.tensor].dtype == dtype
-        and _fits(tensors[crossing.tensor].shape, shape)
-    ]
-    return f"{names[0]} ({number})" if len(names) == 1 else number
-
-
-def _fits(planned: tuple[int | str, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a planned shape, in which symbols may stand, can be this one."""
-    return len(planned) == len(shape) and all(
-        isinstance(dim, str) or dim == size for dim, size in zip(planned, shape, strict=True)
-    )

@@ -64,7 +64,7 @@ class Settings:
     arena_max_mb: int | None = None
     tcp_streams: int | None = None
     adopt: bool = True
-    plan: str = "auto"
+    plan: Literal["auto", "off"] = "auto"
     verify: Literal["off", "crc32c"] = "off"
     metrics_port: tuple[int, int] | None = None
     trace: str | None = None
@@ -170,7 +170,7 @@ _CHECKS: dict[str, Callable[[object], None]] = {
     "arena_max_mb": _count_to(_MB_MAX),
     "tcp_streams": _count_to(_STREAMS_MAX),
     "adopt": _check_flag,
-    "plan": _check_text,
+    "plan": _one_of("auto", "off"),
     "verify": _one_of("off", "crc32c"),
     "metrics_port": _check_ports,
     "trace": _check_text,
@@ -265,10 +265,10 @@ VARIABLES = (
     ),
     Variable(
         "PLAN",
-        "auto, off or a path",
-        "`auto`: learn from the first steps what repeats, and compare it among the ranks; a path: "
-        "compare it also with the plan of `graph_analysis` in that file, and make one plan of both",
-        str,
+        "auto or off",
+        "`auto`: each rank records its operations and finds the step that repeats, for "
+        "`describe()` and `rdmatensor.plan.recorded()`; `off`: nothing is recorded",
+        str.lower,
     ),
     Variable(
         "VERIFY",

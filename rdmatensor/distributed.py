@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
@@ -36,6 +35,7 @@ _REBUILD = (
 )
 # Contexts whose groups are shut down before they close.
 _tied: set[int] = set()
+_LONGEST = timedelta(days=365)  # a longer time-out is meant to be none, and would overflow in C++
 
 
 class Rendezvous(Protocol):
@@ -87,12 +87,6 @@ class BackendPart(Protocol):
 
     def everyone(self, what: str, mine: str) -> list[str]:
         """Return every rank's value, in rank order; waits for all."""
-
-    def post(self, what: str, mine: str) -> None:
-        """Leave a value for the others."""
-
-    def posted(self, what: str) -> list[str]:
-        """Return what all have left, or nothing as long as one has not."""
 
     def break_group(self, reason: str) -> None:
         """End the group on all ranks."""
@@ -151,7 +145,7 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     context = _process_context(c10d, rendezvous, size)
     from rdmatensor import _adopt, _record  # they need this module
 
-    is_recorded = _record.is_wanted(context.settings.plan)
+    is_recorded = context.settings.plan == "auto"
     secret = context.settings.secret
     global_ranks = list(options.global_ranks_in_group)
     backend = c10d.create_backend(
@@ -167,7 +161,7 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     context.notes["secret"] = context.settings.secret_source or "store"
     _repair_default_backend()
     if is_recorded:
-        _record.watch(c10d, backend)
+        _record.mark_steps(c10d)
     _adopt.install(context)
     return cast("Backend", backend)
 
@@ -254,7 +248,7 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
         "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
         "reason"; when locked "operations" and "bytes" of a step, "steps" since then, their average
         cost ("per_step", of counters(); other groups' too), how many tensors "moved" to another
-        address, whether all ranks' plans were "compared", and, of a plan's file, "known_from".
+        address.
     Raises: ValueError if the group has no rdmatensor backend or this process is no member.
     """
     context, state = default_context(), default_context().describe()
@@ -266,10 +260,10 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     state.update(_adopt.report(context.settings.adopt))
     state["collectives"] = {}
     if dist.is_initialized():
-        backend = backend_of(_group(group))
+        backend = backend_of(group_of(group))
         state["collectives"] = {**backend._counters(), **json.loads(backend._collectives())}
     if members:
-        state["plan"] = _record.describe(backend_of(_group(group)))
+        state["plan"] = _record.describe(backend_of(group_of(group)))
     return state
 
 
@@ -309,10 +303,9 @@ def monitored_barrier(
         wait_all_ranks all of them.
     Raises: RuntimeError naming the ranks, on rank 0; on the others, that rank 0 did not answer.
     """
-    if timeout is not None:
-        _check_timeout(timeout)
-    chosen = _group(group)
-    limit = backend_of(chosen).options._timeout if timeout is None else timeout
+    given = None if timeout is None else bounded(timeout)
+    chosen = group_of(group)
+    limit = backend_of(chosen).options._timeout if given is None else given
     chosen.monitored_barrier(limit, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
 
 
@@ -322,8 +315,8 @@ def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
     torch's own way knows Gloo and NCCL only; for any other it warns and does nothing.
     Raises: ValueError (the group is another backend's, or this rank is no member of it).
     """
-    _check_timeout(timeout)
-    backend_of(_group(group))._set_default_timeout(timeout)
+    limit = bounded(timeout)
+    backend_of(group_of(group))._set_default_timeout(limit)
 
 
 def sequence_number(group: ProcessGroup | None = None) -> int:
@@ -333,7 +326,7 @@ def sequence_number(group: ProcessGroup | None = None) -> int:
     ProcessGroup._get_sequence_number_for_group() refuses all but torch's own backends.
     Raises: ValueError (the group is another backend's, or this rank is no member of it).
     """
-    return backend_of(_group(group))._get_sequence_number_for_group()
+    return backend_of(group_of(group))._get_sequence_number_for_group()
 
 
 def last_operations(group: ProcessGroup | None = None) -> list[LastOperation]:
@@ -341,49 +334,18 @@ def last_operations(group: ProcessGroup | None = None) -> list[LastOperation]:
 
     The group's first failure writes the last 16 to torch's log by itself. Raises: ValueError.
     """
-    return backend_of(_group(group)).last_operations()
+    return backend_of(group_of(group)).last_operations()
 
 
-def split_group(
-    split_ranks: Sequence[Sequence[int]],
-    group: ProcessGroup | None = None,
-    *,
-    timeout: timedelta | None = None,
-) -> ProcessGroup | None:
-    """Do what torch.distributed.split_group() does, which wants a group bound to an accelerator.
-
-    Collective over `group`, the parent: each member calls it with the same lists. split_ranks: of
-        ranks in the parent, disjoint; timeout: None takes the parent's.
-    Returns: the new group that has this rank, or None where no list does.
-    Raises: ValueError (lists that overlap or name a rank that the parent lacks).
-    """
-    parent = _group(group)
-    limit = backend_of(parent).options._timeout if timeout is None else timeout
-    _check_timeout(limit)
-    named = [rank for ranks in split_ranks for rank in ranks]
-    size = parent.size()
-    if len(set(named)) != len(named) or any(not 0 <= rank < size for rank in named):
-        raise ValueError(
-            f"split_ranks={[list(ranks) for ranks in split_ranks]}: each of the parent's ranks "
-            f"0 to {size - 1} may be named once, no other at all"
-        )
-    of_parent = dist.get_process_group_ranks(parent)
-    for ranks in split_ranks:
-        if parent.rank() in ranks:
-            members = [of_parent[rank] for rank in ranks]
-            made = dist.new_group(
-                members, timeout=limit, backend=BACKEND_NAME, use_local_synchronization=True
-            )
-            return cast("ProcessGroup", made)
-    return None
-
-
-def _check_timeout(timeout: object) -> None:
+def bounded(timeout: object) -> timedelta:
+    """Return the time-out, or the longest that C++ can take; TypeError if it is none."""
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout={timeout!r} is a {type(timeout).__name__}, not a timedelta")
+    return min(timeout, _LONGEST)
 
 
-def _group(group: ProcessGroup | None) -> ProcessGroup:
+def group_of(group: ProcessGroup | None) -> ProcessGroup:
+    """Return the group, or the default one for None; ValueError if there is none to use."""
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
         raise ValueError("init_process_group() has not been called")

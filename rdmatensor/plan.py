@@ -100,9 +100,8 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
         sent the same tensors, from the same addresses, three times in a row.
     Names: of the gradients and buffers of DistributedDataParallel's and apply()'s modules; others'
         are their operation and its number. Ranks are those of the group.
-    A plan in RDMATENSOR_PLAN, of this group and a graph, is merged in (graph_analysis.merge_plans).
-    Raises: PlanMismatch (what the ranks recorded, or the plan in RDMATENSOR_PLAN, differs; the
-        message names the first tensor), ValueError (the group is another backend's; PlanError:
+    Raises: PlanMismatch (the ranks recorded different steps; the message names the first tensor
+        that differs), ValueError (the group is another backend's; PlanError:
         what a rank says of its step is damaged, or is none that a plan can say).
     """
     return _record.recorded(backend_of(_chosen(group)))

@@ -202,26 +202,13 @@ Backend::shutdown_all(const rdt_context *context)
             group->shutdown();
 }
 
-std::vector<uint64_t>
+void
 Backend::mark_step()
 {
-    std::vector<uint64_t> locked;
-
-    if (is_forked_child()) /* the store's connection is the parent's */
-        return locked;
+    if (is_forked_child()) /* the groups are the parent's */
+        return;
     for (const c10::intrusive_ptr<Backend> &group : live_groups())
-        if (group->recorder_.mark() != 0)
-            locked.push_back(group->number_);
-    return locked;
-}
-
-c10::intrusive_ptr<Backend>
-Backend::find_number(uint64_t number)
-{
-    for (c10::intrusive_ptr<Backend> &group : live_groups())
-        if (group->number_ == number)
-            return std::move(group);
-    return {};
+        group->recorder_.mark();
 }
 
 rdt_counters

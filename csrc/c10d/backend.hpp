@@ -57,9 +57,8 @@ class Backend final : public c10d::Backend
     Backend(const Backend &) = delete;
     Backend &operator=(const Backend &) = delete;
 
-    /* An optimizer has stepped: tells every group's recorder. Returns the numbers of the groups
-     * whose cycle was found by it. */
-    static std::vector<uint64_t> mark_step();
+    /* An optimizer has stepped: tells every group's recorder. */
+    static void mark_step();
     /* Among the groups of this process, from 1 on. */
     uint64_t number() const noexcept
     {
@@ -71,14 +70,10 @@ class Backend final : public c10d::Backend
     }
     /* Rendezvous's, which end with an error when the group does. */
     std::vector<std::string> everyone(const std::string &what, const std::string &mine);
-    void post(const std::string &what, const std::string &mine);
-    std::vector<std::string> posted(const std::string &what);
     /* Of the context; all 0 once the group was shut down. */
     rdt_counters spent();
     /* abort() with a reason of one's own. */
     void break_group(const std::string &reason);
-    /* NULL: it is gone. */
-    static c10::intrusive_ptr<Backend> find_number(uint64_t number);
 
     /* Shuts down the groups of a context, or of all with NULL; before it closes or Python ends. */
     static void shutdown_all(const rdt_context *context);

@@ -29,20 +29,4 @@ Backend::everyone(const std::string &what, const std::string &mine)
     return rendezvous_->everyone(what, mine);
 }
 
-void
-Backend::post(const std::string &what, const std::string &mine)
-{
-    const auto lock = held_for(what);
-
-    rendezvous_->post(what, mine);
-}
-
-std::vector<std::string>
-Backend::posted(const std::string &what)
-{
-    const auto lock = held_for(what);
-
-    return rendezvous_->posted(what);
-}
-
 } // namespace rdmatensor

@@ -185,7 +185,6 @@ recorded_as_dict(Backend &group)
     if (report.cycle == nullptr)
         return found;
     found["cycle"] = seen_as_list(report.cycle->seen);
-    found["number"] = report.cycle->number;
     found["cycles"] = report.cycles;
     found["moved"] = report.moved;
     found["spent"] = spent_as_dict(report.cycle->before, group.spent());
@@ -323,8 +322,6 @@ bind_groups(py::module_ &m)
              Unlocked())
         .def("break_group", &Backend::break_group, py::arg("reason"), Unlocked())
         .def("everyone", &Backend::everyone, py::arg("what"), py::arg("mine"), Unlocked())
-        .def("post", &Backend::post, py::arg("what"), py::arg("mine"), Unlocked())
-        .def("posted", &Backend::posted, py::arg("what"), Unlocked())
         .def("_set_default_timeout", &Backend::setTimeout, py::arg("timeout"), Unlocked());
 }
 
@@ -342,7 +339,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
           py::arg("context"), py::arg("group_name"), py::arg("global_ranks"), py::arg("timeout"),
           py::arg("secret"), py::arg("is_default_group"), py::arg("is_recorded"));
     m.def("mark_step", &Backend::mark_step, Unlocked());
-    m.def("find_group", &Backend::find_number, py::arg("number"), Unlocked());
     m.def(
         "shutdown_groups",
         [](uintptr_t context) {

@@ -26,18 +26,13 @@ Recorder::Recorder(rdt_context *context, bool is_on)
 {
 }
 
-uint64_t
+void
 Recorder::mark()
 {
     /* relaxed: threads that have not seen it yet look for cycles without marks a while longer */
     has_stepped.store(true, std::memory_order_relaxed);
-    if (is_off())
-        return 0;
-    const Cycle *const before = locked_.load(std::memory_order_acquire);
-    marks_.fetch_add(1, std::memory_order_relaxed);
-    note(Seen{});
-    const Cycle *const after = locked_.load(std::memory_order_acquire);
-    return after != nullptr && after != before ? after->number : 0;
+    if (!is_off())
+        note(Seen{});
 }
 
 Recorder::Report
@@ -139,7 +134,6 @@ Recorder::lock(size_t length)
     auto cycle = std::make_unique<Cycle>();
     const size_t first = seen_.size() - length;
 
-    cycle->number = has_marks ? marks_.load(std::memory_order_relaxed) : 0;
     cycle->seen.assign(seen_.begin() + static_cast<std::ptrdiff_t>(first), seen_.end());
     for (size_t i = 0; i < length; i++)
         cycle->seen[i].is_fixed = seen_[first - length + i].address == seen_[first + i].address;

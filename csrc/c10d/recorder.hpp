@@ -55,7 +55,6 @@ struct Seen {
 
 /* A step as it repeats. */
 struct Cycle {
-    uint64_t number = 0;      /* the mark it was found at, from 1 on; 0: it has no marks */
     std::vector<Seen> seen;   /* ends with a mark, if it has marks */
     rdt_counters before = {}; /* the context's, when it was locked */
     /* Where the next operation stands. Its own: who follows a cycle that is over harms no other. */
@@ -91,9 +90,8 @@ class Recorder
         return !is_watching_.load(std::memory_order_relaxed) &&
                locked_.load(std::memory_order_relaxed) == nullptr;
     }
-    /* An optimizer has stepped. Returns the number of the cycle that this locked, or 0: the same on
-     * all ranks that find one at the same step. */
-    uint64_t mark();
+    /* An optimizer has stepped. */
+    void mark();
     Report report() const;
     /* For good. After it the context is not asked any more. */
     void stop(std::string reason);
@@ -130,8 +128,7 @@ class Recorder
     rdt_context *const context_;
     std::atomic<const Cycle *> locked_{nullptr};
     std::atomic<bool> is_watching_;
-    std::atomic<uint64_t> marks_{0}; /* relaxed: only counted */
-    std::atomic<uint64_t> cycles_{0};
+    std::atomic<uint64_t> cycles_{0}; /* relaxed: only counted */
     std::atomic<uint64_t> moved_{0};
 
     mutable std::mutex mutex_; /* of all below */

@@ -370,26 +370,6 @@ Rendezvous::everyone(const std::string &what, const std::string &mine)
     return await(keys, read, given);
 }
 
-void
-Rendezvous::post(const std::string &what, const std::string &mine)
-{
-    const std::string call = "rdmatensor:" + what;
-
-    refuse_forked_child(call.c_str());
-    set(patience_for(call), key(what, rank_), to_bytes(mine));
-}
-
-std::vector<std::string>
-Rendezvous::posted(const std::string &what)
-{
-    const std::string call = "rdmatensor:" + what;
-
-    refuse_forked_child(call.c_str());
-    return ask(patience_for(call), [keys = keys_of_all(what)](c10d::Store &store) {
-        return store.check(keys) ? read_all(store, keys) : std::vector<std::string>();
-    });
-}
-
 Rendezvous::Agreement
 Rendezvous::agree(const Job &proposal, const std::string &secret)
 {

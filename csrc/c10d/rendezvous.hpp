@@ -64,10 +64,6 @@ class Rendezvous final : public torch::CustomClassHolder
 
     /* Every member's value, in rank order. Waits for all members. Once for each `what`. */
     std::vector<std::string> everyone(const std::string &what, const std::string &mine);
-    /* The same without waiting: leave a value; what all have left, or nothing as long as one has
-     * not. The values stay in the store. */
-    void post(const std::string &what, const std::string &mine);
-    std::vector<std::string> posted(const std::string &what);
     /*
      * The job that rank 0 proposes, and the group's random id. `secret` is the one given from
      * outside or empty; the members must agree on which of the two it is, and on the settings that

@@ -85,7 +85,6 @@ def _sent(facts: StepFacts) -> tuple[tuple[Crossing, ...], tuple[Stay, ...]]:
                     group=op.collective.group,
                     root=op.collective.root,
                     result=None if in_place else result,
-                    source="recorded" if graph.source == "recorded" else "graph",
                 )
             )
             # What goes in must stand until somebody waits for what comes out.

@@ -51,29 +51,20 @@ def examine(plan: Path | None = None) -> Iterator[Finding]:
         yield from examine_machine(Machine())
         return
     machine = Machine(settings=settings, native=native)
-    for path, fix in _plans(plan, settings.plan):
+    if plan is not None:
         try:
-            size = plan_arena_bytes(path)
+            size = plan_arena_bytes(plan)
         except (OSError, ValueError) as error:
-            yield broken("plan", f"{path}: {error}", fix)
+            yield broken("plan", f"{plan}: {error}", f"python -m graph_analysis ... -o {plan}")
         else:
             machine = replace(machine, plan_bytes=max(size, machine.plan_bytes))
-            yield ok("plan", f"the largest arena of {path} takes {size} bytes")
+            yield ok("plan", f"the largest arena of {plan} takes {size} bytes")
     yield from examine_machine(machine)
     yield from _guarded(
         "transports",
         lambda: loopback.check(machine.settings, has_device=bool(rdma.find_ports(machine))),
     )
     yield from _guarded("settings", lambda: demands.check(settings, native))
-
-
-def _plans(asked: Path | None, setting: str) -> Iterator[tuple[Path, str]]:
-    """Yield the files of plans, of the command line and of the job, and what mends each."""
-    written = "python -m graph_analysis ... -o {}"
-    if asked is not None:
-        yield asked, written.format(asked)
-    if setting not in ("auto", "off"):
-        yield Path(setting), f"{written.format(setting)}; or unset RDMATENSOR_PLAN"
 
 
 def plan_arena_bytes(path: Path) -> int:

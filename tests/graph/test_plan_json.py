@@ -225,7 +225,6 @@ def _set(path: str, value: object) -> Callable[[Json], None]:
         _set("tensors:w.homes", ["other"]),
         _set("tensors:w.view_of", "other"),
         _set("crossings.0.result", "other"),
-        _set("crossings.0.source", "both"),
         _set("arenas.0.name", "other"),
         _set("arenas.0.ranks", [0, 0]),
         _set("arenas.0.placements.0.first_use", -1),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -17,16 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.distributed
 import rdmatensor.plan
-from graph_analysis import (
-    DataParallel,
-    GraphCollectives,
-    TransferPlan,
-    analyze,
-    merge_plans,
-    plan_to_json,
-)
-from rdmatensor import _record
-from rdmatensor import _record_agree as agree
+from graph_analysis import TransferPlan
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -62,10 +50,9 @@ def cases(rank: int, world: int) -> dict[str, Any]:
         "eager": eager,
         "messages": messages,
         "loop": loop,
-        "differ": differ,
+        "sharded steps": sharded_steps,
         "never": never,
         "changed": changed,
-        "again": again,
     }
     found: dict[str, object] = {name: run(rank, world) for name, run in programs.items()}
     dist.destroy_process_group()
@@ -145,36 +132,25 @@ def early(rank: int, _world: int) -> dict[str, Any]:
         dist.all_reduce(tensors[0] if rank == 0 else tensor, group=group)
     state = state_of(group)["state"]
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    compared = []
+    crossings = []
     for size in (5, 6):
         for _ in range(4):
             dist.all_reduce(torch.ones(size), group=group)
             optimizer.step()
             dist.barrier(group=group)
-        compared.append(state_of(group)["compared"])
-    return {"state": state, "compared": compared}
+        crossings.append(crossing(rdmatensor.plan.recorded(group)))
+    return {"state": state, "crossings": crossings}
 
 
 def sharded(rank: int, world: int) -> dict[str, Any]:
     module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
-    of_graph = analyze(module, (torch.randn(8, 16),), strategy=GraphCollectives(world))
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
     for layer in (module[0], module[2], module):
         fully_shard(layer, mesh=mesh)
     said = steps_of(module, rank, mesh.get_group(), 5)
     plan = rdmatensor.plan.recorded(mesh.get_group())
     assert plan is not None
-    merged = merge_plans(of_graph, plan)
-    known = [
-        (*entry, c.source) for entry, c in zip(crossing(merged), merged.crossings, strict=True)
-    ]
-    return {
-        "last": said[-1],
-        "crossing": crossing(plan),
-        "of_graph": crossing(of_graph),
-        "merged": known,
-        "roles": sorted({tensor.role for tensor in merged.tensors}),
-    }
+    return {"last": said[-1], "crossing": crossing(plan)}
 
 
 def eager(rank: int, _world: int) -> dict[str, Any]:
@@ -216,25 +192,36 @@ def loop(_rank: int, _world: int) -> dict[str, Any]:
     return state_of(group)
 
 
-def differ(rank: int, _world: int) -> str:
-    """Two parameters of one size, of which each rank sends another in the first place."""
+def sharded_steps(rank: int, world: int) -> dict[str, Any]:
+    """Each rank's optimizer has a shard, and steps between the broadcasts of the others' shards.
+
+    The same operations, in which each rank's steps end at other places.
+    """
     group = new_group()
-    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-    rdmatensor.plan._record.know(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sizes = [3 + 2 * owner for owner in range(world)]
+    shards = [torch.zeros(size, requires_grad=True) for size in sizes]
+    optimizer = torch.optim.SGD([shards[rank]], lr=0.1)
+    flat = torch.empty(sum(sizes))
+    for _ in range(20):
+        flat.fill_(1.0)
+        dist.all_reduce(flat, group=group)
+        for shard, gradient in zip(shards, flat.split(sizes), strict=True):
+            shard.grad = gradient.clone()
+        for owner in range(world):
+            if owner == rank:
+                optimizer.step()
+            dist.broadcast(shards[owner].detach(), owner, group=group)
     try:
-        for _ in range(20):
-            optimizer.zero_grad()
-            model(torch.ones(2, 8)).sum().backward()
-            ordered = list(model.parameters())
-            for parameter in ordered if rank == 0 else reversed(ordered):
-                assert parameter.grad is not None
-                dist.all_reduce(parameter.grad, group=group)
-            optimizer.step()
-            dist.barrier(group=group)
-    except (rdmatensor.plan.PlanMismatch, dist.DistBackendError) as error:
-        return str(error)
-    return "nothing was said"
+        rdmatensor.plan.recorded(group)
+    except rdmatensor.plan.PlanMismatch as error:
+        said = str(error)
+    else:
+        said = "nothing was said"
+    return {
+        "sums": [float(shard.detach().sum()) for shard in shards],
+        "state": state_of(group),
+        "said": said,
+    }
 
 
 def never(_rank: int, _world: int) -> dict[str, Any]:
@@ -265,37 +252,6 @@ def changed(_rank: int, _world: int) -> list[tuple[str, int, int]]:
     return said
 
 
-def again(_rank: int, _world: int) -> list[tuple[str, int, str, int, int]]:
-    """A step that comes back after a barrier; how many recordings were written, and read."""
-    written, read = _counted(_record, "recording_to_json"), _counted(agree, "recording_from_json")
-    group = new_group()
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    said = []
-    for has_barrier in (False, True):
-        if has_barrier:
-            dist.barrier(group)
-        for _ in range(6):  # in the third each has left its recording
-            dist.all_reduce(torch.ones(4), group=group)
-            optimizer.step()
-        state = state_of(group)
-        told = (state["state"], state["changes"], state["compared"])
-        said.append((*told, len(written), len(read)))
-    return said
-
-
-def _counted(module: ModuleType, name: str) -> list[object]:
-    """Return what grows with each call of a function of the module's."""
-    calls: list[object] = []
-    function = getattr(module, name)
-
-    def counted(what: object) -> object:
-        calls.append(what)
-        return function(what)
-
-    setattr(module, name, counted)
-    return calls
-
-
 def unmarked(rank: int, world: int) -> dict[str, Any]:
     """A job in which no optimizer steps: equal sizes alone are no step, equal tensors are."""
     dist.init_process_group("rdmatensor", timeout=TIMEOUT)
@@ -313,66 +269,6 @@ def unmarked(rank: int, world: int) -> dict[str, Any]:
     found = {"before": before, "after": state_of(group), "crossing": crossing(plan)}
     dist.destroy_process_group()
     return found
-
-
-def by_file(rank: int, _world: int, model: str, path: str) -> dict[str, Any]:
-    """DDP with RDMATENSOR_PLAN=FILE, and what rank 0 tells; `model` is small or has another layer.
-
-    Where it is "alone" it is small, and only rank 0 has the file. In the end the plan of both
-    sources is trained by.
-    """
-    if model != "alone" or rank == 0:
-        os.environ["RDMATENSOR_PLAN"] = path
-    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
-    inner = small_model()
-    if model == "other":
-        inner[4] = nn.Linear(64, 5)  # type: ignore[index]
-    group = dist.group.WORLD
-    assert group is not None
-    module = DistributedDataParallel(inner, gradient_as_bucket_view=True)
-    said = []
-    try:
-        for _ in range(12):
-            said += steps_of(module, rank, group, 1)
-            dist.broadcast(torch.ones(3), src=0)
-            dist.barrier()
-        merged = rdmatensor.plan.recorded()
-        assert merged is not None
-        applied = planned_step(merged)
-    except (rdmatensor.plan.PlanMismatch, dist.DistBackendError) as error:
-        return {"error": str(error)}
-    finally:
-        dist.destroy_process_group()
-    in_steps = zip(crossing(merged), merged.crossings, strict=True)
-    return {
-        "error": "",
-        "last": said[-1],
-        "known_from": [(*entry, c.source) for entry, c in in_steps if c.phase != "setup"],
-        "merged": plan_to_json(merged),
-        "applied": applied,
-    }
-
-
-def planned_step(plan: TransferPlan) -> rdmatensor.plan.Described:
-    """Train the small model for a step; what is said of it."""
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    planned = rdmatensor.plan.apply(model, plan, optimizer)
-    output = planned(torch.ones(8, 16))
-    assert isinstance(output, torch.Tensor)
-    output.square().mean().backward()
-    optimizer.step()
-    said = planned.describe()
-    planned.close()
-    return said
-
-
-def written(folder: Path) -> dict[str, str]:
-    """Return plan files: a right one for two ranks, and one that is none."""
-    plan = analyze(small_model(), (torch.randn(8, 16),), strategy=DataParallel(2))
-    (folder / "right.json").write_text(plan_to_json(plan), encoding="utf-8")
-    (folder / "bad.json").write_text("{}", encoding="utf-8")
-    return {name: str(folder / f"{name}.json") for name in ("right", "bad", "absent")}
 
 
 def switched_off(_rank: int, _world: int) -> dict[str, Any]:

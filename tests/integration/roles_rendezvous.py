@@ -143,8 +143,6 @@ def _without_the_store() -> dict[str, object]:
     waits = {
         "send": send,
         "everyone": lambda: backend.everyone("word", "w"),
-        "post": lambda: backend.post("word", "w"),
-        "posted": lambda: backend.posted("word"),
     }
 
     def wait(name: str) -> None:

@@ -67,7 +67,7 @@ BAD_FIELDS: dict[str, list[object]] = {
     "arena_max_mb": [0, -1, "64"],
     "tcp_streams": [0, 17, 1.0],
     "adopt": [1, "1"],
-    "plan": ["", " auto"],
+    "plan": ["", " auto", "plan.json"],
     "trace": ["", " a", 3],
     "verify": ["", "md5", "CRC32C", True],
     "metrics_port": [9400, (0, 1), (2, 1), "9400"],

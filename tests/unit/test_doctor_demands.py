@@ -112,20 +112,18 @@ def test_where_nobody_can_listen_is_named(
 
 
 @pytest.mark.parametrize("text", [None, "{}"])
-def test_the_plan_of_the_job_is_opened(
+def test_a_plan_that_is_none_is_told(
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     text: str | None,
 ) -> None:
     path = tmp_path / "plan.json"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setenv("RDMATENSOR_PLAN", str(path))
-    assert cli.main(["doctor", "--json"]) == 1
+    assert cli.main(["doctor", "--json", "--plan", str(path)]) == 1
     found = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert (found["plan"]["level"], str(path) in found["plan"]["text"]) == ("broken", True)
-    assert "unset RDMATENSOR_PLAN" in found["plan"]["fix"]
+    assert f"-o {path}" in found["plan"]["fix"]
 
 
 @pytest.mark.parametrize(
