@@ -3,9 +3,9 @@
  * reduce_kernels.h - element-wise reductions: immutable tables by dtype and operation.
  *
  * What the operations mean, the same in every table, bit for bit:
- *   integers  wrap; AVG is refused (it has no entry)
+ *   integers  wrap; AVG divides the sum, which may have wrapped, and truncates toward zero
  *   bool      any byte but 0 is true, results are 0 or 1: SUM, MAX, BOR are "or", PRODUCT, MIN,
- *             BAND are "and"; AVG is refused
+ *             BAND are "and"; AVG is refused (it has no entry)
  *   floats    one IEEE operation, rounded to nearest even; bitwise operations are refused
  *   f16 bf16  widened to f32, computed there, rounded back to nearest even: by `reduce` for its two
  *             operands, by `fold` once for all of its operands and the division

@@ -43,6 +43,16 @@
             out[i] = out[i] / by;                             \
     }
 
+/* A wide divisor, since one of uint8_t would be 0 for 256 members. Truncates toward zero. */
+#define INTEGER_DIVIDE_LOOP(name, type, wide)                 \
+    static void name(void *dst, uint64_t n, uint32_t divisor) \
+    {                                                         \
+        type *out = dst;                                      \
+        const wide by = divisor;                              \
+        for (uint64_t i = 0; i < n; i++)                      \
+            out[i] = (type)((wide)out[i] / by);               \
+    }
+
 /* Sums and products in unsigned arithmetic, which wraps; 1U keeps u16 products out of int. */
 #define MIN_OF(x, y) ((x) < (y) ? (x) : (y))
 #define MAX_OF(x, y) ((x) > (y) ? (x) : (y))
@@ -64,6 +74,15 @@ INTEGER_LOOPS(u32, uint32_t, uint32_t)
 INTEGER_LOOPS(i32, int32_t, uint32_t)
 INTEGER_LOOPS(u64, uint64_t, uint64_t)
 INTEGER_LOOPS(i64, int64_t, uint64_t)
+
+INTEGER_DIVIDE_LOOP(divide_u8, uint8_t, uint32_t)
+INTEGER_DIVIDE_LOOP(divide_i8, int8_t, int64_t)
+INTEGER_DIVIDE_LOOP(divide_u16, uint16_t, uint32_t)
+INTEGER_DIVIDE_LOOP(divide_i16, int16_t, int64_t)
+INTEGER_DIVIDE_LOOP(divide_u32, uint32_t, uint32_t)
+INTEGER_DIVIDE_LOOP(divide_i32, int32_t, int64_t)
+INTEGER_DIVIDE_LOOP(divide_u64, uint64_t, uint64_t)
+INTEGER_DIVIDE_LOOP(divide_i64, int64_t, int64_t)
 
 LOOP(or_bool, uint8_t, (x | y) != 0)
 LOOP(and_bool, uint8_t, (x != 0) & (y != 0))
@@ -188,9 +207,9 @@ HALF_LOOPS(bf16)
 
 #define INTEGER_ROW(t)                                                          \
     {                                                                           \
-        [RDT_SUM] = sum_##t,  [RDT_PRODUCT] = product_##t, [RDT_MIN] = min_##t, \
-        [RDT_MAX] = max_##t,  [RDT_BAND] = band_##t,       [RDT_BOR] = bor_##t, \
-        [RDT_BXOR] = bxor_##t}
+        [RDT_SUM] = sum_##t, [RDT_AVG] = sum_##t,  [RDT_PRODUCT] = product_##t, \
+        [RDT_MIN] = min_##t, [RDT_MAX] = max_##t,  [RDT_BAND] = band_##t,       \
+        [RDT_BOR] = bor_##t, [RDT_BXOR] = bxor_##t}
 #define FLOAT_ROW(t)              \
     {[RDT_SUM] = sum_##t,         \
      [RDT_AVG] = sum_##t,         \
@@ -229,6 +248,14 @@ const struct rdti_reduce_table TABLE = {
         },
     .divide =
         {
+            [RDT_U8] = divide_u8,
+            [RDT_I8] = divide_i8,
+            [RDT_U16] = divide_u16,
+            [RDT_I16] = divide_i16,
+            [RDT_U32] = divide_u32,
+            [RDT_I32] = divide_i32,
+            [RDT_U64] = divide_u64,
+            [RDT_I64] = divide_i64,
             [RDT_F16] = divide_f16,
             [RDT_BF16] = divide_bf16,
             [RDT_F32] = divide_f32,

@@ -99,6 +99,9 @@ def reductions(checks: Checks) -> None:
             for op, function in REDUCTIONS.items():
                 want = torch.from_numpy(function.reduce(stacked, axis=0, dtype=stacked.dtype))
                 checks.compare(str(op), op, everyone[checks.rank], want)
+            if dtype in INTEGERS:
+                average = truncated(np.add.reduce(stacked, dtype=stacked.dtype), checks.world)
+                checks.compare("AVG", Op.AVG, everyone[checks.rank], average)
     for dtype in COMPLEX:  # torch allows sums of them, and averages
         for count in COUNTS:
             everyone = checks.data_of_all(dtype, count * checks.world)
@@ -107,6 +110,13 @@ def reductions(checks: Checks) -> None:
             # The divisor goes to both parts, where a quotient of two complex numbers rounds more.
             average = torch.view_as_complex(torch.view_as_real(total) / checks.world)
             checks.compare("AVG", Op.AVG, everyone[checks.rank], average)
+
+
+def truncated(total: Any, divisor: int) -> torch.Tensor:
+    """Return the quotients, rounded toward zero, of a NumPy array of integers."""
+    by = total.dtype.type(divisor)
+    floor = total // by
+    return torch.from_numpy(floor + ((total % by != 0) & (total < 0)).astype(total.dtype))
 
 
 def products(checks: Checks) -> None:
@@ -162,13 +172,12 @@ def refusals(checks: Checks) -> None:
                 if words not in str(error):
                     checks.wrong.append(f"{dtype} times {factor}: {error}")
         checks.equal(f"{dtype} untouched", whole, torch.ones_like(whole))
-    for dtype in (*INTEGERS, torch.bool):  # what an average would round to is not torch's to say
-        try:
-            dist.all_reduce(torch.ones(3, dtype=dtype), Op.AVG)
-            checks.wrong.append(f"AVG of {dtype} was not refused")
-        except ValueError as error:
-            if "avg is not defined for" not in str(error):
-                checks.wrong.append(f"AVG of {dtype}: {error}")
+    try:
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), Op.AVG)
+        checks.wrong.append("AVG of bool was not refused")
+    except ValueError as error:
+        if "avg is not defined for" not in str(error):
+            checks.wrong.append(f"AVG of bool: {error}")
 
 
 NAMES = {  # as torch's C++ calls them

@@ -163,7 +163,7 @@ def bad_arguments(rank: int, world: int) -> dict[str, str]:
             )
         ),
         "average": error_of(
-            lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), op=dist.ReduceOp.AVG)
+            lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)
         ),
         "float8": error_of(lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))),
         "splits": error_of(

@@ -129,7 +129,7 @@ def test_what_cannot_be_moved_is_refused_on_the_rank_that_gave_it(tmp_path: Path
         "lengths": "ValueError: rdmatensor:all_gather: the tensors differ in size",
         "list": "ValueError: rdmatensor:all_gather: the list has 1 tensors for a group of 2",
         "dtypes": "ValueError: rdmatensor:all_gather: the tensors differ in dtype",
-        "average": "ValueError: rdmatensor:all_reduce: avg is not defined for int64",
+        "average": "ValueError: rdmatensor:all_reduce: avg is not defined for bool",
         "float8": "ValueError: rdmatensor:all_reduce: tensors of Float8_e4m3fn cannot be reduced",
         "splits": "ValueError: rdmatensor:all_to_all: the split sizes",
         "tag": "ValueError: rdmatensor:send: the tag is -1",

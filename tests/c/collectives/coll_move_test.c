@@ -411,7 +411,6 @@ TEST(arguments_that_make_no_sense_are_refused_by_name)
     REFUSED("99 is no dtype", args.dtype = 99);
     REFUSED("0 is no dtype", args.dtype = 0);
     REFUSED("9 is no reduction", args.reduce_op = 9);
-    REFUSED("avg is not defined for int32", args.reduce_op = RDT_AVG);
     REFUSED("avg is not defined for bool", args.dtype = RDT_BOOL; args.reduce_op = RDT_AVG);
     REFUSED("bor is not defined for float32", args.dtype = RDT_F32; args.reduce_op = RDT_BOR);
     REFUSED("max is not defined for complex64", args.dtype = RDT_C64; args.reduce_op = RDT_MAX);

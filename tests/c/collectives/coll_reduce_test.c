@@ -67,6 +67,7 @@ fold_bits(uint32_t dtype, uint32_t op, uint64_t x, uint64_t y)
     }
     switch (op) {
     case RDT_SUM:
+    case RDT_AVG:
         return x + y;
     case RDT_PRODUCT:
         return x * y;
@@ -115,6 +116,30 @@ fold(uint32_t dtype, uint32_t op, uint32_t size, uint64_t i)
     return all;
 }
 
+/* Of a sum that wrapped in its dtype, truncated toward zero. */
+static uint64_t
+quotient(uint32_t dtype, uint64_t bits, uint32_t divisor)
+{
+    switch (dtype) {
+    case RDT_I8:
+        return (uint64_t)((int8_t)bits / (int64_t)divisor);
+    case RDT_I16:
+        return (uint64_t)((int16_t)bits / (int64_t)divisor);
+    case RDT_I32:
+        return (uint64_t)((int32_t)bits / (int64_t)divisor);
+    case RDT_I64:
+        return (uint64_t)((int64_t)bits / (int64_t)divisor);
+    case RDT_U8:
+        return (uint8_t)bits / divisor;
+    case RDT_U16:
+        return (uint16_t)bits / divisor;
+    case RDT_U32:
+        return (uint32_t)bits / divisor;
+    default:
+        return bits / divisor;
+    }
+}
+
 /* Element i of dtype as it lies in memory. An average is divided in the dtype's own precision. */
 static void
 encode(uint32_t dtype, struct folded value, uint32_t divisor, uint8_t *out)
@@ -140,6 +165,7 @@ encode(uint32_t dtype, struct folded value, uint32_t divisor, uint8_t *out)
         memcpy(out, f64, bytes_of[dtype]);
         break;
     default:
+        value.bits = quotient(dtype, value.bits, divisor);
         memcpy(out, &value.bits, bytes_of[dtype]); /* little-endian: the low bytes */
     }
 }

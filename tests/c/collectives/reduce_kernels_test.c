@@ -305,7 +305,38 @@ TEST(tables_agree_bit_for_bit_in_place_or_not)
             compared++;
         }
     }
-    CHECK_UINT_EQ(compared, (7 + 8 * 7 + 4 * 5 + 2 * 3) * sizeof(counts) / sizeof(counts[0]));
+    CHECK_UINT_EQ(compared, (7 + 8 * 8 + 4 * 5 + 2 * 3) * sizeof(counts) / sizeof(counts[0]));
+}
+
+#define CHECK_QUOTIENT(table, tag, type, value, by)                                      \
+    do {                                                                                 \
+        type numbers[2] = {(type)(value), (type)(value)};                                \
+        (table)->divide[tag](numbers, 1, by);                                            \
+        CHECK_MSG(numbers[0] == (type)((type)(value) / (int64_t)(by)), #tag " " #value); \
+        CHECK(numbers[1] == (type)(value));                                              \
+    } while (0)
+
+TEST(integers_divide_toward_zero)
+{
+    for (int t = 0; t < 2; t++) {
+        const struct rdti_reduce_table *table = table_number(t);
+        uint64_t most = UINT64_MAX;
+        if (table == NULL)
+            continue;
+        for (uint32_t by = 1; by < 600; by++) {
+            CHECK_QUOTIENT(table, RDT_I8, int8_t, INT8_MIN, by);
+            CHECK_QUOTIENT(table, RDT_I8, int8_t, -7, by);
+            CHECK_QUOTIENT(table, RDT_U8, uint8_t, UINT8_MAX, by);
+            CHECK_QUOTIENT(table, RDT_I16, int16_t, INT16_MIN, by);
+            CHECK_QUOTIENT(table, RDT_U16, uint16_t, UINT16_MAX, by);
+            CHECK_QUOTIENT(table, RDT_I32, int32_t, INT32_MIN, by);
+            CHECK_QUOTIENT(table, RDT_U32, uint32_t, UINT32_MAX, by);
+            CHECK_QUOTIENT(table, RDT_I64, int64_t, INT64_MIN, by);
+            CHECK_QUOTIENT(table, RDT_I64, int64_t, -7, by);
+        }
+        table->divide[RDT_U64](&most, 1, 3);
+        CHECK_UINT_EQ(most, UINT64_MAX / 3);
+    }
 }
 
 TEST(division_rounds_once)
