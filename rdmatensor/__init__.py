@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rdmatensor._group_text import describe_text as describe_text
+    from rdmatensor._split import split_group as split_group
     from rdmatensor.bootstrap import World as World
     from rdmatensor.bootstrap import join as join
     from rdmatensor.config import Settings as Settings
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rdmatensor.distributed import monitored_barrier as monitored_barrier
     from rdmatensor.distributed import sequence_number as sequence_number
     from rdmatensor.distributed import set_timeout as set_timeout
-    from rdmatensor.distributed import split_group as split_group
     from rdmatensor.endpoint import Blocks as Blocks
     from rdmatensor.endpoint import Endpoint as Endpoint
     from rdmatensor.endpoint import PreparedWrite as PreparedWrite
@@ -62,18 +62,12 @@ if TYPE_CHECKING:
 # Module -> its public names. The block above says the same to type checkers; a test compares them.
 _MODULES = {
     "_group_text": ("describe_text",),
+    "_split": ("split_group",),
     "bootstrap": ("World", "join"),
     "config": ("Settings",),
     "context": ("Context", "default_context"),
     "distributed": (
-        *(
-            "describe",
-            "last_operations",
-            "monitored_barrier",
-            "sequence_number",
-            "set_timeout",
-            "split_group",
-        ),
+        *("describe", "last_operations", "monitored_barrier", "sequence_number", "set_timeout"),
     ),
     "endpoint": ("Blocks", "Endpoint", "PreparedWrite"),
     "errors": (

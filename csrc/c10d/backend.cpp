@@ -269,7 +269,7 @@ Backend::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<i
     for (const int rank : ranks)
         setup.global_ranks.push_back(global_rank(rank));
     if (opts) {
-        setup.timeout = opts->timeout;
+        setup.timeout = bounded(opts->timeout);
         setup.group_name = opts->group_name;
     }
     return make_backend(c10::make_intrusive<Rendezvous>(store,
@@ -280,8 +280,9 @@ Backend::split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<i
 }
 
 void
-Backend::setTimeout(Milliseconds timeout)
+Backend::setTimeout(Milliseconds given)
 {
+    const Milliseconds timeout = bounded(given);
     const std::shared_lock lock(group_mutex_);
 
     timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
@@ -397,7 +398,7 @@ Backend::timeout_or_own(Milliseconds timeout) const
 {
     return timeout == c10d::kUnsetTimeout || timeout == kNoTimeout
                ? Milliseconds(timeout_ms_.load(std::memory_order_relaxed))
-               : timeout;
+               : bounded(timeout);
 }
 
 int

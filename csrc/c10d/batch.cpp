@@ -113,7 +113,7 @@ bool
 Batch::wait(milliseconds timeout)
 {
     const bool has_timeout = timeout != kNoTimeout && timeout != c10d::kUnsetTimeout;
-    const auto patience = std::min<milliseconds>(has_timeout ? timeout : timeout_, forever);
+    const auto patience = bounded(has_timeout ? timeout : timeout_);
     const auto deadline = Clock::now() + patience;
 
     for (const auto &part : parts_) {

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -25,6 +26,14 @@ class Work;
 
 /* So that adding a time-out to the clock cannot overflow. */
 inline constexpr std::chrono::hours forever{24 * 365};
+
+/* A time-out that torch gives. -1 and 0 are its words for none; what overflowed on its way from
+ * Python, as timedelta.max does, is less than that. */
+inline std::chrono::milliseconds
+bounded(std::chrono::milliseconds timeout)
+{
+    return timeout.count() < -1 ? forever : std::min<std::chrono::milliseconds>(timeout, forever);
+}
 
 class InFlight
 {

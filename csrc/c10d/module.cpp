@@ -62,7 +62,7 @@ create_backend(c10::intrusive_ptr<Rendezvous> rendezvous, uintptr_t context, std
     Backend::Setup setup = {.context = context_at(context),
                             .group_name = std::move(group_name),
                             .global_ranks = std::move(global_ranks),
-                            .timeout = timeout,
+                            .timeout = bounded(timeout),
                             .secret = secret,
                             .is_default_group = is_default_group,
                             .is_recorded = is_recorded};

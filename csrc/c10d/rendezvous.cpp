@@ -15,6 +15,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "c10d/finisher.hpp"
+#include "c10d/in_flight.hpp"
 #include "c10d/tensors.hpp"
 #include "c10d/told.hpp"
 
@@ -232,7 +233,7 @@ Rendezvous::ask(const Patience &patience, Request request)
 
 Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        milliseconds timeout)
-    : client_(std::move(store)), rank_(rank), size_(size), timeout_(timeout),
+    : client_(std::move(store)), rank_(rank), size_(size), timeout_(bounded(timeout)),
       blobs_(std::make_shared<Blobs>())
 {
     /* A request on the parent's connection would be answered to whoever reads first, and counted

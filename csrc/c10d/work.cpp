@@ -557,8 +557,7 @@ bool
 Work::wait(std::chrono::milliseconds timeout)
 {
     const bool has_timeout = timeout != kNoTimeout && timeout != c10d::kUnsetTimeout;
-    const auto patience = has_timeout ? std::min<std::chrono::milliseconds>(timeout, forever)
-                                      : own_patience(operation_);
+    const auto patience = has_timeout ? bounded(timeout) : own_patience(operation_);
     const auto deadline = Clock::now() + patience;
 
     refuse_in_child();
