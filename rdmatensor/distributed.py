@@ -240,7 +240,8 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
         "reason"}; "not_adopted": what is outside, {"what", "reason", "tensors", "bytes", "names"};
         "born": gradients of DDP, {"what", "born", "copied", "copied_bytes", "why_off"}.
         "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
-        "writes"}; a pack is one call for many small tensors of a coalesced one, a write a message
+        "writes", "rearranged_tensors", "rearranged_bytes"}; a pack is one call for many small
+        tensors of a coalesced one, rearranged what was not row-major and copied, a write a message
         to a member or a fill of memory that all read. "way" says how they go (shared memory, hosts,
         messages, undecided at first), "algorithm" what RDMATENSOR_ALGO said, "ran" how many went by
         which, "summing_s", "copying_s" passes from 4 KiB on; with messages "costs" is a table (its

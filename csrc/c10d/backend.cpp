@@ -473,7 +473,10 @@ Backend::start(Operation operation, const std::vector<Call> &calls)
         rdt_transfer *const transfer = run_at_once(operation, calls[0]);
         if (transfer != nullptr)
             return work_of(operation, transfer);
-        note_end(operation, nullptr);
+        const std::exception_ptr failure = deliver(operation.arrivals);
+        note_end(operation, failure);
+        if (failure)
+            std::rethrow_exception(failure);
         return {};
     }
     const bool is_async = operation.is_async;

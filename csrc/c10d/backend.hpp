@@ -109,6 +109,10 @@ class Backend final : public c10d::Backend
     void enableCollectivesTiming() override;
     /* What this rank's collectives came to; zeros once shut down. */
     rdt_coll_counters counters();
+    const StandInCounts &stand_ins() const noexcept
+    {
+        return stand_ins_;
+    }
     /* Oldest first. */
     std::vector<Flight::Entry> last_operations() const
     {
@@ -216,6 +220,7 @@ class Backend final : public c10d::Backend
     Recorder recorder_;
     std::atomic<int64_t> timeout_ms_;
     std::atomic<uint64_t> sequence_{0}; /* of the last collective; the library counts alike */
+    StandInCounts stand_ins_;
     std::atomic<uint64_t> monitored_count_{0};
     std::atomic<uint64_t> symmetric_count_{0};
     std::mutex batches_mutex_;

@@ -80,14 +80,19 @@ WorkPtr
 Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts)
 {
     constexpr const char *call = "broadcast";
-    const at::Tensor &tensor = only_tensor(tensors, call);
+    const at::Tensor &given = only_tensor(tensors, call);
+    StandIns stand_ins(stand_ins_, call);
 
     check_root(opts.rootRank, call);
+    stand_ins.check_writable(given);
+    const at::Tensor tensor =
+        rank_ == opts.rootRank ? stand_ins.sent(given) : stand_ins.received(given);
     rdt_coll_args args =
         args_for(RDT_COLL_BROADCAST, elements_of(tensor, false, call), opts.timeout);
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.recv = tensor.data_ptr();
-    return start(collective(OpType::BROADCAST, "rdmatensor:broadcast", opts, tensors, tensors),
+    return start(collective(OpType::BROADCAST, "rdmatensor:broadcast", opts, {tensor}, tensors,
+                            &stand_ins),
                  {args});
 }
 
@@ -97,7 +102,8 @@ Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts)
     constexpr const char *call = "all_reduce";
     if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse())
         return allreduce_sparse(tensors, opts);
-    const at::Tensor &tensor = only_tensor(tensors, call);
+    StandIns stand_ins(stand_ins_, call);
+    const at::Tensor tensor = stand_ins.exchanged(only_tensor(tensors, call));
     rdt_coll_args args =
         args_for(RDT_COLL_ALLREDUCE, elements_of(tensor, true, call), opts.timeout);
 
@@ -105,7 +111,8 @@ Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts)
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.send = input.data_ptr();
     args.recv = tensor.data_ptr();
-    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts, {input}, tensors),
+    return start(collective(OpType::ALLREDUCE, "rdmatensor:all_reduce", opts, {input}, tensors,
+                            &stand_ins),
                  {args});
 }
 
@@ -131,21 +138,25 @@ Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOpt
 {
     constexpr const char *call = "all_reduce";
     const uint32_t reduce_op = reduce_op_of(opts.reduceOp, call);
+    StandIns stand_ins(stand_ins_, call);
+    Tensors summed;
     Calls calls;
 
-    for (const at::Tensor &tensor : tensors)
+    for (const at::Tensor &tensor : tensors) {
         check_tensor(tensor, call);
-    Tensors inputs = premultiplied(tensors, opts.reduceOp, call);
+        summed.push_back(stand_ins.exchanged(tensor));
+    }
+    Tensors inputs = premultiplied(summed, opts.reduceOp, call);
     for (size_t i = 0; i < tensors.size(); i++) {
         rdt_coll_args args =
             args_for(RDT_COLL_ALLREDUCE, elements_of(tensors[i], true, call), opts.timeout);
         args.reduce_op = reduce_op;
         args.send = inputs[i].data_ptr();
-        args.recv = tensors[i].data_ptr();
+        args.recv = summed[i].data_ptr();
         calls.add(args);
     }
     return start(collective(OpType::ALLREDUCE_COALESCED, "rdmatensor:all_reduce", opts,
-                            std::move(inputs), tensors),
+                            std::move(inputs), tensors, &stand_ins),
                  calls.all());
 }
 
@@ -153,16 +164,22 @@ WorkPtr
 Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts)
 {
     constexpr const char *call = "reduce";
-    const at::Tensor &tensor = only_tensor(tensors, call);
+    const at::Tensor &given = only_tensor(tensors, call);
+    StandIns stand_ins(stand_ins_, call);
 
     check_root(opts.rootRank, call);
+    stand_ins.check_writable(given);
+    const at::Tensor tensor =
+        rank_ == opts.rootRank ? stand_ins.exchanged(given) : stand_ins.sent(given);
     rdt_coll_args args = args_for(RDT_COLL_REDUCE, elements_of(tensor, true, call), opts.timeout);
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.root = static_cast<uint32_t>(opts.rootRank);
     const at::Tensor input = premultiplied(tensor, opts.reduceOp, call);
     args.send = input.data_ptr();
     args.recv = tensor.data_ptr();
-    return start(collective(OpType::REDUCE, "rdmatensor:reduce", opts, {input}, tensors), {args});
+    return start(collective(OpType::REDUCE, "rdmatensor:reduce", opts, {input}, tensors,
+                            &stand_ins),
+                 {args});
 }
 
 WorkPtr
@@ -170,16 +187,18 @@ Backend::allgather(std::vector<Tensors> &outputs, Tensors &inputs,
                    const c10d::AllgatherOptions &opts)
 {
     constexpr const char *call = "all_gather";
-    const at::Tensor &input = only_tensor(inputs, call);
+    StandIns stand_ins(stand_ins_, call);
+    const at::Tensor input = stand_ins.sent(only_tensor(inputs, call));
     const Tensors &list = only_list(outputs, call);
     rdt_coll_args args =
         args_for(RDT_COLL_ALLGATHER, elements_of(input, false, call), opts.timeout);
 
     check_members(list, input, size_, call);
-    const std::vector<void *> blocks = addresses_of(list);
+    const std::vector<void *> blocks = addresses_of(stand_ins.received(list));
     args.send = input.data_ptr();
     args.blocks = blocks.data();
-    return start(collective(OpType::ALLGATHER, "rdmatensor:all_gather", opts, inputs, list),
+    return start(collective(OpType::ALLGATHER, "rdmatensor:all_gather", opts, {input}, list,
+                            &stand_ins),
                  {args});
 }
 
@@ -197,19 +216,22 @@ Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                          const c10d::AllgatherOptions &opts)
 {
     constexpr const char *call = "all_gather";
+    StandIns stand_ins(stand_ins_, call);
+    Tensors sent;
     Calls calls;
 
     check_lists(outputs.size(), inputs.size(), call);
     for (size_t i = 0; i < inputs.size(); i++) {
         check_whole(outputs[i], inputs[i], size_, call);
+        sent.push_back(stand_ins.sent(inputs[i]));
         rdt_coll_args args =
             args_for(RDT_COLL_ALLGATHER, elements_of(inputs[i], false, call), opts.timeout);
-        args.send = inputs[i].data_ptr();
-        args.recv = outputs[i].data_ptr();
+        args.send = sent[i].data_ptr();
+        args.recv = stand_ins.received(outputs[i]).data_ptr();
         calls.add(args);
     }
-    return start(collective(OpType::_ALLGATHER_BASE, "rdmatensor:all_gather", opts, inputs,
-                            outputs),
+    return start(collective(OpType::_ALLGATHER_BASE, "rdmatensor:all_gather", opts, std::move(sent),
+                            outputs, &stand_ins),
                  calls.all());
 }
 
@@ -219,8 +241,10 @@ Backend::allgather_coalesced(std::vector<Tensors> &output_lists, Tensors &inputs
 {
     constexpr const char *call = "all_gather";
     std::vector<std::vector<void *>> blocks(inputs.size());
+    StandIns stand_ins(stand_ins_, call);
     std::vector<Call> calls;
     Tensors outputs;
+    Tensors sent;
 
     check_lists(output_lists.size(), static_cast<size_t>(size_), call);
     for (const Tensors &list : output_lists) {
@@ -233,15 +257,16 @@ Backend::allgather_coalesced(std::vector<Tensors> &output_lists, Tensors &inputs
             members.push_back(list[i]);
         check_tensor(inputs[i], call);
         check_members(members, inputs[i], size_, call);
-        blocks[i] = addresses_of(members);
+        blocks[i] = addresses_of(stand_ins.received(members));
+        sent.push_back(stand_ins.sent(inputs[i]));
         rdt_coll_args args =
             args_for(RDT_COLL_ALLGATHER, elements_of(inputs[i], false, call), opts.timeout);
-        args.send = inputs[i].data_ptr();
+        args.send = sent[i].data_ptr();
         args.blocks = blocks[i].data();
         calls.emplace_back(args);
     }
-    return start(collective(OpType::ALLGATHER_COALESCED, "rdmatensor:all_gather", opts, inputs,
-                            outputs),
+    return start(collective(OpType::ALLGATHER_COALESCED, "rdmatensor:all_gather", opts,
+                            std::move(sent), outputs, &stand_ins),
                  calls);
 }
 
@@ -249,7 +274,8 @@ WorkPtr
 Backend::gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::GatherOptions &opts)
 {
     constexpr const char *call = "gather";
-    const at::Tensor &input = only_tensor(inputs, call);
+    StandIns stand_ins(stand_ins_, call);
+    const at::Tensor input = stand_ins.sent(only_tensor(inputs, call));
     std::vector<void *> blocks;
     Tensors list;
 
@@ -257,7 +283,7 @@ Backend::gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::Gath
     if (rank_ == opts.rootRank) {
         list = only_list(outputs, call);
         check_members(list, input, size_, call);
-        blocks = addresses_of(list);
+        blocks = addresses_of(stand_ins.received(list));
     } else if (!outputs.empty() && !outputs[0].empty()) {
         throw_value_error(call, "output tensors are given on a rank that is not the root");
     }
@@ -265,21 +291,23 @@ Backend::gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::Gath
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.send = input.data_ptr();
     args.blocks = blocks.empty() ? nullptr : blocks.data();
-    return start(collective(OpType::GATHER, "rdmatensor:gather", opts, inputs, list), {args});
+    return start(collective(OpType::GATHER, "rdmatensor:gather", opts, {input}, list, &stand_ins),
+                 {args});
 }
 
 WorkPtr
 Backend::scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::ScatterOptions &opts)
 {
     constexpr const char *call = "scatter";
-    const at::Tensor &output = only_tensor(outputs, call);
+    StandIns stand_ins(stand_ins_, call);
+    const at::Tensor output = stand_ins.received(only_tensor(outputs, call));
     std::vector<void *> blocks;
     Tensors list;
 
     check_root(opts.rootRank, call);
     if (rank_ == opts.rootRank) {
-        list = only_list(inputs, call);
-        check_members(list, output, size_, call);
+        check_members(only_list(inputs, call), output, size_, call);
+        list = stand_ins.sent(inputs[0]);
         blocks = addresses_of(list);
     } else if (!inputs.empty() && !inputs[0].empty()) {
         throw_value_error(call, "input tensors are given on a rank that is not the root");
@@ -288,7 +316,8 @@ Backend::scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::Sca
     args.root = static_cast<uint32_t>(opts.rootRank);
     args.recv = output.data_ptr();
     args.blocks = blocks.empty() ? nullptr : blocks.data();
-    return start(collective(OpType::SCATTER, "rdmatensor:scatter", opts, list, outputs), {args});
+    return start(collective(OpType::SCATTER, "rdmatensor:scatter", opts, list, outputs, &stand_ins),
+                 {args});
 }
 
 WorkPtr
@@ -296,18 +325,19 @@ Backend::reduce_scatter(Tensors &outputs, std::vector<Tensors> &inputs,
                         const c10d::ReduceScatterOptions &opts)
 {
     constexpr const char *call = "reduce_scatter";
-    const at::Tensor &output = only_tensor(outputs, call);
+    StandIns stand_ins(stand_ins_, call);
+    const at::Tensor output = stand_ins.received(only_tensor(outputs, call));
     rdt_coll_args args =
         args_for(RDT_COLL_REDUCE_SCATTER, elements_of(output, true, call), opts.timeout);
 
     check_members(only_list(inputs, call), output, size_, call);
-    const Tensors list = premultiplied(inputs[0], opts.reduceOp, call);
+    const Tensors list = premultiplied(stand_ins.sent(inputs[0]), opts.reduceOp, call);
     const std::vector<void *> blocks = addresses_of(list);
     args.reduce_op = reduce_op_of(opts.reduceOp, call);
     args.blocks = blocks.data();
     args.recv = output.data_ptr();
     return start(collective(OpType::REDUCE_SCATTER, "rdmatensor:reduce_scatter", opts, list,
-                            outputs),
+                            outputs, &stand_ins),
                  {args});
 }
 
@@ -327,22 +357,23 @@ Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
 {
     constexpr const char *call = "reduce_scatter";
     const uint32_t reduce_op = reduce_op_of(opts.reduceOp, call);
+    StandIns stand_ins(stand_ins_, call);
     Calls calls;
 
     check_lists(outputs.size(), inputs.size(), call);
     for (size_t i = 0; i < inputs.size(); i++)
         check_whole(inputs[i], outputs[i], size_, call);
-    Tensors sources = premultiplied(inputs, opts.reduceOp, call);
+    Tensors sources = premultiplied(stand_ins.sent(inputs), opts.reduceOp, call);
     for (size_t i = 0; i < inputs.size(); i++) {
         rdt_coll_args args =
             args_for(RDT_COLL_REDUCE_SCATTER, elements_of(outputs[i], true, call), opts.timeout);
         args.reduce_op = reduce_op;
         args.send = sources[i].data_ptr();
-        args.recv = outputs[i].data_ptr();
+        args.recv = stand_ins.received(outputs[i]).data_ptr();
         calls.add(args);
     }
     return start(collective(OpType::_REDUCE_SCATTER_BASE, "rdmatensor:reduce_scatter", opts,
-                            std::move(sources), outputs),
+                            std::move(sources), outputs, &stand_ins),
                  calls.all());
 }
 
@@ -355,6 +386,8 @@ Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_
     check_tensor(input, call);
     check_same_dtype(output, input, call);
 
+    StandIns stand_ins(stand_ins_, call);
+    const at::Tensor source = stand_ins.sent(input);
     const Elements elements = elements_of(input, false, call);
     Splits sent = splits_of(input, input_splits, size_, call);
     Splits received = splits_of(output, output_splits, size_, call);
@@ -362,14 +395,14 @@ Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_
     scale(received, output, elements_of(output, false, call));
     rdt_coll_args args = args_for(RDT_COLL_ALLTOALL, elements, opts.timeout);
     args.count = 0; /* the arrays say it; ranks may differ */
-    args.send = input.data_ptr();
-    args.recv = output.data_ptr();
+    args.send = source.data_ptr();
+    args.recv = stand_ins.received(output).data_ptr();
     args.send_counts = sent.counts.data();
     args.send_offs = sent.offs.data();
     args.recv_counts = received.counts.data();
     args.recv_offs = received.offs.data();
-    return start(collective(OpType::ALLTOALL_BASE, "rdmatensor:all_to_all", opts, {input},
-                            {output}),
+    return start(collective(OpType::ALLTOALL_BASE, "rdmatensor:all_to_all", opts, {source},
+                            {output}, &stand_ins),
                  {args});
 }
 
@@ -392,8 +425,10 @@ Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions
         sent.push_back(elements_of(inputs[i], false, call).count);
         received.push_back(elements_of(outputs[i], false, call).count);
     }
-    const std::vector<void *> sources = addresses_of(inputs);
-    const std::vector<void *> blocks = addresses_of(outputs);
+    StandIns stand_ins(stand_ins_, call);
+    Tensors given = stand_ins.sent(inputs);
+    const std::vector<void *> sources = addresses_of(given);
+    const std::vector<void *> blocks = addresses_of(stand_ins.received(outputs));
     rdt_coll_args args =
         args_for(RDT_COLL_ALLTOALL, elements_of(inputs[0], false, call), opts.timeout);
     args.count = 0;
@@ -401,7 +436,8 @@ Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions
     args.blocks = blocks.data();
     args.send_counts = sent.data();
     args.recv_counts = received.data();
-    return start(collective(OpType::ALLTOALL, "rdmatensor:all_to_all", opts, inputs, outputs),
+    return start(collective(OpType::ALLTOALL, "rdmatensor:all_to_all", opts, std::move(given),
+                            outputs, &stand_ins),
                  {args});
 }
 

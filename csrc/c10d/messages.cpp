@@ -54,21 +54,24 @@ Backend::record(const Message &message, const at::Tensor &tensor)
 }
 
 WorkPtr
-Backend::start_message(const Message &message, at::Tensor tensor)
+Backend::start_message(const Message &message, at::Tensor given)
 {
     refuse_forked_child(message.title);
+    StandIns stand_ins(stand_ins_, message.is_send ? "send" : "recv");
+    const at::Tensor tensor = message.is_send ? stand_ins.sent(given) : stand_ins.received(given);
     record(message, tensor);
     Operation operation = {.type = message.type,
                            .title = message.title,
                            .target = message.target,
                            .inputs = {tensor},
-                           .outputs = {tensor},
+                           .outputs = {given},
                            .timeout = message.timeout,
                            .sequence = 0,
                            .order = 0,
                            .in_flight = nullptr,
                            .has_own_deadline = false,
-                           .is_async = true};
+                           .is_async = true,
+                           .arrivals = stand_ins.arrivals()};
     rdt_transfer *transfer = nullptr;
     rdt_error error = {};
     rdt_status status = RDT_OK;

@@ -98,6 +98,8 @@ counters_as_dict(Backend &backend)
     dict["packs"] = counters.packs;
     dict["packed_tensors"] = counters.packed_parts;
     dict["writes"] = counters.writes;
+    dict["rearranged_tensors"] = backend.stand_ins().tensors.load(std::memory_order_relaxed);
+    dict["rearranged_bytes"] = backend.stand_ins().bytes.load(std::memory_order_relaxed);
     return dict;
 }
 

@@ -35,6 +35,8 @@ keep_for_good(Operation &operation) noexcept
     for (auto *const tensors : {&operation.inputs, &operation.outputs})
         for (at::Tensor &tensor : *tensors)
             (void)tensor.unsafeReleaseTensorImpl();
+    for (Arrival &arrival : operation.arrivals)
+        (void)arrival.stand_in.unsafeReleaseTensorImpl();
 }
 
 void
@@ -64,7 +66,7 @@ void
 Orphan::end() noexcept
 {
     if (!transfers_.empty()) /* else its Work has told the end */
-        note_end(operation_, failure_of(operation_, transfers_));
+        note_end(operation_, outcome_of(operation_, transfers_));
     if (operation_.in_flight)
         operation_.in_flight->hide_dropped(place_);
     free_transfers(transfers_);

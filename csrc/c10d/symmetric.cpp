@@ -455,7 +455,7 @@ SymmetricMemory::move(const at::Tensor &tensor, int rank, uint64_t off_bytes, bo
 {
     const char *const name = is_put ? "put" : "get";
 
-    check_tensor(tensor, name);
+    check_row_major(tensor, name);
     check_rank(rank, name);
     const uint64_t len_bytes = tensor.nbytes();
     if (off_bytes > own_->buffer_bytes || len_bytes > own_->buffer_bytes - off_bytes)

@@ -44,13 +44,19 @@ check_tensor(const at::Tensor &tensor, const char *call)
                                          ", only dense tensors are moved; use to_dense()"));
     if (!tensor.device().is_cpu())
         throw_device_error(tensor.device(), call);
+    if (tensor.is_conj() || tensor.is_neg())
+        throw_value_error(call, "the tensor is a lazy conjugate or negative; pass "
+                                "tensor.resolve_conj().resolve_neg()");
+}
+
+void
+check_row_major(const at::Tensor &tensor, const char *call)
+{
+    check_tensor(tensor, call);
     if (!tensor.is_contiguous())
         throw_value_error(call, c10::str("the tensor of shape ", tensor.sizes(), " and strides ",
                                          tensor.strides(),
                                          " is not contiguous; pass tensor.contiguous()"));
-    if (tensor.is_conj() || tensor.is_neg())
-        throw_value_error(call, "the tensor is a lazy conjugate or negative; pass "
-                                "tensor.resolve_conj().resolve_neg()");
 }
 
 at::Tensor &

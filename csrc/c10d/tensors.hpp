@@ -19,8 +19,10 @@
 namespace rdmatensor
 {
 
-/* Dense, contiguous, on the CPU; a ValueError that names `call` and says what to do otherwise. */
+/* Strided, on the CPU; a ValueError that names `call` and says what to do otherwise. */
 void check_tensor(const at::Tensor &tensor, const char *call);
+/* And row-major, for what has no stand-ins (rows.hpp). */
+void check_row_major(const at::Tensor &tensor, const char *call);
 
 /* Says how a group is opened that has a backend for such devices. */
 [[noreturn]] void throw_device_error(const c10::Device &device, const char *call);

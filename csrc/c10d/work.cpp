@@ -107,6 +107,14 @@ failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transf
     return nullptr;
 }
 
+std::exception_ptr
+outcome_of(const Operation &operation, const std::vector<rdt_transfer *> &transfers) noexcept
+{
+    const std::exception_ptr failure = failure_of(operation, transfers);
+
+    return failure ? failure : deliver(operation.arrivals);
+}
+
 void
 drive(const Operation &operation, rdt_transfer *transfer, Clock::time_point deadline)
 {
@@ -206,7 +214,7 @@ Work::release_resources()
     if (is_settled() || transfers_.empty()) {
         /* nothing is in flight */
     } else if (is_over()) {
-        note_end(operation_, failure_of(operation_, transfers_));
+        note_end(operation_, outcome_of(operation_, transfers_));
         release_transfers();
     } else {
         try {
@@ -219,6 +227,7 @@ Work::release_resources()
     transfers_.clear();
     operation_.inputs.clear();
     operation_.outputs.clear();
+    operation_.arrivals.clear();
     /* InFlight has weak references, which keep this memory, and with it what stands here: itself. */
     operation_.in_flight.reset();
     operation_.flight.reset();
@@ -281,7 +290,7 @@ Work::become(State next)
 void
 Work::settle()
 {
-    const std::exception_ptr error = failure_of(operation_, transfers_);
+    const std::exception_ptr error = outcome_of(operation_, transfers_);
 
     if (!transfers_.empty())
         source_ = rdt_transfer_source(transfers_.back());
@@ -304,6 +313,7 @@ Work::settle_with(const std::exception_ptr &error)
         become(State::Settled);
     }
     operation_.inputs.clear();
+    operation_.arrivals.clear();
     note_end(operation_, error);
     if (future)
         complete(*future, error, operation_.outputs);

@@ -34,6 +34,7 @@
 #include "c10d/flight.hpp"
 #include "c10d/hook.hpp"
 #include "c10d/in_flight.hpp"
+#include "c10d/rows.hpp"
 #include "c10d/target.hpp"
 #include "rdmatensor.h"
 
@@ -57,6 +58,7 @@ struct Operation {
     uint64_t number = 0;                       /* in it */
     std::shared_ptr<CompletionHook> hook = {}; /* of the group, or NULL */
     std::chrono::steady_clock::time_point begun = {}; /* zero: not timed */
+    Arrivals arrivals = {};                           /* to be delivered at its end */
 };
 
 std::string words_of(const Operation &operation); /* its title and target */
@@ -67,7 +69,8 @@ void note_end(const Operation &operation, const std::exception_ptr &error) noexc
 template <typename Options>
 Operation
 collective(c10d::OpType type, const char *title, const Options &options,
-           std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs)
+           std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+           StandIns *stand_ins = nullptr)
 {
     return {.type = type,
             .title = title,
@@ -79,7 +82,8 @@ collective(c10d::OpType type, const char *title, const Options &options,
             .order = 0,
             .in_flight = nullptr,
             .has_own_deadline = true,
-            .is_async = options.asyncOp};
+            .is_async = options.asyncOp,
+            .arrivals = stand_ins != nullptr ? stand_ins->arrivals() : Arrivals()};
 }
 
 /*

@@ -20,6 +20,9 @@ void free_transfers(const std::vector<rdt_transfer *> &transfers);
 /* The first failure of transfers that are all over. */
 std::exception_ptr failure_of(const Operation &operation,
                               const std::vector<rdt_transfer *> &transfers) noexcept;
+/* The same; without one, what arrived is delivered, and a failure of that is returned. */
+std::exception_ptr outcome_of(const Operation &operation,
+                              const std::vector<rdt_transfer *> &transfers) noexcept;
 /* One slice of driving the library, or until the transfer is over. Throws what kept it. */
 void drive(const Operation &operation, rdt_transfer *transfer,
            std::chrono::steady_clock::time_point deadline);

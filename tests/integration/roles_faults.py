@@ -151,9 +151,8 @@ def bad_arguments(rank: int, world: int) -> dict[str, str]:
     group = dist.distributed_c10d._get_default_group()
     backend: Any = group._get_backend(torch.device("cpu"))
     errors = {
-        "strided": error_of(lambda: dist.all_reduce(torch.arange(10.0)[::2])),
-        "transposed": error_of(lambda: dist.broadcast(torch.ones(2, 3).t(), 0)),
-        "send": error_of(lambda: dist.send(torch.ones(3, 3).t(), (rank + 1) % world)),
+        "expanded": error_of(lambda: dist.broadcast(torch.ones(1).expand(3), 0)),
+        "recv": error_of(lambda: dist.recv(torch.ones(1).expand(3), (rank + 1) % world)),
         "device": error_of(lambda: backend.allreduce([torch.ones(2, device="meta")])),
         "lengths": error_of(lambda: dist.all_gather([torch.ones(2)] * world, torch.ones(3))),
         "list": error_of(lambda: backend.allgather([[torch.ones(2)]], [torch.ones(2)])),
