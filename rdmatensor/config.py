@@ -63,6 +63,7 @@ class Settings:
     arena_mb: int = 64
     arena_max_mb: int | None = None
     tcp_streams: int | None = None
+    hooks: bool = True
     adopt: bool = True
     plan: Literal["auto", "off"] = "auto"
     verify: Literal["off", "crc32c"] = "off"
@@ -169,6 +170,7 @@ _CHECKS: dict[str, Callable[[object], None]] = {
     "arena_mb": _count_to(_MB_MAX),
     "arena_max_mb": _count_to(_MB_MAX),
     "tcp_streams": _count_to(_STREAMS_MAX),
+    "hooks": _check_flag,
     "adopt": _check_flag,
     "plan": _one_of("auto", "off"),
     "verify": _one_of("off", "crc32c"),
@@ -256,6 +258,14 @@ VARIABLES = (
         int,
     ),
     Variable("TCP_STREAMS", "count", "sockets per peer for large payloads", int),
+    Variable(
+        "HOOKS",
+        "0 or 1",
+        "0: making a group changes nothing else in the process: as `RDMATENSOR_ADOPT=0` and "
+        "`RDMATENSOR_PLAN=off`, and no function of torch is wrapped "
+        "([docs/torch.md](docs/torch.md))",
+        _flag,
+    ),
     Variable(
         "ADOPT",
         "0 or 1",

@@ -145,7 +145,8 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     context = _process_context(c10d, rendezvous, size)
     from rdmatensor import _adopt, _record  # they need this module
 
-    is_recorded = context.settings.plan == "auto"
+    has_hooks = context.settings.hooks
+    is_recorded = has_hooks and context.settings.plan == "auto"
     secret = context.settings.secret
     global_ranks = list(options.global_ranks_in_group)
     backend = c10d.create_backend(
@@ -162,7 +163,8 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
     _repair_default_backend()
     if is_recorded:
         _record.mark_steps(c10d)
-    _adopt.install(context)
+    if has_hooks:
+        _adopt.install(context)
     return cast("Backend", backend)
 
 
@@ -258,7 +260,7 @@ def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     state["peers"] = [_peer(rank, endpoints) for rank in members if rank != dist.get_rank()]
     from rdmatensor import _adopt, _record  # they need this module
 
-    state.update(_adopt.report(context.settings.adopt))
+    state.update(_adopt.report(context.settings.adopt and context.settings.hooks))
     state["collectives"] = {}
     if dist.is_initialized():
         backend = backend_of(group_of(group))

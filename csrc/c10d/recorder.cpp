@@ -22,7 +22,8 @@ std::atomic<bool> has_stepped{false};
 } // namespace
 
 Recorder::Recorder(rdt_context *context, bool is_on)
-    : context_(context), is_watching_(is_on), reason_(is_on ? "" : "RDMATENSOR_PLAN=off")
+    : context_(context), is_watching_(is_on),
+      reason_(is_on ? "" : "RDMATENSOR_PLAN=off or RDMATENSOR_HOOKS=0")
 {
 }
 

@@ -94,6 +94,10 @@ def test_without_adoption_only_a_plan_has_them_there() -> None:
     assert found([GROUP, APPLY], RDMATENSOR_ADOPT="0") == "[True, True, False] True"
 
 
+def test_without_hooks_malloc_keeps_its_limits() -> None:
+    assert found([GROUP], RDMATENSOR_HOOKS="0").startswith("[True, True] ")
+
+
 @pytest.mark.parametrize("limit", ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"])
 def test_limits_of_the_users_stand(limit: str) -> None:
     assert found([GROUP, APPLY], **{limit: "1048576"}) == "[True, True, True] False"

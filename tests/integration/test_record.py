@@ -162,8 +162,9 @@ def test_steps_without_an_optimizer_are_known_by_their_tensors(tmp_path: Path) -
 
 def test_the_recorder_can_be_switched_off(tmp_path: Path) -> None:
     environment = {"RDMATENSOR_PLAN": "off"}
+    off = "RDMATENSOR_PLAN=off or RDMATENSOR_HOOKS=0"
     for rank in jobs.results(
         jobs.run("roles_record:switched_off", 2, tmp_path, environment=environment)
     ):
-        assert rank["state"] == {"state": "off", "reason": "RDMATENSOR_PLAN=off", "changes": 0}
+        assert rank["state"] == {"state": "off", "reason": off, "changes": 0}
         assert rank["plan"] == []

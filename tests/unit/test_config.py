@@ -24,6 +24,7 @@ GOOD = {
     "ARENA_MAX_MB": ("256", "arena_max_mb", 256),
     "TCP_STREAMS": ("4", "tcp_streams", 4),
     "ADOPT": ("0", "adopt", False),
+    "HOOKS": ("0", "hooks", False),
     "PLAN": ("off", "plan", "off"),
     "VERIFY": ("CRC32C", "verify", "crc32c"),
     "METRICS_PORT": ("9400-9401", "metrics_port", (9400, 9401)),
