@@ -212,6 +212,18 @@ struct Rendezvous::Batch {
         blobs->keep(first, read_all(store, keys));
         has_read(store, count, keys, readers);
     }
+    /* What has come of the batch; whether that is all of it. */
+    bool fetch_rest(c10d::Store &store) const
+    {
+        const int end = first + static_cast<int>(keys.size());
+
+        for (int rank = first; rank < end; rank++)
+            if (blobs->of(rank).empty()) {
+                fetch(store, rank);
+                return !blobs->of(rank).empty();
+            }
+        return true;
+    }
     Found fetch_one(c10d::Store &store, int rank) const
     {
         const std::string &key = keys[static_cast<size_t>(rank - first)];
@@ -445,13 +457,27 @@ Rendezvous::batch_of(int rank) const
     return batch;
 }
 
+/* Whether all batches are there. */
+std::function<bool(c10d::Store &)>
+Rendezvous::fetch_rest() const
+{
+    std::vector<Batch> batches;
+
+    for (int rank = 0; rank < size_; rank += batch_ranks)
+        batches.push_back(batch_of(rank));
+    return [batches = std::move(batches)](c10d::Store &store) {
+        return std::all_of(batches.begin(), batches.end(),
+                           [&store](const Batch &batch) { return batch.fetch_rest(store); });
+    };
+}
+
 void
 Rendezvous::prefetch()
 {
-    (void)ask(patience_for(making), [batch = batch_of(rank_), rank = rank_](c10d::Store &store) {
-        batch.fetch(store, rank);
-        return true;
-    });
+    const auto rest = fetch_rest();
+
+    if (!ask(patience_for(making), rest))
+        client_.poll(rest);
 }
 
 std::string

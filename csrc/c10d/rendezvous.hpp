@@ -75,12 +75,15 @@ class Rendezvous final : public torch::CustomClassHolder
     };
     Agreement agree(const Job &proposal, const std::string &secret);
     void publish(rdt_context *context);
-    /* The addresses that are there already; none is waited for. */
+    /* The addresses that are there already. The others are fetched on the store client's thread as
+     * they come: members that meet later find no store if its host has left. */
     void prefetch();
     /* The group whose error ends waits for addresses; NULL before it is destroyed. */
     void watch(rdt_group *group)
     {
         group_.store(group, std::memory_order_release); /* partner: the acquire in check_group() */
+        if (group == nullptr)
+            client_.stop_polling();
     }
     /* An rdt_blob_fn; `arg` is the Rendezvous. */
     static rdt_status fetch_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
@@ -105,6 +108,7 @@ class Rendezvous final : public torch::CustomClassHolder
     std::vector<std::string> await(const std::vector<std::string> &keys, const Poll &poll,
                                    const Patience &patience);
     Batch batch_of(int rank) const;
+    std::function<bool(c10d::Store &)> fetch_rest() const;
     void check_group(const std::string &call) const;
     int32_t rank_of_store() const
     {

@@ -4,6 +4,7 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -22,17 +23,28 @@ constexpr std::chrono::milliseconds slice{50};
 /* Longer than waits pause between two requests; to begin a thread for each, beside ranks that spin,
  * takes several times as long as to wake one. */
 constexpr std::chrono::milliseconds idle_limit{100};
+/* A pause is this part of the time since polling began: a store serves many members. */
+constexpr int pause_part = 8;
+constexpr std::chrono::milliseconds least_pause{1};
+constexpr std::chrono::milliseconds longest_pause{500};
 
 } // namespace
 
 /* Where the requests of a client queue up; an abandoned one shares it for as long as it lasts. */
 struct StoreClient::Line {
+    using Clock = std::chrono::steady_clock;
+
     std::mutex mutex;
     std::condition_variable changed; /* a request is over */
     std::condition_variable came;    /* one is next */
     std::shared_ptr<Asked> next;
     bool is_taken = false; /* a request is next, or under way */
     bool has_thread = false;
+    Poll poll;                /* empty while it runs, too */
+    uint64_t poll_number = 0; /* one that is stopped is not the next one */
+    c10::weak_intrusive_ptr<c10d::Store> polled{c10::intrusive_ptr<c10d::Store>()};
+    Clock::time_point poll_began;
+    Clock::time_point poll_next;
 
     /* Returns with the mutex. */
     template <typename Condition>
@@ -78,12 +90,50 @@ StoreClient::answer(Asked &asked)
     asked.store.reset();
 }
 
+/* With the line's lock, which is released meanwhile. An error of the store ends the polling; the
+ * next request reports it. */
+void
+StoreClient::poll_once(Line &line, std::unique_lock<std::mutex> &lock)
+{
+    const uint64_t number = line.poll_number;
+    Poll poll = std::exchange(line.poll, nullptr);
+    Store store = line.polled.lock();
+    bool is_done = !store;
+
+    lock.unlock();
+    try {
+        is_done = is_done || poll(*store);
+    } catch (const abi::__forced_unwind &) {
+        throw; /* as in answer() */
+    } catch (...) {
+        is_done = true;
+    }
+    if (is_done)
+        poll = nullptr;
+    store.reset();
+    lock.lock();
+    if (is_done || number != line.poll_number)
+        return;
+    const auto now = Line::Clock::now();
+    line.poll_next = now + std::clamp<Line::Clock::duration>((now - line.poll_began) / pause_part,
+                                                             least_pause, longest_pause);
+    line.poll = std::move(poll);
+}
+
 void
 StoreClient::serve(Line &line)
 {
     std::unique_lock lock(line.mutex);
 
-    while (line.came.wait_for(lock, idle_limit, [&line] { return line.next != nullptr; })) {
+    for (;;) {
+        const auto until = line.poll ? line.poll_next : Line::Clock::now() + idle_limit;
+        if (!line.came.wait_until(lock, until, [&line] { return line.next != nullptr; })) {
+            if (line.poll)
+                poll_once(line, lock);
+            else if (Line::Clock::now() >= until)
+                break;
+            continue;
+        }
         const std::shared_ptr<Asked> asked = std::exchange(line.next, nullptr);
         lock.unlock();
         answer(*asked);
@@ -93,6 +143,33 @@ StoreClient::serve(Line &line)
         line.changed.notify_all();
     }
     line.has_thread = false;
+}
+
+void
+StoreClient::poll(Poll poll)
+{
+    const std::shared_ptr<Line> line = line_;
+    const std::lock_guard lock(line->mutex);
+
+    if (!line->has_thread)
+        start_thread("requests to the store", [line] { serve(*line); });
+    line->has_thread = true;
+    line->poll = std::move(poll);
+    line->poll_number++;
+    line->polled = c10::weak_intrusive_ptr<c10d::Store>(store_);
+    line->poll_began = Line::Clock::now();
+    line->poll_next = line->poll_began + least_pause;
+    line->came.notify_one();
+}
+
+void
+StoreClient::stop_polling() noexcept
+{
+    Poll stopped; /* what it holds goes without the lock */
+    const std::lock_guard lock(line_->mutex);
+
+    line_->poll_number++;
+    stopped = std::exchange(line_->poll, nullptr);
 }
 
 void

@@ -7,6 +7,7 @@
  * the first of a burst and ended soon after the last, while their callers wait and look around. A
  * caller that gives up leaves its request behind, with all that it needs; the next request waits
  * for the end of that one, so that a client has one thread at most, and no request beside another.
+ * What is polled for has that thread stay.
  *
  * A request is a function of the store. It may run when its caller has gone: what it refers to has
  * to be its own, or shared with it.
@@ -17,6 +18,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -54,12 +56,21 @@ class StoreClient
         return *std::move(*answer);
     }
 
+    /*
+     * Has the thread call `poll` between requests, at pauses that grow, until it returns true or
+     * throws, the store has gone, or stop_polling(). One at a time. Throws as ask() does.
+     */
+    using Poll = std::function<bool(c10d::Store &)>;
+    void poll(Poll poll);
+    void stop_polling() noexcept;
+
   private:
     struct Line;
     struct Asked;
     void run(std::function<void(c10d::Store &)> request, const Look &look);
     static void answer(Asked &asked);
     static void serve(Line &line);
+    static void poll_once(Line &line, std::unique_lock<std::mutex> &lock);
 
     const Store store_;
     const std::shared_ptr<Line> line_;
