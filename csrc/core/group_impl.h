@@ -94,8 +94,9 @@ struct rdt_group {
  *   OFFERED   send  read, by the peer, until it answers    FIN, NACK -> finished; CTS: written,
  *                                                          and once all is granted -> LANE
  *   LANE      send  read, by the lane                      the lane's completion -> finished
- *   PULL      recv  written, by our reads; shares of it    all there, error -> finished
- *                   are written to the desk
+ *   PULL      recv  written, by our reads; shares of it    all there, error -> finished; the
+ *                   are written to the desk                kernel permits it no more -> STAGING or
+ *                                                          GRANTED
  *   STAGING   recv  no (waits for the bounce buffer)       its turn -> GRANTED; cancel -> finished
  *   GRANTED   recv  written, by the peer                   FIN, NACK -> DRAINING or finished
  *   DRAINING  recv  perhaps written (quarantine)           drained -> finished

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/pages.h"
+#include "base/permit.h"
 #include "core/mailbox_impl.h"
 #include "core/sums.h"
 #include "wire/notify.h"
@@ -48,6 +49,8 @@ rdti_receive_populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t
     if (receive->len_bytes >= POPULATE_FROM_BYTES)
         rdti_pages_populate((char *)receive->buf + off_bytes, len_bytes);
 }
+
+static void begin_grant(struct rdti_mailbox *m, struct rdti_request *receive);
 
 /* ---- Reading ----------------------------------------------------------------------------- */
 
@@ -117,6 +120,29 @@ read_from_peer(struct rdti_request *receive, uint64_t len_bytes, bool *is_other_
 }
 
 static void
+forbid_process(struct rdti_mailbox *m, uint32_t pid, const char *why)
+{
+    m->process_reach = RDTI_REACH_NO;
+    rdti_log(RDT_LOG_INFO,
+             "messages of rank %d from private memory take a second copy: process_vm_readv(%u): %s",
+             (int)rdti_endpoint_rank(m->ep), pid, why);
+}
+
+/* Refused late: the sender made itself undumpable, or yama was raised. All of the message takes the
+ * next path; its sender still waits for an answer to the RTS. */
+static void
+leave_process(struct rdti_request *receive, const char *why)
+{
+    struct rdti_mailbox *m = receive->mailbox;
+
+    forbid_process(m, receive->rts.pid, why);
+    rdti_help_end(m, receive);
+    rdti_list_remove(&receive->link);
+    receive->done_bytes = receive->checked_bytes = 0;
+    begin_grant(m, receive);
+}
+
+static void
 read_process(struct rdti_request *receive)
 {
     /* While the sender writes, too, it is not left waiting for us. */
@@ -135,8 +161,12 @@ read_process(struct rdti_request *receive)
                    (uint64_t)got);
         return;
     }
-    const bool is_gone = is_other || sys_errno == ESRCH;
+    if (got < 0 && rdti_is_forbidden(sys_errno)) {
+        leave_process(receive, strerror(sys_errno));
+        return;
+    }
     rdt_endpoint *ep = receive->mailbox->ep;
+    const bool is_gone = is_other || (got < 0 && sys_errno == ESRCH);
     receive->op_status = rdti_error_set_rank(&receive->error, is_gone ? RDT_EPEER : RDT_EDEVICE,
                                              rdti_endpoint_rank(ep),
                                              "reading the memory of rank %d (process %u): %s",
@@ -150,7 +180,6 @@ read_process(struct rdti_request *receive)
         rdti_endpoint_on_lane_error(ep, &receive->error);
 }
 
-/* Whether the next step reads, and is not the end. */
 static bool
 wants_slice(const struct rdti_request *receive)
 {
@@ -283,11 +312,8 @@ is_readable(struct rdti_mailbox *m, const struct rdti_rts *rts)
         m->peer_canary = rts->canary;
         return true;
     }
-    m->process_reach = RDTI_REACH_NO;
-    rdti_log(RDT_LOG_INFO,
-             "messages of rank %d from private memory take a second copy: process_vm_readv(%u): %s",
-             (int)rdti_endpoint_rank(m->ep), rts->pid,
-             got < 0 ? strerror(sys_errno) : "another process has this number here");
+    forbid_process(m, rts->pid,
+                   got < 0 ? strerror(sys_errno) : "another process has this number here");
     return false;
 }
 
@@ -571,7 +597,6 @@ rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
         end_grant(receive); /* the peer is refused from now on, whatever it still writes */
 }
 
-/* With the error that ended the group before, if one did. */
 static void
 end_all(struct rdti_list *receives, const struct rdt_error *err)
 {

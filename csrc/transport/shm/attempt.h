@@ -40,6 +40,15 @@ enum shm_progress rdti_shm_check_generation(const struct shm_lane *l,
                                             const struct rdt_remote_region *remote,
                                             struct shm_attempt *attempt);
 
+/* Of a copy through the kernel: what is permitted no more ends this op only. */
+static inline enum shm_progress
+rdti_shm_moved(const struct shm_attempt *attempt)
+{
+    if (attempt->status == RDT_OK)
+        return SHM_DONE;
+    return attempt->status == RDT_ENOTSUP ? SHM_REFUSED : SHM_FAILED;
+}
+
 /* Do a write or a read whose turn it is. Under tx_lock. */
 enum shm_progress rdti_shm_execute_write(struct shm_lane *l, const struct rdti_op *op,
                                          struct shm_attempt *attempt);

@@ -86,7 +86,7 @@ move_private(struct shm_lane *l, const struct rdti_op *op, struct shm_attempt *a
     else
         attempt->status = rdti_shm_process_write(&l->process, op->remote.addr, op->blocks,
                                                  op->block_count, attempt->err);
-    return attempt->status == RDT_OK ? SHM_DONE : SHM_FAILED;
+    return rdti_shm_moved(attempt);
 }
 
 static enum shm_progress

@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 
 #include "base/error.h"
+#include "base/permit.h"
 
 /* 0, an errno, or -1: other bytes lie there. */
 static int
@@ -31,31 +32,41 @@ rdti_shm_process_probe(struct shm_process *process)
 {
     const int outcome = read_nonce(process);
 
-    process->is_permitted = outcome == 0;
-    process->sys_errno = outcome > 0 ? outcome : 0;
+    atomic_store_explicit(&process->sys_errno, outcome > 0 ? outcome : 0, memory_order_relaxed);
+    atomic_store_explicit(&process->is_permitted, outcome == 0, memory_order_relaxed);
 }
 
 rdt_status
 rdti_shm_process_require(const struct shm_process *process, struct rdt_error *err)
 {
-    if (process->is_permitted)
+    if (atomic_load_explicit(&process->is_permitted, memory_order_relaxed))
         return RDT_OK;
-    return rdti_error_set(err, RDT_ENOTSUP, process->sys_errno,
+    const int sys_errno = atomic_load_explicit(&process->sys_errno, memory_order_relaxed);
+    return rdti_error_set(err, RDT_ENOTSUP, sys_errno,
                           "registered private memory of process %u cannot be reached from here%s; "
                           "allocate the tensor in the arena (rdt_region_alloc), or permit "
                           "process_vm_readv (kernel.yama.ptrace_scope=0 or CAP_SYS_PTRACE)",
                           process->pid,
-                          process->sys_errno != 0 ? ""
-                                                  : " (another pid namespace has that number)");
+                          sys_errno != 0 ? "" : " (another pid namespace has that number)");
 }
 
 static rdt_status
-check_alive(const struct shm_process *process, struct rdt_error *err)
+forbid(struct shm_process *process, int sys_errno, struct rdt_error *err)
+{
+    atomic_store_explicit(&process->sys_errno, sys_errno, memory_order_relaxed);
+    atomic_store_explicit(&process->is_permitted, false, memory_order_relaxed);
+    return rdti_shm_process_require(process, err);
+}
+
+static rdt_status
+check_alive(struct shm_process *process, struct rdt_error *err)
 {
     const int outcome = read_nonce(process);
 
     if (outcome == 0)
         return RDT_OK;
+    if (rdti_is_forbidden(outcome))
+        return forbid(process, outcome, err);
     return rdti_error_set(err, RDT_EPEER, outcome > 0 ? outcome : 0,
                           "process %u is gone or executes another program", process->pid);
 }
@@ -108,7 +119,7 @@ advance(const struct rdt_block *blocks, uint32_t count, struct block_cursor *at,
  * be of a process that has the number since. Between a look and a write the kernel would have to
  * start as many processes as there are numbers. */
 static rdt_status
-move_once(const struct shm_process *process, const struct iovec *local, const struct iovec *remote,
+move_once(struct shm_process *process, const struct iovec *local, const struct iovec *remote,
           unsigned long used, bool is_write, uint64_t *moved_out, struct rdt_error *err)
 {
     const pid_t pid = (pid_t)process->pid;
@@ -121,6 +132,8 @@ move_once(const struct shm_process *process, const struct iovec *local, const st
     const int saved = errno;
     if (moved < 0 && saved == ESRCH)
         return rdti_error_set(err, RDT_EPEER, saved, "process %u is gone", process->pid);
+    if (moved < 0 && rdti_is_forbidden(saved))
+        return forbid(process, saved, err);
     if (moved <= 0)
         return rdti_error_set(err, RDT_EDEVICE, moved < 0 ? saved : 0,
                               "process_vm_%s of process %u, %llu bytes at 0x%llx",
@@ -132,7 +145,7 @@ move_once(const struct shm_process *process, const struct iovec *local, const st
 }
 
 static rdt_status
-move(const struct shm_process *process, uint64_t base_addr, const struct rdt_block *blocks,
+move(struct shm_process *process, uint64_t base_addr, const struct rdt_block *blocks,
      uint32_t count, bool is_write, struct rdt_error *err)
 {
     struct iovec local[SHM_PROCESS_BLOCKS];
@@ -152,14 +165,14 @@ move(const struct shm_process *process, uint64_t base_addr, const struct rdt_blo
 }
 
 rdt_status
-rdti_shm_process_write(const struct shm_process *process, uint64_t base_addr,
+rdti_shm_process_write(struct shm_process *process, uint64_t base_addr,
                        const struct rdt_block *blocks, uint32_t count, struct rdt_error *err)
 {
     return move(process, base_addr, blocks, count, true, err);
 }
 
 rdt_status
-rdti_shm_process_read(const struct shm_process *process, uint64_t base_addr,
+rdti_shm_process_read(struct shm_process *process, uint64_t base_addr,
                       const struct rdt_block *blocks, uint32_t count, struct rdt_error *err)
 {
     return move(process, base_addr, blocks, count, false, err);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Registered private memory of a peer, reached through the kernel (process_vm_readv and _writev)
  * where it permits that. It depends on ptrace rights (yama, user and pid namespaces, seccomp), so
- * it is tried, once per lane.
+ * it is tried, once per lane. Rights may go later: a process makes itself undumpable, or yama is
+ * raised. An access that is refused then is refused from there on.
  *
  * A process id alone names nobody: it may come from another pid namespace, the process may have
  * executed another program, or may be dead and its number given away. So the peer keeps random
@@ -12,6 +13,7 @@
 #ifndef RDTI_SHM_PROCESS_H
 #define RDTI_SHM_PROCESS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,8 +24,8 @@ struct shm_process {
     uint32_t pid;
     uint64_t nonce_addr;
     uint8_t nonce[SHM_NONCE_BYTES];
-    bool is_permitted;
-    int sys_errno; /* why not; 0: another process answers to the number */
+    atomic_bool is_permitted; /* until an access shows otherwise; relaxed: a mere hint */
+    atomic_int sys_errno;     /* why not; 0: another process answers to the number */
 };
 
 /* Sets is_permitted and sys_errno. */
@@ -34,12 +36,14 @@ rdt_status rdti_shm_process_require(const struct shm_process *process, struct rd
 
 /*
  * Move blocks between our memory (src) and the peer's (base_addr + dst_off).
- *   RDT_EPEER the process is gone   RDT_EDEVICE the kernel refused; some bytes may have moved
+ *   RDT_EPEER    the process is gone
+ *   RDT_ENOTSUP  it permits no access any more, which ends this operation only
+ *   RDT_EDEVICE  the kernel refused; some bytes may have moved
  */
-rdt_status rdti_shm_process_write(const struct shm_process *process, uint64_t base_addr,
+rdt_status rdti_shm_process_write(struct shm_process *process, uint64_t base_addr,
                                   const struct rdt_block *blocks, uint32_t count,
                                   struct rdt_error *err);
-rdt_status rdti_shm_process_read(const struct shm_process *process, uint64_t base_addr,
+rdt_status rdti_shm_process_read(struct shm_process *process, uint64_t base_addr,
                                  const struct rdt_block *blocks, uint32_t count,
                                  struct rdt_error *err);
 

@@ -178,8 +178,9 @@ shm_explain(const struct rdti_lane *lane, char *buf, size_t cap)
     rdti_shm_unlock(&l->tx_lock);
     (void)snprintf(buf, cap, "same host, process %u, %u arena segments mapped (%llu bytes), %s",
                    l->process.pid, mapped, (unsigned long long)mapped_bytes,
-                   l->process.is_permitted ? "private memory by process_vm_writev"
-                                           : "private memory not permitted");
+                   atomic_load_explicit(&l->process.is_permitted, memory_order_relaxed)
+                       ? "private memory by process_vm_writev"
+                       : "private memory not permitted");
 }
 
 const struct rdti_transport rdti_transport_shm = {

@@ -116,7 +116,7 @@ rdti_shm_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err)
                   RDTI_COPY_TO_OWN);
     } else if (progress == SHM_DONE && op->len_bytes > 0) {
         attempt.status = rdti_shm_process_read(&l->process, op->remote.addr, block, 1, attempt.err);
-        progress = attempt.status == RDT_OK ? SHM_DONE : SHM_FAILED;
+        progress = rdti_shm_moved(&attempt);
     }
     rdti_shm_unlock(&l->read_lock);
     rdti_shm_follow_up(l, &attempt);
