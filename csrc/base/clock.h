@@ -7,6 +7,9 @@
 
 uint64_t rdti_now_ns(void);
 
+/* Processor time that the calling thread has had. A system call. */
+uint64_t rdti_thread_cpu_ns(void);
+
 /* now + timeout_ns, saturating at UINT64_MAX. */
 uint64_t rdti_deadline_after(uint64_t timeout_ns);
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/distributed/c10d/exception.h>
@@ -25,6 +26,8 @@ constexpr const char *making = "rdmatensor:init_process_group";
 constexpr size_t group_name_chars = 32;
 /* Several times what a look at the counters takes where others hold the cores. */
 constexpr std::chrono::milliseconds look_limit{100};
+/* A wait of more ends in a Work, so that shutdown() need not wait for it. */
+constexpr uint64_t wait_at_once_ns = UINT64_C(20000000);
 /* Of what the library says of a group: a number for each of 64 members, some twenty values, and
  * the lengths from which each operation goes another way. */
 constexpr size_t collectives_max_bytes = 8192;
@@ -437,7 +440,12 @@ Backend::run_at_once(Operation &operation, const Call &call)
     if (group_ == nullptr)
         C10_THROW_ERROR(DistBackendError, c10::str(title, ": the group was shut down"));
     take_off(operation, 1);
+    rdt_context_attend(setup_.context); /* until the wait is over: nobody is woken to drive it */
     const rdt_status status = begin_call(group_, call, RDT_COLL_SPIN, &transfer, &error);
+    if (status == RDT_OK && rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
+        /* An error is the transfer's, which is asked again below. */
+        std::ignore = rdt_transfer_wait(transfer, wait_at_once_ns, nullptr);
+    rdt_context_unattend(setup_.context);
     if (status != RDT_OK)
         take_back({title, operation.number, 1}, status, error);
     if (rdt_transfer_test(transfer, nullptr) != RDT_OK)

@@ -5,7 +5,6 @@
 #include "collectives/team.h"
 
 #include <assert.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,10 +14,6 @@ enum {
     TURN_FREE = 0,
     TURN_TAKEN,
     TURN_AGAIN, /* taken, and somebody came by meanwhile: look once more */
-};
-
-enum {
-    SPINS_PER_CLOCK = 32 /* a look costs some ns, the clock thirty */
 };
 
 static inline void
@@ -362,11 +357,8 @@ static bool
 spin(struct rdti_coll *coll)
 {
     rdt_context *ctx = rdt_group_context(coll->group);
-    const uint64_t spin_ns = rdt_context_spin_ns(ctx);
-    const bool has_core = spin_ns > 0;
-    const uint64_t until_ns = coll->start_ns + (has_core ? spin_ns : rdt_context_yield_ns(ctx));
 
-    for (unsigned i = 1;; i++) {
+    for (uint32_t i = 1;; i++) {
         struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
         const rdt_status status = coll->algorithm->advance(coll, &err);
         if (status == RDT_OK) {
@@ -377,12 +369,8 @@ spin(struct rdti_coll *coll)
             begin_draining(coll, status, &err);
             return false;
         }
-        if ((!has_core || i % SPINS_PER_CLOCK == 0) && rdti_coll_now_ns() >= until_ns)
+        if (rdt_context_linger(ctx, coll->start_ns, i) == 0)
             return false;
-        if (has_core)
-            cpu_relax();
-        else
-            (void)sched_yield(); /* cannot fail on Linux */
     }
 }
 

@@ -5,16 +5,10 @@
 #include "base/error.h"
 #include "core/trace.h"
 
-uint64_t
-rdt_context_spin_ns(const rdt_context *ctx)
+uint32_t
+rdt_context_linger(rdt_context *ctx, uint64_t since_ns, uint32_t look)
 {
-    return rdti_engine_spin_ns(ctx->engine);
-}
-
-uint64_t
-rdt_context_yield_ns(const rdt_context *ctx)
-{
-    return rdti_engine_yield_ns(ctx->engine);
+    return rdti_engine_linger(ctx->engine, since_ns, look);
 }
 
 void

@@ -503,6 +503,7 @@ rdti_engine_create(uint32_t local_ranks, struct rdti_engine **out, struct rdt_er
     engine->usable_cpus = rdti_cpu_usable();
     engine->affinity_cpus = rdti_cpu_affinity();
     atomic_store_explicit(&engine->spin_ns, RDTI_SPIN_LEAST_NS, memory_order_relaxed);
+    atomic_store_explicit(&engine->brief_ns, RDTI_SPIN_LEAST_NS, memory_order_relaxed);
     rdti_engine_set_local_ranks(engine, local_ranks > 0 ? local_ranks : 1);
     const rdt_status status = open_descriptors(engine, err);
     if (status != RDT_OK) {

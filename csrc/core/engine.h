@@ -126,10 +126,13 @@ void rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets);
 int rdti_engine_arm_fd(struct rdti_engine *engine);
 
 /* How long a waiter spins now; 0: more processes than cores. Any thread. */
-uint64_t rdti_engine_spin_ns(const struct rdti_engine *engine);
-/* How long it offers its core instead; 0: it spins, a CPU quota is what there is too little of, or
- * it is to sleep at once. Any thread. */
-uint64_t rdti_engine_yield_ns(const struct rdti_engine *engine);
+uint64_t rdti_engine_spin_ns(struct rdti_engine *engine);
+/* How long it offers its core instead; 0: it spins, a CPU quota is what there is too little of, the
+ * core would go to others than peers, or it is to sleep at once. Any thread. */
+uint64_t rdti_engine_yield_ns(struct rdti_engine *engine);
+/* For who waits without rdti_engine_wait(), between two looks, of which this is the look-th since
+ * since_ns: spin, or offer the core. False: it should sleep. Any thread. */
+bool rdti_engine_linger(struct rdti_engine *engine, uint64_t since_ns, uint32_t look);
 
 /* Drive until done(arg), which is called over and over without the lock, must be cheap, and may
  * take the lock for a moment. RDT_OK or RDT_ETIMEDOUT; [driver]s get RDT_EINVAL: they must not

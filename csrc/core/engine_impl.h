@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The engine's body, shared by engine.c (what is driven), engine_watch.c (descriptors),
- * engine_wait.c (who drives, who sleeps) and engine_thread.c (the progress thread) only. */
+ * engine_wait.c (who drives, who sleeps), engine_spin.c (how long before) and engine_thread.c (the
+ * progress thread) only. */
 #ifndef RDTI_CORE_ENGINE_IMPL_H
 #define RDTI_CORE_ENGINE_IMPL_H
 
@@ -8,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "base/doorbell.h"
+#include "core/crowd.h"
 #include "core/engine.h"
 
 #define RDTI_POLLERS_MAX 4
@@ -25,8 +27,13 @@ struct rdti_poller {
 #define RDTI_SPIN_LEAST_NS UINT32_C(60000)
 /* And at most, on machines and paths that are slower throughout. Half of it is the longest wait
  * that is learnt from, and a wait that sleeps is longer than the answer took: both sides' wake-ups
- * are in it, so that a bound near the answer's own time would be one that is never found. */
-#define RDTI_SPIN_MOST_NS UINT32_C(4000000)
+ * are in it, so that a bound near the answer's own time would be one that is never found. A wait of
+ * 100 ms costs no more than 2 ms of a core with it. */
+#define RDTI_SPIN_MOST_NS UINT32_C(1500000)
+
+/* What a waiter spins in a crowd, at least: what an answer takes of a peer that is on its core. At
+ * most RDTI_SPIN_LEAST_NS. */
+#define RDTI_SPIN_BRIEF_NS UINT32_C(4000)
 
 /* One sleep never lasts longer: signals, deaths seen by the progress thread and clock ticks are
  * looked at in between. */
@@ -82,6 +89,8 @@ struct rdti_engine {
     _Atomic uint32_t can_spin;
     _Atomic uint32_t can_yield; /* those who share the cores are more than they */
     _Atomic uint32_t spin_ns;   /* how long a waiter spins: rdti_engine_learn_spin() */
+    struct rdti_crowd crowd;
+    _Atomic uint32_t brief_ns; /* how long it spins meanwhile: rdti_engine_learn_brief() */
     uint32_t usable_cpus;
     uint32_t affinity_cpus;     /* more than usable where a quota is what limits */
     _Atomic uint64_t waited_ns; /* in rdti_engine_wait_counted(), by all threads; relaxed */
@@ -99,6 +108,14 @@ struct rdti_engine {
  * again for the answer of a slow path stop to sleep, and who waits for long again and again soon
  * spins for no more than the least. */
 void rdti_engine_learn_spin(struct rdti_engine *engine, uint64_t waited_ns);
+
+/* A wait is over in a crowd. One that slept spun in vain: what it waited for was on the same core,
+ * or on one that others had. So the next spins for half; one that did not sleep lets it double. */
+void rdti_engine_learn_brief(struct rdti_engine *engine, bool has_slept);
+/* A wait is over: either of the two, or none, as it was. */
+void rdti_engine_learn(struct rdti_engine *engine, uint64_t waited_ns, bool has_slept);
+/* Until *now_ns. False: a process outside the job took the core and kept it. */
+bool rdti_engine_offer_core(struct rdti_engine *engine, uint64_t *now_ns);
 
 static inline uint64_t
 rdti_engine_next_tick_ns(const struct rdti_engine *engine)

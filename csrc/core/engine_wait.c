@@ -6,7 +6,6 @@
  * have begun before, so it is asked for another one (rdti_engine_pass_or_ask()) and rings on
  * leaving.
  */
-#include <sched.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -17,9 +16,6 @@
 
 /* A wait makes so many before it looks at the clock for the first time. */
 #define BRIEF_PASSES 16
-/* A sleep and a wake-up of each rank cost more than all of a small collective's work; those it
- * waits for are runnable mostly, and whoever computes keeps the core for its slice. */
-#define YIELD_NS UINT64_C(1000000)
 /* A wait of so long is not expected to end soon: the progress thread leaves it alone. */
 #define IDLE_NS UINT64_C(40000000)
 /* What a program does between two slices of a wait takes less. */
@@ -273,44 +269,6 @@ end_lead(struct rdti_engine *engine)
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
 }
 
-void
-rdti_engine_learn_spin(struct rdti_engine *engine, uint64_t waited_ns)
-{
-    /* relaxed: a hint; the last of several waiters has the say */
-    const uint32_t before_ns = atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
-    uint32_t spin_ns = before_ns / 2;
-
-    if (waited_ns < RDTI_SPIN_MOST_NS / 2)
-        spin_ns = 2 * (uint32_t)waited_ns;
-    if (spin_ns < RDTI_SPIN_LEAST_NS)
-        spin_ns = RDTI_SPIN_LEAST_NS;
-    atomic_store_explicit(&engine->spin_ns, spin_ns, memory_order_relaxed);
-}
-
-/* Spinning was enough, but not by much: a little later, and it would have slept. */
-static bool
-is_nearly_late(const struct rdti_engine *engine, uint64_t waited_ns)
-{
-    /* relaxed: as above */
-    return 2 * waited_ns > atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
-}
-
-uint64_t
-rdti_engine_spin_ns(const struct rdti_engine *engine)
-{
-    /* relaxed: hints, one that changes with the number of local peers, one that is learnt */
-    const bool can_spin = atomic_load_explicit(&engine->can_spin, memory_order_relaxed) != 0;
-
-    return can_spin ? atomic_load_explicit(&engine->spin_ns, memory_order_relaxed) : 0;
-}
-
-uint64_t
-rdti_engine_yield_ns(const struct rdti_engine *engine)
-{
-    /* relaxed: a hint, as can_spin */
-    return atomic_load_explicit(&engine->can_yield, memory_order_relaxed) != 0 ? YIELD_NS : 0;
-}
-
 /* [driver] */
 static bool
 is_look_due(const struct rdti_engine *engine)
@@ -339,41 +297,85 @@ pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
 
 /* Nobody came all the time that it slept: it spins no longer than costs next to nothing. */
 static uint64_t
-spin_for_ns(const struct rdti_engine *engine, bool is_expected)
+spin_for_ns(struct rdti_engine *engine, bool is_expected)
 {
     const uint64_t learnt_ns = rdti_engine_spin_ns(engine);
 
     return is_expected || learnt_ns < RDTI_SPIN_LEAST_NS ? learnt_ns : RDTI_SPIN_LEAST_NS;
 }
 
-/* From *now_ns on, which is kept as the clock was read last. Where the cores do not allow it, those
- * that are waited for are offered this one before each look: a peer that sees us awake need not
- * wake us, and what others do meanwhile may fill a socket. Where that helps nobody, or nobody is
- * expected, look a few times. True: done. */
+/* From *now_ns on, which is kept as the clock was read last. True: done. */
 static bool
-spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint64_t deadline_ns,
-     uint64_t *now_ns)
+look_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns, uint64_t *now_ns)
 {
-    const uint64_t spin_ns = spin_for_ns(engine, is_expected);
-    const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
-    const uint64_t most_ns = *now_ns + spin_ns + yield_ns;
-    const uint64_t until_ns = most_ns < deadline_ns ? most_ns : deadline_ns;
-    const bool with_sockets = yield_ns > 0 && rdti_engine_needs_epoll(engine);
     bool is_late = false;
 
     for (uint32_t i = 1;; i++) {
-        if (pass_for(engine, wish, with_sockets || is_late))
+        if (pass_for(engine, wish, is_late))
             return true;
         is_late = false;
-        if (yield_ns > 0)
-            (void)sched_yield(); /* cannot fail on Linux */
-        else if (i % 16 != 0)
+        if (i % 16 != 0)
             continue;
         *now_ns = rdti_now_ns();
         if (*now_ns >= until_ns)
             return false;
         is_late = rdti_engine_is_look_late(engine, *now_ns);
     }
+}
+
+/* The same for longer; the share of that time in which others had the core limits the next. */
+static bool
+look_on_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns,
+              uint64_t *now_ns)
+{
+    const uint64_t begin_ns = *now_ns;
+    const uint64_t had_ns = rdti_thread_cpu_ns();
+    const bool is_done = look_until(engine, wish, until_ns, now_ns);
+    const uint64_t end_ns = rdti_now_ns();
+
+    (void)rdti_crowd_judge(&engine->crowd, end_ns - begin_ns, rdti_thread_cpu_ns() - had_ns,
+                           end_ns);
+    return is_done;
+}
+
+/* Those that are waited for are offered the core before each look: a peer that sees us awake need
+ * not wake us, and what others do meanwhile may fill a socket. */
+static bool
+yield_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns,
+            uint64_t *now_ns)
+{
+    const bool with_sockets = rdti_engine_needs_epoll(engine);
+
+    do
+        if (pass_for(engine, wish, with_sockets || rdti_engine_is_look_late(engine, *now_ns)))
+            return true;
+    while (rdti_engine_offer_core(engine, now_ns) && *now_ns < until_ns);
+    return pass_for(engine, wish, with_sockets);
+}
+
+static uint64_t
+earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
+/* Where the cores do not allow it, offer this one; where that helps nobody, or nobody is expected,
+ * look a few times. */
+static bool
+spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint64_t deadline_ns,
+     uint64_t *now_ns)
+{
+    const uint64_t spin_ns = spin_for_ns(engine, is_expected);
+    const uint64_t yield_ns = spin_ns == 0 && is_expected ? rdti_engine_yield_ns(engine) : 0;
+    const uint64_t begin_ns = *now_ns;
+
+    if (yield_ns > 0)
+        return yield_until(engine, wish, earlier(begin_ns + yield_ns, deadline_ns), now_ns);
+    if (look_until(engine, wish,
+                   earlier(begin_ns + earlier(spin_ns, RDTI_SPIN_LEAST_NS), deadline_ns), now_ns))
+        return true;
+    return spin_ns > RDTI_SPIN_LEAST_NS && *now_ns < deadline_ns &&
+           look_on_until(engine, wish, earlier(begin_ns + spin_ns, deadline_ns), now_ns);
 }
 
 void
@@ -510,8 +512,7 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     }
     if (has_slept)
         now_ns = rdti_now_ns();
-    if (has_slept || is_nearly_late(engine, now_ns - begin_ns))
-        rdti_engine_learn_spin(engine, now_ns - begin_ns);
+    rdti_engine_learn(engine, now_ns - begin_ns, has_slept);
     count_wait(engine, is_counted, &from_ns, now_ns);
     keep_alone(engine, alone_ns, has_slept && !is_expected, status);
     rdti_engine_unattend(engine);

@@ -323,12 +323,12 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_trace_histogram(rdt_context *ctx, u
  * with a loop of their own. Any thread. */
 RDT_API RDT_NODISCARD rdt_status rdt_context_progress(rdt_context *ctx);
 
-/* How long a waiter may look again and again before it sleeps; 0 where the job's processes on this
- * host are more than their cores. Changes as peers come. */
-RDT_API uint64_t rdt_context_spin_ns(const rdt_context *ctx);
-/* How long one offers its core (sched_yield()) and looks again instead, where that is 0; it sleeps
- * after that. 0: it sleeps at once, since nobody would gain by it. */
-RDT_API uint64_t rdt_context_yield_ns(const rdt_context *ctx);
+/* For a caller that looks again and again for what a peer stores, between two looks: spins for a
+ * moment, or offers its core (sched_yield()) where the job's processes on this host are more than
+ * their cores. `look` counts the looks from 1 on, since_ns is the time of the first one on the
+ * monotonic clock. 0: it has looked for long enough, or other processes want the core, and the
+ * caller should wait by a call that sleeps. Any thread. */
+RDT_API uint32_t rdt_context_linger(rdt_context *ctx, uint64_t since_ns, uint32_t look);
 
 /*
  * Around a call that starts something the same thread waits for at once: between the two nobody is

@@ -3,6 +3,9 @@
 #ifndef RDT_TESTS_COLLECTIVES_FAKE_CONTEXT_H
 #define RDT_TESTS_COLLECTIVES_FAKE_CONTEXT_H
 
+#include <sched.h>
+
+#include "base/clock.h"
 #include "collectives/fake_messages.h"
 #include "harness.h"
 
@@ -13,16 +16,15 @@ rdt_context_verifies(const rdt_context *ctx)
     return RDT_VERIFY_OFF;
 }
 
-uint64_t
-rdt_context_spin_ns(const rdt_context *ctx)
+uint32_t
+rdt_context_linger(rdt_context *ctx, uint64_t since_ns, uint32_t look)
 {
-    return ctx->world->spin_ns;
-}
+    const struct fake_world *world = ctx->world;
 
-uint64_t
-rdt_context_yield_ns(const rdt_context *ctx)
-{
-    return ctx->world->yield_ns;
+    (void)look;
+    if (world->yield_ns > 0)
+        (void)sched_yield(); /* cannot fail on Linux */
+    return rdti_now_ns() - since_ns < world->spin_ns + world->yield_ns;
 }
 
 void

@@ -176,7 +176,9 @@ TEST(a_waiter_without_a_core_offers_it_before_it_sleeps)
     const uint64_t yield_ns = rdti_engine_yield_ns(engine);
     CHECK_UINT_GE(yield_ns, 1);
     struct sleeper sleeper = watch_a_wait(engine, MANY_RANKS, SLICES * 100 * MS);
-    CHECK_UINT_GE(sleeper.awake_ns, yield_ns);
+    /* Less than all of it where another process took the core and kept it. */
+    CHECK_UINT_GE(sleeper.awake_ns,
+                  rdti_crowd_is_known(&engine->crowd) ? RDTI_CROWD_LOST_NS : yield_ns);
     /* Not again after a slice in which nobody came: it costs next to nothing from then on. */
     CHECK_UINT_LE(sleeper.looks - sleeper.looks_awake, (SLICES + 1) * FEW);
     sleeper = watch_a_wait(engine, RDT_LOCAL_RANKS_SLEEP, 10 * MS);
@@ -318,6 +320,7 @@ TEST(a_waiter_that_nobody_came_to_spins_no_more)
     CHECK_UINT_GE(atomic_load(&engine->alone_ns), 1);
     test_sleep_ns(50 * MS); /* no slice any more */
     atomic_store(&engine->spin_ns, 100 * MS);
+    atomic_store(&engine->crowd.for_ns, 0); /* whatever else runs here */
     CHECK_UINT_GE(looks_within(engine, 120 * MS), sleeper.looks_awake / 4);
     /* A poll tells nothing of who comes. */
     atomic_store(&engine->alone_ns, 0);

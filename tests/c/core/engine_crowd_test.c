@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Waits where other threads use the core: they notice, sleep early, and spin again afterwards. */
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "core/engine_impl.h"
+#include "harness.h"
+
+#define MS UINT64_C(1000000)
+#define MANY_RANKS 1000000 /* more than there are cores */
+
+static bool
+never(void *arg)
+{
+    (void)arg;
+    return false;
+}
+
+static uint32_t
+poll_nothing(void *state)
+{
+    (void)state;
+    return 0;
+}
+
+static bool
+has_sockets(void *state)
+{
+    return *(const bool *)state;
+}
+
+static struct rdti_engine *
+engine_open(bool *with_sockets)
+{
+    struct rdt_error err = {0};
+    struct rdti_engine *engine;
+
+    CHECK_OK(rdti_engine_create(1, &engine, &err), &err);
+    rdti_engine_enter(engine);
+    CHECK_OK(rdti_engine_add_poller(engine, poll_nothing, has_sockets, with_sockets, &err), &err);
+    rdti_engine_leave(engine);
+    engine->affinity_cpus = engine->usable_cpus; /* no quota */
+    return engine;
+}
+
+static void
+wait_for(struct rdti_engine *engine, uint64_t for_ns)
+{
+    atomic_store(&engine->alone_ns, 0); /* it is no slice of the one before */
+    CHECK_STATUS(rdti_engine_wait(engine, never, NULL, rdti_now_ns() + for_ns), RDT_ETIMEDOUT);
+}
+
+TEST(a_finding_ends_long_spins_and_yields_until_it_is_over)
+{
+    bool with_sockets = false;
+    struct rdti_engine *engine = engine_open(&with_sockets);
+    const uint64_t now_ns = rdti_now_ns();
+
+    atomic_store(&engine->spin_ns, RDTI_SPIN_MOST_NS);
+    CHECK_UINT_EQ(rdti_engine_spin_ns(engine), RDTI_SPIN_MOST_NS);
+    CHECK(rdti_engine_linger(engine, now_ns, 1));
+    CHECK(!rdti_engine_linger(engine, now_ns - RDTI_SPIN_MOST_NS, 32));
+    atomic_store(&engine->crowd.found_ns, now_ns);
+    atomic_store(&engine->crowd.for_ns, UINT64_MAX);
+    CHECK_UINT_EQ(rdti_engine_spin_ns(engine), RDTI_SPIN_LEAST_NS);
+    CHECK(!rdti_engine_linger(engine, rdti_now_ns() - RDTI_SPIN_LEAST_NS, 32));
+    rdti_engine_set_local_ranks(engine, MANY_RANKS);
+    CHECK_UINT_EQ(rdti_engine_yield_ns(engine), 0);
+    CHECK_UINT_EQ(rdti_engine_spin_ns(engine), 0);
+    CHECK(!rdti_engine_linger(engine, rdti_now_ns(), 1)); /* it sleeps after one look */
+    atomic_store(&engine->crowd.for_ns, 1);
+    CHECK_UINT_GE(rdti_engine_yield_ns(engine), 1);
+    rdti_engine_set_local_ranks(engine, 1);
+    CHECK_UINT_EQ(rdti_engine_spin_ns(engine), RDTI_SPIN_MOST_NS);
+    rdti_engine_stop(engine);
+    rdti_engine_destroy(engine);
+}
+
+static _Atomic uint32_t must_end;
+
+static void *
+burn(void *arg)
+{
+    (void)arg;
+    while (atomic_load(&must_end) == 0)
+        ;
+    return NULL;
+}
+
+/* Both threads of the test on one core. */
+static void
+share_a_core(pthread_t *burner)
+{
+    cpu_set_t one;
+    cpu_set_t all;
+
+    CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++)
+        if (CPU_ISSET(cpu, &all))
+            CPU_SET(cpu, &one);
+    CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+    atomic_store(&must_end, 0);
+    CHECK(pthread_create(burner, NULL, burn, NULL) == 0);
+}
+
+/* Waits until the engine knows that it is not alone; returns after how many. */
+static uint32_t
+waits_to_find(struct rdti_engine *engine)
+{
+    uint32_t waits = 0;
+
+    while (!rdti_crowd_is_known(&engine->crowd) && waits < 1000) {
+        atomic_store(&engine->spin_ns, RDTI_SPIN_MOST_NS);
+        wait_for(engine, 2 * MS);
+        waits++;
+    }
+    return waits;
+}
+
+/* A slice is 3 to 4 ms: a spin of 1.5 ms loses the core in every third wait or so. */
+TEST(waits_notice_who_else_uses_the_core)
+{
+    enum { FEW = 100 };
+    bool with_sockets = false;
+    pthread_t burner;
+
+    share_a_core(&burner);
+    struct rdti_engine *engine = engine_open(&with_sockets);
+    CHECK_UINT_LE(waits_to_find(engine), FEW);
+    rdti_engine_destroy(engine);
+    engine = engine_open(&with_sockets);
+    rdti_engine_set_local_ranks(engine, MANY_RANKS);
+    CHECK_UINT_LE(waits_to_find(engine), FEW); /* by a yield that came back late */
+    /* While that holds no time is spent before the sleep. */
+    atomic_store(&engine->crowd.for_ns, RDTI_CROWD_MOST_NS);
+    const uint64_t cpu_ns = rdti_thread_cpu_ns();
+    wait_for(engine, 2 * MS);
+    CHECK_UINT_LE(rdti_thread_cpu_ns() - cpu_ns, (uint64_t)(0.3 * MS * test_timeout_scale()));
+    atomic_store(&must_end, 1);
+    CHECK(pthread_join(burner, NULL) == 0);
+    CHECK_EVENTUALLY(rdti_engine_yield_ns(engine) > 0, 5); /* it tries again */
+    rdti_engine_destroy(engine);
+}
+
+static uint64_t
+process_cpu_ns(void)
+{
+    struct timespec now;
+
+    CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now) == 0);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* A rank that computes for 100 ms: whatever was learnt before, and with the progress thread. */
+TEST(a_wait_of_100_ms_costs_at_most_2_ms_of_a_core)
+{
+    const uint32_t ranks[] = {1, MANY_RANKS, RDT_LOCAL_RANKS_SLEEP};
+    struct rdt_error err = {0};
+
+    for (uint32_t i = 0; i < 6; i++) {
+        bool with_sockets = i % 2 != 0;
+        struct rdti_engine *engine = engine_open(&with_sockets);
+        rdti_engine_set_local_ranks(engine, ranks[i / 2]);
+        CHECK_OK(rdti_engine_start(engine, &err), &err);
+        CHECK_EVENTUALLY(atomic_load(&engine->bell->background) != 0, 5);
+        atomic_store(&engine->spin_ns, RDTI_SPIN_MOST_NS);
+        const uint64_t cpu_ns = process_cpu_ns();
+        wait_for(engine, 100 * MS);
+        CHECK_UINT_LE(process_cpu_ns() - cpu_ns, (uint64_t)(2.0 * MS * test_timeout_scale()));
+        rdti_engine_stop(engine);
+        rdti_engine_destroy(engine);
+    }
+}
+
+TEST_MAIN()
