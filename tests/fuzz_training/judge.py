@@ -1,0 +1,96 @@
+"""What is right: the oracle's values on each rank, and one copy of the model on all.
+
+Two ranks: a sum of two floats is the same in either order, and a half of it is exact, so that the
+values must be Gloo's to the bit. The exception is numbers so small that a half of them loses bits:
+DistributedDataParallel halves before the sum, and rdmatensor after it. Three ranks: Gloo adds in
+another order, and a third is not exact; each step's error goes into the next. That is allowed a
+multiple of the type's own precision, of the tensor's largest element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Of three ranks: units in the last place, for each step so far. A model's next step enlarges what
+# differs by its own derivative.
+ULPS_A_STEP = 256.0
+# Of what two ranks have halved before they add: half of the type's smallest number each.
+HALVES = {"torch.float16": 2.0**-24, "torch.bfloat16": 2.0**-133}
+HALVES_ELSE = 2.0**-149  # float32; a float64 as small is none that matters
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor as it was."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+    is_sparse: bool = False
+
+    def tensor(self) -> torch.Tensor:
+        dtype = getattr(torch, self.dtype.removeprefix("torch."))
+        if not self.data:
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(bytearray(self.data), dtype=dtype).view(self.shape)
+
+
+def value_of(tensor: torch.Tensor) -> Value:
+    """Return a copy of a tensor."""
+    dense = tensor.detach().to_dense().contiguous()
+    data = dense.reshape(-1).view(torch.uint8) if dense.numel() > 0 else torch.empty(0)
+    return Value(
+        str(dense.dtype), tuple(dense.shape), bytes(data.numpy()), is_sparse=tensor.is_sparse
+    )
+
+
+def difference(
+    wanted: Mapping[str, Value], found: Mapping[str, Value], *, world: int, step: int
+) -> str:
+    """Return how the values of a step differ from the oracle's; "" if they do not."""
+    for name in [*wanted, *(name for name in found if name not in wanted)]:
+        if name not in found or name not in wanted:
+            return f"{name} is {'missing' if name not in found else 'there'}, unlike the oracle's"
+        why = _difference(wanted[name], found[name], world=world, step=step)
+        if why:
+            return f"{name}: {why}"
+    return ""
+
+
+def _difference(wanted: Value, found: Value, *, world: int, step: int) -> str:
+    if wanted == found:
+        return ""
+    for of in ("dtype", "shape", "is_sparse"):
+        if getattr(wanted, of) != getattr(found, of):
+            return f"{of} is {getattr(found, of)}, of the oracle's {getattr(wanted, of)}"
+    mine, theirs = found.tensor(), wanted.tensor()
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return f"{mine.tolist()} instead of {theirs.tolist()}"
+    kind = torch.complex128 if mine.is_complex() else torch.float64
+    mine, theirs = mine.to(kind), theirs.to(kind)
+    same_nan = torch.equal(torch.isnan(mine), torch.isnan(theirs))
+    off = torch.nan_to_num((mine - theirs).abs(), nan=0.0)
+    largest = float(torch.nan_to_num(theirs.abs(), nan=0.0, posinf=0.0).max())
+    allowed = HALVES.get(wanted.dtype, HALVES_ELSE)
+    if world > 2:
+        eps = torch.finfo(getattr(torch, wanted.dtype.removeprefix("torch."))).eps
+        allowed += ULPS_A_STEP * (step + 1) * eps * max(largest, 1e-3)
+    if same_nan and float(off.max()) <= allowed:
+        return ""
+    return (
+        f"off by {float(off.max()):.3g} where the largest is {largest:.3g}, allowed {allowed:.3g}"
+    )
+
+
+def ranks_part(ranks: Sequence[Mapping[str, Value]], oracle: Sequence[Mapping[str, Value]]) -> str:
+    """Return which value differs between ranks, to the bit, that the oracle's ranks share."""
+    for name, value in ranks[0].items():
+        shared = [other.get(name) for other in oracle]
+        if shared[0] is None or any(other != shared[0] for other in shared):
+            continue
+        if any(other.get(name) != value for other in ranks):
+            return f"{name} differs between the ranks"
+    return ""

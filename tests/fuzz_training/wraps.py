@@ -1,0 +1,195 @@
+"""How a model is trained by several ranks: the parts of a loop that are not the same for all.
+
+DistributedDataParallel on either group, a plan, and sums by hand. The last is the oracle where a
+plan promises more than DistributedDataParallel has: a sum for each backward pass of several over
+one forward pass, a loop that goes on after an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import rdmatensor.plan
+from graph_analysis import (
+    CostModel,
+    DataParallel,
+    analyze,
+    build_plan,
+    plan_from_json,
+    plan_to_json,
+)
+from graph_analysis.capture.step import _module_graph
+from tests.fuzz_training.case import Case
+
+# Capture takes ten times as long as all the rest; the others get the plan of a model that torch
+# cannot capture.
+CAPTURED_OF_HUNDRED = 25
+Context = contextlib.AbstractContextManager[Any]
+Inputs = tuple[Tensor, Tensor]
+
+
+class Trained:
+    """A model that several ranks train. Here: DistributedDataParallel."""
+
+    def __init__(
+        self, case: Case, model: nn.Module, group: dist.ProcessGroup, *, is_view: bool
+    ) -> None:
+        cap_mib = case.get("caps")
+        self.group = group
+        self.wrapped: Any = DistributedDataParallel(
+            model,
+            process_group=group,
+            gradient_as_bucket_view=is_view,
+            find_unused_parameters=bool(case.get("finds_unused")),
+            static_graph=bool(case.get("static_graph")),
+            broadcast_buffers=not case.get("buffers_stay"),
+            **({} if cap_mib is None else {"bucket_cap_mb": cap_mib}),
+        )
+        hook = case.get("comm_hook")
+        if hook is not None:
+            hooks = default_hooks
+            chosen = hooks.allreduce_hook if hook == "allreduce" else hooks.fp16_compress_hook
+            self.wrapped.register_comm_hook(group, chosen)
+
+    def __call__(self, x: Tensor, ids: Tensor) -> Any:
+        return self.wrapped(x, ids)
+
+    def no_sync(self) -> Context:
+        return self.wrapped.no_sync()
+
+    def begins(self) -> None:
+        """A backward pass of this model, and maybe others, begins."""
+
+    def ended(self) -> None:
+        """It is over, and has not raised."""
+
+    def close(self) -> None:
+        self.wrapped = None
+
+
+class Planned(Trained):
+    """A plan. `inputs` are what it is made of."""
+
+    def __init__(
+        self,
+        case: Case,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        inputs: Inputs,
+        gloo: dist.ProcessGroup,
+    ) -> None:
+        assert dist.group.WORLD is not None
+        self.group = dist.group.WORLD
+        options: dict[str, Any] = {"find_unused_parameters": bool(case.get("finds_unused"))}
+        if "choose_again" in inspect.signature(rdmatensor.plan.apply).parameters:
+            options["choose_again"] = False
+        self.wrapped = rdmatensor.plan.apply(
+            model, _plan_of(case, model, inputs, gloo), optimizer, **options
+        )
+
+    def close(self) -> None:
+        self.wrapped.close()
+
+
+def _plan_of(case: Case, model: nn.Module, inputs: Inputs, gloo: dist.ProcessGroup) -> Any:
+    """Return the plan: each rank's own, or rank 0's, which takes less time.
+
+    gloo: of all ranks, and patient: a capture takes seconds on a busy machine.
+    """
+    if not case.get("each_analyzes") and dist.get_rank() != 0:
+        texts: list[Any] = [None]
+        dist.broadcast_object_list(texts, src=0, group=gloo)
+        return plan_from_json(texts[0])
+    strategy = DataParallel(case.world, broadcast_buffers=not case.get("buffers_stay"))
+    # A latency of none makes a bucket of each gradient.
+    cost = CostModel() if case.get("caps") is None else CostModel(latency_ns=case.number() % 2000)
+    if case.number("captured") % 100 < CAPTURED_OF_HUNDRED:
+        plan = analyze(model, inputs, strategy=strategy, cost=cost)
+    else:
+        graph = _module_graph(model, "output_sum", "not captured")
+        plan = build_plan(graph, strategy, cost=cost)
+    if not case.get("each_analyzes"):
+        dist.broadcast_object_list([plan_to_json(plan)], src=0, group=gloo)
+    else:
+        dist.barrier(group=gloo)
+    return plan
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    """Return a type in which a sum of few is exact, so that the average is rounded once."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
+
+
+class ByHand(Trained):
+    """Averages after each backward pass, and rank 0's buffers before a forward pass."""
+
+    def __init__(self, case: Case, model: nn.Module, group: dist.ProcessGroup) -> None:
+        self.model, self.group = model, group
+        self.root = dist.get_global_rank(group, 0)
+        self.finds_unused = bool(case.get("finds_unused"))
+        self.sends_buffers = not case.get("buffers_stay")
+        self.is_syncing, self.owes, self.is_in_backward = True, True, False
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        for tensor in [*model.parameters(), *model.buffers()]:
+            self._take_from_root(tensor)
+
+    def _take_from_root(self, tensor: Tensor) -> None:
+        value = tensor.detach().contiguous().clone()
+        dist.broadcast(value, src=self.root, group=self.group)
+        tensor.data.copy_(value)
+
+    def __call__(self, x: Tensor, ids: Tensor) -> Any:
+        if not self.is_in_backward and self.owes and self.sends_buffers:
+            for buffer in self.model.buffers():
+                self._take_from_root(buffer)
+        output = self.model(x, ids)
+        if self.is_in_backward:  # a checkpoint around the model
+            return output
+        self.owes = self.is_syncing and torch.is_grad_enabled()
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Any:
+        before, self.is_syncing = self.is_syncing, False
+        try:
+            yield
+        finally:
+            self.is_syncing = before
+
+    def begins(self) -> None:
+        self.is_in_backward = True
+
+    def ended(self) -> None:
+        self.is_in_backward = False
+        if self.is_syncing:
+            self._average()
+
+    def _average(self) -> None:
+        used = torch.tensor([p.grad is not None for p in self.trained], dtype=torch.uint8)
+        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self.group)
+        for parameter, is_used in zip(self.trained, used.tolist(), strict=True):
+            if not is_used and self.finds_unused:
+                continue
+            grad = parameter.grad
+            if grad is None:
+                parameter.grad = grad = torch.zeros_like(parameter)
+            total = grad.detach().to_dense().to(_wider(grad.dtype)).contiguous()
+            dist.all_reduce(total, group=self.group)
+            total /= dist.get_world_size(self.group)
+            if grad.is_sparse:
+                parameter.grad = total.to(grad.dtype).to_sparse(1)
+            else:
+                grad.data.copy_(total)
+
+    def close(self) -> None:
+        """Nothing stays with the model."""
