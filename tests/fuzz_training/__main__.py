@@ -104,6 +104,7 @@ def _tell_summary(summary: Summary, arguments: argparse.Namespace, seconds: floa
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     way = f"{arguments.mode} over {arguments.transport}, {arguments.world} ranks"
     print(f"{way}: {sum(kinds.values())} cases in {seconds:.0f} s: {told}")
+    print(f"  {summary.born} gradients of a rank were written where they are sent from")
     for words, count in summary.words.most_common():
         print(f"  {count} {words}")
     if summary.failures:

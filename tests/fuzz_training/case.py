@@ -20,7 +20,7 @@ MODES = ("ddp", "ddp-view", "plan")
 
 # What a loop may do: by name how often, of 100 cases, and in which ways.
 FEATURES: Mapping[str, tuple[int, tuple[Any, ...]]] = {
-    "zero": (60, ("zeros", "none_by_hand", "zeros_by_hand", "new_zeros", "every_other", "late")),
+    "zero": (35, ("zeros", "none_by_hand", "zeros_by_hand", "new_zeros", "every_other", "late")),
     "optimizer": (50, ("momentum", "adamw", "lr0")),
     "micro": (25, (2, 3)),
     "passes": (
@@ -44,14 +44,14 @@ FEATURES: Mapping[str, tuple[int, tuple[Any, ...]]] = {
     "wrap_again": (5, (1, 2)),
     "init_again": (3, (1, 2)),
     "evaluate": (12, ("first", "last", "all")),
-    "unused": (30, ("by_rank", "by_step", "first_only")),  # by a piece that has branches
+    "unused": (14, ("by_rank", "by_step", "first_only")),  # by a piece that has branches
     "thread": (5, (True,)),
-    "caps": (60, (0.0002, 0.002, 0.02)),
+    "caps": (50, (0.0002, 0.01, 0.05)),
     "output": (20, ("dict", "tuple", "leaf")),
     "copied": (5, ("deepcopy", "save")),
     "reduced": (8, (True,)),
     "buffers_stay": (10, (True,)),
-    "finds_unused": (12, (True,)),
+    "finds_unused": (8, (True,)),
     "data": (5, ("same", "moved")),
     "frozen_later": (2, (True,)),
     "unfrozen_later": (2, (True,)),
@@ -135,7 +135,7 @@ class Case:
 def make_case(seed: int, mode: str, world: int) -> Case:
     """Return the seed's case. Its model is the same in each mode."""
     chosen = random.Random(f"model {seed}")
-    width = chosen.choice((2, 4, 4, 8, 8, 16, 96))
+    width = chosen.choice((2, 4, 8, 32, 32, 64, 96))
     names = sorted(kinds(width))
     common = [name for name in names if name not in RARE]
     count = chosen.randint(1, 6)
@@ -154,7 +154,7 @@ def make_case(seed: int, mode: str, world: int) -> Case:
         width=width,
         batch=chosen.choice((1, 1, 2, 3)),
         length=chosen.choice((1, 2, LONGEST)),
-        steps=chosen.randint(3, 7),
+        steps=chosen.randint(4, 10),
         pieces=parts,
         features=features,
     )

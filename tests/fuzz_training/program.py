@@ -7,7 +7,7 @@ import copy
 import io
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.fuzz_training.case import Case
 from tests.fuzz_training.hooks import register
+from tests.fuzz_training.judge import Value, value_of
 from tests.fuzz_training.model import Asked, Model, Moments, batch_of, losses, part_of, pause
 from tests.fuzz_training.pieces import Keeps
 from tests.fuzz_training.wraps import Trained
 
-Values = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 LR = 0.05
 
 
@@ -66,8 +67,9 @@ class Program:
     ) -> None:
         self.case, self.rank = case, rank
         self._wrap, self._init_again = wrap, init_again
+        self.born = 0
         self.held: list[Tensor] = []
-        self.extra: Values = {}
+        self.extra: Tensors = {}
         Keeps.kept.clear()
         first = Model(case)
         self.parts = [Part(case, first, rank)]
@@ -95,12 +97,13 @@ class Program:
         part.model.use(-1)
         Moments.pauses = pauses
 
-    def run(self) -> Any:
+    def run(self) -> Iterator[dict[str, Value]]:
         """Yield the values after each step."""
         for step in range(self.case.steps):
             self._change(step)
             self._one(step)
             yield self._values()
+        self.born = sum(part.trained.born() for part in self.parts)
         for part in self.parts:
             part.trained.close()
 
@@ -321,8 +324,9 @@ class Program:
             if parameter.grad is not None:
                 self.extra[f"copy {name}.grad"] = parameter.grad
 
-    def _values(self) -> Values:
-        found: Values = {}
+    def _values(self) -> dict[str, Value]:
+        """Return copies: who keeps a gradient itself keeps the next one out of its place."""
+        found: Tensors = {}
         for number, part in enumerate(self.parts):
             for name, parameter in part.model.named_parameters():
                 found[f"{number} {name}"] = parameter
@@ -336,7 +340,7 @@ class Program:
         is_kept = self.case.get("accumulated_hook") == "keep"
         if self.held and not (is_kept and self.case.mode == "plan"):
             found.update({f"held {n}": value for n, value in enumerate(self.held[:40])})
-        return {**found, **self.extra}
+        return {name: value_of(tensor) for name, tensor in {**found, **self.extra}.items()}
 
 
 def _on_thread(loss: Tensor, options: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ REFUSALS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     ("in the same backward pass", lambda case: case.get("checkpoint") == "reentrant"),
     ("has a plan|share", lambda case: case.get("second") == "shared"),
 )
+# What DDP says in the step after one in which a parameter had no gradient.
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
 REFUSED_BY = ("PlanMismatch", "InvalidArgument")
 
 
@@ -30,6 +32,7 @@ class Verdict:
 
     kind: str
     words: str = ""
+    born: int = 0
 
 
 @dataclass
@@ -37,9 +40,11 @@ class Summary:
     kinds: Counter[str] = field(default_factory=Counter)
     words: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[Case, Verdict]] = field(default_factory=list)
+    born: int = 0  # gradients of one rank
 
     def add(self, case: Case, verdict: Verdict) -> None:
         self.kinds[verdict.kind] += 1
+        self.born += verdict.born
         if verdict.kind == "failed":
             self.failures.append((case, verdict))
         elif verdict.words:
@@ -63,7 +68,8 @@ def judge(case: Case, pool: Pool) -> Verdict:
     if any(is_ended) and not all(is_ended):
         return Verdict("failed", f"an error on some ranks only: {_told(found)}")
     if not any(is_ended):
-        return Verdict("only oracle", _first_line(wanted)) if is_oracle_ended else Verdict("same")
+        same = ("only oracle", _first_line(wanted)) if is_oracle_ended else ("same", "")
+        return Verdict(*same, born=found[0].born)
     refusal = _refusal(case, found)
     if refusal:
         return Verdict("refused", refusal)
@@ -78,6 +84,8 @@ def judge(case: Case, pool: Pool) -> Verdict:
 def _compared(case: Case, wanted: list[Outcome], found: list[Outcome]) -> str:
     """Return the first difference in steps that both ways made."""
     count = min(len(outcome.steps) for outcome in [*wanted, *found])
+    if UNFINISHED in wanted[0].words:  # sums of the last step were left under way
+        count -= 1
     for step in range(count):
         for rank, (theirs, mine) in enumerate(zip(wanted, found, strict=True)):
             why = difference(theirs.steps[step], mine.steps[step], world=case.world, step=step)

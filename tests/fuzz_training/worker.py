@@ -8,7 +8,6 @@ import pickle
 import random
 import signal
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 import rdmatensor._ddp_births
 from tests.fuzz_training.case import Case
-from tests.fuzz_training.judge import Value, value_of
+from tests.fuzz_training.judge import Value
 from tests.fuzz_training.model import Moments
 from tests.fuzz_training.program import Part, Program
 from tests.fuzz_training.wraps import ByHand, Inputs, Planned, Trained
@@ -27,7 +26,7 @@ from tests.fuzz_training.wraps import ByHand, Inputs, Planned, Trained
 GROUP_TIMEOUT = timedelta(seconds=20)
 ORACLE_TIMEOUT = timedelta(seconds=60)  # also of a rank that captures a graph meanwhile
 USUAL_LEAST_BYTES = rdmatensor._ddp_births.LEAST_BYTES
-LEAST_BYTES = 64  # below it DDP's gradients are left where they are, in most cases
+LEAST_BYTES = 4  # in most cases gradients of any size are born in DDP's buckets
 
 
 @dataclass
@@ -38,6 +37,7 @@ class Outcome:
     error: str = ""  # its type
     words: str = ""
     where: str = ""
+    born: int = 0  # gradients that were written where they are sent from
 
 
 class Groups:
@@ -87,8 +87,7 @@ def run(case: Case, way: str, rank: int, groups: Groups) -> Outcome:
     rdmatensor._ddp_births.LEAST_BYTES = USUAL_LEAST_BYTES if is_usual else LEAST_BYTES
     Moments.pauses = None if case.get("compiled") else random.Random(f"{case.seed} {way} {rank}")
     try:
-        for values in steps(case, way, rank, groups):
-            outcome.steps.append(values)
+        train(case, way, rank, groups, outcome)
     except Exception as error:  # noqa: BLE001 - judged
         outcome.error = type(error).__name__
         outcome.words = str(error)
@@ -97,8 +96,8 @@ def run(case: Case, way: str, rank: int, groups: Groups) -> Outcome:
     return outcome
 
 
-def steps(case: Case, way: str, rank: int, groups: Groups) -> Iterator[dict[str, Value]]:
-    """Yield the values after each step."""
+def train(case: Case, way: str, rank: int, groups: Groups, outcome: Outcome) -> None:
+    """Fill in the outcome, step by step."""
 
     def wrap(part: Part, inputs: Inputs) -> Trained:
         if way == "subject" and case.mode == "plan":
@@ -110,4 +109,5 @@ def steps(case: Case, way: str, rank: int, groups: Groups) -> Iterator[dict[str,
 
     program = Program(case, rank, wrap, groups.again)
     for values in program.run():
-        yield {name: value_of(tensor) for name, tensor in values.items()}
+        outcome.steps.append(values)
+    outcome.born = program.born

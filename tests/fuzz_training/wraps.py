@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+import rdmatensor._ddp_births
 import rdmatensor.plan
 from graph_analysis import (
     CostModel,
@@ -71,6 +72,10 @@ class Trained:
     def ended(self) -> None:
         """It is over, and has not raised."""
 
+    def born(self) -> int:
+        """Return how many gradients were written where they are sent from."""
+        return sum(one["born"] for one in rdmatensor._ddp_births.told())
+
     def close(self) -> None:
         self.wrapped = None
 
@@ -94,6 +99,9 @@ class Planned(Trained):
         self.wrapped = rdmatensor.plan.apply(
             model, _plan_of(case, model, inputs, gloo), optimizer, **options
         )
+
+    def born(self) -> int:
+        return int(self.wrapped.describe()["born"])
 
     def close(self) -> None:
         self.wrapped.close()
@@ -190,6 +198,9 @@ class ByHand(Trained):
                 parameter.grad = total.to(grad.dtype).to_sparse(1)
             else:
                 grad.data.copy_(total)
+
+    def born(self) -> int:
+        return 0
 
     def close(self) -> None:
         """Nothing stays with the model."""
