@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.fuzz_training.moments import slow
 from tests.fuzz_training.pieces import TOKENS, OfTokens, Piece, parameter
 
 
@@ -28,7 +29,7 @@ class Embedded(OfTokens):
         self.table = nn.Embedding(TOKENS, width, **options)
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        return x + self.table(ids)
+        return slow(x * 1.0) + self.table(ids)
 
 
 class Bag(OfTokens):
@@ -37,7 +38,7 @@ class Bag(OfTokens):
         self.table = nn.EmbeddingBag(TOKENS, width, mode="sum")
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        return x + self.table(ids)[:, None]
+        return slow(x * 1.0) + self.table(ids)[:, None]
 
 
 class TiedEmbedding(OfTokens):
@@ -163,4 +164,4 @@ class Large(Piece):
         self.at = parameter(1, 1, 98304 // width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.down(torch.relu_(self.up(x) + self.at)))
+        return x + torch.tanh(self.down(torch.relu_(slow(self.up(x)) + self.at)))

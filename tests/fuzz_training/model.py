@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,38 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.fuzz_training.case import Case
 from tests.fuzz_training.kinds import kinds
+from tests.fuzz_training.moments import raise_asked, slow
 from tests.fuzz_training.pieces import TOKENS, OfTokens, Piece
-
-PAUSE_S = 0.002  # the longest pause at one place: sums of other ranks begin and end in it
-
-
-class Moments:
-    """What happens at gradients of activations: pauses, and an error that a case asks for.
-
-    One object for all models, outside of them, so that copies of a model do not copy it.
-    """
-
-    pauses: random.Random | None = None
-    is_raising = False
-
-
-class Asked(RuntimeError):
-    """The error of a backward pass that the case asked for."""
-
-
-def pause() -> None:
-    """Sleep for a random time, or not at all."""
-    if Moments.pauses is not None and Moments.pauses.random() < 0.3:
-        time.sleep(Moments.pauses.random() * PAUSE_S)
-
-
-def _paused(_grad: Tensor) -> None:
-    pause()
-
-
-def _raised(_grad: Tensor) -> None:
-    if Moments.is_raising:
-        raise Asked("asked for in backward")
 
 
 class Model(nn.Module):
@@ -72,10 +40,9 @@ class Model(nn.Module):
     def forward(self, x: Tensor, ids: Tensor) -> Any:
         for number, part in enumerate(self.parts):
             x = self._through(part, x, ids, is_kept=number % 2 == 1)
-            if Moments.pauses is not None and x.requires_grad:
-                x.register_hook(_paused)
+            slow(x)
             if self.raises and number == len(self.parts) // 2 and x.requires_grad:
-                x.register_hook(_raised)
+                x.register_hook(raise_asked)
         out = self.head(x)
         if self.output == "dict":
             return {"out": out, "more": [x]}

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.fuzz_training.moments import slow
+
 TOKENS = 11  # rows of each embedding
 LONGEST = 5  # the longest input
 
@@ -41,7 +43,8 @@ class Positions(Piece):
         self.at = parameter(LONGEST, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.project(x) + self.at[None, : x.shape[1]]
+        at = self.at if x.shape[1] == LONGEST else self.at[: x.shape[1]]
+        return slow(self.project(x)) + at[None]
 
 
 class WholePositions(Piece):
@@ -53,11 +56,11 @@ class WholePositions(Piece):
         self.at = parameter(1, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.project(x) + self.at[None]
+        return slow(self.project(x)) + self.at[None]
 
 
 class AddedViews(Piece):
-    """Two parameters of one sum: one gradient comes as another's view."""
+    """Two parameters of one sum: the gradient of one is a view of the other's."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class AddedViews(Piece):
         self.b = parameter(width * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(x @ (self.a + self.b.view_as(self.a)))
+        return x + torch.tanh(slow(x @ (self.a + slow(self.b.view_as(self.a)))))
 
 
 class Same(torch.autograd.Function):
@@ -125,7 +128,7 @@ class Chunks(Piece):
         self.all = nn.Linear(width, 3 * width)
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b, c = self.all(x).chunk(3, dim=-1)
+        a, b, c = slow(self.all(x)).chunk(3, dim=-1)
         return x + torch.sigmoid(a) * torch.tanh(b) + c
 
 
@@ -151,7 +154,7 @@ class Joined(Piece):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = torch.cat(list(self.biases))
-        return functional.linear(x, torch.cat([self.a, self.b]), bias)
+        return functional.linear(x, slow(torch.cat([self.a, self.b])), slow(bias))
 
 
 class Sliced(Piece):
@@ -199,7 +202,7 @@ class Scalars(Piece):
         self.nothing = parameter(0, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.shift + self.nothing.sum()
+        return slow(x * self.scale) + self.shift + self.nothing.sum()
 
 
 class Expanded(Piece):
@@ -210,7 +213,7 @@ class Expanded(Piece):
         self.a, self.b = parameter(width, 3), parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + 0.1 * self.a.sum() + self.b.expand(x.shape).mean(1, keepdim=True)
+        return slow(x + 0.1 * self.a.sum()) + self.b.expand(x.shape).mean(1, keepdim=True)
 
 
 class Frozen(Piece):

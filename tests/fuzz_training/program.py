@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.fuzz_training.case import Case
 from tests.fuzz_training.hooks import register
 from tests.fuzz_training.judge import Value, value_of
-from tests.fuzz_training.model import Asked, Model, Moments, batch_of, losses, part_of, pause
+from tests.fuzz_training.model import Model, batch_of, losses, part_of
+from tests.fuzz_training.moments import Asked, Moments, pause
 from tests.fuzz_training.pieces import Keeps
 from tests.fuzz_training.wraps import Trained
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import rdmatensor._ddp_births
 from tests.fuzz_training.case import Case
 from tests.fuzz_training.judge import Value
-from tests.fuzz_training.model import Moments
+from tests.fuzz_training.moments import Moments
 from tests.fuzz_training.program import Part, Program
 from tests.fuzz_training.wraps import ByHand, Inputs, Planned, Trained
 
