@@ -48,8 +48,9 @@ def _applied(width: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
 def kinds(width: int) -> dict[str, Callable[[], nn.Module]]:
     """Return what makes each kind of piece."""
     of_parameters = (
-        "Positions WholePositions AddedViews SameGradient KeepsGradient Chunks Stacked Joined "
-        "Sliced Tied Twice Scalars Expanded Frozen Complex Permuted OneStorage Branches"
+        "Positions WholePositions Pooled LargePooled AddedViews SameGradient KeepsGradient Chunks "
+        "Stacked Joined Sliced Tied Twice Scalars Expanded Frozen Complex Permuted OneStorage "
+        "Branches"
     )
     of_layers = "Embedded Bag TiedEmbedding Convolved1d Attending Heads Normed Averaged Large"
     plain = [getattr(pieces, name) for name in of_parameters.split()]

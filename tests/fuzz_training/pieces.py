@@ -48,7 +48,7 @@ class Positions(Piece):
 
 
 class WholePositions(Piece):
-    """As Positions, for inputs of one length: nothing is cut off."""
+    """As Positions, with `at` before the projection in the order of gradients."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,6 +57,32 @@ class WholePositions(Piece):
 
     def forward(self, x: Tensor) -> Tensor:
         return slow(self.project(x)) + self.at[None]
+
+
+class Pooled(Piece):
+    """As Positions, of any input, with `at` before the projection in the order of gradients."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, width)
+        self.at = nn.ParameterList([parameter(width // 2, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = slow(self.project(x.mean((0, 1)))) + self.at[0].view(-1)
+        return x + torch.tanh(pooled)
+
+
+class LargePooled(Piece):
+    """As Pooled, of so many bytes that the ranks write the sum to where the gradient lies."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = parameter(4096 * (1 + width))
+        self.at = nn.ParameterList([parameter(2048 * (1 + width), 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = slow(x.mean() * self.scale) + self.at[0].view(-1)
+        return x + 8.0 * torch.tanh(pooled).mean()
 
 
 class AddedViews(Piece):
