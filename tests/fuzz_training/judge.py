@@ -17,9 +17,10 @@ import torch
 # Of three ranks: units in the last place, for each step so far. A model's next step enlarges what
 # differs by its own derivative.
 ULPS_A_STEP = 256.0
-# Of what two ranks have halved before they add: half of the type's smallest number each.
-HALVES = {"torch.float16": 2.0**-24, "torch.bfloat16": 2.0**-133}
-HALVES_ELSE = 2.0**-149  # float32; a float64 as small is none that matters
+# Of what two ranks have halved before they add: half of the smallest number each, as often as
+# a gradient is added up.
+HALVES = {"torch.float16": 2.0**-24, "torch.bfloat16": 2.0**-130}
+HALVES_ELSE = 2.0**-140  # float32; a float64 as small is none that matters
 
 
 @dataclass(frozen=True)

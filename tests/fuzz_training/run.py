@@ -21,8 +21,6 @@ REFUSALS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
     ("in the same backward pass", lambda case: case.get("checkpoint") == "reentrant"),
     ("has a plan|share", lambda case: case.get("second") == "shared"),
 )
-# What DDP says in the step after one in which a parameter had no gradient.
-UNFINISHED = "Expected to have finished reduction in the prior iteration"
 REFUSED_BY = ("PlanMismatch", "InvalidArgument")
 
 
@@ -84,7 +82,9 @@ def judge(case: Case, pool: Pool) -> Verdict:
 def _compared(case: Case, wanted: list[Outcome], found: list[Outcome]) -> str:
     """Return the first difference in steps that both ways made."""
     count = min(len(outcome.steps) for outcome in [*wanted, *found])
-    if UNFINISHED in wanted[0].words:  # sums of the last step were left under way
+    # Where DDP raises, sums of the step before may have been left under way: what a parameter
+    # without a gradient does is found out by the next forward pass.
+    if wanted[0].error and case.mode != "plan":
         count -= 1
     for step in range(count):
         for rank, (theirs, mine) in enumerate(zip(wanted, found, strict=True)):
