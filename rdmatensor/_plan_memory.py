@@ -112,6 +112,12 @@ class GradientMemory:
             ],
             arrived,
         )
+        self._hooks = [
+            g.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                _last_hook(weakref.ref(self._watched), g.number)
+            )
+            for g in self.numbered
+        ]
         self._exists: int = extension.PlanGradients.EXISTS
         self._in_place: int = extension.PlanGradients.IN_PLACE
         self._alone: int = extension.PlanGradients.ALONE
@@ -178,6 +184,8 @@ class GradientMemory:
     def close(self) -> None:
         """Call `arrived` no more, and let go of gradients that were kept for a sum."""
         self.end()
+        for hook in self._hooks:
+            hook.remove()
         self._watched.close()
 
     def settle(self, gradient: Gradient) -> None:
@@ -278,6 +286,17 @@ class GradientMemory:
         if birth >= 0 and birth != gradient.birth:
             gradient.birth = birth
             self.counts.traced += 1
+
+
+def _last_hook(watched: weakref.ref[Any], number: int) -> Callable[[torch.Tensor], None]:
+    """Return a hook of a parameter, where Python's collector does not look: it keeps nothing."""
+
+    def hook(_parameter: torch.Tensor) -> None:
+        known = watched()
+        if known is not None:
+            known.be_last(number)
+
+    return hook
 
 
 def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -93,9 +93,10 @@ def unclaim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
 def check_not_sparse(model: torch.nn.Module) -> None:
     """Raise PlanMismatch for a layer that says that its gradient is sparse."""
     for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is not True:
+            continue
         weight = getattr(module, "weight", None)
-        is_trained = isinstance(weight, torch.Tensor) and weight.requires_grad
-        if is_trained and getattr(module, "sparse", False) is True:
+        if isinstance(weight, torch.Tensor) and weight.requires_grad:
             raise PlanMismatch(
                 f"{name or 'the model'} is made with sparse=True: sparse gradients are not "
                 "planned. Make it with sparse=False, or train with DistributedDataParallel"

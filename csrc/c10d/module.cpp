@@ -254,9 +254,11 @@ bind_plan_gradients(py::module_ &m)
                  std::vector<PlanGradients::Gradient> gradients;
                  for (const auto &[parameter, bucket, address, strides] : given)
                      gradients.push_back({parameter, bucket, address, strides});
-                 return PlanGradients::make(std::move(gradients), std::move(arrived));
+                 return c10::make_intrusive<PlanGradients>(std::move(gradients),
+                                                           std::move(arrived));
              }),
              py::arg("gradients"), py::arg("arrived"))
+        .def("be_last", &PlanGradients::be_last, py::arg("number"))
         .def("close", &PlanGradients::close)
         .def("look", &PlanGradients::look, py::arg("number"))
         .def("can_leave", &PlanGradients::can_leave, py::arg("bucket"))

@@ -14,23 +14,6 @@ namespace rdmatensor
 
 namespace autograd = torch::autograd;
 
-/* Of the parameter, which keeps it: the node that accumulates is another one in each pass. */
-struct PlanGradients::FirstHook final : autograd::FunctionPreHook {
-    FirstHook(Weakly<PlanGradients> gradients, uint32_t number)
-        : gradients_(std::move(gradients)), number_(number)
-    {
-    }
-    autograd::variable_list operator()(const autograd::variable_list &grads) override
-    {
-        if (const auto gradients = gradients_.lock())
-            gradients->be_last(number_);
-        return grads;
-    }
-    Weakly<PlanGradients> gradients_;
-    uint32_t number_;
-};
-
-/* Of the node. */
 struct PlanGradients::LastHook final : autograd::FunctionPostHook {
     LastHook(Weakly<PlanGradients> gradients, uint32_t number)
         : gradients_(std::move(gradients)), number_(number)
@@ -60,18 +43,6 @@ PlanGradients::PlanGradients(std::vector<Gradient> gradients, Arrived arrived)
     held_.resize(buckets_.size());
 }
 
-c10::intrusive_ptr<PlanGradients>
-PlanGradients::make(std::vector<Gradient> gradients, Arrived arrived)
-{
-    auto made = c10::make_intrusive<PlanGradients>(std::move(gradients), std::move(arrived));
-
-    for (uint32_t number = 0; number < made->gradients_.size(); number++)
-        autograd::impl::add_hook(made->gradients_[number].parameter,
-                                 std::make_unique<FirstHook>(weakly(made.get()), number));
-    return made;
-}
-
-/* The accumulator is about to run: none of its hooks runs yet. */
 void
 PlanGradients::be_last(uint32_t number)
 {
@@ -93,17 +64,8 @@ PlanGradients::be_last(uint32_t number)
 void
 PlanGradients::close()
 {
-    const auto is_own = [this](const auto &hook) {
-        const auto *const known = dynamic_cast<const FirstHook *>(hook.get());
-        return known != nullptr && known->gradients_._unsafe_get_target() == this;
-    };
-
     is_closed_ = true;
     forget();
-    for (const Gradient &gradient : gradients_) {
-        auto &hooks = autograd::impl::hooks(gradient.parameter);
-        hooks.erase(std::remove_if(hooks.begin(), hooks.end(), is_own), hooks.end());
-    }
 }
 
 void

@@ -44,11 +44,12 @@ class PlanGradients final : public torch::CustomClassHolder
     };
     using Arrived = std::function<void(uint32_t)>;
 
-    /* Only make() hooks it to its parameters. */
-    PlanGradients(std::vector<Gradient> gradients, Arrived arrived);
     /* `arrived` gets the number of a gradient that is final; it keeps nothing that keeps this. */
-    static c10::intrusive_ptr<PlanGradients> make(std::vector<Gradient> gradients, Arrived arrived);
+    PlanGradients(std::vector<Gradient> gradients, Arrived arrived);
 
+    /* From a hook of the parameter, within the node that accumulates, which is another one in each
+     * pass: `arrived` is called when that node has no hook left to call. */
+    void be_last(uint32_t number);
     /* No call comes any more. */
     void close();
     [[nodiscard]] uint32_t look(uint32_t number) const;
@@ -62,10 +63,8 @@ class PlanGradients final : public torch::CustomClassHolder
     void forget();
 
   private:
-    struct FirstHook;
     struct LastHook;
 
-    void be_last(uint32_t number);
     void arrive(uint32_t number, const at::Tensor &incoming);
     [[nodiscard]] bool is_held_alone(uint32_t number, const at::Tensor &grad) const;
 
