@@ -375,7 +375,9 @@ void
 Backend::shutdown()
 {
     if (is_forked_child())
-        return; /* the group is the parent's */
+        return;                  /* the group is the parent's */
+    if (setup_.is_default_group) /* with it goes the store */
+        rendezvous_->linger();
     std::unique_lock lock(group_mutex_, std::defer_lock);
     /* Who only looks at the group lets go of it soon: an abort, which the peers hear, is not for
      * that. */

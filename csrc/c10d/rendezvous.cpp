@@ -40,6 +40,8 @@ constexpr microseconds longest_pause{50000};
 constexpr std::chrono::seconds progress_after{10};
 /* Behind a deadline, to learn who is missing. */
 constexpr std::chrono::seconds grace{1};
+/* For members that are about to join, and read; who waits for one that never comes leaves then. */
+constexpr milliseconds linger_limit{1000};
 constexpr const char *making = "rdmatensor:init_process_group";
 
 /* "rank 3" or "ranks 3, 5 and 12 more" of keys that end in "/<rank>"; other keys as they are. */
@@ -180,12 +182,25 @@ struct Rendezvous::Patience {
 struct Rendezvous::Blobs {
     std::mutex mutex;                 /* guards by_rank; held for no request */
     std::vector<std::string> by_rank; /* empty where not fetched yet */
+    std::vector<char> is_counted;     /* by batch: this member has read all of it */
 
     std::string of(int rank)
     {
         const std::lock_guard lock(mutex);
 
         return by_rank.at(static_cast<size_t>(rank));
+    }
+    bool has_all(int batch)
+    {
+        const std::lock_guard lock(mutex);
+
+        return is_counted.at(static_cast<size_t>(batch)) != 0;
+    }
+    void note_all(int batch)
+    {
+        const std::lock_guard lock(mutex);
+
+        is_counted.at(static_cast<size_t>(batch)) = 1;
     }
     void keep(int first, std::vector<std::string> fetched)
     {
@@ -203,33 +218,25 @@ struct Rendezvous::Batch {
     std::string count;
     int readers;
 
-    /* The whole batch, if it is there and `rank` of it is not known: another request, whose caller
-     * gave up, may have fetched it. */
-    void fetch(c10d::Store &store, int rank) const
+    /* Whether the whole batch is here; it is fetched if all of it has come. */
+    bool fetch(c10d::Store &store) const
     {
-        if (!blobs->of(rank).empty() || !store.check(keys))
-            return;
+        const int number = first / batch_ranks;
+
+        if (blobs->has_all(number))
+            return true;
+        if (!store.check(keys))
+            return false;
         blobs->keep(first, read_all(store, keys));
         has_read(store, count, keys, readers);
-    }
-    /* What has come of the batch; whether that is all of it. */
-    bool fetch_rest(c10d::Store &store) const
-    {
-        const int end = first + static_cast<int>(keys.size());
-
-        for (int rank = first; rank < end; rank++)
-            if (blobs->of(rank).empty()) {
-                fetch(store, rank);
-                return !blobs->of(rank).empty();
-            }
+        blobs->note_all(number);
         return true;
     }
     Found fetch_one(c10d::Store &store, int rank) const
     {
         const std::string &key = keys[static_cast<size_t>(rank - first)];
 
-        fetch(store, rank);
-        if (blobs->of(rank).empty() && store.check({key}))
+        if (!fetch(store) && blobs->of(rank).empty() && store.check({key}))
             blobs->keep(rank, {to_text(store.get(key))});
         const std::string blob = blobs->of(rank);
         return blob.empty() ? Found() : Found({blob});
@@ -255,6 +262,7 @@ Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size
     TORCH_CHECK(client_.store(), "a group needs a store");
     TORCH_CHECK(rank >= 0 && rank < size, "rank ", rank, " of a group of ", size);
     blobs_->by_rank.resize(static_cast<size_t>(size));
+    blobs_->is_counted.resize(static_cast<size_t>((size - 1) / batch_ranks + 1));
     const std::string arrivals = c10::str("rdmatensor/", size, "/arrivals/", rank);
     incarnation_ = static_cast<uint32_t>(ask(patience_for(making), [arrivals](c10d::Store &asked) {
         return asked.add(arrivals, 1);
@@ -467,7 +475,7 @@ Rendezvous::fetch_rest() const
         batches.push_back(batch_of(rank));
     return [batches = std::move(batches)](c10d::Store &store) {
         return std::all_of(batches.begin(), batches.end(),
-                           [&store](const Batch &batch) { return batch.fetch_rest(store); });
+                           [&store](const Batch &batch) { return batch.fetch(store); });
     };
 }
 
@@ -478,6 +486,33 @@ Rendezvous::prefetch()
 
     if (!ask(patience_for(making), rest))
         client_.poll(rest);
+}
+
+void
+Rendezvous::linger()
+{
+    if (rank_ != 0 || !is_store_at_rank_0_ || size_ == 1)
+        return;
+    const Patience patience{.call = making, .limit = linger_limit};
+    const auto is_read = [keys = keys_of_all("blob"), rest = fetch_rest()](c10d::Store &store) {
+        if (!rest(store))
+            return false;
+        for (size_t i = 0; i < keys.size(); i += batch_ranks)
+            if (store.check({keys[i]})) /* the last reader deletes it */
+                return false;
+        return true;
+    };
+    try {
+        while (group_.load(std::memory_order_acquire) != nullptr && /* partner: watch() */
+               Clock::now() < patience.begin + linger_limit) {
+            check_group(patience.call);
+            if (ask(patience, is_read))
+                return;
+            std::this_thread::sleep_for(milliseconds(1));
+        }
+    } catch (const c10::Error &) {
+        return; /* the group has ended, or the store: nobody reads any more */
+    }
 }
 
 std::string

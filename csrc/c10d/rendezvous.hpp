@@ -11,7 +11,8 @@
  *     <what>/<rank>  of everyone()
  *     read/...     how many members have read one of these; the last one deletes them
  * What a group leaves in the store are the counts of arrivals, and addresses that some member never
- * needed. At its end it asks nothing of the store, which is often gone by then: rank 0 hosts it.
+ * needed. At its end it asks nothing of the store, which is often gone by then, unless it is rank 0
+ * that hosts it.
  *
  * Counting by rank makes a store serve the same group again, also with other processes as its
  * ranks, as long as all members make it equally often.
@@ -78,6 +79,9 @@ class Rendezvous final : public torch::CustomClassHolder
     /* The addresses that are there already. The others are fetched on the store client's thread as
      * they come: members that meet later find no store if its host has left. */
     void prefetch();
+    /* Of the member that hosts the store, which ends with it: returns once all have read what is
+     * there for them, after a second at most, or when the group has ended. */
+    void linger();
     /* The group whose error ends waits for addresses; NULL before it is destroyed. */
     void watch(rdt_group *group)
     {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -85,6 +86,25 @@ def averages(rank: int, world: int) -> list[int]:
     dist.destroy_process_group()
     found: list[int] = tensor.tolist()
     return found
+
+
+def the_host_leaves_at_once(rank: int, world: int) -> float:
+    """Rank 0 has nothing to do, and its program is over before the others have their group."""
+    store = dist.TCPStore(
+        "127.0.0.1", int(os.environ["MASTER_PORT"]), None, rank == 0, TIMEOUT, False
+    )
+    meet("the store is there", rank, range(world))
+    if rank > 0:
+        time.sleep(0.1 * rank)
+    dist.init_process_group("rdmatensor", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    tensor = torch.full((100_000,), float(rank))
+    if rank == 1:
+        dist.send(tensor, 2)
+    elif rank == 2:
+        dist.recv(tensor, 1)
+    del store
+    dist.destroy_process_group()
+    return float(tensor[-1])
 
 
 def the_host_of_the_store_leaves(rank: int, world: int) -> float:

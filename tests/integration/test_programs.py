@@ -30,6 +30,14 @@ def test_integers_are_averaged(path_forced: dict[str, str], tmp_path: Path) -> N
     assert jobs.results(ranks) == [[3, -3, 7, 1 << 40]] * 2
 
 
+def test_the_host_of_the_store_lets_others_join(
+    path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    role = "roles_programs:the_host_leaves_at_once"
+    ranks = jobs.run(role, 3, tmp_path, environment=path_forced)
+    assert jobs.results(ranks) == [0.0, 1.0, 1.0]
+
+
 def test_pairs_meet_after_the_host_of_the_store_has_left(
     path_forced: dict[str, str], tmp_path: Path
 ) -> None:
