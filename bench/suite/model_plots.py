@@ -15,7 +15,6 @@ from bench.suite.plots_base import NARROW_IN, WIDTH_IN, Picture, save, tidy
 _FLOOR_COLOUR = "#444444"
 _COLOURS = {
     "planned": "#0072B2",
-    "planned, as planned": "#56B4E9",
     "DDP": "#3A8FC7",
     "DDP, not adopted": "#009E73",
     "copy variant": "#8C6BB1",

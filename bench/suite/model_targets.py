@@ -49,7 +49,6 @@ TARGETS = (
     Target("the better server over gRPC", _SERVERS, "step", 2.0, share=4 / 6),
     _target("variant", "step", 1.5),
     _target("adopted", "step", 0.97),  # no slower, but for noise
-    _target("unchosen", "step", 0.97),  # as choosing again promises
     _target("copied", "exposed", 0.5),
     _target("gloo", "exposed", 0.2),
 )

@@ -40,7 +40,6 @@ PLANNED_FLOOR = "no communication, planned"
 # The worker's name -> ours in tables; in this order.
 CONTESTANTS = {
     "planned": PLANNED,
-    "unchosen": "planned, as planned",
     "adopted": "DDP",
     "copied": "DDP, not adopted",
     "variant": "copy variant",
@@ -52,7 +51,7 @@ CONTESTANTS = {
 }
 FLOORS = (FLOOR, PLANNED_FLOOR)
 # Those whose gradients lie where a plan has them.
-_BY_A_PLAN = (PLANNED, CONTESTANTS["unchosen"])
+_BY_A_PLAN = (PLANNED,)
 _PEERS = {
     "variant": COPIES,
     "gloo": "gloo",

@@ -1,7 +1,6 @@
 """Who takes part in a training step: a model, its batch and its optimizer, and who moves gradients.
 
 planned    rdmatensor.plan.apply() with the plan of graph_analysis, which is made once
-unchosen   the same with choose_again=False: buckets and algorithms stay as planned
 adopted    DistributedDataParallel on rdmatensor, gradient_as_bucket_view=True
 copied     the same with RDMATENSOR_ADOPT=0 and without the view
 variant    own transports as a tuned RPC would use them (copy_variant.py)
@@ -133,14 +132,11 @@ class Trainer:
 
 class Planned(Trainer):
     backend = "rdmatensor"
-    choose_again = True
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
         plan = graph_analysis.plan_from_json(job.plan.read_text(encoding="utf-8"))
-        self._planned = rdmatensor.plan.apply(
-            self.model, plan, self.optimizer, choose_again=self.choose_again
-        )
+        self._planned = rdmatensor.plan.apply(self.model, plan, self.optimizer)
         self.called = self._planned
 
     def costs(self) -> dict[str, float]:
@@ -156,11 +152,7 @@ class Planned(Trainer):
         super().close()
 
 
-class Unchosen(Planned):
-    choose_again = False
-
-
-class PlannedFloor(Unchosen):
+class PlannedFloor(Planned):
     def step(self, number: int) -> torch.Tensor:
         with self._planned.no_sync():
             return super().step(number)
@@ -269,7 +261,6 @@ class Variant(Trainer):
 
 TRAINERS: dict[str, type[Trainer]] = {
     "planned": Planned,
-    "unchosen": Unchosen,
     "adopted": Adopted,
     "copied": Copied,
     "variant": Variant,

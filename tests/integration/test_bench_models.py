@@ -89,7 +89,7 @@ def test_all_contestants_train_a_small_model(tmp_path: Path) -> None:
         is_floor = one["contestant"] in ("floor", "planned_floor")
         assert number(one, "distance") > 1e-3 if is_floor else one["distance"] == 0.0
         parts = breakdown.parts_of(one)
-        is_held = one["contestant"] in ("planned", "unchosen")
+        is_held = one["contestant"] == "planned"
         assert ("summing_s" in parts) == (is_held or one["contestant"] in ("adopted", "copied"))
         assert ("posting_s" in parts) == is_held
         assert parts["page_faults"] >= 0  # everybody's

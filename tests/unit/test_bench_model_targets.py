@@ -137,16 +137,6 @@ def test_the_faster_server_counts_in_each_model() -> None:
     assert not any("enough" in line for line in few)
 
 
-def test_choosing_again_must_not_make_steps_slower() -> None:
-    head = "shm, planned, as planned, its step over ours >= 0.97"
-    assert f"{head}: 1 of 1 models" in model_targets.verdicts(
-        step_records({**STEPS_MS, "unchosen": 119.0})
-    )
-    assert f"{head}: 0 of 1 models" in model_targets.verdicts(
-        step_records({**STEPS_MS, "unchosen": 113.0})
-    )
-
-
 def test_a_server_in_python_that_is_faster_counts_too() -> None:
     lines = model_targets.verdicts(step_records({**STEPS_MS, "grpc": 150, "grpc_cpp": 300}))
     assert f"{SERVERS}: 0 of 1 models" in lines

@@ -31,14 +31,14 @@ from bench.suite.settings import Settings
 
 def test_own_transports_have_turns_of_their_own_and_others_one() -> None:
     turns = models.worker_turns(("shm", "tcp"), {"floor", "gloo", "copies"})
-    ours = ("planned", "unchosen", "adopted", "copied", "variant")
+    ours = ("planned", "adopted", "copied", "variant")
     assert turns == [
         *((who, path) for who in ours for path in ("shm", "tcp")),
         ("gloo", ""),
         ("floor", ""),
         ("planned_floor", ""),
     ]  # fmt: skip
-    assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:4]]
+    assert models.worker_turns(("shm",), set()) == [(who, "shm") for who in ours[:3]]
     (variant,) = models.records_of(printed("variant", 1.0), ABOUT, "shm", 0)
     assert variant["peer"] == peers.COPIES  # `compare` does not judge it
 
@@ -122,11 +122,10 @@ def test_a_rival_is_missing_only_where_what_it_needs_is_not_built(
 
 def test_a_step_by_a_plan_has_a_floor_with_its_gradients_in_their_places() -> None:
     floors = {"floor": 100.0, "planned_floor": 90.0}
-    records = step_records({"planned": 120.0, "unchosen": 121.0, "adopted": 125.0, **floors})
+    records = step_records({"planned": 120.0, "adopted": 125.0, **floors})
     exposed = {one["contestant"]: one.get("exposed_ns") for one in records}
     assert exposed == {
         "planned": 30 * MS,
-        "planned, as planned": 31 * MS,
         "DDP": 25 * MS,
         models.FLOOR: None,
         models.PLANNED_FLOOR: None,
@@ -188,7 +187,7 @@ def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) ->
 
     def run_ranks(*words: str, **_: Any) -> list[Record]:
         turns = words[words.index("--turns") + 1].split(",")
-        assert sorted(turns) == ["adopted:tcp", "copied:tcp", "planned:tcp", "unchosen:tcp"]
+        assert sorted(turns) == ["adopted:tcp", "copied:tcp", "planned:tcp"]
         began.append(turns[0])
         return [ABOUT, {**printed("planned", 1.0), "transport": "tcp"}]
 
@@ -196,7 +195,7 @@ def test_another_contestant_begins_each_turn(monkeypatch: pytest.MonkeyPatch) ->
     quiet = rounds.Progress("models", io.StringIO())
     settings = Settings(("models",), models=("vgg16",), transports=("tcp",), rounds=4)
     models.measure(settings, [], quiet)
-    assert began == ["planned:tcp", "unchosen:tcp", "adopted:tcp", "copied:tcp"]
+    assert began == ["planned:tcp", "adopted:tcp", "copied:tcp", "planned:tcp"]
 
 
 def test_the_table_has_each_model_with_its_size_and_times_planned() -> None:
