@@ -14,7 +14,7 @@
  *
  * Of several waiters one sleeps in epoll and the others on the futex. While a waiter is active and
  * sockets carry data, the progress thread parks for some milliseconds at a time, or 100 where one
- * sleeps to whom nobody has come for long, so that the two do not race for the same events.
+ * sleeps in epoll, so that the two do not race for the same events.
  *
  * Threads: any thread may call everything here, except start/stop/destroy. Calls marked [driver]
  * want the lock held.

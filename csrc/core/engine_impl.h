@@ -29,7 +29,7 @@ struct rdti_poller {
  * that is learnt from, and a wait that sleeps is longer than the answer took: both sides' wake-ups
  * are in it, so that a bound near the answer's own time would be one that is never found. A wait of
  * 100 ms costs no more than 2 ms of a core with it. */
-#define RDTI_SPIN_MOST_NS UINT32_C(1500000)
+#define RDTI_SPIN_MOST_NS UINT32_C(1200000)
 
 /* What a waiter spins in a crowd, at least: what an answer takes of a peer that is on its core. At
  * most RDTI_SPIN_LEAST_NS. */
@@ -40,7 +40,7 @@ struct rdti_poller {
 #define RDTI_SLICE_NS UINT64_C(100000000)
 /* The progress thread leaves the sockets to waiters for so long, or longer. */
 #define RDTI_PARK_LEAST_NS UINT64_C(1000000)
-/* And at most, unless one of them has slept for long: it ends the park when it leaves. */
+/* And at most, unless one of them sleeps: it ends the park when it leaves. */
 #define RDTI_PARK_MOST_NS UINT64_C(8000000)
 
 struct rdti_engine {
@@ -79,13 +79,12 @@ struct rdti_engine {
     _Atomic uint32_t is_busy; /* the last pass may have left something that can go on at once */
 
     _Atomic int32_t active_waiters;
-    _Atomic uint32_t waits;      /* for transfers and notifications, so far; a hint */
-    _Atomic uint32_t has_leader; /* a waiter that sleeps in epoll for all of them */
-    _Atomic uint32_t is_idle;    /* it sleeps, and nobody has come to it for long */
-    _Atomic uint64_t alone_ns;   /* to the last wait, which was in vain, since then; or 0 */
-    _Atomic uint64_t alone_until_ns;
-    _Atomic int32_t async_count; /* tasks and callbacks outstanding */
-    _Atomic uint32_t has_proxy;  /* bell->epoll_sleepers was raised in the progress thread's name */
+    _Atomic uint32_t waits;       /* for transfers and notifications, so far; a hint */
+    _Atomic uint32_t has_leader;  /* a waiter that sleeps in epoll for all of them */
+    _Atomic uint32_t is_idle;     /* it sleeps */
+    _Atomic uint32_t was_in_vain; /* the last wait slept until its deadline, and nobody came */
+    _Atomic int32_t async_count;  /* tasks and callbacks outstanding */
+    _Atomic uint32_t has_proxy; /* bell->epoll_sleepers was raised in the progress thread's name */
     _Atomic uint32_t can_spin;
     _Atomic uint32_t can_yield; /* those who share the cores are more than they */
     _Atomic uint32_t spin_ns;   /* how long a waiter spins: rdti_engine_learn_spin() */

@@ -16,10 +16,6 @@
 
 /* A wait makes so many before it looks at the clock for the first time. */
 #define BRIEF_PASSES 16
-/* A wait of so long is not expected to end soon: the progress thread leaves it alone. */
-#define IDLE_NS UINT64_C(40000000)
-/* What a program does between two slices of a wait takes less. */
-#define NEXT_SLICE_NS UINT64_C(10000000)
 
 /* ---- Passes ------------------------------------------------------------------------------ */
 
@@ -190,10 +186,9 @@ rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
     return (int)(((left_ns < at_most_ns ? left_ns : at_most_ns) + 999999) / 1000000);
 }
 
-/* `is_idle`: nobody has come for long, nor is expected soon. True: by an event; as from
- * sleep_on_futex(), also where there was no need to sleep. */
+/* True: by an event; as from sleep_on_futex(), also where there was no need to sleep. */
 static bool
-sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns, bool is_idle)
+sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns)
 {
     struct epoll_event event;
     int count = 1;
@@ -202,7 +197,7 @@ sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sle
     rdti_engine_pass_or_ask(engine, true);
     if (!wish->done(wish->arg) && !rdti_engine_is_busy(engine)) {
         const int sleep_ms = rdti_engine_until_tick_ms(engine, sleep_ns);
-        atomic_store_explicit(&engine->is_idle, is_idle, memory_order_relaxed); /* a hint */
+        atomic_store_explicit(&engine->is_idle, 1, memory_order_relaxed); /* a hint */
         count = epoll_wait(engine->epoll_fd, &event, 1, sleep_ms);
         /* seq_cst: see end_lead(). Before what may take long: a callback of the user's. */
         atomic_store_explicit(&engine->is_idle, 0, memory_order_seq_cst);
@@ -234,12 +229,11 @@ sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
 /*
  * Of the waiters one, the leader, sleeps in epoll, all others on the futex. If several slept in
  * epoll the event descriptor would have to stay readable until the last of them is up, and those
- * who are up would find it readable again and never sleep. `alone_ns`: nobody has come for so
- * long. True: by something that came; false: time passed.
+ * who are up would find it readable again and never sleep. True: by something that came; false:
+ * time passed.
  */
 static bool
-sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns,
-           uint64_t alone_ns, bool *is_leader)
+sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns, bool *is_leader)
 {
     const bool with_sockets = rdti_engine_needs_epoll(engine);
     uint32_t none = 0;
@@ -251,8 +245,7 @@ sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_n
                                                     memory_order_acq_rel, memory_order_relaxed);
     if (!with_sockets || !*is_leader)
         return sleep_on_futex(engine, wish->done, wish->arg, sleep_ns, with_sockets);
-    /* One who waits for a moment each time would wake the progress thread as often. */
-    return sleep_in_epoll(engine, wish, sleep_ns, alone_ns >= IDLE_NS && sleep_ns >= IDLE_NS);
+    return sleep_in_epoll(engine, wish, sleep_ns);
 }
 
 /* A leader that has what it waited for leaves the sockets to one of those who sleep. */
@@ -445,29 +438,6 @@ rdti_engine_waited_ns(const struct rdti_engine *engine)
     return atomic_load_explicit(&engine->waited_ns, memory_order_relaxed); /* a statistic */
 }
 
-/* Since when nobody has come to those who wait: Python waits in slices, of which each goes on where
- * the one before was in vain. relaxed: hints, to which the last of several waiters has the say */
-static uint64_t
-alone_from_ns(const struct rdti_engine *engine, uint64_t begin_ns)
-{
-    const uint64_t alone_ns = atomic_load_explicit(&engine->alone_ns, memory_order_relaxed);
-    const uint64_t until_ns = atomic_load_explicit(&engine->alone_until_ns, memory_order_relaxed);
-
-    return alone_ns != 0 && begin_ns - until_ns < NEXT_SLICE_NS ? alone_ns : begin_ns;
-}
-
-/* A wait is over whose last sleep, if any, was in vain: keep it for the next slice. */
-static void
-keep_alone(struct rdti_engine *engine, uint64_t alone_ns, bool is_in_vain, rdt_status status)
-{
-    const bool is_slice = is_in_vain && status != RDT_OK;
-
-    /* relaxed: as above */
-    atomic_store_explicit(&engine->alone_ns, is_slice ? alone_ns : 0, memory_order_relaxed);
-    if (is_slice)
-        atomic_store_explicit(&engine->alone_until_ns, rdti_now_ns(), memory_order_relaxed);
-}
-
 static rdt_status
 last_look(struct rdti_engine *engine, const struct wish *wish)
 {
@@ -493,8 +463,8 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     const uint64_t begin_ns = rdti_now_ns();
     uint64_t now_ns = begin_ns;
     uint64_t from_ns = begin_ns;
-    uint64_t alone_ns = alone_from_ns(engine, begin_ns);
-    bool is_expected = alone_ns == begin_ns;
+    /* Python waits in slices: relaxed, a hint, to which the last of several waiters has the say */
+    bool is_expected = atomic_load_explicit(&engine->was_in_vain, memory_order_relaxed) == 0;
     while (!spin(engine, wish, is_expected, deadline_ns, &now_ns)) {
         count_wait(engine, is_counted, &from_ns, now_ns);
         uint64_t sleep_ns = rdti_remaining_ns(deadline_ns);
@@ -504,17 +474,16 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
         }
         if (sleep_ns > RDTI_SLICE_NS)
             sleep_ns = RDTI_SLICE_NS;
-        is_expected = sleep_once(engine, wish, sleep_ns, now_ns - alone_ns, &is_leader);
+        is_expected = sleep_once(engine, wish, sleep_ns, &is_leader);
         has_slept = true;
         now_ns = rdti_now_ns();
-        if (is_expected)
-            alone_ns = now_ns;
     }
     if (has_slept)
         now_ns = rdti_now_ns();
     rdti_engine_learn(engine, now_ns - begin_ns, has_slept);
     count_wait(engine, is_counted, &from_ns, now_ns);
-    keep_alone(engine, alone_ns, has_slept && !is_expected, status);
+    atomic_store_explicit(&engine->was_in_vain, has_slept && !is_expected && status != RDT_OK,
+                          memory_order_relaxed);
     rdti_engine_unattend(engine);
     if (is_leader)
         end_lead(engine);

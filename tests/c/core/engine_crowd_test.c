@@ -48,7 +48,7 @@ engine_open(bool *with_sockets)
 static void
 wait_for(struct rdti_engine *engine, uint64_t for_ns)
 {
-    atomic_store(&engine->alone_ns, 0); /* it is no slice of the one before */
+    atomic_store(&engine->was_in_vain, 0); /* it is no slice of the one before */
     CHECK_STATUS(rdti_engine_wait(engine, never, NULL, rdti_now_ns() + for_ns), RDT_ETIMEDOUT);
 }
 
@@ -98,7 +98,7 @@ share_a_core(pthread_t *burner)
 
     CHECK(sched_getaffinity(0, sizeof(all), &all) == 0);
     CPU_ZERO(&one);
-    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++)
+    for (size_t cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; cpu++)
         if (CPU_ISSET(cpu, &all))
             CPU_SET(cpu, &one);
     CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
@@ -120,7 +120,7 @@ waits_to_find(struct rdti_engine *engine)
     return waits;
 }
 
-/* A slice is 3 to 4 ms: a spin of 1.5 ms loses the core in every third wait or so. */
+/* A slice is 3 to 4 ms: a spin of 1.2 ms loses the core in every third wait or so. */
 TEST(waits_notice_who_else_uses_the_core)
 {
     enum { FEW = 100 };
