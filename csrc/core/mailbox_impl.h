@@ -8,6 +8,8 @@
 #ifndef RDTI_CORE_MAILBOX_IMPL_H
 #define RDTI_CORE_MAILBOX_IMPL_H
 
+#include <sys/types.h>
+
 #include "core/group_impl.h"
 #include "core/mailbox.h"
 
@@ -244,5 +246,12 @@ rdt_status rdti_help_on_share(struct rdti_mailbox *m, const struct rdti_message 
                               struct rdt_error *err);
 rdt_status rdti_help_on_shared(struct rdti_mailbox *m, const struct rdti_message *head,
                                struct rdt_error *err);
+
+/* mailbox_process.c */
+/* How many bytes came, or less than 0. The canary comes by the same call, so that it is of the
+ * process that the bytes are of: the peer may have ended, and another process have its number. */
+ssize_t rdti_process_read(struct rdti_request *receive, uint64_t len_bytes, bool *is_other_out);
+/* The read is over in an error: the process is gone, or the kernel failed. */
+void rdti_process_fail(struct rdti_request *receive, ssize_t got, int sys_errno, bool is_other);
 
 #endif

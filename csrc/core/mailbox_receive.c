@@ -102,23 +102,6 @@ read_region(struct rdti_request *receive)
     }
 }
 
-/* How many bytes came, or less than 0. The canary comes by the same call, so that it is of the
- * process that the bytes are of: the peer may have ended, and another process have its number. */
-static ssize_t
-read_from_peer(struct rdti_request *receive, uint64_t len_bytes, bool *is_other_out)
-{
-    uint64_t seen = 0;
-    const struct iovec local[2] = {{&seen, sizeof(seen)},
-                                   {(char *)receive->buf + receive->done_bytes, len_bytes}};
-    const struct iovec remote[2] = {{(void *)(uintptr_t)receive->rts.canary_addr, sizeof(seen)},
-                                    {(void *)(uintptr_t)(receive->rts.addr + receive->done_bytes),
-                                     len_bytes}};
-    const ssize_t got = process_vm_readv((pid_t)receive->rts.pid, local, 2, remote, 2, 0);
-
-    *is_other_out = got >= 0 && (got < (ssize_t)sizeof(seen) || seen != receive->rts.canary);
-    return got < (ssize_t)sizeof(seen) ? got : got - (ssize_t)sizeof(seen);
-}
-
 static void
 forbid_process(struct rdti_mailbox *m, uint32_t pid, const char *why)
 {
@@ -152,7 +135,7 @@ read_process(struct rdti_request *receive)
     bool is_other = false;
 
     rdti_receive_populate(receive, receive->done_bytes, len_bytes);
-    const ssize_t got = read_from_peer(receive, len_bytes, &is_other);
+    const ssize_t got = rdti_process_read(receive, len_bytes, &is_other);
     const int sys_errno = got < 0 ? errno : 0;
 
     if (got > 0 && !is_other) {
@@ -165,19 +148,7 @@ read_process(struct rdti_request *receive)
         leave_process(receive, strerror(sys_errno));
         return;
     }
-    rdt_endpoint *ep = receive->mailbox->ep;
-    const bool is_gone = is_other || (got < 0 && sys_errno == ESRCH);
-    receive->op_status = rdti_error_set_rank(&receive->error, is_gone ? RDT_EPEER : RDT_EDEVICE,
-                                             rdti_endpoint_rank(ep),
-                                             "reading the memory of rank %d (process %u): %s",
-                                             (int)rdti_endpoint_rank(ep), receive->rts.pid,
-                                             is_other   ? "another process has this number"
-                                             : got >= 0 ? "nothing was read"
-                                                        : strerror(sys_errno));
-    receive->error.sys_errno = sys_errno;
-    /* Its memory goes before its sockets close: whoever ends for want of it must name it. */
-    if (is_gone)
-        rdti_endpoint_on_lane_error(ep, &receive->error);
+    rdti_process_fail(receive, got, sys_errno, is_other);
 }
 
 static bool
