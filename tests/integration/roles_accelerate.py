@@ -56,7 +56,7 @@ def accelerator(rank: int, world: int, *, backend: str) -> dict[str, Any]:
         "weights": _weights(net),
         "processes": made.num_processes == world,
     }
-    made.end_training()
+    made.wait_for_everyone()
     dist.destroy_process_group()
     return found
 
@@ -93,4 +93,4 @@ def trainer(rank: int, world: int, *, backend: str, folder: str) -> dict[str, An
 
 
 def _weights(net: nn.Module) -> list[float]:
-    return [float(parameter.double().sum()) for parameter in net.parameters()]
+    return [float(parameter.detach().double().sum()) for parameter in net.parameters()]
