@@ -67,6 +67,7 @@ BAD_FIELDS: dict[str, list[object]] = {
     "arena_mb": [0, -1, 1.5, "64", True, None, 1 << 40],
     "arena_max_mb": [0, -1, "64"],
     "tcp_streams": [0, 17, 1.0],
+    "hooks": [1, "1"],
     "adopt": [1, "1"],
     "plan": ["", " auto", "plan.json"],
     "trace": ["", " a", 3],

@@ -108,7 +108,7 @@ def test_the_doctor_needs_no_torch_to_start() -> None:
 def test_everything_but_the_backend_works_without_torch() -> None:
     code = BLOCK + (
         "import rdmatensor, numpy as np\n"
-        "BACKEND = ('distributed', 'hooks', '_group_text')\n"
+        "BACKEND = ('distributed', 'hooks', '_group_text', '_split')\n"
         "for name in rdmatensor.__all__:\n"
         "    if rdmatensor._HOMES.get(name) in BACKEND: continue\n"
         "    getattr(rdmatensor, name)\n"
