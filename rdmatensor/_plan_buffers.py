@@ -149,14 +149,14 @@ class SentBuffers:
             self._show(found)
         self._known = None
 
-    def before_evaluation(self) -> None:
-        """Before any other forward pass: show what has arrived, unless the program changed it.
+    def before_evaluation(self, *, shows: bool) -> None:
+        """Before any other forward pass; shows: what has arrived, unless the program changed it.
 
         Raises: PlanMismatch for one that is missing or differs.
         """
         found = self._look_up()
         self._is_own = self._known is not None and self._is_unchanged(found, self._known)
-        if self._is_own:
+        if self._is_own and shows:
             self._show(found)
 
     def after_evaluation(self) -> None:

@@ -112,7 +112,8 @@ class PlannedModel:
 
     state_dict() and its keys are the model's, and a copy of it is a copy of the model.
     A forward pass begins with rank 0's buffers, as with DistributedDataParallel. One in eval mode,
-    or without gradients, talks to nobody: a rank may evaluate alone.
+    or without gradients, talks to nobody, so that a rank may evaluate alone; called by the model
+    itself it sees the rank's own buffers.
     A parameter of the plan that a rank did not use is zero there. One that no rank used has a
     gradient of zero, or, with find_unused_parameters, none.
     A parameter that is not of the plan may be frozen or unused; a gradient of it, as another shape
@@ -139,6 +140,7 @@ class PlannedModel:
         self._hooks: list[Any] = []
         self._outputs: Any = WeakIdKeyDictionary()  # hooks of tensors that the model returned
         self._owes_buffers = True
+        self._is_called = False  # by way of this object, not of the model
         memory: GradientMemory | None = None
         try:
             memory = on_all_ranks(self._laid_out, self._group)
@@ -182,7 +184,11 @@ class PlannedModel:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the model."""
-        return self.module(*args, **kwargs)
+        before, self._is_called = self._is_called, True
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            self._is_called = before
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the model has
         """Everything else is the model's: parameters(), state_dict(), train() and the rest."""
@@ -252,7 +258,7 @@ class PlannedModel:
 
     def _before_forward(self, *_: object) -> None:
         if not self._trains():
-            self._buffers.before_evaluation()
+            self._buffers.before_evaluation(shows=self._is_called)
             return
         try:
             self._buffers.before_training(is_owed=self._owes_buffers)
