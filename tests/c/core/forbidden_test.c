@@ -52,7 +52,7 @@ blob_of(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, size_t cap,
 }
 
 static void
-open_pair(rdt_context **ctx, rdt_group **group, uint32_t verify)
+open_members(rdt_context **ctx, rdt_group **group, uint32_t verify)
 {
     struct rdt_error err = {0};
 
@@ -103,7 +103,7 @@ exchange(int32_t after, uint32_t verify)
 
     permitted = after;
     denied = 0;
-    open_pair(ctx, group, verify);
+    open_members(ctx, group, verify);
     for (int i = 0; i < COUNT; i++) {
         dst[i] = calloc(1, BYTES);
         CHECK_OK(rdt_group_recv(group[1], 0, 7, dst[i], BYTES, NULL, &recv[i], &err), &err);
