@@ -51,6 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.fuzz_training", description=__doc__)
     parser.add_argument("--seeds", default="0:20", help="FIRST:END, or numbers with commas")
     parser.add_argument("--case", help="a case in JSON, instead of seeds")
+    parser.add_argument("--cases", type=Path, help="a file with a case in each line")
     parser.add_argument("--mode", choices=MODES, default="plan")
     parser.add_argument("--transport", choices=("shm", "tcp"), default="shm")
     parser.add_argument("--world", type=int, default=2)
@@ -65,6 +66,9 @@ def _arguments() -> argparse.Namespace:
 def _cases(arguments: argparse.Namespace) -> list[Case]:
     if arguments.case:
         return [Case.from_json(arguments.case)] * arguments.repeat
+    if arguments.cases:
+        lines = arguments.cases.read_text(encoding="utf-8").splitlines()
+        return [Case.from_json(line) for line in lines] * arguments.repeat
     if ":" in arguments.seeds:
         first, end = arguments.seeds.split(":")
         seeds = list(range(int(first), int(end)))
@@ -80,7 +84,9 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
 
 def _tell(case: Case, verdict: Verdict, arguments: argparse.Namespace, pool: Pool) -> None:
     way = f"--mode {arguments.mode} --transport {arguments.transport} --world {arguments.world}"
-    command = f"python -m tests.fuzz_training --seeds {case.seed}:{case.seed + 1} {way}"
+    is_made = case == make_case(case.seed, case.mode, case.world)
+    what = f"--seeds {case.seed}:{case.seed + 1}" if is_made else f"--case '{case.to_json()}'"
+    command = f"python -m tests.fuzz_training {what} {way}"
     print(f"seed {case.seed}: {command}\n  {case}\n  {verdict.words}", flush=True)
     pool.stop()
     if not arguments.minimise:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SECONDS = 25.0  # of fresh seeds, for each mode and transport; the last case may take longer
 FRESH = int.from_bytes(os.urandom(4), "little")
 WAYS = [(mode, way) for mode in ("ddp", "ddp-view", "plan") for way in ("shm", "tcp")]
@@ -25,6 +26,13 @@ def fuzz(*arguments: str, timeout_s: float) -> None:
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_failed_once(transport: str) -> None:
+    fuzz("--cases", str(HERE / "regressions.jsonl"), "--transport", transport, timeout_s=180.0)
 
 
 @pytest.mark.slow
