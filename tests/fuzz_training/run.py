@@ -26,7 +26,11 @@ REFUSED_BY = ("PlanMismatch", "InvalidArgument")
 
 @dataclass(frozen=True)
 class Verdict:
-    """kind: "same", "agreed" (both raised), "refused", "only oracle" (raised), or "failed"."""
+    """How a case ended.
+
+    kind: "same", "agreed" (both raised), "refused", "only oracle" (raised), "failed", or
+    "undecided" (Gloo hangs, dies, or raises on some ranks only).
+    """
 
     kind: str
     words: str = ""
@@ -56,7 +60,7 @@ def judge(case: Case, pool: Pool) -> Verdict:
         wanted = pool.ask(case, "by hand")  # what DDP does not train, a plan may
     errors = {outcome.error for outcome in wanted}
     if "Hangs" in errors or "Died" in errors or (len(errors) > 1 and "" in errors):
-        return Verdict("failed", f"the oracle itself: {_told(wanted)}")
+        return Verdict("undecided", f"the oracle itself: {_first_line(wanted)}")
     found = pool.ask(case, "subject")
     why = _compared(case, wanted, found)
     if why:
@@ -74,8 +78,9 @@ def judge(case: Case, pool: Pool) -> Verdict:
     if not is_oracle_ended:
         return Verdict("failed", f"the oracle trains, this raises: {_told(found)}")
     is_other_step = len(wanted[0].steps) != len(found[0].steps)
-    if is_other_step or {o.error for o in found} != errors:
+    if is_other_step:
         return Verdict("failed", f"another error than the oracle's {_told(wanted)}; {_told(found)}")
+    # A callback of torch wraps some errors of one backend and not of the other.
     return Verdict("agreed", _first_line(wanted))
 
 
