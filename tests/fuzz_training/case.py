@@ -98,7 +98,6 @@ class Case:
         """
         more_than_ddp = (
             self.get("passes") in ("retain", "two_losses", "two_forwards"),
-            self.get("checkpoint") == "whole",
             self.get("raises") is not None,
             self.has("fp16"),
             # Made again, a plan sends buffers once, and DDP none.

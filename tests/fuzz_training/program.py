@@ -246,8 +246,6 @@ class Program:
     def _backward_of(self, parts: list[Part]) -> Callable[..., None]:
         def run(loss: Tensor, **options: Any) -> None:
             pause()
-            for part in parts:
-                part.trained.begins()
             if self.case.get("thread"):
                 _on_thread(loss, options)
             else:

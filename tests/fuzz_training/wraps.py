@@ -66,11 +66,8 @@ class Trained:
     def no_sync(self) -> Context:
         return self.wrapped.no_sync()
 
-    def begins(self) -> None:
-        """A backward pass of this model, and maybe others, begins."""
-
     def ended(self) -> None:
-        """It is over, and has not raised."""
+        """A backward pass of this model, and maybe others, is over, and has not raised."""
 
     def born(self) -> int:
         """Return how many gradients were written where they are sent from."""
@@ -146,7 +143,7 @@ class ByHand(Trained):
         self.root = dist.get_global_rank(group, 0)
         self.finds_unused = bool(case.get("finds_unused"))
         self.sends_buffers = not case.get("buffers_stay")
-        self.is_syncing, self.owes, self.is_in_backward = True, True, False
+        self.is_syncing, self.owes = True, True
         self.trained = [p for p in model.parameters() if p.requires_grad]
         for tensor in [*model.parameters(), *model.buffers()]:
             self._take_from_root(tensor)
@@ -157,12 +154,10 @@ class ByHand(Trained):
         tensor.data.copy_(value)
 
     def __call__(self, x: Tensor, ids: Tensor) -> Any:
-        if not self.is_in_backward and self.owes and self.sends_buffers:
+        if self.owes and self.sends_buffers:  # in a checkpoint around the model, too: so does DDP
             for buffer in self.model.buffers():
                 self._take_from_root(buffer)
         output = self.model(x, ids)
-        if self.is_in_backward:  # a checkpoint around the model
-            return output
         self.owes = self.is_syncing and torch.is_grad_enabled()
         return output
 
@@ -174,11 +169,7 @@ class ByHand(Trained):
         finally:
             self.is_syncing = before
 
-    def begins(self) -> None:
-        self.is_in_backward = True
-
     def ended(self) -> None:
-        self.is_in_backward = False
         if self.is_syncing:
             self._average()
 
