@@ -91,6 +91,11 @@ class Case:
         """Whether the model has a piece of this kind."""
         return any(piece.partition(".")[2] == kind for piece in self.pieces)
 
+    def is_short(self) -> bool:
+        """Whether a part of the training has numbers of two bytes."""
+        is_sent_short = self.get("comm_hook") == "fp16"
+        return self.has("fp16") or self.has("bf16") or bool(self.get("autocast")) or is_sent_short
+
     def is_by_hand(self) -> bool:
         """Whether the oracle is sums by hand: where a plan does what DDP does not.
 

@@ -4,7 +4,7 @@ Two ranks: a sum of two floats is the same in either order, and a half of it is 
 values must be Gloo's to the bit. The exception is numbers so small that a half of them loses bits:
 DistributedDataParallel halves before the sum, and rdmatensor after it. Three ranks: Gloo adds in
 another order, and a third is not exact; each step's error goes into the next. That is allowed a
-multiple of the type's own precision, of the tensor's largest element.
+multiple of the precision of the model's shortest type, of the tensor's largest element.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-# Of three ranks: units in the last place, for each step so far. A model's next step enlarges what
-# differs by its own derivative.
-ULPS_A_STEP = 256.0
+# Of three ranks, by each step so far, a part of the largest element: some hundred units in the last
+# place of float32, or some of the short types, for all tensors where a model has such a part. A
+# model's next step enlarges what differs by its own derivative.
+PART_A_STEP = 256.0 * 2.0**-23
+PART_A_STEP_SHORT = 16.0 * 2.0**-10
 # Of what two ranks have halved before they add: half of the smallest number each, as often as
 # a gradient is added up.
 HALVES = {"torch.float16": 2.0**-24, "torch.bfloat16": 2.0**-130}
@@ -48,20 +50,21 @@ def value_of(tensor: torch.Tensor) -> Value:
     )
 
 
-def difference(
-    wanted: Mapping[str, Value], found: Mapping[str, Value], *, world: int, step: int
-) -> str:
-    """Return how the values of a step differ from the oracle's; "" if they do not."""
+def difference(wanted: Mapping[str, Value], found: Mapping[str, Value], *, part: float) -> str:
+    """Return how the values of a step differ from the oracle's; "" if they do not.
+
+    part: of the largest element that a tensor may be off by.
+    """
     for name in [*wanted, *(name for name in found if name not in wanted)]:
         if name not in found or name not in wanted:
             return f"{name} is {'missing' if name not in found else 'there'}, unlike the oracle's"
-        why = _difference(wanted[name], found[name], world=world, step=step)
+        why = _difference(wanted[name], found[name], part=part)
         if why:
             return f"{name}: {why}"
     return ""
 
 
-def _difference(wanted: Value, found: Value, *, world: int, step: int) -> str:
+def _difference(wanted: Value, found: Value, *, part: float) -> str:
     if wanted == found:
         return ""
     for of in ("dtype", "shape", "is_sparse"):
@@ -76,9 +79,7 @@ def _difference(wanted: Value, found: Value, *, world: int, step: int) -> str:
     off = torch.nan_to_num((mine - theirs).abs(), nan=0.0)
     largest = float(torch.nan_to_num(theirs.abs(), nan=0.0, posinf=0.0).max())
     allowed = HALVES.get(wanted.dtype, HALVES_ELSE)
-    if world > 2:
-        eps = torch.finfo(getattr(torch, wanted.dtype.removeprefix("torch."))).eps
-        allowed += ULPS_A_STEP * (step + 1) * eps * max(largest, 1e-3)
+    allowed += part * max(largest, 1e-3)
     if same_nan and float(off.max()) <= allowed:
         return ""
     return (

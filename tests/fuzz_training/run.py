@@ -8,7 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.fuzz_training.case import Case
-from tests.fuzz_training.judge import difference, ranks_part
+from tests.fuzz_training.judge import (
+    PART_A_STEP,
+    PART_A_STEP_SHORT,
+    difference,
+    ranks_part,
+)
 from tests.fuzz_training.pool import Pool
 from tests.fuzz_training.worker import Outcome
 
@@ -91,9 +96,12 @@ def _compared(case: Case, wanted: list[Outcome], found: list[Outcome]) -> str:
     # without a gradient does is found out by the next forward pass.
     if wanted[0].error and case.mode != "plan":
         count -= 1
+    part_a_step = 0.0
+    if case.world > 2:
+        part_a_step = PART_A_STEP_SHORT if case.is_short() else PART_A_STEP
     for step in range(count):
         for rank, (theirs, mine) in enumerate(zip(wanted, found, strict=True)):
-            why = difference(theirs.steps[step], mine.steps[step], world=case.world, step=step)
+            why = difference(theirs.steps[step], mine.steps[step], part=(step + 1) * part_a_step)
             if why:
                 return f"step {step}, rank {rank}: {why}"
         why = ranks_part([o.steps[step] for o in found], [o.steps[step] for o in wanted])
