@@ -31,10 +31,10 @@ class _Message:
 class SentBuffers:
     """The buffers of a model, which are rank 0's at the start of each forward pass.
 
-    Rank 0 sends them at the end of each backward pass that sends. The next forward pass takes what
-    has arrived, so that an evaluation talks to nobody; a forward pass that trains, and follows no
-    such backward pass, sends them itself. What the program itself changed in between stays, and is
-    sent again.
+    Rank 0 sends them at the end of each backward pass that sends, so that an evaluation, which
+    talks to nobody, has them: it shows what has arrived, unless the program changed a buffer in
+    between. A forward pass that trains asks whether rank 0's are still those; if not, or if no such
+    backward pass came before, rank 0 sends them.
     Small buffers leave together from their place in the plan's memory. Buffers are looked up by
     their names each time: a module may assign itself another tensor, as a running average does, and
     so do .to() and load_state_dict(assign=True).
@@ -61,13 +61,14 @@ class SentBuffers:
         self.copied_bytes = 0
         self._lay_out(plan, memory)
         self._look_up()
+        self._is_root = dist.is_initialized() and dist.get_rank() == root
         self._works: list[dist.Work | None] = []
         self._sent: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])  # until end_send()
-        # By message: what has arrived, and is not shown yet; what this rank's buffers were when it
-        # was sent, or after it was shown; None: nothing was sent since the last forward pass.
+        # By message: the root's, and this rank's as they were then, or after the last evaluation.
         self._arrived: list[torch.Tensor] = []
-        self._known: list[torch.Tensor] | None = None
-        self._is_own = False  # the forward pass that runs found no change of the program's
+        self._known: list[torch.Tensor] = []
+        self._is_sent = False  # since the last forward pass that trains
+        self._is_own = False  # the evaluation that runs found no change of the program's
 
     def _lay_out(self, plan: TransferPlan, memory: torch.Tensor) -> None:
         """Pack by the plan, in its memory of bytes, which is kept until close().
@@ -102,17 +103,16 @@ class SentBuffers:
         Raises: PlanMismatch for one that is missing or differs; what the group raises.
         """
         found = self._look_up()
-        is_root = dist.get_rank() == self._root
-        self._works, self._sent, self._known = [], ([], []), None
+        self._works, self._sent, self._is_sent = [], ([], []), False
         arriving, known = self._sent
         for message, tensors in zip(self._messages, found, strict=True):
             if message.flat is not None:
                 flat = message.flat
                 self.copied_bytes += flat.nbytes
-                if is_root:
+                if self._is_root:
                     torch._foreach_copy_(message.parts, tensors)
             else:
-                flat = tensors[0].contiguous() if is_root else _empty_like(tensors[0])
+                flat = tensors[0].contiguous() if self._is_root else _empty_like(tensors[0])
             known.append(_values_of(tensors))
             arriving.append(flat)
             self._works.append(
@@ -126,14 +126,15 @@ class SentBuffers:
             if work is not None:
                 work.wait()
         self._arrived, self._known = self._sent
-        if dist.get_rank() == self._root:
-            self._arrived = []
+        self._is_sent = True
 
-    def send(self) -> None:
-        """Make those of the root everybody's, now; blocks until they are."""
-        self.begin_send()
-        self.end_send()
-        self._show(self._look_up())
+    def forget(self) -> None:
+        """The pass raised: wait for what was begun, and show none of it."""
+        works, self._works = self._works, []
+        for work in works:
+            if work is not None:
+                work.wait()
+        self._is_sent = False
 
     def before_training(self, *, is_owed: bool) -> None:
         """Before a forward pass that trains; all ranks come, if the buffers are owed.
@@ -143,11 +144,18 @@ class SentBuffers:
         found = self._look_up()
         if not is_owed or not self._messages:
             return
-        if self._known is None or not self._is_unchanged(found, self._known):
-            self.send()
-        else:
-            self._show(found)
-        self._known = None
+        if not self._is_sent or self._has_root_changed(found):
+            self.begin_send()
+            self.end_send()
+        self._show(found)
+        self._is_sent = False
+
+    def _has_root_changed(self, found: list[list[torch.Tensor]]) -> bool:
+        """Whether the root's buffers are others than it has sent; the same on all ranks."""
+        is_changed = self._is_root and not self._is_unchanged(found)
+        said = torch.tensor([is_changed], dtype=torch.uint8)
+        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(said.item())
 
     def before_evaluation(self, *, shows: bool) -> None:
         """Before any other forward pass; shows: what has arrived, unless the program changed it.
@@ -155,33 +163,31 @@ class SentBuffers:
         Raises: PlanMismatch for one that is missing or differs.
         """
         found = self._look_up()
-        self._is_own = self._known is not None and self._is_unchanged(found, self._known)
+        self._is_own = self._is_sent and not self._is_root and self._is_unchanged(found)
         if self._is_own and shows:
             self._show(found)
 
     def after_evaluation(self) -> None:
-        """After it: what the pass itself has changed is this rank's, and no change to be sent."""
+        """After it: what the pass itself has changed is no change of the program's."""
         if self._is_own:
             self._known = [_values_of(tensors) for tensors in self._look_up()]
         self._is_own = False
 
     def _show(self, found: list[list[torch.Tensor]]) -> None:
-        """Copy what has arrived into the buffers."""
-        if not self._arrived:
+        """Copy the root's buffers into this rank's."""
+        if self._is_root:
             return
         for message, tensors, flat in zip(self._messages, found, self._arrived, strict=True):
             if message.flat is not None:
                 torch._foreach_copy_(tensors, message.parts)
             else:
                 tensors[0].copy_(flat)
-        self._arrived = []
         self._known = [_values_of(tensors) for tensors in found]
 
-    @staticmethod
-    def _is_unchanged(found: list[list[torch.Tensor]], known: list[torch.Tensor]) -> bool:
+    def _is_unchanged(self, found: list[list[torch.Tensor]]) -> bool:
         return all(
             torch.equal(_values_of(tensors), before)
-            for tensors, before in zip(found, known, strict=True)
+            for tensors, before in zip(found, self._known, strict=True)
         )
 
     def close(self) -> None:

@@ -47,6 +47,8 @@ class Step:
     ) -> None:
         """Make one for a group whose ranks all do."""
         self.is_syncing = True
+        self.sends_next: bool | None = None  # the next pass, by its forward pass
+        self._sends = True  # the pass that runs
         self.finds_unused = False
         self.count = 0
         self.sent_bytes = 0
@@ -74,23 +76,26 @@ class Step:
 
         What it has sent still arrives, on top of what the program makes of .grad next: so wait.
         """
-        if running is not self._running:
-            return
+        if running is self._running:
+            self._fail()
+
+    def _fail(self) -> None:
+        """The pass raised."""
         self._running = None
         self._has_raised = True
         self._memory.end()
-        self._used.clear()
-        flying, self._flying = self._flying, []
-        self._passes_sent += 1 if flying else 0
+        if self._sends:
+            self._used.clear()
+        self._passes_sent += 1 if self._next_bucket > 0 else 0
         with suppress(RuntimeError):  # the group has ended, which its next operation says
-            for bucket, flat, work in flying:
-                work.wait()
-                self._memory.arrived(bucket, flat)
+            self._wait()
+            self._buffers.forget()
+        self._flying.clear()
         self._memory.forget()
 
     def refuse(self, error: PlanMismatch) -> NoReturn:
         """Raise the error, of which the other ranks hear if this pass sends."""
-        raise refuse(error, self._group) if self.is_syncing else error
+        raise refuse(error, self._group) if self._sends else error
 
     def begin(self) -> bool:
         """Begin a pass unless one runs.
@@ -103,12 +108,15 @@ class Step:
         """
         if self._running is not None:
             return False
+        # As with DistributedDataParallel: the forward pass decides, if there was one.
+        sends, self.sends_next = self.sends_next, None
+        self._sends = self.is_syncing if sends is None else sends
+        self._next_bucket = 0
         try:
-            self._check.check(is_sending=self.is_syncing)
+            self._check.check(is_sending=self._sends)
         except PlanMismatch as error:
             self.refuse(error)
         self._memory.begin()
-        self._next_bucket = 0
         for bucket in self._memory.buckets:
             bucket.waiting = set(bucket.gradients)
         current = _Pass(self)
@@ -135,7 +143,7 @@ class Step:
         except PlanMismatch as error:
             self.refuse(error)
         bucket.waiting.discard(gradient)
-        if self.is_syncing:
+        if self._sends:
             self._send_ready()
 
     def _send_ready(self) -> None:
@@ -159,10 +167,16 @@ class Step:
 
     def end(self) -> None:
         """Backward is over."""
-        self._memory.end()
-        if not self.is_syncing:
-            self._running = None
-            return
+        try:
+            self._memory.end()
+            if self._sends:
+                self._end_sums()
+        except BaseException:
+            self._fail()
+            raise
+        self._running = None
+
+    def _end_sums(self) -> None:
         absent = [
             g.parameter
             for g in self._memory.numbered
@@ -182,7 +196,6 @@ class Step:
         self._used.clear()
         self._wait()
         self._buffers.end_send()
-        self._running = None
         self._passes_sent += 1
         self.count += 1
         self.costs.end_step()
@@ -203,8 +216,10 @@ class Step:
                 parameter.grad = None
 
     def _wait(self) -> None:
-        flying, self._flying = self._flying, []
+        """Wait for what flies. What a signal interrupts flies on, and is waited for later."""
         with self.costs.ending():
-            for bucket, flat, work in flying:
+            while self._flying:
+                bucket, flat, work = self._flying[0]
                 work.wait()
                 self._memory.arrived(bucket, flat)
+                del self._flying[0]

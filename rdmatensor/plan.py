@@ -272,7 +272,7 @@ class PlannedModel:
     def _after_forward(self, _module: object, _args: object, output: object) -> None:
         if self._trains():
             # As with DistributedDataParallel: again after a forward pass that trains and sends.
-            self._owes_buffers = self._step.is_syncing
+            self._owes_buffers = self._step.sends_next = self._step.is_syncing
         else:
             self._buffers.after_evaluation()
         if not torch.is_grad_enabled():

@@ -375,9 +375,14 @@ void
 Backend::shutdown()
 {
     if (is_forked_child())
-        return;                  /* the group is the parent's */
-    if (setup_.is_default_group) /* with it goes the store */
-        rendezvous_->linger();
+        return; /* the group is the parent's */
+    std::exception_ptr interrupted;
+    try {
+        if (setup_.is_default_group) /* with it goes the store */
+            rendezvous_->linger([this] { return in_flight_->cause().status != RDT_OK; });
+    } catch (...) { /* Ctrl-C: the group goes all the same */
+        interrupted = std::current_exception();
+    }
     std::unique_lock lock(group_mutex_, std::defer_lock);
     /* Who only looks at the group lets go of it soon: an abort, which the peers hear, is not for
      * that. */
@@ -396,6 +401,8 @@ Backend::shutdown()
     in_flight_->watch(nullptr);
     rendezvous_->watch(nullptr);
     rdt_group_destroy(std::exchange(group_, nullptr));
+    if (interrupted)
+        std::rethrow_exception(interrupted);
 }
 
 Milliseconds
@@ -442,12 +449,17 @@ Backend::run_at_once(Operation &operation, const Call &call)
     if (group_ == nullptr)
         C10_THROW_ERROR(DistBackendError, c10::str(title, ": the group was shut down"));
     take_off(operation, 1);
-    rdt_context_attend(setup_.context); /* until the wait is over: nobody is woken to drive it */
+    /* Until the wait is over: nobody is woken to drive it. Not in the first collective, which may
+     * wait for members in the store, and drives nothing meanwhile. */
+    const bool is_attended = sequence_.load(std::memory_order_relaxed) > 1;
+    if (is_attended)
+        rdt_context_attend(setup_.context);
     const rdt_status status = begin_call(group_, call, RDT_COLL_SPIN, &transfer, &error);
     if (status == RDT_OK && rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
         /* An error is the transfer's, which is asked again below. */
         std::ignore = rdt_transfer_wait(transfer, wait_at_once_ns, nullptr);
-    rdt_context_unattend(setup_.context);
+    if (is_attended)
+        rdt_context_unattend(setup_.context);
     if (status != RDT_OK)
         take_back({title, operation.number, 1}, status, error);
     if (rdt_transfer_test(transfer, nullptr) != RDT_OK)

@@ -489,7 +489,7 @@ Rendezvous::prefetch()
 }
 
 void
-Rendezvous::linger()
+Rendezvous::linger(const std::function<bool()> &has_failed)
 {
     if (rank_ != 0 || !is_store_at_rank_0_ || size_ == 1)
         return;
@@ -504,8 +504,7 @@ Rendezvous::linger()
     };
     try {
         while (group_.load(std::memory_order_acquire) != nullptr && /* partner: watch() */
-               Clock::now() < patience.begin + linger_limit) {
-            check_group(patience.call);
+               !has_failed() && Clock::now() < patience.begin + linger_limit) {
             if (ask(patience, is_read))
                 return;
             std::this_thread::sleep_for(milliseconds(1));

@@ -81,7 +81,7 @@ class Rendezvous final : public torch::CustomClassHolder
     void prefetch();
     /* Of the member that hosts the store, which ends with it: returns once all have read what is
      * there for them, after a second at most, or when the group has ended. */
-    void linger();
+    void linger(const std::function<bool()> &has_failed);
     /* The group whose error ends waits for addresses; NULL before it is destroyed. */
     void watch(rdt_group *group)
     {

@@ -240,9 +240,7 @@ rdti_coll_choose(const struct rdti_coll *coll)
         return &rdti_direct;
     case RDTI_VERDICT_UNDECIDED:
         return &rdti_undecided;
-    case RDTI_VERDICT_HOSTS:
-        return choose_by_costs(coll);
-    default:
+    default: /* RDTI_VERDICT_HOSTS, RDTI_VERDICT_MESSAGES */
         return choose_by_costs(coll);
     }
 }

@@ -134,6 +134,7 @@ struct rdti_request {
     bool owns_region;
     bool is_bounced;
     bool is_process;  /* PULL: by process_vm_readv, else by READ */
+    bool is_nacked;   /* PULL: its sender has cancelled it */
     bool is_unhelped; /* PULL: its sender is asked no more; OFFERED: no share is written */
     uint32_t peer;    /* group rank; RDT_SOURCE_ANY until it matched */
     uint64_t tag;

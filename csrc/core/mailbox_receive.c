@@ -122,6 +122,13 @@ leave_process(struct rdti_request *receive, const char *why)
     rdti_help_end(m, receive);
     rdti_list_remove(&receive->link);
     receive->done_bytes = receive->checked_bytes = 0;
+    if (receive->is_nacked) { /* the sender answers no grant any more */
+        struct rdt_error gone = {0};
+        (void)rdti_error_set_rank(&gone, RDT_EPEER, rdti_endpoint_rank(m->ep),
+                                  "the sender has cancelled the message");
+        refuse(receive, &gone);
+        return;
+    }
     begin_grant(m, receive);
 }
 
@@ -544,8 +551,11 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
             cancel_grant(receive, why);
         return;
     }
-    if (find(&m->pulls, id) == NULL) /* else it ends by itself, and says so */
+    receive = find(&m->pulls, id);
+    if (receive == NULL)
         drop_offer(m, id, why);
+    else /* it ends by itself, and says so, unless it must take another path */
+        receive->is_nacked = true;
 }
 
 void
