@@ -66,3 +66,46 @@ def layouts(rank: int, _world: int) -> list[float]:
         planned.close()
     dist.destroy_process_group()
     return errors
+
+
+class Scaled(nn.Module):
+    """Its output depends on a buffer that a pass in train mode changes."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.scale.mul_(0.5).add_(0.5 * x.detach().abs().mean(0))
+        out: torch.Tensor = self.layer(x) * self.scale
+        return out
+
+
+def changed_buffers(rank: int, _world: int, *, how: str) -> list[float]:
+    """Buffers change between two steps: by a broadcast of the program's, or by an evaluation."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    torch.manual_seed(0)
+    model = Scaled()
+    theirs = copy.deepcopy(model)
+    planned, _ = applied(model, torch.ones(8, 4))
+    ddp = DistributedDataParallel(theirs, process_group=gloo)
+    errors = []
+    for step in range(STEPS):
+        for called, module in ((planned, model), (ddp, theirs)):
+            module.zero_grad()
+            called(batch_of(rank, 8, 4, step=step)).square().sum().backward()
+            if how == "broadcast":
+                dist.broadcast(module.scale, 0, group=gloo)
+            elif how == "evaluated" or (how == "rank 0" and rank == 0):
+                with torch.no_grad():
+                    module(batch_of(rank + 7, 8, 4, step=step))
+        errors.append(distance(model, theirs))
+    planned.close()
+    del ddp
+    dist.destroy_process_group()
+    return errors

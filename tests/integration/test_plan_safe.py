@@ -103,3 +103,9 @@ def test_sparse_gradients_are_refused_with_what_helps(is_functional: bool, tmp_p
 def test_dense_parameters_of_any_layout_are_planned(tmp_path: Path) -> None:
     for errors in run("roles_plan_kinds:layouts", tmp_path):
         assert max(errors) < 1e-6
+
+
+@pytest.mark.parametrize("how", ["broadcast", "evaluated", "rank 0"])
+def test_buffers_that_change_between_steps_are_rank_0s(how: str, tmp_path: Path) -> None:
+    for errors in run("roles_plan_kinds:changed_buffers", tmp_path, how=how):
+        assert max(errors) < 1e-5
