@@ -57,7 +57,6 @@ class Step:
         self._buffers = buffers
         self._check = check
         self._group = group
-        self._used: set[torch.Tensor] = set()  # in this step's backward passes so far
         self._running: weakref.ref[_Pass] | None = None
         self._has_raised = False
         self._next_bucket = 0
@@ -84,8 +83,6 @@ class Step:
         self._running = None
         self._has_raised = True
         self._memory.end()
-        if self._sends:
-            self._used.clear()
         self._passes_sent += 1 if self._next_bucket > 0 else 0
         with suppress(RuntimeError):  # the group has ended, which its next operation says
             self._wait()
@@ -129,7 +126,6 @@ class Step:
         """Autograd, and all hooks of the program, have written a parameter's gradient."""
         gradient = self._memory.numbered[number]
         bucket = self._memory.buckets[gradient.bucket]
-        self._used.add(gradient.parameter)
         if bucket.number < self._next_bucket:  # autograd has added to what the ranks are summing
             self.refuse(
                 PlanMismatch(
@@ -177,11 +173,8 @@ class Step:
         self._running = None
 
     def _end_sums(self) -> None:
-        absent = [
-            g.parameter
-            for g in self._memory.numbered
-            if g.parameter not in self._used and g.parameter.grad is None
-        ]
+        # What came in earlier passes, which sent nothing, lies in .grad.
+        is_absent = [g.parameter.grad is None for g in self._memory.numbered]
         for bucket in self._memory.buckets:
             for gradient in bucket.waiting:
                 self._fill_unused(gradient)
@@ -192,8 +185,7 @@ class Step:
         except PlanMismatch as error:
             self.refuse(error)
         if self.finds_unused:
-            self._leave_unused(absent)
-        self._used.clear()
+            self._leave_unused(is_absent)
         self._wait()
         self._buffers.end_send()
         self._passes_sent += 1
@@ -205,15 +197,14 @@ class Step:
         if gradient.parameter.grad is None:
             self._memory.fill(gradient)
 
-    def _leave_unused(self, absent: list[torch.nn.Parameter]) -> None:
+    def _leave_unused(self, is_absent: list[bool]) -> None:
         """Give those that no rank used their lack of a gradient back, once all is sent."""
-        is_used = torch.tensor([p in self._used for p in self._memory.gradients], dtype=torch.uint8)
+        is_used = torch.tensor([not one for one in is_absent], dtype=torch.uint8)
         dist.all_reduce(is_used, op=dist.ReduceOp.MAX, group=self._group)
-        by_any = dict(zip(self._memory.gradients, is_used.tolist(), strict=True))
         self._wait()  # nothing reads or writes a place any more
-        for parameter in absent:
-            if not by_any[parameter]:
-                parameter.grad = None
+        for gradient, is_used_by_any in zip(self._memory.numbered, is_used.tolist(), strict=True):
+            if not is_used_by_any:
+                gradient.parameter.grad = None
 
     def _wait(self) -> None:
         """Wait for what flies. What a signal interrupts flies on, and is waited for later."""

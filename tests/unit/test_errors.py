@@ -64,7 +64,7 @@ def test_what_another_call_left_is_not_taken_for_ours() -> None:
 
 def test_unknown_statuses_are_internal_errors() -> None:
     assert isinstance(error_of(-77, "x", _filled(-77)), errors.InternalError)
-    check(0, "nothing happens")
+    check(0, "nothing happens", _filled(lib.RDT_EPEER))
 
 
 def test_the_name_of_the_c_call_is_not_said_beside_python_s() -> None:

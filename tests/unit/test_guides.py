@@ -49,7 +49,7 @@ def test_the_times_of_waiters_are_the_codes() -> None:
     least = number("RDTI_SPIN_LEAST_NS", "csrc/core/engine_impl.h")
     most = number("RDTI_SPIN_MOST_NS", "csrc/core/engine_impl.h")
     nap = number("RDTI_SLICE_NS", "csrc/core/engine_impl.h")
-    assert f"A waiter spins for {least // 1000} us, or for up to {most // 10**6} ms" in THREADING
+    assert f"A waiter spins for {least // 1000} us, or for up to {most / 10**6:g} ms" in THREADING
     assert f"Never longer than {nap // 10**6} ms at a time" in THREADING
 
 
