@@ -276,4 +276,4 @@ def test_the_command_measures_one_model() -> None:
     )
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [line for line in done.stdout.splitlines() if line.startswith("gru 2.5 MiB, widths / 4")]
-    assert len(rows) == 6 + 4 + 1, done.stdout  # parts of those that are ours, all page faults
+    assert len(rows) == 5 + 3 + 1, done.stdout  # parts of those that are ours, all page faults
