@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import torch
 import torch.distributed as dist
@@ -64,6 +65,8 @@ def layouts(rank: int, _world: int) -> list[float]:
                 called(batch_of(rank, *shape, step=step)).square().sum().backward()
             errors.append(distance(model, theirs))
         planned.close()
+        del ddp, called  # before its group, whose threads may want Python's lock
+        gc.collect()
     dist.destroy_process_group()
     return errors
 
@@ -106,6 +109,7 @@ def changed_buffers(rank: int, _world: int, *, how: str) -> list[float]:
                     module(batch_of(rank + 7, 8, 4, step=step))
         errors.append(distance(model, theirs))
     planned.close()
-    del ddp
+    del ddp, called  # before its group, whose threads may want Python's lock
+    gc.collect()
     dist.destroy_process_group()
     return errors

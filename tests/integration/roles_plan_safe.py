@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import time
 from datetime import timedelta
@@ -188,6 +189,8 @@ def alone(rank: int, world: int) -> dict[str, Any]:
     _loss(planned, batch_of(rank, 4, 8)).backward()
     dist.barrier()
     planned.close()
+    del ddp, called  # before its group, whose threads may want Python's lock
+    gc.collect()
     dist.destroy_process_group()
     return {"is_same": is_same, "outputs": outputs}
 
@@ -277,7 +280,8 @@ def nested(rank: int, _world: int, *, use_reentrant: bool) -> list[float]:
             checkpoint(called, x, use_reentrant=use_reentrant).square().sum().backward()
         errors.append(distance(model, theirs))
     planned.close()
-    del ddp
+    del ddp, called  # before its group, whose threads may want Python's lock
+    gc.collect()
     dist.destroy_process_group()
     return errors
 
