@@ -106,13 +106,24 @@ share_a_core(pthread_t *burner)
     CHECK(pthread_create(burner, NULL, burn, NULL) == 0);
 }
 
-/* Waits until the engine knows that it is not alone; returns after how many. */
+static void
+compute_for(uint64_t for_ns)
+{
+    const uint64_t until_ns = rdti_thread_cpu_ns() + for_ns;
+
+    while (rdti_thread_cpu_ns() < until_ns)
+        ;
+}
+
+/* Waits until the engine knows that it is not alone; returns after how many. The thread computes
+ * between waits: one that only spins and sleeps is woken with a new slice, and can keep it. */
 static uint32_t
 waits_to_find(struct rdti_engine *engine)
 {
     uint32_t waits = 0;
 
     while (!rdti_crowd_is_known(&engine->crowd) && waits < 1000) {
+        compute_for(waits % 7 * MS / 2);
         atomic_store(&engine->spin_ns, RDTI_SPIN_MOST_NS);
         wait_for(engine, 2 * MS);
         waits++;
@@ -120,10 +131,10 @@ waits_to_find(struct rdti_engine *engine)
     return waits;
 }
 
-/* A slice is 3 to 4 ms: a spin of 1.2 ms loses the core in every third wait or so. */
+/* A slice is 3 to 4 ms: a spin of 1.2 ms after some computing loses the core now and then. */
 TEST(waits_notice_who_else_uses_the_core)
 {
-    enum { FEW = 100 };
+    enum { FEW = 300 };
     bool with_sockets = false;
     pthread_t burner;
 
