@@ -124,13 +124,21 @@ cheapest(const struct rdti_coll *coll)
         .algorithm;
 }
 
+/* A small value that is divided before it is summed is 0 in f16; bf16 has the range of a float. */
+static bool
+may_divide_first(const struct rdti_coll *coll)
+{
+    return coll->args.dtype != RDT_F16 || !rdti_coll_averages_halves(coll);
+}
+
 /* Messages have inputs alone, so that no partial sum is rounded. Between hosts of several members a
  * ring, which divides first, has so many times fewer bytes. */
 static bool
 sums_inputs(const struct rdti_coll *coll)
 {
     return rdti_coll_averages_halves(coll) && coll->size > 2 &&
-           (coll->args.op != RDT_COLL_REDUCE_SCATTER || hosts_of(coll) == NULL);
+           (!may_divide_first(coll) || coll->args.op != RDT_COLL_REDUCE_SCATTER ||
+            hosts_of(coll) == NULL);
 }
 
 /* The operation sums, and has to do so in rank order, or of inputs. NULL: it does not. */
@@ -208,7 +216,7 @@ goes_by_hosts(const struct rdti_coll *coll)
     const uint64_t bytes = rdti_pack_unit_bytes(coll);
 
     if (team->choice == CHOICE_DIRECT || !rdti_hierarchical_has(coll->args.op) ||
-        (team->is_ordered && ordered_of(coll) != NULL))
+        !may_divide_first(coll) || (team->is_ordered && ordered_of(coll) != NULL))
         return false;
     if (team->choice == CHOICE_HIERARCHICAL)
         return true;

@@ -18,7 +18,7 @@ static struct {
     uint32_t dtype;
     uint32_t reduce_op;
     uint64_t count;
-    bool is_large; /* all near the largest value: their sum is out of range */
+    enum { MIXED, LARGE, TINY } values; /* LARGE: the sum is out of range; TINY: a part of one is */
     uint32_t partial_roundings;
 } test;
 
@@ -46,7 +46,9 @@ input(uint32_t rank, uint64_t i)
     const double unit = 1.0 + (double)(random % 1024) / 1024.0;
     const bool is_f16 = test.dtype == RDT_F16;
 
-    if (test.is_large)
+    if (test.values == TINY)
+        return half_of_value((float)((double)(1 + random % 3) * (is_f16 ? 0x1p-24 : 0x1p-133)));
+    if (test.values == LARGE)
         return half_of_value((float)(unit * (is_f16 ? 0x1.fp14 : 0x1p124)));
     const int exponent = (int)(random >> 10 & 15) - (is_f16 ? 13 : 8);
     const double value = ldexp(unit, exponent);
@@ -163,7 +165,7 @@ sum_halves(rdt_group *group)
 }
 
 /* In one world: a line, one piece, several blocks of a kernel; and, of a few ranks, what is summed
- * where it lies. Averages of values near the largest, too. */
+ * where it lies. Averages of values near the largest and the least, too. */
 static void *
 sum_all_kinds(void *arg)
 {
@@ -171,13 +173,13 @@ sum_all_kinds(void *arg)
     rdt_group *group = arg;
 
     for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
-        for (int is_large = 0; is_large < (test.reduce_op == RDT_AVG ? 2 : 1); is_large++) {
+        for (int values = MIXED; values <= (test.reduce_op == RDT_AVG ? TINY : MIXED); values++) {
             if (counts[c] > 100000 && world.size > 3)
                 continue;
             (void)pthread_barrier_wait(&meeting);
             if (group->rank == 0) {
                 test.count = counts[c];
-                test.is_large = is_large != 0;
+                test.values = values;
             }
             (void)pthread_barrier_wait(&meeting);
             sum_halves(group);
@@ -263,7 +265,9 @@ TEST_TIMEOUT(by_way_of_hosts_no_average_overflows, 60)
                 const uint32_t size = (uint32_t)strlen(hosts_of[h]);
                 test.dtype = kind % 2 == 0 ? RDT_F16 : RDT_BF16;
                 test.reduce_op = kind / 2 == 0 ? RDT_AVG : RDT_SUM;
-                test.partial_roundings = size;
+                /* Averages of f16 have inputs alone. */
+                test.partial_roundings =
+                    test.dtype == RDT_F16 && test.reduce_op == RDT_AVG ? 0 : size;
                 run_world(size, hosts_of[h], ways[w]);
             }
 }
