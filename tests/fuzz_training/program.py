@@ -143,7 +143,9 @@ class Program:
         parts = self.parts
         if case.get("second") in ("by_turns", "shared"):
             parts = [self.parts[step % 2]]
-        self._zero(parts, step)
+        way = case.get("zero")
+        if way != "late" and not (way == "every_other" and step % 2 == 1):
+            self._zero(parts)
         self._use(step)
         Moments.is_raising = step == case.get("raises")
         try:
@@ -155,7 +157,7 @@ class Program:
                     self._pass(parts, step, micro)
             self._pass(parts, step, micros - 1)
         except Asked:
-            self._zero(parts, 0)
+            self._zero(parts)  # what a pass that raised has left is nobody's gradient
             return
         finally:
             Moments.is_raising = False
@@ -163,9 +165,8 @@ class Program:
         for part in parts:
             part.optimizer.step()
         self._after_update(step)
-        if case.get("zero") == "late":
-            for part in parts:
-                part.optimizer.zero_grad()
+        if way == "late":
+            self._zero(parts)
 
     def _use(self, step: int) -> None:
         way = self.case.get("unused")
@@ -173,12 +174,10 @@ class Program:
         for part in self.parts:
             part.model.use(number)
 
-    def _zero(self, parts: list[Part], step: int) -> None:
+    def _zero(self, parts: list[Part]) -> None:
         way = self.case.get("zero")
-        if way == "late" or (way == "every_other" and step % 2 == 1):
-            return
         for part in parts:
-            if way in (None, "zeros", "every_other"):
+            if way in (None, "zeros", "every_other", "late"):
                 part.optimizer.zero_grad(set_to_none=way != "zeros")
                 continue
             for parameter in part.model.parameters():
