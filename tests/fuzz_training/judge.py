@@ -22,7 +22,7 @@ PART_A_STEP_SHORT = 16.0 * 2.0**-10
 # Of what two ranks have halved before they add: half of the smallest number each, as often as
 # a gradient is added up.
 HALVES = {"torch.float16": 2.0**-24, "torch.bfloat16": 2.0**-130}
-HALVES_ELSE = 2.0**-140  # float32; a float64 as small is none that matters
+HALVES_ELSE = 2.0**-126  # float32: below its smallest normal number, and so for float64
 
 
 @dataclass(frozen=True)
