@@ -20,7 +20,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gpu": frozenset({"base"}),
     "core": frozenset({"base", "wire", TRANSPORT}),
     "api": frozenset({"base", "wire", TRANSPORT, "core", "gpu"}),
-    "collectives": frozenset({"wire"}),
+    "collectives": frozenset({"base", "wire"}),
     "c10d": frozenset({"wire", "collectives"}),
 }
 # Foreign headers that belong to one layer.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What cpuid says of the caches. */
-#include "collectives/cache.h"
+#include "base/cache.h"
 
 #include <stdatomic.h>
 #if defined(__x86_64__)

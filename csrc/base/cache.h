@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * cache.h - how large the last cache is that this core shares with its neighbours. */
-#ifndef RDTI_COLLECTIVES_CACHE_H
-#define RDTI_COLLECTIVES_CACHE_H
+ * How large the last cache is that this core shares with its neighbours. */
+#ifndef RDTI_BASE_CACHE_H
+#define RDTI_BASE_CACHE_H
 
 #include <stdint.h>
 

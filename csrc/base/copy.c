@@ -343,12 +343,6 @@ rdti_copy_choose(size_t len_bytes, enum rdti_copy_pattern pattern)
     return kind == RDTI_COPY_MOVSB && !is_movsb_fast() ? RDTI_COPY_MEMCPY : kind;
 }
 
-uint64_t
-rdt_stream_from_bytes(void)
-{
-    return rdti_copy_table()->board_stream_from_bytes;
-}
-
 void
 rdti_copy(void *dst, const void *src, size_t len_bytes, enum rdti_copy_pattern pattern)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Pages by one call for many. Collectives do the same for themselves: they know no base. */
+ * Pages by one call for many. */
 #include "base/pages.h"
 
 #include <errno.h>

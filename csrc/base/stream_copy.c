@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The choice between ordinary and non-temporal stores. */
-#include "collectives/stream.h"
+#include "base/stream_copy.h"
 
-#include <errno.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include "rdmatensor.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
-#endif
+#include "base/copy.h"
 
 enum {
     LINE_BYTES = 64,
@@ -26,9 +19,6 @@ enum {
      * four prefetchers have begun. */
     LANES_FROM_BYTES = 64 * 1024,
     STREAM_FROM_BYTES = 4 * 1024, /* a piece: what is shorter is found in a cache */
-    /* Asking is a system call, or two, where 64 KiB have sixteen faults. Pieces of a stage are
-     * shorter with every rank: 510 KiB of two, 127 of eight. */
-    POPULATE_FROM_BYTES = 64 * 1024,
 };
 
 #if defined(__x86_64__)
@@ -163,7 +153,7 @@ stream(void *dst, const void *src, uint64_t len_bytes)
 static bool
 does_pay(uint64_t len_bytes, uint64_t of_bytes)
 {
-    return len_bytes >= STREAM_FROM_BYTES && of_bytes >= rdt_stream_from_bytes();
+    return len_bytes >= STREAM_FROM_BYTES && of_bytes >= rdti_copy_table()->board_stream_from_bytes;
 }
 
 void
@@ -192,25 +182,4 @@ rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_byt
         return;
     rdti_stream_copy(dst, src, len_bytes, of_bytes);
     rdti_stream_copy(other, src, len_bytes, UINT64_MAX);
-}
-
-void
-rdti_stream_populate(void *dst, uint64_t len_bytes)
-{
-    const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
-    const uint64_t head_bytes = (uintptr_t)dst % page_bytes;
-    uint8_t *const first = (uint8_t *)dst - head_bytes;
-    const uint64_t whole_bytes =
-        (head_bytes + len_bytes + page_bytes - 1) / page_bytes * page_bytes;
-    unsigned char is_there = 0;
-
-    /* New memory has none of its pages, old has all: one of them tells. The last: what lies before
-     * dst, in its first page, may be in use. */
-    if (len_bytes < POPULATE_FROM_BYTES ||
-        mincore(first + whole_bytes - page_bytes, page_bytes, &is_there) != 0 || is_there & 1)
-        return;
-    /* Failure is of no account: the stores get the pages as they would have, or fail as they would
-     * have. What was got before a signal stays. */
-    while (madvise(first, whole_bytes, MADV_POPULATE_WRITE) != 0 && errno == EINTR)
-        continue;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * stream.h - copies into memory that another core has read since it was written last. */
-#ifndef RDTI_COLLECTIVES_STREAM_H
-#define RDTI_COLLECTIVES_STREAM_H
+ * Copies into memory that another core has read since it was written last. */
+#ifndef RDTI_BASE_STREAM_COPY_H
+#define RDTI_BASE_STREAM_COPY_H
 
 #include <stdint.h>
 
@@ -19,9 +19,5 @@ void rdti_stream_write(void *dst, const void *src, uint64_t len_bytes);
  * caches hold. */
 void rdti_stream_copy_twice(void *dst, void *other, const void *src, uint64_t len_bytes,
                             uint64_t of_bytes);
-
-/* Before all of dst is stored to: gets its pages by one call of the kernel's where they are not
- * there, in place of a fault for each. Its bytes stay. What cannot be got so comes by faults. */
-void rdti_stream_populate(void *dst, uint64_t len_bytes);
 
 #endif

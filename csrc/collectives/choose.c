@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/cost.h"
 #include "collectives/team.h"
@@ -48,10 +49,10 @@ rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
         *out = i; /* unset: the first */
         return RDT_OK;
     }
-    return rdti_coll_error_set(err, RDT_EINVAL,
-                               "RDMATENSOR_ALGO is '%.40s'; want auto, messages, direct, ring, "
-                               "halving-doubling, tree or hierarchical",
-                               text);
+    return rdti_error_set(err, RDT_EINVAL, 0,
+                          "RDMATENSOR_ALGO is '%.40s'; want auto, messages, direct, ring, "
+                          "halving-doubling, tree or hierarchical",
+                          text);
 }
 
 /* Sums that others than boards and ordered.c make go in an order of their own. */
@@ -71,13 +72,13 @@ rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err)
         return RDT_OK;
     }
     if (strcmp(text, "1") != 0)
-        return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "RDMATENSOR_DETERMINISTIC is '%.40s'; want 0 or 1", text);
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "RDMATENSOR_DETERMINISTIC is '%.40s'; want 0 or 1", text);
     if (!keeps_rank_order(choice))
-        return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "RDMATENSOR_DETERMINISTIC=1 sums in rank order, which "
-                                   "RDMATENSOR_ALGO=%s does not; unset one of them",
-                                   choices[choice]);
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "RDMATENSOR_DETERMINISTIC=1 sums in rank order, which "
+                              "RDMATENSOR_ALGO=%s does not; unset one of them",
+                              choices[choice]);
     *out = true;
     return RDT_OK;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a collective: begun, driven by whoever comes by, ended or drained after an error. */
+#include "base/error.h"
 #include "collectives/coll.h"
-#include "collectives/now.h"
+#include "base/clock.h"
+#include "base/cpu.h"
 #include "collectives/team.h"
 
 #include <assert.h>
@@ -15,16 +17,6 @@ enum {
     TURN_TAKEN,
     TURN_AGAIN, /* taken, and somebody came by meanwhile: look once more */
 };
-
-static inline void
-cpu_relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 /* The table of states in coll.h, which a test holds to this one. */
 static const uint32_t may_become[] = {
@@ -161,9 +153,9 @@ set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
     char waiting[384];
     const uint32_t awaited = coll->algorithm->describe(coll, waiting, sizeof(waiting));
 
-    (void)rdti_coll_error_set(err, RDT_ETIMEDOUT, "%s #%llu: after %.1f s %s",
-                              rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
-                              (double)(rdti_coll_now_ns() - coll->start_ns) * 1e-9, waiting);
+    (void)rdti_error_set(err, RDT_ETIMEDOUT, 0, "%s #%llu: after %.1f s %s",
+                         rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
+                         (double)(rdti_now_ns() - coll->start_ns) * 1e-9, waiting);
     err->peer_rank = rdt_group_global_rank(coll->group, awaited);
     return RDT_ETIMEDOUT;
 }
@@ -194,8 +186,7 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
         status = coll->algorithm->check_members(coll, err);
     if (status != RDT_OK)
         return status;
-    return rdti_coll_now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN
-                                                                  : set_awaited(coll, err);
+    return rdti_now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN : set_awaited(coll, err);
 }
 
 /* With the turn taken. */
@@ -261,12 +252,12 @@ make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *par
     rdt_status status;
 
     if (coll == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for %zu bytes",
-                                   rdti_coll_name(args->op), sizeof(*coll));
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
+                              rdti_coll_name(args->op), sizeof(*coll));
     status = rdti_coll_accept(coll, group, args, err);
     if (status != RDT_OK)
         goto err_free;
-    coll->start_ns = rdti_coll_now_ns();
+    coll->start_ns = rdti_now_ns();
     coll->timeout_ns = timeout_of(coll);
     if (coll->size > 1)
         status = rdti_team_get(group, &coll->team, err);
@@ -394,7 +385,7 @@ give_up(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
     if (coll->state == RDTI_COLL_RUNNING)
         begin_draining(coll, status, err);
     while (!coll->algorithm->is_quiet(coll))
-        cpu_relax();
+        rdti_cpu_relax();
     finish(coll, (rdt_status)coll->error.status);
 }
 
@@ -497,8 +488,8 @@ rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer 
                struct rdt_error *err)
 {
     if (group == NULL || args == NULL || out == NULL)
-        return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_start: %s is NULL",
-                                   group == NULL ? "group" : (args == NULL ? "args" : "out"));
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_start: %s is NULL",
+                              group == NULL ? "group" : (args == NULL ? "args" : "out"));
     return start(group, args, NULL, out, err);
 }
 
@@ -508,8 +499,8 @@ rdt_coll_start_packed(rdt_group *group, const struct rdt_coll_args *args,
                       struct rdt_error *err)
 {
     if (group == NULL || args == NULL || out == NULL || (parts == NULL && part_count > 0))
-        return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "rdt_coll_start_packed: group, args, parts or out is NULL");
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rdt_coll_start_packed: group, args, parts or out is NULL");
     struct rdt_coll_args plain = *args;
     plain.count = 0;
     plain.send = NULL;

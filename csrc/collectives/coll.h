@@ -113,9 +113,6 @@ rdt_status rdti_coll_mismatch(const struct rdti_coll *coll, uint32_t peer,
 /* "all_reduce"; "unknown" for what is none. */
 const char *rdti_coll_name(uint32_t op);
 const char *rdti_reduction_name(uint32_t reduce_op); /* "sum" */
-/* Fills err, which may be NULL, and returns status. */
-rdt_status rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
 /*
  * Whether a message of a set-up has ended; RDT_EAGAIN: in flight. One that has is freed and becomes
  * NULL, which counts as ended. want_bytes: 0, or RDT_EPROTO where it had others of `what`.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a caller may ask for: the arguments of a collective, checked before anybody else hears. */
+#include "base/error.h"
 #include "collectives/coll.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 
 enum {
@@ -55,20 +55,6 @@ rdti_reduction_name(uint32_t reduce_op)
 }
 
 rdt_status
-rdti_coll_error_set(struct rdt_error *err, rdt_status status, const char *format, ...)
-{
-    va_list values;
-
-    if (err == NULL)
-        return status;
-    *err = (struct rdt_error){.status = status, .peer_rank = RDT_RANK_UNKNOWN};
-    va_start(values, format);
-    (void)vsnprintf(err->message, sizeof(err->message), format, values);
-    va_end(values);
-    return status;
-}
-
-rdt_status
 rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, const char *what,
                       struct rdt_error *err)
 {
@@ -78,9 +64,9 @@ rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, const char *
     if (status == RDT_EAGAIN)
         return status;
     if (status == RDT_OK && want_bytes > 0 && rdt_transfer_len_bytes(*transfer) != want_bytes)
-        status = rdti_coll_error_set(err, RDT_EPROTO, "it sent %llu bytes of %s, not %llu",
-                                     (unsigned long long)rdt_transfer_len_bytes(*transfer), what,
-                                     (unsigned long long)want_bytes);
+        status = rdti_error_set(err, RDT_EPROTO, 0, "it sent %llu bytes of %s, not %llu",
+                                (unsigned long long)rdt_transfer_len_bytes(*transfer), what,
+                                (unsigned long long)want_bytes);
     rdt_transfer_free(*transfer);
     *transfer = NULL;
     return status;
@@ -90,7 +76,7 @@ rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, const char *
 static rdt_status
 refuse(struct rdt_error *err, const char *what)
 {
-    return rdti_coll_error_set(err, RDT_EINVAL, "%s", what);
+    return rdti_error_set(err, RDT_EINVAL, 0, "%s", what);
 }
 
 static rdt_status
@@ -101,15 +87,14 @@ accept_dtype(struct rdti_coll *coll, struct rdt_error *err)
 
     coll->elem_bytes = rdt_dtype_bytes(args->dtype);
     if (coll->elem_bytes == 0)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%u is no dtype", args->dtype);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u is no dtype", args->dtype);
     /* Half of the 64 bits, so that sums of an address and a size stay clear of the end. */
     if (__builtin_mul_overflow(args->count, coll->elem_bytes, &coll->block_bytes) ||
         __builtin_mul_overflow(coll->block_bytes, coll->size, &total_bytes) ||
         total_bytes > INT64_MAX)
-        return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "%llu elements of %s from %u ranks exceed memory",
-                                   (unsigned long long)args->count, rdt_dtype_name(args->dtype),
-                                   coll->size);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%llu elements of %s from %u ranks exceed memory",
+                              (unsigned long long)args->count, rdt_dtype_name(args->dtype),
+                              coll->size);
     return RDT_OK;
 }
 
@@ -121,11 +106,11 @@ accept_reduction(struct rdti_coll *coll, struct rdt_error *err)
     const uint32_t op = coll->args.reduce_op;
 
     if (op >= RDTI_REDUCE_OP_LIMIT || reductions[op] == NULL)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%u is no reduction", op);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u is no reduction", op);
     coll->reduce = table->reduce[dtype][op];
     if (coll->reduce == NULL)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s is not defined for %s", reductions[op],
-                                   rdt_dtype_name(dtype));
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s is not defined for %s", reductions[op],
+                              rdt_dtype_name(dtype));
     coll->divide = op == RDT_AVG ? table->divide[dtype] : NULL;
     coll->divisor = op == RDT_AVG ? coll->size : 1;
     coll->fold = table->fold[dtype][op];
@@ -138,7 +123,7 @@ accept_blocks(const struct rdti_coll *coll, void *const *blocks, const uint64_t 
 {
     for (uint32_t i = 0; i < coll->size; i++)
         if (blocks[i] == NULL && (counts == NULL ? coll->args.count : counts[i]) > 0)
-            return rdti_coll_error_set(err, RDT_EINVAL, "%s[%u] is NULL", name, i);
+            return rdti_error_set(err, RDT_EINVAL, 0, "%s[%u] is NULL", name, i);
     return RDT_OK;
 }
 
@@ -156,7 +141,7 @@ accept_buffer(const struct rdti_coll *coll, bool may_be_blocks, const void *flat
     if (may_be_blocks && coll->args.blocks != NULL)
         return accept_blocks(coll, coll->args.blocks, NULL, "blocks", err);
     if (flat == NULL && coll->args.count > 0)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s is NULL", name);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s is NULL", name);
     return RDT_OK;
 }
 
@@ -227,10 +212,9 @@ accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
     const uint64_t of_self =
         args->recv_counts == NULL ? args->count : args->recv_counts[coll->rank];
     if (to_self != of_self)
-        return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "rank %u sends itself %llu elements and receives %llu",
-                                   coll->rank, (unsigned long long)to_self,
-                                   (unsigned long long)of_self);
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rank %u sends itself %llu elements and receives %llu", coll->rank,
+                              (unsigned long long)to_self, (unsigned long long)of_self);
     if (coll->size > 1 && args->send != NULL && args->send == args->recv &&
         args->send_blocks == NULL && args->blocks == NULL)
         return refuse(err, "send and recv are the same, and it does not work in place");
@@ -257,14 +241,14 @@ accept_flags(const struct rdt_coll_args *args, struct rdt_error *err)
     const uint32_t label = args->flags >> RDTI_COLL_LABEL_SHIFT;
 
     if ((args->flags & UINT16_MAX & ~(uint32_t)RDT_COLL_SPIN) != 0)
-        return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_args.flags 0x%x has unknown bits",
-                                   args->flags);
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_args.flags 0x%x has unknown bits",
+                              args->flags);
     if (label >= RDTI_PACK_DIGEST_FLAG)
-        return rdti_coll_error_set(err, RDT_EINVAL, "the label %u is more than %d", label,
-                                   RDTI_PACK_DIGEST_FLAG - 1);
+        return rdti_error_set(err, RDT_EINVAL, 0, "the label %u is more than %d", label,
+                              RDTI_PACK_DIGEST_FLAG - 1);
     if (label != 0 && args->op != RDT_COLL_ALLREDUCE)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s has a label, which only all_reduce has",
-                                   rdti_coll_name(args->op));
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s has a label, which only all_reduce has",
+                              rdti_coll_name(args->op));
     return RDT_OK;
 }
 
@@ -275,10 +259,10 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     rdt_status status = RDT_OK;
 
     if (args->struct_size < sizeof(*args))
-        return rdti_coll_error_set(err, RDT_EINVAL, "rdt_coll_args.struct_size is %u, want %zu",
-                                   args->struct_size, sizeof(*args));
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_args.struct_size is %u, want %zu",
+                              args->struct_size, sizeof(*args));
     if (args->op < RDT_COLL_BROADCAST || args->op > RDT_COLL_BARRIER)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%u is no collective", args->op);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%u is no collective", args->op);
     coll->group = group;
     coll->rank = rdt_group_rank(group);
     coll->size = rdt_group_size(group);
@@ -289,8 +273,8 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     const unsigned traits = operations[args->op].traits;
     clear_unused(&coll->args, traits);
     if (coll->args.root >= coll->size)
-        return rdti_coll_error_set(err, RDT_EINVAL, "root %u of a group of %u", args->root,
-                                   coll->size);
+        return rdti_error_set(err, RDT_EINVAL, 0, "root %u of a group of %u", args->root,
+                              coll->size);
     if (args->op != RDT_COLL_BARRIER)
         status = accept_dtype(coll, err);
     if (status == RDT_OK && (traits & HAS_REDUCTION) != 0)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "collectives/coll.h"
 
 enum {
@@ -36,8 +37,8 @@ rdti_coll_keep_arrays(struct rdti_coll *coll, struct rdt_error *err)
         return RDT_OK;
     uint64_t *at = malloc((size_t)ARRAYS * coll->size * sizeof(*at));
     if (at == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for the addresses of %u ranks",
-                                   rdti_coll_name(args->op), coll->size);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for the addresses of %u ranks",
+                              rdti_coll_name(args->op), coll->size);
     coll->arrays = at;
     args->blocks = keep(&at, coll->size, args->blocks);
     args->send_blocks = keep(&at, coll->size, args->send_blocks);
@@ -165,13 +166,13 @@ rdti_coll_mismatch(const struct rdti_coll *coll, uint32_t peer,
     in_words(theirs, they, sizeof(they));
     in_words(&ours, we, sizeof(we));
     const rdt_status status =
-        rdti_coll_error_set(err, RDT_EMISMATCH,
-                            "%s called %s as collective #%llu of the group, %s (this one) %s as "
-                            "#%llu",
-                            rdti_coll_rank_name(coll, peer).text, they,
-                            (unsigned long long)theirs->sequence,
-                            rdti_coll_rank_name(coll, coll->rank).text, we,
-                            (unsigned long long)ours.sequence);
+        rdti_error_set(err, RDT_EMISMATCH, 0,
+                       "%s called %s as collective #%llu of the group, %s (this one) %s as "
+                       "#%llu",
+                       rdti_coll_rank_name(coll, peer).text, they,
+                       (unsigned long long)theirs->sequence,
+                       rdti_coll_rank_name(coll, coll->rank).text, we,
+                       (unsigned long long)ours.sequence);
     if (err != NULL)
         err->peer_rank = rdt_group_global_rank(coll->group, rdti_coll_member(coll, peer));
     return status;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/cost.h"
 #include "collectives/team.h"
@@ -142,8 +143,8 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
     struct text text = {.buf = buf, .cap = cap};
 
     if (group == NULL || needed_out == NULL || (buf == NULL && cap > 0))
-        return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "rdt_group_coll_describe: group, buf or needed_out is NULL");
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rdt_group_coll_describe: group, buf or needed_out is NULL");
     struct rdti_team *team = rdt_group_attached(group);
     const unsigned verdict = team == NULL ? RDTI_VERDICT_UNDECIDED : rdti_team_verdict(team);
     put(&text, "{\"way\":\"%s\"", ways[verdict]);
@@ -162,6 +163,6 @@ rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *n
     put(&text, "}");
     *needed_out = text.used;
     return text.used < cap ? RDT_OK
-                           : rdti_coll_error_set(err, RDT_EINVAL, "%zu bytes are needed, not %zu",
-                                                 text.used + 1, cap);
+                           : rdti_error_set(err, RDT_EINVAL, 0, "%zu bytes are needed, not %zu",
+                                            text.used + 1, cap);
 }

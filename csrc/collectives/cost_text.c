@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/cost.h"
 
@@ -45,7 +46,7 @@ accept(const struct rdti_costs *costs, struct rdt_error *err)
     rdti_costs_clamp(&clamped);
     if (memcmp(&clamped, costs, sizeof(clamped)) == 0)
         return RDT_OK;
-    return rdti_coll_error_set(err, RDT_EINVAL, "a value of the table of costs is out of range");
+    return rdti_error_set(err, RDT_EINVAL, 0, "a value of the table of costs is out of range");
 }
 
 /* The values of a file: all but where the table is from and which path leads to other hosts. */
@@ -124,22 +125,22 @@ rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out, st
     if (file == NULL && errno == ENOENT)
         return RDT_OK;
     if (file == NULL)
-        return rdti_coll_error_set(err, RDT_EINVAL, "RDMATENSOR_COST_TABLE=%.200s: %s", path,
-                                   strerror(errno));
+        return rdti_error_set(err, RDT_EINVAL, 0, "RDMATENSOR_COST_TABLE=%.200s: %s", path,
+                              strerror(errno));
     for (unsigned i = 0; value_of(&costs, i, name, sizeof(name)) != NULL; i++)
         all |= UINT64_C(1) << i;
     while (status == RDT_OK && fgets(line, sizeof(line), file) != NULL) {
         number++;
         if (!read_line(line, &costs, &seen))
-            status = rdti_coll_error_set(err, RDT_EINVAL,
-                                         "RDMATENSOR_COST_TABLE=%.200s: line %u is no name and "
-                                         "value of a table of costs, or comes twice",
-                                         path, number);
+            status = rdti_error_set(err, RDT_EINVAL, 0,
+                                    "RDMATENSOR_COST_TABLE=%.200s: line %u is no name and "
+                                    "value of a table of costs, or comes twice",
+                                    path, number);
     }
     (void)fclose(file);
     if (status == RDT_OK && seen != all)
-        status = rdti_coll_error_set(err, RDT_EINVAL,
-                                     "RDMATENSOR_COST_TABLE=%.200s: values are missing", path);
+        status = rdti_error_set(err, RDT_EINVAL, 0,
+                                "RDMATENSOR_COST_TABLE=%.200s: values are missing", path);
     if (status == RDT_OK)
         status = accept(&costs, err);
     if (status == RDT_OK)
@@ -156,7 +157,7 @@ rdti_costs_save(const char *path, const struct rdti_costs *costs, struct rdt_err
     (void)rdti_costs_print(costs, text, sizeof(text));
     const int len = snprintf(beside, sizeof(beside), "%s.%ld", path, (long)getpid());
     if (len < 0 || (size_t)len >= sizeof(beside))
-        return rdti_coll_error_set(err, RDT_EINVAL, "RDMATENSOR_COST_TABLE is too long");
+        return rdti_error_set(err, RDT_EINVAL, 0, "RDMATENSOR_COST_TABLE is too long");
     FILE *file = fopen(beside, "we");
     bool is_written = file != NULL && fputs(text, file) >= 0;
     if (file != NULL)
@@ -165,6 +166,6 @@ rdti_costs_save(const char *path, const struct rdti_costs *costs, struct rdt_err
         return RDT_OK;
     const int why = errno;
     (void)unlink(beside);
-    return rdti_coll_error_set(err, RDT_EDEVICE, "RDMATENSOR_COST_TABLE=%.200s: %s", path,
-                               strerror(why));
+    return rdti_error_set(err, RDT_EDEVICE, 0, "RDMATENSOR_COST_TABLE=%.200s: %s", path,
+                          strerror(why));
 }

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ticks of a collective over boards. */
+#include "base/error.h"
+#include "base/pages.h"
 #include "collectives/direct.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "collectives/cache.h"
+#include "base/cache.h"
 #include "collectives/coll.h"
-#include "collectives/stream.h"
+#include "base/stream_copy.h"
 #include "collectives/team.h"
 
 enum {
@@ -93,7 +95,7 @@ stream_in(void *dst, const void *src, uint64_t len_bytes)
     for (uint64_t off = 0; off < len_bytes; off += POPULATE_BYTES) {
         const uint64_t left = len_bytes - off;
         const uint64_t len = left < POPULATE_BYTES ? left : POPULATE_BYTES;
-        rdti_stream_populate((uint8_t *)dst + off, len);
+        rdti_pages_populate((uint8_t *)dst + off, len);
         rdti_stream_copy((uint8_t *)dst + off, (const uint8_t *)src + off, len, UINT64_MAX);
     }
 }
@@ -130,7 +132,7 @@ rdti_direct_put_and_keep(struct rdti_coll *coll, void *stage, void *dst, const v
 {
     const uint64_t began_ns = rdti_pass_begin(len_bytes);
 
-    rdti_stream_populate(dst, len_bytes);
+    rdti_pages_populate(dst, len_bytes);
     rdti_stream_copy_twice(stage, dst, src, len_bytes, rewritten_bytes(coll, len_bytes));
     rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
     coll->direct.done.copied_bytes += 2 * len_bytes;
@@ -471,10 +473,10 @@ check_members(const struct rdti_coll *coll, struct rdt_error *err)
         /* Again: what it stored last, it stored before it left. */
         if (status == RDT_OK || !is_awaited(coll, i))
             continue;
-        (void)rdti_coll_error_set(err, status, "%s #%llu, round %llu of %llu: %s",
-                                  rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
-                                  (unsigned long long)coll->direct.step + 1,
-                                  (unsigned long long)coll->direct.steps, why.message);
+        (void)rdti_error_set(err, status, 0, "%s #%llu, round %llu of %llu: %s",
+                             rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
+                             (unsigned long long)coll->direct.step + 1,
+                             (unsigned long long)coll->direct.steps, why.message);
         err->peer_rank = why.peer_rank;
         return status;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What each operation does in a tick. Reductions go in rank order, so that they have the same bits
  * on all ranks and in every run. */
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/direct.h"
 #include "collectives/team.h"
@@ -414,8 +415,8 @@ agree_on_exchange(struct rdti_coll *coll, struct rdt_error *err)
         (void)recv_from(coll, i, &want_bytes);
         const uint64_t sent_bytes = rdti_get_u64(counts + coll->rank * sizeof(uint64_t));
         if (sent_bytes != want_bytes)
-            return rdti_coll_error_set(
-                err, RDT_EMISMATCH,
+            return rdti_error_set(
+                err, RDT_EMISMATCH, 0,
                 "%s #%llu, round 1 of %llu, receive from %s: it sends %llu bytes, we expect %llu",
                 rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
                 (unsigned long long)coll->direct.steps, rdti_coll_rank_name(coll, i).text,

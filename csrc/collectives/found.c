@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "collectives/agreement.h"
 #include "collectives/coll.h"
 #include "collectives/team.h"
@@ -143,8 +144,8 @@ hold_one(struct rdti_coll *coll, uint32_t peer, bool *can_hold_out, struct rdt_e
         return status;
     member->remote = theirs.board;
     if (member->remote.len_bytes < sizeof(struct rdti_board))
-        status = rdti_coll_error_set(err, RDT_EPROTO, "its board has %llu bytes",
-                                     (unsigned long long)member->remote.len_bytes);
+        status = rdti_error_set(err, RDT_EPROTO, 0, "its board has %llu bytes",
+                                (unsigned long long)member->remote.len_bytes);
     if (status == RDT_OK)
         status = rdt_group_endpoint(coll->group, peer, &endpoint, err);
     if (status == RDT_OK)
@@ -208,10 +209,10 @@ read_vote(struct rdti_coll *coll, uint32_t peer, struct rdti_founding_vote *out,
                                                         RDTI_FOUNDING_VOTE_BYTES, out, err);
 
     if (status == RDT_OK && ((out->members & ~members) != 0 || (out->must_measure && peer != 0)))
-        return rdti_coll_error_set(err, RDT_EPROTO,
-                                   "its vote is of members that a group of %u has not, or says "
-                                   "that it measures, as rank 0 alone does",
-                                   coll->size);
+        return rdti_error_set(err, RDT_EPROTO, 0,
+                              "its vote is of members that a group of %u has not, or says "
+                              "that it measures, as rank 0 alone does",
+                              coll->size);
     return status;
 }
 
@@ -265,8 +266,8 @@ begin(struct rdti_coll *coll, struct rdt_error *err)
     team->founding =
         calloc(1, sizeof(*team->founding) + coll->size * sizeof(team->founding->peers[0]));
     if (team->founding == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "no memory to found a team of %u ranks",
-                                   coll->size);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory to found a team of %u ranks",
+                              coll->size);
     const rdt_status status = rdti_team_make(coll->size, &team->founding->local, err);
     if (status != RDT_OK)
         return status;

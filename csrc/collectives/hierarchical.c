@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/cost.h"
 #include "collectives/direct.h"
@@ -322,8 +323,8 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
 {
     coll->hierarchy = calloc(1, sizeof(*coll->hierarchy));
     if (coll->hierarchy == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for %zu bytes",
-                                   rdti_coll_name(coll->args.op), sizeof(*coll->hierarchy));
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
+                              rdti_coll_name(coll->args.op), sizeof(*coll->hierarchy));
     const rdt_status status = prepare_of[coll->args.op](coll, err);
     if (status != RDT_OK)
         release(coll);

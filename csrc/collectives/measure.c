@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Messages sent to learn what they cost. */
+#include "base/error.h"
 #include "collectives/measure.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "collectives/coll.h"
-#include "collectives/now.h"
-#include "collectives/stream.h"
+#include "base/clock.h"
+#include "base/stream_copy.h"
 #include "collectives/team.h"
 
 /* Beside the tags of the founding, whose lowest bits say what they are. */
@@ -26,8 +27,8 @@ rdti_measure_init(struct rdti_measure *m, uint32_t peer, bool leads, struct rdt_
     uint8_t *memory = aligned_alloc(64, 2 * (size_t)LARGE_BYTES);
 
     if (memory == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "no memory for %d bytes to measure with",
-                                   2 * LARGE_BYTES);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for %d bytes to measure with",
+                              2 * LARGE_BYTES);
     memset(memory, 0, 2 * (size_t)LARGE_BYTES);
     *m = (struct rdti_measure){.peer = peer, .leads = leads, .memory = memory};
     return RDT_OK;
@@ -65,7 +66,7 @@ post(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 
     m->is_posted = true;
     m->has_replied = false;
-    m->began_ns = rdti_coll_now_ns();
+    m->began_ns = rdti_now_ns();
     return status == RDT_OK && (m->leads || is_duplex(m)) ? send_one(m, coll, err) : status;
 }
 
@@ -92,7 +93,7 @@ rdti_measure_advance(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_
             status = exchange(m, coll, err);
         if (status != RDT_OK)
             return status;
-        m->taken_ns[m->step] = rdti_coll_now_ns() - m->began_ns;
+        m->taken_ns[m->step] = rdti_now_ns() - m->began_ns;
         m->is_posted = false;
     }
     return RDT_OK;
@@ -154,9 +155,9 @@ rdti_measure_copy_ps(const struct rdti_measure *m)
     uint64_t taken_ns[REPEATS];
 
     for (unsigned i = 0; i < REPEATS; i++) {
-        const uint64_t began_ns = rdti_coll_now_ns();
+        const uint64_t began_ns = rdti_now_ns();
         rdti_stream_copy(m->memory, m->memory + LARGE_BYTES, LARGE_BYTES, UINT64_MAX);
-        taken_ns[i] = rdti_coll_now_ns() - began_ns;
+        taken_ns[i] = rdti_now_ns() - began_ns;
     }
     return least_of(taken_ns, REPEATS) * 1000 / LARGE_BYTES;
 }
@@ -168,9 +169,9 @@ rdti_measure_sum_ps(const struct rdti_measure *m)
     uint64_t taken_ns[REPEATS];
 
     for (unsigned i = 0; i < REPEATS; i++) {
-        const uint64_t began_ns = rdti_coll_now_ns();
+        const uint64_t began_ns = rdti_now_ns();
         sum(m->memory, m->memory, m->memory + SUM_BYTES, SUM_BYTES / sizeof(float));
-        taken_ns[i] = rdti_coll_now_ns() - began_ns;
+        taken_ns[i] = rdti_now_ns() - began_ns;
     }
     return least_of(taken_ns, REPEATS) * 1000 / SUM_BYTES;
 }

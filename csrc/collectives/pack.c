@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Small tensors that go as one: copied together before the collective, and apart after it. */
+#include "base/error.h"
 #include "collectives/pack.h"
 
 #include <stdlib.h>
@@ -42,14 +43,13 @@ accept_part(const struct rdti_coll *coll, const struct rdt_coll_part *part, uint
             struct rdt_error *err)
 {
     if (part->count > RDT_COLL_PART_MAX_BYTES / coll->elem_bytes)
-        return rdti_coll_error_set(err, RDT_EINVAL,
-                                   "part %u has %llu elements of %s, more than %u bytes", number,
-                                   (unsigned long long)part->count,
-                                   rdt_dtype_name(coll->args.dtype),
-                                   (unsigned)RDT_COLL_PART_MAX_BYTES);
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "part %u has %llu elements of %s, more than %u bytes", number,
+                              (unsigned long long)part->count, rdt_dtype_name(coll->args.dtype),
+                              (unsigned)RDT_COLL_PART_MAX_BYTES);
     if (part->count > 0 && (part->send == NULL || part->recv == NULL))
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s of part %u is NULL",
-                                   part->send == NULL ? "send" : "recv", number);
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s of part %u is NULL",
+                              part->send == NULL ? "send" : "recv", number);
     return RDT_OK;
 }
 
@@ -148,8 +148,8 @@ gather(struct rdti_coll *coll, struct rdt_error *err)
 
     pack->memory = aligned_alloc(MEMORY_ALIGNMENT, memory_bytes);
     if (pack->memory == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory to pack %llu bytes",
-                                   rdti_coll_name(args->op), (unsigned long long)memory_bytes);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory to pack %llu bytes",
+                              rdti_coll_name(args->op), (unsigned long long)memory_bytes);
     uint8_t *one = pack->memory + whole_bytes;
     const bool is_sent_whole = args->op == RDT_COLL_REDUCE_SCATTER;
     args->send = is_sent_whole ? pack->memory : one;
@@ -171,15 +171,15 @@ rdti_pack_make(struct rdti_coll *coll, const struct rdt_coll_part *parts, uint32
     rdt_status status = RDT_OK;
 
     if (op != RDT_COLL_ALLREDUCE && op != RDT_COLL_ALLGATHER && op != RDT_COLL_REDUCE_SCATTER)
-        return rdti_coll_error_set(err, RDT_EINVAL, "%s does not go in parts", rdti_coll_name(op));
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s does not go in parts", rdti_coll_name(op));
     for (uint32_t i = 0; i < part_count && status == RDT_OK; i++)
         status = accept_part(coll, &parts[i], i, err);
     if (status != RDT_OK)
         return status;
     struct rdti_pack *pack = malloc(sizeof(*pack) + part_count * sizeof(parts[0]));
     if (pack == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for %u parts",
-                                   rdti_coll_name(op), part_count);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %u parts", rdti_coll_name(op),
+                              part_count);
     *pack = (struct rdti_pack){.part_count = part_count};
     if (part_count > 0)
         memcpy(pack->parts, parts, part_count * sizeof(parts[0]));

@@ -13,10 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/direct.h"
-#include "collectives/now.h"
-#include "collectives/stream.h"
+#include "base/clock.h"
+#include "base/stream_copy.h"
 #include "collectives/team.h"
 #include "wire/placement.h"
 
@@ -59,8 +60,8 @@ places_of(struct rdti_coll *coll, uint32_t member, struct rdti_places **out, str
     if (*places == NULL)
         *places = calloc(1, sizeof(**places));
     if (*places == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for %zu bytes",
-                                   rdti_coll_name(coll->args.op), sizeof(**places));
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
+                              rdti_coll_name(coll->args.op), sizeof(**places));
     *out = *places;
     return RDT_OK;
 }
@@ -141,10 +142,10 @@ read_placement(const struct rdti_coll *coll, uint32_t member, struct rdti_placem
     const rdt_status status = rdti_placement_decode(bytes, sizeof(bytes), out, &why);
     if (status == RDT_OK)
         return RDT_OK;
-    return rdti_coll_error_set(err, status,
-                               "%s said where its tensor lies in bytes that mean "
-                               "nothing: %s",
-                               rdti_coll_rank_name(coll, member).text, why.message);
+    return rdti_error_set(err, status, 0,
+                          "%s said where its tensor lies in bytes that mean "
+                          "nothing: %s",
+                          rdti_coll_rank_name(coll, member).text, why.message);
 }
 
 /* Learns a new place, or looks a known one up; RDT_EPROTO for a number that was never given. */
@@ -161,8 +162,8 @@ read_place(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
         places->remotes[said->number] = said->region;
         places->offs[said->number] = said->off_bytes;
     } else if (places->remotes[said->number].len_bytes == 0) {
-        return rdti_coll_error_set(err, RDT_EPROTO, "%s named a place that it had not told",
-                                   rdti_coll_rank_name(coll, member).text);
+        return rdti_error_set(err, RDT_EPROTO, 0, "%s named a place that it had not told",
+                              rdti_coll_rank_name(coll, member).text);
     }
     placed->remotes[member] = places->remotes[said->number];
     placed->offs[member] = places->offs[said->number];
@@ -188,9 +189,9 @@ read_places(struct rdti_coll *coll, struct rdti_placed *placed, bool *all_out,
         if (status == RDT_OK &&
             (placed->remotes[i].len_bytes < coll->block_bytes ||
              placed->offs[i] > placed->remotes[i].len_bytes - coll->block_bytes))
-            status = rdti_coll_error_set(err, RDT_EPROTO,
-                                         "%s said that its tensor lies where it does not fit",
-                                         rdti_coll_rank_name(coll, i).text);
+            status = rdti_error_set(err, RDT_EPROTO, 0,
+                                    "%s said that its tensor lies where it does not fit",
+                                    rdti_coll_rank_name(coll, i).text);
     }
     return status;
 }
@@ -202,8 +203,8 @@ choose_way(struct rdti_coll *coll, struct rdt_error *err)
 
     struct rdti_placed *placed = calloc(1, sizeof(*placed));
     if (placed == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for %zu bytes",
-                                   rdti_coll_name(coll->args.op), sizeof(*placed));
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
+                              rdti_coll_name(coll->args.op), sizeof(*placed));
     const rdt_status status = read_places(coll, placed, &all_are_placed, err);
     if (status != RDT_OK || !all_are_placed) {
         free(placed);
@@ -350,11 +351,11 @@ rdti_placed_is_quiet(struct rdti_coll *coll)
     if (d->op != &rdti_direct_placed || !d->is_begun)
         return true;
     if (d->stopped_ns == 0) {
-        d->stopped_ns = rdti_coll_now_ns();
+        d->stopped_ns = rdti_now_ns();
         atomic_store_explicit(&coll->team->members[coll->rank].board->place.has_stopped, 1,
                               memory_order_seq_cst); /* see struct rdti_place */
     }
-    return !is_anybody_at_work(coll) || rdti_coll_now_ns() - d->stopped_ns >= patience_ns(coll);
+    return !is_anybody_at_work(coll) || rdti_now_ns() - d->stopped_ns >= patience_ns(coll);
 }
 
 void

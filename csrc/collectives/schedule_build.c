@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Building a schedule: steps and temporary memory, and the way back if there is none. */
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/schedule.h"
 #include "collectives/step.h"
@@ -327,12 +328,12 @@ rdti_schedule_prepare(struct rdti_coll *coll, void (*build)(struct rdti_coll *co
         s->round_count = s->step_count == 0 ? 0 : s->steps[s->step_count - 1].round + 1;
     }
     if (s->status == RDT_ENOMEM)
-        status = rdti_coll_error_set(err, RDT_ENOMEM, "%s: no memory for %llu temporary bytes",
-                                     rdti_coll_name(coll->args.op),
-                                     (unsigned long long)s->temp_bytes_wanted);
+        status =
+            rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %llu temporary bytes",
+                           rdti_coll_name(coll->args.op), (unsigned long long)s->temp_bytes_wanted);
     else if (s->status != RDT_OK)
-        status = rdti_coll_error_set(err, s->status, "%s: %u ranks exchange too many messages",
-                                     rdti_coll_name(coll->args.op), coll->size);
+        status = rdti_error_set(err, s->status, 0, "%s: %u ranks exchange too many messages",
+                                rdti_coll_name(coll->args.op), coll->size);
     else
         status = open_endpoints(coll, err);
     if (status != RDT_OK) {

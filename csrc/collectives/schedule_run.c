@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Running a schedule: messages posted round by round, and what to tell where it stands still. */
+#include "base/error.h"
 #include "collectives/coll.h"
 #include "collectives/schedule.h"
 #include "collectives/step.h"
@@ -222,8 +223,8 @@ end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *er
     const uint64_t got_bytes = rdt_transfer_len_bytes(step->transfer);
     if (got_bytes != want_bytes) {
         const rdt_status status =
-            rdti_coll_error_set(err, RDT_EMISMATCH, "it sent %llu bytes where %llu were expected",
-                                (unsigned long long)got_bytes, (unsigned long long)want_bytes);
+            rdti_error_set(err, RDT_EMISMATCH, 0, "it sent %llu bytes where %llu were expected",
+                           (unsigned long long)got_bytes, (unsigned long long)want_bytes);
         return with_context(coll, step, status, err);
     }
     if (step->kind == RDTI_STEP_RECV_REDUCE)

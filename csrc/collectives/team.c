@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a team. */
+#include "base/error.h"
 #include "collectives/team.h"
 
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 
 #include "collectives/coll.h"
 #include "collectives/cost.h"
-#include "collectives/now.h"
+#include "base/clock.h"
 
 static void
 destroy(struct rdti_team *team)
@@ -46,7 +47,7 @@ rdti_team_make(uint32_t size, struct rdti_team **out, struct rdt_error *err)
     struct rdti_team *team = calloc(1, sizeof(*team) + size * sizeof(team->members[0]));
 
     if (team == NULL)
-        return rdti_coll_error_set(err, RDT_ENOMEM, "no memory for a team of %u ranks", size);
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for a team of %u ranks", size);
     team->size = size;
     rdti_temps_init(&team->temps, RDTI_TEMPS_SUMS_BYTES, false);
     rdti_temps_init(&team->landings, RDTI_TEMPS_REPEATS_BYTES, true);
@@ -54,7 +55,7 @@ rdti_team_make(uint32_t size, struct rdti_team **out, struct rdt_error *err)
     team->costs = malloc(sizeof(*team->costs));
     if (team->costs == NULL) {
         free(team);
-        return rdti_coll_error_set(err, RDT_ENOMEM, "no memory for a table of costs");
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for a table of costs");
     }
     *team->costs = rdti_costs_built_in;
     *out = team;
@@ -95,14 +96,14 @@ rdti_team_writes(const struct rdti_team *team)
 uint64_t
 rdti_pass_begin(uint64_t len_bytes)
 {
-    return len_bytes < RDTI_TIMED_FROM_BYTES ? 0 : rdti_coll_now_ns();
+    return len_bytes < RDTI_TIMED_FROM_BYTES ? 0 : rdti_now_ns();
 }
 
 void
 rdti_team_count_pass(struct rdti_team *team, enum rdti_pass pass, uint64_t began_ns)
 {
     if (team != NULL && began_ns != 0)
-        (void)atomic_fetch_add_explicit(&team->passes_ns[pass], rdti_coll_now_ns() - began_ns,
+        (void)atomic_fetch_add_explicit(&team->passes_ns[pass], rdti_now_ns() - began_ns,
                                         memory_order_relaxed);
 }
 

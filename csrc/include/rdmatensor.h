@@ -95,9 +95,6 @@ RDT_API const char *rdt_status_name(int32_t status);
 RDT_API uint32_t rdt_abi_version(void);
 /* "1.2.3", the version of the library. Static storage. */
 RDT_API const char *rdt_version(void);
-/* From how many bytes on collectives store past the caches what members of one host share and
- * rewrite, by what was measured on processors like this machine's. */
-RDT_API uint64_t rdt_stream_from_bytes(void);
 
 enum { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_LOG_DEBUG = 3 };
 /* Lines at or below `level` go to stderr; the default is RDT_LOG_WARN. Any thread. */

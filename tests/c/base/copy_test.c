@@ -169,7 +169,6 @@ TEST(the_tables_change_where_limits_say)
     CHECK_UINT_EQ(rdti_copy_table_of(ZEN5, 1)->board_stream_from_bytes, 4096);
     CHECK_UINT_EQ(rdti_copy_table_of(INTEL, 0xcf)->board_stream_from_bytes,
                   RDTI_COPY_COVE_BOARD_STREAM_FROM_BYTES);
-    CHECK_UINT_EQ(rdt_stream_from_bytes(), rdti_copy_table()->board_stream_from_bytes);
     CHECK(rdti_copy_table() == rdti_copy_table_of(INTEL, 0xcf) ||
           rdti_copy_table() == rdti_copy_table_of(ZEN_AND_2, 1) ||
           rdti_copy_table() == rdti_copy_table_of(ZEN3_AND_4, 1) ||

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copies past the caches: every byte in its place, none beside it, wherever both begin and end. */
-#include "collectives/stream.h"
+#include "base/stream_copy.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "harness.h"
 
@@ -120,48 +118,6 @@ TEST(a_copy_to_two_places_is_in_both)
                 check(targets[1], offs[other], from, len);
             }
     end();
-}
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
-enum { PAGES = 300 };
-
-/* How many of the pages are there; the kernel says for each. */
-static unsigned
-pages_there(void *first, uint64_t page_bytes)
-{
-    unsigned char is_there[PAGES];
-    unsigned count = 0;
-
-    CHECK_INT_EQ(mincore(first, PAGES * page_bytes, is_there), 0);
-    for (unsigned i = 0; i < PAGES; i++)
-        count += is_there[i] & 1;
-    return count;
-}
-
-TEST(pages_come_before_the_first_store)
-{
-    const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint8_t *const first =
-        mmap(NULL, PAGES * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    CHECK(first != MAP_FAILED);
-    (void)madvise(first, PAGES * page_bytes, MADV_NOHUGEPAGE); /* fails where there are none */
-    first[0] = 7; /* as of somebody else, before where a tensor begins */
-    rdti_stream_populate(first + 64, 8 * page_bytes);
-    CHECK_UINT_EQ(pages_there(first, page_bytes), 1); /* too short to ask for */
-    rdti_stream_populate(first + 64, (PAGES - 10) * page_bytes);
-    /* All whose first byte was asked for, and the last's bit; by faults only before Linux 5.14. */
-    const bool is_known = madvise(first, 0, MADV_POPULATE_WRITE) == 0;
-    CHECK_UINT_EQ(pages_there(first, page_bytes), is_known ? PAGES - 9 : 1);
-    CHECK_UINT_EQ(first[0], 7);
-    memset(first, 9, PAGES * page_bytes);
-    rdti_stream_populate(first, PAGES * page_bytes);
-    CHECK_UINT_EQ(first[PAGES * page_bytes - 1], 9);
-    CHECK_INT_EQ(munmap(first, PAGES * page_bytes), 0);
-    rdti_stream_populate(first, PAGES * page_bytes); /* nothing there: the store would tell */
 }
 
 TEST_MAIN()
