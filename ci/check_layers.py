@@ -8,6 +8,14 @@ from pathlib import Path
 
 PUBLIC_HEADER = "rdmatensor.h"
 TRANSPORT = "transport"  # its own files: the table; each folder below it is a layer of its own
+COLLECTIVES = (
+    "collectives",
+    "collectives/board",
+    "collectives/reduce",
+    "collectives/schedule",
+    "collectives/select",
+    "collectives/team",
+)
 # layer: the layers whose headers it may include, besides its own and the public header's.
 ALLOWED: dict[str, frozenset[str]] = {
     "include": frozenset(),
@@ -20,8 +28,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gpu": frozenset({"base"}),
     "core": frozenset({"base", "wire", TRANSPORT}),
     "api": frozenset({"base", "wire", TRANSPORT, "core", "gpu"}),
-    "collectives": frozenset({"base", "wire"}),
-    "c10d": frozenset({"wire", "collectives"}),
+    **{room: frozenset({"base", "wire", *COLLECTIVES}) for room in COLLECTIVES},
+    "c10d": frozenset({"wire", *COLLECTIVES}),
 }
 # Foreign headers that belong to one layer.
 FOREIGN: dict[str, str] = {

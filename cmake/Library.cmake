@@ -1,10 +1,10 @@
 # librdmatensor: compiled once, linked twice. The shared library exports what rdmatensor.map lists;
 # the static one is for C tests, which may reach private functions.
 set(RDMATENSOR_CSRC "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
-set(layers base wire transport transport/shm transport/tcp transport/verbs core gpu api collectives)
+set(layers base wire transport core gpu api collectives)
 list(TRANSFORM layers PREPEND "${RDMATENSOR_CSRC}/")
 list(TRANSFORM layers APPEND "/*.c")
-file(GLOB RDMATENSOR_SOURCES CONFIGURE_DEPENDS ${layers})
+file(GLOB_RECURSE RDMATENSOR_SOURCES CONFIGURE_DEPENDS ${layers})
 find_path(verbs_include infiniband/verbs.h)
 mark_as_advanced(verbs_include)
 if(verbs_include)
@@ -26,8 +26,8 @@ target_compile_definitions(rdmatensor_objects PRIVATE RDT_VERSION_TEXT="${PROJEC
 target_link_libraries(rdmatensor_objects PRIVATE rdmatensor_flags)
 # A product and a sum that are rounded once, as FMA does, have other bits than on other processors.
 # clang does so by default, and gcc does with GNU extensions.
-set_source_files_properties("${RDMATENSOR_CSRC}/collectives/reduce_avx2.c"
-                            "${RDMATENSOR_CSRC}/collectives/reduce_generic.c"
+set_source_files_properties("${RDMATENSOR_CSRC}/collectives/reduce/avx2.c"
+                            "${RDMATENSOR_CSRC}/collectives/reduce/generic.c"
                             PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 
 # A small message passes through some fifty functions of a dozen files: compiled as a whole most of

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-SHARES_STAGE_BYTES = (1 << 20) - 4096  # RDTI_STAGE_BYTES of csrc/collectives/team.h
-ONE_SHOT_MAX_BYTES = 64 << 10  # as csrc/collectives/direct_ops.c
+SHARES_STAGE_BYTES = (1 << 20) - 4096  # RDTI_STAGE_BYTES of csrc/collectives/team/team.h
+ONE_SHOT_MAX_BYTES = 64 << 10  # as csrc/collectives/board/operations.c
 ALGORITHMS = ("ring", "halving-doubling", "tree", "direct")
 _REPEATS = 20  # it stands after a handful
 BOARDS = "direct"  # over shared memory; over messages "direct" is recursive doubling

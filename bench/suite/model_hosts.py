@@ -1,10 +1,10 @@
 """What an all_reduce costs on paper where hosts have several ranks each (model.py).
 
-By way of hosts (csrc/collectives/hierarchical.c) it has three parts: up and down over the boards of
-each host, and between hosts by messages. Either one rank of each host speaks for it, or each has a
-share of its own (a rail) and speaks with its like. Boards cost what was measured of memory that all
-ranks share, messages what connects hosts does; of both ways, and of the algorithms between, the
-cheapest by the model counts.
+By way of hosts (csrc/collectives/team/hierarchical.c) it has three parts: up and down over the
+boards of each host, and between hosts by messages. Either one rank of each host speaks for it, or
+each has a share of its own (a rail) and speaks with its like. Boards cost what was measured of
+memory that all ranks share, messages what connects hosts does; of both ways, and of the algorithms
+between, the cheapest by the model counts.
 
 The other algorithms send among all ranks, of which neighbours share a host: rounds whose partners
 are on one host cost its messages, the others those between hosts. Ranks of a host that speak at the

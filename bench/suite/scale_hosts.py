@@ -15,7 +15,7 @@ from bench.suite import model, model_hosts, samples, scale_tables
 from bench.suite.layout import layout
 from bench.suite.model_hosts import BY_HOSTS, Paths, Way
 
-BOARD_BYTES = 2 << 20  # csrc/collectives/team.h: a board fits one granule of the arena
+BOARD_BYTES = 2 << 20  # csrc/collectives/team/team.h: a board fits one granule of the arena
 CHECKED = ("measured", "by the model", "model / measured", "ranks of a host that speak; between")
 _BOARDLESS = "Where hosts have several ranks nothing is told: that takes shm and what is between."
 

@@ -98,7 +98,7 @@
 #define RDTI_COPY_COVE_STREAM_TO_OWN_FROM_BYTES ((size_t)4 << 20)
 #define RDTI_COPY_COVE_LANES_FROM_BYTES ((size_t)4 << 20)
 
-/* Boards of collectives (csrc/collectives/team.h), stages and sums in place, which are rewritten
+/* Boards of collectives (collectives/team/team.h), stages and sums in place, which are rewritten
  * time and again. Zen, all_reduce between two ranks, streamed and with ordinary stores: 4 KiB 5.2
  * us and 5.1 to 6.9; 16 KiB 6.3 and 6.5; a MiB 100 and 540. Of Zen 5 only this was ever used. The
  * Xeon of model 167: all_reduce of 64 KiB 31 and 21 us, 1 MiB 315 and 235, 16 MiB 4600 and 3600;

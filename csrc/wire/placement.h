@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where a member's tensor lies: the first bytes of a stage of its board (collectives/team.h), by
- * which the others come to write there. */
+ * Where a member's tensor lies: the first bytes of a stage of its board, by which the others come
+ * to write there (collectives/team/team.h). */
 #ifndef RDTI_WIRE_PLACEMENT_H
 #define RDTI_WIRE_PLACEMENT_H
 

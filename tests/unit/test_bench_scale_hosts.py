@@ -80,7 +80,7 @@ def test_up_and_down_to_one_rank_that_speaks() -> None:
 
 
 def test_small_sums_have_one_rank_that_speaks() -> None:
-    """As csrc/collectives/cost.c has it, whose limit this is."""
+    """As csrc/collectives/select/cost.c has it, whose limit this is."""
     header = (ROOT / "csrc/include/rdmatensor.h").read_text(encoding="utf-8")
     assert f"#define RDT_COLL_PART_MAX_BYTES {model_hosts.SMALL_BYTES}\n" in header
     for size, rails in ((model_hosts.SMALL_BYTES, {1}), (64 * MIB, {8})):
@@ -88,7 +88,7 @@ def test_small_sums_have_one_rank_that_speaks() -> None:
 
 
 def test_limits_are_those_of_the_library() -> None:
-    team = (ROOT / "csrc/collectives/team.h").read_text(encoding="utf-8")
+    team = (ROOT / "csrc/collectives/team/team.h").read_text(encoding="utf-8")
     assert f"RDTI_TEAM_MAX = {model_hosts.TEAM_MOST}," in team
     assert max(model_hosts.HOST_SIZES) == model_hosts.TEAM_MOST
     assert "sizeof(struct rdti_board) <= (size_t)2 << 20" in team

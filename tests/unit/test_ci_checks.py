@@ -42,7 +42,11 @@ text = load("check_text")
         ("transport/tcp/conn.c", "<infiniband/verbs.h>", "csrc/transport/verbs only"),
         ("core/context.c", '"transport/transport.h"', None),
         ("core/context.c", '"api/api.h"', "core must not know api"),
-        ("collectives/ring.c", '"core/group.h"', "collectives must not know core"),
+        (
+            "collectives/schedule/ring.c",
+            '"core/group.h"',
+            "collectives/schedule must not know core",
+        ),
         ("c10d/backend.cpp", "<torch/csrc/utils/pybind.h>", None),
         ("core/context.c", "<Python.h>", "csrc/c10d only"),
         ("include/rdmatensor.h", "<stdbool.h>", "stddef.h and stdint.h only"),

@@ -13,13 +13,14 @@ import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
 CORE = CSRC / "core"
+COLLECTIVE = "collectives/collective"
 # header of the table, header of the enum, file of the code's table, what states are called in C
 TABLES = [
     ("core/endpoint.h", "core/endpoint.h", "core/endpoint.c", "RDTI_EP_"),
     ("core/region.h", "core/region_impl.h", "core/region.c", "RDTI_REGION_"),
     ("core/group.h", "core/group_impl.h", "core/group_end.c", "RDTI_GROUP_"),
     ("core/group_impl.h", "core/group_impl.h", "core/group_request.c", "RDTI_REQUEST_"),
-    ("collectives/coll.h", "collectives/coll.h", "collectives/coll.c", "RDTI_COLL_"),
+    (COLLECTIVE + ".h", COLLECTIVE + ".h", COLLECTIVE + ".c", "RDTI_COLL_"),
 ]
 ENDS = {"gone", "freed", "finished"}  # which are no states of the code's
 

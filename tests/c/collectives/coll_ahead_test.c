@@ -5,7 +5,7 @@
  */
 #include "collectives/fake_group.h"
 
-#include "collectives/team.h"
+#include "collectives/team/team.h"
 
 enum { RANKS = 3, SMALL_MAX = 64 * 1024, ROUNDS = 400, LARGE = RDTI_STAGE_BYTES + 4096 };
 

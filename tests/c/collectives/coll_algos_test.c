@@ -5,7 +5,7 @@
  */
 #include "collectives/fake_group.h"
 
-#include "collectives/team.h"
+#include "collectives/team/team.h"
 
 static struct fake_world world;
 static uint64_t test_count;

@@ -3,7 +3,7 @@
  * wrong, and no byte that the collective does not own changes. */
 #include "collectives/fake_group.h"
 
-#include "collectives/team.h"
+#include "collectives/team/team.h"
 
 static struct fake_world world;
 static struct rdt_error results[FAKE_RANKS_MAX];

@@ -5,9 +5,9 @@
  */
 #include "collectives/fake_group.h"
 
-#include "collectives/coll.h"
-#include "collectives/cost.h"
-#include "collectives/team.h"
+#include "collectives/collective.h"
+#include "collectives/select/cost.h"
+#include "collectives/team/team.h"
 
 static struct fake_world world;
 

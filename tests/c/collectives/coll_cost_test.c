@@ -8,10 +8,10 @@
 #include <inttypes.h>
 #include <unistd.h>
 
-#include "collectives/coll.h"
-#include "collectives/cost.h"
-#include "collectives/measure.h"
-#include "collectives/team.h"
+#include "collectives/collective.h"
+#include "collectives/select/cost.h"
+#include "collectives/select/measure.h"
+#include "collectives/team/team.h"
 
 static struct fake_world world;
 static char path[64];

@@ -4,7 +4,7 @@
  * every case all ranks end in time with an error that says why, and nothing is left or written
  * after a transfer's end: buffers are freed right then, so that ASan sees who still uses them.
  */
-#include "collectives/coll.h"
+#include "collectives/collective.h"
 #include "collectives/fake_group.h"
 
 static struct fake_world world;

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "collectives/half.h"
+#include "collectives/reduce/half.h"
 
 static struct fake_world world;
 static pthread_barrier_t meeting;

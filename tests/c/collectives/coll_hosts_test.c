@@ -9,9 +9,9 @@
 
 #include <unistd.h>
 
-#include "collectives/coll.h"
-#include "collectives/cost.h"
-#include "collectives/team.h"
+#include "collectives/collective.h"
+#include "collectives/select/cost.h"
+#include "collectives/team/team.h"
 
 static struct fake_world world;
 static uint64_t test_count;

@@ -3,7 +3,7 @@
  * What a group keeps from one all_reduce to the next: memory in which messages land.
  */
 #include "collectives/fake_group.h"
-#include "collectives/temps.h"
+#include "collectives/schedule/scratch.h"
 
 static struct fake_world world;
 static uint64_t test_count;

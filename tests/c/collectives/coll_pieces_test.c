@@ -5,7 +5,7 @@
  */
 #include "collectives/fake_group.h"
 
-#include "collectives/team.h"
+#include "collectives/team/team.h"
 
 /* Of schedule_build.c: four pieces of a MiB at once. What is shorter than LEAST is sent eagerly. */
 enum { LANDING_BYTES = 4 << 20, LEAST_BYTES = 65537 };

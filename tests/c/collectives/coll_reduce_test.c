@@ -6,8 +6,8 @@
 
 #include <math.h>
 
-#include "collectives/half.h"
-#include "collectives/reduce_kernels.h"
+#include "collectives/reduce/half.h"
+#include "collectives/reduce/kernels.h"
 
 /* 0, 1, odd, and both sides of where all_reduce changes its algorithm (64 KiB), for every dtype. */
 static const uint64_t counts[] = {0, 1, 37, 4096, 70001};

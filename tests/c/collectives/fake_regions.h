@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #include "collectives/fake_world.h"
-#include "collectives/temps.h"
+#include "collectives/schedule/scratch.h"
 #include "harness.h"
 
 /* Puts `to` where `from` was found. */

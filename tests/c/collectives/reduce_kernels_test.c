@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-#include "collectives/half.h"
-#include "collectives/reduce_kernels.h"
+#include "collectives/reduce/half.h"
+#include "collectives/reduce/kernels.h"
 
 static uint64_t random_state = 42;
 

@@ -1,0 +1,526 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The life of a collective: begun, driven by whoever comes by, ended or drained after an error. */
+#include "base/error.h"
+#include "collectives/collective.h"
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "collectives/team/team.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Whose turn it is to work on a collective. */
+enum {
+    TURN_FREE = 0,
+    TURN_TAKEN,
+    TURN_AGAIN, /* taken, and somebody came by meanwhile: look once more */
+};
+
+/* The table of states in coll.h, which a test holds to this one. */
+static const uint32_t may_become[] = {
+    [RDTI_COLL_RUNNING] = 1u << RDTI_COLL_FINISHED | 1u << RDTI_COLL_DRAINING,
+    [RDTI_COLL_DRAINING] = 1u << RDTI_COLL_FINISHED,
+    [RDTI_COLL_FINISHED] = 0,
+};
+
+static void
+become(struct rdti_coll *coll, enum rdti_coll_state state)
+{
+    const bool is_legal = (may_become[coll->state] & 1u << state) != 0;
+
+    assert(is_legal);
+    (void)is_legal;
+    coll->state = state;
+}
+
+/* False: another thread has the turn, and will look once more because of us. */
+static bool
+take_turn(struct rdti_coll *coll)
+{
+    for (;;) {
+        unsigned seen = TURN_FREE;
+        /* acquire: pairs with the release in end_turn(); what the other did is seen */
+        if (atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_TAKEN,
+                                                    memory_order_acquire, memory_order_relaxed))
+            return true;
+        /* release: pairs with the acquire in end_turn(); what we saw ended is seen by the other */
+        if (seen == TURN_AGAIN ||
+            atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_AGAIN,
+                                                    memory_order_release, memory_order_relaxed))
+            return false;
+    }
+}
+
+/* False: somebody came by, the turn is still ours and there may be more to do. */
+static bool
+end_turn(struct rdti_coll *coll)
+{
+    unsigned seen = TURN_TAKEN;
+
+    /* release, acquire on failure: partners in take_turn() */
+    if (atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_FREE, memory_order_release,
+                                                memory_order_acquire))
+        return true;
+    atomic_store_explicit(&coll->turn, TURN_TAKEN, memory_order_relaxed); /* between our own */
+    return false;
+}
+
+static void
+drop(struct rdti_coll *coll)
+{
+    /* acq_rel: whoever frees it sees all that the other did; partner: the other's drop() */
+    if (atomic_fetch_sub_explicit(&coll->refs, 1, memory_order_acq_rel) == 1)
+        free(coll);
+}
+
+/* Undoes make() but for the transfer and the group's reference. */
+static void
+fini(struct rdti_coll *coll)
+{
+    coll->algorithm->release(coll);
+    rdti_pack_free(coll);
+    free(coll->arrays);
+    rdti_team_release(coll->team);
+    coll->team = NULL;
+}
+
+static void
+finish(struct rdti_coll *coll, rdt_status status)
+{
+    rdt_transfer *transfer = coll->transfer;
+
+    if (status == RDT_OK)
+        rdti_pack_hand_out(coll);
+    if (status == RDT_OK && coll->team != NULL)
+        rdti_team_count_ran(coll->team, coll->algorithm->name);
+    fini(coll);
+    rdt_group_release(coll->group);
+    coll->group = NULL;
+    become(coll, RDTI_COLL_FINISHED);
+    rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
+}
+
+/* What broke the group or a path knows nothing of the operation that it ends here, unless it is the
+ * same. */
+static rdt_status
+name_operation(const char *name, rdt_status status, struct rdt_error *err)
+{
+    char said[RDT_ERROR_MESSAGE_BYTES];
+
+    if (err == NULL)
+        return status;
+    memcpy(said, err->message, sizeof(said));
+    said[sizeof(said) - 1] = '\0';
+    if (strstr(said, name) != NULL)
+        return status;
+    /* A message that would not fit loses its end. */
+    const int written = snprintf(err->message, sizeof(err->message), "%s: %s", name, said);
+    if (written < 0)
+        memcpy(err->message, said, sizeof(said));
+    return status;
+}
+
+/*
+ * The first error of the collective. The members cannot agree any more, so that the group ends on
+ * all of them, which also ends what is in flight here; where the group was destroyed or the process
+ * forked there is nobody to tell.
+ */
+static void
+begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
+{
+    char reason[RDT_ERROR_MESSAGE_BYTES + RDTI_COLL_RANK_BYTES + 4];
+
+    become(coll, RDTI_COLL_DRAINING);
+    coll->error = *err;
+    coll->error.status = status;
+    if (status == RDT_ECANCELED || status == RDT_ECLOSED || status == RDT_EFORKED)
+        return;
+    if (status == RDT_ETIMEDOUT) {
+        rdt_group_give_up(coll->group, &coll->error);
+        return;
+    }
+    (void)snprintf(reason, sizeof(reason), "%s: %s", rdti_coll_rank_name(coll, coll->rank).text,
+                   err->message);
+    rdt_group_abort(coll->group, reason);
+}
+
+/* Whom it waits for, as the error of a deadline. */
+static rdt_status
+set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
+{
+    char waiting[384];
+    const uint32_t awaited = coll->algorithm->describe(coll, waiting, sizeof(waiting));
+
+    (void)rdti_error_set(err, RDT_ETIMEDOUT, 0, "%s #%llu: after %.1f s %s",
+                         rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence,
+                         (double)(rdti_now_ns() - coll->start_ns) * 1e-9, waiting);
+    err->peer_rank = rdt_group_global_rank(coll->group, awaited);
+    return RDT_ETIMEDOUT;
+}
+
+/* Where tasks run, none of which has the turn then; the starter's came before anybody could ask. */
+static void
+explain(void *arg, struct rdt_error *err)
+{
+    const struct rdti_coll *coll = arg;
+
+    if (coll->state == RDTI_COLL_RUNNING)
+        (void)set_awaited(coll, err);
+}
+
+/* While the algorithm waits: has the group broken, a member left, or the deadline passed? */
+static rdt_status
+check_patience(struct rdti_coll *coll, struct rdt_error *err)
+{
+    char name[64];
+    rdt_status status = rdt_group_error(coll->group, err);
+
+    if (status != RDT_OK) {
+        (void)snprintf(name, sizeof(name), "%s #%llu", rdti_coll_name(coll->args.op),
+                       (unsigned long long)coll->sequence);
+        return name_operation(name, status, err);
+    }
+    if (coll->algorithm->check_members != NULL)
+        status = coll->algorithm->check_members(coll, err);
+    if (status != RDT_OK)
+        return status;
+    return rdti_now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN : set_awaited(coll, err);
+}
+
+/* With the turn taken. */
+static void
+advance(struct rdti_coll *coll)
+{
+    if (coll->state == RDTI_COLL_RUNNING) {
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        rdt_status status = coll->algorithm->advance(coll, &err);
+        if (status == RDT_OK) {
+            finish(coll, RDT_OK);
+            return;
+        }
+        if (status == RDT_EAGAIN)
+            status = check_patience(coll, &err);
+        if (status == RDT_EAGAIN)
+            return;
+        begin_draining(coll, status, &err);
+    }
+    if (coll->state == RDTI_COLL_DRAINING && coll->algorithm->is_quiet(coll))
+        finish(coll, (rdt_status)coll->error.status);
+}
+
+/* The task. Its result is the collective's end, never its status: a transfer carries that. */
+static rdt_status
+drive(void *arg)
+{
+    struct rdti_coll *coll = arg;
+
+    if (!take_turn(coll))
+        return RDT_EAGAIN;
+    do
+        advance(coll);
+    while (!end_turn(coll));
+    /* FINISHED is final, and only the holder of the turn gets there, so that it may be read now. */
+    if (coll->state != RDTI_COLL_FINISHED)
+        return RDT_EAGAIN;
+    drop(coll);
+    return RDT_OK;
+}
+
+static uint64_t
+timeout_of(const struct rdti_coll *coll)
+{
+    const uint64_t asked_ns = coll->args.timeout_ns;
+
+    return asked_ns == 0 || asked_ns == RDT_TIMEOUT_DEFAULT ? rdt_group_timeout(coll->group)
+                                                            : asked_ns;
+}
+
+/* Several tensors that go as one; NULL in place of it: args speak of one. */
+struct parts {
+    const struct rdt_coll_part *list;
+    uint32_t count;
+};
+
+/* Everything that can be refused; nothing of it is seen by other members. */
+static rdt_status
+make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
+     struct rdti_coll **out, struct rdt_error *err)
+{
+    struct rdti_coll *coll = calloc(1, sizeof(*coll));
+    rdt_status status;
+
+    if (coll == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
+                              rdti_coll_name(args->op), sizeof(*coll));
+    status = rdti_coll_accept(coll, group, args, err);
+    if (status != RDT_OK)
+        goto err_free;
+    coll->start_ns = rdti_now_ns();
+    coll->timeout_ns = timeout_of(coll);
+    if (coll->size > 1)
+        status = rdti_team_get(group, &coll->team, err);
+    if (status != RDT_OK)
+        goto err_free;
+    if (parts != NULL)
+        status = rdti_pack_make(coll, parts->list, parts->count, err);
+    if (status != RDT_OK)
+        goto err_release_team;
+    coll->algorithm = rdti_coll_choose(coll);
+    status = coll->algorithm->prepare(coll, err);
+    if (status != RDT_OK)
+        goto err_release_team;
+    status = rdt_transfer_create(rdt_group_context(group), &coll->transfer, err);
+    if (status != RDT_OK)
+        goto err_fini;
+    rdt_transfer_trace(coll->transfer, rdti_coll_name(args->op), RDT_RANK_UNKNOWN,
+                       coll->block_bytes);
+    rdt_transfer_explain(coll->transfer, explain, coll);
+    rdt_group_retain(group); /* it may be destroyed while we are between two rounds */
+    *out = coll;
+    return RDT_OK;
+
+err_fini:
+    fini(coll);
+    goto err_free;
+err_release_team:
+    rdti_pack_free(coll);
+    free(coll->arrays);
+    rdti_team_release(coll->team);
+err_free:
+    free(coll);
+    return status;
+}
+
+/* Whether it works on boards, or may come to. */
+static bool
+takes_turns(const struct rdti_coll *coll)
+{
+    return coll->algorithm == &rdti_direct || coll->algorithm == &rdti_hierarchical ||
+           coll->algorithm == &rdti_undecided;
+}
+
+static void
+take_ticket(struct rdti_coll *coll)
+{
+    struct rdti_direct *d = &coll->direct;
+
+    /* relaxed: who calls from two threads at once has no order to keep */
+    d->ticket = atomic_fetch_add_explicit(&coll->team->next_ticket, 1, memory_order_relaxed);
+    d->ticket_after = d->ticket + 1;
+}
+
+/* From here on the members count on us: everything that can be refused is behind. */
+static void
+take_place(struct rdti_coll *coll)
+{
+    struct rdti_team *team = coll->team;
+
+    coll->sequence = rdt_group_next_sequence(coll->group);
+    if (team == NULL)
+        return;
+    if (takes_turns(coll))
+        take_ticket(coll);
+    (void)atomic_fetch_add_explicit(&team->calls, 1, memory_order_relaxed);
+    if (coll->pack == NULL)
+        return;
+    (void)atomic_fetch_add_explicit(&team->packs, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&team->packed_parts, rdti_pack_part_count(coll),
+                                    memory_order_relaxed);
+}
+
+static bool
+can_spin(const struct rdti_coll *coll)
+{
+    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->algorithm == &rdti_direct;
+}
+
+/* The caller waits at once, so that nobody need be woken to drive it. Over boards nothing rings. */
+static bool
+is_attended(const struct rdti_coll *coll)
+{
+    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->size > 1 && !can_spin(coll);
+}
+
+/* The turn is ours, and nobody else knows the collective. True: it is over. */
+static bool
+spin(struct rdti_coll *coll)
+{
+    rdt_context *ctx = rdt_group_context(coll->group);
+
+    for (uint32_t i = 1;; i++) {
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        const rdt_status status = coll->algorithm->advance(coll, &err);
+        if (status == RDT_OK) {
+            finish(coll, RDT_OK);
+            return true;
+        }
+        if (status != RDT_EAGAIN) {
+            begin_draining(coll, status, &err);
+            return false;
+        }
+        if (rdt_context_linger(ctx, coll->start_ns, i) == 0)
+            return false;
+    }
+}
+
+/*
+ * Over boards nothing has to be driven but the collective itself, so that a caller that waits needs
+ * no task as long as it spins. False: it goes on as any other, and has begun.
+ */
+static bool
+run_at_once(struct rdti_coll *coll)
+{
+    if (!can_spin(coll))
+        return false;
+    take_place(coll);
+    return spin(coll);
+}
+
+/* The collective cannot be driven on, and the members count on it already. */
+static void
+give_up(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
+{
+    if (coll->state == RDTI_COLL_RUNNING)
+        begin_draining(coll, status, err);
+    while (!coll->algorithm->is_quiet(coll))
+        rdti_cpu_relax();
+    finish(coll, (rdt_status)coll->error.status);
+}
+
+/* Nothing of it was seen by others. An unfinished transfer may not be dropped, so it is ended. */
+static void
+take_back(struct rdti_coll *coll, rdt_status status)
+{
+    rdt_transfer *transfer = coll->transfer;
+
+    finish(coll, status);
+    rdt_transfer_free(transfer);
+    free(coll);
+}
+
+/*
+ * The task is there before anything is posted, because what is posted cannot be taken back. The
+ * turn is ours before the task can run. Relaxed: add_task() publishes both. A group of one posts
+ * nothing and needs none.
+ */
+static rdt_status
+add_task(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const bool needs_task = coll->size > 1;
+    rdt_status status = RDT_OK;
+
+    atomic_init(&coll->turn, TURN_TAKEN);
+    atomic_init(&coll->refs, needs_task ? 2 : 1);
+    /* Schedules have what they need of them. */
+    if (takes_turns(coll))
+        status = rdti_coll_keep_arrays(coll, err);
+    if (status == RDT_OK && needs_task)
+        status = rdt_context_add_task(rdt_group_context(coll->group), drive, coll, err);
+    return status;
+}
+
+/* Takes coll over; its transfer is the caller's if RDT_OK is returned. */
+static rdt_status
+begin(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+    const bool has_begun = can_spin(coll);
+
+    if (run_at_once(coll)) {
+        free(coll);
+        return RDT_OK;
+    }
+    const rdt_status status = add_task(coll, &why);
+    if (status != RDT_OK && has_begun) {
+        give_up(coll, status, &why);
+        free(coll);
+        return RDT_OK;
+    }
+    if (status != RDT_OK) {
+        take_back(coll, status);
+        if (err != NULL)
+            *err = why;
+        return status;
+    }
+    if (!has_begun)
+        take_place(coll);
+    do
+        advance(coll);
+    while (!end_turn(coll));
+    drop(coll);
+    return RDT_OK;
+}
+
+static rdt_status
+start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
+      rdt_transfer **out, struct rdt_error *err)
+{
+    struct rdti_coll *coll = NULL;
+    rdt_status status = RDT_OK;
+
+    /* A collective over boards looks at no connection: it would go well in a group that has ended,
+     * as long as all members call it. */
+    if (rdt_group_broken_by(group) != RDT_BROKEN_NOT)
+        status = rdt_group_error(group, err);
+    if (status != RDT_OK)
+        return name_operation(rdti_coll_name(args->op), status, err);
+    status = make(group, args, parts, &coll, err);
+    if (status == RDT_EINVAL) /* of an argument: the caller knows what it called */
+        return status;
+    if (status != RDT_OK)
+        return name_operation(rdti_coll_name(args->op), status, err);
+    rdt_transfer *transfer = coll->transfer;
+    rdt_context *ctx = is_attended(coll) ? rdt_group_context(group) : NULL;
+    if (ctx != NULL)
+        rdt_context_attend(ctx);
+    status = begin(coll, err);
+    if (ctx != NULL)
+        rdt_context_unattend(ctx);
+    if (status == RDT_OK)
+        *out = transfer;
+    return status;
+}
+
+rdt_status
+rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer **out,
+               struct rdt_error *err)
+{
+    if (group == NULL || args == NULL || out == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_start: %s is NULL",
+                              group == NULL ? "group" : (args == NULL ? "args" : "out"));
+    return start(group, args, NULL, out, err);
+}
+
+rdt_status
+rdt_coll_start_packed(rdt_group *group, const struct rdt_coll_args *args,
+                      const struct rdt_coll_part *parts, uint32_t part_count, rdt_transfer **out,
+                      struct rdt_error *err)
+{
+    if (group == NULL || args == NULL || out == NULL || (parts == NULL && part_count > 0))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rdt_coll_start_packed: group, args, parts or out is NULL");
+    struct rdt_coll_args plain = *args;
+    plain.count = 0;
+    plain.send = NULL;
+    plain.recv = NULL;
+    plain.blocks = NULL;
+    return start(group, &plain, &(struct parts){parts, part_count}, out, err);
+}
+
+void
+rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_counters *out)
+{
+    const struct rdti_team *team = rdt_group_attached(group);
+    struct rdt_coll_counters all = {.struct_size = out->struct_size};
+    const size_t most = out->struct_size < sizeof(all) ? out->struct_size : sizeof(all);
+
+    if (team != NULL) {
+        all.calls = atomic_load_explicit(&team->calls, memory_order_relaxed);
+        all.packs = atomic_load_explicit(&team->packs, memory_order_relaxed);
+        all.packed_parts = atomic_load_explicit(&team->packed_parts, memory_order_relaxed);
+        all.writes = rdti_team_writes(team);
+    }
+    memcpy(out, &all, most);
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a group's collectives go by, as text. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "collectives/collective.h"
+#include "collectives/select/cost.h"
+#include "collectives/team/team.h"
+
+enum {
+    COSTS_MAX_BYTES = 2048,
+    CHOICE_BITS = 32, /* blocks of more than 2^32 bytes go as those */
+    NS_PER_S = 1000000000,
+};
+
+struct text {
+    char *buf;
+    size_t cap;
+    size_t used; /* of what there is to say, whether it fits or not */
+};
+
+static void __attribute__((format(printf, 2, 3)))
+put(struct text *text, const char *format, ...)
+{
+    const bool fits = text->used < text->cap;
+    va_list values;
+
+    va_start(values, format);
+    const int len = vsnprintf(fits ? text->buf + text->used : NULL,
+                              fits ? text->cap - text->used : 0, format, values);
+    va_end(values);
+    text->used += len > 0 ? (size_t)len : 0;
+}
+
+static void
+put_hosts(struct text *text, const struct rdti_team *team)
+{
+    put(text, ",\"hosts\":[");
+    for (uint32_t i = 0; i < team->size; i++)
+        put(text, "%s%u", i == 0 ? "" : ",", team->hosts.of[i]);
+    put(text, "]");
+}
+
+static void
+put_ran(struct text *text, const struct rdti_team *team)
+{
+    put(text, ",\"ran\":{");
+    for (unsigned i = 0; team != NULL && i < RDTI_RAN_MAX; i++) {
+        /* relaxed: partner in team.c */
+        const char *name = atomic_load_explicit(&team->ran[i].name, memory_order_relaxed);
+        if (name == NULL)
+            break;
+        put(text, "%s\"%s\":%llu", i == 0 ? "" : ",", name,
+            atomic_load_explicit(&team->ran[i].count, memory_order_relaxed));
+    }
+    put(text, "}");
+}
+
+/* A length up to `above`, which goes by another algorithm than `below`, from which on another one
+ * counts than right before. */
+static uint64_t
+find_change(struct rdti_team *team, uint32_t op, uint64_t below, uint64_t above)
+{
+    const char *name = rdti_choice_at(team, op, below);
+
+    while (above - below > 1) {
+        const uint64_t middle = below + (above - below) / 2;
+        if (strcmp(rdti_choice_at(team, op, middle), name) == 0)
+            below = middle;
+        else
+            above = middle;
+    }
+    return above;
+}
+
+/* From how many bytes of a block on which algorithm an operation goes by. */
+static void
+put_choice(struct text *text, struct rdti_team *team, uint32_t op)
+{
+    const char *name = rdti_choice_at(team, op, 0);
+    uint64_t below = 0;
+
+    put(text, "\"%s\":{\"0\":\"%s\"", rdti_coll_name(op), name);
+    for (unsigned bit = 0; bit <= CHOICE_BITS; bit++) {
+        const uint64_t above = UINT64_C(1) << bit;
+        while (strcmp(rdti_choice_at(team, op, above), name) != 0) {
+            below = find_change(team, op, below, above);
+            name = rdti_choice_at(team, op, below);
+            put(text, ",\"%llu\":\"%s\"", (unsigned long long)below, name);
+        }
+        below = above;
+    }
+    put(text, "}");
+}
+
+static void
+put_choices(struct text *text, struct rdti_team *team)
+{
+    put(text, ",\"chosen\":{");
+    for (uint32_t op = RDT_COLL_BROADCAST; op < RDT_COLL_BARRIER; op++) {
+        put_choice(text, team, op);
+        put(text, op + 1 < RDT_COLL_BARRIER ? "," : "}");
+    }
+}
+
+static void
+put_pass(struct text *text, const char *name, const struct rdti_team *team, enum rdti_pass pass)
+{
+    const uint64_t spent_ns = team == NULL ? 0 : rdti_team_passes_ns(team, pass);
+
+    put(text, ",\"%s\":%llu.%09llu", name, (unsigned long long)(spent_ns / NS_PER_S),
+        (unsigned long long)(spent_ns % NS_PER_S));
+}
+
+/* The lines of a file of costs become members. */
+static void
+put_costs(struct text *text, const struct rdti_team *team)
+{
+    const struct rdti_costs *costs = team->costs;
+    char lines[COSTS_MAX_BYTES];
+    char name[32];
+    char digits[24];
+    int len;
+
+    (void)rdti_costs_print(costs, lines, sizeof(lines));
+    put(text, ",\"costs\":{\"source\":\"%s\",\"between\":\"%s\"", rdti_costs_source(costs),
+        rdti_path_name(costs->far));
+    for (const char *at = lines; sscanf(at, "%31s %23s%n", name, digits, &len) == 2; at += len)
+        put(text, ",\"%s\":%s", name, digits);
+    put(text, "}");
+}
+
+rdt_status
+rdt_group_coll_describe(const rdt_group *group, char *buf, size_t cap, size_t *needed_out,
+                        struct rdt_error *err)
+{
+    static const char *const ways[] = {[RDTI_VERDICT_UNDECIDED] = "undecided",
+                                       [RDTI_VERDICT_DIRECT] = "shared memory",
+                                       [RDTI_VERDICT_MESSAGES] = "messages",
+                                       [RDTI_VERDICT_HOSTS] = "hosts"};
+    struct text text = {.buf = buf, .cap = cap};
+
+    if (group == NULL || needed_out == NULL || (buf == NULL && cap > 0))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rdt_group_coll_describe: group, buf or needed_out is NULL");
+    struct rdti_team *team = rdt_group_attached(group);
+    const unsigned verdict = team == NULL ? RDTI_VERDICT_UNDECIDED : rdti_team_verdict(team);
+    put(&text, "{\"way\":\"%s\"", ways[verdict]);
+    if (team != NULL)
+        put(&text, ",\"algorithm\":\"%s\",\"is_deterministic\":%s", rdti_choice_name(team->choice),
+            team->is_ordered ? "true" : "false");
+    put_ran(&text, team);
+    put_pass(&text, "summing_s", team, RDTI_PASS_SUM);
+    put_pass(&text, "copying_s", team, RDTI_PASS_COPY);
+    if (verdict == RDTI_VERDICT_HOSTS)
+        put_hosts(&text, team);
+    if (verdict == RDTI_VERDICT_HOSTS || verdict == RDTI_VERDICT_MESSAGES) {
+        put_costs(&text, team);
+        put_choices(&text, team);
+    }
+    put(&text, "}");
+    *needed_out = text.used;
+    return text.used < cap ? RDT_OK
+                           : rdti_error_set(err, RDT_EINVAL, 0, "%zu bytes are needed, not %zu",
+                                            text.used + 1, cap);
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Running a schedule: messages posted round by round, and what to tell where it stands still. */
+#include "base/error.h"
+#include "collectives/collective.h"
+#include "collectives/schedule/schedule.h"
+#include "collectives/schedule/step.h"
+#include "collectives/team/team.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* 40 bits of sequence do not come round in a job's life. */
+#define TAG_COLLECTIVE RDT_TAG_ONCE
+#define TAG_SEQUENCE_MASK ((UINT64_C(1) << 40) - 1)
+#define TAG_SEQUENCE_SHIFT 16
+
+enum {
+    LATE_RANKS_MAX = 16 /* more than a message names; the others are counted */
+};
+
+/* In which order a round's steps begin: begin_round(). */
+enum pass { PASS_OFFERS, PASS_RECEIVES, PASS_WRITES };
+
+/* "all_reduce #12, round 2 of 6, receive from rank 3: " before what the mailbox said. */
+static rdt_status
+with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_status status,
+             struct rdt_error *err)
+{
+    char said[RDT_ERROR_MESSAGE_BYTES];
+    const bool is_send = step->kind == RDTI_STEP_SEND;
+
+    if (err == NULL)
+        return status;
+    memcpy(said, err->message, sizeof(said));
+    said[sizeof(said) - 1] = '\0';
+    /* A message that would not fit loses its end. */
+    const int written =
+        snprintf(err->message, sizeof(err->message), "%s #%llu, round %u of %u, %s %s: %s",
+                 rdti_coll_name(coll->args.op), (unsigned long long)coll->sequence, step->round + 1,
+                 coll->schedule.round_count, is_send ? "send to" : "receive from",
+                 rdti_coll_rank_name(coll, step->peer).text, said);
+    if (written < 0)
+        memcpy(err->message, said, sizeof(said));
+    err->status = status;
+    return status;
+}
+
+/* Where a receive lands: memory that its source knows, and can write, beats the user's if that is
+ * neither. */
+static void *
+room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t len_bytes)
+{
+    if (step->kind == RDTI_STEP_RECV && len_bytes > RDTI_TEMPS_MIN_BYTES &&
+        len_bytes <= RDTI_TEMPS_COPY_BYTES &&
+        rdt_group_stands(coll->group, peer, step->landing, len_bytes) == RDT_STANDS_ELSEWHERE)
+        step->kept = rdti_temps_take(&coll->team->landings, rdt_group_context(coll->group),
+                                     step->landing, len_bytes);
+    return step->kept != NULL ? rdti_temp_addr(step->kept) : step->landing;
+}
+
+static uint64_t
+tag_of(const struct rdti_coll *coll, const struct rdti_step *step)
+{
+    return TAG_COLLECTIVE | (coll->sequence & TAG_SEQUENCE_MASK) << TAG_SEQUENCE_SHIFT |
+           step->ordinal;
+}
+
+static rdt_status
+post_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+{
+    struct rdt_message_desc desc = rdti_coll_desc(coll);
+    const uint64_t tag = tag_of(coll, step);
+    const uint64_t len_bytes = step->count * coll->elem_bytes;
+    const uint32_t peer = rdti_coll_member(coll, step->peer);
+    rdt_status status;
+
+    if (coll->args.op == RDT_COLL_ALLTOALL)
+        desc.count = step->count;
+    if (step->kind == RDTI_STEP_SEND)
+        status = rdt_group_send(coll->group, peer, tag, step->lhs, len_bytes, &desc,
+                                &step->transfer, err);
+    else
+        status = rdt_group_recv(coll->group, peer, tag, room_of(coll, step, peer, len_bytes),
+                                len_bytes, &desc, &step->transfer, err);
+    if (status != RDT_OK)
+        return with_context(coll, step, status, err);
+    if (step->kind == RDTI_STEP_SEND)
+        rdti_team_count_write(coll->team);
+    step->is_pending = true;
+    coll->schedule.pending++;
+    return RDT_OK;
+}
+
+static void
+reduce(struct rdti_coll *coll, const struct rdti_step *step)
+{
+    const uint64_t began_ns = rdti_pass_begin(step->count * coll->elem_bytes);
+    const uint8_t *const in[2] = {step->lhs, step->rhs};
+
+    if (step->kind == RDTI_STEP_FOLD)
+        rdti_coll_fold(coll, step->dst, step->lhs, coll->size, step->count, true);
+    else if (step->kind == RDTI_STEP_DIVIDE)
+        rdti_coll_fold(coll, step->dst, in, 1, step->count, true);
+    else
+        rdti_coll_fold(coll, step->dst, in, 2, step->count, step->is_last);
+    rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
+}
+
+static rdt_status
+begin_step(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+{
+    const uint64_t len_bytes = step->count * coll->elem_bytes;
+    uint64_t began_ns;
+
+    switch (step->kind) {
+    case RDTI_STEP_REDUCE:
+    case RDTI_STEP_FOLD:
+    case RDTI_STEP_DIVIDE:
+        reduce(coll, step);
+        return RDT_OK;
+    case RDTI_STEP_COPY:
+        began_ns = rdti_pass_begin(len_bytes);
+        memmove(step->dst, step->lhs, len_bytes);
+        rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
+        return RDT_OK;
+    default:
+        return post_message(coll, step, err);
+    }
+}
+
+static bool
+is_receive(const struct rdti_step *step)
+{
+    return step->kind == RDTI_STEP_RECV || step->kind == RDTI_STEP_RECV_REDUCE;
+}
+
+/* Its receive was told: all of it would be on the link before what is posted later. */
+static bool
+is_sent_at_once(const struct rdti_coll *coll, const struct rdti_step *step)
+{
+    return step->kind == RDTI_STEP_SEND &&
+           rdt_group_is_told(coll->group, rdti_coll_member(coll, step->peer), tag_of(coll, step),
+                             step->count * coll->elem_bytes) != 0;
+}
+
+static bool
+is_of_pass(const struct rdti_coll *coll, const struct rdti_step *step, enum pass pass)
+{
+    switch (pass) {
+    case PASS_OFFERS:
+        return !is_receive(step) && !is_sent_at_once(coll, step);
+    case PASS_RECEIVES:
+        return is_receive(step);
+    default:
+        return step->kind == RDTI_STEP_SEND && step->transfer == NULL; /* those that were left */
+    }
+}
+
+static rdt_status
+begin_pass(struct rdti_coll *coll, uint32_t from, enum pass pass, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+    rdt_status status = RDT_OK;
+
+    for (uint32_t i = from; i < s->next && status == RDT_OK; i++)
+        if (is_of_pass(coll, &s->steps[i], pass))
+            status = begin_step(coll, &s->steps[i], err);
+    return status;
+}
+
+/*
+ * Neither direction of a link may wait for the other, so what is short goes before what is long.
+ * Offers first: a receive that finds its message offered already is answered at once, and the peer,
+ * which writes when it has the answer, would find our own offer behind that: its answer to us would
+ * queue behind all it writes. Then receives: the peer is told of each. Last what is written at
+ * once, behind which the peer would learn of our receive only when all of it is there.
+ *
+ * The handles of the round before are given up only here, so that a running collective always holds
+ * one of its group.
+ */
+static rdt_status
+begin_round(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+    const uint32_t round = s->steps[s->next].round;
+    const uint32_t begin = s->next;
+
+    while (s->next < s->step_count && s->steps[s->next].round == round)
+        s->next++;
+    rdt_status status = RDT_OK;
+    for (uint32_t pass = PASS_OFFERS; pass <= PASS_WRITES && status == RDT_OK; pass++)
+        status = begin_pass(coll, begin, (enum pass)pass, err);
+    for (uint32_t i = s->previous; i < begin; i++) {
+        rdt_transfer_free(s->steps[i].transfer);
+        s->steps[i].transfer = NULL;
+    }
+    s->previous = begin;
+    s->first = begin;
+    return status;
+}
+
+static void
+hand_over(struct rdti_coll *coll, struct rdti_step *step, uint64_t len_bytes)
+{
+    const struct rdt_counters done = {.struct_size = sizeof(done), .copied_bytes = len_bytes};
+    const uint64_t began_ns = rdti_pass_begin(len_bytes);
+
+    memcpy(step->landing, rdti_temp_addr(step->kept), len_bytes);
+    rdti_team_count_pass(coll->team, RDTI_PASS_COPY, began_ns);
+    rdti_temps_give(step->kept);
+    step->kept = NULL;
+    rdt_context_count(rdt_group_context(coll->group), &done);
+}
+
+/* A message of the current round has ended well. */
+static rdt_status
+end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *err)
+{
+    const uint64_t want_bytes = step->count * coll->elem_bytes;
+
+    if (step->kind == RDTI_STEP_SEND)
+        return RDT_OK;
+    const uint64_t got_bytes = rdt_transfer_len_bytes(step->transfer);
+    if (got_bytes != want_bytes) {
+        const rdt_status status =
+            rdti_error_set(err, RDT_EMISMATCH, 0, "it sent %llu bytes where %llu were expected",
+                           (unsigned long long)got_bytes, (unsigned long long)want_bytes);
+        return with_context(coll, step, status, err);
+    }
+    if (step->kind == RDTI_STEP_RECV_REDUCE)
+        reduce(coll, step);
+    else if (step->kept != NULL)
+        hand_over(coll, step, want_bytes);
+    return RDT_OK;
+}
+
+/* Look at everything in flight. RDT_OK: the round is over. */
+static rdt_status
+test_round(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    for (uint32_t i = s->first; i < s->next && s->pending > 0; i++) {
+        struct rdti_step *step = &s->steps[i];
+        if (!step->is_pending)
+            continue;
+        rdt_status status = rdt_transfer_test(step->transfer, err);
+        if (status == RDT_EAGAIN)
+            continue;
+        step->is_pending = false;
+        s->pending--;
+        status =
+            status == RDT_OK ? end_message(coll, step, err) : with_context(coll, step, status, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    return s->pending == 0 ? RDT_OK : RDT_EAGAIN;
+}
+
+rdt_status
+rdti_schedule_advance(struct rdti_coll *coll, struct rdt_error *err)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    for (;;) {
+        rdt_status status = test_round(coll, err);
+        if (status != RDT_OK)
+            return status;
+        if (s->next == s->step_count)
+            return RDT_OK;
+        status = begin_round(coll, err);
+        if (status != RDT_OK)
+            return status;
+    }
+}
+
+bool
+rdti_schedule_is_quiet(struct rdti_coll *coll)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    for (uint32_t i = s->first; i < s->next; i++) {
+        struct rdti_step *step = &s->steps[i];
+        if (!step->is_pending || rdt_transfer_test(step->transfer, NULL) == RDT_EAGAIN)
+            continue;
+        step->is_pending = false;
+        s->pending--;
+    }
+    return s->pending == 0;
+}
+
+/* The peers that have to do something, as far as they are named. */
+struct late {
+    uint32_t ranks[LATE_RANKS_MAX];
+    uint32_t count; /* of all */
+    bool is_receiving;
+};
+
+/* One whose pieces are missing is late once. */
+static bool
+is_named(const struct late *late, uint32_t rank)
+{
+    for (uint32_t i = 0; i < late->count && i < LATE_RANKS_MAX; i++)
+        if (late->ranks[i] == rank)
+            return true;
+    return false;
+}
+
+static struct late
+find_late(const struct rdti_schedule *s)
+{
+    struct late late = {0};
+
+    for (uint32_t i = s->first; i < s->next; i++)
+        late.is_receiving |= s->steps[i].is_pending && s->steps[i].kind != RDTI_STEP_SEND;
+    for (uint32_t i = s->first; i < s->next; i++) {
+        const struct rdti_step *step = &s->steps[i];
+        if (!step->is_pending || (step->kind != RDTI_STEP_SEND) != late.is_receiving ||
+            is_named(&late, step->peer))
+            continue;
+        if (late.count < LATE_RANKS_MAX)
+            late.ranks[late.count] = step->peer;
+        late.count++;
+    }
+    return late;
+}
+
+uint32_t
+rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
+{
+    const struct rdti_schedule *s = &coll->schedule;
+    const struct late late = find_late(s);
+    char ranks[RDTI_COLL_RANKS_BYTES];
+
+    rdti_coll_name_ranks(coll, late.ranks, late.count, ranks, sizeof(ranks));
+    (void)snprintf(text, cap, "%s %s (round %u of %u)",
+                   late.is_receiving ? "nothing from" : "what was sent is not taken by", ranks,
+                   s->first < s->step_count ? s->steps[s->first].round + 1 : s->round_count,
+                   s->round_count);
+    return late.count <= LATE_RANKS_MAX ? rdti_coll_only_one(coll, late.ranks, late.count)
+                                        : RDT_SOURCE_ANY;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Landing memory that is kept. */
+#include "collectives/schedule/scratch.h"
+
+#include <stddef.h>
+
+enum { EMPTY = 0, FREE, TAKEN };
+
+static bool
+take_slot(struct rdti_temp *temp, unsigned from)
+{
+    /* acquire: what its last holder did; partner: the releases below */
+    return atomic_compare_exchange_strong_explicit(&temp->state, &from, TAKEN, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+static void
+leave_slot(struct rdti_temp *temp)
+{
+    const unsigned state = temp->region != NULL ? FREE : EMPTY;
+
+    atomic_store_explicit(&temp->state, state, memory_order_release);
+}
+
+/* With the slot taken. */
+static void
+drop_memory(struct rdti_temp *temp)
+{
+    if (temp->region == NULL)
+        return;
+    rdt_region_free(temp->region, NULL, NULL);
+    temp->region = NULL;
+    (void)atomic_fetch_sub_explicit(&temp->temps->kept_bytes, temp->len_bytes,
+                                    memory_order_relaxed);
+    (void)atomic_fetch_sub_explicit(&temp->temps->used, 1, memory_order_relaxed);
+}
+
+void
+rdti_temps_init(struct rdti_temps *temps, uint64_t most_bytes, bool is_repeating)
+{
+    temps->most_bytes = most_bytes;
+    temps->is_repeating = is_repeating;
+    for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++)
+        temps->slots[i].temps = temps;
+}
+
+/* What is wanted. */
+struct wish {
+    const void *tensor;
+    uint64_t len_bytes;
+};
+
+static bool
+is_own(const struct rdti_temp *temp, const struct wish *wish)
+{
+    return temp->wanted_bytes == wish->len_bytes && temp->tensor == wish->tensor;
+}
+
+/* As many bytes as last time, so that its place is known. */
+static bool
+is_same(const struct rdti_temp *temp, const struct wish *wish)
+{
+    return temp->wanted_bytes == wish->len_bytes;
+}
+
+/* Not so large that most of it would lie idle. */
+static bool
+fits(const struct rdti_temp *temp, const struct wish *wish)
+{
+    return temp->len_bytes >= wish->len_bytes && temp->len_bytes / 2 <= wish->len_bytes;
+}
+
+static struct rdti_temp *
+find_free(struct rdti_temps *temps, const struct wish *wish,
+          bool (*suits)(const struct rdti_temp *temp, const struct wish *wish))
+{
+    for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++) {
+        struct rdti_temp *temp = &temps->slots[i];
+        if (!take_slot(temp, FREE))
+            continue;
+        if (suits(temp, wish))
+            return temp;
+        leave_slot(temp);
+    }
+    return NULL;
+}
+
+static uint64_t
+kept_bytes(struct rdti_temps *temps)
+{
+    return atomic_load_explicit(&temps->kept_bytes, memory_order_relaxed);
+}
+
+/* With the slot taken: its memory may make room. */
+static bool
+is_over(const struct rdti_temp *temp)
+{
+    const uint64_t now = atomic_load_explicit(&temp->temps->takes, memory_order_relaxed);
+
+    return !temp->temps->is_repeating || now - temp->taken_at > RDTI_TEMPS_STALE;
+}
+
+/* Until so many bytes more may be kept. False: they may not. */
+static bool
+make_room(struct rdti_temps *temps, uint64_t len_bytes)
+{
+    for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++) {
+        struct rdti_temp *temp = &temps->slots[i];
+        if (kept_bytes(temps) + len_bytes <= temps->most_bytes)
+            break;
+        if (!take_slot(temp, FREE))
+            continue;
+        if (is_over(temp))
+            drop_memory(temp);
+        leave_slot(temp);
+    }
+    return kept_bytes(temps) + len_bytes <= temps->most_bytes;
+}
+
+static struct rdti_temp *
+find_empty(struct rdti_temps *temps)
+{
+    for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++)
+        if (take_slot(&temps->slots[i], EMPTY))
+            return &temps->slots[i];
+    return NULL;
+}
+
+/* An empty slot, else one whose memory is of no use here. */
+static struct rdti_temp *
+find_any(struct rdti_temps *temps)
+{
+    struct rdti_temp *temp = find_empty(temps);
+
+    for (unsigned i = 0; i < RDTI_TEMPS_MAX && temp == NULL; i++) {
+        if (!take_slot(&temps->slots[i], FREE))
+            continue;
+        if (is_over(&temps->slots[i]))
+            temp = &temps->slots[i];
+        else
+            leave_slot(&temps->slots[i]);
+    }
+    return temp;
+}
+
+/* Remembers a tensor, or, without one, a length. True: it was wanted before. */
+static bool
+has_come_again(struct rdti_temps *temps, const void *tensor, uint64_t len_bytes)
+{
+    /* The multiplier of a well-known hash: lengths and addresses are round numbers. */
+    const uint64_t digest =
+        (uint64_t)(uintptr_t)tensor ^ (len_bytes * UINT64_C(0x9e3779b97f4a7c15) | 1);
+
+    for (unsigned i = 0; i < RDTI_TEMPS_SEEN; i++)
+        if (atomic_load_explicit(&temps->seen[i], memory_order_relaxed) == digest)
+            return true;
+    const unsigned at = atomic_fetch_add_explicit(&temps->seen_count, 1, memory_order_relaxed);
+    atomic_store_explicit(&temps->seen[at % RDTI_TEMPS_SEEN], digest, memory_order_relaxed);
+    return false;
+}
+
+/* In a slot that is the caller's, or NULL. NULL: no memory, and it is not any more. */
+static struct rdti_temp *
+make_memory(struct rdti_temp *temp, rdt_context *ctx, uint64_t len_bytes)
+{
+    if (temp == NULL)
+        return NULL;
+    drop_memory(temp);
+    if (rdt_region_alloc(ctx, len_bytes, 0, &temp->region, NULL) != RDT_OK) {
+        temp->region = NULL;
+        leave_slot(temp);
+        return NULL;
+    }
+    temp->len_bytes = len_bytes;
+    (void)atomic_fetch_add_explicit(&temp->temps->kept_bytes, len_bytes, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&temp->temps->used, 1, memory_order_relaxed);
+    return temp;
+}
+
+/* For a tensor that came again; NULL: there is no more for single ones. */
+static struct rdti_temp *
+make_own(struct rdti_temps *temps, rdt_context *ctx, uint64_t len_bytes)
+{
+    const unsigned used = atomic_load_explicit(&temps->used, memory_order_relaxed);
+
+    if (kept_bytes(temps) + len_bytes > RDTI_TEMPS_OWN_BYTES ||
+        used + RDTI_TEMPS_SPARE >= RDTI_TEMPS_MAX)
+        return NULL;
+    return make_memory(find_empty(temps), ctx, len_bytes);
+}
+
+/* Some tensor's memory, or new. */
+static struct rdti_temp *
+find_or_make(struct rdti_temps *temps, rdt_context *ctx, const struct wish *wish)
+{
+    const bool is_known =
+        wish->tensor != NULL && has_come_again(temps, wish->tensor, wish->len_bytes);
+    struct rdti_temp *temp = NULL;
+
+    if (temps->is_repeating && !has_come_again(temps, NULL, wish->len_bytes))
+        return NULL;
+    if (is_known)
+        temp = make_own(temps, ctx, wish->len_bytes);
+    if (temp == NULL)
+        temp = find_free(temps, wish, is_same);
+    if (temp == NULL)
+        temp = find_free(temps, wish, fits);
+    if (temp == NULL && make_room(temps, wish->len_bytes))
+        temp = make_memory(find_any(temps), ctx, wish->len_bytes);
+    return temp;
+}
+
+struct rdti_temp *
+rdti_temps_take(struct rdti_temps *temps, rdt_context *ctx, const void *tensor, uint64_t len_bytes)
+{
+    const struct wish wish = {tensor, len_bytes};
+
+    if (len_bytes <= RDTI_TEMPS_MIN_BYTES || len_bytes > RDTI_TEMPS_MOST_BYTES)
+        return NULL;
+    const uint64_t now = atomic_fetch_add_explicit(&temps->takes, 1, memory_order_relaxed);
+    struct rdti_temp *temp = find_free(temps, &wish, is_own);
+    if (temp == NULL)
+        temp = find_or_make(temps, ctx, &wish);
+    if (temp == NULL)
+        return NULL;
+    temp->wanted_bytes = len_bytes;
+    temp->tensor = tensor;
+    temp->taken_at = now;
+    return temp;
+}
+
+void *
+rdti_temp_addr(const struct rdti_temp *temp)
+{
+    return rdt_region_addr(temp->region);
+}
+
+void
+rdti_temps_give(struct rdti_temp *temp)
+{
+    leave_slot(temp);
+}
+
+void
+rdti_temps_fini(struct rdti_temps *temps)
+{
+    for (unsigned i = 0; i < RDTI_TEMPS_MAX; i++)
+        drop_memory(&temps->slots[i]);
+}

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which algorithm carries a collective out: by its kind, its bytes, and what RDMATENSOR_ALGO says.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "collectives/collective.h"
+#include "collectives/select/cost.h"
+#include "collectives/team/team.h"
+
+enum {
+    /* Below, messages are sent eagerly, and a root was ahead of one that fills a board, when that
+     * waited for the others still: not measured since. Above, a board's two passes over memory cost
+     * more than a tree's one. */
+    BROADCAST_BY_HOSTS_MIN_BYTES = 32 * 1024,
+    BROADCAST_BY_HOSTS_MAX_BYTES = 1024 * 1024,
+};
+
+enum choice {
+    CHOICE_AUTO = 0, /* boards where all members are on one host, else messages */
+    CHOICE_MESSAGES, /* by kind and bytes, never boards */
+    CHOICE_DIRECT,   /* boards, or messages between all without detours */
+    CHOICE_RING,
+    CHOICE_HALVING,
+    CHOICE_TREE,
+    CHOICE_HIERARCHICAL, /* as auto; between hosts always by way of them, where they have several */
+    CHOICES,
+};
+
+static const char *const choices[CHOICES] = {
+    [CHOICE_AUTO] = "auto",
+    [CHOICE_MESSAGES] = "messages",
+    [CHOICE_DIRECT] = "direct",
+    [CHOICE_RING] = "ring",
+    [CHOICE_HALVING] = "halving-doubling",
+    [CHOICE_TREE] = "tree",
+    [CHOICE_HIERARCHICAL] = "hierarchical",
+};
+
+rdt_status
+rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
+{
+    const char *text = getenv("RDMATENSOR_ALGO");
+
+    for (unsigned i = 0; i < CHOICES; i++) {
+        if (text != NULL && text[0] != '\0' && strcmp(text, choices[i]) != 0)
+            continue;
+        *out = i; /* unset: the first */
+        return RDT_OK;
+    }
+    return rdti_error_set(err, RDT_EINVAL, 0,
+                          "RDMATENSOR_ALGO is '%.40s'; want auto, messages, direct, ring, "
+                          "halving-doubling, tree or hierarchical",
+                          text);
+}
+
+/* Sums that others than boards and ordered.c make go in an order of their own. */
+static bool
+keeps_rank_order(unsigned choice)
+{
+    return choice == CHOICE_AUTO || choice == CHOICE_MESSAGES || choice == CHOICE_DIRECT;
+}
+
+rdt_status
+rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err)
+{
+    const char *text = getenv("RDMATENSOR_DETERMINISTIC");
+
+    if (text == NULL || text[0] == '\0' || strcmp(text, "0") == 0) {
+        *out = false;
+        return RDT_OK;
+    }
+    if (strcmp(text, "1") != 0)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "RDMATENSOR_DETERMINISTIC is '%.40s'; want 0 or 1", text);
+    if (!keeps_rank_order(choice))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "RDMATENSOR_DETERMINISTIC=1 sums in rank order, which "
+                              "RDMATENSOR_ALGO=%s does not; unset one of them",
+                              choices[choice]);
+    *out = true;
+    return RDT_OK;
+}
+
+const char *
+rdti_choice_name(unsigned choice)
+{
+    return choices[choice];
+}
+
+bool
+rdti_choice_wants_boards(unsigned choice, uint32_t size)
+{
+    return (choice == CHOICE_AUTO || choice == CHOICE_DIRECT || choice == CHOICE_HIERARCHICAL) &&
+           size <= RDTI_TEAM_MAX;
+}
+
+/* What is packed is small, so that only a ring that is forced sums it by chunks: cost.c. */
+bool
+rdti_choice_sums_by_chunk(const struct rdti_coll *coll)
+{
+    return coll->team != NULL && coll->team->choice == CHOICE_RING;
+}
+
+/* NULL: the members are on as many hosts as they are. */
+static const struct rdti_hosts *
+hosts_of(const struct rdti_coll *coll)
+{
+    return rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS ? &coll->team->hosts : NULL;
+}
+
+/* NULL: the operation has one algorithm. */
+static const struct rdti_coll_algorithm *
+cheapest(const struct rdti_coll *coll)
+{
+    /* Only a sum must go in a pack as each tensor does alone. */
+    const uint64_t len_bytes =
+        coll->args.op == RDT_COLL_ALLGATHER ? coll->block_bytes : rdti_pack_unit_bytes(coll);
+
+    if (coll->team == NULL)
+        return rdti_cost_flat(&rdti_costs_built_in, coll->args.op, coll->size, NULL, len_bytes)
+            .algorithm;
+    return rdti_cost_flat(coll->team->costs, coll->args.op, coll->size, hosts_of(coll), len_bytes)
+        .algorithm;
+}
+
+/* A small value that is divided before it is summed is 0 in f16; bf16 has the range of a float. */
+static bool
+may_divide_first(const struct rdti_coll *coll)
+{
+    return coll->args.dtype != RDT_F16 || !rdti_coll_averages_halves(coll);
+}
+
+/* Messages have inputs alone, so that no partial sum is rounded. Between hosts of several members a
+ * ring, which divides first, has so many times fewer bytes. */
+static bool
+sums_inputs(const struct rdti_coll *coll)
+{
+    return rdti_coll_averages_halves(coll) && coll->size > 2 &&
+           (!may_divide_first(coll) || coll->args.op != RDT_COLL_REDUCE_SCATTER ||
+            hosts_of(coll) == NULL);
+}
+
+/* The operation sums, and has to do so in rank order, or of inputs. NULL: it does not. */
+static const struct rdti_coll_algorithm *
+ordered_of(const struct rdti_coll *coll)
+{
+    if (coll->team == NULL || (!coll->team->is_ordered && !sums_inputs(coll)))
+        return NULL;
+    switch (coll->args.op) {
+    case RDT_COLL_ALLREDUCE:
+        return &rdti_allreduce_ordered;
+    case RDT_COLL_REDUCE:
+        return &rdti_reduce_ordered;
+    case RDT_COLL_REDUCE_SCATTER:
+        return &rdti_reduce_scatter_ordered;
+    default:
+        return NULL;
+    }
+}
+
+/* A forced algorithm counts where the operation has it. */
+static const struct rdti_coll_algorithm *
+choose_messages(const struct rdti_coll *coll, unsigned choice)
+{
+    static const struct rdti_coll_algorithm *const forced[][CHOICES] = {
+        [RDT_COLL_BROADCAST] = {[CHOICE_RING] = &rdti_broadcast_ring,
+                                [CHOICE_TREE] = &rdti_broadcast_binomial},
+        [RDT_COLL_REDUCE] = {[CHOICE_DIRECT] = &rdti_reduce_ordered,
+                             [CHOICE_TREE] = &rdti_reduce_binomial},
+        [RDT_COLL_ALLREDUCE] = {[CHOICE_DIRECT] = &rdti_allreduce_doubling,
+                                [CHOICE_RING] = &rdti_allreduce_ring,
+                                [CHOICE_HALVING] = &rdti_allreduce_halving,
+                                [CHOICE_TREE] = &rdti_allreduce_tree},
+        [RDT_COLL_ALLGATHER] = {[CHOICE_DIRECT] = &rdti_allgather_direct,
+                                [CHOICE_RING] = &rdti_allgather_ring},
+        [RDT_COLL_REDUCE_SCATTER] = {[CHOICE_DIRECT] = &rdti_reduce_scatter_ordered,
+                                     [CHOICE_RING] = &rdti_reduce_scatter_ring},
+    };
+    static const struct rdti_coll_algorithm *const only[] = {
+        [RDT_COLL_GATHER] = &rdti_gather_direct,
+        [RDT_COLL_SCATTER] = &rdti_scatter_direct,
+        [RDT_COLL_ALLTOALL] = &rdti_alltoall_pairwise,
+        [RDT_COLL_BARRIER] = &rdti_barrier_dissemination,
+    };
+    const uint32_t op = coll->args.op;
+
+    if (ordered_of(coll) != NULL)
+        return ordered_of(coll);
+    if (op < sizeof(forced) / sizeof(forced[0]) && forced[op][choice] != NULL)
+        return forced[op][choice];
+    const struct rdti_coll_algorithm *algorithm = cheapest(coll);
+    return algorithm != NULL ? algorithm : only[op];
+}
+
+/* Messages of a binomial tree that go to another host; by way of hosts there is one for each. */
+static bool
+crosses_more_than_once(const struct rdti_coll *coll)
+{
+    const struct rdti_hosts *hosts = &coll->team->hosts;
+    uint32_t crossing = 0;
+
+    for (uint32_t member = 1; member < coll->size; member++) {
+        const uint32_t above = member & (member - 1);
+        const uint32_t root = coll->args.root;
+        if (hosts->of[(root + member) % coll->size] != hosts->of[(root + above) % coll->size])
+            crossing++;
+    }
+    return crossing >= hosts->count;
+}
+
+static bool
+goes_by_hosts(const struct rdti_coll *coll)
+{
+    const struct rdti_team *team = coll->team;
+    const uint64_t bytes = rdti_pack_unit_bytes(coll);
+
+    if (team->choice == CHOICE_DIRECT || !rdti_hierarchical_has(coll->args.op) ||
+        !may_divide_first(coll) || (team->is_ordered && ordered_of(coll) != NULL))
+        return false;
+    if (team->choice == CHOICE_HIERARCHICAL)
+        return true;
+    if (coll->args.op == RDT_COLL_BROADCAST)
+        return bytes >= BROADCAST_BY_HOSTS_MIN_BYTES && bytes <= BROADCAST_BY_HOSTS_MAX_BYTES &&
+               crosses_more_than_once(coll);
+    if (coll->args.op != RDT_COLL_ALLREDUCE)
+        return true;
+    return rdti_cost_by_hosts(team->costs, &team->hosts, bytes).cost_ps <
+           rdti_cost_flat(team->costs, RDT_COLL_ALLREDUCE, coll->size, &team->hosts, bytes).cost_ps;
+}
+
+/* Of a group that sends messages. */
+static const struct rdti_coll_algorithm *
+choose_by_costs(const struct rdti_coll *coll)
+{
+    if (rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS && goes_by_hosts(coll))
+        return &rdti_hierarchical;
+    return choose_messages(coll, coll->team->choice);
+}
+
+const struct rdti_coll_algorithm *
+rdti_coll_choose(const struct rdti_coll *coll)
+{
+    if (coll->team == NULL) /* a group of one */
+        return choose_messages(coll, CHOICE_AUTO);
+    switch (rdti_team_verdict(coll->team)) {
+    case RDTI_VERDICT_DIRECT:
+        return &rdti_direct;
+    case RDTI_VERDICT_UNDECIDED:
+        return &rdti_undecided;
+    default: /* RDTI_VERDICT_HOSTS, RDTI_VERDICT_MESSAGES */
+        return choose_by_costs(coll);
+    }
+}
+
+const char *
+rdti_choice_at(struct rdti_team *team, uint32_t op, uint64_t len_bytes)
+{
+    const struct rdti_coll coll = {.args = {.op = op, .dtype = RDT_U8, .count = len_bytes},
+                                   .team = team,
+                                   .rank = team->rank,
+                                   .size = team->size,
+                                   .elem_bytes = 1,
+                                   .block_bytes = len_bytes};
+
+    return choose_by_costs(&coll)->name;
+}
