@@ -71,9 +71,6 @@ rdt_status rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
  * op.complete; on an error nothing happened. Counts writes and reads.
  */
 rdt_status rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err);
-/* [driver] Whether a write into that memory would be over when it was posted: it is mapped, and
- * nothing waits in the lane. What is not mapped yet is asked for. */
-bool rdti_endpoint_writes_at_once(rdt_endpoint *ep, const struct rdt_remote_region *remote);
 /* A write without a handle: the block is copied into the op; its source must stay until
  * `on_release` of the transfer, which gets `owner`, unless the lane took it at once (shm). */
 rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *block,

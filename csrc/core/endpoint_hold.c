@@ -37,16 +37,6 @@ hold(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out, struc
     return RDT_OK;
 }
 
-bool
-rdti_endpoint_writes_at_once(rdt_endpoint *ep, const struct rdt_remote_region *remote)
-{
-    void *addr;
-
-    return rdti_endpoint_get_state(ep) == RDTI_EP_READY && ep->lane != NULL &&
-           ep->lane->transport->map != NULL && ep->lane->transport->is_idle(ep->lane) &&
-           ep->lane->transport->map(ep->lane, remote, &addr, NULL) == RDT_OK;
-}
-
 rdt_status
 rdt_endpoint_hold(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out,
                   struct rdt_error *err)

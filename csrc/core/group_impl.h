@@ -94,8 +94,8 @@ struct rdt_group {
  *   OFFERED   send  read, by the peer, until it answers    FIN, NACK -> finished; CTS: written,
  *                                                          and once all is granted -> LANE
  *   LANE      send  read, by the lane                      the lane's completion -> finished
- *   PULL      recv  written, by our reads; shares of it    all there, error -> finished; the
- *                   are written to the desk                kernel permits it no more -> STAGING or
+ *   PULL      recv  written, by our reads                  all read, error -> finished; the
+ *                                                          kernel permits it no more -> STAGING or
  *                                                          GRANTED
  *   STAGING   recv  no (waits for the bounce buffer)       its turn -> GRANTED; cancel -> finished
  *   GRANTED   recv  written, by the peer                   FIN, NACK -> DRAINING or finished
@@ -133,10 +133,9 @@ struct rdti_request {
     bool is_cancelled; /* `error` is its end */
     bool owns_region;
     bool is_bounced;
-    bool is_process;  /* PULL: by process_vm_readv, else by READ */
-    bool is_nacked;   /* PULL: its sender has cancelled it */
-    bool is_unhelped; /* PULL: its sender is asked no more; OFFERED: no share is written */
-    uint32_t peer;    /* group rank; RDT_SOURCE_ANY until it matched */
+    bool is_process; /* PULL: by process_vm_readv, else by READ */
+    bool is_nacked;  /* PULL: its sender has cancelled it */
+    uint32_t peer;   /* group rank; RDT_SOURCE_ANY until it matched */
     uint64_t tag;
     void *buf;          /* of a send: only read */
     uint64_t len_bytes; /* of the message; of a receive before the match: its room */
@@ -148,9 +147,6 @@ struct rdti_request {
     uint64_t id;                 /* the sender's number of the rendezvous */
     bool has_id;                 /* ours: OFFERED */
     uint64_t done_bytes;
-    uint64_t own_bytes;   /* PULL: what lies behind them is, or was, written by the sender; OFFERED:
-                             so much was asked for as shares */
-    uint32_t share_count; /* PULL: what it was asked for and is not here yet */
     uint64_t checked_bytes; /* of a receive: compared with their sums */
     uint32_t *sums;         /* of the whole message, or NULL; freed with the request */
     uint32_t ops;           /* given to the lane and not completed */

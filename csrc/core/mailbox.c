@@ -64,10 +64,8 @@ rdti_mailbox_destroy(struct rdti_mailbox *m)
     }
     rdt_region_free(m->large, NULL, NULL);
     rdt_region_free(m->bounce, NULL, NULL);
-    rdt_region_free(m->desk, NULL, NULL);
     m->large = NULL;
     m->bounce = NULL;
-    m->desk = NULL;
     m->is_destroyed = true;
     if (m->has_task)
         return; /* the task's last step frees it */
@@ -166,8 +164,7 @@ rdti_mailbox_on_ready(struct rdti_mailbox *m)
 static bool
 is_answer(const struct rdti_message *head)
 {
-    return head->kind == RDTI_MESSAGE_SUMS_READ || head->kind == RDTI_MESSAGE_STOOD ||
-           head->kind == RDTI_MESSAGE_SHARED;
+    return head->kind == RDTI_MESSAGE_SUMS_READ || head->kind == RDTI_MESSAGE_STOOD;
 }
 
 static void
@@ -195,8 +192,7 @@ queue(struct rdti_mailbox *m, const struct rdti_message *head, const void *body,
     if (head->kind == RDTI_MESSAGE_STAND || head->kind == RDTI_MESSAGE_PLACE)
         rdti_count(&m->ctx->counters.control_messages[RDTI_TRAFFIC_PLANNED], 1);
     else if (head->kind == RDTI_MESSAGE_CTS || head->kind == RDTI_MESSAGE_GROW ||
-             head->kind == RDTI_MESSAGE_RING || head->kind == RDTI_MESSAGE_DESK ||
-             head->kind == RDTI_MESSAGE_SHARE)
+             head->kind == RDTI_MESSAGE_RING)
         rdti_count(&m->ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1);
 }
 

@@ -188,7 +188,6 @@ body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uin
         *out = RDTI_CTS_BYTES;
         break;
     case RDTI_MESSAGE_RING:
-    case RDTI_MESSAGE_DESK:
         *out = RDT_REMOTE_REGION_BYTES;
         break;
     case RDTI_MESSAGE_NACK:
@@ -266,12 +265,6 @@ dispatch(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t 
         return rdti_stand_on_posted(m, head, err);
     case RDTI_MESSAGE_LANDED:
         return rdti_stand_on_landed(m, head, err);
-    case RDTI_MESSAGE_DESK:
-        return rdti_help_on_desk(m, body, err);
-    case RDTI_MESSAGE_SHARE:
-        return rdti_help_on_share(m, head, err);
-    case RDTI_MESSAGE_SHARED:
-        return rdti_help_on_shared(m, head, err);
     case RDTI_MESSAGE_PAD:
         return broken(m, err, "sent padding in the place of a message");
     default:

@@ -25,8 +25,8 @@
 /* RTS that wait for their receives, of one peer: 200 MiB of ours at most. More is a flood. */
 #define RDTI_OFFERS_MAX (UINT32_C(1) << 19)
 
-/* Answers to SUMS_GET, STAND and SHARE that wait for room in the peer's ring: 80 MiB of ours at
- * most. Who asks takes them as they come. More is a flood. */
+/* Answers to SUMS_GET and STAND that wait for room in the peer's ring: 80 MiB of ours at most. Who
+ * asks takes them as they come. More is a flood. */
 #define RDTI_ANSWERS_MAX (UINT32_C(1) << 16)
 
 enum rdti_reach { RDTI_REACH_UNKNOWN, RDTI_REACH_YES, RDTI_REACH_NO };
@@ -37,18 +37,6 @@ struct rdti_id {
     uint32_t generation;
     uint32_t next_free;
 };
-
-/* A slot of the desk. BUSY: the peer was asked and has not answered. */
-enum rdti_share_state { RDTI_SHARE_FREE, RDTI_SHARE_BUSY, RDTI_SHARE_READY };
-struct rdti_share {
-    enum rdti_share_state state;
-    bool is_unwanted; /* BUSY: its receive is over, or has read it */
-    uint64_t id;
-    uint64_t off_bytes; /* in the message */
-    uint64_t len_bytes;
-};
-#define RDTI_SHARES 4
-#define RDTI_SHARE_BYTES (UINT64_C(256) << 10)
 
 /* The peer's half of a group that does not exist here yet uses this path. */
 struct rdti_interest {
@@ -80,7 +68,7 @@ struct rdti_mailbox {
     bool has_next_ring;
     struct rdt_remote_region next_ring;
     struct rdti_list control; /* struct rdti_parcel: wait for space, before all sends */
-    uint32_t answer_count;    /* SUMS_READ, STOOD and SHARED among them */
+    uint32_t answer_count;    /* SUMS_READ and STOOD among them */
     struct rdti_list sends;   /* QUEUED */
 
     /* Inbound: our ring. */
@@ -105,11 +93,6 @@ struct rdti_mailbox {
     struct rdti_list staging; /* STAGING */
     rdt_region *bounce;       /* where the peer can write only into the arena */
     bool is_bounce_busy;
-    rdt_region *desk; /* where the peer writes shares of what we read; NULL: not yet */
-    struct rdti_share shares[RDTI_SHARES];
-    uint32_t help_pause;                /* for so many messages the sender is not asked */
-    uint32_t help_refusals;             /* the next pause */
-    struct rdt_remote_region peer_desk; /* the same of the peer; len_bytes 0: it has told of none */
     bool has_task;
     struct rdti_list arrivals; /* by mailbox_link */
     struct rdti_list orphans;  /* those of them without a group */
@@ -206,13 +189,6 @@ bool rdti_offer_write(struct rdti_mailbox *m, struct rdti_request *send,
 rdt_status rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err);
 void rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);
 void rdti_offer_cancel(struct rdti_request *send, const struct rdt_error *err);
-/* Our send of that number, or NULL. */
-struct rdti_request *rdti_offer_find(const struct rdti_mailbox *m, uint64_t id);
-/* Write a part of a send into the receiver's memory. On an error nothing went. */
-rdt_status rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send,
-                                 uint64_t from_bytes, uint64_t len_bytes,
-                                 const struct rdt_remote_region *to, uint64_t to_off,
-                                 enum rdti_traffic traffic, struct rdt_error *err);
 /* Give the number back, if the request has one. */
 void rdti_offer_forget(struct rdti_request *request);
 
@@ -226,26 +202,7 @@ void rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id);
 /* The sender will not write any more, and takes its offer back. */
 void rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why);
 void rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err);
-/* Before a part of its buffer is written from here: of what is large, the pages come at once. */
-void rdti_receive_populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes);
 void rdti_receive_on_ended(struct rdti_mailbox *m, const struct rdt_error *err);
-
-/* mailbox_help.c: the sender of a large message writes shares of what its receiver reads */
-
-/* Before a slice of a PULL by process_vm_readv is read: asks for shares where that may be worth it.
- */
-void rdti_help_ask(struct rdti_mailbox *m, struct rdti_request *receive);
-/* Copies a share that has come to where it belongs; false: none has. */
-bool rdti_help_take(struct rdti_mailbox *m, struct rdti_request *receive);
-/* Nothing else is left to do: reads, too, what was asked for last and has not come. */
-void rdti_help_take_back(struct rdti_mailbox *m, struct rdti_request *receive);
-/* The receive is over: what was asked for is for nobody. */
-void rdti_help_end(struct rdti_mailbox *m, struct rdti_request *receive);
-rdt_status rdti_help_on_desk(struct rdti_mailbox *m, const uint8_t *body, struct rdt_error *err);
-rdt_status rdti_help_on_share(struct rdti_mailbox *m, const struct rdti_message *head,
-                              struct rdt_error *err);
-rdt_status rdti_help_on_shared(struct rdti_mailbox *m, const struct rdti_message *head,
-                               struct rdt_error *err);
 
 /* mailbox_process.c */
 /* How many bytes came, or less than 0. The canary comes by the same call, so that it is of the

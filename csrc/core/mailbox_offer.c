@@ -46,8 +46,8 @@ take_id(struct rdti_mailbox *m, struct rdti_request *send)
     return (uint64_t)entry->generation << 32 | index;
 }
 
-struct rdti_request *
-rdti_offer_find(const struct rdti_mailbox *m, uint64_t id)
+static struct rdti_request *
+find(const struct rdti_mailbox *m, uint64_t id)
 {
     const uint64_t index = id & UINT32_MAX;
 
@@ -204,10 +204,10 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     rdti_engine_leave(engine);
 }
 
-rdt_status
-rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send, uint64_t from_bytes,
-                      uint64_t len_bytes, const struct rdt_remote_region *to, uint64_t to_off,
-                      enum rdti_traffic traffic, struct rdt_error *err)
+/* What of the message was not granted yet, so far as it fits. On an error nothing went. */
+static rdt_status
+write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *cts,
+              uint64_t len_bytes, enum rdti_traffic traffic, struct rdt_error *err)
 {
     struct rdt_transfer *t = rdti_transfer_new(m->ctx->pool);
 
@@ -216,17 +216,18 @@ rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send, uint64_
     t->op.kind = RDTI_OP_WRITE;
     t->op.traffic = (uint8_t)traffic;
     t->op.notify = RDTI_NOTIFY_NONE;
-    t->op.is_relied_on = true; /* FIN, LANDED and SHARED come behind it */
-    t->op.remote = *to;
-    t->op.block = (struct rdt_block){.src = (const char *)send->buf + from_bytes,
+    t->op.is_relied_on = true; /* FIN and LANDED come behind it */
+    t->op.remote = cts->region;
+    t->op.block = (struct rdt_block){.src = (const char *)send->buf + send->done_bytes,
                                      .len_bytes = len_bytes,
-                                     .dst_off = to_off};
+                                     .dst_off = cts->region_off};
     t->op.blocks = &t->op.block;
     t->op.block_count = 1;
     t->op.len_bytes = len_bytes;
     t->op.complete = on_written;
     t->owner = send;
     send->ops++;
+    send->done_bytes += len_bytes; /* before: a lane may end the send inside the call */
     const rdt_status status = rdti_endpoint_post(m->ep, t, err);
     if (status != RDT_OK) {
         send->ops--;
@@ -235,18 +236,6 @@ rdti_offer_write_part(struct rdti_mailbox *m, struct rdti_request *send, uint64_
     }
     rdt_transfer_free(t);
     return RDT_OK;
-}
-
-/* What of the message was not granted yet, so far as it fits. */
-static rdt_status
-write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *cts,
-              uint64_t len_bytes, enum rdti_traffic traffic, struct rdt_error *err)
-{
-    const uint64_t from_bytes = send->done_bytes;
-
-    send->done_bytes += len_bytes; /* before: a lane may end the send inside the call */
-    return rdti_offer_write_part(m, send, from_bytes, len_bytes, &cts->region, cts->region_off,
-                                 traffic, err);
 }
 
 bool
@@ -267,7 +256,7 @@ rdt_status
 rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
                   struct rdt_error *err)
 {
-    struct rdti_request *send = rdti_offer_find(m, head->id);
+    struct rdti_request *send = find(m, head->id);
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     struct rdti_cts cts;
     rdt_status status = rdti_cts_decode(body, RDTI_CTS_BYTES, &cts, err);
@@ -310,7 +299,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
 rdt_status
 rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err)
 {
-    struct rdti_request *send = rdti_offer_find(m, id);
+    struct rdti_request *send = find(m, id);
 
     if (send == NULL)
         return RDT_OK;
@@ -325,7 +314,7 @@ rdti_offer_on_fin(struct rdti_mailbox *m, uint64_t id, struct rdt_error *err)
 void
 rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
 {
-    struct rdti_request *send = rdti_offer_find(m, id);
+    struct rdti_request *send = find(m, id);
 
     if (send == NULL)
         return;

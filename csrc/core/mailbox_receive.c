@@ -43,8 +43,9 @@ refuse(struct rdti_request *receive, const struct rdt_error *err)
     rdti_request_finish(receive, (rdt_status)err->status, err);
 }
 
-void
-rdti_receive_populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes)
+/* Before a part of its buffer is written from here: of what is large, the pages come at once. */
+static void
+populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes)
 {
     if (receive->len_bytes >= POPULATE_FROM_BYTES)
         rdti_pages_populate((char *)receive->buf + off_bytes, len_bytes);
@@ -93,7 +94,7 @@ read_region(struct rdti_request *receive)
     t->op.len_bytes = t->op.block.len_bytes;
     t->op.complete = on_read;
     receive->ops++;
-    rdti_receive_populate(receive, receive->done_bytes, t->op.len_bytes);
+    populate(receive, receive->done_bytes, t->op.len_bytes);
     const rdt_status status = rdti_endpoint_post(receive->mailbox->ep, t, &err);
     if (status != RDT_OK) {
         receive->ops--;
@@ -119,7 +120,6 @@ leave_process(struct rdti_request *receive, const char *why)
     struct rdti_mailbox *m = receive->mailbox;
 
     forbid_process(m, receive->rts.pid, why);
-    rdti_help_end(m, receive);
     rdti_list_remove(&receive->link);
     receive->done_bytes = receive->checked_bytes = 0;
     if (receive->is_nacked) { /* the sender answers no grant any more */
@@ -135,13 +135,11 @@ leave_process(struct rdti_request *receive, const char *why)
 static void
 read_process(struct rdti_request *receive)
 {
-    /* While the sender writes, too, it is not left waiting for us. */
-    const uint64_t most_bytes = receive->share_count > 0 ? RDTI_SHARE_BYTES : PROCESS_SLICE_BYTES;
-    const uint64_t left = receive->own_bytes - receive->done_bytes;
-    const uint64_t len_bytes = left < most_bytes ? left : most_bytes;
+    const uint64_t left = receive->len_bytes - receive->done_bytes;
+    const uint64_t len_bytes = left < PROCESS_SLICE_BYTES ? left : PROCESS_SLICE_BYTES;
     bool is_other = false;
 
-    rdti_receive_populate(receive, receive->done_bytes, len_bytes);
+    populate(receive, receive->done_bytes, len_bytes);
     const ssize_t got = rdti_process_read(receive, len_bytes, &is_other);
     const int sys_errno = got < 0 ? errno : 0;
 
@@ -162,20 +160,7 @@ static bool
 wants_slice(const struct rdti_request *receive)
 {
     return receive->ops == 0 && receive->op_status == RDT_OK && !receive->is_cancelled &&
-           (receive->done_bytes < receive->own_bytes || receive->share_count > 0);
-}
-
-/* A share that has come goes first: its slot is the sender's next. */
-static void
-read_process_or_share(struct rdti_mailbox *m, struct rdti_request *receive)
-{
-    if (receive->share_count > 0 && rdti_help_take(m, receive))
-        return;
-    if (receive->done_bytes == receive->own_bytes)
-        rdti_help_take_back(m, receive);
-    rdti_help_ask(m, receive);
-    if (receive->done_bytes < receive->own_bytes)
-        read_process(receive);
+           receive->done_bytes < receive->len_bytes;
 }
 
 static void
@@ -183,7 +168,6 @@ end_read(struct rdti_request *receive)
 {
     struct rdti_mailbox *m = receive->mailbox;
 
-    rdti_help_end(m, receive);
     if (receive->op_status != RDT_OK || receive->is_cancelled) {
         const struct rdt_error err = receive->error;
         refuse(receive, &err);
@@ -219,7 +203,7 @@ run_reads(struct rdti_mailbox *m, uint32_t slices)
         if (slices-- == 0)
             return;
         if (receive->is_process)
-            read_process_or_share(m, receive);
+            read_process(receive);
         else
             read_region(receive);
     }
@@ -255,7 +239,6 @@ begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process
     rdti_request_become(receive, RDTI_REQUEST_PULL);
     receive->is_process = is_process;
     receive->transfer->owner = receive;
-    receive->own_bytes = receive->len_bytes;
     rdti_list_append(&m->pulls, &receive->link);
     if (is_first) /* most are done here and now */
         run_reads(m, 1);
@@ -502,7 +485,7 @@ rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
     if (receive->is_bounced && !receive->is_cancelled) {
         const uint64_t left = receive->len_bytes - receive->done_bytes;
         const uint64_t len_bytes = left < BOUNCE_BYTES ? left : BOUNCE_BYTES;
-        rdti_receive_populate(receive, receive->done_bytes, len_bytes);
+        populate(receive, receive->done_bytes, len_bytes);
         rdti_copy((char *)receive->buf + receive->done_bytes, rdt_region_addr(m->bounce), len_bytes,
                   RDTI_COPY_TO_OWN);
         rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);

@@ -37,14 +37,8 @@ enum rdti_message_kind {
     RDTI_MESSAGE_POSTED = 18, /* message `count` has its receive, in the place len_bytes or none;
                                  where tags are the numbers: op to root are the receive's, and `tag`
                                  its elements */
-    RDTI_MESSAGE_LANDED = 19, /* message `count` lies in its place; `tag`: a digest of its
+    RDTI_MESSAGE_LANDED = 19  /* message `count` lies in its place; `tag`: a digest of its
                                  chunks' CRC-32C where both sides verify, else 0 */
-    /* The reader of an RTS shares the work with its sender (core/mailbox_help.c): */
-    RDTI_MESSAGE_DESK = 20,  /* once: a remote region follows, for what is written at our request */
-    RDTI_MESSAGE_SHARE = 21, /* of `id`: write len_bytes from byte `count` on to byte `tag` of the
-                                desk */
-    RDTI_MESSAGE_SHARED = 22 /* the answer to each, in their order: it is written; len_bytes 0: it
-                                is not, nor anything that is asked of this `id` later */
 };
 
 /* On the wire in the order below without gaps: 4 u8, 2 u16, 5 u64, 2 u32, 8 bytes. */

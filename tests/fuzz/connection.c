@@ -328,7 +328,7 @@ write_seeds(const char *dir)
         add_record(in, RDTI_FRAME_GOODBYE, NULL, 0);
         fuzz_write_seed(dir, count++, in->bytes, in->len_bytes);
     }
-    for (uint8_t kind = RDTI_MESSAGE_EAGER; kind <= RDTI_MESSAGE_SHARED; kind++) {
+    for (uint8_t kind = RDTI_MESSAGE_EAGER; kind <= RDTI_MESSAGE_LANDED; kind++) {
         for (int summed = 0; summed < 2; summed++) {
             const uint8_t notification[4] = {kind, 0, 0xf4, 0xff};
             begin_input(in, LIAR_READY, false);

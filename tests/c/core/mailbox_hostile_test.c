@@ -27,7 +27,7 @@ TEST(lies_about_lengths_and_members)
     REFUSED(&head, NULL, 0, "cannot be it");
     head = plain(&prey, 0);
     REFUSED(&head, NULL, 0, "unknown kind");
-    head = plain(&prey, RDTI_MESSAGE_SHARED + 1);
+    head = plain(&prey, RDTI_MESSAGE_LANDED + 1);
     REFUSED(&head, NULL, 0, "unknown kind");
     for (uint8_t kind = RDTI_MESSAGE_SUMS; kind <= RDTI_MESSAGE_SUMS_READ; kind++) {
         head = plain(&prey, kind);
@@ -493,7 +493,7 @@ random_head(struct prey *prey, uint64_t *state, struct rdti_message *head)
 {
     const uint64_t edges[] = {0, 1, 8, 9, 64, 4032, 4096, UINT32_MAX, UINT64_MAX};
 
-    *head = plain(prey, (enum rdti_message_kind)(next_random(state) % (RDTI_MESSAGE_SHARED + 1)));
+    *head = plain(prey, (enum rdti_message_kind)(next_random(state) % (RDTI_MESSAGE_LANDED + 1)));
     if (next_random(state) % 4 == 0)
         head->source = (uint16_t)next_random(state);
     if (next_random(state) % 4 == 0)

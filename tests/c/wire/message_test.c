@@ -56,7 +56,7 @@ TEST(message_refuses_unknown_kinds)
     for (unsigned kind = 0; kind < 256; kind++) {
         wire[0] = (uint8_t)kind;
         CHECK_INT_EQ(decode_strictly(codec_named("message"), wire, sizeof(wire), &out),
-                     kind >= 1 && kind <= RDTI_MESSAGE_SHARED ? RDT_OK : RDT_EPROTO);
+                     kind >= 1 && kind <= RDTI_MESSAGE_LANDED ? RDT_OK : RDT_EPROTO);
     }
 }
 
