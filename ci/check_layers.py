@@ -1,37 +1,73 @@
-"""Check that no #include of csrc/ goes against the arrow. Usage: check_layers.py [ROOT]."""
+"""Check that no include and no call of csrc/ goes against the arrow. Usage: check_layers.py [ROOT].
+
+A room is a folder of csrc/. A file includes the headers, and uses the external functions and
+variables, of its own room and of the rooms that ALLOWED names for it. BREACHES has what still goes
+against an arrow; each count may only fall.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
+from csrc_rooms import Rooms, read_rooms
+
 PUBLIC_HEADER = "rdmatensor.h"
-TRANSPORT = "transport"  # its own files: the table; each folder below it is a layer of its own
-COLLECTIVES = (
-    "collectives",
-    "collectives/board",
-    "collectives/reduce",
-    "collectives/schedule",
-    "collectives/select",
-    "collectives/team",
+BASE = frozenset({"base", "wire"})
+TRANSPORT = frozenset({*BASE, "transport"})
+PROCESS = frozenset({*TRANSPORT, "progress", "memory", "process"})
+GROUND = frozenset({*PROCESS, "connect"})
+ENDPOINT = frozenset({*GROUND, "endpoint"})
+COLLECTIVES = frozenset(
+    {
+        "collectives",
+        "collectives/board",
+        "collectives/reduce",
+        "collectives/schedule",
+        "collectives/select",
+        "collectives/team",
+    }
 )
-# layer: the layers whose headers it may include, besides its own and the public header's.
+# room: the rooms that it may know, besides its own and the public header.
 ALLOWED: dict[str, frozenset[str]] = {
     "include": frozenset(),
     "base": frozenset(),
     "wire": frozenset({"base"}),
-    TRANSPORT: frozenset({"base", "wire"}),
-    "transport/shm": frozenset({"base", "wire", TRANSPORT}),
-    "transport/tcp": frozenset({"base", "wire", TRANSPORT}),
-    "transport/verbs": frozenset({"base", "wire", TRANSPORT}),
+    "transport": BASE,
+    "transport/shm": TRANSPORT,
+    "transport/tcp": TRANSPORT,
+    "transport/verbs": TRANSPORT,
     "gpu": frozenset({"base"}),
-    "core": frozenset({"base", "wire", TRANSPORT}),
-    "api": frozenset({"base", "wire", TRANSPORT, "core", "gpu"}),
-    **{room: frozenset({"base", "wire", *COLLECTIVES}) for room in COLLECTIVES},
+    "progress": TRANSPORT,
+    "memory": frozenset({*TRANSPORT, "progress"}),
+    "process": PROCESS,
+    "connect": PROCESS,
+    "endpoint": GROUND,
+    "slot": ENDPOINT,
+    "message": ENDPOINT,
+    "group": frozenset({*ENDPOINT, "message"}),
+    "api": frozenset(
+        {*ENDPOINT, "slot", "message", "group", "gpu"}
+        | {"transport/shm", "transport/tcp", "transport/verbs"}
+    ),
+    **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
     "c10d": frozenset({"wire", *COLLECTIVES}),
 }
-# Foreign headers that belong to one layer.
+# The rooms above the public header: its functions are theirs to call, wherever they stand.
+ON_PUBLIC_HEADER = frozenset({*COLLECTIVES, "c10d"})
+# (from, to): includes that are against the arrow, and pairs of a file and what it uses there.
+BREACHES: dict[tuple[str, str], tuple[int, int]] = {
+    ("endpoint", "group"): (3, 4),
+    ("endpoint", "message"): (6, 10),
+    ("endpoint", "slot"): (5, 9),
+    ("message", "group"): (3, 23),
+    ("message", "slot"): (1, 1),
+    ("slot", "message"): (1, 0),
+}
+# Foreign headers that belong to one room.
 FOREIGN: dict[str, str] = {
     "torch/": "c10d",
     "ATen/": "c10d",
@@ -42,47 +78,89 @@ FOREIGN: dict[str, str] = {
     "rdma/": "transport/verbs",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+Found = list[tuple[tuple[str, str], str]]  # an arrow against the table, and the line that says so
 
 
-def layer_of(path: str) -> str:
-    """Return the layer of a path that is relative to csrc/: its folder."""
-    return str(Path(path).parent)
-
-
-def problem_with(layer: str, quote: str, target: str) -> str | None:
-    """Say what is wrong with one include of a file of this layer, or None."""
+def include_problem(room: str, quote: str, target: str) -> str | None:
+    """Say what is wrong with how or what a file of this room includes, arrows apart; or None."""
     if quote == "<":
         for prefix, owner in FOREIGN.items():
-            if target.startswith(prefix) and layer != owner:
+            if target.startswith(prefix) and room != owner:
                 return f"<{target}> is for csrc/{owner} only"
-        if layer == "include" and target not in ("stddef.h", "stdint.h"):
+        if room == "include" and target not in ("stddef.h", "stdint.h"):
             return f"the public header includes <{target}>: stddef.h and stdint.h only"
         return None
-    if target == PUBLIC_HEADER:
-        return None
-    to_layer = layer_of(target)
-    if to_layer not in ALLOWED or ".." in target:
+    if target != PUBLIC_HEADER and (str(Path(target).parent) not in ALLOWED or ".." in target):
         return f'"{target}" is not written from csrc/, e.g. "base/error.h"'
-    if to_layer != layer and to_layer not in ALLOWED[layer]:
-        return f'"{target}": {layer} must not know {to_layer}'
     return None
 
 
-def problems(csrc: Path) -> list[str]:
-    """Return one line for each include that is against the rules, in a stable order."""
-    found = []
-    for path in sorted(csrc.rglob("*.[ch]")) + sorted(csrc.rglob("*.[ch]pp")):
-        layer = layer_of(str(path.relative_to(csrc)))
-        if layer not in ALLOWED:
-            found.append(f"{path}: csrc/{layer} is not a layer; add it to ci/check_layers.py")
+def includes_against(rooms: Rooms) -> tuple[Found, list[str]]:
+    """Return the includes against an arrow, and the lines about others that are wrong."""
+    against: Found = []
+    wrong = []
+    for file in rooms.files:
+        if file.room not in ALLOWED:
+            wrong.append(f"{file.path}: csrc/{file.room} is not a layer; add it to {__file__}")
             continue
-        text = path.read_text(encoding="utf-8")
-        for match in INCLUDE.finditer(text):
-            what = problem_with(layer, match[1], match[2])
+        for match in INCLUDE.finditer(file.text):
+            line = f"{file.path}:{file.text.count(chr(10), 0, match.start(2)) + 1}"
+            what = include_problem(file.room, match[1], match[2])
+            to = str(Path(match[2]).parent)
             if what is not None:
-                line = text.count("\n", 0, match.start(2)) + 1
-                found.append(f"{path}:{line}: {what}")
+                wrong.append(f"{line}: {what}")
+            elif match[1] == '"' and match[2] != PUBLIC_HEADER and not knows(file.room, to):
+                against.append(
+                    ((file.room, to), f'{line}: "{match[2]}": {file.room} must not know {to}')
+                )
+    return against, wrong
+
+
+def uses_against(rooms: Rooms) -> Found:
+    """Return what files use of rooms that they must not know."""
+    found: Found = []
+    for file in rooms.files:
+        for name in sorted(file.uses):
+            to = rooms.owner_of(name)
+            is_public = name.startswith("rdt_") and file.room in ON_PUBLIC_HEADER
+            if to is None or is_public or file.room not in ALLOWED or knows(file.room, to.room):
+                continue
+            found.append(
+                (
+                    (file.room, to.room),
+                    f"{file.path}: uses {name}() of {to.path}: {file.room} must not know {to.room}",
+                )
+            )
     return found
+
+
+def knows(room: str, to: str) -> bool:
+    """Return whether a room may know another one."""
+    return to in (room, "include") or to in ALLOWED[room]
+
+
+def beyond(found: Found, known: Mapping[tuple[str, str], int], what: str) -> list[str]:
+    """Return the lines of arrows of which there are more than are known, and stale counts."""
+    counts = Counter(arrow for arrow, _ in found)
+    lines = [line for arrow, line in found if counts[arrow] > known.get(arrow, 0)]
+    lines += [
+        f"{__file__}: BREACHES of {arrow[0]} against {arrow[1]}: {counts[arrow]} {what}, "
+        f"not {known[arrow]}: lower the number"
+        for arrow in known
+        if counts[arrow] < known[arrow]
+    ]
+    return lines
+
+
+def problems(csrc: Path) -> list[str]:
+    """Return one line for each arrow that is against the rules, in a stable order."""
+    rooms = read_rooms(csrc)
+    includes, wrong = includes_against(rooms)
+    return [
+        *wrong,
+        *beyond(includes, {arrow: of[0] for arrow, of in BREACHES.items()}, "includes"),
+        *beyond(uses_against(rooms), {arrow: of[1] for arrow, of in BREACHES.items()}, "uses"),
+    ]
 
 
 def main() -> int:

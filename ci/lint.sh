@@ -45,6 +45,7 @@ check mypy mypy "${typed[@]}"
 check imports lint-imports
 check clang-format clang-format --dry-run --Werror "${c_files[@]}"
 check layers python ci/check_layers.py
+check rooms python ci/check_rooms.py
 check budgets python ci/check_budgets.py "${code_files[@]}"
 check text python ci/check_text.py "${all_files[@]}"
 check codespell codespell "${all_files[@]}"

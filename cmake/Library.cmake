@@ -1,7 +1,8 @@
 # librdmatensor: compiled once, linked twice. The shared library exports what rdmatensor.map lists;
 # the static one is for C tests, which may reach private functions.
 set(RDMATENSOR_CSRC "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
-set(layers base wire transport core gpu api collectives)
+set(layers base wire transport progress memory process connect endpoint slot message group gpu api
+    collectives)
 list(TRANSFORM layers PREPEND "${RDMATENSOR_CSRC}/")
 list(TRANSFORM layers APPEND "/*.c")
 file(GLOB_RECURSE RDMATENSOR_SOURCES CONFIGURE_DEPENDS ${layers})

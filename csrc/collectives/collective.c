@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a collective: begun, driven by whoever comes by, ended or drained after an error. */
-#include "base/error.h"
-#include "collectives/collective.h"
 #include "base/clock.h"
 #include "base/cpu.h"
+#include "base/error.h"
+#include "collectives/collective.h"
 #include "collectives/team/team.h"
 
 #include <assert.h>

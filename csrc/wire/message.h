@@ -28,7 +28,7 @@ enum rdti_message_kind {
     RDTI_MESSAGE_WRITTEN = 12, /* of bytes that were written before; then the notification is due */
     RDTI_MESSAGE_SUMS_GET = 13,  /* sum these bytes of yours; `id` is the asker's number */
     RDTI_MESSAGE_SUMS_READ = 14, /* answer; of no bytes: their region is gone */
-    /* Receives that stand (core/mailbox_stand.h); `id` is the receiver's number of the stream: */
+    /* Receives that stand (message/persistent.h); `id` is the receiver's number of the stream: */
     RDTI_MESSAGE_STAND = 15,  /* `count` 1: count the messages of `tag`; 2: those of len_bytes and
                                  more under tags that are used once have these as numbers; 0: no
                                  more */

@@ -23,7 +23,9 @@ def load(name: str) -> ModuleType:
     return module
 
 
+sys.path.insert(0, str(CI))  # the checks share csrc_rooms.py
 layers = load("check_layers")
+rooms = load("check_rooms")
 budgets = load("check_budgets")
 text = load("check_text")
 
@@ -40,23 +42,27 @@ text = load("check_text")
         ("transport/tcp/conn.c", '"transport/transport.h"', None),
         ("transport/tcp/conn.c", '"transport/shm/ring.h"', "must not know transport/shm"),
         ("transport/tcp/conn.c", "<infiniband/verbs.h>", "csrc/transport/verbs only"),
-        ("core/context.c", '"transport/transport.h"', None),
-        ("core/context.c", '"api/api.h"', "core must not know api"),
-        (
-            "collectives/schedule/ring.c",
-            '"core/group.h"',
-            "collectives/schedule must not know core",
-        ),
+        ("api/context.c", '"transport/transport.h"', None),
+        ("progress/engine.c", '"memory/arena.h"', "progress must not know memory"),
+        ("slot/slot.c", '"group/group.h"', "slot must not know group"),
+        ("collectives/team/team.c", '"group/group.h"', "collectives/team must not know group"),
         ("c10d/backend.cpp", "<torch/csrc/utils/pybind.h>", None),
-        ("core/context.c", "<Python.h>", "csrc/c10d only"),
+        ("api/context.c", "<Python.h>", "csrc/c10d only"),
         ("include/rdmatensor.h", "<stdbool.h>", "stddef.h and stdint.h only"),
         ("odd/new.c", "<stdlib.h>", "not a layer"),
     ],
 )
-def test_layers(tmp_path: Path, path: str, include: str, complaint: str | None) -> None:
+def test_layers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    include: str,
+    complaint: str | None,
+) -> None:
     source = tmp_path / path
     source.parent.mkdir(parents=True)
     source.write_text(f"/* a comment */\n#include {include}\n")
+    monkeypatch.setattr(layers, "BREACHES", {})
     found = layers.problems(tmp_path)
     if complaint is None:
         assert found == []
@@ -64,6 +70,49 @@ def test_layers(tmp_path: Path, path: str, include: str, complaint: str | None) 
         (line,) = found
         assert complaint in line
         assert str(source) in line
+
+
+CALLER = "static int\nfirst(void)\n{\n    return rdti_used() + rdt_public();\n}\n"
+OWNER = "int\nrdti_used(void)\n{\n    return 1;\n}\nint\nrdt_public(void)\n{\n    return 2;\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("caller", "owner", "used"),
+    [
+        ("base/a.c", "wire/b.c", ["rdt_public", "rdti_used"]),
+        ("wire/a.c", "base/b.c", []),
+        ("collectives/team/a.c", "group/b.c", ["rdti_used"]),  # it is on the public header
+    ],
+)
+def test_calls_against_the_arrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caller: str, owner: str, used: list[str]
+) -> None:
+    for name, content in ((caller, CALLER), (owner, OWNER)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(layers, "BREACHES", {})
+    found = layers.problems(tmp_path)
+    assert [line.split("uses ")[1].split("()")[0] for line in found] == used
+    arrow = (str(Path(caller).parent), str(Path(owner).parent))
+    monkeypatch.setattr(layers, "BREACHES", {arrow: (0, len(used))})
+    assert layers.problems(tmp_path) == []
+    monkeypatch.setattr(layers, "BREACHES", {arrow: (0, len(used) + 1)})
+    (stale,) = layers.problems(tmp_path)
+    assert "lower the number" in stale
+
+
+def test_rooms(tmp_path: Path) -> None:
+    room = tmp_path / "slot"
+    room.mkdir()
+    count = rooms.LIMITS["circle"] + 1
+    for i in range(count):
+        body = f"    rdti_{(i + 1) % count}();\n"
+        (room / f"f{i}.c").write_text(f"void\nrdti_{i}(void)\n{{\n{body}}}\n")
+    (line,) = rooms.problems(tmp_path, {})
+    assert line == f"csrc/slot: {count} circle, at most {count - 1}"
+    assert rooms.problems(tmp_path, {("slot", "circle"): count}) == []
+    (stale,) = rooms.problems(tmp_path, {("slot", "circle"): count + 1})
+    assert "lower the number" in stale
 
 
 def c_function(lines: int, *, parameters: str = "void", comment: str = "") -> str:

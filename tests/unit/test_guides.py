@@ -46,9 +46,9 @@ def test_files_that_are_named_exist(document: str) -> None:
 
 
 def test_the_times_of_waiters_are_the_codes() -> None:
-    least = number("RDTI_SPIN_LEAST_NS", "csrc/core/engine_impl.h")
-    most = number("RDTI_SPIN_MOST_NS", "csrc/core/engine_impl.h")
-    nap = number("RDTI_SLICE_NS", "csrc/core/engine_impl.h")
+    least = number("RDTI_SPIN_LEAST_NS", "csrc/progress/engine_impl.h")
+    most = number("RDTI_SPIN_MOST_NS", "csrc/progress/engine_impl.h")
+    nap = number("RDTI_SLICE_NS", "csrc/progress/engine_impl.h")
     assert f"A waiter spins for {least // 1000} us, or for up to {most / 10**6:g} ms" in THREADING
     assert f"Never longer than {nap // 10**6} ms at a time" in THREADING
 
@@ -62,8 +62,8 @@ def test_the_litmus_test_of_the_doorbell_runs_as_often_as_is_said() -> None:
 def test_every_thread_of_the_library_is_told() -> None:
     """A file that starts threads is a line of the document; a new one fails here first."""
     told = {
-        "csrc/core/engine.c": "**progress thread**",
-        "csrc/core/segment.c": "get a new piece of the arena its pages",
+        "csrc/progress/engine.c": "**progress thread**",
+        "csrc/memory/segment.c": "get a new piece of the arena its pages",
         "csrc/transport/verbs/registrar.c": "that registers memory larger than 64 MiB",
         "csrc/c10d/finisher.cpp": "finishers of the `torch.distributed` backend",
         "csrc/c10d/store_client.cpp": "on which a group of `torch.distributed` asks its store",
@@ -80,8 +80,8 @@ def test_every_thread_of_the_library_is_told() -> None:
 
 
 def test_threads_of_the_library_take_no_signals() -> None:
-    for name in ("csrc/core/engine.c", "csrc/core/segment.c", "csrc/transport/verbs/registrar.c"):
-        text = source(name)
+    for name in ("progress/engine.c", "memory/segment.c", "transport/verbs/registrar.c"):
+        text = source(f"csrc/{name}")
         assert 0 <= text.find("sigfillset(") < text.find("pthread_create("), name
     torch = source("csrc/c10d/thread.hpp")
     assert "sigfillset(" in torch
@@ -108,13 +108,13 @@ def test_the_classes_say_the_same_of_threads(names: tuple[str, ...], words: str)
 
 
 def test_the_states_of_a_slot_and_of_a_region_are_the_codes() -> None:
-    slot = source("csrc/core/slot.h")
+    slot = source("csrc/slot/slot.h")
     for state in ("FREE", "FULL", "HELD"):
         assert re.search(rf"^ \*   {state} ", slot, re.MULTILINE), state
         assert f"| {state} |" in OWNERSHIP
     assert "A slot has two buffers" in OWNERSHIP
-    assert number("RDTI_SLOT_BUFFERS", "csrc/core/slot.h") == 2
-    region = source("csrc/core/region.h")
+    assert number("RDTI_SLOT_BUFFERS", "csrc/slot/slot.h") == 2
+    region = source("csrc/memory/region.h")
     for state in ("PRIVATE", "EXPORTED", "QUARANTINE"):
         assert re.search(rf"^ \*   {state} ", region, re.MULTILINE), state
         assert re.search(rf"^\| {state.lower()}\b", OWNERSHIP, re.MULTILINE), state

@@ -30,7 +30,7 @@ def test_links_exist() -> None:
 
 
 def test_the_number_of_unfinished_handshakes_is_the_codes() -> None:
-    header = (ROOT / "csrc/core/handshake.h").read_text(encoding="utf-8")
+    header = (ROOT / "csrc/connect/handshake.h").read_text(encoding="utf-8")
     number = re.search(r"#define RDTI_HANDSHAKES_MAX (\d+)", header)
     assert number is not None
     assert f"At most {number.group(1)} unfinished handshakes" in DOC

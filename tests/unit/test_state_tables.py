@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
-CORE = CSRC / "core"
+ROOMS = ("memory", "endpoint", "slot", "message", "group", "api")  # of the core
 COLLECTIVE = "collectives/collective"
 # header of the table, header of the enum, file of the code's table, what states are called in C
 TABLES = [
-    ("core/endpoint.h", "core/endpoint.h", "core/endpoint.c", "RDTI_EP_"),
-    ("core/region.h", "core/region_impl.h", "core/region.c", "RDTI_REGION_"),
-    ("core/group.h", "core/group_impl.h", "core/group_end.c", "RDTI_GROUP_"),
-    ("core/group_impl.h", "core/group_impl.h", "core/group_request.c", "RDTI_REQUEST_"),
+    ("endpoint/endpoint.h", "endpoint/endpoint.h", "endpoint/endpoint.c", "RDTI_EP_"),
+    ("memory/region.h", "memory/region_impl.h", "memory/region.c", "RDTI_REGION_"),
+    ("group/group.h", "group/group_impl.h", "group/group_end.c", "RDTI_GROUP_"),
+    ("group/group_impl.h", "group/group_impl.h", "group/request.c", "RDTI_REQUEST_"),
     (COLLECTIVE + ".h", COLLECTIVE + ".h", COLLECTIVE + ".c", "RDTI_COLL_"),
 ]
 ENDS = {"gone", "freed", "finished"}  # which are no states of the code's
@@ -83,8 +83,9 @@ def test_what_the_header_tells_is_what_the_code_goes_by(
 )
 def test_states_change_by_one_call(call: str, prefix: str) -> None:
     """But for requests that begin: what is sent waits for its turn, or for its own receive."""
-    folder = CSRC / ("collectives" if prefix == "RDTI_COLL_" else "core")
-    files = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.c"))}
+    folders = ("collectives",) if prefix == "RDTI_COLL_" else ROOMS
+    paths = [path for folder in folders for path in sorted((CSRC / folder).glob("*.c"))]
+    files = {str(path.relative_to(CSRC)): path.read_text(encoding="utf-8") for path in paths}
     changes = re.findall(rf"\b{call}\(\w+, {prefix}(\w+)\);", "".join(files.values()))
     past_it = {
         (name, state)
@@ -92,9 +93,9 @@ def test_states_change_by_one_call(call: str, prefix: str) -> None:
         for state in re.findall(rf"->state = {prefix}(\w+);", text)
     }
     begin = {
-        ("group_message.c", "LOCAL"),
-        ("mailbox.c", "QUEUED"),
-        ("mailbox_stand_tx.c", "QUEUED"),
+        ("group/messages.c", "LOCAL"),
+        ("message/mailbox.c", "QUEUED"),
+        ("message/persistent_send.c", "QUEUED"),
     }
 
     assert len(set(changes)) > 1
@@ -102,16 +103,16 @@ def test_states_change_by_one_call(call: str, prefix: str) -> None:
 
 
 def test_a_table_that_tells_something_else_is_seen() -> None:
-    header = (CORE / "endpoint.h").read_text(encoding="utf-8")
+    header = (CSRC / "endpoint/endpoint.h").read_text(encoding="utf-8")
 
     assert told_by(header.replace("last close -> CLOSING", "last close -> LEFT")) != told_by(header)
-    assert "GRANTED" in told_by((CORE / "group_impl.h").read_text(encoding="utf-8"))["POSTED"]
+    assert "GRANTED" in told_by((CSRC / "group/group_impl.h").read_text(encoding="utf-8"))["POSTED"]
 
 
 def test_buffers_of_a_slot_go_round() -> None:
     """Their states are three counts, which whoever takes a tensor or gives it back looks at."""
-    header = (CORE / "slot.h").read_text(encoding="utf-8")
-    code = (CORE / "slot.c").read_text(encoding="utf-8")
+    header = (CSRC / "slot/slot.h").read_text(encoding="utf-8")
+    code = (CSRC / "slot/slot.c").read_text(encoding="utf-8")
 
     assert told_by(header) == {"FREE": {"FULL"}, "FULL": {"HELD"}, "HELD": {"FREE"}}
     assert code.count("rdti_slot_check_buffers(slot);") == 2
@@ -138,9 +139,12 @@ def test_works_of_torch_go_by_their_table() -> None:
 
 def test_a_transfer_is_done_once() -> None:
     """Its two states are one flag, which one function raises, and only where it is down."""
-    files = {path.name: path.read_text(encoding="utf-8") for path in sorted(CORE.glob("*.c"))}
+    files = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in sorted((CSRC / "progress").glob("*.c"))
+    }
     raised = {name: text.count("->is_done, 1,") for name, text in files.items()}
-    header = (CORE / "transfer.h").read_text(encoding="utf-8")
+    header = (CSRC / "progress/transfer.h").read_text(encoding="utf-8")
 
     assert told_by(header) == {"PENDING": {"DONE"}, "DONE": set()}
     assert {name: times for name, times in raised.items() if times} == {"transfer.c": 1}

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/cache.h"
-#include "collectives/collective.h"
 #include "base/stream_copy.h"
+#include "collectives/collective.h"
 #include "collectives/team/team.h"
 
 enum {

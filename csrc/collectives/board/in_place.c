@@ -13,11 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-#include "collectives/collective.h"
-#include "collectives/board/board.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/stream_copy.h"
+#include "collectives/board/board.h"
+#include "collectives/collective.h"
 #include "collectives/team/team.h"
 #include "wire/placement.h"
 

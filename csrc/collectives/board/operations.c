@@ -2,8 +2,8 @@
  * What each operation does in a tick. Reductions go in rank order, so that they have the same bits
  * on all ranks and in every run. */
 #include "base/error.h"
-#include "collectives/collective.h"
 #include "collectives/board/board.h"
+#include "collectives/collective.h"
 #include "collectives/team/team.h"
 #include "wire/bytes.h"
 

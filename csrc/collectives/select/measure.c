@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "collectives/collective.h"
 #include "base/clock.h"
 #include "base/stream_copy.h"
+#include "collectives/collective.h"
 #include "collectives/team/team.h"
 
 /* Beside the tags of the founding, whose lowest bits say what they are. */

@@ -14,9 +14,9 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "collectives/board/board.h"
 #include "collectives/collective.h"
 #include "collectives/select/cost.h"
-#include "collectives/board/board.h"
 #include "collectives/team/team.h"
 
 enum { PART_UP, PART_BETWEEN, PART_DOWN, PARTS };

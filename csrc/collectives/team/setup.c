@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "collectives/select/cost_exchange.h"
 #include "collectives/collective.h"
+#include "collectives/select/cost_exchange.h"
 #include "collectives/team/team.h"
 #include "wire/founding.h"
 

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "collectives/collective.h"
 #include "collectives/select/cost.h"
-#include "base/clock.h"
 
 static void
 destroy(struct rdti_team *team)

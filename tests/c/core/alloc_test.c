@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The allocator against a naive model that owns one cell per unit of address. */
-#include "core/alloc.h"
+#include "memory/allocator.h"
 
 #include "harness.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the arena does at each limit: an error that names the limit, never a signal, and nothing
  * left behind. */
-#include "core/arena.h"
+#include "memory/arena.h"
 
 #include <fcntl.h>
 #include <sched.h>

@@ -6,8 +6,8 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include "core/arena.h"
 #include "harness.h"
+#include "memory/arena.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define CHUNK (16 * MIB)

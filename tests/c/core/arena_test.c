@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The arena: growth, pages that come and go, threads, forks. What the kernel knows (seals, resident
  * pages, blocks of the file, descriptors) is asked of the kernel, not of the arena. */
-#include "core/arena.h"
+#include "memory/arena.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -5,9 +5,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "core/context.h"
-#include "core/engine_impl.h"
 #include "group_rig.h"
+#include "process/process.h"
+#include "progress/engine_impl.h"
 
 enum { BYTES = 4096, WRITES = 3 };
 

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/error.h"
-#include "core/channel.h"
+#include "connect/channel.h"
 #include "harness.h"
 
 #define MS UINT64_C(1000000)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What counts as a finding that others use the cores, and for how long it holds. */
-#include "core/crowd.h"
 #include "harness.h"
+#include "progress/contention.h"
 
 #define LOST RDTI_CROWD_LOST_NS
 #define LEAST RDTI_CROWD_LEAST_NS

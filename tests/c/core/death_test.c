@@ -4,8 +4,8 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include "core/context.h"
 #include "proc_rig.h"
+#include "process/process.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};
 

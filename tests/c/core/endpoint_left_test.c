@@ -3,8 +3,8 @@
  * serves nothing else until the peer gives it up, or is gone. */
 #include <stdatomic.h>
 
-#include "core/context.h"
 #include "proc_rig.h"
+#include "process/process.h"
 
 enum { REGION_BYTES = 4096, AGAIN = 32 };
 

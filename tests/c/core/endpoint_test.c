@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/copy.h"
-#include "core/endpoint_impl.h"
+#include "endpoint/endpoint_impl.h"
 #include "pair_rig.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};

@@ -5,8 +5,8 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "core/engine_impl.h"
 #include "harness.h"
+#include "progress/engine_impl.h"
 
 #define MS UINT64_C(1000000)
 #define MANY_RANKS 1000000 /* more than there are cores */

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "core/engine_impl.h"
 #include "harness.h"
+#include "progress/engine_impl.h"
 
 #define MS UINT64_C(1000000)
 #define S UINT64_C(1000000000)

@@ -5,8 +5,8 @@
 #include <stdatomic.h>
 
 #include "base/clock.h"
-#include "core/engine.h"
 #include "harness.h"
+#include "progress/engine.h"
 
 #define MS UINT64_C(1000000)
 #define S UINT64_C(1000000000)

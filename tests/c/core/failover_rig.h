@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/context.h"
 #include "group_rig.h"
+#include "process/process.h"
 
 enum { STEPS = 24, GUARD = 16, TAKEN = 0xee, MESSAGE_MAX = 200000, ROWS = 300, TAG = 7 };
 

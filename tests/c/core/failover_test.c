@@ -8,8 +8,8 @@
 #include <sys/socket.h>
 
 #include "diversion.h"
-#include "core/mailbox_stand.h"
 #include "failover_rig.h"
+#include "message/persistent.h"
 
 static void
 check_described(uint32_t rank)

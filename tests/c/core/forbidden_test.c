@@ -6,7 +6,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "core/group_impl.h"
+#include "group/group_impl.h"
 #include "verify_rig.h"
 
 /* The library reads and writes private memory of peers through these. */

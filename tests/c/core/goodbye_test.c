@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A goodbye and the word that bytes are in place go by different ways: who leaves the moment that
  * they are leaves nobody with an error for what arrived. */
-#include "core/context.h"
-#include "core/endpoint_impl.h"
+#include "endpoint/endpoint_impl.h"
 #include "pair_rig.h"
+#include "process/process.h"
 
 enum { TURNS = 60 };
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Groups that a member aborts or leaves: who hears of it, over which path, and how it is named. */
 #include "base/error.h"
-#include "core/context.h"
-#include "core/endpoint_impl.h"
 #include "core/group_rig.h"
+#include "endpoint/endpoint_impl.h"
+#include "process/process.h"
 
 #define MEGABYTE (UINT64_C(1) << 20)
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/group_impl.h"
+#include "group/group_impl.h"
 #include "harness.h"
 #include "rdmatensor.h"
 #include "sim/sim.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How groups begin and end: early messages, deaths, destruction under load. */
-#include "core/endpoint.h"
 #include "core/group_rig.h"
-#include "core/mailbox_impl.h"
+#include "endpoint/endpoint.h"
+#include "message/mailbox_impl.h"
 
 #define MEGABYTE (UINT64_C(1) << 20)
 

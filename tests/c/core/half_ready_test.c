@@ -4,9 +4,10 @@
  * is over: it looks whether the answer is there already. */
 #include <stdatomic.h>
 
-#include "core/context.h"
-#include "core/endpoint_impl.h"
+#include "endpoint/endpoint_impl.h"
+#include "endpoint/failures.h"
 #include "group_rig.h"
+#include "process/process.h"
 
 /* ---- What the linker hands here (cmake/CTests.cmake) ----------------------------------------- */
 

@@ -5,9 +5,9 @@
 #include <sys/resource.h>
 
 #include "base/crypto.h"
-#include "core/context.h"
-#include "core/handshake.h"
+#include "connect/handshake.h"
 #include "diversion.h"
+#include "process/process.h"
 #include "stranger_rig.h"
 #include "wire/handshake.h"
 

@@ -3,9 +3,9 @@
  * the endpoint goes on, also while it moves from verbs to tcp. */
 #include "base/crypto.h"
 #include "base/error.h"
-#include "core/endpoint_impl.h"
-#include "core/path_impl.h"
 #include "diversion.h"
+#include "endpoint/endpoint_impl.h"
+#include "endpoint/setup.h"
 #include "failover_rig.h"
 #include "stranger_rig.h"
 #include "wire/handshake.h"

@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "core/channel.h"
-#include "core/endpoint_impl.h"
+#include "connect/channel.h"
+#include "endpoint/endpoint_impl.h"
 #include "pair_rig.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Bytes in our ring that no honest peer writes: each is refused with RDT_EPROTO or changes
  * nothing, and none is read or written outside of what it names. */
-#include "core/mailbox_stand.h"
 #include "core/prey_rig.h"
+#include "message/persistent.h"
 #include "wire/notify.h"
 
 TEST(lies_about_lengths_and_members)

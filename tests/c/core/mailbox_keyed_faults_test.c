@@ -5,8 +5,8 @@
 #include "core/failover_rig.h"
 
 #include "base/error.h"
-#include "core/mailbox_impl.h"
-#include "core/mailbox_stand.h"
+#include "message/mailbox_impl.h"
+#include "message/persistent.h"
 
 enum { DEPTH = 3, ROUNDS = 10 };
 #define LEN_BYTES (RDTI_KEYED_MIN_BYTES + 5000)

@@ -3,8 +3,8 @@
  * message, in whatever order both ends come, and whatever does not fit arrives all the same. */
 #include "base/error.h"
 
-#include "core/mailbox_stand_impl.h"
 #include "core/stand_rig.h"
+#include "message/persistent_impl.h"
 
 /* Goes into its place over every path; 64 KiB itself do over verbs only. */
 #define PLACED (RDTI_KEYED_MIN_BYTES + 1)

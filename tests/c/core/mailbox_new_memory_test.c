@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "core/group_rig.h"
-#include "core/mailbox_impl.h"
+#include "message/mailbox_impl.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

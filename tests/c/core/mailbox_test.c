@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Send and receive between members, over each transport, on real contexts. */
-#include "core/endpoint.h"
 #include "core/group_rig.h"
-#include "core/mailbox_impl.h"
+#include "endpoint/endpoint.h"
+#include "message/mailbox_impl.h"
 
 /* Zero, inlined, around the edges of units, of the small ring, of eager and rendezvous. */
 static const uint64_t sizes[] = {0,     1,     8,     9,      63,      64,      65,     960,

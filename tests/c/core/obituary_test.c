@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a process remembers of others that died is bounded, whatever a peer tells. */
+#include "endpoint/failures.h"
 #include "harness.h"
 
-#include "core/context.h"
-#include "core/endpoint_impl.h"
+#include "endpoint/endpoint_impl.h"
 #include "group_rig.h"
 #include "pair_rig.h"
+#include "process/process.h"
 
 enum { TOLD = 5000 };
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "core/group_rig.h"
-#include "core/mailbox_impl.h"
+#include "message/mailbox_impl.h"
 
 /* The ring under test, exactly as long as the mailbox believes, so that a read past it is found. */
 struct prey {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Quarantine: freed bytes are not used again while a peer may still write them, shown by a model
  * that knows every span and by threads that write as peers do. */
-#include "core/region.h"
+#include "memory/region.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -6,8 +6,8 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
-#include "core/region.h"
 #include "harness.h"
+#include "memory/region.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GENERATION_BYTES ((RDTI_REGION_INDEX_MAX + UINT64_C(1)) * 4)

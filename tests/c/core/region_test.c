@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Regions: what peers may reach, under which generation, and when a region is gone. */
-#include "core/region.h"
+#include "memory/region.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include "core/netaddr.h"
+#include "connect/netaddr.h"
 #include "integration/leftovers.h"
 #include "proc_rig.h"
 #include "wire/blob.h"

@@ -6,8 +6,8 @@
 #include <pthread.h>
 
 #include "base/log.h"
-#include "core/context.h"
 #include "pair_rig.h"
+#include "process/process.h"
 #include "wire/blob.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_AUTO, RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP,

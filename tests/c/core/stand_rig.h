@@ -4,9 +4,9 @@
 #define RDTI_TESTS_STAND_RIG_H
 
 #include "core/group_rig.h"
-#include "core/mailbox_impl.h"
-#include "core/mailbox_stand.h"
-#include "core/mailbox_stand_impl.h"
+#include "message/mailbox_impl.h"
+#include "message/persistent.h"
+#include "message/persistent_impl.h"
 
 #define TAG 7
 #define LARGE UINT64_C(262144)

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "core/netaddr.h"
+#include "connect/netaddr.h"
 #include "pair_rig.h"
 #include "wire/blob.h"
 

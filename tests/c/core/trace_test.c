@@ -2,8 +2,8 @@
  * The ring of transfers: alone, from several threads, and as a pair of contexts fills it. */
 #include <pthread.h>
 
-#include "core/trace.h"
 #include "pair_rig.h"
+#include "progress/trace.h"
 
 static struct rdt_error err;
 

@@ -3,8 +3,8 @@
  * have; and paths to a peer that another had reached before. */
 #include <string.h>
 
-#include "core/context.h"
 #include "pair_rig.h"
+#include "process/process.h"
 #include "wire/blob.h"
 
 static const uint32_t transports[] = {RDT_TRANSPORT_SHM, RDT_TRANSPORT_TCP, RDT_TRANSPORT_VERBS};

@@ -11,8 +11,8 @@
 #include <sys/uio.h>
 #include <sys/un.h>
 
-#include "core/context.h"
 #include "pair_rig.h"
+#include "process/process.h"
 #include "wire/blob.h"
 #include "wire/handshake.h"
 

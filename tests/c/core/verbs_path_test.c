@@ -5,12 +5,12 @@
 
 #include <malloc.h>
 
-#include "core/context.h"
-#include "core/endpoint_impl.h"
-#include "core/engine_impl.h"
-#include "core/path_impl.h"
+#include "endpoint/endpoint_impl.h"
+#include "endpoint/setup.h"
 #include "memlock.h"
 #include "pair_rig.h"
+#include "process/process.h"
+#include "progress/engine_impl.h"
 #include "transport/verbs/verbs.h"
 
 static void

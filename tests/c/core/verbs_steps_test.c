@@ -5,9 +5,9 @@
  * device do not count. */
 #include "pair_rig.h"
 
-#include "core/context.h"
-#include "core/endpoint_impl.h"
-#include "core/engine.h"
+#include "endpoint/endpoint_impl.h"
+#include "process/process.h"
+#include "progress/engine.h"
 #include "sim/sim_impl.h"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

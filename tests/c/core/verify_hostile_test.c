@@ -3,7 +3,7 @@
  * exported is looked at. */
 #include "base/crc32c.h"
 #include "base/error.h"
-#include "core/mailbox_impl.h"
+#include "message/mailbox_impl.h"
 #include "verify_rig.h"
 #include "wire/notify.h"
 #include "wire/sums.h"

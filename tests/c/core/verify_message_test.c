@@ -4,7 +4,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "core/group_impl.h"
+#include "group/group_impl.h"
 #include "verify_rig.h"
 
 /* The library reads private memory of peers through this; the byte at evil_off of the message that

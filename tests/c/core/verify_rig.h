@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/endpoint_impl.h"
+#include "endpoint/endpoint_impl.h"
 #include "pair_rig.h"
 
 #define S RIG_S

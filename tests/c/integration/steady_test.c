@@ -5,9 +5,9 @@
  * one process's own. */
 #include <pthread.h>
 
-#include "core/context.h"
 #include "integration/ranks_rig.h"
 #include "integration/steady_rig.h"
+#include "process/process.h"
 #include "sim/sim.h"
 
 #define RANKS 2

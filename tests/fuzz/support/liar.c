@@ -10,9 +10,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "core/endpoint_impl.h"
-#include "core/mailbox.h"
-#include "core/netaddr.h"
+#include "connect/netaddr.h"
+#include "endpoint/endpoint_impl.h"
+#include "message/mailbox.h"
 #include "wire/message.h"
 #include "wire/notify.h"
 #include "wire/stream.h"

@@ -7,7 +7,7 @@
 
 #include "fuzz.h"
 
-#include "core/context.h"
+#include "process/process.h"
 #include "wire/blob.h"
 #include "wire/frame.h"
 #include "wire/handshake.h"

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The addresses of this host, and their form on the wire. */
+#ifndef RDTI_CONNECT_NETADDR_H
+#define RDTI_CONNECT_NETADDR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "rdmatensor.h"
+#include "wire/blob.h"
+
+/* As rdti_sockaddr_text(), without the port. */
+void rdti_address_text(const struct sockaddr *addr, char *buf, size_t cap);
+/* Between the wire's form and the system's; returns the length. */
+socklen_t rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out);
+
+/*
+ * The addresses of this host that may be published, best first: of `ifname` only, if not NULL; only
+ * `addr`, if not NULL; loopback only, if asked for. Link-local ones are left out. IPv4 before IPv6,
+ * global before loopback.
+ *   RDT_EINVAL  no such interface, no such address here: the message lists what there is
+ */
+rdt_status rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
+                            struct rdti_blob_addr *out, uint32_t cap, uint32_t *count_out,
+                            struct rdt_error *err);
+
+#endif

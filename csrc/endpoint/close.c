@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How endpoints end: failure, goodbye, burial, and what waits while memory is still used. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "endpoint/endpoint_impl.h"
+#include "endpoint/failures.h"
+#include "group/group.h"
+#include "message/mailbox.h"
+#include "slot/slot.h"
+
+/* A lane that broke while the side channel still stands: how long the channel may take to say
+ * whether the peer left or died. Between hosts the end of a data stream can overtake the goodbye on
+ * another connection. */
+#define LANE_GRACE_NS UINT64_C(200000000)
+/* How long a peer that said goodbye is waited with for the word of what we wrote last. Half of what
+ * it waits for our answer (CLOSE_LINGER_NS); a lost packet takes 200 ms. */
+#define GOODBYE_GRACE_NS UINT64_C(1000000000)
+
+void
+rdti_endpoint_fail(rdt_endpoint *ep, const struct rdt_error *err, bool is_death)
+{
+    if (rdti_endpoint_is_ended(ep))
+        return;
+    ep->error = *err;
+    if (ep->error.status == RDT_OK)
+        ep->error.status = RDT_EPEER;
+    if (ep->error.peer_rank == RDT_RANK_UNKNOWN)
+        ep->error.peer_rank = rdti_endpoint_rank(ep);
+    ep->is_death = is_death && rdti_endpoint_get_state(ep) != RDTI_EP_CLOSING;
+    rdti_endpoint_set_state(ep, RDTI_EP_FAILED);
+    ep->ctx->has_core_work = true;
+}
+
+bool
+rdti_endpoint_end_lossy(rdt_endpoint *ep)
+{
+    const enum rdti_channel_loss loss =
+        ep->channel != NULL ? rdti_channel_get_loss(ep->channel) : RDTI_CHANNEL_LOSS_NONE;
+    const int rank = (int)rdti_endpoint_rank(ep);
+    struct rdt_error err;
+
+    if (loss == RDTI_CHANNEL_LOSS_NONE)
+        return false;
+    if (loss == RDTI_CHANNEL_LOSS_MEMORY)
+        (void)rdti_error_set_rank(&err, RDT_ENOMEM, rank,
+                                  "no memory for a frame to rank %d: the connection ends", rank);
+    else
+        (void)rdti_error_set_rank(&err, RDT_EPEER, rank,
+                                  "rank %d does not read its side channel: it is stuck", rank);
+    rdti_endpoint_fail(ep, &err, loss == RDTI_CHANNEL_LOSS_UNREAD);
+    return true;
+}
+
+void
+rdti_endpoint_leave(rdt_endpoint *ep)
+{
+    if (rdti_endpoint_is_ended(ep))
+        return;
+    (void)rdti_error_set_rank(&ep->error, RDT_EPEER, rdti_endpoint_rank(ep),
+                              "rank %d left: it closed the connection",
+                              (int)rdti_endpoint_rank(ep));
+    rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+    ep->ctx->has_core_work = true;
+}
+
+void
+rdti_endpoint_hear_last_words(rdt_endpoint *ep, bool may_use_on)
+{
+    ep->last_export = rdti_regions_export_count(ep->ctx->regions);
+    if (!may_use_on || ep->lane == NULL || ep->lane->transport->map == NULL)
+        rdti_endpoint_on_peer_done(ep);
+    else
+        rdti_endpoint_drop_unmapped(ep);
+}
+
+void
+rdti_endpoint_end_goodbye(rdt_endpoint *ep)
+{
+    if (rdti_endpoint_is_ended(ep))
+        return;
+    ep->goodbye_ns = 0;
+    rdti_endpoint_hear_last_words(ep, ep->said_goodbye); /* true: this one answers ours */
+    rdti_endpoint_leave(ep);
+}
+
+/* What we wrote last is in place there, and the word of it comes by the lane, which the goodbye may
+ * overtake: the peer keeps its half until we answer. */
+static bool
+is_word_awaited(const rdt_endpoint *ep)
+{
+    return ep->lane != NULL && ep->lane_broken_ns == 0 && ep->failover == NULL &&
+           !ep->lane->transport->is_idle(ep->lane);
+}
+
+void
+rdti_endpoint_on_goodbye(rdt_endpoint *ep)
+{
+    if (rdti_endpoint_is_ended(ep) || ep->goodbye_ns != 0)
+        return;
+    ep->goodbye_ns = rdti_now_ns();
+    ep->ctx->has_core_work = true;
+    if (!is_word_awaited(ep))
+        rdti_endpoint_end_goodbye(ep);
+}
+
+/* [driver] Whoever writes on and on is not waited for. */
+static void
+advance_goodbye(rdt_endpoint *ep)
+{
+    if (!is_word_awaited(ep) || rdti_now_ns() - ep->goodbye_ns > GOODBYE_GRACE_NS)
+        rdti_endpoint_end_goodbye(ep);
+}
+
+static void
+fail_pending(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(&ep->pending)) != NULL) {
+        struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
+        op->complete(op, (rdt_status)err->status, err);
+    }
+}
+
+static void
+drop_revocations(rdt_endpoint *ep)
+{
+    /* This peer uses nothing any more, which is what the acknowledgement would have said. */
+    for (uint32_t i = 0; i < ep->revoke_count; i++)
+        (void)rdti_regions_acknowledge(ep->ctx->regions, ep->revokes[i].index,
+                                       ep->revokes[i].generation);
+    ep->revoke_count = 0;
+    for (uint32_t i = 0; i < ep->forgone_count; i++)
+        (void)rdti_regions_acknowledge(ep->ctx->regions, ep->forgone[i].index,
+                                       ep->forgone[i].generation);
+    ep->forgone_count = 0;
+}
+
+void
+rdti_endpoint_forgo_answer(rdt_endpoint *ep, const struct rdti_revoke *revoke)
+{
+    struct rdt_error err;
+
+    (void)rdti_error_set_rank(&err, RDT_ENOMEM, rdti_endpoint_rank(ep),
+                              "no memory to await rank %d's word that it uses a freed region no "
+                              "more: the connection ends instead",
+                              (int)rdti_endpoint_rank(ep));
+    if (ep->forgone_count < RDTI_FORGONE_MAX)
+        ep->forgone[ep->forgone_count++] = *revoke;
+    else
+        rdti_log(RDT_LOG_WARN, "%s; a freed region stays in quarantine", err.message);
+    rdti_endpoint_fail(ep, &err, false);
+}
+
+void
+rdti_endpoint_drop_unmapped(rdt_endpoint *ep)
+{
+    struct rdti_regions *regions = ep->ctx->regions;
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < ep->revoke_count; i++) {
+        const struct rdti_revoke revoke = ep->revokes[i];
+        if (rdti_regions_exported_as(regions, revoke.index) == RDTI_EXPORT_UNMAPPED)
+            (void)rdti_regions_acknowledge(regions, revoke.index, revoke.generation);
+        else
+            ep->revokes[kept++] = revoke;
+    }
+    ep->revoke_count = kept;
+}
+
+/* While somebody holds the endpoint, what it mapped of the peer's memory stays mapped: a user may
+ * be in the middle of a buffer. */
+static void
+end_lane(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    const bool is_kept = rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
+
+    rdti_endpoint_set_transport_id(ep, RDT_TRANSPORT_AUTO);
+    if (ep->lane == NULL)
+        return;
+    if (is_kept && ep->lane->transport->fail_lane != NULL) {
+        ep->lane->transport->fail_lane(ep->lane, err);
+        return;
+    }
+    ep->lane->transport->close_lane(ep->lane, err);
+    ep->lane = NULL;
+}
+
+/*
+ * Closing our half of a lane over shared memory keeps nobody from using it: a peer that we gave up
+ * while it is stopped, or that breaks the protocol, may be in the middle of a write into memory of
+ * ours, and one that we left may hold some. It is done only when it left first, its process has
+ * ended, or it has closed its half of the side channel, which it does after its last writer has
+ * left its lane and its last hold is given up.
+ */
+static bool
+is_peer_awaited(const rdt_endpoint *ep)
+{
+    /* The lane: kept after its end where memory is shared. */
+    return ep->lane != NULL && ep->channel != NULL && !ep->is_peer_done &&
+           rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
+}
+
+/* The other way round: as long as this holds, our half of the side channel stays open. */
+static bool
+is_using_peer(const rdt_endpoint *ep)
+{
+    /* seq_cst: as in answer_revocations() */
+    return ep->hold_count > 0 || atomic_load_explicit(&ep->map_pins, memory_order_seq_cst) > 0;
+}
+
+static void
+begin_linger(rdt_endpoint *ep)
+{
+    ep->is_lingering = true;
+    ep->answer_count = 0; /* its end says it all */
+    if (!rdti_channel_linger(ep->channel) && !ep->is_peer_done)
+        rdti_log(RDT_LOG_WARN, "rank %d's end will not be seen: freed regions stay in quarantine",
+                 (int)rdti_endpoint_rank(ep));
+}
+
+/* The last of the channel; what was said last still goes out. */
+static void
+end_channel(rdt_endpoint *ep)
+{
+    if (ep->said_goodbye)
+        rdti_channel_retire(ep->channel, &ep->ctx->retired);
+    else
+        rdti_channel_destroy(ep->channel);
+    ep->channel = NULL;
+    ep->is_lingering = false;
+    drop_revocations(ep);
+}
+
+/* Returns true while there is something to wait for that no arrival and no call announces. */
+static bool
+advance_lingering(rdt_endpoint *ep)
+{
+    const bool is_user = is_using_peer(ep);
+
+    if (ep->is_peer_done)
+        drop_revocations(ep);
+    if (!is_user)
+        rdti_channel_shut(ep->channel);
+    if (!is_user && ep->is_peer_done)
+        end_channel(ep);
+    return is_user && ep->hold_count == 0;
+}
+
+bool
+rdti_endpoint_is_only_lingering(const rdt_endpoint *ep)
+{
+    return ep->is_buried && ep->is_lingering && ep->ring == NULL && /* stripped: nobody has it */
+           (rdti_channel_is_flushed(ep->channel) || rdti_now_ns() >= ep->linger_until_ns);
+}
+
+/* The peer must not take our end for our death: it hears why we go. Once the lane has ended, which
+ * is what a goodbye promises. */
+static void
+say_last_words(rdt_endpoint *ep)
+{
+    const struct rdti_job *job = rdti_context_find_job(ep->ctx, ep->job_id);
+    struct rdti_death words = {.rank = job != NULL ? job->rank : RDT_RANK_UNKNOWN, .is_left = 1};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    const bool was_seen_ready = ep->setup == NULL || ep->setup->said_ready;
+
+    if (!rdti_endpoint_is_ended(ep) || !was_seen_ready || ep->channel == NULL || ep->said_goodbye)
+        return;
+    ep->said_goodbye = true;
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT) {
+        if (ep->setup != NULL) /* else it was told when it was READY */
+            rdti_context_tell_obituaries(ep->ctx, ep);
+        rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);
+        return;
+    }
+    memcpy(words.uuid, ep->ctx->uuid, RDT_UUID_BYTES);
+    if (ep->is_death) { /* it may be stopped, or on the other side of a broken link */
+        memcpy(words.uuid, ep->uuid, RDT_UUID_BYTES);
+        words.rank = rdti_endpoint_rank(ep);
+        words.is_left = 0;
+    }
+    rdti_text_copy(words.reason, sizeof(words.reason), ep->error.message);
+    rdti_channel_send_last(ep->channel, RDTI_FRAME_DEATH, payload,
+                           rdti_death_encode(&words, payload));
+}
+
+void
+rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
+{
+    rdti_failover_drop(ep, err);
+    end_lane(ep, err);
+    rdti_path_drop_pidfd(ep);
+    say_last_words(ep);
+    if (is_peer_awaited(ep) || (ep->channel != NULL && is_using_peer(ep)))
+        begin_linger(ep);
+    else
+        end_channel(ep);
+    ep->lane_broken_ns = 0;
+    if (ep->setup == NULL)
+        return;
+    ep->setup->has_path_in = false;
+    ep->setup->is_lane_ready = false;
+    ep->setup->said_ready = false;
+    ep->setup->heard_ready = false;
+}
+
+/* [driver] The state says LEFT or FAILED; now nothing of it may move any more. False: a writer is
+ * still inside the lane. */
+static bool
+bury(rdt_endpoint *ep)
+{
+    /* seq_cst: pairs with rdti_endpoint_post(). */
+    if (atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0)
+        return false;
+    ep->is_buried = true;
+    rdti_endpoint_release_path(ep, &ep->error); /* the lane may still name bytes of set-up's */
+    rdti_path_end_setup(ep);
+    fail_pending(ep, &ep->error);
+    if (ep->is_death) {
+        struct rdti_obituary news = {.rank = rdti_endpoint_rank(ep)};
+        memcpy(news.uuid, ep->uuid, RDT_UUID_BYTES);
+        rdti_text_copy(news.reason, sizeof(news.reason), ep->error.message);
+        rdti_context_announce_death(ep->ctx, &news, ep);
+    }
+    if (ep->error.status == RDT_EMISMATCH && ep->refs == 0)
+        rdti_context_note_rejection(ep->ctx, ep->uuid, &ep->error);
+    rdti_mailbox_on_ended(ep->mailbox, &ep->error);
+    rdti_slots_on_ended(ep->slots, &ep->error);
+    rdti_groups_on_left(ep->ctx->groups, ep, &ep->error);
+    rdti_context_recount_local(ep->ctx);
+    if (ep->error.status != RDT_EPEER || ep->is_death)
+        rdti_log(RDT_LOG_INFO, "endpoint to rank %d ended: %s", (int)rdti_endpoint_rank(ep),
+                 ep->error.message);
+    rdti_engine_wake(ep->ctx->engine);
+    return true;
+}
+
+/* Nobody has a buried endpoint any more: one that lingers keeps only what it waits with. */
+static void
+strip(rdt_endpoint *ep)
+{
+    rdti_mailbox_destroy(ep->mailbox);
+    rdti_slots_destroy(ep->slots);
+    rdt_region_free(ep->ring, NULL, NULL);
+    ep->mailbox = NULL;
+    ep->slots = NULL;
+    ep->ring = NULL;
+}
+
+static void
+free_endpoint(rdt_endpoint *ep)
+{
+    rdti_failover_drop(ep, &ep->error);
+    if (ep->lane != NULL)
+        ep->lane->transport->close_lane(ep->lane, &ep->error);
+    rdti_list_remove(&ep->link);
+    strip(ep);
+    free(ep->setup);
+    free(ep->inbox);
+    free(ep->revokes);
+    free(ep->holds);
+    free(ep->answers);
+    free(ep);
+}
+
+/* A closing endpoint that the peer does not answer is closed all the same. */
+#define CLOSE_LINGER_NS UINT64_C(2000000000)
+/* How long a close waits for the goodbye to go out: the peer's acknowledgements are on their way,
+ * unless it is stopped. */
+#define GOODBYE_WAIT_NS UINT64_C(20000000)
+
+/* A closing endpoint: goodbye once idle; gone once the peer answered or the linger is over. */
+static void
+advance_closing(rdt_endpoint *ep)
+{
+    const bool is_late = rdti_now_ns() >= ep->linger_until_ns;
+    struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
+
+    if (ep->lane_broken_ns != 0 && ep->channel != NULL) {
+        rdti_channel_drain(ep->channel); /* did it say goodbye? */
+        if (!rdti_endpoint_is_ended(ep)) /* it may not know yet that the path is broken */
+            rdti_endpoint_fail(ep, &ep->lane_error, false);
+        return;
+    }
+    if (ep->channel == NULL || ep->lane == NULL || is_late) {
+        (void)rdti_error_set_rank(&err, RDT_ECLOSED, rdti_endpoint_rank(ep),
+                                  "the endpoint to rank %d was closed here",
+                                  (int)rdti_endpoint_rank(ep));
+        ep->error = err;
+        rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+        return;
+    }
+    if (!ep->said_goodbye && ep->failover == NULL && rdti_mailbox_is_idle(ep->mailbox) &&
+        ep->lane->transport->is_idle(ep->lane)) {
+        ep->said_goodbye = true;
+        rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);
+    }
+}
+
+void
+rdti_endpoint_close_unready(rdt_endpoint *ep)
+{
+    (void)rdti_error_set_rank(&ep->error, RDT_ECLOSED, rdti_endpoint_rank(ep),
+                              "the endpoint to rank %d was closed here",
+                              (int)rdti_endpoint_rank(ep));
+    rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
+}
+
+void
+rdti_endpoint_begin_close(rdt_endpoint *ep)
+{
+    ep->linger_until_ns = rdti_deadline_after(CLOSE_LINGER_NS);
+    ep->is_close_due = true;
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
+        if (rdti_list_is_empty(&ep->pending)) /* else set-up goes on: they are to be flushed */
+            rdti_endpoint_close_unready(ep);
+    } else if (rdti_endpoint_get_state(ep) == RDTI_EP_READY) {
+        rdti_endpoint_set_state(ep, RDTI_EP_CLOSING);
+        advance_closing(ep);
+    }
+    ep->ctx->has_core_work = true;
+    /* The progress thread sees it through; it may be asleep. */
+    rdti_engine_poke(ep->ctx->engine);
+}
+
+static bool
+is_goodbye_said(void *arg)
+{
+    rdt_context *ctx = arg;
+    bool is_said = true;
+
+    rdti_engine_enter(ctx->engine);
+    for (struct rdti_list *node = ctx->endpoints.next; node != &ctx->endpoints; node = node->next) {
+        const rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING && !ep->said_goodbye)
+            is_said = false;
+    }
+    rdti_engine_leave(ctx->engine);
+    return is_said;
+}
+
+void
+rdti_endpoints_await_goodbyes(rdt_context *ctx)
+{
+    /* Late is no error: the progress thread says it then. A driver must not wait. */
+    (void)rdti_engine_wait(ctx->engine, is_goodbye_said, ctx, rdti_deadline_after(GOODBYE_WAIT_NS));
+}
+
+static bool
+is_held(const rdt_endpoint *ep, const struct rdti_revoke *revoke)
+{
+    for (uint32_t i = 0; i < ep->hold_count; i++)
+        if (ep->holds[i].index == revoke->index && ep->holds[i].generation == revoke->generation)
+            return true;
+    return false;
+}
+
+/* Returns true while there is one to answer that no call announces. */
+static bool
+answer_revocations(rdt_endpoint *ep)
+{
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    uint32_t left = 0;
+    bool is_due = false;
+
+    /* seq_cst: a write that began before the generation ended is counted here until it is over. */
+    if (ep->answer_count == 0 || atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0 ||
+        atomic_load_explicit(&ep->map_pins, memory_order_seq_cst) > 0)
+        return ep->answer_count > 0;
+    for (uint32_t i = 0; i < ep->answer_count && ep->channel != NULL; i++) {
+        const struct rdti_revoke *revoke = &ep->answers[i];
+        if (is_held(ep, revoke)) { /* rdt_endpoint_unhold() has us look again */
+            ep->answers[left++] = *revoke;
+            continue;
+        }
+        if (ep->lane != NULL && ep->lane->transport->revoke != NULL &&
+            !ep->lane->transport->revoke(ep->lane, revoke->index, revoke->generation)) {
+            ep->answers[left++] = *revoke; /* a device still moves bytes of it */
+            is_due = true;
+            continue;
+        }
+        rdti_channel_send(ep->channel, RDTI_FRAME_REVOKED, payload,
+                          rdti_revoke_encode(revoke, payload), NULL, 0);
+    }
+    ep->answer_count = left;
+    return is_due;
+}
+
+static void
+advance_broken(rdt_endpoint *ep)
+{
+    const struct rdt_error err = ep->lane_error; /* outlives what is released */
+
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
+        rdti_path_give_up(ep, &err);
+        return;
+    }
+    if (ep->channel != NULL)
+        rdti_channel_drain(ep->channel); /* did it say goodbye? */
+    if (!rdti_endpoint_is_ended(ep) && rdti_now_ns() - ep->lane_broken_ns > LANE_GRACE_NS)
+        rdti_endpoint_fail(ep, &err, err.status == RDT_EPEER || err.status == RDT_EPROTO);
+}
+
+/* Returns true while there is something to wait for that no arrival announces.
+ * over budget: the endings of an endpoint in the order in which they can follow each other. */
+static bool
+advance(rdt_endpoint *ep, uint32_t *work)
+{
+    bool has_answers = false;
+    bool has_users = false;
+
+    if (ep->lane_broken_ns != 0 && !rdti_endpoint_is_ended(ep))
+        advance_broken(ep);
+    else if (ep->failover != NULL && !rdti_endpoint_is_ended(ep))
+        has_users = rdti_failover_advance(ep);
+    if (ep->goodbye_ns != 0 && !rdti_endpoint_is_ended(ep))
+        advance_goodbye(ep);
+    if (rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING)
+        advance_closing(ep);
+    if (!ep->is_buried)
+        has_answers = answer_revocations(ep);
+    if (rdti_endpoint_is_ended(ep) && !ep->is_buried)
+        *work += bury(ep) ? 1 : 0;
+    if (ep->is_buried)
+        return ep->is_lingering && advance_lingering(ep);
+    return ep->lane_broken_ns != 0 || ep->goodbye_ns != 0 || has_answers || has_users ||
+           rdti_endpoint_is_ended(ep) || rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING;
+}
+
+/* Apart: most passes find nothing to do here. */
+__attribute__((noinline)) static uint32_t
+advance_all(rdt_context *ctx)
+{
+    uint32_t work = 0;
+
+    ctx->has_core_work = false;
+    for (struct rdti_list *node = ctx->endpoints.next, *next; node != &ctx->endpoints;
+         node = next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        next = node->next;
+        if (advance(ep, &work))
+            ctx->has_core_work = true;
+        if (ep->is_buried && ep->refs == 0 && ep->is_lingering)
+            strip(ep);
+        else if (ep->is_buried && ep->refs == 0)
+            free_endpoint(ep);
+    }
+    return work;
+}
+
+uint32_t
+rdti_endpoints_poll(void *state)
+{
+    rdt_context *ctx = state;
+
+    return ctx->has_core_work ? advance_all(ctx) : 0;
+}
+
+void
+rdti_endpoints_abandon(rdt_context *ctx)
+{
+    if (rdti_list_is_empty(&ctx->endpoints))
+        return;
+    rdti_engine_enter(ctx->engine);
+    for (struct rdti_list *node = ctx->endpoints.next, *next; node != &ctx->endpoints;
+         node = next) {
+        rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
+        next = node->next;
+        rdti_channel_destroy(ep->channel);
+        free_endpoint(ep);
+    }
+    rdti_engine_leave(ctx->engine);
+}
+
+void
+rdti_endpoint_on_peer_done(rdt_endpoint *ep)
+{
+    ep->is_peer_done = true;
+    ep->ctx->has_core_work = true;
+}
+
+bool
+rdti_endpoints_need_epoll(void *state)
+{
+    (void)state;
+    return false; /* side channels are the progress thread's; waiters look once in a slice */
+}

@@ -1,0 +1,557 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How a group ends: destroyed here, aborted by a member, broken by a death; and its page of
+ * describe(). */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "endpoint/endpoint.h"
+#include "group/group.h"
+#include "group/group_impl.h"
+#include "message/mailbox_impl.h"
+#include "message/persistent.h"
+
+/* The table of states in group.h, which a test holds to this one; "gone" is no state. */
+static const uint32_t may_become[] = {
+    [RDTI_GROUP_LIVE] = 1u << RDTI_GROUP_BROKEN | 1u << RDTI_GROUP_DESTROYED,
+    [RDTI_GROUP_BROKEN] = 1u << RDTI_GROUP_DESTROYED,
+    [RDTI_GROUP_DESTROYED] = 0,
+};
+
+static void
+become(rdt_group *group, enum rdti_group_state state)
+{
+    const bool is_legal = (may_become[group->state] & 1u << state) != 0;
+
+    assert(is_legal);
+    (void)is_legal;
+    group->state = state;
+}
+
+/* [driver] All operations, with this error. */
+static void
+end_operations(rdt_group *group, const struct rdt_error *err)
+{
+    struct rdti_list seen;
+
+    rdti_list_init(&seen);
+    while (!rdti_list_is_empty(&group->requests)) { /* one may end others */
+        struct rdti_list *node = rdti_list_take_first(&group->requests);
+        rdti_list_append(&seen, node);
+        rdti_request_cancel(RDTI_CONTAINER(node, struct rdti_request, group_link), err);
+    }
+    rdti_list_splice(&group->requests, &seen); /* what has yet to let go of its buffers */
+    rdti_stand_end_group(group);
+    while (!rdti_list_is_empty(&group->arrivals))
+        rdti_arrival_drop(RDTI_CONTAINER(group->arrivals.next, struct rdti_arrival, group_link),
+                          err);
+}
+
+static uint32_t
+broken_by_of(const rdt_group *group)
+{
+    return atomic_load_explicit(&group->broken_by, memory_order_relaxed);
+}
+
+/* [driver] It was LIVE. */
+static void
+break_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
+{
+    become(group, RDTI_GROUP_BROKEN);
+    group->error = *err;
+    atomic_store_explicit(&group->broken_by, broken_by, memory_order_relaxed);
+    end_operations(group, err);
+}
+
+/* ---- Telling others ---------------------------------------------------------------------- */
+
+static void
+describe_abort(const rdt_group *group, struct rdti_abort *out)
+{
+    *out = (struct rdti_abort){.group_id = group->id, .rank = group->error.peer_rank};
+    rdti_text_copy(out->reason, sizeof(out->reason), group->error.message);
+}
+
+static void
+send_abort(rdt_endpoint *ep, const struct rdti_abort *abort)
+{
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    rdti_endpoint_send_frame(ep, RDTI_FRAME_ABORT, payload, rdti_abort_encode(abort, payload));
+}
+
+/* A path to the member that works, of this group or another; NULL: none yet. */
+static rdt_endpoint *
+find_path(const rdt_group *group, uint32_t rank)
+{
+    rdt_endpoint *ep = group->members[rank].ep;
+    struct rdti_list *all = &group->groups->mailboxes;
+
+    if (ep != NULL)
+        return rdti_endpoint_get_state(ep) == RDTI_EP_READY ? ep : NULL;
+    for (struct rdti_list *node = all->next; node != all; node = node->next) {
+        const struct rdti_mailbox *m = RDTI_CONTAINER(node, struct rdti_mailbox, link);
+        if (m->is_ready && !m->has_ended && rdti_endpoint_get_state(m->ep) == RDTI_EP_READY &&
+            rdti_endpoint_rank(m->ep) == rdti_group_global_rank(group, rank) &&
+            strcmp(rdti_endpoint_job_id(m->ep), group->job_id) == 0)
+            return m->ep;
+    }
+    return NULL;
+}
+
+void
+rdti_group_spread_abort(rdt_group *group, const rdt_endpoint *source)
+{
+    struct rdti_abort abort;
+
+    describe_abort(group, &abort);
+    for (uint32_t i = 0; i < group->size; i++) {
+        struct rdti_member *member = &group->members[i];
+        if (i == group->rank || member->has_heard)
+            continue;
+        rdt_endpoint *ep = find_path(group, i);
+        if (ep == NULL)
+            continue;
+        member->has_heard = true;
+        if (ep != source)
+            send_abort(ep, &abort);
+    }
+}
+
+void
+rdti_groups_on_ready(struct rdti_groups *groups)
+{
+    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        if (group->state == RDTI_GROUP_BROKEN)
+            rdti_group_spread_abort(group, NULL);
+    }
+}
+
+void
+rdti_groups_tell_gone(const struct rdti_gone *gone, struct rdti_mailbox *m)
+{
+    /* No more than are remembered: a peer that asks for ever would fill our queue. */
+    if (gone->abort.group_id == 0 || m->gone_told == RDTI_GROUPS_GONE)
+        return;
+    m->gone_told++;
+    send_abort(m->ep, &gone->abort);
+}
+
+/* Members whose path was to tell them once it is ready, which it may never be now. To them it may
+ * be ready: without the reason they would take the goodbye for the beginning of the end. */
+static void
+tell_half_ready(const rdt_group *group, const struct rdti_abort *abort)
+{
+    for (uint32_t i = 0; i < group->size; i++) {
+        const struct rdti_member *member = &group->members[i];
+        if (member->ep != NULL && !member->has_heard && rdti_endpoint_is_half_ready(member->ep))
+            send_abort(member->ep, abort);
+    }
+}
+
+/* ---- Ends -------------------------------------------------------------------------------- */
+
+void
+rdt_group_destroy(rdt_group *group)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    rdt_context *ctx = group->ctx;
+    struct rdti_groups *groups = ctx->groups;
+    void (*const group_detach)(void *state) = group->detach; /* outlive the group */
+    void *const attached = rdt_group_attached(group);
+    (void)rdti_error_set(&err, RDT_ECANCELED, 0, "the group '%s' was destroyed", group->name);
+    rdti_engine_enter(ctx->engine);
+    const bool was_broken = group->state == RDTI_GROUP_BROKEN;
+    become(group, RDTI_GROUP_DESTROYED);
+    rdti_list_remove(&group->bucket);
+    groups->live_count--;
+    struct rdti_gone *gone = &groups->gone[groups->gone_count++ % RDTI_GROUPS_GONE];
+    *gone = (struct rdti_gone){.group_id = group->id};
+    if (was_broken) {
+        describe_abort(group, &gone->abort);
+        tell_half_ready(group, &gone->abort);
+    } else {
+        group->error = err;
+    }
+    end_operations(group, &err);
+    for (uint32_t i = 0; i < group->size; i++) {
+        rdt_endpoint_close(group->members[i].ep);
+        group->members[i].ep = NULL;
+    }
+    rdti_group_unref(group);
+    rdti_engine_leave(ctx->engine);
+    if (attached != NULL)
+        group_detach(attached);
+    rdti_endpoints_await_goodbyes(ctx);
+}
+
+static uint32_t
+find_member(const rdt_group *group, const uint8_t uuid[RDT_UUID_BYTES])
+{
+    for (uint32_t i = 0; i < group->size; i++) {
+        const struct rdti_member *member = &group->members[i];
+        if ((member->has_uuid && memcmp(member->uuid, uuid, RDT_UUID_BYTES) == 0) ||
+            (member->ep != NULL &&
+             memcmp(rdti_endpoint_uuid(member->ep), uuid, RDT_UUID_BYTES) == 0))
+            return i;
+    }
+    return group->size;
+}
+
+/* "rank 1 (global rank 2) died: ..." */
+static void
+obituary_error(const rdt_group *group, uint32_t rank, const struct rdti_obituary *news,
+               struct rdt_error *err)
+{
+    const int32_t global_rank = rdti_group_global_rank(group, rank);
+    const char *reason = news->reason;
+    char prefix[48];
+
+    (void)snprintf(prefix, sizeof(prefix), "rank %d died: ", (int)global_rank);
+    if (strncmp(reason, prefix, strlen(prefix)) == 0)
+        reason += strlen(prefix);
+    (void)rdti_error_set_rank(err, RDT_EPEER, global_rank, "%s died: %s",
+                              rdti_group_rank_name(group, rank).text, reason);
+}
+
+void
+rdti_group_note_cause(rdt_group *group, const struct rdt_error *err)
+{
+    if (group->cause.status == RDT_OK)
+        group->cause = *err;
+}
+
+/* [driver] A member left by itself: what needs it ends, the rest of the group goes on. */
+static void
+on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
+{
+    bool is_anybody_left = false;
+
+    rdti_group_note_cause(group, err);
+    rdti_group_end_receives(group, rank, err);
+    for (uint32_t i = 0; i < group->size; i++)
+        is_anybody_left |=
+            i != group->rank && i != rank &&
+            (group->members[i].ep == NULL || !rdti_endpoint_is_ended(group->members[i].ep));
+    if (!is_anybody_left)
+        rdti_group_end_receives(group, RDT_SOURCE_ANY, err);
+}
+
+uint64_t
+rdti_groups_rank_count(const struct rdti_groups *groups)
+{
+    uint64_t count = 0;
+
+    for (const struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next)
+        count += RDTI_CONTAINER(node, const rdt_group, link)->size;
+    return count;
+}
+
+void
+rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news)
+{
+    for (struct rdti_list *node = groups->all.next, *next; node != &groups->all; node = next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        next = node->next;
+        const bool is_destroyed = group->state == RDTI_GROUP_DESTROYED;
+        const uint32_t rank = is_destroyed ? group->size : find_member(group, news->uuid);
+        if (rank == group->size)
+            continue;
+        obituary_error(group, rank, news, &err);
+        group->refs++; /* its requests end */
+        if (group->state == RDTI_GROUP_LIVE) {
+            break_group(group, RDT_BROKEN_BY_LOSS, &err);
+            /* members that do not know the process by its uuid yet */
+            rdti_group_spread_abort(group, NULL);
+        } else if (broken_by_of(group) == RDT_BROKEN_BY_MEMBER &&
+                   group->error.peer_rank == err.peer_rank) {
+            /* which that member had heard of before */
+            atomic_store_explicit(&group->broken_by, RDT_BROKEN_BY_LOSS, memory_order_relaxed);
+        }
+        next = node->next;
+        rdti_group_unref(group);
+    }
+}
+
+void
+rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct rdt_error *err)
+{
+    for (struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        for (uint32_t i = 0; group->state != RDTI_GROUP_DESTROYED && i < group->size; i++)
+            if (group->members[i].ep == ep)
+                on_member_left(group, i, err);
+    }
+}
+
+void
+rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
+                     rdt_endpoint *source)
+{
+    rdt_group *group = rdti_groups_find(groups, abort->group_id);
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL) {
+        if (rdti_groups_find_gone(groups, abort->group_id) == NULL)
+            groups->early[groups->early_count++ % RDTI_ABORTS_EARLY] = *abort;
+        return;
+    }
+    (void)rdti_error_set_rank(&err, RDT_EPEER, abort->rank, "%s", abort->reason);
+    if (group->state == RDTI_GROUP_LIVE)
+        break_group(group, RDT_BROKEN_BY_MEMBER, &err);
+    rdti_group_spread_abort(group, source);
+}
+
+/* [driver] A member whose path has just broken, or who has just left: its end has yet to be told to
+ * the groups. */
+static bool
+find_lost_member(const rdt_group *group, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < group->size; i++) {
+        struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+        if (group->members[i].ep == NULL ||
+            rdti_endpoint_trouble(group->members[i].ep, &why) == RDT_OK)
+            continue;
+        (void)rdti_error_set_rank(err, RDT_EPEER, rdti_group_global_rank(group, i),
+                                  "%s is lost: %s", rdti_group_rank_name(group, i).text,
+                                  why.message);
+        return true;
+    }
+    return false;
+}
+
+/* [driver] Whoever left or died first is the cause, not the one who noticed. RDT_BROKEN_NOT: nobody
+ * is known. */
+static uint32_t
+find_cause(const rdt_group *group, struct rdt_error *err)
+{
+    if (group->state == RDTI_GROUP_BROKEN && (broken_by_of(group) == RDT_BROKEN_BY_LOSS ||
+                                              broken_by_of(group) == RDT_BROKEN_BY_MEMBER)) {
+        *err = group->error; /* others have said it, perhaps a moment ago */
+        return broken_by_of(group);
+    }
+    if (group->cause.status != RDT_OK)
+        *err = group->cause;
+    if (group->cause.status != RDT_OK || find_lost_member(group, err))
+        return RDT_BROKEN_BY_LOSS;
+    if (group->refusal.status == RDT_OK)
+        return RDT_BROKEN_NOT;
+    *err = group->refusal;
+    return RDT_BROKEN_BY_MEMBER;
+}
+
+/* [driver] Ends the group unless it has ended, and says so. */
+static void
+abort_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
+{
+    if (group->state == RDTI_GROUP_LIVE)
+        break_group(group, broken_by, err);
+    rdti_group_spread_abort(group, NULL);
+}
+
+void
+rdt_group_abort(rdt_group *group, const char *reason)
+{
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+    const char *said = reason != NULL ? reason : "no reason was given";
+    rdti_engine_enter(group->ctx->engine);
+    const bool is_suspected = group->suspect.status != RDT_OK;
+    uint32_t broken_by = find_cause(group, &err);
+    if (broken_by == RDT_BROKEN_NOT) {
+        broken_by = is_suspected ? RDT_BROKEN_BY_DEADLINE : RDT_BROKEN_BY_ABORT;
+        (void)rdti_error_set_rank(&err, RDT_ECANCELED,
+                                  is_suspected ? group->suspect.peer_rank : own_rank,
+                                  "%s aborted the group '%s': %s%s%s",
+                                  rdti_group_rank_name(group, group->rank).text, group->name, said,
+                                  is_suspected ? "; it had waited in vain: " : "",
+                                  is_suspected ? group->suspect.message : "");
+    }
+    abort_group(group, broken_by, &err);
+    rdti_engine_leave(group->ctx->engine);
+}
+
+/* ---- Deadlines --------------------------------------------------------------------------- */
+
+/* Between two words of one that lives there is a heartbeat; one of them may be late. */
+#define SILENCE_NS (2 * RDTI_HEARTBEAT_NS)
+
+/* [driver] */
+static bool
+is_silent(const rdt_group *group, uint32_t rank)
+{
+    const rdt_endpoint *ep = group->members[rank].ep;
+
+    return ep != NULL && !rdti_endpoint_is_ended(ep) && rdti_endpoint_silence_ns(ep) >= SILENCE_NS;
+}
+
+/* [driver] Whoever has spoken is not silent, also where nobody has read it yet. May break the
+ * group, or show who left. */
+static void
+hear_silent_members(rdt_group *group)
+{
+    for (uint32_t i = 0; i < group->size; i++)
+        if (is_silent(group, i))
+            rdti_endpoint_hear(group->members[i].ep);
+}
+
+/* [driver] The only member that is silent, or size. Who waits for another that waits for a third
+ * hears the second all the time. */
+static uint32_t
+find_silent_member(const rdt_group *group)
+{
+    uint32_t found = group->size;
+
+    for (uint32_t i = 0; i < group->size; i++) {
+        if (!is_silent(group, i))
+            continue;
+        if (found != group->size)
+            return group->size;
+        found = i;
+    }
+    return found;
+}
+
+/* [driver] Says in err that it is this member's fault, and why; what does not fit is left out. */
+static void
+blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *err)
+{
+    const size_t used = strnlen(err->message, sizeof(err->message) - 1);
+
+    err->peer_rank = rdti_group_global_rank(group, rank);
+    (void)snprintf(err->message + used, sizeof(err->message) - used, "%s%s %s",
+                   used > 0 ? "; " : "", rdti_group_rank_name(group, rank).text, why);
+}
+
+/* [driver] */
+static void
+blame_silent_member(const rdt_group *group, struct rdt_error *err)
+{
+    const uint32_t rank = find_silent_member(group);
+    char why[48];
+
+    if (rank == group->size || rdti_group_global_rank(group, rank) == err->peer_rank)
+        return;
+    const rdt_endpoint *ep = group->members[rank].ep;
+    (void)snprintf(why, sizeof(why), "%s for %.1f s",
+                   rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING ? "has not answered"
+                                                                     : "is silent",
+                   (double)rdti_endpoint_silence_ns(ep) / 1e9);
+    blame(group, rank, why, err);
+}
+
+void
+rdt_group_give_up(rdt_group *group, struct rdt_error *err)
+{
+    struct rdt_error cause = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    const int32_t own_rank = rdti_group_global_rank(group, group->rank);
+    rdti_engine_enter(group->ctx->engine);
+    hear_silent_members(group);
+    uint32_t broken_by = find_cause(group, &cause);
+    if (broken_by != RDT_BROKEN_NOT) {
+        err->peer_rank = cause.peer_rank;
+    } else {
+        broken_by = RDT_BROKEN_BY_DEADLINE;
+        blame_silent_member(group, err);
+        (void)rdti_error_set_rank(&cause, RDT_ECANCELED,
+                                  err->peer_rank != RDT_RANK_UNKNOWN ? err->peer_rank : own_rank,
+                                  "%s aborted the group '%s': %s",
+                                  rdti_group_rank_name(group, group->rank).text, group->name,
+                                  err->message);
+    }
+    abort_group(group, broken_by, &cause);
+    rdti_engine_leave(group->ctx->engine);
+}
+
+static void
+blame_cause(const struct rdt_error *cause, struct rdt_error *err)
+{
+    const size_t used = strnlen(err->message, sizeof(err->message) - 1);
+
+    err->peer_rank = cause->peer_rank;
+    (void)snprintf(err->message + used, sizeof(err->message) - used, "%s%s", used > 0 ? "; " : "",
+                   cause->message);
+}
+
+void
+rdt_group_blame(rdt_group *group, struct rdt_error *err)
+{
+    struct rdt_error cause = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (group == NULL || rdti_in_forked_child())
+        return;
+    rdti_engine_enter(group->ctx->engine);
+    hear_silent_members(group);
+    if (find_cause(group, &cause) != RDT_BROKEN_NOT)
+        blame_cause(&cause, err);
+    else
+        blame_silent_member(group, err);
+    rdti_engine_leave(group->ctx->engine);
+}
+
+/* ---- What broke it ----------------------------------------------------------------------- */
+
+rdt_status
+rdt_group_error(rdt_group *group, struct rdt_error *err)
+{
+    rdt_status status = rdti_context_check(group->ctx, "group_error", err);
+
+    if (status != RDT_OK)
+        return status;
+    rdti_engine_enter(group->ctx->engine);
+    status = group->state != RDTI_GROUP_LIVE ? rdti_error_copy(err, &group->error) : RDT_OK;
+    rdti_engine_leave(group->ctx->engine);
+    return status;
+}
+
+uint32_t
+rdt_group_broken_by(rdt_group *group)
+{
+    if (rdti_context_check(group->ctx, "group_broken_by", NULL) != RDT_OK)
+        return RDT_BROKEN_NOT;
+    return broken_by_of(group);
+}
+
+/* ---- describe() -------------------------------------------------------------------------- */
+
+void
+rdti_groups_describe(const struct rdti_groups *groups, struct rdti_json *json)
+{
+    bool is_first = true;
+
+    rdti_json_put(json, "[");
+    for (const struct rdti_list *node = groups->all.next; node != &groups->all; node = node->next) {
+        const rdt_group *group = RDTI_CONTAINER(node, rdt_group, link);
+        if (group->state == RDTI_GROUP_DESTROYED)
+            continue;
+        rdti_json_put(json, "%s{\"name\":", is_first ? "" : ",");
+        is_first = false;
+        rdti_json_put_string(json, group->name);
+        rdti_json_put(json, ",\"rank\":%u,\"size\":%u,\"opened\":%u,\"collectives\":%" PRIu64,
+                      group->rank, group->size, group->opened,
+                      atomic_load_explicit(&group->sequence, memory_order_relaxed));
+        rdti_json_put(json, ",\"error\":");
+        if (group->state == RDTI_GROUP_LIVE)
+            rdti_json_put(json, "null");
+        else
+            rdti_json_put_string(json, group->error.message);
+        rdti_json_put(json, "}");
+    }
+    rdti_json_put(json, "]");
+}

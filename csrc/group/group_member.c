@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which member of a group a peer is, by its own word, and the path to it. */
+#include <string.h>
+
+#include "base/error.h"
+#include "group/group_impl.h"
+#include "message/mailbox_impl.h"
+
+void
+rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
+{
+    struct rdti_member *member = &group->members[rank];
+
+    if (member->ep == ep || (member->ep != NULL && !rdti_endpoint_is_ended(member->ep)) ||
+        !rdti_endpoint_hold(ep))
+        return;
+    if (member->ep != NULL)
+        rdt_endpoint_close(member->ep); /* the peer has come back */
+    else
+        group->opened++;
+    member->ep = ep;
+    member->has_heard = false;
+    if (group->suspect.peer_rank == rdti_group_global_rank(group, rank))
+        group->suspect.status = RDT_OK;
+    if (group->state != RDTI_GROUP_LIVE)
+        rdti_group_spread_abort(group, NULL);
+}
+
+/* The uuid tells, once the address of the member was asked for; before, the rank of its handshake,
+ * unless another job numbered it. */
+static bool
+may_be(const rdt_group *group, uint32_t rank, const rdt_endpoint *ep)
+{
+    const struct rdti_member *member = &group->members[rank];
+    const int32_t global_rank = rdti_group_global_rank(group, rank);
+    const int32_t told = rdti_endpoint_rank(ep);
+
+    if (member->has_uuid)
+        return memcmp(member->uuid, rdti_endpoint_uuid(ep), RDT_UUID_BYTES) == 0;
+    return told == RDT_RANK_UNKNOWN || global_rank == RDT_RANK_UNKNOWN || told == global_rank ||
+           strcmp(rdti_endpoint_job_id(ep), group->job_id) != 0;
+}
+
+rdt_status
+rdti_member_claim(rdt_group *group, uint32_t rank, rdt_endpoint *ep, struct rdt_error *err)
+{
+    const int32_t told = rdti_endpoint_rank(ep);
+
+    if (rank >= group->size || rank == group->rank)
+        return rdti_error_set_rank(
+            err, RDT_EPROTO, told,
+            "mailbox: rank %d sent a message as member %u of group '%s', which cannot be it",
+            (int)told, rank, group->name);
+    if (!may_be(group, rank, ep))
+        return rdti_error_set_rank(
+            err, RDT_EPROTO, told,
+            "mailbox: rank %d sent a message as member %u of group '%s', which is another process",
+            (int)told, rank, group->name);
+    rdti_member_hold(group, rank, ep);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *m, uint64_t group_id,
+                        uint32_t source, struct rdt_error *err)
+{
+    rdt_group *group = rdti_groups_find(groups, group_id);
+    const struct rdti_gone *gone = group == NULL ? rdti_groups_find_gone(groups, group_id) : NULL;
+
+    if (group != NULL && group->state == RDTI_GROUP_LIVE)
+        return rdti_member_claim(group, source, m->ep, err);
+    if (group != NULL && source < group->size && source != group->rank)
+        rdti_member_hold(group, source, m->ep); /* it is told what broke the group */
+    else if (gone != NULL)
+        rdti_groups_tell_gone(gone, m);
+    else if (group == NULL)
+        m->interests[m->interest_count++ % RDTI_INTERESTS] =
+            (struct rdti_interest){.group_id = group_id, .source = source};
+    return RDT_OK;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * An interval treap. Recursion is as deep as the tree: about 2 log2 n, 40 for a million spans. */
+#include "memory/interval_tree.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* An empty span at p ends between the bytes p and p + 1: doubled ends give that a number, so that
+ * it holds an empty range at p but no byte, and a span that ends at p holds neither. */
+static uint64_t
+doubled_end(uint64_t start, uint64_t len_bytes)
+{
+    return len_bytes == 0 ? 2 * start + 1 : 2 * (start + len_bytes);
+}
+
+static void
+update(struct rdti_span *node)
+{
+    node->furthest = node->end;
+    if (node->left != NULL && node->left->furthest > node->furthest)
+        node->furthest = node->left->furthest;
+    if (node->right != NULL && node->right->furthest > node->furthest)
+        node->furthest = node->right->furthest;
+}
+
+/* The order of nodes: by start, and where starts are equal by the nodes' own addresses. */
+static bool
+is_before(const struct rdti_span *a, const struct rdti_span *b)
+{
+    return a->start != b->start ? a->start < b->start : (uintptr_t)a < (uintptr_t)b;
+}
+
+/* All of a comes before all of b. */
+static struct rdti_span *
+join(struct rdti_span *a, struct rdti_span *b)
+{
+    if (a == NULL || b == NULL)
+        return a == NULL ? b : a;
+    if (a->priority > b->priority) {
+        a->right = join(a->right, b);
+        update(a);
+        return a;
+    }
+    b->left = join(a, b->left);
+    update(b);
+    return b;
+}
+
+/* What comes before `pivot` goes to *before, the rest to *after. */
+static void
+split(struct rdti_span *node, const struct rdti_span *pivot, struct rdti_span **before,
+      struct rdti_span **after)
+{
+    if (node == NULL) {
+        *before = NULL;
+        *after = NULL;
+    } else if (is_before(node, pivot)) {
+        split(node->right, pivot, &node->right, after);
+        update(node);
+        *before = node;
+    } else {
+        split(node->left, pivot, before, &node->left);
+        update(node);
+        *after = node;
+    }
+}
+
+/* splitmix64 of a counter: priorities need to be independent of addresses, not secret. */
+static uint64_t
+next_priority(struct rdti_span_tree *tree)
+{
+    uint64_t z = ++tree->count * UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+void
+rdti_span_insert(struct rdti_span_tree *tree, struct rdti_span *span, uint64_t start,
+                 uint64_t len_bytes)
+{
+    struct rdti_span *before;
+    struct rdti_span *after;
+
+    *span = (struct rdti_span){.start = start,
+                               .end = doubled_end(start, len_bytes),
+                               .priority = next_priority(tree)};
+    update(span);
+    split(tree->root, span, &before, &after);
+    tree->root = join(join(before, span), after);
+}
+
+static struct rdti_span *
+remove_below(struct rdti_span *node, const struct rdti_span *span)
+{
+    if (node == span)
+        return join(node->left, node->right);
+    if (is_before(span, node))
+        node->left = remove_below(node->left, span);
+    else
+        node->right = remove_below(node->right, span);
+    update(node);
+    return node;
+}
+
+void
+rdti_span_remove(struct rdti_span_tree *tree, struct rdti_span *span)
+{
+    tree->root = remove_below(tree->root, span);
+}
+
+struct rdti_span *
+rdti_span_find(const struct rdti_span_tree *tree, uint64_t start, uint64_t len_bytes)
+{
+    struct rdti_span *node = tree->root;
+
+    /* No span ends there; the sum would overflow. */
+    if (start > UINT64_MAX / 4 || len_bytes > UINT64_MAX / 4)
+        return NULL;
+    const uint64_t end = doubled_end(start, len_bytes);
+
+    while (node != NULL && node->furthest >= end) {
+        /* To the left because node begins too late, or because everything there begins at or before
+         * node and reaches far enough: one of them holds it. */
+        if (node->start > start || (node->left != NULL && node->left->furthest >= end))
+            node = node->left;
+        else if (node->end >= end)
+            return node;
+        else
+            node = node->right;
+    }
+    return NULL;
+}

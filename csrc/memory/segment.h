@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One piece of the arena: a sealed memfd, mapped shared and never moved, whose pages come and go by
+ * granules.
+ *
+ *   granule       pages          bytes of a span that is taken from it
+ *   fresh         none           read as zero once populated
+ *   POPULATED     in memory      zero unless USED
+ *   USED          in memory      anything
+ *   PUNCHED       given back     read as zero once populated
+ *
+ * Who may change what: a granule that lies wholly in a taken span belongs to the span's owner; the
+ * two at the ends of a span may be shared, so that flags are atomic. Relaxed everywhere: pages
+ * become visible by the kernel's own locks, and who takes a span synchronised with who gave it by
+ * the arena's lock.
+ */
+#ifndef RDTI_MEMORY_SEGMENT_H
+#define RDTI_MEMORY_SEGMENT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "rdmatensor.h"
+
+/* A huge page of x86-64 and of arm64 with 4 KiB pages. */
+#define RDTI_GRANULE_BYTES (UINT64_C(2) << 20)
+
+enum { RDTI_GRANULE_POPULATED = 1, RDTI_GRANULE_USED = 2, RDTI_GRANULE_PUNCHED = 4 };
+
+struct rdti_segment {
+    uint8_t *addr; /* a multiple of RDTI_GRANULE_BYTES */
+    uint64_t len_bytes;
+    int fd;
+    bool is_huge;     /* on reserved huge pages: populated at once and kept */
+    bool keeps_pages; /* guarded by the arena's lock */
+    uint32_t granule_count;
+    _Atomic uint8_t flags[];
+};
+
+/* len_bytes: a multiple of the page size. RDT_ENOMEM, RDT_EDEVICE. */
+rdt_status rdti_segment_create(uint64_t len_bytes, struct rdti_segment **out,
+                               struct rdt_error *err);
+void rdti_segment_destroy(struct rdti_segment *segment); /* unmaps; NULL is legal */
+
+/* Bytes of [off, off + len_bytes)'s granules that came into memory by a call. */
+struct rdti_populated {
+    uint64_t bytes;
+    uint64_t again_bytes; /* of them: given back before */
+};
+
+/*
+ * Put the granules of a taken span into memory, by several threads where there is much to do. Looks
+ * at what memory is left before and between, and keeps a reserve free.
+ *   RDT_ENOMEM  the message names the least bound; some pages may have come in, see below
+ */
+rdt_status rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes,
+                                 uint64_t len_bytes, struct rdti_populated *out,
+                                 struct rdt_error *err);
+/* Give back what a failed call brought in for a taken span alone. */
+void rdti_segment_unpopulate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes);
+bool rdti_segment_is_populated(const struct rdti_segment *segment, uint64_t off_bytes,
+                               uint64_t len_bytes);
+/* Whether `need_bytes` more can be populated, of a request for `asked_bytes`. RDT_ENOMEM as
+ * above. */
+rdt_status rdti_segment_check_memory(uint64_t asked_bytes, uint64_t need_bytes,
+                                     struct rdt_error *err);
+
+/* Mark a taken span's granules USED; `is_zero`: after making its bytes zero where they may not
+ * be. */
+void rdti_segment_use(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
+                      bool is_zero);
+
+/*
+ * Give back pages of granules wholly inside a taken span, from its end, until at least `want_bytes`
+ * or all are. Returns the bytes given back.
+ */
+uint64_t rdti_segment_punch(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
+                            uint64_t want_bytes);
+
+#endif

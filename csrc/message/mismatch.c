@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ranks that disagree learn how. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/error.h"
+#include "group/group_impl.h"
+
+/* An operation in words fits. */
+#define WORDS_BYTES 160
+/* As collectives mark the digest of a pack; a label lacks it. */
+#define PACK_DIGEST_FLAG 0x8000
+
+static const char *
+name_of(const char *const *names, uint32_t count, uint32_t value)
+{
+    return value < count && names[value] != NULL ? names[value] : "unknown";
+}
+
+static const char *
+reduce_name(uint32_t reduce_op)
+{
+    static const char *const names[] = {[RDT_SUM] = "sum",         [RDT_AVG] = "avg",
+                                        [RDT_PRODUCT] = "product", [RDT_MIN] = "min",
+                                        [RDT_MAX] = "max",         [RDT_BAND] = "band",
+                                        [RDT_BOR] = "bor",         [RDT_BXOR] = "bxor"};
+
+    return name_of(names, sizeof(names) / sizeof(names[0]), reduce_op);
+}
+
+static const char *
+op_name(uint32_t op)
+{
+    static const char *const names[] = {
+        [RDT_COLL_BROADCAST] = "broadcast", [RDT_COLL_ALLREDUCE] = "all_reduce",
+        [RDT_COLL_REDUCE] = "reduce",       [RDT_COLL_ALLGATHER] = "all_gather",
+        [RDT_COLL_GATHER] = "gather",       [RDT_COLL_REDUCE_SCATTER] = "reduce_scatter",
+        [RDT_COLL_SCATTER] = "scatter",     [RDT_COLL_ALLTOALL] = "all_to_all",
+        [RDT_COLL_BARRIER] = "barrier"};
+
+    return name_of(names, sizeof(names) / sizeof(names[0]), op);
+}
+
+/* " from root 0"; of a pack the digest of its sizes, of another all_reduce its label. */
+static void
+root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
+{
+    const bool is_from_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER;
+    const bool is_to_root = desc->op == RDT_COLL_REDUCE || desc->op == RDT_COLL_GATHER;
+
+    words[0] = '\0';
+    if (is_from_root || is_to_root)
+        (void)snprintf(words, cap, " %s root %" PRIu32, is_to_root ? "to" : "from", desc->root);
+    else if ((desc->root & PACK_DIGEST_FLAG) != 0)
+        (void)snprintf(words, cap, " in parts (digest 0x%04" PRIx32 ")", desc->root);
+    else if (desc->root != 0)
+        (void)snprintf(words, cap, " with label %" PRIu32, desc->root);
+}
+
+/* "all_reduce (sum) of 4 float32", "broadcast of 4 float32 from root 0". */
+static void
+in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
+{
+    const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
+                              desc->op == RDT_COLL_REDUCE_SCATTER;
+    char root[40];
+
+    if (desc->op == RDT_COLL_BARRIER) {
+        (void)snprintf(words, cap, "barrier");
+        return;
+    }
+    root_in_words(desc, root, sizeof(root));
+    (void)snprintf(words, cap, "%s%s%s%s of %" PRIu64 " %s%s", op_name(desc->op),
+                   is_reduction ? " (" : "", is_reduction ? reduce_name(desc->reduce_op) : "",
+                   is_reduction ? ")" : "", desc->count, rdt_dtype_name(desc->dtype), root);
+}
+
+void
+rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc)
+{
+    head->op = (uint8_t)desc->op;
+    head->dtype = (uint8_t)desc->dtype;
+    head->reduce_op = (uint8_t)desc->reduce_op;
+    head->root = (uint16_t)desc->root;
+    head->count = desc->count;
+}
+
+static bool
+is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
+{
+    return head->op == desc->op && head->dtype == desc->dtype &&
+           head->reduce_op == desc->reduce_op && head->root == desc->root &&
+           head->count == desc->count;
+}
+
+/* Apart, so that a receive that matches puts nothing into words. */
+static rdt_status
+refuse_call(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
+            struct rdt_error *err)
+{
+    const struct rdt_message_desc theirs = {.op = head->op,
+                                            .dtype = head->dtype,
+                                            .root = head->root,
+                                            .reduce_op = head->reduce_op,
+                                            .count = head->count};
+    char they[WORDS_BYTES];
+    char we[WORDS_BYTES];
+
+    in_words(&theirs, they, sizeof(they));
+    in_words(&receive->desc, we, sizeof(we));
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_group_global_rank(receive->group, source),
+                               "%s called %s as collective #%" PRIu64 ", %s (this one) %s",
+                               rdti_group_rank_name(receive->group, source).text, they,
+                               receive->desc.sequence,
+                               rdti_group_rank_name(receive->group, receive->group->rank).text, we);
+}
+
+static rdt_status
+refuse_length(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
+              struct rdt_error *err)
+{
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_group_global_rank(receive->group, source),
+                               "%s sent %" PRIu64 " bytes (tag %" PRIu64
+                               "), but the receive of %s has room for %" PRIu64 " bytes",
+                               rdti_group_rank_name(receive->group, source).text, head->len_bytes,
+                               head->tag,
+                               rdti_group_rank_name(receive->group, receive->group->rank).text,
+                               receive->len_bytes);
+}
+
+rdt_status
+rdti_match_check(const struct rdti_request *receive, uint32_t source,
+                 const struct rdti_message *head, struct rdt_error *err)
+{
+    if (receive->has_desc && receive->desc.op != 0 && head->op != 0 &&
+        !is_equal(head, &receive->desc))
+        return refuse_call(receive, source, head, err);
+    if (head->len_bytes > receive->len_bytes)
+        return refuse_length(receive, source, head, err);
+    return RDT_OK;
+}

@@ -1,0 +1,547 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Receives that stand: where they land, what of them is told, and how they end. */
+#include "message/persistent.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "message/checksum.h"
+#include "message/mailbox_impl.h"
+#include "message/persistent_impl.h"
+
+/* Of a stream that only watches: all are looked at for each receive, in half a microsecond. */
+#define WATCHED_MAX 256
+
+/* ---- Places ------------------------------------------------------------------------------ */
+
+bool
+rdti_place_is_there(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
+{
+    const struct rdti_watched *place = &stream->places[receive->place];
+    struct rdti_regions *regions = stream->m->ctx->regions;
+    struct rdti_target target;
+
+    if (rdti_regions_acquire(regions, place->index, place->generation, 0, receive->len_bytes,
+                             &target, NULL) != RDT_OK)
+        return false;
+    rdti_regions_release(regions, &target);
+    return true;
+}
+
+rdt_status
+rdti_place_freed_early(struct rdt_error *err)
+{
+    err->peer_rank = RDT_RANK_UNKNOWN;
+    return rdti_error_set(err, RDT_ESTALE, 0,
+                          "the memory of the receive was freed before its message came");
+}
+
+/* The peer can write there, over this path. Exports the region. */
+static bool
+is_reachable(const struct rdti_mailbox *m, const void *addr, uint64_t len_bytes,
+             struct rdt_remote_region *out)
+{
+    uint32_t segment;
+    uint64_t segment_off;
+
+    if (len_bytes == 0)
+        return false;
+    /* A larger one would be summed for long, with the lock held. */
+    if (rdti_context_verifies(m->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES)
+        return false;
+    if (rdti_endpoint_caps(m->ep).is_same_host &&
+        (len_bytes > RDTI_STAND_COPY_BYTES ||
+         rdti_arena_locate(m->ctx->arena, addr, len_bytes, &segment, &segment_off) != RDT_OK))
+        return false;
+    return rdti_regions_export_at(m->ctx->regions, addr, len_bytes, out, NULL) == RDT_OK;
+}
+
+static bool
+is_at(const struct rdti_watched *place, const void *addr, uint64_t len_bytes)
+{
+    return place->addr == addr && place->len_bytes == len_bytes;
+}
+
+/* False: no memory. */
+static bool
+add_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes, uint32_t index,
+          uint32_t generation)
+{
+    if (stream->place_count == stream->place_cap) {
+        const uint32_t cap = stream->place_cap == 0 ? 16 : stream->place_cap * 2;
+        struct rdti_watched *places = realloc(stream->places, sizeof(*places) * cap);
+        if (places == NULL)
+            return false;
+        stream->places = places;
+        stream->place_cap = cap;
+    }
+    stream->places[stream->place_count++] = (struct rdti_watched){.addr = addr,
+                                                                  .len_bytes = len_bytes,
+                                                                  .index = index,
+                                                                  .generation = generation};
+    return true;
+}
+
+/* Whether a receive was posted there before. */
+static bool
+has_seen(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
+{
+    for (uint32_t i = 0; i < stream->place_count; i++)
+        if (is_at(&stream->places[i], addr, len_bytes))
+            return true;
+    if (stream->place_count >= WATCHED_MAX)
+        stream->place_count = 0;
+    (void)add_place(stream, addr, len_bytes, 0, 0); /* without memory nothing repeats */
+    return false;
+}
+
+/* A keyed stream that is asked for: what is sent before its sender hears of it comes the ordinary
+ * way, and its place is told with the others', so that the next message has it. */
+static void
+remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
+{
+    struct rdt_remote_region region;
+
+    for (uint32_t i = 0; i < stream->place_count; i++)
+        if (is_at(&stream->places[i], addr, len_bytes))
+            return;
+    if (stream->place_count < RDTI_KEYED_PLACES_MAX &&
+        is_reachable(stream->m, addr, len_bytes, &region)) /* without memory it is told later */
+        (void)add_place(stream, addr, len_bytes, region.index, region.generation);
+}
+
+/* Its region is there still: one that was put over it since might not be for this peer. */
+static bool
+is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
+{
+    struct rdti_regions *regions = stream->m->ctx->regions;
+    struct rdt_remote_region region;
+    struct rdti_target target;
+
+    if (rdti_regions_acquire(regions, seen->index, seen->generation, 0, seen->len_bytes, &target,
+                             NULL) != RDT_OK)
+        return false;
+    rdti_regions_release(regions, &target);
+    return is_reachable(stream->m, seen->addr, seen->len_bytes, &region) &&
+           region.index == seen->index && region.generation == seen->generation;
+}
+
+/* The number of such a place in this region; RDTI_PLACE_NONE: it was not told. */
+static uint64_t
+find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+           const struct rdt_remote_region *region)
+{
+    for (uint32_t i = 0; i < stream->place_count; i++) {
+        const uint32_t at = (stream->hint + i) % stream->place_count;
+        const struct rdti_watched *place = &stream->places[at];
+        if (!is_at(place, addr, len_bytes) || place->index != region->index ||
+            place->generation != region->generation)
+            continue;
+        stream->hint = at + 1;
+        return at;
+    }
+    return RDTI_PLACE_NONE;
+}
+
+/* Nothing may be written there any more, nor is: it can be told anew. RDTI_PLACE_NONE: none. */
+static uint64_t
+unused_place(struct rdti_rx_stream *stream)
+{
+    for (uint32_t i = 0; i < stream->place_count; i++) {
+        const uint32_t at = stream->oldest;
+        bool is_used = false;
+        stream->oldest = (at + 1) % stream->place_count;
+        for (const struct rdti_list *node = stream->told.next; node != &stream->told;
+             node = node->next)
+            is_used |= RDTI_CONTAINER(node, const struct rdti_request, link)->place == at;
+        if (!is_used)
+            return at;
+    }
+    return RDTI_PLACE_NONE;
+}
+
+/* The number of a place that the sender does not know yet. RDTI_PLACE_NONE: no room. */
+static uint64_t
+new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+          const struct rdt_remote_region *region)
+{
+    const uint32_t most = stream->is_keyed ? RDTI_KEYED_PLACES_MAX : RDTI_PLACES_MAX;
+
+    if (stream->place_count < most)
+        return add_place(stream, addr, len_bytes, region->index, region->generation)
+                   ? stream->place_count - 1
+                   : RDTI_PLACE_NONE;
+    const uint64_t at = stream->is_keyed ? unused_place(stream) : RDTI_PLACE_NONE;
+    if (at != RDTI_PLACE_NONE)
+        stream->places[at] = (struct rdti_watched){.addr = addr,
+                                                   .len_bytes = len_bytes,
+                                                   .index = region->index,
+                                                   .generation = region->generation};
+    return at;
+}
+
+/* Where these bytes land, and *is_new for a place that has yet to be told. RDTI_PLACE_NONE: there
+ * is none. */
+static uint64_t
+need_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
+           struct rdti_cts *cts, bool *is_new)
+{
+    if (!is_reachable(stream->m, addr, len_bytes, &cts->region))
+        return RDTI_PLACE_NONE;
+    const uint64_t known = find_place(stream, addr, len_bytes, &cts->region);
+    if (known != RDTI_PLACE_NONE)
+        return known;
+    cts->region_off = (uint64_t)(uintptr_t)addr - cts->region.addr;
+    const uint64_t place = new_place(stream, addr, len_bytes, &cts->region);
+    *is_new = place != RDTI_PLACE_NONE;
+    return place;
+}
+
+static void
+tell_place(const struct rdti_rx_stream *stream, uint64_t place, uint64_t len_bytes,
+           const struct rdti_cts *cts)
+{
+    const struct rdti_message head = {.kind = RDTI_MESSAGE_PLACE,
+                                      .id = stream->id,
+                                      .count = place,
+                                      .len_bytes = len_bytes};
+    uint8_t body[RDTI_CTS_BYTES];
+
+    rdti_cts_encode(cts, body);
+    rdti_mailbox_queue(stream->m, &head, body, sizeof(body));
+}
+
+void
+rdti_stand_tell_remembered(struct rdti_rx_stream *stream)
+{
+    struct rdti_mailbox *m = stream->m;
+    struct rdti_watched *seen = stream->places;
+    const uint32_t count = stream->place_count;
+    const uint64_t id = stream->id;
+
+    stream->places = NULL;
+    stream->place_count = 0;
+    stream->place_cap = 0;
+    for (uint32_t i = 0; i < count && stream != NULL && stream->state == RDTI_RX_STANDING; i++) {
+        struct rdti_cts cts = {0};
+        bool is_new = false;
+
+        if (!is_as_seen(stream, &seen[i]))
+            continue;
+        const uint64_t place = need_place(stream, seen[i].addr, seen[i].len_bytes, &cts, &is_new);
+        if (!is_new)
+            continue;
+        tell_place(stream, place, seen[i].len_bytes, &cts);
+        stream = rdti_rx_stream_find_id(m, id); /* which may have ended the path */
+    }
+    free(seen);
+}
+
+/* ---- Receives ---------------------------------------------------------------------------- */
+
+/* What a keyed sender compares, so that ranks that disagree learn how. */
+static void
+add_desc(struct rdti_message *posted, const struct rdt_message_desc *desc)
+{
+    const uint64_t number = posted->count;
+
+    rdti_message_set_desc(posted, desc);
+    posted->tag = desc->count;
+    posted->count = number;
+}
+
+/* Such a receive has a number that can be told, and a message that need not be offered first. */
+static bool
+can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive, int64_t number,
+         uint64_t place)
+{
+    if (stream->told_count == RDTI_TOLD_MAX)
+        return false;
+    if (stream->is_keyed)
+        return true;
+    /* What waits has met no message, so that its number is none of one that came before. */
+    return number >= 0 && (place != RDTI_PLACE_NONE || receive->len_bytes <= RDTI_STAND_WAIT_BYTES);
+}
+
+void
+rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
+{
+    struct rdti_mailbox *m = stream->m;
+    const int64_t number = stream->is_keyed ? (int64_t)receive->tag : stream->next++;
+    struct rdti_cts cts = {0};
+    bool is_new = false;
+    const uint64_t place =
+        receive->has_desc && !stream->is_keyed
+            ? RDTI_PLACE_NONE
+            : need_place(stream, receive->buf, receive->len_bytes, &cts, &is_new);
+
+    if (!can_tell(stream, receive, number, place)) {
+        rdti_rx_stream_leave(stream);
+        return;
+    }
+    struct rdti_message posted = {.kind = RDTI_MESSAGE_POSTED,
+                                  .id = stream->id,
+                                  .count = (uint64_t)number,
+                                  .len_bytes = place};
+    receive->told = stream;
+    receive->number = (uint64_t)number;
+    receive->place = place;
+    rdti_list_append(&stream->told, &receive->link);
+    stream->told_count++;
+    rdti_count(&m->ctx->counters.credits_alone, 1);
+    if (is_new)
+        tell_place(stream, place, receive->len_bytes, &cts);
+    if (stream->is_keyed)
+        add_desc(&posted, &receive->desc);
+    /* What is so short has not waited for this: its sender takes the place where it looks before it
+     * sends, and else the ordinary way. A longer message, which will not fit, may wait for it: then
+     * its sender looks within a heartbeat. */
+    if (!stream->is_keyed && receive->len_bytes <= RDTI_STAND_WAIT_BYTES)
+        rdti_mailbox_queue_quietly(m, &posted);
+    else
+        rdti_mailbox_queue(m, &posted, NULL, 0);
+}
+
+/* A receive is about to be posted there. True: it repeats, and its sender can write there. */
+static bool
+does_repeat(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
+{
+    struct rdt_remote_region region;
+
+    return stream->state == RDTI_RX_WATCHING && !stream->is_shut &&
+           stream->ends < RDTI_STREAM_ENDS_MAX && len_bytes >= RDTI_STAND_MIN_BYTES &&
+           has_seen(stream, addr, len_bytes) && stream->m->is_ready &&
+           is_reachable(stream->m, addr, len_bytes, &region);
+}
+
+/* NULL: no path leads there. */
+static struct rdti_mailbox *
+mailbox_of(const rdt_group *group, uint32_t source)
+{
+    rdt_endpoint *ep = source != group->rank ? group->members[source].ep : NULL;
+    struct rdti_mailbox *m = ep != NULL ? rdti_endpoint_mailbox(ep) : NULL;
+
+    return m != NULL && !m->has_ended ? m : NULL;
+}
+
+/* The group's keyed stream of a source; from the first receive on it is asked for. */
+static struct rdti_rx_stream *
+find_keyed(const rdt_group *group, uint32_t source, uint64_t len_bytes)
+{
+    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(group, source) : NULL;
+
+    if (m == NULL || !m->is_ready || rdti_endpoint_caps(m->ep).is_same_host)
+        return NULL;
+    struct rdti_rx_stream *stream = rdti_rx_stream_find_keyed(m, group->id);
+    if (len_bytes < (stream != NULL ? stream->least_bytes : rdti_keyed_least_bytes(m)))
+        return NULL;
+    if (stream == NULL)
+        stream = rdti_rx_stream_new(m, group, source, RDT_TAG_ONCE, true);
+    if (stream == NULL || stream->state != RDTI_RX_WATCHING || stream->ends >= RDTI_STREAM_ENDS_MAX)
+        return stream;
+    rdti_rx_stream_ask(stream);
+    rdti_mailbox_flush(m);
+    return rdti_rx_stream_find_keyed(m, group->id);
+}
+
+static struct rdti_rx_stream *
+find_counted(const rdt_group *group, uint32_t source, uint64_t tag, const void *addr,
+             uint64_t len_bytes, bool has_desc)
+{
+    struct rdti_mailbox *m = mailbox_of(group, source);
+
+    if (m == NULL)
+        return NULL;
+    struct rdti_rx_stream *stream = rdti_rx_stream_find(m, group->id, tag);
+    if (stream == NULL && !has_desc && len_bytes >= RDTI_STAND_MIN_BYTES && !group->has_any_source)
+        stream = rdti_rx_stream_new(m, group, source, tag, false);
+    if (stream == NULL || has_desc || !does_repeat(stream, addr, len_bytes))
+        return stream;
+    rdti_rx_stream_ask(stream);
+    rdti_mailbox_flush(m);
+    return rdti_rx_stream_find(m, group->id, tag); /* the path may have ended, and more with it */
+}
+
+struct rdti_rx_stream *
+rdti_stand_find(rdt_group *group, uint32_t source, uint64_t tag, const void *addr,
+                uint64_t len_bytes, bool has_desc)
+{
+    if (source == RDT_SOURCE_ANY) {
+        if (!group->has_any_source)
+            rdti_rx_stream_shut_all(group);
+        group->has_any_source = true;
+        return NULL;
+    }
+    if (has_desc && rdti_tag_is_once(tag)) {
+        struct rdti_rx_stream *stream = find_keyed(group, source, len_bytes);
+
+        if (stream != NULL && stream->state == RDTI_RX_ASKED)
+            remember(stream, addr, len_bytes);
+        return stream;
+    }
+    return find_counted(group, source, tag, addr, len_bytes, has_desc);
+}
+
+void
+rdti_stand_skip(struct rdti_rx_stream *stream)
+{
+    if (stream != NULL && stream->state == RDTI_RX_STANDING)
+        stream->next++;
+}
+
+void
+rdti_stand_missed(const rdt_group *group, uint32_t source, const void *addr, uint64_t len_bytes)
+{
+    struct rdti_mailbox *m = len_bytes >= RDTI_KEYED_MIN_BYTES ? mailbox_of(group, source) : NULL;
+    struct rdti_rx_stream *stream = m != NULL ? rdti_rx_stream_find_keyed(m, group->id) : NULL;
+    struct rdti_cts cts = {0};
+    bool is_new = false;
+
+    if (stream == NULL || stream->state != RDTI_RX_STANDING || len_bytes < stream->least_bytes)
+        return;
+    const uint64_t place = need_place(stream, addr, len_bytes, &cts, &is_new);
+    if (!is_new)
+        return;
+    tell_place(stream, place, len_bytes, &cts);
+    rdti_mailbox_flush(m);
+}
+
+void
+rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *receive)
+{
+    if (stream == NULL || stream->state != RDTI_RX_STANDING)
+        return;
+    struct rdti_mailbox *m = stream->m;
+    /* Against the rules: its message is the second of its tag, and goes as it can. */
+    if (stream->is_keyed && rdti_rx_stream_has(stream, receive->tag))
+        return;
+    rdti_stand_tell(stream, receive);
+    rdti_mailbox_flush(m);
+}
+
+void
+rdti_stand_meet(struct rdti_request *receive, const struct rdti_message *head)
+{
+    struct rdti_rx_stream *stream = receive->told;
+
+    rdti_stand_untell(receive);
+    if (stream == NULL || !stream->is_keyed)
+        return;
+    const bool is_looked_for = head->op != 0 && head->len_bytes >= stream->least_bytes;
+    if (!is_looked_for)
+        rdti_rx_stream_leave(stream);
+}
+
+void
+rdti_stand_untell(struct rdti_request *receive)
+{
+    if (receive->told == NULL)
+        return;
+    receive->told->told_count--;
+    receive->told = NULL;
+    rdti_list_remove(&receive->link);
+}
+
+void
+rdti_stand_cancel(struct rdti_request *receive, const struct rdt_error *err)
+{
+    struct rdti_mailbox *m = receive->told->m;
+
+    if (receive->is_cancelled)
+        return;
+    receive->is_cancelled = true;
+    receive->error = *err;
+    rdti_rx_stream_leave(receive->told);
+    rdti_mailbox_flush(m);
+}
+
+bool
+rdti_stand_keep(struct rdti_request *receive)
+{
+    struct rdti_rx_stream *stream = receive->told;
+    const struct rdt_error err = receive->error;
+    const bool is_kept = !stream->is_keyed; /* else it is nobody's but this receive's */
+
+    if (is_kept) {
+        stream->m->keep_count += stream->is_keeping ? 0 : 1;
+        stream->is_keeping = true;
+    }
+    rdti_request_finish(receive, (rdt_status)err.status, &err);
+    return is_kept;
+}
+
+bool
+rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
+{
+    const struct rdti_rx_stream *stream =
+        m->keep_count > 0 ? rdti_rx_stream_find(m, group_id, tag) : NULL;
+
+    return stream != NULL && stream->is_keeping;
+}
+
+/* ---- Messages that landed ---------------------------------------------------------------- */
+
+/* Its bytes are there. What is wrong with them ends the receive; RDT_ECORRUPT the endpoint too. */
+static rdt_status
+check_landed(struct rdti_request *receive, const struct rdti_message *head, bool is_there,
+             struct rdt_error *err)
+{
+    if (!is_there)
+        return rdti_place_freed_early(err);
+    return rdti_context_verifies(receive->group->ctx) ? rdti_sums_check_landed(receive, head, err)
+                                                      : RDT_OK;
+}
+
+rdt_status
+rdti_stand_on_landed(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+{
+    struct rdti_rx_stream *stream = rdti_rx_stream_find_id(m, head->id);
+    struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    for (struct rdti_list *node = stream != NULL ? stream->told.next : NULL;
+         node != NULL && node != &stream->told; node = node->next) {
+        struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
+        if (receive->number != head->count)
+            continue;
+        if (receive->place == RDTI_PLACE_NONE || receive->len_bytes != head->len_bytes)
+            break;
+        const bool is_there = receive->is_cancelled || rdti_place_is_there(stream, receive);
+        rdti_stand_untell(receive);
+        rdt_status status = RDT_OK;
+        if (receive->is_cancelled) {
+            why = receive->error;
+            status = (rdt_status)why.status;
+        } else {
+            status = check_landed(receive, head, is_there, &why);
+        }
+        rdti_request_finish(receive, status, &why);
+        if (status == RDT_ECORRUPT)
+            rdti_endpoint_fail(m->ep, &why, false);
+        return RDT_OK;
+    }
+    return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(m->ep),
+                               "mailbox: rank %d says that it wrote where nothing was told",
+                               (int)rdti_endpoint_rank(m->ep));
+}
+
+/* ---- Public ------------------------------------------------------------------------------ */
+
+uint32_t
+rdt_group_stands(rdt_group *group, uint32_t src, const void *dst, uint64_t len_bytes)
+{
+    struct rdt_remote_region region;
+    uint32_t stands = RDT_STANDS_NOT;
+
+    if (group == NULL || len_bytes < RDTI_KEYED_MIN_BYTES || src >= group->size ||
+        rdti_context_check(group->ctx, "group_stands", NULL) != RDT_OK)
+        return RDT_STANDS_NOT;
+    rdti_engine_enter(group->ctx->engine);
+    const struct rdti_mailbox *m = mailbox_of(group, src);
+    const bool is_summed_long =
+        rdti_context_verifies(group->ctx) && len_bytes > RDTI_SUMS_PIECE_BYTES;
+    if (m != NULL && m->is_ready && !rdti_endpoint_caps(m->ep).is_same_host && !is_summed_long &&
+        len_bytes >= rdti_keyed_least_bytes(m))
+        stands = is_reachable(m, dst, len_bytes, &region) ? RDT_STANDS_HERE : RDT_STANDS_ELSEWHERE;
+    rdti_engine_leave(group->ctx->engine);
+    return stands;
+}

@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The sender of streams that stand. Peers' bytes: nothing of them is believed. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/range.h"
+#include "message/checksum.h"
+#include "message/mailbox_impl.h"
+#include "message/persistent.h"
+#include "message/persistent_impl.h"
+
+enum way { INTO_PLACE, ORDINARY, LATER };
+
+rdt_status
+rdti_stand_broken(const struct rdti_mailbox *m, struct rdt_error *err, const char *how)
+{
+    const int32_t rank = rdti_endpoint_rank(m->ep);
+
+    return rdti_error_set_rank(err, RDT_EPROTO, rank, "mailbox: rank %d %s", (int)rank, how);
+}
+
+/* ---- Streams ----------------------------------------------------------------------------- */
+
+struct rdti_tx_stream *
+rdti_stand_find_tx(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
+{
+    for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
+        struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
+        if (stream->tag == tag && stream->group_id == group_id && !stream->is_keyed)
+            return stream;
+    }
+    return NULL;
+}
+
+struct rdti_tx_stream *
+rdti_tx_stream_find_id(struct rdti_mailbox *m, uint64_t id)
+{
+    for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
+        struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
+        if (stream->id == id)
+            return stream;
+    }
+    return NULL;
+}
+
+/* To the receiver: from here on messages are counted, or: what was told is void. */
+static void
+answer(struct rdti_mailbox *m, uint64_t id, bool is_standing)
+{
+    const struct rdti_message head = {.kind = RDTI_MESSAGE_STOOD,
+                                      .count = is_standing ? 1 : 0,
+                                      .id = id};
+
+    rdti_mailbox_queue(m, &head, NULL, 0);
+}
+
+/* What waits goes the ordinary way. */
+static void
+release_waiting(struct rdti_tx_stream *stream)
+{
+    struct rdti_list *node;
+
+    while ((node = rdti_list_take_first(&stream->waiting)) != NULL) {
+        stream->sent++;
+        rdti_list_append(&stream->m->sends, node);
+    }
+}
+
+static void
+free_stream(struct rdti_tx_stream *stream)
+{
+    rdti_list_remove(&stream->link);
+    stream->m->tx_stream_count--;
+    free(stream->told);
+    free(stream->places);
+    free(stream);
+}
+
+void
+rdti_tx_stream_end(struct rdti_tx_stream *stream)
+{
+    struct rdti_mailbox *m = stream->m;
+    const uint64_t id = stream->id;
+
+    release_waiting(stream);
+    free_stream(stream);
+    answer(m, id, false); /* before what was released: it is no send */
+}
+
+/* ---- Messages out ------------------------------------------------------------------------ */
+
+static struct rdti_told *
+first_told(struct rdti_tx_stream *stream)
+{
+    while (stream->told_count > 0) {
+        struct rdti_told *first = &stream->told[stream->told_head];
+        if (first->number >= stream->sent)
+            return first;
+        stream->told_head = (stream->told_head + 1) % stream->told_cap;
+        stream->told_count--;
+    }
+    return NULL;
+}
+
+static enum way
+way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
+{
+    const struct rdti_told *first = first_told(stream);
+
+    if (first == NULL)
+        return len_bytes > RDTI_STAND_WAIT_BYTES ? LATER : ORDINARY;
+    if (first->number != stream->sent || first->place == RDTI_PLACE_NONE || has_desc)
+        return ORDINARY;
+    return stream->places[first->place].len_bytes == len_bytes ? INTO_PLACE : ORDINARY;
+}
+
+/* Where its receive stands, and it cannot go there. What a slow path carries is counted by that. */
+static void
+count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
+{
+    const struct rdti_told *first = first_told(stream);
+
+    if (first != NULL && first->number == stream->sent && first->place != RDTI_PLACE_NONE &&
+        !rdti_endpoint_is_fallback(stream->m->ep))
+        rdti_count(&stream->m->ctx->moved.fallback_bytes, len_bytes);
+}
+
+bool
+rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, uint64_t number,
+                     const struct rdti_cts *place)
+{
+    struct rdti_mailbox *m = stream->m;
+    const struct rdti_message head = {
+        .kind = RDTI_MESSAGE_LANDED,
+        .id = stream->id,
+        .count = number,
+        .len_bytes = send->len_bytes,
+        .tag = rdti_context_verifies(m->ctx)
+                   ? rdti_sums_digest(send->buf, send->len_bytes, send->sums)
+                   : 0,
+    };
+    const struct rdti_cts cts = *place;
+    const bool is_written = rdti_offer_write(m, send, &cts); /* may end the send, and the path */
+
+    stream = rdti_tx_stream_find_id(m, head.id);
+    if (stream == NULL)
+        return false;
+    if (!is_written) {
+        rdti_tx_stream_end(stream);
+        return false;
+    }
+    /* Behind the write: the lane delivers in this order. */
+    stream->sent++;
+    rdti_count(&m->ctx->counters.mailbox_placed, 1);
+    rdti_mailbox_queue(m, &head, NULL, 0); /* may end the path */
+    return rdti_tx_stream_find_id(m, head.id) != NULL;
+}
+
+static void
+run(struct rdti_tx_stream *stream)
+{
+    struct rdti_mailbox *m = stream->m;
+
+    while (!rdti_list_is_empty(&stream->waiting)) {
+        struct rdti_request *send = RDTI_CONTAINER(stream->waiting.next, struct rdti_request, link);
+        const enum way way = way_of(stream, send->len_bytes, send->has_desc);
+        if (way == LATER)
+            break;
+        rdti_list_remove(&send->link);
+        if (way == INTO_PLACE) {
+            const struct rdti_stand_place *place = &stream->places[first_told(stream)->place];
+            if (!rdti_tx_stream_write(stream, send, stream->sent, &place->cts))
+                break;
+            continue;
+        }
+        count_missed(stream, send->len_bytes);
+        stream->sent++;
+        rdti_list_append(&m->sends, &send->link);
+    }
+    rdti_mailbox_flush(m);
+}
+
+static bool
+is_keyed(uint64_t tag, bool has_desc)
+{
+    return has_desc && rdti_tag_is_once(tag);
+}
+
+bool
+rdti_stand_is_awaited(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag, bool has_desc,
+                      uint64_t len_bytes)
+{
+    if (len_bytes < RDTI_KEYED_MIN_BYTES || !is_keyed(tag, has_desc))
+        return false;
+    const struct rdti_tx_stream *stream = rdti_keyed_find(m, group_id);
+    return stream != NULL && len_bytes >= stream->least_bytes;
+}
+
+bool
+rdti_stand_send_now(struct rdti_mailbox *m, const struct rdti_message *head, const void *src,
+                    struct rdt_transfer *t, rdt_status *status_out, struct rdt_error *err)
+{
+    struct rdti_tx_stream *stream = rdti_stand_find_tx(m, head->group_id, head->tag);
+
+    if (is_keyed(head->tag, head->op != 0))
+        return !rdti_stand_is_awaited(m, head->group_id, head->tag, true, head->len_bytes) &&
+               rdti_mailbox_send_now(m, head, src, t, status_out, err);
+    if (stream != NULL && (!rdti_list_is_empty(&stream->waiting) ||
+                           way_of(stream, head->len_bytes, head->op != 0) != ORDINARY))
+        return false;
+    if (!rdti_mailbox_send_now(m, head, src, t, status_out, err))
+        return false;
+    stream = rdti_stand_find_tx(m, head->group_id, head->tag); /* the path may have ended */
+    if (stream != NULL && *status_out == RDT_OK) {
+        count_missed(stream, head->len_bytes);
+        stream->sent++;
+    }
+    return true;
+}
+
+void
+rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send)
+{
+    const bool is_once = is_keyed(send->tag, send->has_desc);
+    struct rdti_tx_stream *stream = is_once ? rdti_keyed_find(m, send->group->id)
+                                            : rdti_stand_find_tx(m, send->group->id, send->tag);
+
+    if (stream == NULL || (is_once && send->len_bytes < stream->least_bytes)) {
+        rdti_mailbox_send(m, send);
+        return;
+    }
+    send->mailbox = m;
+    send->state = RDTI_REQUEST_QUEUED;
+    if (is_once) {
+        rdti_keyed_send(stream, send);
+        return;
+    }
+    /* One that may end before its receive is posted must not wait for those before it. */
+    if (send->len_bytes <= RDTI_STAND_WAIT_BYTES)
+        release_waiting(stream);
+    rdti_list_append(&stream->waiting, &send->link);
+    run(stream);
+}
+
+void
+rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send)
+{
+    struct rdti_tx_stream *stream = is_keyed(send->tag, send->has_desc)
+                                        ? NULL
+                                        : rdti_stand_find_tx(m, send->group->id, send->tag);
+
+    if (stream != NULL)
+        rdti_tx_stream_end(stream);
+}
+
+/* ---- Messages in ------------------------------------------------------------------------- */
+
+/* Those that were sent and are not in the ring yet come behind our answer. */
+static uint64_t
+count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
+{
+    uint64_t count = 0;
+
+    for (const struct rdti_list *node = m->sends.next; node != &m->sends; node = node->next) {
+        const struct rdti_request *send = RDTI_CONTAINER(node, struct rdti_request, link);
+        count += send->group->id == group_id && send->tag == tag ? 1 : 0;
+    }
+    return count;
+}
+
+/* A stream that the receiver may ask for now. */
+static rdt_status
+check_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+{
+    const bool is_once = head->count == RDTI_STAND_KEYED;
+    const struct rdti_tx_stream *there = is_once ? rdti_keyed_find(m, head->group_id)
+                                                 : rdti_stand_find_tx(m, head->group_id, head->tag);
+
+    if (head->count > RDTI_STAND_KEYED ||
+        (is_once && (head->tag != RDT_TAG_ONCE || head->len_bytes < RDTI_KEYED_MIN_BYTES)))
+        return rdti_stand_broken(m, err, "lets receives stand in a way that is none");
+    if (there != NULL || rdti_tx_stream_find_id(m, head->id) != NULL)
+        return rdti_stand_broken(m, err, "lets receives stand that stand already");
+    if (m->tx_stream_count == RDTI_STREAMS_MAX)
+        return rdti_stand_broken(m, err, "lets more receives stand than it may");
+    return RDT_OK;
+}
+
+/* False: its group works not, or not yet; or there is no memory. */
+static bool
+begin(struct rdti_mailbox *m, const struct rdti_message *head)
+{
+    const rdt_group *group = rdti_groups_find(m->groups, head->group_id);
+    struct rdti_tx_stream *stream =
+        group != NULL && group->state == RDTI_GROUP_LIVE ? calloc(1, sizeof(*stream)) : NULL;
+
+    if (stream == NULL)
+        return false;
+    stream->m = m;
+    stream->id = head->id;
+    stream->group_id = head->group_id;
+    stream->tag = head->tag;
+    stream->is_keyed = head->count == RDTI_STAND_KEYED;
+    stream->least_bytes = head->len_bytes;
+    rdti_list_init(&stream->waiting);
+    rdti_list_append(&m->tx_streams, &stream->link);
+    m->tx_stream_count++;
+    if (stream->is_keyed)
+        rdti_keyed_begin(stream);
+    else
+        stream->sent = count_queued(m, head->group_id, head->tag);
+    return true;
+}
+
+rdt_status
+rdti_stand_on_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+{
+    struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, head->id);
+
+    if (m->answer_count >= RDTI_ANSWERS_MAX)
+        return rdti_stand_broken(m, err, "asks for receives to stand and takes no answer");
+    if (head->count == RDTI_STAND_NO_MORE) {
+        if (stream != NULL)
+            rdti_tx_stream_end(stream);
+        else
+            answer(m, head->id, false);
+        return RDT_OK;
+    }
+    const rdt_status status = check_stand(m, head, err);
+    if (status == RDT_OK)
+        answer(m, head->id, begin(m, head));
+    return status;
+}
+
+/* False: no memory. */
+static bool
+add_place(struct rdti_tx_stream *stream, const struct rdti_stand_place *place)
+{
+    if (stream->place_count == stream->place_cap) {
+        const uint32_t cap = stream->place_cap == 0 ? 16 : stream->place_cap * 2;
+        struct rdti_stand_place *places = realloc(stream->places, sizeof(*places) * cap);
+        if (places == NULL)
+            return false;
+        stream->places = places;
+        stream->place_cap = cap;
+    }
+    stream->places[stream->place_count++] = *place;
+    return true;
+}
+
+rdt_status
+rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *body,
+                    struct rdt_error *err)
+{
+    struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, head->id);
+    struct rdti_stand_place place = {.len_bytes = head->len_bytes};
+    const rdt_status status = rdti_cts_decode(body, RDTI_CTS_BYTES, &place.cts, err);
+
+    if (status != RDT_OK || stream == NULL) /* it has ended here */
+        return status;
+    if (memcmp(place.cts.region.owner, rdti_endpoint_uuid(m->ep), RDT_UUID_BYTES) != 0 ||
+        head->len_bytes == 0 ||
+        !rdti_range_ok(place.cts.region_off, head->len_bytes, place.cts.region.len_bytes))
+        return rdti_stand_broken(m, err, "tells a place that is empty or not its own");
+    if (stream->is_keyed && head->count < stream->place_count) {
+        if (rdti_keyed_is_used(stream, head->count))
+            return rdti_stand_broken(m, err, "tells a place anew that waits for its message");
+        stream->places[head->count] = place;
+        return RDT_OK;
+    }
+    if (head->count != stream->place_count || stream->place_count == RDTI_PLACES_MAX)
+        return rdti_stand_broken(m, err, "tells a place out of order");
+    if (!add_place(stream, &place))
+        rdti_tx_stream_end(stream); /* what comes of it is ignored */
+    return RDT_OK;
+}
+
+bool
+rdti_tx_stream_grow_told(struct rdti_tx_stream *stream)
+{
+    struct rdti_mailbox *m = stream->m;
+
+    if (stream->told_count < stream->told_cap)
+        return true;
+    const uint32_t cap = stream->told_cap == 0 ? 64 : stream->told_cap * 2;
+    struct rdti_told *told = malloc(sizeof(*told) * cap);
+
+    if (told == NULL) {
+        rdti_tx_stream_end(stream);
+        rdti_mailbox_flush(m);
+        return false;
+    }
+    for (uint32_t i = 0; i < stream->told_count; i++)
+        told[i] = stream->told[(stream->told_head + i) % stream->told_cap];
+    free(stream->told);
+    stream->told = told;
+    stream->told_cap = cap;
+    stream->told_head = 0;
+    return true;
+}
+
+rdt_status
+rdti_stand_on_posted(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
+{
+    struct rdti_tx_stream *stream = rdti_tx_stream_find_id(m, head->id);
+
+    if (stream == NULL)
+        return RDT_OK; /* it has ended here */
+    if (stream->is_keyed)
+        return rdti_keyed_on_posted(stream, head, err);
+    if (head->count < stream->told_next || head->count == UINT64_MAX ||
+        (head->len_bytes != RDTI_PLACE_NONE && head->len_bytes >= stream->place_count))
+        return rdti_stand_broken(m, err,
+                                 "tells a receive twice, or one in a place that it did not tell");
+    (void)first_told(stream); /* drops those that are over */
+    if (stream->told_count == RDTI_TOLD_MAX)
+        return rdti_stand_broken(m, err, "tells more receives than can wait");
+    if (!rdti_tx_stream_grow_told(stream))
+        return RDT_OK;
+    stream->told[(stream->told_head + stream->told_count++) % stream->told_cap] =
+        (struct rdti_told){.number = head->count, .place = head->len_bytes};
+    stream->told_next = head->count + 1;
+    run(stream);
+    return RDT_OK;
+}
+
+/* ---- Ends -------------------------------------------------------------------------------- */
+
+bool
+rdti_stand_is_idle_tx(const struct rdti_mailbox *m)
+{
+    for (const struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams;
+         node = node->next)
+        if (!rdti_list_is_empty(&RDTI_CONTAINER(node, struct rdti_tx_stream, link)->waiting))
+            return false;
+    return true;
+}
+
+static struct rdti_tx_stream *
+find_group(struct rdti_mailbox *m, uint64_t group_id)
+{
+    for (struct rdti_list *node = m->tx_streams.next; node != &m->tx_streams; node = node->next) {
+        struct rdti_tx_stream *stream = RDTI_CONTAINER(node, struct rdti_tx_stream, link);
+        if (stream->group_id == group_id)
+            return stream;
+    }
+    return NULL;
+}
+
+void
+rdti_stand_end_tx(struct rdti_mailbox *m, uint64_t group_id)
+{
+    struct rdti_tx_stream *stream;
+
+    while ((stream = find_group(m, group_id)) != NULL)
+        rdti_tx_stream_end(stream);
+    rdti_mailbox_flush(m);
+}
+
+void
+rdti_stand_on_ended_tx(struct rdti_mailbox *m, const struct rdt_error *err)
+{
+    while (!rdti_list_is_empty(&m->tx_streams)) {
+        struct rdti_tx_stream *stream =
+            RDTI_CONTAINER(m->tx_streams.next, struct rdti_tx_stream, link);
+        struct rdti_list *node;
+        while ((node = rdti_list_take_first(&stream->waiting)) != NULL)
+            rdti_request_finish(RDTI_CONTAINER(node, struct rdti_request, link),
+                                (rdt_status)err->status, err);
+        free_stream(stream);
+    }
+}

@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The receiver of a rendezvous. In this order: read the source where it is mapped; read it
+ * through the kernel where that is permitted; grant a place in the destination, or, where the
+ * sender can write only into the arena, in a bounce buffer. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "base/copy.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/pages.h"
+#include "base/permit.h"
+#include "message/checksum.h"
+#include "message/mailbox_impl.h"
+#include "wire/notify.h"
+
+/* One read under the engine's lock: about a millisecond. */
+#define READ_SLICE_BYTES (UINT64_C(16) << 20)
+/* The same through the kernel, which takes 135 us for it. */
+#define PROCESS_SLICE_BYTES (UINT64_C(1) << 20)
+/* Fits a level-two cache: it is written by one core and read by another, over and over. */
+#define BOUNCE_BYTES (UINT64_C(1) << 20)
+/* What is smaller is more often in memory that was used before. */
+#define POPULATE_FROM_BYTES (UINT64_C(16) << 20)
+
+static void
+copy_error(struct rdti_request *receive, rdt_status status, const struct rdt_error *err)
+{
+    if (err != NULL)
+        receive->error = *err;
+    else
+        (void)rdti_error_set(&receive->error, status, 0, "the path broke");
+    receive->error.status = status;
+}
+
+/* Ends a receive that the sender waits for. */
+static void
+refuse(struct rdti_request *receive, const struct rdt_error *err)
+{
+    rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, err);
+    rdti_request_finish(receive, (rdt_status)err->status, err);
+}
+
+/* Before a part of its buffer is written from here: of what is large, the pages come at once. */
+static void
+populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes)
+{
+    if (receive->len_bytes >= POPULATE_FROM_BYTES)
+        rdti_pages_populate((char *)receive->buf + off_bytes, len_bytes);
+}
+
+static void begin_grant(struct rdti_mailbox *m, struct rdti_request *receive);
+
+/* ---- Reading ----------------------------------------------------------------------------- */
+
+static void
+on_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
+{
+    struct rdt_transfer *t = RDTI_CONTAINER(op, struct rdt_transfer, op);
+    struct rdti_request *receive = t->owner;
+    struct rdti_engine *engine = receive->group->ctx->engine;
+
+    rdti_engine_enter(engine); /* a lane may complete in any thread */
+    receive->ops--;
+    if (status == RDT_OK) {
+        receive->done_bytes += op->len_bytes;
+    } else {
+        receive->op_status = status;
+        copy_error(receive, status, err);
+        if (status == RDT_EPEER)
+            rdti_endpoint_on_lane_error(receive->mailbox->ep, &receive->error);
+    }
+    rdti_engine_leave(engine); /* the task goes on with it */
+}
+
+static void
+read_region(struct rdti_request *receive)
+{
+    const uint64_t left = receive->len_bytes - receive->done_bytes;
+    struct rdt_transfer *t = receive->transfer;
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    t->op.kind = RDTI_OP_READ;
+    t->op.traffic = RDTI_TRAFFIC_DYNAMIC;
+    t->op.notify = RDTI_NOTIFY_NONE;
+    t->op.remote = receive->rts.region;
+    t->op.block = (struct rdt_block){.src = (char *)receive->buf + receive->done_bytes,
+                                     .len_bytes = left < READ_SLICE_BYTES ? left : READ_SLICE_BYTES,
+                                     .dst_off = receive->rts.region_off + receive->done_bytes};
+    t->op.blocks = &t->op.block;
+    t->op.block_count = 1;
+    t->op.len_bytes = t->op.block.len_bytes;
+    t->op.complete = on_read;
+    receive->ops++;
+    populate(receive, receive->done_bytes, t->op.len_bytes);
+    const rdt_status status = rdti_endpoint_post(receive->mailbox->ep, t, &err);
+    if (status != RDT_OK) {
+        receive->ops--;
+        receive->op_status = status;
+        copy_error(receive, status, &err);
+    }
+}
+
+static void
+forbid_process(struct rdti_mailbox *m, uint32_t pid, const char *why)
+{
+    m->process_reach = RDTI_REACH_NO;
+    rdti_log(RDT_LOG_INFO,
+             "messages of rank %d from private memory take a second copy: process_vm_readv(%u): %s",
+             (int)rdti_endpoint_rank(m->ep), pid, why);
+}
+
+/* Refused late: the sender made itself undumpable, or yama was raised. All of the message takes the
+ * next path; its sender still waits for an answer to the RTS. */
+static void
+leave_process(struct rdti_request *receive, const char *why)
+{
+    struct rdti_mailbox *m = receive->mailbox;
+
+    forbid_process(m, receive->rts.pid, why);
+    rdti_list_remove(&receive->link);
+    receive->done_bytes = receive->checked_bytes = 0;
+    if (receive->is_nacked) { /* the sender answers no grant any more */
+        struct rdt_error gone = {0};
+        (void)rdti_error_set_rank(&gone, RDT_EPEER, rdti_endpoint_rank(m->ep),
+                                  "the sender has cancelled the message");
+        refuse(receive, &gone);
+        return;
+    }
+    begin_grant(m, receive);
+}
+
+static void
+read_process(struct rdti_request *receive)
+{
+    const uint64_t left = receive->len_bytes - receive->done_bytes;
+    const uint64_t len_bytes = left < PROCESS_SLICE_BYTES ? left : PROCESS_SLICE_BYTES;
+    bool is_other = false;
+
+    populate(receive, receive->done_bytes, len_bytes);
+    const ssize_t got = rdti_process_read(receive, len_bytes, &is_other);
+    const int sys_errno = got < 0 ? errno : 0;
+
+    if (got > 0 && !is_other) {
+        receive->done_bytes += (uint64_t)got;
+        rdti_count(&receive->group->ctx->moved.moved_bytes[RDT_TRANSPORT_SHM][RDTI_TRAFFIC_DYNAMIC],
+                   (uint64_t)got);
+        return;
+    }
+    if (got < 0 && rdti_is_forbidden(sys_errno)) {
+        leave_process(receive, strerror(sys_errno));
+        return;
+    }
+    rdti_process_fail(receive, got, sys_errno, is_other);
+}
+
+static bool
+wants_slice(const struct rdti_request *receive)
+{
+    return receive->ops == 0 && receive->op_status == RDT_OK && !receive->is_cancelled &&
+           receive->done_bytes < receive->len_bytes;
+}
+
+static void
+end_read(struct rdti_request *receive)
+{
+    struct rdti_mailbox *m = receive->mailbox;
+
+    if (receive->op_status != RDT_OK || receive->is_cancelled) {
+        const struct rdt_error err = receive->error;
+        refuse(receive, &err);
+        if (err.status == RDT_ECORRUPT)
+            rdti_endpoint_fail(m->ep, &err, false);
+        return;
+    }
+    rdti_mailbox_control(m, RDTI_MESSAGE_FIN, receive->id, RDTI_ID_IS_YOURS, 0, NULL, 0);
+    rdti_request_finish(receive, RDT_OK, NULL);
+}
+
+/* What differs from its sums ends the receive, and the endpoint once it has told so. */
+static void
+check_pulled(struct rdti_request *receive)
+{
+    receive->op_status = rdti_sums_check_receive(receive, &receive->error);
+}
+
+/* Goes on with the reads, the first first, as far as `slices` and the lane allow. */
+static void
+run_reads(struct rdti_mailbox *m, uint32_t slices)
+{
+    while (!rdti_list_is_empty(&m->pulls)) {
+        struct rdti_request *receive = RDTI_CONTAINER(m->pulls.next, struct rdti_request, link);
+        if (receive->ops > 0)
+            return;
+        if (receive->op_status == RDT_OK && !receive->is_cancelled)
+            check_pulled(receive);
+        if (!wants_slice(receive)) {
+            end_read(receive);
+            continue;
+        }
+        if (slices-- == 0)
+            return;
+        if (receive->is_process)
+            read_process(receive);
+        else
+            read_region(receive);
+    }
+}
+
+static rdt_status
+step(void *arg)
+{
+    struct rdti_mailbox *m = arg;
+
+    if (!m->is_destroyed) {
+        run_reads(m, 1);
+        if (!rdti_list_is_empty(&m->pulls)) {
+            const struct rdti_request *first =
+                RDTI_CONTAINER(m->pulls.next, struct rdti_request, link);
+            if (first->ops == 0)
+                rdti_engine_go_on(m->ctx->engine);
+            return RDT_EAGAIN;
+        }
+    }
+    m->has_task = false;
+    if (m->is_destroyed)
+        rdti_mailbox_destroy(m);
+    return RDT_OK;
+}
+
+static void
+begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process)
+{
+    const bool is_first = rdti_list_is_empty(&m->pulls);
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    rdti_request_become(receive, RDTI_REQUEST_PULL);
+    receive->is_process = is_process;
+    receive->transfer->owner = receive;
+    rdti_list_append(&m->pulls, &receive->link);
+    if (is_first) /* most are done here and now */
+        run_reads(m, 1);
+    if (rdti_list_is_empty(&m->pulls) || m->has_task)
+        return;
+    if (rdti_engine_add_task(m->ctx->engine, step, m, &err) != RDT_OK) {
+        rdti_endpoint_fail(m->ep, &err, false); /* its end finishes what is on the list */
+        return;
+    }
+    m->has_task = true;
+    rdti_engine_poke(m->ctx->engine);
+}
+
+/* Whether the kernel lets us read the process that the RTS names, and that it is the peer. */
+static bool
+is_readable(struct rdti_mailbox *m, const struct rdti_rts *rts)
+{
+    uint64_t seen = 0;
+    const struct iovec local = {&seen, sizeof(seen)};
+    const struct iovec remote = {(void *)(uintptr_t)rts->canary_addr, sizeof(seen)};
+    const bool is_known = m->peer_pid == rts->pid && m->peer_canary_addr == rts->canary_addr &&
+                          m->peer_canary == rts->canary;
+
+    if (m->process_reach == RDTI_REACH_NO || (m->process_reach == RDTI_REACH_YES && is_known))
+        return m->process_reach == RDTI_REACH_YES;
+    const ssize_t got = process_vm_readv((pid_t)rts->pid, &local, 1, &remote, 1, 0);
+    const int sys_errno = errno;
+    if (got == (ssize_t)sizeof(seen) && seen == rts->canary) {
+        m->process_reach = RDTI_REACH_YES;
+        m->peer_pid = rts->pid;
+        m->peer_canary_addr = rts->canary_addr;
+        m->peer_canary = rts->canary;
+        return true;
+    }
+    forbid_process(m, rts->pid,
+                   got < 0 ? strerror(sys_errno) : "another process has this number here");
+    return false;
+}
+
+/* ---- Granting ---------------------------------------------------------------------------- */
+
+static rdt_status
+grant(struct rdti_request *receive, rdt_region *region, uint64_t off, struct rdt_error *err)
+{
+    struct rdti_mailbox *m = receive->mailbox;
+    struct rdti_cts cts = {.region_off = off};
+    uint8_t body[RDTI_CTS_BYTES];
+    const rdt_status status = rdt_region_export(region, &cts.region, err);
+
+    if (status != RDT_OK)
+        return status;
+    rdti_cts_encode(&cts, body);
+    rdti_list_remove(&receive->link);
+    rdti_list_append(&m->granted, &receive->link);
+    rdti_request_become(receive, RDTI_REQUEST_GRANTED);
+    receive->region = region;
+    rdti_mailbox_control(m, RDTI_MESSAGE_CTS, receive->id, 0, 0, body, sizeof(body));
+    return RDT_OK;
+}
+
+/* The bounce buffer's next user, if it is free. */
+static void
+grant_bounce(struct rdti_mailbox *m)
+{
+    while (!m->is_bounce_busy && !rdti_list_is_empty(&m->staging)) {
+        struct rdti_request *receive = RDTI_CONTAINER(m->staging.next, struct rdti_request, link);
+        struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+        rdt_status status = RDT_OK;
+        if (m->bounce == NULL)
+            status = rdti_regions_alloc(m->ctx->regions, BOUNCE_BYTES, 0, &m->bounce, &err);
+        if (status == RDT_OK) {
+            m->is_bounce_busy = true;
+            receive->is_bounced = true;
+            status = grant(receive, m->bounce, 0, &err);
+        }
+        if (status == RDT_OK)
+            return;
+        m->is_bounce_busy = false;
+        refuse(receive, &err);
+    }
+}
+
+static void
+on_drained(void *arg)
+{
+    struct rdti_request *receive = arg;
+    struct rdti_engine *engine = receive->group->ctx->engine;
+
+    rdti_engine_enter(engine);
+    rdti_request_finish(receive, receive->is_cancelled ? (rdt_status)receive->error.status : RDT_OK,
+                        &receive->error);
+    rdti_engine_leave(engine);
+}
+
+/* Nothing more comes, or may come: with receive->error if it is cancelled. */
+static void
+end_grant(struct rdti_request *receive)
+{
+    struct rdti_mailbox *m = receive->mailbox;
+
+    if (receive->is_bounced)
+        m->is_bounce_busy = false;
+    rdti_list_remove(&receive->link);
+    if (receive->owns_region) {
+        rdti_request_become(receive, RDTI_REQUEST_DRAINING);
+        rdt_region_free(receive->region, on_drained, receive);
+    } else {
+        rdti_request_finish(receive,
+                            receive->is_cancelled ? (rdt_status)receive->error.status : RDT_OK,
+                            &receive->error);
+    }
+    if (!m->has_ended)
+        grant_bounce(m);
+}
+
+static void
+cancel_grant(struct rdti_request *receive, const struct rdt_error *err)
+{
+    if (!receive->is_cancelled) {
+        receive->is_cancelled = true;
+        receive->error = *err;
+    }
+    end_grant(receive);
+}
+
+static void
+begin_grant(struct rdti_mailbox *m, struct rdti_request *receive)
+{
+    const bool is_same_host = rdti_endpoint_caps(m->ep).is_same_host;
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+    rdt_region *region = rdti_regions_find(m->ctx->regions, receive->buf, receive->len_bytes);
+    rdt_status status = RDT_OK;
+    uint32_t segment;
+    uint64_t segment_off;
+
+    if (is_same_host &&
+        (region == NULL || rdti_arena_locate(m->ctx->arena, receive->buf, receive->len_bytes,
+                                             &segment, &segment_off) != RDT_OK)) {
+        rdti_request_become(receive, RDTI_REQUEST_STAGING);
+        rdti_list_append(&m->staging, &receive->link);
+        grant_bounce(m);
+        return;
+    }
+    if (region == NULL) {
+        status =
+            rdti_regions_lend(m->ctx->regions, receive->buf, receive->len_bytes, &region, &err);
+        receive->owns_region = status == RDT_OK;
+    }
+    if (status == RDT_OK)
+        status = grant(receive, region,
+                       (uint64_t)((char *)receive->buf - (char *)rdt_region_addr(region)), &err);
+    if (status == RDT_OK)
+        return;
+    if (receive->owns_region)
+        rdt_region_free(region, NULL, NULL); /* it was not exported */
+    refuse(receive, &err);
+}
+
+/* ---- Events ------------------------------------------------------------------------------ */
+
+void
+rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
+                   const struct rdti_message *head, const struct rdti_rts *rts)
+{
+    const struct rdti_transport_caps caps = rdti_endpoint_caps(m->ep);
+
+    receive->mailbox = m;
+    receive->id = head->id;
+    receive->len_bytes = head->len_bytes;
+    if (head->len_bytes == 0) {
+        rdti_mailbox_control(m, RDTI_MESSAGE_FIN, receive->id, RDTI_ID_IS_YOURS, 0, NULL, 0);
+        rdti_request_finish(receive, RDT_OK, NULL);
+        return;
+    }
+    if (receive->sums == NULL) { /* else it waited with them */
+        receive->sums = m->offered_sums;
+        m->offered_sums = NULL;
+    }
+    receive->rts = *rts;
+    if (caps.can_map && rts->has_region && rts->region.segment != RDT_SEGMENT_NONE)
+        begin_read(m, receive, false);
+    else if (caps.is_same_host && rts->has_process && is_readable(m, rts))
+        begin_read(m, receive, true);
+    else
+        begin_grant(m, receive);
+}
+
+/* The sender numbers one after the other and we grant in that order: it is nearly always the
+ * first. */
+static struct rdti_request *
+find(struct rdti_list *list, uint64_t id)
+{
+    for (struct rdti_list *node = list->next; node != list; node = node->next) {
+        struct rdti_request *receive = RDTI_CONTAINER(node, struct rdti_request, link);
+        if (receive->id == id)
+            return receive;
+    }
+    return NULL;
+}
+
+/* All was written into the place that we granted. Elsewhere than on one host its sums came behind
+ * each write. */
+static bool
+check_granted(struct rdti_request *receive, struct rdt_error *err)
+{
+    const rdt_endpoint *ep = receive->mailbox->ep;
+
+    if (!rdti_context_verifies(receive->group->ctx))
+        return true;
+    receive->done_bytes = receive->len_bytes;
+    if (rdti_sums_check_receive(receive, err) != RDT_OK)
+        return false;
+    if (receive->checked_bytes >= receive->len_bytes)
+        return true;
+    (void)rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                              "rank %d ended a message of %llu bytes and summed %llu of them",
+                              (int)rdti_endpoint_rank(ep), (unsigned long long)receive->len_bytes,
+                              (unsigned long long)receive->checked_bytes);
+    return false;
+}
+
+static void
+corrupted(struct rdti_request *receive, const struct rdt_error *err)
+{
+    rdt_endpoint *ep = receive->mailbox->ep;
+
+    rdti_mailbox_nack(receive->mailbox, receive->id, RDTI_ID_IS_YOURS, err);
+    cancel_grant(receive, err);
+    rdti_endpoint_fail(ep, err, false);
+}
+
+void
+rdti_receive_on_fin(struct rdti_mailbox *m, uint64_t id)
+{
+    struct rdti_request *receive = find(&m->granted, id);
+    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
+
+    if (receive == NULL)
+        return;
+    if (!receive->is_bounced && !receive->is_cancelled && !check_granted(receive, &err)) {
+        corrupted(receive, &err);
+        return;
+    }
+    if (receive->is_bounced && !receive->is_cancelled) {
+        const uint64_t left = receive->len_bytes - receive->done_bytes;
+        const uint64_t len_bytes = left < BOUNCE_BYTES ? left : BOUNCE_BYTES;
+        populate(receive, receive->done_bytes, len_bytes);
+        rdti_copy((char *)receive->buf + receive->done_bytes, rdt_region_addr(m->bounce), len_bytes,
+                  RDTI_COPY_TO_OWN);
+        rdti_count(&m->ctx->counters.copied_bytes[RDTI_TRAFFIC_DYNAMIC], len_bytes);
+        receive->done_bytes += len_bytes;
+        if (rdti_sums_check_receive(receive, &err) != RDT_OK) {
+            corrupted(receive, &err);
+            return;
+        }
+        if (receive->done_bytes < receive->len_bytes) {
+            if (grant(receive, m->bounce, 0, &err) != RDT_OK) {
+                rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, &err);
+                cancel_grant(receive, &err);
+            }
+            return;
+        }
+    }
+    end_grant(receive);
+}
+
+static void
+drop_offer(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
+{
+    for (struct rdti_list *node = m->arrivals.next; node != &m->arrivals; node = node->next) {
+        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, mailbox_link);
+        if (arrival->head.kind != RDTI_MESSAGE_RTS || arrival->head.id != id)
+            continue;
+        rdti_arrival_drop(arrival, why);
+        return;
+    }
+}
+
+void
+rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *why)
+{
+    struct rdti_request *receive = find(&m->granted, id);
+
+    if (receive == NULL)
+        receive = find(&m->staging, id);
+    if (receive != NULL) {
+        const bool is_staged = receive->state == RDTI_REQUEST_STAGING;
+        rdti_mailbox_nack(m, id, RDTI_ID_IS_YOURS, why);
+        rdti_mailbox_note_cause(m, receive->group, why);
+        if (is_staged)
+            rdti_request_finish(receive, (rdt_status)why->status, why);
+        else
+            cancel_grant(receive, why);
+        return;
+    }
+    receive = find(&m->pulls, id);
+    if (receive == NULL)
+        drop_offer(m, id, why);
+    else /* it ends by itself, and says so, unless it must take another path */
+        receive->is_nacked = true;
+}
+
+void
+rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
+{
+    struct rdti_mailbox *m = receive->mailbox;
+
+    if (receive->is_cancelled || receive->state == RDTI_REQUEST_DRAINING)
+        return;
+    if (receive->state == RDTI_REQUEST_STAGING) {
+        refuse(receive, err);
+        return;
+    }
+    receive->is_cancelled = true;
+    receive->error = *err;
+    if (receive->state == RDTI_REQUEST_PULL)
+        return; /* the task sees it at the next slice */
+    rdti_mailbox_nack(m, receive->id, RDTI_ID_IS_YOURS, err);
+    if (receive->owns_region)
+        end_grant(receive); /* the peer is refused from now on, whatever it still writes */
+}
+
+static void
+end_all(struct rdti_list *receives, const struct rdt_error *err)
+{
+    while (!rdti_list_is_empty(receives)) {
+        struct rdti_request *receive = RDTI_CONTAINER(receives->next, struct rdti_request, link);
+        const struct rdt_error *why = receive->is_cancelled ? &receive->error : err;
+        rdti_request_finish(receive, (rdt_status)why->status, why);
+    }
+}
+
+void
+rdti_receive_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
+{
+    end_all(&m->staging, err);
+    end_all(&m->pulls, err);
+    while (!rdti_list_is_empty(&m->granted))
+        cancel_grant(RDTI_CONTAINER(m->granted.next, struct rdti_request, link), err);
+}

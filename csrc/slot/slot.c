@@ -1,0 +1,596 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The table of an endpoint's slots and their receiving half; the sending one is slot_tx.c. */
+#include "slot/slot.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "base/text.h"
+#include "slot/slot_impl.h"
+#include "wire/fields.h"
+#include "wire/notify.h"
+
+/* ---- The table of an endpoint ------------------------------------------------------------ */
+
+rdt_status
+rdti_slots_create(rdt_endpoint *ep, struct rdti_slots **out, struct rdt_error *err)
+{
+    struct rdti_slots *slots = calloc(1, sizeof(*slots));
+
+    if (slots == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a slot table of %zu bytes", sizeof(*slots));
+    slots->ep = ep;
+    rdti_list_init(&slots->announced);
+    *out = slots;
+    return RDT_OK;
+}
+
+void
+rdti_slots_destroy(struct rdti_slots *slots)
+{
+    struct rdti_list *node;
+
+    if (slots == NULL)
+        return;
+    while ((node = rdti_list_take_first(&slots->announced)) != NULL)
+        free(RDTI_CONTAINER(node, struct rdti_announced, link));
+    free(slots->table);
+    free(slots);
+}
+
+/* NULL: never given out, or destroyed since. */
+static rdt_slot *
+find_slot(const struct rdti_slots *slots, uint32_t slot_id)
+{
+    return slot_id < slots->next_id ? slots->table[slot_id] : NULL;
+}
+
+static rdt_status
+add_to_table(struct rdti_slots *slots, rdt_slot *slot, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < slots->next_id; i++)
+        if (slots->table[i] != NULL && strcmp(slots->table[i]->name, slot->name) == 0)
+            return rdti_error_set(err, RDT_EINVAL, 0,
+                                  "slot_create: a slot of the name '%s' lives already for rank %d",
+                                  slot->name, (int)rdti_endpoint_rank(slots->ep));
+    if (slots->next_id > RDTI_SLOT_ID_MAX)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "slot: all %u ids of this endpoint were used",
+                              RDTI_SLOT_ID_MAX + 1);
+    if (slots->next_id == slots->table_cap) {
+        const uint32_t cap = slots->table_cap == 0 ? 16 : slots->table_cap * 2;
+        rdt_slot **table = realloc(slots->table, sizeof(rdt_slot *) * cap);
+        if (table == NULL)
+            return rdti_error_set(err, RDT_ENOMEM, 0, "slot: a table of %u entries", cap);
+        slots->table = table;
+        slots->table_cap = cap;
+    }
+    /* Ids are not used twice: a notification that is late can then only mean the slot that is
+     * gone. */
+    slot->id = slots->next_id++;
+    slots->table[slot->id] = slot;
+    return RDT_OK;
+}
+
+struct rdti_announced *
+rdti_slots_find_announced(struct rdti_slots *slots, const char *name)
+{
+    for (struct rdti_list *node = slots->announced.next; node != &slots->announced;
+         node = node->next) {
+        struct rdti_announced *announced = RDTI_CONTAINER(node, struct rdti_announced, link);
+        if (strcmp(announced->info.name, name) == 0)
+            return announced;
+    }
+    return NULL;
+}
+
+static struct rdti_announced *
+find_announced_id(struct rdti_slots *slots, uint32_t slot_id)
+{
+    for (struct rdti_list *node = slots->announced.next; node != &slots->announced;
+         node = node->next) {
+        struct rdti_announced *announced = RDTI_CONTAINER(node, struct rdti_announced, link);
+        if (announced->info.slot_id == slot_id)
+            return announced;
+    }
+    return NULL;
+}
+
+/* At the buffer and the epoch that come next, however they come. */
+static void
+aim_flag(rdt_slot *slot, uint32_t epoch)
+{
+    uint8_t *buffer =
+        (uint8_t *)rdt_region_addr(slot->region) + epoch % RDTI_SLOT_BUFFERS * slot->stride_bytes;
+
+    slot->flag.word = (const _Atomic uint64_t *)(void *)(buffer + slot->flag_off);
+    slot->flag.sequence = rdti_flag_sequence(epoch);
+    slot->flag.notification = rdti_notify_slot(slot->id, epoch);
+}
+
+/* ---- Arrivals ---------------------------------------------------------------------------- */
+
+rdt_status
+rdti_slots_on_data(struct rdti_slots *slots, uint32_t slot_id, uint32_t epoch,
+                   struct rdt_error *err)
+{
+    const int32_t rank = rdti_endpoint_rank(slots->ep);
+    rdt_slot *slot = find_slot(slots, slot_id);
+
+    if (slot == NULL && slot_id < slots->next_id)
+        return RDT_OK; /* it was on its way when the slot was destroyed */
+    if (slot == NULL)
+        return rdti_error_set_rank(err, RDT_EPROTO, rank,
+                                   "rank %d wrote to slot %u, which was never announced", (int)rank,
+                                   slot_id);
+    const uint32_t arrived =
+        atomic_load_explicit(&slot->arrived, memory_order_relaxed); /* only drivers store it */
+    const uint32_t released = atomic_load_explicit(&slot->released, memory_order_acquire);
+    if (arrived - released >= RDTI_SLOT_BUFFERS || (arrived & RDTI_EPOCH_MASK) != epoch)
+        return rdti_error_set_rank(
+            err, RDT_EPROTO, rank,
+            "rank %d wrote epoch %u of slot '%s' without a credit or out of order (expected %u)",
+            (int)rank, epoch, slot->name, arrived & RDTI_EPOCH_MASK);
+    /* seq_cst: the bytes are in place; pairs with has_arrived() before a sleep */
+    atomic_store_explicit(&slot->arrived, arrived + 1, memory_order_seq_cst);
+    aim_flag(slot, arrived + 1);
+    rdti_engine_wake(rdti_endpoint_context(slots->ep)->engine);
+    return RDT_OK;
+}
+
+static rdt_status
+no_such_credit(int32_t rank, const char *name, struct rdt_error *err)
+{
+    return rdti_error_set_rank(err, RDT_EPROTO, rank,
+                               "rank %d returned a credit of slot '%s' that it did not have",
+                               (int)rank, name);
+}
+
+rdt_status
+rdti_slots_on_credit(struct rdti_slots *slots, uint32_t slot_id, struct rdt_error *err)
+{
+    const int32_t rank = rdti_endpoint_rank(slots->ep);
+    struct rdti_announced *announced = find_announced_id(slots, slot_id);
+
+    if (announced == NULL)
+        return RDT_OK; /* it is gone */
+    rdt_slot_tx *tx = announced->tx;
+    if (tx == NULL && announced->returned != announced->sent) {
+        announced->returned++; /* our half was destroyed while the credit was on its way */
+        return RDT_OK;
+    }
+    if (tx == NULL)
+        return no_such_credit(rank, announced->info.name, err);
+    const uint32_t returned = atomic_load_explicit(&tx->returned, memory_order_relaxed);
+    if (returned == atomic_load_explicit(&tx->sent, memory_order_acquire))
+        return no_such_credit(rank, announced->info.name, err);
+    rdti_slot_tx_end_dynamic(tx, returned, RDT_OK, NULL);
+    /* seq_cst: pairs with has_credit() before a sleep */
+    atomic_store_explicit(&tx->returned, returned + 1, memory_order_seq_cst);
+    rdti_engine_wake(rdti_endpoint_context(slots->ep)->engine);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_slots_on_announce(struct rdti_slots *slots, const struct rdti_slot_announce *info,
+                       struct rdt_error *err)
+{
+    const int32_t rank = rdti_endpoint_rank(slots->ep);
+
+    if (find_announced_id(slots, info->slot_id) != NULL ||
+        rdti_slots_find_announced(slots, info->name) != NULL)
+        return rdti_error_set_rank(err, RDT_EPROTO, rank, "rank %d announced slot '%s' twice",
+                                   (int)rank, info->name);
+    if (info->slot_id > RDTI_SLOT_ID_MAX || info->buffers != RDTI_SLOT_BUFFERS ||
+        memcmp(info->region.owner, rdti_endpoint_uuid(slots->ep), RDT_UUID_BYTES) != 0 ||
+        info->stride_bytes > info->region.len_bytes / RDTI_SLOT_BUFFERS)
+        return rdti_error_set_rank(err, RDT_EPROTO, rank,
+                                   "rank %d announced slot '%s' with a place that cannot be",
+                                   (int)rank, info->name);
+    struct rdti_announced *announced = calloc(1, sizeof(*announced));
+    if (announced == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "an announcement of %zu bytes",
+                              sizeof(*announced));
+    announced->info = *info;
+    rdti_list_append(&slots->announced, &announced->link);
+    /* seq_cst: pairs with is_announced() before a sleep */
+    (void)atomic_fetch_add_explicit(&slots->announce_count, 1, memory_order_seq_cst);
+    rdti_engine_wake(rdti_endpoint_context(slots->ep)->engine);
+    return RDT_OK;
+}
+
+rdt_status
+rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone,
+                   struct rdt_error *err)
+{
+    struct rdti_announced *announced = find_announced_id(slots, gone->slot_id);
+    struct rdt_error end;
+
+    if (announced == NULL)
+        return RDT_OK;
+    if (announced->tx != NULL) {
+        rdt_status status = RDT_OK;
+        /* relaxed: only drivers store it */
+        while (status == RDT_OK && atomic_load_explicit(&announced->tx->returned,
+                                                        memory_order_relaxed) != gone->released)
+            status = rdti_slots_on_credit(slots, gone->slot_id, err);
+        if (status != RDT_OK) /* more than it was sent */
+            return status;
+        (void)rdti_error_set_rank(&end, RDT_ECLOSED, rdti_endpoint_rank(slots->ep),
+                                  "rank %d destroyed slot '%s'", (int)rdti_endpoint_rank(slots->ep),
+                                  announced->info.name);
+        announced->tx->announced = NULL;
+        rdti_slot_tx_end(announced->tx, &end);
+    }
+    rdti_list_remove(&announced->link);
+    free(announced);
+    return RDT_OK;
+}
+
+void
+rdti_slots_on_refused(struct rdti_slots *slots, const struct rdti_slot_gone *refused)
+{
+    rdt_slot *slot = find_slot(slots, refused->slot_id);
+    struct rdt_error err;
+
+    if (slot == NULL)
+        return;
+    (void)rdti_error_set_rank(&err, RDT_EMISMATCH, rdti_endpoint_rank(slots->ep), "%s",
+                              refused->text);
+    rdti_slot_end(slot, &err);
+}
+
+void
+rdti_slots_on_ended(struct rdti_slots *slots, const struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < slots->next_id; i++)
+        if (slots->table[i] != NULL) {
+            const struct rdt_error named = rdti_slot_error(slots->table[i]->name, err);
+            rdti_slot_end(slots->table[i], &named);
+        }
+    for (struct rdti_list *node = slots->announced.next; node != &slots->announced;
+         node = node->next) {
+        struct rdti_announced *announced = RDTI_CONTAINER(node, struct rdti_announced, link);
+        if (announced->tx != NULL) {
+            const struct rdt_error named = rdti_slot_error(announced->info.name, err);
+            rdti_slot_tx_end(announced->tx, &named);
+        }
+    }
+}
+
+const char *
+rdti_slots_name_at(const struct rdti_slots *slots, uint32_t index, uint64_t *off_bytes)
+{
+    for (uint32_t i = 0; i < slots->next_id; i++) {
+        const rdt_slot *slot = slots->table[i];
+        if (slot == NULL || slot->remote.index != index)
+            continue;
+        *off_bytes %= slot->stride_bytes;
+        return slot->name;
+    }
+    return NULL;
+}
+
+/* ---- Receiver ---------------------------------------------------------------------------- */
+
+void
+rdti_slot_end(rdt_slot *slot, const struct rdt_error *err)
+{
+    if (atomic_load_explicit(&slot->is_ended, memory_order_relaxed) != 0)
+        return;
+    slot->error = *err;
+    atomic_store_explicit(&slot->is_ended, 1, memory_order_seq_cst); /* pairs with has_arrived() */
+    rdti_engine_wake(rdti_endpoint_context(slot->ep)->engine);
+}
+
+static void
+announce(rdt_slot *slot)
+{
+    struct rdti_slot_announce info = {
+        .slot_id = slot->id,
+        .buffers = RDTI_SLOT_BUFFERS,
+        .desc = slot->desc,
+        .stride_bytes = slot->stride_bytes,
+        .region = slot->remote,
+    };
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    rdti_text_copy(info.name, sizeof(info.name), slot->name);
+    rdti_count(&rdti_endpoint_context(slot->ep)
+                    ->counters
+                    .control_messages[slot->desc.kind == RDT_SLOT_DYNAMIC ? RDTI_TRAFFIC_DYNAMIC
+                                                                          : RDTI_TRAFFIC_PLANNED],
+               1);
+    rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT, payload,
+                             rdti_slot_announce_encode(&info, payload));
+    slot->is_announced = true;
+    aim_flag(slot, 0);
+    rdti_endpoint_watch_flag(slot->ep, &slot->flag);
+}
+
+void
+rdti_slots_on_ready(struct rdti_slots *slots)
+{
+    for (uint32_t i = 0; i < slots->next_id; i++)
+        if (slots->table[i] != NULL && !slots->table[i]->is_announced)
+            announce(slots->table[i]);
+}
+
+rdt_status
+rdti_slot_check_desc(const char *call, const char *name, const struct rdt_tensor_desc *desc,
+                     uint64_t *payload_bytes_out, struct rdt_error *err)
+{
+    if (name == NULL || name[0] == '\0' || !rdti_text_is_plain(name, RDT_SLOT_NAME_BYTES))
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s: a name of 1 to %d bytes of text is needed",
+                              call, RDT_SLOT_NAME_BYTES - 1);
+    if (desc == NULL || desc->struct_size < sizeof(*desc))
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "%s: slot '%s' needs a description with its struct_size", call, name);
+    if (desc->kind < RDT_SLOT_STATIC || desc->kind > RDT_SLOT_DYNAMIC ||
+        desc->ndim > RDT_MAX_NDIM || rdt_dtype_bytes(desc->dtype) == 0)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "%s: slot '%s': kind %u, dtype %u or %u dimensions cannot be", call,
+                              name, desc->kind, desc->dtype, desc->ndim);
+    if (desc->kind == RDT_SLOT_DYNAMIC) {
+        *payload_bytes_out = 0;
+        return RDT_OK;
+    }
+    return rdti_tensor_bytes(desc->dtype, desc->ndim, desc->dims, payload_bytes_out, err);
+}
+
+static rdt_status
+register_slot(rdt_slot *slot, struct rdt_error *err)
+{
+    rdt_context *ctx = rdti_endpoint_context(slot->ep);
+    rdt_status status;
+
+    rdti_engine_enter(ctx->engine);
+    status = rdti_endpoint_error(slot->ep, err);
+    if (status == RDT_OK)
+        status = add_to_table(rdti_endpoint_slots(slot->ep), slot, err);
+    if (status == RDT_OK) {
+        rdti_endpoint_ref(slot->ep);
+        if (rdti_endpoint_get_state(slot->ep) == RDTI_EP_READY)
+            announce(slot);
+    }
+    rdti_engine_leave(ctx->engine);
+    return status;
+}
+
+rdt_status
+rdt_slot_create(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
+                rdt_slot **out, struct rdt_error *err)
+{
+    uint64_t payload_bytes = 0;
+    rdt_status status;
+
+    if (ep == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_create: the endpoint is NULL");
+    rdt_context *ctx = rdti_endpoint_context(ep);
+    status = rdti_context_check(ctx, "slot_create", err);
+    if (status == RDT_OK)
+        status = rdti_slot_check_desc("slot_create", name, desc, &payload_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    rdt_slot *slot = calloc(1, sizeof(*slot));
+    if (slot == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a slot of %zu bytes", sizeof(*slot));
+    slot->ep = ep;
+    slot->desc = *desc;
+    slot->payload_bytes = payload_bytes;
+    slot->header_off = rdti_slot_header_off(payload_bytes);
+    slot->flag_off = rdti_slot_flag_off(desc->kind, payload_bytes);
+    slot->stride_bytes = rdti_slot_buffer_bytes(desc->kind, payload_bytes);
+    slot->stride_bytes =
+        (slot->stride_bytes + RDTI_SLOT_ALIGN - 1) / RDTI_SLOT_ALIGN * RDTI_SLOT_ALIGN;
+    rdti_list_init(&slot->flag.link);
+    rdti_text_copy(slot->name, sizeof(slot->name), name);
+    status = rdti_regions_alloc(ctx->regions, slot->stride_bytes * RDTI_SLOT_BUFFERS, 0,
+                                &slot->region, err);
+    if (status != RDT_OK)
+        goto err_free_slot;
+    /* What lay there before must not look like a flag. */
+    for (uint32_t i = 0; i < RDTI_SLOT_BUFFERS; i++)
+        memset((uint8_t *)rdt_region_addr(slot->region) + i * slot->stride_bytes + slot->flag_off,
+               0, RDTI_FLAG_BYTES);
+    status = rdt_region_export(slot->region, &slot->remote, err);
+    if (status != RDT_OK)
+        goto err_free_region;
+    status = register_slot(slot, err);
+    if (status != RDT_OK)
+        goto err_free_region;
+    *out = slot;
+    return RDT_OK;
+
+err_free_region:
+    rdt_region_free(slot->region, NULL, NULL);
+err_free_slot:
+    free(slot);
+    return status;
+}
+
+static bool
+has_arrived(void *arg)
+{
+    const rdt_slot *slot = arg;
+
+    return atomic_load_explicit(&slot->arrived, memory_order_seq_cst) != slot->got ||
+           atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) != 0;
+}
+
+/* Whether something went to the peer since the last release: then something will again. */
+static bool
+goes_both_ways(rdt_slot *slot)
+{
+    const uint64_t posts = rdti_endpoint_posts(slot->ep);
+    const bool has_posted = posts != slot->posts_seen;
+
+    slot->posts_seen = posts;
+    return has_posted;
+}
+
+/*
+ * Whether the sender can do without this credit for a while: it has another, and what it sends for
+ * that one makes a driver pass, which takes waiting credits along. That of a dynamic tensor ends
+ * its sender's transfer.
+ */
+static bool
+may_credit_ride(const rdt_slot *slot, uint32_t released)
+{
+    /* seq_cst: pairs with rdti_slots_on_data(): either this sees the arrival, or the pass that
+     * stored it sees the credit that waits */
+    return slot->desc.kind != RDT_SLOT_DYNAMIC &&
+           atomic_load_explicit(&slot->arrived, memory_order_seq_cst) == released;
+}
+
+/* The credit first: if it cannot go, nothing has happened and the caller may try again. */
+static rdt_status
+release_oldest(rdt_slot *slot, struct rdt_error *err)
+{
+    rdt_context *ctx = rdti_endpoint_context(slot->ep);
+    const uint32_t released =
+        atomic_load_explicit(&slot->released, memory_order_relaxed); /* this thread's own */
+    rdt_region **pulled = &slot->pulled[released % RDTI_SLOT_BUFFERS];
+
+    /* release: the reads of the buffer come before; pairs with rdti_slots_on_data(). Before the
+     * credit, which the peer may answer with data at once. */
+    atomic_store_explicit(&slot->released, released + 1, memory_order_release);
+    if (atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) == 0) {
+        const bool may_ride = goes_both_ways(slot) && may_credit_ride(slot, released + 1);
+        const rdt_status status =
+            rdti_endpoint_post_credit(slot->ep, rdti_notify_credit(slot->id), may_ride, err);
+        const enum rdti_endpoint_state state = rdti_endpoint_get_state(slot->ep);
+        /* At the end nobody wants the credit any more. */
+        if (status != RDT_OK && state != RDTI_EP_LEFT && state != RDTI_EP_FAILED) {
+            atomic_store_explicit(&slot->released, released, memory_order_release);
+            return status;
+        }
+        if (may_ride && !may_credit_ride(slot, released + 1)) /* that pass may have been the last */
+            rdti_engine_poke(ctx->engine);
+    }
+    rdt_region_free(*pulled, NULL, NULL);
+    *pulled = NULL;
+    rdti_slot_check_buffers(slot);
+    return RDT_OK;
+}
+
+/* What could not be read goes back like what was read: after whatever is held from before. If its
+ * credit cannot go now, it goes with the next call. */
+static void
+release_skipped(rdt_slot *slot)
+{
+    struct rdt_error err;
+
+    rdti_error_init(&err, RDT_RANK_UNKNOWN);
+    /* relaxed: this thread's own */
+    if (slot->has_skipped &&
+        slot->got - atomic_load_explicit(&slot->released, memory_order_relaxed) == 1 &&
+        release_oldest(slot, &err) == RDT_OK)
+        slot->has_skipped = false;
+}
+
+rdt_status
+rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, struct rdt_error *err)
+{
+    struct rdt_slot_view view;
+    rdt_status status;
+
+    if (slot == NULL || out == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_get: a NULL argument");
+    rdt_context *ctx = rdti_endpoint_context(slot->ep);
+    status = rdti_context_check(ctx, "slot_get", err);
+    if (status != RDT_OK)
+        return status;
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = ctx->opts.timeout_ns;
+    release_skipped(slot);
+    if (slot->got - atomic_load_explicit(&slot->released, memory_order_relaxed) ==
+        RDTI_SLOT_BUFFERS)
+        return rdti_error_set(err, RDT_EBUSY, 0,
+                              "slot_get: both buffers of slot '%s' are held: release one first",
+                              slot->name);
+    const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
+    status = rdti_engine_wait_counted(ctx->engine, has_arrived, slot, deadline_ns);
+    if (status == RDT_ETIMEDOUT)
+        return rdti_error_set_rank(err, status, rdti_endpoint_rank(slot->ep),
+                                   "slot '%s': nothing from rank %d within %.3f s", slot->name,
+                                   (int)rdti_endpoint_rank(slot->ep), (double)timeout_ns / 1e9);
+    if (status != RDT_OK)
+        return rdti_error_set(err, status, 0, "slot_get: called from a task, which must not wait");
+    /* What arrived whole is still given out after the end. */
+    if (atomic_load_explicit(&slot->arrived, memory_order_seq_cst) == slot->got)
+        return rdti_error_copy(err, &slot->error);
+    status = rdti_slot_view(slot, deadline_ns, &view, err);
+    if (status != RDT_OK && status != RDT_ESTALE)
+        return status;
+    slot->got++;
+    rdti_slot_check_buffers(slot);
+    if (status == RDT_ESTALE) { /* its sender took it back: the next one may come */
+        slot->has_skipped = true;
+        release_skipped(slot);
+        return status;
+    }
+    *out = view;
+    return RDT_OK;
+}
+
+rdt_status
+rdt_slot_release(rdt_slot *slot, struct rdt_error *err)
+{
+    rdt_status status;
+
+    if (slot == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_release: the slot is NULL");
+    rdt_context *ctx = rdti_endpoint_context(slot->ep);
+    status = rdti_context_check(ctx, "slot_release", err);
+    if (status != RDT_OK)
+        return status;
+    /* relaxed: this thread's own */
+    if (atomic_load_explicit(&slot->released, memory_order_relaxed) == slot->got)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_release: nothing of slot '%s' is held",
+                              slot->name);
+    status = release_oldest(slot, err);
+    release_skipped(slot);
+    return status;
+}
+
+static void
+free_pulled(void *region)
+{
+    rdt_region_free(region, NULL, NULL);
+}
+
+void
+rdt_slot_destroy(rdt_slot *slot)
+{
+    struct rdti_slot_gone gone = {0};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+
+    if (slot == NULL || rdti_in_forked_child())
+        return;
+    rdt_context *ctx = rdti_endpoint_context(slot->ep);
+    rdti_engine_enter(ctx->engine);
+    rdti_endpoint_slots(slot->ep)->table[slot->id] = NULL;
+    rdti_list_remove(&slot->flag.link);
+    gone.slot_id = slot->id;
+    /* relaxed: stored by the thread that uses the slot, which is this one */
+    gone.released = atomic_load_explicit(&slot->released, memory_order_relaxed);
+    if (slot->is_announced)
+        rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT_GONE, payload,
+                                 rdti_slot_gone_encode(&gone, payload));
+    rdti_engine_leave(ctx->engine);
+    if (slot->pulling != NULL) { /* its region must stay until nothing is written to it any more */
+        rdt_region **region = &slot->pulled[slot->got % RDTI_SLOT_BUFFERS];
+        rdt_transfer_on_done(slot->pulling, free_pulled, *region);
+        rdt_transfer_free(slot->pulling);
+        *region = NULL;
+    }
+    for (int i = 0; i < RDTI_SLOT_BUFFERS; i++)
+        rdt_region_free(slot->pulled[i], NULL, NULL);
+    rdt_region_free(slot->region, NULL,
+                    NULL); /* quarantine keeps the bytes while the peer may write */
+    rdt_endpoint_close(slot->ep);
+    free(slot);
+}

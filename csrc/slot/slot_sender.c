@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The sender's half of a slot. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fork.h"
+#include "message/checksum.h"
+#include "slot/slot_impl.h"
+#include "wire/notify.h"
+
+/* The user's own memory, lent for one send: how that ended is kept until nobody reads it. */
+struct rdti_lent {
+    rdt_region *region;
+    struct rdt_transfer *transfer;
+    rdt_status status;
+    struct rdt_error error;
+};
+
+static void
+on_lent_drained(void *arg)
+{
+    struct rdti_lent *lent = arg;
+
+    rdti_transfer_finish(lent->transfer, lent->status, &lent->error);
+    free(lent);
+}
+
+void
+rdti_slot_tx_end_dynamic(rdt_slot_tx *tx, uint32_t epoch, rdt_status status,
+                         const struct rdt_error *err)
+{
+    struct rdti_dynamic *dynamic = &tx->dynamic[epoch % RDTI_SLOT_BUFFERS];
+    struct rdt_transfer *transfer = dynamic->transfer;
+    struct rdti_lent *lent = dynamic->lent;
+
+    *dynamic = (struct rdti_dynamic){0};
+    if (transfer == NULL)
+        return;
+    if (lent == NULL) {
+        rdti_transfer_finish(transfer, status, err);
+        return;
+    }
+    lent->transfer = transfer;
+    lent->status = status;
+    if (err != NULL)
+        lent->error = *err;
+    if (status == RDT_OK) /* a credit: the receiver has read it, and nobody else was told */
+        rdti_regions_end_lent(lent->region, on_lent_drained, lent);
+    else
+        rdt_region_free(lent->region, on_lent_drained, lent);
+}
+
+void
+rdti_slot_tx_end(rdt_slot_tx *tx, const struct rdt_error *err)
+{
+    if (atomic_load_explicit(&tx->is_ended, memory_order_relaxed) != 0)
+        return;
+    tx->error = *err;
+    for (uint32_t i = 0; i < RDTI_SLOT_BUFFERS; i++)
+        rdti_slot_tx_end_dynamic(tx, i, (rdt_status)err->status, err);
+    atomic_store_explicit(&tx->is_ended, 1, memory_order_seq_cst); /* pairs with has_credit() */
+    rdti_engine_wake(rdti_endpoint_context(tx->ep)->engine);
+}
+
+/* ---- Opening ----------------------------------------------------------------------------- */
+
+struct open_wait {
+    rdt_endpoint *ep;
+    const char *name;
+    uint32_t seen;
+    bool is_found;
+};
+
+static bool
+is_announced(void *arg)
+{
+    struct open_wait *wait = arg;
+    struct rdti_slots *slots = rdti_endpoint_slots(wait->ep);
+    const uint32_t count = atomic_load_explicit(&slots->announce_count, memory_order_seq_cst);
+    const enum rdti_endpoint_state state = rdti_endpoint_get_state(wait->ep);
+
+    if (count != wait->seen) {
+        wait->seen = count;
+        rdti_engine_enter(rdti_endpoint_context(wait->ep)->engine);
+        wait->is_found = rdti_slots_find_announced(slots, wait->name) != NULL;
+        rdti_engine_leave(rdti_endpoint_context(wait->ep)->engine);
+    }
+    return wait->is_found || (state != RDTI_EP_CONNECTING && state != RDTI_EP_READY);
+}
+
+static void
+describe_desc(const struct rdt_tensor_desc *desc, char *buf, size_t cap)
+{
+    static const char *const kinds[] = {"?", "static", "bounded", "dynamic"};
+    size_t used = (size_t)snprintf(buf, cap, "%s %s [",
+                                   kinds[desc->kind <= RDT_SLOT_DYNAMIC ? desc->kind : 0],
+                                   rdt_dtype_name(desc->dtype));
+
+    for (uint32_t i = 0; i < desc->ndim && used < cap; i++)
+        used += (size_t)snprintf(buf + used, cap - used, "%s%llu", i > 0 ? ", " : "",
+                                 (unsigned long long)desc->dims[i]);
+    if (used < cap)
+        (void)snprintf(buf + used, cap - used, "]");
+}
+
+static bool
+is_same_desc(const struct rdt_tensor_desc *a, const struct rdt_tensor_desc *b)
+{
+    if (a->kind != b->kind || a->dtype != b->dtype || a->ndim != b->ndim)
+        return false;
+    return a->kind == RDT_SLOT_DYNAMIC ||
+           memcmp(a->dims, b->dims, sizeof(a->dims[0]) * a->ndim) == 0;
+}
+
+static rdt_status
+refuse(rdt_endpoint *ep, const struct rdti_slot_announce *info, const struct rdt_tensor_desc *desc,
+       struct rdt_error *err)
+{
+    struct rdti_slot_gone refused = {.slot_id = info->slot_id};
+    uint8_t payload[RDTI_FRAME_PAYLOAD_MAX];
+    char theirs[128];
+    char ours[128];
+
+    describe_desc(&info->desc, theirs, sizeof(theirs));
+    describe_desc(desc, ours, sizeof(ours));
+    (void)snprintf(refused.text, sizeof(refused.text),
+                   "slot '%.64s': the receiver has %s, the sender wants %s", info->name, theirs,
+                   ours);
+    rdti_endpoint_send_frame(ep, RDTI_FRAME_SLOT_REFUSED, payload,
+                             rdti_slot_gone_encode(&refused, payload));
+    return rdti_error_set_rank(err, RDT_EMISMATCH, rdti_endpoint_rank(ep), "%s", refused.text);
+}
+
+/* [driver] */
+static rdt_status
+bind_tx(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
+        uint64_t payload_bytes, rdt_slot_tx *tx, struct rdt_error *err)
+{
+    struct rdti_announced *announced = rdti_slots_find_announced(rdti_endpoint_slots(ep), name);
+    const rdt_status status = rdti_endpoint_error(ep, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (announced == NULL)
+        return rdti_error_set(err, RDT_ECLOSED, 0,
+                              "slot_tx_open: the peer destroyed slot '%s' just now", name);
+    if (announced->tx != NULL)
+        return rdti_error_set(err, RDT_EBUSY, 0, "slot_tx_open: slot '%s' is open already", name);
+    if (!is_same_desc(&announced->info.desc, desc))
+        return refuse(ep, &announced->info, desc, err);
+    tx->ep = ep;
+    tx->announced = announced;
+    tx->info = announced->info;
+    tx->payload_bytes = payload_bytes;
+    tx->header_off = rdti_slot_header_off(payload_bytes);
+    const uint64_t needed = rdti_slot_buffer_bytes(desc->kind, payload_bytes);
+    if (tx->info.stride_bytes < needed)
+        return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
+                                   "slot '%s': buffers of %llu bytes hold no tensor of %llu", name,
+                                   (unsigned long long)tx->info.stride_bytes,
+                                   (unsigned long long)needed);
+    atomic_store_explicit(&tx->sent, announced->sent, memory_order_relaxed);
+    atomic_store_explicit(&tx->returned, announced->returned, memory_order_relaxed);
+    atomic_store_explicit(&tx->users, 1, memory_order_relaxed); /* not shared yet, all three */
+    announced->tx = tx;
+    rdti_endpoint_ref(ep);
+    return RDT_OK;
+}
+
+rdt_status
+rdt_slot_tx_open(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
+                 uint64_t timeout_ns, rdt_slot_tx **out, struct rdt_error *err)
+{
+    struct open_wait wait = {.ep = ep, .name = name, .seen = UINT32_MAX};
+    uint64_t payload_bytes = 0;
+    rdt_status status;
+
+    if (ep == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_open: the endpoint is NULL");
+    rdt_context *ctx = rdti_endpoint_context(ep);
+    status = rdti_context_check(ctx, "slot_tx_open", err);
+    if (status == RDT_OK)
+        status = rdti_slot_check_desc("slot_tx_open", name, desc, &payload_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = ctx->opts.timeout_ns;
+    status = rdti_engine_wait(ctx->engine, is_announced, &wait, rdti_deadline_after(timeout_ns));
+    if (status == RDT_EINVAL)
+        return rdti_error_set(err, status, 0,
+                              "slot_tx_open: called from a task, which must not wait");
+    if (status != RDT_OK)
+        return rdti_error_set_rank(err, status, rdti_endpoint_rank(ep),
+                                   "rank %d announced no slot '%s' within %.3f s",
+                                   (int)rdti_endpoint_rank(ep), name, (double)timeout_ns / 1e9);
+    rdt_slot_tx *tx = calloc(1, sizeof(*tx));
+    if (tx == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a slot of %zu bytes", sizeof(*tx));
+    rdti_engine_enter(ctx->engine);
+    status = bind_tx(ep, name, desc, payload_bytes, tx, err);
+    rdti_engine_leave(ctx->engine);
+    if (status != RDT_OK) {
+        free(tx);
+        return status;
+    }
+    *out = tx;
+    return RDT_OK;
+}
+
+/* ---- Credit ------------------------------------------------------------------------------ */
+
+static bool
+has_credit(void *arg)
+{
+    const rdt_slot_tx *tx = arg;
+    const uint32_t sent =
+        atomic_load_explicit(&tx->sent, memory_order_relaxed); /* this thread's own */
+
+    return sent - atomic_load_explicit(&tx->returned, memory_order_seq_cst) < RDTI_SLOT_BUFFERS ||
+           atomic_load_explicit(&tx->is_ended, memory_order_seq_cst) != 0;
+}
+
+static rdt_status
+wait_credit(rdt_slot_tx *tx, const char *call, uint64_t timeout_ns, struct rdt_error *err)
+{
+    rdt_context *ctx = rdti_endpoint_context(tx->ep);
+    const int32_t rank = rdti_endpoint_rank(tx->ep);
+    rdt_status status = rdti_context_check(ctx, call, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = ctx->opts.timeout_ns;
+    status = rdti_engine_wait_counted(ctx->engine, has_credit, tx, rdti_deadline_after(timeout_ns));
+    if (status == RDT_ETIMEDOUT)
+        return rdti_error_set_rank(err, status, rank,
+                                   "%s: rank %d released no buffer of slot '%s' within %.3f s",
+                                   call, (int)rank, tx->info.name, (double)timeout_ns / 1e9);
+    if (status != RDT_OK)
+        return rdti_error_set(err, status, 0, "%s: called from a task, which must not wait", call);
+    if (atomic_load_explicit(&tx->is_ended, memory_order_seq_cst) != 0)
+        return rdti_error_copy(err, &tx->error);
+    return RDT_OK;
+}
+
+static uint64_t
+next_off(const rdt_slot_tx *tx)
+{
+    return atomic_load_explicit(&tx->sent, memory_order_relaxed) % RDTI_SLOT_BUFFERS *
+           tx->info.stride_bytes;
+}
+
+/* ---- Sending ----------------------------------------------------------------------------- */
+
+static rdt_status
+actual_bytes(const rdt_slot_tx *tx, const char *call, const uint64_t *dims,
+             struct rdt_tensor_desc *actual, uint64_t *out, struct rdt_error *err)
+{
+    *actual = tx->info.desc;
+    if (dims != NULL)
+        memcpy(actual->dims, dims, sizeof(dims[0]) * actual->ndim);
+    else if (actual->kind == RDT_SLOT_DYNAMIC)
+        return rdti_error_set(err, RDT_EINVAL, 0, "%s: slot '%s' is dynamic: its dims are needed",
+                              call, tx->info.name);
+    for (uint32_t i = 0; dims != NULL && actual->kind != RDT_SLOT_DYNAMIC && i < actual->ndim;
+         i++) {
+        const uint64_t most = tx->info.desc.dims[i];
+        if (dims[i] > most || (actual->kind == RDT_SLOT_STATIC && dims[i] != most))
+            return rdti_error_set(
+                err, RDT_EMISMATCH, 0,
+                "%s: dimension %u of slot '%s': the slot has %llu, the tensor %llu", call, i,
+                tx->info.name, (unsigned long long)most, (unsigned long long)dims[i]);
+    }
+    return rdti_tensor_bytes(actual->dtype, actual->ndim, actual->dims, out, err);
+}
+
+static uint8_t *
+fill_header(rdt_slot_tx *tx, const struct rdt_tensor_desc *actual,
+            const struct rdt_remote_region *region, uint64_t region_off)
+{
+    const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
+    struct rdti_slot_header header = {.epoch = epoch,
+                                      .dtype = actual->dtype,
+                                      .ndim = actual->ndim,
+                                      .region_off = region_off};
+
+    memcpy(header.dims, actual->dims, sizeof(header.dims[0]) * actual->ndim);
+    if (region != NULL)
+        header.region = *region;
+    rdti_slot_header_encode(&header, tx->headers[epoch % RDTI_SLOT_BUFFERS]);
+    return tx->headers[epoch % RDTI_SLOT_BUFFERS];
+}
+
+static void
+drop_user(rdt_slot_tx *tx)
+{
+    /* acq_rel: the last one sees what the others did */
+    if (atomic_fetch_sub_explicit(&tx->users, 1, memory_order_acq_rel) != 1)
+        return;
+    rdt_region_free(tx->staging, NULL, NULL);
+    free(tx);
+}
+
+static void
+on_write_over(struct rdt_transfer *t)
+{
+    rdti_slot_name_end(t, ((rdt_slot_tx *)t->owner)->info.name);
+    drop_user(t->owner);
+}
+
+/* The write of a put or post: up to two blocks, the slot's notification. Takes the credit. */
+static rdt_status
+post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
+            const struct rdt_block *born, rdt_transfer **out, struct rdt_error *err)
+{
+    const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
+    struct rdt_transfer *t = rdti_transfer_new(rdti_endpoint_context(tx->ep)->pool);
+
+    if (t == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a transfer of %zu bytes", sizeof(*t));
+    t->op.kind = RDTI_OP_WRITE;
+    t->op.notify = rdti_notify_slot(tx->info.slot_id, epoch);
+    t->op.remote = tx->info.region;
+    for (uint32_t i = 0; i < count; i++) {
+        t->pair[i] = blocks[i];
+        t->op.len_bytes += blocks[i].len_bytes;
+    }
+    t->op.blocks = t->pair;
+    t->op.block_count = count;
+    rdti_slot_mark(&t->op, tx->info.desc.kind, epoch);
+    t->op.flag_off = next_off(tx) + rdti_slot_flag_off(tx->info.desc.kind, tx->payload_bytes);
+    t->on_release = on_write_over;
+    t->owner = tx;
+    (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed); /* this one has a use */
+    /* release: before the peer can answer with a credit; pairs with rdti_slots_on_credit() */
+    atomic_store_explicit(&tx->sent, epoch + 1, memory_order_release);
+    const rdt_status status = rdti_sums_post_if(tx->ep, t, born, err);
+    if (status != RDT_OK) {
+        atomic_store_explicit(&tx->sent, epoch, memory_order_release);
+        rdti_transfer_discard(t);
+        drop_user(tx);
+        if (status == RDT_ESTALE) /* its word of it is on its way */
+            return rdti_error_set_rank(err, RDT_ECLOSED, rdti_endpoint_rank(tx->ep),
+                                       "rank %d destroyed slot '%s'",
+                                       (int)rdti_endpoint_rank(tx->ep), tx->info.name);
+        return status;
+    }
+    if (out != NULL)
+        *out = t;
+    else
+        rdt_transfer_free(t);
+    return RDT_OK;
+}
+
+static rdt_status
+lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_lent **out,
+     struct rdt_remote_region *remote_out, struct rdt_error *err)
+{
+    struct rdti_lent *lent = calloc(1, sizeof(*lent));
+
+    if (lent == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a send of %zu bytes", sizeof(*lent));
+    rdt_status status =
+        rdti_regions_lend(ctx->regions, (void *)(uintptr_t)src, len_bytes, &lent->region, err);
+    if (status == RDT_OK)
+        status = rdt_region_export(lent->region, remote_out, err);
+    if (status != RDT_OK) {
+        rdt_region_free(lent->region, NULL, NULL);
+        free(lent);
+        return status;
+    }
+    *out = lent;
+    return RDT_OK;
+}
+
+/* Says where the tensor lies; the receiver reads it, and its credit ends the transfer. */
+static rdt_status
+put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actual,
+            uint64_t len_bytes, rdt_transfer **out, struct rdt_error *err)
+{
+    rdt_context *ctx = rdti_endpoint_context(tx->ep);
+    const uint32_t epoch = atomic_load_explicit(&tx->sent, memory_order_relaxed);
+    struct rdti_dynamic *dynamic = &tx->dynamic[epoch % RDTI_SLOT_BUFFERS];
+    struct rdti_dynamic made = {0};
+    struct rdt_remote_region remote;
+    rdt_status status = rdti_regions_export_at(ctx->regions, src, len_bytes, &remote, err);
+
+    if (status == RDT_EAGAIN)
+        status = lend(ctx, src, len_bytes, &made.lent, &remote, err);
+    if (status == RDT_OK && (made.transfer = rdti_transfer_new(ctx->pool)) == NULL)
+        status = rdti_error_set(err, RDT_ENOMEM, 0, "a transfer");
+    if (status != RDT_OK)
+        goto err_take_back;
+    rdt_transfer_trace(made.transfer, "slot, pulled", rdti_endpoint_rank(tx->ep), len_bytes);
+    made.transfer->len_bytes = len_bytes;
+    rdti_count(&ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1); /* an address travels */
+    rdti_engine_enter(ctx->engine); /* the credit must find it */
+    if (atomic_load_explicit(&tx->is_ended, memory_order_relaxed) != 0) {
+        status = rdti_error_copy(err, &tx->error); /* nobody would end the transfer */
+        rdti_engine_leave(ctx->engine);
+        goto err_take_back;
+    }
+    *dynamic = made;
+    const struct rdt_block block = {
+        .src = fill_header(tx, actual, &remote, (uintptr_t)src - remote.addr),
+        .len_bytes = RDTI_SLOT_HEADER_BYTES,
+        .dst_off = next_off(tx) + tx->header_off,
+    };
+    status = post_blocks(tx, &block, 1, NULL, NULL, err);
+    if (status != RDT_OK)
+        *dynamic = (struct rdti_dynamic){0};
+    rdti_engine_leave(ctx->engine);
+    if (status != RDT_OK)
+        goto err_take_back;
+    *out = made.transfer;
+    return RDT_OK;
+
+err_take_back:
+    if (made.transfer != NULL)
+        rdti_transfer_discard(made.transfer);
+    if (made.lent != NULL)
+        rdt_region_free(made.lent->region, NULL, NULL); /* nobody was told of it */
+    free(made.lent);
+    return status;
+}
+
+static rdt_status
+check_put(const rdt_slot_tx *tx, const void *src, const uint64_t *dims, bool has_out,
+          struct rdt_tensor_desc *actual, uint64_t *len_bytes_out, struct rdt_error *err)
+{
+    rdt_status status;
+
+    if (tx == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_put: the slot is NULL");
+    if (tx->is_filling)
+        return rdti_error_set(err, RDT_EBUSY, 0,
+                              "slot_tx_put: slot '%s' has a buffer that was not posted",
+                              tx->info.name);
+    status = actual_bytes(tx, "slot_tx_put", dims, actual, len_bytes_out, err);
+    if (status != RDT_OK)
+        return status;
+    if (src == NULL && *len_bytes_out > 0)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_put: the source is NULL");
+    if (!has_out && (actual->kind == RDT_SLOT_DYNAMIC || !rdti_endpoint_caps(tx->ep).is_same_host))
+        return rdti_error_set(
+            err, RDT_EINVAL, 0,
+            "slot_tx_put: only a transfer says when the source is free on this path");
+    return RDT_OK;
+}
+
+/* Without a transfer the source must be free on return. It is at once, unless the first write waits
+ * for the peer's memory. */
+static rdt_status
+wait_over(rdt_transfer *t, uint64_t deadline_ns, struct rdt_error *err)
+{
+    const rdt_status status = rdt_transfer_wait(t, rdti_remaining_ns(deadline_ns), err);
+
+    rdt_transfer_free(t);
+    return status;
+}
+
+rdt_status
+rdt_slot_tx_put(rdt_slot_tx *tx, const void *src, const uint64_t *dims, uint64_t timeout_ns,
+                rdt_transfer **out, struct rdt_error *err)
+{
+    struct rdt_tensor_desc actual;
+    struct rdt_block blocks[2];
+    rdt_transfer *t = NULL;
+    uint64_t len_bytes = 0;
+    uint32_t count = 0;
+    rdt_status status = check_put(tx, src, dims, out != NULL, &actual, &len_bytes, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = rdti_endpoint_context(tx->ep)->opts.timeout_ns;
+    const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
+    status = wait_credit(tx, "slot_tx_put", timeout_ns, err);
+    if (status != RDT_OK)
+        return status;
+    if (actual.kind == RDT_SLOT_DYNAMIC)
+        return put_dynamic(tx, src, &actual, len_bytes, out, err);
+    if (len_bytes > 0)
+        blocks[count++] =
+            (struct rdt_block){.src = src, .len_bytes = len_bytes, .dst_off = next_off(tx)};
+    if (actual.kind == RDT_SLOT_BOUNDED)
+        blocks[count++] = (struct rdt_block){.src = fill_header(tx, &actual, NULL, 0),
+                                             .len_bytes = RDTI_SLOT_HEADER_BYTES,
+                                             .dst_off = next_off(tx) + tx->header_off};
+    status = post_blocks(tx, blocks, count, NULL, &t, err);
+    if (status != RDT_OK)
+        return status;
+    if (out == NULL)
+        return wait_over(t, deadline_ns, err);
+    *out = t;
+    return RDT_OK;
+}
+
+rdt_status
+rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns, void **out, struct rdt_error *err)
+{
+    rdt_context *ctx;
+    void *base = NULL;
+    rdt_status status;
+
+    if (tx == NULL || out == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_buffer: a NULL argument");
+    ctx = rdti_endpoint_context(tx->ep);
+    if (tx->info.desc.kind == RDT_SLOT_DYNAMIC)
+        return rdti_error_set(err, RDT_ENOTSUP, 0,
+                              "slot_tx_buffer: slot '%s' is dynamic: allocate and put",
+                              tx->info.name);
+    if (tx->is_filling)
+        return rdti_error_set(err, RDT_EBUSY, 0,
+                              "slot_tx_buffer: slot '%s' has a buffer that was not posted",
+                              tx->info.name);
+    if (timeout_ns == RDT_TIMEOUT_DEFAULT)
+        timeout_ns = ctx->opts.timeout_ns;
+    const uint64_t deadline_ns = rdti_deadline_after(timeout_ns);
+    status = wait_credit(tx, "slot_tx_buffer", timeout_ns, err);
+    if (status != RDT_OK)
+        return status;
+    if (rdti_endpoint_caps(tx->ep).can_map) {
+        rdti_endpoint_pin_mapping(tx->ep);
+        status = rdti_endpoint_map_until(tx->ep, &tx->info.region, deadline_ns, &base, err);
+        if (status != RDT_OK)
+            rdti_endpoint_unpin_mapping(tx->ep);
+        tx->is_mapped = status == RDT_OK;
+    } else {
+        if (tx->staging == NULL)
+            status = rdti_regions_alloc(ctx->regions, tx->info.stride_bytes * RDTI_SLOT_BUFFERS, 0,
+                                        &tx->staging, err);
+        if (status == RDT_OK)
+            base = rdt_region_addr(tx->staging);
+    }
+    if (status != RDT_OK)
+        return status;
+    tx->is_filling = true;
+    *out = tx->filling = (uint8_t *)base + next_off(tx);
+    return RDT_OK;
+}
+
+rdt_status
+rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims, rdt_transfer **out, struct rdt_error *err)
+{
+    struct rdt_tensor_desc actual;
+    struct rdt_block blocks[2];
+    uint64_t len_bytes = 0;
+    uint32_t count = 0;
+    rdt_status status;
+
+    if (tx == NULL || !tx->is_filling)
+        return rdti_error_set(err, RDT_EINVAL, 0, "slot_tx_post: rdt_slot_tx_buffer() comes first");
+    status = rdti_context_check(rdti_endpoint_context(tx->ep), "slot_tx_post", err);
+    if (status == RDT_OK)
+        status = actual_bytes(tx, "slot_tx_post", dims, &actual, &len_bytes, err);
+    if (status != RDT_OK)
+        return status;
+    if (!tx->is_mapped && len_bytes > 0)
+        blocks[count++] =
+            (struct rdt_block){.src = (const uint8_t *)rdt_region_addr(tx->staging) + next_off(tx),
+                               .len_bytes = len_bytes,
+                               .dst_off = next_off(tx)};
+    if (actual.kind == RDT_SLOT_BOUNDED)
+        blocks[count++] = (struct rdt_block){.src = fill_header(tx, &actual, NULL, 0),
+                                             .len_bytes = RDTI_SLOT_HEADER_BYTES,
+                                             .dst_off = next_off(tx) + tx->header_off};
+    const struct rdt_block born = {tx->filling, tx->is_mapped ? len_bytes : 0, next_off(tx)};
+    status = post_blocks(tx, blocks, count, &born, out, err);
+    if (tx->is_mapped)
+        rdti_endpoint_unpin_mapping(tx->ep);
+    tx->is_mapped = tx->is_filling = false;
+    return status;
+}
+
+void
+rdt_slot_tx_destroy(rdt_slot_tx *tx)
+{
+    struct rdt_error err;
+
+    if (tx == NULL || rdti_in_forked_child())
+        return;
+    rdt_context *ctx = rdti_endpoint_context(tx->ep);
+    rdti_engine_enter(ctx->engine);
+    if (tx->announced != NULL) {
+        tx->announced->tx = NULL;
+        tx->announced->sent = atomic_load_explicit(&tx->sent, memory_order_relaxed);
+        tx->announced->returned = atomic_load_explicit(&tx->returned, memory_order_relaxed);
+    }
+    (void)rdti_error_set(&err, RDT_ECLOSED, 0, "slot '%s' was closed here", tx->info.name);
+    rdti_slot_tx_end(tx, &err);
+    rdti_engine_leave(ctx->engine);
+    if (tx->is_mapped)
+        rdti_endpoint_unpin_mapping(tx->ep);
+    rdt_endpoint_close(tx->ep);
+    drop_user(tx);
+}
