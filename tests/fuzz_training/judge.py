@@ -15,10 +15,13 @@ from dataclasses import dataclass
 import torch
 
 # Of three ranks, by each step so far, a part of the largest element: some hundred units in the last
-# place of float32, or some of the short types, for all tensors where a model has such a part. A
-# model's next step enlarges what differs by its own derivative.
+# place of float32. A model's next step enlarges what differs by its own derivative.
 PART_A_STEP = 256.0 * 2.0**-23
-PART_A_STEP_SHORT = 16.0 * 2.0**-10
+# Where a model has a part of a short type: some units in its last place in the first step. From
+# then on an activation that is rounded the other way changes a gradient, in which much may cancel,
+# by a fifth of its largest element, and each step adds to it: only that the ranks have the same
+# bits is judged.
+PART_SHORT = 16.0 * 2.0**-10
 # Of what two ranks have halved before they add: half of the smallest number each, as often as
 # a gradient is added up.
 HALVES = {"torch.float16": 2.0**-24, "torch.bfloat16": 2.0**-130}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from tests.fuzz_training.case import Case
 from tests.fuzz_training.judge import (
     PART_A_STEP,
-    PART_A_STEP_SHORT,
+    PART_SHORT,
     difference,
     ranks_part,
 )
@@ -96,18 +97,25 @@ def _compared(case: Case, wanted: list[Outcome], found: list[Outcome]) -> str:
     # without a gradient does is found out by the next forward pass.
     if wanted[0].error and case.mode != "plan":
         count -= 1
-    part_a_step = 0.0
-    if case.world > 2:
-        part_a_step = PART_A_STEP_SHORT if case.is_short() else PART_A_STEP
     for step in range(count):
+        part = _allowed_part(case, step)
         for rank, (theirs, mine) in enumerate(zip(wanted, found, strict=True)):
-            why = difference(theirs.steps[step], mine.steps[step], part=(step + 1) * part_a_step)
+            why = difference(theirs.steps[step], mine.steps[step], part=part)
             if why:
                 return f"step {step}, rank {rank}: {why}"
         why = ranks_part([o.steps[step] for o in found], [o.steps[step] for o in wanted])
         if why:
             return f"step {step}: {why}"
     return ""
+
+
+def _allowed_part(case: Case, step: int) -> float:
+    """Return the part of a tensor's largest element by which it may be off after a step."""
+    if case.world == 2:
+        return 0.0
+    if case.is_short():
+        return PART_SHORT if step == 0 else math.inf
+    return (step + 1) * PART_A_STEP
 
 
 def _refusal(case: Case, found: list[Outcome]) -> str:
