@@ -22,8 +22,6 @@ KNOWN: dict[tuple[str, str], int] = {
     ("c10d", "lines"): 10136,
     ("endpoint", "circle"): 10,
     ("group/group_impl.h", "body"): 13,
-    ("message", "circle"): 9,
-    ("message", "externals"): 123,
     ("message/mailbox_impl.h", "body"): 5,
     ("transport/tcp", "circle"): 7,
     ("transport/verbs", "circle"): 17,

@@ -14,6 +14,9 @@
 #include "connect/listener.h"
 #include "endpoint/endpoint_impl.h"
 #include "group/group.h"
+#include "message/checksum.h"
+#include "message/mailbox.h"
+#include "slot/slot.h"
 #include "wire/blob.h"
 #include "wire/fields.h"
 #include "wire/stream.h"
@@ -25,6 +28,13 @@
 #define DEFAULT_CHUNK_BYTES (UINT64_C(64) << 20)
 /* Goodbyes at close: each endpoint lingers at most two seconds, all at the same time. */
 #define CONTEXT_CLOSE_NS UINT64_C(3000000000)
+
+static const struct rdti_upcalls upcalls = {
+    .protocols = {[RDTI_PROTOCOL_MESSAGES] = &rdti_message_protocol,
+                  [RDTI_PROTOCOL_SLOTS] = &rdti_slot_protocol},
+    .membership = &rdti_group_membership,
+    .filter = &rdti_sums_filter,
+};
 
 /* The peer may write to the region without our looking at a generation, or hold it. From the moment
  * on that the lane's offer has left: the peer may be ready before us. One that lingers answers by
@@ -203,6 +213,7 @@ build_context(rdt_context *ctx, struct rdt_error *err)
 {
     rdt_status status = rdti_random_bytes(ctx->uuid, sizeof(ctx->uuid), err);
 
+    ctx->upcalls = &upcalls;
     if (status == RDT_OK)
         status = rdti_engine_create(ctx->opts.local_ranks, &ctx->engine, err);
     if (status == RDT_OK)

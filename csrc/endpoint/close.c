@@ -9,9 +9,6 @@
 #include "base/text.h"
 #include "endpoint/endpoint_impl.h"
 #include "endpoint/failures.h"
-#include "group/group.h"
-#include "message/mailbox.h"
-#include "slot/slot.h"
 
 /* A lane that broke while the side channel still stands: how long the channel may take to say
  * whether the peer left or died. Between hosts the end of a data stream can overtake the goodbye on
@@ -329,9 +326,9 @@ bury(rdt_endpoint *ep)
     }
     if (ep->error.status == RDT_EMISMATCH && ep->refs == 0)
         rdti_context_note_rejection(ep->ctx, ep->uuid, &ep->error);
-    rdti_mailbox_on_ended(ep->mailbox, &ep->error);
-    rdti_slots_on_ended(ep->slots, &ep->error);
-    rdti_groups_on_left(ep->ctx->groups, ep, &ep->error);
+    for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++)
+        ep->ctx->upcalls->protocols[i]->on_ended(ep->attached[i], &ep->error);
+    ep->ctx->upcalls->membership->on_left(ep->ctx, ep, &ep->error);
     rdti_context_recount_local(ep->ctx);
     if (ep->error.status != RDT_EPEER || ep->is_death)
         rdti_log(RDT_LOG_INFO, "endpoint to rank %d ended: %s", (int)rdti_endpoint_rank(ep),
@@ -344,11 +341,11 @@ bury(rdt_endpoint *ep)
 static void
 strip(rdt_endpoint *ep)
 {
-    rdti_mailbox_destroy(ep->mailbox);
-    rdti_slots_destroy(ep->slots);
+    for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++) {
+        ep->ctx->upcalls->protocols[i]->detach(ep->attached[i]);
+        ep->attached[i] = NULL;
+    }
     rdt_region_free(ep->ring, NULL, NULL);
-    ep->mailbox = NULL;
-    ep->slots = NULL;
     ep->ring = NULL;
 }
 
@@ -366,6 +363,17 @@ free_endpoint(rdt_endpoint *ep)
     free(ep->holds);
     free(ep->answers);
     free(ep);
+}
+
+static bool
+are_protocols_idle(const rdt_endpoint *ep)
+{
+    for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++) {
+        const struct rdti_protocol *protocol = ep->ctx->upcalls->protocols[i];
+        if (protocol->is_idle != NULL && !protocol->is_idle(ep->attached[i]))
+            return false;
+    }
+    return true;
 }
 
 /* A closing endpoint that the peer does not answer is closed all the same. */
@@ -395,7 +403,7 @@ advance_closing(rdt_endpoint *ep)
         rdti_endpoint_set_state(ep, RDTI_EP_LEFT);
         return;
     }
-    if (!ep->said_goodbye && ep->failover == NULL && rdti_mailbox_is_idle(ep->mailbox) &&
+    if (!ep->said_goodbye && ep->failover == NULL && are_protocols_idle(ep) &&
         ep->lane->transport->is_idle(ep->lane)) {
         ep->said_goodbye = true;
         rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);

@@ -10,8 +10,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "endpoint/endpoint_impl.h"
-#include "message/mailbox.h"
-#include "slot/slot.h"
 #include "wire/notify.h"
 
 /* User notifications that wait for rdt_endpoint_wait_notify(); more of them is a program that never
@@ -75,16 +73,18 @@ rdti_endpoint_job_id(const rdt_endpoint *ep)
     return ep->job_id;
 }
 
-struct rdti_mailbox *
-rdti_endpoint_mailbox(rdt_endpoint *ep)
+void *
+rdti_endpoint_attached(const rdt_endpoint *ep, uint32_t protocol)
 {
-    return ep->mailbox;
+    return ep->attached[protocol];
 }
 
-struct rdti_slots *
-rdti_endpoint_slots(rdt_endpoint *ep)
+const char *
+rdti_endpoint_name_at(const rdt_endpoint *ep, uint32_t index, uint64_t *off_bytes)
 {
-    return ep->slots;
+    const struct rdti_protocol *const slots = ep->ctx->upcalls->protocols[RDTI_PROTOCOL_SLOTS];
+
+    return slots->name_at(ep->attached[RDTI_PROTOCOL_SLOTS], index, off_bytes);
 }
 
 struct rdti_transport_caps
@@ -368,6 +368,14 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
 }
 
 rdt_status
+rdti_endpoint_post_verified(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
+                            struct rdt_error *err)
+{
+    return rdti_context_verifies(ep->ctx) ? ep->ctx->upcalls->filter->write(ep, t, born, err)
+                                          : rdti_endpoint_post(ep, t, err);
+}
+
+rdt_status
 rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *block,
                          const struct rdt_remote_region *dst, enum rdti_traffic traffic,
                          uint32_t notify, bool is_urgent,
@@ -484,6 +492,14 @@ refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct rdt_error 
                                (int)rdti_endpoint_rank(ep), notification);
 }
 
+static rdt_status
+notify_protocol(rdt_endpoint *ep, uint32_t protocol, enum rdti_notify_kind kind, uint32_t value,
+                uint32_t epoch, struct rdt_error *err)
+{
+    return ep->ctx->upcalls->protocols[protocol]->on_notify(ep->attached[protocol], kind, value,
+                                                            epoch, err);
+}
+
 /* over budget: one branch per kind of notification; a table would hide which calls may fail. */
 void
 rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
@@ -504,18 +520,19 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
     }
     switch (kind) {
     case RDTI_NOTIFY_IS_SLOT:
-        status = rdti_context_verifies(ep->ctx) ? refuse_unsummed(ep, notification, &err)
-                                                : rdti_slots_on_data(ep->slots, value, epoch, &err);
+        status = rdti_context_verifies(ep->ctx)
+                     ? refuse_unsummed(ep, notification, &err)
+                     : notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
         break;
     case RDTI_NOTIFY_IS_CREDIT:
-        status = rdti_slots_on_credit(ep->slots, value, &err);
+        status = notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, &err);
         break;
     case RDTI_NOTIFY_IS_USER:
         status = rdti_context_verifies(ep->ctx) ? refuse_unsummed(ep, notification, &err)
                                                 : push_inbox(ep, value, &err);
         break;
     case RDTI_NOTIFY_IS_MESSAGE:
-        status = rdti_mailbox_on_message(ep->mailbox, &err);
+        status = notify_protocol(ep, RDTI_PROTOCOL_MESSAGES, kind, value, epoch, &err);
         break;
     case RDTI_NOTIFY_IS_PROBE:
         status = rdti_path_on_probe(ep, &err);
@@ -541,9 +558,10 @@ rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
 
     if (notification == RDTI_NOTIFY_NONE)
         return RDT_OK;
-    switch (rdti_notify_parse(notification, &value, &epoch)) {
+    const enum rdti_notify_kind kind = rdti_notify_parse(notification, &value, &epoch);
+    switch (kind) {
     case RDTI_NOTIFY_IS_SLOT: /* of one that was destroyed it means nothing */
-        return rdti_slots_on_data(ep->slots, value, epoch, err);
+        return notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, err);
     case RDTI_NOTIFY_IS_USER:
         return push_inbox(ep, is_stale ? RDTI_INBOX_STALE : value, err);
     default:

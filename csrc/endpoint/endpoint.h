@@ -37,8 +37,8 @@
 #include "rdmatensor.h"
 #include "wire/frame.h"
 
-struct rdti_mailbox;
-struct rdti_slots;
+/* The inbound ring that set-up makes and tells the peer of. */
+#define RDTI_RING_SMALL_BYTES 4096
 
 enum rdti_endpoint_state {
     RDTI_EP_CONNECTING,
@@ -55,8 +55,11 @@ const uint8_t *rdti_endpoint_uuid(const rdt_endpoint *ep);
 /* Global rank for messages, or RDT_RANK_UNKNOWN. */
 int32_t rdti_endpoint_rank(const rdt_endpoint *ep);
 const char *rdti_endpoint_job_id(const rdt_endpoint *ep); /* [driver] */
-struct rdti_mailbox *rdti_endpoint_mailbox(rdt_endpoint *ep);
-struct rdti_slots *rdti_endpoint_slots(rdt_endpoint *ep);
+/* The state of a protocol on it (endpoint/protocol.h). */
+void *rdti_endpoint_attached(const rdt_endpoint *ep, uint32_t protocol);
+/* The name of the slot whose buffers are the region of this index, or NULL; *off_bytes, in the
+ * region, becomes the offset in its buffer. [driver] */
+const char *rdti_endpoint_name_at(const rdt_endpoint *ep, uint32_t index, uint64_t *off_bytes);
 /* Of the path in use; caps of an endpoint that has none yet are all false. */
 struct rdti_transport_caps rdti_endpoint_caps(const rdt_endpoint *ep);
 /* It is CONNECTING still, and the peer may hold it for READY: it takes frames, and if the endpoint
@@ -71,6 +74,10 @@ rdt_status rdti_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
  * op.complete; on an error nothing happened. Counts writes and reads.
  */
 rdt_status rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err);
+/* The same of a write with sums where the context verifies. `born`: what is in the peer's memory
+ * already and belongs to the write, or NULL. */
+rdt_status rdti_endpoint_post_verified(rdt_endpoint *ep, struct rdt_transfer *t,
+                                       const struct rdt_block *born, struct rdt_error *err);
 /* A write without a handle: the block is copied into the op; its source must stay until
  * `on_release` of the transfer, which gets `owner`, unless the lane took it at once (shm). */
 rdt_status rdti_endpoint_post_write(rdt_endpoint *ep, const struct rdt_block *block,

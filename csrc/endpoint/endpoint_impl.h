@@ -9,6 +9,7 @@
 #include "connect/channel.h"
 #include "connect/handshake.h"
 #include "endpoint/endpoint.h"
+#include "endpoint/protocol.h"
 #include "wire/blob.h"
 #include "wire/frame.h"
 
@@ -99,10 +100,9 @@ struct rdt_endpoint {
     struct rdti_op probe; /* the lane's until it completes, which set-up's end need not wait for */
     uint8_t probe_nonce[RDTI_PROBE_NONCE_BYTES]; /* what it writes */
     struct rdti_setup *setup;
-    struct rdti_mailbox *mailbox;
-    struct rdti_slots *slots;
-    uint32_t *inbox;    /* circular: user notifications */
-    uint32_t inbox_cap; /* a power of two, or 0 */
+    void *attached[RDTI_PROTOCOLS]; /* NULL once it only lingers */
+    uint32_t *inbox;                /* circular: user notifications */
+    uint32_t inbox_cap;             /* a power of two, or 0 */
     uint32_t inbox_head;
     uint32_t inbox_count;
     _Atomic uint32_t inbox_ready; /* inbox_count for waiters */

@@ -12,7 +12,6 @@
 #include "base/text.h"
 #include "endpoint/endpoint_impl.h"
 #include "endpoint/failures.h"
-#include "group/group.h"
 
 /* Without a group, or with small ones: ranks that died in earlier lives of the job. */
 #define HEARSAY_LEAST 256
@@ -84,7 +83,7 @@ has_met(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 static bool
 may_remember_hearsay(rdt_context *ctx, const struct rdti_obituary *news)
 {
-    const uint64_t most = HEARSAY_LEAST + rdti_groups_rank_count(ctx->groups);
+    const uint64_t most = HEARSAY_LEAST + ctx->upcalls->membership->rank_count(ctx);
 
     if (ctx->hearsay_count < most)
         return true;
@@ -112,7 +111,7 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
             rdti_log(RDT_LOG_ERROR, "no memory to remember that rank %d died", (int)news->rank);
     }
     if (obituary == NULL) { /* our own groups hear of it */
-        rdti_groups_on_death(ctx->groups, news);
+        ctx->upcalls->membership->on_death(ctx, news);
         return;
     }
     ctx->hearsay_count += is_hearsay ? 1 : 0;
@@ -125,7 +124,7 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
         else if (ep != source && rdti_endpoint_get_state(ep) == RDTI_EP_READY)
             tell(ep, news);
     }
-    rdti_groups_on_death(ctx->groups, news);
+    ctx->upcalls->membership->on_death(ctx, news);
 }
 
 const struct rdt_error *

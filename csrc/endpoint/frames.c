@@ -7,8 +7,6 @@
 #include "base/text.h"
 #include "endpoint/endpoint_impl.h"
 #include "endpoint/failures.h"
-#include "group/group.h"
-#include "slot/slot.h"
 
 /* Revocations that may be open at once between two: an index is used again only after its answers,
  * so that who keeps to the protocol never has more. */
@@ -200,21 +198,8 @@ static rdt_status
 on_slot_frame(rdt_endpoint *ep, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
               struct rdt_error *err)
 {
-    struct rdti_slot_announce announce;
-    struct rdti_slot_gone gone;
-    rdt_status status;
-
-    if (type == RDTI_FRAME_SLOT) {
-        status = rdti_slot_announce_decode(payload, payload_bytes, &announce, err);
-        return status == RDT_OK ? rdti_slots_on_announce(ep->slots, &announce, err) : status;
-    }
-    status = rdti_slot_gone_decode(payload, payload_bytes, &gone, err);
-    if (status != RDT_OK)
-        return status;
-    if (type == RDTI_FRAME_SLOT_GONE)
-        return rdti_slots_on_gone(ep->slots, &gone, err);
-    rdti_slots_on_refused(ep->slots, &gone);
-    return RDT_OK;
+    return ep->ctx->upcalls->protocols[RDTI_PROTOCOL_SLOTS]->on_frame(
+        ep->attached[RDTI_PROTOCOL_SLOTS], (enum rdti_frame_type)type, payload, payload_bytes, err);
 }
 
 static rdt_status
@@ -226,7 +211,7 @@ on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
     if (status != RDT_OK)
         return status;
     rdti_endpoint_take_arrivals(ep); /* what was sent before it counts as sent */
-    rdti_groups_on_abort(ep->ctx->groups, &abort, ep);
+    ep->ctx->upcalls->membership->on_abort(ep->ctx, &abort, ep);
     return RDT_OK;
 }
 

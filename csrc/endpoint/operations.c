@@ -8,7 +8,6 @@
 #include "base/fork.h"
 #include "base/range.h"
 #include "endpoint/endpoint_impl.h"
-#include "message/checksum.h"
 #include "wire/notify.h"
 
 static rdt_status
@@ -41,8 +40,9 @@ check_remote(const rdt_endpoint *ep, const char *call, const struct rdt_remote_r
 __attribute__((noinline)) static rdt_status
 start_summed(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out, struct rdt_error *err)
 {
+    const struct rdti_filter *filter = ep->ctx->upcalls->filter;
     const rdt_status status =
-        t->op.kind == RDTI_OP_READ ? rdti_sums_read(ep, &t, err) : rdti_sums_post(ep, t, NULL, err);
+        t->op.kind == RDTI_OP_READ ? filter->read(ep, &t, err) : filter->write(ep, t, NULL, err);
 
     if (status != RDT_OK)
         rdti_transfer_discard(t);

@@ -29,8 +29,6 @@
 #include "base/sockaddr.h"
 #include "base/text.h"
 #include "endpoint/setup.h"
-#include "message/mailbox.h"
-#include "slot/slot.h"
 
 const char *
 rdti_path_transport_name(uint32_t id)
@@ -75,6 +73,22 @@ rdti_path_drop_pidfd(rdt_endpoint *ep)
     ep->pidfd = -1;
 }
 
+static rdt_status
+attach_protocols(rdt_endpoint *ep, struct rdt_error *err)
+{
+    const struct rdti_upcalls *upcalls = ep->ctx->upcalls;
+
+    for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++) {
+        const rdt_status status = upcalls->protocols[i]->attach(ep, &ep->attached[i], err);
+        if (status == RDT_OK)
+            continue;
+        while (i-- > 0)
+            upcalls->protocols[i]->detach(ep->attached[i]);
+        return status;
+    }
+    return RDT_OK;
+}
+
 rdt_status
 rdti_path_create(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES], int32_t rank,
                  const char *job_id, uint64_t timeout_ns, rdt_endpoint **out, struct rdt_error *err)
@@ -98,18 +112,13 @@ rdti_path_create(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES], int32_t r
         rdti_regions_alloc(ctx->regions, RDTI_RING_SMALL_BYTES, RDT_REGION_ZERO, &ep->ring, err);
     if (status != RDT_OK)
         goto err_free_ep;
-    status = rdti_mailbox_create(ep, &ep->mailbox, err);
+    status = attach_protocols(ep, err);
     if (status != RDT_OK)
         goto err_free_ring;
-    status = rdti_slots_create(ep, &ep->slots, err);
-    if (status != RDT_OK)
-        goto err_destroy_mailbox;
     rdti_list_append(&ctx->endpoints, &ep->link);
     *out = ep;
     return RDT_OK;
 
-err_destroy_mailbox:
-    rdti_mailbox_destroy(ep->mailbox);
 err_free_ring:
     rdt_region_free(ep->ring, NULL, NULL);
 err_free_ep:

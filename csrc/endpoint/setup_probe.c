@@ -11,8 +11,6 @@
 #include "connect/listener.h"
 #include "endpoint/failures.h"
 #include "endpoint/setup.h"
-#include "message/mailbox.h"
-#include "slot/slot.h"
 #include "wire/notify.h"
 
 /* Of a floor that is not met the peer is told the reasons: that sentence it makes itself. */
@@ -270,8 +268,8 @@ become_ready(rdt_endpoint *ep)
     rdti_path_flush_pending(ep); /* before the state allows others past it */
     rdti_endpoint_set_state(ep, RDTI_EP_READY);
     rdti_context_tell_obituaries(ep->ctx, ep);
-    rdti_mailbox_on_ready(ep->mailbox);
-    rdti_slots_on_ready(ep->slots);
+    for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++)
+        ep->ctx->upcalls->protocols[i]->on_ready(ep->attached[i]);
     rdti_context_recount_local(ep->ctx);
     rdti_log(RDT_LOG_INFO, "rank %d is reached over %s (%.1f ms)%s%s", (int)rdti_endpoint_rank(ep),
              rdti_path_transport_name(rdti_endpoint_transport_id(ep)),

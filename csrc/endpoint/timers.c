@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "endpoint/setup.h"
-#include "message/mailbox.h"
 
 static void
 tick_setup(rdt_endpoint *ep, uint64_t now_ns)
@@ -56,7 +55,9 @@ tick_ready(rdt_endpoint *ep, bool beat)
 
     if (beat) {
         rdti_channel_send(ep->channel, RDTI_FRAME_HEARTBEAT, NULL, 0, NULL, 0);
-        rdti_mailbox_on_beat(ep->mailbox);
+        for (uint32_t i = 0; i < RDTI_PROTOCOLS; i++)
+            if (ep->ctx->upcalls->protocols[i]->on_beat != NULL)
+                ep->ctx->upcalls->protocols[i]->on_beat(ep->attached[i]);
     }
     if (rdti_endpoint_is_ended(ep)) /* by what that sent */
         return;

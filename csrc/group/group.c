@@ -207,7 +207,7 @@ open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
     const bool is_new = group->members[rank].ep == NULL;
     rdti_member_hold(group, rank, ep);
     if (is_new)
-        rdti_mailbox_show_interest(rdti_endpoint_mailbox(ep), group->id, group->rank);
+        rdti_mailbox_show_interest(rdti_mailbox_of(ep), group->id, group->rank);
     if (group->members[rank].ep == NULL) { /* it has ended already */
         status = rdti_endpoint_error(ep, err);
         status = status != RDT_OK ? status

@@ -17,12 +17,15 @@
 #include <stdint.h>
 
 #include "endpoint/endpoint.h"
+#include "endpoint/protocol.h"
 #include "process/process.h"
 #include "rdmatensor.h"
 #include "wire/message.h"
 
 struct rdti_groups;
 struct rdti_json; /* base/json.h */
+
+extern const struct rdti_membership rdti_group_membership; /* membership.c */
 
 rdt_status rdti_groups_create(rdt_context *ctx, struct rdti_groups **out, struct rdt_error *err);
 /* RDT_EBUSY while a group lives. */

@@ -242,6 +242,5 @@ void rdti_group_end_receives(rdt_group *group, uint32_t rank, const struct rdt_e
  * was cancelled. `source`: group rank. */
 rdt_status rdti_match_check(const struct rdti_request *receive, uint32_t source,
                             const struct rdti_message *head, struct rdt_error *err);
-void rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc);
 
 #endif

@@ -447,7 +447,7 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
             const struct rdt_message_desc *desc, uint32_t **sums, struct rdt_transfer *t,
             struct rdt_error *err)
 {
-    struct rdti_mailbox *m = rdti_endpoint_mailbox(group->members[dst].ep);
+    struct rdti_mailbox *m = rdti_mailbox_of(group->members[dst].ep);
     struct rdti_message head = {.source = (uint16_t)group->rank,
                                 .group_id = group->id,
                                 .tag = tag,

@@ -10,7 +10,6 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "message/mailbox_impl.h"
-#include "slot/slot.h"
 #include "wire/bytes.h"
 #include "wire/notify.h"
 #include "wire/sums.h"
@@ -205,7 +204,7 @@ rdt_status
 rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
                struct rdt_error *err)
 {
-    struct rdti_mailbox *m = rdti_endpoint_mailbox(ep);
+    struct rdti_mailbox *m = rdti_mailbox_of(ep);
     const struct rdt_remote_region remote = t->op.remote;
     const uint32_t notification = t->op.notify;
     struct written written = {0};
@@ -259,7 +258,7 @@ name_region(const struct rdti_mailbox *m, const struct rdti_sums *sums,
             const struct rdti_request *granted, struct rdti_sums_subject *out)
 {
     uint64_t off_bytes = sums->off_bytes;
-    const char *slot = rdti_slots_name_at(rdti_endpoint_slots(m->ep), sums->index, &off_bytes);
+    const char *slot = rdti_endpoint_name_at(m->ep, sums->index, &off_bytes);
 
     out->off_bytes = off_bytes;
     if (slot != NULL)

@@ -23,6 +23,8 @@
 #include "progress/transfer.h"
 #include "wire/sums.h"
 
+extern const struct rdti_filter rdti_sums_filter; /* lifecycle.c */
+
 struct rdti_mailbox;
 struct rdti_message;
 struct rdti_request;
@@ -31,14 +33,6 @@ struct rdti_request;
  * is in the peer's memory already and belongs to it, or NULL. */
 rdt_status rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
                           struct rdt_error *err);
-/* The same where the context verifies, else rdti_endpoint_post(). */
-static inline rdt_status
-rdti_sums_post_if(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block *born,
-                  struct rdt_error *err)
-{
-    return rdti_context_verifies(rdti_endpoint_context(ep)) ? rdti_sums_post(ep, t, born, err)
-                                                            : rdti_endpoint_post(ep, t, err);
-}
 /* As rdti_endpoint_post() for a read of one block that *t holds: *t is replaced by the transfer
  * that ends when the bytes were compared. */
 rdt_status rdti_sums_read(rdt_endpoint *ep, struct rdt_transfer **t, struct rdt_error *err);

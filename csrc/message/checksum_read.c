@@ -82,7 +82,7 @@ on_bytes_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err
 rdt_status
 rdti_sums_read(rdt_endpoint *ep, struct rdt_transfer **t, struct rdt_error *err)
 {
-    struct rdti_mailbox *m = rdti_endpoint_mailbox(ep);
+    struct rdti_mailbox *m = rdti_mailbox_of(ep);
     struct asked *asked = calloc(1, sizeof(*asked));
     struct rdt_transfer *inner = *t;
     struct rdt_transfer *outer = rdti_transfer_new(m->ctx->pool);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The mailbox: its life, and what goes out in which order. */
+ * What goes out of a mailbox, and in which order. */
 #include "message/mailbox.h"
 
 #include <stdlib.h>
@@ -16,98 +16,10 @@
  * reported. The reserve holds as many CREDITs as a ring brings about. */
 #define CREDIT_PARTS 4
 
-/* ---- Life -------------------------------------------------------------------------------- */
-
-rdt_status
-rdti_mailbox_create(rdt_endpoint *ep, struct rdti_mailbox **out, struct rdt_error *err)
-{
-    struct rdti_mailbox *m = calloc(1, sizeof(*m));
-
-    if (m == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0, "a mailbox of %zu bytes", sizeof(*m));
-    const rdt_status status = rdti_random_bytes(&m->canary, sizeof(m->canary), err);
-    if (status != RDT_OK) {
-        free(m);
-        return status;
-    }
-    m->ep = ep;
-    m->ctx = rdti_endpoint_context(ep);
-    m->groups = m->ctx->groups;
-    m->rx = rdt_region_addr(rdti_endpoint_own_ring(ep));
-    m->rx_units = RDTI_RING_SMALL_UNITS;
-    rdti_list_init(&m->control);
-    rdti_list_init(&m->sends);
-    rdti_list_init(&m->offered);
-    rdti_list_init(&m->pulls);
-    rdti_list_init(&m->granted);
-    rdti_list_init(&m->staging);
-    rdti_list_init(&m->arrivals);
-    rdti_list_init(&m->orphans);
-    rdti_list_init(&m->asked);
-    rdti_list_init(&m->rx_streams);
-    rdti_list_init(&m->tx_streams);
-    rdti_list_append(&m->groups->mailboxes, &m->link);
-    *out = m;
-    return RDT_OK;
-}
+/* ---- Going out --------------------------------------------------------------------------- */
 
 void
-rdti_mailbox_destroy(struct rdti_mailbox *m)
-{
-    struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
-
-    if (m == NULL)
-        return;
-    if (!m->has_ended) { /* set-up never got as far as an end */
-        (void)rdti_error_set(&err, RDT_ECLOSED, 0, "the endpoint was closed");
-        rdti_mailbox_on_ended(m, &err);
-    }
-    rdt_region_free(m->large, NULL, NULL);
-    rdt_region_free(m->bounce, NULL, NULL);
-    m->large = NULL;
-    m->bounce = NULL;
-    m->is_destroyed = true;
-    if (m->has_task)
-        return; /* the task's last step frees it */
-    rdti_list_remove(&m->link);
-    rdti_stand_destroy(m);
-    free(m->ids);
-    free(m);
-}
-
-bool
-rdti_mailbox_is_idle(const struct rdti_mailbox *m)
-{
-    return rdti_list_is_empty(&m->control) && rdti_list_is_empty(&m->sends) &&
-           rdti_list_is_empty(&m->offered) && rdti_list_is_empty(&m->pulls) &&
-           rdti_list_is_empty(&m->granted) && rdti_list_is_empty(&m->staging) &&
-           rdti_list_is_empty(&m->asked) && rdti_stand_is_idle(m);
-}
-
-void
-rdti_mailbox_on_beat(struct rdti_mailbox *m)
-{
-    if (m->is_ready && !m->has_ended)
-        rdti_stand_on_beat(m);
-}
-
-static void
-drop_arrivals(struct rdti_mailbox *m, const struct rdt_error *err)
-{
-    for (struct rdti_list *node = m->arrivals.next, *next; node != &m->arrivals; node = next) {
-        struct rdti_arrival *arrival = RDTI_CONTAINER(node, struct rdti_arrival, mailbox_link);
-        next = node->next;
-        if (arrival->group == NULL || arrival->head.kind == RDTI_MESSAGE_RTS) {
-            rdti_arrival_drop(arrival, err);
-        } else { /* it is here, whole */
-            rdti_list_remove(&arrival->mailbox_link);
-            arrival->mailbox = NULL;
-        }
-    }
-}
-
-static void
-update_async(struct rdti_mailbox *m)
+rdti_mailbox_update_async(struct rdti_mailbox *m)
 {
     const bool is_waiting = m->is_ready && !m->has_ended &&
                             (!rdti_list_is_empty(&m->sends) || !rdti_list_is_empty(&m->control));
@@ -120,45 +32,6 @@ update_async(struct rdti_mailbox *m)
     if (is_waiting && !rdti_engine_is_attended(m->ctx->engine))
         rdti_engine_poke(m->ctx->engine);
 }
-
-static void
-finish_all(struct rdti_list *requests, const struct rdt_error *err)
-{
-    while (!rdti_list_is_empty(requests)) {
-        struct rdti_request *request = RDTI_CONTAINER(requests->next, struct rdti_request, link);
-        const struct rdt_error *why = request->is_cancelled ? &request->error : err;
-        rdti_request_finish(request, (rdt_status)why->status, why);
-    }
-}
-
-void
-rdti_mailbox_on_ended(struct rdti_mailbox *m, const struct rdt_error *err)
-{
-    struct rdti_list *node;
-
-    m->has_ended = true;
-    while ((node = rdti_list_take_first(&m->control)) != NULL)
-        rdti_parcel_free(RDTI_CONTAINER(node, struct rdti_parcel, link));
-    finish_all(&m->sends, err);
-    finish_all(&m->offered, err); /* the lane is closed: their bytes rest */
-    rdti_receive_on_ended(m, err);
-    rdti_stand_on_ended(m, err);
-    rdti_sums_on_ended(m, err);
-    drop_arrivals(m, err);
-    update_async(m);
-}
-
-void
-rdti_mailbox_on_ready(struct rdti_mailbox *m)
-{
-    m->ring = *rdti_endpoint_peer_ring(m->ep);
-    m->tx_units = RDTI_RING_SMALL_UNITS;
-    m->is_ready = true;
-    rdti_groups_on_ready(m->groups);
-    rdti_mailbox_flush(m);
-}
-
-/* ---- Going out --------------------------------------------------------------------------- */
 
 /* To what a peer may ask as often as it likes. */
 static bool
@@ -442,7 +315,7 @@ rdti_mailbox_flush(struct rdti_mailbox *m)
     if (!has_space)
         (void)flush_control(m); /* a send may have asked for a larger ring */
     report_credit(m);
-    update_async(m);
+    rdti_mailbox_update_async(m);
 }
 
 void

@@ -21,28 +21,28 @@
 #include <stdint.h>
 
 #include "endpoint/endpoint.h"
+#include "endpoint/protocol.h"
 #include "rdmatensor.h"
 
-#define RDTI_RING_SMALL_BYTES 4096
 #define RDTI_RING_LARGE_BYTES 262144
 #define RDTI_RING_RESERVE_BYTES 256
 #define RDTI_UNEXPECTED_MAX_BYTES (16 << 20)
 
 struct rdti_mailbox;
 
-rdt_status rdti_mailbox_create(rdt_endpoint *ep, struct rdti_mailbox **out, struct rdt_error *err);
-/* [driver] The endpoint is READY: messages queued meanwhile go out. */
-void rdti_mailbox_on_ready(struct rdti_mailbox *mailbox);
+extern const struct rdti_protocol rdti_message_protocol; /* lifecycle.c */
+
+/* The endpoint's. */
+static inline struct rdti_mailbox *
+rdti_mailbox_of(const rdt_endpoint *ep)
+{
+    return rdti_endpoint_attached(ep, RDTI_PROTOCOL_MESSAGES);
+}
+
 /* [driver] RDTI_NOTIFY_MESSAGE arrived: take every message that lies in the ring. RDT_EPROTO breaks
  * the endpoint. */
 rdt_status rdti_mailbox_on_message(struct rdti_mailbox *mailbox, struct rdt_error *err);
-/* [driver] The endpoint ended: sends and matched receives in flight, and receives posted for this
- * source, end with err. What has arrived whole can still be received. */
-void rdti_mailbox_on_ended(struct rdti_mailbox *mailbox, const struct rdt_error *err);
-/* [driver] A heartbeat is due: what waits for the peer for too long goes another way. */
-void rdti_mailbox_on_beat(struct rdti_mailbox *mailbox);
-/* [driver] Nothing queued or unacknowledged on our side. */
-bool rdti_mailbox_is_idle(const struct rdti_mailbox *mailbox);
+/* [driver] NULL is legal. What has arrived whole can still be received. */
 void rdti_mailbox_destroy(struct rdti_mailbox *mailbox);
 
 #endif

@@ -132,6 +132,8 @@ bool rdti_mailbox_send_now(struct rdti_mailbox *m, const struct rdti_message *he
 /* Queue a send, and start it as soon as the path and the ring allow. */
 void rdti_mailbox_send(struct rdti_mailbox *m, struct rdti_request *request);
 void rdti_mailbox_flush(struct rdti_mailbox *m);
+/* What waits for the peer has changed: the engine listens for it while nobody waits here. */
+void rdti_mailbox_update_async(struct rdti_mailbox *m);
 /* A message that is no user's: goes before all sends. `body` is copied. */
 void rdti_mailbox_control(struct rdti_mailbox *m, enum rdti_message_kind kind, uint64_t id,
                           uint64_t tag, uint64_t len_bytes, const void *body, uint32_t body_bytes);

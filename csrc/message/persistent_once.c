@@ -179,7 +179,7 @@ static bool
 is_told(const rdt_group *group, uint32_t dst, uint64_t tag, uint64_t len_bytes)
 {
     rdt_endpoint *ep = group->members[dst].ep;
-    struct rdti_mailbox *m = ep != NULL ? rdti_endpoint_mailbox(ep) : NULL;
+    struct rdti_mailbox *m = ep != NULL ? rdti_mailbox_of(ep) : NULL;
     const struct rdti_tx_stream *stream =
         m != NULL && !m->has_ended ? rdti_keyed_find(m, group->id) : NULL;
 

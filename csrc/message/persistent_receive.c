@@ -319,7 +319,7 @@ static struct rdti_mailbox *
 mailbox_of(const rdt_group *group, uint32_t source)
 {
     rdt_endpoint *ep = source != group->rank ? group->members[source].ep : NULL;
-    struct rdti_mailbox *m = ep != NULL ? rdti_endpoint_mailbox(ep) : NULL;
+    struct rdti_mailbox *m = ep != NULL ? rdti_mailbox_of(ep) : NULL;
 
     return m != NULL && !m->has_ended ? m : NULL;
 }

@@ -27,6 +27,7 @@
 
 struct rdti_listener;
 struct rdti_groups;
+struct rdti_upcalls; /* endpoint/protocol.h */
 
 /* Raised by the core; relaxed, read by rdt_context_counters(). The transports' own are in
  * `moved`. */
@@ -83,6 +84,7 @@ struct rdt_context {
     char *ifname;
     char *addr;
     uint8_t uuid[RDT_UUID_BYTES];
+    const struct rdti_upcalls *upcalls;
     struct rdti_engine *engine;
     struct rdti_arena *arena;
     struct rdti_regions *regions;

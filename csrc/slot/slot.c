@@ -349,7 +349,7 @@ register_slot(rdt_slot *slot, struct rdt_error *err)
     rdti_engine_enter(ctx->engine);
     status = rdti_endpoint_error(slot->ep, err);
     if (status == RDT_OK)
-        status = add_to_table(rdti_endpoint_slots(slot->ep), slot, err);
+        status = add_to_table(rdti_slots_of(slot->ep), slot, err);
     if (status == RDT_OK) {
         rdti_endpoint_ref(slot->ep);
         if (rdti_endpoint_get_state(slot->ep) == RDTI_EP_READY)
@@ -572,7 +572,7 @@ rdt_slot_destroy(rdt_slot *slot)
         return;
     rdt_context *ctx = rdti_endpoint_context(slot->ep);
     rdti_engine_enter(ctx->engine);
-    rdti_endpoint_slots(slot->ep)->table[slot->id] = NULL;
+    rdti_slots_of(slot->ep)->table[slot->id] = NULL;
     rdti_list_remove(&slot->flag.link);
     gone.slot_id = slot->id;
     /* relaxed: stored by the thread that uses the slot, which is this one */

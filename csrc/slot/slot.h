@@ -24,11 +24,21 @@
 #include <stdint.h>
 
 #include "endpoint/endpoint.h"
+#include "endpoint/protocol.h"
 #include "wire/frame.h"
 
 #define RDTI_SLOT_BUFFERS 2
 
 struct rdti_slots;
+
+extern const struct rdti_protocol rdti_slot_protocol; /* protocol.c */
+
+/* The endpoint's. */
+static inline struct rdti_slots *
+rdti_slots_of(const rdt_endpoint *ep)
+{
+    return rdti_endpoint_attached(ep, RDTI_PROTOCOL_SLOTS);
+}
 
 rdt_status rdti_slots_create(rdt_endpoint *ep, struct rdti_slots **out, struct rdt_error *err);
 /* [driver] No handle of either half is left: each holds a count of the endpoint, whose table this

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fork.h"
-#include "message/checksum.h"
 #include "slot/slot_impl.h"
 #include "wire/notify.h"
 
@@ -78,7 +77,7 @@ static bool
 is_announced(void *arg)
 {
     struct open_wait *wait = arg;
-    struct rdti_slots *slots = rdti_endpoint_slots(wait->ep);
+    struct rdti_slots *slots = rdti_slots_of(wait->ep);
     const uint32_t count = atomic_load_explicit(&slots->announce_count, memory_order_seq_cst);
     const enum rdti_endpoint_state state = rdti_endpoint_get_state(wait->ep);
 
@@ -139,7 +138,7 @@ static rdt_status
 bind_tx(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc *desc,
         uint64_t payload_bytes, rdt_slot_tx *tx, struct rdt_error *err)
 {
-    struct rdti_announced *announced = rdti_slots_find_announced(rdti_endpoint_slots(ep), name);
+    struct rdti_announced *announced = rdti_slots_find_announced(rdti_slots_of(ep), name);
     const rdt_status status = rdti_endpoint_error(ep, err);
 
     if (status != RDT_OK)
@@ -337,7 +336,7 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
     (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed); /* this one has a use */
     /* release: before the peer can answer with a credit; pairs with rdti_slots_on_credit() */
     atomic_store_explicit(&tx->sent, epoch + 1, memory_order_release);
-    const rdt_status status = rdti_sums_post_if(tx->ep, t, born, err);
+    const rdt_status status = rdti_endpoint_post_verified(tx->ep, t, born, err);
     if (status != RDT_OK) {
         atomic_store_explicit(&tx->sent, epoch, memory_order_release);
         rdti_transfer_discard(t);

@@ -145,3 +145,13 @@ rdti_nack_decode(const uint8_t *buf, size_t len_bytes, struct rdti_nack *out, st
         *out = nack;
     return status;
 }
+
+void
+rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc)
+{
+    head->op = (uint8_t)desc->op;
+    head->dtype = (uint8_t)desc->dtype;
+    head->reduce_op = (uint8_t)desc->reduce_op;
+    head->root = (uint16_t)desc->root;
+    head->count = desc->count;
+}

@@ -115,4 +115,7 @@ rdti_message_footprint(uint64_t payload_bytes)
            (payload_bytes + RDTI_MESSAGE_ALIGN - 1) / RDTI_MESSAGE_ALIGN * RDTI_MESSAGE_ALIGN;
 }
 
+/* What the members agree on, in the head of a message. */
+void rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc);
+
 #endif

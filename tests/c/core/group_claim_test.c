@@ -66,8 +66,7 @@ TEST(a_member_of_a_group_that_comes_later_is_refused_then)
     rdt_endpoint *ep = rig_ready(rig.group[0], 1);
     rdt_group *there = rig_group(&rig, 1, "late");
     rdti_engine_enter(rig.ctx[0]->engine);
-    CHECK_OK(rdti_groups_on_interest(rig.ctx[0]->groups, rdti_endpoint_mailbox(ep), there->id, 2,
-                                     &err),
+    CHECK_OK(rdti_groups_on_interest(rig.ctx[0]->groups, rdti_mailbox_of(ep), there->id, 2, &err),
              &err);
     rdti_engine_leave(rig.ctx[0]->engine);
     rdt_group *late = rig_group(&rig, 0, "late");

@@ -13,7 +13,7 @@ knows_interest(rdt_endpoint *ep)
     rdt_context *ctx = rdti_endpoint_context(ep);
 
     rdti_engine_enter(ctx->engine);
-    const bool is_known = rdti_endpoint_mailbox(ep)->interest_count > 0;
+    const bool is_known = rdti_mailbox_of(ep)->interest_count > 0;
     rdti_engine_leave(ctx->engine);
     return is_known;
 }
@@ -205,7 +205,7 @@ destroy_under_load(uint32_t transport, bool is_bounced)
     for (uint32_t i = 0; i < 2; i++) {
         rdt_endpoint *ep = rig_ready(rig.group[i], 1 - i);
         if (is_bounced)
-            rdti_endpoint_mailbox(ep)->process_reach = RDTI_REACH_NO;
+            rdti_mailbox_of(ep)->process_reach = RDTI_REACH_NO;
     }
     theirs[0] = rig_send(&rig, 1, 0, 1, buf2, 8 * MEGABYTE); /* matched by mine[1] */
     theirs[1] = rig_recv(&rig, 1, 0, 5, buf2, MEGABYTE);     /* nothing comes */

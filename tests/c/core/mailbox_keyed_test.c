@@ -426,7 +426,7 @@ is_told(struct rig *rig, uint64_t tag)
 
     rdti_engine_enter(group->ctx->engine);
     const struct rdti_tx_stream *stream =
-        rdti_keyed_find(rdti_endpoint_mailbox(group->members[1].ep), group->id);
+        rdti_keyed_find(rdti_mailbox_of(group->members[1].ep), group->id);
     for (uint32_t i = 0; stream != NULL && i < stream->told_count; i++)
         is_there |= stream->told[i].number == tag;
     rdti_engine_leave(group->ctx->engine);

@@ -102,7 +102,7 @@ TEST(pages_come_by_calls_where_all_goes_through_a_buffer)
 
     CHECK_NOT_NULL(src);
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
-    rdti_endpoint_mailbox(rig_ready(rig.group[1], 0))->process_reach = RDTI_REACH_NO;
+    rdti_mailbox_of(rig_ready(rig.group[1], 0))->process_reach = RDTI_REACH_NO;
     check_asks(&rig, src);
     rig_close(&rig);
     free(src);

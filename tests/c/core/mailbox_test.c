@@ -110,7 +110,7 @@ TEST(every_size_through_the_bounce_buffer)
     uint8_t *dst = malloc(2 * LARGEST_BYTES);
 
     rig_open(&rig, 2, RDT_TRANSPORT_SHM);
-    rdti_endpoint_mailbox(rig_ready(rig.group[1], 0))->process_reach = RDTI_REACH_NO;
+    rdti_mailbox_of(rig_ready(rig.group[1], 0))->process_reach = RDTI_REACH_NO;
     for (size_t i = 0; i < SIZES; i++) {
         rdt_transfer *recv[2];
         rdt_transfer *send[2];

@@ -36,7 +36,7 @@ prey_make_of(struct prey *prey, uint32_t size, uint32_t transport)
     prey->posted = rig_recv(&prey->rig, 0, 1, 1, prey->room, ROOM_BYTES);
     prey->offered = rig_send(&prey->rig, 0, 1, 2, prey->large, LARGE_BYTES);
     prey->engine = prey->rig.ctx[0]->engine;
-    prey->m = rdti_endpoint_mailbox(ep);
+    prey->m = rdti_mailbox_of(ep);
     CHECK(posix_memalign((void **)&prey->ring, 64, RDTI_RING_SMALL_BYTES) == 0);
     memset(prey->ring, 0, RDTI_RING_SMALL_BYTES);
     rdti_engine_enter(prey->engine);

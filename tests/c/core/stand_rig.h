@@ -74,7 +74,7 @@ stands(struct rig *rig, uint64_t tag)
 
     rdti_engine_enter(group->ctx->engine);
     const bool is_standing =
-        rdti_stand_find_tx(rdti_endpoint_mailbox(group->members[1].ep), group->id, tag) != NULL;
+        rdti_stand_find_tx(rdti_mailbox_of(group->members[1].ep), group->id, tag) != NULL;
     rdti_engine_leave(group->ctx->engine);
     return is_standing;
 }
@@ -87,7 +87,7 @@ has_heard(struct rig *rig, uint64_t tag)
 
     rdti_engine_enter(group->ctx->engine);
     const struct rdti_tx_stream *stream =
-        rdti_stand_find_tx(rdti_endpoint_mailbox(group->members[1].ep), group->id, tag);
+        rdti_stand_find_tx(rdti_mailbox_of(group->members[1].ep), group->id, tag);
     const bool is_heard = stream != NULL && stream->told_next > stream->sent;
     rdti_engine_leave(group->ctx->engine);
     return is_heard;

@@ -26,7 +26,7 @@ prey_make(struct prey *prey)
     open_pair(&prey->pair, RDT_TRANSPORT_SHM);
     export(prey->pair.ctx[0], REGION_BYTES, &prey->region, &prey->remote);
     prey->engine = prey->pair.ctx[0]->engine;
-    prey->m = rdti_endpoint_mailbox(prey->pair.ep[0]);
+    prey->m = rdti_mailbox_of(prey->pair.ep[0]);
     CHECK(posix_memalign((void **)&prey->ring, 64, RDTI_RING_SMALL_BYTES) == 0);
     memset(prey->ring, 0, RDTI_RING_SMALL_BYTES);
     rdti_engine_enter(prey->engine);

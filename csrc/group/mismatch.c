@@ -75,16 +75,6 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
                    is_reduction ? ")" : "", desc->count, rdt_dtype_name(desc->dtype), root);
 }
 
-void
-rdti_message_set_desc(struct rdti_message *head, const struct rdt_message_desc *desc)
-{
-    head->op = (uint8_t)desc->op;
-    head->dtype = (uint8_t)desc->dtype;
-    head->reduce_op = (uint8_t)desc->reduce_op;
-    head->root = (uint16_t)desc->root;
-    head->count = desc->count;
-}
-
 static bool
 is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
 {
