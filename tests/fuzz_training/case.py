@@ -91,6 +91,10 @@ class Case:
         """Whether the model has a piece of this kind."""
         return any(piece.partition(".")[2] == kind for piece in self.pieces)
 
+    def is_summed_by_rank(self) -> bool:
+        """Whether the oracle adds gradients in the order of ranks, whatever their number."""
+        return not (self.has("sparse") or self.get("comm_hook"))
+
     def is_short(self) -> bool:
         """Whether a part of the training has numbers of two bytes."""
         is_sent_short = self.get("comm_hook") == "fp16"

@@ -2,9 +2,10 @@
 
 Two ranks: a sum of two floats is the same in either order, and a half of it is exact, so that the
 values must be Gloo's to the bit. The exception is numbers so small that a half of them loses bits:
-DistributedDataParallel halves before the sum, and rdmatensor after it. Three ranks: Gloo adds in
-another order, and a third is not exact; each step's error goes into the next. That is allowed a
-multiple of the precision of the model's shortest type, of the tensor's largest element.
+DistributedDataParallel halves before the sum, and a plan after it. Three ranks: Gloo adds in an
+order of its own, so the oracle gathers and adds in rdmatensor's (wraps.py), to the bit. Where it
+cannot, for sparse gradients and a program's own communication hook, a multiple of the precision of
+the model's shortest type is allowed, of the tensor's largest element.
 """
 
 from __future__ import annotations

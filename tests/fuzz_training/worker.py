@@ -105,7 +105,8 @@ def train(case: Case, way: str, rank: int, groups: Groups, outcome: Outcome) -> 
         if way == "by hand" or (way == "oracle" and case.is_by_hand()):
             return ByHand(case, part.model, groups.gloo)
         group = groups.gloo if way == "oracle" else dist.group.WORLD
-        return Trained(case, part.model, group, is_view=case.mode == "ddp-view")
+        is_view, is_oracle = case.mode == "ddp-view", way == "oracle"
+        return Trained(case, part.model, group, is_view=is_view, is_oracle=is_oracle)
 
     program = Program(case, rank, wrap, groups.again)
     for values in program.run():
