@@ -267,6 +267,13 @@ class GradientMemory:
                 else:
                     gradient.parameter.grad.copy_(part)
 
+    def unreached(self, outputs: list[torch.Tensor]) -> set[int]:
+        """Return the numbers of the gradients that no backward pass from these tensors reaches.
+
+        A checkpoint of the reentrant kind hides what it uses: with one, none is known.
+        """
+        return set(self._watched.unreached(outputs))
+
     def forget(self) -> None:
         """The pass raised: its sums are nobody's. No peer may write them any more."""
         self._watched.forget()

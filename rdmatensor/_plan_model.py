@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rdmatensor._plan_memory import Gradient, PlanMismatch
@@ -50,6 +52,20 @@ def held_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
             bound(given)
 
     return hook
+
+
+def tensors_in(output: object) -> list[torch.Tensor]:
+    """Return the tensors of a model's output: of containers that torch knows, and dataclasses."""
+    found: list[torch.Tensor] = []
+    waiting = tree_leaves(output)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+            fields = dataclasses.fields(part)
+            waiting += tree_leaves([getattr(part, field.name, None) for field in fields])
+    return found
 
 
 def close_plan_before(model: torch.nn.Module) -> None:

@@ -60,6 +60,8 @@ class Step:
         self._running: weakref.ref[_Pass] | None = None
         self._has_raised = False
         self._next_bucket = 0
+        self._unreached: set[int] | None = None  # by the next pass; None: not known
+        self._filled: set[int] = set()  # gradients that the pass has set to zero as it began
         self._flying: list[tuple[Bucket, torch.Tensor, dist.Work]] = []
         number = backend_of(group).number
         self._plan_number = _applied[number]
@@ -94,6 +96,13 @@ class Step:
         """Raise the error, of which the other ranks hear if this pass sends."""
         raise refuse(error, self._group) if self._sends else error
 
+    def expect(self, outputs: list[torch.Tensor]) -> None:
+        """A forward pass that trains has made these: which parameters may the next pass not use?"""
+        if not self.finds_unused or self._running is not None:
+            return
+        unreached = self._memory.unreached(outputs)
+        self._unreached = unreached if self._unreached is None else self._unreached & unreached
+
     def begin(self) -> bool:
         """Begin a pass unless one runs.
 
@@ -116,11 +125,23 @@ class Step:
         self._memory.begin()
         for bucket in self._memory.buckets:
             bucket.waiting = set(bucket.gradients)
+        unreached, self._unreached = self._unreached or set(), None
+        self._filled.clear()
+        if self._sends:
+            for number in unreached:
+                self._leave_out(self._memory.numbered[number])
         current = _Pass(self)
         torch.autograd.Variable._execution_engine.queue_callback(current.end)
         self._running = weakref.ref(current, self._dropped)
         self._has_raised = False
         return True
+
+    def _leave_out(self, gradient: Gradient) -> None:
+        """The pass will not reach a parameter: its bucket need not wait until the pass ends."""
+        if gradient.parameter.grad is None:
+            self._filled.add(gradient.number)
+        self._fill_unused(gradient)
+        self._memory.buckets[gradient.bucket].waiting.discard(gradient)
 
     def on_gradient(self, number: int) -> None:
         """Autograd, and all hooks of the program, have written a parameter's gradient."""
@@ -139,6 +160,7 @@ class Step:
         except PlanMismatch as error:
             self.refuse(error)
         bucket.waiting.discard(gradient)
+        self._filled.discard(number)
         if self._sends:
             self._send_ready()
 
@@ -174,7 +196,9 @@ class Step:
 
     def _end_sums(self) -> None:
         # What came in earlier passes, which sent nothing, lies in .grad.
-        is_absent = [g.parameter.grad is None for g in self._memory.numbered]
+        is_absent = [
+            g.parameter.grad is None or g.number in self._filled for g in self._memory.numbered
+        ]
         for bucket in self._memory.buckets:
             for gradient in bucket.waiting:
                 self._fill_unused(gradient)

@@ -25,7 +25,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from graph_analysis import TransferPlan
@@ -47,6 +46,7 @@ from rdmatensor._plan_model import (
     claim,
     close_plan_before,
     held_weakly,
+    tensors_in,
     unclaim,
 )
 from rdmatensor._plan_step import Step
@@ -77,7 +77,8 @@ def apply(
     choose_again: has no effect. Buckets stay as planned; earlier versions could choose them again.
     find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
         was, None mostly, as with DistributedDataParallel; one small message a step is sent for it.
-        Otherwise such a gradient is zero, which momentum and weight decay act on.
+        Otherwise such a gradient is zero, which momentum and weight decay act on. Needed, too, if
+        ranks use different parameters and a backward pass has other collectives on the group.
     Raises, on all ranks: PlanMismatch (different plans, a model that is not the plan's, a layer
         with sparse gradients, a parameter that another model's plan sends; the message names the
         first tensor), InvalidArgument (another strategy, another number of ranks).
@@ -277,10 +278,13 @@ class PlannedModel:
             self._buffers.after_evaluation()
         if not torch.is_grad_enabled():
             return
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf not in self._outputs:
-                register: Any = leaf.register_hook
-                self._outputs[leaf] = register(held_weakly(self._on_output_gradient))
+        outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if self._trains():
+            self._step.expect(outputs)
+        for tensor in outputs:
+            if tensor not in self._outputs:
+                register: Any = tensor.register_hook
+                self._outputs[tensor] = register(held_weakly(self._on_output_gradient))
 
     def _before_step(self, *_: object) -> None:
         if self._step.is_open():

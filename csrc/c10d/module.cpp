@@ -264,7 +264,8 @@ bind_plan_gradients(py::module_ &m)
         .def("can_leave", &PlanGradients::can_leave, py::arg("bucket"))
         .def("hold", &PlanGradients::hold, py::arg("bucket"))
         .def("let_go", &PlanGradients::let_go, py::arg("bucket"))
-        .def("forget", &PlanGradients::forget);
+        .def("forget", &PlanGradients::forget)
+        .def("unreached", &PlanGradients::unreached, py::arg("outputs"));
     type.attr("EXISTS") = static_cast<uint32_t>(PlanGradients::EXISTS);
     type.attr("IN_PLACE") = static_cast<uint32_t>(PlanGradients::IN_PLACE);
     type.attr("ALONE") = static_cast<uint32_t>(PlanGradients::ALONE);

@@ -3,6 +3,7 @@
 #include "c10d/plan_gradients.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -145,25 +146,36 @@ PlanGradients::can_leave(uint32_t bucket) const
 void
 PlanGradients::hold(uint32_t bucket)
 {
-    std::vector<at::Tensor> &held = held_.at(bucket);
+    std::vector<Held> &held = held_.at(bucket);
 
     held.clear();
-    for (const uint32_t number : buckets_[bucket])
-        held.push_back(gradients_[number].parameter.grad());
+    for (const uint32_t number : buckets_[bucket]) {
+        const at::Tensor &grad = gradients_[number].parameter.grad();
+        held.push_back({grad, grad.detach()});
+    }
+}
+
+/* Whether two tensors have the same bytes in the same order. */
+static bool
+is_same_memory(const at::Tensor &one, const at::Tensor &other)
+{
+    return one.layout() == at::kStrided && one.has_storage() &&
+           one.const_data_ptr() == other.const_data_ptr() && one.sizes() == other.sizes() &&
+           one.strides() == other.strides() && one.scalar_type() == other.scalar_type();
 }
 
 void
 PlanGradients::let_go(uint32_t bucket)
 {
     const c10::AutoGradMode none(false);
-    const std::vector<at::Tensor> held = std::exchange(held_.at(bucket), {});
+    const std::vector<Held> held = std::exchange(held_.at(bucket), {});
 
     for (size_t i = 0; i < held.size(); i++) {
         at::Tensor &grad = gradients_[buckets_[bucket][i]].parameter.mutable_grad();
         if (!grad.defined())
-            grad = held[i];
-        else if (grad.unsafeGetTensorImpl() != held[i].unsafeGetTensorImpl())
-            grad.copy_(held[i]);
+            grad = is_same_memory(held[i].grad, held[i].memory) ? held[i].grad : held[i].memory;
+        else if (!is_same_memory(grad, held[i].memory))
+            grad.copy_(held[i].memory);
     }
 }
 
@@ -172,6 +184,39 @@ PlanGradients::forget()
 {
     for (auto &held : held_)
         held.clear();
+}
+
+/* torch.utils.checkpoint(use_reentrant=True): its own backward pass reaches what it used. */
+static constexpr const char *REENTRANT = "CheckpointFunctionBackward";
+
+std::vector<uint32_t>
+PlanGradients::unreached(const std::vector<at::Tensor> &outputs) const
+{
+    std::unordered_set<const autograd::Node *> reached;
+    std::vector<const autograd::Node *> waiting;
+    const auto visit = [&](const autograd::Node *node) {
+        if (node != nullptr && reached.insert(node).second)
+            waiting.push_back(node);
+    };
+
+    for (const at::Tensor &output : outputs)
+        if (output.requires_grad())
+            visit(autograd::impl::gradient_edge(output).function.get());
+    while (!waiting.empty()) {
+        const autograd::Node *const node = waiting.back();
+        waiting.pop_back();
+        if (node->name() == REENTRANT)
+            return {};
+        for (const autograd::Edge &edge : node->next_edges())
+            visit(edge.function.get());
+    }
+    std::vector<uint32_t> found;
+    for (uint32_t number = 0; number < gradients_.size(); number++) {
+        const auto node = autograd::impl::try_get_grad_accumulator(gradients_[number].parameter);
+        if (!node || reached.count(node.get()) == 0)
+            found.push_back(number);
+    }
+    return found;
 }
 
 } // namespace rdmatensor

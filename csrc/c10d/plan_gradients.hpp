@@ -55,22 +55,31 @@ class PlanGradients final : public torch::CustomClassHolder
     [[nodiscard]] uint32_t look(uint32_t number) const;
     /* Whether the bucket may leave in place: each gradient of it lies there, alone. */
     [[nodiscard]] bool can_leave(uint32_t bucket) const;
-    /* Keep the bucket's gradients until let_go(), so that their places stay taken. */
+    /* Keep the bucket's gradients and their memory until let_go(), so that their places stay taken
+     * whatever the program does to .grad. */
     void hold(uint32_t bucket);
-    /* The bucket is summed. A program that has replaced or dropped a gradient meanwhile gets it. */
+    /* The bucket is summed. A program that has replaced or dropped a gradient meanwhile, or given
+     * it other memory, gets the sum in what it has. */
     void let_go(uint32_t bucket);
     /* The sums are nobody's: the pass raised. */
     void forget();
+    /* The numbers of the gradients that no backward pass from these tensors reaches; none where a
+     * node hides what it uses. */
+    [[nodiscard]] std::vector<uint32_t> unreached(const std::vector<at::Tensor> &outputs) const;
 
   private:
     struct LastHook;
+    struct Held {
+        at::Tensor grad;   /* the program's own, which it may give other memory */
+        at::Tensor memory; /* what is summed */
+    };
 
     void arrive(uint32_t number, const at::Tensor &incoming);
     [[nodiscard]] bool is_held_alone(uint32_t number, const at::Tensor &grad) const;
 
     std::vector<Gradient> gradients_;
     std::vector<std::vector<uint32_t>> buckets_;
-    std::vector<std::vector<at::Tensor>> held_; /* by bucket */
+    std::vector<std::vector<Held>> held_; /* by bucket */
     Arrived arrived_;
     /* What the accumulator that runs now was given; nullptr: none runs. */
     const at::Tensor *incoming_ = nullptr;

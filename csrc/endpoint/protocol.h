@@ -33,8 +33,8 @@ struct rdti_protocol {
                             struct rdt_error *err);
     rdt_status (*on_frame)(void *state, enum rdti_frame_type type, const uint8_t *payload,
                            uint32_t payload_bytes, struct rdt_error *err);
-    /* Of slots: the name of the one whose buffers are the region of this index, or NULL; *off_bytes,
-     * in the region, becomes the offset in its buffer. */
+    /* Of slots: the name of the one whose buffers are the region of this index, or NULL;
+     * *off_bytes, in the region, becomes the offset in its buffer. */
     const char *(*name_at)(const void *state, uint32_t index, uint64_t *off_bytes);
 };
 

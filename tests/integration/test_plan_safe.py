@@ -109,3 +109,25 @@ def test_dense_parameters_of_any_layout_are_planned(tmp_path: Path) -> None:
 def test_buffers_that_change_between_steps_are_rank_0s(how: str, tmp_path: Path) -> None:
     for errors in run("roles_plan_kinds:changed_buffers", tmp_path, how=how):
         assert max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("way", ["data", "set_"])
+def test_a_gradient_that_is_given_other_memory_gets_the_sum(
+    way: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    for seen in run("roles_plan_order:swapped_memory", tmp_path, path_forced, way=way):
+        assert len(set(seen)) == 1
+        assert seen[0] == pytest.approx(3.0, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["two plans", "middle"])
+def test_a_rank_that_leaves_a_layer_out_beside_other_collectives(
+    kind: str, path_forced: dict[str, str], tmp_path: Path
+) -> None:
+    for errors in run("roles_plan_order:unused", tmp_path, path_forced, kind=kind):
+        assert max(errors) < 1e-5
+
+
+def test_a_loss_that_reaches_no_parameter_counts_as_zeros(tmp_path: Path) -> None:
+    for seen in run("roles_plan_order:unreached", tmp_path):
+        assert seen == [2.0, 1.0, 2.0]
