@@ -92,8 +92,12 @@ class Case:
         return any(piece.partition(".")[2] == kind for piece in self.pieces)
 
     def is_summed_by_rank(self) -> bool:
-        """Whether the oracle adds gradients in the order of ranks, whatever their number."""
-        return not (self.has("sparse") or self.get("comm_hook"))
+        """Whether the oracle adds gradients as rdmatensor does, whatever the number of ranks.
+
+        With views of its buckets DistributedDataParallel divides what lies there already, and
+        multiplies what it brings there, which is not the same for three ranks.
+        """
+        return not (self.mode == "ddp-view" or self.has("sparse") or self.get("comm_hook"))
 
     def is_short(self) -> bool:
         """Whether a part of the training has numbers of two bytes."""

@@ -4,8 +4,8 @@ Two ranks: a sum of two floats is the same in either order, and a half of it is 
 values must be Gloo's to the bit. The exception is numbers so small that a half of them loses bits:
 DistributedDataParallel halves before the sum, and a plan after it. Three ranks: Gloo adds in an
 order of its own, so the oracle gathers and adds in rdmatensor's (wraps.py), to the bit. Where it
-cannot, for sparse gradients and a program's own communication hook, a multiple of the precision of
-the model's shortest type is allowed, of the tensor's largest element.
+cannot (Case.is_summed_by_rank()), a multiple of the precision of the model's shortest type is
+allowed, of the tensor's largest element.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-# Of three ranks, by each step so far, a part of the largest element: some hundred units in the last
-# place of float32. A model's next step enlarges what differs by its own derivative.
-PART_A_STEP = 256.0 * 2.0**-23
+# Of three ranks, a part of the largest element: some hundred units in the last place of float32 in
+# the first step. A model's next step enlarges what differs by its own derivative, and an optimizer
+# that divides by a small gradient's size more than that.
+PART_FIRST = 256.0 * 2.0**-23
+PART_LATER = 0.05
 # Where a model has a part of a short type: some units in its last place in the first step. From
 # then on an activation that is rounded the other way changes a gradient, in which much may cancel,
 # by a fifth of its largest element, and each step adds to it: only that the ranks have the same

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from tests.fuzz_training.case import Case
 from tests.fuzz_training.judge import (
-    PART_A_STEP,
+    PART_FIRST,
+    PART_LATER,
     PART_SHORT,
     difference,
     ranks_part,
@@ -115,7 +116,7 @@ def _allowed_part(case: Case, step: int) -> float:
         return 0.0
     if case.is_short():
         return PART_SHORT if step == 0 else math.inf
-    return (step + 1) * PART_A_STEP
+    return PART_FIRST if step == 0 else PART_LATER
 
 
 def _refusal(case: Case, found: list[Outcome]) -> str:
