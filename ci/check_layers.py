@@ -31,6 +31,9 @@ COLLECTIVES = frozenset(
         "collectives/team",
     }
 )
+C10D = frozenset(
+    {"c10d", "c10d/ddp", "c10d/memory", "c10d/record", "c10d/rendezvous", "c10d/works"}
+)
 # room: the rooms that it may know, besides its own and the public header.
 ALLOWED: dict[str, frozenset[str]] = {
     "include": frozenset(),
@@ -54,10 +57,10 @@ ALLOWED: dict[str, frozenset[str]] = {
         | {"transport/shm", "transport/tcp", "transport/verbs"}
     ),
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
-    "c10d": frozenset({"wire", *COLLECTIVES}),
+    **{room: frozenset({"wire", *COLLECTIVES, *C10D}) for room in C10D},
 }
 # The rooms above the public header: its functions are theirs to call, wherever they stand.
-ON_PUBLIC_HEADER = frozenset({*COLLECTIVES, "c10d"})
+ON_PUBLIC_HEADER = frozenset({*COLLECTIVES, *C10D})
 # (from, to): includes that are against the arrow, and pairs of a file and what it uses there.
 BREACHES: dict[tuple[str, str], tuple[int, int]] = {
     ("message", "group"): (2, 22),
@@ -80,7 +83,7 @@ def include_problem(room: str, quote: str, target: str) -> str | None:
     """Say what is wrong with how or what a file of this room includes, arrows apart; or None."""
     if quote == "<":
         for prefix, owner in FOREIGN.items():
-            if target.startswith(prefix) and room != owner:
+            if target.startswith(prefix) and room != owner and not room.startswith(f"{owner}/"):
                 return f"<{target}> is for csrc/{owner} only"
         if room == "include" and target not in ("stddef.h", "stdint.h"):
             return f"the public header includes <{target}>: stddef.h and stdint.h only"

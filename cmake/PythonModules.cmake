@@ -25,7 +25,7 @@ set(modules rdmatensor _rdmatensor_cffi)
 # ---- c10d: against the torch of this interpreter, if it has one ----
 # Asked of Python, not of TorchConfig.cmake: that needs every language and library torch was built
 # with, and names no torch_python.
-file(GLOB c10d_sources CONFIGURE_DEPENDS "${RDMATENSOR_CSRC}/c10d/*.cpp")
+file(GLOB_RECURSE c10d_sources CONFIGURE_DEPENDS "${RDMATENSOR_CSRC}/c10d/*.cpp")
 set(torch_query [[
 import importlib.util, os
 if importlib.util.find_spec("torch") is not None:

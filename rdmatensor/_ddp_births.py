@@ -3,7 +3,7 @@
 The buckets are in the arena (_adopt.py); autograd, with torch's default zero_grad(), makes each
 gradient anew, elsewhere, and the division by the ranks moves it into its bucket. Once the buckets
 are settled each forward pass is told to the extension, which serves the allocations of the backward
-pass from the buckets: csrc/c10d/gradient_births.hpp.
+pass from the buckets: csrc/c10d/ddp/gradients.hpp.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from rdmatensor._plan_buffers import SentBuffers
 from rdmatensor._plan_memory import PlanMismatch
 from rdmatensor.distributed import BackendPart
 
-_SEND, _RECEIVE, _MARK = 101, 102, 100  # csrc/c10d/recorder.hpp
+_SEND, _RECEIVE, _MARK = 101, 102, 100  # csrc/c10d/record/recorder.hpp
 _ANY = 0xFFFFFFFF
 _BARRIER = 9
 _OPERATIONS: dict[int, Operation] = {  # RDT_COLL_*

@@ -10,8 +10,8 @@
 #include <ATen/EmptyTensor.h>
 #include <torch/csrc/distributed/c10d/exception.h>
 
-#include "c10d/allocator.hpp"
-#include "c10d/gil.hpp"
+#include "c10d/memory/allocator.hpp"
+#include "c10d/works/gil.hpp"
 
 namespace rdmatensor
 {

@@ -21,11 +21,11 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "c10d/batch.hpp"
-#include "c10d/calls.hpp"
-#include "c10d/recorder.hpp"
-#include "c10d/rendezvous.hpp"
+#include "c10d/coalesce.hpp"
+#include "c10d/record/recorder.hpp"
+#include "c10d/rendezvous/rendezvous.hpp"
 #include "c10d/tensors.hpp"
-#include "c10d/work.hpp"
+#include "c10d/works/work.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor

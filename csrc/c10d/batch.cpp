@@ -6,7 +6,7 @@
 #include <atomic>
 #include <memory>
 
-#include "c10d/work.hpp"
+#include "c10d/works/work.hpp"
 
 namespace rdmatensor
 {

@@ -17,14 +17,14 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 
-#include "c10d/allocator.hpp"
-#include "c10d/arena_switch.hpp"
 #include "c10d/backend.hpp"
-#include "c10d/birthplace.hpp"
-#include "c10d/gradient_births.hpp"
-#include "c10d/plan_gradients.hpp"
-#include "c10d/reducer_buckets.hpp"
-#include "c10d/symmetric.hpp"
+#include "c10d/ddp/gradients.hpp"
+#include "c10d/ddp/reducer_buckets.hpp"
+#include "c10d/memory/allocator.hpp"
+#include "c10d/memory/allocator_switch.hpp"
+#include "c10d/memory/plan_gradients.hpp"
+#include "c10d/memory/planned_places.hpp"
+#include "c10d/memory/symmetric.hpp"
 
 namespace py = pybind11;
 

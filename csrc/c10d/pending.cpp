@@ -2,7 +2,7 @@
  * What becomes of a group's Works once they are begun: batches, hooks, and waiting for all. */
 #include "c10d/backend.hpp"
 
-#include "c10d/hook.hpp"
+#include "c10d/works/hook.hpp"
 
 namespace rdmatensor
 {

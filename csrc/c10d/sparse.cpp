@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/c10d/exception.h>
 
 #include "c10d/backend.hpp"
-#include "c10d/wire.hpp"
+#include "c10d/rendezvous/wire.hpp"
 
 namespace rdmatensor
 {

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/finisher.hpp"
+#include "c10d/works/completion_thread.hpp"
 
 namespace rdmatensor
 {

@@ -65,8 +65,10 @@ def test_every_thread_of_the_library_is_told() -> None:
         "csrc/progress/engine.c": "**progress thread**",
         "csrc/memory/segment.c": "get a new piece of the arena its pages",
         "csrc/transport/verbs/registrar.c": "that registers memory larger than 64 MiB",
-        "csrc/c10d/finisher.cpp": "finishers of the `torch.distributed` backend",
-        "csrc/c10d/store_client.cpp": "on which a group of `torch.distributed` asks its store",
+        "csrc/c10d/works/completion_thread.cpp": "finishers of the `torch.distributed` backend",
+        "csrc/c10d/rendezvous/store_client.cpp": (
+            "on which a group of `torch.distributed` asks its store"
+        ),
     }
     starts = re.compile(r"pthread_create\(|std::j?thread\((?!::)|\bstart_thread\(")
     found = {
@@ -83,7 +85,7 @@ def test_threads_of_the_library_take_no_signals() -> None:
     for name in ("progress/engine.c", "memory/segment.c", "transport/verbs/registrar.c"):
         text = source(f"csrc/{name}")
         assert 0 <= text.find("sigfillset(") < text.find("pthread_create("), name
-    torch = source("csrc/c10d/thread.hpp")
+    torch = source("csrc/c10d/works/thread.hpp")
     assert "sigfillset(" in torch
     assert torch.count("std::thread(") == torch.count("SignalsBlocked blocked;") == 1
 

@@ -22,7 +22,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
 
-#include "c10d/arena_switch.hpp"
+#include "c10d/memory/allocator_switch.hpp"
 
 namespace rdmatensor
 {

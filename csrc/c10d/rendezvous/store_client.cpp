@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Requests to torch's store on a thread that lasts for a burst of them, one at a time. */
-#include "c10d/store_client.hpp"
+#include "c10d/rendezvous/store_client.hpp"
 
 #include <cxxabi.h>
 
@@ -10,8 +10,8 @@
 #include <exception>
 #include <mutex>
 
-#include "c10d/gil.hpp"
-#include "c10d/thread.hpp"
+#include "c10d/works/gil.hpp"
+#include "c10d/works/thread.hpp"
 
 namespace rdmatensor
 {

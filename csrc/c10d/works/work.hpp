@@ -30,12 +30,12 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "c10d/finisher.hpp"
-#include "c10d/flight.hpp"
-#include "c10d/hook.hpp"
-#include "c10d/in_flight.hpp"
+#include "c10d/record/flight_recorder.hpp"
 #include "c10d/rows.hpp"
-#include "c10d/target.hpp"
+#include "c10d/works/completion_thread.hpp"
+#include "c10d/works/hook.hpp"
+#include "c10d/works/in_flight.hpp"
+#include "c10d/works/target.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor

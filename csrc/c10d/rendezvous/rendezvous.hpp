@@ -34,7 +34,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "c10d/store_client.hpp"
+#include "c10d/rendezvous/store_client.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor

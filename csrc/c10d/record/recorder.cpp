@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Watching, and finding what repeats. */
-#include "c10d/recorder.hpp"
+#include "c10d/record/recorder.hpp"
 
 #include <algorithm>
 

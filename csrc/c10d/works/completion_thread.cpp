@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Queues and threads that end what nobody waits for, in the order in which it was expected. */
-#include "c10d/finisher.hpp"
+#include "c10d/works/completion_thread.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "c10d/thread.hpp"
+#include "c10d/works/thread.hpp"
 
 namespace rdmatensor
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Members of the reducer that torch protects, read as a class may that derives from it. */
-#include "c10d/reducer_buckets.hpp"
+#include "c10d/ddp/reducer_buckets.hpp"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>

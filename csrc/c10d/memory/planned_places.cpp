@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Places, and who lies in them. */
-#include "c10d/birthplace.hpp"
+#include "c10d/memory/planned_places.hpp"
 
 #include <atomic>
 #include <mutex>
@@ -9,7 +9,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-#include "c10d/finisher.hpp"
+#include "c10d/works/completion_thread.hpp"
 
 namespace rdmatensor
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What rank 0 tells of the job: written, read, compared. */
-#include "c10d/told.hpp"
+#include "c10d/rendezvous/job_info.hpp"
 
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Symmetric memory: allocations, and the handles that members have of each other's. */
-#include "c10d/symmetric.hpp"
+#include "c10d/memory/symmetric.hpp"
 
 #include <algorithm>
 #include <map>
@@ -8,9 +8,9 @@
 
 #include <torch/csrc/distributed/c10d/exception.h>
 
-#include "c10d/allocator.hpp"
-#include "c10d/gil.hpp"
-#include "c10d/wire.hpp"
+#include "c10d/memory/allocator.hpp"
+#include "c10d/rendezvous/wire.hpp"
+#include "c10d/works/gil.hpp"
 
 namespace rdmatensor
 {

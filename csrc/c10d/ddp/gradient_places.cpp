@@ -8,8 +8,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/allocator.hpp"
-#include "c10d/gradient_births.hpp"
+#include "c10d/ddp/gradients.hpp"
+#include "c10d/memory/allocator.hpp"
 
 namespace rdmatensor
 {

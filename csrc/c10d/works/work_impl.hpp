@@ -9,7 +9,7 @@
 #include <exception>
 #include <vector>
 
-#include "c10d/work.hpp"
+#include "c10d/works/work.hpp"
 
 namespace rdmatensor
 {

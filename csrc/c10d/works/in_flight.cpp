@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Waits for all that a group has under way. */
-#include "c10d/in_flight.hpp"
+#include "c10d/works/in_flight.hpp"
 
 #include <algorithm>
 #include <iterator>
 
 #include "c10d/tensors.hpp"
-#include "c10d/work.hpp"
+#include "c10d/works/work.hpp"
 
 namespace rdmatensor
 {

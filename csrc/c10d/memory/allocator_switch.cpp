@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * torch's allocator of CPU memory, with a thread's own wishes before it. */
-#include "c10d/arena_switch.hpp"
+#include "c10d/memory/allocator_switch.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -12,9 +12,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-#include "c10d/allocator.hpp"
-#include "c10d/birthplace.hpp"
-#include "c10d/finisher.hpp"
+#include "c10d/memory/allocator.hpp"
+#include "c10d/memory/planned_places.hpp"
+#include "c10d/works/completion_thread.hpp"
 
 namespace rdmatensor
 {

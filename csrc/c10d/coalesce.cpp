@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Packing small tensors. */
-#include "c10d/calls.hpp"
+#include "c10d/coalesce.hpp"
 
 namespace rdmatensor
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Counts of references, and which of them are torch's own. */
-#include "c10d/holders.hpp"
+#include "c10d/memory/refcounts.hpp"
 
 #include <torch/csrc/utils/pybind.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The last hook of accumulators, and who holds what they have made. */
-#include "c10d/plan_gradients.hpp"
+#include "c10d/memory/plan_gradients.hpp"
 
 #include <algorithm>
 #include <unordered_set>
@@ -8,7 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include "c10d/holders.hpp"
+#include "c10d/memory/refcounts.hpp"
 
 namespace rdmatensor
 {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "c10d/tensors.hpp"
-#include "c10d/work_impl.hpp"
+#include "c10d/works/work_impl.hpp"
 
 namespace rdmatensor
 {

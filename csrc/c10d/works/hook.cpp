@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Calls of a completion hook, on the threads of the finisher. */
-#include "c10d/hook.hpp"
+#include "c10d/works/hook.hpp"
 
 #include <exception>
 #include <utility>
@@ -8,8 +8,8 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/finisher.hpp"
 #include "c10d/tensors.hpp"
+#include "c10d/works/completion_thread.hpp"
 
 namespace rdmatensor
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of a Work: transfers that end, waits that hear signals, Futures that are completed. */
-#include "c10d/work.hpp"
+#include "c10d/works/work.hpp"
 
 #include <ATen/record_function.h>
 
 #include "c10d/tensors.hpp"
-#include "c10d/work_impl.hpp"
+#include "c10d/works/work_impl.hpp"
 
 namespace rdmatensor
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ring of a group's operations, and the words that a failure leaves. */
-#include "c10d/flight.hpp"
+#include "c10d/record/flight_recorder.hpp"
 
 #include <algorithm>
 #include <cstdio>

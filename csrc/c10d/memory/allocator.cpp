@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Storages of the arena: each keeps its region and its context until torch lets it go. */
-#include "c10d/allocator.hpp"
+#include "c10d/memory/allocator.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -13,7 +13,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "c10d/finisher.hpp"
+#include "c10d/works/completion_thread.hpp"
 
 namespace rdmatensor
 {

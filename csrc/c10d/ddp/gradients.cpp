@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which allocation becomes which gradient, and whether it is there when the reducer writes. */
-#include "c10d/gradient_births.hpp"
+#include "c10d/ddp/gradients.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "c10d/finisher.hpp"
+#include "c10d/works/completion_thread.hpp"
 
 namespace rdmatensor
 {

@@ -13,8 +13,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "c10d/rendezvous.hpp"
-#include "c10d/wire.hpp"
+#include "c10d/rendezvous/rendezvous.hpp"
+#include "c10d/rendezvous/wire.hpp"
 
 namespace rdmatensor
 {

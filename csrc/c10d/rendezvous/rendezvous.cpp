@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Values of all members through torch's store, with a deadline that names who is missing. */
-#include "c10d/rendezvous.hpp"
+#include "c10d/rendezvous/rendezvous.hpp"
 
 #include <sys/random.h>
 
@@ -14,10 +14,10 @@
 #include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "c10d/finisher.hpp"
-#include "c10d/in_flight.hpp"
+#include "c10d/rendezvous/job_info.hpp"
 #include "c10d/tensors.hpp"
-#include "c10d/told.hpp"
+#include "c10d/works/completion_thread.hpp"
+#include "c10d/works/in_flight.hpp"
 
 namespace rdmatensor
 {

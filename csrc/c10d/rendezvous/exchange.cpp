@@ -4,7 +4,7 @@
 #include <shared_mutex>
 
 #include "c10d/backend.hpp"
-#include "c10d/rendezvous.hpp"
+#include "c10d/rendezvous/rendezvous.hpp"
 #include "c10d/tensors.hpp"
 
 namespace rdmatensor

@@ -37,10 +37,10 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/custom_class.h>
 
-#include "c10d/arena_switch.hpp"
-#include "c10d/birthplace.hpp"
-#include "c10d/holders.hpp"
-#include "c10d/reducer_buckets.hpp"
+#include "c10d/ddp/reducer_buckets.hpp"
+#include "c10d/memory/allocator_switch.hpp"
+#include "c10d/memory/planned_places.hpp"
+#include "c10d/memory/refcounts.hpp"
 #include "rdmatensor.h"
 
 namespace rdmatensor

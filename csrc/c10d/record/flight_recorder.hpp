@@ -20,7 +20,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "c10d/target.hpp"
+#include "c10d/works/target.hpp"
 
 namespace rdmatensor
 {
