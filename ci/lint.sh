@@ -35,6 +35,8 @@ existing() {
 mapfile -d '' c_files < <(tracked '*.c' '*.h' '*.cpp' '*.hpp' | existing)
 mapfile -d '' code_files < <(tracked '*.c' '*.h' '*.cpp' '*.hpp' '*.py' | existing)
 mapfile -d '' all_files < <(tracked . | existing)
+mapfile -d '' prose_files < <(tracked '*.c' '*.h' '*.cpp' '*.hpp' '*.py' '*.md' |
+    existing | grep -zvx -e CHANGELOG.md)
 mapfile -d '' scripts < <(tracked '*.sh' .ci/run | existing)
 typed=(rdmatensor graph_analysis ci tests/conftest.py)
 [[ -z "$(tracked 'bench/*.py' | tr -d '\0')" ]] || typed+=(bench)
@@ -46,6 +48,7 @@ check imports lint-imports
 check clang-format clang-format --dry-run --Werror "${c_files[@]}"
 check layers python ci/check_layers.py
 check rooms python ci/check_rooms.py
+check prose python ci/check_prose.py "${prose_files[@]}"
 check budgets python ci/check_budgets.py "${code_files[@]}"
 check text python ci/check_text.py "${all_files[@]}"
 check codespell codespell "${all_files[@]}"

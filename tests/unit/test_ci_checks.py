@@ -26,6 +26,7 @@ def load(name: str) -> ModuleType:
 sys.path.insert(0, str(CI))  # the checks share csrc_rooms.py
 layers = load("check_layers")
 rooms = load("check_rooms")
+prose = load("check_prose")
 budgets = load("check_budgets")
 text = load("check_text")
 
@@ -148,6 +149,23 @@ def test_budgets(tmp_path: Path, name: str, content: str, complaint: str | None)
     else:
         (line,) = found
         assert complaint in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "count"),
+    [
+        ("comment.c", "/* It is\n * told. */\nint told;\n", 0),
+        ("comment.c", "/* It is told. */\nint x; // whoever\n", 2),
+        ("message.c", 'const char *born = "it was born";\n', 1),
+        ("docstring.py", '"""Nobody waits."""\n\nnobody = 1  # who waits here\n', 2),
+        ("docstring.py", '"""It asks nobody."""\n\nnobody = 1  # x: who waits\n', 2),
+        ("page.md", "It is told.\n\n```\nit is told\n```\n\n    it is told\n\n`is told`\n", 1),
+    ],
+)
+def test_prose(tmp_path: Path, name: str, content: str, count: int) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    assert len(prose.findings(path)) == count
 
 
 OPEN_C = "/* SPDX-License-Identifier: Apache-2.0\n * What it is for. */\n"
