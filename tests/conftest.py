@@ -85,11 +85,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _variant_of(item: pytest.Item) -> tuple[Path, str, str] | None:
-    """Return what a variant is told by: file, argument and value; None: it takes no turns."""
+    """Return a variant's file, argument and value; None: it takes no turns.
+
+    A marker without arguments is of the tests of a file: each is a variant.
+    """
     marker = item.get_closest_marker("turns")
     values: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
     if marker is None:
         return None
+    if not marker.args:
+        return item.path, "", item.name
     return next(
         ((item.path, name, str(values[name])) for name in marker.args if name in values), None
     )

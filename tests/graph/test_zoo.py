@@ -27,7 +27,7 @@ from graph_analysis.ir import Graph  # noqa: E402
 from graph_analysis.liveness import lifetimes  # noqa: E402
 from graph_analysis.plan_check import check_plan  # noqa: E402
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, pytest.mark.turns()]
 
 # VGG differs from AlexNet in size alone, and its gradients would not fit on small machines.
 PLANNED = [name for name in zoo.FACTORIES if name != "vgg16"]

@@ -25,6 +25,8 @@ from bench.workers.paper_models import MODELS
 from bench.workers.trainers import TRAINERS, Job
 from rdmatensor._ffi import ffi
 
+pytestmark = pytest.mark.turns()  # minutes in all
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, BLOCKS = 2, 3
 SIZES = {64: 253_480, 16: 1_603_624, 4: 15_851_560}  # by the divisor of widths

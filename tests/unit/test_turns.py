@@ -37,6 +37,20 @@ def test_of_a_job(job):
 def test_without_a_path(size):
     pass
 """
+WHOLE = """
+import pytest
+
+pytestmark = pytest.mark.turns()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a(size):
+    pass
+
+
+def test_b():
+    pass
+"""
 UNMARKED = MARKED.replace("pytestmark =", "other =")
 
 
@@ -91,3 +105,10 @@ def test_a_turn_that_cannot_be_is_refused(folder: Path, turn: str) -> None:
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "below the second" in done.stderr + done.stdout
+
+
+def test_the_tests_of_a_file_may_take_turns(folder: Path) -> None:
+    (folder / "test_whole.py").write_text(WHOLE)
+    (first, _), (second, _) = (ran(folder, "--turn", f"{number}/2") for number in (0, 1))
+    whole = [{name for name in turn if name.startswith("whole")} for turn in (first, second)]
+    assert whole == [{"whole.py::test_a[1]", "whole.py::test_b"}, {"whole.py::test_a[2]"}]
