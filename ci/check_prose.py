@@ -23,7 +23,7 @@ RULES: tuple[tuple[str, str], ...] = (
         "name the actor: 'a process that ...', 'the caller'",
     ),
     (
-        r"\b(?:[Ww]hoever|[Nn]obody|[Ss]omebody|[Aa]nybody)\b",
+        r"\b(?i:whoever|nobody|somebody|anybody)\b",
         "name the actor: 'no thread', 'a peer'",
     ),
     (r"\bbeside\b", "'compared with', 'next to' or 'in addition to'"),

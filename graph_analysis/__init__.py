@@ -1,7 +1,7 @@
 """Plan the transfers of a training step from its graph, before it runs.
 
-analyze() captures a PyTorch model and gives a TransferPlan: what crosses ranks, which sizes are
-known, when gradients become ready, how they are bucketed and where they stand in one arena.
+analyze() captures a PyTorch model and returns a TransferPlan: which tensors cross ranks, which
+sizes are known, when gradients become ready, how they are bucketed and where they are in an arena.
 Importing this package does not import torch; only analyze() does.
 """
 

@@ -77,7 +77,7 @@ def _strategy(arguments: argparse.Namespace) -> Strategy:
 
 
 def _load(spec: str) -> tuple[object, ...]:
-    """What the factory returns: a tuple of two or three."""
+    """The result of the factory: a tuple of two or three."""
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
         raise CaptureError(f"{spec!r} is not MODULE:FACTORY")
@@ -96,7 +96,7 @@ def _load(spec: str) -> tuple[object, ...]:
 def _run(arguments: argparse.Namespace) -> None:
     strategy = _strategy(arguments)
     made = _load(arguments.factory)
-    from graph_analysis.capture import check_factory, resize_batch  # needs torch, --help not
+    from graph_analysis.capture import check_factory, resize_batch  # needs torch, unlike --help
 
     model, inputs, loss_fn = check_factory(made)
     if arguments.batch is not None:

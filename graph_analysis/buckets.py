@@ -1,19 +1,19 @@
-"""Pass: group messages into buckets that leave together, exactly optimal under a cost model.
+"""Pass: group messages into buckets that are sent together, optimal under a cost model.
 
-Messages are given in the order in which they become ready and share one link. A bucket of b
-bytes occupies the link for latency + b * wire_factor / bandwidth and starts when the link is
-free and its last member is ready. Wanted: the fewest buckets that end no later than one latency
-after the earliest possible end. That slack is the price of one message; without it many small
-messages would be sent to win the last microsecond.
+Messages are given in the order in which they become ready and share one link. A bucket of b bytes
+occupies the link for latency + b * wire_factor / bandwidth and starts when the link is free and its
+last member is ready. The goal is the fewest buckets that end no later than one latency after the
+earliest possible end. That slack is the price of one message; without it many small messages would
+be sent to save the last microsecond.
 
 Let f(j) be the earliest end of the first j messages, P(j) their bytes in time on the link:
     f(j) = latency + P(j) + min over i < j of max(f(i), ready(j)) - P(i)
-Cutting a message off the end of a schedule saves at least its own time on the link, therefore
-f(i) - P(i) never falls with i. So the best i is either the last with f(i) <= ready(j), or the
-one after it; both only move forward: linear time. From the latest allowed end backwards, the
-longest bucket that is ready in time is always a right choice, for the same reason: again linear.
-A bucket has one dtype, because one collective has one dtype: i may not reach behind the last
-change of dtype. All times are integers, scaled by Wire.scale, so there is no rounding in choices.
+Cutting a message off the end of a schedule saves at least its own time on the link. Therefore
+f(i) - P(i) never falls with i. So the best i is either the last with f(i) <= ready(j), or the one
+after it; both only move forward: linear time. From the latest allowed end backwards, the longest
+bucket that is ready in time is always a right choice, for the same reason: again linear. A bucket
+has one dtype, because one collective has one dtype: i may not precede the last change of dtype. All
+times are integers, scaled by Wire.scale, so that choices are exact.
 """
 
 from collections.abc import Sequence
@@ -46,12 +46,12 @@ class Bucket:
 
 
 def wire(cost: CostModel, operation: Operation, ranks: int) -> Wire:
-    """The busiest link as this operation over so many ranks loads it, in shares of the input.
+    """The load of the busiest link under this operation over so many ranks, in shares of the input.
 
     A bandwidth-optimal all-reduce moves 2 (n-1)/n of the bytes over each rank's link, a
-    reduce-scatter and an all-to-all half of that; an all-gather passes on n-1 inputs. A
-    broadcast passes the bytes on once, as a reduce and a send do. Between the root of a push, pull,
-    gather or scatter and the n-1 others all the bytes of each go over the root's link.
+    reduce-scatter and an all-to-all half of that; an all-gather passes on n-1 inputs. A broadcast
+    passes the bytes on once, as a reduce and a send do. Between the root of a push, pull, gather or
+    scatter and the n-1 others all the bytes of each go over the root's link.
     """
     if min(cost.latency_ns, cost.op_ns) < 0:
         raise InvalidArgument(f"negative time in {cost}")

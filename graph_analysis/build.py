@@ -1,4 +1,4 @@
-"""From a graph and a strategy to a plan: runs the passes and joins their facts."""
+"""From a graph and a strategy to a plan: runs the passes and combines their facts."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def analyze(
 ) -> TransferPlan:
     """Plan the transfers of one training step of model, without running it.
 
-    The one exception: with GraphCollectives a copy of a model that torch.export refuses does a
+    The one exception: with GraphCollectives a copy of a model that torch.export refuses runs one
     step, on every rank at once if the process group is a real one.
 
     Shapes: example_inputs are the positional arguments of model.forward; dynamic_shapes has one
         entry per argument (or maps argument names to entries) as torch.export.export takes them,
         for example {0: torch.export.Dim("batch", max=64)}; None keeps every size fixed.
-    Loss: loss_fn(output, *example_inputs) gives a scalar tensor; without it the sum of the
-        floating outputs stands in, which has the same gradients' sizes, and plan.loss says so.
+    Loss: loss_fn(output, *example_inputs) returns a scalar tensor. Without it the sum of the
+        floating outputs is used, which has the same gradients' sizes, and plan.loss says so.
     Losses of capture: a model that torch cannot capture whole gets a plan of its parameters,
         buffers and gradients; plan.omissions says what was lost and why.
     Ownership: the model, its parameters and the inputs are not changed or kept.
@@ -128,7 +128,7 @@ def _planned_tensors(
         for s in graph.symbols
     }
     gradients = [v for v in graph.values if v.role == "gradient"]
-    gradients.sort(key=lambda v: v.ready_op)  # stable: equal ones stay in position
+    gradients.sort(key=lambda v: v.ready_op)  # stable: equal ones keep their order
     order = {v.name: index for index, v in enumerate(gradients)}
     roots = storage_roots(graph)
     sent = {name for c in spread.crossings for name in (c.tensor, c.result)}

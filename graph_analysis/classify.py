@@ -55,7 +55,7 @@ def over_share(
 ) -> frozenset[str]:
     """Bounded tensors whose slots would take more than the policy's share of an arena.
 
-    places are pairs of an arena's name and a tensor that stands there, once for each place.
+    places are pairs of an arena's name and a tensor in it, once for each place.
     """
     if policy.arena_bytes < 1 or not 0 <= policy.bounded_share_percent <= 100:
         raise InvalidArgument(f"{policy}: arena below 1 byte or a share outside 0 to 100 %")
@@ -84,9 +84,9 @@ def as_dynamic(classes: Mapping[str, SizeClass], names: frozenset[str]) -> dict[
 
 
 def example_bytes(value: Value) -> int:
-    """Bytes in the traced example; a size that only data decides counts with its maximum, or 0.
+    """Bytes in the traced example; a size that depends on data counts with its maximum, or 0.
 
-    Used for estimates of time alone, never for a slot.
+    Used only for estimates of time, never for a slot.
     """
     total = value.item_bytes
     for dim in value.shape:

@@ -1,4 +1,4 @@
-"""Pass: the crossings of a spread step in the one order that everybody uses."""
+"""Pass: the crossings of a spread step in the one order that all later passes use."""
 
 from graph_analysis.ir import Crossing, Graph, Phase
 from graph_analysis.strategies.base import Spread

@@ -1,4 +1,4 @@
-"""What graph_analysis raises. Every class is a ValueError: the caller gave something unusable."""
+"""Errors of graph_analysis. Every class is a ValueError: the caller passed something unusable."""
 
 
 class GraphAnalysisError(ValueError):

@@ -24,7 +24,7 @@ Source = Literal[
     "joint_graph",  # forward and backward, whole
     "pieces",  # what torch.compile made of the step between its graph breaks
     "module",  # the module's own tensors alone
-    "recorded",  # what a communication backend saw in the first steps
+    "recorded",  # recorded by a communication backend in the first steps
 ]
 Loss = Literal["loss_fn", "output_sum"]
 Operation = Literal[
@@ -34,13 +34,13 @@ Operation = Literal[
     "reduce_scatter",
     "all_to_all",
     "send",  # the root to the other member of its group
-    "push",  # every other member to the root, each into a place of its own
+    "push",  # every other member to the root, each into its own place
     "pull",  # the root to every other member
     "reduce",  # the sum of all to the root
-    "gather",  # every member's own to the root
-    "scatter",  # the root to each member its own
+    "gather",  # every member's own value to the root
+    "scatter",  # the root to each member its own value
 ]
-# Operations in which one member of the group, the root, has a part of its own.
+# Operations in which one member of the group, the root, has a special part.
 ROOTED: frozenset[Operation] = frozenset(
     {"broadcast", "send", "push", "pull", "reduce", "gather", "scatter"}
 )
@@ -82,8 +82,8 @@ class Value:
     """A tensor of the step. A view names the value whose memory it shares in alias_of.
 
     producer is the index of the operation that makes it, None for what exists before the step.
-    ready is set for gradients alone: the operation after which the final value stands there.
-    of is the parameter that a gradient belongs to.
+    ready is set for gradients only: the operation after which the value is final. of is the
+    parameter that a gradient belongs to.
     """
 
     name: str
@@ -106,9 +106,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What an operation does when it is a collective. root is a member's rank, or None.
+    """The part of an operation that is a collective. root is a member's rank, or None.
 
-    group is the name that the graph gives its process group; ranks are global ones.
+    group is the name of its process group in the graph; ranks are global ones.
     """
 
     operation: Operation
@@ -130,7 +130,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """Something that capture could not see, so that the plan does not claim it."""
+    """Something that capture could not see, and that the plan therefore does not claim."""
 
     subject: str
     reason: str
@@ -138,10 +138,10 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A captured step. Values stand before their aliases and ops in execution order.
+    """A captured step. Values precede their aliases, and ops are in execution order.
 
-    source "module" means that only parameters and buffers are known, see omissions.
-    captured_with names the tool and its version.
+    source "module" means that only parameters and buffers are known, see omissions. captured_with
+    names the tool and its version.
     """
 
     symbols: tuple[Symbol, ...]
@@ -155,7 +155,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """Birth and last use of a tensor's memory, in operations, both inclusive."""
+    """First and last use of a tensor's memory, in operations, both inclusive."""
 
     first_use: int
     last_use: int
@@ -171,10 +171,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor that leaves its rank. root is a rank where the operation has one, else None.
+    """A tensor that leaves its rank. root is a rank if the operation has one, else None.
 
-    result is the tensor that a collective of the graph makes, None where the outcome stands in
-    tensor itself (or, at the other end of a send, push or pull, under the same name).
+    result is the tensor that a collective of the graph makes, None if the outcome is in tensor
+    itself (or, at the other end of a send, push or pull, under the same name).
     """
 
     tensor: str
@@ -197,8 +197,8 @@ class Home:
 class Stay:
     """A crossing tensor's place in the memory of one home.
 
-    origin is the rank whose value stands there, None for the rank's own or the group's common
-    one: a parameter server keeps a place for each worker's gradient.
+    origin is the rank whose value is there, None for the rank's own or the group's common one: a
+    parameter server keeps a place for each worker's gradient.
     """
 
     home: str
@@ -209,11 +209,11 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What a message and an operation are assumed to cost. All integers, so plans are exact.
+    """Assumed costs of a message and an operation. All integers, so plans are exact.
 
-    The defaults are assumptions and not measurements of anybody's machine: 10 Gbit/s Ethernet
-    with 50 us for a message through torch.distributed, 5 us to dispatch an eager CPU operation,
-    10 GB/s of memory traffic. They decide how gradients are bucketed, never what is sent.
+    The defaults are assumptions, not measurements: 10 Gbit/s Ethernet with 50 us for a message
+    through torch.distributed, 5 us to dispatch an eager CPU operation, 10 GB/s of memory traffic.
+    They decide how gradients are bucketed, never what is sent.
     """
 
     latency_ns: int = 50_000
@@ -229,9 +229,9 @@ DEFAULT_COST = CostModel()
 class SlotPolicy:
     """When a bounded tensor gets no slot of its maximum size and counts as dynamic.
 
-    That is when the slot would take more than bounded_share_percent of the arena, which is taken
-    to have arena_bytes, or what the static tensors need where that is more. The default arena
-    is an assumption: a gibibyte is a small part of the memory of a machine that trains.
+    That is when the slot would take more than bounded_share_percent of the arena. The arena is
+    assumed to have arena_bytes, or the bytes of the static tensors if those are more. The default
+    arena is an assumption: a gibibyte is a small part of the memory of a training machine.
     """
 
     arena_bytes: int = 1 << 30

@@ -1,8 +1,8 @@
 """Pass: an offset in the arena for every block, so that blocks alive together never overlap.
 
-One sweep over time: what has died is given back (neighbouring holes merge), then each newborn
-takes the smallest hole that fits, else the arena grows. Larger blocks go first within one
-moment. Holes are kept sorted by size, so a step costs a binary search.
+One sweep over time: dead blocks are freed (neighbouring holes merge), then each new block takes the
+smallest hole that fits, else the arena grows. Larger blocks go first within one moment. Holes are
+kept sorted by size, so a step costs a binary search.
 """
 
 from bisect import bisect_left, insort
@@ -98,7 +98,7 @@ def arena_layout(
 
 
 def joint_lifetime(lifetimes: Sequence[Lifetime]) -> Lifetime:
-    """From the first birth to the last use of a non-empty set that shares one block."""
+    """From the first to the last use of a non-empty set of lifetimes that share one block."""
     return Lifetime(
         min(life.first_use for life in lifetimes), max(life.last_use for life in lifetimes)
     )

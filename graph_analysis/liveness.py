@@ -1,7 +1,7 @@
-"""Pass: when does each tensor's memory come to life, and when is it last needed?
+"""Pass: when each tensor's memory is first and last used.
 
-A view keeps the memory of its base alive. Parameters, buffers and constants live through the
-whole step; gradients and the loss from birth to the optimizer step at time len(ops); inputs
+A view keeps the memory of its base alive. Parameters, buffers and constants live through the whole
+step; gradients and the loss from their operation to the optimizer step at time len(ops); inputs
 from the start to their last reader.
 """
 
@@ -14,7 +14,7 @@ _TO_OPTIMIZER = ("gradient", "loss")
 
 
 def storage_roots(graph: Graph) -> dict[str, str]:
-    """For every value the one that owns its memory. A base stands before its views."""
+    """For every value the one that owns its memory. A base precedes its views."""
     roots: dict[str, str] = {}
     for value in graph.values:
         roots[value.name] = value.name if value.alias_of is None else roots[value.alias_of]

@@ -1,10 +1,10 @@
 """Pass: crossings of a step into planned buckets, and the buckets into the arenas.
 
-A bucket is one block in each arena where its members stand, side by side and each aligned; it
-lives from its first member's birth to its last member's last use there. What is sent before the
-forward is ready at time 0. A tensor that crosses more than once, and what goes into or comes out
-of a collective of the graph, is in a bucket alone: it has one place. Dynamic tensors are in no
-bucket: nothing can be reserved.
+A bucket is one block in each arena that holds its members, side by side and each aligned. It lives
+from its first member's first use to its last member's last use there. What is sent before the
+forward is ready at time 0. A tensor that crosses more than once, and an input or output of a
+collective of the graph, is in a bucket alone: it has one place. Dynamic tensors are in no bucket:
+nothing can be reserved.
 """
 
 from collections import Counter
@@ -29,12 +29,12 @@ from graph_analysis.layout import arena_layout, joint_lifetime
 from graph_analysis.plan import Arena, BucketPlace, Placement, PlannedBucket, TransferPlan
 from graph_analysis.strategies.base import Spread
 
-_Corner = tuple[str, int | None]  # an arena's name and the rank whose values stand there
+_Corner = tuple[str, int | None]  # an arena's name and the rank whose values it holds there
 
 
 @dataclass(frozen=True, slots=True)
 class SizeFacts:
-    """What the earlier passes found: classes by name, end of each operation, the alignment."""
+    """Facts of the earlier passes: classes by name, end of each operation, the alignment."""
 
     classes: Mapping[str, SizeClass]
     op_end_ns: tuple[int, ...]
@@ -82,9 +82,9 @@ def plan_buckets(
     buckets: list[PlannedBucket] = []
     for batch in streams.values():
         messages = [facts.message(values[crossing.tensor]) for crossing in batch]
-        # Equal times keep their order, save that each dtype then forms one run.
+        # Equal times keep their order, except that each dtype then forms one run.
         messages.sort(key=lambda message: (message.ready_ns, message.dtype))
-        if batch[0].tensor in bundles:  # what is ready at once leaves at once
+        if batch[0].tensor in bundles:  # tensors that are ready at once are sent at once
             messages = [replace(message, ready_ns=messages[-1].ready_ns) for message in messages]
         link = wire(cost, batch[0].operation, ranks[batch[0].group])
         for bucket in make_buckets(messages, link):
@@ -140,7 +140,7 @@ def lay_out_again(plan: TransferPlan, buckets: Sequence[PlannedBucket]) -> Trans
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Tensors side by side in one arena: a bucket's members, or one tensor that is in none."""
+    """Tensors side by side in one arena: a bucket's members, or one tensor without a bucket."""
 
     tensors: tuple[str, ...]
     origin: int | None
@@ -181,7 +181,7 @@ def place_buckets(
 def _rows(
     home: Home, buckets: Sequence[PlannedBucket], corners: Mapping[str, list[_Corner]]
 ) -> list[_Row]:
-    """Each bucket that has a place here, then what is in no bucket: results of collectives."""
+    """Each bucket that has a place here, then tensors without a bucket: results of collectives."""
     rows: dict[_Row, None] = {}
     seen: set[tuple[str, int | None]] = set()
     for bucket in buckets:

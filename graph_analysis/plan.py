@@ -29,12 +29,12 @@ class PlannedTensor:
     """One tensor that owns memory, or a view that crosses ranks and so needs memory of its own.
 
     shape holds integers, or expressions over plan.symbols. size_bytes is None unless kind is
-    static. max_bytes is None where nothing bounds the size; a dynamic tensor that has one would
-    take more of the arena than plan.policy allows. symbols and inputs say what makes it bounded
-    or dynamic. producer is the operation that makes it, None for what exists before the step.
-    view_of is the tensor whose memory a view shows, None for all others. ready_order numbers
-    the gradients as they become ready, parameter is the one that a gradient belongs to. homes
-    names the arenas of the ranks that hold it, all where it is empty.
+    static. max_bytes is None if nothing bounds the size; a dynamic tensor that has one would take
+    more of the arena than plan.policy allows. symbols and inputs say what makes it bounded or
+    dynamic. producer is the operation that makes it, None for what exists before the step. view_of
+    is the tensor whose memory a view shows, None for all others. ready_order numbers the gradients
+    as they become ready, parameter is the one that a gradient belongs to. homes names the arenas of
+    the ranks that hold it; empty means all.
     """
 
     name: str
@@ -58,10 +58,10 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlace:
-    """Where the members of a bucket stand side by side in one arena.
+    """The place of a bucket's members, side by side, in one arena.
 
-    origin is the rank whose values stand there, None for the ranks' own (and for what a send,
-    pull or collective leaves there).
+    origin is the rank whose values are there, None for the ranks' own (and for what a send, pull or
+    collective leaves there).
     """
 
     arena: str
@@ -71,13 +71,12 @@ class BucketPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBucket:
-    """Tensors that leave in one message, side by side in the order given.
+    """Tensors that are sent in one message, side by side in the order given.
 
     payload_bytes counts the tensors, span_bytes also the alignment gaps between them, which the
-    message carries and whose content means nothing. places has one entry for each arena and
-    origin: a data-parallel bucket has a single one, a send one at its source and one at its
-    target, a push one at the workers and one for each worker at the shard. The times are those
-    of the cost model.
+    message carries and whose content is undefined. places has one entry for each arena and origin:
+    a data-parallel bucket has a single one, a send one at its source and one at its target, a push
+    one at the workers and one for each worker at the shard. The times are those of the cost model.
     """
 
     operation: Operation
@@ -96,10 +95,10 @@ class PlannedBucket:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a tensor stands in an arena, and from which operation to which it needs the place.
+    """A tensor's place in an arena, and the first and last operation that need it.
 
-    Whoever lets a peer write there waits until all that stood in the same bytes before is dead
-    on his rank: last_use counts the operations of these ranks alone.
+    A rank that lets a peer write there waits until all earlier tensors in the same bytes are dead
+    on that rank: last_use counts the operations of these ranks alone.
     """
 
     tensor: str
@@ -112,10 +111,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Memory, on each of these ranks, for everything of theirs that crosses in a step.
+    """Memory, on each of these ranks, for all their tensors that cross in a step.
 
-    naive_bytes is the size without reuse, lower_bound_bytes the largest live set; both count
-    whole buckets rounded up to the alignment, as peak_bytes does.
+    naive_bytes is the size without reuse, lower_bound_bytes the largest live set; both count whole
+    buckets rounded up to the alignment, as peak_bytes does.
     """
 
     name: str
@@ -129,7 +128,7 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class StrategyRecord:
-    """The strategy as data: its kind, its ranks, every option and what it chose by itself."""
+    """The strategy as data: its kind, its ranks, every option and its own choices."""
 
     kind: str
     world_size: int
@@ -165,7 +164,7 @@ class TransferPlan:
     def fingerprint(self) -> str:
         """SHA-256, in hex, of all that decides a transfer: ranks with equal ones agree.
 
-        Left out are the texts of omissions and the tool's version, which decide nothing.
+        The texts of omissions and the tool's version are left out, as they decide nothing.
         """
         facts = asdict(self)
         del facts["omissions"], facts["captured_with"]
@@ -173,7 +172,7 @@ class TransferPlan:
 
 
 def canonical_json(facts: object) -> str:
-    """JSON without a choice left: sorted keys, no blanks, ASCII."""
+    """JSON in a unique form: sorted keys, no blanks, ASCII."""
     return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
@@ -195,9 +194,9 @@ def first_difference(mine: TransferPlan, theirs: TransferPlan) -> str | None:
 
 
 def gradient_buckets(plan: TransferPlan) -> tuple[PlannedBucket, ...]:
-    """The buckets that all ranks sum in backward, in the order in which they leave.
+    """The buckets that all ranks sum in backward, in the order in which they are sent.
 
-    A merged plan has sums of the program's own besides, which are nobody's gradients.
+    A merged plan also has sums of the program's own, which are not sums of gradients.
     """
     gradients = {tensor.name for tensor in plan.tensors if tensor.role == "gradient"}
     return tuple(

@@ -1,4 +1,4 @@
-"""Contradictions in a plan: what a reader must know before it writes into peers' memory by it."""
+"""Contradictions in a plan: a reader checks for them before it writes into peers' memory by it."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -194,7 +194,7 @@ def _check_buckets(plan: TransferPlan) -> None:
 
 
 def _is_packed(bucket: PlannedBucket, offset: int, members: list[Placement], align: int) -> bool:
-    """Do the members stand in the arena one after the other, as span_bytes says?"""
+    """Whether the members follow one another in the arena, as span_bytes says."""
     at = offset
     for place in members:
         if place.offset != at:
@@ -207,8 +207,8 @@ def _is_packed(bucket: PlannedBucket, offset: int, members: list[Placement], ali
 def _check_overlap(arena: Arena) -> None:
     """No two placements share a byte while both live: one sweep over time.
 
-    As long as nothing overlaps, live placements are disjoint, so a newcomer can only touch its
-    two neighbours by offset.
+    As long as nothing overlaps, live placements are disjoint, so a new one can only touch its two
+    neighbours by offset.
     """
     places = [place for place in arena.placements if place.size_bytes > 0]
     deaths = sorted(places, key=lambda p: p.last_use)

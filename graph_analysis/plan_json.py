@@ -1,7 +1,7 @@
 """Plans to JSON and back.
 
-A document is {"format", "version", "sha256", "plan"}; sha256 covers the plan in canonical form,
-so damage is noticed before anything is believed. Reading is strict: every field present, none
+A document is {"format", "version", "sha256", "plan"}; sha256 covers the plan in canonical form, so
+that damage is detected before the content is used. Reading is strict: every field present, none
 unknown, every type exact, and plan_check finds no contradiction. Any failure is a PlanError.
 """
 
@@ -71,7 +71,7 @@ def decode(kind: object, data: object, where: str) -> object:
         return _decode_fields(kind, data, where)
     if get_origin(kind) is Literal:
         is_right = type(data) is str and data in get_args(kind)
-    else:  # a plain type or a union of such; type() and not isinstance(), as True is no integer
+    else:  # a plain type or a union of such; type(), as isinstance() accepts True as int
         is_right = type(data) in (get_args(kind) or (kind,))
     if not is_right:
         raise PlanError(f"{where}: {str(data)[:60]!r} is not a {kind}")

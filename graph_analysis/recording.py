@@ -1,8 +1,8 @@
-"""The second source of a plan: what a communication backend saw in the steps that repeated.
+"""The second source of a plan: what a communication backend recorded in steps that repeated.
 
 Each rank has a list of RecordedOps, a step of its own as it repeats. record_plan() compares the
 ranks' lists and builds the one plan of the group; missing_from() compares that with a plan made
-of a graph. Pure functions over values; nothing here knows a backend, or needs torch.
+from a graph. Pure functions over values; nothing here knows a backend, or needs torch.
 """
 
 import json
@@ -18,13 +18,13 @@ from graph_analysis.plan import TransferPlan
 from graph_analysis.plan_json import decode
 from graph_analysis.strategies.graph_collectives import GraphCollectives
 
-ANY_SOURCE = -1  # of a receive that takes a message from whoever sends one
-_MOST_BYTES = (1 << 63) - 1  # of what a process can address; products of sizes have an end so
+ANY_SOURCE = -1  # of a receive that accepts a message from any sender
+_MOST_BYTES = (1 << 63) - 1  # that a process can address; it limits products of sizes
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTensor:
-    """A tensor that the program has a name for. of: the parameter that a gradient belongs to."""
+    """A tensor that has a name in the program. of: the parameter that a gradient belongs to."""
 
     name: str
     role: Role
@@ -35,7 +35,7 @@ class RecordedTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensor alone, without what stands around it in a message."""
+        """Of the tensor alone, without other bytes of its message."""
         size_bytes = self.item_bytes
         for dim in self.shape:
             size_bytes *= dim
@@ -47,8 +47,8 @@ class RecordedOp:
     """One operation of one rank, in the ranks of its group.
 
     operation: "send" for both ends of a message; then root is the sender and peer the receiver.
-    size_bytes is what the rank puts in, out_bytes what it gets out. tensors are the known ones
-    that lie in it, in their order. is_fixed: it had the same address each time.
+        size_bytes is the rank's input, out_bytes its output. tensors are the known ones in it, in
+        their order. is_fixed: it had the same address each time.
     """
 
     operation: Operation
@@ -73,10 +73,10 @@ def recording_to_json(recording: Recording) -> str:
 
 
 def recording_from_json(text: str) -> Recording:
-    """What recording_to_json() made of a step. PlanError if it is anything else."""
+    """The inverse of recording_to_json(). PlanError for anything else."""
     try:
         data = json.loads(text)
-        json.dumps(data, ensure_ascii=False).encode()  # names that cannot be said are none
+        json.dumps(data, ensure_ascii=False).encode()  # refuses names that cannot be encoded
     except (ValueError, RecursionError) as error:
         raise PlanError(f"not a recording: {error}") from error
     recording = cast(Recording, decode(tuple[RecordedOp, ...], data, "not a recording: step"))
@@ -88,7 +88,7 @@ def recording_from_json(text: str) -> Recording:
 
 
 def _why_impossible(op: RecordedOp) -> str | None:
-    """What no backend records, of whatever number of ranks; None if it may well be so."""
+    """Why no backend records this, for any number of ranks; None if it is possible."""
     sizes = (op.size_bytes, op.out_bytes)
     if op.item_bytes < 1 or any(not 0 <= size <= _MOST_BYTES for size in sizes):
         return f"{sizes} bytes in items of {op.item_bytes}"
@@ -114,11 +114,11 @@ def _why_no_tensor(tensor: RecordedTensor) -> str | None:
     return None
 
 
-# ---- the ranks against each other ----------------------------------------------------------------
+# ---- comparison of the ranks ---------------------------------------------------------------------
 
 
 def recorded_difference(recordings: Sequence[Recording]) -> str | None:
-    """What the ranks first disagree on in steps of one form, by a tensor's name if it has one.
+    """The first difference of the ranks in steps of one form, by a tensor's name if it has one.
 
     Collectives must be the same ones in the same order, of the same tensors. A rank that has no
     names for what it sent agrees with any.
@@ -133,10 +133,11 @@ def recorded_difference(recordings: Sequence[Recording]) -> str | None:
 
 
 def form_difference(recordings: Sequence[Recording]) -> str | None:
-    """Why the ranks' steps are not parts of one, though each may well be right; None if they are.
+    """Why the ranks' steps are not parts of one, though each may be right; None if they are.
 
-    As many collectives on each rank, and what one rank sends to another, by tag, is what that
-    one receives. A rank that steps its optimizer twice as often as another has other steps.
+    Each rank needs the same number of collectives, and what one rank sends to another, by tag, must
+    be what that one receives. A rank that steps its optimizer twice as often as another has other
+    steps.
     """
     counts = [len(_collectives(recording)) for recording in recordings]
     if len(set(counts)) > 1:
@@ -197,13 +198,13 @@ def _message_difference(recordings: Sequence[Recording]) -> str | None:
     return None
 
 
-# ---- one plan of all -----------------------------------------------------------------------------
+# ---- one plan of all ranks -----------------------------------------------------------------------
 
 
 def record_plan(recordings: Sequence[Recording]) -> TransferPlan:
     """The plan of what the ranks of one group recorded; the same on every rank.
 
-    Collectives keep their order and their tensors stay together; between two of them stand the
+    Collectives keep their order and their tensors stay together; between two of them come the
     messages of rank 0, then those of rank 1, and so on.
     Raises: PlanError, naming the first tensor in which the ranks differ.
     """
@@ -250,7 +251,7 @@ def _in_order(recordings: Sequence[Recording]) -> list[RecordedOp]:
 
 
 class _Builder:
-    """Values and operations of the graph, in which the program itself is operations too."""
+    """Values and operations of the graph, in which the program's own work is operations too."""
 
     def __init__(self, world_size: int) -> None:
         self._ranks = tuple(range(world_size))
@@ -259,7 +260,7 @@ class _Builder:
         self.ops: list[Op] = []
 
     def add(self, op: RecordedOp) -> None:
-        """Add one operation, what it sends, and who made that."""
+        """Add one operation, what it sends, and the operation that made that."""
         if op.size_bytes == 0:
             return  # a barrier, or a collective of nothing: no tensor crosses
         number = sum(made.collective is not None for made in self.ops)
@@ -292,7 +293,7 @@ class _Builder:
             count += 1
             name = f"{tensor.name} again {count}"
         self._sent.add(name)
-        if name in self.values:  # a parameter that its gradient has made known
+        if name in self.values:  # a parameter that is known from its gradient
             return name
         if tensor.role == "gradient" and count == 1:
             self._put(name, "gradient", tensor, len(self.ops))
@@ -329,14 +330,15 @@ class _Builder:
         return name
 
 
-# ---- against the graph ---------------------------------------------------------------------------
+# ---- comparison with the graph
+# --------------------------------------------------------------------
 
 
 def missing_from(recorded: TransferPlan, graph_plan: TransferPlan) -> str | None:
     """The first tensor of a step by the graph's plan that was not recorded so, None if all were.
 
-    Compared are the operation and the bytes of each tensor, and that no other parameter's
-    gradient was sent. What no graph shows, such as a metric's all_reduce, may be there besides.
+    Compared are the operation and the bytes of each tensor, and that no other parameter's gradient
+    was sent. Transfers that no graph shows, such as a metric's all_reduce, are allowed.
     """
     found = {(c, name): size for c, name, size in _step(recorded)}
     wanted = {(c, name): size for c, name, size in _step(graph_plan)}

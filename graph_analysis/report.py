@@ -91,7 +91,7 @@ def symbol_lines(plan: TransferPlan) -> list[str]:
 
 
 def _homes(plan: TransferPlan) -> list[str]:
-    """What each kind of rank holds, where they differ."""
+    """The tensors of each kind of rank, where they differ."""
     if len(plan.arenas) < 2:
         return []
     rows = [["Ranks", "of", "parameters", "bytes", "gradients", "arena"]]

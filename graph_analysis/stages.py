@@ -1,12 +1,12 @@
 """Pass: the pipeline stage of every operation.
 
-The forward is cut into runs of operations in their order, by names or in balance. autograd runs
-the backward of an operation in the reverse order of the forward, so the backward is cut into
-runs too, last stage first: before the first operation that can only belong to a lower stage
-(it reads a parameter that only that stage reads, or an activation that never left it) and after
-the last that can only belong to a higher one. What is left between the two, operations such as
-an activation function on the boundary, stays with the higher stage as long as what then
-crosses has the types and sizes of the activations that crossed there in the forward.
+The forward is cut into runs of operations in their order, by names or in balance. autograd runs the
+backward of an operation in the reverse order of the forward, so the backward is cut into runs too,
+last stage first: before the first operation that can only belong to a lower stage (it reads a
+parameter that only that stage reads, or an activation that never left it) and after the last that
+can only belong to a higher one. The operations between the two, such as an activation function on
+the boundary, stay with the higher stage as long as the tensors that then cross have the types and
+sizes of the activations that crossed there in the forward.
 """
 
 from bisect import bisect_right
@@ -57,7 +57,7 @@ def cut_by_names(graph: Graph, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def cut_in_balance(graph: Graph, op_end_ns: Sequence[int], stages: int) -> tuple[int, ...]:
-    """Cuts into so many stages of nearly equal estimated time, where few bytes cross."""
+    """Cuts into so many stages of nearly equal estimated time, at points where few bytes cross."""
     limit = forward_op_count(graph)
     if stages == 1:
         return ()
@@ -166,7 +166,7 @@ def stage_of_ops(graph: Graph, cuts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _forward_stages(graph: Graph, cuts: Sequence[int], limit: int) -> list[int]:
-    """By the cuts, save that a view of what exists before the step is taken where it is read."""
+    """By the cuts, except that a view of what exists before the step is taken where it is read."""
     stages = [bisect_right(cuts, index) for index in range(limit)]
     values = {v.name: v for v in graph.values}
     needed: dict[str, int] = {}
@@ -191,7 +191,7 @@ def readers_by_stage(graph: Graph, forward: Sequence[int]) -> dict[str, set[int]
 
 
 def _bound_stages(graph: Graph, forward: Sequence[int], limit: int) -> list[int | None]:
-    """For each operation of the backward the one stage that it can belong to, None if open."""
+    """For each operation of the backward the only stage that it can belong to, None if open."""
     roots = storage_roots(graph)
     values = {v.name: v for v in graph.values}
     at = readers_by_stage(graph, forward)
@@ -209,7 +209,7 @@ def _bound_stages(graph: Graph, forward: Sequence[int], limit: int) -> list[int 
 
 
 def _backward_cut(graph: Graph, known: tuple[list[int], list[int | None]], boundary: int) -> int:
-    """Where the backward passes from above the boundary to below it."""
+    """The point where the backward passes from above the boundary to below it."""
     forward, bound = known
     limit = len(forward)
     above = [index for index, stage in enumerate(bound) if stage is not None and stage > boundary]
@@ -225,7 +225,7 @@ def _backward_cut(graph: Graph, known: tuple[list[int], list[int | None]], bound
 
 
 def _crossing_kinds(graph: Graph, forward: Sequence[int], boundary: int) -> list[tuple[str, int]]:
-    """Type and size of each floating tensor that stands below the boundary and is read above it."""
+    """Type and size of each floating tensor that is below the boundary and is read above it."""
     at = readers_by_stage(graph, forward)
     return [
         _kind(v)

@@ -1,8 +1,8 @@
-"""Pass: an estimate of when each operation ends, for want of a measurement.
+"""Pass: an estimate of when each operation ends, without a measurement.
 
-An operation is taken to cost its dispatch and the traffic of the tensors that it reads and
-makes, in the sizes of the traced example. Making a view costs nothing. Convolutions and matrix
-products of large size cost more than that; gradients then arrive later than estimated.
+An operation is assumed to cost its dispatch and the traffic of the tensors that it reads and makes,
+in the sizes of the traced example. Making a view costs nothing. Convolutions and matrix products of
+large size cost more than that; gradients then arrive later than estimated.
 """
 
 from graph_analysis.classify import example_bytes

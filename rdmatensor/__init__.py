@@ -1,7 +1,7 @@
-"""Tensors that are born in registered memory and move by one-sided writes.
+"""Tensors in registered memory that peers write into with one-sided writes.
 
-Names are loaded when they are first used: importing this package costs no torch, no numpy and no
-C library, and works on a machine that has neither a NIC nor libibverbs.
+Names are loaded at their first use: importing this package loads neither torch nor numpy nor the C
+library, and works on a machine without a NIC or libibverbs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from rdmatensor.transfer import Transfer as Transfer
     from rdmatensor.types import Counters as Counters
 
-# Module -> its public names. The block above says the same to type checkers; a test compares them.
+# Module -> its public names. The block above repeats them for type checkers; a test compares both.
 _MODULES = {
     "_group_text": ("describe_text",),
     "_split": ("split_group",),
@@ -91,12 +91,12 @@ __all__ = sorted((*_HOMES, "__version__"))  # noqa: PLE0605 - the names are stri
 
 
 def __getattr__(name: str) -> object:
-    """PEP 562: load a public name at its first use."""
+    """Load a public name at its first use (PEP 562)."""
     if name == "__version__":
         from rdmatensor._build_stamp import VERSION
 
         return VERSION
-    if name in ("torch", "metrics", "trace"):  # rdmatensor.torch.empty() needs no import of its own
+    if name in ("torch", "metrics", "trace"):  # rdmatensor.torch.empty() needs no separate import
         return importlib.import_module(f"rdmatensor.{name}")
     home = _HOMES.get(name)
     if home is None:

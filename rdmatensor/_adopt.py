@@ -1,12 +1,15 @@
-"""Zero copy without asking: what torch allocates once and receives into is born in the arena.
+"""Places the buffers that torch allocates once and receives into in the arena, without a request.
 
-DistributedDataParallel's buckets: with gradient_as_bucket_view=True the gradients are views of
-them, so that an all-reduce works where autograd wrote. torch makes them in two places, which are
-wrapped here. A pipeline stage's buffers for activations and their gradients: torch makes them
-before the first micro-batch, in three places, and receives into them step after step, so that
-neighbours may write there; and before it sends, what it sends is held against these buffers
-(_stage_check.py). What a stage sends, where devices read it (_sent.py). A torch that makes them
-elsewhere works as it would without this.
+DistributedDataParallel's buckets: with gradient_as_bucket_view=True the gradients are views of the
+buckets, so that an all-reduce works on the memory that autograd wrote. torch allocates them in two
+places, which are wrapped here.
+
+A pipeline stage's buffers for activations and their gradients: torch allocates them before the
+first micro-batch, in three places, and receives into them in each step, so that neighbours may
+write there. Before a stage sends, what it sends is compared with these buffers (_stage_check.py).
+What a stage sends is placed in the arena if devices read it (_sent.py).
+
+A torch that allocates them elsewhere works as it would without this.
 """
 
 from __future__ import annotations
@@ -35,11 +38,11 @@ from rdmatensor.context import Context
 from rdmatensor.torch import Births, has_allocator, registered_memory
 
 _STAGES = "torch.distributed.pipelining.stage"
-_KEPT = 256  # lines of describe(); a program that makes modules for ever must not grow
+_KEPT = 256  # lines of describe(); bounded, as a program may make modules forever
 
 
 class Adoption(TypedDict):
-    """What was made in the arena at one moment, and what was not, with the reason."""
+    """What was allocated in the arena at one moment, and what was not, with the reason."""
 
     what: str
     tensors: int
@@ -53,7 +56,7 @@ _adoptions: list[Adoption] = []
 
 
 def report(is_adopting: bool) -> dict[str, object]:
-    """Return what was adopted so far, the oldest first, and what is not in the arena now."""
+    """Return what was adopted so far, oldest first, and what is outside the arena now."""
     return {
         "adopted": list(_adoptions),
         "not_adopted": _adopt_report.not_adopted(is_adopting),
@@ -62,7 +65,7 @@ def report(is_adopting: bool) -> dict[str, object]:
 
 
 def install(context: Context) -> None:
-    """Wrap the places, once; the settings of `context` say whether anything is adopted."""
+    """Wrap the places of allocation, once, if the settings of `context` say so."""
     if getattr(DistributedDataParallel, "_rdmatensor_context", None) is None:
         _wrap("_ddp_init_helper", _makes_first_buckets)
         _wrap("_pre_forward", _may_rebuild_buckets)
@@ -75,7 +78,7 @@ def install(context: Context) -> None:
 
 @contextlib.contextmanager
 def _adopting(context: Context) -> Iterator[Births]:
-    """As registered_memory(), but harmless where another library has torch's allocator."""
+    """As registered_memory(), but without effect if another library has torch's allocator."""
     if not has_allocator():
         yield Births()  # describe()["not_adopted"] has the reason
         return
@@ -132,14 +135,14 @@ def _makes_first_buckets(module: DistributedDataParallel) -> bool:
 
 
 def _may_rebuild_buckets(module: DistributedDataParallel) -> bool:
-    """Whether this forward pass is one before which the buckets may be made anew, for good."""
+    """Whether the buckets may be rebuilt, permanently, before this forward pass."""
     is_settled = bool(getattr(module, "_has_rebuilt_buckets", False))
     is_rebuilding = module.static_graph or not module.find_unused_parameters
     return is_rebuilding and not is_settled and is_ours(module)
 
 
 def is_ours(module: DistributedDataParallel) -> bool:
-    """Whether the module's CPU tensors travel over this backend."""
+    """Whether this backend sends the module's CPU tensors."""
     return module.device_type == "cpu" and _is_our_group(module.process_group)
 
 
@@ -152,8 +155,8 @@ def _is_our_group(group: Any) -> bool:  # noqa: ANN401 - torch's class
 class _WhenStagesCome(importlib.abc.MetaPathFinder):
     """Wraps the stages when a program imports them after it has made its group.
 
-    It stays for good: one that left would make the list shorter under another thread that walks
-    through it, and a module that was only looked for, or failed, is imported later.
+    It stays installed permanently. Removing it would shorten the list while another thread iterates
+    over it; and a module that was only looked up, or failed to import, is imported later.
     """
 
     def __init__(self) -> None:
@@ -162,7 +165,7 @@ class _WhenStagesCome(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Leave every module to the other finders, and act once that one was executed."""
+        """Leave every module to the other finders, and wrap the stages once they were executed."""
         if fullname != _STAGES or getattr(self._local, "is_asking", False):
             return None
         self._local.is_asking = True
@@ -176,10 +179,10 @@ class _WhenStagesCome(importlib.abc.MetaPathFinder):
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            if module.__name__ == _STAGES:  # a loader may serve others too
+            if module.__name__ == _STAGES:  # a loader may serve other modules too
                 _wrap_stages(module)
 
-        with contextlib.suppress(AttributeError):  # of a loader that takes none
+        with contextlib.suppress(AttributeError):  # the loader does not accept attributes
             spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign, union-attr]
         return spec
 
@@ -202,20 +205,20 @@ _wrapping = threading.Lock()
 
 def _watch_stages() -> None:
     if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)  # who walks through it meets one finder twice
+        sys.meta_path.insert(0, _finder)  # a thread that iterates over it sees one finder twice
     module = sys.modules.get(_STAGES)
-    if module is None:  # the import takes seconds, which only programs with pipelines shall pay
+    if module is None:  # the import takes seconds, which only programs with pipelines should pay
         return
     if getattr(
         getattr(module, "__spec__", None), "_initializing", False
-    ):  # by another thread: wait for it
-        with contextlib.suppress(Exception):  # which tells whoever asked for it
+    ):  # another thread is importing it: wait for it
+        with contextlib.suppress(Exception):  # reported to the thread that imports it
             importlib.import_module(_STAGES)
     _wrap_stages(module)
 
 
 def _wrap_stages(module: Any) -> None:  # noqa: ANN401 - torch's module
-    """Wrap those places that this torch has; torch 2.12 and older make some buffers elsewhere."""
+    """Wrap the places that this torch has; torch 2.12 and older allocate some buffers elsewhere."""
     with _wrapping:
         _wrap_stage(getattr(module, "PipelineStage", None), "_setup_forward_recv_info")
         _wrap_stage(getattr(module, "_PipelineStage", None), "_create_act_recv_info")
@@ -257,7 +260,7 @@ def _activations(stage: Any, chunk: object) -> Iterable[object]:  # noqa: ANN401
 
 
 def _gradients(stage: Any, chunk: object) -> Iterable[object]:  # noqa: ANN401
-    """Return what a backward pass sends to the stage before."""
+    """Return what a backward pass sends to the previous stage."""
     return () if stage.is_first else stage.bwd_cache.get(chunk, ())
 
 
@@ -295,7 +298,7 @@ def _wrap_sends(kind: Any, name: str, direction: Direction) -> None:  # noqa: AN
     @functools.wraps(before)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> object:  # noqa: ANN401
         context: Context = DistributedDataParallel._rdmatensor_context  # type: ignore[attr-defined]
-        # Older torches have no record of what was planned.
+        # Older torches keep no record of the planned shapes.
         if args and hasattr(self, "_stage_meta") and _is_adopting(self, context):
             check_sends(self, args[0], direction)
         return before(self, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""What was not adopted, and why: looked at again whenever describe() asks.
+"""What was not adopted, and why; determined again at each describe().
 
-Whether memory is in the arena is no state of ours: share_memory_(), a gradient that the program
-replaces, and parameters given other data move it without a word. So each gradient, parameter
-and tensor adopted on request is asked where it is now.
+rdmatensor cannot track whether memory is in the arena: share_memory_(), a gradient that the program
+replaces, and parameters that are given other data move it without notice. So each gradient, each
+parameter and each tensor adopted on request is checked now.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _COPIED = (
     "back; gradient_as_bucket_view=True spares that"
 )
 _ANEW = (
-    "zero_grad(set_to_none=True): autograd made each anew, and torch's division by the ranks "
-    "moved it into its bucket"
+    "zero_grad(set_to_none=True): autograd allocated each one again, and torch's division by "
+    "the ranks copied it into its bucket"
 )
 _LEARNING = (
-    f"after the first steps it is born there, if it has {_ddp_births.LEAST_BYTES} B and one node "
-    "makes it for nobody else"
+    f"after the first steps it is allocated there, if it has {_ddp_births.LEAST_BYTES} B and one "
+    "node makes it for no other use"
 )
 _SMALL = f"its bucket is smaller than {MIN_BYTES} B"
 _ELSEWHERE = (
@@ -42,7 +42,7 @@ _ELSEWHERE = (
 )
 _REQUEST = "only on request: rdmatensor.torch.adopt()"
 _MOVED = "resized, or given other memory, after it was adopted"
-_NAMES = 8  # of each reason; a model has thousands
+_NAMES = 8  # for each reason; a model has thousands
 
 
 class NotAdopted(TypedDict):
@@ -62,30 +62,30 @@ class _Tensor(NamedTuple):
     size_bytes: int
 
 
-# Not a set: keyrefs() is a copy by one call in C, while a thread that trains may be adding.
+# Not a set: keyrefs() is a copy by one call in C, while a training thread may be adding.
 _modules: WeakKeyDictionary[DistributedDataParallel, None] = WeakKeyDictionary()
 _without_room: WeakSet[DistributedDataParallel] = WeakSet()
-# Forward passes that began without gradients: the first one of each, and those after zero_grad().
+# Forward passes that began without gradients: each module's first, and those after zero_grad().
 _bare_passes: WeakKeyDictionary[DistributedDataParallel, int] = WeakKeyDictionary()
 
 
 def watch(module: DistributedDataParallel) -> None:
-    """Its gradients and parameters are told of, as long as it lives."""
+    """Report the module's gradients and parameters for as long as it lives."""
     _modules[module] = None
 
 
 def is_watched(module: DistributedDataParallel) -> bool:
-    """Whether it was made over this backend."""
+    """Whether the module was made over this backend."""
     return module in _modules
 
 
 def note_no_room(module: DistributedDataParallel) -> None:
-    """Some of its buckets did not fit into the arena."""
+    """Note that some of the module's buckets did not fit into the arena."""
     _without_room.add(module)
 
 
 def note_forward(module: DistributedDataParallel) -> None:
-    """A forward pass begins; look whether the gradients of the step before are still there."""
+    """Note a forward pass: check whether the gradients of the previous step still exist."""
     is_passed = not module.gradient_as_bucket_view or not torch.is_grad_enabled()
     if is_passed or torch.compiler.is_compiling() or module not in _modules:
         return
@@ -95,7 +95,7 @@ def note_forward(module: DistributedDataParallel) -> None:
 
 
 def not_adopted(is_adopting: bool) -> list[NotAdopted]:
-    """Return what is outside the arena now, by what it is and why."""
+    """Return what is outside the arena now, by kind and reason."""
     found: dict[tuple[str, str], NotAdopted] = {}
     if not is_adopting or not has_allocator():
         what = "buckets of DistributedDataParallel, buffers of pipeline stages"

@@ -1,6 +1,6 @@
-"""Checks of plain arguments, so that a wrong one is named and not met deep inside as another error.
+"""Checks of plain arguments, so that an error names the wrong one instead of failing deep inside.
 
-bool is refused where a number belongs: it is one only by inheritance, and stands there by mistake.
+bool is refused where a number is expected: it is one by inheritance only, and is passed by mistake.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numbers import Real
 
 from rdmatensor.errors import RANK_UNKNOWN, InvalidArgument
 
-# A year: longer waits are a slip of the keyboard, and for ever is refused.
+# A year: longer waits are typing errors, and waiting forever is refused.
 SECONDS_MAX = 365 * 86400.0
 RANK_MAX = (1 << 31) - 1
 U32_MAX = (1 << 32) - 1
@@ -19,34 +19,34 @@ U64_MAX = (1 << 64) - 1
 
 
 def invalid(call: str, detail: str) -> InvalidArgument:
-    """Make the exception for an argument that is found wrong on the Python side."""
+    """Make the exception for an argument that the Python side refuses."""
     return InvalidArgument("RDT_EINVAL", call, detail)
 
 
 def seconds(value: object, call: str, name: str = "timeout_s") -> float:
-    """Return a length of time in seconds, 0 to a year; numpy's numbers will do."""
-    is_plain = type(value) is float or type(value) is int  # what an abstract class is slow to say
+    """Return a length of time in seconds, 0 to a year; accepts numpy's numbers."""
+    is_plain = type(value) is float or type(value) is int  # abstract classes are slow to check
     if not is_plain and (isinstance(value, bool) or not isinstance(value, Real)):
         raise invalid(call, f"{name}={value!r} is a {type(value).__name__}, not a number")
-    result = float(value)  # type: ignore[arg-type]  # which is what was found out above
+    result = float(value)  # type: ignore[arg-type]  # checked above
     if not (math.isfinite(result) and 0 <= result <= SECONDS_MAX):
         raise invalid(call, f"{name}={value!r} is not from 0 to {SECONDS_MAX:.0f} seconds")
     return result
 
 
 def timeout_s_of(timeout_s: float | None, default_s: float, call: str) -> float:
-    """Return a wait's length in seconds, checked; None takes the default."""
+    """Return the length of a wait in seconds, checked; None takes the default."""
     return default_s if timeout_s is None else seconds(timeout_s, call)
 
 
 def whole(value: object, call: str, name: str) -> int:
-    """Return a whole number, such as a rank; numpy's integers will do."""
+    """Return a whole number, such as a rank; accepts numpy's integers."""
     if type(value) is int:
         return value
     try:
         if isinstance(value, bool):
             raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]  # which is what is found out here
+        return operator.index(value)  # type: ignore[arg-type]  # the call itself checks it
     except TypeError:
         raise invalid(
             call, f"{name}={value!r} is a {type(value).__name__}, not a whole number"
@@ -83,7 +83,7 @@ def text_bytes(value: object, call: str, name: str) -> bytes:
 def raw_bytes(value: object, call: str, name: str, source: str) -> bytes:
     """Return a copy of bytes-like data; source: where such data comes from."""
     try:
-        return bytes(memoryview(value))  # type: ignore[arg-type]  # which is what is found out here
+        return bytes(memoryview(value))  # type: ignore[arg-type]  # the call itself checks it
     except TypeError:
         raise invalid(
             call, f"{name} is a {type(value).__name__}, not the bytes that {source} gives"

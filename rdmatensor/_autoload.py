@@ -1,7 +1,7 @@
-"""What torch calls at the end of `import torch`: makes the backend's name known, no more.
+"""Called by torch at the end of `import torch`: registers the backend's name, nothing else.
 
-An exception here would break `import torch` for everybody, so there is none; the C++ extension is
-loaded when the first group is made.
+An exception here would break `import torch`, so none is raised. The C++ extension is loaded when
+the first group is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BACKEND_NAME = "rdmatensor"
 
 
 def register() -> None:
-    """Register the backend with torch.distributed; again is harmless. Never raises, but warns."""
+    """Register the backend with torch.distributed; idempotent. Never raises, but warns."""
     try:
         _register()
     except Exception as error:  # noqa: BLE001 - `import torch` must work whatever is broken here
@@ -32,8 +32,8 @@ def _register() -> None:
 
     if not dist.is_available() or BACKEND_NAME.upper() in dist.Backend._plugins:
         return
-    # cuda: so that a CUDA tensor comes to the backend, which says how to open the group for it;
-    # torch would only say that there is no backend. NCCL stays the default for such tensors.
+    # cuda: a CUDA tensor then reaches the backend, whose error says how to open the group for it;
+    # torch would only report a missing backend. NCCL stays the default for such tensors.
     devices = ["cpu", "cuda"]
     dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=devices)
     if _goes_to_torchcomms():
@@ -44,12 +44,12 @@ def _register() -> None:
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(RuntimeWarning):  # raised where warnings are errors
+    with contextlib.suppress(RuntimeWarning):  # raised if warnings are errors
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _goes_to_torchcomms() -> bool:
-    """Return what torch will find when it makes a group; versions before 2.13 do not ask."""
+    """Return whether torch makes groups with torchcomms; versions before 2.13 do not."""
     from torch.distributed import distributed_c10d
 
     asked = getattr(distributed_c10d, "_use_torchcomms_enabled", None)

@@ -1,7 +1,7 @@
-"""What the objects of one context share, and how it ends.
+"""What the objects of one context share, and its shutdown.
 
-A Context is the user's handle; the Core below it lives until the last array of its arena is gone,
-so that no array ever points to memory that was unmapped.
+A Context is the user's handle. The Core below it lives until the last array of its arena is gone,
+so that no array ever points to unmapped memory.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
     from rdmatensor.transfer import Transfer, Waker
 
-# Endpoints linger two seconds at most for their goodbyes (rdt_context_close()); then some slack.
+# Endpoints wait two seconds at most for their goodbyes (rdt_context_close()); the rest is slack.
 _CLOSE_S = 5.0
 
 
 class Core:
-    """One C context with everything that must not outlive it.
+    """One C context, and everything that must not outlive it.
 
-    Threads: any thread; the collections are changed by single operations that the interpreter
-    does not split.
+    Threads: any thread; the collections are changed by single operations that the interpreter does
+        not split.
     """
 
     def __init__(self, ptr: CData, timeout_s: float) -> None:
@@ -58,8 +58,8 @@ class Core:
         self._handles: dict[int, Handle] = {}
         self._orphans: deque[tuple[CData, object]] = deque()
         self._drains: deque[tuple[CData, object]] = deque()
-        self._memory: set[int] = set()  # arrays alive, by a number of their own
-        self.is_held: list[Callable[[], bool]] = []  # asked of those with C objects of their own
+        self._memory: set[int] = set()  # live arrays, by number
+        self.is_held: list[Callable[[], bool]] = []  # callbacks of other owners of C objects
         self._next_id = 0
         self._anchor: CData | None = None
 
@@ -85,7 +85,7 @@ class Core:
         return self._ptr
 
     def adopt(self, handle: Handle) -> Handle:
-        """Close handle when the context closes, children before what they were made from."""
+        """Close handle when the context closes, children before their parents."""
         self._handles[id(handle)] = handle
         return handle
 
@@ -105,7 +105,7 @@ class Core:
         self._next_id += 1
         number = self._next_id
         self._memory.add(number)
-        # The pointer owns the region; the buffer, and each array over it, keeps the pointer.
+        # The pointer owns the region. The buffer, and each array over it, keeps the pointer alive.
         owner = ffi.gc(ffi.cast("char *", ptr), partial(self._drop, number, region))
         return ffi.buffer(owner, len_bytes)
 
@@ -130,20 +130,20 @@ class Core:
         """Take over a transfer in flight that its user dropped; pin is what it still uses."""
         self._orphans.append((transfer, pin))
         if not self.waiters.is_closing:
-            self.reap(2)  # more go than come
+            self.reap(2)  # more are released than added
 
     def reap(self, most: int = 1 << 30) -> None:
-        """Let go what orphans and drained regions held; cheap where there are none."""
+        """Release what orphans and drained regions held; cheap if there are none."""
         for _ in range(min(most, len(self._orphans))):
             transfer, pin = self._orphans.popleft()
             err = new_error()
             status = lib.rdt_transfer_test(transfer, err)
             if status == AGAIN:
                 self._orphans.appendleft((transfer, pin))
-                break  # in order: what was posted later is hardly done earlier
+                break  # in order: a later transfer is hardly done earlier
             if status != OK and not self.waiters.is_closing:
                 error = error_of(status, "transfer", err)
-                warnings.warn(f"a transfer that nobody waited for: {error}", stacklevel=3)
+                warnings.warn(f"a dropped transfer failed: {error}", stacklevel=3)
             lib.rdt_transfer_free(transfer)
         for _ in range(len(self._drains)):
             flag, pin = self._drains.popleft()
@@ -151,7 +151,7 @@ class Core:
                 self._drains.append((flag, pin))
 
     def take_bell(self, fd: int) -> None:
-        """Keep an event descriptor for the next; late rings find it open, and wake for nothing."""
+        """Keep an event descriptor for reuse; late rings find it open, and wake for nothing."""
         if self._ptr is None and not self.is_foreign:
             os.close(fd)
         else:
@@ -175,7 +175,7 @@ class Core:
         self._close_c(_CLOSE_S)
 
     def _hold_arena(self) -> None:
-        """Keep the arena mapped under arrays that own no region, such as a slot's; let go after."""
+        """Keep the arena mapped under arrays that own no region, such as a slot's."""
         if self._memory and self._anchor is None:
             anchor, err = ffi.new("rdt_region **"), new_error()
             check(lib.rdt_region_alloc(self._ptr, 0, 0, anchor, err), "close", err)
@@ -185,12 +185,12 @@ class Core:
             self._anchor = None
 
     def _close_c(self, patience_s: float) -> None:
-        """Close the C context, unless arrays are alive: then the last one's end does it."""
+        """Close the C context, unless arrays are alive: then dropping the last does."""
         if self._ptr is None:
             return
         self._hold_arena()
         deadline_s = time.monotonic() + patience_s
-        pins = list(self._orphans)  # kept until the bytes are nobody's
+        pins = list(self._orphans)  # kept until no peer uses the bytes
         for transfer, _ in pins:
             lib.rdt_transfer_free(transfer)
         self._orphans.clear()

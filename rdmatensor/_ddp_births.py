@@ -1,9 +1,9 @@
-"""Gradients of DistributedDataParallel that are born in their buckets, and why others are not.
+"""DistributedDataParallel gradients that are allocated in their buckets, and why others are not.
 
-The buckets are in the arena (_adopt.py); autograd, with torch's default zero_grad(), makes each
-gradient anew, elsewhere, and the division by the ranks moves it into its bucket. Once the buckets
-are settled each forward pass is told to the extension, which serves the allocations of the backward
-pass from the buckets: csrc/c10d/ddp/gradients.hpp.
+The buckets are in the arena (_adopt.py). With torch's default zero_grad(), autograd allocates each
+gradient again in every step, elsewhere, and the division by the number of ranks copies it into its
+bucket. Once the buckets are settled, each forward pass is reported to the extension, which serves
+the allocations of the backward pass from the buckets: csrc/c10d/ddp/gradients.hpp.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from rdmatensor.distributed import load_extension
 
 _UNUSED = (
     "find_unused_parameters=True: DistributedDataParallel writes zeros where a gradient does not "
-    "come, which nobody sees beforehand; static_graph=True has both"
+    "come, which cannot be foreseen; static_graph=True has both"
 )
 _MIXED = "mixed_precision: the gradients have another type than the parameters"
 _DELAYED = "delay_all_reduce_named_params: the gradients are not in buckets"
 _BATCHED = "batched_grad_copy: gradients are moved when all of a bucket have come"
 _COMPILED = "torch.compile's own reducer sends the gradients"
-# Measured with hundreds of parameters: at 16 KiB a birth costs some 2 us more than it spares, at 32
-# and 64 KiB no more.
+# Measured with hundreds of parameters: serving an allocation costs some 2 us more than it saves at
+# 16 KiB, and no more than it saves at 32 and 64 KiB.
 LEAST_BYTES = 32 * 1024
-_MOST_PARTS = 256  # of an output, in which tensors are looked for: of a larger one some are enough
+_MOST_PARTS = 256  # of an output, searched for tensors: of a larger one some are enough
 
 
 class Born(TypedDict):
-    """One module's part of describe()["born"].
+    """One module's entry of describe() about gradients that are allocated in their buckets.
 
-    why_off: the reason, where no more are born, or some were not in the last backward pass.
+    why_off: the reason why none are allocated there any more, or some were not in the last backward
+        pass.
     """
 
     what: str
@@ -48,12 +49,12 @@ class Born(TypedDict):
 
 
 class _Module:
-    """What is known of one module, which it does not keep. births: None where they are off."""
+    """The state of one module, which it does not keep alive; without a tracker where it is off."""
 
     def __init__(self, module: DistributedDataParallel) -> None:
         self.why_off = _why_off(module)
         self.births: Any = None
-        self.parameters: list[str] = []  # names, by the extension's number
+        self.parameters: list[str] = []  # names, by the extension's index
         if not self.why_off:
             named = dict(_sent_parameters(module))
             self.parameters = list(named)
@@ -67,7 +68,7 @@ _modules: WeakKeyDictionary[DistributedDataParallel, _Module] = WeakKeyDictionar
 
 
 def before_forward(module: DistributedDataParallel) -> None:
-    """Forget a module whose buckets are made again."""
+    """Forget a module whose buckets are rebuilt."""
     if module in _modules and not getattr(module, "_has_rebuilt_buckets", False):
         known = _modules.pop(module)
         if known.births is not None:
@@ -75,9 +76,9 @@ def before_forward(module: DistributedDataParallel) -> None:
 
 
 def after_forward(module: DistributedDataParallel, output: object, context: Context) -> None:
-    """Begin with the backward pass of this output, if the buckets stay where they are from now on.
+    """Start with the backward pass of this output, if the buckets stay where they are from now on.
 
-    The module is ours, and adopted.
+    This backend sends the module's tensors, and the module is adopted.
     """
     known = _modules.get(module)
     if known is None:
@@ -93,9 +94,9 @@ def after_forward(module: DistributedDataParallel, output: object, context: Cont
 
 
 def told() -> list[Born]:
-    """Return what was born and what was copied, of each module with gradients in buckets."""
+    """Return what was written in place and what was copied, of each module with bucket views."""
     found = []
-    for weak in _modules.keyrefs():  # a copy by one call in C: a thread that trains may be adding
+    for weak in _modules.keyrefs():  # a copy by one call in C: a training thread may be adding
         module = weak()
         known = _modules.get(module) if module is not None else None
         if module is None or known is None or not module.gradient_as_bucket_view:
@@ -116,7 +117,7 @@ def told() -> list[Born]:
 def copied_last(module: DistributedDataParallel) -> tuple[set[str], str]:
     """Return the names of gradients that were copied in the last backward pass.
 
-    And the reason, where one holds for all.
+    And the reason, if one applies to all.
     """
     known = _modules.get(module)
     if known is None or known.births is None:
@@ -147,7 +148,7 @@ def _sent_parameters(
 
 
 def _tensors_in(output: object) -> list[torch.Tensor]:
-    """Return tensors of an output, of which the backward pass begins with one, or none."""
+    """Return tensors of an output: the backward pass begins with one of them, or with none."""
     found: list[torch.Tensor] = []
     waiting = [output]
     for _ in range(_MOST_PARTS):

@@ -1,4 +1,4 @@
-"""What the C library tells of a context, as dictionaries."""
+"""The C library's description of a context, as dictionaries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rdmatensor._ffi import OK, fail, ffi, lib, new_error
 if TYPE_CHECKING:
     from rdmatensor._core import Core
 
-_PLACEMENT_BYTES = 1 << 16  # hold any: rdmatensor.h
+_PLACEMENT_BYTES = 1 << 16  # enough for any: rdmatensor.h
 
 
 def state_of(core: Core) -> dict[str, object]:
@@ -28,9 +28,9 @@ def state_of(core: Core) -> dict[str, object]:
 
 
 def placement_of(core: Core) -> dict[str, object]:
-    """Return where the arena's pages lie; raises Closed, ForkedProcess.
+    """Return where the arena's pages are; raises Closed, ForkedProcess.
 
-    It may take long, and close() waits for it as for a thread that waits.
+    It may take long, and close() waits for it as for a waiting thread.
     """
     buf, needed, err = ffi.new("char[]", _PLACEMENT_BYTES), ffi.new("size_t *"), new_error()
     ptr = core.get("describe")

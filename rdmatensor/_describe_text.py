@@ -1,4 +1,4 @@
-"""What describe() says, as lines for a person."""
+"""The result of describe(), as lines of text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TypeGuard, cast
 _INDENT = "  "
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
-# A list of plain values, or a mapping of them, goes on one line up to this.
+# A list of plain values, or a mapping of them, is one line up to this length.
 _LINE_CHARS = 110
 
 
 def text_of(state: Mapping[str, object]) -> str:
-    """Return the state as indented lines: sizes in units, an empty value as "none".
+    """Return the state as indented lines: sizes with units, an empty value as "none".
 
-    Any mapping of texts to numbers, texts, booleans, None, and lists and mappings of these. Where
-    the arena lies is told in one line.
+    Accepts any mapping of texts to numbers, texts, booleans, None, and lists and mappings of these.
+    The arena's placement is one line.
     """
     arena = state.get("arena")
     if isinstance(arena, Mapping) and "placement" in arena:
@@ -25,7 +25,7 @@ def text_of(state: Mapping[str, object]) -> str:
 
 
 def _placement(told: Mapping[str, object]) -> str:
-    """Return on which nodes the arena's pages are, and of which the usable CPUs."""
+    """Return the nodes of the arena's pages, and those of the usable CPUs."""
     if told["reason"]:
         return str(told["reason"])
     node_bytes = cast("Mapping[str, int]", told["node_bytes"])
@@ -54,7 +54,7 @@ def _lines(state: Mapping[str, object], depth: int) -> list[str]:
 
 
 def _items(key: str, values: Sequence[object], depth: int) -> list[str]:
-    """Each on a line of its own, or, where it is a mapping, in a block behind a dash."""
+    """Return each value on its own line, or, if it is a mapping, as a block after a dash."""
     lines: list[str] = []
     for value in values:
         line = _one_line(key, value)
@@ -69,7 +69,7 @@ def _items(key: str, values: Sequence[object], depth: int) -> list[str]:
 
 
 def _one_line(key: str, value: object) -> str | None:
-    """Return it as one line, or None where it nests too deep for one."""
+    """Return it as one line, or None if it is nested too deeply for that."""
     if isinstance(value, Mapping):
         parts = [(name, _scalar(name, part)) for name, part in value.items()]
         if any(part is None for _, part in parts):

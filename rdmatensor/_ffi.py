@@ -1,6 +1,6 @@
-"""The one door to the C library: statuses become exceptions here, and handles are guarded here.
+"""The only access to the C library: statuses become exceptions here, and handles are guarded here.
 
-Everything that knows cffi's untyped values says so with CData; no other module uses Any.
+Code that handles cffi's untyped values marks them as CData; no other module uses Any.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OK: int = lib.RDT_OK
 AGAIN: int = lib.RDT_EAGAIN
 TIMED_OUT: int = lib.RDT_ETIMEDOUT
 
-# A waiting thread comes back to Python this often, so that Ctrl-C and close() are noticed.
+# A waiting thread returns to Python this often, so that Ctrl-C and close() are noticed.
 SLICE_S = 0.1
 SLICE_NS = 100_000_000
 
@@ -64,7 +64,7 @@ _CLASSES: dict[int, type[errors.RdmaTensorError]] = {
     lib.RDT_ECORRUPT: errors.CorruptedData,
 }
 
-# As C's messages begin: rdt_slot_tx_put is "slot_tx_put", rdt_endpoint_write only "write".
+# How C's messages begin: rdt_slot_tx_put is "slot_tx_put", rdt_endpoint_write only "write".
 _C_CALLS = frozenset(
     part
     for name in dir(lib)
@@ -106,8 +106,8 @@ REDUCE_OPS: dict[str, int] = {
 class Frame:
     """Arguments and outputs of one C call, from take() to give().
 
-    A set per thread would not do: a signal handler or finalizer may call while the thread waits. An
-    ffi.new() for each call would double its price.
+    One set per thread is not enough: a signal handler or finalizer may call while the thread waits.
+    An ffi.new() for each call would double its cost.
     """
 
     __slots__ = ("dims", "err", "number", "pointer", "transfer", "view")
@@ -122,12 +122,12 @@ class Frame:
 
 
 _idle_frames: list[Frame] = []
-# A frame goes back when its outputs have been read. A call that raises drops its frame instead.
+# A frame is returned when its outputs have been read. A call that raises drops its frame.
 give = _idle_frames.append
 
 
 def take() -> Frame:
-    """Return a frame that nobody else uses; list.pop() is atomic."""
+    """Return a frame that is not in use; list.pop() is atomic."""
     try:
         return _idle_frames.pop()
     except IndexError:
@@ -135,7 +135,7 @@ def take() -> Frame:
 
 
 def new_error() -> CData:
-    """Make a struct rdt_error, for calls that are rare."""
+    """Make a struct rdt_error, for rare calls."""
     return ffi.new("struct rdt_error *")
 
 
@@ -146,7 +146,7 @@ def status_name(status: int) -> str:
 
 
 def _in_python_s_words(detail: str) -> str:
-    """Drop the C call's name before a message, which ends with Python's; add what join() knows."""
+    """Drop the C call's name, as a message ends with Python's; add a hint on join()."""
     head, colon, rest = detail.partition(": ")
     if colon and head in _C_CALLS:
         detail = rest
@@ -158,7 +158,7 @@ def _in_python_s_words(detail: str) -> str:
 
 
 def error_of(status: int, call: str, err: CData) -> errors.RdmaTensorError:
-    """Make the exception of a status that is not RDT_OK; err is what the call filled."""
+    """Make the exception of a status other than RDT_OK; err is what the call filled."""
     cls = _CLASSES.get(status, errors.InternalError)
     detail = ffi.string(err.message).decode("utf-8", "replace") if err.status == status else ""
     if cls is errors.DeviceError and err.status == status and err.wc_status != 0:
@@ -183,13 +183,13 @@ def fail(status: int, call: str, err: CData) -> NoReturn:
 
 
 def check(status: int, call: str, err: CData) -> None:
-    """Raise unless the call, which was given err, returned RDT_OK."""
+    """Raise unless the call, which filled err, returned RDT_OK."""
     if status != OK:
         fail(status, call, err)
 
 
 class Waiters:
-    """The threads that wait inside C, so that closing can wait for them to come back."""
+    """The threads that wait inside C, so that close() can wait for them to return."""
 
     __slots__ = ("_threads", "is_closing")
 
@@ -200,9 +200,9 @@ class Waiters:
     def wait(self, attempt: Callable[[int], int], call: str, timeout_s: float, err: CData) -> None:
         """Call attempt(nanoseconds), in slices, until it returns RDT_OK or the deadline passes.
 
-        attempt is one C call, on err, that may be repeated after a time-out. Signal handlers and
-        finalizers run between the slices: its arguments must be its own, and it must look at its
-        handle each time, because they may close it.
+        attempt is one C call, on err, that may be repeated after a timeout. Signal handlers and
+        finalizers run between the slices and may close the handle: attempt must own its arguments,
+        and must check its handle each time.
         """
         me = threading.get_ident()
         is_outermost = me not in self._threads
@@ -242,7 +242,7 @@ class Waiters:
 
 
 def _with_whole_time(error: errors.RdmaTensorError, timeout_s: float) -> errors.RdmaTensorError:
-    """C reports the length of the last slice; a user is told that of the whole wait."""
+    """Replace the length of the last slice, which C reports, by that of the whole wait."""
     if isinstance(error, errors.TransferTimeout):
         whole = f"within {timeout_s:.3f} s"
         told = re.sub(r"within [0-9.]+ s", whole, error.detail)
@@ -268,9 +268,9 @@ class Handle:
         return self.ptr
 
     def close(self) -> None:
-        """Destroy the object; again is legal."""
+        """Destroy the object; idempotent."""
         ptr, destroy = self.ptr, self._destroy
-        self.ptr = self._destroy = None  # the destroyer may hold memory that is to be let go
+        self.ptr = self._destroy = None  # the destroyer may hold memory that is to be released
         if ptr is not None and destroy is not None:
             destroy(ptr)
 
@@ -279,12 +279,12 @@ def dtype_code(name: str, call: str) -> int:
     """Return the C code of a dtype's name."""
     code: int | None = _DTYPE_CODES.get(name)
     if code is None:
-        raise invalid(call, f"dtype {name!r} is none of {', '.join(DTYPE_NAMES)}")
+        raise invalid(call, f"dtype {name!r} is not one of {', '.join(DTYPE_NAMES)}")
     return code
 
 
 def shape_of(shape: int | tuple[int, ...] | list[int], call: str) -> tuple[int, ...]:
-    """Return a shape as a checked tuple; an int means one dim. numpy's integers will do."""
+    """Return a shape as a checked tuple; an int means one dim. Accepts numpy's integers."""
     try:
         dims = (
             tuple(map(operator.index, shape))
@@ -292,7 +292,7 @@ def shape_of(shape: int | tuple[int, ...] | list[int], call: str) -> tuple[int, 
             else (operator.index(shape),)
         )
     except TypeError:
-        raise invalid(call, f"shape {shape!r} is no integer and no tuple of integers") from None
+        raise invalid(call, f"shape {shape!r} is neither integer nor tuple of integers") from None
     if len(dims) > lib.RDT_MAX_NDIM:
         raise invalid(call, f"shape {dims} has {len(dims)} dims, at most {lib.RDT_MAX_NDIM}")
     if any(not 0 <= dim < 1 << 62 for dim in dims):
@@ -303,7 +303,7 @@ def shape_of(shape: int | tuple[int, ...] | list[int], call: str) -> tuple[int, 
 def tensor_desc(kind: str, dtype: str, shape: tuple[int, ...], call: str) -> CData:
     """Make a struct rdt_tensor_desc."""
     if not isinstance(kind, str) or kind not in KINDS:
-        raise invalid(call, f"kind {kind!r} is none of {', '.join(KINDS)}")
+        raise invalid(call, f"kind {kind!r} is not one of {', '.join(KINDS)}")
     desc = ffi.new("struct rdt_tensor_desc *")
     desc.struct_size = ffi.sizeof("struct rdt_tensor_desc")
     desc.kind = KINDS[kind]

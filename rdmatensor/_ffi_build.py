@@ -1,9 +1,9 @@
 """Write the C source of the cffi module (API mode) from the public header.
 
-The header is preprocessed with RDT_FFI defined: it then includes nothing and its attribute macros
-are empty, so what is left is plain declarations, which cffi parses. Integer macros, which the
-preprocessor would drop, are handed on by name; the C compiler supplies their values, and checks
-every declaration against the header itself. Nothing is declared twice.
+The header is preprocessed with RDT_FFI defined: it then includes nothing, and its attribute macros
+are empty. The rest is plain declarations, which cffi parses. Integer macros, which the preprocessor
+would drop, are passed on by name; the C compiler supplies their values, and checks every
+declaration against the header itself. Nothing is declared twice.
 
 Run by the build: python _ffi_build.py --header rdmatensor.h --cc cc --out out.c
 """
@@ -19,8 +19,8 @@ import cffi
 
 MODULE_NAME = "rdmatensor._rdmatensor_cffi"
 
-# Callbacks in C, for threads of the library: one that waited for Python's lock there would stop
-# the heartbeats of a process that computes, and its peers would call it dead.
+# Callbacks in C, for threads of the library: a thread that waited for the GIL there would stop the
+# heartbeats of a computing process, and its peers would declare it dead.
 GLUE_DECLARATIONS = """
 void rdtpy_raise_flag(void *flag);
 void rdtpy_ring(void *event_fd);
@@ -73,7 +73,7 @@ rdtpy_give_blob(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf, siz
     return RDT_OK;
 }
 """
-# Object-like, ours, and with a value: not an include guard, not an attribute that is empty here.
+# Object-like macros of rdmatensor with a value: no include guards, and no attributes, empty here.
 _MACRO = re.compile(r"^#define (RDT_[A-Z0-9_]+) +(\S.*)$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""What describe() says under torch.distributed, as lines for a person."""
+"""The result of describe() under torch.distributed, as lines of text."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def describe_text(group: ProcessGroup | None = None) -> str:
-    """Return what rdmatensor.describe(group) does, as lines for a person; raises as that does."""
+    """Return rdmatensor.describe(group) as lines of text; raises as that does."""
     return text_of(describe(group))

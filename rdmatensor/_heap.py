@@ -1,11 +1,11 @@
-"""Memory that a training step frees and asks for again: let malloc keep it.
+"""Makes malloc keep memory that a training step frees and allocates again.
 
-glibc maps each block that is larger than any mapped one that was freed before (up to 32 MiB), and
-gives what is free at the end of its heap back to the kernel from twice that size on. A step whose
-temporary tensors are the largest blocks so far, or lie at that end in more than 64 MiB, has their
-pages taken and zeroed anew each time, with a fault for each 4 KiB. What spares a program that is a
-larger block that was freed, and one that lives behind; with gradients that are not malloc's there
-may be neither.
+glibc maps each block that is larger than any mapped block that was freed before (up to 32 MiB), and
+returns free memory at the end of its heap to the kernel from twice that size on. If a step's
+temporary tensors are the largest blocks so far, or are at that end with more than 64 MiB, the
+kernel takes their pages and zeroes them again in each step, with a fault for each 4 KiB. A program
+avoids that by a larger block that was freed, and by a live block after them; with gradients that
+are not malloc's there may be neither.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import ctypes
 import functools
 import os
 
-_MAPPED_FROM_BYTES = 32 << 20  # glibc takes no larger limit: DEFAULT_MMAP_THRESHOLD_MAX
+_MAPPED_FROM_BYTES = 32 << 20  # glibc accepts no larger limit: DEFAULT_MMAP_THRESHOLD_MAX
 _BLOCK_BYTES = _MAPPED_FROM_BYTES - (64 << 10)
 KEPT_BYTES = 256 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-# Each by itself ends what glibc learns: as MALLOC_MMAP_MAX_, and as glibc.malloc.mmap_max.
+# Each of them ends glibc's adaptation: as MALLOC_MMAP_MAX_, and as glibc.malloc.mmap_max.
 _LIMITS = ("mmap_max", "mmap_threshold", "top_pad", "trim_threshold")
 
 
@@ -36,13 +36,13 @@ class _Found(ctypes.Structure):
 
 @functools.cache
 def keep_large_blocks() -> None:
-    """Have blocks of less than 32 MiB in the heap from here on, and up to 256 MiB of its end kept.
+    """Keep blocks of less than 32 MiB in the heap from now on, and up to 256 MiB of its free end.
 
-    For the whole process, once, in any thread; no page is touched. Nothing happens where there is
-    no memory for a block, with another malloc, or where the user set glibc's limits (mallopt(),
+    Applies to the whole process, once, in any thread; no page is touched. Has no effect if there is
+    no memory for a block, with another malloc, or if the user set glibc's limits (mallopt(),
     MALLOC_TRIM_THRESHOLD_ and others).
     """
-    # No tensors: torch may have them elsewhere, filled, or counted as gradients.
+    # Not tensors: torch may allocate them elsewhere, fill them, or count them as gradients.
     libc = ctypes.CDLL(None)
     if _has_limits() or not hasattr(libc, "mallinfo2"):
         return
@@ -51,9 +51,9 @@ def keep_large_blocks() -> None:
     libc.mallinfo2.restype, libc.mallinfo2.argtypes = _Found, []
     libc.mallopt.restype, libc.mallopt.argtypes = ctypes.c_int, [ctypes.c_int, ctypes.c_int]
     if _is_mapped(libc) and _is_mapped(libc):
-        return  # by limits that the program set: it learns nothing
-    if libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES) == 1:  # too large where long has 32 bits
-        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)  # takes any
+        return  # by limits that the program set: glibc does not adapt
+    if libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES) == 1:  # too large if long has 32 bits
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)  # accepts any
 
 
 def _has_limits() -> bool:
@@ -66,9 +66,9 @@ def _has_limits() -> bool:
 
 
 def _is_mapped(libc: ctypes.CDLL) -> bool:
-    """Whether a block is mapped by itself, or not to be had.
+    """Whether a block is mapped by itself, or cannot be allocated.
 
-    It is freed again, which is what glibc learns from if it does.
+    The block is freed again; glibc adapts to that if it adapts at all.
     """
     before = libc.mallinfo2().hblkhd
     block = libc.malloc(_BLOCK_BYTES)

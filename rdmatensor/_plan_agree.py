@@ -13,8 +13,8 @@ from rdmatensor._plan_memory import Gradient, PlanMismatch
 from rdmatensor.distributed import backend_of
 from rdmatensor.errors import InvalidArgument
 
-_REFUSAL = 32767  # the label with which a rank says that it cannot go on
-LABELS = _REFUSAL - 1  # of buckets, from 1 on
+_REFUSAL = 32767  # the label of a rank that cannot continue
+LABELS = _REFUSAL - 1  # of buckets, from 1
 
 Made = TypeVar("Made")
 
@@ -25,7 +25,7 @@ def check_plan(plan: TransferPlan, group: dist.ProcessGroup) -> None:
     mine = (plan.fingerprint(), plan.strategy.kind, plan.strategy.world_size)
     others: list[Any] = [None] * world
     dist.all_gather_object(others, mine, group=group)
-    for rank, (_, kind, planned) in enumerate(others):  # all judge all: who raises, raises on each
+    for rank, (_, kind, planned) in enumerate(others):  # each rank checks all, and raises alike
         if kind != "data_parallel" or planned != world:
             raise InvalidArgument(
                 "RDT_EINVAL",
@@ -52,9 +52,9 @@ def _plan_of(rank: int, mine: TransferPlan, group: dist.ProcessGroup) -> Transfe
 def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
     """Return what make() returns, once it has succeeded on all ranks of the group.
 
-    make: talks to nobody.
-    Raises: what make() raised here; where it raised elsewhere only, PlanMismatch or RuntimeError
-        with the rank and its words. So no rank goes on to wait for one that has refused.
+    make: does not communicate.
+    Raises: what make() raised here; if it raised on other ranks only, PlanMismatch or RuntimeError
+        with the rank and its message. So no rank goes on to wait for one that has refused.
     """
     made: list[Made] = []
     raised: Exception | None = None
@@ -75,10 +75,10 @@ def on_all_ranks(make: Callable[[], Made], group: dist.ProcessGroup) -> Made:
 
 
 def check_layouts(gradients: Iterable[Gradient], group: dist.ProcessGroup) -> None:
-    """Compare how the ranks lay out each gradient: they sum bytes as they lie.
+    """Compare how the ranks lay out each gradient: they sum bytes in memory order.
 
     Raises:
-        PlanMismatch: Two ranks lay one out differently, as where one model is channels_last.
+        PlanMismatch: Two ranks lay one out differently, for example if one model is channels_last.
     """
     mine = {gradient.name: gradient.strides for gradient in gradients}
     others: list[Any] = [None] * dist.get_world_size(group)
@@ -93,7 +93,7 @@ def check_layouts(gradients: Iterable[Gradient], group: dist.ProcessGroup) -> No
 
 
 def broadcast_all(tensors: Iterable[torch.Tensor], root: int, group: dist.ProcessGroup) -> None:
-    """Make the root's (a global rank) values everybody's, whatever their layout is."""
+    """Broadcast the root's values to all ranks, whatever their layout is; root is a global rank."""
     for tensor in tensors:
         data = tensor.detach()
         flat = data.contiguous()
@@ -103,17 +103,17 @@ def broadcast_all(tensors: Iterable[torch.Tensor], root: int, group: dist.Proces
 
 
 def average_bucket(flat: torch.Tensor, label: int, group: dist.ProcessGroup) -> dist.Work:
-    """Begin the average of a bucket in place, which ends in an error where labels differ."""
+    """Start to average a bucket in place, which fails if labels differ."""
     if flat.is_complex():
         flat = torch.view_as_real(flat)
     return backend_of(group)._average_bucket(flat, label)
 
 
 def refuse(error: PlanMismatch, group: dist.ProcessGroup) -> PlanMismatch:
-    """Return the error, once the other ranks have refused too, or know that this one cannot go on.
+    """Return the error, once the other ranks have refused too, or know of it.
 
-    Where all ranks refuse at the same point, the group stays usable. Where others go on, the next
-    collective of theirs ends in an error that names this rank.
+    If all ranks refuse at the same point, the group stays usable. If others continue, their next
+    collective fails with an error that names this rank.
     """
     if dist.get_world_size(group) > 1:
         try:

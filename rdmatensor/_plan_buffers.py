@@ -14,14 +14,14 @@ from graph_analysis.plan import PlannedBucket, PlannedTensor, gradient_buckets
 from graph_analysis.recording import RecordedTensor
 from rdmatensor._plan_memory import PlanMismatch
 
-# From here on a pack gains nothing over messages of their own: "Many small tensors" in
+# From this size on a pack gains nothing over separate messages: "Many small tensors" in
 # docs/performance.md has the times.
 PACKED_BELOW_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What leaves together: a tensor from where it is, or several from `flat`, as its `parts`."""
+    """One message: a tensor in its own memory, or several in `flat`, as its `parts`."""
 
     planned: tuple[PlannedTensor, ...]
     flat: torch.Tensor | None
@@ -31,14 +31,14 @@ class _Message:
 class SentBuffers:
     """The buffers of a model, which are rank 0's at the start of each forward pass.
 
-    Rank 0 sends them at the end of each backward pass that sends, so that an evaluation, which
-    talks to nobody, has them: it shows what has arrived, unless the program changed a buffer in
-    between. A forward pass that trains asks whether rank 0's are still those; if not, or if no such
-    backward pass came before, rank 0 sends them.
-    Small buffers leave together from their place in the plan's memory. Buffers are looked up by
-    their names each time: a module may assign itself another tensor, as a running average does, and
-    so do .to() and load_state_dict(assign=True).
-    copied_bytes: of those packed or unpacked here so far.
+    Rank 0 sends them at the end of each backward pass that sends, so that an evaluation, which does
+    not communicate, has them. It uses what has arrived, unless the program changed a buffer in
+    between. A training forward pass asks whether rank 0's buffers are still those; if not, or if no
+    such backward pass came before, rank 0 sends them.
+    Small buffers are sent together from their place in the plan's memory. Buffers are looked up by
+    name each time: a module may assign another tensor, as a running average does, and so do .to()
+    and load_state_dict(assign=True).
+    copied_bytes: those packed or unpacked here so far.
     One thread uses it at a time: the one that calls the model, or runs its backward pass.
     """
 
@@ -53,7 +53,7 @@ class SentBuffers:
         """Raise PlanMismatch if the model lacks a buffer of the plan, or one has no place.
 
         memory: the plan's, of bytes, in which small buffers are packed.
-        root: the global rank whose buffers become everybody's.
+        root: the global rank whose buffers all ranks get.
         """
         self._model = model
         self._root = root
@@ -64,22 +64,22 @@ class SentBuffers:
         self._is_root = dist.is_initialized() and dist.get_rank() == root
         self._works: list[dist.Work | None] = []
         self._sent: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])  # until end_send()
-        # By message: the root's, and this rank's as they were then, or after the last evaluation.
+        # By message: the root's, and this rank's of that moment or after the last evaluation.
         self._arrived: list[torch.Tensor] = []
         self._known: list[torch.Tensor] = []
-        self._is_sent = False  # since the last forward pass that trains
-        self._is_own = False  # the evaluation that runs found no change of the program's
+        self._is_sent = False  # since the last training forward pass
+        self._is_own = False  # the running evaluation found no change by the program
 
     def _lay_out(self, plan: TransferPlan, memory: torch.Tensor) -> None:
         """Pack by the plan, in its memory of bytes, which is kept until close().
 
-        Raises: PlanMismatch if a gradient lies where buffers are packed, which a plan may say
-            whose buffers need their places for a part of the step.
+        Raises: PlanMismatch if a gradient is where buffers are packed. A plan may allow that if its
+            buffers need their places for a part of the step only.
         """
         planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "buffer"}
         self._messages: list[_Message] = []
         for bucket in plan.buckets:
-            # Of a recorded plan other buckets have what the program sends by itself.
+            # In a recorded plan, other buckets hold what the program sends by itself.
             if bucket.phase != "forward" or bucket.operation != "broadcast":
                 continue
             if planned.keys() >= set(bucket.tensors):
@@ -87,7 +87,7 @@ class SentBuffers:
                 self._messages += _split([planned[name] for name in bucket.tensors], place)
 
     def packed(self) -> dict[int, tuple[RecordedTensor, ...]]:
-        """Return what leaves packed, by the address that it leaves from."""
+        """Return what is sent packed, by the address from which it is sent."""
         return {
             message.flat.data_ptr(): tuple(
                 RecordedTensor(one.name, one.role, one.dtype, one.item_bytes, _shape_of(one))
@@ -98,9 +98,9 @@ class SentBuffers:
         }
 
     def begin_send(self) -> None:
-        """Begin to send the root's; blocks for nothing. end_send() comes next.
+        """Start to send the root's buffers, without blocking. end_send() must follow.
 
-        Raises: PlanMismatch for one that is missing or differs; what the group raises.
+        Raises: PlanMismatch if a buffer is missing or differs; what the group raises.
         """
         found = self._look_up()
         self._works, self._sent, self._is_sent = [], ([], []), False
@@ -120,7 +120,7 @@ class SentBuffers:
             )
 
     def end_send(self) -> None:
-        """Wait until the root's buffers have arrived; the next forward pass shows them."""
+        """Wait until the root's buffers have arrived; the next forward pass uses them."""
         works, self._works = self._works, []
         for work in works:
             if work is not None:
@@ -129,7 +129,7 @@ class SentBuffers:
         self._is_sent = True
 
     def forget(self) -> None:
-        """The pass raised: wait for what was begun, and show none of it."""
+        """The pass raised: wait for what was started, and use none of it."""
         works, self._works = self._works, []
         for work in works:
             if work is not None:
@@ -137,9 +137,9 @@ class SentBuffers:
         self._is_sent = False
 
     def before_training(self, *, is_owed: bool) -> None:
-        """Before a forward pass that trains; all ranks come, if the buffers are owed.
+        """Prepare a training forward pass; collective if the buffers are owed.
 
-        Raises: PlanMismatch for one that is missing or differs; what the group raises.
+        Raises: PlanMismatch if a buffer is missing or differs; what the group raises.
         """
         found = self._look_up()
         if not is_owed or not self._messages:
@@ -151,16 +151,18 @@ class SentBuffers:
         self._is_sent = False
 
     def _has_root_changed(self, found: list[list[torch.Tensor]]) -> bool:
-        """Whether the root's buffers are others than it has sent; the same on all ranks."""
+        """Whether the root's buffers differ from those that it has sent; the same on all ranks."""
         is_changed = self._is_root and not self._is_unchanged(found)
         said = torch.tensor([is_changed], dtype=torch.uint8)
         dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group)
         return bool(said.item())
 
     def before_evaluation(self, *, shows: bool) -> None:
-        """Before any other forward pass; shows: what has arrived, unless the program changed it.
+        """Prepare any other forward pass.
 
-        Raises: PlanMismatch for one that is missing or differs.
+        shows: use what has arrived, unless the program changed it.
+
+        Raises: PlanMismatch if a buffer is missing or differs.
         """
         found = self._look_up()
         self._is_own = self._is_sent and not self._is_root and self._is_unchanged(found)
@@ -168,7 +170,7 @@ class SentBuffers:
             self._show(found)
 
     def after_evaluation(self) -> None:
-        """After it: what the pass itself has changed is no change of the program's."""
+        """Finish an evaluation: changes by the pass itself do not count as the program's."""
         if self._is_own:
             self._known = [_values_of(tensors) for tensors in self._look_up()]
         self._is_own = False
@@ -191,7 +193,7 @@ class SentBuffers:
         )
 
     def close(self) -> None:
-        """Give the memory back; nothing is sent afterwards. Again is harmless."""
+        """Release the memory; nothing is sent afterwards. Idempotent."""
         self._messages = []
 
     def _look_up(self) -> list[list[torch.Tensor]]:
@@ -199,8 +201,8 @@ class SentBuffers:
         if not self._messages:
             return []
         buffers = dict(self._model.named_buffers())
-        # Two forward passes may come before a backward pass that has saved a buffer: .data, as
-        # what arrives by a message, leaves autograd's count of its versions alone.
+        # Two forward passes may come before a backward pass that has saved a buffer. Writes to
+        # .data, like an arriving message, leave autograd's version counter unchanged.
         return [
             [_checked(wanted, buffers.get(wanted.name)).data for wanted in message.planned]
             for message in self._messages
@@ -222,7 +224,7 @@ def _place_of(bucket: PlannedBucket, plan: TransferPlan, memory: torch.Tensor) -
 
 
 def _split(bucket: list[PlannedTensor], place: torch.Tensor) -> Iterator[_Message]:
-    """Yield a message for a bucket's small tensors together, and one for each of the others."""
+    """Yield one message for a bucket's small tensors together, and one for each other tensor."""
     small = [tensor for tensor in bucket if _size_bytes(tensor) < PACKED_BELOW_BYTES]
     if len(small) > 1:
         yield _packed(small, place)
@@ -236,14 +238,14 @@ def _packed(planned: list[PlannedTensor], place: torch.Tensor) -> _Message:
     shapes = [_shape_of(one) for one in planned]
     counts = [prod(shape) for shape in shapes]
     dtype = getattr(torch, planned[0].dtype)
-    with torch.inference_mode(mode=False):  # or training could not write there later
+    with torch.inference_mode(mode=False):  # otherwise training could not write there later
         flat = place[: sum(counts) * planned[0].item_bytes].view(dtype)
     parts = zip(torch.split(flat, counts), shapes, strict=True)
     return _Message(tuple(planned), flat, tuple(part.view(shape) for part, shape in parts))
 
 
 def _values_of(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return a copy of the bytes of tensors of one type: NaN equals itself among them."""
+    """Return a copy of the bytes of tensors of one type, in which NaN equals itself."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).view(torch.uint8)
 
 
@@ -252,7 +254,7 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shape_of(planned: PlannedTensor) -> tuple[int, ...]:
-    """Return a buffer's shape: nothing about it is left open."""
+    """Return a buffer's shape, in which no size is open."""
     return tuple(int(dim) for dim in planned.shape)
 
 

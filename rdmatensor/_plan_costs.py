@@ -1,4 +1,4 @@
-"""What a step by a plan costs: what was sent, and how long backward's thread was held for it."""
+"""What a step by a plan costs: what was sent, and how long it held the backward thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTED = (
 
 
 class Described(TypedDict):
-    """What PlannedModel.describe() returns, which says what each is."""
+    """The result of PlannedModel.describe(), which documents each key."""
 
     steps: int
     buckets: int
@@ -36,9 +36,9 @@ class Described(TypedDict):
 
 
 class Costs:
-    """Totals since it was made, and those of the last step.
+    """Totals since creation, and those of the last step.
 
-    posting_s: in the calls that begin a bucket's sum, with what they sum themselves.
+    posting_s: in the calls that start a bucket's sum, including what they sum themselves.
     ending_s: at the end of backward passes, until the last sum was there.
     Used by the thread that runs backward.
     """
@@ -53,20 +53,20 @@ class Costs:
 
     @contextmanager
     def posting(self) -> Iterator[None]:
-        """Let what happens inside count as posting."""
+        """Count the time inside as posting."""
         began_s = time.perf_counter()
         yield
         self.posting_s += time.perf_counter() - began_s
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Let what happens inside count as waiting at the end."""
+        """Count the time inside as waiting at the end."""
         began_s = time.perf_counter()
         yield
         self.ending_s += time.perf_counter() - began_s
 
     def end_step(self) -> None:
-        """A step that sent is over."""
+        """Note the end of a step that sent."""
         spent = self._spent()
         self.last_step = {name: spent[name] - self._before[name] for name in spent}
         self._before = spent

@@ -1,4 +1,4 @@
-"""The memory of a plan: places for gradients in the arena, and the buckets that leave from them."""
+"""The memory of a plan: places for gradients in the arena, and the buckets sent from them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rdmatensor.torch import empty, has_allocator
 
 
 class PlanMismatch(RuntimeError):
-    """The model is not the one that the plan was made of; the message names the tensor."""
+    """The model is not the one that the plan was made from; the message names the tensor."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the memory did since it was made.
+    """Counts of gradients since creation: written into their place by autograd, or copied there.
 
-    born: gradients that autograd wrote into their place. copied: those that it wrote elsewhere.
+    copied, copied_bytes: gradients that autograd wrote elsewhere.
     traced: allocations learnt; a step that repeats learns none.
-    aside_bytes: copied, in addition to copied_bytes, because a bucket could not leave in place.
+    aside_bytes: copied, in addition to copied_bytes, because a bucket could not be sent in place.
     """
 
     born: int = 0
@@ -39,10 +39,10 @@ class Counts:
 
 @dataclass(eq=False, slots=True)
 class Gradient:
-    """One parameter's gradient. birth is the allocation of a backward pass that becomes it.
+    """One parameter's gradient, and the number of the allocation that becomes it, if known.
 
     tensor: its name in the plan; name: the parameter's. place: -1 if it has no bytes.
-    strides: as autograd lays the gradient out, those of the parameter where it is dense.
+    strides: as autograd lays the gradient out: those of the parameter if it is dense.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Gradient:
 
 @dataclass(eq=False, slots=True)
 class Bucket:
-    """Gradients that leave together. flat covers them and the gaps between them, in the arena."""
+    """Gradients that are sent together; flat covers them and their gaps, in the arena."""
 
     number: int
     flat: torch.Tensor
@@ -90,8 +90,8 @@ class GradientMemory:
     ) -> None:
         """Lay the plan out in new memory.
 
-        arrived: called on backward's thread with the number of a gradient that is final, after
-            all hooks of the program on that parameter. It must not keep this object.
+        arrived: called on the backward thread with the number of a gradient that is final, after
+            all hooks of the program on that parameter. It must not keep this object alive.
         Raises: PlanMismatch (the model lacks a parameter of the plan, or has another one).
         """
         self.counts = Counts()
@@ -163,7 +163,7 @@ class GradientMemory:
     def begin(self) -> None:
         """Start a backward pass: this thread's allocations are traced until end().
 
-        Without torch's allocator, which another library may have, settle() copies all.
+        If another library has torch's allocator, settle() copies all gradients.
         """
         if not has_allocator():
             return
@@ -176,22 +176,22 @@ class GradientMemory:
         self._is_tracing = True
 
     def end(self) -> None:
-        """End what begin() began; harmless without it."""
+        """End what begin() started; harmless without it."""
         if self._is_tracing:
             self._places.end()
         self._is_tracing = False
 
     def close(self) -> None:
-        """Call `arrived` no more, and let go of gradients that were kept for a sum."""
+        """Stop calling `arrived`, and release gradients that were kept for a sum."""
         self.end()
         for hook in self._hooks:
             hook.remove()
         self._watched.close()
 
     def settle(self, gradient: Gradient) -> None:
-        """Bring a gradient that is final into its place, unless it lies there.
+        """Move a final gradient into its place, unless it is there.
 
-        The program, or autograd, may hold the gradient too: then it stays where it is.
+        If the program, or autograd, holds the gradient too, it stays where it is.
 
         Raises:
             PlanMismatch: The gradient is sparse.
@@ -225,7 +225,7 @@ class GradientMemory:
             gradient.parameter.grad = self.take(gradient).zero_()
 
     def take(self, gradient: Gradient) -> torch.Tensor:
-        """Return a gradient in its place, in which none may lie; the content is undefined."""
+        """Return a gradient in its place, which must be free; the content is undefined."""
         like = gradient.parameter
         if gradient.place < 0:
             return torch.empty_like(like)
@@ -235,9 +235,9 @@ class GradientMemory:
         return placed
 
     def leaving(self, bucket: Bucket) -> torch.Tensor:
-        """Return what leaves: the bucket's place, or a copy where anybody else sees it.
+        """Return what is sent: the bucket's place, or a copy if it has another holder.
 
-        The peers expect one message all the same, and write where it leaves from.
+        The peers expect one message in either case, and write into the memory that is sent.
         """
         if self._watched.can_leave(bucket.number):
             self._watched.hold(bucket.number)
@@ -254,7 +254,7 @@ class GradientMemory:
         return flat
 
     def arrived(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        """What leaving() returned is summed: bring it to where the gradients are."""
+        """Move the sums in what leaving() returned to the gradients."""
         if flat is bucket.flat:
             self._watched.let_go(bucket.number)
             return
@@ -270,20 +270,20 @@ class GradientMemory:
     def unreached(self, outputs: list[torch.Tensor]) -> set[int]:
         """Return the numbers of the gradients that no backward pass from these tensors reaches.
 
-        A checkpoint of the reentrant kind hides what it uses: with one, none is known.
+        A reentrant checkpoint hides what it uses: with one, the result is empty.
         """
         return set(self._watched.unreached(outputs))
 
     def forget(self) -> None:
-        """The pass raised: its sums are nobody's. No peer may write them any more."""
+        """Discard the sums of a pass that raised. No peer may write them any more."""
         self._watched.forget()
 
     def is_taken(self, gradient: Gradient) -> bool:
-        """Whether a tensor lies in the gradient's place."""
+        """Whether a tensor is in the gradient's place."""
         return gradient.place >= 0 and bool(self._places.is_taken(gradient.place))
 
     def is_in_place(self, gradient: Gradient) -> bool:
-        """Whether the parameter's gradient, which exists, lies where it is sent from."""
+        """Whether the parameter's gradient, which exists, is in the place from which it is sent."""
         return bool(self._watched.look(gradient.number) & self._in_place)
 
     def _learn(self, gradient: Gradient, grad: torch.Tensor) -> None:
@@ -296,7 +296,7 @@ class GradientMemory:
 
 
 def _last_hook(watched: weakref.ref[Any], number: int) -> Callable[[torch.Tensor], None]:
-    """Return a hook of a parameter, where Python's collector does not look: it keeps nothing."""
+    """Return a hook of a parameter that keeps nothing alive: Python's collector does not see it."""
 
     def hook(_parameter: torch.Tensor) -> None:
         known = watched()
@@ -307,7 +307,7 @@ def _last_hook(watched: weakref.ref[Any], number: int) -> Callable[[torch.Tensor
 
 
 def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a gradient: the parameter's if that is dense, else row-major ones."""
+    """Return the strides of a gradient: the parameter's if dense, else row-major ones."""
     expected = 1
     for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
         if size == 1:
@@ -319,7 +319,7 @@ def strides_of(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def grad_of(gradient: Gradient) -> torch.Tensor:
-    """Return the gradient itself, which there is."""
+    """Return the gradient itself, which must exist."""
     found = gradient.parameter.grad
     assert found is not None
     return found
@@ -328,7 +328,7 @@ def grad_of(gradient: Gradient) -> torch.Tensor:
 def check_gradient(
     planned: PlannedTensor, parameters: Mapping[str, torch.nn.Parameter]
 ) -> torch.nn.Parameter:
-    """Return the parameter that a planned gradient belongs to; PlanMismatch if it is not so."""
+    """Return the parameter of a planned gradient; PlanMismatch if it does not match the plan."""
     parameter = parameters.get(planned.parameter or planned.name)
     wants = f"{planned.shape} of {planned.dtype}"
     if parameter is None:

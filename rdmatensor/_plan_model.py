@@ -1,4 +1,4 @@
-"""The model of a plan: hooks that no copy of it has, and whether it still is the plan's."""
+"""The model of a plan: hooks that copies of it do not have, and whether it still fits the plan."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _planned: Any = WeakIdKeyDictionary()
 
 
 class ModuleHook:
-    """A hook of a module; in a copy of the module, or a file of it, a function that does nothing.
+    """A hook of a module; in a copy of the module, or a file of it, a function without effect.
 
-    That one is of Python's library, so that such a file can be read where this package is not.
+    That function is in Python's library, so that such a file can be read without this package.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:
@@ -41,8 +41,8 @@ class ModuleHook:
 def held_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a hook for a parameter that does not keep the method's object alive.
 
-    torch has such hooks where Python's collector does not look: one that leads back to its
-    parameter, as by the model, would keep both for ever.
+    torch keeps such hooks where Python's collector does not see them: a hook that refers back to
+    its parameter, for example through the model, would keep both alive forever.
     """
     known = weakref.WeakMethod(method)
 
@@ -55,7 +55,7 @@ def held_weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def tensors_in(output: object) -> list[torch.Tensor]:
-    """Return the tensors of a model's output: of containers that torch knows, and dataclasses."""
+    """Return the tensors of a model's output: of containers known to torch, and of dataclasses."""
     found: list[torch.Tensor] = []
     waiting = tree_leaves(output)
     while waiting:
@@ -69,7 +69,7 @@ def tensors_in(output: object) -> list[torch.Tensor]:
 
 
 def close_plan_before(model: torch.nn.Module) -> None:
-    """Close the plan that the model itself has, which another one is to replace."""
+    """Close the model's own plan, which another one is to replace."""
     for parameter in model.parameters():
         before = plan_of(parameter)
         if before is not None and before.module is model:
@@ -83,10 +83,11 @@ def plan_of(parameter: torch.Tensor) -> PlannedModel | None:
 
 
 def claim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
-    """Let the plan be the one of these parameters.
+    """Register the plan as the one of these parameters.
 
     Raises:
-        PlanMismatch: One has a plan already, as where two models share a layer: both would send it.
+        PlanMismatch: One has a plan already, for example if two models share a layer: both would
+            send it.
     """
     gradients = list(gradients)
     for gradient in gradients:
@@ -107,7 +108,7 @@ def unclaim(plan: PlannedModel, gradients: Iterable[Gradient]) -> None:
 
 
 def check_not_sparse(model: torch.nn.Module) -> None:
-    """Raise PlanMismatch for a layer that says that its gradient is sparse."""
+    """Raise PlanMismatch for a layer that declares its gradient sparse."""
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is not True:
             continue
@@ -120,7 +121,7 @@ def check_not_sparse(model: torch.nn.Module) -> None:
 
 
 class ModelCheck:
-    """Watches a model's trainable parameters; a gradient that nobody sends would part the ranks."""
+    """Watches a model's trainable parameters: an unsent gradient makes ranks diverge."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class ModelCheck:
         planned: Mapping[torch.nn.Parameter, Gradient],
         refuse: Callable[[torch.Tensor], None],
     ) -> None:
-        """Watch from here on.
+        """Watch from now on.
 
         refuse: called with a trained parameter that has a gradient and no place in the plan.
         """
@@ -145,7 +146,7 @@ class ModelCheck:
     def check(self, *, is_sending: bool) -> None:
         """Raise PlanMismatch if a parameter is trained but not planned.
 
-        In a pass that sends gradients also the reverse.
+        In a pass that sends gradients, also if one is planned but not trained.
         """
         present = set()
         for parameter in self._model.parameters():
@@ -166,14 +167,14 @@ class ModelCheck:
             self._check_planned(present)
 
     def unplanned(self, parameter: torch.Tensor) -> PlanMismatch:
-        """Return the error of a parameter whose gradient nobody sends."""
+        """Return the error of a parameter whose gradient is in no plan."""
         return PlanMismatch(
             f"parameter {self.name_of(parameter)} has a gradient, and none in the plan, whose "
             f"graph did not use it: {_AGAIN}, with inputs for which it is used"
         )
 
     def _check_planned(self, present: set[torch.nn.Parameter]) -> None:
-        """Those of which no gradient will come: the optimizer would act on zeros in its place."""
+        """Refuse planned parameters without a gradient: optimizers would act on zeros."""
         for parameter, name in self._names.items():
             if parameter not in present:
                 raise PlanMismatch(

@@ -1,4 +1,4 @@
-"""Backward passes of a planned model: what leaves when, and what they wait for."""
+"""Backward passes of a planned model: when buckets are sent, and what a pass waits for."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rdmatensor._plan_memory import Bucket, Gradient, GradientMemory, PlanMismat
 from rdmatensor._plan_model import ModelCheck
 from rdmatensor.distributed import backend_of
 
-_PASSES = 8  # that labels tell apart: a rank that raised is a pass or two off
-_applied: Counter[int] = Counter()  # plans of each group so far, by its number
+_PASSES = 8  # passes that labels distinguish: a rank that raised is one or two passes off
+_applied: Counter[int] = Counter()  # number of plans applied to each group so far
 
 
 class _Pass:
-    """A backward pass. Autograd's engine keeps it until the pass is over, or has raised."""
+    """A backward pass. Autograd's engine keeps it alive until the pass is over or has raised."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -45,10 +45,10 @@ class Step:
         group: dist.ProcessGroup,
         costs: Costs,
     ) -> None:
-        """Make one for a group whose ranks all do."""
+        """Make one for a group; collective over it."""
         self.is_syncing = True
-        self.sends_next: bool | None = None  # the next pass, by its forward pass
-        self._sends = True  # the pass that runs
+        self.sends_next: bool | None = None  # whether the next pass sends, by its forward pass
+        self._sends = True  # whether the running pass sends
         self.finds_unused = False
         self.count = 0
         self.sent_bytes = 0
@@ -60,8 +60,8 @@ class Step:
         self._running: weakref.ref[_Pass] | None = None
         self._has_raised = False
         self._next_bucket = 0
-        self._unreached: set[int] | None = None  # by the next pass; None: not known
-        self._filled: set[int] = set()  # gradients that the pass has set to zero as it began
+        self._unreached: set[int] | None = None  # by the next pass; None: unknown
+        self._filled: set[int] = set()  # gradients that the pass set to zero as it began
         self._flying: list[tuple[Bucket, torch.Tensor, dist.Work]] = []
         number = backend_of(group).number
         self._plan_number = _applied[number]
@@ -69,52 +69,52 @@ class Step:
         self._passes_sent = 0
 
     def is_open(self) -> bool:
-        """Whether a backward pass runs, or the last one has raised."""
+        """Whether a backward pass is running, or the last one has raised."""
         return self._running is not None or self._has_raised
 
     def _dropped(self, running: weakref.ref[_Pass]) -> None:
-        """Autograd has let go of a pass that has not ended: it raised.
+        """Autograd has dropped a pass that has not ended: it raised.
 
-        What it has sent still arrives, on top of what the program makes of .grad next: so wait.
+        Its sums still arrive, in what the program next has in .grad, so wait for them.
         """
         if running is self._running:
             self._fail()
 
     def _fail(self) -> None:
-        """The pass raised."""
+        """Clean up after a pass that raised."""
         self._running = None
         self._has_raised = True
         self._memory.end()
         self._passes_sent += 1 if self._next_bucket > 0 else 0
-        with suppress(RuntimeError):  # the group has ended, which its next operation says
+        with suppress(RuntimeError):  # the group has ended, which its next operation reports
             self._wait()
             self._buffers.forget()
         self._flying.clear()
         self._memory.forget()
 
     def refuse(self, error: PlanMismatch) -> NoReturn:
-        """Raise the error, of which the other ranks hear if this pass sends."""
+        """Raise the error; if this pass sends, the other ranks fail too."""
         raise refuse(error, self._group) if self._sends else error
 
     def expect(self, outputs: list[torch.Tensor]) -> None:
-        """A forward pass that trains has made these: which parameters may the next pass not use?"""
+        """Find parameters that the next pass may not reach, from a forward pass's outputs."""
         if not self.finds_unused or self._running is not None:
             return
         unreached = self._memory.unreached(outputs)
         self._unreached = unreached if self._unreached is None else self._unreached & unreached
 
     def begin(self) -> bool:
-        """Begin a pass unless one runs.
+        """Begin a pass unless one is running.
 
         Returns:
             Whether it began now.
 
         Raises:
-            PlanMismatch: The model is not the plan's any more.
+            PlanMismatch: The model does not match the plan any more.
         """
         if self._running is not None:
             return False
-        # As with DistributedDataParallel: the forward pass decides, if there was one.
+        # As with DistributedDataParallel, the forward pass decides, if there was one.
         sends, self.sends_next = self.sends_next, None
         self._sends = self.is_syncing if sends is None else sends
         self._next_bucket = 0
@@ -137,14 +137,14 @@ class Step:
         return True
 
     def _leave_out(self, gradient: Gradient) -> None:
-        """The pass will not reach a parameter: its bucket need not wait until the pass ends."""
+        """Do not let a bucket wait for a parameter that the pass will not reach."""
         if gradient.parameter.grad is None:
             self._filled.add(gradient.number)
         self._fill_unused(gradient)
         self._memory.buckets[gradient.bucket].waiting.discard(gradient)
 
     def on_gradient(self, number: int) -> None:
-        """Autograd, and all hooks of the program, have written a parameter's gradient."""
+        """Handle a gradient that autograd and all hooks of the program have written."""
         gradient = self._memory.numbered[number]
         bucket = self._memory.buckets[gradient.bucket]
         if bucket.number < self._next_bucket:  # autograd has added to what the ranks are summing
@@ -165,7 +165,7 @@ class Step:
             self._send_ready()
 
     def _send_ready(self) -> None:
-        """Send, in the plan's order, which is the same on all ranks, what is complete."""
+        """Send the complete buckets, in the plan's order, which is the same on all ranks."""
         buckets = self._memory.buckets
         while self._next_bucket < len(buckets) and not buckets[self._next_bucket].waiting:
             self._send(buckets[self._next_bucket])
@@ -179,12 +179,12 @@ class Step:
         self._flying.append((bucket, flat, work))
 
     def _label(self, bucket: int) -> int:
-        """Return what tells a bucket from others of its size: its plan, its pass, its number."""
+        """Return a label for a bucket by plan, pass and number: sizes may be equal."""
         of_pass = self._plan_number * _PASSES + self._passes_sent % _PASSES
         return 1 + (of_pass * 1021 + bucket) % LABELS
 
     def end(self) -> None:
-        """Backward is over."""
+        """End the backward pass."""
         try:
             self._memory.end()
             if self._sends:
@@ -195,7 +195,7 @@ class Step:
         self._running = None
 
     def _end_sums(self) -> None:
-        # What came in earlier passes, which sent nothing, lies in .grad.
+        # Gradients of earlier passes, which sent nothing, are in .grad.
         is_absent = [
             g.parameter.grad is None or g.number in self._filled for g in self._memory.numbered
         ]
@@ -217,21 +217,21 @@ class Step:
         self.costs.end_step()
 
     def _fill_unused(self, gradient: Gradient) -> None:
-        """A gradient that did not come in this pass: what came in earlier ones, or zero."""
+        """Handle a gradient that this pass did not make: keep the one there is, or set zero."""
         if gradient.parameter.grad is None:
             self._memory.fill(gradient)
 
     def _leave_unused(self, is_absent: list[bool]) -> None:
-        """Give those that no rank used their lack of a gradient back, once all is sent."""
+        """Set the gradients that no rank used back to None, once all is sent."""
         is_used = torch.tensor([not one for one in is_absent], dtype=torch.uint8)
         dist.all_reduce(is_used, op=dist.ReduceOp.MAX, group=self._group)
-        self._wait()  # nothing reads or writes a place any more
+        self._wait()  # no operation reads or writes a place any more
         for gradient, is_used_by_any in zip(self._memory.numbered, is_used.tolist(), strict=True):
             if not is_used_by_any:
                 gradient.parameter.grad = None
 
     def _wait(self) -> None:
-        """Wait for what flies. What a signal interrupts flies on, and is waited for later."""
+        """Wait for the sums in flight. A signal interrupts; a later wait continues."""
         with self.costs.ending():
             while self._flying:
                 bucket, flat, work = self._flying[0]

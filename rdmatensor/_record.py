@@ -1,9 +1,9 @@
-"""The recorder's side in Python: names for what the backend saw, and the plan of all ranks.
+"""The recorder's side in Python: names for what the backend recorded, and the plan of all ranks.
 
-The backend records each group's operations on this rank alone and finds the step that repeats. An
-optimizer's step marks the end of a step for it. describe() reports what it found; recorded(), which
-a program calls on every rank, compares the ranks' recordings and makes one plan of them. Nothing
-else here talks to other ranks, and a step never raises.
+The backend records each group's operations on this rank only, and finds the step that repeats. An
+optimizer's step marks the end of a step. describe() reports what was found. recorded(), which a
+program calls on every rank, compares the ranks' recordings and makes one plan of them. Nothing else
+here communicates with other ranks, and a step never raises.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Recorded(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A module, and what sends its buffers by a plan; either may be gone."""
+    """A module, and the object that sends its buffers by a plan; either may be gone."""
 
     module: weakref.ref[torch.nn.Module]
     buffers: weakref.ref[SentBuffers] | None
@@ -73,7 +73,7 @@ class _Known:
 @dataclass(slots=True)
 class _Process:
     asked: dict[int, int] = field(default_factory=dict)  # calls of recorded(), by group
-    # In the order in which they were made, which is the same on all ranks: the first has the name.
+    # In order of creation, which is the same on all ranks: the first module gives the name.
     modules: list[_Known] = field(default_factory=list)
     has_hook: bool = False
 
@@ -82,7 +82,7 @@ _process = _Process()
 
 
 def mark_steps(module: Any) -> None:  # noqa: ANN401 - the extension
-    """Have every optimizer's step mark a step's end for the recorders, once in a process."""
+    """Make every optimizer's step mark the end of a step for the recorders, once in a process."""
     if _process.has_hook:
         return
 
@@ -95,9 +95,9 @@ def mark_steps(module: Any) -> None:  # noqa: ANN401 - the extension
 
 
 def know(module: torch.nn.Module, buffers: SentBuffers | None = None) -> None:
-    """Take names for tensors from a module, as long as it lives.
+    """Take names for tensors from a module, for as long as it lives.
 
-    buffers: what packs its buffers before it sends them, if that is not DDP.
+    buffers: packs its buffers before it sends them, unless DDP does.
     """
     _process.modules = [known for known in _process.modules if known.module() is not None]
     sent = None if buffers is None else weakref.ref(buffers)
@@ -105,7 +105,7 @@ def know(module: torch.nn.Module, buffers: SentBuffers | None = None) -> None:
 
 
 def recorded(backend: BackendPart) -> TransferPlan | None:
-    """Compare with all ranks now; None if on one of them nothing repeats."""
+    """Compare with all ranks now; None if nothing repeats on one of them."""
     cycle = backend.recorded().get("cycle")
     mine = "" if cycle is None else recording_to_json(recording_of(cycle, backend))
     asked = _process.asked[backend.number] = _process.asked.get(backend.number, 0) + 1
@@ -119,9 +119,9 @@ def recorded(backend: BackendPart) -> TransferPlan | None:
 def plan_of(texts: list[str]) -> TransferPlan:
     """Return the plan of all ranks' recordings; PlanMismatch names the first difference.
 
-    PlanError: a text is no recording, or the steps are not parts of one.
+    PlanError: a text is not a recording, or the steps are not parts of one.
     """
-    read = {text: recording_from_json(text) for text in dict.fromkeys(texts)}  # equal ones once
+    read = {text: recording_from_json(text) for text in dict.fromkeys(texts)}  # equal texts once
     recordings = [read[text] for text in texts]
     why = recorded_difference(recordings)
     if why is not None:
@@ -144,11 +144,11 @@ def describe(backend: BackendPart) -> Recorded:
     return found
 
 
-# ---- what was seen, in graph_analysis's words ----------------------------------------------------
+# ---- what was recorded, as values of graph_analysis ----------------------------------------------
 
 
 def recording_of(cycle: list[tuple[Any, ...]], backend: BackendPart) -> Recording:
-    """Return a cycle of the backend's recorder as graph_analysis knows it, with names."""
+    """Return a cycle of the backend's recorder as a Recording of graph_analysis, with names."""
     known = _Names()
     return tuple(
         _operation(entry, backend, known) for entry in cycle if entry[0] not in (_MARK, _BARRIER)
@@ -188,7 +188,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class _Names:
-    """The tensors of the modules that are known, by address and, for DDP's buffers, by size."""
+    """The tensors of the known modules, by address and, for DDP's buffers, by size."""
 
     def __init__(self) -> None:
         self._by_address: dict[int, tuple[RecordedTensor, int]] = {}
@@ -220,7 +220,7 @@ class _Names:
             self._by_address.setdefault(tensor.data_ptr(), entry)
 
     def at(self, address: int, size_bytes: int, dtype: torch.dtype) -> tuple[RecordedTensor, ...]:
-        """Return what lies there, if together with the gaps of a bucket it is all that does."""
+        """Return the tensors at this address, if with a bucket's gaps they fill the bytes."""
         packed = self._packed.get(address, ())
         if packed and sum(tensor.size_bytes for tensor in packed) == size_bytes:
             return packed
@@ -266,7 +266,7 @@ def _sends_buffers(module: DistributedDataParallel) -> bool:
 def _flattened(module: DistributedDataParallel) -> Iterable[tuple[RecordedTensor, ...]]:
     """Return what DDP packs into one tensor each before it broadcasts its buffers.
 
-    Those that DDP knows: a module that has assigned a new tensor since has another.
+    Those are the tensors that DDP knows: a module that has assigned a new tensor since has another.
     """
     named = cast("dict[str, torch.Tensor]", module.named_module_buffers)
     names, buffers = list(named), list(named.values())

@@ -1,8 +1,8 @@
-"""What a pipeline's stage sends is born in the arena: activations, and gradients of its inputs.
+"""Places what a pipeline stage sends in the arena: activations, and gradients of its inputs.
 
-A device reads what it sends in registered memory; what a pass leaves in torch's own is copied on
-its way. A pass makes the same allocations in the same order each time. The first one tells which of
-them end as what is sent, and later ones are given places in the arena for these.
+A device reads what it sends in registered memory; tensors in torch's own memory are copied on their
+way. A pass makes the same allocations in the same order each time. The first pass shows which of
+them are sent, and in later passes these get places in the arena.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class _Birthplaces(Protocol):
-    """What is used here of rdmatensor._c10d.Birthplaces."""
+    """The part of rdmatensor._c10d.Birthplaces that is used here."""
 
     def begin(self, served: list[tuple[int, int]]) -> None: ...
 
@@ -37,7 +37,7 @@ class _Birthplaces(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Memory for what one pass sends, and where in it each tensor lies."""
+    """Memory for what one pass sends, and the place of each tensor in it."""
 
     places: _Birthplaces
     addresses: list[int]
@@ -49,21 +49,21 @@ class _Slot:
 class Sent:
     """One direction of one stage. Used by the thread that runs its passes.
 
-    There are as many slots as passes of which something still lives: one that finds none free makes
-    another. note() hears of each.
+    There are as many slots as passes of which a tensor is alive: a pass that finds no free slot
+    makes one, which is reported to note().
     """
 
     def __init__(self, context: Context, note: Callable[[Births], None]) -> None:
         self._context = context
         self._note = note
         self._make: Any = load_extension().Birthplaces
-        self._learnt: list[tuple[int, int]] = []  # of each tensor: number of its birth, and bytes
+        self._learnt: list[tuple[int, int]] = []  # of each tensor: allocation number, bytes
         self._slots: list[_Slot] = []
         self._changes = 0
         self._is_over = False
 
     def run(self, call: Callable[[], T], sent: Callable[[], Iterable[object]]) -> T:
-        """Make a pass by call(); sent() tells afterwards what of it is to be sent."""
+        """Make a pass by call(); sent() returns afterwards what of it is to be sent."""
         slot = None if self._is_over or not self._has_devices() else self._free_slot()
         if slot is None or not has_allocator():
             return call()
@@ -76,7 +76,7 @@ class Sent:
         return result
 
     def _has_devices(self) -> bool:
-        """Whether anything goes by way of a device; the other paths read any memory."""
+        """Whether a device carries anything; the other paths read any memory."""
         return self._context.counters().verbs_bytes > 0
 
     def _free_slot(self) -> _Slot | None:
@@ -100,7 +100,7 @@ class Sent:
         return self._slots[-1]
 
     def _learn(self, slot: _Slot, sent: Iterable[object]) -> None:
-        """Look where a pass left what it sends, and which births that was."""
+        """Find where a pass placed what it sends, and which allocations those were."""
         found = dict.fromkeys(self._births_of(slot, sent))
         if set(found) == set(self._learnt):
             return

@@ -1,4 +1,4 @@
-"""split_group(): groups of a parent's ranks, made by the parent's members alone."""
+"""split_group(): groups of a parent's ranks, made by the parent's members only."""
 
 from __future__ import annotations
 
@@ -25,12 +25,20 @@ def split_group(
     *,
     timeout: timedelta | None = None,
 ) -> ProcessGroup | None:
-    """Do what torch.distributed.split_group() does, which wants a group bound to an accelerator.
+    """Do what torch.distributed.split_group() does, which requires a group bound to an accelerator.
 
-    Collective over `group`, the parent: each member calls it with the same lists. split_ranks: of
-        ranks in the parent, disjoint; timeout: None takes the parent's.
-    Returns: the new group that has this rank, or None where no list does.
-    Raises: ValueError (lists that overlap or name a rank that the parent lacks).
+    Collective over `group`, the parent: each member calls it with the same lists.
+
+    Args:
+        split_ranks: Disjoint lists of ranks in the parent.
+        group: The parent; None is the default group.
+        timeout: Of the new groups; None takes the parent's.
+
+    Returns:
+        The new group that has this rank, or None if no list does.
+
+    Raises:
+        ValueError: Lists overlap, or name a rank that the parent lacks.
     """
     parent = group_of(group)
     limit = bounded(backend_of(parent).options._timeout if timeout is None else timeout)
@@ -53,10 +61,10 @@ def split_group(
 def _new_group(
     parent: ProcessGroup, ranks: Sequence[int], name: str, timeout: timedelta
 ) -> ProcessGroup:
-    """Do what dist.new_group() does on the members alone, under a name of our own.
+    """Do what dist.new_group() does on the members only, under a name of rdmatensor's.
 
-    torch's own name for such a group counts the groups of each process, of which members of
-    different groups have different numbers.
+    torch's own name for such a group counts the groups of each process, and members of different
+    groups have different counts.
     """
     of_parent = dist.get_process_group_ranks(parent)
     members = sorted(of_parent[rank] for rank in ranks)

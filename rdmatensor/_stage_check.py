@@ -1,8 +1,8 @@
-"""Whether what a pipeline's stage is about to send still is what its neighbour has a place for.
+"""Whether what a pipeline stage is about to send still fits its neighbour's buffer for it.
 
-torch asks for shapes before the first micro-batch and makes the buffers by them; after that nobody
-looks. A tensor with fewer bytes would fill a part of its place, and one with as many, but of
-another shape or dtype, would be taken for the one that was planned.
+torch exchanges shapes before the first micro-batch and allocates the buffers by them; nothing
+checks them afterwards. A tensor with fewer bytes would fill a part of its buffer. A tensor with as
+many bytes, but of another shape or dtype, would be taken for the planned one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Direction = Literal["forward", "backward"]
 _KINDS = {"forward": "activation", "backward": "gradient of activation"}
 _AGAIN = (
     "the group has ended; in another run call schedule.eval() with an input of the new shape "
-    "before step(), which lets the stages make their places anew; docs/torch.md, Pipelines, has "
+    "before step(), which makes the stages allocate new buffers; docs/torch.md, Pipelines, has "
     "the other ways"
 )
 
 
 class Meta(Protocol):
-    """What is used here of torch's _TensorMeta; of a DTensor it is the local part's."""
+    """The part of torch's _TensorMeta that is used here; of a DTensor it is the local part's."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -35,7 +35,7 @@ class Meta(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """One message of a pass: the number of its tensor, the stage that it is for, and its place."""
+    """One message of a pass: the number of its tensor, its target stage, and its place."""
 
     index: int
     target: int
@@ -43,9 +43,9 @@ class _Planned:
 
 
 def check_sends(stage: Any, chunk: int, direction: Direction) -> None:  # noqa: ANN401 - torch's
-    """Raise PlanMismatch, and end the group with the same words, if a tensor to send has changed.
+    """Raise PlanMismatch, and end the group with the same message, if a tensor to send has changed.
 
-    Called before the messages of a micro-batch are made, so that none of them leaves.
+    Called before the messages of a micro-batch are made, so that none of them is sent.
     """
     why = difference(stage, chunk, direction)
     if why is None:
@@ -57,9 +57,9 @@ def check_sends(stage: Any, chunk: int, direction: Direction) -> None:  # noqa: 
 
 
 def difference(stage: Any, chunk: int, direction: Direction) -> str | None:  # noqa: ANN401
-    """Return how what a pass made differs from what is planned, None if it does not."""
+    """Return how the result of a pass differs from what is planned, None if it does not."""
     is_forward = direction == "forward"
-    # Without a backward pass torch asks for its messages all the same.
+    # torch asks for the messages of a backward pass even if there was none.
     made: Sequence[object] = (
         stage.fwd_cache[chunk][0] if is_forward else stage.bwd_cache.get(chunk, ())
     )
@@ -92,7 +92,7 @@ def _forward(stage: Any) -> Iterator[_Planned]:  # noqa: ANN401
 
 
 def _backward(stage: Any) -> Iterator[_Planned]:  # noqa: ANN401
-    """Gradients go to where the inputs came from, and have a place there if they are expected."""
+    """Yield gradients: they go where the inputs came from, and have a place there if expected."""
     metas = stage._stage_meta
     places = metas.inputs if metas.input_grads is None else metas.input_grads
     for index, (source, place) in enumerate(

@@ -28,10 +28,10 @@ BATCH = 64
 _INCARNATION_BYTES = 8
 _SECRET_BYTES = 32
 _STORE_CALLS = ("set", "get", "check", "multi_get", "delete_key")
-_LEFT = "left: "  # no hexadecimal digits, which blobs are
+_LEFT = "left: "  # not hexadecimal digits, as blobs are
 _REASON_CHARS_MAX = 500
 _LOOK_S = 0.5
-_LAST_WORDS_S = 2.0  # for the store to take them, of who leaves
+_LAST_WORDS_S = 2.0  # for the store to take the last message of a rank that leaves
 _JOB_BYTES_MAX = 63 - 2 * _INCARNATION_BYTES - 1  # the C library's job id has 63 in all
 
 T = TypeVar("T")
@@ -50,8 +50,8 @@ def join(
 
     store: FileStore, or any torch.distributed.Store, used by one run of the job at a time.
     context: the one to use, which the World then leaves open; None opens one from the environment.
-    Secret: RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE; else rank 0 makes one and puts it into the
-        store, which keeps strays out but nobody who can read the store. describe() says which.
+    Secret: RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE; otherwise rank 0 makes one and puts it into
+        the store, which keeps out strays, but no reader of the store. describe() says which.
     Returns once the ranks have agreed on the job, not on connections: those are made at first use.
     Raises: TransferTimeout (rank 0 is missing), Mismatch (another size, another kind of secret).
     """
@@ -101,7 +101,7 @@ class World:
         self.rank, self.size, self.context = rank, size, context
         self._store, self._owns_context = PatientStore(store), owns_context
         self._timeout_s = context.settings.timeout_s if wait_s is None else wait_s
-        self._lock = threading.Lock()  # of the endpoints; never held while waiting
+        self._lock = threading.Lock()  # guards the endpoints; never held while waiting
         self._is_closed = False
         self._look_after_s = 0.0
         self._blobs: dict[int, bytes] = {}
@@ -152,19 +152,20 @@ class World:
                 f"{self.size}",
             )
 
-    # ---- words of those that gave up: without them the others would wait until their deadlines ---
+    # ---- messages of ranks that gave up: others would wait until their deadlines without them
+    # -----
 
     def _leave_word(self, error: BaseException) -> None:
-        """Put in place of our blob why nobody will find us."""
+        """Replace this rank's blob by the reason why no peer will find it."""
         why = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError, OSError):  # what made us leave is told all the same
+        with contextlib.suppress(RuntimeError, OSError):  # the original error is raised in any case
             word = _LEFT + why[:_REASON_CHARS_MAX]
             self._store.ask(
                 lambda store: store.set(self._key(self.rank), word), _LAST_WORDS_S, "join"
             )
 
     def _look_for_leaving(self, rank: int) -> None:
-        """Raise PeerError if a rank that we wait for has left a word; looks now and then."""
+        """Raise PeerError if a rank that is waited for has left; checks now and then."""
         now_s = time.monotonic()
         if now_s < self._look_after_s:
             return
@@ -177,7 +178,7 @@ class World:
     # ---- peers ---------------------------------------------------------------------------------
 
     def endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a rank; it belongs to the World. Waits for the rank to join."""
+        """Return the endpoint of a rank, which the World owns. Waits for the rank to join."""
         rank = whole(rank, "endpoint", "rank")
         if not 0 <= rank < self.size or rank == self.rank:
             raise invalid(
@@ -212,14 +213,14 @@ class World:
         src: int,
         kind: SlotKind = "static",
     ) -> Slot:
-        """Make the place where tensors of rank src land; see Context.slot()."""
+        """Make the slot into which rank src sends tensors; see Context.slot()."""
         return self.context.slot(name, shape, dtype, src=self.endpoint(src), kind=kind)
 
     def group(self, name: str, ranks: list[int] | None = None) -> Group:
-        """Make a group of ranks (None: all) for messages and collectives; the World's to close.
+        """Make a group of ranks (None: all) for messages and collectives; the World closes it.
 
-        All members call this with the same name, which no other live group of the job has, and
-        the same ranks; a rank's place in the list is its rank in the group. Waits for all of them.
+        All members call this with the same ranks and the same name, which no other live group of
+        the job has. A rank's index in the list is its rank in the group. Waits for all of them.
         """
         members = list(range(self.size))
         if ranks is not None:
@@ -244,7 +245,7 @@ class World:
         return group
 
     def _fetch(self, ranks: list[int]) -> dict[int, bytes]:
-        """Return the blobs of ranks, in few requests: neighbours that have joined come along."""
+        """Return the blobs of ranks, in few requests that include neighbours that have joined."""
         missing = [rank for rank in ranks if rank not in self._blobs]
         deadline_s = time.monotonic() + self._timeout_s
         for start in range(0, len(missing), BATCH):
@@ -267,7 +268,7 @@ class World:
         ]
         values = self._ask(partial(_found, [self._key(other) for other in near])) if near else []
         for other, value in zip(near, values, strict=bool(values)):
-            with contextlib.suppress(PeerError):  # told when that rank is asked for
+            with contextlib.suppress(PeerError):  # reported when that rank is asked for
                 self._blobs[other] = _read_blob(other, value)
 
     def describe(self) -> dict[str, object]:
@@ -275,9 +276,10 @@ class World:
         return self.context.describe()
 
     def close(self) -> None:
-        """Close groups and endpoints, take our keys out of the store, close our context.
+        """Close groups and endpoints, delete this rank's keys, and close the World's own context.
 
-        Where an exception leaves the `with` block, our key keeps its words, for those that wait.
+        If an exception leaves the `with` block, this rank's key keeps its message for the waiting
+        ranks.
         """
         self._end(None)
 
@@ -293,8 +295,8 @@ class World:
         for endpoint in endpoints.values():
             endpoint.close()
         self.context._set_peers(None)
-        # The store may be gone before us: rank 0 of torch hosts it.
-        keys = [self._key(self.rank)] if error is None else []  # the words of another end stay
+        # The store may be gone first: rank 0 of torch hosts it.
+        keys = [self._key(self.rank)] if error is None else []  # the message about an error stays
         keys += [self._root] if self.rank == 0 else []
         with contextlib.suppress(RuntimeError, OSError):
             self._store.ask(partial(_delete, keys), _LAST_WORDS_S, "join")
@@ -321,7 +323,7 @@ def _values(keys: list[str], store: Store) -> list[bytes]:
 
 
 def _found(keys: list[str], store: Store) -> list[bytes]:
-    """Return the values of keys, or nothing as long as one is not there."""
+    """Return the values of keys, or nothing while one of them is missing."""
     return _values(keys, store) if store.check(keys) else []
 
 
@@ -342,7 +344,7 @@ def _stored_wrongly(rank: int, what: str, value: bytes) -> ProtocolError:
 
 
 def _read_blob(rank: int, value: bytes) -> bytes:
-    """Return the blob that a rank put into the store; PeerError for the word of one that left."""
+    """Return the blob that a rank put into the store; PeerError if the rank left."""
     text = value.decode(errors="replace")
     if text.startswith(_LEFT):
         error = PeerError("RDT_EPEER", "join", f"rank {rank} left: {text.removeprefix(_LEFT)}")
@@ -355,7 +357,7 @@ def _read_blob(rank: int, value: bytes) -> bytes:
 
 
 def _read_root(value: bytes) -> dict[str, object]:
-    """Return what rank 0 put into the store for all, once it is known to be that."""
+    """Return what rank 0 put into the store for all, after checking it."""
     try:
         root = json.loads(value)
     except (ValueError, RecursionError):
@@ -374,7 +376,7 @@ def _is_hex(text: object, size_bytes: int) -> bool:
 
 
 def _secret(root: dict[str, object], settings: Settings) -> tuple[bytes, str]:
-    """Return the job's secret and where it came from; both sides must get it in the same way."""
+    """Return the job's secret and its source, which must be the same on both sides."""
     shared = root.get("secret")
     if settings.secret is not None and shared is None:
         return settings.secret, f"from the {settings.secret_source or 'argument'}"

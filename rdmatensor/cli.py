@@ -20,7 +20,7 @@ _SUITE = "bench/suite/command.py"
 
 
 class _ReaderGoneError(Exception):
-    """Who read what is printed, as `| head`, has enough of it."""
+    """The reader of the output, such as `| head`, has closed it."""
 
 
 def _say(*lines: str) -> None:
@@ -31,7 +31,7 @@ def _say(*lines: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 1 for what is wrong here, 2 for misuse."""
+    """Run the command line; returns the exit status: 1 for a problem found here, 2 for misuse."""
     parser = argparse.ArgumentParser(prog="rdmatensor", description=__doc__)
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="look at this host only, also where a launcher's variables name other ranks",
     )  # fmt: skip
     commands.add_parser("settings", help="list the environment variables with their values now")
-    commands.add_parser("bench", help="measure this machine beside others", add_help=False)
+    commands.add_parser("bench", help="compare rdmatensor with other libraries", add_help=False)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["bench"]:
         return _bench(words[1:])  # it has options of its own
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bench(words: list[str]) -> int:
-    """Hand over to the suite, which lies in the checkout and not in the installed package."""
+    """Hand over to the suite, which is in the checkout and not in the installed package."""
     import importlib
     from pathlib import Path
 
@@ -85,7 +85,7 @@ def _bench(words: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    sys.path.append(str(root))  # at the end: the installed package is what is measured
+    sys.path.append(str(root))  # at the end, so that the installed package is measured
     status: int = importlib.import_module("bench.suite.command").main(words)
     return status
 
@@ -126,7 +126,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     if lines is None:
-        return 0  # rank 0 tells all of it, and its status is the job's
+        return 0  # rank 0 prints all of it, and its status is the job's
     if chosen.json:
         _say_json(found, tells=not is_rank or meet.is_first_of_all())
     elif lines:
@@ -141,7 +141,7 @@ def _look(
     is_rank: bool,
     is_pair: bool,
 ) -> list[str] | None:
-    """Look at this host, then at pairs with others; return the matrix, None if rank 0 tells it."""
+    """Check this host, then pairs with others; return the matrix, None if rank 0 prints it."""
     from rdmatensor.doctor import examine, meet
 
     own: list[Finding] = []
@@ -161,7 +161,7 @@ def _look(
 
 
 def _say_json(found: Sequence[Finding], *, tells: bool) -> None:
-    """Print one array; from a rank that does not tell, what is wrong goes to standard error."""
+    """Print one array; on a rank that does not print, problems go to standard error."""
     from dataclasses import asdict
 
     from rdmatensor.doctor import report
@@ -198,7 +198,7 @@ def _settings() -> int:
 
 
 def _as_set(value: object) -> str:
-    """Write a value as the environment has it."""
+    """Write a value as it is in the environment."""
     if isinstance(value, tuple):
         return "-".join(map(str, value))
     if isinstance(value, bool):

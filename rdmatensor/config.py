@@ -1,7 +1,7 @@
 """Settings, and the only place that reads the environment.
 
-VARIABLES is the whole list of RDMATENSOR_* variables; the README's table is made from it. A name
-that is not on it is refused, because a misspelt setting that does nothing is worse than an error.
+VARIABLES is the whole list of RDMATENSOR_* variables; the README's table is made from it. An
+unknown name is refused, because a misspelt setting without effect is worse than an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PREFIX = "RDMATENSOR_"
 FOREIGN_NAMES = frozenset(
     PREFIX + name for name in ("DEMO_RUN", "TEST_MEETINGS", "BENCH_PROGRAMS", "BENCH_NIXL_PYTHON")
 )
-# What the C library reads itself: of devices, because what is right depends on them, of
-# collectives, and what stands for the host in tests. Known here, so that a slip of the pen is
-# refused, and judged there.
+# Variables that the C library reads and checks itself: of devices, as the right values depend on
+# them, of collectives, and stand-ins for the host in tests. Listed here so that misspelt names are
+# refused.
 NATIVE_NAMES = (
     *(
         f"{PREFIX}VERBS_{name}"
@@ -48,7 +48,7 @@ _STREAMS_MAX = 16  # the wire format's bound, see docs/wire.md
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set. Fields have the defaults that an empty environment gives."""
+    """All settings. Fields have the defaults of an empty environment."""
 
     transport: TransportName = "auto"
     require: TransportName = "auto"
@@ -72,7 +72,7 @@ class Settings:
     log: LogLevel = "warn"
 
     def __post_init__(self) -> None:
-        """Check each field as its variable's value is checked; None stands for "not set"."""
+        """Check each field as its variable's value is checked; None means "not set"."""
         for name, field in self.__dataclass_fields__.items():
             value = getattr(self, name)
             if value is None and field.default is None:
@@ -209,7 +209,7 @@ class Variable:
 
     @property
     def full_name(self) -> str:
-        """As it is written in the environment."""
+        """The name in the environment."""
         return PREFIX + self.name
 
     @property
@@ -314,7 +314,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings; environment defaults to the process's.
 
     Raises InvalidArgument for an unknown RDMATENSOR_* name, with the nearest one that exists, and
-    for a value that does not parse, with the form it must have.
+    for a value that does not parse, with its expected form.
     """
     source = os.environ if environment is None else environment
     known = {variable.full_name: variable for variable in VARIABLES}
@@ -324,7 +324,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
             continue
         if name not in known:
             raise _unknown(name, [*known, *NATIVE_NAMES])
-        if source[name] != "":  # an empty variable is one that somebody unset
+        if source[name] != "":  # an empty variable counts as unset
             fields[known[name].field] = _parse(known[name], source[name])
     _take_secret(fields)
     settings = Settings()
@@ -333,7 +333,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def native_values(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what is set of the variables that the C library reads and judges itself."""
+    """Return those variables that are set and that the C library reads and checks itself."""
     source = os.environ if environment is None else environment
     return {name: source[name] for name in NATIVE_NAMES if source.get(name)}
 
@@ -354,7 +354,7 @@ def _parse(variable: Variable, text: str) -> object:
 
 
 def _unknown(name: str, known: list[str]) -> InvalidArgument:
-    # Without the prefix, which would make everything look alike.
+    # Without the prefix, which would make all names look alike.
     words = [full_name.removeprefix(PREFIX) for full_name in known]
     near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.6)
     hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""The context: what a process has one of."""
+"""The per-process context: memory arena, transports and progress engine."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _LOG_LEVELS = {
     "info": lib.RDT_LOG_INFO,
     "debug": lib.RDT_LOG_DEBUG,
 }
-# Contexts to close when the interpreter ends, before it takes itself apart.
+# Contexts to close when the interpreter ends, before its teardown.
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 class Context:
     """The transports found, the arena, the progress engine, and the settings of one process.
 
-    settings: None reads the environment. Use it as a context manager, or close() it; what is open
-    when the interpreter ends is closed then. Arrays of its arena stay valid until they are
-    dropped, also after close().
+    settings: None reads the environment. Use it as a context manager, or close() it; a context that
+        is open when the interpreter ends is closed then. Arrays of its arena stay valid until they
+        are dropped, also after close().
     Raises: InvalidArgument (a setting), TransportNotViable (the forced one), DeviceError,
         OutOfMemory, ForkedProcess.
     Threads: any thread may call everything but close().
@@ -61,7 +61,7 @@ class Context:
         if not isinstance(settings, config.Settings | None):
             raise invalid("Context", f"settings={settings!r} is a {type(settings).__name__}")
         self.settings = config.from_environment() if settings is None else settings
-        self.notes: dict[str, object] = {}  # what describe() tells beside the C library's words
+        self.notes: dict[str, object] = {}  # what describe() adds to the C library's description
         lib.rdt_log_set_level(_LOG_LEVELS[self.settings.log])
         if self.settings.trace is not None:
             from rdmatensor import trace
@@ -99,12 +99,12 @@ class Context:
     # ---- memory --------------------------------------------------------------------------------
 
     def empty(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Array:
-        """Return a numpy array in the arena, its content undefined.
+        """Return a numpy array in the arena, with undefined content.
 
         Shapes: any of at most 8 dims; zero-size is legal. dtype: a name, or numpy's or torch's;
             None is float32.
-        Ownership: freed with the last array or view of it; bytes that peers may still write are
-            not used again before they cannot. DLPack and the buffer protocol are numpy's.
+        Ownership: freed with the last array or view of it. Bytes that peers may still write are not
+            reused before. DLPack and the buffer protocol are numpy's.
         Raises: OutOfMemory with the line that lifts the limit, InvalidArgument.
         """
         return memory.new_array(self._core, shape, dtype, zero=False, call="empty")
@@ -114,7 +114,7 @@ class Context:
         return memory.new_array(self._core, shape, dtype, zero=True, call="zeros")
 
     def register(self, tensor: TensorLike) -> Region:
-        """Let peers reach memory that you have already, without moving it.
+        """Make existing memory accessible to peers, without moving it.
 
         Peers on this host reach it over tcp or through the kernel, never by mapping it: memory of
         the arena is faster. See Region for ownership.
@@ -122,11 +122,12 @@ class Context:
         return Region(self._core, tensor)
 
     def export(self, tensor: TensorLike) -> RemoteRegion:
-        """Return what a peer needs to reach an array of the arena, or registered memory.
+        """Return the handle by which a peer accesses an array of the arena, or registered memory.
 
-        The tensor must be the whole array that empty(), zeros() or register() knows. The same
-        again gives the same; when the array is freed, what peers have becomes stale. It is a value:
-        hand it over pickled, or as encode() gives it, by Group.send(), a store, a file.
+        The tensor must be the whole array that empty(), zeros() or register() knows. Exporting it
+        again gives an equal handle; when the array is freed, the peers' handles become stale. A
+        handle is a value: send it pickled, or as encode() gives it, by Group.send(), a store, a
+        file.
         """
         return memory.export(self._core, tensor)
 
@@ -134,7 +135,7 @@ class Context:
 
     @property
     def blob(self) -> bytes:
-        """What peers need for connect(): addresses, no secret. Hand it over as you like."""
+        """What peers need for connect(): addresses, no secret. Distribute it in any way."""
         buf = ffi.new("uint8_t[]", lib.RDT_BLOB_MAX_BYTES)
         length, err = ffi.new("size_t *"), new_error()
         status = lib.rdt_context_blob(self._c_ptr("blob"), buf, len(buf), length, err)
@@ -143,7 +144,7 @@ class Context:
 
     @property
     def uuid(self) -> bytes:
-        """128 random bits that name this process to its peers."""
+        """128 random bits that identify this process to its peers."""
         buf = ffi.new("uint8_t[]", lib.RDT_UUID_BYTES)
         lib.rdt_context_uuid(self._c_ptr("uuid"), buf)
         return bytes(ffi.buffer(buf))
@@ -156,10 +157,10 @@ class Context:
         epoch: int = 0,
         rank: int = RANK_UNKNOWN,
     ) -> None:
-        """Let peers of a job in: those that know the secret and have the same epoch.
+        """Admit the peers of a job: those that know the secret and have the same epoch.
 
         secret: any bytes, only their SHA-256 is used; None takes the settings' secret.
-        rank: ours in the job, for messages.
+        rank: this process's in the job, for messages.
         """
         secret = self.settings.secret if secret is None else secret
         if not secret:
@@ -187,7 +188,7 @@ class Context:
         rank: int = RANK_UNKNOWN,
         timeout_s: float | None = None,
     ) -> Endpoint:
-        """Return the endpoint to the process whose blob this is; set-up goes on behind.
+        """Return the endpoint to the process with this blob; set-up goes on in the background.
 
         rank: the peer's, for messages and PeerError.rank. timeout_s bounds the whole set-up.
         Both sides must have the job, see add_job(); it is added here if the settings have a secret.
@@ -208,12 +209,12 @@ class Context:
         src: Endpoint | int,
         kind: SlotKind = "static",
     ) -> Slot:
-        """Make the place where tensors of src land, and announce it; returns at once.
+        """Make the slot into which src sends tensors, and announce it; returns at once.
 
         Shapes: every tensor has this shape (static), at most it in each dim (bounded: the actual
             one travels with the payload), or any of its ndim (dynamic: pulled by a read).
         dtype: a name, or numpy's or torch's; None is float32, as everywhere.
-        src: the sender, an Endpoint or, after join(), a rank. The sender says
+        src: the sender, an Endpoint or, after join(), a rank. The sender calls
             `Endpoint.slot(name)`.
         Raises: InvalidArgument, OutOfMemory, PeerError.
         """
@@ -232,7 +233,7 @@ class Context:
         return Slot(self._core, endpoint._ptr("slot"), name, shape, dtype, kind)
 
     def _set_peers(self, peers: Callable[[int], Endpoint] | None) -> None:
-        """Say how slot() finds the endpoint of a rank; join() does this."""
+        """Set how slot() finds the endpoint of a rank; join() calls this."""
         self._peers = peers
 
     # ---- state ---------------------------------------------------------------------------------
@@ -240,12 +241,12 @@ class Context:
     def describe(self) -> dict[str, object]:
         """Return the live state: settings, arena, each peer's path and why, counters.
 
-        ["copies_tuned_for"] is the processor whose thresholds copies use (Raptor Cove's on all of
-        Intel's family 6, else Zen 4's where none was measured). ["arena"]["populated_bytes"] are in
-        memory, and ["arena"]["placement"] says where: "node_bytes" by NUMA node, "cpu_nodes" of the
-        CPUs that the process may use, "far_bytes" on nodes without one; all None where the kernel
-        does not tell, with the "reason". The kernel looks at each page of the process for it: not
-        for a timer.
+        ["copies_tuned_for"] is the processor whose copy thresholds are used (Raptor Cove's on all
+        of Intel's family 6, otherwise Zen 4's on unmeasured processors).
+        ["arena"]["populated_bytes"] are in memory, and ["arena"]["placement"] says where:
+        "node_bytes" by NUMA node, "cpu_nodes" of the CPUs that the process may use, "far_bytes" on
+        nodes without one; all None if the kernel does not report them, with the "reason". The
+        kernel visits each page of the process for it: do not call it from a timer.
 
         Raises: Closed, ForkedProcess.
         """
@@ -254,11 +255,11 @@ class Context:
         return state
 
     def _state(self) -> dict[str, object]:
-        """Return what describe() does, without the placement, which takes long."""
+        """Return the result of describe() without the placement, which takes long."""
         return {**state_of(self._core), **self.notes}
 
     def describe_text(self) -> str:
-        """Return what describe() does, as lines for a person."""
+        """Return the result of describe(), as lines of text."""
         return text_of(self.describe())
 
     def counters(self) -> Counters:
@@ -276,7 +277,8 @@ class Context:
     def fileno(self) -> int:
         """Return a descriptor that is readable when the engine has something to do.
 
-        For loops of your own: call progress() then. Do not read from it. `await` needs none of it.
+        For event loops of your own: call progress() then. Do not read from it. `await` does not
+        need it.
         """
         self._core.refuse_fork("fileno")
         return int(lib.rdt_context_fd(self._c_ptr("fileno")))
@@ -305,7 +307,7 @@ class Context:
     def close(self) -> None:
         """Close endpoints and slots, then the context; idempotent, and does nothing after a fork.
 
-        Threads that wait get Closed. Memory stays mapped while arrays of it are alive.
+        Waiting threads get Closed. Memory stays mapped while arrays of it are alive.
         """
         _open_contexts.discard(self)
         if self._metrics is not None:
@@ -322,7 +324,7 @@ class Context:
 
         try:
             trace.write_into(self.settings.trace, self)
-        except OSError as error:  # close() has to close all the same
+        except OSError as error:  # close() must close in any case
             warnings.warn(f"rdmatensor: no trace: {error}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Context:
@@ -382,7 +384,7 @@ _default: Context | None = None
 def default_context(settings: Callable[[], config.Settings] | None = None) -> Context:
     """Return the process's own context, opened from the environment at the first call.
 
-    settings: gives those of a context that has to be opened; None reads the environment.
+    settings: returns those of a context that has to be opened; None reads the environment.
     It is closed when the interpreter ends, or by close(); then the next call opens another.
     """
     global _default

@@ -1,6 +1,6 @@
-"""The torch.distributed backend: making a group, and asking about it.
+"""The torch.distributed backend: making a group, and inspecting it.
 
-`init_process_group("rdmatensor")` comes to create(). All groups of a process share its context.
+`init_process_group("rdmatensor")` calls create(). All groups of a process share its context.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ _REBUILD = (
 )
 # Contexts whose groups are shut down before they close.
 _tied: set[int] = set()
-_LONGEST = timedelta(days=365)  # a longer time-out is meant to be none, and would overflow in C++
+_LONGEST = timedelta(days=365)  # a longer timeout means none, and would overflow in C++
 
 
 class Rendezvous(Protocol):
-    """What is used here of rdmatensor._c10d.Rendezvous."""
+    """The part of rdmatensor._c10d.Rendezvous that is used here."""
 
     def all_say(self, what: str, mine: str) -> bool:
-        """Whether every rank says the same; waits for all. What others say is not decoded."""
+        """Whether every rank gives the same value; waits for all. Does not decode the values."""
 
 
 class LastOperation(TypedDict):
     """One operation of a group, as this rank saw it."""
 
-    number: int  # among all that this rank did in the group, from 1 on
-    sequence: int | None  # of its last collective: "#3" in errors of all ranks; None: it has none
-    collectives: int  # how many it is: 0 for a message, several for a list of large tensors
+    number: int  # among all operations of this rank in the group, from 1
+    sequence: int | None  # of its last collective: "#3" in errors on all ranks; None: it has none
+    collectives: int  # number of collectives: 0 for a message, several for a list of large tensors
     operation: str  # "rdmatensor:recv from rank 3, tag 0"
     bytes: int  # of the inputs
     dtype: torch.dtype
     state: Literal["in flight", "done", "failed"]
-    seconds: float  # that it took, or has taken
+    seconds: float  # that it took, or has taken so far
 
 
 class BackendPart(Protocol):
-    """What is used here of rdmatensor._c10d.Backend and torch does not declare."""
+    """The part of rdmatensor._c10d.Backend that is used here and not declared by torch."""
 
     number: int
 
     @property
     def options(self) -> torch_c10d.Backend.Options:
-        """Return the group's, with its time-out as it is now."""
+        """Return the group's options, with its present timeout."""
 
     def name(self) -> str:
         """Return the backend's name."""
@@ -77,10 +77,10 @@ class BackendPart(Protocol):
     def _average_bucket(self, bucket: torch.Tensor, label: int) -> torch_c10d.Work: ...
 
     def last_operations(self) -> list[LastOperation]:
-        """Return what this rank did last, oldest first."""
+        """Return the last operations of this rank, oldest first."""
 
     def recorded(self) -> dict[str, Any]:
-        """Return what its recorder says, with the cycle that it found."""
+        """Return the recorder's report, with the cycle that it found."""
 
     def rank(self) -> int:
         """Return this process's rank in the group."""
@@ -126,10 +126,9 @@ def load_extension() -> ModuleType:
 def create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
     """Make the backend of one group; torch calls it on every member.
 
-    backend_options: none exist besides torch's own; anything else is a TypeError.
-    Blocks until rank 0 of the group has come, and, for the process's first group and where the
-        launcher did not say whether all ranks share a host, until all have. Bounded by
-        the group's time-out.
+    backend_options: only torch's own exist; anything else is a TypeError.
+    Blocks until rank 0 of the group has come; for the process's first group, if the launcher did
+    not say whether all ranks share a host, until all have. Bounded by the group's timeout.
     Raises: ImportError (built for another torch), InvalidArgument (a setting), DistBackendError,
         DistStoreError.
     """
@@ -171,9 +170,9 @@ def create(options: _DistributedBackendOptions, backend_options: object = None) 
 def _repair_default_backend() -> None:
     """Name this backend the default of a group that was opened with "cpu:rdmatensor".
 
-    torch 2.13 looks for the name in capitals among names in small letters, and leaves the default
+    torch 2.13 looks for the upper-case name among lower-case names, and leaves the default
     undefined: name() is wrong, hooks fail, destroying the group warns. The group is a variable of
-    the function that calls us; whoever calls us otherwise has nothing to repair.
+    the calling function in torch; other callers have nothing to repair.
     """
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_name != "_new_process_group_helper":
@@ -195,8 +194,8 @@ def _process_context(c10d: ModuleType, rendezvous: Rendezvous, size: int) -> Con
 
 
 def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
-    """Whether loopback reaches every rank. A hint: a wrong one shows as an unreachable peer."""
-    # Of torchrun and its kin, not settings of ours.
+    """Whether loopback reaches every rank. A hint: if wrong, a peer is unreachable."""
+    # Set by torchrun and similar launchers; not settings of rdmatensor.
     local, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     if local is not None and world is not None:
         return local == world
@@ -210,7 +209,7 @@ def _is_one_host(rendezvous: Rendezvous, size: int) -> bool:
 
 
 def tie_to_context(c10d: ModuleType, context: Context) -> None:
-    """Shut the context's groups down before it closes, and keep it while torch has parts of it."""
+    """Shut the context's groups down before it closes, and keep it while torch uses parts of it."""
     addr = context._c_addr
     c10d.offer_symmetric_memory(addr)
     if addr in _tied:
@@ -223,12 +222,12 @@ def tie_to_context(c10d: ModuleType, context: Context) -> None:
 
     context._core.adopt(Handle("torch groups", addr, close))
     context._core.is_held.append(lambda: bool(c10d.is_context_in_use(addr)))
-    # Runs before the context's own, which was registered earlier; again is harmless.
+    # Runs before the context's own handler, which was registered earlier; again is harmless.
     atexit.register(_before_exit, c10d)
 
 
 def _before_exit(c10d: ModuleType) -> None:
-    """While Python's lock can still be had: a thread that asks for it later ends the process."""
+    """Stop while the GIL is available: a thread that requests it later ends the process."""
     c10d.shutdown_groups()
     c10d.stop_finisher()
 
@@ -236,23 +235,28 @@ def _before_exit(c10d: ModuleType) -> None:
 def describe(group: ProcessGroup | None = None) -> dict[str, object]:
     """Return the live state of this process, with "peers": how each member is reached, and why.
 
-    group: None is the default group. Peers are all other members, by global rank, as
-        {"rank", "path", "reason"}; path "none": nothing was sent or received yet. "adopted": what
-        was made in the arena unasked, {"what", "tensors", "bytes", "missed", "missed_bytes",
-        "reason"}; "not_adopted": what is outside, {"what", "reason", "tensors", "bytes", "names"};
-        "born": gradients of DDP, {"what", "born", "copied", "copied_bytes", "why_off"}.
-        "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
-        "writes", "rearranged_tensors", "rearranged_bytes"}; a pack is one call for many small
-        tensors of a coalesced one, rearranged what was not row-major and copied, a write a message
-        to a member or a fill of memory that all read. "way" says how they go (shared memory, hosts,
-        messages, undecided at first), "algorithm" what RDMATENSOR_ALGO said, "ran" how many went by
-        which, "summing_s", "copying_s" passes from 4 KiB on; with messages "costs" is a table (its
-        "source", "between": path to hosts), "chosen" what is for each; "hosts" numbers each rank's.
-        "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
-        "reason"; when locked "operations" and "bytes" of a step, "steps" since then, their average
-        cost ("per_step", of counters(); other groups' too), how many tensors "moved" to another
-        address.
-    Raises: ValueError if the group has no rdmatensor backend or this process is no member.
+    Peers are all other members, by global rank, as {"rank", "path", "reason"}; path "none": nothing
+    was sent or received yet. "adopted": what was allocated in the arena without a request, {"what",
+    "tensors", "bytes", "missed", "missed_bytes", "reason"}; "not_adopted": what is outside,
+    {"what", "reason", "tensors", "bytes", "names"}; "born": gradients of DDP, {"what", "born",
+    "copied", "copied_bytes", "why_off"}.
+    "collectives" counts those of the group on this rank: {"calls", "packs", "packed_tensors",
+    "writes", "rearranged_tensors", "rearranged_bytes"}. A pack is one call for many small tensors
+    of a coalesced one; rearranged tensors were not row-major and were copied; a write is a message
+    to a member, or a fill of memory that all read. "way" is how they are carried out (shared
+    memory, hosts, messages, undecided at first), "algorithm" the value of RDMATENSOR_ALGO, "ran"
+    how many used which, "summing_s" and "copying_s" the time of passes over 4 KiB or more. With
+    messages, "costs" is a table (its "source", "between": path to hosts), "chosen" the choice for
+    each operation; "hosts" numbers each rank's host.
+    "plan" is what the recorder knows of the group's step: "state" (watching, locked, off) and
+    "reason"; when locked "operations" and "bytes" of a step, "steps" since then, their average cost
+    ("per_step", of counters(); other groups' too), how many tensors "moved" to another address.
+
+    Args:
+        group: None is the default group.
+
+    Raises:
+        ValueError: The group has no rdmatensor backend, or this process is not a member.
     """
     context, state = default_context(), default_context().describe()
     members = _members(group) if dist.is_initialized() else []
@@ -286,7 +290,7 @@ def _peer(rank: int, endpoints: list[dict[str, object]]) -> Peer:
     of_rank = [endpoint for endpoint in endpoints if endpoint["rank"] == rank]
     if not of_rank:
         return Peer(rank=rank, path="none", reason="nothing was sent or received yet")
-    # A rank that was started again has the endpoints of its predecessors too.
+    # A rank that was restarted has the endpoints of its predecessors too.
     ready = [endpoint for endpoint in of_rank if endpoint["state"] == "ready"]
     endpoint = (ready or of_rank)[-1]
     texts = [str(endpoint[key]) for key in ("error", "lane", "why_not_better") if endpoint[key]]
@@ -302,9 +306,15 @@ def monitored_barrier(
 ) -> None:
     """Do what torch.distributed.monitored_barrier() does, which refuses every backend but Gloo.
 
-    Rank 0 of the group learns who did not come within the time-out: the first such rank, or with
-        wait_all_ranks all of them.
-    Raises: RuntimeError naming the ranks, on rank 0; on the others, that rank 0 did not answer.
+    Rank 0 of the group learns which ranks did not come within the timeout.
+
+    Args:
+        group: None is the default group.
+        timeout: None takes the group's.
+        wait_all_ranks: Name all missing ranks, not only the first.
+
+    Raises:
+        RuntimeError: It names the missing ranks on rank 0; on the others, rank 0 did not answer.
     """
     given = None if timeout is None else bounded(timeout)
     chosen = group_of(group)
@@ -313,21 +323,33 @@ def monitored_barrier(
 
 
 def set_timeout(timeout: timedelta, group: ProcessGroup | None = None) -> None:
-    """Set the group's time-out for operations that begin from now on, on this rank.
+    """Set the group's timeout for operations that start from now on, on this rank.
 
-    torch's own way knows Gloo and NCCL only; for any other it warns and does nothing.
-    Raises: ValueError (the group is another backend's, or this rank is no member of it).
+    torch's own function supports Gloo and NCCL only; for any other backend it warns and does
+    nothing.
+
+    Args:
+        timeout: The new timeout, limited to a year.
+        group: None is the default group.
+
+    Raises:
+        ValueError: The group is another backend's, or this rank is not a member of it.
     """
     limit = bounded(timeout)
     backend_of(group_of(group))._set_default_timeout(limit)
 
 
 def sequence_number(group: ProcessGroup | None = None) -> int:
-    """Return how many collectives this rank has begun in the group; equal on ranks in step.
+    """Return how many collectives this rank has started in the group; equal on ranks in step.
 
-    Errors and last_operations() number them so: "all_reduce #3" is the group's third collective.
+    "all_reduce #3" in errors and last_operations() is the group's third collective.
     ProcessGroup._get_sequence_number_for_group() refuses all but torch's own backends.
-    Raises: ValueError (the group is another backend's, or this rank is no member of it).
+
+    Args:
+        group: None is the default group.
+
+    Raises:
+        ValueError: The group is another backend's, or this rank is not a member of it.
     """
     return backend_of(group_of(group))._get_sequence_number_for_group()
 
@@ -335,13 +357,19 @@ def sequence_number(group: ProcessGroup | None = None) -> int:
 def last_operations(group: ProcessGroup | None = None) -> list[LastOperation]:
     """Return the last 128 operations of the group on this rank, oldest first.
 
-    The group's first failure writes the last 16 to torch's log by itself. Raises: ValueError.
+    On the group's first failure the last 16 are written to torch's log.
+
+    Args:
+        group: None is the default group.
+
+    Raises:
+        ValueError: The group is another backend's, or this rank is not a member of it.
     """
     return backend_of(group_of(group)).last_operations()
 
 
 def bounded(timeout: object) -> timedelta:
-    """Return the time-out, or the longest that C++ can take; TypeError if it is none."""
+    """Return the timeout, or the longest that C++ accepts; TypeError for any other type."""
     if not isinstance(timeout, timedelta):
         raise TypeError(f"timeout={timeout!r} is a {type(timeout).__name__}, not a timedelta")
     return min(timeout, _LONGEST)

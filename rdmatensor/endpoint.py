@@ -41,10 +41,10 @@ NOTIFY_MAX: int = lib.RDT_NOTIFY_MAX
 
 
 class Blocks:
-    """Pieces of local memory and where each goes: made once, written with write_many() often.
+    """Pieces of local memory and their destinations: made once, written with write_many() often.
 
     blocks: pairs (tensor, dst_offset_bytes); each tensor goes whole to that offset, in bytes, of
-    the remote region. Ownership: the tensors are kept alive by this object.
+        the remote region. Ownership: the tensors are kept alive by this object.
     """
 
     __slots__ = ("_kept", "_ptr", "count", "len_bytes")
@@ -56,7 +56,7 @@ class Blocks:
             raise invalid("write_many", "blocks must be pairs (tensor, dst_offset_bytes)") from None
         tensors, data = [tensor for tensor, _ in pairs], None
         if all(type(tensor) is np.ndarray and not tensor.dtype.hasobject for tensor in tensors):
-            with contextlib.suppress(ValueError):  # not contiguous: span() tells which
+            with contextlib.suppress(ValueError):  # not contiguous: span() names the tensor
                 data = [ffi.from_buffer(BYTES, tensor) for tensor in tensors]
         if data is None:
             spans = [span(tensor, "write_many") for tensor in tensors]
@@ -64,7 +64,7 @@ class Blocks:
             data = [pointer for pointer, _ in spans]
         else:  # thousands of small blocks: a function call for each would cost more than the write
             lengths = np.array([len(item) for item in data], dtype=np.uint64)
-        # Through an array of pointers: to convert each to a number would double the time.
+        # Through an array of pointers: converting each to a number would double the time.
         pointers = ffi.new("char *[]", data)
         starts = np.frombuffer(ffi.buffer(pointers), dtype=np.uint64, count=len(data))
         self._fill(starts, lengths, _offsets(offset for _, offset in pairs), data)
@@ -93,9 +93,9 @@ class Blocks:
         src_offsets_bytes: NDArray[np.integer[NBitBase]] | Iterable[int],
         dst_offsets_bytes: NDArray[np.integer[NBitBase]] | Iterable[int],
     ) -> Blocks:
-        """Make blocks of one length out of parts of one tensor; costs no Python step per block.
+        """Make blocks of one length out of parts of one tensor, without a Python step per block.
 
-        Units: bytes. Raises InvalidArgument where a part leaves src.
+        Units: bytes. Raises InvalidArgument if a part leaves src.
         """
         data, len_bytes = span(src, "write_many")
         starts, goals = _offsets(src_offsets_bytes), _offsets(dst_offsets_bytes)
@@ -160,7 +160,7 @@ def notify_word(notify: int | None) -> int:
 
 def _offset(value: int, call: str, name: str) -> int:
     """Check an offset in bytes."""
-    if type(value) is int and 0 <= value <= U64_MAX:  # what the slow way is slow to say
+    if type(value) is int and 0 <= value <= U64_MAX:  # the slow path is slow for this common case
         return value
     return whole_in(value, U64_MAX, call, name)
 
@@ -171,8 +171,8 @@ def _struct_of(region: RemoteRegion, call: str) -> CData:
     except AttributeError:
         raise invalid(
             call,
-            f"{type(region).__name__} stands where a RemoteRegion belongs, which the peer makes "
-            "with export() and hands over",
+            "expected a RemoteRegion, which the peer makes with export() and sends, got "
+            f"{type(region).__name__}",
         ) from None
 
 
@@ -180,14 +180,14 @@ class Endpoint:
     """The connection to one peer, over the best path that a probe proved; see Context.connect().
 
     Writes and notifications to one peer arrive in order. Operations may be posted before the
-    connection stands; they wait for it.
+    connection is established; they wait for it.
     Threads: any thread may post; notifications are taken by one thread at a time.
     """
 
     def __init__(self, core: Core, ptr: CData, rank: int) -> None:
         self._core = core
         self.rank = rank
-        # After join(): raises if the peer left a word that it gave up, which C cannot know.
+        # After join(): raises if the peer left a message that it gave up, which C cannot know.
         self._look_for_leaving: Callable[[], None] | None = None
         self._handle = core.adopt(Handle("endpoint", ptr, lib.rdt_endpoint_close))
 
@@ -197,7 +197,7 @@ class Endpoint:
 
     @property
     def transport(self) -> TransportName:
-        """The path in use, or "auto" while there is none."""
+        """The active path, or "auto" until there is one."""
         code = lib.rdt_endpoint_transport(self._ptr("transport"))
         return cast("TransportName", TRANSPORT_NAMES[code])
 
@@ -232,8 +232,8 @@ class Endpoint:
     ) -> Transfer:
         """Start a one-sided write of a whole tensor into the peer's memory.
 
-        Shapes: src is any row-major tensor without gaps (numpy, a buffer, a CPU torch tensor);
-            all its bytes leave, no copy is made. Zero-size is legal.
+        Shapes: src is any row-major tensor without gaps (numpy, a buffer, a CPU torch tensor); all
+            its bytes are sent, no copy is made. Zero-size is legal.
         Units: dst_offset_bytes from the start of dst; notify is 0 to 2**18 - 1, delivered to the
             peer's wait_notify() after the bytes are in place.
         Ownership: src is kept alive, and must not change, until the Transfer is done.
@@ -259,7 +259,7 @@ class Endpoint:
         dst_offset_bytes: int = 0,
         notify: int | None = None,
     ) -> PreparedWrite:
-        """Check a write once; each call of what is returned posts it. See write()."""
+        """Check a write once; each call of the result posts it. See write()."""
         offset = _offset(dst_offset_bytes, "write", "dst_offset_bytes")
         return PreparedWrite(self, src, dst, offset, notify_word(notify))
 
@@ -273,7 +273,7 @@ class Endpoint:
         """Start one write of many blocks into one remote region, with one notification.
 
         blocks: pairs (tensor, dst_offset_bytes), or Blocks, which are checked once for many calls.
-        The notification comes after all of them are in place. The rest is as with write().
+        The notification is delivered after all of them are in place. The rest is as with write().
         """
         made = blocks if isinstance(blocks, Blocks) else Blocks(blocks)
         frame = take()
@@ -303,14 +303,14 @@ class Endpoint:
         return Transfer(self._core, frame, data, partial(self._operation, "read", len_bytes))
 
     def notify(self, notification: int, dst: RemoteRegion) -> Transfer:
-        """Send a notification alone; it arrives after all that was written before.
+        """Send a notification alone; it arrives after all earlier writes.
 
-        dst is any region of the peer: notifications are parts of writes, this is one of no bytes.
+        dst is any region of the peer: notifications are parts of writes, here of one without bytes.
         """
         return self.write(b"", dst, notify=notification)
 
     def wait_notify(self, timeout_s: float | None = None) -> int:
-        """Return the oldest notification of this peer; timeout_s=0 looks once, without waiting.
+        """Return the oldest notification of this peer; timeout_s=0 polls once, without waiting.
 
         Raises: TransferTimeout, PeerError (nothing more can come), Closed.
         """
@@ -326,7 +326,7 @@ class Endpoint:
             give(frame)
 
     def _look_for_notify(self, slice_ns: int, out: CData, err: CData) -> int:
-        """One wait in C, which calls a look that finds nothing EAGAIN: say whose it is."""
+        """Wait once in C, where an unsuccessful poll is EAGAIN; the error names the peer."""
         status: int = lib.rdt_endpoint_wait_notify(self._ptr("wait_notify"), slice_ns, out, err)
         if status == AGAIN:
             raise TransferTimeout(
@@ -345,9 +345,10 @@ class Endpoint:
     ) -> SlotSender:
         """Return the sending side of the peer's slot of that name.
 
-        shape, dtype: what the receiver said, or the maximum for kind="bounded"; a shape alone is of
+        shape, dtype: those of the receiver, or the maximum for kind="bounded"; a shape alone is of
             float32; without a shape they are those of the first tensor that is put. They are
-            compared when the slot is found: at once where they are given, else at the first put().
+            compared when the slot is found: at once if they are given, otherwise at the first
+            put().
         Raises: Mismatch (on both sides), TransferTimeout (no such slot was announced), PeerError.
         """
         return SlotSender(self._core, self._ptr, name, shape, dtype, kind, timeout_s)
@@ -361,7 +362,7 @@ class Endpoint:
         return f"rank {self.rank}" if self.rank != RANK_UNKNOWN else "the peer"
 
     def close(self) -> None:
-        """Flush and close; the peer sees that we left. Idempotent."""
+        """Flush and close; the peer notices that this side left. Idempotent."""
         self._core.release(self._handle)
 
     def __enter__(self) -> Endpoint:

@@ -1,7 +1,7 @@
-"""What can go wrong, as exceptions.
+"""The errors of this package, as exceptions.
 
-Local fault and remote fault are never one class: InvalidArgument is yours, PeerError is the other
-side's. Each message says what happened, with which values, and what to try.
+Local fault and remote fault are never one class: InvalidArgument is the caller's, PeerError the
+other side's. Each message says what happened, with which values, and what to try.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ RANK_UNKNOWN = -1
 
 
 class RdmaTensorError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base of every exception that this package raises on purpose.
 
     code: the C library's status by name, for example "RDT_EPEER"; call: the operation that failed;
-    detail: the message; rank: global rank at fault, or -1 where none is known to be.
+        detail: the message; rank: global rank at fault, or -1 if unknown.
     """
 
     rank = RANK_UNKNOWN
@@ -30,7 +30,7 @@ class RdmaTensorError(Exception):
 
 
 class InvalidArgument(RdmaTensorError, ValueError):
-    """An argument is wrong; the message says which one, with its value."""
+    """An argument is wrong; the message names it, with its value."""
 
 
 class OutOfMemory(RdmaTensorError, MemoryError):
@@ -38,7 +38,7 @@ class OutOfMemory(RdmaTensorError, MemoryError):
 
 
 class TransferTimeout(RdmaTensorError, TimeoutError):
-    """The deadline passed. The operation may still end; its buffers stay in use until it does."""
+    """The deadline passed. The operation may still end; its buffers stay in use until then."""
 
 
 class Closed(RdmaTensorError):
@@ -95,9 +95,9 @@ class ProtocolError(PeerError):
 
 
 class CorruptedData(PeerError):
-    """Other bytes arrived than were sent; the message names what, from whom, by which path, where.
+    """Other bytes arrived than were sent; the message names the operation, peer, path and place.
 
-    Only where RDMATENSOR_VERIFY is set. rank is the peer's; the path, a NIC or memory may be at
+    Raised only if RDMATENSOR_VERIFY is set. rank is the peer's; the path, a NIC or memory may be at
     fault as well as its process. The connection is given up.
     """
 
@@ -111,4 +111,4 @@ class VersionMismatch(PeerError):
 
 
 class InternalError(RdmaTensorError):
-    """A promise of this library is broken: please report it with the message."""
+    """An invariant of this library is broken: please report it with the message."""

@@ -1,8 +1,8 @@
 """Groups of ranks: tagged messages and collectives over numpy arrays, without torch.
 
 Every operation returns a Transfer at once; several may be in flight. All members call the same
-collectives in the same order; where they disagree, who finds it out gets Mismatch that says how,
-and the others Mismatch or a PeerError with the same words.
+collectives in the same order. If they disagree, the member that detects it gets Mismatch with the
+difference, and the others Mismatch or a PeerError with the same text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rdmatensor.types import ReduceOp, TensorLike
 
 
 class Group:
-    """Ranks that talk to each other; made by World.group(). Ranks below are those of the group.
+    """Ranks that communicate; made by World.group(). Ranks below are those of the group.
 
     Ownership: all tensors are kept alive, sources must not change and destinations must not be used
         until the Transfer is done.
@@ -88,10 +88,18 @@ class Group:
         return Transfer(self._core, frame, data, partial(self._what, f"send to {dst}", len_bytes))
 
     def recv(self, tensor: TensorLike, src: int | None = None, *, tag: int = 0) -> Reception:
-        """Receive into a tensor; src None takes a message of any member.
+        """Receive into a tensor.
 
-        A shorter message is legal: Reception.len_bytes says how much came, Reception.source from
-        whom. A longer one is Mismatch.
+        A shorter message is legal: Reception.len_bytes and Reception.source report its size and
+        sender. A longer one is Mismatch.
+
+        Args:
+            tensor: The destination, of any shape.
+            src: Rank of the sender; None accepts a message of any member.
+            tag: Tag of the message, 0 to 2**64 - 1.
+
+        Returns:
+            The receive in flight.
         """
         data, len_bytes = memory.span(tensor, "recv", writable=True)
         source = lib.RDT_SOURCE_ANY
@@ -113,7 +121,7 @@ class Group:
     # ---- collectives ---------------------------------------------------------------------------
 
     def broadcast(self, tensor: TensorLike, root: int = 0) -> Transfer:
-        """Copy the root's tensor (any shape, the same on all) into everybody's, in place."""
+        """Copy the root's tensor (any shape, the same on all) into every member's, in place."""
         dtype, shape = memory.describe_tensor(tensor, "broadcast")
         return self._start(lib.RDT_COLL_BROADCAST, dtype, math.prod(shape), recv=tensor, root=root)
 
@@ -135,7 +143,7 @@ class Group:
         *,
         out: TensorLike | None = None,
     ) -> Transfer:
-        """Reduce onto the root, into its out or in place; others' tensors are only read."""
+        """Reduce onto the root, into its out or in place; the tensors of others are only read."""
         dtype, shape = memory.describe_tensor(tensor, "reduce")
         into = None
         if self.rank == root:
@@ -145,14 +153,14 @@ class Group:
         )
 
     def all_gather(self, out: TensorLike, tensor: TensorLike) -> Transfer:
-        """Collect everybody's tensor into out, of size times as many elements, in rank order."""
+        """Collect all members' tensors into out, of size times as many elements, in rank order."""
         dtype, shape = memory.describe_tensor(tensor, "all_gather")
         count = math.prod(shape)
         _like(out, dtype, count * self.size, "all_gather")
         return self._start(lib.RDT_COLL_ALLGATHER, dtype, count, send=tensor, recv=out)
 
     def reduce_scatter(self, out: TensorLike, tensor: TensorLike, op: ReduceOp = "sum") -> Transfer:
-        """Reduce everybody's tensor, of size times out's elements; rank r gets the r-th part."""
+        """Reduce the tensors of all, of size times out's elements; rank r gets the r-th part."""
         dtype, shape = memory.describe_tensor(out, "reduce_scatter")
         count = math.prod(shape)
         _like(tensor, dtype, count * self.size, "reduce_scatter")
@@ -161,7 +169,7 @@ class Group:
     def gather(
         self, tensor: TensorLike, root: int = 0, *, out: TensorLike | None = None
     ) -> Transfer:
-        """Collect everybody's tensor into the root's out, in rank order."""
+        """Collect the tensors of all members into the root's out, in rank order."""
         dtype, shape = memory.describe_tensor(tensor, "gather")
         count, into = math.prod(shape), None
         if self.rank == root:
@@ -171,7 +179,7 @@ class Group:
     def scatter(
         self, out: TensorLike, root: int = 0, *, tensor: TensorLike | None = None
     ) -> Transfer:
-        """Deal the root's tensor, of size times out's elements, out in rank order."""
+        """Scatter the root's tensor, of size times out's elements, in rank order."""
         dtype, shape = memory.describe_tensor(out, "scatter")
         count, source = math.prod(shape), None
         if self.rank == root:
@@ -204,7 +212,7 @@ class Group:
     ) -> Transfer:
         call = _NAMES[collective]
         if not isinstance(op, str) or op not in REDUCE_OPS:
-            raise invalid(call, f"op {op!r} is none of {', '.join(REDUCE_OPS)}")
+            raise invalid(call, f"op {op!r} is not one of {', '.join(REDUCE_OPS)}")
         root = whole_in(root, self.size - 1, call, "root")
         args = ffi.new("struct rdt_coll_args *")
         args.struct_size = ffi.sizeof("struct rdt_coll_args")
@@ -293,9 +301,7 @@ def _like(tensor: TensorLike, dtype: str, count: int, call: str) -> TensorLike:
     """Check that a tensor has a dtype and a count of elements."""
     found, shape = memory.describe_tensor(tensor, call)
     if found != dtype or math.prod(shape) != count:
-        raise invalid(
-            call, f"a tensor of {math.prod(shape)} {found} stands where {count} {dtype} belong"
-        )
+        raise invalid(call, f"expected a tensor of {count} {dtype}, got {math.prod(shape)} {found}")
     return tensor
 
 

@@ -1,7 +1,7 @@
 """Gradients of DistributedDataParallel sent as bfloat16.
 
-torch has both functions, and refuses to register them, by their names, wherever there is no NCCL or
-XCCL. No annotation here is a string: torch compares them with its types.
+torch has both functions, but refuses to register them, by name, without NCCL or XCCL. Annotations
+here are not strings: torch compares them with its types.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,20 @@ from torch._C._distributed_c10d import GradBucket, ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 Reduced = torch.futures.Future[torch.Tensor]
-State = TypeVar("State")  # of the hook, which alone knows it
+State = TypeVar("State")  # of the hook, the only code that knows it
 
 
 def bf16_hook(group: ProcessGroup | None, bucket: GradBucket) -> Reduced:
     """Do what torch's bf16_compress_hook() does; for DistributedDataParallel.register_comm_hook().
 
-    group: None is the default group. Half of a float32 bucket's bytes leave; sums are rounded to
-        eight bits of mantissa, and returned in the bucket's own dtype.
+    Half of a float32 bucket's bytes are sent. Sums are rounded to eight bits of mantissa.
+
+    Args:
+        group: None is the default group.
+        bucket: The gradients to sum.
+
+    Returns:
+        The future of the sums, in the bucket's own dtype.
     """
     return default_hooks.bf16_compress_hook(cast("ProcessGroup", group), bucket)
 

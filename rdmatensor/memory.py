@@ -1,4 +1,4 @@
-"""Memory: arrays born in the arena, regions over memory that the user has, and what peers get."""
+"""Memory: arrays in the arena, regions over the user's own memory, and handles for peers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from rdmatensor.types import Array, TensorLike, TorchTensor
 
 @dataclass(frozen=True)
 class RemoteRegion:
-    """What a peer needs to reach a region of ours: a value. Pickle it, or encode() it.
+    """The handle by which a peer accesses a region of this process. Pickle it, or encode() it.
 
-    Made by Context.export() and Region.export(); its fields are of use to the C library only.
+    Made by Context.export() and Region.export(); only the C library uses its fields.
 
-    It is a capability: who has it and is let into the job may write the region until its owner
-    frees it.
+    It is a capability: a process that has it and is admitted to the job may write the region until
+    the owner frees it.
     """
 
     owner: bytes
@@ -70,9 +70,18 @@ class RemoteRegion:
 
     @staticmethod
     def decode(data: bytes | bytearray | memoryview) -> RemoteRegion:
-        """Read what encode() wrote, from bytes or a buffer.
+        """Read the result of encode().
 
-        Raises: ProtocolError (damaged bytes), VersionMismatch, InvalidArgument (no bytes at all).
+        Args:
+            data: Bytes, or an object with the buffer protocol.
+
+        Returns:
+            The handle.
+
+        Raises:
+            ProtocolError: The bytes are damaged.
+            VersionMismatch: Another version encoded it.
+            InvalidArgument: `data` has no bytes.
         """
         struct = ffi.new("struct rdt_remote_region *")
         raw = raw_bytes(data, "RemoteRegion.decode", "data", "RemoteRegion.encode()")
@@ -85,7 +94,7 @@ class RemoteRegion:
         return (RemoteRegion.decode, (self.encode(),))
 
     def __repr__(self) -> str:
-        """Without the rkey, which is a secret of sorts."""
+        """Without the rkey, which is confidential."""
         return (
             f"RemoteRegion(owner={self.owner.hex()[:8]}, {self.len_bytes} B, "
             f"index={self.index}, generation={self.generation})"
@@ -108,14 +117,14 @@ def dtype_name(dtype: object) -> str:
     try:
         found = np.dtype(cast("str", dtype))
     except TypeError:
-        return text  # bfloat16, or unknown: dtype_code() judges
+        return text  # bfloat16, or unknown: dtype_code() decides
     if not found.isnative:
         raise invalid("dtype", f"dtype {found!r} is not in this machine's byte order")
     return str(found.name)
 
 
 def numpy_dtype(name: str, call: str) -> np.dtype[np.generic]:
-    """Return numpy's dtype. bfloat16, which numpy has none for, is ml_dtypes' or raw uint16."""
+    """Return numpy's dtype. bfloat16, which numpy lacks, is ml_dtypes' or raw uint16."""
     dtype_code(name, call)
     if name != "bfloat16":
         return np.dtype(name)
@@ -128,9 +137,9 @@ def numpy_dtype(name: str, call: str) -> np.dtype[np.generic]:
 def span(tensor: TensorLike, call: str, *, writable: bool = False) -> tuple[CData, int]:
     """The entry check of every tensor: return its bytes as cffi char[] and their count.
 
-    The char[] keeps what it points into alive. Refused, never copied: what is not row-major without
-    gaps, not on the CPU, not writable where it must be, or of a dtype whose bytes mean nothing
-    to another process.
+    The char[] keeps what it points into alive. A tensor is refused, never copied, if it is not
+    row-major without gaps, not on the CPU, not writable where it must be, or of a dtype whose bytes
+    have no meaning in another process.
     """
     if isinstance(tensor, np.ndarray):
         if tensor.dtype.hasobject:
@@ -145,7 +154,7 @@ def span(tensor: TensorLike, call: str, *, writable: bool = False) -> tuple[CDat
 
 
 def _why_refused(tensor: object, error: Exception, *, writable: bool) -> str:
-    """Say what is wrong with an object that gives no bytes, and what to do; error: what it said."""
+    """Say what is wrong with an object without bytes, and what to do; error: its error."""
     try:
         with memoryview(cast("bytes", tensor)) as view:
             is_read_only, has_gaps = view.readonly, not view.c_contiguous
@@ -186,7 +195,7 @@ def _torch_span(tensor: TorchTensor, call: str) -> tuple[CData, int]:
     if any(getattr(tensor, ask, bool)() for ask in ("is_conj", "is_neg")):
         raise invalid(call, f"{_shown(tensor)} is a lazy conjugate or negative: resolve it first")
     len_bytes = tensor.numel() * tensor.element_size()
-    # from_buffer() cannot be used on it, so a cffi owner keeps the tensor.
+    # from_buffer() does not accept it, so a cffi owner keeps the tensor alive.
     data = ffi.gc(ffi.cast("char *", tensor.data_ptr()), _Keep(tensor))
     return data, len_bytes
 
@@ -247,7 +256,7 @@ def new_array(
 
 
 def export(core: Core, tensor: TensorLike) -> RemoteRegion:
-    """Make the region that a whole tensor lies in reachable by peers."""
+    """Make the region of a whole tensor accessible to peers."""
     data, len_bytes = span(tensor, "export")
     ptr = core.get("export")
     core.refuse_fork("export")
@@ -277,7 +286,7 @@ def export_region(region: CData) -> RemoteRegion:
 
 
 class Region:
-    """Memory of the user's own that peers may write and read; made by Context.register().
+    """The user's own memory that peers may write and read; made by Context.register().
 
     Ownership: the memory is kept alive until close(), and after it until no peer can write it any
         more; it must not be moved or resized meanwhile (a bytearray refuses to).
@@ -297,11 +306,11 @@ class Region:
         self._handle = core.adopt(Handle("region", out[0], destroy))
 
     def export(self) -> RemoteRegion:
-        """Return what a peer needs to reach it."""
+        """Return the handle by which a peer accesses it."""
         return export_region(self._handle.get("export"))
 
     def close(self) -> None:
-        """Take it away from peers; what they have of it is stale from now on. Idempotent."""
+        """Withdraw it from peers, whose handles become stale. Idempotent."""
         self._core.release(self._handle)
         self._core.reap()
 

@@ -1,4 +1,4 @@
-"""What a context has done, in numbers: as a dict, as Prometheus text, and served on loopback.
+"""The counters of a context: as a dict, as Prometheus text, and served on loopback.
 
 The numbers are those of Context.counters() and describe(), and the RDMA devices' own counters. Text
 and server need the package prometheus-client (`pip install "rdmatensor[metrics]"`), the dict does
@@ -50,19 +50,19 @@ _MEANINGS = {
     "tcp_bytes": "of moved_bytes, over tcp",
     "verbs_bytes": "of moved_bytes, over RDMA devices",
     "planned_bytes": "of moved_bytes, to or from a place that was known before",
-    "dynamic_bytes": "of moved_bytes, where place or size was told for this once",
+    "dynamic_bytes": "of moved_bytes, where place or size was sent for it alone",
     "control_bytes": "of moved_bytes, what carries no payload",
     "fallback_bytes": "payload over a worse path than the pair should have had, or past its place",
     "reconnections": "paths to a process that another path had reached before",
     "side_channel_bytes": "frames on the side channels to peers, which no transport moves",
     "planned_copied_bytes": "of copied_bytes, for traffic whose place was known before",
-    "dynamic_copied_bytes": "of copied_bytes, for traffic whose place or size was told for it",
+    "dynamic_copied_bytes": "of copied_bytes, for traffic whose place or size was sent for it",
     "planned_control_messages": "of control_messages, for traffic whose place was known before",
-    "dynamic_control_messages": "of control_messages, for traffic whose place or size was told",
+    "dynamic_control_messages": "of control_messages, for traffic whose place or size was sent",
     "failovers": "peers that moved to tcp because the path over RDMA was lost",
     "wait_s": "time that threads spent waiting for transfers, for data and for room at peers",
 }
-# The first file that a device has; csrc/transport/verbs/nic.c reads the same.
+# The first of these files that a device has; csrc/transport/verbs/nic.c reads the same.
 _DEVICE_COUNTERS = {
     "retries": ("completer_retry_err", "roce_adp_retrans", "tx_retransmits"),
     "out_of_sequence": ("out_of_seq_request", "out_of_sequence", "packet_seq_err"),
@@ -75,7 +75,7 @@ _DEVICE_COUNTERS = {
 class Sample:
     """One number. name has no "_total"; seconds and bytes are the only units.
 
-    A histogram's are those that end in "_bucket", one for each value of its label le, "_sum", and
+    A histogram has samples that end in "_bucket", one for each value of its label le, "_sum", and
     "_count".
     """
 
@@ -87,19 +87,27 @@ class Sample:
 
     @property
     def full_name(self) -> str:
-        """As Prometheus writes it."""
+        """The name in Prometheus."""
         labels = ",".join(f'{name}="{value}"' for name, value in self.labels.items())
         total = "_total" if self.kind == "counter" else ""
         return f"rdmatensor_{self.name}{total}" + (f"{{{labels}}}" if labels else "")
 
 
 def samples(context: Context, root: Path = Path("/")) -> list[Sample]:
-    """Return all numbers as they are now. root: where /sys is looked for.
+    """Return all numbers as they are now.
 
-    Raises: Closed.
+    Args:
+        context: The context to read.
+        root: The folder that contains sys.
+
+    Returns:
+        One sample for each number.
+
+    Raises:
+        Closed: The context was closed.
     """
     counters = asdict(context.counters())
-    state = context._state()  # describe() asks the kernel about each page, too
+    state = context._state()  # describe() would also make the kernel visit each page
     found = [
         Sample(_in_seconds(name), "counter", _MEANINGS[name], value)
         for name, value in counters.items()
@@ -115,7 +123,8 @@ def samples(context: Context, root: Path = Path("/")) -> list[Sample]:
 def values(context: Context) -> dict[str, float]:
     """Return {name: number}, the names as Prometheus writes them, labels included.
 
-    Raises: Closed.
+    Raises:
+        Closed: The context was closed.
     """
     return {sample.full_name: sample.value for sample in samples(context)}
 
@@ -123,7 +132,9 @@ def values(context: Context) -> dict[str, float]:
 def text(context: Context) -> str:
     """Return the numbers in Prometheus' text format.
 
-    Raises: Closed, NotSupported (prometheus-client is not installed).
+    Raises:
+        Closed: The context was closed.
+        NotSupported: prometheus-client is not installed.
     """
     client = _client()
     return str(client.generate_latest(_registry(client, context)).decode())
@@ -205,13 +216,13 @@ def _client() -> ModuleType:
 
 
 class _Family(Protocol):
-    """What is used of prometheus-client's families of metrics."""
+    """The part of prometheus-client's families of metrics that is used here."""
 
     def add_metric(self, labels: list[str], value: float) -> None: ...
 
 
 class _Collector:
-    """What a registry of prometheus-client asks at each scrape."""
+    """The collector that a registry of prometheus-client asks at each scrape."""
 
     def __init__(self, context: Context) -> None:
         self._context = weakref.ref(context)
@@ -223,7 +234,7 @@ class _Collector:
         families: dict[str, _Family] = {}
         try:
             found = samples(context) if context is not None else []
-        except Closed:  # meanwhile, in another thread: there is nothing to tell any more
+        except Closed:  # closed by another thread meanwhile: there is nothing to report
             found = []
         for sample in found:
             if sample.kind == "histogram":
@@ -262,7 +273,7 @@ def _registry(client: ModuleType, context: Context) -> object:
 
 
 class _Httpd(Protocol):
-    """What is used of the server that prometheus-client starts."""
+    """The part of the server that prometheus-client starts which is used here."""
 
     socket: Socket
 
@@ -310,7 +321,7 @@ class Server:
             thread.join()
 
     def _let_go(self) -> None:
-        """In a forked child, which must not keep the port."""
+        """Close the port in a forked child, which must not keep it."""
         if self._httpd is not None:
             self._httpd.socket.close()
 

@@ -1,4 +1,4 @@
-"""Train by a plan: gradients are allocated in the arena and leave in the plan's buckets.
+"""Train by a plan: gradients are allocated in the arena and sent in the plan's buckets.
 
     plan = graph_analysis.analyze(model, inputs, strategy=graph_analysis.DataParallel(world))
     planned = rdmatensor.plan.apply(model, plan, optimizer)
@@ -7,8 +7,8 @@
         loss_fn(planned(x), y).backward()
         optimizer.step()
 
-The first step learns which allocation of backward becomes which gradient, and copies each once;
-later steps serve those allocations from the plan's places. An allocation that differs is copied,
+The first step learns which allocation of backward becomes which gradient, and copies each once.
+Later steps serve those allocations from the plan's places. An allocation that differs is copied,
 counted and learnt again.
 
 backward() returns when all sums have arrived, as with DistributedDataParallel. A program may read
@@ -65,23 +65,35 @@ def apply(
     choose_again: bool = False,
     find_unused_parameters: bool = False,
 ) -> PlannedModel:
-    """Let `model` train by `plan`, which DataParallel made for as many ranks as the group has.
+    """Make `model` train by `plan`, which DataParallel made for as many ranks as the group has.
 
-    Blocks until all ranks of the group have called it: they compare their plans, and rank 0's
-        parameters and buffers become everybody's. A plan that the model has already is closed.
-    Ownership: the model and the optimizer stay the caller's; both get hooks until close(), which a
+    Blocks until all ranks of the group have called it: they compare their plans, and all take rank
+    0's parameters and buffers. A plan that the model has already is closed.
+
+    Ownership: the model and the optimizer stay the caller's. Both get hooks until close(), which a
         copy of the model does not have. The arena keeps one place for each gradient until close(),
-        and longer while a gradient lies there, and until close() the memory that small buffers are
-        sent from together.
-    group: None is the default group. Its CPU backend must be rdmatensor.
-    choose_again: has no effect. Buckets stay as planned; earlier versions could choose them again.
-    find_unused_parameters: a parameter of the plan that no rank used in a step keeps `.grad` as it
-        was, None mostly, as with DistributedDataParallel; one small message a step is sent for it.
-        Otherwise such a gradient is zero, which momentum and weight decay act on. Needed, too, if
-        ranks use different parameters and a backward pass has other collectives on the group.
-    Raises, on all ranks: PlanMismatch (different plans, a model that is not the plan's, a layer
-        with sparse gradients, a parameter that another model's plan sends; the message names the
-        first tensor), InvalidArgument (another strategy, another number of ranks).
+        and longer while a gradient is there, and until close() the memory from which small buffers
+        are sent together.
+
+    Args:
+        model: The model.
+        plan: The plan, the same on all ranks.
+        optimizer: The optimizer of the model's parameters.
+        group: None is the default group. Its CPU backend must be rdmatensor.
+        choose_again: Has no effect. Buckets stay as planned; earlier versions could choose again.
+        find_unused_parameters: A parameter of the plan that no rank used in a step keeps `.grad` as
+            it was, mostly None, as with DistributedDataParallel; one small message a step is sent
+            for it. Otherwise such a gradient is zero, which momentum and weight decay act on. Also
+            needed if ranks use different parameters and a backward pass has other collectives on
+            the group.
+
+    Returns:
+        The model that trains by the plan.
+
+    Raises:
+        PlanMismatch: On all ranks: plans differ, the model is not the plan's, a layer has sparse
+            gradients, or another model's plan sends a parameter; it names the first tensor.
+        InvalidArgument: On all ranks: another strategy, or another number of ranks.
     """
     del choose_again
     return PlannedModel(
@@ -97,30 +109,38 @@ def recorded(group: dist.ProcessGroup | None = None) -> TransferPlan | None:
     """Return the plan of the step that the backend saw repeat in the group; None if none did.
 
     Blocks until all ranks of the group have called it, and compares what they recorded.
-    A program that calls an optimizer's step() needs two equal steps for it; another one must have
-        sent the same tensors, from the same addresses, three times in a row.
-    Names: of the gradients and buffers of DistributedDataParallel's and apply()'s modules; others'
-        are their operation and its number. Ranks are those of the group.
-    Raises: PlanMismatch (the ranks recorded different steps; the message names the first tensor
-        that differs), ValueError (the group is another backend's; PlanError:
-        what a rank says of its step is damaged, or is none that a plan can say).
+    A program that calls an optimizer's step() needs two equal steps for it. Any other program must
+    have sent the same tensors, from the same addresses, three times in a row.
+    Gradients and buffers of DistributedDataParallel's and apply()'s modules have names; other
+    tensors are named by their operation and its number. Ranks are those of the group.
+
+    Args:
+        group: None is the default group.
+
+    Returns:
+        The plan, the same on every rank, or None.
+
+    Raises:
+        PlanMismatch: The ranks recorded different steps; it names the first tensor that differs.
+        ValueError: The group is another backend's.
+        PlanError: A rank's description of its step is damaged, or cannot be part of a plan.
     """
     return _record.recorded(backend_of(_chosen(group)))
 
 
 class PlannedModel:
-    """A model that trains by a plan. Call it as the model; all else of the model is there too.
+    """A model that trains by a plan. Call it as the model; it has all attributes of the model.
 
     state_dict() and its keys are the model's, and a copy of it is a copy of the model.
-    A forward pass begins with rank 0's buffers, as with DistributedDataParallel. One in eval mode,
-    or without gradients, talks to nobody, so that a rank may evaluate alone; called by the model
-    itself it sees the rank's own buffers.
-    A parameter of the plan that a rank did not use is zero there. One that no rank used has a
-    gradient of zero, or, with find_unused_parameters, none.
-    A parameter that is not of the plan may be frozen or unused; a gradient of it, as another shape
-    of one that is, ends the backward pass with PlanMismatch. So does a second gradient of one in
-    the same pass, as of reentrant checkpoints that share it, after the first has left. Where ranks
-    do not agree on such an error, it ends the group.
+    A forward pass begins with rank 0's buffers, as with DistributedDataParallel. A pass in eval
+    mode, or without gradients, does not communicate, so that a rank may evaluate alone; called
+    through the model itself it uses the rank's own buffers.
+    A parameter of the plan that a rank did not use counts as zero there. One that no rank used has
+    a gradient of zero, or, with find_unused_parameters, none.
+    A parameter outside the plan may be frozen or unused. A gradient of it, or a gradient of a
+    planned parameter in another shape, ends the backward pass with PlanMismatch. So does a second
+    gradient in the same pass after the first was sent, for example by reentrant checkpoints that
+    share a parameter. If ranks do not agree on such an error, it ends the group.
     torch.autograd.grad() writes no gradient, and sends nothing.
     """
 
@@ -141,7 +161,7 @@ class PlannedModel:
         self._hooks: list[Any] = []
         self._outputs: Any = WeakIdKeyDictionary()  # hooks of tensors that the model returned
         self._owes_buffers = True
-        self._is_called = False  # by way of this object, not of the model
+        self._is_called = False  # through this object, not the model
         memory: GradientMemory | None = None
         try:
             memory = on_all_ranks(self._laid_out, self._group)
@@ -192,13 +212,13 @@ class PlannedModel:
             self._is_called = before
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the model has
-        """Everything else is the model's: parameters(), state_dict(), train() and the rest."""
+        """Return an attribute of the model: parameters(), state_dict(), train() and the rest."""
         if name == "module":  # before __init__ has set it
             raise AttributeError(name)
         return getattr(self.module, name)
 
     def __reduce__(self) -> tuple[Any, tuple[object, ...]]:
-        """A copy, or a file, is the model's: an ordinary model without a plan."""
+        """Copy or pickle as the model: an ordinary model without a plan."""
         return operator.itemgetter(0), ([self.module],)
 
     @contextmanager
@@ -220,12 +240,12 @@ class PlannedModel:
         "born" and "copied" count gradients that autograd wrote in their place and elsewhere
         ("copied_bytes": of the latter), "traced" the allocations that had to be learnt;
         "sent_bytes" are those of the buckets.
-        "posting_s" is the time of the backward pass's thread in the calls that begin sums,
+        "posting_s" is the time of the backward pass's thread in the calls that start sums,
         "ending_s" that in which it waited for the last sum.
         "choice" says which "buckets" steps use: those of the plan.
         "last_step" is the last one alone, between the ends of two backward passes, in this whole
-        process: counters(), with copies into places, aside them and of packed buffers among
-        "copied_bytes".
+        process: counters(), where "copied_bytes" includes copies into places, of buckets not sent
+        in place, and of packed buffers.
         """
         counts, costs = self._memory.counts, self._step.costs
         return {
@@ -244,9 +264,9 @@ class PlannedModel:
         }
 
     def close(self) -> None:
-        """Take the hooks off; the model is an ordinary one again. Again is harmless.
+        """Remove the hooks; the model is an ordinary one again. Idempotent.
 
-        Gradients that lie in the arena stay valid.
+        Gradients in the arena stay valid.
         """
         for hook in [*self._hooks, *self._outputs.values()]:
             hook.remove()
@@ -267,7 +287,7 @@ class PlannedModel:
             raise refuse(error, self._group) from None
 
     def _trains(self) -> bool:
-        """Whether a forward pass is one of all ranks; any other one is an evaluation."""
+        """Whether a forward pass is one of all ranks; any other pass is an evaluation."""
         return self.module.training and torch.is_grad_enabled()
 
     def _after_forward(self, _module: object, _args: object, output: object) -> None:
@@ -306,7 +326,7 @@ class PlannedModel:
 
 
 def _unplanned(model: object) -> torch.nn.Module:
-    """Return the model of a planned one, or a model itself."""
+    """Return the model inside a planned model, or the model itself."""
     return cast("torch.nn.Module", model.module if isinstance(model, PlannedModel) else model)
 
 

@@ -1,7 +1,7 @@
-"""Slots: the landing places of tensors, matched by name.
+"""Slots: the destinations of tensors, matched by name.
 
-The receiver makes the slot with Context.slot() and takes tensors with get(); the sender opens its
-side with Endpoint.slot() and put()s tensors, or lets them be born in buffer() and calls post().
+The receiver makes the slot with Context.slot() and takes tensors with get(). The sender opens its
+side with Endpoint.slot() and sends tensors with put(), or writes them in buffer() and calls post().
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rdmatensor.types import Array, SlotKind, TensorLike
 
 
 class Held:
-    """A tensor that was got from a slot; `with` gives the array and returns the credit at the end.
+    """A tensor received from a slot; `with` gives the array and returns the credit at the end.
 
     Ownership: the array is the slot's memory, yours until release(): then the sender may write it.
     """
@@ -76,8 +76,8 @@ class Held:
 class Slot:
     """The receiver's side; made by Context.slot(). Two buffers: one can be read while one fills.
 
-    Threads: one thread at a time. A signal handler must not get() from a slot in whose get() it may
-        have interrupted the program.
+    Threads: one thread at a time. A signal handler must not call get() of a slot whose get() it may
+        have interrupted.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Slot:
 
         Use: `with slot.get(timeout_s=5) as t:`; t is a numpy array over the slot's memory, of the
             shape that the sender gave, until the block ends.
-        Raises: TransferTimeout, Mismatch (the sender wants another shape or dtype), PeerError,
+        Raises: TransferTimeout, Mismatch (the sender expects another shape or dtype), PeerError,
             Busy (two are held already), StaleRegion (the sender of a dynamic slot closed it before
             this tensor was read), Closed.
         """
@@ -146,15 +146,15 @@ class Slot:
         return array
 
     def _take_back(self) -> None:
-        """Return the credits of what was released; in order, since the sender fills in order."""
+        """Return the credits of released tensors, in order, since the sender fills in order."""
         while self._held and self._held[0].is_released:
             self._held.popleft()
             ptr = self._handle.ptr
             if ptr is None:
-                continue  # closed meanwhile: no sender wants it
+                continue  # closed meanwhile: no sender needs it
             frame = take()
             status = lib.rdt_slot_release(ptr, frame.err)
-            # A peer that is gone wants no credit; get() tells of it.
+            # A peer that is gone needs no credit; get() reports it.
             if status not in (OK, lib.RDT_EPEER, lib.RDT_ECLOSED):
                 fail(status, "release", frame.err)
             give(frame)
@@ -216,7 +216,7 @@ class SlotSender:
         desc = tensor_desc(self.kind, dtype, shape, "slot")
         name, err = _name(self.name), new_error()
         made = ffi.new("rdt_slot_tx **")
-        # What is known may be old: the receiver may have made a slot of this name anew.
+        # The known description may be old: the receiver may have made a new slot of this name.
         lib.rdt_context_progress(self._core.get("slot"))
         self._core.waiters.wait(
             lambda slice_ns: cast(
@@ -235,11 +235,11 @@ class SlotSender:
     def put(self, tensor: TensorLike, timeout_s: float | None = None) -> Transfer:
         """Write a tensor into the slot, one-sided; waits for a free buffer.
 
-        Shapes: the slot's; at most it in each dim for a bounded slot; any of its ndim for a
-            dynamic one. No copy is made.
+        Shapes: the slot's; at most it in each dim for a bounded slot; any of its ndim for a dynamic
+            one. No copy is made.
         Ownership: the tensor is kept alive, and must not change, until the Transfer is done: on shm
-            mostly at once, for a dynamic slot when the receiver has read it: wait for it before
-            close(), which takes back what was not read.
+            mostly at once, for a dynamic slot when the receiver has read it. Wait for it before
+            close(), which withdraws what was not read.
         Raises: TransferTimeout (the receiver released nothing), Mismatch, InvalidArgument (dtype or
             ndim is not the slot's), PeerError, Closed.
         """
@@ -259,7 +259,7 @@ class SlotSender:
                 timeout_s_of(timeout_s, self._core.timeout_s, "put"),
                 err,
             )
-        except errors.StaleRegion as error:  # its memory went before we heard of its end
+        except errors.StaleRegion as error:  # its memory was freed before its end was noticed
             raise errors.Closed(
                 "RDT_ECLOSED", "put", f"the receiver closed slot {self.name!r}: {error.detail}"
             ) from None
@@ -268,10 +268,10 @@ class SlotSender:
     def buffer(
         self, shape: int | tuple[int, ...] | None = None, timeout_s: float | None = None
     ) -> Array:
-        """Return memory for the next tensor to be born in; waits for a free buffer.
+        """Return memory to write the next tensor in place; waits for a free buffer.
 
         Shapes: the slot's, or for a bounded slot any within it. The content is undefined.
-        Ownership: yours until post(); do not touch the array after it, nor after close(): on shm it
+        Ownership: yours until post(); do not use the array after it, nor after close(): on shm it
             is the receiver's own memory.
         Raises: as put(); NotSupported for a dynamic slot (put a tensor instead).
         """
@@ -327,7 +327,7 @@ class SlotSender:
         return self._handle.get(call)
 
     def _check(self, dtype: str, shape: tuple[int, ...], call: str) -> None:
-        """Dims are C's to check; these two it cannot see."""
+        """Check what C cannot see; it checks the dims."""
         if dtype != self.dtype:
             raise errors.Mismatch(
                 "RDT_EMISMATCH", call, f"slot {self.name!r} has dtype {self.dtype}, not {dtype}"
@@ -341,7 +341,7 @@ class SlotSender:
         return f"slot {self.name!r}: put of {len_bytes} B"
 
     def close(self) -> None:
-        """Close this side; idempotent. Takes back what no receiver of a dynamic slot has read."""
+        """Close this side; idempotent. Withdraws what no receiver of a dynamic slot has read."""
         self._arrays.clear()
         if self._handle is not None:
             self._core.release(self._handle)

@@ -19,8 +19,8 @@ from rdmatensor.errors import InvalidArgument, PeerError, TransferTimeout
 # Polling: a store has no other wait that Ctrl-C can end.
 _POLL_FIRST_S = 0.0005
 _POLL_MOST_S = 0.05
-_PATIENCE_S = 10.0  # then one line says who is missing
-_GRACE_S = 0.5  # behind a deadline, to learn who is missing
+_PATIENCE_S = 10.0  # then one line names the missing
+_GRACE_S = 0.5  # after a deadline, to find the missing
 _SLICE_S = 0.1  # of a wait for a store's answer
 
 T = TypeVar("T")
@@ -29,33 +29,33 @@ log = logging.getLogger("rdmatensor")
 
 
 class Store(Protocol):
-    """What is asked of a store. Every torch.distributed.Store has it, and so has FileStore.
+    """What a store must offer. Every torch.distributed.Store and FileStore offer it.
 
-    Values are text when they are set and bytes when they are got, as torch has it.
+    Values are set as text and returned as bytes, as in torch.
     """
 
     def set(self, key: str, value: str, /) -> None:
         """Set a key, whole or not at all."""
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of a key that is there."""
+        """Return the value of a key that exists."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all the keys are there."""
+        """Whether all the keys exist."""
 
     def multi_get(self, keys: list[str], /) -> list[bytes]:
-        """Return the values of keys that are there."""
+        """Return the values of keys that exist."""
 
     def delete_key(self, key: str, /) -> bool:
-        """Delete a key; whether it was there."""
+        """Delete a key; returns whether it existed."""
 
 
 class FileStore:
-    """A store in a folder that all processes of a job see, for users without torch.
+    """A store in a folder that all processes of a job can access, for users without torch.
 
-    The folder belongs to one run of the job: give each run a fresh one, or one whose earlier run
-    has closed its World, which deletes its keys. It is made if it is not there, for its owner
-    only, since it may hold the job's secret.
+    The folder belongs to one run of the job: give each run a new one, or one whose earlier run has
+    closed its World, which deletes its keys. The folder is created if it does not exist, for its
+    owner only, since it may hold the job's secret.
     Threads and processes: any.
     """
 
@@ -93,16 +93,16 @@ class FileStore:
         return self._file(key).read_bytes()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all the keys are there."""
+        """Whether all the keys exist."""
         return all(self._file(key).exists() for key in keys)
 
     def multi_get(self, keys: Sequence[str], timeout_s: float = 300.0) -> list[bytes]:
-        """Return the values of keys, waiting for each; the deadline is for all together."""
+        """Return the values of keys, waiting for each; the deadline is for all of them."""
         deadline_s = time.monotonic() + seconds(timeout_s, "FileStore.multi_get")
         return [self.get(key, max(0.0, deadline_s - time.monotonic())) for key in keys]
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; returns whether it was there."""
+        """Delete a key; returns whether it existed."""
         try:
             self._file(key).unlink()
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class FileStore:
 
 
 class _Asked(threading.Thread, Generic[T]):
-    """A request to a store, which runs when its caller has given it up, too."""
+    """A request to a store, which runs on if its caller has given up."""
 
     def __init__(self, request: Callable[[], T], turn: threading.Lock) -> None:
         super().__init__(name="rdmatensor store", daemon=True)
@@ -122,7 +122,7 @@ class _Asked(threading.Thread, Generic[T]):
     def run(self) -> None:
         try:
             self._answer = self._request()
-        except BaseException as error:  # noqa: BLE001 - the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
             self._error = error
         finally:
             self._turn.release()
@@ -138,10 +138,10 @@ class _Asked(threading.Thread, Generic[T]):
 
 
 class PatientStore:
-    """A store that may never answer: torch's waits without a limit for a host that was stopped.
+    """A store that may never answer: torch's waits without a limit for a stopped host.
 
-    Each request has a thread of its own, which ends with it. One whose caller gave up is left
-    behind, and the next one waits for its end: at most one thread is stuck.
+    Each request has a thread of its own, which ends with it. A request whose caller gave up goes
+    on, and the next one waits for its end: at most one thread is stuck.
     Threads: any.
     """
 
@@ -158,12 +158,12 @@ class PatientStore:
         *,
         since_s: float | None = None,
     ) -> T:
-        """Return what the request returns or raises. look is called now and then meanwhile.
+        """Return what the request returns or raises. look is called periodically meanwhile.
 
-        since_s: when the limit began, None: now. A little is left even behind it.
+        since_s: when the limit began, None: now. A little time is left even after the limit.
         Raises TransferTimeout. Ctrl-C works at any time.
         """
-        if isinstance(self._store, FileStore):  # asks nobody
+        if isinstance(self._store, FileStore):  # does not communicate
             return request(self._store)
         now_s = time.monotonic()
         deadline_s = now_s + limit_s
@@ -199,9 +199,9 @@ def wait_for(
     call: str,
     look: Callable[[], object] = lambda: None,
 ) -> None:
-    """Wait until all keys (key: who sets it) are in the store.
+    """Wait until all keys are in the store; keys maps each to the process that sets it.
 
-    look is called in each round: what it raises ends the wait.
+    look is called in each round: its exception ends the wait.
     Raises TransferTimeout with the names of those that set nothing. After 10 s one log line names
     them too. Ctrl-C works at any time.
     """

@@ -1,11 +1,11 @@
-"""Beside torch's SymmetricMemory: what its interface has no place for.
+"""Additions to torch's SymmetricMemory that its interface lacks.
 
     import torch.distributed._symmetric_memory as symm_mem
     symm_mem.set_backend("rdmatensor")  # after init_process_group("rdmatensor")
     tensor = symm_mem.empty(1024, device="cpu")
     handle = symm_mem.rendezvous(tensor, dist.group.WORLD)
 
-handle.get_buffer(peer, ...) is the peer's memory itself, where all members share a host; put() and
+If all members share a host, handle.get_buffer(peer, ...) is the peer's memory itself; put() and
 get() reach it over every path. handle.barrier(), put_signal() and wait_signal() order both.
 """
 
@@ -23,23 +23,31 @@ if TYPE_CHECKING:
 def put(handle: _SymmetricMemory, src: torch.Tensor, peer: int, *, offset_bytes: int = 0) -> Work:
     """Start to write a whole tensor into a peer's buffer.
 
-    Shapes: src is contiguous, of any dtype; its bytes land offset_bytes after the buffer's begin.
-    peer: a rank of the group of the rendezvous; one's own is legal.
-    Ownership: src is kept alive and must not change until the Work is done. Done means that the
-        bytes are in place; the peer learns of it by handle.put_signal() or handle.barrier() after.
-    Raises: ValueError (tensor, rank, a range that leaves the buffer), DistBackendError (the group
-        was shut down, the peer died or freed its tensor and handle). The same from Work.wait().
+    Args:
+        handle: The handle that symm_mem.rendezvous() returned.
+        src: Contiguous, of any dtype. It is kept alive and must not change until the Work is done.
+        peer: A rank of the group of the rendezvous; this rank's own is legal.
+        offset_bytes: Where the bytes go, from the start of the buffer.
+
+    Returns:
+        The operation. When it is done, the bytes are in place; a later handle.put_signal() or
+        handle.barrier() notifies the peer.
+
+    Raises:
+        ValueError: The tensor or the rank is wrong, or the range leaves the buffer.
+        DistBackendError: The group was shut down, or the peer died or freed its tensor and handle.
+            Work.wait() may raise it too.
     """
     return cast("Work", load_extension().put(handle, src, peer, offset_bytes))
 
 
 def get(handle: _SymmetricMemory, dst: torch.Tensor, peer: int, *, offset_bytes: int = 0) -> Work:
-    """Start to read a peer's buffer into a whole tensor; as put(), the other way."""
+    """Start to read a peer's buffer into a whole tensor; as put(), in the other direction."""
     return cast("Work", load_extension().get(handle, dst, peer, offset_bytes))
 
 
 def is_mapped(handle: _SymmetricMemory, peer: int) -> bool:
-    """Whether a peer's buffer has an address here: then get_buffer(peer, ...) is its memory.
+    """Whether a peer's buffer is mapped here: then get_buffer(peer, ...) is its memory.
 
     get_buffer() and the lists of pointers fail, naming a peer, unless all members are mapped.
     """

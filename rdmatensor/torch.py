@@ -1,4 +1,4 @@
-"""torch tensors that are born in the arena, where peers reach them without a copy."""
+"""torch tensors in the arena, where peers access them without a copy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rdmatensor.context import Context, default_context
 from rdmatensor.distributed import load_extension, tie_to_context
 
 MIN_BYTES = 4096  # a page: below it a copy costs less than a place of its own in the arena
-_KEPT = 256  # requests that describe() tells of; a program that adopts for ever must not grow
+_KEPT = 256  # requests that describe() lists; bounded, as a program may adopt forever
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One adopt(). refusal: why it was refused, or nothing."""
+    """One adopt(). refusal: why it was refused, or empty."""
 
     name: str
     tensor: weakref.ref[torch.Tensor]
@@ -42,13 +42,22 @@ def empty(
     *,
     context: Context | None = None,
 ) -> torch.Tensor:
-    """Return a tensor in the arena, its content undefined.
+    """Return a tensor in the arena, with undefined content.
 
-    Shapes: any, zero-size is legal. dtype: None takes torch's default.
-    Ownership: an ordinary tensor: resizable, and freed with its last view; it stays valid after
-        the context was closed. In a forked child it is the parent's memory: do not write it there.
-    context: None takes the process's own.
-    Raises: torch.OutOfMemoryError with the line that lifts the limit.
+    The tensor is an ordinary one: resizable, and freed with its last view. It stays valid after the
+    context was closed. In a forked child it is the parent's memory: do not write it there.
+
+    Args:
+        shape: Any shape; zero-size is legal.
+        dtype: None takes torch's default.
+        context: None takes the process's own.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        torch.OutOfMemoryError: The arena has no room; the message has the line that lifts the
+            limit.
     """
     chosen = default_context() if context is None else context
     c10d = load_extension()
@@ -70,7 +79,7 @@ def zeros(
 
 @dataclass(slots=True)
 class Births:
-    """What a thread allocated in registered_memory(): in the arena, and in vain."""
+    """A thread's allocations in registered_memory(): in the arena, and those without room there."""
 
     count: int = 0
     size_bytes: int = 0
@@ -79,7 +88,7 @@ class Births:
 
 
 def has_allocator() -> bool:
-    """Whether torch's allocator of CPU memory asks us; else another library has its place."""
+    """Whether torch's allocator of CPU memory is rdmatensor's; another library may replace it."""
     return bool(load_extension().take_allocator())
 
 
@@ -87,15 +96,22 @@ def has_allocator() -> bool:
 def registered_memory(
     *, min_bytes: int = MIN_BYTES, context: Context | None = None
 ) -> Iterator[Births]:
-    """Let the tensors that this thread makes inside be born in the arena.
+    """Allocate the tensors that this thread makes inside in the arena.
 
-    Every CPU storage of at least min_bytes that torch allocates on this thread: an optimiser's
-        state, a model's parameters, DDP's buckets; those of other threads are torch's as before.
-        Memory that the arena has no room for is torch's own, and counted.
-    Ownership: as of empty(). What a tensor is resized to later is torch's own memory again.
-    context: None takes the process's own.
-    Returns: the counts, complete when the block ends.
-    Raises: RuntimeError if another library has replaced torch's allocator.
+    Applies to every CPU storage of at least min_bytes that torch allocates on this thread: an
+    optimiser's state, a model's parameters, DDP's buckets. Storages of other threads are torch's as
+    before. If the arena has no room, the memory is torch's own, and counted. Ownership is as of
+    empty(); a tensor that is resized later gets memory of torch's own again.
+
+    Args:
+        min_bytes: Smaller storages are torch's own.
+        context: None takes the process's own.
+
+    Yields:
+        The counts, complete when the block ends.
+
+    Raises:
+        RuntimeError: Another library has replaced torch's allocator.
     """
     chosen = default_context() if context is None else context
     c10d = load_extension()
@@ -112,13 +128,22 @@ def registered_memory(
 
 
 def adopt(tensor: torch.Tensor, *, context: Context | None = None) -> torch.Tensor:
-    """Move a tensor's storage, with all its views, into the arena; return the tensor.
+    """Move a tensor's storage, with all its views, into the arena.
 
-    For what lives long and is sent often: parameters, optimiser state. One copy, now.
-        describe()["not_adopted"] tells of what was refused, or has left the arena since.
-    Ownership: as of empty(). Whoever holds the old address itself (a NumPy view, a pointer in C)
-        loses the memory: there must be nobody.
-    Raises: ValueError for memory that torch did not allocate, or that is shared with processes.
+    For tensors that live long and are sent often: parameters, optimiser state. It is copied once,
+    now. describe()["not_adopted"] lists what was refused, or has left the arena since. Ownership is
+    as of empty(). The old memory is freed: no other code (a NumPy view, a pointer in C) may hold
+    its address.
+
+    Args:
+        tensor: A dense CPU tensor.
+        context: None takes the process's own.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ValueError: torch did not allocate the memory, or it is shared with processes.
     """
     chosen = default_context() if context is None else context
     c10d = load_extension()

@@ -1,14 +1,15 @@
-"""What a context's last transfers were, and when: as a list, and as a page of a trace viewer.
+"""A context's last transfers and their times: as a list, and as a page of a trace viewer.
 
     rdmatensor.trace.start(context)
     ...
     rdmatensor.trace.write(context, "transfers.json")   # chrome://tracing, ui.perfetto.dev
 
-With beside="torch.json", a trace that torch.profiler has exported, both are on one time line:
-kernels and Python above, transfers below. RDMATENSOR_TRACE=FOLDER does all of it for a process: it
-begins with the context and writes FOLDER/rdmatensor-<host>-<pid>.json when that is closed.
+write() can merge a trace that torch.profiler has exported, so that both are on one time line:
+kernels and Python above, transfers below. RDMATENSOR_TRACE=FOLDER does all of it for a process: the
+trace starts with the context and is written to FOLDER/rdmatensor-<host>-<pid>.json when that is
+closed.
 
-A trace costs about 100 bytes and 0.1 us for each transfer; where it was not started, one look at a
+A trace costs about 100 bytes and 0.1 us for each transfer; if it was not started, one read of a
 pointer.
 """
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_CAPACITY = 1 << 16
 CAPACITY_MAX = 1 << 24
 _BATCH = 4096
-# Threads of the process have small numbers; ours are rows of the picture, and stand below them.
+# Threads of the process have small numbers; the rows of transfers are shown below them.
 _FIRST_ROW = 1 << 30
 
 
@@ -45,9 +46,9 @@ _FIRST_ROW = 1 << 30
 class Event:
     """One transfer. Times are of the wall clock, in nanoseconds since 1970."""
 
-    sequence: int  # from 1 on, in the order in which they began
+    sequence: int  # from 1, in the order in which they began
     name: str  # "write", "read", "slot", "send", "receive", "all_reduce"
-    peer: int | None  # its rank; None: a collective's, or from any source
+    peer: int | None  # its rank; None: of a collective, or from any source
     len_bytes: int
     start_ns: int
     end_ns: int | None  # None: in flight
@@ -57,8 +58,14 @@ class Event:
 def start(context: Context, capacity: int = DEFAULT_CAPACITY) -> None:
     """Keep the last `capacity` transfers from now on; once in a context's life.
 
-    Raises: InvalidArgument (it is on already; a capacity below 1 or over 2^24), OutOfMemory,
-        Closed.
+    Args:
+        context: The context to trace.
+        capacity: Number of transfers, 1 to 2^24.
+
+    Raises:
+        InvalidArgument: It is on already, or the capacity is out of range.
+        OutOfMemory: Memory for the trace is lacking.
+        Closed: The context was closed.
     """
     capacity = whole_in(capacity, CAPACITY_MAX, "trace", "capacity")
     err = new_error()
@@ -66,16 +73,24 @@ def start(context: Context, capacity: int = DEFAULT_CAPACITY) -> None:
 
 
 def events(context: Context, since: int = 1) -> list[Event]:
-    """Return the transfers that are kept, oldest first; of those since a sequence number only.
+    """Return the transfers that are kept, oldest first.
 
-    Empty where start() was not called. Raises: Closed.
+    Args:
+        context: The traced context.
+        since: Only transfers from this sequence number on.
+
+    Returns:
+        The transfers; empty if start() was not called.
+
+    Raises:
+        Closed: The context was closed.
     """
     batch = ffi.new("struct rdt_trace_event[]", _BATCH)
     following = ffi.new("uint64_t *", since)
     found: list[Event] = []
-    # As many as there is room for, and no more: others may begin faster than this reads.
+    # At most as many as there is room for: others may begin faster than this reads.
     for _ in range(CAPACITY_MAX // _BATCH):
-        # Anew each time: another thread may close the context.
+        # Re-read: another thread may close the context.
         pointer = context._c_ptr("trace")
         count = lib.rdt_context_trace_read(pointer, following[0], batch, _BATCH, following)
         found += [_event(batch[i]) for i in range(count)]
@@ -88,7 +103,7 @@ def events(context: Context, since: int = 1) -> list[Event]:
 class Histogram:
     """How long the transfers of one name took since start().
 
-    Those that are not kept any more included, but for one that `capacity` newer ones outran.
+    Includes those that are not kept any more, except one that `capacity` newer ones overtook.
     """
 
     name: str  # "other" for names beyond the first 31
@@ -99,9 +114,9 @@ class Histogram:
 
 
 def histograms(context: Context) -> list[Histogram]:
-    """Return one for each name that has ended at least once.
+    """Return one histogram for each name that has ended at least once.
 
-    Empty where start() was not called. Raises: Closed.
+    Empty if start() was not called.
     """
     raw = ffi.new("struct rdt_trace_histogram *")
     found: list[Histogram] = []
@@ -133,18 +148,27 @@ def _event(raw: Any) -> Event:  # noqa: ANN401 - a struct of cffi
 
 
 def write(context: Context, path: str | Path, *, beside: str | Path | None = None) -> int:
-    """Write the transfers that are kept as a Chrome trace, and return how many they are.
+    """Write the transfers that are kept as a Chrome trace.
 
-    path: ends in .json or .json.gz.
-    beside: a trace of torch.profiler's export_chrome_trace() from this machine; the file written
-        holds its events too, on one time line.
-    Raises: Closed, OSError, InvalidArgument (`beside` is no such trace).
+    Args:
+        context: The traced context.
+        path: The file to write, which ends in .json or .json.gz.
+        beside: A trace of torch.profiler's export_chrome_trace() from this machine; its events are
+            included, on one time line.
+
+    Returns:
+        The number of transfers.
+
+    Raises:
+        Closed: The context was closed.
+        OSError: A file could not be read or written.
+        InvalidArgument: The other trace is not one of torch.profiler's.
     """
     found = events(context)
     trace: dict[str, Any] = {"traceEvents": [], "displayTimeUnit": "ns"}
     if beside is not None:
         trace = _read(Path(beside))
-    # torch counts its microseconds from a time of its own; with 0 they are since 1970.
+    # torch counts microseconds from a time of its own; with 0 they are since 1970.
     base_ns: int = trace.get("baseTimeNanoseconds", 0)
     trace["traceEvents"] += chrome_events(found, base_ns, now_ns=time.time_ns())
     _write(Path(path), trace)
@@ -152,7 +176,7 @@ def write(context: Context, path: str | Path, *, beside: str | Path | None = Non
 
 
 def chrome_events(found: list[Event], base_ns: int, now_ns: int) -> list[dict[str, object]]:
-    """Return events of the Chrome trace format; what is in flight lasts until now_ns."""
+    """Return events of the Chrome trace format; transfers in flight last until now_ns."""
     pid = os.getpid()
     rows: dict[str, list[tuple[int, int]]] = {}  # by title: a heap of (last end, row)
     numbers: dict[tuple[str, int], int] = {}
@@ -184,7 +208,7 @@ def chrome_events(found: list[Event], base_ns: int, now_ns: int) -> list[dict[st
 
 
 def _free_row(rows: list[tuple[int, int]], start_ns: int, end_ns: int) -> int:
-    """Take a row in which nothing overlaps: a viewer draws only what nests."""
+    """Take a row in which nothing overlaps: a viewer draws only nested events."""
     if rows and rows[0][0] <= start_ns:
         row = rows[0][1]
         heapq.heapreplace(rows, (end_ns, row))
@@ -217,7 +241,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise invalid("trace", f"beside={str(path)!r} has no list of traceEvents")
     if not isinstance(trace.get("baseTimeNanoseconds", 0), int):
-        raise invalid("trace", f"beside={str(path)!r}: baseTimeNanoseconds is no whole number")
+        raise invalid("trace", f"beside={str(path)!r}: baseTimeNanoseconds is not an integer")
     return trace
 
 
@@ -227,16 +251,16 @@ def _write(path: Path, trace: dict[str, Any]) -> None:
 
 
 def check_folder(folder: str) -> None:
-    """Raise InvalidArgument where a file could not be written at the end.
+    """Raise InvalidArgument if a file could not be written at the end.
 
-    Called before the context is there: who waits an hour for a trace must not learn it then.
+    Called before the context exists: a user must not learn of it after an hour of tracing.
     """
     if not Path(folder).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise invalid("Context", f"RDMATENSOR_TRACE={folder}: no folder that can be written to")
 
 
 def write_into(folder: str, context: Context) -> Path:
-    """Write FOLDER/rdmatensor-<host>-<pid>.json and return its path; "-<uuid>" where that is there.
+    """Write FOLDER/rdmatensor-<host>-<pid>.json and return its path; adds "-<uuid>" if it exists.
 
     Raises: OSError, Closed.
     """

@@ -20,9 +20,10 @@ _NO_ERR: CData = ffi.NULL
 
 
 class _Bell:
-    """An event descriptor that C writes to when a transfer ends: the context's again when dropped.
+    """An event descriptor that C writes to when a transfer ends; returned to the context later.
 
-    It must stay open until then, which Transfer and, for a dropped one, the orphan's pin see to.
+    It must stay open until then, which Transfer ensures, or the orphan's pin for a dropped
+    transfer.
     """
 
     __slots__ = ("_core", "fd")
@@ -34,7 +35,7 @@ class _Bell:
 
     def silence(self) -> None:
         """Make it unreadable until it is rung again."""
-        with contextlib.suppress(BlockingIOError):  # nobody rang
+        with contextlib.suppress(BlockingIOError):  # it was not rung
             os.eventfd_read(self.fd)
 
     def __del__(self) -> None:
@@ -46,9 +47,9 @@ class _Bell:
 class Transfer:
     """One operation in flight. Wait for it, poll `done`, `await` it, or give it to a poll loop.
 
-    Ownership: the memory that it reads or writes is kept alive until it has ended, also if the
+    Ownership: the memory that it reads or writes is kept alive until it has ended, even if the
         Transfer itself is dropped; it must not be changed (source) or used (destination) before.
-        After a time-out the operation is still in flight, and so is that rule.
+        After a timeout the operation is still in flight, and the rule still applies.
     Threads: one thread at a time.
     """
 
@@ -88,7 +89,7 @@ class Transfer:
         if self._ptr is None:
             return True
         if self._bell is not None:
-            self._bell.silence()  # before the look: what ends after it rings again
+            self._bell.silence()  # before the check: what ends after it rings again
         status = lib.rdt_transfer_test(self._ptr, _NO_ERR)
         if status == AGAIN:
             lib.rdt_context_progress(self._core.get("done"))
@@ -101,16 +102,16 @@ class Transfer:
     def fileno(self) -> int:
         """Return a descriptor for select, poll and event loops: readable once it has ended.
 
-        It may also wake for nothing: ask `done` then. Do not read from it or close it: it is the
-        transfer's, and valid as long as that. Raises Busy where it is awaited already.
+        It may also wake for nothing: check `done` then. Do not read from it or close it: the
+        transfer owns it, for its lifetime. Raises Busy if the transfer is awaited already.
         """
         if self._bell is None:
             if self._is_hooked:
                 raise errors.Busy(
-                    "RDT_EBUSY", "fileno", f"{self._what()} is awaited: its end is told there"
+                    "RDT_EBUSY", "fileno", f"{self._what()} is awaited: its end is reported there"
                 )
             self._bell = _Bell(self._core)
-            self._bell.silence()  # a late ring for another transfer
+            self._bell.silence()  # a late ring of another transfer
             if self._ptr is None:
                 os.eventfd_write(self._bell.fd, 1)
             else:
@@ -120,9 +121,14 @@ class Transfer:
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it has ended well.
 
-        Units: timeout_s runs from now; None takes the context's deadline.
-        Raises: TransferTimeout (it is still in flight), PeerError, StaleRegion, and whatever
-            else ended it; the same again at each later call.
+        Args:
+            timeout_s: Seconds from now; None takes the context's deadline.
+
+        Raises:
+            TransferTimeout: It is still in flight.
+            PeerError: The peer died, left or cannot be reached. Any other error that ended the
+                transfer is raised too, and again at each later call.
+            StaleRegion: The owner freed the remote region.
         """
         limit_s = timeout_s_of(timeout_s, self._core.timeout_s, "wait")
         if self._ptr is not None:
@@ -136,7 +142,7 @@ class Transfer:
 
         def attempt(slice_ns: int) -> int:
             ptr = self._ptr
-            if ptr is None:  # a signal handler asked meanwhile, or closed the context
+            if ptr is None:  # a signal handler called it meanwhile, or closed the context
                 return OK
             status: int = lib.rdt_transfer_wait(ptr, slice_ns, err)
             return OK if status == OK or self._test() != AGAIN else status
@@ -145,7 +151,7 @@ class Transfer:
             self._core.waiters.wait(attempt, "wait", timeout_s, err)
         except errors.TransferTimeout:
             raise self._timed_out(timeout_s) from None
-        if self._ptr is not None:  # None: the same, and its error was kept
+        if self._ptr is not None:  # None: as above, and its error was kept
             self._end(self._test())
 
     def _timed_out(self, timeout_s: float) -> errors.TransferTimeout:
@@ -161,12 +167,12 @@ class Transfer:
         """Read more than the status from the C handle before it goes."""
 
     def _test(self) -> int:
-        """Return the status; OK also where it ended for Python already."""
+        """Return the status; OK also if it has ended for Python already."""
         ptr = self._ptr
         return OK if ptr is None else cast("int", lib.rdt_transfer_test(ptr, _NO_ERR))
 
     def _end(self, status: int) -> None:
-        """Take the result over and give the C handle up; nothing where that was done already."""
+        """Take the result over and free the C handle; no effect if that was done already."""
         if status != OK and self._ptr is not None:
             err = new_error()
             lib.rdt_transfer_test(self._ptr, err)  # the error that ended it stays
@@ -203,7 +209,7 @@ class Transfer:
             self._core.orphan(ptr, (self._pin, self._bell))
         error = getattr(self, "_error", None)
         if error is not None and not (self._is_told or self._core.waiters.is_closing):
-            warnings.warn(f"a transfer that nobody waited for: {error}", stacklevel=2)
+            warnings.warn(f"a dropped transfer failed: {error}", stacklevel=2)
 
     def __await__(self) -> Generator[object, None, None]:
         """Wait in an asyncio event loop; the context's deadline holds here too."""
@@ -225,7 +231,7 @@ class Transfer:
 
 
 class Reception(Transfer):
-    """A receive in flight; after wait(): how much came, and from whom."""
+    """A receive in flight; after wait(): its size and its source."""
 
     __slots__ = ("len_bytes", "source")
     _has_result = True
@@ -244,9 +250,9 @@ class Reception(Transfer):
 class Waker:
     """Wakes one asyncio loop when a transfer of one context ends.
 
-    The end is told by the C library writing to an eventfd, not by a Python callback: that would
-    make the progress thread wait for the interpreter's lock. The context's own descriptor would not
-    do: its progress thread may take the event away before the loop looks.
+    The C library reports the end by writing to an eventfd, not by a Python callback: that would
+    make the progress thread wait for the GIL. The context's own descriptor is not suitable: its
+    progress thread may take the event away before the loop polls.
     """
 
     def __init__(self, core: Core, loop: asyncio.AbstractEventLoop) -> None:
@@ -260,7 +266,7 @@ class Waker:
 
     @staticmethod
     def of(core: Core) -> Waker:
-        """Return the one of the running loop; it goes when nothing waits any more."""
+        """Return the Waker of the running loop; it is removed when nothing waits any more."""
         loop = asyncio.get_running_loop()
         waker = core.wakers.get(loop)
         if waker is None:
@@ -283,7 +289,7 @@ class Waker:
         self._check()
 
     def _look_again(self) -> None:
-        """Deadlines, and transfers whose one bell belongs to a loop that was there before."""
+        """Check deadlines, and transfers whose one bell belongs to a loop that was there before."""
         self._timer = None
         self._check()
         if self._waiting:

@@ -37,7 +37,7 @@ DTYPE_NAMES = (
 
 
 class TorchTensor(Protocol):
-    """What is used of a torch.Tensor, which is thus accepted without torch being imported."""
+    """The part of torch.Tensor that is used: tensors are accepted without importing torch."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -56,13 +56,13 @@ class TorchTensor(Protocol):
         """Count of the elements."""
 
 
-# numpy arrays, whatever has the buffer protocol, and CPU torch tensors.
+# numpy arrays, objects with the buffer protocol, and CPU torch tensors.
 TensorLike: TypeAlias = "Array | bytes | bytearray | memoryview | TorchTensor"
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals since a context was opened; docs of each: struct rdt_counters in rdmatensor.h."""
+    """Totals since a context was opened; struct rdt_counters in rdmatensor.h documents each."""
 
     writes: int
     reads: int

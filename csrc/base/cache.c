@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What cpuid says of the caches. */
+ * Cache sizes, as cpuid reports them. */
 #include "base/cache.h"
 
 #include <stdatomic.h>
@@ -10,8 +10,8 @@
 enum { USUAL_MIB = 32, MIB = 1024 * 1024 };
 
 #if defined(__x86_64__)
-/* Deterministic Cache Parameters (Intel's SDM), Cache Properties (AMD's APM, volume 3): the same
- * fields, an entry for each cache, the last of type 0. */
+/* Deterministic Cache Parameters (Intel's SDM) and Cache Properties (AMD's APM, volume 3) have the
+ * same fields: one entry for each cache, ended by an entry of type 0. */
 enum { INTEL_LEAF = 4, CACHES_MAX = 16 };
 #define AMD_LEAF 0x8000001Du
 
@@ -33,7 +33,7 @@ last_bytes(unsigned leaf)
 static uint64_t
 ask(void)
 {
-    const uint64_t amd_bytes = last_bytes(AMD_LEAF); /* Intel's has no such leaf, or an empty one */
+    const uint64_t amd_bytes = last_bytes(AMD_LEAF); /* absent or empty on Intel */
 
     return amd_bytes > 0 ? amd_bytes : last_bytes(INTEL_LEAF);
 }
@@ -48,7 +48,7 @@ ask(void)
 uint64_t
 rdti_cache_last_bytes(void)
 {
-    /* relaxed: whoever stores it stores the same value; cpuid leaves a virtual machine. */
+    /* relaxed: every thread stores the same value. Kept: cpuid traps out of a virtual machine. */
     static _Atomic uint64_t known;
     uint64_t bytes = atomic_load_explicit(&known, memory_order_relaxed);
 

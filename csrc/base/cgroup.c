@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Walks from the group of this process up to the top of what is mounted, since a limit of any
- * ancestor binds. In a container the group's path often counts from outside of it: what the mount
- * hides is cut off, and what is not there is skipped on the way up. */
+ * Walks from the group of this process up to the mount point, since a limit of any ancestor
+ * applies. In a container the group's path is often relative to the host's root: the walk removes
+ * the part that the mount hides, and skips directories that do not exist. */
 #include "base/cgroup.h"
 
 #include <errno.h>
@@ -12,11 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A limit above this is the kernel's way to say "none" (v1 prints LONG_MAX rounded down to a
- * page). */
+/* A limit above this means "no limit" (v1 prints LONG_MAX rounded down to a page). */
 #define NO_LIMIT_BYTES (UINT64_C(1) << 62)
 
-/* A cgroup path and a mount point, each at most PATH_MAX, behind a test's root. */
+/* A test's root, a mount point and a cgroup path, each at most PATH_MAX. */
 #define DIR_BYTES (3 * PATH_MAX)
 
 struct hierarchy {
@@ -34,7 +33,8 @@ open_at(const char *dir, const char *name)
     return n < 0 || (size_t)n >= sizeof(path) ? NULL : fopen(path, "re");
 }
 
-/* One unsigned number that begins *text; moves *text behind it. "max" and rubbish are false. */
+/* Parses the unsigned number at the start of *text and moves *text past it. False for "max" and for
+ * malformed text. */
 static bool
 take_number(char **text, uint64_t *out)
 {
@@ -155,14 +155,14 @@ parse_mount(char *line, const char *controller, bool is_v2, const char **shown, 
                  : strcmp(type, "cgroup") == 0 && has_word(save, controller);
 }
 
-/* The group's path below what the mount shows; "" (the mount point itself) if it does not show
- * it. */
+/* The group's path relative to the mounted root; "" (the mount point itself) if the mount does not
+ * show the group. */
 static const char *
 path_below(const char *path, const char *shown)
 {
     size_t n = strlen(shown);
 
-    if (n == 1) /* "/": shows everything */
+    if (n == 1) /* "/": the mount shows the whole hierarchy */
         n = 0;
     if (strncmp(path, shown, n) != 0 || (path[n] != '/' && path[n] != '\0'))
         return "";
@@ -200,7 +200,7 @@ find_hierarchy(const char *root, const char *controller, bool is_v2, struct hier
     return is_found;
 }
 
-/* From h->dir to its parent; false at the top. */
+/* Moves h->dir to its parent; false at the top. */
 static bool
 go_up(struct hierarchy *h)
 {
@@ -249,7 +249,7 @@ rdti_cgroup_cpu_millis(const char *root)
     return least;
 }
 
-/* Page cache that the kernel drops under pressure. memfd pages are not in it: they count as
+/* Page cache that the kernel drops under memory pressure. It excludes memfd pages, which count as
  * anonymous. */
 static uint64_t
 group_cache_bytes(const struct hierarchy *h)
@@ -276,7 +276,7 @@ group_cache_bytes(const struct hierarchy *h)
     return sum;
 }
 
-/* What one limit file of the group leaves; UINT64_MAX without a limit. */
+/* Bytes left below the limit in one file of the group; UINT64_MAX without a limit. */
 static uint64_t
 group_memory_left(const struct hierarchy *h, const char *limit_name, char *limit_out, size_t cap)
 {
@@ -291,7 +291,7 @@ group_memory_left(const struct hierarchy *h, const char *limit_name, char *limit
     const uint64_t pinned = used > cache ? used - cache : 0;
     const uint64_t left = limit > pinned ? limit - pinned : 0;
 
-    /* The end of the path is the part that tells groups apart. */
+    /* The end of the path distinguishes groups. */
     const size_t dir_bytes = strlen(h->dir);
     const char *tail = dir_bytes > 60 ? h->dir + dir_bytes - 60 : h->dir;
 
@@ -303,8 +303,8 @@ group_memory_left(const struct hierarchy *h, const char *limit_name, char *limit
 uint64_t
 rdti_cgroup_memory_left(const char *root, char *limit_out, size_t cap)
 {
-    /* memory.high kills nobody, but pages that nothing can reclaim, as ours, stall at it for
-     * good. */
+    /* memory.high kills no process, but arena pages cannot be reclaimed, so a process that reaches
+     * it stalls permanently. */
     static const char *const limit_names[2][2] = {{"memory.limit_in_bytes", NULL},
                                                   {"memory.max", "memory.high"}};
     struct hierarchy h;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * CLOCK_MONOTONIC: counts on through changes of the wall clock, read without a system call
+ * CLOCK_MONOTONIC is not affected by changes of the wall clock, and is read without a system call
  * (vDSO). */
 #include "base/clock.h"
 

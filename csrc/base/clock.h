@@ -7,7 +7,7 @@
 
 uint64_t rdti_now_ns(void);
 
-/* Processor time that the calling thread has had. A system call. */
+/* CPU time that the calling thread has used. A system call. */
 uint64_t rdti_thread_cpu_ns(void);
 
 /* now + timeout_ns, saturating at UINT64_MAX. */

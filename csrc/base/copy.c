@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The three ways to store, and the choice between them. */
+ * The three kinds of copy, and the choice between them. */
 #include "base/copy.h"
 
 #include <stdatomic.h>
@@ -15,7 +15,7 @@
 
 #define LINE_BYTES ((size_t)RDTI_CACHE_LINE_BYTES)
 
-/* A lane moves two lines at a time: the pair that the hardware prefetches together. */
+/* A lane copies two lines at a time: the pair that the hardware prefetches together. */
 #define STEP_BYTES (2 * LINE_BYTES)
 
 static void
@@ -31,9 +31,10 @@ struct span {
 };
 
 /*
- * Defines name(dst, src, len_bytes), dst on a line boundary and len_bytes whole lines. Blocks of
- * four lanes are moved a step of each lane in turn: the four source streams keep four hardware
- * prefetchers busy, where one stream waits for memory at each page's end (limits.h has the gain).
+ * Defines name(dst, src, len_bytes), with dst on a line boundary and len_bytes a multiple of a
+ * line. It copies blocks of four lanes, one step of each lane in turn: four source streams keep
+ * four hardware prefetchers busy, while one stream waits for memory at the end of each page
+ * (limits.h has the gain).
  */
 #define DEFINE_STREAM(name, attribute, vector, load, store)                                    \
     attribute static inline void name##_step(char *dst, const char *src, size_t step_bytes)    \
@@ -80,7 +81,7 @@ DEFINE_STREAM(stream_avx2, __attribute__((target("avx2"))), __m256i, _mm256_load
 static void
 stream_lines(char *dst, const char *src, size_t len_bytes)
 {
-    /* 512-bit stores measured the same, and lower the clock of some cores that have them. */
+    /* 512-bit stores were no faster, and lower the clock of some cores. */
     if (__builtin_cpu_supports("avx2"))
         stream_avx2(dst, src, len_bytes);
     else
@@ -88,8 +89,8 @@ stream_lines(char *dst, const char *src, size_t len_bytes)
 }
 
 /*
- * Whole lines go past the cache; the two ends, which share their lines with foreign bytes, do not:
- * they are copied here. Returns the lines between them.
+ * Only whole lines are streamed. The two ends share their lines with other data, so this copies
+ * them with ordinary stores. Returns the lines between them.
  */
 static struct span
 copy_ends(char *dst, const char *src, size_t len_bytes)
@@ -118,7 +119,8 @@ copy_stream(void *dst, const void *src, size_t len_bytes)
     _mm_sfence();
 }
 
-/* blocks[0], [stride], [2 * stride] and [3 * stride] side by side, as far as the shortest goes. */
+/* Streams blocks[0], [stride], [2 * stride] and [3 * stride] in turn up to the length of the
+ * shortest, then the rest of each. */
 static void
 stream_four(char *dst, const struct rdt_block *blocks, size_t stride)
 {
@@ -141,7 +143,8 @@ stream_four(char *dst, const struct rdt_block *blocks, size_t stride)
                      lines[k].len_bytes - steps * STEP_BYTES);
 }
 
-/* The four that go together are a quarter of the list apart: neighbours of 16 KiB lose 15 %. */
+/* The four blocks that are streamed together lie a quarter of the list apart: adjacent blocks of
+ * 16 KiB are 15 % slower. */
 static void
 stream_blocks(char *dst, const struct rdt_block *blocks, size_t count)
 {
@@ -158,7 +161,7 @@ stream_blocks(char *dst, const struct rdt_block *blocks, size_t count)
     _mm_sfence();
 }
 
-#else /* Other processors: their memcpy, until somebody measures better there. */
+#else /* Other processors use memcpy: nothing else has been measured there. */
 
 static void
 copy_movsb(void *dst, const void *src, size_t len_bytes)
@@ -185,7 +188,7 @@ stream_blocks(char *dst, const struct rdt_block *blocks, size_t count)
 void
 rdti_copy_as(void *dst, const void *src, size_t len_bytes, enum rdti_copy_kind kind)
 {
-    if (len_bytes == 0) /* memcpy may not be given null pointers, not even for nothing */
+    if (len_bytes == 0) /* memcpy must not receive null pointers, even for zero bytes */
         return;
     switch (kind) {
     case RDTI_COPY_MOVSB:
@@ -210,7 +213,7 @@ rdti_copy_blocks(void *dst, const struct rdt_block *blocks, size_t count, enum r
         return;
     }
     for (size_t i = 0; i < count; i++) {
-        /* rep movsb takes longer to begin than memcpy takes for a short block */
+        /* the startup of rep movsb takes longer than memcpy of a short block */
         const bool is_short = blocks[i].len_bytes < RDTI_COPY_MOVSB_BLOCK_MIN_BYTES;
 
         rdti_copy_as(d + blocks[i].dst_off, blocks[i].src, blocks[i].len_bytes,
@@ -256,7 +259,7 @@ static const struct rdti_copy_table cove = {
 #define ZEN_FAMILY 23
 #define ZEN2_FIRST_MODEL 0x30
 #define ZEN5_FAMILY 26
-/* Most of Intel's Core and Xeon. Hypervisors give some a model that is not theirs. */
+/* Most of Intel's Core and Xeon. Some hypervisors report a wrong model. */
 #define INTEL_FAMILY 6
 
 const struct rdti_copy_table *
@@ -289,8 +292,8 @@ table_of_this_processor(void)
 const struct rdti_copy_table *
 rdti_copy_table(void)
 {
-    /* relaxed: the tables are constant, and every thread finds the same one. Kept, because cpuid
-     * leaves a virtual machine, which takes microseconds. */
+    /* relaxed: the tables are constant, and every thread finds the same one. Kept: cpuid traps out
+     * of a virtual machine, which takes microseconds. */
     static _Atomic(const struct rdti_copy_table *) own;
     const struct rdti_copy_table *table = atomic_load_explicit(&own, memory_order_relaxed);
 
@@ -311,7 +314,7 @@ rdti_copy_choose_by(const struct rdti_copy_table *table, size_t len_bytes,
 }
 
 #if defined(__x86_64__)
-/* Enhanced REP MOVSB: cpuid leaf 7, EBX bit 9. An emulator that has none moves byte by byte. */
+/* Enhanced REP MOVSB: cpuid leaf 7, EBX bit 9. An emulator without it copies byte by byte. */
 static bool
 is_movsb_fast(void)
 {

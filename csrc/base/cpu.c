@@ -11,8 +11,8 @@
 
 #include "base/cgroup.h"
 
-/* Bits of the affinity mask that is asked for: the kernel refuses a mask shorter than its own, and
- * NR_CPUS is 8192 at most on x86-64. */
+/* Bits of the affinity mask: the kernel refuses a mask shorter than its own, and NR_CPUS is at most
+ * 8192 on x86-64. */
 #define MASK_CPUS 8192
 
 uint32_t
@@ -37,11 +37,11 @@ rdti_cpu_usable(void)
     return quota < cpus ? (uint32_t)quota : cpus;
 }
 
-/* MemAvailable in bytes; UINT64_MAX if the kernel does not say. */
+/* MemAvailable in bytes; UINT64_MAX if the kernel does not report it. */
 static uint64_t
 system_memory_available(void)
 {
-    static const char key[] = "MemAvailable:"; /* in KiB, whatever the unit is called there */
+    static const char key[] = "MemAvailable:"; /* in KiB, printed as "kB" */
     char line[128];
     uint64_t bytes = UINT64_MAX;
     FILE *f = fopen("/proc/meminfo", "re");

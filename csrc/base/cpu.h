@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What this process may use of the machine: affinity, cgroup quota and cgroup memory, not nproc and
- * RAM. */
+ * CPUs and memory that this process may use: bounded by affinity, cgroup quota and cgroup memory,
+ * not by nproc and RAM. */
 #ifndef RDTI_BASE_CPU_H
 #define RDTI_BASE_CPU_H
 
@@ -10,14 +10,14 @@
 /* CPUs of the affinity mask. */
 uint32_t rdti_cpu_affinity(void);
 
-/* Whole CPUs this process may use at once: the affinity mask bounded by the cgroup v1 or v2 quota
- * (rounded down, at least 1). Read afresh at each call. */
+/* Whole CPUs that this process may use at once: the affinity mask bounded by the cgroup v1 or v2
+ * quota (rounded down, at least 1). Re-read at each call. */
 uint32_t rdti_cpu_usable(void);
 
 /*
- * Bytes that can still be populated: the least of MemAvailable and what the memory cgroups (v1 or
- * v2, every ancestor) leave. `limit_out` (cap >= 128) gets the name of the bound that is the least,
- * with its value, for error messages.
+ * Bytes that can still be populated: the minimum of MemAvailable and what the memory cgroups (v1 or
+ * v2, every ancestor) leave. `limit_out` (cap >= 128) gets the name and value of the bound that
+ * applies, for error messages.
  */
 uint64_t rdti_memory_available(char *limit_out, size_t cap);
 

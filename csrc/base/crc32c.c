@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * CRC-32C. The instruction has a latency of three cycles and starts one each cycle: one stream is
- * a third of what the CPU can do, four hide the latency and wait for memory instead. Chunks are
- * such streams already, so no two sums have to be combined. */
+ * CRC-32C. The instruction has a latency of three cycles and a throughput of one per cycle: one
+ * stream reaches a third of that, four hide the latency and are bound by memory. Each chunk is a
+ * stream, so sums need not be combined. */
 #include "base/crc32c.h"
 
 #include <pthread.h>
@@ -62,7 +62,7 @@ step1(uint32_t crc, uint8_t byte)
 #elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #include <sys/auxv.h>
 #define HARDWARE_NAME "armv8-crc"
-#if defined(__clang__) /* its arm_acle.h of before 16 has nothing for functions with a target */
+#if defined(__clang__) /* before 16, its arm_acle.h has nothing for functions with a target */
 #define HARDWARE __attribute__((target("crc")))
 #define crc_of_word __builtin_arm_crc32cd
 #define crc_of_byte __builtin_arm_crc32cb
@@ -116,7 +116,7 @@ sum_one(const uint8_t *p, size_t len_bytes)
     return ~crc;
 }
 
-/* STREAMS whole chunks, one behind the other. */
+/* STREAMS consecutive whole chunks. */
 HARDWARE static void
 sum_streams(const uint8_t *p, uint32_t out[STREAMS])
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * SHA-256 (FIPS 180-4), HMAC (RFC 2104) and what stands beside them in a handshake. A handshake
- * hashes some kilobytes in the life of a connection, so the code is the short one, not the fast
- * one. */
+ * SHA-256 (FIPS 180-4), HMAC (RFC 2104) and the other primitives of the handshake. A connection
+ * hashes a few kilobytes in its lifetime, so the code is short rather than fast. */
 #include "base/crypto.h"
 
 #include <errno.h>
@@ -90,7 +89,7 @@ compress(uint32_t state[8], const uint8_t block[BLOCK_BYTES])
 static void
 sha256_init(struct sha256 *h)
 {
-    /* FIPS 180-4, 5.3.3: the same of the square roots of the first 8 primes. */
+    /* FIPS 180-4, 5.3.3: the same bits of the square roots of the first 8 primes. */
     static const uint32_t initial[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
@@ -135,7 +134,7 @@ sha256_final(struct sha256 *h, uint8_t out[RDTI_SHA256_BYTES])
     sha256_update(h, length, sizeof(length));
     for (size_t i = 0; i < 8; i++)
         put_be32(out + 4 * i, h->state[i]);
-    explicit_bzero(h, sizeof(*h)); /* under HMAC it held the secret */
+    explicit_bzero(h, sizeof(*h)); /* for HMAC it held the secret */
 }
 
 void
@@ -201,7 +200,7 @@ rdti_random_bytes(void *out, size_t len_bytes, struct rdt_error *err)
 bool
 rdti_equal_constant_time(const void *a, const void *b, size_t len_bytes)
 {
-    /* volatile: the compiler may not leave the loop at the first difference. */
+    /* volatile: keeps the compiler from leaving the loop at the first difference. */
     const volatile uint8_t *x = a;
     const volatile uint8_t *y = b;
     uint8_t difference = 0;

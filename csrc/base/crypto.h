@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the handshake needs: random bytes, SHA-256 (FIPS 180-4), HMAC (RFC 2104), a comparison in
- * constant time. */
+ * Primitives of the handshake: random bytes, SHA-256 (FIPS 180-4), HMAC (RFC 2104) and comparison
+ * in constant time. */
 #ifndef RDTI_BASE_CRYPTO_H
 #define RDTI_BASE_CRYPTO_H
 
@@ -20,7 +20,7 @@ void rdti_sha256(const void *data, size_t len_bytes, uint8_t out[RDTI_SHA256_BYT
 void rdti_hmac_sha256(const uint8_t *key, size_t key_bytes, const void *data, size_t data_bytes,
                       uint8_t out[RDTI_SHA256_BYTES]);
 
-/* The time taken depends on len_bytes only. */
+/* Its time depends only on len_bytes. */
 bool rdti_equal_constant_time(const void *a, const void *b, size_t len_bytes);
 
 /* FNV-1a of text or bytes, for tables and fingerprints; not for security. */

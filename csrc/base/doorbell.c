@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The doorbell; see the header for the argument that no wake-up is lost. */
+ * The doorbell; the header has the argument that no wake-up is lost. */
 #include "base/doorbell.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@ rdti_doorbell_ring(struct rdti_doorbell *bell, int event_fd, bool is_urgent)
 {
     uint32_t calls = 0;
 
-    /* seq_cst: after the caller's seq_cst publication, before the sleeper's second look. */
+    /* seq_cst: after the caller's seq_cst publication, before the sleeper's second check. */
     if (atomic_load_explicit(&bell->futex_sleepers, memory_order_seq_cst) > 0) {
         /* relaxed would do: the futex system call orders it; pairs with the load in
          * begin_sleep(). */
@@ -29,7 +29,7 @@ rdti_doorbell_ring(struct rdti_doorbell *bell, int event_fd, bool is_urgent)
         do
             written = write(event_fd, &one, sizeof(one));
         while (written < 0 && errno == EINTR);
-        /* EAGAIN: the counter is full, so the descriptor is readable, which is all we want. */
+        /* EAGAIN: the counter is full, so the descriptor is readable, which suffices. */
         calls++;
     }
     return calls;

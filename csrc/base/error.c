@@ -18,21 +18,21 @@ drop_partial_utf8(char *text, size_t len_bytes)
         const size_t need = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
 
         if ((byte & 0xc0) == 0x80)
-            continue; /* a continuation byte: its lead stands before it */
+            continue; /* a continuation byte: its lead byte comes before it */
         if (len_bytes - lead < need)
             text[lead] = '\0';
         return;
     }
 }
 
-/* What mends it, where that is the same whichever call failed. */
+/* A hint to the remedy, for errors whose remedy does not depend on the call. */
 static const char *
 hint_of(int sys_errno)
 {
     return sys_errno == EMFILE ? "; raise RLIMIT_NOFILE (ulimit -n)" : "";
 }
 
-/* The arguments may point into err itself, so the text is made elsewhere and then moved in. */
+/* The arguments may point into err itself, so the text is formatted elsewhere and copied in. */
 static void
 fill(struct rdt_error *err, rdt_status status, int sys_errno, int32_t peer_rank, const char *fmt,
      va_list args)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Error context: the function that decides an error fills it, callers pass it up untouched. */
+ * Error context: the function that detects an error fills it, callers pass it up unchanged. */
 #ifndef RDTI_BASE_ERROR_H
 #define RDTI_BASE_ERROR_H
 
@@ -16,8 +16,8 @@ rdt_status rdti_error_set(struct rdt_error *err, rdt_status status, int sys_errn
 rdt_status rdti_error_set_rank(struct rdt_error *err, rdt_status status, int32_t peer_rank,
                                const char *fmt, ...) __attribute__((cold, format(printf, 4, 5)));
 
-/* No error yet, of that rank if there will be one. The message's half a KiB stays as it is:
- * to clear it costs more than most calls that take an error and succeed. */
+/* Sets *err to no error, with the rank that a later error will have. It leaves the message's half
+ * KiB as it is: clearing that costs more than most successful calls that take an error. */
 static inline void
 rdti_error_init(struct rdt_error *err, int32_t peer_rank)
 {

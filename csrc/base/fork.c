@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What happens in a forked child: see fork.h. */
+ * Fork handlers: see fork.h. */
 #include "base/fork.h"
 
 #include <pthread.h>
@@ -14,13 +14,12 @@
 #define WORD_BITS 64
 #define WORDS (RDTI_FORK_FDS_MAX / WORD_BITS)
 
-/* Bit n: descriptor n is to be closed. A bitmap by number needs no lock, which a child forked while
- * another thread held it could never take. Relaxed: fork() itself orders what the forking thread
- * did before; what another thread adds at that moment may or may not be there, whatever the
- * order. */
+/* Bit n: close descriptor n. A bitmap by number needs no lock, which a child forked while another
+ * thread held it could never take. Relaxed: fork() itself orders what the forking thread did
+ * before; a bit that another thread adds at that moment may or may not be seen under any order. */
 static _Atomic uint64_t close_bits[WORDS];
 
-/* Words ever used, so that a fork does not scan (and fault in) the whole map. Relaxed, as above. */
+/* Words ever used, so that a fork does not scan (and fault in) the whole map. Relaxed as above. */
 static _Atomic uint32_t words_used;
 
 /* Set by the child's only thread before fork() returns there; relaxed. Inherited by its
@@ -37,7 +36,7 @@ enter_child(void)
 
     atomic_store_explicit(&in_child, true, memory_order_relaxed);
     for (uint32_t i = 0; i < used; i++) {
-        /* Cleared, since the child may use these numbers for files of its own and fork again. */
+        /* Cleared: the child may reuse these numbers for its own files and fork again. */
         uint64_t bits = atomic_exchange_explicit(&close_bits[i], 0, memory_order_relaxed);
 
         while (bits != 0) {
@@ -83,7 +82,7 @@ rdti_fork_close_add(int fd)
     while (used < word + 1 &&
            !atomic_compare_exchange_weak_explicit(&words_used, &used, word + 1,
                                                   memory_order_relaxed, memory_order_relaxed))
-        ; /* `used` was read afresh */
+        ; /* `used` was re-read */
     (void)atomic_fetch_or_explicit(&close_bits[word], UINT64_C(1) << (fd % WORD_BITS),
                                    memory_order_relaxed);
     return true;

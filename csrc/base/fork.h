@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A forked child shares our mappings and descriptors but none of our threads: in it the library is
- * switched off, and our sockets are closed there at once, so that a worker that outlives its parent
- * does not hide the parent's death from the peers. */
+ * A forked child shares the parent's mappings and descriptors but none of its threads, so the
+ * library is disabled in the child. The child closes the library's sockets at once: a worker that
+ * outlives its parent would otherwise hide the parent's death from the peers. */
 #ifndef RDTI_BASE_FORK_H
 #define RDTI_BASE_FORK_H
 
@@ -13,8 +13,8 @@ void rdti_fork_guard(void);
 /* True in a child forked after rdti_fork_guard(), or after any later fork. Cheap: one load. */
 bool rdti_in_forked_child(void);
 
-/* Descriptors to close in every forked child. Any thread; at most RDTI_FORK_FDS_MAX at a time, then
- * false. */
+/* Descriptors to close in every forked child. False for a number of RDTI_FORK_FDS_MAX or more. Any
+ * thread. */
 bool rdti_fork_close_add(int fd);
 void rdti_fork_close_remove(int fd);
 

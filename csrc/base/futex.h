@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Sleep while *word == expected, at most timeout_ns. Returns on a wake, a change, a signal or the
- * time-out, without saying which: the caller looks again. */
+ * timeout, without reporting which: the caller checks again. */
 void rdti_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 
 /* Wake at most `count` sleepers on word. */

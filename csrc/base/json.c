@@ -34,7 +34,7 @@ rdti_json_put(struct rdti_json *json, const char *fmt, ...)
         json->used += (size_t)len;
 }
 
-/* Leaves room for the final NUL. Once something did not fit `used` is past the buffer for good. */
+/* Leaves room for the final NUL. After a text did not fit, `used` stays past the buffer. */
 static void
 put_bytes(struct rdti_json *json, const char *bytes, size_t len_bytes)
 {
@@ -43,8 +43,8 @@ put_bytes(struct rdti_json *json, const char *bytes, size_t len_bytes)
     json->used += len_bytes;
 }
 
-/* What may follow which lead byte (RFC 3629, 4): no overlong form, no surrogate, nothing above
- * U+10FFFF. */
+/* The continuation bytes that may follow each lead byte (RFC 3629, 4): no overlong form, no
+ * surrogate, nothing above U+10FFFF. */
 static const struct {
     unsigned char lead_first, lead_last;
     unsigned char second_first, second_last;
@@ -55,8 +55,8 @@ static const struct {
     {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4},
 };
 
-/* The length of the UTF-8 sequence that begins at p, 0 if there is none. The final NUL continues no
- * sequence, so nothing is read past it. */
+/* The length of the UTF-8 sequence that begins at p, 0 if it is invalid. The final NUL is not a
+ * continuation byte, so nothing is read past it. */
 static size_t
 utf8_sequence_bytes(const unsigned char *p)
 {

@@ -35,7 +35,7 @@ rdti_list_append(struct rdti_list *head, struct rdti_list *node)
     head->prev = node;
 }
 
-/* Unlink; the node is then a list of its own, so that a second removal is harmless. */
+/* Unlink. The node is then an empty list, so a second removal is harmless. */
 static inline void
 rdti_list_remove(struct rdti_list *node)
 {

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Holds a whole struct rdt_error message and the prefix; within PIPE_BUF, so that a pipe that
- * several processes write to keeps lines apart. */
+/* Holds a whole struct rdt_error message and the prefix. Within PIPE_BUF, so that lines of several
+ * processes do not mix in a pipe. */
 #define LINE_BYTES 1024
 
 /* Relaxed everywhere: the level orders nothing. */
@@ -37,7 +37,7 @@ level_name(int32_t level)
     }
 }
 
-/* Text of a peer may be in the line: it must not forge a second one or drive a terminal. */
+/* The line may hold text of a peer, which must not forge a second line or control a terminal. */
 static void
 blank_control_bytes(char *text, size_t len_bytes)
 {
@@ -75,9 +75,9 @@ rdti_log(int32_t level, const char *fmt, ...)
         memset(line + len - 3, '.', 3);
     }
     blank_control_bytes(line, len);
-    line[len++] = '\n'; /* in the place of the NUL */
+    line[len++] = '\n'; /* replaces the NUL */
 
-    /* A stderr that takes no more has nobody to be told about it. */
+    /* A failed write to stderr is ignored: there is nowhere to report it. */
     ssize_t wrote;
     do {
         wrote = write(STDERR_FILENO, line, len);

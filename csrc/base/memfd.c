@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-/* Newer than the C library's headers may be; the values are the kernel's ABI. */
+/* The C library's headers may be older; the values are the kernel's ABI. */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
@@ -26,15 +26,15 @@
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
 #endif
 
-/* Times that the kernel may ask to try again before its word is taken for an answer. */
+/* Number of EAGAIN results after which the error is returned. */
 #define POPULATE_TRIES 1000
 
-/* Pages that one system call looks at: 4 KiB of names for it on the stack, a MiB of memory. */
+/* Pages that one system call touches, 1 MiB of memory; it takes 4 KiB of iovecs on the stack. */
 #define PAGES_AT_ONCE 256
 
-/* ---- Ours ---------------------------------------------------------------------------------- */
+/* ---- Own memfds ---------------------------------------------------------------------------- */
 
-/* Beyond RLIMIT_FSIZE ftruncate() does not only fail: it raises SIGXFSZ, which ends the process. */
+/* Checked first: beyond RLIMIT_FSIZE ftruncate() raises SIGXFSZ, which ends the process. */
 static rdt_status
 check_file_limit(uint64_t len_bytes, struct rdt_error *err)
 {
@@ -51,8 +51,8 @@ check_file_limit(uint64_t len_bytes, struct rdt_error *err)
         (unsigned long long)len_bytes, (unsigned long long)limit.rlim_cur);
 }
 
-/* Where sysctl vm.memfd_noexec is 2, a memfd that may become executable is refused. Kernels older
- * than the flag refuse the flag as invalid. */
+/* With sysctl vm.memfd_noexec = 2 the kernel refuses a memfd that may become executable. Kernels
+ * older than the flag refuse the flag as invalid. */
 static int
 create_noexec(const char *name, unsigned flags)
 {
@@ -113,9 +113,9 @@ rdti_memfd_create_sealed(const char *name, uint64_t len_bytes, unsigned mfd_flag
     return RDT_OK;
 }
 
-/* ---- Another process's --------------------------------------------------------------------- */
+/* ---- Memfds of another process ------------------------------------------------------------- */
 
-/* Seals and file system; the latter's block size. */
+/* Checks seals and file system; outputs the file system's block size. */
 static rdt_status
 check_kind(int fd, const struct rdti_memfd_want *want, uint64_t *page_bytes_out,
            struct rdt_error *err)
@@ -125,8 +125,8 @@ check_kind(int fd, const struct rdti_memfd_want *want, uint64_t *page_bytes_out,
     const int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0)
         return rdti_error_set_rank(err, RDT_EPROTO, want->peer_rank,
-                                   "%s: descriptor is no memfd (F_GET_SEALS: errno %d)", want->what,
-                                   errno);
+                                   "%s: descriptor is not a memfd (F_GET_SEALS: errno %d)",
+                                   want->what, errno);
     if ((seals & F_SEAL_SHRINK) == 0)
         return rdti_error_set_rank(err, RDT_EPROTO, want->peer_rank,
                                    "%s: memfd is not sealed against shrinking (seals 0x%x)",
@@ -166,7 +166,7 @@ rdti_memfd_check(int fd, const struct rdti_memfd_want *want, struct rdti_memfd_f
 
 /* ---- Mapping ------------------------------------------------------------------------------- */
 
-/* EPERM: sealed against writing; nothing that our side could free would help. */
+/* EPERM: the peer sealed it against writing, so freeing memory would not help. */
 static rdt_status
 mmap_error(struct rdt_error *err, int sys_errno, const char *what, uint64_t len_bytes)
 {
@@ -225,7 +225,7 @@ rdti_memfd_populate_mapped(void *addr, uint64_t len_bytes)
     int tries = 0;
 
     while (madvise(addr, len_bytes, MADV_POPULATE_WRITE) != 0) {
-        if (errno == EINTR) /* what is populated stays, so each try gets further */
+        if (errno == EINTR) /* populated pages stay, so each try makes progress */
             continue;
         if (errno != EAGAIN || ++tries == POPULATE_TRIES)
             return errno;
@@ -234,9 +234,10 @@ rdti_memfd_populate_mapped(void *addr, uint64_t len_bytes)
 }
 
 /*
- * Fill our page table, for both reading and writing, as the mapping is shared and writable. The
- * kernel reads a byte of each page for us: other threads may be writing the same bytes, so that a
- * load of ours would race. Where it may not, as in some containers, whoever uses a page first pays.
+ * Fills the page table of this process. As the mapping is shared and writable, this serves reads
+ * and writes. The kernel reads a byte of each page: a load in this process would race with threads
+ * that write the same bytes. If the kernel refuses, as in some containers, each page faults at its
+ * first use.
  */
 static void
 fill_page_table(uint8_t *addr, uint64_t len_bytes)
@@ -256,7 +257,7 @@ fill_page_table(uint8_t *addr, uint64_t len_bytes)
     }
 }
 
-/* For kernels before 5.14: fallocate() gets the pages, with an errno where there are none. */
+/* For kernels before 5.14: fallocate() allocates the pages, or fails with an errno. */
 static int
 populate_by_hand(int fd, uint64_t off_bytes, void *addr, uint64_t len_bytes)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * See numa.h. A line of numa_maps: "address policy [file=... mapped=... N<node>=<pages>...
- * kernelpagesize_kB=...]", where pages are of that size: 4 KiB also for those that the kernel
+ * kernelpagesize_kB=...]". Pages are counted in that size: 4 KiB also for those that the kernel
  * collapsed into a huge page, 2 MiB for those of hugetlbfs. A mapping without a page in memory has
  * neither. */
 #include "base/numa.h"
@@ -27,7 +27,7 @@ open_below(const char *root, const char *path)
     return fopen(full, "re");
 }
 
-/* A whole text of digits, below `end`; in *text what follows it. */
+/* A decimal number below `end` at the start of *text; moves *text past it. */
 static bool
 take_number(const char **text, int base, uint64_t end, uint64_t *out)
 {
@@ -46,7 +46,7 @@ take_number(const char **text, int base, uint64_t end, uint64_t *out)
     return true;
 }
 
-/* "5" or "0-3", with a comma behind it where more follows. */
+/* "5" or "0-3", followed by a comma if more follows. */
 static bool
 take_range(const char **text, uint64_t end, uint64_t *first, uint64_t *last)
 {
@@ -65,7 +65,7 @@ take_range(const char **text, uint64_t end, uint64_t *first, uint64_t *last)
     return true;
 }
 
-/* Marks the numbers of a list as the kernel writes it: "0-3,8", or nothing. */
+/* Marks the numbers of a list in the kernel's format: "0-3,8", or nothing. */
 static int
 read_list(const char *text, uint64_t end, bool *marks)
 {
@@ -82,7 +82,7 @@ read_list(const char *text, uint64_t end, bool *marks)
     return 0;
 }
 
-/* The list behind `key`, which begins a line of a file; the first line's where it is "". */
+/* The list after `key`, which begins a line of the file; the first line if `key` is "". */
 static int
 read_list_of(const char *root, const char *path, const char *key, uint64_t end, bool *marks)
 {
@@ -105,7 +105,7 @@ read_list_of(const char *root, const char *path, const char *key, uint64_t end, 
     return sys_errno;
 }
 
-/* A whole word "<node>=<pages>". */
+/* A complete word "<node>=<pages>". */
 static bool
 take_pages(const char *text, uint64_t pages[RDTI_NUMA_NODES])
 {
@@ -117,7 +117,7 @@ take_pages(const char *text, uint64_t pages[RDTI_NUMA_NODES])
     return take_number(&text, 10, UINT64_C(1) << 40, &pages[node]) && *text == '\0';
 }
 
-/* Adds one mapping's pages; rest: the line behind its address. */
+/* Adds one mapping's pages; rest: the line after its address. */
 static int
 add_pages(char *rest, uint64_t *bytes)
 {

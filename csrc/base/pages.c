@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Pages by one call for many. */
+ * Populates many pages by one call. */
 #include "base/pages.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-/* Two system calls where 64 KiB have sixteen faults. */
+/* 64 KiB take sixteen faults, populating takes two system calls. */
 #define POPULATE_FROM_BYTES (UINT64_C(64) << 10)
 
 void
@@ -24,13 +24,13 @@ rdti_pages_populate(void *dst, uint64_t len_bytes)
     uint8_t *const middle = first + whole_bytes / page_bytes / 2 * page_bytes;
     unsigned char is_there = 0;
 
-    /* New memory has none of its pages, old has all: one of them tells. In the middle: the first
-     * and the last may have come with the pieces before and behind. */
+    /* New memory has none of its pages, old memory has all, so one page decides. The middle one:
+     * adjacent data may have populated the first and the last. */
     if (len_bytes < POPULATE_FROM_BYTES || mincore(middle, page_bytes, &is_there) != 0 ||
         is_there & 1)
         return;
-    /* Failure is of no account: who stores gets the pages as it would have, or fails as it would
-     * have. What was got before a signal stays. */
+    /* A failure is ignored: the later stores then fault the pages in, or fail as they would have
+     * failed. Pages populated before a signal stay. */
     while (madvise(first, whole_bytes, MADV_POPULATE_WRITE) != 0 && errno == EINTR)
         continue;
 }

@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-/* Before all of dst is stored to, by us or by the kernel for us: gets its pages by one call of the
- * kernel's where they are not there, in place of a fault for each. Its bytes stay. What cannot be
- * got so comes by faults. Any memory; short pieces are left alone. */
+/* Call before this process, or the kernel on its behalf, writes all of dst. If its pages are
+ * missing, one system call populates them in place of one fault for each. The contents stay. Pages
+ * that cannot be populated so are faulted in later. Any memory; short spans are skipped. */
 void rdti_pages_populate(void *dst, uint64_t len_bytes);
 
 #endif

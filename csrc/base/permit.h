@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the kernel says where it forbids access to another process's memory: ptrace rights (EPERM,
- * EACCES) or a filter of system calls (ENOSYS, EPERM). The other process may still run. */
+ * Errors by which the kernel forbids access to another process's memory: ptrace rights (EPERM,
+ * EACCES) or a system call filter (ENOSYS, EPERM). The other process may still run. */
 #ifndef RDTI_BASE_PERMIT_H
 #define RDTI_BASE_PERMIT_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a socket address says: its text, whether it is of this host. Any thread. */
+ * Socket addresses: their text, and whether they are loopback addresses. Any thread. */
 #ifndef RDTI_BASE_SOCKADDR_H
 #define RDTI_BASE_SOCKADDR_H
 
@@ -14,8 +14,8 @@
  * whatever cap (at least 1) is. */
 void rdti_sockaddr_text(const struct sockaddr *addr, char *buf, size_t cap);
 
-/* 127.0.0.0/8 or ::1. No other family is, and no IPv4 address written as IPv6: our sockets speak
- * one of the two. */
+/* 127.0.0.0/8 or ::1. False for other families and for IPv4-mapped IPv6 addresses: each socket of
+ * the library uses one of the two families. */
 bool rdti_sockaddr_is_loopback(const struct sockaddr *addr);
 
 #endif

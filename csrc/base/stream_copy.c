@@ -13,16 +13,16 @@
 
 enum {
     LINE_BYTES = 64,
-    STEP_BYTES = 2 * LINE_BYTES, /* the pair of lines that is prefetched together */
+    STEP_BYTES = 2 * LINE_BYTES, /* the pair of lines that the hardware prefetches together */
     LANES = 4,
-    /* 64 MiB in pieces of a stage: in one lane 3.6 ms, in four 3.1. Shorter ones are over before
-     * four prefetchers have begun. */
+    /* 64 MiB in pieces of a stage take 3.6 ms in one lane, 3.1 in four. Shorter pieces end before
+     * four prefetchers have started. */
     LANES_FROM_BYTES = 64 * 1024,
-    STREAM_FROM_BYTES = 4 * 1024, /* a piece: what is shorter is found in a cache */
+    STREAM_FROM_BYTES = 4 * 1024, /* of a piece: shorter pieces stay in a cache */
 };
 
 #if defined(__x86_64__)
-/* dst on a line boundary. SSE2, which every x86-64 has: both kinds of store wait for memory. */
+/* dst on a line boundary. SSE2, which every x86-64 has: wider stores would wait for memory, too. */
 static inline void
 stream_step(uint8_t *dst, const uint8_t *src, uint64_t step_bytes)
 {
@@ -37,8 +37,8 @@ lane_bytes(uint64_t len_bytes)
     return len_bytes < LANES_FROM_BYTES ? 0 : len_bytes / LANES / STEP_BYTES * STEP_BYTES;
 }
 
-/* Whole lines. Four lanes side by side keep four hardware prefetchers busy, where one waits for
- * memory at each page's end. */
+/* Whole lines. Four lanes in turn keep four hardware prefetchers busy, while one lane waits for
+ * memory at the end of each page. */
 static void
 stream_lines(uint8_t *dst, const uint8_t *src, uint64_t len_bytes)
 {
@@ -62,7 +62,7 @@ step_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t step_bytes
     }
 }
 
-/* As stream_lines(), both on a line boundary. */
+/* As stream_lines(), with both destinations on a line boundary. */
 static void
 lines_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
 {
@@ -76,7 +76,7 @@ lines_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes
     _mm_sfence();
 }
 
-/* False: they lie differently in their lines. */
+/* False if the two destinations have different offsets within a line. */
 static bool
 stream_twice(uint8_t *dst, uint8_t *other, const uint8_t *src, uint64_t len_bytes)
 {
@@ -111,7 +111,7 @@ stream(void *dst, const void *src, uint64_t len_bytes)
         memcpy(out + head + body, in + head + body, tail);
 }
 
-/* Ordinary stores; the barrier keeps the compiler from making a memcpy() of the loop. */
+/* Ordinary stores; the barrier keeps the compiler from turning the loop into a memcpy(). */
 static void
 store(void *dst, const void *src, uint64_t len_bytes)
 {
@@ -161,7 +161,7 @@ rdti_stream_copy(void *dst, const void *src, uint64_t len_bytes, uint64_t of_byt
 {
     if (does_pay(len_bytes, of_bytes))
         stream(dst, src, len_bytes);
-    else if (len_bytes > 0) /* memcpy may not be given null pointers, not even for nothing */
+    else if (len_bytes > 0) /* memcpy must not receive null pointers, even for zero bytes */
         memcpy(dst, src, len_bytes);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The life of a group: made, shared, split, broken, ended. */
+ * Life cycle of a group: creation, options, split, abort and shutdown; starting its operations. */
 #include "c10d/backend.hpp"
 
 #include <chrono>
@@ -22,17 +22,17 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char *backend_name = "rdmatensor";
 constexpr const char *making = "rdmatensor:init_process_group";
-/* The library tells groups apart by name and epoch; the rest of a long name says nothing new. */
+/* The library identifies groups by name and epoch; the rest of a long name adds nothing. */
 constexpr size_t group_name_chars = 32;
-/* Several times what a look at the counters takes where others hold the cores. */
+/* Several times what reading the counters takes when other processes occupy the cores. */
 constexpr std::chrono::milliseconds look_limit{100};
-/* A wait of more ends in a Work, so that shutdown() need not wait for it. */
+/* A longer wait continues in a Work, so that shutdown() need not wait for it. */
 constexpr uint64_t wait_at_once_ns = UINT64_C(20000000);
-/* Of what the library says of a group: a number for each of 64 members, some twenty values, and
- * the lengths from which each operation goes another way. */
+/* Upper bound of the library's description of a group: a number for each of 64 members, some twenty
+ * values, and the lengths at which each operation changes its algorithm. */
 constexpr size_t collectives_max_bytes = 8192;
 
-/* The groups that live, for shutdown_all(), and the job that the next group joins. */
+/* The live groups, for shutdown_all(), and the job that the next group joins. */
 struct Process {
     std::mutex mutex;
     std::vector<c10::weak_intrusive_ptr<Backend>> groups;
@@ -47,7 +47,7 @@ process()
     return *the_process;
 }
 
-/* They may go as soon as the caller lets them, so never under the lock. */
+/* Called without the lock held: releasing the last reference destroys a group. */
 std::vector<c10::intrusive_ptr<Backend>>
 live_groups()
 {
@@ -61,7 +61,7 @@ live_groups()
     return groups;
 }
 
-/* Of a group, from 1 on. */
+/* Number of a new group, from 1. */
 uint64_t
 next_number()
 {
@@ -79,7 +79,7 @@ current_job()
     return p.job;
 }
 
-/* A default group begins a job; later groups join the latest. */
+/* A default group starts a job; later groups join the latest job. */
 Job
 agree_on_job(Rendezvous &rendezvous, const Backend::Setup &setup, std::string &group_id)
 {
@@ -158,8 +158,8 @@ Backend::Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup)
         std::rethrow_exception(make_error(status, making, error));
     rendezvous_->watch(group_);
     in_flight_->watch(group_);
-    /* Last: peers that find the address may come at once. Addresses that are known already outlive
-     * the store. */
+    /* Publish last: peers that find the address may connect at once. Addresses fetched now stay
+     * usable after the store is gone. */
     try {
         rendezvous_->publish(setup_.context);
         rendezvous_->prefetch();
@@ -177,7 +177,7 @@ Backend::~Backend()
         const WithoutGil without_gil;
         shutdown();
     } catch (const std::exception &error) {
-        /* A destructor has nobody to tell; the peers see that this member left. */
+        /* A destructor cannot report an error; the peers see that this member left. */
         TORCH_WARN("rdmatensor: closing a group: ", error.what());
     }
 }
@@ -208,7 +208,7 @@ Backend::shutdown_all(const rdt_context *context)
 void
 Backend::mark_step()
 {
-    if (is_forked_child()) /* the groups are the parent's */
+    if (is_forked_child()) /* the groups belong to the parent */
         return;
     for (const c10::intrusive_ptr<Backend> &group : live_groups())
         group->recorder_.mark();
@@ -221,7 +221,7 @@ Backend::spent()
     rdt_counters found = {};
 
     found.struct_size = sizeof(found);
-    if (group_ != nullptr) /* else the context may be gone */
+    if (group_ != nullptr) /* otherwise the context may be closed */
         rdt_context_counters(setup_.context, &found);
     return found;
 }
@@ -354,7 +354,7 @@ void
 Backend::break_group(const std::string &reason)
 {
     if (is_forked_child())
-        return; /* the group is the parent's */
+        return; /* the group belongs to the parent */
     const std::shared_lock lock(group_mutex_);
     if (group_ != nullptr)
         rdt_group_abort(group_, c10::str("rank ", global_rank(rank_), " ", reason).c_str());
@@ -364,8 +364,8 @@ void
 Backend::abort()
 {
     if (is_forked_child())
-        return; /* the group is the parent's */
-    /* Who is ended by it learns why: of a rank that never came this one may be the only witness. */
+        return; /* the group belongs to the parent */
+    /* Peers get the reason: this rank may be the only one that noticed a rank that never joined. */
     const std::string failure = flight_->failure();
 
     break_group(failure.empty() ? "called abort()" : "called abort() after " + failure);
@@ -375,21 +375,22 @@ void
 Backend::shutdown()
 {
     if (is_forked_child())
-        return; /* the group is the parent's */
+        return; /* the group belongs to the parent */
     std::exception_ptr interrupted;
     try {
-        if (setup_.is_default_group) /* with it goes the store */
+        if (setup_.is_default_group) /* the store ends with it */
             rendezvous_->linger([this] { return in_flight_->cause().status != RDT_OK; });
-    } catch (...) { /* Ctrl-C: the group goes all the same */
+    } catch (...) { /* Ctrl-C: shut the group down anyway */
         interrupted = std::current_exception();
     }
     std::unique_lock lock(group_mutex_, std::defer_lock);
-    /* Who only looks at the group lets go of it soon: an abort, which the peers hear, is not for
-     * that. */
+    /* A thread that only reads the group's state releases the lock soon. Do not abort for it: the
+     * peers see an abort. */
     for (const auto until = Clock::now() + look_limit; !lock.try_lock() && Clock::now() < until;)
         std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (!lock.owns_lock()) {
-        /* A call is about to begin and may wait for a peer; ended, it lets go of the group. */
+        /* A call is about to start and may wait for a peer. The abort makes it release the
+         * group. */
         {
             const std::shared_lock shared(group_mutex_);
             if (group_ != nullptr)
@@ -435,8 +436,9 @@ Backend::args_for(uint32_t op, const Elements &elements, Milliseconds timeout) c
 }
 
 /*
- * The caller waits for it and gets no Work: torch's own calls ask for that, and a Work with its
- * tensors costs more than the exchange of a small one. Returns the transfer where it is not over.
+ * Run the collective while the caller waits, without a Work. torch's synchronous calls need none,
+ * and a Work with its tensors costs more than the exchange of a small tensor. Returns the transfer
+ * if it is not over.
  */
 rdt_transfer *
 Backend::run_at_once(Operation &operation, const Call &call)
@@ -449,14 +451,14 @@ Backend::run_at_once(Operation &operation, const Call &call)
     if (group_ == nullptr)
         C10_THROW_ERROR(DistBackendError, c10::str(title, ": the group was shut down"));
     take_off(operation, 1);
-    /* Until the wait is over: nobody is woken to drive it. Not in the first collective, which may
-     * wait for members in the store, and drives nothing meanwhile. */
+    /* Until the wait is over no thread is woken to drive the transfer. Not in the first collective:
+     * it may wait for members at the store, and drives nothing meanwhile. */
     const bool is_attended = sequence_.load(std::memory_order_relaxed) > 1;
     if (is_attended)
         rdt_context_attend(setup_.context);
     const rdt_status status = begin_call(group_, call, RDT_COLL_SPIN, &transfer, &error);
     if (status == RDT_OK && rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
-        /* An error is the transfer's, which is asked again below. */
+        /* An error is stored in the transfer, which is tested again below. */
         std::ignore = rdt_transfer_wait(transfer, wait_at_once_ns, nullptr);
     if (is_attended)
         rdt_context_unattend(setup_.context);
@@ -468,7 +470,7 @@ Backend::run_at_once(Operation &operation, const Call &call)
     return nullptr;
 }
 
-/* What run_at_once() did not end. */
+/* A Work for the transfer that run_at_once() did not finish. */
 WorkPtr
 Backend::work_of(Operation &operation, rdt_transfer *transfer)
 {
@@ -542,7 +544,8 @@ Backend::supportsTensorAlloc(c10::DeviceIndex)
     return true;
 }
 
-/* torch asks the backend of a device type by an index only, which for the CPU means nothing. */
+/* torch selects the backend of a device type by device index only, which has no meaning on the
+ * CPU. */
 at::Tensor
 Backend::allocateTensor(long elems, at::TensorOptions options)
 {
@@ -562,7 +565,7 @@ Backend::allocateTensor(long elems, at::TensorOptions options)
                                                 std::nullopt));
 }
 
-/* The allocator is never destroyed, so nobody has to own it. */
+/* The allocator is never destroyed, so the pointer owns nothing. */
 std::shared_ptr<c10::Allocator>
 Backend::getMemAllocator()
 {

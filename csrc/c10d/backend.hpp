@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * backend.hpp - torch's process group over the library's group and collectives.
+ * backend.hpp - torch's process group on top of the library's group and collectives.
  *
- * Each method checks its tensors, states the operation in the library's words and returns a Work.
- * What cannot begin throws at once; what fails later throws from Work::wait().
+ * Each method checks its tensors, translates the call into the library's operation and returns a
+ * Work. An operation that cannot start throws at once; a later failure throws from Work::wait().
  *
- * Threads: any, also shutdown() beside operations. The library's context is shared by all groups of
- * the process and outlives them; whoever made it closes it.
+ * Threads: any; shutdown() may run concurrently with operations. All groups of the process share
+ * the library's context, which outlives them; its creator closes it.
  */
 #pragma once
 
@@ -44,22 +44,22 @@ class Backend final : public c10d::Backend
     struct Setup {
         rdt_context *context;
         std::string group_name;
-        std::vector<int64_t> global_ranks; /* empty: those of the group */
+        std::vector<int64_t> global_ranks; /* empty: the ranks of the group */
         Milliseconds timeout;
-        std::string secret; /* given from outside, or empty */
+        std::string secret; /* configured by the user, or empty */
         bool is_default_group;
-        bool is_recorded; /* whether its operations are watched */
+        bool is_recorded; /* whether its operations are recorded */
     };
 
-    /* Waits for rank 0 of the group, up to the time-out. */
+    /* Waits for rank 0 of the group, up to the timeout. */
     Backend(c10::intrusive_ptr<Rendezvous> rendezvous, Setup setup);
     ~Backend() override;
     Backend(const Backend &) = delete;
     Backend &operator=(const Backend &) = delete;
 
-    /* An optimizer has stepped: tells every group's recorder. */
+    /* An optimizer has stepped: notifies the recorder of every group. */
     static void mark_step();
-    /* Among the groups of this process, from 1 on. */
+    /* Number among the groups of this process, counted from 1. */
     uint64_t number() const noexcept
     {
         return number_;
@@ -68,16 +68,17 @@ class Backend final : public c10d::Backend
     {
         return recorder_.report();
     }
-    /* Rendezvous's, which end with an error when the group does. */
+    /* Calls Rendezvous::everyone(), whose wait fails when the group ends. */
     std::vector<std::string> everyone(const std::string &what, const std::string &mine);
-    /* Of the context; all 0 once the group was shut down. */
+    /* Counters of the context; all 0 after the group was shut down. */
     rdt_counters spent();
-    /* abort() with a reason of one's own. */
+    /* abort() with a reason given by the caller. */
     void break_group(const std::string &reason);
 
-    /* Shuts down the groups of a context, or of all with NULL; before it closes or Python ends. */
+    /* Shuts down the groups of a context, or all groups if NULL. Called before the context closes
+     * or Python exits. */
     static void shutdown_all(const rdt_context *context);
-    /* The group that torch knows by this name, unless it was shut down; or nothing. */
+    /* The group that torch knows by this name; null if there is none or it was shut down. */
     static c10::intrusive_ptr<Backend> find(const std::string &group_name);
 
     const std::string getBackendName() const override;
@@ -98,16 +99,18 @@ class Backend final : public c10d::Backend
     split(const c10::intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
           const c10::intrusive_ptr<c10d::Backend::Options> &opts) override;
     void setTimeout(Milliseconds timeout) override;
-    void setSequenceNumberForGroup() override {} /* the library counts, in step on all members */
+    void setSequenceNumberForGroup() override {} /* the library counts, identically on all
+                                                  * members */
     uint64_t getSequenceNumberForGroup() override;
     c10d::ErrorType getError() override;
     void abort() override;
     void shutdown() override;
-    /* Until asynchronous collectives that were begun are over, and the hook's calls for them. */
+    /* Waits until the asynchronous collectives started so far, and the hook's calls for them, are
+     * done. */
     void waitForPendingWorks() override;
     void registerOnCompletionHook(CompletionHook::Function &&hook) override;
     void enableCollectivesTiming() override;
-    /* What this rank's collectives came to; zeros once shut down. */
+    /* Counters of this rank's collectives; zeros after shutdown. */
     rdt_coll_counters counters();
     const StandInCounts &stand_ins() const noexcept
     {
@@ -118,16 +121,18 @@ class Backend final : public c10d::Backend
     {
         return flight_->last();
     }
-    /* JSON: rdt_group_coll_describe(); empty once it is shut down. */
+    /* JSON of rdt_group_coll_describe(); "{}" after shutdown. */
     std::string collectives();
 
-    /* What the calling thread begins in between is one Work, and is begun at once all the same. */
+    /* Operations that the calling thread starts between the two calls form one Work. Each of them
+     * still starts at once. */
     void startCoalescing() override;
     WorkPtr endCoalescing() override;
 
     WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) override;
     WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
-    /* An asynchronous average in place; members that give different labels disagree. */
+    /* Averages in place, asynchronously. Members that pass different labels fail with
+     * RDT_EMISMATCH. */
     WorkPtr average_bucket(const at::Tensor &bucket, uint32_t label);
     WorkPtr allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) override;
     WorkPtr allreduce_coalesced(Tensors &tensors,
@@ -162,27 +167,27 @@ class Backend final : public c10d::Backend
     WorkPtr recv(Tensors &tensors, int src, int tag) override;
     WorkPtr recvAnysource(Tensors &tensors, int tag) override;
 
-    /* For symmetric memory (one_sided.cpp). Ranks are those of the group. */
+    /* For symmetric memory (one_sided.cpp). Ranks are group ranks. */
     uint64_t next_symmetric_number();
     int global_rank(int rank) const;
-    /* Of every member, one row each; a collective. */
+    /* One row for each member; a collective. */
     at::Tensor gather_bytes(const at::Tensor &bytes);
-    /* The member's memory, held, up to the group's time-out: rdt_endpoint_unhold() by the caller.
-     * NULL: the path shares no memory. */
+    /* Maps the member's memory and holds it, waiting up to the group's timeout. The caller releases
+     * it with rdt_endpoint_unhold(). NULL: the path shares no memory. */
     rdt_endpoint *hold(int rank, const rdt_remote_region &remote, void **out);
-    /* All of a tensor to or from a member's memory, ourselves included. */
+    /* Moves a whole tensor to or from a member's memory; `rank` may be this rank. */
     WorkPtr move(int rank, const rdt_remote_region &remote, uint64_t off_bytes,
                  const at::Tensor &tensor, bool is_put);
-    /* A message without content. `title` is static; timeout_ms 0: the group's. */
+    /* A message without payload. `title` is static; timeout_ms 0: the group's timeout. */
     WorkPtr signal(int peer, uint64_t tag, bool is_send, const char *title, size_t timeout_ms);
 
   private:
     struct Message;
-    /* An operation that took off and cannot begin, or not with all of its collectives. */
+    /* A recorded operation that cannot start, or not with all of its collectives. */
     struct Refused {
         const char *title;
-        uint64_t number; /* of the Flight */
-        uint64_t left;   /* of its collectives */
+        uint64_t number; /* number in the Flight */
+        uint64_t left;   /* its collectives that did not start */
     };
 
     std::shared_lock<std::shared_mutex> held_for(const std::string &what);
@@ -208,14 +213,14 @@ class Backend final : public c10d::Backend
     rdt_endpoint *endpoint_of(int rank, const char *title);
     void check_root(int64_t root, const char *call) const;
 
-    const c10::intrusive_ptr<Rendezvous> rendezvous_; /* the group calls it for addresses */
+    const c10::intrusive_ptr<Rendezvous> rendezvous_; /* the group fetches addresses through it */
     const Setup setup_;
     const c10::intrusive_ptr<Options> options_;
-    const uint64_t number_; /* among the groups that this process has made, from 1 on */
+    const uint64_t number_; /* among the groups of this process, from 1 */
     const std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
     const std::shared_ptr<Flight> flight_;
     std::atomic<bool> is_timed_{false};
-    std::atomic<bool> is_hooked_{false};   /* from when on hook_ may be read */
+    std::atomic<bool> is_hooked_{false};   /* once set, hook_ may be read */
     std::shared_ptr<CompletionHook> hook_; /* set once */
     Recorder recorder_;
     std::atomic<int64_t> timeout_ms_;
@@ -224,13 +229,13 @@ class Backend final : public c10d::Backend
     std::atomic<uint64_t> monitored_count_{0};
     std::atomic<uint64_t> symmetric_count_{0};
     std::mutex batches_mutex_;
-    std::map<std::thread::id, Batch::Parts> batches_; /* of threads that coalesce */
-    std::atomic<unsigned> batch_count_{0};            /* their number */
-    std::shared_mutex group_mutex_; /* shared by calls on group_, taken by shutdown() */
+    std::map<std::thread::id, Batch::Parts> batches_; /* by coalescing thread */
+    std::atomic<unsigned> batch_count_{0};            /* size of batches_ */
+    std::shared_mutex group_mutex_; /* shared by calls on group_, exclusive in shutdown() */
     rdt_group *group_ = nullptr;    /* NULL once shut down */
 };
 
-/* The way to make one: shutdown_all() knows it then. */
+/* Creates a Backend and registers it for shutdown_all(). */
 c10::intrusive_ptr<Backend> make_backend(c10::intrusive_ptr<Rendezvous> rendezvous,
                                          Backend::Setup setup);
 

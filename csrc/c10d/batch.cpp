@@ -24,13 +24,14 @@ is_receive(const c10::intrusive_ptr<c10d::Work> &part)
     return type == c10d::OpType::RECV || type == c10d::OpType::RECVANYSOURCE;
 }
 
-/* Completes a Future once those of all parts are. */
+/* Completes a Future once the Futures of all parts are complete. */
 struct Collector {
     c10::intrusive_ptr<c10::ivalue::Future> future = new_future();
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> of_parts;
     std::atomic<size_t> left{0};
 
-    /* Also where there is no memory for the result: somebody waits for it. */
+    /* Completes the Future with an error if memory for the result runs out: a caller may be
+     * waiting. */
     void finish()
     {
         try {
@@ -67,7 +68,7 @@ Batch::Batch(int rank, Parts parts, milliseconds timeout)
 bool
 Batch::isCompleted()
 {
-    /* All are asked: only then the progress thread attends to each. */
+    /* Poll all of them: polling makes the progress thread attend to a part. */
     return std::count_if(parts_.begin(), parts_.end(),
                          [](const auto &part) { return !part->isCompleted(); }) == 0;
 }
@@ -118,7 +119,8 @@ Batch::wait(milliseconds timeout)
 
     for (const auto &part : parts_) {
         const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-        /* Without a limit of the caller's, collectives end by their own, a little later than it. */
+        /* Without a timeout from the caller, a collective ends at its own deadline, slightly after
+         * it. */
         (void)part->wait(has_timeout || is_receive(part) ? std::max(left, milliseconds(1))
                                                          : kNoTimeout);
     }
@@ -135,10 +137,10 @@ Batch::getFuture()
     const auto collector = std::make_shared<Collector>();
     for (const auto &part : parts_)
         collector->of_parts.push_back(part->getFuture());
-    /* One more than there are, so that the last callback finds all of them entered. */
+    /* One more than there are parts, so that the last callback runs after all are registered. */
     collector->left.store(parts_.size() + 1, std::memory_order_relaxed);
     const auto one_less = [collector] {
-        /* acq_rel: the last of several callbacks hands over what all of them saw */
+        /* acq_rel: the last callback must see what all others wrote */
         if (collector->left.fetch_sub(1, std::memory_order_acq_rel) == 1)
             collector->finish();
     };

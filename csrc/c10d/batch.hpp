@@ -2,8 +2,8 @@
  *
  * batch.hpp - the operations between startCoalescing() and endCoalescing(), as one Work.
  *
- * They were begun one by one, at once; the batch is over when all of them are. Dropped before that,
- * it leaves each to its own Work.
+ * Each operation was started at once, on its own. The batch is complete when all of them are. If
+ * the batch is dropped before, each operation is left to its own Work.
  *
  * Threads: any.
  */
@@ -23,14 +23,14 @@ class Batch final : public c10d::Work
   public:
     using Parts = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-    /* timeout: how long wait() waits for all of them where it is not told. */
+    /* timeout: how long wait() waits for all of them if the caller gives no timeout. */
     Batch(int rank, Parts parts, std::chrono::milliseconds timeout);
 
     bool isCompleted() override;
     bool isSuccess() const override;
-    /* The first in the order of their beginning. */
+    /* The first one in the order in which the operations started. */
     std::exception_ptr exception() const override;
-    /* Of the only receive; an error where the batch has another number of them. */
+    /* Source rank of the only receive; an error if the batch has none or several. */
     int sourceRank() const override;
     std::vector<at::Tensor> result() override;
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

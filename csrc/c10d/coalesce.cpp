@@ -7,7 +7,7 @@ namespace rdmatensor
 namespace
 {
 
-/* Bytes of one pack: what a board holds at once, so that memory for copies stays small. */
+/* Bytes of one pack: what a board holds at once, so that the memory for copies stays small. */
 constexpr uint64_t pack_max_bytes = uint64_t{1} << 20;
 
 } // namespace
@@ -24,7 +24,7 @@ begin_call(rdt_group *group, const Call &call, uint32_t flags, rdt_transfer **ou
                                  static_cast<uint32_t>(call.parts.size()), out, error);
 }
 
-/* The pack of its kind that is open, or nullptr. */
+/* The open pack of this kind, or nullptr. */
 Calls::Open *
 Calls::find(const rdt_coll_args &args)
 {
@@ -50,7 +50,7 @@ Calls::add(const rdt_coll_args &args)
     Open *const open = find(args);
     if (open != nullptr && open->bytes + bytes <= pack_max_bytes) {
         Call &call = calls_[open->call];
-        if (call.parts.empty()) /* the first of its kind began as a plain call */
+        if (call.parts.empty()) /* the first tensor of a kind starts as a plain call */
             call.parts.push_back({call.args.send, call.args.recv, call.args.count});
         call.parts.push_back(part);
         open->bytes += bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * torch's collectives, stated in the library's words. */
+ * torch's collectives, translated into calls of the library. */
 #include <torch/csrc/distributed/c10d/exception.h>
 
 #include "c10d/backend.hpp"
@@ -19,13 +19,13 @@ check_lists(size_t outputs, size_t inputs, const char *call)
                           c10::str(outputs, " output tensors for ", inputs, " input tensors"));
 }
 
-/* Elements for each member and where they begin, both in elements. */
+/* Number of elements for each member and their offset, both in elements. */
 struct Splits {
     std::vector<uint64_t> counts;
     std::vector<uint64_t> offs;
 };
 
-/* Splits along the first dimension; none given: equal ones. */
+/* Splits along the first dimension; equal ones if `rows` is empty. */
 Splits
 splits_of(const at::Tensor &tensor, const std::vector<int64_t> &rows, int size, const char *call)
 {
@@ -55,7 +55,7 @@ splits_of(const at::Tensor &tensor, const std::vector<int64_t> &rows, int size, 
     return splits;
 }
 
-/* The library counts in elements of one dtype; tensors that go as bytes are counted in bytes. */
+/* The library counts elements of one dtype. A tensor that is sent as bytes is counted in bytes. */
 void
 scale(Splits &splits, const at::Tensor &tensor, const Elements &elements)
 {
@@ -394,7 +394,7 @@ Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_
     scale(sent, input, elements);
     scale(received, output, elements_of(output, false, call));
     rdt_coll_args args = args_for(RDT_COLL_ALLTOALL, elements, opts.timeout);
-    args.count = 0; /* the arrays say it; ranks may differ */
+    args.count = 0; /* the arrays hold the counts; ranks may differ */
     args.send = source.data_ptr();
     args.recv = stand_ins.received(output).data_ptr();
     args.send_counts = sent.counts.data();
@@ -441,7 +441,8 @@ Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions
                  {args});
 }
 
-/* Past a barrier, what was begun before it is done: also the collectives that nobody waited for. */
+/* Collectives that were started before a barrier are complete after it, including those for which
+ * the program never called wait(). */
 WorkPtr
 Backend::barrier(const c10d::BarrierOptions &opts)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Send, receive, and the barrier that says who is missing. */
+ * Send and receive, and the barrier that names missing ranks. */
 #include <limits>
 
 #include <torch/csrc/distributed/c10d/exception.h>
@@ -11,7 +11,8 @@ namespace rdmatensor
 namespace
 {
 
-/* torch's tags are non-negative ints and the collectives' have bit 63; these lie between. */
+/* torch's tags are non-negative ints and those of collectives have bit 63; these tags lie
+ * between. */
 constexpr uint64_t monitored_tag = UINT64_C(1) << 62;
 
 std::string
@@ -100,7 +101,7 @@ Backend::start_message(const Message &message, at::Tensor given)
         try {
             failure = make_error(status, message.title + message.target.words(), error);
         } catch (const std::exception &) {
-            failure = std::current_exception(); /* no memory for words */
+            failure = std::current_exception(); /* no memory for the message */
         }
         flight_->end(number, failure);
         rethrow_kept_exception();
@@ -177,7 +178,7 @@ Backend::signal(int peer, uint64_t tag, bool is_send, const char *title, size_t 
 
 /* ---- monitoredBarrier ---- */
 
-/* Its texts are those that torch documents and its users match. */
+/* torch documents the texts of these errors, and programs match them. */
 
 c10::intrusive_ptr<Work>
 Backend::exchange_token(int peer, uint64_t tag, bool is_send, Milliseconds timeout)
@@ -190,7 +191,7 @@ Backend::exchange_token(int peer, uint64_t tag, bool is_send, Milliseconds timeo
     return c10::dynamic_intrusive_pointer_cast<Work>(std::move(work));
 }
 
-/* Rank 0: a token of every member, then an answer to all. */
+/* Rank 0: receives a token from every member, then answers all of them. */
 void
 Backend::collect_tokens(uint64_t tag, Milliseconds timeout, bool waits_for_all)
 {
@@ -206,7 +207,8 @@ Backend::collect_tokens(uint64_t tag, Milliseconds timeout, bool waits_for_all)
                         c10::str("[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
                                  timeout.count(), " ms"));
     for (int rank = 1; rank < size_; rank++) {
-        /* Past the deadline too: whose token is there has come, and the first other is named. */
+        /* Also after the deadline: a token that has arrived counts, and the first missing rank is
+         * named. */
         const auto left =
             std::chrono::duration_cast<Milliseconds>(deadline - std::chrono::steady_clock::now());
         try {
@@ -251,7 +253,7 @@ Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool waits_for_all)
     refuse_forked_child("rdmatensor:monitored_barrier");
     /* relaxed: members call their barriers in the same order, one thread at a time */
     const uint64_t tag = monitored_tag | monitored_count_.fetch_add(1, std::memory_order_relaxed);
-    const Milliseconds timeout = /* 0 is a time-out here, as torch documents it */
+    const Milliseconds timeout = /* 0 is a valid timeout here, as torch documents */
         opts.timeout == kNoTimeout ? opts.timeout : timeout_or_own(opts.timeout);
 
     if (rank_ == 0)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * module.cpp - rdmatensor._c10d: what distributed.py and torch.py of the package need of C++.
+ * module.cpp - rdmatensor._c10d: the C++ functions that distributed.py and torch.py need.
  *
- * torch must be imported before this module. Addresses of contexts come as integers, from the cffi
- * module that opened them.
+ * torch must be imported before this module. The address of a context comes as an integer from the
+ * cffi module that opened it.
  */
 #include <algorithm>
 
@@ -156,7 +156,7 @@ seen_as_list(const std::vector<Seen> &seen)
     return found;
 }
 
-/* What the context did since the lock. */
+/* Counters of the context since the cycle was locked. */
 py::dict
 spent_as_dict(const rdt_counters &before, const rdt_counters &now)
 {
@@ -314,7 +314,7 @@ bind_groups(py::module_ &m)
     py::class_<Backend::Options, c10::intrusive_ptr<Backend::Options>, c10d::Backend::Options>(
         m, "Options")
         .def(py::init<Milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout);
-    /* What torch binds for its own backends, but not for their base class. */
+    /* torch binds these for its own backends, but not for their base class. */
     py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(m, "Backend")
         .def_property_readonly("options", &Backend::getBackendOptions)
         .def("get_error", &Backend::getError, Unlocked())
@@ -350,7 +350,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)
             const auto *const address = reinterpret_cast<const rdt_context *>(context);
             withdraw_symmetric_memory(address);
             Backend::shutdown_all(address);
-            drop_slabs(address); /* after it no group makes more */
+            drop_slabs(address); /* no group allocates any more */
         },
         py::arg("context") = 0, Unlocked());
     m.def("stop_finisher", &Finisher::stop, Unlocked());

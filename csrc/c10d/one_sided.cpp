@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What symmetric memory needs of a group: peers' memory, mapped or written and read. */
+ * Access to peers' memory for symmetric memory: mapped, or by one-sided writes and reads. */
 #include <mutex>
 #include <shared_mutex>
 #include <thread>
@@ -13,7 +13,7 @@ namespace rdmatensor
 namespace
 {
 
-/* How long Ctrl-C and the group's end may go unheard while a peer's memory is on its way. */
+/* Longest delay in noticing Ctrl-C or the group's end while a peer hands over its memory. */
 constexpr uint64_t slice_ns = UINT64_C(100000000);
 constexpr std::chrono::microseconds between_looks{50};
 
@@ -22,7 +22,7 @@ constexpr std::chrono::microseconds between_looks{50};
 uint64_t
 Backend::next_symmetric_number()
 {
-    return symmetric_count_.fetch_add(1, std::memory_order_relaxed); /* in step on all members */
+    return symmetric_count_.fetch_add(1, std::memory_order_relaxed); /* identical on all members */
 }
 
 at::Tensor
@@ -31,7 +31,7 @@ Backend::gather_bytes(const at::Tensor &bytes)
     return gather_all(bytes, c10d::kUnsetTimeout);
 }
 
-/* With group_mutex_ shared. */
+/* The caller holds group_mutex_ shared. */
 rdt_endpoint *
 Backend::endpoint_of(int rank, const char *title)
 {
@@ -68,7 +68,7 @@ Backend::hold(int rank, const rdt_remote_region &remote, void **out)
             if (status == RDT_OK)
                 return endpoint;
             if (status == RDT_EAGAIN && rdt_context_progress(setup_.context) != RDT_OK)
-                status = RDT_EFORKED; /* the only reason that it has */
+                status = RDT_EFORKED; /* rdt_context_progress() fails for no other reason */
         }
         if (status == RDT_ENOTSUP)
             return nullptr;

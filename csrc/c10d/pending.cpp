@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What becomes of a group's Works once they are begun: batches, hooks, and waiting for all. */
+ * A group's Works after they have started: batches, hooks, and waiting for all of them. */
 #include "c10d/backend.hpp"
 
 #include "c10d/works/hook.hpp"
@@ -13,8 +13,8 @@ using Clock = std::chrono::steady_clock;
 
 } // namespace
 
-/* Somebody hears of each end, so somebody has to see it. Not of messages: a receive that nobody
- * waits for any more has to be withdrawn. */
+/* With a hook, the library must notice each end even if the program does not wait. Not for
+ * messages: a receive that the program no longer waits for has to be withdrawn. */
 void
 Backend::attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept
 {
@@ -22,7 +22,7 @@ Backend::attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept
         return;
     try {
         work->attend();
-    } catch (const std::exception &error) { /* it has begun, and is as good as without a hook */
+    } catch (const std::exception &error) { /* it has started, and works as without a hook */
         TORCH_WARN("rdmatensor: a completion hook hears late of an operation: ", error.what());
     }
 }
@@ -32,7 +32,7 @@ Backend::attend_if_hooked(const c10::intrusive_ptr<Work> &work) noexcept
 WorkPtr
 Backend::noted(WorkPtr work)
 {
-    /* relaxed: a thread sees its own changes, and no other's matter */
+    /* relaxed: a thread sees its own changes, and those of others do not matter */
     if (batch_count_.load(std::memory_order_relaxed) == 0)
         return work;
     const std::lock_guard lock(batches_mutex_);
@@ -78,21 +78,21 @@ Backend::registerOnCompletionHook(CompletionHook::Function &&hook)
     TORCH_CHECK(hook_ == nullptr, "rdmatensor: the group has a completion hook already");
     Finisher::start();
     hook_ = std::make_shared<CompletionHook>(std::move(hook));
-    is_hooked_.store(true, std::memory_order_release); /* acquired before hook_ is read */
+    is_hooked_.store(true, std::memory_order_release); /* pairs with the acquire loads */
 }
 
-/* Of operations that begin from now on: Work::getDuration(). */
+/* Applies to operations that start from now on: Work::getDuration(). */
 void
 Backend::enableCollectivesTiming()
 {
-    is_timed_.store(true, std::memory_order_relaxed); /* a mere wish: it guards nothing */
+    is_timed_.store(true, std::memory_order_relaxed); /* relaxed: the flag orders nothing */
 }
 
 void
 Backend::waitForPendingWorks()
 {
     if (is_forked_child())
-        return; /* none is its own; destroy_process_group() comes here too, and is harmless */
+        return; /* the child has none of its own; destroy_process_group() also calls this */
     const Milliseconds timeout = timeout_or_own(c10d::kUnsetTimeout);
     const auto deadline = Clock::now() + std::min<Milliseconds>(timeout, forever);
 

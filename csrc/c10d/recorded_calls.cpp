@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * torch's collectives in the recorder's words, and in those of who looks for the last ones. */
+ * Entries for the step recorder and the flight recorder, made from torch's collectives. */
 #include "c10d/backend.hpp"
 
 namespace rdmatensor
@@ -17,7 +17,7 @@ bytes_of(const Tensors &tensors)
     return bytes;
 }
 
-/* A root's list counts as one of its blocks, so that all members see the same. */
+/* A root's list counts as one of its blocks, so that all members record the same. */
 Seen
 seen_of(uint32_t kind, const Tensors &inputs, const Tensors &outputs)
 {
@@ -37,7 +37,7 @@ seen_of(uint32_t kind, const Tensors &inputs, const Tensors &outputs)
 
 } // namespace
 
-/* What torch asked for, whatever is packed with what. */
+/* Records what torch requested, however the tensors are packed. */
 void
 Backend::record(const Operation &operation, const std::vector<Call> &calls)
 {
@@ -64,19 +64,19 @@ Backend::record(const Operation &operation, const std::vector<Call> &calls)
     }
 }
 
-/* Who looks for it later finds it among the last, by the numbers that the library is about to give
- * its collectives. */
+/* Enters the operation into the flight recorder, under the numbers that the library is about to
+ * give its collectives. */
 void
 Backend::take_off(Operation &operation, uint64_t collectives)
 {
     const at::Tensor *const first = operation.inputs.empty() ? nullptr : &operation.inputs.front();
     Flight::Entry entry;
 
-    if (collectives > 0) /* relaxed: who calls from two threads at once has no order to keep */
+    if (collectives > 0) /* relaxed: concurrent calls of several threads have no order to keep */
         operation.sequence =
             sequence_.fetch_add(collectives, std::memory_order_relaxed) + collectives;
     operation.flight = flight_;
-    if (is_hooked_.load(std::memory_order_acquire)) /* pairs with the release behind hook_ */
+    if (is_hooked_.load(std::memory_order_acquire)) /* pairs with the release after hook_ is set */
         operation.hook = hook_;
     if (operation.hook || is_timed_.load(std::memory_order_relaxed))
         operation.begun = std::chrono::steady_clock::now();
@@ -89,7 +89,8 @@ Backend::take_off(Operation &operation, uint64_t collectives)
     operation.number = flight_->begin(entry);
 }
 
-/* The numbers of what did not begin are the next one's, as in the library. */
+/* The next operation reuses the numbers of the collectives that did not start, as in the
+ * library. */
 void
 Backend::take_back(const Refused &refused, const std::exception_ptr &failure) noexcept
 {
@@ -97,7 +98,7 @@ Backend::take_back(const Refused &refused, const std::exception_ptr &failure) no
     flight_->end(refused.number, failure, refused.left);
 }
 
-/* Throws what the library said. */
+/* Throws the library's error. */
 void
 Backend::take_back(const Refused &refused, rdt_status status, const rdt_error &error)
 {
@@ -106,7 +107,7 @@ Backend::take_back(const Refused &refused, rdt_status status, const rdt_error &e
     try {
         failure = make_error(status, refused.title, error);
     } catch (const std::exception &) {
-        failure = std::current_exception(); /* no memory for words */
+        failure = std::current_exception(); /* no memory for the message */
     }
     take_back(refused, failure);
     rethrow_kept_exception();

@@ -13,7 +13,7 @@ namespace rdmatensor
 namespace
 {
 
-/* Only memory moves: autograd records nothing, and no mode of Python's is asked. */
+/* Only bytes move: autograd must not record the copy, and no Python dispatch mode may run. */
 struct Bare {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard without_python{

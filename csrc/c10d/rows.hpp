@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.hpp - row-major stand-ins for tensors whose elements lie in another order, or with gaps.
+ * rows.hpp - row-major stand-ins for tensors that are not contiguous.
  *
- * The library moves bytes in the order of memory. The members of a group may have the same tensor
- * in different strides, and none of them knows the others'. So row-major is the order on the way:
- * an input is copied into a stand-in before the operation begins, and an output is copied out of
- * one at its end, unless the operation failed. A row-major tensor is sent as it lies.
+ * The library moves bytes in memory order. Members of a group may hold the same tensor with
+ * different strides, and no member knows the strides of the others. The order on the wire is
+ * therefore row-major. An input is copied into a stand-in before the operation starts. An output is
+ * copied from its stand-in when the operation ends, unless it failed. A row-major tensor is sent
+ * without a copy.
  *
- * One thread at a time; deliver() on any.
+ * One thread at a time; deliver() on any thread.
  */
 #pragma once
 
@@ -21,9 +22,9 @@
 namespace rdmatensor
 {
 
-/* What was copied for it, of a group. */
+/* Copies between tensors and stand-ins, of a group. */
 struct StandInCounts {
-    std::atomic<uint64_t> tensors{0}; /* relaxed: only counted */
+    std::atomic<uint64_t> tensors{0}; /* relaxed: counters only */
     std::atomic<uint64_t> bytes{0};
 };
 
@@ -39,20 +40,21 @@ class StandIns
     /* `call` names the operation in errors, as in tensors.hpp. */
     StandIns(StandInCounts &counts, const char *call) : counts_(counts), call_(call) {}
 
-    /* What the library reads, writes, or both; the tensor itself where it is row-major. A tensor
-     * that is written and has elements in one place is a ValueError. */
+    /* The tensor that the library reads, writes, or both; `tensor` itself if it is row-major.
+     * Throws ValueError for a written tensor in which several elements share an address. */
     at::Tensor sent(const at::Tensor &tensor);
     at::Tensor received(const at::Tensor &tensor);
     at::Tensor exchanged(const at::Tensor &tensor);
     std::vector<at::Tensor> sent(const std::vector<at::Tensor> &tensors);
     std::vector<at::Tensor> received(const std::vector<at::Tensor> &tensors);
-    /* What its Operation keeps and delivers. Once. */
+    /* The stand-ins that the Operation keeps and delivers. Call it once. */
     Arrivals arrivals()
     {
         return std::move(arrivals_);
     }
 
-    /* As received() checks it; where other ranks receive what this one sends, all refuse alike. */
+    /* The check of received(). Called where other ranks receive what this rank sends, so that all
+     * of them refuse alike. */
     void check_writable(const at::Tensor &tensor) const;
 
   private:
@@ -63,7 +65,7 @@ class StandIns
     Arrivals arrivals_;
 };
 
-/* Copies what arrived to where it is wanted; what failed, or NULL. */
+/* Copies what arrived from the stand-ins into the tensors. Returns the failure, or NULL. */
 std::exception_ptr deliver(const Arrivals &arrivals) noexcept;
 
 } // namespace rdmatensor

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * all_reduce of sparse tensors: everybody's entries are gathered, then added up by each member. */
+ * all_reduce of sparse tensors: each member gathers the entries of all members and adds them up. */
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/exception.h>
 
@@ -25,7 +25,7 @@ check_sparse(const at::Tensor &tensor, const c10d::ReduceOp &op)
         throw_value_error(call, "sparse tensors are reduced with SUM only");
 }
 
-/* sparse_dim, then the sizes. Members must agree on all of it; the library compares the lengths. */
+/* sparse_dim, then the sizes. All members must agree on them; the library compares the lengths. */
 at::Tensor
 shape_of(const at::Tensor &tensor)
 {
@@ -68,7 +68,7 @@ Backend::gather_all(const at::Tensor &tensor, Milliseconds timeout)
     return all;
 }
 
-/* Waits, also where torch asked for an asynchronous operation: sizes have to be known in between. */
+/* Waits even if torch asked for an asynchronous operation: the sizes are needed in between. */
 WorkPtr
 Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
 {
@@ -86,7 +86,7 @@ Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
             C10_THROW_ERROR(DistBackendError,
                             c10::str("rdmatensor:", call, ": rank ", global_rank(rank),
                                      " has a sparse tensor of another shape: sparse_dim and sizes ",
-                                     shapes[rank], ", ours ", shape));
+                                     shapes[rank], ", this rank has ", shape));
     const at::Tensor counts = gather_all(at::tensor({own._nnz()}, at::kLong), opts.timeout);
     for (int rank = 0; rank < size_; rank++) {
         const int64_t count = counts[rank].item<int64_t>();
@@ -97,7 +97,8 @@ Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
     const at::Tensor indices = gather_all(padded(own.indices(), 1, most), opts.timeout);
     const at::Tensor values = gather_all(padded(own.values(), 0, most), opts.timeout);
 
-    /* torch builds a sparse tensor of any indices, and then reads and writes where they lead. */
+    /* torch does not check the indices of a sparse tensor, and later accesses memory through
+     * them. */
     at::Tensor sum;
     for (int rank = 0; rank < size_; rank++) {
         const int64_t count = counts[rank].item<int64_t>();
@@ -108,7 +109,7 @@ Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts)
         const at::Tensor theirs =
             at::sparse_coo_tensor(said.narrow(1, 0, count), values[rank].narrow(0, 0, count),
                                   own.sizes(), own.options());
-        sum = rank == 0 ? theirs : sum + theirs; /* in rank order: the same bits everywhere */
+        sum = rank == 0 ? theirs : sum + theirs; /* in rank order: the same bits on all ranks */
     }
     tensor.copy_(sum.coalesce());
     return start(collective(c10d::OpType::_ALLREDUCE_SPARSE, "rdmatensor:all_reduce", opts, {},

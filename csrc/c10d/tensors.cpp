@@ -188,17 +188,17 @@ namespace
 {
 
 /*
- * What tensors of a dtype are multiplied with. Floats may round, as all that is computed in them;
- * but 0.5 among integers would be 0, and of a complex number reals would keep a part, in silence.
+ * The factor in the tensor's dtype. A float may round, as in any float arithmetic. An integer dtype
+ * would turn 0.5 into 0, and a real dtype would drop the imaginary part, without a warning.
  */
 at::Scalar
 factor_for(c10::ScalarType dtype, const c10d::PreMulSumSupplement &supplement, const char *call)
 {
-    const at::Tensor &tensor = supplement.tensor_factor; /* of one element, torch sees to it */
+    const at::Tensor &tensor = supplement.tensor_factor; /* one element, as torch checks */
     const at::Scalar given = tensor.defined() ? tensor.item() : supplement.double_factor;
     const bool is_integral = c10::isIntegralType(dtype, true);
     if (!tensor.defined() && !is_integral)
-        return given; /* with all its digits: the product of halves is rounded once */
+        return given; /* in full precision: a product of halves is rounded once */
     const at::Scalar kept =
         at::scalar_tensor(given, at::TensorOptions(given.type())).to(dtype).item();
     const bool loses_a_part = given.isComplex() && !c10::isComplexType(dtype);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensors.hpp - what a tensor must be before its bytes may leave, and how failures are told.
+ * tensors.hpp - checks of tensors before their bytes are sent, and conversion of errors.
  *
- * Immutable; any thread. Wrong arguments are ValueErrors on the rank that gave them; everything
- * that the library reports later is a DistBackendError, or a TimeoutError where a deadline passed.
+ * Immutable; any thread. A wrong argument raises ValueError on the rank that passed it. A later
+ * error from the library raises DistBackendError, or TimeoutError if a deadline passed.
  */
 #pragma once
 
@@ -19,12 +19,13 @@
 namespace rdmatensor
 {
 
-/* Strided, on the CPU; a ValueError that names `call` and says what to do otherwise. */
+/* Throws a ValueError that names `call` and the remedy unless the tensor is strided and on the
+ * CPU. */
 void check_tensor(const at::Tensor &tensor, const char *call);
-/* And row-major, for what has no stand-ins (rows.hpp). */
+/* Also requires row-major order, for calls without stand-ins (rows.hpp). */
 void check_row_major(const at::Tensor &tensor, const char *call);
 
-/* Says how a group is opened that has a backend for such devices. */
+/* The error names the backend to use for such devices. */
 [[noreturn]] void throw_device_error(const c10::Device &device, const char *call);
 
 /* The only element of the list, checked. */
@@ -38,22 +39,21 @@ void check_members(const std::vector<at::Tensor> &list, const at::Tensor &model,
 void check_whole(const at::Tensor &whole, const at::Tensor &block, int size, const char *call);
 void check_same_dtype(const at::Tensor &a, const at::Tensor &b, const char *call);
 
-/* How the library sees the elements of a tensor. */
+/* A tensor's elements as the library counts them. */
 struct Elements {
     uint32_t dtype;
     uint64_t count;
 };
 /*
- * For operations that only move: a dtype that the library does not know goes as bytes. With
- * `is_reduced` it is a ValueError.
+ * A dtype that the library does not know is moved as bytes. With `is_reduced` it raises ValueError.
  */
 Elements elements_of(const at::Tensor &tensor, bool is_reduced, const char *call);
 /* PREMUL_SUM is RDT_SUM of premultiplied() tensors. */
 uint32_t reduce_op_of(const c10d::ReduceOp &op, const char *call);
 
 /*
- * What is reduced: with PREMUL_SUM a new tensor, the product with the factor; else `tensor`. A
- * factor that the tensor's dtype cannot hold is a TypeError.
+ * The tensor to reduce: with PREMUL_SUM a new tensor, the product with the factor; otherwise
+ * `tensor`. A factor that the tensor's dtype cannot hold raises TypeError.
  */
 at::Tensor premultiplied(const at::Tensor &tensor, const c10d::ReduceOp &op, const char *call);
 std::vector<at::Tensor> premultiplied(const std::vector<at::Tensor> &tensors,
@@ -68,14 +68,14 @@ std::exception_ptr make_error(rdt_status status, const std::string &call, const 
 [[noreturn]] void throw_value_error(const char *call, const std::string &what);
 [[noreturn]] void throw_type_error(const char *call, const std::string &what);
 
-/* Throws DistBackendError in a forked child, where a lock may be held for ever by a thread that is
- * not there, and the store's connection is the parent's. Call it before any of them is needed;
- * `call`: as above. */
+/* Throws DistBackendError in a forked child: there a lock may be held forever by a thread that does
+ * not exist in it, and the store's connection belongs to the parent. Call it before using either;
+ * `call` as above. */
 void refuse_forked_child(const char *call);
 
 /*
- * Takes the GIL and raises what a signal handler raised, on the main thread only: elsewhere Python
- * runs no handlers. Call it between slices of a wait.
+ * Takes the GIL and raises what a signal handler raised. Only on the main thread: Python runs no
+ * handlers on others. Call it between slices of a wait.
  */
 void check_signals();
 

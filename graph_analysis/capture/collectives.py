@@ -1,4 +1,4 @@
-"""Which of torch's operators are collectives, and between whom."""
+"""Which of torch's operators are collectives, and over which group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import Node
 from graph_analysis.ir import Collective, Operation
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor")
-# By the operator's name, which may go on with _coalesced.
+# By the operator's name, which may end in _coalesced.
 _OPERATIONS: dict[str, Operation] = {
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -28,7 +28,7 @@ def is_wait(node: Node) -> bool:
 
 
 def collective_of(node: Node) -> Collective | None:
-    """What the node does between ranks; None where it is no collective."""
+    """The node's communication between ranks; None if it is not a collective."""
     operation = _OPERATIONS.get(_operator(node).removesuffix("_coalesced"))
     if operation is None:
         return None
@@ -44,7 +44,7 @@ def collective_of(node: Node) -> Collective | None:
 
 
 def _operator(node: Node) -> str:
-    """The operator's name without its namespace, empty for what cannot be a collective."""
+    """The operator's name without its namespace; empty for a node that cannot be a collective."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:
         return ""

@@ -1,6 +1,6 @@
 """Reads torch's joint forward and backward graph into the intermediate representation.
 
-Gradients, buffers and the loss are known by the program's signature.
+The program's signature identifies gradients, buffers and the loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graph_analysis.ir import Graph, Loss, Omission, Op, Role, SymbolicDim, Valu
 
 @dataclass(frozen=True, slots=True)
 class StepNames:
-    """What the tensors of the exported step are called in the user's model."""
+    """The names of the exported step's tensors in the user's model."""
 
     tensors: Mapping[str, str]
     parameters: frozenset[str]
@@ -28,7 +28,7 @@ class StepNames:
 
 
 class _JointReader(NodeReader):
-    """A reader that knows what the program's signature says of its tensors."""
+    """A reader that uses the program's signature."""
 
     def __init__(self, program: ExportedProgram, names: StepNames) -> None:
         super().__init__(SymbolTable(program.range_constraints))
@@ -36,7 +36,7 @@ class _JointReader(NodeReader):
         self.names = names
 
     def read_placeholders(self) -> None:
-        """Parameters, buffers and constants under their own names, inputs after them."""
+        """Parameters, buffers and constants under their own names, then the inputs."""
         nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
         inputs = iter(self.names.inputs)
         late: list[tuple[Node, InputLeaf]] = []
@@ -77,8 +77,8 @@ class _JointReader(NodeReader):
     def claim_gradients(self, gradients: Mapping[str, str]) -> dict[str, str]:
         """Turn the memory of each gradient into the gradient; returns new names of values.
 
-        Where that memory is not the gradient's alone (it is larger, or existed before), the
-        gradient is a tensor of its own, made by the same operation.
+        If that memory is not the gradient's alone (it is larger, or existed before), the gradient
+        is a tensor of its own, made by the same operation.
         """
         renamed: dict[str, str] = {}
         nodes = {node.name: node for node in self.program.graph.nodes}

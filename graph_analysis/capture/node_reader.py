@@ -1,6 +1,6 @@
 """Reads the nodes of torch's graphs into values and operations.
 
-Views are told from new memory by the alias annotations of the operators' schemas.
+The alias annotations of the operators' schemas distinguish views from new memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NodeReader:
     """Collects values and operations while walking over the nodes in order."""
 
     def __init__(self, symbols: SymbolTable) -> None:
-        self.prefix = ""  # of the names of operations and of what they make
+        self.prefix = ""  # prefix of the names of operations and of their results
         self.symbols = symbols
         self.values: dict[str, Value] = {}
         self.ops: list[Op] = []
@@ -98,7 +98,7 @@ class NodeReader:
         """The value whose memory a result shares, by the alias annotation of the operator."""
         if not isinstance(node.target, torch._ops.OpOverload):
             return None
-        if is_wait(node):  # gives back what it waits for
+        if is_wait(node):  # returns what it waits for
             return self.of_node[node.all_input_nodes[0].name][0]
         schema = node.target._schema
         result = schema.returns[min(position, len(schema.returns) - 1)]

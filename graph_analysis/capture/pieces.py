@@ -1,8 +1,8 @@
-"""What torch.compile sees of a step: the graphs between its graph breaks.
+"""The graphs between the graph breaks of a step, as torch.compile captures them.
 
-For models with collectives in their graph that torch.export refuses, such as those whose
-parameters are DTensors. torch.compile has to run what it compiles, so a copy of the model does
-one step; if the process group is a real one, all ranks must do so together.
+For models with collectives in their graph that torch.export refuses, such as those whose parameters
+are DTensors. torch.compile has to run what it compiles, so a copy of the model runs one step; if
+the process group is a real one, all ranks must do so together.
 """
 
 from __future__ import annotations

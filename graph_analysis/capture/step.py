@@ -1,10 +1,10 @@
 """A training step as torch.export sees it.
 
-The model is called through a step module that holds each distinct parameter and buffer once
-under its own name (so tied weights are one tensor), runs the model functionally and reduces to
-a scalar loss. torch.export gives the forward graph with symbolic sizes, and torch's private
-_export_forward_backward the joint graph with every gradient; joint_graph reads the result.
-Whatever torch refuses, there is a graph of the module's own tensors, and the reason.
+The model is called through a step module that holds each distinct parameter and buffer once under
+its own name (so tied weights are one tensor), runs the model functionally and reduces to a scalar
+loss. torch.export gives the forward graph with symbolic sizes, and torch's private
+_export_forward_backward the joint graph with every gradient; joint_graph reads the result. If torch
+refuses, there is still a graph of the module's own tensors, and the reason.
 """
 
 import inspect
@@ -57,7 +57,7 @@ class _Step(nn.Module):
         idle: frozenset[str],
     ) -> None:
         super().__init__()
-        self._held = (model,)  # in a tuple, so that the model is no submodule of the step
+        self._held = (model,)  # in a tuple, so that torch registers no submodule
         self._arguments = tuple(arguments)
         self._loss_fn = loss_fn
         self.names: dict[str, str] = {}  # name in the step -> name in the model
@@ -73,7 +73,7 @@ class _Step(nn.Module):
         for name, buffer in model.named_buffers():
             key = f"t{len(self.names)}"
             self.names[key] = name
-            keys.setdefault(id(buffer), key)  # what is a parameter, too, has a gradient
+            keys.setdefault(id(buffer), key)  # a tensor that is also a parameter has a gradient
             self.register_buffer(key, buffer)
         self._places = {
             place: keys[id(tensor)] for place, tensor in _places_of(model) if id(tensor) in keys
@@ -83,7 +83,8 @@ class _Step(nn.Module):
         rest = iter(traced)
         arguments = [a.value if a.is_constant else next(rest) for a in self._arguments]
         state = {place: getattr(self, key) for place, key in self._places.items()}
-        # Each place once: what tie_weights swaps by every name of a module it does not put back.
+        # Each place once: tie_weights swaps a tensor under every name of a module and does not
+        # restore all.
         output = functional_call(self._held[0], state, tuple(arguments), tie_weights=False)
         return _loss(output, tuple(arguments), self._loss_fn)
 
@@ -110,7 +111,7 @@ def capture(
 ) -> Graph:
     """The joint graph of one training step, or what is certain without one.
 
-    With may_run a model that torch.export refuses is compiled, for which a copy of it does one
+    With may_run, a model that torch.export refuses is compiled, for which a copy of it runs one
     step: that shows the collectives of its graphs.
     """
     if not isinstance(model, nn.Module):
@@ -123,7 +124,7 @@ def capture(
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             step, program, idle = _export(model, arguments, loss_fn)
             program = _with_backward(program)
-    except Exception as error:  # noqa: BLE001  torch raises anything; the reason is planned
+    except Exception as error:  # noqa: BLE001  torch raises anything; the reason is in the plan
         reason = _reason(error)
         return _without_export(model, arguments, loss_fn, reason, may_run=may_run)
     omissions = [
@@ -222,7 +223,7 @@ def _export(
 
 
 def _idle_parameters(step: _Step, program: ExportedProgram) -> frozenset[str]:
-    """Trainable parameters from which no path leads to the loss or to an in-place change."""
+    """Trainable parameters without a path to the loss or to an in-place change."""
     reached: set[torch.fx.Node] = set()
     waiting = [node for node in program.graph.nodes if node.op == "output" or _is_in_place(node)]
     while waiting:
@@ -293,7 +294,7 @@ def _without_export(
 
 
 def _loss(output: object, inputs: tuple[object, ...], loss_fn: LossFn | None) -> torch.Tensor:
-    """The scalar that the step ends in: loss_fn's, else the sum of the floating outputs."""
+    """The scalar in which the step ends: that of loss_fn, else the sum of the floating outputs."""
     if loss_fn is not None:
         return loss_fn(output, *inputs)
     leaves = pytree.tree_leaves(output)
@@ -339,7 +340,7 @@ def _value(name: str, role: Role, tensor: torch.Tensor) -> Value:
 def check_factory(
     made: tuple[object, ...],
 ) -> tuple[nn.Module, tuple[object, ...], LossFn | None]:
-    """What a factory of the command line returned, with its types checked."""
+    """The result of a factory of the command line, with its types checked."""
     model, inputs, loss_fn = (*made, None)[:3]
     if not isinstance(model, nn.Module):
         raise CaptureError(f"the factory's model is a {type(model).__name__}, not a Module")

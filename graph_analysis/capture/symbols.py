@@ -22,7 +22,7 @@ class InputLeaf:
 
 
 class _Expr(Protocol):
-    """What is used of a sympy expression; sympy itself has no types."""
+    """The used part of a sympy expression; sympy itself has no types."""
 
     @property
     def free_symbols(self) -> set[_Expr]:
@@ -64,7 +64,7 @@ class SymbolTable:
         self.found.append(Symbol(name, lower or 0, upper, source, dim))
 
     def add_input(self, size: int | torch.SymInt, leaf: InputLeaf, dim: int) -> None:
-        """Name what is unknown in one dimension of an input."""
+        """Name the unknown sizes in one dimension of an input."""
         if isinstance(size, int):
             return
         expr = size.node.expr

@@ -1,4 +1,4 @@
-"""A plan as a page for people: one HTML file with its drawings inside, no script, no network."""
+"""A plan as a page for people: one HTML file that contains its drawings, no script, no network."""
 
 from graph_analysis.picture.page import render_html
 

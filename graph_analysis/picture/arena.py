@@ -1,4 +1,4 @@
-"""Picture: what stands where in an arena, over the operations of a step."""
+"""Picture: the tensors in an arena, over the operations of a step."""
 
 from graph_analysis.picture.svg import (
     BACKWARD,
@@ -21,11 +21,11 @@ from graph_analysis.report import bytes_text
 
 _HEIGHT = 230
 _TOP = 26
-_MOST_BOXES = 1500  # the largest; the others would be thinner than a hair
+_MOST_BOXES = 1500  # the largest; others would be too thin to see
 
 
 def draw_arena(plan: TransferPlan, arena: Arena) -> str:
-    """Boxes from birth to last use and from offset to end, the largest of them labelled."""
+    """Boxes from first to last use and from offset to end, the largest of them labelled."""
     scale = x_scale(plan.op_count + 1)
     heights = Scale(arena.peak_bytes, _TOP + _HEIGHT, _TOP)
     tensors = {t.name: t for t in plan.tensors}

@@ -1,4 +1,4 @@
-"""Picture: when each bucket is ready, leaves and has arrived, beside the computation."""
+"""Picture: when each bucket is ready, is sent and has arrived, next to the computation."""
 
 from graph_analysis.picture.svg import (
     BACKWARD,
@@ -100,5 +100,5 @@ def _stream(
 
 
 def _name(operation: str, group: str) -> str:
-    """A send is between the two that its group names."""
+    """Name of a row; a send is between the two ranks that its group names."""
     return group if operation == "send" else f"{operation} {group}"

@@ -27,10 +27,10 @@ from graph_analysis.plan import Arena, PlannedTensor, TransferPlan
 from graph_analysis.report import bytes_text
 
 _LANE = 46  # height of a lane
-_GAP = 58  # between lanes: room for the labels of what crosses
+_GAP = 58  # between lanes, for the labels of crossings
 _TOP = 34
 _BINS = 230  # columns of the histogram of tensors made
-_MOST_ARROWS = 400  # the largest; more could not be told apart
+_MOST_ARROWS = 400  # the largest; more could not be distinguished
 _LABEL_ROWS = 3
 _KINDS: tuple[TensorClass, ...] = ("static", "bounded", "dynamic")
 
@@ -39,7 +39,7 @@ def draw_graph(plan: TransferPlan) -> str:
     """Lanes with the tensors made in them, and an arrow for each crossing of a step."""
     scale = x_scale(plan.op_count + 1)
     lanes = {arena.name: _TOP + index * (_LANE + _GAP) for index, arena in enumerate(plan.arenas)}
-    bus = _TOP + len(plan.arenas) * (_LANE + _GAP)  # where what all ranks exchange is drawn
+    bus = _TOP + len(plan.arenas) * (_LANE + _GAP)  # y of the exchanges among all ranks
     crossings = _shown(plan)
     uses_bus = any(_ends(plan, c) is None for c in crossings)
     bottom = bus + 30 if uses_bus else bus - _GAP + 24
@@ -152,7 +152,7 @@ def _label(
     scale: Scale,
     taken: dict[tuple[float, int], list[tuple[float, float]]],
 ) -> list[str]:
-    """Name and size beside the arrow, in the first row that has room; none if there is none."""
+    """Name and size next to the arrow, in the first row that has room; none without room."""
     words = shortened(f"{tensor.name} {_size(tensor)}", 30 * CHARACTER_WIDTH)
     width = len(words) * CHARACTER_WIDTH
     left = x + 4 if x + 4 + width < scale.stop else x - 4 - width

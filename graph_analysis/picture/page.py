@@ -1,4 +1,4 @@
-"""The page: what the plan says in words, its pictures, and the whole report below them."""
+"""The page: the plan in words, its pictures, and the whole report below them."""
 
 from html import escape
 
@@ -86,7 +86,7 @@ def _pictures(plan: TransferPlan) -> list[str]:
     if arenas:
         parts.append("<h2>Arena over time</h2>")
         parts.append(
-            "<p>Each box is a tensor, from its birth to its last use; the dashed line counts "
+            "<p>Each box is a tensor, from its first to its last use; the dashed line counts "
             "the bytes alive. Boxes above one another share no byte.</p>"
         )
         parts += [draw_arena(plan, arena) for arena in arenas[:_MOST_ARENAS]]

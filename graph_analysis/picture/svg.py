@@ -9,7 +9,7 @@ from graph_analysis.ir import TensorClass
 WIDTH = 1040
 MARGIN_LEFT = 140
 MARGIN_RIGHT = 22
-# Estimates for the page's font; labels that would not fit are left to the tooltips.
+# Estimates for the page's font; labels that do not fit are tooltips only.
 CHARACTER_WIDTH = 6.2
 LABEL_HEIGHT = 13
 
@@ -65,7 +65,7 @@ def line(ends: tuple[float, float, float, float], stroke: str, extra: str = "") 
 
 
 def text(at: tuple[float, float], words: str, kind: str = "", anchor: str = "start") -> str:
-    """Words whose baseline starts, is centred or ends at a place."""
+    """Text whose baseline starts, is centred or ends at a point."""
     x, y = (number(v) for v in at)
     style = f' class="{kind}"' if kind else ""
     return f'<text x="{x}" y="{y}"{style} text-anchor="{anchor}">{escape(words)}</text>'
@@ -82,7 +82,7 @@ def drawing(height: float, parts: Iterable[str], label: str) -> str:
 
 
 def shortened(words: str, room: float) -> str:
-    """The words if they fit, else their end after an ellipsis; empty if even that is too long."""
+    """The text if it fits, else its end after an ellipsis; empty if even that is too long."""
     most = int(room / CHARACTER_WIDTH)
     if len(words) <= most:
         return words
@@ -90,7 +90,7 @@ def shortened(words: str, room: float) -> str:
 
 
 def ticks(top: float, count: int = 6) -> list[int]:
-    """Round numbers from 0 to top, about so many."""
+    """Round numbers from 0 to top, about `count` of them."""
     if top <= 0:
         return [0]
     step = 1
@@ -109,7 +109,7 @@ def _steps() -> Iterable[int]:
 
 
 def free_label(taken: list[tuple[float, float]], start: float, width: float) -> bool:
-    """Whether a label fits on a line beside those there are; if so it is noted as taken."""
+    """Whether a label fits on a line next to the others; if so it is noted as taken."""
     if any(start < stop and begin < start + width for begin, stop in taken):
         return False
     taken.append((start, start + width))

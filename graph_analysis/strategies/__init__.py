@@ -1,4 +1,4 @@
-"""Strategies: how a step is spread over ranks, and what therefore crosses between them."""
+"""Strategies: how a step is spread over ranks, and which tensors therefore cross between them."""
 
 from graph_analysis.strategies.base import Spread, StepFacts, Strategy
 from graph_analysis.strategies.data_parallel import DataParallel

@@ -1,7 +1,7 @@
-"""What a strategy is: a frozen dataclass that spreads one captured step over ranks.
+"""A strategy is a frozen dataclass that spreads one captured step over ranks.
 
-Everything after the strategies (buckets, layout, plan, report) works from a Spread alone and
-does not know which strategy it came from.
+Everything after the strategies (buckets, layout, plan, report) works from a Spread alone and does
+not know which strategy it came from.
 """
 
 import re
@@ -14,12 +14,12 @@ from graph_analysis.ir import Crossing, Dim, Graph, Group, Home, Lifetime, Omiss
 from graph_analysis.liveness import storage_roots
 
 Option = tuple[str, int | str]
-_PRODUCT = re.compile(r"\w+(\*\w+)*")  # of names and numbers alone
+_PRODUCT = re.compile(r"\w+(\*\w+)*")  # of names and numbers only
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What the earlier passes found: lifetimes by name, the estimated end of each operation."""
+    """Facts of the earlier passes: lifetimes by name, the estimated end of each operation."""
 
     graph: Graph
     lives: Mapping[str, Lifetime]
@@ -31,9 +31,9 @@ class Spread:
     """One step over ranks.
 
     holders gives, for each tensor that a part of the ranks holds, the names of their homes; a
-    tensor that is not in it is held by all. stays has an entry for every place where something
-    stands that crosses in each step, at both ends. together lists tensors that are known to leave
-    in one message, whatever the cost model would choose.
+    tensor that is not in it is held by all. stays has an entry for every place of a value that
+    crosses in each step, at both ends. together lists tensors that are known to be sent in one
+    message, whatever the cost model would choose.
     """
 
     world_size: int
@@ -69,7 +69,7 @@ def forward_op_count(graph: Graph) -> int:
 
 
 def sendable_name(graph: Graph) -> dict[str, str]:
-    """What is sent where a value is needed elsewhere: the tensor that owns the memory.
+    """The tensor to send for a value that is needed elsewhere: the one that owns the memory.
 
     A view of a part of it, or one that repeats it, is sent as it is: its sender packs it.
     """

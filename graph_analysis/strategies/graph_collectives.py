@@ -1,4 +1,4 @@
-"""Strategy: what crosses are the collectives that the graph itself holds."""
+"""Strategy: the collectives in the graph itself are the crossings."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -58,7 +58,7 @@ class GraphCollectives:
 
 
 def _recorded_together(graph: Graph) -> tuple[tuple[str, ...], ...]:
-    """What one operation sent at run time is one message; of a captured graph that is open."""
+    """A recorded operation is one message; for a captured graph the grouping is open."""
     if graph.source != "recorded":
         return ()
     return tuple(op.inputs for op in graph.ops if op.collective is not None)
@@ -87,7 +87,7 @@ def _sent(facts: StepFacts) -> tuple[tuple[Crossing, ...], tuple[Stay, ...]]:
                     result=None if in_place else result,
                 )
             )
-            # What goes in must stand until somebody waits for what comes out.
+            # The input must stay until a reader waits for the output.
             done = first_reader.get(made, index)
             for name in (tensor, result):
                 life = lives.get(name, facts.lives[roots[name]])
@@ -97,7 +97,7 @@ def _sent(facts: StepFacts) -> tuple[tuple[Crossing, ...], tuple[Stay, ...]]:
 
 
 def _pairs(op: Op) -> list[tuple[str, str]]:
-    """Input and output of each tensor that a collective takes; none for other operations."""
+    """Input and output of each tensor of a collective; empty for other operations."""
     if op.collective is None:
         return []
     if len(op.inputs) != len(op.outputs):

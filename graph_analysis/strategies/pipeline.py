@@ -17,19 +17,19 @@ from graph_analysis.strategies.base import (
     sendable_name,
 )
 
-_Edge = tuple[str, int, int]  # what is sent, from which stage, to which
+_Edge = tuple[str, int, int]  # tensor, source stage, target stage
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """Stage k is on rank k; split is the number of stages, or where all but the first begin.
 
-    A split point is the name of a module ("layers.4") or of an operation of the graph. The
-    example inputs are those of one micro-batch, and the plan is that of one micro-batch.
-    Activations go straight to each stage that reads them, their gradients straight back. A
-    parameter that several stages read lives on the first of them and is sent to the others.
-    Inputs are taken to be at hand wherever they are read, as targets are on the last stage;
-    with share_inputs the first stage that reads one sends it to the others.
+    A split point is the name of a module ("layers.4") or of an operation of the graph. The example
+    inputs are those of one micro-batch, and the plan is that of one micro-batch. Activations are
+    sent to each stage that reads them, their gradients back. A parameter that several stages read
+    lives on the first of them and is sent to the others. Inputs are assumed to be available
+    wherever they are read, as targets are on the last stage; with share_inputs the first stage that
+    reads one sends it to the others.
     """
 
     split: int | tuple[str, ...]
@@ -41,7 +41,7 @@ class Pipeline:
             return
         if not isinstance(self.split, int):
             raise InvalidArgument(
-                f"Pipeline: split {self.split!r} is no number and no tuple of names"
+                f"Pipeline: split {self.split!r} is neither a number nor a tuple of names"
             )
         require_count("Pipeline", "split", self.split)
 
@@ -51,7 +51,7 @@ class Pipeline:
         stages = self.split if isinstance(self.split, int) else len(self.split) + 1
         omissions: tuple[Omission, ...] = ()
         if graph.source in ("module", "recorded"):
-            why = "without a graph of the step nobody knows what lies between them"
+            why = "without a graph of the step it is unknown what lies between them"
             omissions = (Omission("cut into stages", why),)
             cuts: tuple[int, ...] = ()
         elif isinstance(self.split, int):
@@ -93,7 +93,7 @@ def _pair(source: int, target: int) -> str:
 def _home_stages(
     graph: Graph, stage_of: Sequence[int], share_inputs: bool
 ) -> dict[str, int | None]:
-    """The stage that has each value first; None for what is at hand on every stage."""
+    """The first stage that has each value; None for a value that every stage has."""
     first: dict[str, int] = {}
     for op, stage in zip(graph.ops, stage_of, strict=True):
         for name in op.inputs:
@@ -112,7 +112,7 @@ def _home_stages(
 def _edges(
     graph: Graph, stage_of: Sequence[int], homes: Mapping[str, int | None]
 ) -> dict[_Edge, int]:
-    """What is read on another stage than it stands on, with the first operation that reads it."""
+    """Tensors read on another stage than their own, with the first operation that reads each."""
     names = sendable_name(graph)
     owner = {v.name: homes[v.of] for v in graph.values if v.of is not None}
     found: dict[_Edge, int] = {}
@@ -145,7 +145,7 @@ def _crossings(graph: Graph, edges: Mapping[_Edge, int]) -> tuple[Crossing, ...]
 def _stays(
     facts: StepFacts, stage_of: Sequence[int], edges: Mapping[_Edge, int]
 ) -> tuple[Stay, ...]:
-    """At both ends from birth to the last operation of that stage that uses the memory."""
+    """At both ends from the tensor's first use to the last operation of that stage that uses it."""
     graph = facts.graph
     roots = storage_roots(graph)
     values = {v.name: v for v in graph.values}

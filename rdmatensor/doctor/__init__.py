@@ -1,6 +1,6 @@
-"""What this machine and this installation can do, and what is in the way: facts, not guesses.
+"""What this machine and this installation can do, and what prevents more: facts, not guesses.
 
-Each finding is a check that was really made now, and has the command that mends it. The status of
+Each finding is a check that was made now, and has the command that fixes it. The exit status of
 `rdmatensor doctor` is 1 if something is broken.
 """
 
@@ -34,9 +34,9 @@ _MACHINE_CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
 
 
 def examine(plan: Path | None = None) -> Iterator[Finding]:
-    """Make all checks of this machine, each when its finding is asked for; none of them raises.
+    """Make all checks of this machine, each when its finding is requested; none of them raises.
 
-    plan: a plan of graph_analysis, whose arena must find room.
+    plan: a plan of graph_analysis, whose arena must fit into memory.
     """
     for check in (
         installation.check_build,
@@ -84,13 +84,13 @@ def examine_machine(machine: Machine) -> Iterator[Finding]:
 def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
-    except Exception as error:  # noqa: BLE001 - a doctor that dies tells nothing
+    except Exception as error:  # noqa: BLE001 - a doctor that dies reports nothing
         subject = name.removeprefix("check_")
         yield broken(subject, f"{type(error).__name__}: {error}", cure(error))
 
 
 def report(findings: Iterable[Finding]) -> Iterator[str]:
-    """Yield the findings as lines of text, each when it is there."""
+    """Yield the findings as lines of text, each as soon as it is there."""
     for finding in findings:
         yield f"{finding.level:<8}{finding.subject:<16} {finding.text}"
         if finding.fix:

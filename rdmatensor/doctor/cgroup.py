@@ -1,4 +1,4 @@
-"""What control groups, version 1 or 2, leave to this process; csrc/base/cgroup.c goes by it too."""
+"""Limits of control groups, version 1 or 2, on this process, read as csrc/base/cgroup.c does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_LIMIT_FROM_BYTES = 1 << 62
 
 
 def _mounts(machine: Machine, controller: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield (root, mount point, whether it is version 2) of hierarchies that may bind it."""
+    """Yield (root, mount point, whether it is version 2) of hierarchies that may limit it."""
     for line in (machine.text("proc/self/mountinfo") or "").splitlines():
         head, _, tail = line.partition(" - ")
         words, kind = head.split(), tail.split()
@@ -44,7 +44,7 @@ def _folders(machine: Machine, controller: str) -> Iterator[tuple[str, bool]]:
 
 
 def cpu_quota(machine: Machine) -> float | None:
-    """Return how many cores' time the process may use; None where there is no quota."""
+    """Return how many cores' time the process may use; None without a quota."""
     quotas: list[float] = []
     for folder, is_second in _folders(machine, "cpu"):
         if is_second:
@@ -69,7 +69,7 @@ def stopped(machine: Machine) -> tuple[int, float] | None:
 
 
 def memory_limit_bytes(machine: Machine) -> int | None:
-    """Return the least limit of the process's groups; None where there is none."""
+    """Return the smallest limit of the process's groups; None without a limit."""
     limits: list[int] = []
     for folder, is_second in _folders(machine, "memory"):
         limit = machine.number(f"{folder}/{'memory.max' if is_second else 'memory.limit_in_bytes'}")

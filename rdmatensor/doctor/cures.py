@@ -1,4 +1,4 @@
-"""What mends an error of this package's, by its kind and by the variables that it names."""
+"""The fix for an error of this package, by its kind and by the variables that it names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rdmatensor.errors import (
 ALONE = "`rdmatensor doctor --alone` looks at this host only"
 REPORT = "please report this"
 _VARIABLE = re.compile(r"RDMATENSOR_[A-Z_]*[A-Z]")
-# The first that fits counts.
+# The first match applies.
 _CURES: tuple[tuple[type[RdmaTensorError], str], ...] = (
     (AuthenticationError, "set the same RDMATENSOR_SECRET or RDMATENSOR_SECRET_FILE on every host"),
     (VersionMismatch, "install the same version of rdmatensor on every host"),
@@ -33,7 +33,7 @@ _CURES: tuple[tuple[type[RdmaTensorError], str], ...] = (
 
 
 def cure(error: Exception) -> str:
-    """Return what to do about an error; to report it, where it is nothing that users can mend."""
+    """Return what to do about an error: to report it, if users cannot fix it."""
     if not isinstance(error, RdmaTensorError):
         return REPORT
     for kind, text in _CURES:

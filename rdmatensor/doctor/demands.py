@@ -1,4 +1,4 @@
-"""What the settings ask for that a job meets later, tried by the code that the job itself runs."""
+"""Settings that a job uses later, tried by the code that the job itself runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rdmatensor.transfer import Transfer
 
 _OF_COLLECTIVES = ("RDMATENSOR_ALGO", "RDMATENSOR_DETERMINISTIC")
-_TABLE = "RDMATENSOR_COST_TABLE"  # read where it is there, else written
+_TABLE = "RDMATENSOR_COST_TABLE"  # read if it exists, otherwise written
 _JOB = "doctor"
 
 
 def check(settings: Settings, native: Mapping[str, str]) -> Iterator[Finding]:
-    """Try what is set: a folder for traces, ranges of ports, how collectives go.
+    """Try what is set: a folder for traces, ranges of ports, how collectives run.
 
     native: the variables that the C library reads itself.
     """
@@ -61,7 +61,7 @@ def _check_folder(folder: str) -> None:
 
 
 def _open(settings: Settings, field: str) -> None:
-    """Open a context with one of the fields that trials do without."""
+    """Open a context with one of the fields that trials leave out."""
     from rdmatensor.context import Context
 
     with Context(replace(for_trial(settings, "auto"), **{field: getattr(settings, field)})):
@@ -69,9 +69,9 @@ def _open(settings: Settings, field: str) -> None:
 
 
 def _sum(settings: Settings) -> None:
-    """Begin an all_reduce of two ranks, both of this process: it takes the settings, or does not.
+    """Start an all_reduce of two ranks, both of this process: it accepts the settings, or does not.
 
-    The ranks are told apart by their contexts; where one is refused, nothing has begun.
+    The ranks are distinguished by their contexts; if one is refused, nothing has started.
     """
     import numpy as np
 
@@ -96,7 +96,7 @@ def _sum(settings: Settings) -> None:
         ]  # fmt: skip
         pairs = zip(groups, tensors, strict=True)
         ends = [_end(transfer) for transfer in [group.all_reduce(one) for group, one in pairs]]
-    for error in filter(None, ends):  # the first is of the rank that reads what is set
+    for error in filter(None, ends):  # the first is of the rank that reads the settings
         raise error
     if [float(tensor[0]) for tensor in tensors] != [2.0, 2.0]:
         raise RdmaTensorError("RDT_EINTERNAL", "all_reduce", f"the sum of 1 and 1 is {tensors}")

@@ -1,4 +1,4 @@
-"""What a check found: a level, a subject, a text, and the command that mends it."""
+"""What a check found: a level, a subject, a text, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Level = Literal["ok", "slower", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's.
+    """One line of the doctor's output.
 
     level: "ok"; "slower" than it could be, or a promise of speed that cannot be kept; "broken":
         what was asked for, or what this machine is equipped for, does not work.
-    fix: what to type, or to set; empty where there is nothing to mend.
+    fix: what to type, or to set; empty if there is nothing to fix.
     """
 
     level: Level
@@ -25,9 +25,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PairFinding(Finding):
-    """What one rank's writes to another came to: a cell of the matrix.
+    """The result of one rank's writes to another: a cell of the matrix.
 
-    path: "none" where they failed; then there are no times.
+    path: "none" if they failed; then there are no times.
     """
 
     rank: int = 0
@@ -40,7 +40,7 @@ class PairFinding(Finding):
 
 
 def ok(subject: str, text: str) -> Finding:
-    """Return a fact that is no reason to do anything."""
+    """Return a fact that requires no action."""
     return Finding("ok", subject, text)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rdmatensor.doctor.machine import Machine
 
-# As in gid.c: the weightiest first, and a test compares them.
+# As in gid.c, the most important first; a test compares them.
 SCORE_V2 = 64
 SCORE_IPV4 = 32
 SCORE_GLOBAL = 16
@@ -17,7 +17,7 @@ SCORE_BOUND = 4
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """One entry: kind as sysfs writes it ("RoCE v2"), netdev "" where it belongs to none."""
+    """One entry: kind as in sysfs ("RoCE v2"), netdev "" if it belongs to none."""
 
     index: int
     kind: str
@@ -31,7 +31,7 @@ class Gid:
 
     @property
     def family(self) -> str:
-        """What kind of address it holds."""
+        """The kind of address that it holds."""
         if self.address.ipv4_mapped is not None:
             return "IPv4"
         if int(self.address) >> 121 == 0xFC >> 1:
@@ -40,7 +40,7 @@ class Gid:
 
     @property
     def score(self) -> int:
-        """The higher the better."""
+        """Higher is better."""
         families = {"IPv4": SCORE_IPV4, "global": SCORE_GLOBAL, "unique local": SCORE_UNIQUE}
         return (
             (SCORE_V2 if self.is_v2 else 0)
@@ -55,7 +55,7 @@ class Gid:
 
 
 def table(machine: Machine, port: str) -> list[Gid]:
-    """Return the entries of a port's table, the best first; holes are passed over.
+    """Return the entries of a port's table, the best first; skips holes.
 
     port: its folder, "sys/class/infiniband/mlx5_0/ports/1".
     """

@@ -1,6 +1,6 @@
-"""What of this host costs speed, or room: cores, control groups, limits, buses.
+"""Properties of this host that cost speed or memory: cores, control groups, limits, buses.
 
-All is read from files, and what the kernel has counted is told; a wake-up alone is timed.
+All of it is read from files, including what the kernel has counted; only a wake-up is timed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _GPU_VENDORS = frozenset({"0x10de", "0x1002"})  # of PCI: NVIDIA, AMD
 _DMA_BUF = (5, 12)  # the first kernel in which an RDMA device registers another device's buffer
 _GOVERNORS_FULL = frozenset({"performance", "schedutil", "ondemand"})
 _NODES = "sys/devices/system/node"
-_LOCAL_DISTANCE = 10  # what firmware calls a node's distance to itself
-_WIDTH_UNKNOWN = 255  # what the kernel has for a width that cannot be read
+_LOCAL_DISTANCE = 10  # a node's distance to itself, by firmware
+_WIDTH_UNKNOWN = 255  # the kernel's value for a width that cannot be read
 _ACS_CAPABILITY = 0x000D
 # Bits of the ACS control register that send peer-to-peer requests, or their answers, upwards.
 _ACS_REDIRECTS = 0x001C
@@ -63,7 +63,7 @@ def _online(machine: Machine) -> list[int]:
 
 
 def _usable(machine: Machine) -> list[int]:
-    """Return the nodes that have cores which this process may use."""
+    """Return the nodes with cores that this process may use."""
     allowed = set(machine.cpus)
     return [
         node
@@ -152,7 +152,7 @@ def _check_shm(machine: Machine) -> Iterator[Finding]:
 
 
 def check_open_files(machine: Machine) -> Iterator[Finding]:
-    """A peer takes a side channel and some streams, see RDMATENSOR_TCP_STREAMS."""
+    """Open files: a peer takes a side channel and some streams, see RDMATENSOR_TCP_STREAMS."""
     limit = machine.limit("Max open files")
     text = f"limit {'unlimited' if limit is None else limit}"
     if limit is None or limit >= OPEN_FILES_LEAST:
@@ -186,7 +186,7 @@ def _wake_up(machine: Machine) -> str:
 
 
 def check_gpus(machine: Machine) -> Iterator[Finding]:
-    """GPUs: what they hold is not moved from here, and what would do it where it lies."""
+    """GPUs: rdmatensor does not move their memory; says what would move it in place."""
     cards = [
         folder
         for name in machine.names("sys/bus/pci/devices")
@@ -215,7 +215,7 @@ def check_gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def check_buses(machine: Machine) -> Iterator[Finding]:
-    """PCIe, IOMMU, ACS and NUMA of each RDMA device; devices in software have none of it."""
+    """PCIe, IOMMU, ACS and NUMA of each RDMA device; devices in software have none of these."""
     for name in machine.names("sys/class/infiniband"):
         folder = f"sys/class/infiniband/{name}/device"
         if machine.has(f"{folder}/current_link_width"):
@@ -231,13 +231,13 @@ def _gigabytes(transfers: float, width: int) -> float:
 
 
 def _lanes(machine: Machine, path: str) -> int:
-    """Return a link's width; 0: it is not told, for which the kernel has a width of 255, too."""
+    """Return a link's width; 0: unknown, for which the kernel may also give 255."""
     width = machine.number(path) or 0
     return width if 0 < width < _WIDTH_UNKNOWN else 0
 
 
 def _transfers(machine: Machine, path: str) -> float:
-    """Return GT/s of a link; 0: they are not told ("Unknown")."""
+    """Return GT/s of a link; 0: unknown ("Unknown")."""
     found = re.match(r"\d+(\.\d+)?", machine.text(path) or "")
     return float(found.group()) if found else 0.0
 
@@ -281,9 +281,9 @@ def _check_iommu(machine: Machine, name: str, folder: str) -> Iterator[Finding]:
 
 
 def _acs_control(config: bytes) -> int:
-    """Return the ACS control register out of a PCI configuration space; 0 where there is none."""
+    """Return the ACS control register from a PCI configuration space; 0 without one."""
     offset = 0x100
-    for _ in range(48):  # a list that bites its own tail is left
+    for _ in range(48):  # bounded: a list may be circular
         if offset < 0x100 or offset + 8 > len(config):
             return 0
         (header,) = struct.unpack_from("<I", config, offset)

@@ -18,7 +18,7 @@ _REBUILD = (
 
 
 def check_build() -> Iterator[Finding]:
-    """Whether package and library are of one build."""
+    """Whether package and library are from one build."""
     from rdmatensor._build_stamp import BUILD_TYPE, COMPILER, VERSION
 
     yield ok(
@@ -37,7 +37,7 @@ def check_build() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Compare versions by what pip and the build left on the disk: torch is not imported."""
+    """Compare versions that pip and the build left on the disk, without importing torch."""
     from rdmatensor._build_stamp import TORCH_VERSION as built_for  # noqa: N811 - a constant there
 
     try:
@@ -56,7 +56,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_settings() -> Iterator[Finding]:
-    """What is set, or what is wrong with it."""
+    """The settings, or what is wrong with them."""
     try:
         settings = config.from_environment()
     except RdmaTensorError as error:

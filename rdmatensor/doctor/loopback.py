@@ -1,4 +1,4 @@
-"""A real write over each transport that is there: from one context of this process to another."""
+"""A real write over each available transport: from one context of this process to another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUNDS = 20
 
 
 def check(settings: Settings, *, has_device: bool) -> Iterator[Finding]:
-    """Try all, also where one is forced.
+    """Try all transports, even if one is forced.
 
     has_device: whether the kernel shows an RDMA device, so that verbs ought to work.
     """
@@ -67,7 +67,7 @@ def _judge(settings: Settings, name: str, why: str, *, has_device: bool) -> Find
 
 
 def for_trial(settings: Settings, name: TransportName) -> Settings:
-    """Change what a trial in one process has no use for: a large arena, fixed ports, a trace."""
+    """Drop what a trial in one process does not need: a large arena, fixed ports, a trace."""
     return replace(
         settings, transport=name, require="auto", arena_mb=_ARENA_MB, arena_max_mb=None,
         ports=None, metrics_port=None, trace=None,
@@ -86,7 +86,7 @@ def _try(settings: Settings, name: TransportName) -> Finding:
 
 
 def measure_pair(writer: Context, owner: Context) -> str:
-    """Write from one context into another's memory, check the bytes, and say how long it took."""
+    """Write from one context into another's memory, check the bytes, and return the times."""
     import numpy as np
 
     secret = secrets.token_bytes(16)

@@ -1,6 +1,6 @@
-"""The machine as the doctor's checks see it: files below one root, what was set, what is timed.
+"""The machine as the doctor's checks see it: files below one root, settings, and timings.
 
-Checks look at nothing but this, so that a test plants any fault in a folder of files.
+Checks access nothing else, so that a test can inject any fault in a folder of files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CAP_IPC_LOCK = 14
 
 
 def find_library() -> str:
-    """Load libibverbs and return the path of its file; OSError where it cannot be loaded."""
+    """Load libibverbs and return the path of its file; OSError if it cannot be loaded."""
     ctypes.CDLL(LIBRARY)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.partition("/")[2]
@@ -34,8 +34,8 @@ class Machine:
     """Files and settings. Paths have no leading slash: "sys/class/infiniband".
 
     native: the RDMATENSOR_* variables that the C library reads itself.
-    plan_bytes: what a plan's arena takes; 0 where there is no plan.
-    library: returns the path of libibverbs, or raises OSError with the loader's words.
+    plan_bytes: size of a plan's arena; 0 without a plan.
+    library: returns the path of libibverbs, or raises OSError with the loader's message.
     wake_up_us: times a wake-up, see wakeups.median_us().
     """
 
@@ -48,13 +48,13 @@ class Machine:
 
     @property
     def arena_bytes(self) -> int:
-        """What the arena comes to soon: one piece of it, or as much as the plan needs."""
+        """The size that the arena soon has: one chunk of it, or as much as the plan needs."""
         return max(self.settings.arena_mb << 20, self.plan_bytes)
 
     def text(self, path: str) -> str | None:
-        """Return a file's content without spaces around it; None where it cannot be read.
+        """Return a file's content without surrounding spaces; None if it cannot be read.
 
-        sysfs answers EINVAL for a hole in a table: not to be read is an answer there.
+        sysfs answers EINVAL for a hole in a table: being unreadable is an answer there.
         """
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
@@ -62,19 +62,19 @@ class Machine:
             return None
 
     def data(self, path: str) -> bytes:
-        """Return a file's bytes; none where it cannot be read."""
+        """Return a file's bytes; empty if it cannot be read."""
         try:
             return (self.root / path).read_bytes()
         except OSError:
             return b""
 
     def number(self, path: str) -> int | None:
-        """Return the first number in a file; None where there is none."""
+        """Return the first number in a file; None without one."""
         found = re.search(r"-?\d+", self.text(path) or "")
         return int(found.group()) if found else None
 
     def names(self, path: str) -> list[str]:
-        """Return what a folder holds, numbers in their order; nothing where it is absent."""
+        """Return the names in a folder, numbers in numeric order; empty if it is absent."""
         try:
             names = [child.name for child in (self.root / path).iterdir()]
         except OSError:
@@ -82,7 +82,7 @@ class Machine:
         return sorted(names, key=lambda name: (len(name), name) if name.isdigit() else (0, name))
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
         return (self.root / path).exists()
 
     def may_open(self, path: str) -> bool:
@@ -90,13 +90,13 @@ class Machine:
         return os.access(self.root / path, os.R_OK | os.W_OK)
 
     def real(self, path: str) -> str:
-        """Return the path behind all links, as the others are."""
+        """Return the path with all links resolved, without a leading slash."""
         return str((self.root / path).resolve().relative_to(self.root.resolve()))
 
     # ---- the process ---------------------------------------------------------------------------
 
     def limit(self, name: str) -> int | None:
-        """Return a soft limit of this process as /proc names it; None is unlimited, or unknown."""
+        """Return a soft limit of this process as /proc names it; None: unlimited, or unknown."""
         found = re.search(rf"^{name}\s+(\S+)", self.text("proc/self/limits") or "", re.MULTILINE)
         return int(found.group(1)) if found and found.group(1).isdigit() else None
 
@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def may_lock(self) -> bool:
-        """Whether limits on locked memory do not bind this process."""
+        """Whether limits on locked memory do not apply to this process."""
         found = re.fullmatch(r"[0-9a-f]+", self.status("CapEff"))
         return found is not None and bool(int(found.group(), 16) >> CAP_IPC_LOCK & 1)
 
@@ -118,7 +118,7 @@ class Machine:
 
 
 def numbers_of(text: str) -> list[int]:
-    """Read a list as the kernel writes it: "0-3,8"; what is none is left out."""
+    """Read a list in the kernel's format, "0-3,8"; ignores other text."""
     found: list[int] = []
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found.extend(range(int(first), int(last or first) + 1))

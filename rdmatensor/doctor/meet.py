@@ -17,33 +17,33 @@ from rdmatensor.doctor.finding import Finding, broken
 from rdmatensor.errors import RdmaTensorError
 from rdmatensor.store import Store
 
-PATIENCE_S = 120.0  # for somebody to start the others
-_SILENT_S = 3.0  # of it: ranks that a launcher starts at once need as long to import torch
+PATIENCE_S = 120.0  # to start the others
+_SILENT_S = 3.0  # of it: ranks that are started at once need as long to import torch
 _OF_LAUNCHERS = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 Told = tuple[list[Finding], list[str]]
 _Result = TypeVar("_Result")
 
 
 def is_under_torchrun() -> bool:
-    """Whether a launcher of torch's kind started this process as one of several.
+    """Whether a launcher such as torch's started this process as one of several.
 
-    A shell in a container that has the launcher's variables looks the same.
+    A shell in a container with the launcher's variables looks the same.
     """
     return os.environ.keys() >= _OF_LAUNCHERS and os.environ["WORLD_SIZE"] != "1"
 
 
 def is_first_of_all() -> bool:
-    """Whether this process tells what all ranks found."""
+    """Whether this process reports what all ranks found."""
     return os.environ["RANK"] == "0"
 
 
 def is_first_of_host() -> bool:
-    """Whether no other process of the launcher's looks at this machine."""
+    """Whether no other process of the launcher checks this machine."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def told_of_rank(found: Finding) -> Finding:
-    """Return a finding of this rank's own machine with whose it is, but for rank 0's."""
+    """Return a finding of this rank's own machine, marked with the rank unless it is 0."""
     if is_first_of_all():
         return found
     return pairs.told_of(found, os.environ["RANK"], pairs.host())
@@ -52,7 +52,7 @@ def told_of_rank(found: Finding) -> Finding:
 def with_ranks(own: list[Finding]) -> Told | None:
     """Test all pairs of a launcher's ranks; return findings and the matrix on rank 0.
 
-    own: what this rank found of its machine; what is not ok in it reaches rank 0.
+    own: what this rank found on its machine; what is not ok in it reaches rank 0.
     Elsewhere: None, or why this rank has not met the others.
     """
 
@@ -69,7 +69,7 @@ def with_ranks(own: list[Finding]) -> Told | None:
 
 
 def _place() -> tuple[str, int, int, int]:
-    """Return host and port of the store, rank and size as the launcher told them."""
+    """Return host and port of the store, rank and size, as set by the launcher."""
     rank, size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if not 0 <= rank < size or not 0 < port < 1 << 16:
         raise ValueError(f"RANK={rank}, WORLD_SIZE={size}, MASTER_PORT={port} are no job's")
@@ -77,7 +77,7 @@ def _place() -> tuple[str, int, int, int]:
 
 
 def _patience_s() -> float:
-    with contextlib.suppress(RdmaTensorError):  # a finding of its own
+    with contextlib.suppress(RdmaTensorError):  # reported by a finding of its own
         return min(PATIENCE_S, config.from_environment().timeout_s)
     return PATIENCE_S
 
@@ -85,9 +85,9 @@ def _patience_s() -> float:
 def _store(host: str, port: int, rank: int, timeout_s: float) -> Store:
     """Return the store that torch's "env://" means, without the keys that torch sets in it.
 
-    Who hosts it is decided as in torch.distributed.rendezvous.
+    Its host is chosen as in torch.distributed.rendezvous.
     """
-    # They are torch's ranks, so torch is there.
+    # These are torch's ranks, so torch is installed.
     from torch._C._distributed_c10d import TCPStore
 
     is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -101,7 +101,7 @@ def _store(host: str, port: int, rank: int, timeout_s: float) -> Store:
 
 
 def with_peer(listen: int | None, peer: str | None, own: list[Finding]) -> Told:
-    """Test the pair with one other doctor: wait for it on a port, or reach it where it waits."""
+    """Test the pair with one other doctor: listen on a port, or connect to its port."""
 
     def run() -> Told:
         rank, port = 0 if peer is None else 1, listen or pair_store.PORT
@@ -122,7 +122,7 @@ def with_peer(listen: int | None, peer: str | None, own: list[Finding]) -> Told:
 
 @contextlib.contextmanager
 def _announced(text: str) -> Iterator[Callable[[], None]]:
-    """Print a line if what is waited for takes long; yields what to call once it is there."""
+    """Print a line if the wait takes long; yields a function to call when it is over."""
     timer = threading.Timer(_SILENT_S, print, [text], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
@@ -139,7 +139,7 @@ def _wrong(findings: list[Finding]) -> tuple[Finding, ...]:
 def _guarded(run: Callable[[], _Result]) -> _Result | Told:
     try:
         return run()
-    # RuntimeError is what stores raise once their host is gone, or its port is taken.
+    # Stores raise RuntimeError once their host is gone, or their port is taken.
     except (RdmaTensorError, OSError, ImportError, RuntimeError, ValueError) as error:
         fix = cure(error)
         if fix == REPORT and not isinstance(error, RdmaTensorError):

@@ -11,26 +11,26 @@ import time
 PORT = 29600
 _LINE_BYTES_MAX = 1 << 20
 _KEYS_MAX = 256  # a pair of doctors sets a dozen
-_SEND_S = 10  # for the other to read; its thread does nothing else
+_SEND_S = 10  # for the peer to read; its thread does nothing else
 _PAUSE_S = 0.2
 
 
 class PairStore:
-    """Each side keeps all keys and tells the other what it sets; a rdmatensor.store.Store.
+    """Each side keeps all keys and sends the other what it sets; a rdmatensor.store.Store.
 
     Ownership: of the connection, which close() closes.
-    Raises: OSError from set() and delete_key(), where the other does not read for _SEND_S too;
+    Raises: OSError from set() and delete_key(), also if the other does not read for _SEND_S;
         RuntimeError from check() once the other is gone, or sent what no doctor sends, and from
-        get() and multi_get() where the other deleted the key since.
+        get() and multi_get() if the other has deleted the key since.
     Threads: any.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(None)  # to read; what is sent has a limit of its own
+        connection.settimeout(None)  # for reads; sends have a limit of their own
         self._connection = connection
         self._values: dict[str, bytes] = {}
         self._is_ended = False
-        self._lock = threading.Lock()  # of what is sent
+        self._lock = threading.Lock()  # guards sending
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -44,7 +44,7 @@ class PairStore:
                     text = bytes.fromhex(value).decode()
                     self._keep(bytes.fromhex(key).decode(), text if is_set else None)
         except (OSError, ValueError):
-            pass  # gone, or no doctor: check() says so
+            pass  # gone, or not a doctor: check() reports it
         finally:
             self._is_ended = True
 
@@ -55,7 +55,7 @@ class PairStore:
         return True
 
     def _tell(self, key: str, value: str | None) -> None:
-        # Hexadecimal: nothing in it ends a word or a line.
+        # Hexadecimal, so that no character ends a word or a line.
         words = key.encode().hex() + ("" if value is None else f"={value.encode().hex()}")
         with self._lock:
             self._send(f"{words}\n".encode())
@@ -67,10 +67,10 @@ class PairStore:
         while left:
             wait_s = deadline_s - time.monotonic()
             if wait_s <= 0 or not select.select([], [self._connection], [], wait_s)[1]:
-                with contextlib.suppress(OSError):  # half a line is out: nothing may follow it
+                with contextlib.suppress(OSError):  # half a line was sent: nothing may follow it
                     self._connection.shutdown(socket.SHUT_RDWR)
-                raise TimeoutError("the other doctor does not read what it is told")
-            with contextlib.suppress(BlockingIOError):  # another look
+                raise TimeoutError("the other doctor does not read what it is sent")
+            with contextlib.suppress(BlockingIOError):  # try again
                 left = left[self._connection.send(left, socket.MSG_DONTWAIT) :]
 
     def set(self, key: str, value: str) -> None:
@@ -79,15 +79,15 @@ class PairStore:
         self._tell(key, value)
 
     def get(self, key: str) -> bytes:
-        """Return the value of a key that is there."""
+        """Return the value of a key that exists."""
         try:
             return self._values[key]
         except KeyError:
             raise RuntimeError(f"the other doctor took back {key!r}") from None
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all the keys are there."""
-        is_ended = self._is_ended  # before the look: all that came is there then
+        """Whether all the keys exist."""
+        is_ended = self._is_ended  # read before the check: all that came is there then
         if all(key in self._values for key in keys):
             return True
         if is_ended:
@@ -95,25 +95,25 @@ class PairStore:
         return False
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return the values of keys that are there."""
+        """Return the values of keys that exist."""
         return [self.get(key) for key in keys]
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key on both sides; whether it was there."""
+        """Delete a key on both sides; returns whether it existed."""
         was_there = self._keep(key, None)
         self._tell(key, None)
         return was_there
 
     def close(self) -> None:
         """End the connection and the thread that reads it."""
-        with contextlib.suppress(OSError):  # the other side was quicker
+        with contextlib.suppress(OSError):  # the other side closed first
             self._connection.shutdown(socket.SHUT_RDWR)
         self._reader.join()
         self._connection.close()
 
 
 def listen(port: int, timeout_s: float) -> PairStore:
-    """Wait for the other doctor on all addresses; raises OSError, TimeoutError among it."""
+    """Wait for the other doctor on all addresses; raises OSError, including TimeoutError."""
     with socket.create_server(("", port)) as server:
         server.settimeout(timeout_s)
         connection, _ = server.accept()
@@ -121,7 +121,7 @@ def listen(port: int, timeout_s: float) -> PairStore:
 
 
 def connect(peer: str, timeout_s: float) -> PairStore:
-    """Reach the doctor that listens at HOST, HOST:PORT or [ADDRESS]:PORT; tries until it does."""
+    """Connect to the doctor at HOST, HOST:PORT or [ADDRESS]:PORT; retries until it listens."""
     host, port = address_of(peer)
     return PairStore(reach(host, port, timeout_s, (ConnectionRefusedError,)))
 
@@ -129,7 +129,7 @@ def connect(peer: str, timeout_s: float) -> PairStore:
 def reach(
     host: str, port: int, timeout_s: float, may_pass: tuple[type[OSError], ...]
 ) -> socket.socket:
-    """Connect to a port where somebody may begin to listen; tries again after errors that may_pass.
+    """Connect to a port on which a process may soon listen; retries after errors in may_pass.
 
     Raises: OSError. Ctrl-C ends it.
     """

@@ -32,9 +32,9 @@ _FIX_OF_BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How one rank reaches another. error: why it does not; why: why by no better path.
+    """How one rank reaches another. error: why it does not; why: the reason for no better path.
 
-    fix: what mends the error.
+    fix: what fixes the error.
     """
 
     path: str = "none"
@@ -52,9 +52,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one rank tells: its host, what is viable there, what is wrong there, its writes.
+    """One rank's report: its host, what is viable there, what is wrong there, its writes.
 
-    error: why it takes no part; fix: what mends that.
+    error: why it does not take part; fix: what fixes that.
     """
 
     host: str
@@ -70,7 +70,7 @@ class Row:
 
     @staticmethod
     def decode(text: bytes) -> Row:
-        """Read what encode() wrote; ProtocolError for what is none, as another version's."""
+        """Read the result of encode(); ProtocolError for others, such as another version's."""
         try:
             data = json.loads(text)
             _texts(data["host"], *data["viable"], data["error"], data["fix"])
@@ -86,22 +86,22 @@ class Row:
             )
         except (
             *(KeyError, TypeError, ValueError, AttributeError),
-            *(OverflowError, RecursionError),  # a number, and lists in lists, without end
+            *(OverflowError, RecursionError),  # a number, or nested lists, without end
         ) as error:
             raise refused(f"a rank's row cannot be read ({error!r})") from error
 
 
 def _texts(*values: object) -> None:
-    """Raise TypeError or ValueError for what is no text, or cannot be printed."""
+    """Raise TypeError or ValueError for a value that is not text, or cannot be printed."""
     for value in values:
         if not isinstance(value, str):
-            raise TypeError(f"{value!r} is no text")
+            raise TypeError(f"{value!r} is not text")
         value.encode()
 
 
 def _finding(level: Level, subject: str, text: str, fix: str = "") -> Finding:
     if level not in get_args(Level):
-        raise ValueError(f"{level!r} is no level")
+        raise ValueError(f"{level!r} is not a level")
     _texts(subject, text, fix)
     return Finding(level, subject, text, fix)
 
@@ -122,17 +122,17 @@ def _cell(
 
 
 def read_rows(texts: list[bytes]) -> list[Row]:
-    """Read what every rank told, in rank order; ProtocolError for a row that is not of its job."""
+    """Read every rank's report, in rank order; ProtocolError for a row that is not of its job."""
     rows = [Row.decode(text) for text in texts]
     able = {rank for rank, row in enumerate(rows) if not row.error}
     for rank, row in enumerate(rows):
         if row.cells.keys() != (able - {rank} if rank in able else set()):
-            raise refused(f"rank {rank} tells of writes to {sorted(row.cells)}, not to the others")
+            raise refused(f"rank {rank} reports writes to {sorted(row.cells)}, not to the others")
     return rows
 
 
 def read_region(text: bytes) -> RemoteRegion:
-    """Read the address of a rank's memory; ProtocolError for what is none."""
+    """Read the address of a rank's memory; ProtocolError for anything else."""
     from rdmatensor.memory import RemoteRegion
 
     try:
@@ -144,7 +144,7 @@ def read_region(text: bytes) -> RemoteRegion:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank tells before the first write: why it takes no part, or how it is reached.
+    """A rank's message before the first write: why it does not take part, or how it is reached.
 
     has_secret: whether it has the job's secret from its settings, as all must, or none.
     """
@@ -160,7 +160,7 @@ class Hello:
 
     @staticmethod
     def decode(text: bytes) -> Hello:
-        """Read what encode() wrote; ProtocolError for what is none."""
+        """Read the result of encode(); ProtocolError for anything else."""
         try:
             hello = Hello(**json.loads(text))
             _texts(hello.error, hello.blob, hello.region)
@@ -182,9 +182,10 @@ def measure(
     """Write to every other rank, and return all ranks' rows; every rank of the job calls this.
 
     In each of size - 1 rounds every rank writes to one and is written to by one, all at once. A
-    rank that cannot, as by a wrong setting, tells why, and the others do without it.
-    findings: of this rank's machine, for the others to hear of. timeout_s: the longest wait for
-        the others. met: called once all are there.
+    rank that cannot, for example by a wrong setting, reports why, and the others continue without
+    it.
+    findings: of this rank's machine, for the others. timeout_s: the longest wait for the others.
+        met: called once all are there.
     Raises: RdmaTensorError (a rank did not come, or left).
     """
     with Words(store, rank, size, timeout_s) as words, ExitStack() as stack:
@@ -209,7 +210,7 @@ def measure(
 
 
 def _fault(first: Hello, hello: Hello) -> str:
-    """Return why a rank takes no part; empty: it does."""
+    """Return why a rank does not take part; empty: it does."""
     if hello.error or first.error or hello.has_secret == first.has_secret:
         return hello.error
     has, lacks = ("rank 0", "this rank") if first.has_secret else ("this rank", "rank 0")
@@ -217,16 +218,16 @@ def _fault(first: Hello, hello: Hello) -> str:
 
 
 def _pattern(rank: int) -> Array:
-    """Return what a rank writes: other bytes than the rank before it."""
+    """Return what a rank writes: bytes that differ from the previous rank's."""
     import numpy as np
 
     return ((np.arange(LARGE_BYTES) + rank) % 251).astype("uint8")
 
 
 class _Trial:
-    """One rank's context, what it writes, and where the others write to.
+    """One rank's context, its source data, and the memory that the others write to.
 
-    Ownership: all of it is the stack's to close. Raises: RdmaTensorError (a setting, memory).
+    Ownership: the stack closes all of it. Raises: RdmaTensorError (a setting, memory).
     """
 
     def __init__(self, stack: ExitStack, words: Words, rank: int) -> None:
@@ -243,7 +244,7 @@ class _Trial:
         self._region = self._context.export(self._target)
 
     def hello(self) -> Hello:
-        """Return what the others need to write to us."""
+        """Return what the others need to write to this rank."""
         blob, region = self._context.blob.hex(), self._region.encode().hex()
         return Hello(has_secret=self._has_secret, blob=blob, region=region)
 
@@ -253,7 +254,7 @@ class _Trial:
         return tuple(name for name, found in transports.items() if found["is_viable"])
 
     def write_to_all(self, hellos: dict[int, Hello], able: list[int]) -> dict[int, Cell]:
-        """Write to each of the ranks that take part, and look at what each of them wrote to us."""
+        """Write to each of the ranks that take part, and check what each of them wrote here."""
         import numpy as np
 
         place, cells = able.index(self._rank), {}
@@ -285,18 +286,18 @@ class _Trial:
 
 
 def host() -> str:
-    """Name this host so that two of one name are told apart."""
+    """Return a name of this host that differs from other hosts of the same name."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     return f"{socket.gethostname()} ({boot_id[:8]})"
 
 
 def told_of(found: Finding, rank: int | str, host: str) -> Finding:
-    """Return a finding with whose machine it is of."""
+    """Return a finding marked with the machine that it is about."""
     return replace(found, text=f"{found.text} (rank {rank}, {host})")
 
 
 def judge(rows: list[Row], told: int | None = None) -> Iterator[Finding]:
-    """Yield a finding for each pair, and what is not ok on the ranks' machines but `told`'s."""
+    """Yield a finding for each pair, and what is not ok on the ranks' machines except `told`'s."""
     for rank, row in enumerate(rows):
         for found in row.findings if rank != told else ():
             yield told_of(found, rank, row.host)

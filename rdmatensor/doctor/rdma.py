@@ -12,14 +12,14 @@ from rdmatensor.doctor.finding import Finding, broken, ok, slower
 from rdmatensor.doctor.machine import LIBRARY, Machine
 
 DEVICES = "sys/class/infiniband"
-# What the library wants to lock at once before the arena; csrc/transport/verbs/nic.c.
+# What the library locks at once before the arena; csrc/transport/verbs/nic.c.
 MEMLOCK_LEAST_BYTES = 4 << 20
-# An Ethernet packet's bytes beside the payload of RDMA, as the kernel reckons them for RoCE.
+# An Ethernet packet's bytes in addition to RDMA's payload, as the kernel assumes for RoCE.
 _ROCE_OVERHEAD_BYTES = 96
 MTU_MOST = 4096
 _COPY_ON_FORK = (5, 12)  # the first kernel that copies pinned pages for a forked child
 _MEMLOCK_FIX = (
-    "ulimit -l unlimited; for good `* - memlock unlimited` in /etc/security/limits.conf, "
+    "ulimit -l unlimited; permanently `* - memlock unlimited` in /etc/security/limits.conf, "
     "LimitMEMLOCK=infinity in a systemd unit, docker run --ulimit memlock=-1 or --cap-add IPC_LOCK"
 )
 
@@ -38,7 +38,7 @@ class Port:
 
     @property
     def name(self) -> str:
-        """As RDMATENSOR_VERBS_DEVICES has it."""
+        """As in RDMATENSOR_VERBS_DEVICES."""
         return f"{self.device}:{self.number}"
 
     @property
@@ -85,7 +85,7 @@ def is_wanted(machine: Machine, port: Port) -> bool:
 
 
 def check(machine: Machine) -> Iterator[Finding]:
-    """All of it. A machine without a device has nothing that could be broken."""
+    """All RDMA checks. On a machine without a device nothing can be broken."""
     ports = find_ports(machine)
     if not ports:
         yield from _check_library(machine, has_device=False)
@@ -122,26 +122,26 @@ def _check_library(machine: Machine, *, has_device: bool) -> Iterator[Finding]:
         else:
             yield ok("libibverbs", "not there, and no device that would need it")
         return
-    # libibverbs.so.1.14.44.0 is of rdma-core 44.
+    # libibverbs.so.1.14.44.0 belongs to rdma-core 44.
     release = re.search(r"\.so\.\d+\.\d+\.(\d+)", Path(path).name)
     of = f" (rdma-core {release.group(1)})" if release else ""
     yield ok("libibverbs", f"{path}{of}")
 
 
 def _entries(machine: Machine, variable: str) -> list[str]:
-    """Of a list, as csrc/transport/verbs/settings.c takes it apart: a comma may end it."""
+    """Split a list as csrc/transport/verbs/settings.c does: a comma may end it."""
     text = machine.native.get(variable, "")
     return text.removesuffix(",").split(",") if text else []
 
 
 def _small(text: str, least: int) -> int | None:
-    """Read a number of one byte; None: it is none."""
+    """Read a number of one byte; None for anything else."""
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
     return number if least <= number <= 255 else None
 
 
 def _fault_of_device(entry: str, ports: list[Port]) -> str:
-    """What is wrong with "mlx5_0" or "rxe1:1"; empty: nothing."""
+    """Return what is wrong with "mlx5_0" or "rxe1:1"; empty: nothing."""
     name, colon, number = entry.partition(":")
     if not name or (colon and _small(number, 1) is None):
         return "is no device, nor device:port with a port from 1 to 255"
@@ -150,7 +150,7 @@ def _fault_of_device(entry: str, ports: list[Port]) -> str:
 
 
 def _fault_of_gid_index(entry: str, ports: list[Port]) -> str:
-    """What is wrong with "3" or "rxe0=1"; empty: nothing."""
+    """Return what is wrong with "3" or "rxe0=1"; empty: nothing."""
     name, equals, index = entry.partition("=")
     if _small(index if equals else entry, 0) is None or entry.startswith("="):
         return "is no index, nor device=index, from 0 to 255"
@@ -164,7 +164,7 @@ def _check_list(
     fault_of: Callable[[str, list[Port]], str],
     ports: list[Port],
 ) -> Iterator[Finding]:
-    """Whether the library takes it: one entry that is wrong is a reason against verbs."""
+    """Whether the library accepts the list: one wrong entry disables verbs."""
     faults = {entry: fault_of(entry, ports) for entry in _entries(machine, variable)}
     wrong = [f'"{entry}" {fault}' for entry, fault in faults.items() if fault]
     right = [entry for entry, fault in faults.items() if not fault]
@@ -220,7 +220,7 @@ def _check_port(port: Port, *, has_active: bool) -> Iterator[Finding]:
 
 
 def _check_gids(machine: Machine, port: Port) -> Iterator[Finding]:
-    """RoCE addresses by GID; InfiniBand by LID, unless an index is asked for."""
+    """RoCE addresses by GID; InfiniBand by LID, unless an index is requested."""
     subject = f"gid {port.name}"
     wanted = _wanted_gid(machine, port.device)
     if not port.gids:
@@ -247,7 +247,7 @@ def _check_gids(machine: Machine, port: Port) -> Iterator[Finding]:
 
 
 def _wanted_gid(machine: Machine, device: str) -> str | None:
-    """Read "3" or "rxe0=1,rxe1=3" as csrc/transport/verbs/settings.c does: the last one counts."""
+    """Read "3" or "rxe0=1,rxe1=3" as csrc/transport/verbs/settings.c does: the last applies."""
     found = None
     for entry in _entries(machine, "RDMATENSOR_VERBS_GID_INDEX"):
         name, equals, text = entry.partition("=")
@@ -286,7 +286,7 @@ def roce_mtu(netdev_mtu: int) -> int:
 
 
 def _check_mtu(machine: Machine, port: Port) -> Iterator[Finding]:
-    """On Ethernet it follows from the network device's; InfiniBand's is the subnet manager's."""
+    """On Ethernet it follows from the network device; on InfiniBand the subnet manager sets it."""
     if not port.is_roce or not port.netdev:
         return
     netdev_mtu = machine.number(f"sys/class/net/{port.netdev}/mtu")
@@ -312,7 +312,7 @@ def _check_mtu(machine: Machine, port: Port) -> Iterator[Finding]:
 
 
 def _check_memlock(machine: Machine, port_count: int) -> Iterator[Finding]:
-    """Each port registers the arena for itself, and each registration counts."""
+    """Whether enough memory can be locked: each port registers the arena, and each counts."""
     limit = machine.limit("Max locked memory")
     if limit is None or machine.may_lock:
         yield ok("memlock", "unlimited" if limit is None else f"{limit >> 10} KiB do not bind us")
@@ -328,7 +328,7 @@ def _check_memlock(machine: Machine, port_count: int) -> Iterator[Finding]:
         yield slower(
             "memlock",
             f"{limit >> 20} MiB may be locked; {port_count} ports with an arena of "
-            f"{machine.arena_bytes >> 20} MiB need {need >> 20}: what is beyond it is copied",
+            f"{machine.arena_bytes >> 20} MiB need {need >> 20}: memory beyond it is copied",
             _MEMLOCK_FIX,
         )
     else:

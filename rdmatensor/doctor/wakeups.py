@@ -1,4 +1,4 @@
-"""What it costs here to wake a thread that sleeps."""
+"""The cost of waking a sleeping thread on this machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from contextlib import ExitStack
 
 ROUNDS = 21
-_FIRST = 3  # rounds before those: the thread starts, caches fill
-_DEADLINE_MS = 2000  # of one: an idle machine needs a thousandth
+_FIRST = 3  # rounds that are not counted: the thread starts, caches fill
+_DEADLINE_MS = 2000  # of one round: an idle machine needs a thousandth
 _END = b"end"
 
 
 def median_us() -> float:
     """Return the median microseconds of one wake-up across a pipe between two threads.
 
-    A round is two of them, there and back; Python's own lock, which changes hands, is in it.
-    Raises OSError or RuntimeError where there is no pipe or thread to be had, TimeoutError (an
-    OSError) where the other thread does not get to run.
+    A round is two of them, there and back, and includes the GIL changing hands.
+    Raises: OSError or RuntimeError if a pipe or thread cannot be created, TimeoutError (an OSError)
+        if the other thread does not get to run.
     """
     with ExitStack() as undo:
         heard, tell = _pipe(undo)
@@ -37,7 +37,7 @@ def median_us() -> float:
             os.write(tell, _END)
             thread.join(_DEADLINE_MS / 1e3)
             if thread.is_alive():
-                undo.pop_all()  # its ends would become other files
+                undo.pop_all()  # its descriptors would become other files
     return sorted(took_us[_FIRST:])[ROUNDS // 2]
 
 

@@ -1,7 +1,7 @@
-"""What the doctors of one run tell each other through a store, which may be a running job's.
+"""What the doctors of one run exchange through a store, which may be a running job's.
 
-All keys begin with random letters of rank 0's, but the one that has these; none but the run's own
-is written or taken out.
+All keys begin with random letters of rank 0's, except the one that holds these; only the run's own
+keys are written or deleted.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _NAME_CHARS = 16
 
 
 def refused(what: str) -> ProtocolError:
-    """Make the exception for what no doctor of this version tells."""
+    """Make the exception for a message that no doctor of this version sends."""
     return ProtocolError("RDT_EPROTO", "doctor", f"{what}: are the versions the same?")
 
 
 class Words:
-    """The words of one run, as one of its ranks sees them. A context manager.
+    """The messages of one run, as one of its ranks sees them. A context manager.
 
-    job: a name that no job and no other run has. secret: of all who can read the store.
-    Raises: TransferTimeout (who did not come, by name), PeerError (the store is gone).
+    job: a name that no job and no other run has. secret: shared by all who can read the store.
+    Raises: TransferTimeout (names the missing ranks), PeerError (the store is gone).
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self._store, self._rank, self._timeout_s = store, rank, timeout_s
         self._everybody = range(size)
-        self._own: list[str] = []  # keys that are ours to take out
+        self._own: list[str] = []  # keys that this rank deletes
         self._last: dict[str, str] = {}  # those of the last exchange
         if rank == 0:
             root = secrets.token_hex(_SECRET_BYTES)
@@ -55,7 +55,7 @@ class Words:
         return {f"{self.job}/{what}/{rank}": f"rank {rank}" for rank in ranks}
 
     def exchange(self, what: str, mine: str, ranks: list[int] | None = None) -> dict[int, bytes]:
-        """Return the words of ranks (None: all) by their rank; waits for each of them."""
+        """Return the messages of ranks (None: all) by their rank; waits for each of them."""
         members = self._everybody if ranks is None else ranks
         self._last = self._keys(what, members)
         self._set(f"{self.job}/{what}/{self._rank}", mine)
@@ -63,9 +63,9 @@ class Words:
         return dict(zip(members, self._store.multi_get(list(self._last)), strict=True))
 
     def end(self) -> None:
-        """Say that we have heard all; rank 0, who may keep the store, waits for all to say so.
+        """Announce that this rank has read all; rank 0, which may host the store, waits for all.
 
-        Others may still read the last exchange when we leave: its keys are rank 0's to take out.
+        Others may still read the last exchange when this rank leaves: rank 0 deletes its keys.
         """
         mine, ends = f"{self.job}/end/{self._rank}", self._keys("end", self._everybody)
         self._store.set(mine, "")
@@ -84,6 +84,6 @@ class Words:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(RuntimeError, OSError):  # the store may be gone before us
+        with contextlib.suppress(RuntimeError, OSError):  # the store may be gone first
             for key in dict.fromkeys(self._own):
                 self._store.delete_key(key)

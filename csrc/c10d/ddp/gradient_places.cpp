@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which places of the buckets may be given away, and how a bucket makes way. */
+ * Which places of the buckets may be given to allocations, and moving a bucket to other memory. */
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -16,8 +16,8 @@ namespace rdmatensor
 namespace
 {
 
-/* A thread's turn on a busy machine. Who has a bucket for longer has it in the next pass, too, for
- * which nobody waits. */
+/* A scheduling turn of a thread on a busy machine. A holder that keeps a bucket for longer keeps it
+ * in the next pass too, which then does not wait for it. */
 constexpr std::chrono::milliseconds kPatience{10};
 constexpr const char *kOtherMemory = "a bucket has other memory than it had";
 constexpr const char *kShown =
@@ -35,7 +35,7 @@ let_go(void *storage)
 
 } // namespace
 
-/* After the reducer has made each gradient its view of a bucket. */
+/* Called after the reducer has made each gradient its view of a bucket. */
 void
 GradientBirths::settle()
 {
@@ -119,7 +119,7 @@ GradientBirths::find_bucket(const c10::StorageImpl *storage)
     return found == buckets_.end() ? nullptr : &*found;
 }
 
-/* Say which places may be given away in this pass; whether there are any to be tried. */
+/* Decides which places may be given to allocations of this pass. Returns whether there are any. */
 bool
 GradientBirths::open()
 {
@@ -129,7 +129,7 @@ GradientBirths::open()
     bool is_any = false;
 
     is_learning_ = false;
-    if (!reducer) /* with its module: nobody sums */
+    if (!reducer) /* gone with its module: nothing is summed */
         return false;
     for (Bucket &bucket : buckets_) {
         std::string closed = why_closed(*reducer, bucket);
@@ -172,14 +172,14 @@ GradientBirths::why_closed(const c10d::Reducer &reducer, Bucket &bucket)
     return is_alone(bucket) && is_let_go(reducer, bucket) ? "" : kShown;
 }
 
-/* The memory of a bucket that the reducer alone has becomes another storage's, which the bucket
- * has, and each tensor in one of its places: a program may give the bucket other memory, as by
- * share_memory_() of a gradient, while one lies there. */
+/* Moves the memory of a bucket that only the reducer has to a second storage. The bucket and each
+ * tensor in one of its places hold that storage: a program may give the bucket other memory, as
+ * with share_memory_() of a gradient, while a tensor is in a place. */
 bool
 GradientBirths::keep_memory(Bucket &bucket)
 {
     c10::StorageImpl *const storage = bucket.storage._unsafe_get_target();
-    void *const address = storage->mutable_data(); /* its own, if a lazy clone had it too */
+    void *const address = storage->mutable_data(); /* unshares it from a lazy clone */
 
     if (address != bucket.address)
         return false;
@@ -195,7 +195,8 @@ GradientBirths::keep_memory(Bucket &bucket)
     return true;
 }
 
-/* Whether the last sum is the bucket itself, so that the reducer has what the two below count. */
+/* Whether the last sum is the bucket itself. Then the reducer has the references that the two
+ * functions below count. */
 bool
 GradientBirths::has_own_sum(const c10d::Reducer &reducer, const Bucket &bucket)
 {
@@ -204,8 +205,9 @@ GradientBirths::has_own_sum(const c10d::Reducer &reducer, const Bucket &bucket)
                         bucket.gradients.size());
 }
 
-/* Whether nobody but the reducer has a reference to it. It has the bucket as a tensor; and of each
- * gradient the view that it writes, which the parameter may have too, and the view of the sum. */
+/* Whether only the reducer has references to the bucket. It has the bucket as a tensor and two
+ * views of each gradient: the view that it writes, which the parameter may have too, and the view
+ * of the sum. */
 bool
 GradientBirths::is_alone(const Bucket &bucket) const
 {
@@ -224,8 +226,7 @@ GradientBirths::is_alone(const Bucket &bucket) const
     return holders(bucket.storage._unsafe_get_target()) == 1 + views;
 }
 
-/* So for the bucket as a tensor, which each view knows as its base, and the last sum's future has.
- */
+/* The same for the bucket as a tensor: the base of each view, and held by the last sum's future. */
 bool
 GradientBirths::is_flat_alone(const c10d::Reducer &reducer, const Bucket &bucket)
 {
@@ -235,7 +236,7 @@ GradientBirths::is_flat_alone(const c10d::Reducer &reducer, const Bucket &bucket
            holders(bucket.flat._unsafe_get_target()) == 1 + views + 1;
 }
 
-/* The threads that ended the last sum let it go only then. */
+/* Waits a moment: the threads that ended the last sum release the bucket only afterwards. */
 bool
 GradientBirths::is_let_go(const c10d::Reducer &reducer, Bucket &bucket)
 {
@@ -246,7 +247,7 @@ GradientBirths::is_let_go(const c10d::Reducer &reducer, Bucket &bucket)
             bucket.is_hopeless = true;
             return false;
         }
-        const pybind11::gil_scoped_release unlocked; /* they may be Python's */
+        const pybind11::gil_scoped_release unlocked; /* they may be Python threads */
         std::this_thread::yield();
     }
     bucket.is_hopeless = false;
@@ -273,8 +274,9 @@ GradientBirths::lend(Gradient &gradient)
     return data;
 }
 
-/* The bucket is given other memory. Nobody sees it: the reducer, which alone has the bucket, has
- * tensors and no addresses. Nothing of it is under way, as this gradient has not come. */
+/* Gives the bucket other memory. No other code notices: only the reducer has the bucket, and it
+ * keeps tensors, not addresses. No sum of the bucket is in flight, since this gradient has not
+ * arrived. */
 void
 GradientBirths::make_way(const Gradient &gradient, const std::shared_ptr<Place> &place)
 {
@@ -298,7 +300,7 @@ GradientBirths::make_way(const Gradient &gradient, const std::shared_ptr<Place> 
     try {
         if (context_ != nullptr)
             fresh = arena_allocator(context_)->allocate(bytes);
-    } catch (const c10::Error &) { /* as of buckets that the arena has no room for */
+    } catch (const c10::Error &) { /* as for buckets that do not fit into the arena */
     }
     if (!fresh)
         fresh = c10::GetCPUAllocator()->allocate(bytes);
@@ -307,7 +309,7 @@ GradientBirths::make_way(const Gradient &gradient, const std::shared_ptr<Place> 
     for (Gradient &one : gradients_) {
         const auto tenant = one.tenant.lock();
         if (tenant && tenant->memory.unsafeGetStorageImpl() == memory)
-            one.tenant.reset(); /* it lies in no place of the reducer's any more */
+            one.tenant.reset(); /* the tensor is in no place of the reducer any more */
     }
 }
 

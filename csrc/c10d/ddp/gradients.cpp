@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which allocation becomes which gradient, and whether it is there when the reducer writes. */
+ * Maps allocations to gradients, and checks each gradient before the reducer writes. */
 #include "c10d/ddp/gradients.hpp"
 
 #include <algorithm>
@@ -20,17 +20,18 @@ namespace
 
 namespace autograd = torch::autograd;
 
-/* Nodes of one input between the one that writes a gradient and its accumulator: a transposition,
- * a view, a change of type or two. */
+/* Nodes of one input between the node that writes a gradient and its accumulator: a transposition,
+ * a view, one or two changes of type. */
 constexpr int kMostSteps = 4;
-/* Ways in which a gradient may be made: two batches, or the two steps of adversaries. */
+/* Ways in which a gradient may be allocated: two batches, or the two steps of adversarial
+ * training. */
 constexpr size_t kMostBirths = 4;
 
 /* relaxed: it orders nothing */
 std::atomic<uint64_t> the_living{0};
 
-/* Those that shall be differentiated again are copied by the accumulators, and a forward pass may
- * run within ours. */
+/* With grad mode on, the pass either computes gradients to be differentiated again, which the
+ * accumulators copy, or is a forward pass that runs within a backward pass. */
 bool
 is_plain_backward()
 {
@@ -54,13 +55,13 @@ is_whole_backward()
     return chosen != nullptr && chosen->empty();
 }
 
-/* Before the reducer's hook on the same node. */
+/* Runs before the reducer's hook on the same node. */
 struct GradientBirths::ArrivalHook final : autograd::FunctionPostHook {
     ArrivalHook(Weakly<GradientBirths> births, uint32_t number)
         : births_(std::move(births)), number_(number)
     {
     }
-    ~ArrivalHook() override /* with its node */
+    ~ArrivalHook() override /* destroyed with its node */
     {
         if (const auto births = births_.lock()) {
             Gradient &gradient = births->gradients_[number_];
@@ -93,7 +94,8 @@ struct GradientBirths::BeginHook final : autograd::FunctionPreHook {
     Weakly<GradientBirths> births_;
 };
 
-/* Nobody else's: what runs after ours, besides the reducer's one, would see its work. */
+/* Whether the node has no hooks but those of this class and the reducer's one. A later hook would
+ * see the reducer's write in the gradient. */
 bool
 GradientBirths::has_known_hooks(autograd::AccumulateGrad &node)
 {
@@ -141,7 +143,7 @@ GradientBirths::make(const std::vector<at::Tensor> &parameters,
 void
 GradientBirths::follow(uint32_t number, const at::Tensor &parameter)
 {
-    const auto node = autograd::impl::grad_accumulator(parameter); /* which the reducer keeps */
+    const auto node = autograd::impl::grad_accumulator(parameter); /* the reducer keeps it alive */
     if (!node || !accumulators_.emplace(node.get(), number).second)
         return;
     gradients_[number].accumulator = static_cast<autograd::AccumulateGrad *>(node.get());
@@ -191,7 +193,7 @@ GradientBirths::told() const
         if (is_off_.load(std::memory_order_relaxed) ||
             gradients_[number].is_copied.load(std::memory_order_relaxed))
             found.last_copied.push_back(number);
-    if (!is_forked_child()) { /* in which the mutex may be another thread's for ever */
+    if (!is_forked_child()) { /* where another thread of the parent may hold the mutex forever */
         const std::lock_guard lock(mutex_);
         found.why_off = why_;
     }
@@ -216,8 +218,8 @@ GradientBirths::give_up(const std::string &why)
 
 // ---- a pass -------------------------------------------------------------------------------------
 
-/* Only of a pass in which the reducer sums: what is born in others stays there, and is the
- * program's to keep. */
+/* Only for a pass in which the reducer sums. Gradients of other passes stay where they were
+ * allocated, and the program may keep them. */
 void
 GradientBirths::begin()
 {
@@ -250,7 +252,7 @@ GradientBirths::trace()
 {
     try {
         trace_allocations(c10::intrusive_ptr<AllocationTrace>::unsafe_reclaim_from_nonowning(this));
-    } catch (const c10::Error &error) { /* another library has torch's allocator */
+    } catch (const c10::Error &error) { /* another library has replaced torch's allocator */
         give_up(error.what_without_backtrace());
         return;
     }
@@ -273,7 +275,7 @@ GradientBirths::end()
     if (!is_traced_)
         return;
     is_active_.store(false, std::memory_order_relaxed);
-    if (std::this_thread::get_id() != thread_) { /* which may look here at any time */
+    if (std::this_thread::get_id() != thread_) { /* which may access this at any time */
         forsake();
         give_up("a backward pass ended on another thread than it began on");
         return;
@@ -284,8 +286,8 @@ GradientBirths::end()
     is_traced_ = false;
 }
 
-/* One that did not raise. If it was not the last one of its forward pass, the next brings the other
- * gradients, which the reducer copies. */
+/* For a pass that did not raise. If it was not the last pass of its forward pass, the next one
+ * brings the other gradients, which the reducer copies. */
 void
 GradientBirths::end_pass()
 {
@@ -306,7 +308,7 @@ c10::DataPtr
 GradientBirths::serve(size_t bytes)
 {
     asked_.reset();
-    /* Another task is one within ours, or ours has raised. */
+    /* Another task is nested in this pass, or follows after this pass raised. */
     if (!is_active_.load(std::memory_order_relaxed) ||
         autograd::get_current_graph_task_id() != task_ || c10::GradMode::is_enabled())
         return {};
@@ -343,7 +345,8 @@ GradientBirths::serve_one(size_t bytes, Evaluation &now, uint32_t ordinal)
     return {};
 }
 
-/* Also what is nobody's: memory comes again within a pass, and the last one counts. */
+/* Also records allocations that become no gradient: addresses recur within a pass, and the last
+ * record of an address counts. */
 void
 GradientBirths::born(const void *address, size_t)
 {
@@ -354,7 +357,7 @@ GradientBirths::born(const void *address, size_t)
     records_.back().address = address;
 }
 
-/* Have the run of the node at the end of evaluations_. */
+/* Returns the run of the node, which is the last of evaluations_. */
 GradientBirths::Evaluation &
 GradientBirths::enter(const autograd::Node &node)
 {
@@ -380,7 +383,7 @@ GradientBirths::look_at(const autograd::Node &node, Evaluation &now)
 void
 GradientBirths::find_targets(const autograd::Node &node, int depth, std::vector<Target> &targets)
 {
-    if (node.num_outputs() == 0) { /* as accumulators have */
+    if (node.num_outputs() == 0) { /* accumulators have no outputs */
         const auto found = accumulators_.find(&node);
         if (found != accumulators_.end() && gradients_[found->second].bytes > 0)
             targets.push_back({found->second, 0});
@@ -395,7 +398,8 @@ GradientBirths::find_targets(const autograd::Node &node, int depth, std::vector<
 
 // ---- a gradient comes ---------------------------------------------------------------------------
 
-/* In any pass: also births that have been given up have left tenants. */
+/* In any pass: places that were given before in-place gradients were disabled may still be
+ * occupied. */
 void
 GradientBirths::arrive(uint32_t number, const at::Tensor &incoming)
 {
@@ -433,7 +437,7 @@ GradientBirths::note_copy(uint32_t number, const at::Tensor &grad, const at::Ten
     }
 }
 
-/* After it, what lies in the place is the gradient, and nobody else's: then true. Or nothing is. */
+/* Afterwards the gradient alone is in the place (true), or nothing is (false). */
 bool
 GradientBirths::look_at_place(Gradient &gradient, const at::Tensor &grad,
                               const at::Tensor &incoming)
@@ -452,7 +456,7 @@ GradientBirths::look_at_place(Gradient &gradient, const at::Tensor &grad,
     return false;
 }
 
-/* The node allocates now so, now so: the number may be another tensor's. */
+/* The node's allocations vary: this ordinal may belong to another tensor. */
 bool
 GradientBirths::is_ambiguous(const Gradient &gradient, const Birth &birth)
 {

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gradient_births.hpp - gradients of DistributedDataParallel that are born in their buckets.
+ * gradients.hpp - gradients of DistributedDataParallel that are allocated in their buckets.
  *
- * With torch's default zero_grad() autograd makes each gradient anew, and the division by the ranks
- * moves it into its bucket. Here one backward pass shows which allocation becomes which gradient;
- * in later ones that allocation is given the gradient's place in the bucket, so that the division
- * works in place: the two tensors have one address and different storages.
+ * With torch's default zero_grad(), autograd allocates each gradient again in every pass, and the
+ * division by the number of ranks copies it into its bucket. Here one backward pass shows which
+ * allocation becomes which gradient. In later passes that allocation gets the gradient's place in
+ * the bucket, so that the division works in place: the gradient and the view of the bucket have one
+ * address and different storages.
  *
- * An allocation is known by where the graph leads from the node that makes it: to the parameter's
- * accumulator, itself or by nodes of one input, such as a transposition. So neither the batch nor
- * the loss nor what else runs in the pass matters.
+ * An allocation is identified by where the graph leads from the node that makes it: to the
+ * parameter's accumulator, directly or through nodes of one input, such as a transposition. The
+ * batch, the loss and other work in the pass therefore do not matter.
  *
- * Two rules keep it right. Before a pass: nothing of a bucket is served unless nobody but the
- * reducer has a reference to it, to a view of it, or a hook on a node that would see other values;
- * torch's counts say so, and the reducer's own buckets tell which of these references are its own.
- * In the pass: a hook of each accumulator, before the reducer's, looks at the place before the
- * reducer writes there. Where anything but the gradient alone lies there, as a program's own
- * backward function may allocate otherwise than before, or keep what it made, the bucket is given
- * other memory and births are given up. What lies in the old memory stays there.
+ * Two rules keep this correct. Before a pass, no place of a bucket is served if anything but the
+ * reducer has a reference to the bucket or to a view of it, or a hook on a node that would see
+ * other values. torch's counts show this, and the reducer's own buckets show which references are
+ * its own. During the pass, a hook of each accumulator runs before the reducer's and checks the
+ * place before the reducer writes there. If anything but the gradient alone is in the place, the
+ * bucket gets other memory and in-place gradients are disabled. A program's own backward function
+ * may cause this by allocating differently than before, or by keeping its result. The content of
+ * the old memory stays there.
  */
 #pragma once
 
@@ -46,44 +48,49 @@
 namespace rdmatensor
 {
 
-/* The gradients of one module. It keeps neither the parameters nor the buckets nor the reducer.
- * told() is any thread's; all else, and the module's passes, are one thread's at a time. */
+/* The gradients of one module. Keeps neither the parameters nor the buckets nor the reducer alive.
+ * told() may be called on any thread; all else, and the module's passes, run on one thread at a
+ * time. */
 class GradientBirths final : public AllocationTrace
 {
   public:
     struct Told {
         uint64_t born = 0;
-        uint64_t copied = 0; /* by the reducer, from elsewhere */
+        uint64_t copied = 0; /* copied into the bucket by the reducer */
         uint64_t copied_bytes = 0;
-        std::vector<uint32_t> last_copied; /* the parameters' numbers */
-        std::string why_off;               /* for good, or in the last pass; empty: births go on */
+        std::vector<uint32_t> last_copied; /* indices of the parameters */
+        std::string why_off;               /* permanently, or in the last pass; empty: in-place
+                                            * gradients are on */
     };
 
     GradientBirths(size_t parameters, std::weak_ptr<c10d::Reducer> reducer, uint64_t least_bytes);
-    /* Of a module whose reducer is this one: its hooks run after ours. Smaller gradients are left
-     * to the reducer. */
+    /* For a module with this reducer, whose hooks run after the hooks set here. Gradients of fewer
+     * than least_bytes bytes are left to the reducer. */
     static c10::intrusive_ptr<GradientBirths> make(const std::vector<at::Tensor> &parameters,
                                                    std::weak_ptr<c10d::Reducer> reducer,
                                                    uint64_t least_bytes);
     ~GradientBirths() override;
 
-    /* A forward pass gave these; the first one of which a gradient comes begins the backward pass.
-     * A bucket that moves is made in the context's arena; NULL: in torch's own memory. */
+    /* The outputs of a forward pass; the first of them that receives a gradient starts the
+     * backward pass. A bucket that moves is allocated in the context's arena; NULL: in torch's
+     * own memory. */
     void watch(const std::vector<at::Tensor> &outputs, rdt_context *context, bool is_syncing);
-    /* The module is gone, perhaps after a pass that raised. */
+    /* Called when the module is gone, perhaps after a pass that raised. */
     void stop();
     [[nodiscard]] Told told() const;
-    /* How many there are in this process. */
+    /* Number of live objects in this process. */
     static uint64_t living();
 
   private:
     static constexpr const char *kParted =
-        "the last backward pass brought some gradients only, as of one output of several: what "
-        "comes in another pass of the same forward pass is not born in its bucket";
-    /* Passes in a row in which a gradient came elsewhere; then it is left to the reducer. */
+        "the last backward pass brought some gradients only, as of one output of several: "
+        "gradients of another pass of the same forward pass are copied into their buckets";
+    /* Consecutive passes in which a gradient was allocated elsewhere; then it is left to the
+     * reducer. */
     static constexpr uint32_t kMostMisses = 8;
-    /* After how many forward passes, at the how-manieth node that leads to the accumulator and
-     * allocates the gradient's size, of how many edges, and the how-manieth of its allocations. */
+    /* Identifies an allocation: the number of forward passes before it, the ordinal of the node
+     * among those that lead to the accumulator and allocate the gradient's size, the node's number
+     * of edges, and the ordinal among the node's allocations. */
     struct Birth {
         uint32_t forwards;
         uint32_t visit;
@@ -93,48 +100,48 @@ class GradientBirths final : public AllocationTrace
     };
     struct Gradient {
         torch::autograd::AccumulateGrad *accumulator = nullptr;
-        Weakly<c10::TensorImpl> view = to_nothing<c10::TensorImpl>(); /* which the reducer writes */
+        Weakly<c10::TensorImpl> view = to_nothing<c10::TensorImpl>(); /* the reducer writes it */
         Weakly<c10::StorageImpl> bucket = to_nothing<c10::StorageImpl>();
-        Weakly<c10::StorageImpl> memory = to_nothing<c10::StorageImpl>(); /* as of the bucket */
+        Weakly<c10::StorageImpl> memory = to_nothing<c10::StorageImpl>(); /* as in Bucket */
         uint64_t off = 0;
-        uint64_t bytes = 0;        /* 0: it is not to be born in its bucket */
+        uint64_t bytes = 0;        /* 0: not to be allocated in its bucket */
         std::vector<Birth> births; /* one for each kind of pass */
-        uint32_t misses = 0;       /* passes in a row in which it came elsewhere */
+        uint32_t misses = 0;       /* consecutive passes in which it was elsewhere */
         std::weak_ptr<Place> tenant;
-        /* relaxed: told() looks at any time */
+        /* relaxed: told() may read at any time */
         std::atomic<bool> is_copied{true};
-        /* Of the pass. */
-        bool is_open = false; /* its place may be given away */
+        /* State of the pass. */
+        bool is_open = false; /* its place may be given to an allocation */
         bool is_served = false;
         uint32_t visits = 0;
     };
-    /* One whose gradients all come. */
+    /* A bucket whose gradients all arrive. */
     struct Bucket {
         Weakly<c10::StorageImpl> storage;
-        Weakly<c10::TensorImpl> flat; /* the reducer's tensor of all of it */
-        size_t number;                /* the reducer's */
+        Weakly<c10::TensorImpl> flat; /* the reducer's tensor of the whole bucket */
+        size_t number;                /* in the reducer */
         const void *address;
         std::vector<uint32_t> gradients;
-        /* What its memory is kept by, once a place of it may be given away. */
+        /* The storage that keeps its memory, once a place of it may be given to an allocation. */
         Weakly<c10::StorageImpl> memory = to_nothing<c10::StorageImpl>();
-        bool is_hopeless = false; /* somebody has had it for long */
+        bool is_hopeless = false; /* another holder kept it for longer than kPatience */
     };
     struct Target {
         uint32_t gradient;
-        uint32_t visit; /* 0: not known yet */
+        uint32_t visit; /* 0: not determined */
     };
-    /* One node's run. */
+    /* One run of a node. */
     struct Evaluation {
         const torch::autograd::Node *node = nullptr;
         uint64_t sequence = 0;
         uint32_t allocations = 0;
-        bool is_known = false; /* the rest is */
+        bool is_known = false; /* the fields below are set */
         uint32_t edges = 0;
         std::vector<Target> targets;
     };
     struct Record {
         const void *address = nullptr;
-        bool is_known = false; /* the rest is */
+        bool is_known = false; /* the fields below are set */
         uint32_t evaluation = 0;
         uint32_t ordinal = 0;
     };
@@ -184,18 +191,18 @@ class GradientBirths final : public AllocationTrace
     std::vector<Gradient> gradients_;
     std::unordered_map<const torch::autograd::Node *, uint32_t> accumulators_;
     std::vector<Bucket> buckets_;
-    std::unordered_set<uint64_t> sizes_; /* of the gradients that may be born */
-    bool is_settled_ = false;            /* the three above are known */
+    std::unordered_set<uint64_t> sizes_; /* of the gradients that may be allocated in place */
+    bool is_settled_ = false;            /* settle() has set the buckets and sizes */
     rdt_context *context_ = nullptr;
     bool is_syncing_ = false;
     uint32_t forwards_ = 0; /* since the last backward pass began */
 
-    /* Of the pass. */
-    /* Allocations of thread_ come here; it stays set where another thread ended that. */
+    /* State of the pass. */
+    /* Allocations of thread_ are reported here. Stays set if another thread ended the trace. */
     bool is_traced_ = false;
     std::thread::id thread_;
     int task_ = -1;
-    /* relaxed: as Birthplaces::is_active_ */
+    /* relaxed: as in Birthplaces::is_active_ */
     std::atomic<bool> is_active_{false};
     bool is_counted_ = false;
     bool is_learning_ = false;
@@ -204,17 +211,17 @@ class GradientBirths final : public AllocationTrace
     std::vector<Record> records_;
     std::optional<Record> asked_;
 
-    /* relaxed: told() looks at any time */
+    /* relaxed: told() may read at any time */
     std::atomic<uint64_t> born_{0};
     std::atomic<uint64_t> copied_{0};
     std::atomic<uint64_t> copied_bytes_{0};
     std::atomic<bool> is_off_{false};
-    mutable std::mutex mutex_; /* of why_ alone: no call of torch's or Python's under it */
+    mutable std::mutex mutex_; /* guards why_ only: no torch or Python call is made under it */
     std::string why_;
 };
 
-/* Whether the backward pass that this thread is in writes gradients of all leaves: not one for
- * chosen inputs, as torch.autograd.grad(). False outside of one. */
+/* Whether the backward pass on this thread computes gradients of all leaves, and not of chosen
+ * inputs as torch.autograd.grad() does. False outside of a backward pass. */
 bool is_whole_backward();
 
 } // namespace rdmatensor

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Members of the reducer that torch protects, read as a class may that derives from it. */
+ * The reducer's protected members, read as a derived class may read them. */
 #include "c10d/ddp/reducer_buckets.hpp"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -10,7 +10,7 @@ namespace rdmatensor
 namespace
 {
 
-/* Of which none is ever made. */
+/* Never instantiated. */
 class Opened : public c10d::Reducer
 {
   public:
@@ -18,7 +18,7 @@ class Opened : public c10d::Reducer
     {
         return reducer.*(&Opened::buckets_);
     }
-    /* Of those whose sums have begun, in their order. */
+    /* Index of the next bucket to sum; the sums of all before it have started. */
     static size_t next_bucket(const c10d::Reducer &reducer)
     {
         return reducer.*(&Opened::next_bucket_);
@@ -31,8 +31,8 @@ is_it(const at::TensorBase &tensor, const c10::TensorImpl *wanted)
     return tensor.unsafeGetTensorImpl() == wanted;
 }
 
-/* What a hook's future gave, in the three ways that the reducer takes: of C++ a tensor or a list,
- * of Python an object. */
+/* The result of a hook's future, in the three forms that the reducer accepts: a tensor or a list
+ * from C++, an object from Python. */
 bool
 is_result(const c10::IValue &value, const c10::TensorImpl *wanted)
 {
@@ -67,8 +67,9 @@ number_of_bucket(const c10d::Reducer &reducer, const c10::TensorImpl *flat)
     return std::nullopt;
 }
 
-/* The views that it read are made all at once, of the result: one tells of all. Those of a pass
- * that raised are of the result before, so that both are looked at. */
+/* The views that the reducer read are all made at once from the result, so that checking one is
+ * enough. After a pass that raised they are of the previous result, so the future is checked
+ * too. */
 bool
 is_summed_in(const c10d::Reducer &reducer, size_t number, const c10::TensorImpl *flat,
              size_t gradients)

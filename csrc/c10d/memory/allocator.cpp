@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Storages of the arena: each keeps its region and its context until torch lets it go. */
+ * Storages in the arena: each keeps its region and its context until torch frees it. */
 #include "c10d/memory/allocator.hpp"
 
 #include <algorithm>
@@ -20,28 +20,28 @@ namespace rdmatensor
 namespace
 {
 
-/* Pages of a slab are its own: neighbours are not touched when a peer maps it. */
+/* A slab shares no page with its neighbours, which a peer that maps it therefore does not touch. */
 constexpr size_t slab_unit_bytes = 4096;
 /* Sizes are rounded up to eighths of a power of two: at most an eighth is wasted. */
 constexpr size_t slab_steps = 8;
-/* The gathered parameters and gradients of the layers that a large model has under way; more would
- * be memory that the rest of the process misses. The oldest go first. */
+/* The gathered parameters and gradients of the layers that a large model has in flight. More would
+ * take memory from the rest of the process. The oldest slabs are freed first. */
 constexpr size_t cached_bytes_max = size_t{1} << 30;
 
-/* A region under a storage, or kept for the next one. */
+/* A region of a storage, or kept for the next storage. */
 struct Entry {
     rdt_region *region;
     rdt_context *context;
-    size_t slab_bytes; /* 0: not of a slab allocator */
+    size_t slab_bytes; /* 0: not from a slab allocator */
 };
 
 struct Slabs {
     std::list<Entry> kept; /* the newest first */
-    bool is_open = true;   /* else nothing is kept */
+    bool is_open = true;   /* otherwise nothing is kept */
     SlabStats stats = {};
 };
 
-/* torch hands a deleter the address alone, so the regions stand here. */
+/* torch passes only the address to a deleter, so the regions are looked up here. */
 struct Table {
     std::mutex mutex;
     std::unordered_map<void *, Entry> entries;
@@ -64,7 +64,7 @@ free_regions(const std::vector<Entry> &entries)
         rdt_region_free(entry.region, nullptr, nullptr);
 }
 
-/* With the mutex: all that is more than `bytes_max`, to be freed without it. */
+/* The caller holds the mutex. Returns the entries beyond `bytes_max`, to be freed without it. */
 std::vector<Entry>
 take_oldest(Slabs &slabs, size_t bytes_max)
 {
@@ -78,7 +78,7 @@ take_oldest(Slabs &slabs, size_t bytes_max)
     return taken;
 }
 
-/* With the mutex. Returns what is to be freed instead. */
+/* The caller holds the mutex. Returns the entries to free instead of keeping them. */
 std::vector<Entry>
 keep(Table &t, const Entry &entry)
 {
@@ -106,7 +106,7 @@ no_bytes()
     return {nullptr, nullptr, &release, at::kCPU};
 }
 
-/* Hands a region to torch. */
+/* Hands a region over to torch. */
 c10::DataPtr
 enter(const Entry &entry)
 {
@@ -126,7 +126,7 @@ allocate_region(rdt_context *context, size_t bytes)
     rdt_error error = {};
     rdt_status status = rdt_region_alloc(context, bytes, 0, &region, &error);
 
-    if (status == RDT_ENOMEM) { /* what is kept for later may be what is missing now */
+    if (status == RDT_ENOMEM) { /* the kept slabs may be what is missing */
         Table &t = table();
         std::vector<Entry> kept;
         {
@@ -203,7 +203,7 @@ class SlabAllocator final : public ArenaAllocator
     }
 
   private:
-    /* Counts the slab as live in any case. NULL where none of this size is kept. */
+    /* Counts the slab as live in any case. NULL if no slab of this size is kept. */
     rdt_region *take_kept(size_t bytes)
     {
         Table &t = table();
@@ -293,8 +293,8 @@ release_arena_storage(void *address)
     std::vector<Entry> unwanted;
 
     if (is_forked_child()) {
-        /* The memory is the parent's, and the mutex may be held for ever by one of its threads:
-         * then nothing is known, and what is kept is freed when the child ends. */
+        /* The memory is the parent's, and one of its threads may hold the mutex forever. The
+         * address is then taken for the arena's; the memory is freed when the child exits. */
         const std::unique_lock lock(t.mutex, std::try_to_lock);
         return !lock.owns_lock() || t.entries.count(address) > 0;
     }
@@ -307,7 +307,8 @@ release_arena_storage(void *address)
         unwanted = keep(t, node.mapped());
     }
     free_regions(unwanted);
-    /* Last: a thread that sees nothing live closes the context, which that call uses to its end. */
+    /* Last: a thread that sees no live storage closes the context, which the call above still
+     * uses. */
     const std::lock_guard lock(t.mutex);
     if (--t.live[context] == 0)
         t.live.erase(context);

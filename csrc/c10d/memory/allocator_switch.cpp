@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * torch's allocator of CPU memory, with a thread's own wishes before it. */
+ * torch's allocator of CPU memory, after the requests of the calling thread. */
 #include "c10d/memory/allocator_switch.hpp"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace rdmatensor
 namespace
 {
 
-/* Above torch's own: a lower one that is set later is ignored. */
+/* Above the priority of torch's own allocator: a lower one that is set later is ignored. */
 constexpr uint8_t kPriority = 100;
 
 struct Scope {
@@ -60,7 +60,8 @@ class ArenaSwitch final : public c10::Allocator
         return data;
     }
 
-    /* For raw_allocate(), whose memory comes back as an address alone, from either of us. */
+    /* For raw_allocate(), whose memory is freed by its address alone and may be from either
+     * allocator. */
     c10::DeleterFnPtr raw_deleter() const override
     {
         return &release_either;
@@ -71,7 +72,7 @@ class ArenaSwitch final : public c10::Allocator
         before_->copy_data(dest, src, count);
     }
 
-    /* Whether it has the place. Another library may have taken it before or after. */
+    /* Whether it is installed. Another library may have replaced it before or after. */
     static bool install()
     {
         static std::once_flag once;
@@ -107,7 +108,7 @@ class ArenaSwitch final : public c10::Allocator
             thread.births.bytes += bytes;
             return data;
         } catch (const c10::OutOfMemoryError &) {
-            /* The program would have had this memory without us; births() tells of the miss. */
+            /* Without the arena the program would have got this memory. The miss is counted. */
             thread.births.missed++;
             thread.births.missed_bytes += bytes;
             return before_->allocate(bytes);
@@ -116,7 +117,8 @@ class ArenaSwitch final : public c10::Allocator
 
     static void release_either(void *address)
     {
-        /* A place may begin where its memory does, and only what lies there comes back so. */
+        /* A place may begin where its memory does. Only the tensor in the place is freed by its
+         * address. */
         if (!release_birthplace(address) && !release_arena_storage(address))
             the_switch->before_->raw_deleter()(address);
     }
@@ -207,7 +209,8 @@ adopt(rdt_context *context, const at::Tensor &tensor)
     TORCH_CHECK_VALUE(bytes > 0, "adopt: the tensor has no memory");
     if (is_arena_storage(storage->data()))
         return;
-    /* Memory of others (NumPy's, another process's, a file's) has an owner that would not know. */
+    /* Memory of another owner (NumPy, another process, a file) must stay: the owner would not
+     * notice. */
     TORCH_CHECK_VALUE(storage->resizable() && storage->data_ptr().get_deleter() ==
                                                   c10::GetDefaultCPUAllocator()->raw_deleter(),
                       "adopt: torch did not allocate the tensor's memory: it is shared with other "

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arena_switch.hpp - what torch allocates on a thread goes to the arena while that thread says so.
+ * allocator_switch.hpp - redirects a thread's torch allocations to the arena while the thread
+ * requests it.
  *
- * torch asks one allocator for the memory of every CPU tensor. Ours takes that place at the first
- * use, for good, and hands on what no thread asked for: one load of a thread's own variable each.
- * Tensors that are born so are ordinary ones: resizable (the new memory is torch's own, unless the
- * thread still says so), and freed on any thread.
+ * torch uses one allocator for the memory of every CPU tensor. On first use rdmatensor replaces it
+ * permanently, and forwards the allocations that no thread redirects. A forwarded allocation costs
+ * one load of a thread-local variable. Redirected tensors are ordinary ones: resizable (the new
+ * memory is torch's own, unless the thread still redirects), and freed on any thread.
  */
 #pragma once
 
@@ -22,58 +23,61 @@
 namespace rdmatensor
 {
 
-/* What a thread's allocations came to since the process began. */
+/* Redirected allocations of a thread since the process started. */
 struct Births {
     uint64_t count;
     uint64_t bytes;
-    /* Wanted in the arena, and refused by it: they are in torch's own memory. */
+    /* Requested from the arena, which had no room: they are in torch's own memory. */
     uint64_t missed;
     uint64_t missed_bytes;
 };
 
-/* Take the place at torch's allocator. False: another library has it, and the two below throw. */
+/* Replaces torch's allocator. False: another library has replaced it; enter_arena() and
+ * trace_allocations() then throw. */
 bool take_allocator();
 /* This thread's allocations of at least `min_bytes` go to the context's arena, until the matching
- * leave_arena(). Nests; the innermost counts. The caller keeps the context open in between. */
+ * leave_arena(). Calls nest; the innermost one applies. The caller keeps the context open
+ * meanwhile. */
 void enter_arena(rdt_context *context, size_t min_bytes);
 void leave_arena();
 Births births();
 
-/* Sees each allocation of a thread, and may serve it. The thread may look at it at any time, and so
- * it keeps it: until it is ended there, or another thread has forsaken it and this one allocates,
- * or this thread ends. */
+/* Observes each allocation of a thread, and may serve it. The thread may access the trace at any
+ * time and therefore keeps it alive: until the trace is ended on that thread, until another thread
+ * has forsaken it and this thread allocates, or until this thread exits. */
 class AllocationTrace : public torch::CustomClassHolder
 {
   public:
-    /* Memory for an allocation of `bytes`, more than 0; empty: the others shall give it. */
+    /* Memory for an allocation of `bytes` > 0; empty: another allocator serves it. */
     virtual c10::DataPtr serve(size_t bytes) = 0;
-    /* What the others gave for the one that serve() was asked for last. */
+    /* Memory from another allocator for the last request that serve() did not serve. */
     virtual void born(const void *address, size_t bytes) = 0;
-    /* Any thread. For good: it is never traced with again. */
+    /* Any thread. Permanent: the trace is never used again. */
     void forsake();
     [[nodiscard]] bool is_forsaken() const;
 
   private:
-    /* relaxed: the thread that has it may see it late */
+    /* relaxed: the thread that has the trace may see it late */
     std::atomic<bool> is_forsaken_{false};
 };
 
-/* From here on this thread's allocations go to the trace, until it is ended on this thread. Of
- * several the last one has them; they end in any order. */
+/* From now on this thread's allocations go to the trace, until it is ended on this thread. Of
+ * several traces the last one receives them; traces end in any order. */
 void trace_allocations(c10::intrusive_ptr<AllocationTrace> trace);
 /* The caller has a reference of its own. */
 void end_trace(const AllocationTrace *trace);
-/* Whether this thread's allocations go to one. */
+/* Whether this thread's allocations go to a trace. */
 bool is_traced();
 
-/* The tensor's whole storage lies in an arena of this process, where it was born or adopted. */
+/* Whether the tensor's whole storage is in an arena of this process, by allocation or by
+ * adopt(). */
 bool is_in_arena(const at::Tensor &tensor);
 
 /*
- * Move a tensor's storage, with all its views, into the arena. Who keeps the old address (a NumPy
- * view, a pointer in C) keeps the old memory only until now: the caller says that nobody does.
- * Throws ValueError for a storage that cannot be replaced, naming why: not on the CPU, shared with
- * other processes, memory that torch did not allocate, empty.
+ * Moves a tensor's storage, with all its views, into the arena. The old memory is freed: the caller
+ * guarantees that the old address is not used any more (by a NumPy view, a pointer in C). Throws
+ * ValueError for a storage that cannot be replaced, naming why: not on the CPU, shared with other
+ * processes, memory that torch did not allocate, empty.
  */
 void adopt(rdt_context *context, const at::Tensor &tensor);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The last hook of accumulators, and who holds what they have made. */
+ * The last hook of accumulators, and the checks for other holders of a gradient. */
 #include "c10d/memory/plan_gradients.hpp"
 
 #include <algorithm>
@@ -99,7 +99,7 @@ PlanGradients::is_held_alone(uint32_t number, const at::Tensor &grad) const
            rdmatensor::is_alone(grad, is_arriving ? *incoming_ : nothing);
 }
 
-/* Whether the bytes at grad's address are those that all ranks send for the gradient. */
+/* Whether grad has the layout in which all ranks send the gradient. */
 static bool
 has_planned_layout(const at::Tensor &grad, const PlanGradients::Gradient &gradient)
 {
@@ -186,7 +186,7 @@ PlanGradients::forget()
         held.clear();
 }
 
-/* torch.utils.checkpoint(use_reentrant=True): its own backward pass reaches what it used. */
+/* torch.utils.checkpoint(use_reentrant=True): a backward pass of its own reaches what it used. */
 static constexpr const char *REENTRANT = "CheckpointFunctionBackward";
 
 std::vector<uint32_t>

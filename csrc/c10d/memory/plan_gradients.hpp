@@ -2,11 +2,11 @@
  *
  * plan_gradients.hpp - when a planned gradient is final, and whether peers may write its memory.
  *
- * A bucket leaves in place, and then peers write it. So no byte of it may be seen by anybody else:
- * autograd gives a parameter a view of what other nodes still read, and a program keeps views of
- * .grad. A bucket of which that holds leaves from a copy.
+ * A bucket is sent in place, and then peers write into it. No other holder may therefore see a byte
+ * of it: autograd may give a parameter a view of memory that other nodes still read, and a program
+ * may keep views of .grad. A bucket with such a holder is sent from a copy.
  *
- * The function is called after every hook that the program has on the parameter, whenever that was
+ * The callback runs after every hook that the program has on the parameter, whenever that hook was
  * registered: it is the last hook of the node that accumulates the gradient.
  */
 #pragma once
@@ -35,35 +35,37 @@ class PlanGradients final : public torch::CustomClassHolder
         uintptr_t address; /* of its place; 0: it has no bytes */
         std::vector<int64_t> strides;
     };
-    /* What look() found, as bits. */
+    /* The result of look(), as bits. */
     enum Found : uint32_t {
         EXISTS = 1,
         IN_PLACE = 2, /* with the layout that all ranks send */
-        ALONE = 4,    /* nobody else holds it or its memory, and no graph leads through it */
+        ALONE = 4,    /* no other holder of it or its memory, and no graph leads through it */
         STRIDED = 8,
     };
     using Arrived = std::function<void(uint32_t)>;
 
-    /* `arrived` gets the number of a gradient that is final; it keeps nothing that keeps this. */
+    /* `arrived` receives the number of a gradient that is final. It must not keep this object
+     * alive. */
     PlanGradients(std::vector<Gradient> gradients, Arrived arrived);
 
-    /* From a hook of the parameter, within the node that accumulates, which is another one in each
-     * pass: `arrived` is called when that node has no hook left to call. */
+    /* Called from a hook of the parameter while the accumulating node runs, which is another node
+     * in each pass. `arrived` is called when that node has no hook left to call. */
     void be_last(uint32_t number);
-    /* No call comes any more. */
+    /* `arrived` is not called any more. */
     void close();
     [[nodiscard]] uint32_t look(uint32_t number) const;
-    /* Whether the bucket may leave in place: each gradient of it lies there, alone. */
+    /* Whether the bucket may be sent in place: each of its gradients is in its place, without
+     * another holder. */
     [[nodiscard]] bool can_leave(uint32_t bucket) const;
-    /* Keep the bucket's gradients and their memory until let_go(), so that their places stay taken
-     * whatever the program does to .grad. */
+    /* Keeps the bucket's gradients and their memory until let_go(), so that their places stay
+     * occupied whatever the program does to .grad. */
     void hold(uint32_t bucket);
-    /* The bucket is summed. A program that has replaced or dropped a gradient meanwhile, or given
-     * it other memory, gets the sum in what it has. */
+    /* The bucket is summed. If the program has replaced a gradient meanwhile, or given it other
+     * memory, the sum is copied into it; a gradient that was dropped is set again. */
     void let_go(uint32_t bucket);
-    /* The sums are nobody's: the pass raised. */
+    /* Discards the sums: the pass raised. */
     void forget();
-    /* The numbers of the gradients that no backward pass from these tensors reaches; none where a
+    /* The numbers of the gradients that no backward pass from these tensors reaches. Empty if a
      * node hides what it uses. */
     [[nodiscard]] std::vector<uint32_t> unreached(const std::vector<at::Tensor> &outputs) const;
 
@@ -71,7 +73,7 @@ class PlanGradients final : public torch::CustomClassHolder
     struct LastHook;
     struct Held {
         at::Tensor grad;   /* the program's own, which it may give other memory */
-        at::Tensor memory; /* what is summed */
+        at::Tensor memory; /* the memory that is summed */
     };
 
     void arrive(uint32_t number, const at::Tensor &incoming);
@@ -81,7 +83,7 @@ class PlanGradients final : public torch::CustomClassHolder
     std::vector<std::vector<uint32_t>> buckets_;
     std::vector<std::vector<Held>> held_; /* by bucket */
     Arrived arrived_;
-    /* What the accumulator that runs now was given; nullptr: none runs. */
+    /* The input of the accumulator that runs now; nullptr: none runs. */
     const at::Tensor *incoming_ = nullptr;
     uint32_t arriving_ = 0;
     bool is_closed_ = false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Places, and who lies in them. */
+ * Places, and the tensors in them. */
 #include "c10d/memory/planned_places.hpp"
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace rdmatensor
 namespace
 {
 
-/* torch hands a deleter the address alone, so the places that are taken stand here. */
+/* torch passes only the address to a deleter, so the occupied places are looked up here. */
 struct Taken {
     std::mutex mutex;
     std::unordered_map<void *, std::shared_ptr<Place>> places;
@@ -46,7 +46,7 @@ release_birthplace(void *address)
     Taken &t = taken();
     std::shared_ptr<Place> place;
 
-    if (is_forked_child()) { /* as release_arena_storage() */
+    if (is_forked_child()) { /* as in release_arena_storage() */
         const std::unique_lock lock(t.mutex, std::try_to_lock);
         return !lock.owns_lock() || t.places.count(address) > 0;
     }
@@ -58,7 +58,7 @@ release_birthplace(void *address)
         place = node.mapped();
     }
     place->is_taken.store(false, std::memory_order_release);
-    return true; /* the memory may go with `place`, outside of the lock */
+    return true; /* `place` may be the last owner of the memory: released without the lock */
 }
 
 bool
@@ -109,7 +109,7 @@ Birthplaces::begin(const Served &served)
     served_.clear();
     births_.clear();
     for (const auto &[number, place] : served) {
-        TORCH_CHECK_INDEX(place < places_.size(), "there is no place ", place);
+        TORCH_CHECK_INDEX(place < places_.size(), "no place has the number ", place);
         served_.emplace(number, place);
     }
     number_ = 0;
@@ -152,7 +152,7 @@ at::Tensor
 Birthplaces::take(uint32_t place, const std::vector<int64_t> &shape,
                   const std::vector<int64_t> &strides, c10::ScalarType type)
 {
-    TORCH_CHECK_INDEX(place < places_.size(), "there is no place ", place);
+    TORCH_CHECK_INDEX(place < places_.size(), "no place has the number ", place);
     const std::shared_ptr<Place> &chosen = places_[place];
     const size_t bytes = at::detail::computeStorageNbytes(shape, strides, c10::elementSize(type));
 

@@ -9,7 +9,7 @@ namespace rdmatensor
 namespace
 {
 
-/* Weak references, by which Python finds an object that only its target keeps. */
+/* Whether there are weak references, by which Python finds an object that only its target keeps. */
 bool
 is_referred_to(PyObject *object)
 {
@@ -19,10 +19,9 @@ is_referred_to(PyObject *object)
            *PyObject_GET_WEAKREFS_LISTPTR(object) != nullptr;
 }
 
-/* Who holds Python's object for it, besides the object's own target, where torch counts the object
- * among the target's holders as long as it lives: torch 2.13 does. An older one counts it while
- * Python holds it, so that there several of Python's holders are one. All weak references count as
- * one holder. */
+/* Holders of the Python object, without the object's own target. torch 2.13 counts the object among
+ * the target's holders for as long as it lives. Older versions count it while Python holds it, so
+ * that several holders in Python are one. All weak references count as one holder. */
 template <typename Slot>
 uint32_t
 holders_in_python(const Slot *slot, bool is_held_by_others)
@@ -38,7 +37,7 @@ holders_in_python(const Slot *slot, bool is_held_by_others)
         return 0;
 }
 
-/* By reference: of a pointer GCC 12 takes it that it may be null here, and warns of its reading. */
+/* By reference: for a pointer GCC 12 assumes that it may be null here, and warns of reading it. */
 template <typename Impl>
 uint32_t
 count_holders(Impl &impl)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Symmetric memory: allocations, and the handles that members have of each other's. */
+ * Symmetric memory: allocations, and the handles by which members access them. */
 #include "c10d/memory/symmetric.hpp"
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 namespace rdmatensor
 {
 
-/* A buffer, and behind it the signal pad. */
+/* A buffer, followed by the signal pad. */
 struct Allocation {
     c10::DataPtr memory;
     rdt_context *context;
     uint64_t buffer_bytes;
     uint64_t pad_off; /* bytes */
     uint64_t pad_bytes;
-    /* By the group's name; dropped with the tensor, since handles own the allocation. */
+    /* By the group's name. Emptied when the tensor is freed, since handles own the allocation. */
     std::map<std::string, c10::intrusive_ptr<SymmetricMemory>> handles;
 };
 
@@ -31,7 +31,7 @@ namespace
 
 constexpr const char *call = "symmetric_memory";
 constexpr uint64_t pad_alignment_bytes = 64; /* a cache line */
-/* Tags of signals have bit 61: torch's are non-negative ints, collectives' have bit 63. */
+/* Tags of signals have bit 61: torch's are non-negative ints, those of collectives have bit 63. */
 constexpr uint64_t tag_signal = UINT64_C(1) << 61;
 constexpr uint64_t tag_barrier = UINT64_C(1) << 60;
 constexpr unsigned channel_bits = 20;
@@ -76,7 +76,7 @@ class Allocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator
         std::map<std::string, c10::intrusive_ptr<SymmetricMemory>> handles;
 
         if (is_forked_child())
-            return; /* the parent's, and the mutex may be held for ever */
+            return; /* it is the parent's, and the mutex may be held forever */
         {
             const std::lock_guard lock(mutex_);
             const auto node = allocations_.extract(address);
@@ -85,7 +85,7 @@ class Allocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator
             unwanted = node.mapped();
             handles.swap(unwanted->handles);
         }
-        /* Let go without the mutex: a handle's end takes the library's locks. */
+        /* Released without the mutex: the destructor of a handle takes the library's locks. */
     }
 
     size_t get_alloc_size(void *address) override
@@ -113,7 +113,7 @@ class Allocator final : public c10d::symmetric_memory::SymmetricMemoryAllocator
                 return known->second;
         }
         auto handle = c10::make_intrusive<SymmetricMemory>(own, group);
-        c10::intrusive_ptr<SymmetricMemory> before = handle; /* let go without the mutex */
+        c10::intrusive_ptr<SymmetricMemory> before = handle; /* released without the mutex */
         const std::lock_guard lock(mutex_);
         if (allocations_.count(address) > 0)
             std::swap(own->handles[*group_name], before);
@@ -227,7 +227,7 @@ SymmetricMemory::~SymmetricMemory()
     release();
 }
 
-/* The allocation, which is ours, keeps the context open. */
+/* own_ keeps the context open. */
 void
 SymmetricMemory::release() noexcept
 {
@@ -236,7 +236,8 @@ SymmetricMemory::release() noexcept
             rdt_endpoint_unhold(std::exchange(peer.endpoint, nullptr), &peer.remote);
 }
 
-/* Fills peers_ but for what map_peers() finds. All see the same cards, and fail together. */
+/* Fills peers_ except for what map_peers() finds. All members see the same cards, and fail
+ * together. */
 void
 SymmetricMemory::exchange()
 {
@@ -253,7 +254,7 @@ SymmetricMemory::exchange()
     TORCH_INTERNAL_ASSERT(region != nullptr);
     const rdt_status status = rdt_region_export(region, &card.region, &error);
     if (status != RDT_OK) {
-        card.number = RDTI_CARD_NOBODYS; /* the others wait for a card, and end too */
+        card.number = RDTI_CARD_NOBODYS; /* the others wait for a card, and then fail too */
         (void)group_->gather_bytes(as_bytes(card));
         std::rethrow_exception(make_error(status, "rdmatensor:rendezvous", error));
     }
@@ -278,7 +279,7 @@ SymmetricMemory::exchange()
                                      theirs.pad_bytes, " to its rendezvous #", theirs.number,
                                      ", we with ", card.buffer_bytes, " and ", card.pad_bytes,
                                      " to #", card.number));
-        /* Allocations begin their region, as ours does. */
+        /* An allocation begins where its region does, here and on the peers. */
         if (theirs.off_bytes != card.off_bytes ||
             theirs.region.len_bytes < theirs.off_bytes + own_->pad_off + own_->pad_bytes)
             C10_THROW_ERROR(DistBackendError,
@@ -290,7 +291,7 @@ SymmetricMemory::exchange()
     peers_[static_cast<size_t>(group_->getRank())].base = static_cast<uint8_t *>(address);
 }
 
-/* Nobody goes on before all have what they hold: a tensor may be freed right after. */
+/* No member continues before all hold the memory: a tensor may be freed right afterwards. */
 void
 SymmetricMemory::map_peers()
 {

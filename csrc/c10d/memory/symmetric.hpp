@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * symmetric.hpp - torch's SymmetricMemory on CPU tensors: memory of the arena that the members of a
- * group reach in each other.
+ * symmetric.hpp - torch's SymmetricMemory on CPU tensors: arena memory that the members of a group
+ * access in each other.
  *
  *   allocation  made by symm_mem.empty(); lives until the tensor is freed and no handle is left
  *   handle      made by symm_mem.rendezvous(), one for each (allocation, group); holds the peers'
- *               allocations: what they freed stays where it is as long as somebody's handle lives
+ *               allocations: memory that a peer freed stays in place while a handle to it lives
  *
  * Members on this host are mapped: get_buffer() of them is their memory. The others have no address
- * here: put() and get() reach all. Signals and barriers are messages of the group, so that they
- * have deadlines, hear of deaths and go over every path; they order what was stored or put before.
- * Pads are there, zero, and the user's own.
+ * here; put() and get() reach all members. Signals and barriers are messages of the group, so that
+ * they have deadlines, notice deaths and use every path. They order earlier stores and puts. Signal
+ * pads are provided, zeroed, and belong to the user.
  *
  * Threads: any.
  */
@@ -30,21 +30,21 @@ using TorchSymmetricMemory = c10d::symmetric_memory::SymmetricMemory;
 
 struct Allocation;
 
-/* From here on symm_mem.set_backend("rdmatensor") works, and symm_mem.empty() takes memory of this
- * context; withdraw_symmetric_memory() of it, or of the NULL of all, ends that. */
+/* Afterwards symm_mem.set_backend("rdmatensor") works, and symm_mem.empty() allocates in this
+ * context. withdraw_symmetric_memory() of that context, or of NULL for any, ends this. */
 void offer_symmetric_memory(rdt_context *context);
 void withdraw_symmetric_memory(const rdt_context *context);
 
 class SymmetricMemory final : public TorchSymmetricMemory
 {
   public:
-    /* Collective over the group: on all members or on none. */
+    /* Collective over the group: succeeds on all members or on none. */
     SymmetricMemory(std::shared_ptr<Allocation> own, c10::intrusive_ptr<Backend> group);
     ~SymmetricMemory() override;
     SymmetricMemory(const SymmetricMemory &) = delete;
     SymmetricMemory &operator=(const SymmetricMemory &) = delete;
 
-    /* RuntimeErrors that name the first member that is not mapped. */
+    /* Throw RuntimeErrors that name the first member that is not mapped. */
     std::vector<void *> get_buffer_ptrs() override;
     std::vector<void *> get_signal_pad_ptrs() override;
     void **get_buffer_ptrs_dev() override;
@@ -62,7 +62,8 @@ class SymmetricMemory final : public TorchSymmetricMemory
     {
         return nullptr;
     }
-    /* timeout_ms 0: the group's. A signal may be put before the one before it was waited for. */
+    /* timeout_ms 0: the group's timeout. A signal may be put before the previous one was waited
+     * for. */
     void barrier(int channel, size_t timeout_ms) override;
     void put_signal(int dst_rank, int channel, size_t timeout_ms) override;
     void wait_signal(int src_rank, int channel, size_t timeout_ms) override;
@@ -90,7 +91,7 @@ class SymmetricMemory final : public TorchSymmetricMemory
   private:
     struct Peer {
         rdt_remote_region remote;
-        rdt_endpoint *endpoint; /* held; NULL: not mapped, or ourselves */
+        rdt_endpoint *endpoint; /* held; NULL: not mapped, or this rank */
         uint8_t *base;          /* of the buffer; NULL: not mapped */
     };
     void exchange();
@@ -103,7 +104,7 @@ class SymmetricMemory final : public TorchSymmetricMemory
 
     const std::shared_ptr<Allocation> own_;
     const c10::intrusive_ptr<Backend> group_;
-    const uint64_t number_; /* of the group's handles, alike on all members */
+    const uint64_t number_; /* of the group's handles, identical on all members */
     std::vector<Peer> peers_;
     std::vector<int> global_ranks_;
 };

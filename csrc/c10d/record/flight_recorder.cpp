@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ring of a group's operations, and the words that a failure leaves. */
+ * The ring of a group's operations, and the report of a failure. */
 #include "c10d/record/flight_recorder.hpp"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace
 
 using Clock = std::chrono::steady_clock;
 
-/* " #5" or " #5 to #7", as errors have it; "" for a message. */
+/* " #5" or " #5 to #7", as in errors; "" for a message. */
 std::string
 numbers_of(const Flight::Entry &entry)
 {
@@ -28,7 +28,7 @@ numbers_of(const Flight::Entry &entry)
     return c10::str(" #", entry.sequence - entry.collectives + 1, " to #", entry.sequence);
 }
 
-/* "all_reduce #5", as errors and all ranks have it; before it what this rank counts. */
+/* "all_reduce #5", as in errors and on all ranks, after the number that this rank counts. */
 std::string
 in_words(const Flight::Entry &entry)
 {
@@ -98,7 +98,7 @@ Flight::end(uint64_t number, const std::exception_ptr &error, uint64_t refused) 
         if (is_first)
             tell();
     } catch (const std::exception &) {
-        /* No memory for words: the operation's own error has what matters. */
+        /* No memory for the text: the operation's own error has what matters. */
     }
 }
 
@@ -109,7 +109,7 @@ Flight::note(uint64_t number, std::string said)
     const Entry &entry = place_of(number);
 
     if (entry.number != number)
-        return; /* others have its place already */
+        return; /* later operations have reused its entry */
     if (entry.state == State::Failed && failure_.empty()) {
         failed_ = entry;
         failure_ = std::move(said);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * flight.hpp - the last operations of a group, for whoever has to find out what a rank was at.
+ * flight_recorder.hpp - the last operations of a group, to diagnose what a rank was doing.
  *
  *   state      leaves by
- *   in flight  end() -> done or failed; others take its place
+ *   in flight  end() -> done or failed; a later operation reuses its entry
  *
- * Always on: an operation takes two looks at the clock and a lock that is rarely contended. Any
+ * Always on: an operation costs two reads of the clock and a lock that is rarely contended. Any
  * thread.
  */
 #pragma once
@@ -30,9 +30,9 @@ class Flight
   public:
     enum class State { InFlight, Done, Failed };
     struct Entry {
-        uint64_t number = 0;      /* among all that this rank did in the group, from 1 on */
-        uint64_t sequence = 0;    /* of its last collective: the "#3" of errors; 0: it has none */
-        uint64_t collectives = 0; /* how many it is, one after the other: 0 for a message */
+        uint64_t number = 0;      /* among all operations of this rank in the group, from 1 */
+        uint64_t sequence = 0;    /* number of its last collective: the "#3" of errors; 0: none */
+        uint64_t collectives = 0; /* number of consecutive collectives; 0 for a message */
         const char *title = "";   /* "rdmatensor:all_reduce", static */
         Target target;
         uint64_t bytes = 0; /* of the inputs */
@@ -44,17 +44,18 @@ class Flight
         double seconds() const noexcept;
     };
 
-    /* `group` is for words. */
+    /* `group` is used in messages. */
     explicit Flight(std::string group) : group_(std::move(group)) {}
 
-    /* Of `begun` title, target, bytes, dtype, sequence and collectives count. Returns the number
-     * for end(). */
+    /* Uses title, target, bytes, dtype, sequence and collectives of `begun`. Returns the number for
+     * end(). */
     uint64_t begin(const Entry &begun);
-    /* The first end counts. The group's first failure writes the last operations to torch's log.
-     * `refused`: so many of its collectives, the last ones, never began. */
+    /* Only the first end counts. On the group's first failure the last operations are written to
+     * torch's log. `refused`: how many of its collectives, the last ones, never started. */
     void end(uint64_t number, const std::exception_ptr &error, uint64_t refused = 0) noexcept;
-    /* What the first failure said that was not overcome since; "" if there is none. A later
-     * operation of all members, or the same as the one that failed, overcomes it by ending well. */
+    /* The message of the first failure that was not overcome since; "" if there is none. A failure
+     * is overcome when a later operation ends well that involves all members, or is the same as the
+     * failed one. */
     std::string failure() const;
     /* Oldest first. */
     std::vector<Entry> last() const;
@@ -71,12 +72,12 @@ class Flight
     void tell() const;
 
     const std::string group_;
-    mutable std::mutex mutex_; /* of all below */
+    mutable std::mutex mutex_; /* guards all below */
     std::array<Entry, kept> entries_;
     uint64_t count_ = 0;
     bool has_told_ = false;
     std::string failure_;
-    Entry failed_; /* that one's */
+    Entry failed_; /* the entry of failure_ */
 };
 
 } // namespace rdmatensor

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Watching, and finding what repeats. */
+ * Recording operations, and finding a cycle among them. */
 #include "c10d/record/recorder.hpp"
 
 #include <algorithm>
@@ -9,11 +9,12 @@ namespace rdmatensor
 namespace
 {
 
-/* Steps of some thousand operations, thrice: a MiB. */
+/* Three times a step of some thousand operations: 1 MiB. */
 constexpr size_t kSeenMax = size_t{1} << 14;
-/* Looking for a cycle without marks takes time with the square of it. */
+/* The search for a cycle without marks takes time quadratic in this number. */
 constexpr size_t kUnmarkedMax = size_t{1} << 9;
-/* What changes that often is no static program; of cycles without marks no more are looked for. */
+/* A program that changes that often is not static. Cycles without marks are limited to this
+ * number. */
 constexpr size_t kCyclesMax = 64;
 
 /* Whether an optimizer has stepped in this process. */
@@ -30,7 +31,8 @@ Recorder::Recorder(rdt_context *context, bool is_on)
 void
 Recorder::mark()
 {
-    /* relaxed: threads that have not seen it yet look for cycles without marks a while longer */
+    /* relaxed: a thread that has not seen it yet searches for cycles without marks a while
+     * longer */
     has_stepped.store(true, std::memory_order_relaxed);
     if (!is_off())
         note(Seen{});
@@ -59,7 +61,7 @@ Recorder::watch(const Seen &seen)
 {
     const std::lock_guard lock(mutex_);
 
-    if (locked_.load(std::memory_order_relaxed) != nullptr) { /* what comes is something else */
+    if (locked_.load(std::memory_order_relaxed) != nullptr) { /* another operation came */
         /* release: pairs with the acquire in note() */
         is_watching_.store(true, std::memory_order_relaxed);
         locked_.store(nullptr, std::memory_order_release);
@@ -74,7 +76,7 @@ void
 Recorder::append(const Seen &seen)
 {
     if (seen.kind == kMark && (seen_.empty() || seen_.back().kind == kMark))
-        return; /* a step that sent nothing, or another optimizer's */
+        return; /* a step that sent nothing, or the mark of another optimizer */
     seen_.push_back(seen);
     const bool has_marks = has_stepped.load(std::memory_order_relaxed);
     if (has_marks && seen.kind == kMark) {
@@ -88,7 +90,7 @@ Recorder::append(const Seen &seen)
         end_watch("no step repeated within " + std::to_string(kSeenMax) + " operations");
 }
 
-/* The last `length` came `times` times in a row. */
+/* Whether the last `length` entries occurred `times` times in a row. */
 bool
 Recorder::repeats(size_t length, size_t times, bool with_addresses) const
 {

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * recorder.hpp - what a group sends, seen in the first steps, and what of it repeats.
+ * recorder.hpp - records what a group sends in the first steps, and detects what repeats.
  *
- *   state     is                                            leaves by
- *   OFF       nothing is looked at                          -
- *   WATCHING  operations are written down                   a cycle was found -> LOCKED; too many
+ *   state     meaning                                       leaves by
+ *   OFF       nothing is recorded                           -
+ *   WATCHING  operations are recorded                       a cycle was found -> LOCKED; too many
  *                                                           operations, or changes -> OFF
- *   LOCKED    each operation is compared with the cycle's   one that is not like it -> WATCHING
+ *   LOCKED    each operation is compared with the cycle's   one that differs -> WATCHING
  *
- * A cycle ends at a mark, which stands for an optimizer's step: the shortest run of whole steps
- * that came twice in a row. In a process in which no optimizer has stepped it is the shortest
- * sequence of operations, on the same addresses, that came three times in a row.
+ * A cycle ends at a mark, which stands for an optimizer's step. It is the shortest run of whole
+ * steps that occurred twice in a row. In a process in which no optimizer has stepped, it is the
+ * shortest sequence of operations, on the same addresses, that occurred three times in a row.
  *
- * Threads: any. In LOCKED nothing is locked or allocated.
+ * Threads: any. LOCKED takes no lock and allocates nothing.
  */
 #pragma once
 
@@ -30,7 +30,7 @@
 namespace rdmatensor
 {
 
-/* Beside RDT_COLL_*. */
+/* In addition to RDT_COLL_*. */
 enum : uint32_t { kMark = 100, kSend, kReceive };
 
 /* One operation, or a mark. */
@@ -38,12 +38,12 @@ struct Seen {
     uint32_t kind = kMark; /* RDT_COLL_*, kSend, kReceive, kMark */
     c10::ScalarType dtype = c10::ScalarType::Byte;
     uint32_t reduce_op = 0;
-    uint32_t root = 0;      /* a collective's root, a message's other end; ranks of the group */
-    uint64_t tag = 0;       /* of a message */
-    uint64_t bytes = 0;     /* that this rank puts in; of a root's list one block of it */
-    uint64_t out_bytes = 0; /* that it gets out */
-    const void *address = nullptr; /* of what it puts in */
-    bool is_fixed = true;          /* of a cycle: the address was the same each time */
+    uint32_t root = 0;             /* root of a collective, or peer of a message; group ranks */
+    uint64_t tag = 0;              /* of a message */
+    uint64_t bytes = 0;            /* input of this rank; of a root's list, one block */
+    uint64_t out_bytes = 0;        /* output of this rank */
+    const void *address = nullptr; /* of the input */
+    bool is_fixed = true;          /* in a cycle: the address was the same each time */
 
     bool is_like(const Seen &other) const noexcept
     {
@@ -53,11 +53,12 @@ struct Seen {
     }
 };
 
-/* A step as it repeats. */
+/* A step that repeats. */
 struct Cycle {
-    std::vector<Seen> seen;   /* ends with a mark, if it has marks */
-    rdt_counters before = {}; /* the context's, when it was locked */
-    /* Where the next operation stands. Its own: who follows a cycle that is over harms no other. */
+    std::vector<Seen> seen;   /* ends with a mark, if there are marks */
+    rdt_counters before = {}; /* counters of the context when it was locked */
+    /* Index of the next operation. Part of the cycle, so that a thread that still follows an ended
+     * cycle does not disturb another. */
     mutable std::atomic<uint32_t> cursor{0};
 };
 
@@ -66,11 +67,11 @@ class Recorder
   public:
     struct Report {
         std::string state;         /* "off", "watching", "locked" */
-        std::string reason;        /* why it is off, else empty */
-        std::vector<Seen> watched; /* written down since the last change; empty when locked */
+        std::string reason;        /* why it is off, otherwise empty */
+        std::vector<Seen> watched; /* recorded since the last change; empty when locked */
         uint64_t changes;          /* cycles that ended because something else came */
-        uint64_t cycles;           /* whole ones since the lock */
-        uint64_t moved;            /* operations since the lock on another address than before */
+        uint64_t cycles;           /* complete ones since the lock */
+        uint64_t moved;            /* operations since the lock with another address than before */
         const Cycle *cycle;        /* NULL unless locked; lives as long as the recorder */
     };
 
@@ -79,21 +80,21 @@ class Recorder
 
     void note(const Seen &seen)
     {
-        /* acquire: pairs with the release in lock(); the cycle is seen */
+        /* acquire: pairs with the release in lock(), which publishes the cycle */
         const Cycle *const cycle = locked_.load(std::memory_order_acquire);
         if (cycle != nullptr ? !follow(*cycle, seen) : is_watching_.load(std::memory_order_relaxed))
             watch(seen);
     }
     bool is_off() const noexcept
     {
-        /* relaxed: a rank that is off stays so; one operation more or less is no matter */
+        /* relaxed: a rank that is off stays off, and one operation more or less does not matter */
         return !is_watching_.load(std::memory_order_relaxed) &&
                locked_.load(std::memory_order_relaxed) == nullptr;
     }
     /* An optimizer has stepped. */
     void mark();
     Report report() const;
-    /* For good. After it the context is not asked any more. */
+    /* Permanent. Afterwards the context is not read any more. */
     void stop(std::string reason);
 
   private:
@@ -103,10 +104,10 @@ class Recorder
     }
     bool follow(const Cycle &cycle, const Seen &seen) noexcept
     {
-        /* relaxed: threads that send at once have no order, and look like a change to us */
+        /* relaxed: concurrent senders have no order, which looks like a change here */
         uint32_t at = cycle.cursor.load(std::memory_order_relaxed);
         const Seen &wanted = cycle.seen[at];
-        if (!wanted.is_like(seen)) /* a step that sent nothing, or another optimizer's, is none */
+        if (!wanted.is_like(seen)) /* a second mark in a row does not count */
             return seen.kind == kMark && before(cycle, at).kind == kMark;
         if (wanted.address != seen.address && wanted.is_fixed)
             moved_.fetch_add(1, std::memory_order_relaxed);
@@ -128,15 +129,15 @@ class Recorder
     rdt_context *const context_;
     std::atomic<const Cycle *> locked_{nullptr};
     std::atomic<bool> is_watching_;
-    std::atomic<uint64_t> cycles_{0}; /* relaxed: only counted */
+    std::atomic<uint64_t> cycles_{0}; /* relaxed: counters only */
     std::atomic<uint64_t> moved_{0};
 
-    mutable std::mutex mutex_; /* of all below */
+    mutable std::mutex mutex_; /* guards all below */
     std::vector<Seen> seen_;
-    /* Also those that are over: another thread may still look at one. */
+    /* Including ended cycles: another thread may still read one. */
     std::vector<std::unique_ptr<const Cycle>> kept_;
     uint64_t changes_ = 0;
-    size_t unmarked_ = 0; /* of kept_ */
+    size_t unmarked_ = 0; /* cycles of kept_ without marks */
     std::string reason_;
 };
 

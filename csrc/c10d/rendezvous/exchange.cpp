@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Values that the members of a group tell one another through its store. */
+ * Values that the members of a group exchange through its store. */
 #include <mutex>
 #include <shared_mutex>
 
@@ -10,7 +10,8 @@
 namespace rdmatensor
 {
 
-/* shutdown() waits for who holds it; it ends the group first, which ends waits at the store. */
+/* shutdown() waits for the threads that hold this lock. It ends the group first, which ends waits
+ * at the store. */
 std::shared_lock<std::shared_mutex>
 Backend::held_for(const std::string &what)
 {

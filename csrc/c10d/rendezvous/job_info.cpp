@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What rank 0 tells of the job: written, read, compared. */
+ * The description of the job by rank 0: encoding, decoding and comparison. */
 #include "c10d/rendezvous/job_info.hpp"
 
 #include <netinet/in.h>
@@ -20,7 +20,8 @@ namespace rdmatensor
 namespace
 {
 
-/* What collectives go by, the same on all ranks, with what an unset one stands for. */
+/* Settings on which collectives depend and which all ranks must share, with the value of an unset
+ * one. */
 struct CommonSetting {
     const char *name;
     const char *unset;
@@ -31,7 +32,7 @@ constexpr CommonSetting common_settings[] = {
     {"RDMATENSOR_DETERMINISTIC", "0", &rdti_told::deterministic},
 };
 
-/* Of digits that to_hex() wrote. */
+/* The digits were written by to_hex(). */
 std::string
 from_hex(const std::string &hex)
 {
@@ -55,7 +56,7 @@ value_of(const CommonSetting &setting)
     return value;
 }
 
-/* Whether fd is a socket that listens at the port. */
+/* Whether fd is a socket that listens on the port. */
 bool
 listens_at(int fd, int port)
 {
@@ -122,7 +123,7 @@ read_told(const std::vector<uint8_t> &bytes, const std::string &key)
     if (rdti_told_decode(bytes.data(), bytes.size(), &told, &error) != RDT_OK)
         C10D_THROW_ERROR(DistStoreError, "rdmatensor: the store has no valid job under ", key,
                          ", which rank 0 writes: ", static_cast<const char *>(error.message),
-                         "; does every rank run the same version, and does nobody else write "
+                         "; does every rank run the same version, and does only rank 0 write "
                          "there?");
     return told;
 }
@@ -149,10 +150,11 @@ check_common_settings(const rdti_told &told, int rank)
 }
 
 /*
- * torch has no call for this: of a TCPStore, whether the port is this process's own. Its repr()
- * tells too, but asks the name server for the names of both ends, which takes seconds where a
- * datagram is lost. A store of another kind is taken to be elsewhere. Any listener of ours at that
- * number counts: where the store is another process's after all, its loss is blamed on rank 0.
+ * torch has no call for this. For a TCPStore, checks whether this process listens on its port. The
+ * store's repr() has the answer too, but asks the name server for the names of both ends, which
+ * takes seconds if a datagram is lost. A store of another kind counts as remote. Any listener of
+ * this process on that port counts: if another process hosts the store after all, rank 0 is blamed
+ * for its loss.
  */
 bool
 is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
@@ -164,7 +166,7 @@ is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store)
     const auto *const tcp = dynamic_cast<const c10d::TCPStore *>(inner.get());
     if (tcp == nullptr)
         return false;
-    std::error_code none; /* without /proc it is taken to be elsewhere */
+    std::error_code none; /* without /proc it counts as remote */
     const std::filesystem::directory_iterator fds("/proc/self/fd", none);
     return std::any_of(begin(fds), end(fds), [&tcp](const auto &entry) {
         return listens_at(std::stoi(entry.path().filename()), tcp->getPort());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * told.hpp - what rank 0 tells the others of the job through the store, and what all have to have
- * alike.
+ * job_info.hpp - the description of the job that rank 0 publishes through the store, and the
+ * settings that all ranks must share.
  */
 #pragma once
 
@@ -19,7 +19,7 @@
 namespace rdmatensor
 {
 
-/* Of a store's values. */
+/* Conversion of a store's values. */
 std::vector<uint8_t> to_bytes(const std::string &text);
 std::string to_text(const std::vector<uint8_t> &bytes);
 
@@ -30,17 +30,19 @@ text_of(const uint8_t (&bytes)[Bytes])
     return {std::begin(bytes), std::end(bytes)};
 }
 
-/* What rank 0 tells. The secret stays at home where each rank has it from outside. */
+/* The description that rank 0 publishes. It contains the secret only if `has_secret`: otherwise
+ * each rank has it from its configuration. */
 std::vector<uint8_t> written(const Job &job, const std::string &group_id, bool has_secret);
-/* The counterpart of written(); DistStoreError for what that never gives. */
+/* The inverse of written(). Throws DistStoreError for bytes that written() never produces. */
 rdti_told read_told(const std::vector<uint8_t> &bytes, const std::string &key);
 
-/* Before anybody waits for anybody: a value that is none has to end all ranks alike. */
+/* Called before any rank waits for another: an invalid value must end all ranks alike. */
 void check_own_settings();
-/* Before any message between them: ranks that go by different ones wait for different messages. */
+/* Called before the ranks exchange messages: with different settings they would wait for different
+ * messages. */
 void check_common_settings(const rdti_told &told, int rank);
 
-/* Whether this process is the host of a TCPStore; false for a store of another kind. */
+/* Whether this process hosts a TCPStore; false for a store of another kind. */
 bool is_hosted_here(const c10::intrusive_ptr<c10d::Store> &store);
 
 } // namespace rdmatensor

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Values of all members through torch's store, with a deadline that names who is missing. */
+ * Exchange of values through torch's store, with a deadline that names missing members. */
 #include "c10d/rendezvous/rendezvous.hpp"
 
 #include <sys/random.h>
@@ -28,23 +28,25 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-/* Blobs fetched in one request: with 1 KiB each a request stays near what a socket buffer holds. */
+/* Addresses fetched in one request: with 1 KiB each a request is about what a socket buffer
+ * holds. */
 constexpr int batch_ranks = 64;
-/* Of what was waited for already, so that a value is seen an eighth of its time late; from "soon",
- * for members that start together, each of which asks for the keys of all, to what a store of a
- * thousand waiting members bears. */
+/* The pause between polls is an eighth of the time waited so far, so that a value is seen at most
+ * that much late. The first pause suits members that start together, each of which asks for the
+ * keys of all. The longest is what a store with a thousand waiting members can serve. */
 constexpr int pause_part = 8;
 constexpr microseconds first_pause_a_member{25};
 constexpr microseconds least_pause{200};
 constexpr microseconds longest_pause{50000};
 constexpr std::chrono::seconds progress_after{10};
-/* Behind a deadline, to learn who is missing. */
+/* After a deadline, to find the missing members. */
 constexpr std::chrono::seconds grace{1};
-/* For members that are about to join, and read; who waits for one that never comes leaves then. */
+/* For members that are about to join and read. If a member never joins, rank 0 leaves after
+ * this. */
 constexpr milliseconds linger_limit{1000};
 constexpr const char *making = "rdmatensor:init_process_group";
 
-/* "rank 3" or "ranks 3, 5 and 12 more" of keys that end in "/<rank>"; other keys as they are. */
+/* "rank 3" or "ranks 3, 5 and 12 more" for keys that end in "/<rank>"; other keys unchanged. */
 std::string
 ranks_of(const std::vector<std::string> &keys)
 {
@@ -76,12 +78,12 @@ host_of_store(bool is_at_rank_0)
     return is_at_rank_0 ? "rank 0, which hosts the store," : "the store";
 }
 
-/* A wait for a peer's address ends: the store did not answer, which is not that peer's fault. */
+/* Ends a wait for a peer's address: the store did not answer, which is not the peer's fault. */
 struct StoreSilent {
     std::string message;
 };
 
-/* ---- Requests: each runs on a thread of the store's client, perhaps when its caller has gone ---- */
+/* ---- Requests: each runs on the store client's thread, perhaps after its caller has gone ---- */
 
 std::vector<std::string>
 missing(c10d::Store &store, const std::vector<std::string> &keys)
@@ -94,7 +96,7 @@ missing(c10d::Store &store, const std::vector<std::string> &keys)
     return missing;
 }
 
-/* Of keys that are there. */
+/* The keys exist. */
 std::vector<std::string>
 read_all(c10d::Store &store, const std::vector<std::string> &keys)
 {
@@ -112,7 +114,7 @@ read_all(c10d::Store &store, const std::vector<std::string> &keys)
     return values;
 }
 
-/* Counts this member under `count`; the last of `readers` deletes what nobody needs any more. */
+/* Counts this member under `count`; the last of `readers` members deletes the keys. */
 void
 has_read(c10d::Store &store, const std::string &count, const std::vector<std::string> &keys,
          int readers)
@@ -120,11 +122,11 @@ has_read(c10d::Store &store, const std::string &count, const std::vector<std::st
     if (store.add(count, 1) < readers)
         return;
     for (const std::string &key : keys)
-        (void)store.deleteKey(key); /* false: a store that cannot */
+        (void)store.deleteKey(key); /* false: the store cannot delete */
     (void)store.deleteKey(count);
 }
 
-/* Ends a wait for a peer's address: what ended the group. */
+/* Ends a wait for a peer's address: the error that ended the group. */
 struct GroupEnded {
     rdt_status status;
     rdt_error error;
@@ -170,17 +172,17 @@ rethrow_kept_exception()
         std::rethrow_exception(error);
 }
 
-/* How long a call of ours may ask the store, and what it is for. */
+/* How long a call may wait for the store, and its name for errors. */
 struct Rendezvous::Patience {
-    std::string call; /* empty: the library's, which names its own and has errors in its own way */
+    std::string call; /* empty: a call of the library, which names itself and formats errors */
     milliseconds limit;
     Clock::time_point begin = Clock::now();
-    milliseconds more{0}; /* behind the limit */
+    milliseconds more{0}; /* added to the limit */
 };
 
 /* The members' addresses. */
 struct Rendezvous::Blobs {
-    std::mutex mutex;                 /* guards by_rank; held for no request */
+    std::mutex mutex;                 /* guards the fields below; not held during a request */
     std::vector<std::string> by_rank; /* empty where not fetched yet */
     std::vector<char> is_counted;     /* by batch: this member has read all of it */
 
@@ -218,7 +220,7 @@ struct Rendezvous::Batch {
     std::string count;
     int readers;
 
-    /* Whether the whole batch is here; it is fetched if all of it has come. */
+    /* Whether the whole batch is here. Fetches the batch if all of it has been published. */
     bool fetch(c10d::Store &store) const
     {
         const int number = first / batch_ranks;
@@ -255,8 +257,8 @@ Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, int rank, int size
     : client_(std::move(store)), rank_(rank), size_(size), timeout_(bounded(timeout)),
       blobs_(std::make_shared<Blobs>())
 {
-    /* A request on the parent's connection would be answered to whoever reads first, and counted
-     * as the parent's. */
+    /* A request on the parent's connection would be answered to the process that reads first, and
+     * counted as the parent's. */
     refuse_forked_child(making);
     note_use();
     TORCH_CHECK(client_.store(), "a group needs a store");
@@ -297,7 +299,7 @@ Rendezvous::patience_for(const std::string &call) const
     return {.call = call, .limit = timeout_};
 }
 
-/* While the store has not answered: what ends the wait. */
+/* Called while the store has not answered. Throws what ends the wait. */
 void
 Rendezvous::look(const Patience &patience) const
 {
@@ -321,14 +323,14 @@ Rendezvous::set(const Patience &patience, const std::string &key, const std::vec
     });
 }
 
-/* Who has not set these keys. */
+/* Names the members that have not set these keys. */
 std::string
 Rendezvous::late(const std::vector<std::string> &keys, const Patience &patience)
 {
     return ranks_of(ask(patience, [keys](c10d::Store &store) { return missing(store, keys); }));
 }
 
-/* Until `poll` finds what all of the keys have. */
+/* Waits until `poll` finds the values of all keys. */
 std::vector<std::string>
 Rendezvous::await(const std::vector<std::string> &keys, const Poll &poll, const Patience &patience)
 {
@@ -362,7 +364,7 @@ Rendezvous::await(const std::vector<std::string> &keys, const Poll &poll, const 
 void
 Rendezvous::check_group(const std::string &call) const
 {
-    rdt_group *const group = group_.load(std::memory_order_acquire); /* partner: watch() */
+    rdt_group *const group = group_.load(std::memory_order_acquire); /* pairs with watch() */
     GroupEnded ended = {};
 
     if (group == nullptr || (ended.status = rdt_group_error(group, &ended.error)) == RDT_OK)
@@ -465,7 +467,7 @@ Rendezvous::batch_of(int rank) const
     return batch;
 }
 
-/* Whether all batches are there. */
+/* A function that fetches all batches, and returns whether all are here. */
 std::function<bool(c10d::Store &)>
 Rendezvous::fetch_rest() const
 {
@@ -503,14 +505,15 @@ Rendezvous::linger(const std::function<bool()> &has_failed)
         return true;
     };
     try {
-        while (group_.load(std::memory_order_acquire) != nullptr && /* partner: watch() */
+        while (group_.load(std::memory_order_acquire) != nullptr && /* pairs with the release in
+                                                                     * watch() */
                !has_failed() && Clock::now() < patience.begin + linger_limit) {
             if (ask(patience, is_read))
                 return;
             std::this_thread::sleep_for(milliseconds(1));
         }
     } catch (const c10::Error &) {
-        return; /* the group has ended, or the store: nobody reads any more */
+        return; /* the group or the store has ended: no member reads any more */
     }
 }
 
@@ -518,7 +521,7 @@ std::string
 Rendezvous::blob_of(int rank, milliseconds timeout)
 {
     const std::string known = blobs_->of(rank);
-    if (!known.empty()) /* the store may have gone */
+    if (!known.empty()) /* the store may be gone */
         return known;
     const auto fetch = [batch = batch_of(rank), rank](c10d::Store &store) {
         return batch.fetch_one(store, rank);

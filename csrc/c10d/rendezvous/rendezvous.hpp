@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rendezvous.hpp - what the members of one group tell each other through torch's store.
+ * rendezvous.hpp - what the members of one group exchange through torch's store.
  *
  * Keys, below the prefix that torch gave the group:
  *   rdmatensor/<size>/arrivals/<rank>  how often this rank has made a group here: the *incarnation*
  *   rdmatensor/<size>/<incarnation>/...
- *     job          by rank 0: job, epoch, secret (if it is not given from outside), whether rank 0
- *                  hosts the store, a random id, and the settings that all ranks need alike
+ *     job          by rank 0: job, epoch, secret (unless configured), whether rank 0 hosts the
+ *                  store, a random id, and the settings that all ranks must share
  *     blob/<rank>  the address of each member
- *     <what>/<rank>  of everyone()
+ *     <what>/<rank>  the values of everyone()
  *     read/...     how many members have read one of these; the last one deletes them
- * What a group leaves in the store are the counts of arrivals, and addresses that some member never
- * needed. At its end it asks nothing of the store, which is often gone by then, unless it is rank 0
- * that hosts it.
+ * A group leaves behind the counts of arrivals, and addresses that some member never needed. At its
+ * end only a rank 0 that hosts the store sends requests to it: for other members the store is often
+ * gone by then.
  *
- * Counting by rank makes a store serve the same group again, also with other processes as its
- * ranks, as long as all members make it equally often.
+ * Because ranks are counted separately, a store can serve the same group again, also with other
+ * processes as its ranks, as long as all members make it equally often.
  *
- * Any thread. Every wait polls, so that it holds up nobody else, here or at the store's connection;
- * it has a deadline, hears Ctrl-C and the end of the group, and after ten seconds says once who is
- * missing. A store that does not answer holds up nobody longer either (store_client.hpp).
+ * Any thread. Every wait polls, so that it blocks no other thread, here or at the store's
+ * connection. A wait has a deadline, notices Ctrl-C and the end of the group, and after ten seconds
+ * prints once which members are missing. A store that does not answer blocks no caller for longer
+ * (store_client.hpp).
  */
 #pragma once
 
@@ -40,12 +41,12 @@
 namespace rdmatensor
 {
 
-/* The processes that trust each other: one for all groups that grow from one default group. */
+/* The processes that trust each other: one job for all groups that grow from one default group. */
 struct Job {
     std::string id;
     std::string secret; /* bytes */
     uint32_t epoch = 0;
-    bool is_store_at_rank_0 = false; /* its end is then the end of the store */
+    bool is_store_at_rank_0 = false; /* when rank 0 ends, so does the store */
 };
 
 class Rendezvous final : public torch::CustomClassHolder
@@ -63,12 +64,12 @@ class Rendezvous final : public torch::CustomClassHolder
         return size_;
     }
 
-    /* Every member's value, in rank order. Waits for all members. Once for each `what`. */
+    /* Every member's value, in rank order. Waits for all members. Called once for each `what`. */
     std::vector<std::string> everyone(const std::string &what, const std::string &mine);
     /*
-     * The job that rank 0 proposes, and the group's random id. `secret` is the one given from
-     * outside or empty; the members must agree on which of the two it is, and on the settings that
-     * collectives go by.
+     * The job that rank 0 proposes, and the group's random id. `secret` is the configured one, or
+     * empty. The members must agree on whether it is configured, and on the settings on which
+     * collectives depend.
      */
     struct Agreement {
         Job job;
@@ -76,16 +77,16 @@ class Rendezvous final : public torch::CustomClassHolder
     };
     Agreement agree(const Job &proposal, const std::string &secret);
     void publish(rdt_context *context);
-    /* The addresses that are there already. The others are fetched on the store client's thread as
-     * they come: members that meet later find no store if its host has left. */
+    /* Fetches the addresses that are available. The store client's thread fetches the others as
+     * they arrive: members that connect later find no store if its host has left. */
     void prefetch();
-    /* Of the member that hosts the store, which ends with it: returns once all have read what is
-     * there for them, after a second at most, or when the group has ended. */
+    /* For the member that hosts the store, which ends with it. Returns once all members have read
+     * what is there for them, after a second at most, or when the group has ended. */
     void linger(const std::function<bool()> &has_failed);
     /* The group whose error ends waits for addresses; NULL before it is destroyed. */
     void watch(rdt_group *group)
     {
-        group_.store(group, std::memory_order_release); /* partner: the acquire in check_group() */
+        group_.store(group, std::memory_order_release); /* pairs with check_group() */
         if (group == nullptr)
             client_.stop_polling();
     }
@@ -97,7 +98,7 @@ class Rendezvous final : public torch::CustomClassHolder
     struct Blobs;
     struct Batch;
     struct Patience;
-    /* What a request to the store found, if all of it is there. */
+    /* The result of a request to the store, if all of it is there. */
     using Found = std::optional<std::vector<std::string>>;
     using Poll = std::function<Found(c10d::Store &)>;
 
@@ -127,7 +128,7 @@ class Rendezvous final : public torch::CustomClassHolder
     uint32_t incarnation_ = 0;
     bool is_store_at_rank_0_ = false; /* of the job; set by agree() */
     std::atomic<rdt_group *> group_{nullptr};
-    const std::shared_ptr<Blobs> blobs_; /* shared with requests for them */
+    const std::shared_ptr<Blobs> blobs_; /* shared with the requests that fetch them */
 };
 
 /* `bytes` random bytes of the operating system. */
@@ -135,8 +136,8 @@ std::string random_bytes(size_t bytes);
 std::string to_hex(const std::string &bytes);
 
 /*
- * What a callback below C code raised, to be thrown again once that code has returned: exceptions
- * must not cross C. Of this thread only; rethrow forgets it.
+ * An exception raised in a callback below C code, to be rethrown once that code has returned:
+ * exceptions must not cross C. Thread-local; rethrowing clears it.
  */
 void keep_exception(std::exception_ptr error);
 void rethrow_kept_exception();

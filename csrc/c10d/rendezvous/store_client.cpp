@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Requests to torch's store on a thread that lasts for a burst of them, one at a time. */
+ * Requests to torch's store, one at a time, on a thread that lasts for a burst of them. */
 #include "c10d/rendezvous/store_client.hpp"
 
 #include <cxxabi.h>
@@ -18,35 +18,35 @@ namespace rdmatensor
 namespace
 {
 
-/* How long Ctrl-C, the end of the group or a deadline may go unheard. */
+/* Longest delay in noticing Ctrl-C, the end of the group or a deadline. */
 constexpr std::chrono::milliseconds slice{50};
-/* Longer than waits pause between two requests; to begin a thread for each, beside ranks that spin,
- * takes several times as long as to wake one. */
+/* Longer than the pause of a wait between two requests. While ranks spin, starting a thread for
+ * each request takes several times as long as waking one. */
 constexpr std::chrono::milliseconds idle_limit{100};
-/* A pause is this part of the time since polling began: a store serves many members. */
+/* A pause is this fraction of the time since polling began: a store serves many members. */
 constexpr int pause_part = 8;
 constexpr std::chrono::milliseconds least_pause{1};
 constexpr std::chrono::milliseconds longest_pause{500};
 
 } // namespace
 
-/* Where the requests of a client queue up; an abandoned one shares it for as long as it lasts. */
+/* The queue of a client's requests. An abandoned request shares it until it ends. */
 struct StoreClient::Line {
     using Clock = std::chrono::steady_clock;
 
     std::mutex mutex;
-    std::condition_variable changed; /* a request is over */
-    std::condition_variable came;    /* one is next */
+    std::condition_variable changed; /* a request has ended */
+    std::condition_variable came;    /* a request is next */
     std::shared_ptr<Asked> next;
-    bool is_taken = false; /* a request is next, or under way */
+    bool is_taken = false; /* a request is next, or running */
     bool has_thread = false;
-    Poll poll;                /* empty while it runs, too */
-    uint64_t poll_number = 0; /* one that is stopped is not the next one */
+    Poll poll;                /* also empty while it runs */
+    uint64_t poll_number = 0; /* a stopped or replaced poll has an older one */
     c10::weak_intrusive_ptr<c10d::Store> polled{c10::intrusive_ptr<c10d::Store>()};
     Clock::time_point poll_began;
     Clock::time_point poll_next;
 
-    /* Returns with the mutex. */
+    /* Returns with the mutex locked. */
     template <typename Condition>
     std::unique_lock<std::mutex> wait(const Condition &is_met, const Look &look)
     {
@@ -64,25 +64,25 @@ struct StoreClient::Line {
     }
 };
 
-/* Once taken and until it is over, the thread's alone. */
+/* From when it is taken until it is over, only the thread accesses it. */
 struct StoreClient::Asked {
     std::function<void(c10d::Store &)> request;
     Store store;
     std::exception_ptr error;
-    bool is_over = false; /* with the line's mutex */
+    bool is_over = false; /* guarded by the mutex of Line */
 };
 
 StoreClient::StoreClient(Store store) : store_(std::move(store)), line_(std::make_shared<Line>()) {}
 
-/* Lets go of all that may be the caller's too before that is told, so that who tears down the store
- * is the caller, unless it has gone. */
+/* Releases everything that the caller may share before the caller is notified, so that the caller
+ * is the one that tears down the store, unless it has gone. */
 void
 StoreClient::answer(Asked &asked)
 {
     try {
         asked.request(*asked.store);
     } catch (const abi::__forced_unwind &) {
-        throw; /* Python has ended, and this thread with it */
+        throw; /* Python has ended, and ends this thread */
     } catch (...) {
         asked.error = std::current_exception();
     }
@@ -90,8 +90,8 @@ StoreClient::answer(Asked &asked)
     asked.store.reset();
 }
 
-/* With the line's lock, which is released meanwhile. An error of the store ends the polling; the
- * next request reports it. */
+/* The caller holds the lock, which is released meanwhile. An error of the store ends the polling;
+ * the next request reports it. */
 void
 StoreClient::poll_once(Line &line, std::unique_lock<std::mutex> &lock)
 {
@@ -165,7 +165,7 @@ StoreClient::poll(Poll poll)
 void
 StoreClient::stop_polling() noexcept
 {
-    Poll stopped; /* what it holds goes without the lock */
+    Poll stopped; /* destroyed after the lock is released */
     const std::lock_guard lock(line_->mutex);
 
     line_->poll_number++;
@@ -176,8 +176,8 @@ void
 StoreClient::run(std::function<void(c10d::Store &)> request, const Look &look)
 {
     const WithoutGil without_gil;
-    /* Of this thread too: in a child that is forked meanwhile the thread is gone, its share is not,
-     * and nobody there ends what others seem to wait on. */
+    /* A reference of this thread: in a child that is forked meanwhile, the thread is gone but its
+     * reference is not, so that the child never destroys a condition variable that has waiters. */
     const std::shared_ptr<Line> line = line_;
     const auto asked = std::make_shared<Asked>(
         Asked{.request = std::move(request), .store = store_, .error = nullptr});

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * store_client.hpp - requests to torch's store, of which none holds up who asks.
+ * store_client.hpp - requests to torch's store that cannot block their caller.
  *
- * A store may never answer: torch's waits without a limit for a host that was stopped, and one that
- * is written in Python does what it likes. So requests run on a thread of the client's, begun for
- * the first of a burst and ended soon after the last, while their callers wait and look around. A
- * caller that gives up leaves its request behind, with all that it needs; the next request waits
- * for the end of that one, so that a client has one thread at most, and no request beside another.
- * What is polled for has that thread stay.
+ * A store may never answer: torch's waits without a limit for a stopped host, and a store written
+ * in Python may do anything. Requests therefore run on a thread of the client. It starts at the
+ * first request of a burst and ends soon after the last. Callers wait, and check for other events
+ * meanwhile. A caller that gives up leaves its request running, with everything that it needs. The
+ * next request waits for the end of that one, so that a client has at most one thread, and at most
+ * one request at a time. Polling keeps the thread alive.
  *
- * A request is a function of the store. It may run when its caller has gone: what it refers to has
- * to be its own, or shared with it.
+ * A request is a function of the store. It may run when its caller has gone: it must own what it
+ * refers to, or share it.
  *
- * Any thread, with Python's lock or without; it is not held while a request runs.
+ * Any thread, with or without the GIL, which is not held while a request runs.
  */
 #pragma once
 
@@ -41,9 +41,9 @@ class StoreClient
         return store_;
     }
     /*
-     * What the request returns or throws. `look` is called now and then, without a lock, until that
-     * is there: what it throws ends the wait, though not the request. Also throws c10::Error where
-     * no thread is to be had.
+     * What the request returns or throws. Until then `look` is called periodically, without a lock;
+     * an exception of `look` ends the wait, but not the request. Also throws c10::Error if no
+     * thread can be started.
      */
     template <typename Request> auto ask(Request request, const Look &look)
     {
@@ -57,8 +57,8 @@ class StoreClient
     }
 
     /*
-     * Has the thread call `poll` between requests, at pauses that grow, until it returns true or
-     * throws, the store has gone, or stop_polling(). One at a time. Throws as ask() does.
+     * Makes the thread call `poll` between requests, at growing pauses, until `poll` returns true
+     * or throws, the store has gone, or stop_polling(). One poll at a time. Throws as ask() does.
      */
     using Poll = std::function<bool(c10d::Store &)>;
     void poll(Poll poll);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Formats of csrc/wire, which are C: what comes from members is decoded there. */
+ * The C formats of csrc/wire, which decode the bytes that members send. */
 #pragma once
 
 extern "C" {

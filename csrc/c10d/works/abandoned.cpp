@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Operations that go on though nobody waits for them any more: their tensors stay until the end. */
+ * Operations that continue after their caller has given up. Their tensors are kept until the
+ * end. */
 #include <memory>
 #include <utility>
 
@@ -13,7 +14,7 @@ namespace
 
 using Clock = std::chrono::steady_clock;
 
-/* Nobody waits for it any more. */
+/* The caller does not wait for it any more. */
 void
 leave_behind(Operation &operation, rdt_transfer *transfer) noexcept
 {
@@ -45,15 +46,16 @@ Orphan::adopt(std::vector<rdt_transfer *> transfers, bool is_canceled) noexcept
     try {
         Finisher::expect(this, 0, 0);
     } catch (const c10::Error &error) {
-        /* Never ended, so that the tensors stay where peers may still write them. */
-        TORCH_WARN("rdmatensor: an operation that was dropped keeps its tensors for good: ",
+        /* Never ended, so that the tensors stay where peers may still write into them. */
+        TORCH_WARN("rdmatensor: a dropped operation keeps its tensors permanently: ",
                    error.what_without_backtrace());
         return;
     }
     transfers_ = std::move(transfers);
     if (operation_.in_flight)
         place_ = operation_.in_flight->drop(room_, transfers_);
-    /* One more than there are: this is gone behind the last. Relaxed: before they are known. */
+    /* One more than there are transfers: the last callback deletes this. relaxed: before the
+     * callbacks are registered. */
     left_.store(transfers_.size() + 1, std::memory_order_relaxed);
     for (rdt_transfer *const transfer : transfers_)
         rdt_transfer_on_done(transfer, on_done, this);
@@ -65,7 +67,7 @@ Orphan::adopt(std::vector<rdt_transfer *> transfers, bool is_canceled) noexcept
 void
 Orphan::end() noexcept
 {
-    if (!transfers_.empty()) /* else its Work has told the end */
+    if (!transfers_.empty()) /* otherwise its Work has reported the end */
         note_end(operation_, outcome_of(operation_, transfers_));
     if (operation_.in_flight)
         operation_.in_flight->hide_dropped(place_);
@@ -80,7 +82,7 @@ Orphan::on_done(void *arg)
 {
     auto *const orphan = static_cast<Orphan *>(arg);
 
-    /* acq_rel: the last of several callbacks hands over what all of them saw */
+    /* acq_rel: the last callback must see what all others wrote */
     if (orphan->left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
         Finisher::enqueue(orphan);
 }

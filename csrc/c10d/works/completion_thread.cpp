@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Queues and threads that end what nobody waits for, in the order in which it was expected. */
+ * Queues and threads that end operations without a waiting caller, in the expected order. */
 #include "c10d/works/completion_thread.hpp"
 
 #include <pthread.h>
@@ -26,9 +26,10 @@ namespace
 
 using Clock = std::chrono::steady_clock;
 
-/* Callbacks within callbacks; PowerSGD's are two deep. Deeper ones share the last lane. */
+/* Nesting depth of callbacks; PowerSGD's are two deep. Deeper ones share the last lane. */
 constexpr unsigned lanes_max = 64;
-/* A lane that stands still this long, with nothing under way that its callback began, is helped. */
+/* A lane gets a helper after this time without progress, unless something that its callback started
+ * is in flight. */
 constexpr std::chrono::seconds still_limit{1};
 constexpr unsigned helpers_max = 64;
 constexpr std::chrono::seconds patience_at_stop{5};
@@ -37,9 +38,11 @@ thread_local unsigned thread_lane = 0;
 
 constexpr const char *purpose = "the ends of operations";
 
-/* relaxed, both: a child has one thread, and who makes a group calls from the thread that does. */
+/* relaxed, both: a child has one thread, and the thread that makes a group also calls
+ * note_use(). */
 std::atomic<pid_t> user{0}; /* the process that made the first group; 0: none was made */
-/* Set before fork() returns in the child; asked at every call, so that it costs no system call. */
+/* Set before fork() returns in the child. Read at every call, so that the check costs no system
+ * call. */
 std::atomic<bool> in_child{false};
 
 void
@@ -49,8 +52,8 @@ enter_child()
         in_child.store(true, std::memory_order_relaxed);
 }
 
-/* This module is loaded before any fork that could matter to it. Where there was no memory for the
- * handler, a child is known by its process id. */
+/* This module is loaded before any fork that could matter to it. If there was no memory for the
+ * handler, a child is recognized by its process id. */
 const bool is_told_of_forks = pthread_atfork(nullptr, nullptr, enter_child) == 0;
 
 } // namespace
@@ -74,18 +77,18 @@ note_use() noexcept
 
 struct Finisher::Lane {
     std::condition_variable arrived;
-    Ending *first = nullptr; /* ready to be run */
+    Ending *first = nullptr; /* ready to run */
     Ending **tail = &first;
     unsigned workers = 0;
     unsigned busy = 0;
-    uint64_t expected = 0; /* endings that were expected and have not run */
+    uint64_t expected = 0; /* expected endings that have not run */
     Clock::time_point last_move;
 };
 
 struct Finisher::Queue {
     std::mutex mutex;
     std::condition_variable left;     /* a thread has ended */
-    std::condition_variable stalling; /* endings lie behind a callback */
+    std::condition_variable stalling; /* endings wait for a callback of their lane */
     std::vector<std::unique_ptr<Lane>> lanes;
     std::map<std::pair<uint64_t, unsigned>, std::deque<Ending *>> lines; /* by order and lane */
     unsigned threads = 0;
@@ -107,7 +110,7 @@ Finisher::lane_of_thread() noexcept
     return thread_lane;
 }
 
-/* With the mutex. */
+/* The caller holds the mutex. */
 void
 Finisher::add_worker(Queue &q, unsigned number)
 {
@@ -119,7 +122,7 @@ Finisher::add_worker(Queue &q, unsigned number)
     q.threads++;
 }
 
-/* With the mutex. */
+/* The caller holds the mutex. */
 Finisher::Lane &
 Finisher::lane_at(Queue &q, unsigned number)
 {
@@ -191,7 +194,7 @@ Finisher::enqueue(Ending *ending) noexcept
         q.stalling.notify_one();
 }
 
-/* The next ending of a lane, or NULL when the thread is to end. */
+/* The next ending of a lane, or NULL if the thread is to end. */
 Ending *
 Finisher::take(Queue &q, unsigned number, bool is_helper)
 {
@@ -217,7 +220,7 @@ Finisher::work(unsigned number, bool is_helper) noexcept
 
     thread_lane = std::min(number + 1, lanes_max - 1);
     while (Ending *const ending = take(q, number, is_helper)) {
-        ending->end(); /* may be gone afterwards */
+        ending->end(); /* may delete the object */
         const std::lock_guard lock(q.mutex);
         Lane &lane = *q.lanes[number];
         lane.busy--;
@@ -230,7 +233,7 @@ Finisher::work(unsigned number, bool is_helper) noexcept
     q.left.notify_all();
 }
 
-/* Helps lanes that stand still. */
+/* Adds helpers to lanes without progress. */
 void
 Finisher::watch() noexcept
 {
@@ -256,7 +259,7 @@ Finisher::watch() noexcept
             try {
                 add_worker(q, number);
             } catch (const c10::Error &) {
-                /* No thread to be had: tried again in the next round. */
+                /* No thread can be started: retried in the next round. */
             }
         }
     }

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * finisher.hpp - the threads on which operations end that nobody waits for.
+ * completion_thread.hpp - the threads that end operations without a waiting caller.
  *
- * Ending one may need Python's lock: callbacks of its Future are Python functions, and the last
- * reference to a tensor may be Python's. The thread that sees the end is often the library's
- * progress thread, whose heartbeats tell the peers that this process lives; it must never wait for
- * Python, which may compute for minutes. So it only hands the operation over to these threads.
+ * Ending an operation may need the GIL: callbacks of its Future are Python functions, and the last
+ * reference to a tensor may be Python's. The thread that notices the end is often the library's
+ * progress thread. Its heartbeats show the peers that this process is alive, so that it must never
+ * wait for Python, which may compute for minutes. It only hands the operation over to these
+ * threads.
  *
- * Callbacks may begin collectives themselves and wait for them (communication hooks of DDP do). All
- * members must begin them in the same order, so that the order of callbacks must not hang on what
- * happened to arrive first:
+ * Callbacks may start collectives and wait for them (communication hooks of DDP do). All members
+ * must start them in the same order, so that the order of callbacks must not depend on what arrived
+ * first:
  *   - collectives of one group end in the order in which they were expected;
- *   - endings run one at a time in each *lane*. What a callback begins is of the next lane, so that
- *     it can end while the callback waits for it.
- * A callback that waits for something else, an older operation say, would wait for ever: after a
- * second in which its lane stood still, another thread takes the lane's next ending.
+ *   - endings run one at a time in each *lane*. What a callback starts belongs to the next lane, so
+ *     that it can end while the callback waits for it.
+ * A callback that waits for something else, such as an older operation, would wait forever. When
+ * its lane has made no progress for a second, another thread runs the lane's next ending.
  *
  * Any thread.
  */
@@ -29,7 +30,7 @@ class Ending
 {
   public:
     virtual ~Ending() = default;
-    /* Called once, on a finisher's thread. May delete this. */
+    /* Called once, on a completion thread. May delete this. */
     virtual void end() noexcept = 0;
 
   private:
@@ -44,24 +45,26 @@ class Finisher
 {
   public:
     /*
-     * The threads of the first lane, before there is an operation: later, where one is dropped,
-     * nobody could be told that none is to be had. Throws c10::Error then. Again is harmless.
+     * Starts the threads of the first lane before there is an operation: when one is dropped later,
+     * a failure to start a thread could not be reported. Throws c10::Error on such a failure.
+     * Calling it again is harmless.
      */
     static void start();
-    /* The lane of operations that this thread begins. */
+    /* The lane of the operations that this thread starts. */
     static unsigned lane_of_thread() noexcept;
     /*
-     * Announces an ending, before anybody can enqueue it. Those with the same `order` and lane are
-     * run in this order; 0: whenever it is enqueued. Throws c10::Error where a lane needs a thread
-     * and none is to be had; for the first lane after start() it never does.
+     * Announces an ending, before it can be enqueued. Endings with the same `order` and lane run in
+     * the order of these calls; with order 0, when they are enqueued. Throws c10::Error if a lane
+     * needs a thread and none can be started, but never for the first lane after start().
      */
     static void expect(Ending *ending, uint64_t order, unsigned lane);
-    /* The operation is over; allocates nothing and does not block. After stop() it is kept unended. */
+    /* The operation is over. Allocates nothing and does not block. After stop() the ending never
+     * runs. */
     static void enqueue(Ending *ending) noexcept;
     /*
-     * Ends what is queued, then the threads; the caller must not hold Python's lock. To be called before
-     * Python goes: a thread that asks for its lock later is ended by force. Callbacks that hang
-     * are not waited for longer than a few seconds.
+     * Runs the queued endings, then ends the threads. The caller must not hold the GIL. Called
+     * before Python ends: Python terminates a thread that takes the GIL later. Waits at most a few
+     * seconds for callbacks that hang.
      */
     static void stop();
 
@@ -76,10 +79,11 @@ class Finisher
     static void watch() noexcept;
 };
 
-/* True in a child made by fork() of a process that had made a group: locks and threads of the parent
- * mean nothing there. A child of one that had not, as of a server of forks, may make its own. */
+/* Whether this is a child forked from a process that had made a group: the parent's locks and
+ * threads mean nothing there. A child of a process that had not, such as a fork server, may make
+ * its own groups. */
 bool is_forked_child() noexcept;
-/* A group is about to be made. */
+/* Called before a group is made. */
 void note_use() noexcept;
 
 } // namespace rdmatensor

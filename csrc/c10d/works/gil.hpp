@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gil.hpp - waiting where torch calls us with Python's lock, or perhaps without.
+ * gil.hpp - releases the GIL while waiting, in calls that torch makes with or without it.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace rdmatensor
 {
 
-/* Gives Python's lock up for a while where this thread has it and Python is not ending. */
+/* Releases the GIL for its lifetime, if this thread holds it and Python is initialized. */
 class WithoutGil
 {
   public:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Calls of a completion hook, on the threads of the finisher. */
+ * Calls of a completion hook, on the completion threads. */
 #include "c10d/works/hook.hpp"
 
 #include <exception>
@@ -16,16 +16,17 @@ namespace rdmatensor
 namespace
 {
 
-/* Behind all that callbacks begin: a hook that takes its time holds up no Future. */
+/* The last lane, after those of callbacks: a slow hook delays no Future. */
 constexpr unsigned hook_lane = ~0U;
-/* How long Ctrl-C may go unheard. */
+/* Longest delay in noticing Ctrl-C. */
 constexpr std::chrono::milliseconds slice{100};
 
 /*
- * What a record is to Python, with its lock: torch's conversion finds it as long as it lives. Left
- * to make it itself, pybind11 takes the record for its own before it enters it in its table, and
- * where there is no memory for that frees it, which is freed again as it is ours. So it is entered
- * as a mere reference; from there on nothing fails, and it may share the record.
+ * The Python object of a record, with the GIL held. torch's conversion finds it for as long as it
+ * lives. If pybind11 made the object itself, it would own the record before entering it in its
+ * table. If memory for the entry ran out, it would free the record, which this code frees again. So
+ * the record is entered as a plain reference first. After that nothing fails, and the object may
+ * share the record.
  */
 pybind11::object
 object_of(const std::shared_ptr<c10d::WorkInfo> &info)
@@ -70,7 +71,7 @@ CompletionHook::tell(const c10d::WorkInfo &info) noexcept
     try {
         auto call = std::make_unique<Call>(shared_from_this());
         std::list record = {std::make_shared<c10d::WorkInfo>(info)};
-        Finisher::expect(call.get(), 0, hook_lane); /* behind it nothing fails */
+        Finisher::expect(call.get(), 0, hook_lane); /* nothing fails after it */
         {
             const std::lock_guard lock(mutex_);
             due_.splice(due_.end(), record);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hook.hpp - what a group was given by registerOnCompletionHook(): called once for each operation
- * that ended, well or not, with its type, number and times.
+ * hook.hpp - the function given to registerOnCompletionHook(), called once for each operation that
+ * ended, well or not, with its type, number and times.
  *
- * It may be a Python function, so it runs on a finisher's thread, one call at a time, in the order
- * in which operations ended: never on the thread that waited, never on the library's. Any thread.
+ * It may be a Python function. It therefore runs on a completion thread, one call at a time, in the
+ * order in which operations ended; never on the thread that waited, and never on the library's. Any
+ * thread.
  */
 #pragma once
 
@@ -30,9 +31,10 @@ class CompletionHook : public std::enable_shared_from_this<CompletionHook>
     CompletionHook(const CompletionHook &) = delete;
     CompletionHook &operator=(const CompletionHook &) = delete;
 
-    /* The call is made later. Where none can be made, torch's log says so. */
+    /* Schedules the call. If that fails, torch's log reports it. */
     void tell(const c10d::WorkInfo &info) noexcept;
-    /* Until the calls for all that has ended are over. TimeoutError; a signal's exception. */
+    /* Waits until the calls for all ended operations are over. Throws TimeoutError, or a signal's
+     * exception. */
     void wait(std::chrono::steady_clock::time_point deadline);
 
   private:
@@ -41,10 +43,10 @@ class CompletionHook : public std::enable_shared_from_this<CompletionHook>
     void run() noexcept;
 
     const Function function_;
-    std::mutex turn_;  /* held during a call: a finisher that is slow gets helpers */
-    std::mutex mutex_; /* of all below; after turn_ */
+    std::mutex turn_;  /* held during a call: a slow completion thread gets helpers */
+    std::mutex mutex_; /* guards all below; locked after turn_ */
     std::condition_variable over_;
-    /* Nodes, so that a record goes in and out without a request for memory. */
+    /* List nodes, so that adding and removing a record allocates nothing. */
     std::list<std::shared_ptr<c10d::WorkInfo>> due_;
     uint64_t told_ = 0;
     uint64_t run_ = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Waits for all that a group has under way. */
+ * Waits for everything that a group has in flight. */
 #include "c10d/works/in_flight.hpp"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace
 
 using Clock = std::chrono::steady_clock;
 
-/* How long Ctrl-C may go unheard. */
+/* Longest delay in noticing Ctrl-C. */
 constexpr std::chrono::milliseconds slice{100};
 
 } // namespace
@@ -42,7 +42,7 @@ InFlight::cause()
 rdt_error
 InFlight::awaited_by(const std::vector<rdt_transfer *> &transfers)
 {
-    rdt_error found = cause(); /* the library has given up before, and knows whom it waited for */
+    rdt_error found = cause(); /* the library gave up before, and knows the peer */
 
     if (found.status != RDT_OK)
         return found;
@@ -69,7 +69,7 @@ void
 InFlight::add(const c10::intrusive_ptr<Work> &work)
 {
     std::vector<c10::intrusive_ptr<Work>>
-        looked_at; /* let go after the lock, which that may take */
+        looked_at; /* released after the lock, which their destructors may take */
     const std::lock_guard lock(mutex_);
 
     if (works_.size() >= prune_at_) {
@@ -109,7 +109,7 @@ InFlight::end_dropped(Dropped::iterator place) noexcept
     dropped_ended_.notify_all();
 }
 
-/* With mutex_, and one at least. */
+/* The caller holds mutex_, and dropped_ is not empty. */
 rdt_error
 InFlight::awaited_by_dropped()
 {
@@ -132,7 +132,7 @@ InFlight::wait(std::chrono::milliseconds timeout, const char *title)
     std::vector<c10::weak_intrusive_ptr<Work>> works;
     {
         const std::lock_guard lock(mutex_);
-        works = works_; /* they stay: others wait for them too, and we may be interrupted */
+        works = works_; /* works_ keeps them: others wait too, and this wait may be interrupted */
     }
     for (const auto &weak : works) {
         const c10::intrusive_ptr<Work> work = weak.lock();
@@ -142,7 +142,8 @@ InFlight::wait(std::chrono::milliseconds timeout, const char *title)
         try {
             (void)work->wait(std::max(left, std::chrono::milliseconds(1)));
         } catch (const c10::Error &) {
-            /* Its own to tell, if it is over; an error of the group ends the barrier too. */
+            /* An operation that is over reports its own error; an error of the group ends the
+             * barrier too. */
             if (!work->is_settled())
                 fail(work->awaited().message);
         }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * in_flight.hpp - the asynchronous collectives of a group that may still be under way, for barriers
+ * in_flight.hpp - the asynchronous collectives of a group that may still be in flight, for barriers
  *
- * Works are held weakly; of those that were dropped before their end only numbers are known, in the
- * order in which they were dropped. Any thread.
+ * Works are referenced weakly. Works that were dropped before their end are known by numbers only,
+ * in the order in which they were dropped. Any thread.
  */
 #pragma once
 
@@ -24,11 +24,11 @@ namespace rdmatensor
 
 class Work;
 
-/* So that adding a time-out to the clock cannot overflow. */
+/* Adding at most this timeout to the clock cannot overflow. */
 inline constexpr std::chrono::hours forever{24 * 365};
 
-/* A time-out that torch gives. -1 and 0 are its words for none; what overflowed on its way from
- * Python, as timedelta.max does, is less than that. */
+/* A timeout from torch. torch passes -1 and 0 for none; a value that overflowed on its way from
+ * Python, such as timedelta.max, is below -1. */
 inline std::chrono::milliseconds
 bounded(std::chrono::milliseconds timeout)
 {
@@ -38,17 +38,18 @@ bounded(std::chrono::milliseconds timeout)
 class InFlight
 {
   public:
-    /* The group that they are of; NULL before it is destroyed. */
+    /* The group of the collectives; NULL before it is destroyed. */
     void watch(rdt_group *group);
-    /* What broke the group; RDT_OK as its status: nothing, or nobody can tell any more. */
+    /* The error that broke the group. Its status is RDT_OK if there is none, or the group is
+     * gone. */
     rdt_error cause();
-    /* What the first of these that is in flight waits for, and who is silent; or what broke the
-     * group. The message is empty where nobody can tell. */
+    /* What the first of these transfers that is in flight waits for, and which peer is silent; or
+     * the error that broke the group. The message is empty if neither is known. */
     rdt_error awaited_by(const std::vector<rdt_transfer *> &transfers);
-    /* Ends the group, which is told why. */
+    /* Ends the group with the error `why`. */
     void give_up(rdt_error &why);
     void add(const c10::intrusive_ptr<Work> &work);
-    /* One that was dropped. Whoever looks after it has had it made before. */
+    /* An entry for a dropped operation. Its owner allocates the entry in advance. */
     struct Drop {
         uint64_t number = 0;
         const std::vector<rdt_transfer *> *transfers = nullptr; /* NULL: they are over */
@@ -59,11 +60,11 @@ class InFlight
         return Dropped(1);
     }
     Dropped::iterator drop(Dropped &room, const std::vector<rdt_transfer *> &transfers) noexcept;
-    /* Before the transfers go. */
+    /* Called before the transfers are freed. */
     void hide_dropped(Dropped::iterator place) noexcept;
     void end_dropped(Dropped::iterator place) noexcept;
-    /* Until all that were there when it was called are over, whatever their result. `title`, of who
-     * waits, begins the message of a TimeoutError. */
+    /* Waits until all collectives in flight at the call are over, whatever their result. `title`
+     * names the waiting operation in the message of a TimeoutError. */
     void wait(std::chrono::milliseconds timeout, const char *title);
 
   private:
@@ -73,9 +74,9 @@ class InFlight
     std::condition_variable dropped_ended_;
     std::vector<c10::weak_intrusive_ptr<Work>> works_;
     size_t prune_at_ = 16;
-    Dropped dropped_; /* and not over */
+    Dropped dropped_; /* dropped, and not over */
     uint64_t dropped_count_ = 0;
-    std::mutex group_mutex_; /* of group_; held while it is asked, which waits for nobody */
+    std::mutex group_mutex_; /* guards group_; held during calls on it, which do not wait */
     rdt_group *group_ = nullptr;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * target.hpp - whom an operation is with, as numbers: words are made when somebody reads them,
- * which a message that ends well never needs. Immutable; any thread.
+ * target.hpp - the peer of an operation, as numbers. Its text is made when it is read, which a
+ * message that ends well never needs. Immutable; any thread.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ class Target
   public:
     static constexpr int64_t no_tag = -1;
 
-    /* All members of the group: no words. */
+    /* All members of the group: empty text. */
     constexpr Target() = default;
     static constexpr Target to(int rank, int64_t tag = no_tag) noexcept
     {
@@ -38,7 +38,7 @@ class Target
     {
         return way_ == other.way_ && rank_ == other.rank_ && tag_ == other.tag_;
     }
-    /* " from rank 3, tag 0", to be put behind the operation's title; may be empty. */
+    /* " from rank 3, tag 0", to be appended to the operation's title; may be empty. */
     std::string words() const
     {
         constexpr const char *ways[] = {"", " to rank ", " from rank ", " from any rank"};
@@ -57,7 +57,7 @@ class Target
     constexpr Target(Way way, int rank, int64_t tag) noexcept : way_(way), rank_(rank), tag_(tag) {}
 
     Way way_ = Way::All;
-    int rank_ = 0; /* of torch's, not of the group */
+    int rank_ = 0; /* torch's global rank, not the rank in the group */
     int64_t tag_ = no_tag;
 };
 

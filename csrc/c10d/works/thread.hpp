@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * thread.hpp - threads that nobody joins.
+ * thread.hpp - detached threads.
  */
 #pragma once
 
@@ -15,7 +15,8 @@
 namespace rdmatensor
 {
 
-/* While it lives this thread takes no signals, and so do none that it starts, for ever. */
+/* During its lifetime this thread takes no signals. Threads that it starts meanwhile never take
+ * any. */
 class SignalsBlocked
 {
   public:
@@ -37,7 +38,8 @@ class SignalsBlocked
     sigset_t before_;
 };
 
-/* It takes no signals. Throws c10::Error where none is to be had; `purpose`: what it was for. */
+/* Starts a detached thread that takes no signals. Throws c10::Error if none can be started;
+ * `purpose` names it in the message. */
 template <typename Function>
 void
 start_thread(const char *purpose, Function function)

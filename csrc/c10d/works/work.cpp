@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The life of a Work: transfers that end, waits that hear signals, Futures that are completed. */
+ * Life cycle of a Work: transfers that end, waits that notice signals, Futures that complete. */
 #include "c10d/works/work.hpp"
 
 #include <ATen/record_function.h>
@@ -16,14 +16,14 @@ using Clock = std::chrono::steady_clock;
 
 std::atomic<uint64_t> transfer_count{0};
 
-/* How long Ctrl-C may go unheard, and other threads that want to look at the Work may be held off. */
+/* Longest delay in noticing Ctrl-C, and in letting other threads inspect the Work. */
 constexpr std::chrono::milliseconds slice{100};
-/* The library ends a collective at its deadline and then waits until no peer touches the buffers:
- * one that stopped a moment before counts as dead after ten seconds, unless the program chose
- * another time. Past this the wait ends all the same. */
+/* The library ends a collective at its deadline and then waits until no peer accesses the buffers.
+ * A peer that stopped just before is declared dead after ten seconds, unless the program set
+ * another time. After this time the wait ends in any case. */
 constexpr std::chrono::seconds grace{12};
 
-/* The operation itself is over. */
+/* The operation is over, but a callback still runs. */
 std::exception_ptr
 busy_error(const Operation &operation, std::chrono::milliseconds waited)
 {
@@ -34,8 +34,8 @@ busy_error(const Operation &operation, std::chrono::milliseconds waited)
                                               " [RDT_ETIMEDOUT]"));
 }
 
-/* A receive of torch's says nowhere how much came: a tensor that is filled in part would be taken
- * for a whole one. */
+/* torch's receive does not report how much arrived: a partly filled tensor would be taken for a
+ * complete one. */
 std::exception_ptr
 shortfall_of(const Operation &operation, const rdt_transfer *transfer)
 {
@@ -50,15 +50,15 @@ shortfall_of(const Operation &operation, const rdt_transfer *transfer)
                                wanted, ", the rest of which is as it was [RDT_EMISMATCH]"));
 }
 
-/* The base class begins an event even where no profiler listens, which is not free. */
+/* The base class begins an event even if no profiler listens, which has a cost. */
 const char *
 title_if_profiled(const char *title)
 {
     return at::hasCallbacks() ? title : nullptr;
 }
 
-/* Also where there is no memory for the result: somebody waits for it. What a callback throws is its
- * own matter, and no reason to end the process. */
+/* Completes the Future even if memory for the result runs out: a caller may wait for it. An
+ * exception from a callback is ignored: it must not end the process. */
 void
 complete(c10::ivalue::Future &future, const std::exception_ptr &error,
          const std::vector<at::Tensor> &outputs)
@@ -78,7 +78,7 @@ complete(c10::ivalue::Future &future, const std::exception_ptr &error,
 void
 count_transfer() noexcept
 {
-    transfer_count.fetch_add(1, std::memory_order_relaxed); /* a mere number */
+    transfer_count.fetch_add(1, std::memory_order_relaxed); /* relaxed: a counter */
 }
 
 void
@@ -86,7 +86,7 @@ free_transfers(const std::vector<rdt_transfer *> &transfers)
 {
     for (rdt_transfer *const transfer : transfers)
         rdt_transfer_free(transfer);
-    transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* a mere number */
+    transfer_count.fetch_sub(transfers.size(), std::memory_order_relaxed); /* relaxed: a counter */
 }
 
 std::exception_ptr
@@ -102,7 +102,7 @@ failure_of(const Operation &operation, const std::vector<rdt_transfer *> &transf
                 return shortfall;
         }
     } catch (const std::exception &) {
-        return std::current_exception(); /* no memory for words */
+        return std::current_exception(); /* no memory for the message */
     }
     return nullptr;
 }
@@ -124,7 +124,7 @@ drive(const Operation &operation, rdt_transfer *transfer, Clock::time_point dead
     rdt_error error = {};
     const rdt_status status = rdt_transfer_wait(transfer, static_cast<uint64_t>(wait_ns), &error);
 
-    /* What the transfer ended with is told later; a wait that could not wait is ours. */
+    /* The transfer's own error is reported later. An error of the wait itself is thrown here. */
     if (status != RDT_OK && status != RDT_ETIMEDOUT &&
         rdt_transfer_test(transfer, nullptr) == RDT_EAGAIN)
         std::rethrow_exception(make_error(status, words_of(operation), error));
@@ -205,11 +205,12 @@ Work::~Work()
 void
 Work::release_resources()
 {
-    /* Transfers are the parent's; tensors are copies, or their deleters know. */
+    /* Transfers belong to the parent. Tensors are copies, or their deleters check for a fork. */
     if (is_forked_child())
         return;
-    /* Nobody else has it. Torch's reference counts order what others did before, which a race
-     * detector does not see, as torch is built without: so do these. */
+    /* This is the last reference. torch's reference counts order the accesses of other threads, but
+     * a race detector does not see that, as torch is built without one. These locks order them
+     * visibly. */
     const std::scoped_lock last(driver_mutex_, mutex_);
     if (is_settled() || transfers_.empty()) {
         /* nothing is in flight */
@@ -228,7 +229,7 @@ Work::release_resources()
     operation_.inputs.clear();
     operation_.outputs.clear();
     operation_.arrivals.clear();
-    /* InFlight has weak references, which keep this memory, and with it what stands here: itself. */
+    /* Weak references in InFlight keep these members, which would keep InFlight: a cycle. */
     operation_.in_flight.reset();
     operation_.flight.reset();
     operation_.hook.reset();
@@ -238,7 +239,7 @@ Work::release_resources()
 void
 Work::add(rdt_transfer *transfer)
 {
-    transfers_.push_back(transfer); /* has room: it is in flight, and nobody else keeps it */
+    transfers_.push_back(transfer); /* has room: the transfer is in flight and has no other owner */
     count_transfer();
 }
 
@@ -249,7 +250,7 @@ Work::release_transfers()
     transfers_.clear();
 }
 
-/* With driver_mutex_ (or alone with the Work). */
+/* The caller holds driver_mutex_, or the last reference to the Work. */
 bool
 Work::is_over()
 {
@@ -260,7 +261,7 @@ Work::is_over()
 
 /* ---- States ---- */
 
-/* The table of states in work.hpp, which a test holds to this one; "gone" is no state. */
+/* The table of states in work.hpp; a test compares the two. "gone" is not a state. */
 constexpr bool
 Work::may_become(State from, State to)
 {
@@ -275,18 +276,18 @@ Work::may_become(State from, State to)
     return false;
 }
 
-/* With driver_mutex_. */
+/* The caller holds driver_mutex_. */
 void
 Work::become(State next)
 {
     TORCH_INTERNAL_ASSERT(may_become(state_.load(std::memory_order_relaxed), next));
-    /* release: pairs with the acquire of whoever asks for the result without a lock */
+    /* release: pairs with the acquire of threads that read the result without a lock */
     state_.store(next, std::memory_order_release);
 }
 
 /* ---- The end ---- */
 
-/* With driver_mutex_, every transfer over. */
+/* The caller holds driver_mutex_, and every transfer is over. */
 void
 Work::settle()
 {
@@ -298,7 +299,8 @@ Work::settle()
     settle_with(error);
 }
 
-/* With driver_mutex_, which it does not need: callbacks of the Future may look at this Work again. */
+/* The caller holds driver_mutex_. Callbacks of the Future may call this Work again, which must not
+ * need that mutex. */
 void
 Work::settle_with(const std::exception_ptr &error)
 {
@@ -320,13 +322,14 @@ Work::settle_with(const std::exception_ptr &error)
     finish(error);
 }
 
-/* Another thread has settled; its callbacks may still run. Those of them that ask must not wait.
- * Throws at the deadline: a callback may take its time, or wait for what the caller does next. */
+/* Another thread has settled it, and may still run its callbacks. A callback that calls this must
+ * not wait. Throws at the deadline: a callback may take long, or wait for what the caller does
+ * next. */
 void
 Work::await_settler(Clock::time_point deadline, std::chrono::milliseconds patience)
 {
     if (is_forked_child())
-        return; /* its thread is not here */
+        return; /* the settling thread is not in the child */
     std::unique_lock lock(mutex_);
     if (settler_ == std::this_thread::get_id())
         return;
@@ -342,27 +345,27 @@ Work::await_settler(Clock::time_point deadline, std::chrono::milliseconds patien
     }
 }
 
-/* ---- Nobody waits ---- */
+/* ---- Without a waiting thread ---- */
 
 void
 Work::on_transfer_done(void *arg)
 {
     auto *const work = static_cast<Work *>(arg);
 
-    /* acq_rel: the last of several callbacks hands over what all of them saw */
+    /* acq_rel: the last callback must see what all others wrote */
     if (work->armed_left_.fetch_sub(1, std::memory_order_acq_rel) == 1)
         Finisher::enqueue(work);
 }
 
-/* With driver_mutex_, not SETTLED. The callbacks own one reference of the Work. */
+/* The caller holds driver_mutex_; not SETTLED. The callbacks own one reference to the Work. */
 void
 Work::arm()
 {
-    if (state_.load(std::memory_order_relaxed) == State::Armed) /* driver_mutex_ */
+    if (state_.load(std::memory_order_relaxed) == State::Armed) /* relaxed: under driver_mutex_ */
         return;
     Finisher::expect(this, operation_.order, lane_);
     become(State::Armed);
-    /* One more than there are, so that the reference is there before the last callback. */
+    /* One more than there are transfers, so that the reference exists before the last callback. */
     armed_left_.store(transfers_.size() + 1, std::memory_order_relaxed);
     c10::raw::intrusive_ptr::incref(this);
     for (rdt_transfer *const transfer : transfers_)
@@ -370,12 +373,12 @@ Work::arm()
     on_transfer_done(this);
 }
 
-/* Without driver_mutex_: whoever holds it now asks the same question when it lets go. */
+/* Called without driver_mutex_: a thread that holds it now calls this after it has unlocked. */
 void
 Work::arm_if_wanted()
 {
-    /* seq_cst: partner of the store in attend() and isCompleted(); either they find the mutex free
-     * or the holder finds the wish. */
+    /* seq_cst: pairs with the store in attend() and isCompleted(). Either they find the mutex free,
+     * or the holder finds the flag. */
     if (!is_arming_wanted_.load(std::memory_order_seq_cst) || !driver_mutex_.try_lock())
         return;
     const std::lock_guard lock(driver_mutex_, std::adopt_lock);
@@ -402,17 +405,17 @@ Work::isCompleted()
     if (is_settled())
         return true;
     if (is_forked_child())
-        return false; /* and never will be: wait() says so */
+        return false; /* and never will be: wait() reports it */
     std::unique_lock lock(driver_mutex_, std::try_to_lock);
     if (!lock.owns_lock())
-        return false; /* somebody waits, and will settle */
+        return false; /* a waiting thread will settle it */
     if (is_settled())
         return true;
     if (is_over()) {
         settle();
         return true;
     }
-    /* A caller that polls does not drive; from now on the progress thread attends to it. */
+    /* A caller that polls does not drive the library: the progress thread attends to it now. */
     is_arming_wanted_.store(true, std::memory_order_seq_cst);
     arm();
     return false;
@@ -484,7 +487,7 @@ Work::getFuture()
         if (future_)
             return future_;
         future_ = future = new_future();
-        if (is_settled()) { /* written under mutex_; nobody has the Future, so that none calls back */
+        if (is_settled()) { /* set under mutex_; the Future has no callbacks yet */
             complete(*future, exception_, operation_.outputs);
             return future;
         }
@@ -495,7 +498,7 @@ Work::getFuture()
 
 /* ---- Waiting ---- */
 
-/* Nobody ends it in a forked child, where any lock of it may be held for ever. */
+/* In a forked child no thread ends it, and any of its locks may be held forever. */
 void
 Work::refuse_in_child() const
 {
@@ -503,15 +506,15 @@ Work::refuse_in_child() const
         refuse_forked_child(words_of(operation_).c_str());
 }
 
-/* Another thread may drive it all the time, slice after slice, and is asked to leave a moment in
- * between; one that is in a callback of its end is not waited for. */
+/* Another thread may drive it slice after slice; asking_ makes that thread pause between slices. A
+ * thread that runs a callback of its end is not waited for. */
 rdt_error
 Work::awaited()
 {
     std::unique_lock driver(driver_mutex_, std::defer_lock);
     const auto until = Clock::now() + 2 * slice;
 
-    asking_.fetch_add(1, std::memory_order_relaxed); /* a hint */
+    asking_.fetch_add(1, std::memory_order_relaxed); /* relaxed: a hint */
     while (!driver.try_lock() && Clock::now() < until)
         std::this_thread::sleep_for(std::chrono::microseconds(200));
     asking_.fetch_sub(1, std::memory_order_relaxed);
@@ -520,7 +523,7 @@ Work::awaited()
     return operation_.in_flight->awaited_by(transfers_);
 }
 
-/* With driver_mutex_: the deadline passed. Throws. */
+/* The caller holds driver_mutex_, and the deadline passed. Throws. */
 void
 Work::give_up(std::chrono::milliseconds waited)
 {
@@ -529,9 +532,9 @@ Work::give_up(std::chrono::milliseconds waited)
     const std::exception_ptr error = late_error(operation_, waited, why);
 
     /* A collective goes on: the members still count on this one. A receive would take the message
-     * that the next one waits for. */
+     * that the next receive waits for. */
     if (!operation_.has_own_deadline && state_.load(std::memory_order_relaxed) == State::Pending) {
-        auto orphan = std::make_unique<Orphan>(operation_); /* what fails changes nothing */
+        auto orphan = std::make_unique<Orphan>(operation_); /* an exception here changes nothing */
         orphan.release()->adopt(std::exchange(transfers_, {}), true);
         settle_with(error);
     }
@@ -549,7 +552,7 @@ Work::wait_slice(Clock::time_point deadline, std::chrono::milliseconds patience)
         if (!completed_)
             (void)cv_.wait_until(lock, std::min<Clock::time_point>(deadline, Clock::now() + slice));
         lock.unlock();
-        if (!is_settled() && Clock::now() >= deadline) /* whoever drives it waits longer */
+        if (!is_settled() && Clock::now() >= deadline) /* the driving thread has a later deadline */
             std::rethrow_exception(late_error(operation_, patience, awaited()));
         return;
     }

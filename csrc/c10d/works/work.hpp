@@ -2,19 +2,20 @@
  *
  * work.hpp - an operation that torch was promised, over one or more of the library's transfers.
  *
- *   state    who settles it      may the tensors be touched?  leaves by
- *   PENDING  whoever waits       yes                          somebody wants to hear of the end (a
- *                                                             Future, polling) -> ARMED; every
- *                                                             transfer is over, or the deadline of
- *                                                             a send or receive -> SETTLED
- *   ARMED    the finisher, whom  yes                          every transfer is over -> SETTLED
- *            the library calls,
- *            or whoever waits
+ *   state    settled by          may peers use the tensors?   leaves by
+ *   PENDING  the waiting thread  yes                          a Future or polling asks for the end
+ *                                                             -> ARMED; every transfer is over, or
+ *                                                             the deadline of a send or receive
+ *                                                             -> SETTLED
+ *   ARMED    a completion        yes                          every transfer is over -> SETTLED
+ *            thread, called by
+ *            the library, or the
+ *            waiting thread
  *   SETTLED  -                   no (after a deadline: by     the last reference -> gone
  *                                its Orphan)
  *
- * Whoever waits drives the library itself. A Work that is dropped before it is SETTLED leaves its
- * tensors to an Orphan that ends with the transfers.
+ * The waiting thread drives the library itself. A Work that is dropped before it is SETTLED leaves
+ * its tensors to an Orphan that ends with the transfers.
  *
  * Threads: any. `driver_mutex_` guards the transfers, the base class's `mutex_` the result.
  */
@@ -41,7 +42,7 @@
 namespace rdmatensor
 {
 
-/* What an operation is, for messages, the profiler and the result. */
+/* An operation's description, for messages, the profiler and the result. */
 struct Operation {
     c10d::OpType type;
     const char *title; /* "rdmatensor:all_reduce", static */
@@ -49,23 +50,24 @@ struct Operation {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs; /* the result; kept with the Work */
     std::chrono::milliseconds timeout;
-    uint64_t sequence; /* of its last collective among the group's, from 1 on; 0: it has none */
-    uint64_t order;    /* of the Finisher: collectives of one group end in order; 0 for messages */
+    uint64_t sequence; /* number of its last collective in the group, from 1; 0: none */
+    uint64_t order;    /* for the Finisher: collectives of one group end in order; 0 for messages */
     std::shared_ptr<InFlight> in_flight;       /* of the group; NULL for messages */
-    bool has_own_deadline;                     /* the library ends it in time; else wait() does */
-    bool is_async;                             /* the caller may go on before it is done */
-    std::shared_ptr<Flight> flight = {};       /* of the group; NULL for what nobody looks for */
-    uint64_t number = 0;                       /* in it */
+    bool has_own_deadline;                     /* the library ends it in time; otherwise wait()
+                                                * does */
+    bool is_async;                             /* the caller may continue before it is done */
+    std::shared_ptr<Flight> flight = {};       /* of the group; NULL: it is not recorded */
+    uint64_t number = 0;                       /* in `flight` */
     std::shared_ptr<CompletionHook> hook = {}; /* of the group, or NULL */
     std::chrono::steady_clock::time_point begun = {}; /* zero: not timed */
-    Arrivals arrivals = {};                           /* to be delivered at its end */
+    Arrivals arrivals = {};                           /* delivered at its end */
 };
 
 std::string words_of(const Operation &operation); /* its title and target */
-/* The operation is over: for those who hear of each. Once. */
+/* Reports the end of the operation to the flight recorder and the hook. Called once. */
 void note_end(const Operation &operation, const std::exception_ptr &error) noexcept;
 
-/* An operation that the library ends in time, with what torch gave it. */
+/* An operation that the library ends in time, with the options that torch gave it. */
 template <typename Options>
 Operation
 collective(c10d::OpType type, const char *title, const Options &options,
@@ -87,29 +89,31 @@ collective(c10d::OpType type, const char *title, const Options &options,
 }
 
 /*
- * In place of a Work, where there is no memory for one: waits until the transfer, whose peers use
- * the tensors, is over, and frees it. At the deadline that a Work would have the group is given up:
- * throws then, or when a signal is heard, and the tensors stay as those of a dropped Work do.
+ * For when a Work cannot be allocated. Waits until the transfer, whose peers use the tensors, is
+ * over, and frees it. At the deadline that a Work would have, the group is given up. Throws then,
+ * or on a signal; the tensors are kept as those of a dropped Work are.
  */
 void end_without_work(Operation &operation, rdt_transfer *transfer,
                       const std::exception_ptr &why_none);
 
-/* What Work::getFuture() gives: of a list of tensors, not complete yet. */
+/* The Future of Work::getFuture(): of a list of tensors, not complete yet. */
 c10::intrusive_ptr<c10::ivalue::Future> new_future();
 
-/* Transfers that Works hold: while there are any, the context cannot be closed. */
+/* Transfers that Works hold. While there are any, the context cannot be closed. */
 uint64_t live_transfers() noexcept;
 
 class Work final : public c10d::Work, public Ending
 {
   public:
-    /* With room for so many transfers. Where it throws the operation is the caller's as before. */
+    /* Has room for `transfers` transfers. If it throws, the operation is the caller's,
+     * unchanged. */
     Work(int rank, Operation &&operation, size_t transfers);
     ~Work() override;
     Work(const Work &) = delete;
     Work &operator=(const Work &) = delete;
 
-    /* Before the Work is seen by others, as often as there is room: takes the transfer over. */
+    /* Called before other threads see the Work, as often as there is room. Takes the transfer
+     * over. */
     void add(rdt_transfer *transfer);
 
     bool isCompleted() override;
@@ -120,11 +124,12 @@ class Work final : public c10d::Work, public Ending
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
     uint64_t getSequencenumber() const override;
-    /* In ms, from its call until its end was seen. Of those begun after enableCollectivesTiming(). */
+    /* In ms, from the call until the end was noticed. Only for operations started after
+     * enableCollectivesTiming(). */
     float getDuration() const override;
-    /* Whom it waits for: InFlight::awaited_by(). */
+    /* The peer that it waits for: InFlight::awaited_by(). */
     rdt_error awaited();
-    /* Its end is seen by the library's thread, though nobody waits for it. */
+    /* Makes the library's thread notice the end, even if no thread waits for it. */
     void attend();
     bool is_settled() const noexcept
     {
@@ -133,7 +138,7 @@ class Work final : public c10d::Work, public Ending
 
     void end() noexcept override; /* of Ending */
 
-    void release_resources() override; /* the last strong reference went */
+    void release_resources() override; /* the last strong reference is gone */
 
   private:
     using Clock = std::chrono::steady_clock;
@@ -155,8 +160,8 @@ class Work final : public c10d::Work, public Ending
     void give_up(std::chrono::milliseconds waited);
     void release_transfers();
 
-    std::vector<rdt_transfer *> transfers_; /* before the operation, which is moved in last */
-    Operation operation_;                   /* its inputs are let go at the end */
+    std::vector<rdt_transfer *> transfers_; /* before operation_, which is moved in last */
+    Operation operation_;                   /* its inputs are released at the end */
     const unsigned lane_;                   /* of the Finisher */
     std::mutex driver_mutex_;
     size_t next_ = 0; /* the transfers before it are over */

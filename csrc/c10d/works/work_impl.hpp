@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * work_impl.hpp - what work.cpp and orphan.cpp share: transfers of an operation, waited for and
- * ended. Any thread.
+ * work_impl.hpp - shared by work.cpp and abandoned.cpp: waiting for an operation's transfers, and
+ * ending them. Any thread.
  */
 #pragma once
 
@@ -14,25 +14,26 @@
 namespace rdmatensor
 {
 
-/* One that was begun; free_transfers() counts it off. */
+/* Counts a started transfer; free_transfers() subtracts it. */
 void count_transfer() noexcept;
 void free_transfers(const std::vector<rdt_transfer *> &transfers);
 /* The first failure of transfers that are all over. */
 std::exception_ptr failure_of(const Operation &operation,
                               const std::vector<rdt_transfer *> &transfers) noexcept;
-/* The same; without one, what arrived is delivered, and a failure of that is returned. */
+/* The same. Without a failure, delivers what arrived, and returns a failure of that. */
 std::exception_ptr outcome_of(const Operation &operation,
                               const std::vector<rdt_transfer *> &transfers) noexcept;
-/* One slice of driving the library, or until the transfer is over. Throws what kept it. */
+/* Drives the library for one slice, or until the transfer is over. Throws what prevented it. */
 void drive(const Operation &operation, rdt_transfer *transfer,
            std::chrono::steady_clock::time_point deadline);
-/* A deadline passed; `why`, if it has words, says who is missing. */
+/* A deadline passed. `why`, if it has a message, names the missing peer. */
 std::exception_ptr late_error(const Operation &operation, std::chrono::milliseconds waited,
                               const rdt_error &why);
-/* How long a wait without a limit of the caller's lasts. */
+/* How long a wait lasts if the caller gives no timeout. */
 std::chrono::milliseconds own_patience(const Operation &operation);
 
-/* Peers may still write tensors that nobody can look after for want of memory: they stay. */
+/* Keeps the tensors permanently: peers may still write them, and memory to track them is
+ * lacking. */
 void keep_for_good(Operation &operation) noexcept;
 
 /* Keeps the tensors of a Work that was dropped while PENDING. Deletes itself after the last
@@ -43,9 +44,9 @@ class Orphan final : public Ending
     explicit Orphan(const Operation &operation) : operation_(operation) {}
 
     /*
-     * Takes the transfers over. With `is_canceled` receives that have not matched end now; what a
-     * peer has written into the place of one by then is lost. Not to be touched afterwards.
-     * Called where nobody can be told of an error.
+     * Takes the transfers over. With `is_canceled`, receives that have not matched end now; what a
+     * peer has written into the memory of one by then is lost. The caller must not use the object
+     * afterwards, and could not report an error.
      */
     void adopt(std::vector<rdt_transfer *> transfers, bool is_canceled) noexcept;
     void end() noexcept override;
@@ -56,7 +57,7 @@ class Orphan final : public Ending
     std::vector<rdt_transfer *> transfers_;
     const Operation operation_; /* for its tensors */
     InFlight::Dropped room_ = InFlight::room_for_one();
-    InFlight::Dropped::iterator place_; /* where the operation has an in_flight */
+    InFlight::Dropped::iterator place_; /* valid if the operation has an in_flight */
     std::atomic<size_t> left_{0};
 };
 
