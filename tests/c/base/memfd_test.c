@@ -231,10 +231,10 @@ TEST(check_refuses_everything_else)
 
     CHECK_INT_EQ(pipe(ends), 0);
     (void)close(ends[1]);
-    expect_refused(-1, &want_page, "no memfd");
-    expect_refused(ends[0], &want_page, "no memfd");
-    expect_refused(eventfd(0, EFD_CLOEXEC), &want_page, "no memfd");
-    expect_refused(open("/proc/self/exe", O_RDONLY | O_CLOEXEC), &want_page, "no memfd");
+    expect_refused(-1, &want_page, "not a memfd");
+    expect_refused(ends[0], &want_page, "not a memfd");
+    expect_refused(eventfd(0, EFD_CLOEXEC), &want_page, "not a memfd");
+    expect_refused(open("/proc/self/exe", O_RDONLY | O_CLOEXEC), &want_page, "not a memfd");
     expect_refused(memfd_with(4096, 0), &want_page, "not sealed against shrinking");
     expect_refused(memfd_with(4096, F_SEAL_GROW | F_SEAL_SEAL), &want_page,
                    "not sealed against shrinking");
