@@ -178,7 +178,7 @@ def _alive(graph: Graph, cut: int, limit: int) -> int:
     [
         (0, "integer of 1"),
         (True, "integer of 1"),
-        (2.5, "no number"),
+        (2.5, "neither a number"),
         (("nothing",), "neither an operation nor a module"),
         (("op2", "op1"), "not in the order"),
         (("op0",), "a stage is empty"),

@@ -11,6 +11,7 @@ import roles_coalesced
 import roles_collectives
 import torch
 import torch.distributed as dist
+from meeting import meet
 
 import rdmatensor.distributed
 
@@ -70,6 +71,7 @@ def nothing_but_rdma(rank: int, world: int) -> dict[str, Any]:
     else:
         text = ""
     seconds = time.monotonic() - started_s
+    meet("all know", rank, range(world))  # a rank that leaves is an error of its own to the others
     if dist.is_initialized():
         dist.destroy_process_group()
     return {"text": text, "seconds": seconds, "timeout": timeout.total_seconds()}
