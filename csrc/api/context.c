@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The context: what a process has one of. */
+ * The per-process context: opening, closing, regions that are freed. */
 #include "process/process.h"
 
 #include <stdlib.h>
@@ -36,18 +36,18 @@ static const struct rdti_upcalls upcalls = {
     .filter = &rdti_sums_filter,
 };
 
-/* The peer may write to the region without our looking at a generation, or hold it. From the moment
- * on that the lane's offer has left: the peer may be ready before us. One that lingers answers by
- * its end; after its last words it can get hold of nothing. */
+/* The peer may write to the region without a check of its generation here, or hold it. This counts
+ * from the moment when the lane's offer was sent: the peer may be ready before this side. A
+ * lingering endpoint answers by its end; after its last words it can get hold of nothing. */
 static bool
 may_use(const rdt_endpoint *ep, uint64_t exported_as)
 {
     return ep->lane != NULL && ep->channel != NULL && !ep->lane->transport->caps.target_checks &&
-           !(ep->is_buried && ep->is_peer_done) && /* it lingers because we use its memory */
+           !(ep->is_buried && ep->is_peer_done) && /* it lingers as this side uses its memory */
            (ep->last_export == 0 || exported_as <= ep->last_export);
 }
 
-/* A region was freed: peers that check nothing themselves are told, and their answers awaited. */
+/* A region was freed: notifies peers that check nothing themselves, and awaits their answers. */
 static void
 on_revoke(void *arg, uint32_t index, uint32_t generation)
 {
@@ -172,7 +172,7 @@ find_transports(rdt_context *ctx, struct rdt_error *err)
                                   err);
 }
 
-/* What needs no order of undoing: everything is NULL-safe. */
+/* Frees what needs no order of undoing: everything is NULL-safe. */
 static void
 free_context(rdt_context *ctx)
 {
@@ -188,7 +188,7 @@ free_context(rdt_context *ctx)
         (void)rdti_groups_destroy(ctx->groups, NULL);
     rdti_transfer_pool_destroy(ctx->pool);
     if (ctx->arena != NULL)
-        rdti_arena_keep_all(ctx->arena); /* quarantine ends with us, its bytes do not */
+        rdti_arena_keep_all(ctx->arena); /* quarantine ends with the context, its bytes do not */
     if (ctx->regions != NULL)
         (void)rdti_regions_destroy(ctx->regions, NULL);
     rdti_arena_destroy(ctx->arena);
@@ -273,9 +273,10 @@ rdt_context_open(const struct rdt_context_opts *opts, rdt_context **out, struct 
     return RDT_OK;
 }
 
-/* Tasks included: one whose operation ended may have to be run once more to free what it holds; and
- * what was deferred, and regions that end: another thread may be about to end a transfer by it.
- * Peers that still use memory of ours are not waited for: it stays theirs when we go. */
+/* Tasks included: one whose operation ended may have to run once more to free what it holds.
+ * Deferred work and regions that end are included too: another thread may be about to end a
+ * transfer by them. Peers that still use memory of this process are not waited for: they keep it
+ * after the close. */
 static bool
 is_at_rest(void *arg)
 {
@@ -302,8 +303,8 @@ are_channels_gone(void *arg)
     return are_gone;
 }
 
-/* Peers and tasks have so long, a device that is at memory of ours as long as it takes: it ends by
- * itself, and the memory cannot be given back before. */
+/* Peers and tasks have this long; a device that uses memory of this process has as long as it
+ * takes: it ends by itself, and the memory cannot be freed before. */
 static rdt_status
 wait_for_rest(rdt_context *ctx, struct rdt_error *err)
 {
@@ -320,12 +321,12 @@ wait_for_rest(rdt_context *ctx, struct rdt_error *err)
     if (status != RDT_OK)
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "context_close: an endpoint or a task did not end in time");
-    /* A peer that is stopped never closes its half; ours goes with the context then. */
+    /* A peer that is stopped never closes its half; this side's half then goes with the context. */
     (void)rdti_engine_wait(ctx->engine, are_channels_gone, ctx, goodbyes_until_ns);
     return RDT_OK;
 }
 
-/* Endpoints that only peers opened, and those that still say goodbye. */
+/* Closes endpoints that only peers opened, and those that still say goodbye. */
 static rdt_status
 close_endpoints(rdt_context *ctx, struct rdt_error *err)
 {
@@ -343,7 +344,7 @@ close_endpoints(rdt_context *ctx, struct rdt_error *err)
     for (struct rdti_list *node = ctx->endpoints.next; status == RDT_OK && node != &ctx->endpoints;
          node = node->next) {
         rdt_endpoint *ep = RDTI_CONTAINER(node, rdt_endpoint, link);
-        ep->refs++; /* the last close is ours */
+        ep->refs++; /* dropped by the close below */
         rdt_endpoint_close(ep);
     }
     ctx->is_closing = status == RDT_OK;
@@ -389,7 +390,7 @@ rdt_context_close(rdt_context *ctx, struct rdt_error *err)
         free_context(ctx);
         return RDT_OK;
     }
-    rdti_engine_enter(ctx->engine); /* it goes on, and lets peers in again */
+    rdti_engine_enter(ctx->engine); /* the context goes on, and admits peers again */
     ctx->is_closing = false;
     rdti_engine_leave(ctx->engine);
     return status;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The public calls on a context that hand on to what it has: the engine, the regions, the trace. */
+ * The public calls on a context that pass on to its parts: the engine, the regions, the trace. */
 #include "process/process.h"
 
 #include "base/error.h"
@@ -47,8 +47,8 @@ rdt_context_fd(rdt_context *ctx)
     if (rdti_context_check(ctx, "context_fd", NULL) != RDT_OK)
         return -1;
     const int fd = rdti_engine_arm_fd(ctx->engine);
-    /* From now on every notification rings, so that the progress thread sees it and signals.
-     * release: the descriptor is armed */
+    /* From now on every notification rings the doorbell, so that the progress thread sees it and
+     * signals. release: the descriptor is armed */
     if (atomic_compare_exchange_strong_explicit(&ctx->has_fd_user, &none, 1, memory_order_release,
                                                 memory_order_relaxed))
         rdti_engine_async_add(ctx->engine, 1);

@@ -77,7 +77,7 @@ put_transports(struct rdti_json *json, const rdt_context *ctx)
 }
 
 struct placement {
-    int bytes_errno; /* 0, or why there are none */
+    int bytes_errno; /* 0, or why they are unknown */
     int cpu_errno;
     uint64_t node_bytes[RDTI_NUMA_NODES];
     bool is_cpu_node[RDTI_NUMA_NODES];
@@ -92,7 +92,7 @@ is_in_arena(void *user, uintptr_t addr)
     return rdti_arena_locate(user, (const void *)addr, 1, &segment, &off_bytes) == RDT_OK;
 }
 
-/* The engine must not be held: the kernel looks at each page of the process. */
+/* Call without the engine's lock: the kernel inspects each page of the process. */
 static void
 find_placement(rdt_context *ctx, struct placement *out)
 {
@@ -140,7 +140,7 @@ put_cpu_nodes(struct rdti_json *json, const struct placement *at)
     rdti_json_put(json, "]");
 }
 
-/* What the kernel does not tell is null, all of it, and `reason` says so. */
+/* Data that the kernel does not give is null, all of it, and `reason` says so. */
 static void
 put_placement(struct rdti_json *json, const struct placement *at)
 {
@@ -250,7 +250,7 @@ put_traffic(struct rdti_json *json, const rdt_context *ctx)
     rdti_json_put(json, "}");
 }
 
-/* What was moved, copied and told, by class. */
+/* Bytes moved and copied and messages sent, by class. */
 static void
 put_classes(struct rdti_json *json, rdt_context *ctx)
 {
@@ -374,14 +374,14 @@ rdt_context_count(rdt_context *ctx, const struct rdt_counters *more)
     add(&ctx->counters.mismatches, more->mismatches);
 }
 
-/* Of our code and of the transports'. */
+/* Counted by the core and by the transports. */
 static uint64_t
 copied_of(const rdt_context *ctx, enum rdti_traffic traffic)
 {
     return load(&ctx->counters.copied_bytes[traffic]) + load(&ctx->moved.copied_bytes[traffic]);
 }
 
-/* copied_bytes and control_messages, and what they consist of. */
+/* copied_bytes and control_messages, and their parts. */
 static void
 sum_classes(const rdt_context *ctx, struct rdt_counters *out)
 {
@@ -397,7 +397,7 @@ sum_classes(const rdt_context *ctx, struct rdt_counters *out)
                             load(&messages[RDTI_TRAFFIC_CONTROL]);
 }
 
-/* moved_bytes and what it consists of. */
+/* moved_bytes and its parts. */
 static void
 sum_moved(const rdt_context *ctx, struct rdt_counters *out)
 {

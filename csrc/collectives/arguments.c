@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a caller may ask for: the arguments of a collective, checked before anybody else hears. */
+ * The arguments of a collective, checked before other members see anything. */
 #include "base/error.h"
 #include "collectives/collective.h"
 
@@ -8,12 +8,12 @@
 enum {
     HAS_ROOT = 1 << 0,
     HAS_REDUCTION = 1 << 1,
-    /* Which buffers a member needs; those of the root only where it has one. */
+    /* The buffers that a member needs; those of the root only where it has one. */
     SEND_ALL = 1 << 2,
     SEND_ROOT = 1 << 3,
     RECV_ALL = 1 << 4,
     RECV_ROOT = 1 << 5,
-    /* `blocks` may stand for one of them. */
+    /* `blocks` may replace one of them. */
     BLOCKS_RECV = 1 << 6,
     BLOCKS_SEND = 1 << 7,
 };
@@ -72,7 +72,7 @@ rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, const char *
     return status;
 }
 
-/* Refusals do not name the operation: who calls knows it, and who wraps the call says it. */
+/* Errors do not name the operation: the caller knows it, and a wrapper of the call adds it. */
 static rdt_status
 refuse(struct rdt_error *err, const char *what)
 {
@@ -133,7 +133,7 @@ needs(const struct rdti_coll *coll, unsigned traits, unsigned of_all, unsigned o
     return (traits & of_all) != 0 || ((traits & of_root) != 0 && coll->rank == coll->args.root);
 }
 
-/* A buffer that this member needs: `blocks`, where they may stand for it and do, else `flat`. */
+/* A buffer that this member needs: `blocks`, where they may replace it and do, else `flat`. */
 static rdt_status
 accept_buffer(const struct rdti_coll *coll, bool may_be_blocks, const void *flat, const char *name,
               struct rdt_error *err)
@@ -221,7 +221,7 @@ accept_alltoall(const struct rdti_coll *coll, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* What has no meaning for the operation must not make members differ. */
+/* Fields without a meaning for the operation must not make members differ. */
 static void
 clear_unused(struct rdt_coll_args *args, unsigned traits)
 {

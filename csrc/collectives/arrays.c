@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a collective says about its members: names, descriptions, and copies of the caller's arrays.
+ * Names and descriptions of a collective's members, and copies of the caller's arrays.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ enum {
     NAMED_RANKS_MAX = 8, /* ranks that a message names; the others are counted */
 };
 
-/* The next of our arrays, or NULL where the caller has none. */
+/* The next of the copied arrays, or NULL where the caller has none. */
 static void *
 keep(uint64_t **at, uint32_t size, const void *array)
 {

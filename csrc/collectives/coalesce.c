@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Small tensors that go as one: copied together before the collective, and apart after it. */
+ * Small tensors that are sent as one: copied together before the collective, and apart after it. */
 #include "base/error.h"
 #include "collectives/coalesce.h"
 
@@ -12,7 +12,7 @@
 enum {
     MEMORY_ALIGNMENT = 64, /* a cache line, and the widest vector */
     /* The mailbox has 16 bits where other operations have a root: digests have the highest one,
-     * labels have not. */
+     * labels do not. */
     DIGEST_BITS = 15,
 };
 
@@ -67,9 +67,9 @@ digest_of(const struct rdti_pack *pack)
 }
 
 /*
- * Where the sum of an element is made in an order that hangs on its chunk, each chunk of the pack
- * has that chunk of every part, so that the order stays. The first chunk is never smaller than
- * another; whole lines make the ring cut there.
+ * If an element is summed in an order that depends on its chunk, each chunk of the pack has that
+ * chunk of every part, so that the order stays. The first chunk is never smaller than another one;
+ * whole cache lines make the ring cut there.
  */
 static void
 lay_out(struct rdti_coll *coll)
@@ -92,8 +92,8 @@ lay_out(struct rdti_coll *coll)
 }
 
 /*
- * Between a block of the pack and the parts, of each of which `member` says which block. Writes
- * what belongs to no part, too: it is summed with the rest.
+ * Copies between a block of the pack and the parts; `member` selects the block of each part. Also
+ * writes the bytes that belong to no part: they are summed with the rest.
  */
 static uint64_t
 copy_block(const struct rdti_coll *coll, uint8_t *block, uint32_t member, bool is_out)
@@ -133,8 +133,8 @@ count_copied(const struct rdti_coll *coll, uint64_t bytes)
     rdt_context_count(rdt_group_context(coll->group), &done);
 }
 
-/* All_reduce works in place. Of the others the side with a block for each member comes first, the
- * side with one behind it. */
+/* All_reduce works in place. For the others the side with a block for each member comes first, then
+ * the side with one. */
 static rdt_status
 gather(struct rdti_coll *coll, struct rdt_error *err)
 {

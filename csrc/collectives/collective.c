@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The life of a collective: begun, driven by whoever comes by, ended or drained after an error. */
+ * The life of a collective: begun, driven by any thread that calls, ended or drained on error. */
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/error.h"
@@ -11,14 +11,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Whose turn it is to work on a collective. */
+/* The turn to work on a collective. */
 enum {
     TURN_FREE = 0,
     TURN_TAKEN,
-    TURN_AGAIN, /* taken, and somebody came by meanwhile: look once more */
+    TURN_AGAIN, /* taken, and another thread came by: check once more */
 };
 
-/* The table of states in coll.h, which a test holds to this one. */
+/* The table of states in collective.h; a test compares the two. */
 static const uint32_t may_become[] = {
     [RDTI_COLL_RUNNING] = 1u << RDTI_COLL_FINISHED | 1u << RDTI_COLL_DRAINING,
     [RDTI_COLL_DRAINING] = 1u << RDTI_COLL_FINISHED,
@@ -35,17 +35,18 @@ become(struct rdti_coll *coll, enum rdti_coll_state state)
     coll->state = state;
 }
 
-/* False: another thread has the turn, and will look once more because of us. */
+/* False: another thread has the turn, and will check once more because of this call. */
 static bool
 take_turn(struct rdti_coll *coll)
 {
     for (;;) {
         unsigned seen = TURN_FREE;
-        /* acquire: pairs with the release in end_turn(); what the other did is seen */
+        /* acquire: pairs with the release in end_turn(); what the other thread did is seen */
         if (atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_TAKEN,
                                                     memory_order_acquire, memory_order_relaxed))
             return true;
-        /* release: pairs with the acquire in end_turn(); what we saw ended is seen by the other */
+        /* release: pairs with the acquire in end_turn(); the other sees what this thread saw
+         * ended */
         if (seen == TURN_AGAIN ||
             atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_AGAIN,
                                                     memory_order_release, memory_order_relaxed))
@@ -53,29 +54,30 @@ take_turn(struct rdti_coll *coll)
     }
 }
 
-/* False: somebody came by, the turn is still ours and there may be more to do. */
+/* False: another thread came by, this one keeps the turn and there may be more to do. */
 static bool
 end_turn(struct rdti_coll *coll)
 {
     unsigned seen = TURN_TAKEN;
 
-    /* release, acquire on failure: partners in take_turn() */
+    /* release, acquire on failure: pair with take_turn() */
     if (atomic_compare_exchange_strong_explicit(&coll->turn, &seen, TURN_FREE, memory_order_release,
                                                 memory_order_acquire))
         return true;
-    atomic_store_explicit(&coll->turn, TURN_TAKEN, memory_order_relaxed); /* between our own */
+    atomic_store_explicit(&coll->turn, TURN_TAKEN, memory_order_relaxed); /* within this turn */
     return false;
 }
 
 static void
 drop(struct rdti_coll *coll)
 {
-    /* acq_rel: whoever frees it sees all that the other did; partner: the other's drop() */
+    /* acq_rel: the thread that frees it sees all that the other did; pairs with the other's
+     * drop() */
     if (atomic_fetch_sub_explicit(&coll->refs, 1, memory_order_acq_rel) == 1)
         free(coll);
 }
 
-/* Undoes make() but for the transfer and the group's reference. */
+/* Undoes make() except for the transfer and the group's reference. */
 static void
 fini(struct rdti_coll *coll)
 {
@@ -102,8 +104,8 @@ finish(struct rdti_coll *coll, rdt_status status)
     rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
 }
 
-/* What broke the group or a path knows nothing of the operation that it ends here, unless it is the
- * same. */
+/* The error that broke the group or a path does not name the operation that it ends here, unless
+ * that is the same one. */
 static rdt_status
 name_operation(const char *name, rdt_status status, struct rdt_error *err)
 {
@@ -115,7 +117,7 @@ name_operation(const char *name, rdt_status status, struct rdt_error *err)
     said[sizeof(said) - 1] = '\0';
     if (strstr(said, name) != NULL)
         return status;
-    /* A message that would not fit loses its end. */
+    /* A message that does not fit is cut at its end. */
     const int written = snprintf(err->message, sizeof(err->message), "%s: %s", name, said);
     if (written < 0)
         memcpy(err->message, said, sizeof(said));
@@ -124,8 +126,8 @@ name_operation(const char *name, rdt_status status, struct rdt_error *err)
 
 /*
  * The first error of the collective. The members cannot agree any more, so that the group ends on
- * all of them, which also ends what is in flight here; where the group was destroyed or the process
- * forked there is nobody to tell.
+ * all of them, which also ends what is in flight here. Where the group was destroyed or the process
+ * forked, no member can be notified.
  */
 static void
 begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
@@ -146,7 +148,7 @@ begin_draining(struct rdti_coll *coll, rdt_status status, const struct rdt_error
     rdt_group_abort(coll->group, reason);
 }
 
-/* Whom it waits for, as the error of a deadline. */
+/* Names the members that it waits for, as the error of a deadline. */
 static rdt_status
 set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
 {
@@ -160,7 +162,7 @@ set_awaited(const struct rdti_coll *coll, struct rdt_error *err)
     return RDT_ETIMEDOUT;
 }
 
-/* Where tasks run, none of which has the turn then; the starter's came before anybody could ask. */
+/* Runs where tasks run, so that no task has the turn; the starter's turn came before that. */
 static void
 explain(void *arg, struct rdt_error *err)
 {
@@ -189,7 +191,7 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
     return rdti_now_ns() - coll->start_ns < coll->timeout_ns ? RDT_EAGAIN : set_awaited(coll, err);
 }
 
-/* With the turn taken. */
+/* Call with the turn taken. */
 static void
 advance(struct rdti_coll *coll)
 {
@@ -237,13 +239,13 @@ timeout_of(const struct rdti_coll *coll)
                                                             : asked_ns;
 }
 
-/* Several tensors that go as one; NULL in place of it: args speak of one. */
+/* Several tensors that are sent as one; NULL in place of it: args describe one. */
 struct parts {
     const struct rdt_coll_part *list;
     uint32_t count;
 };
 
-/* Everything that can be refused; nothing of it is seen by other members. */
+/* Everything that can be refused; other members see nothing of it. */
 static rdt_status
 make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
      struct rdti_coll **out, struct rdt_error *err)
@@ -277,7 +279,7 @@ make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *par
     rdt_transfer_trace(coll->transfer, rdti_coll_name(args->op), RDT_RANK_UNKNOWN,
                        coll->block_bytes);
     rdt_transfer_explain(coll->transfer, explain, coll);
-    rdt_group_retain(group); /* it may be destroyed while we are between two rounds */
+    rdt_group_retain(group); /* it may be destroyed between two rounds of this one */
     *out = coll;
     return RDT_OK;
 
@@ -293,7 +295,7 @@ err_free:
     return status;
 }
 
-/* Whether it works on boards, or may come to. */
+/* Whether it works on boards, or may do so later. */
 static bool
 takes_turns(const struct rdti_coll *coll)
 {
@@ -306,12 +308,12 @@ take_ticket(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
-    /* relaxed: who calls from two threads at once has no order to keep */
+    /* relaxed: calls from two threads at once have no order to keep */
     d->ticket = atomic_fetch_add_explicit(&coll->team->next_ticket, 1, memory_order_relaxed);
     d->ticket_after = d->ticket + 1;
 }
 
-/* From here on the members count on us: everything that can be refused is behind. */
+/* From here on the members count on this one: everything that can be refused was checked. */
 static void
 take_place(struct rdti_coll *coll)
 {
@@ -336,14 +338,14 @@ can_spin(const struct rdti_coll *coll)
     return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->algorithm == &rdti_direct;
 }
 
-/* The caller waits at once, so that nobody need be woken to drive it. Over boards nothing rings. */
+/* The caller waits at once, so that no thread is woken to drive it. Over boards nothing rings. */
 static bool
 is_attended(const struct rdti_coll *coll)
 {
     return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->size > 1 && !can_spin(coll);
 }
 
-/* The turn is ours, and nobody else knows the collective. True: it is over. */
+/* This thread has the turn, and no other one knows the collective. True: it is over. */
 static bool
 spin(struct rdti_coll *coll)
 {
@@ -366,8 +368,8 @@ spin(struct rdti_coll *coll)
 }
 
 /*
- * Over boards nothing has to be driven but the collective itself, so that a caller that waits needs
- * no task as long as it spins. False: it goes on as any other, and has begun.
+ * Over boards only the collective itself has to be driven, so that a caller that waits needs no
+ * task as long as it spins. False: it goes on as any other, and has begun.
  */
 static bool
 run_at_once(struct rdti_coll *coll)
@@ -389,7 +391,7 @@ give_up(struct rdti_coll *coll, rdt_status status, const struct rdt_error *err)
     finish(coll, (rdt_status)coll->error.status);
 }
 
-/* Nothing of it was seen by others. An unfinished transfer may not be dropped, so it is ended. */
+/* Other members saw nothing of it. An unfinished transfer may not be dropped, so it is ended. */
 static void
 take_back(struct rdti_coll *coll, rdt_status status)
 {
@@ -401,9 +403,9 @@ take_back(struct rdti_coll *coll, rdt_status status)
 }
 
 /*
- * The task is there before anything is posted, because what is posted cannot be taken back. The
- * turn is ours before the task can run. Relaxed: add_task() publishes both. A group of one posts
- * nothing and needs none.
+ * The task is there before anything is posted, because posted messages cannot be taken back. This
+ * thread has the turn before the task can run. Relaxed: add_task() publishes both. A group of one
+ * posts nothing and needs none.
  */
 static rdt_status
 add_task(struct rdti_coll *coll, struct rdt_error *err)
@@ -413,7 +415,7 @@ add_task(struct rdti_coll *coll, struct rdt_error *err)
 
     atomic_init(&coll->turn, TURN_TAKEN);
     atomic_init(&coll->refs, needs_task ? 2 : 1);
-    /* Schedules have what they need of them. */
+    /* Schedules have what they need of the arrays. */
     if (takes_turns(coll))
         status = rdti_coll_keep_arrays(coll, err);
     if (status == RDT_OK && needs_task)
@@ -460,8 +462,8 @@ start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *pa
     struct rdti_coll *coll = NULL;
     rdt_status status = RDT_OK;
 
-    /* A collective over boards looks at no connection: it would go well in a group that has ended,
-     * as long as all members call it. */
+    /* A collective over boards checks no connection: it would succeed in a group that has ended, as
+     * long as all members call it. */
     if (rdt_group_broken_by(group) != RDT_BROKEN_NOT)
         status = rdt_group_error(group, err);
     if (status != RDT_OK)

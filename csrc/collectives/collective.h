@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * coll.h - one collective in flight, and the interface of the algorithms that can carry it out.
+ * One collective in flight, and the interface of the algorithms that can carry it out.
  *
  *   state     leaves by
  *   RUNNING   the algorithm is done -> FINISHED (RDT_OK)
@@ -8,8 +7,8 @@
  *   DRAINING  nothing of it touches a buffer any more -> FINISHED (the first error)
  *   FINISHED  the starter and the task have both let go -> freed
  *
- * A collective is driven by its starter, once, and by a task of the context. Both go through
- * `turn`, so that one of them at a time works on it and neither waits for the other.
+ * A collective is driven by its starter, once, and by a task of the context. Both take `turn`, so
+ * that one of them at a time works on it and neither waits for the other.
  */
 #ifndef RDTI_COLLECTIVES_COLLECTIVE_H
 #define RDTI_COLLECTIVES_COLLECTIVE_H
@@ -29,10 +28,10 @@ struct rdti_pack;
 struct rdti_team;
 
 /*
- * A way to carry out one operation. All members must choose the same one: the choice hangs on
- * nothing but what they agree on. prepare() runs in the caller's thread and may wait for endpoints,
- * unless the group's are open already: then whoever drives may call it; the others run in whatever
- * thread drives and must not wait.
+ * A way to carry out one operation. All members must choose the same one: the choice depends only
+ * on what they agree on. prepare() runs in the caller's thread and may wait for endpoints, unless
+ * the group's are open already: then any thread that drives may call it. The others run in any
+ * thread that drives and must not wait.
  */
 struct rdti_coll_algorithm {
     const char *name;
@@ -40,10 +39,10 @@ struct rdti_coll_algorithm {
     rdt_status (*prepare)(struct rdti_coll *coll, struct rdt_error *err);
     /* RDT_OK done, RDT_EAGAIN in flight, or the error that ended it. */
     rdt_status (*advance)(struct rdti_coll *coll, struct rdt_error *err);
-    /* Nothing in flight reads or writes a buffer; asked after a failure only. */
+    /* Nothing in flight reads or writes a buffer; called after a failure only. */
     bool (*is_quiet)(struct rdti_coll *coll);
-    /* While it waits: the error of a member that it waits for and that is gone without a word to
-     * the group, or RDT_OK. NULL: its transfers tell. */
+    /* While it waits: the error of an awaited member that is gone without notice to the group, or
+     * RDT_OK. NULL: its transfers report that. */
     rdt_status (*check_members)(const struct rdti_coll *coll, struct rdt_error *err);
     /* What it waits for right now, e.g. "nothing from rank 3"; for messages. Returns the group's
      * rank of the only member that it waits for, or RDT_SOURCE_ANY. */
@@ -60,8 +59,8 @@ struct rdti_coll {
     struct rdt_coll_args args; /* its arrays are the caller's until they are kept */
     void *arrays;              /* the copies, or NULL */
     struct rdti_team *team;    /* NULL in a group of one */
-    struct rdti_pack *pack;    /* pack.h: args speak of its memory; NULL: of the caller's */
-    /* Of a part of a hierarchical one, which some members do among themselves: the collective that
+    struct rdti_pack *pack;    /* coalesce.h: args describe its memory; NULL: the caller's */
+    /* For a part of a hierarchical one, which some members do among themselves: the collective that
      * it belongs to, and those members; its rank, size and root are positions among them. */
     const struct rdti_coll *whole;
     const uint32_t *members;
@@ -71,7 +70,7 @@ struct rdti_coll {
     uint64_t block_bytes; /* of args.count elements */
     rdti_reduce_fn reduce;
     rdti_divide_fn divide; /* NULL unless the operation is an average */
-    uint32_t divisor;      /* of it: the group's size, of a part of a collective, too; else 1 */
+    uint32_t divisor;      /* for it: the group's size, also in a part of a collective; else 1 */
     rdti_fold_fn fold;     /* of halves; NULL: operands are reduced two by two */
     uint64_t sequence;
     uint64_t start_ns;
@@ -79,14 +78,14 @@ struct rdti_coll {
     rdt_transfer *transfer;
     struct rdti_schedule schedule;
     struct rdti_direct direct;
-    struct rdti_hierarchy *hierarchy; /* hierarchical.c; NULL: it is none */
+    struct rdti_hierarchy *hierarchy; /* hierarchical.c; NULL: not hierarchical */
     enum rdti_coll_state state;
     struct rdt_error error; /* from DRAINING on */
     atomic_uint turn;
     atomic_uint refs;
 };
 
-/* coll_args.c: checks args and fills coll->args and all that follows from it but the schedule. */
+/* arguments.c: checks args and fills coll->args and all that follows from it but the schedule. */
 rdt_status rdti_coll_accept(struct rdti_coll *coll, rdt_group *group,
                             const struct rdt_coll_args *args, struct rdt_error *err);
 /* "rank 1", or, where the job counts otherwise, "rank 1 (global rank 3)", as the core names
@@ -101,16 +100,16 @@ struct rdti_coll_rank rdti_coll_rank_name(const struct rdti_coll *coll, uint32_t
 #define RDTI_COLL_RANKS_BYTES 288
 void rdti_coll_name_ranks(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count,
                           char *text, size_t cap);
-/* The group's rank of the member that all of these are; RDT_SOURCE_ANY: of none, or several. */
+/* The group's rank of the member if all of these are one; RDT_SOURCE_ANY: none, or several. */
 uint32_t rdti_coll_only_one(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count);
 /* Where an operation has no root, its descriptor has a label, or the digest of a pack's sizes. */
 enum { RDTI_COLL_LABEL_SHIFT = 16, RDTI_PACK_DIGEST_FLAG = 0x8000 };
 /* What the members must agree on; the bytes of two can be compared. */
 struct rdt_message_desc rdti_coll_desc(const struct rdti_coll *coll);
-/* RDT_EMISMATCH: a peer said that it does something else. */
+/* RDT_EMISMATCH: a peer reported a different operation. */
 rdt_status rdti_coll_mismatch(const struct rdti_coll *coll, uint32_t peer,
                               const struct rdt_message_desc *theirs, struct rdt_error *err);
-/* "all_reduce"; "unknown" for what is none. */
+/* "all_reduce"; "unknown" for an invalid op. */
 const char *rdti_coll_name(uint32_t op);
 const char *rdti_reduction_name(uint32_t reduce_op); /* "sum" */
 /*
@@ -121,37 +120,36 @@ rdt_status rdti_coll_end_message(rdt_transfer **transfer, uint64_t want_bytes, c
                                  struct rdt_error *err);
 
 /*
- * choose.c: never NULL for what rdti_coll_accept() let pass. Over messages, as long as the group
- * has no verdict or not this one.
+ * select.c: never NULL for what rdti_coll_accept() let pass. Without a verdict of the group, the
+ * algorithm that waits for one.
  */
 const struct rdti_coll_algorithm *rdti_coll_choose(const struct rdti_coll *coll);
-/* The name of what it would be by costs for a block of so many bytes, rank 0 the root; of a group
- * whose verdict is MESSAGES or HOSTS. */
+/* The name of the algorithm that costs select for a block of this many bytes, with rank 0 as the
+ * root; for a group whose verdict is MESSAGES or HOSTS. */
 const char *rdti_choice_at(struct rdti_team *team, uint32_t op, uint64_t len_bytes);
-/* What RDMATENSOR_ALGO says; all members must have it alike. RDT_EINVAL: no such algorithm. */
+/* The value of RDMATENSOR_ALGO; all members must have the same. RDT_EINVAL: no such algorithm. */
 rdt_status rdti_choice_from_environment(unsigned *out, struct rdt_error *err);
 const char *rdti_choice_name(unsigned choice); /* "auto" */
-/* What RDMATENSOR_DETERMINISTIC says; alike on all members too. RDT_EINVAL: neither 0 nor 1, or the
- * choice cannot keep to it. */
+/* The value of RDMATENSOR_DETERMINISTIC; the same on all members too. RDT_EINVAL: neither 0 nor 1,
+ * or the choice cannot keep to it. */
 rdt_status rdti_choice_is_ordered(unsigned choice, bool *out, struct rdt_error *err);
 /* Whether members may use each other's memory. */
 bool rdti_choice_wants_boards(unsigned choice, uint32_t size);
-/* Whether an all_reduce that is small sums an element in an order that hangs on where in its buffer
- * it is. */
+/* Whether a small all_reduce sums an element in an order that depends on its place. */
 bool rdti_choice_sums_by_chunk(const struct rdti_coll *coll);
 /* ring.c: where a chunk of an all_reduce begins, in elements. */
 uint64_t rdti_ring_chunk_begin(uint64_t count, uint64_t elem_bytes, uint32_t size, uint32_t chunk);
 
-/* coll_arrays.c: from now on the arrays of coll->args are ours. RDT_ENOMEM. */
+/* arrays.c: from now on coll->args has its own arrays. RDT_ENOMEM. */
 rdt_status rdti_coll_keep_arrays(struct rdti_coll *coll, struct rdt_error *err);
 
-extern const struct rdti_coll_algorithm rdti_direct;    /* direct.c */
-extern const struct rdti_coll_algorithm rdti_undecided; /* undecided.c: until there is a verdict */
-/* hierarchical.c: boards within hosts, messages between them; of a team whose verdict says so. */
+extern const struct rdti_coll_algorithm rdti_direct;    /* board/board.c */
+extern const struct rdti_coll_algorithm rdti_undecided; /* deferred.c: until there is a verdict */
+/* hierarchical.c: boards within hosts, messages between them; for a team with that verdict. */
 extern const struct rdti_coll_algorithm rdti_hierarchical;
 bool rdti_hierarchical_has(uint32_t op);
 
-/* Algorithms that are schedules; each in the file that its comment names. */
+/* Algorithms that are schedules; each in the file of schedule/ that its comment names. */
 extern const struct rdti_coll_algorithm rdti_broadcast_binomial;     /* tree.c */
 extern const struct rdti_coll_algorithm rdti_broadcast_ring;         /* tree.c */
 extern const struct rdti_coll_algorithm rdti_reduce_binomial;        /* tree.c */
@@ -170,17 +168,17 @@ extern const struct rdti_coll_algorithm rdti_scatter_direct;         /* pairwise
 extern const struct rdti_coll_algorithm rdti_alltoall_pairwise;      /* pairwise.c */
 extern const struct rdti_coll_algorithm rdti_barrier_dissemination;  /* doubling.c */
 
-/* Their sum may be out of the dtype's range where their average is in it, and each partial sum that
- * travels is rounded. */
+/* The sum of such halves may be out of the dtype's range where their average is in it, and each
+ * partial sum that is sent is rounded. */
 static inline bool
 rdti_coll_averages_halves(const struct rdti_coll *coll)
 {
     return coll->divide != NULL && coll->fold != NULL;
 }
 
-/* dst = fold over so many operands, in their order; with the last of all ranks' it is averaged if
- * that is asked. dst may be an operand itself: in[0] or in[1], but none behind them, which the
- * result would overwrite before its turn. */
+/* dst = fold over this many operands, in their order. is_last: with them all ranks' values are in
+ * dst, which is averaged if that is asked. dst may be an operand itself: in[0] or in[1], but none
+ * after them, which the result would overwrite before its turn. */
 void rdti_coll_fold(const struct rdti_coll *coll, void *dst, const uint8_t *const *in,
                     uint32_t operands, uint64_t count, bool is_last);
 
@@ -222,7 +220,7 @@ rdti_coll_send_block(const struct rdti_coll *coll, uint32_t member)
     return rdti_coll_at_const(coll->args.send, member * coll->block_bytes);
 }
 
-/* pairwise.c: what goes to a member in ALLTOALL, and what comes from it. */
+/* pairwise.c: the data that goes to a member in ALLTOALL, and that comes from it. */
 const void *rdti_alltoall_source(const struct rdti_coll *coll, uint32_t member,
                                  uint64_t *count_out);
 void *rdti_alltoall_target(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out);

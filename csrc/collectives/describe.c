@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a group's collectives go by, as text. */
+ * Which algorithms a group's collectives use, and why, as text. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,14 +11,14 @@
 
 enum {
     COSTS_MAX_BYTES = 2048,
-    CHOICE_BITS = 32, /* blocks of more than 2^32 bytes go as those */
+    CHOICE_BITS = 32, /* larger blocks are described as 2^32 bytes */
     NS_PER_S = 1000000000,
 };
 
 struct text {
     char *buf;
     size_t cap;
-    size_t used; /* of what there is to say, whether it fits or not */
+    size_t used; /* length of the full text, whether it fits or not */
 };
 
 static void __attribute__((format(printf, 2, 3)))
@@ -58,8 +58,8 @@ put_ran(struct text *text, const struct rdti_team *team)
     put(text, "}");
 }
 
-/* A length up to `above`, which goes by another algorithm than `below`, from which on another one
- * counts than right before. */
+/* A length up to `above` at which the algorithm changes, given that `above` has another one than
+ * `below`. */
 static uint64_t
 find_change(struct rdti_team *team, uint32_t op, uint64_t below, uint64_t above)
 {
@@ -75,7 +75,7 @@ find_change(struct rdti_team *team, uint32_t op, uint64_t below, uint64_t above)
     return above;
 }
 
-/* From how many bytes of a block on which algorithm an operation goes by. */
+/* The algorithms of an operation, each with the size of a block from which on it is used. */
 static void
 put_choice(struct text *text, struct rdti_team *team, uint32_t op)
 {

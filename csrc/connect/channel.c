@@ -16,11 +16,11 @@
 #include "base/fork.h"
 #include "base/log.h"
 
-/* Descriptors that arrived and nobody took yet. A peer sends four at set-up, then one per piece of
- * its arena. */
+/* Descriptors that arrived and were not taken yet. A peer sends four at set-up, then one per
+ * segment of its arena. */
 #define FDS_MAX 16
-/* A peer that does not read its side channel for this much is treated as broken, not buffered for
- * ever. */
+/* If a peer does not read this much of its side channel, the channel counts as broken: the queue is
+ * bounded. */
 #define QUEUE_MAX_BYTES (4u << 20)
 #define LAST_WORDS_MAX_BYTES RDTI_DEATH_BYTES
 
@@ -37,29 +37,29 @@ struct rdti_channel {
     struct rdti_engine *engine;
     int fd;
     bool is_unix;
-    bool is_ended; /* on_end was called, or is being */
+    bool is_ended; /* on_end was called or is running */
     bool has_socket_ended;
-    bool has_lost_fds;   /* the last message's: there were no numbers for them */
+    bool has_lost_fds;   /* of the last message: this process had no free descriptors */
     bool is_dispatching; /* on_socket() is on the stack */
     bool is_zombie;      /* destroyed meanwhile: on_socket() frees it */
-    bool is_deaf;        /* frames are thrown away: retired, or lingering */
-    bool is_shut_due;    /* our half closes once the queue is empty */
-    bool is_retired;     /* nobody listens; waits for the peer's end */
+    bool is_deaf;        /* discards frames: retired or lingering */
+    bool is_shut_due;    /* shut down the sending half when the queue is empty */
+    bool is_retired;     /* has no owner; waits until the peer closes */
     uint64_t retired_ns;
-    struct rdti_list link; /* of the retired */
+    struct rdti_list link; /* in the list of retired channels */
     struct rdti_channel_events events;
     void *arg;
     _Atomic uint64_t *bytes_count; /* relaxed: a statistic */
     _Atomic uint64_t last_heard_ns;
 
-    pthread_mutex_t tx_lock; /* guards what follows; never held while the caller's code runs */
+    pthread_mutex_t tx_lock; /* guards watch to last_words; never held while a caller's code runs */
     struct rdti_watch *watch;
     struct rdti_list queue;
     size_t queued_bytes;
     bool is_waiting; /* EPOLLOUT is armed */
-    bool is_broken;  /* a send failed: the receive side will report it */
+    bool is_broken;  /* a send failed: the receiving side will report it */
     enum rdti_channel_loss loss;
-    struct outgoing *last_words; /* room for them; NULL once they are queued */
+    struct outgoing *last_words; /* reserved for the last frame; NULL after it was queued */
 
     uint8_t in[RDTI_FRAME_HEAD_BYTES + RDTI_FRAME_PAYLOAD_MAX];
     size_t in_bytes;
@@ -67,7 +67,7 @@ struct rdti_channel {
     uint32_t fd_count;
 };
 
-/* tx_lock: a writer's thread may be about to ask for EPOLLOUT. */
+/* Takes tx_lock: a sending thread may be about to request EPOLLOUT. */
 static void
 drop_watch(struct rdti_channel *channel)
 {
@@ -119,22 +119,22 @@ send_some(struct rdti_channel *channel, const struct outgoing *out)
     return sent;
 }
 
-/* Of the kernel's, which passes: no memory for buffers, or too many descriptors under way. */
+/* A temporary shortage of the kernel: no memory for buffers, or too many descriptors in flight. */
 static bool
 is_shortage(int sys_errno)
 {
     return sys_errno == ENOBUFS || sys_errno == ENOMEM || sys_errno == ETOOMANYREFS;
 }
 
-/* True: the socket takes more later, and says so. */
+/* True: the socket will accept more later, and epoll will report it. */
 static bool
 on_send_error(struct rdti_channel *channel, int sys_errno)
 {
     if (sys_errno == EAGAIN || sys_errno == EWOULDBLOCK)
         return true;
     if (is_shortage(sys_errno))
-        return false; /* rdti_channel_flush() tries again */
-    /* The receive side reports the end, with its reason; a mute channel would not have one. */
+        return false; /* rdti_channel_flush() retries */
+    /* After the shutdown the receiving side reports the end with a reason. */
     channel->is_broken = true;
     (void)shutdown(channel->fd, SHUT_RDWR);
     return false;
@@ -176,7 +176,7 @@ rdti_channel_flush(struct rdti_channel *channel)
     (void)pthread_mutex_unlock(&channel->tx_lock);
 }
 
-/* tx_lock held. `out` has room for the frame and is the queue's from now on. */
+/* tx_lock held. `out` has room for the frame; the queue takes ownership. */
 static void
 enqueue(struct rdti_channel *channel, struct outgoing *out, uint16_t type, const uint8_t *payload,
         size_t payload_bytes)
@@ -192,8 +192,8 @@ enqueue(struct rdti_channel *channel, struct outgoing *out, uint16_t type, const
         flush_queue(channel);
 }
 
-/* tx_lock held. Takes `out`, which is NULL where there is no memory for it. False: the frame is the
- * first that is lost. */
+/* tx_lock held. Takes `out`, which is NULL if its allocation failed. False: this frame is the first
+ * one lost. */
 static bool
 enqueue_or_lose(struct rdti_channel *channel, struct outgoing *out, uint16_t type,
                 const uint8_t *payload, size_t payload_bytes)
@@ -241,7 +241,7 @@ rdti_channel_send_last(struct rdti_channel *channel, uint16_t type, const uint8_
     (void)pthread_mutex_lock(&channel->tx_lock);
     struct outgoing *out = channel->last_words;
     channel->last_words = NULL;
-    assert(out != NULL); /* the last ones are said once */
+    assert(out != NULL); /* the last frame is sent once */
     if (out != NULL && !channel->is_broken)
         enqueue(channel, out, type, payload, payload_bytes);
     else
@@ -262,7 +262,7 @@ keep_fds(struct rdti_channel *channel, struct msghdr *msg)
             if (channel->fd_count < FDS_MAX)
                 channel->fds[channel->fd_count++] = fd;
             else
-                (void)close(fd); /* a peer that floods us with descriptors gets nothing for it */
+                (void)close(fd); /* the peer exceeds the protocol's number of descriptors */
         }
     }
 }
@@ -288,13 +288,13 @@ receive_some(struct rdti_channel *channel)
     while (got < 0 && errno == EINTR);
     if (got >= 0 && channel->is_unix)
         keep_fds(channel, &msg);
-    /* Not for want of room, which is enough for a peer that keeps to the protocol. */
+    /* MSG_CTRUNC with room left: this process had no free descriptor numbers. */
     channel->has_lost_fds =
         got >= 0 && (msg.msg_flags & MSG_CTRUNC) != 0 && channel->fd_count < FDS_MAX;
     return got;
 }
 
-/* Hands over every whole frame. False: the channel has ended (and may be gone). */
+/* Delivers every complete frame. False: the channel has ended (and may be freed). */
 static bool
 dispatch_frames(struct rdti_channel *channel)
 {
@@ -479,7 +479,7 @@ rdti_channel_is_flushed(struct rdti_channel *channel)
     return is_flushed;
 }
 
-/* Our half is closed as soon as the last frame has left. */
+/* Shuts down the sending half after the last frame was sent. */
 static void
 shut_if_flushed(struct rdti_channel *channel)
 {
@@ -517,7 +517,7 @@ rdti_channel_linger(struct rdti_channel *channel)
 
     if (channel->is_ended && channel->has_socket_ended)
         return false;
-    if (channel->is_ended && /* over a frame that we could not bear */
+    if (channel->is_ended && /* because of a frame: the socket itself is still open */
         rdti_engine_watch(channel->engine, channel->fd, EPOLLIN, on_socket, channel,
                           &channel->watch, &err) != RDT_OK)
         return false;

@@ -1,7 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0
- * The side channel: frames (wire/frame.h) over a stream socket that has been authenticated, with
- * descriptors over Unix sockets. Its end is how a death is noticed: on_end's error has RDT_EPEER if
- * and only if the socket has ended. */
+/* SPDX-License-Identifier: Apache-2.0 The side channel: frames (wire/frame.h) over an authenticated
+ * stream socket, with descriptors over Unix sockets. A peer's death is detected by its end: the
+ * error of on_end is RDT_EPEER if and only if the socket has ended. */
 #ifndef RDTI_CONNECT_CHANNEL_H
 #define RDTI_CONNECT_CHANNEL_H
 
@@ -15,17 +14,18 @@
 
 struct rdti_channel;
 
-/* A side channel that lost a frame is no side channel: its owner ends it, which is noticed at a
- * tick, and says why. Until then it stays open: to the peer, its end would be this process's. */
+/* A side channel that lost a frame is unusable: its owner notices that at a tick, ends it and
+ * reports why. Until then it stays open: the peer would take its end for the death of this
+ * process. */
 enum rdti_channel_loss {
     RDTI_CHANNEL_LOSS_NONE,
-    RDTI_CHANNEL_LOSS_MEMORY, /* there was none for a frame */
-    RDTI_CHANNEL_LOSS_UNREAD, /* the peer does not read; what waits for it has a bound */
+    RDTI_CHANNEL_LOSS_MEMORY, /* no memory for a frame */
+    RDTI_CHANNEL_LOSS_UNREAD, /* the peer does not read, and the queue has reached its bound */
 };
 
 struct rdti_channel_events {
-    /* [driver] A frame. Descriptors that came with it are taken by rdti_channel_take_fds() inside
-     * the call. An error ends the channel. */
+    /* [driver] A frame. Inside the call, rdti_channel_take_fds() takes the descriptors that arrived
+     * with it. An error ends the channel. */
     rdt_status (*on_frame)(void *arg, uint16_t type, const uint8_t *payload, uint32_t payload_bytes,
                            struct rdt_error *err);
     /* [driver] Once: end of file, an error of the socket, a frame that breaks the protocol, or
@@ -33,50 +33,50 @@ struct rdti_channel_events {
     void (*on_end)(void *arg, const struct rdt_error *err);
 };
 
-/* Takes fd over (nonblocking, close-on-exec). [driver] `bytes_count` grows by what is queued, and
- * outlives the channel. */
+/* Takes ownership of fd (nonblocking, close-on-exec). [driver] `bytes_count` counts the queued
+ * bytes and must outlive the channel. */
 rdt_status rdti_channel_create(struct rdti_engine *engine, int fd, bool is_unix,
                                const struct rdti_channel_events *events, void *arg,
                                _Atomic uint64_t *bytes_count, struct rdti_channel **out,
                                struct rdt_error *err);
-/* Queue a frame and send what the socket takes; once one was lost, none. `fds` are duplicated by
- * the kernel and stay the caller's; they must stay open until the frame has left (in practice at
- * once; arena and lane descriptors live as long as the context). Any thread. */
+/* Queue a frame and send what the socket accepts; after a frame was lost, does nothing. The kernel
+ * duplicates `fds` and the caller keeps them; they must stay open until the frame is sent (usually
+ * at once; arena and lane descriptors live as long as the context). Any thread. */
 void rdti_channel_send(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
                        size_t payload_bytes, const int *fds, uint32_t fd_count);
-/* The goodbye, or why there is none: once, behind everything that is queued; also when frames were
- * lost, since its memory was set aside. At most RDTI_DEATH_BYTES. Any thread. */
+/* Sends the goodbye, or the reason for its absence: once, after everything queued. Works also after
+ * frames were lost, since its memory was reserved. At most RDTI_DEATH_BYTES. Any thread. */
 void rdti_channel_send_last(struct rdti_channel *channel, uint16_t type, const uint8_t *payload,
                             size_t payload_bytes);
-/* Try again to send what a shortage of the kernel's held back. Any thread. */
+/* Retry to send what a shortage of kernel resources held back. Any thread. */
 void rdti_channel_flush(struct rdti_channel *channel);
-/* [driver] Descriptors that have arrived and were not taken, oldest first; ownership moves. Returns
- * how many. */
+/* [driver] Takes descriptors that have arrived, oldest first, with their ownership. Returns their
+ * number. */
 uint32_t rdti_channel_take_fds(struct rdti_channel *channel, int *out, uint32_t cap);
-/* [driver] Take what the socket has now, without waiting for the engine to see it. May end the
+/* [driver] Receive what the socket has now, without waiting for an event of the engine. May end the
  * channel. */
 void rdti_channel_drain(struct rdti_channel *channel);
-/* Whether a frame could not be queued, and why the first could not. Any thread. */
+/* Whether a frame was lost, and the reason for the first loss. Any thread. */
 enum rdti_channel_loss rdti_channel_get_loss(struct rdti_channel *channel);
 /* Monotonic time of the last bytes from the peer. */
 uint64_t rdti_channel_last_heard_ns(const struct rdti_channel *channel);
-/* True once all queued frames are with the kernel. */
+/* True when all queued frames have been passed to the kernel. */
 bool rdti_channel_is_flushed(struct rdti_channel *channel);
 /*
- * [driver] Give the channel up after a goodbye: what is queued still goes out, what comes is thrown
- * away, and it closes once the peer has closed its end. A plain close with bytes unread would reset
- * the connection and take our goodbye out of the peer's hands. It joins `retired` until then; no
- * event follows. NULL is legal.
+ * [driver] Retire the channel after a goodbye. It still sends the queue, discards what arrives, and
+ * closes when the peer has closed its end; until then it is in `retired`. A plain close with unread
+ * bytes would reset the connection, and the peer might lose the goodbye. No event follows. NULL is
+ * legal.
  */
 void rdti_channel_retire(struct rdti_channel *channel, struct rdti_list *retired);
-/* [driver] What comes is thrown away from now on, but on_end() follows, however long it takes.
- * False: it does not: the socket has ended already, or cannot be watched any more. */
+/* [driver] From now on discards what arrives, but on_end() follows at any later time. False: it
+ * does not follow, because the socket has already ended or cannot be watched any more. */
 bool rdti_channel_linger(struct rdti_channel *channel);
-/* [driver] Nothing more is sent: our half is closed once what is queued has left, and the peer sees
- * that. Again is legal. */
+/* [driver] The caller sends nothing more: shuts down the sending half after the queue is sent,
+ * which the peer sees. May be repeated. */
 void rdti_channel_shut(struct rdti_channel *channel);
-/* [driver] Closes retired ones whose peers did not answer within RDTI_RETIRE_NS; all, if now_ns is
- * UINT64_MAX. */
+/* [driver] Closes retired channels whose peers did not close within RDTI_RETIRE_NS; all, if now_ns
+ * is UINT64_MAX. */
 void rdti_channels_expire(struct rdti_list *retired, uint64_t now_ns);
 #define RDTI_RETIRE_NS UINT64_C(2000000000)
 /* [driver] Closes; no event follows. NULL is legal. */

@@ -19,13 +19,13 @@
 #include "base/text.h"
 #include "connect/listener.h"
 
-/* A stranger that connects and says nothing holds a place for this long. */
+/* An unknown process that connects and sends nothing occupies a place for this long. */
 #define LISTENER_DEADLINE_NS UINT64_C(5000000000)
 
 enum state { CONNECTING, WAIT_CHALLENGE, WAIT_OPENING, WAIT_AUTH };
 
 struct rdti_handshake {
-    struct rdti_list link; /* of the context's table */
+    struct rdti_list link; /* in the context's table */
     rdt_context *ctx;
     const struct rdti_handshake_events *events;
     void *arg;
@@ -37,11 +37,11 @@ struct rdti_handshake {
     struct rdti_authenticated result;
     uint8_t hello_bytes[RDTI_HELLO_BYTES];
     uint8_t challenge_bytes[RDTI_CHALLENGE_BYTES];
-    uint8_t in[RDTI_OPENING_MAX_BYTES]; /* another version's, too, which is to be told */
+    uint8_t in[RDTI_OPENING_MAX_BYTES]; /* holds another version's message, too, to report it */
     size_t in_bytes;
 };
 
-/* Unlinks and frees; closes the socket unless it was handed on (fd -1). */
+/* Unlinks and frees; closes the socket unless its ownership has moved (fd -1). */
 static void
 dispose(struct rdti_handshake *hs)
 {
@@ -79,7 +79,7 @@ log_refusal(rdt_context *ctx, const struct rdt_error *err)
     case RDT_EMISMATCH:
         kind = RDTI_REFUSAL_MISMATCH;
         break;
-    default: /* crossing connections and peers that give up: the ordinary course of set-up */
+    default: /* crossing connections and peers that give up: normal during set-up */
         rdti_log(RDT_LOG_DEBUG, "refused a connection: %s", err->message);
         return;
     }
@@ -116,7 +116,7 @@ finish(struct rdti_handshake *hs)
     events->done(ctx, arg, &result);
 }
 
-/* Messages are a few hundred bytes on a fresh socket: one that does not take them whole is
+/* Messages are a few hundred bytes on a new socket: a socket that does not accept one whole is
  * broken. */
 static rdt_status
 send_whole(const struct rdti_handshake *hs, const uint8_t *bytes, size_t len_bytes,
@@ -143,7 +143,7 @@ reject(struct rdti_handshake *hs, const struct rdt_error *why)
     rdti_text_copy(reject.text, sizeof(reject.text), why->message);
     rdti_reject_encode(&reject, bytes);
     (void)send_whole(hs, bytes, sizeof(bytes),
-                     NULL); /* it is refused whether it hears of it or not */
+                     NULL); /* the refusal does not depend on its delivery */
     fail(hs, why);
 }
 
@@ -270,9 +270,9 @@ send_hello(struct rdti_handshake *hs, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* ---- Both -------------------------------------------------------------------------------- */
+/* ---- Both roles -------------------------------------------------------------------------- */
 
-/* How long the message is that begins in `in`, once its head is there; 0: not yet. */
+/* The number of bytes to read: of the head until it is complete, then of the whole message. */
 static rdt_status
 expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
                struct rdt_error *err)
@@ -299,7 +299,7 @@ expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
         break;
     default:
         if (rdti_answer_parse(hs->in, &total) == RDTI_ANSWER_GARBAGE)
-            return rdti_error_set(err, RDT_EPROTO, 0, "%s answered with what is no handshake",
+            return rdti_error_set(err, RDT_EPROTO, 0, "%s answered with an invalid handshake",
                                   hs->place);
         *out = total;
         break;
@@ -307,7 +307,7 @@ expected_bytes(const struct rdti_handshake *hs, size_t *out, bool *is_join_out,
     return RDT_OK;
 }
 
-/* A whole message lies in `in`. May end the handshake. */
+/* `in` holds a whole message. May end the handshake. */
 static void
 handle_message(struct rdti_handshake *hs, bool is_join)
 {
@@ -354,7 +354,7 @@ handle_message(struct rdti_handshake *hs, bool is_join)
     }
 }
 
-/* Reads no byte past the message that is due: what follows belongs to the frames. */
+/* Reads no byte past the expected message: the bytes after it belong to the frames. */
 static void
 read_message(struct rdti_handshake *hs)
 {
@@ -416,8 +416,8 @@ describe_peer(struct rdti_handshake *hs, const struct sockaddr_storage *addr, bo
     rdti_sockaddr_text((const struct sockaddr *)addr, hs->place, sizeof(hs->place));
 }
 
-/* Frames are small and must not wait for the acknowledgement of the one before (40 ms). A hint:
- * without it all works, slowly. */
+/* Frames are small and must not wait for the acknowledgement of the previous one (40 ms). A failure
+ * only makes them slow. */
 static void
 set_nodelay(int fd)
 {
@@ -426,7 +426,7 @@ set_nodelay(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 }
 
-/* Room for one more towards us. */
+/* Makes room for one more incoming handshake. */
 static void
 make_room(rdt_context *ctx, struct rdti_list *table)
 {

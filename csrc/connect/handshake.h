@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * From a bare socket to an authenticated one (wire/handshake.h), for both roles. Everything is
- * [driver] and nonblocking; a handshake that is not over by its deadline ends. At most
- * RDTI_HANDSHAKES_MAX are open towards us at a time: one more ends the oldest of those that have
- * not said who they are, so that silent strangers keep nobody out.
+ * Authenticates a new socket (wire/handshake.h), for both roles. Everything is [driver] and
+ * nonblocking; a handshake that is not complete at its deadline fails. At most RDTI_HANDSHAKES_MAX
+ * incoming ones are open at a time: one more ends the oldest of those that have not sent their
+ * opening, so that silent connections cannot keep peers out.
  *
  *   role       state            leaves by
  *   connector  CONNECTING       socket writable -> sends HELLO -> WAIT_CHALLENGE
- *              WAIT_CHALLENGE   CHALLENGE with a good mac, of the rank that is looked for ->
+ *              WAIT_CHALLENGE   CHALLENGE with a good mac, of the expected rank ->
  *                               sends AUTH -> done; REJECT -> failed
  *   listener   WAIT_OPENING     HELLO that is admitted -> sends CHALLENGE -> WAIT_AUTH;
  *                               JOIN -> handed on; else REJECT or close
@@ -26,20 +26,20 @@
 
 struct rdti_handshake;
 
-/* What an authenticated socket is worth. */
+/* An authenticated socket and its peer. */
 struct rdti_authenticated {
-    int fd; /* taken over by whoever gets this */
+    int fd; /* the receiver of this struct owns it */
     bool is_unix;
     bool is_connector;
     struct rdti_hello hello;
     struct rdti_challenge challenge;
     uint8_t session_key[RDTI_SHA256_BYTES];
-    struct sockaddr_storage peer; /* tcp: where the socket leads */
+    struct sockaddr_storage peer; /* tcp: the peer's address */
     socklen_t peer_bytes;
-    int32_t peer_pid; /* Unix socket: in our pid namespace, else 0 */
+    int32_t peer_pid; /* Unix socket: in this process's pid namespace, else 0 */
 };
 
-/* One place to try: an abstract Unix name, or an address. */
+/* One address to try: an abstract Unix name or a socket address. */
 struct rdti_place {
     bool is_unix;
     struct sockaddr_storage addr;
@@ -48,33 +48,33 @@ struct rdti_place {
 };
 
 struct rdti_handshake_events {
-    /* Listener: may this HELLO in? Fills the job whose secret counts, and our CHALLENGE's fields
-     * but nonce and mac. */
+    /* Listener: decides whether to admit this HELLO. Sets the job whose secret applies, and the
+     * fields of this side's CHALLENGE except nonce and mac. */
     rdt_status (*admit)(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
                         struct rdti_job **job_out, struct rdti_challenge *challenge_out,
                         struct rdt_error *err);
-    /* Connector: the listener knows the secret; is it the one that we look for? */
+    /* Connector: the listener knows the secret; checks that it is the expected process. */
     rdt_status (*confirm)(void *arg, const struct rdti_challenge *challenge, struct rdt_error *err);
-    /* Both roles: done. The handshake is gone. `arg` is NULL for the listener. */
+    /* Both roles: it succeeded. The handshake is freed. `arg` is NULL for the listener. */
     void (*done)(rdt_context *ctx, void *arg, const struct rdti_authenticated *result);
-    /* Connector: it failed. The handshake is gone. */
+    /* Connector: it failed. The handshake is freed. */
     void (*failed)(rdt_context *ctx, void *arg, const struct rdt_error *err);
-    /* Listener: a JOIN, still unverified; fd is taken over. */
+    /* Listener: a JOIN, not yet verified; takes ownership of fd. */
     void (*join)(rdt_context *ctx, int fd, const uint8_t *join_bytes);
 };
 
-/* Takes fd over. */
+/* Takes ownership of fd. */
 void rdti_handshake_accept(rdt_context *ctx, int fd, bool is_unix,
                            const struct rdti_handshake_events *events, struct rdti_list *table);
-/* Begins to connect; `hello` complete but for the nonce. The job must outlive the handshake.
- * RDT_EAGAIN: the listener has more to accept than it can hold just now. */
+/* Begins to connect; `hello` is complete except for the nonce. The job must outlive the handshake.
+ * RDT_EAGAIN: the listener's backlog is full. */
 rdt_status rdti_handshake_connect(rdt_context *ctx, const struct rdti_place *place,
                                   const struct rdti_hello *hello, const struct rdti_job *job,
                                   uint64_t deadline_ns, const struct rdti_handshake_events *events,
                                   void *arg, struct rdti_handshake **out, struct rdt_error *err);
 /* Ends without an event. */
 void rdti_handshake_cancel(struct rdti_handshake *hs);
-/* Ends those of the table that are over their deadline. */
+/* Ends the handshakes of the table whose deadline has passed. */
 void rdti_handshakes_expire(struct rdti_list *table, uint64_t now_ns);
 void rdti_handshakes_cancel_all(struct rdti_list *table);
 

@@ -23,9 +23,9 @@
 #include "connect/netaddr.h"
 
 #define SOCKETS_MAX (1 + RDTI_BLOB_ADDRS_MAX)
-/* Peers of a large job may all arrive in the same moment. */
+/* All peers of a large job may connect at the same time. */
 #define BACKLOG 512
-#define TEST_HOST_MAX_BYTES 63 /* as long as a name in DNS may be */
+#define TEST_HOST_MAX_BYTES 63 /* the maximum of a DNS label */
 #define EXPIRE_PERIOD_NS UINT64_C(100000000)
 
 struct listening {
@@ -33,7 +33,7 @@ struct listening {
     struct rdti_watch *watch;
     int fd;
     bool is_unix;
-    bool is_paused; /* no descriptors left: not watched until the next expire() */
+    bool is_paused; /* no free descriptors: not watched until the next expire() */
 };
 
 struct rdti_listener {
@@ -63,7 +63,7 @@ is_same_user(rdt_context *ctx, int fd)
     return false;
 }
 
-/* A process without descriptors would be woken for the same connection over and over. */
+/* A process without free descriptors would be woken repeatedly for the same connection. */
 static void
 pause_accept(struct listening *socket, int sys_errno)
 {
@@ -80,7 +80,7 @@ on_accept(void *arg, uint32_t epoll_events)
     struct rdti_listener *listener = socket->listener;
 
     (void)epoll_events;
-    for (int i = 0; i < 64; i++) { /* the rest of a storm waits for the next pass */
+    for (int i = 0; i < 64; i++) { /* further connections wait for the next pass */
         const int fd = accept4(socket->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED)
@@ -158,8 +158,8 @@ listen_at(const struct sockaddr_storage *addr, socklen_t addr_bytes)
         return -1;
     if (addr->ss_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
-    /* The job before may have left connections in TIME_WAIT on the ports of a narrow range. Two
-     * that listen are refused all the same, by listen(). */
+    /* An earlier job may have left connections in TIME_WAIT on the ports of a narrow range. A
+     * second listener on a port is still refused, by listen(). */
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (bind(fd, (const struct sockaddr *)addr, addr_bytes) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
@@ -169,7 +169,7 @@ listen_at(const struct sockaddr_storage *addr, socklen_t addr_bytes)
     return -1;
 }
 
-/* At the first free port of the range; 0 to 0 means any. */
+/* Listens at the first free port of the range; 0 to 0 means any port. */
 static int
 listen_in_range(struct sockaddr_storage *addr, socklen_t addr_bytes, uint32_t from, uint32_t to)
 {
@@ -211,8 +211,8 @@ listen_tcp(struct rdti_listener *listener, struct rdti_blob_addr *blob_addr, str
     return status;
 }
 
-/* One socket per address: what is published is what is bound, and nothing else of the host is
- * open. */
+/* One socket per address: binds exactly the published addresses, and no other address of the
+ * host. */
 static rdt_status
 listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
 {
@@ -236,7 +236,7 @@ listen_all_tcp(struct rdti_listener *listener, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* What stands for the host in tests; NULL: nothing, RDMATENSOR_TEST_HOST is not set. */
+/* The name that replaces the host in tests; NULL: RDMATENSOR_TEST_HOST is not set. */
 static rdt_status
 read_test_host(const char **out, struct rdt_error *err)
 {
@@ -257,8 +257,8 @@ read_test_host(const char **out, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Equal on two processes: maybe the same host. A container may show the host's boot id from another
- * namespace, so it proves nothing. */
+/* Equal hints of two processes only suggest the same host: a container may see the host's boot id
+ * from another namespace. */
 static void
 make_host_hint(const char *test_host, uint8_t out[RDTI_HOST_HINT_BYTES])
 {
@@ -270,7 +270,7 @@ make_host_hint(const char *test_host, uint8_t out[RDTI_HOST_HINT_BYTES])
     if (fd >= 0) {
         (void)!read(fd, boot_id,
                     sizeof(boot_id) -
-                        1); /* without it the hint is that of "unknown", which is only a hint */
+                        1); /* on failure all such hosts have the same hint, which is only a hint */
         (void)close(fd);
     }
     memcpy(seen, boot_id, sizeof(boot_id));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where peers find us: an abstract Unix socket (same user, same network namespace) and TCP sockets,
- * and the blob that says so. */
+ * Listens for peers: an abstract Unix socket (same user, same network namespace), TCP sockets, and
+ * the blob that publishes their addresses. */
 #ifndef RDTI_CONNECT_LISTENER_H
 #define RDTI_CONNECT_LISTENER_H
 
@@ -12,18 +12,18 @@
 
 struct rdti_listener;
 
-/* [driver] Listens by ctx->opts. RDT_EINVAL (interface, address), RDT_EDEVICE (every port of the
- * range is taken ...). */
+/* [driver] Listens as ctx->opts configure. RDT_EINVAL (interface, address), RDT_EDEVICE (every port
+ * of the range is in use ...). */
 rdt_status rdti_listener_open(rdt_context *ctx, const struct rdti_handshake_events *events,
                               struct rdti_listener **out, struct rdt_error *err);
-/* [driver] Also ends the handshakes that are under way. NULL is legal. */
+/* [driver] Also ends the handshakes in progress. NULL is legal. */
 void rdti_listener_close(struct rdti_listener *listener);
 /* The table of handshakes of both roles. */
 struct rdti_list *rdti_listener_handshakes(struct rdti_listener *listener);
 /* The blob; immutable after open. */
 const struct rdti_blob *rdti_listener_blob(const struct rdti_listener *listener);
-/* RDMATENSOR_TEST_HOST was set: peers with another host hint are treated as on another host, though
- * they are on this one. */
+/* RDMATENSOR_TEST_HOST was set: peers with another host hint are treated as if on another host,
+ * although they are on this one. */
 bool rdti_listener_is_test_host(const struct rdti_listener *listener);
 
 #endif

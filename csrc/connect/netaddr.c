@@ -93,7 +93,7 @@ read_wanted(const char *text, bool is_loopback_only, struct rdti_blob_addr *out,
     return RDT_OK;
 }
 
-/* Keeps the list sorted by preference. */
+/* Inserts an address in order of preference. */
 static void
 insert(struct rdti_blob_addr *list, uint32_t cap, uint32_t *count,
        const struct rdti_blob_addr *addr)
@@ -121,7 +121,7 @@ append_name(char *seen, size_t cap, const char *name, const struct sockaddr *add
     (void)snprintf(seen + used, cap - used, "%s%s %s", used > 0 ? ", " : "", name, text);
 }
 
-/* Does the caller's choice of interface, address and scope allow it? */
+/* Whether the caller's choice of interface, address and scope permits it. */
 static bool
 is_wanted(const struct ifaddrs *entry, const struct rdti_blob_addr *candidate, const char *ifname,
           const struct rdti_blob_addr *wanted, bool is_loopback_only)

@@ -13,14 +13,14 @@
 
 /* As rdti_sockaddr_text(), without the port. */
 void rdti_address_text(const struct sockaddr *addr, char *buf, size_t cap);
-/* Between the wire's form and the system's; returns the length. */
+/* Converts between the wire format and the system's format; returns the length. */
 socklen_t rdti_sockaddr_from_blob(const struct rdti_blob_addr *in, struct sockaddr_storage *out);
 
 /*
- * The addresses of this host that may be published, best first: of `ifname` only, if not NULL; only
- * `addr`, if not NULL; loopback only, if asked for. Link-local ones are left out. IPv4 before IPv6,
- * global before loopback.
- *   RDT_EINVAL  no such interface, no such address here: the message lists what there is
+ * The addresses of this host that may be published, best first: only of `ifname`, if not NULL; only
+ * `addr`, if not NULL; only loopback, if requested. Link-local ones are left out. IPv4 comes before
+ * IPv6, global before loopback.
+ *   RDT_EINVAL  no such interface or address here: the message lists the existing ones
  */
 rdt_status rdti_local_addrs(const char *ifname, const char *addr, bool is_loopback_only,
                             struct rdti_blob_addr *out, uint32_t cap, uint32_t *count_out,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How endpoints end: failure, goodbye, burial, and what waits while memory is still used. */
+ * How endpoints end: failure, goodbye, burial, and the waits while memory is still in use. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,12 +10,12 @@
 #include "endpoint/endpoint_impl.h"
 #include "endpoint/failures.h"
 
-/* A lane that broke while the side channel still stands: how long the channel may take to say
- * whether the peer left or died. Between hosts the end of a data stream can overtake the goodbye on
- * another connection. */
+/* A lane broke while the side channel is still open: how long to wait for the channel to report
+ * whether the peer left or died. Between hosts the end of a data stream can overtake the goodbye,
+ * which travels on another connection. */
 #define LANE_GRACE_NS UINT64_C(200000000)
-/* How long a peer that said goodbye is waited with for the word of what we wrote last. Half of what
- * it waits for our answer (CLOSE_LINGER_NS); a lost packet takes 200 ms. */
+/* After the peer's goodbye: how long to wait for the acknowledgement of the last local writes. Half
+ * of the time that the peer waits for the answer (CLOSE_LINGER_NS); a lost packet takes 200 ms. */
 #define GOODBYE_GRACE_NS UINT64_C(1000000000)
 
 void
@@ -81,12 +81,12 @@ rdti_endpoint_end_goodbye(rdt_endpoint *ep)
     if (rdti_endpoint_is_ended(ep))
         return;
     ep->goodbye_ns = 0;
-    rdti_endpoint_hear_last_words(ep, ep->said_goodbye); /* true: this one answers ours */
+    rdti_endpoint_hear_last_words(ep, ep->said_goodbye); /* true: this goodbye is an answer */
     rdti_endpoint_leave(ep);
 }
 
-/* What we wrote last is in place there, and the word of it comes by the lane, which the goodbye may
- * overtake: the peer keeps its half until we answer. */
+/* The last local writes are in the peer's memory. Their acknowledgement comes over the lane, and
+ * the goodbye may overtake it. The peer keeps its half of the lane open until this side answers. */
 static bool
 is_word_awaited(const rdt_endpoint *ep)
 {
@@ -105,7 +105,7 @@ rdti_endpoint_on_goodbye(rdt_endpoint *ep)
         rdti_endpoint_end_goodbye(ep);
 }
 
-/* [driver] Whoever writes on and on is not waited for. */
+/* [driver] Bounded: a thread that keeps writing would keep the lane busy for ever. */
 static void
 advance_goodbye(rdt_endpoint *ep)
 {
@@ -127,7 +127,7 @@ fail_pending(rdt_endpoint *ep, const struct rdt_error *err)
 static void
 drop_revocations(rdt_endpoint *ep)
 {
-    /* This peer uses nothing any more, which is what the acknowledgement would have said. */
+    /* The peer uses no memory of this process any more, as its acknowledgements would have said. */
     for (uint32_t i = 0; i < ep->revoke_count; i++)
         (void)rdti_regions_acknowledge(ep->ctx->regions, ep->revokes[i].index,
                                        ep->revokes[i].generation);
@@ -170,8 +170,8 @@ rdti_endpoint_drop_unmapped(rdt_endpoint *ep)
     ep->revoke_count = kept;
 }
 
-/* While somebody holds the endpoint, what it mapped of the peer's memory stays mapped: a user may
- * be in the middle of a buffer. */
+/* While the endpoint has handles, the peer's memory stays mapped: a user may be in the middle of a
+ * buffer. */
 static void
 end_lane(rdt_endpoint *ep, const struct rdt_error *err)
 {
@@ -189,11 +189,11 @@ end_lane(rdt_endpoint *ep, const struct rdt_error *err)
 }
 
 /*
- * Closing our half of a lane over shared memory keeps nobody from using it: a peer that we gave up
- * while it is stopped, or that breaks the protocol, may be in the middle of a write into memory of
- * ours, and one that we left may hold some. It is done only when it left first, its process has
- * ended, or it has closed its half of the side channel, which it does after its last writer has
- * left its lane and its last hold is given up.
+ * Closing the local half of a shared-memory lane does not stop the peer from using it. A peer that
+ * this side gave up (it is stopped, or it broke the protocol) may be in the middle of a write into
+ * local memory, and a peer that this side left may hold some. The peer is done only when it left
+ * first, its process has ended, or it has closed its half of the side channel. It closes that half
+ * after its last writer has left its lane and its last hold is given up.
  */
 static bool
 is_peer_awaited(const rdt_endpoint *ep)
@@ -203,7 +203,7 @@ is_peer_awaited(const rdt_endpoint *ep)
            rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING;
 }
 
-/* The other way round: as long as this holds, our half of the side channel stays open. */
+/* The reverse: while this holds, the local half of the side channel stays open. */
 static bool
 is_using_peer(const rdt_endpoint *ep)
 {
@@ -215,13 +215,13 @@ static void
 begin_linger(rdt_endpoint *ep)
 {
     ep->is_lingering = true;
-    ep->answer_count = 0; /* its end says it all */
+    ep->answer_count = 0; /* the end of the channel answers all */
     if (!rdti_channel_linger(ep->channel) && !ep->is_peer_done)
         rdti_log(RDT_LOG_WARN, "rank %d's end will not be seen: freed regions stay in quarantine",
                  (int)rdti_endpoint_rank(ep));
 }
 
-/* The last of the channel; what was said last still goes out. */
+/* The end of the channel; the frame that was queued last is still sent. */
 static void
 end_channel(rdt_endpoint *ep)
 {
@@ -252,12 +252,12 @@ advance_lingering(rdt_endpoint *ep)
 bool
 rdti_endpoint_is_only_lingering(const rdt_endpoint *ep)
 {
-    return ep->is_buried && ep->is_lingering && ep->ring == NULL && /* stripped: nobody has it */
+    return ep->is_buried && ep->is_lingering && ep->ring == NULL && /* stripped: no handle left */
            (rdti_channel_is_flushed(ep->channel) || rdti_now_ns() >= ep->linger_until_ns);
 }
 
-/* The peer must not take our end for our death: it hears why we go. Once the lane has ended, which
- * is what a goodbye promises. */
+/* Sends the peer the reason, so that it does not take this end for a death. Called once the lane
+ * has ended, which is what a goodbye promises. */
 static void
 say_last_words(rdt_endpoint *ep)
 {
@@ -270,13 +270,13 @@ say_last_words(rdt_endpoint *ep)
         return;
     ep->said_goodbye = true;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_LEFT) {
-        if (ep->setup != NULL) /* else it was told when it was READY */
+        if (ep->setup != NULL) /* else sent when it was READY */
             rdti_context_tell_obituaries(ep->ctx, ep);
         rdti_channel_send_last(ep->channel, RDTI_FRAME_GOODBYE, NULL, 0);
         return;
     }
     memcpy(words.uuid, ep->ctx->uuid, RDT_UUID_BYTES);
-    if (ep->is_death) { /* it may be stopped, or on the other side of a broken link */
+    if (ep->is_death) { /* the peer may be stopped, or on the other side of a broken link */
         memcpy(words.uuid, ep->uuid, RDT_UUID_BYTES);
         words.rank = rdti_endpoint_rank(ep);
         words.is_left = 0;
@@ -306,8 +306,8 @@ rdti_endpoint_release_path(rdt_endpoint *ep, const struct rdt_error *err)
     ep->setup->heard_ready = false;
 }
 
-/* [driver] The state says LEFT or FAILED; now nothing of it may move any more. False: a writer is
- * still inside the lane. */
+/* [driver] The state is LEFT or FAILED; from here on nothing of the endpoint may move. Returns
+ * false while a writer is still inside the lane. */
 static bool
 bury(rdt_endpoint *ep)
 {
@@ -315,7 +315,7 @@ bury(rdt_endpoint *ep)
     if (atomic_load_explicit(&ep->lane_users, memory_order_seq_cst) > 0)
         return false;
     ep->is_buried = true;
-    rdti_endpoint_release_path(ep, &ep->error); /* the lane may still name bytes of set-up's */
+    rdti_endpoint_release_path(ep, &ep->error); /* the lane may still refer to bytes of set-up */
     rdti_path_end_setup(ep);
     fail_pending(ep, &ep->error);
     if (ep->is_death) {
@@ -337,7 +337,7 @@ bury(rdt_endpoint *ep)
     return true;
 }
 
-/* Nobody has a buried endpoint any more: one that lingers keeps only what it waits with. */
+/* For a buried endpoint without handles: if it lingers, it keeps only what the wait needs. */
 static void
 strip(rdt_endpoint *ep)
 {
@@ -376,13 +376,13 @@ are_protocols_idle(const rdt_endpoint *ep)
     return true;
 }
 
-/* A closing endpoint that the peer does not answer is closed all the same. */
+/* How long a closing endpoint waits for the peer's answer; then it closes without one. */
 #define CLOSE_LINGER_NS UINT64_C(2000000000)
 /* How long a close waits for the goodbye to go out: the peer's acknowledgements are on their way,
- * unless it is stopped. */
+ * unless the peer is stopped. */
 #define GOODBYE_WAIT_NS UINT64_C(20000000)
 
-/* A closing endpoint: goodbye once idle; gone once the peer answered or the linger is over. */
+/* Says goodbye once the endpoint is idle; ends it when the peer answered or the linger is over. */
 static void
 advance_closing(rdt_endpoint *ep)
 {
@@ -390,8 +390,8 @@ advance_closing(rdt_endpoint *ep)
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
     if (ep->lane_broken_ns != 0 && ep->channel != NULL) {
-        rdti_channel_drain(ep->channel); /* did it say goodbye? */
-        if (!rdti_endpoint_is_ended(ep)) /* it may not know yet that the path is broken */
+        rdti_channel_drain(ep->channel); /* a goodbye may lie unread */
+        if (!rdti_endpoint_is_ended(ep)) /* the peer may not know yet that the path is broken */
             rdti_endpoint_fail(ep, &ep->lane_error, false);
         return;
     }
@@ -425,14 +425,14 @@ rdti_endpoint_begin_close(rdt_endpoint *ep)
     ep->linger_until_ns = rdti_deadline_after(CLOSE_LINGER_NS);
     ep->is_close_due = true;
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
-        if (rdti_list_is_empty(&ep->pending)) /* else set-up goes on: they are to be flushed */
+        if (rdti_list_is_empty(&ep->pending)) /* else set-up goes on: these ops are to be flushed */
             rdti_endpoint_close_unready(ep);
     } else if (rdti_endpoint_get_state(ep) == RDTI_EP_READY) {
         rdti_endpoint_set_state(ep, RDTI_EP_CLOSING);
         advance_closing(ep);
     }
     ep->ctx->has_core_work = true;
-    /* The progress thread sees it through; it may be asleep. */
+    /* The progress thread completes the close; it may be asleep. */
     rdti_engine_poke(ep->ctx->engine);
 }
 
@@ -455,7 +455,7 @@ is_goodbye_said(void *arg)
 void
 rdti_endpoints_await_goodbyes(rdt_context *ctx)
 {
-    /* Late is no error: the progress thread says it then. A driver must not wait. */
+    /* A late goodbye is not an error: the progress thread says it then. A driver must not wait. */
     (void)rdti_engine_wait(ctx->engine, is_goodbye_said, ctx, rdti_deadline_after(GOODBYE_WAIT_NS));
 }
 
@@ -468,7 +468,7 @@ is_held(const rdt_endpoint *ep, const struct rdti_revoke *revoke)
     return false;
 }
 
-/* Returns true while there is one to answer that no call announces. */
+/* Returns true while an answer is due that no call announces. */
 static bool
 answer_revocations(rdt_endpoint *ep)
 {
@@ -482,13 +482,13 @@ answer_revocations(rdt_endpoint *ep)
         return ep->answer_count > 0;
     for (uint32_t i = 0; i < ep->answer_count && ep->channel != NULL; i++) {
         const struct rdti_revoke *revoke = &ep->answers[i];
-        if (is_held(ep, revoke)) { /* rdt_endpoint_unhold() has us look again */
+        if (is_held(ep, revoke)) { /* rdt_endpoint_unhold() triggers another check */
             ep->answers[left++] = *revoke;
             continue;
         }
         if (ep->lane != NULL && ep->lane->transport->revoke != NULL &&
             !ep->lane->transport->revoke(ep->lane, revoke->index, revoke->generation)) {
-            ep->answers[left++] = *revoke; /* a device still moves bytes of it */
+            ep->answers[left++] = *revoke; /* a device still moves bytes of the region */
             is_due = true;
             continue;
         }
@@ -502,14 +502,14 @@ answer_revocations(rdt_endpoint *ep)
 static void
 advance_broken(rdt_endpoint *ep)
 {
-    const struct rdt_error err = ep->lane_error; /* outlives what is released */
+    const struct rdt_error err = ep->lane_error; /* a copy: it outlives what is released */
 
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING) {
         rdti_path_give_up(ep, &err);
         return;
     }
     if (ep->channel != NULL)
-        rdti_channel_drain(ep->channel); /* did it say goodbye? */
+        rdti_channel_drain(ep->channel); /* a goodbye may lie unread */
     if (!rdti_endpoint_is_ended(ep) && rdti_now_ns() - ep->lane_broken_ns > LANE_GRACE_NS)
         rdti_endpoint_fail(ep, &err, err.status == RDT_EPEER || err.status == RDT_EPROTO);
 }
@@ -540,7 +540,7 @@ advance(rdt_endpoint *ep, uint32_t *work)
            rdti_endpoint_is_ended(ep) || rdti_endpoint_get_state(ep) == RDTI_EP_CLOSING;
 }
 
-/* Apart: most passes find nothing to do here. */
+/* Out of line: most passes find nothing to do here. */
 __attribute__((noinline)) static uint32_t
 advance_all(rdt_context *ctx)
 {
@@ -596,5 +596,5 @@ bool
 rdti_endpoints_need_epoll(void *state)
 {
     (void)state;
-    return false; /* side channels are the progress thread's; waiters look once in a slice */
+    return false; /* the progress thread polls side channels; waiters do so once in a slice */
 }

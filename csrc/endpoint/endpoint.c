@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Endpoints in use: posting and arrivals. How they come to be is path.c, how they end
- * endpoint_end.c. */
+ * Endpoints in use: posting and arrivals. Set-up is in setup*.c, the end in close.c. */
 #include "endpoint/endpoint.h"
 
 #include <assert.h>
@@ -12,18 +11,18 @@
 #include "endpoint/endpoint_impl.h"
 #include "wire/notify.h"
 
-/* User notifications that wait for rdt_endpoint_wait_notify(); more of them is a program that never
- * looks. */
+/* User notifications that wait for rdt_endpoint_wait_notify(). A program that exceeds this number
+ * never takes them. */
 #define INBOX_MAX 65536
 
 enum rdti_endpoint_state
 rdti_endpoint_get_state(const rdt_endpoint *ep)
 {
-    /* seq_cst: pairs with set_state(), see rdti_endpoint_post(). */
+    /* seq_cst: pairs with rdti_endpoint_set_state(), see rdti_endpoint_post(). */
     return (enum rdti_endpoint_state)atomic_load_explicit(&ep->state, memory_order_seq_cst);
 }
 
-/* The table of states in endpoint.h, which a test holds to this one. */
+/* The table of states in endpoint.h; a test compares the two. */
 static const uint32_t may_become[] = {
     [RDTI_EP_CONNECTING] = 1u << RDTI_EP_READY | 1u << RDTI_EP_FAILED | 1u << RDTI_EP_LEFT,
     [RDTI_EP_READY] = 1u << RDTI_EP_FAILED | 1u << RDTI_EP_LEFT | 1u << RDTI_EP_CLOSING,
@@ -90,8 +89,7 @@ rdti_endpoint_name_at(const rdt_endpoint *ep, uint32_t index, uint64_t *off_byte
 struct rdti_transport_caps
 rdti_endpoint_caps(const rdt_endpoint *ep)
 {
-    /* Any thread: not by the lane, which may be closed at this moment; what was found is
-     * immutable. */
+    /* Any thread: the lane is not read, as it may be closed now; ctx->found is immutable. */
     const uint32_t id = rdti_endpoint_transport_id(ep);
 
     return id == RDT_TRANSPORT_AUTO ? (struct rdti_transport_caps){0}
@@ -150,8 +148,8 @@ uint64_t
 rdti_endpoint_silence_ns(const rdt_endpoint *ep)
 {
     const uint64_t now_ns = rdti_now_ns();
-    /* While we were stopped ourselves the peers may have been as well: their silence counts from
-     * our return. */
+    /* While this process was stopped, the peers may have been stopped as well: their silence counts
+     * from its return. */
     uint64_t heard_ns = ep->ctx->resumed_ns;
 
     if (rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING && ep->setup->begun_ns > heard_ns)
@@ -191,7 +189,7 @@ rdti_endpoint_ref(rdt_endpoint *ep)
 void
 rdti_endpoint_pin_mapping(rdt_endpoint *ep)
 {
-    /* seq_cst: counted before the generation is looked at; pairs with answer_revocations(). */
+    /* seq_cst: counted before the generation is read; pairs with answer_revocations(). */
     (void)atomic_fetch_add_explicit(&ep->map_pins, 1, memory_order_seq_cst);
 }
 
@@ -230,8 +228,7 @@ give_to_lane(rdt_endpoint *ep, struct rdti_op *op, struct rdt_error *err)
                                      : lane->transport->read(lane, op, err);
 }
 
-/* Closing endpoints still flush what the mailbox owes; users have given up their handles by
- * then. */
+/* Closing endpoints still flush the mailbox's messages; users' handles are gone by then. */
 static bool
 has_lane(enum rdti_endpoint_state state)
 {
@@ -245,15 +242,16 @@ is_moving(const rdt_endpoint *ep)
     return atomic_load_explicit(&ep->is_moving, memory_order_seq_cst);
 }
 
-/* Refused for the lane's sake, not for the op's own. */
+/* Refused because of the lane, not because of the op itself. */
 static bool
 is_of_lane(rdt_status status)
 {
     return status != RDT_OK && status != RDT_ERANGE && status != RDT_ESTALE;
 }
 
-/* [driver] A lane refused it. Why the lane broke the side channel may know better, a moment later:
- * until then the op waits, as those do that were in flight, and ends as the endpoint does. */
+/* [driver] The lane refused the op. A moment later the side channel may know better why the lane
+ * broke. Until then the op waits, as do those that were in flight, and it ends as the endpoint
+ * does. */
 static rdt_status
 await_verdict(rdt_endpoint *ep, struct rdt_transfer *t, rdt_status refusal, struct rdt_error *err)
 {
@@ -272,7 +270,7 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
 
     rdti_engine_enter(ep->ctx->engine);
     switch (rdti_endpoint_get_state(ep)) {
-    case RDTI_EP_READY: /* it became so meanwhile, and what was queued has gone out before */
+    case RDTI_EP_READY: /* it became READY meanwhile, and what was queued has gone out before */
     case RDTI_EP_CLOSING:
         if (is_moving(ep))
             rdti_list_append(&ep->pending, &t->op.link);
@@ -292,7 +290,7 @@ post_slowly(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *err)
     return status;
 }
 
-/* In the trace. */
+/* The op's name in the trace. */
 static const char *
 name_of(const struct rdti_op *op)
 {
@@ -303,7 +301,7 @@ name_of(const struct rdti_op *op)
     return rdti_notify_parse(op->notify, &value, &epoch) == RDTI_NOTIFY_IS_SLOT ? "slot" : "write";
 }
 
-/* Instead of rdti_transfer_op_complete() for what is relied on. */
+/* Replaces rdti_transfer_op_complete() for ops that are relied on. */
 static void
 on_relied_over(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
@@ -317,8 +315,8 @@ on_relied_over(struct rdti_op *op, rdt_status status, const struct rdt_error *er
     rdti_transfer_op_complete(op, status, err);
 }
 
-/* The peer counts slots' tensors, credits and messages: were one missing, it would take the next
- * for it. Users' own numbers it only hands on. */
+/* The peer counts slots' tensors, credits and messages: if one were missing, it would take the next
+ * one for it. Users' own numbers are only passed on. */
 static void
 mark_relied(rdt_endpoint *ep, struct rdt_transfer *t)
 {
@@ -338,8 +336,8 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
     rdt_status status;
 
     mark_relied(ep, t);
-    /* Counted and traced by kind before the op may be gone; a receive reads, slice by slice, by its
-     * own transfer, which has its name already. relaxed: statistics */
+    /* Counted and traced by kind before the post, as the op may be gone after it. A receive reads,
+     * slice by slice, with its own transfer, which has its name already. relaxed: statistics */
     if (t->trace_sequence == 0 && rdti_transfer_pool_get_trace(ep->ctx->pool) != NULL)
         rdt_transfer_trace(t, name_of(&t->op), rdti_endpoint_rank(ep), t->op.len_bytes);
     rdti_count(t->op.kind == RDTI_OP_WRITE ? &ep->ctx->counters.writes : &ep->ctx->counters.reads,
@@ -353,7 +351,7 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
         status = give_to_lane(ep, &t->op, err);
         (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
         if (!has_lane(rdti_endpoint_get_state(ep)) || is_moving(ep))
-            rdti_engine_poke(ep->ctx->engine); /* bury() waits for us, or who moves it */
+            rdti_engine_poke(ep->ctx->engine); /* bury() or the failover waits for this thread */
         if (!is_of_lane(status))
             return status;
         rdti_engine_enter(ep->ctx->engine);
@@ -362,7 +360,7 @@ rdti_endpoint_post(rdt_endpoint *ep, struct rdt_transfer *t, struct rdt_error *e
         return status;
     }
     (void)atomic_fetch_sub_explicit(&ep->lane_users, 1, memory_order_seq_cst);
-    if (is_moving(ep)) /* who moves it may have seen us, and waits */
+    if (is_moving(ep)) /* the failover may have counted this thread, and waits */
         rdti_engine_poke(ep->ctx->engine);
     return post_slowly(ep, t, err);
 }
@@ -447,7 +445,7 @@ void
 rdti_endpoint_send_frame(rdt_endpoint *ep, enum rdti_frame_type type, const uint8_t *payload,
                          size_t len_bytes)
 {
-    rdti_engine_enter(ep->ctx->engine); /* the channel may go at any time otherwise */
+    rdti_engine_enter(ep->ctx->engine); /* else the channel may go at any time */
     if (ep->channel != NULL)
         rdti_channel_send(ep->channel, (uint16_t)type, payload, len_bytes, NULL, 0);
     rdti_engine_leave(ep->ctx->engine);
@@ -477,13 +475,13 @@ push_inbox(rdt_endpoint *ep, uint32_t value, struct rdt_error *err)
     }
     ep->inbox[(ep->inbox_head + ep->inbox_count) & (ep->inbox_cap - 1)] = value;
     ep->inbox_count++;
-    /* seq_cst: the waiter's second look before sleep */
+    /* seq_cst: pairs with the waiter's second check before sleep */
     atomic_store_explicit(&ep->inbox_ready, ep->inbox_count, memory_order_seq_cst);
     rdti_engine_wake(ep->ctx->engine);
     return RDT_OK;
 }
 
-/* It has to come behind its sums: rdti_endpoint_on_summed(). */
+/* The notification has to come after its sums: rdti_endpoint_on_summed(). */
 static rdt_status
 refuse_unsummed(const rdt_endpoint *ep, uint32_t notification, struct rdt_error *err)
 {
@@ -544,9 +542,9 @@ rdti_endpoint_on_notify(rdt_endpoint *ep, uint32_t notification)
         break;
     }
     if (status != RDT_OK && rdti_endpoint_get_state(ep) == RDTI_EP_CONNECTING)
-        rdti_endpoint_on_lane_error(ep, &err); /* another path may do */
+        rdti_endpoint_on_lane_error(ep, &err); /* another path may work */
     else if (status != RDT_OK)
-        rdti_endpoint_fail(ep, &err, status == RDT_EPROTO); /* else the fault is ours */
+        rdti_endpoint_fail(ep, &err, status == RDT_EPROTO); /* else the fault is local */
 }
 
 rdt_status
@@ -560,7 +558,7 @@ rdti_endpoint_on_summed(rdt_endpoint *ep, uint32_t notification, bool is_stale,
         return RDT_OK;
     const enum rdti_notify_kind kind = rdti_notify_parse(notification, &value, &epoch);
     switch (kind) {
-    case RDTI_NOTIFY_IS_SLOT: /* of one that was destroyed it means nothing */
+    case RDTI_NOTIFY_IS_SLOT: /* of a destroyed slot it means nothing */
         return notify_protocol(ep, RDTI_PROTOCOL_SLOTS, kind, value, epoch, err);
     case RDTI_NOTIFY_IS_USER:
         return push_inbox(ep, is_stale ? RDTI_INBOX_STALE : value, err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The path over RDMA is lost for good, and tcp takes its place: once in an endpoint's life, and not
- * back. Both sides do the same:
+ * The path over RDMA is lost permanently, and tcp takes its place: once in an endpoint's life, and
+ * not back. Both sides do the same:
  *
  *   the lane's last link breaks, or the peer's MOVE says that its last did
  *   the lane is fenced            what the peer sent is in place and delivered, or never will be
@@ -9,9 +9,9 @@
  *   the old lane hands over       its QPs are destroyed; what the peer has is complete
  *   what is left goes again, in order; then what was posted meanwhile
  *
- * Nobody sends over tcp before the other's MOVE is here, and so nothing that was in flight over
- * RDMA comes behind it, or lands after an op was completed. Ops that other threads post wait from
- * the fence on (is_moving).
+ * A side sends over tcp only once the other's MOVE has arrived. Therefore nothing that was in
+ * flight over RDMA arrives after it, or lands after an op was completed. Ops that other threads
+ * post wait from the fence on (is_moving).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,12 +26,12 @@
 #include "endpoint/endpoint_impl.h"
 #include "endpoint/failures.h"
 
-/* From the fence or MOVE, whichever is first. At least as long as a peer may be silent: one that is
- * dead is found earlier, by its side channel or by that. */
+/* Least time for a move, from the fence or MOVE, whichever is first; never less than a peer may be
+ * silent. A dead peer is found earlier, by its side channel or its silence. */
 #define MOVE_LEAST_NS UINT64_C(10000000000)
 
 struct rdti_failover {
-    struct rdti_lane *lane; /* tcp; NULL until our half is made */
+    struct rdti_lane *lane; /* tcp; NULL until the local half is made */
     struct rdti_offer peer_offer;
     struct rdt_error why;
     uint64_t begun_ns;
@@ -50,7 +50,7 @@ allows_tcp(uint32_t force, uint32_t require)
            (require == RDT_TRANSPORT_AUTO || require == RDT_TRANSPORT_TCP);
 }
 
-/* Both sides judge alike. */
+/* Both sides decide alike. */
 void
 rdti_failover_prepare(rdt_endpoint *ep)
 {
@@ -169,7 +169,7 @@ rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct rdt_e
     if (failover == NULL)
         return;
     failover->is_fenced = true;
-    failover->why = *why; /* ours, where both noticed */
+    failover->why = *why; /* the local reason, where both noticed */
     atomic_store_explicit(&ep->is_moving, true, memory_order_seq_cst);
     if (make_half(ep, failover, &offer, &err) != RDT_OK) {
         rdti_failover_on_lane_error(ep, &err);
@@ -185,7 +185,7 @@ rdti_failover_on_fenced(rdt_endpoint *ep, uint64_t delivered, const struct rdt_e
         connect_lane(ep);
 }
 
-/* False where it hears of our end, or our leaving, next. */
+/* False where the peer is about to receive this side's end or goodbye. */
 static bool
 can_answer(const rdt_endpoint *ep)
 {
@@ -215,7 +215,7 @@ rdti_failover_on_move(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d moves to tcp out of turn, or where that is forbidden",
                                    rank);
-    if (move.delivered == 0) /* it was READY, so it has heard of our proof */
+    if (move.delivered == 0) /* it was READY, so it has received the probe */
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d moves to tcp and has heard of nothing", rank);
     if (!can_answer(ep))
@@ -233,7 +233,7 @@ rdti_failover_on_move(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload
         connect_lane(ep);
         return RDT_OK;
     }
-    if (!ep->lane->transport->fence(ep->lane, &why)) /* where it broke just now, that stands */
+    if (!ep->lane->transport->fence(ep->lane, &why)) /* where it broke just now, that error stays */
         rdti_endpoint_on_lane_error(ep, &why);
     return RDT_OK;
 }
@@ -268,10 +268,10 @@ bare_notification(struct collected *all, uint32_t notify)
     }
     t->op.kind = RDTI_OP_WRITE;
     t->op.notify = notify;
-    t->op.is_urgent = true; /* what it was nobody knows any more */
+    t->op.is_urgent = true; /* the original op's urgency is unknown */
     t->op.remote = ep->peer_ring;
     t->op.blocks = t->pair;
-    rdt_transfer_free(t); /* nobody has its handle; it ends with the op */
+    rdt_transfer_free(t); /* no handle is kept; it ends with the op */
     return &t->op;
 }
 
@@ -289,7 +289,7 @@ collect(void *arg, struct rdti_op *op, uint32_t notify)
     all->count++;
 }
 
-/* For describe(): what was, and when. */
+/* For describe(): the reason, and the time. */
 static void
 note_reason(rdt_endpoint *ep, const struct rdt_error *why)
 {
@@ -314,7 +314,7 @@ move(rdt_endpoint *ep)
 
     rdti_list_init(&all.ops);
     status = old->transport->hand_over(old, failover->peer_delivered, collect, &all, &all.err);
-    rdti_list_splice(&all.ops, &ep->pending); /* those were posted later */
+    rdti_list_splice(&all.ops, &ep->pending); /* these were posted later */
     rdti_list_splice(&ep->pending, &all.ops);
     if (status != RDT_OK || all.status != RDT_OK) {
         rdti_endpoint_fail(ep, &all.err, status == RDT_EPROTO);
@@ -335,7 +335,7 @@ move(rdt_endpoint *ep)
              (double)(rdti_now_ns() - failover->begun_ns) / 1e6, why.message);
     ep->failover = NULL;
     free(failover);
-    rdti_path_flush_pending(ep); /* before others may pass it */
+    rdti_path_flush_pending(ep); /* before other threads may pass them */
     atomic_store_explicit(&ep->is_moving, false, memory_order_seq_cst);
     rdti_engine_wake(ep->ctx->engine);
 }
@@ -356,7 +356,7 @@ rdti_failover_advance(rdt_endpoint *ep)
     if (rdti_now_ns() >= failover->deadline_ns) {
         (void)rdti_error_set_rank(&err, RDT_ETIMEDOUT, rdti_endpoint_rank(ep),
                                   "rank %d %s within %.0f s", (int)rdti_endpoint_rank(ep),
-                                  is_due ? "has somebody here who is still inside the lost lane"
+                                  is_due ? "is not moved: a thread here is still in the lost lane"
                                   : failover->has_move_in ? "is not reached over it"
                                                           : "does not answer",
                                   (double)failover->patience_ns / 1e9);

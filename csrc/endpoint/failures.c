@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Who is known to be dead: the first news of each process wins and is passed on. News of processes
- * that we never met come from peers alone, who may tell anything: so many of them are remembered as
- * there are ranks that they could be of. What is not remembered is not passed on either, or two who
- * forget would tell each other for ever. And who was refused for good, so that its going is no
- * riddle later. */
+ * Processes known to be dead: the first news of each is kept and passed on. News of processes that
+ * this one never met comes from peers alone, which may report anything: the number remembered is
+ * limited to the number of ranks that they could be. News that is not remembered is not passed on
+ * either, or two processes that forget would send it to each other for ever. Also peers that were
+ * refused permanently, so that their leaving can be explained later. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,8 @@
 
 /* Without a group, or with small ones: ranks that died in earlier lives of the job. */
 #define HEARSAY_LEAST 256
-/* The last ones: a peer with the secret may come as often as it likes, by ever new names. */
+/* Only the last are kept: a peer with the secret may connect any number of times under new
+ * names. */
 #define REJECTIONS_MAX 64
 
 const struct rdti_obituary *
@@ -43,15 +44,15 @@ tell(rdt_endpoint *ep, const struct rdti_obituary *news)
                       NULL, 0);
 }
 
-/* Everybody holds the same for dead. One that lives all the same, because only somebody else's link
- * to it is down or because it was stopped, is told so and must not go on half-way: it would take
- * our silence for our death. */
+/* All processes hold the same ones for dead. A process that is alive all the same (only another
+ * peer's link to it is down, or it was stopped) is notified and must not go on half-way: it would
+ * take this side's silence for a death. */
 static void
 end_as_dead(rdt_endpoint *ep, const struct rdti_obituary *news)
 {
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    /* Who tells may be faster than what it sent itself, which lies in place already. */
+    /* The report may be faster than what the peer itself sent, which lies in place already. */
     if (!rdti_endpoint_is_ended(ep) && rdti_endpoint_get_state(ep) != RDTI_EP_CONNECTING)
         rdti_endpoint_take_arrivals(ep);
     (void)rdti_error_set_rank(&err, RDT_EPEER, news->rank, "%s", news->reason);
@@ -79,7 +80,7 @@ has_met(const rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
     return false;
 }
 
-/* False, said once: no more of what peers tell is remembered, until there are more ranks. */
+/* False, logged once: no more of what peers report is remembered, until there are more ranks. */
 static bool
 may_remember_hearsay(rdt_context *ctx, const struct rdti_obituary *news)
 {
@@ -110,7 +111,7 @@ rdti_context_announce_death(rdt_context *ctx, const struct rdti_obituary *news,
         if (obituary == NULL)
             rdti_log(RDT_LOG_ERROR, "no memory to remember that rank %d died", (int)news->rank);
     }
-    if (obituary == NULL) { /* our own groups hear of it */
+    if (obituary == NULL) { /* only the groups of this process learn of it */
         ctx->upcalls->membership->on_death(ctx, news);
         return;
     }

@@ -8,23 +8,23 @@
 #include "endpoint/endpoint_impl.h"
 #include "endpoint/failures.h"
 
-/* Revocations that may be open at once between two: an index is used again only after its answers,
- * so that who keeps to the protocol never has more. */
+/* Revocations that may be open at once between two processes. An index is used again only after its
+ * answers, so that a peer that keeps to the protocol never has more. */
 #define REVOKES_MAX (RDTI_REGION_INDEX_MAX + 1)
-/* Passes over a transport at a goodbye, where it says nothing else: each takes what a whole ring
- * holds, and there is one ring a peer. */
+/* Passes over a transport at a goodbye, unless the transport says otherwise: each takes what a
+ * whole ring holds, and there is one ring a peer. */
 #define ARRIVAL_PASSES 16
 
 void
 rdti_endpoint_take_arrivals(rdt_endpoint *ep)
 {
-    const struct rdti_lane *next = rdti_failover_lane(ep); /* it has moved, and we are about to */
+    const struct rdti_lane *next = rdti_failover_lane(ep); /* the peer has moved already */
     const uint32_t id = next != NULL ? next->transport->id : rdti_endpoint_transport_id(ep);
     const struct rdti_found *found = &ep->ctx->found[id];
     const uint32_t own = id == RDT_TRANSPORT_AUTO ? 0 : found->transport->caps.arrival_passes;
     const uint32_t passes = own != 0 ? own : ARRIVAL_PASSES;
 
-    /* Bounded: the peer writes nothing more; other lanes of the transport may. */
+    /* Bounded: the peer writes nothing more, but other lanes of the transport may. */
     for (uint32_t i = 0; i < passes && ep->lane != NULL && found->transport->poll(found->state) > 0;
          i++)
         continue;
@@ -50,10 +50,9 @@ on_death(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
     }
     if ((death.is_left != 0) != (memcmp(death.uuid, ep->uuid, RDT_UUID_BYTES) == 0))
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
-                                   "rank %d tells of a leaving that is not its own, or of its own "
-                                   "death",
+                                   "rank %d reports another's leaving, or its own death",
                                    (int)rdti_endpoint_rank(ep));
-    if (death.is_left != 0) { /* its last words */
+    if (death.is_left != 0) { /* the peer's last words */
         rdti_endpoint_take_arrivals(ep);
         (void)rdti_error_set_rank(&why, RDT_EPEER, rdti_endpoint_rank(ep),
                                   "rank %d closed the connection: %s", (int)rdti_endpoint_rank(ep),
@@ -107,7 +106,7 @@ on_revoke(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, stru
         return rdti_error_set_rank(err, RDT_ENOMEM, rdti_endpoint_rank(ep),
                                    "no memory to answer that rank %d freed a region",
                                    (int)rdti_endpoint_rank(ep));
-    ep->ctx->has_core_work = true; /* answered once no writer of ours is inside the lane */
+    ep->ctx->has_core_work = true; /* answered once no local writer is in the lane */
     return RDT_OK;
 }
 
@@ -167,7 +166,7 @@ on_segment(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, str
         return status;
     if (ep->lane == NULL || ep->lane->transport->segment_arrived == NULL)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
-                                   "rank %d sent a piece of memory that nobody asked for",
+                                   "rank %d sent a piece of memory that was not requested",
                                    (int)rdti_endpoint_rank(ep));
     if (rdti_channel_take_fds(ep->channel, &fd, 1) != 1)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
@@ -182,7 +181,7 @@ static rdt_status
 on_lane_words(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
               struct rdt_error *err)
 {
-    if (ep->has_moved) /* they are the old lane's, and were on their way */
+    if (ep->has_moved) /* for the old lane, sent before the move */
         return RDT_OK;
     if (ep->lane == NULL || ep->lane->transport->words_arrived == NULL)
         return rdti_error_set_rank(err, RDT_EPROTO, rdti_endpoint_rank(ep),
@@ -210,7 +209,7 @@ on_abort(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes, struc
 
     if (status != RDT_OK)
         return status;
-    rdti_endpoint_take_arrivals(ep); /* what was sent before it counts as sent */
+    rdti_endpoint_take_arrivals(ep); /* anything sent before the abort counts as sent */
     ep->ctx->upcalls->membership->on_abort(ep->ctx, &abort, ep);
     return RDT_OK;
 }
@@ -271,7 +270,7 @@ on_end(void *arg, const struct rdt_error *why)
     rdt_endpoint *ep = arg;
     struct rdt_error err = {.peer_rank = rdti_endpoint_rank(ep)};
 
-    if (why->status == RDT_EPEER) /* the socket's end, not a frame that we could not bear */
+    if (why->status == RDT_EPEER) /* the socket ended; no frame was at fault */
         rdti_endpoint_on_peer_done(ep);
     if (rdti_endpoint_is_ended(ep))
         return;
@@ -285,11 +284,11 @@ on_end(void *arg, const struct rdt_error *why)
     }
     if (why->status == RDT_EPEER)
         rdti_endpoint_take_arrivals(ep);
-    if (ep->goodbye_ns != 0) /* it had left before */
+    if (ep->goodbye_ns != 0) /* the peer had left before */
         rdti_endpoint_end_goodbye(ep);
-    if (rdti_endpoint_is_ended(ep)) /* by what arrived */
+    if (rdti_endpoint_is_ended(ep)) /* because of what arrived */
         return;
-    /* What is short here is no death of the peer's. */
+    /* A shortage in this process is not a death of the peer. */
     const bool is_death = why->status != RDT_ENOMEM && why->status != RDT_EDEVICE;
     (void)rdti_error_set_rank(&err, (rdt_status)why->status, rdti_endpoint_rank(ep),
                               "rank %d%s: %s", (int)rdti_endpoint_rank(ep), is_death ? " died" : "",

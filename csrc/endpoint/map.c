@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory of a peer on this host that is used as one's own: held, and the peer woken after a store.
+ * Memory of a peer on this host that is used like local memory: it is held, and the peer is woken
+ * after a store.
  */
 #include <string.h>
 
@@ -29,7 +30,7 @@ hold(rdt_endpoint *ep, const struct rdt_remote_region *remote, void **out, struc
     status = ep->lane->transport->map(ep->lane, remote, &addr, err);
     if (status != RDT_OK)
         return status;
-    /* The generation was live under this lock, under which its end is answered too. */
+    /* The generation was live under this lock; its end is answered under the same lock. */
     if (rdti_endpoint_push_revoke(&ep->holds, &ep->hold_count, &ep->hold_cap, &held) != RDT_OK)
         return rdti_error_set(err, RDT_ENOMEM, 0, "hold: no memory for hold %u", ep->hold_count);
     ep->refs++;
@@ -71,7 +72,7 @@ rdt_endpoint_unhold(rdt_endpoint *ep, const struct rdt_remote_region *remote)
         ep->holds[i] = ep->holds[--ep->hold_count];
         if (ep->answer_count > 0 || ep->is_buried) {
             ctx->has_core_work = true;
-            rdti_engine_poke(ctx->engine); /* the owner waits for the answer, and we may sleep */
+            rdti_engine_poke(ctx->engine); /* the owner waits for the answer */
         }
         if (--ep->refs == 0)
             rdti_endpoint_begin_close(ep);
@@ -83,7 +84,7 @@ rdt_endpoint_unhold(rdt_endpoint *ep, const struct rdt_remote_region *remote)
 void
 rdt_endpoint_ring(rdt_endpoint *ep)
 {
-    /* The lane stays as long as the hold that the caller has. */
+    /* The lane stays as long as the caller's hold. */
     if (!rdti_in_forked_child())
         ep->lane->transport->ring(ep->lane);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The public calls on endpoints; rdt_endpoint_open() is in path_connect.c. */
+ * The public calls on endpoints; rdt_endpoint_open() is in setup_connect.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ check_remote(const rdt_endpoint *ep, const char *call, const struct rdt_remote_r
     return RDT_OK;
 }
 
-/* The sums' way. Apart, so that it costs the others nothing. */
+/* The path with sums. Out of line, so that it costs the other calls nothing. */
 __attribute__((noinline)) static rdt_status
 start_summed(rdt_endpoint *ep, struct rdt_transfer *t, rdt_transfer **out, struct rdt_error *err)
 {
@@ -144,7 +144,7 @@ rdt_endpoint_write_many(rdt_endpoint *ep, const struct rdt_block *blocks, uint32
     uint64_t total = 0;
     rdt_status status = check_usable(ep, "write_many", err);
 
-    if (status == RDT_OK && count == 0) /* its notification alone */
+    if (status == RDT_OK && count == 0) /* only its notification */
         return rdt_endpoint_write(ep, NULL, 0, dst, 0, notify, out, err);
     if (status == RDT_OK)
         status = check_blocks(ep, blocks, count, dst, &total, err);
@@ -207,7 +207,7 @@ static bool
 has_notify(void *arg)
 {
     const rdt_endpoint *ep = arg;
-    /* Once: it may become READY in between. */
+    /* Read once: it may become READY in between. */
     const enum rdti_endpoint_state state = rdti_endpoint_get_state(ep);
 
     return atomic_load_explicit(&ep->inbox_ready, memory_order_seq_cst) > 0 ||

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How an endpoint comes to be: places are tried in turn, the best path that both sides can use is
+ * How an endpoint is set up: places are tried in turn, the best path that both sides can use is
  * proved by a real write in both directions, and every path that was not taken leaves its reason.
  *
  *   connector                               listener
@@ -12,7 +12,7 @@
  *
  * Crossing connections: the one whose connector has the smaller uuid goes on. The other is refused
  * with RDT_EBUSY, or, where both were admitted before either was authenticated, dropped. Nothing
- * changes here before a peer has proved who it is.
+ * changes here before a peer has proved its identity.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ rdti_path_note(rdt_endpoint *ep, const char *text)
                        used > 0 ? "; " : "", text);
 }
 
-/* ---- Birth and end of set-up -------------------------------------------------------------- */
+/* ---- Start and end of set-up -------------------------------------------------------------- */
 
 void
 rdti_path_end_setup(rdt_endpoint *ep)
@@ -137,7 +137,7 @@ on_pidfd(void *arg, uint32_t epoll_events)
 
     (void)epoll_events;
     if (ep->channel != NULL)
-        rdti_channel_drain(ep->channel); /* a goodbye or the socket's end say more */
+        rdti_channel_drain(ep->channel); /* a goodbye or the socket's end says more */
     if (ep->pidfd < 0)
         return;
     rdti_endpoint_on_peer_done(ep);
@@ -152,7 +152,7 @@ on_pidfd(void *arg, uint32_t epoll_events)
 }
 
 /* A child that the peer forked may hold its sockets open: the process itself is watched too, where
- * it can be seen. */
+ * it is visible. */
 static void
 watch_process(rdt_endpoint *ep, int32_t pid)
 {
@@ -211,8 +211,8 @@ rdti_path_choice(const struct rdti_authenticated *with)
     return (both & 1u << RDT_TRANSPORT_VERBS) != 0 ? RDT_TRANSPORT_VERBS : RDT_TRANSPORT_TCP;
 }
 
-/* Where tcp is chosen for want of devices: which side has none, in words that are right on both,
- * and why, as far as it is known here. */
+/* For a pair that uses tcp for want of devices: notes which side has none, in words that are right
+ * on both sides, and why, as far as it is known here. */
 static void
 note_no_verbs(rdt_endpoint *ep, const struct rdti_authenticated *with)
 {
@@ -228,7 +228,7 @@ note_no_verbs(rdt_endpoint *ep, const struct rdti_authenticated *with)
         (void)snprintf(text, sizeof(text), "verbs: rank %d has none: %.300s",
                        (int)(with->is_connector ? with->hello.rank : with->challenge.rank),
                        own->reason);
-    else if (!with->is_connector) /* which hears it from the listener, with the reason */
+    else if (!with->is_connector) /* the connector receives it from the listener, with the reason */
         (void)snprintf(text, sizeof(text), "verbs: rank %d has none", (int)rdti_endpoint_rank(ep));
     else
         return;
@@ -254,7 +254,7 @@ rdti_path_make_half(rdt_endpoint *ep, uint32_t transport, const struct rdti_auth
         .deadline_ns = setup->deadline_ns,
     };
 
-    rdti_endpoint_set_transport_id(ep, transport); /* what fails from here on is this path */
+    rdti_endpoint_set_transport_id(ep, transport); /* later failures are of this path */
     if (!found->is_viable)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "%s: %s", rdti_path_transport_name(transport),
                               found->reason);
@@ -279,7 +279,7 @@ rdti_path_make_half(rdt_endpoint *ep, uint32_t transport, const struct rdti_auth
     return RDT_OK;
 }
 
-/* A channel to this peer is there already. Both sides judge alike, so that exactly one survives. */
+/* A channel to this peer exists already. Both sides decide alike, so that exactly one survives. */
 static rdt_status
 check_second(rdt_endpoint *ep, const struct rdti_authenticated *result, struct rdt_error *err)
 {
@@ -294,7 +294,7 @@ check_second(rdt_endpoint *ep, const struct rdti_authenticated *result, struct r
                           (int)result->hello.rank);
 }
 
-/* The endpoint of an authenticated connector, which may be one that was opened here too. */
+/* The endpoint of an authenticated connector, which may have been opened here too. */
 static rdt_status
 endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpoint **out,
             struct rdt_error *err)
@@ -307,7 +307,7 @@ endpoint_of(rdt_context *ctx, const struct rdti_authenticated *result, rdt_endpo
     if (ep == NULL)
         return rdti_path_create(ctx, result->hello.connector, result->hello.rank,
                                 result->hello.job_id, ctx->opts.timeout_ns, out, err);
-    if (strcmp(ep->job_id, result->hello.job_id) == 0) /* it may be opened since it was admitted */
+    if (strcmp(ep->job_id, result->hello.job_id) == 0) /* it may be opened since the admission */
         status = rdti_path_check_rank(ep->job_id, rdti_endpoint_rank(ep), result->hello.rank, err);
     if (status == RDT_OK && ep->channel != NULL)
         status = check_second(ep, result, err);
@@ -340,7 +340,7 @@ on_authenticated(rdt_context *ctx, void *arg, const struct rdti_authenticated *r
     memcpy(ep->session_key, result->session_key, sizeof(ep->session_key));
     ep->setup->is_passive = !result->is_connector;
     ep->setup->retry_ns = 0;
-    /* The connector gives a path up; the listener only if the connector does not. */
+    /* The connector gives a path up first; the listener only if the connector does not. */
     ep->setup->path_deadline_ns =
         rdti_deadline_after((result->is_connector ? 1 : 2) * RDTI_ATTEMPT_NS);
     rdt_status status =

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The listener's side of set-up: who may in, and which endpoint a data stream belongs to. */
+ * The listener's side of set-up: admission, and which endpoint a data stream belongs to. */
 #include <string.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ check_crossing(rdt_context *ctx, const struct rdti_hello *hello, struct rdt_erro
         ep->setup->has_refused_crossing = true;
         return rdti_error_set(err, RDT_EBUSY, 0, "connections crossed; this side's goes on");
     }
-    return RDT_OK; /* ours goes on as well until this one has proved who it is: endpoint_of() */
+    return RDT_OK; /* this side's goes on until the peer's is authenticated: endpoint_of() */
 }
 
 rdt_status
@@ -53,7 +53,7 @@ rdti_path_check_sums(const rdt_context *ctx, bool is_theirs, int32_t their_rank,
                                is_theirs ? (int)own_rank : (int)their_rank);
 }
 
-/* over budget: each reason to refuse a peer, in the order in which it is told. */
+/* over budget: each reason to refuse a peer, in the order of the checks. */
 rdt_status
 rdti_path_admit(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
                 struct rdti_job **job_out, struct rdti_challenge *challenge_out,
@@ -104,15 +104,15 @@ rdti_path_admit(rdt_context *ctx, const struct rdti_hello *hello, bool is_unix,
     return RDT_OK;
 }
 
-/* Whose JOIN it is was proved, but not that it is new: what has no place is refused, and ends
- * nothing. */
+/* The JOIN proves its sender, but not that it is new: a stream that has no place is refused, and
+ * ends nothing. */
 static void
 add_stream(rdt_context *ctx, rdt_endpoint *ep, struct rdti_lane *lane, int fd, uint32_t index)
 {
     struct rdt_error err = {.peer_rank = RDT_RANK_UNKNOWN};
     rdt_status status;
 
-    rdti_fork_close_remove(fd); /* the lane registers it anew */
+    rdti_fork_close_remove(fd); /* the lane registers it again */
     status = lane->transport->add_stream(lane, fd, index, &err);
     if (status == RDT_EPROTO)
         rdti_refusal_log(&ctx->refusals, RDTI_REFUSAL_STREAM, "refused a data stream: %s",

@@ -15,10 +15,10 @@
 #include "endpoint/failures.h"
 #include "endpoint/setup.h"
 
-/* A peer publishes its address only after it listens, so where nobody listens it is gone, or a
- * firewall says so: twice is certain enough. */
+/* A peer publishes its address only after it listens. If nothing listens there, the peer is gone,
+ * or a firewall says so: two attempts are certain enough. */
 #define REFUSED_GRACE_NS UINT64_C(100000000)
-/* Closed otherwise: it may have been too much at once. */
+/* The connection was closed otherwise: the peer may have had too many at once. */
 #define UNREACHED_GRACE_NS UINT64_C(2000000000)
 /* Between two rounds over all places within the grace. */
 #define UNREACHED_NS UINT64_C(50000000)
@@ -43,7 +43,7 @@ add_tcp_places(struct rdti_setup *setup, const struct rdti_blob *blob, bool is_m
 {
     for (uint32_t i = 0; i < blob->addr_count && setup->place_count < RDTI_PLACES_MAX; i++) {
         const struct rdti_blob_addr *addr = &blob->addrs[i];
-        /* Another host's loopback address leads to ourselves. */
+        /* Another host's loopback address leads to this process's own host. */
         if ((addr->is_loopback != 0) != loopback || (loopback && !is_maybe_here))
             continue;
         struct rdti_place *place = &setup->places[setup->place_count++];
@@ -76,7 +76,7 @@ list_places(rdt_endpoint *ep, const struct rdti_blob *blob)
         add_unix_place(ep->setup, blob);
     if (force == RDT_TRANSPORT_SHM)
         return;
-    /* On one host loopback is the fastest way; what a test calls another host is this one. */
+    /* On one host loopback is the fastest path; the "other host" of a test is this one. */
     add_tcp_places(ep->setup, blob, is_maybe_here || is_test, true);
     add_tcp_places(ep->setup, blob, is_maybe_here || is_test, false);
 }
@@ -85,12 +85,12 @@ void
 rdti_path_retry(rdt_endpoint *ep, uint64_t after_ns)
 {
     ep->setup->next_place = 0;
-    ep->setup->last_error = (struct rdt_error){0}; /* what was short may be there the next time */
+    ep->setup->last_error = (struct rdt_error){0}; /* a shortage may be over the next time */
     ep->setup->retry_ns = rdti_deadline_after(after_ns);
     rdti_engine_hurry(ep->ctx->engine, rdti_path_tick, ep->ctx, ep->setup->retry_ns);
 }
 
-/* Errors that no other place and no patience can mend. */
+/* Errors that neither another place nor patience can mend. */
 static bool
 is_final(int32_t status)
 {
@@ -98,7 +98,7 @@ is_final(int32_t status)
            status == RDT_EFORKED;
 }
 
-/* Of descriptors, here: another place may need fewer, but the peer is not to blame. */
+/* A shortage of descriptors here: another place may need fewer, but the peer is not to blame. */
 static bool
 is_shortage(const struct rdt_error *err)
 {
@@ -120,7 +120,7 @@ rdti_path_attempt_failed(rdt_endpoint *ep, const struct rdt_error *err)
 {
     struct rdti_setup *setup = ep->setup;
 
-    if (err->status == RDT_EBUSY) { /* the peer's own connection is on its way to us */
+    if (err->status == RDT_EBUSY) { /* the peer's own connection is on its way */
         rdti_path_retry(ep, RDTI_CROSSED_NS);
         return;
     }
@@ -129,7 +129,7 @@ rdti_path_attempt_failed(rdt_endpoint *ep, const struct rdt_error *err)
         rdti_endpoint_fail(ep, err, false);
         return;
     }
-    if (err->status == RDT_EAGAIN) { /* it still holds an earlier endpoint to us */
+    if (err->status == RDT_EAGAIN) { /* the peer still has an earlier endpoint */
         rdti_path_retry(ep, RDTI_RETRY_NS);
         return;
     }
@@ -152,8 +152,7 @@ out_of_places(rdt_endpoint *ep)
         rdti_endpoint_fail(ep, &err, false);
         return;
     }
-    /* A peer that is silent may be stopped or busy; how long that is borne is what the deadline
-     * says. */
+    /* A silent peer may be stopped or busy; the deadline limits how long that is tolerated. */
     const uint64_t grace_ns = setup->was_answered ? UNREACHED_GRACE_NS : REFUSED_GRACE_NS;
     if (setup->was_silent || rdti_now_ns() - setup->begun_ns < grace_ns) {
         setup->was_silent = false;
@@ -162,13 +161,13 @@ out_of_places(rdt_endpoint *ep)
         return;
     }
     if (setup->has_refused_crossing) {
-        /* We kept the peer's connection out for ours: now it may come. */
+        /* The peer's connection was refused for this side's: now it may come. */
         setup->has_refused_crossing = false;
         rdti_path_retry(ep, 3 * RDTI_CROSSED_NS);
         return;
     }
     const struct rdt_error *known = rdti_context_find_rejection(ep->ctx, ep->uuid);
-    if (known != NULL) { /* it has gone with the same */
+    if (known != NULL) { /* the peer has gone with the same error */
         rdti_endpoint_fail(ep, known, false);
         return;
     }
@@ -181,7 +180,7 @@ out_of_places(rdt_endpoint *ep)
                               setup->reasons[0] != '\0' ? setup->reasons
                                                         : "it offers no address for this path",
                               is_refused ? "" : ")");
-    /* Refused for a reason is no death. */
+    /* A refusal with a reason is not a death. */
     rdti_endpoint_fail(ep, &err, setup->last_error.status == RDT_EPEER);
 }
 
@@ -201,7 +200,7 @@ rdti_path_try_next(rdt_endpoint *ep)
                                    &rdti_path_handshake_events, ep, &setup->handshake,
                                    &err) == RDT_OK)
             return;
-        if (err.status == RDT_EAGAIN) { /* its backlog is full */
+        if (err.status == RDT_EAGAIN) { /* the peer's backlog is full */
             rdti_path_retry(ep, RDTI_RETRY_NS);
             return;
         }
@@ -232,7 +231,7 @@ rdti_path_fill_hello(const rdt_context *ctx, const struct rdti_job *job,
             out->transports |= 1u << id;
 }
 
-/* What an endpoint needs to connect by itself; one that only the peer opened has none of it. */
+/* Fills in what an endpoint needs to connect; one that only the peer opened has none of it. */
 static void
 prepare(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdti_job *job)
 {
@@ -272,8 +271,8 @@ open_again(rdt_endpoint *ep, const struct rdti_blob *blob, const struct rdt_endp
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
 
-/* One that nobody here has opened lives only as long as the peer wants it: its goodbye may have
- * come in already, and whoever opens now means the time after it. */
+/* An endpoint that only the peer opened lives as long as the peer wants it. Its goodbye may have
+ * come in already, and a call that opens now means the time after it. */
 static rdt_endpoint *
 find_open(rdt_context *ctx, const uint8_t uuid[RDT_UUID_BYTES])
 {
@@ -300,13 +299,14 @@ open_locked(rdt_context *ctx, const struct rdti_blob *blob, const struct rdt_end
     if (dead != NULL)
         return rdti_error_set_rank(err, RDT_EPEER, dead->rank, "rank %d is dead: %s",
                                    (int)dead->rank, dead->reason);
-    /* Before either connects: who came first may be gone with its error before the other came. */
+    /* Checked before either side connects: the first to connect may be gone, with its error, before
+     * the other comes. */
     if (rdti_path_check_sums(ctx, blob->verify != RDT_VERIFY_OFF, opts->peer_rank, job->rank,
                              err) != RDT_OK)
         return RDT_EMISMATCH;
     if (ep == NULL)
         return open_new(ctx, blob, opts, job, out, err);
-    /* Its peer came first, and said who it is. */
+    /* The peer came first, and stated its rank. */
     if (ep->refs == 0 && strcmp(ep->job_id, opts->job_id) == 0 &&
         rdti_path_check_rank(ep->job_id, opts->peer_rank, rdti_endpoint_rank(ep), err) != RDT_OK)
         return RDT_EMISMATCH;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Set-up after the handshake: halves of a lane are exchanged, the path is proved by a write each
- * way. */
+ * Set-up after the handshake: exchange of lane halves, proof of the path by a write each way. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -13,7 +12,7 @@
 #include "endpoint/setup.h"
 #include "wire/notify.h"
 
-/* Of a floor that is not met the peer is told the reasons: that sentence it makes itself. */
+/* Where a floor is not met, the peer gets only the reasons: it makes that sentence itself. */
 static const char *
 words_for_peer(const rdt_endpoint *ep, const struct rdt_error *err)
 {
@@ -36,8 +35,8 @@ rdti_path_tell_failure(rdt_endpoint *ep, const struct rdt_error *err)
                       rdti_text_encode(&text, payload), NULL, 0);
 }
 
-/* Devices that cannot reach each other will not at the next attempt either: the connector says no
- * more that it has any, and begins its places anew. */
+/* Devices that cannot reach each other will not at the next attempt either: the connector no longer
+ * offers verbs, and begins with its first place again. */
 static void
 drop_verbs(rdt_endpoint *ep)
 {
@@ -58,7 +57,7 @@ drop_verbs(rdt_endpoint *ep)
 void
 rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
 {
-    const struct rdt_error why = *err; /* it may lie in what is released */
+    const struct rdt_error why = *err; /* a copy: err may lie in what is released */
 
     drop_verbs(ep);
     rdti_endpoint_release_path(ep, &why);
@@ -71,8 +70,8 @@ rdti_path_abandon(rdt_endpoint *ep, const struct rdt_error *err)
         rdti_path_retry(ep, RDTI_CROSSED_NS);
 }
 
-/* Both sides saw that devices do not meet, or that one has none: where a floor says that nothing
- * less will do, that is the end, by the same words on both. */
+/* Both sides saw that devices do not reach each other, or that one has none. If a floor rules out
+ * anything less, the endpoint ends, with the same words on both sides. */
 static bool
 fails_floor(rdt_endpoint *ep, const struct rdt_error *why)
 {
@@ -116,12 +115,12 @@ rdti_path_channel_lost(rdt_endpoint *ep, const struct rdt_error *err)
 {
     struct rdt_error again = *err;
 
-    if (ep->refs == 0 && !ep->is_close_due) { /* nobody here asked for it */
+    if (ep->refs == 0 && !ep->is_close_due) { /* not opened here */
         rdti_endpoint_fail(ep, err, false);
         return;
     }
-    /* Before its PATH a listener closes only what crossed. If it is gone, the next attempt will say
-     * so. */
+    /* Before its PATH a listener closes only connections that crossed. If it is gone, the next
+     * attempt will say so. */
     if (!ep->setup->is_passive && !ep->setup->has_path_in && err->status == RDT_EPEER)
         again.status = RDT_EAGAIN;
     rdti_path_abandon(ep, &again);
@@ -142,7 +141,7 @@ connect_lane(rdt_endpoint *ep, struct rdt_error *err)
     return ep->lane->transport->connect(ep->lane, &offer, err);
 }
 
-/* over budget: what a peer may get wrong in a PATH is checked in one place, in order. */
+/* over budget: all that a peer may get wrong in a PATH is checked in one place, in order. */
 rdt_status
 rdti_path_on_path(rdt_endpoint *ep, const uint8_t *payload, uint32_t payload_bytes,
                   struct rdt_error *err)
@@ -205,7 +204,7 @@ rdti_path_on_path_failed(rdt_endpoint *ep, const uint8_t *payload, uint32_t payl
     if (ep->setup == NULL)
         return rdti_error_set(err, RDT_EPROTO, 0, "rank %d gives up a path that was proved",
                               (int)rdti_endpoint_rank(ep));
-    if (ep->lane == NULL) /* no PATH came: what the listener could not offer */
+    if (ep->lane == NULL) /* no PATH came: the listener could not offer it */
         rdti_endpoint_set_transport_id(ep, rdti_path_choice(&ep->setup->authenticated));
     if (strstr(ep->setup->reasons, text.text) != NULL) /* as this side found by itself */
         (void)rdti_error_set_rank(&why, RDT_ENOTVIABLE, rdti_endpoint_rank(ep), "%s", text.text);
@@ -315,8 +314,8 @@ rdti_path_on_early(rdt_endpoint *ep, struct rdt_error *err)
 
 /* ---- The probe ---------------------------------------------------------------------------- */
 
-/* A peer that cannot be written to, for want of memory that its device may reach, say, is no peer
- * of this path. */
+/* The peer cannot be written to, for want of memory that its device may reach, say: this path does
+ * not work. */
 static void
 on_probe_done(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
@@ -335,8 +334,8 @@ rdti_path_on_lane_ready(rdt_endpoint *ep)
     if (setup == NULL || setup->is_lane_ready)
         return;
     setup->is_lane_ready = true;
-    /* A copy: set-up ends once the peer says that it has seen it, while a lane that breaks then may
-     * write it again. */
+    /* A copy: set-up ends once the peer says that it has seen the nonce, while a lane that breaks
+     * then may write it again. */
     memcpy(ep->probe_nonce, setup->own_path.nonce, sizeof(ep->probe_nonce));
     ep->probe = (struct rdti_op){
         .kind = RDTI_OP_WRITE,

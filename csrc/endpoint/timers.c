@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What time does to endpoints: deadlines and retries of set-up, heartbeats. */
+ * Timers of endpoints: deadlines and retries of set-up, heartbeats. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "endpoint/setup.h"
@@ -35,8 +35,8 @@ tick_setup(rdt_endpoint *ep, uint64_t now_ns)
     }
 }
 
-/* Where this process had no core, the last word of a proof may lie here unread: its peer, which has
- * our own, takes the path for ready. */
+/* If this process had no core, the last message of a proof may lie here unread; the peer, which has
+ * this side's, takes the path for ready. */
 static void
 tick_unready(rdt_endpoint *ep, uint64_t now_ns)
 {
@@ -59,7 +59,7 @@ tick_ready(rdt_endpoint *ep, bool beat)
             if (ep->ctx->upcalls->protocols[i]->on_beat != NULL)
                 ep->ctx->upcalls->protocols[i]->on_beat(ep->attached[i]);
     }
-    if (rdti_endpoint_is_ended(ep)) /* by what that sent */
+    if (rdti_endpoint_is_ended(ep)) /* because of what was sent above */
         return;
     if (silence_ns <= ep->ctx->opts.peer_timeout_ns)
         return;
@@ -96,7 +96,7 @@ rdti_path_tick(void *arg)
         if (ep->channel != NULL)
             rdti_channel_flush(ep->channel);
         if (ep->failover != NULL)
-            ctx->has_core_work = true; /* it has a deadline */
+            ctx->has_core_work = true; /* the move has a deadline */
         if (rdti_endpoint_end_lossy(ep))
             continue;
         if (ep->setup != NULL)

@@ -131,7 +131,7 @@ rdti_group_rank_name(const rdt_group *group, uint32_t rank)
 
 /* ---- Members ----------------------------------------------------------------------------- */
 
-/* The blob says who the member is: perhaps somebody who is known to be dead. */
+/* The blob identifies the member's process, which may be known to be dead. */
 static rdt_status
 note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_bytes,
               struct rdt_error *err)
@@ -154,7 +154,7 @@ note_identity(rdt_group *group, uint32_t rank, const uint8_t *bytes, size_t len_
     return broken;
 }
 
-/* Of the member, from whoever keeps it. */
+/* Gets the member's address by the program's blob function. */
 static rdt_status
 get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size_t *len_out,
          struct rdt_error *err)
@@ -181,8 +181,8 @@ get_blob(rdt_group *group, uint32_t rank, uint8_t blob[RDT_BLOB_MAX_BYTES], size
     return status;
 }
 
-/* Without a lock: the store may take its time. Two threads at once do it twice, and the second
- * count goes back. */
+/* Without a lock: the store may take its time. Two threads at once both do it, and the second
+ * reference is returned. */
 static rdt_status
 open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
 {
@@ -213,12 +213,12 @@ open_member(rdt_group *group, uint32_t rank, struct rdt_error *err)
         status = status != RDT_OK ? status
                                   : rdti_error_set(err, RDT_ECLOSED, 0, "the endpoint is closing");
     }
-    rdt_endpoint_close(ep); /* the group has its own count, or had one */
+    rdt_endpoint_close(ep); /* the group has its own reference, or had one */
     rdti_engine_leave(group->ctx->engine);
     return status;
 }
 
-/* The first member, of those that `peer` means, that has no endpoint; size: all have. [driver] */
+/* [driver] The first member that `peer` stands for and that has no endpoint; size: all have. */
 static uint32_t
 find_missing(const rdt_group *group, uint32_t peer)
 {
@@ -383,7 +383,7 @@ catch_up_with(rdt_group *group, struct rdti_mailbox *m)
     }
 }
 
-/* What came before the group: messages, words of interest, and an abort. */
+/* Takes over what arrived before the group existed: messages, notices of interest, and an abort. */
 static void
 catch_up(rdt_group *group)
 {
@@ -445,7 +445,7 @@ rdti_group_unref(rdt_group *group)
 void
 rdt_group_retain(rdt_group *group)
 {
-    if (rdti_in_forked_child()) /* a thread of the parent's may have held the lock */
+    if (rdti_in_forked_child()) /* a thread of the parent may have held the lock */
         return;
     rdti_engine_enter(group->ctx->engine);
     group->refs++;

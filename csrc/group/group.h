@@ -3,13 +3,13 @@
  * engine's lock.
  *
  *   state      operations                    leaves by
- *   LIVE       work                          a member died, or an abort (ours or a member's)
+ *   LIVE       work                          a member died, or an abort (local or a member's)
  *                                            -> BROKEN; destroy -> DESTROYED
  *   BROKEN     end with the reason           destroy -> DESTROYED
  *   DESTROYED  end with that reason, or      the last of them that lets go of its buffers, and
  *              as cancelled                  rdt_group_release() -> gone
  *
- * A member that left by itself (goodbye) breaks only what needs it: receives from it, sends to it.
+ * A member that left by itself (goodbye) ends only receives from it and sends to it.
  */
 #ifndef RDTI_GROUP_GROUP_H
 #define RDTI_GROUP_GROUP_H
@@ -30,13 +30,13 @@ extern const struct rdti_membership rdti_group_membership; /* membership.c */
 rdt_status rdti_groups_create(rdt_context *ctx, struct rdti_groups **out, struct rdt_error *err);
 /* RDT_EBUSY while a group lives. */
 rdt_status rdti_groups_check_empty(struct rdti_groups *groups, struct rdt_error *err);
-/* As above, and frees. */
+/* As above, and frees the table. */
 rdt_status rdti_groups_destroy(struct rdti_groups *groups, struct rdt_error *err);
 
 /* [driver] A process died: every group that has it as a member (by endpoint or by blob) breaks. */
 void rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *news);
-/* [driver] A process left: receives that wait for it (and for any source, if nobody else is left)
- * end. */
+/* [driver] A process left: receives that wait for it end, and receives from any source if no other
+ * member is left. */
 void rdti_groups_on_left(struct rdti_groups *groups, rdt_endpoint *ep, const struct rdt_error *err);
 /* [driver] An ABORT frame. */
 void rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,

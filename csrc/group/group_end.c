@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How a group ends: destroyed here, aborted by a member, broken by a death; and its page of
+ * How a group ends: destroyed here, aborted by a member, broken by a death; and its part of
  * describe(). */
 #include <assert.h>
 #include <inttypes.h>
@@ -16,7 +16,8 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 
-/* The table of states in group.h, which a test holds to this one; "gone" is no state. */
+/* The table of states in group.h; a test compares the two. "gone" is not among the code's
+ * states. */
 static const uint32_t may_become[] = {
     [RDTI_GROUP_LIVE] = 1u << RDTI_GROUP_BROKEN | 1u << RDTI_GROUP_DESTROYED,
     [RDTI_GROUP_BROKEN] = 1u << RDTI_GROUP_DESTROYED,
@@ -33,7 +34,7 @@ become(rdt_group *group, enum rdti_group_state state)
     group->state = state;
 }
 
-/* [driver] All operations, with this error. */
+/* [driver] Ends all operations with this error. */
 static void
 end_operations(rdt_group *group, const struct rdt_error *err)
 {
@@ -45,7 +46,7 @@ end_operations(rdt_group *group, const struct rdt_error *err)
         rdti_list_append(&seen, node);
         rdti_request_cancel(RDTI_CONTAINER(node, struct rdti_request, group_link), err);
     }
-    rdti_list_splice(&group->requests, &seen); /* what has yet to let go of its buffers */
+    rdti_list_splice(&group->requests, &seen); /* those that have yet to let go of their buffers */
     rdti_stand_end_group(group);
     while (!rdti_list_is_empty(&group->arrivals))
         rdti_arrival_drop(RDTI_CONTAINER(group->arrivals.next, struct rdti_arrival, group_link),
@@ -58,7 +59,7 @@ broken_by_of(const rdt_group *group)
     return atomic_load_explicit(&group->broken_by, memory_order_relaxed);
 }
 
-/* [driver] It was LIVE. */
+/* [driver] The group was LIVE. */
 static void
 break_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 {
@@ -68,7 +69,7 @@ break_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
     end_operations(group, err);
 }
 
-/* ---- Telling others ---------------------------------------------------------------------- */
+/* ---- Notifying others -------------------------------------------------------------------- */
 
 static void
 describe_abort(const rdt_group *group, struct rdti_abort *out)
@@ -85,7 +86,7 @@ send_abort(rdt_endpoint *ep, const struct rdti_abort *abort)
     rdti_endpoint_send_frame(ep, RDTI_FRAME_ABORT, payload, rdti_abort_encode(abort, payload));
 }
 
-/* A path to the member that works, of this group or another; NULL: none yet. */
+/* A working path to the member, of this group or another; NULL: none yet. */
 static rdt_endpoint *
 find_path(const rdt_group *group, uint32_t rank)
 {
@@ -136,15 +137,16 @@ rdti_groups_on_ready(struct rdti_groups *groups)
 void
 rdti_groups_tell_gone(const struct rdti_gone *gone, struct rdti_mailbox *m)
 {
-    /* No more than are remembered: a peer that asks for ever would fill our queue. */
+    /* At most as many as are remembered: a peer that keeps asking would fill the queue here. */
     if (gone->abort.group_id == 0 || m->gone_told == RDTI_GROUPS_GONE)
         return;
     m->gone_told++;
     send_abort(m->ep, &gone->abort);
 }
 
-/* Members whose path was to tell them once it is ready, which it may never be now. To them it may
- * be ready: without the reason they would take the goodbye for the beginning of the end. */
+/* Notifies members that would get the reason once their path is ready, which may never happen now.
+ * For such a member the path may be ready already: without the reason it would take the goodbye for
+ * the first cause. */
 static void
 tell_half_ready(const rdt_group *group, const struct rdti_abort *abort)
 {
@@ -230,7 +232,7 @@ rdti_group_note_cause(rdt_group *group, const struct rdt_error *err)
         group->cause = *err;
 }
 
-/* [driver] A member left by itself: what needs it ends, the rest of the group goes on. */
+/* [driver] A member left by itself: operations that need it end, the rest of the group goes on. */
 static void
 on_member_left(rdt_group *group, uint32_t rank, const struct rdt_error *err)
 {
@@ -275,7 +277,7 @@ rdti_groups_on_death(struct rdti_groups *groups, const struct rdti_obituary *new
             rdti_group_spread_abort(group, NULL);
         } else if (broken_by_of(group) == RDT_BROKEN_BY_MEMBER &&
                    group->error.peer_rank == err.peer_rank) {
-            /* which that member had heard of before */
+            /* that member had received the news before */
             atomic_store_explicit(&group->broken_by, RDT_BROKEN_BY_LOSS, memory_order_relaxed);
         }
         next = node->next;
@@ -312,8 +314,8 @@ rdti_groups_on_abort(struct rdti_groups *groups, const struct rdti_abort *abort,
     rdti_group_spread_abort(group, source);
 }
 
-/* [driver] A member whose path has just broken, or who has just left: its end has yet to be told to
- * the groups. */
+/* [driver] Finds a member whose path has just broken, or which has just left: the groups have yet
+ * to receive its end. */
 static bool
 find_lost_member(const rdt_group *group, struct rdt_error *err)
 {
@@ -330,14 +332,14 @@ find_lost_member(const rdt_group *group, struct rdt_error *err)
     return false;
 }
 
-/* [driver] Whoever left or died first is the cause, not the one who noticed. RDT_BROKEN_NOT: nobody
- * is known. */
+/* [driver] The member that left or died first is the cause, not the one that noticed.
+ * RDT_BROKEN_NOT: no cause is known. */
 static uint32_t
 find_cause(const rdt_group *group, struct rdt_error *err)
 {
     if (group->state == RDTI_GROUP_BROKEN && (broken_by_of(group) == RDT_BROKEN_BY_LOSS ||
                                               broken_by_of(group) == RDT_BROKEN_BY_MEMBER)) {
-        *err = group->error; /* others have said it, perhaps a moment ago */
+        *err = group->error; /* others have reported it, perhaps a moment ago */
         return broken_by_of(group);
     }
     if (group->cause.status != RDT_OK)
@@ -350,7 +352,7 @@ find_cause(const rdt_group *group, struct rdt_error *err)
     return RDT_BROKEN_BY_MEMBER;
 }
 
-/* [driver] Ends the group unless it has ended, and says so. */
+/* [driver] Ends the group unless it has ended, and notifies the others. */
 static void
 abort_group(rdt_group *group, uint32_t broken_by, const struct rdt_error *err)
 {
@@ -386,7 +388,7 @@ rdt_group_abort(rdt_group *group, const char *reason)
 
 /* ---- Deadlines --------------------------------------------------------------------------- */
 
-/* Between two words of one that lives there is a heartbeat; one of them may be late. */
+/* A live process is heard at every heartbeat; one of them may be late. */
 #define SILENCE_NS (2 * RDTI_HEARTBEAT_NS)
 
 /* [driver] */
@@ -398,8 +400,8 @@ is_silent(const rdt_group *group, uint32_t rank)
     return ep != NULL && !rdti_endpoint_is_ended(ep) && rdti_endpoint_silence_ns(ep) >= SILENCE_NS;
 }
 
-/* [driver] Whoever has spoken is not silent, also where nobody has read it yet. May break the
- * group, or show who left. */
+/* [driver] A member that has sent something is not silent, even if no thread has read it yet. May
+ * break the group, or show which member left. */
 static void
 hear_silent_members(rdt_group *group)
 {
@@ -408,8 +410,8 @@ hear_silent_members(rdt_group *group)
             rdti_endpoint_hear(group->members[i].ep);
 }
 
-/* [driver] The only member that is silent, or size. Who waits for another that waits for a third
- * hears the second all the time. */
+/* [driver] The only member that is silent, or size. A member that waits for another, which waits
+ * for a third, hears the second all the time. */
 static uint32_t
 find_silent_member(const rdt_group *group)
 {
@@ -425,7 +427,7 @@ find_silent_member(const rdt_group *group)
     return found;
 }
 
-/* [driver] Says in err that it is this member's fault, and why; what does not fit is left out. */
+/* [driver] Adds to err that it is this member's fault, and why; the text is cut to what fits. */
 static void
 blame(const rdt_group *group, uint32_t rank, const char *why, struct rdt_error *err)
 {

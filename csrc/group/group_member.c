@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which member of a group a peer is, by its own word, and the path to it. */
+ * Which member of a group a peer is, by its own statement, and the path to it. */
 #include <string.h>
 
 #include "base/error.h"
@@ -26,8 +26,8 @@ rdti_member_hold(rdt_group *group, uint32_t rank, rdt_endpoint *ep)
         rdti_group_spread_abort(group, NULL);
 }
 
-/* The uuid tells, once the address of the member was asked for; before, the rank of its handshake,
- * unless another job numbered it. */
+/* Decided by the uuid once the address of the member was asked for; before, by the rank of its
+ * handshake, unless another job numbered it. */
 static bool
 may_be(const rdt_group *group, uint32_t rank, const rdt_endpoint *ep)
 {
@@ -70,7 +70,7 @@ rdti_groups_on_interest(struct rdti_groups *groups, struct rdti_mailbox *m, uint
     if (group != NULL && group->state == RDTI_GROUP_LIVE)
         return rdti_member_claim(group, source, m->ep, err);
     if (group != NULL && source < group->size && source != group->rank)
-        rdti_member_hold(group, source, m->ep); /* it is told what broke the group */
+        rdti_member_hold(group, source, m->ep); /* it gets the reason why the group broke */
     else if (gone != NULL)
         rdti_groups_tell_gone(gone, m);
     else if (group == NULL)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Groups as endpoints see them. */
+ * The table by which endpoints call groups. */
 #include "group/group.h"
 
 static void

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Send and receive within a group: requests, messages that wait, and how they meet. */
+ * Send and receive within a group: requests, messages that wait, and how they match. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 
 /* ---- Requests ---------------------------------------------------------------------------- */
 
-/* The handle of a receive that has not matched was given up. */
+/* The caller gave up the handle of a receive that has not matched. */
 static void
 on_drop(struct rdt_transfer *t)
 {
@@ -68,7 +68,7 @@ free_arrival(struct rdti_arrival *arrival, struct rdti_groups *groups)
     rdti_pool_give(&groups->arrivals, arrival);
 }
 
-/* Throws away what did not become an arrival, or has been one. */
+/* Frees a message that did not become an arrival, or has been one. */
 static void
 refuse_message(struct rdti_mailbox *m, const struct rdti_message *head, const struct rdt_error *why)
 {
@@ -184,7 +184,7 @@ deliver(struct rdti_request *receive, struct rdti_mailbox *m, const struct rdti_
     }
 }
 
-/* Both ends are here: one copy. */
+/* Sender and receiver are this process: one copy. */
 static void
 deliver_local(struct rdti_request *receive, struct rdti_request *send)
 {
@@ -228,7 +228,7 @@ take_arrival(struct rdti_request *receive, struct rdti_arrival *arrival)
     rdti_parcel_free(parcel);
 }
 
-/* False: the group is not gone, but yet to come. What broke it is said here too: the refusal may be
+/* False: the group is not gone, but yet to come. The refusal has the reason too, as it may be
  * faster than the abort on the side channel. */
 static bool
 refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
@@ -247,7 +247,7 @@ refuse_late(const struct rdti_groups *groups, struct rdti_mailbox *m,
     return true;
 }
 
-/* Its receive was given up, or such a message waits before it. */
+/* Keeps a message whose receive was given up, or that comes after such a message. */
 static void
 keep(rdt_group *group, struct rdti_arrival *arrival)
 {
@@ -288,7 +288,8 @@ rdti_group_hand_out(rdt_group *group, struct rdti_mailbox *m, uint64_t tag)
     }
 }
 
-/* The receive that the message is for. NULL: it waits, and if *is_kept, not for the next one. */
+/* The receive that the message is for. NULL: it waits, and if *is_kept, not for the next
+ * receive. */
 static struct rdti_request *
 find_receive(rdt_group *group, struct rdti_mailbox *m, const struct rdti_message *head,
              bool *is_kept)
@@ -332,8 +333,7 @@ rdti_groups_on_arrival(struct rdti_groups *groups, struct rdti_mailbox *m,
     }
     struct rdti_arrival *arrival = new_arrival(groups, m, head, payload, rts);
     if (arrival == NULL)
-        return rdti_error_set(err, RDT_ENOMEM, 0,
-                              "a message of %llu bytes that nobody asked for yet",
+        return rdti_error_set(err, RDT_ENOMEM, 0, "a message of %llu bytes that has no receive yet",
                               (unsigned long long)head->len_bytes);
     if (group == NULL) {
         rdti_list_append(&m->orphans, &arrival->group_link);
@@ -471,7 +471,7 @@ send_remote(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint6
     return RDT_OK;
 }
 
-/* What goes in place is summed without the lock. */
+/* Bytes that may be written in place are summed without the lock. */
 static rdt_status
 sum_before(const rdt_group *group, uint32_t dst, const void *src, uint64_t len_bytes,
            uint32_t **out, struct rdt_error *err)
@@ -483,7 +483,7 @@ sum_before(const rdt_group *group, uint32_t dst, const void *src, uint64_t len_b
     return *out != NULL ? RDT_OK : no_memory(err);
 }
 
-/* over budget: what was begun is undone in one place. */
+/* over budget: everything begun is undone in one place. */
 rdt_status
 rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag, const void *src, uint64_t len_bytes,
                const struct rdt_message_desc *desc, rdt_transfer **out, struct rdt_error *err)

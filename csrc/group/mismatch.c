@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ranks that disagree learn how. */
+ * Error messages for ranks that disagree. */
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "base/error.h"
 #include "group/group_impl.h"
 
-/* An operation in words fits. */
+/* An operation's description fits. */
 #define WORDS_BYTES 160
 /* As collectives mark the digest of a pack; a label lacks it. */
 #define PACK_DIGEST_FLAG 0x8000
@@ -41,7 +41,7 @@ op_name(uint32_t op)
     return name_of(names, sizeof(names) / sizeof(names[0]), op);
 }
 
-/* " from root 0"; of a pack the digest of its sizes, of another all_reduce its label. */
+/* " from root 0"; for a pack the digest of its sizes, for another all_reduce its label. */
 static void
 root_in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
@@ -83,7 +83,7 @@ is_equal(const struct rdti_message *head, const struct rdt_message_desc *desc)
            head->count == desc->count;
 }
 
-/* Apart, so that a receive that matches puts nothing into words. */
+/* Out of line, so that a receive that matches formats no text. */
 static rdt_status
 refuse_call(const struct rdti_request *receive, uint32_t source, const struct rdti_message *head,
             struct rdt_error *err)

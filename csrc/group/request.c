@@ -7,7 +7,8 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 
-/* The table of states in group_impl.h, which a test holds to this one; "finished" is no state. */
+/* The table of states in group_impl.h; a test compares the two. "finished" is not among the code's
+ * states. */
 static const uint32_t may_become[] = {
     [RDTI_REQUEST_POSTED] =
         1u << RDTI_REQUEST_PULL | 1u << RDTI_REQUEST_STAGING | 1u << RDTI_REQUEST_GRANTED,

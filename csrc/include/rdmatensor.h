@@ -4,25 +4,25 @@
  * over budget: one header, so that a reader finds every call and rule in one place.
  *
  * Objects, from the bottom up:
- *   rdt_context   one per process: the arena, the transports found, the progress engine
- *   rdt_region    a span of registered memory in which a tensor can be born
- *   rdt_endpoint  the connection to one peer over the best path that a probe proved
+ *   rdt_context   one per process: the arena, the detected transports, the progress engine
+ *   rdt_region    a span of registered memory in which a tensor can be allocated
+ *   rdt_endpoint  the connection to one peer over the best path that a probe verified
  *   rdt_transfer  one operation in flight
- *   rdt_slot      the landing place of one fixed-shape tensor, matched by name (receiver)
+ *   rdt_slot      the receive buffers of one fixed-shape tensor, matched by name (receiver)
  *   rdt_slot_tx   its counterpart on the sender
  *   rdt_group     ranks mapped to peers: mailbox (tagged send and receive) and collectives
  *
  * Rules that hold for every call:
  *   - Handles are opaque. A parent with live children refuses to close (RDT_EBUSY).
  *   - A call that fails leaves its outputs untouched and undoes what it began. `err` may be NULL.
- *   - Every wait takes a time-out in nanoseconds; RDT_NO_WAIT polls once. None waits for ever.
- *   - Threads: any thread may call anything, except that one endpoint's notifications, one slot
- *     and one transfer each belong to one thread at a time. No callback runs with a lock held.
+ *   - Every wait takes a timeout in nanoseconds; RDT_NO_WAIT polls once. No wait is unbounded.
+ *   - Threads: any thread may call anything, except that only one thread at a time may use one
+ *     endpoint's notifications, one slot or one transfer. No callback runs with a lock held.
  *   - Public structs begin with struct_size, the size that the caller compiled; zero in any other
  *     field means "default". They grow at the end only.
- *   - In a forked child every call that can fail returns RDT_EFORKED but for those that only look
- *     at what is over, such as rdt_transfer_test(); handles may be dropped, which does nothing.
- *   - Lists of errors below leave out what holds everywhere: RDT_EINVAL for NULL, RDT_ENOMEM for a
+ *   - In a forked child every call that can fail returns RDT_EFORKED, except calls that only read
+ *     finished state, such as rdt_transfer_test(). Freeing a handle there does nothing.
+ *   - The lists of errors below omit those of every call: RDT_EINVAL for NULL, RDT_ENOMEM for a
  *     handle, RDT_EFORKED, and on an object that has ended the error that ended it.
  */
 #ifndef RDMATENSOR_H
@@ -47,12 +47,12 @@ extern "C" {
 
 /* ---- Status and errors ------------------------------------------------------------------- */
 
-/* Append-only. The first function to decide an error fills struct rdt_error. */
+/* Append-only. The function that detects an error fills struct rdt_error. */
 typedef enum rdt_status {
     RDT_OK = 0,
-    RDT_EINVAL = -1, /* an argument is wrong: the message says which, with its value */
+    RDT_EINVAL = -1, /* an argument is wrong: the message names it and its value */
     RDT_ENOMEM = -2, /* memory, cgroup or memlock limit: the message has the line that fixes it */
-    RDT_EAGAIN = -3, /* not now: poll and try again */
+    RDT_EAGAIN = -3, /* not now: poll and retry */
     RDT_ETIMEDOUT = -4,   /* the deadline passed */
     RDT_ECLOSED = -5,     /* the object was closed on this side */
     RDT_EPEER = -6,       /* a peer died, left or cannot be reached */
@@ -60,16 +60,16 @@ typedef enum rdt_status {
     RDT_EAUTH = -8,       /* a peer could not prove that it knows the secret */
     RDT_EVERSION = -9,    /* protocol or library versions differ between peers */
     RDT_EDEVICE = -10,    /* operating system or device: see sys_errno, wc_status, vendor_err */
-    RDT_ESTALE = -11,     /* the remote region was freed: its generation is over */
-    RDT_ERANGE = -12,     /* offset + length leaves the region */
+    RDT_ESTALE = -11,     /* the remote region was freed: its generation has ended */
+    RDT_ERANGE = -12,     /* offset + length exceeds the region */
     RDT_EBUSY = -13,      /* live children or operations in flight */
     RDT_EFORKED = -14,    /* called in a forked child */
     RDT_EMISMATCH = -15,  /* both sides disagree on a slot's or a collective's description */
     RDT_ENOTSUP = -16,    /* this path or build cannot do it */
     RDT_ECANCELED = -17,  /* cancelled on this side before it was done */
     RDT_ENOTVIABLE = -18, /* a transport cannot be used here, because ... */
-    RDT_EINTERNAL = -19,  /* a promise of ours is broken: please report */
-    RDT_ECORRUPT = -20    /* other bytes arrived than were sent (struct rdt_context_opts, verify) */
+    RDT_EINTERNAL = -19,  /* a bug in rdmatensor: please report it */
+    RDT_ECORRUPT = -20    /* received bytes differ from those sent (rdt_context_opts, verify) */
 } rdt_status;
 
 #define RDT_ERROR_MESSAGE_BYTES 768
@@ -79,11 +79,11 @@ typedef enum rdt_status {
 struct rdt_error {
     int32_t status;    /* rdt_status */
     int32_t sys_errno; /* errno of the system call that failed, else 0 */
-    int32_t wc_status; /* ibv_wc_status where verbs reported it, else 0 */
+    int32_t wc_status; /* ibv_wc_status if verbs reported it, else 0 */
     uint32_t vendor_err;
     int32_t peer_rank; /* global rank at fault, or RDT_RANK_UNKNOWN */
     uint32_t reserved;
-    char message[RDT_ERROR_MESSAGE_BYTES]; /* what, with which values, what to try; UTF-8 */
+    char message[RDT_ERROR_MESSAGE_BYTES]; /* problem, values and remedy; UTF-8 */
 };
 
 /* Name of a status, e.g. "RDT_EPEER"; never NULL. */
@@ -91,7 +91,7 @@ RDT_API const char *rdt_status_name(int32_t status);
 
 #define RDT_ABI_MAJOR 1
 #define RDT_ABI_MINOR 0
-/* (major << 16) | minor of the library that is loaded. */
+/* (major << 16) | minor of the loaded library. */
 RDT_API uint32_t rdt_abi_version(void);
 /* "1.2.3", the version of the library. Static storage. */
 RDT_API const char *rdt_version(void);
@@ -101,7 +101,7 @@ enum { RDT_LOG_ERROR = 0, RDT_LOG_WARN = 1, RDT_LOG_INFO = 2, RDT_LOG_DEBUG = 3 
 RDT_API void rdt_log_set_level(int32_t level);
 
 #define RDT_NO_WAIT UINT64_C(0)
-/* "The context's deadline" wherever a time-out is asked for. */
+/* Stands for the context's timeout wherever a timeout is expected. */
 #define RDT_TIMEOUT_DEFAULT UINT64_MAX
 
 /* ---- Context ----------------------------------------------------------------------------- */
@@ -124,30 +124,30 @@ enum {
 };
 
 enum { RDT_VERIFY_OFF = 0, RDT_VERIFY_CRC32C = 1 };
-/* Bytes under one sum: how exactly an error is placed. Sums of several chunks are made side by
- * side, so that 64 KiB keep four streams busy; they are 4 bytes of 16384. */
+/* Bytes per checksum: the precision with which an error is located. Several chunks are summed at
+ * once, so that 64 KiB keep four streams busy. A checksum takes 4 bytes per 16384. */
 #define RDT_SUM_CHUNK_BYTES 16384
 
-/* As local_ranks: nobody spins or offers its core, all sleep until they are woken. */
+/* As local_ranks: no thread spins or yields its core; waiters sleep until they are woken. */
 #define RDT_LOCAL_RANKS_SLEEP UINT32_MAX
 
 struct rdt_context_opts {
     uint32_t struct_size;
     uint32_t force_transport; /* RDT_TRANSPORT_*: this path for every pair; AUTO chooses by probe */
-    uint32_t require_transport; /* floor for pairs that cross hosts: fail instead of falling back */
+    uint32_t require_transport; /* minimum between hosts: fail instead of falling back */
     uint32_t tcp_streams;       /* sockets per peer for large payloads; default: limits.h */
     uint32_t port_from;         /* listening ports, inclusive; 0: any port */
     uint32_t port_to;
     uint32_t loopback_only; /* 1: listen on 127.0.0.1 and ::1 only */
     uint32_t local_ranks;   /* processes of the job that share these cores; 0: counted from peers */
-    uint64_t timeout_ns;    /* default deadline of every wait */
-    uint64_t peer_timeout_ns;   /* silence of a peer's progress thread that counts as death */
-    uint64_t arena_chunk_bytes; /* the arena grows in pieces of at least this */
-    uint64_t arena_max_bytes;   /* 0: bound by RAM and the memory cgroup only */
+    uint64_t timeout_ns;    /* default timeout of every wait */
+    uint64_t peer_timeout_ns;   /* silence of a peer's progress thread that means death */
+    uint64_t arena_chunk_bytes; /* the arena grows in segments of at least this */
+    uint64_t arena_max_bytes;   /* 0: limited only by RAM and the memory cgroup */
     const char *ifname;         /* listen on this interface's addresses; NULL: all */
     const char *addr;           /* listen on and advertise this numeric address; NULL: by ifname */
-    /* RDT_VERIFY_CRC32C: whoever sends sums its payload, whoever receives compares before it learns
-     * of it; see rdt_context_verifies(). Peers that differ in this refuse each other. */
+    /* RDT_VERIFY_CRC32C: senders checksum their payload, and the receiving library compares before
+     * it delivers; see rdt_context_verifies(). Peers with different settings refuse each other. */
     uint32_t verify;
     uint32_t reserved;
 };
@@ -160,19 +160,19 @@ struct rdt_context_opts {
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_open(const struct rdt_context_opts *opts,
                                                   rdt_context **out, struct rdt_error *err);
-/* RDT_EBUSY while regions, endpoints, groups or transfers live: nothing happened. Waits up to three
- * seconds for peers to hear our goodbye, and as long as it takes for a device that is still at
- * memory of ours. NULL is legal. */
+/* RDT_EBUSY, and no effect, while regions, endpoints, groups or transfers live. Waits up to three
+ * seconds until peers have received the goodbye, and without limit for a device that still accesses
+ * memory of this process. NULL is legal. */
 RDT_API RDT_NODISCARD rdt_status rdt_context_close(rdt_context *ctx, struct rdt_error *err);
 
 /* 128 random bits that identify the process to its peers. */
 RDT_API void rdt_context_uuid(const rdt_context *ctx, uint8_t uuid_out[RDT_UUID_BYTES]);
 
 /*
- * Let peers of `job_id` (at most 63 bytes of text) in: both sides must know `secret`
- * (1 to 64 bytes, copied). The same job again replaces its secret. `epoch` is the job's membership
- * epoch: peers of the same job and another epoch are refused by name. `rank` is ours in the job,
- * for messages, or RDT_RANK_UNKNOWN.
+ * Admit peers of `job_id` (at most 63 bytes of text): both sides must know `secret`
+ * (1 to 64 bytes, copied). Adding the same job again replaces its secret. `epoch` is the job's
+ * membership epoch: peers of the same job with another epoch are refused with an error that names
+ * it. `rank` is this process's rank in the job, for messages, or RDT_RANK_UNKNOWN.
  *   RDT_EINVAL the text or the secret is too long or empty
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_add_job(rdt_context *ctx, const char *job_id,
@@ -181,8 +181,8 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_add_job(rdt_context *ctx, const cha
                                                      struct rdt_error *err);
 
 /*
- * RDT_VERIFY_*: what the context was opened with. Where it verifies, payload that differs from what
- * was sent is never given out: the operation, and the endpoint with all that goes over it, end with
+ * The RDT_VERIFY_* setting of the context. If it verifies, payload that differs from the sent bytes
+ * is never delivered: the operation, and the endpoint with all its operations, end with
  * RDT_ECORRUPT, which names the slot, message or region, the peer, the path and the offset.
  */
 RDT_API uint32_t rdt_context_verifies(const rdt_context *ctx);
@@ -197,156 +197,157 @@ RDT_API RDT_NODISCARD rdt_status rdt_context_blob(rdt_context *ctx, uint8_t *buf
 
 /*
  * A JSON object that describes the live state: settings, arena, every endpoint with its path, the
- * reason for it and why not a better one, counters. `needed_out` gets the bytes without the final
- * NUL; RDT_EINVAL with needed_out set where cap is too small (call again).
+ * reason for that path and against a better one, counters. `needed_out` gets the bytes without the
+ * final NUL; RDT_EINVAL with needed_out set if cap is too small (call again).
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_describe(rdt_context *ctx, char *buf, size_t cap,
                                                       size_t *needed_out, struct rdt_error *err);
 
 /*
- * A JSON object that says on which NUMA nodes the arena's pages lie, and the CPUs that the process
- * may use: node_bytes, cpu_nodes, far_bytes (on nodes without such a CPU), all null where the
- * kernel does not tell, and the reason. buf, cap and needed_out as of rdt_context_describe(); 64
- * KiB hold it. The kernel looks at each page of the process, which may take a second of a large
- * one, while its other threads cannot map memory: not for a timer.
+ * A JSON object with the NUMA nodes of the arena's pages and of the CPUs that the process may use:
+ * node_bytes, cpu_nodes, far_bytes (on nodes without such a CPU), all null if the kernel does not
+ * report them, and the reason. buf, cap and needed_out as in rdt_context_describe(); 64 KiB hold
+ * it. The kernel visits each page of the process, which may take a second in a large process, and
+ * the other threads cannot map memory meanwhile: do not call it periodically.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_placement(rdt_context *ctx, char *buf, size_t cap,
                                                        size_t *needed_out, struct rdt_error *err);
 
-/* Totals since the context was opened: moves by transports, copies by our code, messages. */
+/* Totals since the context was opened: moves by transports, copies by the library, messages. */
 struct rdt_counters {
     uint32_t struct_size;
     uint32_t reserved;
-    uint64_t writes;           /* one-sided writes posted by us */
-    uint64_t reads;            /* one-sided reads posted by us */
+    uint64_t writes;           /* one-sided writes posted by this process */
+    uint64_t reads;            /* one-sided reads posted by this process */
     uint64_t notifications;    /* notifications received */
-    uint64_t moved_bytes;      /* payload that a transport moved into its final place for us */
-    uint64_t copied_bytes;     /* any other pass over payload bytes by our code */
-    uint64_t control_messages; /* messages with an address, a shape or a request that we sent */
-    uint64_t credits_alone;    /* credits that rode on no data */
+    uint64_t moved_bytes;      /* payload that transports moved into its final place */
+    uint64_t copied_bytes;     /* any other pass over payload bytes by the library */
+    uint64_t control_messages; /* messages sent with an address, a shape or a request */
+    uint64_t credits_alone;    /* credits sent without data */
     uint64_t registrations;    /* regions registered or allocated */
     uint64_t wakeups_sent;     /* system calls made only to wake a sleeping peer */
     uint64_t wire_bytes;       /* handed to sockets, with headers, and to devices */
     uint64_t mailbox_eager;    /* messages sent through an eager ring */
     uint64_t mailbox_rendezvous;
-    uint64_t verified_bytes;   /* that arrived and were compared with their sender's sums */
-    uint64_t mismatches;       /* of these comparisons, that failed */
+    uint64_t verified_bytes;   /* received bytes compared with their sender's checksums */
+    uint64_t mismatches;       /* comparisons that failed */
     uint64_t registered_bytes; /* with RDMA devices: for each device and kind of access */
-    uint64_t registration_ns;  /* in the devices' calls for it, and for deregistering */
-    uint64_t wait_ns; /* in rdt_transfer_wait() and the other calls that wait for what a peer does,
-                         by all threads together, to within some looks; set-up is left out */
-    uint64_t failovers;      /* endpoints that moved to tcp because verbs was lost */
-    uint64_t mailbox_placed; /* messages written at once where their receive stood */
-    /* Of moved_bytes, by path; the rest stayed within this process. */
+    uint64_t registration_ns;  /* in the devices' calls to register and deregister */
+    uint64_t wait_ns;   /* in rdt_transfer_wait() and the other calls that wait for an action of a
+                           peer, sum of all threads, to within some polls; without set-up */
+    uint64_t failovers; /* endpoints that moved to tcp because verbs was lost */
+    uint64_t mailbox_placed; /* messages written directly into their persistent receive */
+    /* Parts of moved_bytes, by path; the rest stayed within this process. */
     uint64_t shm_bytes;
     uint64_t tcp_bytes;
     uint64_t verbs_bytes;
-    /* And by class: to or from a place that was known before (static and bounded slots, receives
-     * that stand, writes and reads by address, sums in place); where place or size was told for
-     * this once, with heads; and what carries no payload. */
+    /* And by class: to or from a place that was known before (static and bounded slots, persistent
+     * receives, writes and reads by address, sums in place); with a place or size that was sent for
+     * this transfer, including heads; and bytes that carry no payload. */
     uint64_t planned_bytes;
     uint64_t dynamic_bytes;
     uint64_t control_bytes;
-    uint64_t fallback_bytes; /* payload over a path worse than one that this pair of processes
-                                should have had, and messages that could not go into the place
-                                where their receive stood */
+    uint64_t fallback_bytes; /* payload over a worse path than this pair of processes should have
+                                had, and messages that could not be written into their persistent
+                                receive */
     uint64_t reconnections;  /* paths to a process that another path had reached before: failovers,
                                 and connections after an earlier one had ended */
     uint64_t side_channel_bytes; /* frames and their heads on the side channels to peers, which no
-                                    transport moves: set-up, regions' ends, deaths, heartbeats */
-    /* Of copied_bytes and control_messages, by the class of what they served; the rest was for the
-     * paths themselves: pieces of memory, keys, failovers. Copies of collectives
-     * are dynamic: over boards, and out of memory that the group keeps; sums in place copy
-     * nothing. */
+                                    transport moves: set-up, revocations, deaths, heartbeats */
+    /* Parts of copied_bytes and control_messages, by the class of the transfers that they served;
+     * the rest was for the paths themselves: segments, keys, failovers. Copies of collectives are
+     * dynamic: over boards, and out of memory that the group keeps; sums in place copy nothing. */
     uint64_t planned_copied_bytes;
     uint64_t dynamic_copied_bytes;
     uint64_t planned_control_messages;
     uint64_t dynamic_control_messages;
 };
-/* The caller sets out->struct_size; a shorter struct is filled as far as it goes. */
+/* The caller sets out->struct_size; of a shorter struct only its fields are filled. */
 RDT_API void rdt_context_counters(rdt_context *ctx, struct rdt_counters *out);
-/* For operations composed of those here that work on peers' memory themselves (rdt_endpoint_hold):
- * adds their writes, moved_bytes (over shm; of these planned_bytes planned, the others dynamic),
- * copied_bytes and control_messages (of these planned_copied_bytes and planned_control_messages
- * planned, the others dynamic), credits_alone, verified_bytes and mismatches to the totals. */
+/* For composed operations that access peers' memory themselves (rdt_endpoint_hold): adds their
+ * writes, moved_bytes (over shm; planned_bytes of these count as planned, the others as dynamic),
+ * copied_bytes and control_messages (planned_copied_bytes and planned_control_messages of these
+ * count as planned, the others as dynamic), credits_alone, verified_bytes and mismatches to the
+ * totals. */
 RDT_API void rdt_context_count(rdt_context *ctx, const struct rdt_counters *more);
 
-/* One transfer as the trace has it. */
+/* One transfer in the trace. */
 struct rdt_trace_event {
     uint32_t struct_size;
-    int32_t status;     /* how it ended; RDT_EAGAIN: in flight */
-    uint64_t sequence;  /* from 1 on, in the order in which they began */
+    int32_t status;     /* result; RDT_EAGAIN: in flight */
+    uint64_t sequence;  /* from 1 on, in the order of their starts */
     uint64_t start_ns;  /* CLOCK_REALTIME */
     uint64_t end_ns;    /* 0: in flight */
-    uint64_t len_bytes; /* asked for; once it is over and they are known, those that moved */
-    int32_t peer_rank;  /* or RDT_RANK_UNKNOWN: of a collective, and where any source may answer */
+    uint64_t len_bytes; /* requested; after the end those that moved, if known */
+    int32_t peer_rank;  /* or RDT_RANK_UNKNOWN: of a collective, or if any source may answer */
     uint32_t reserved;
     char name[32]; /* "write", "all_reduce" */
 };
 /*
- * From now on the last `capacity` transfers are kept, about 100 bytes and 0.1 us each. Once in a
- * context's life: RDT_EINVAL where it is on already, or for a capacity of 0 or over 2^24.
+ * From now on keep the last `capacity` transfers, at about 100 bytes and 0.1 us each. Once per
+ * context: RDT_EINVAL if it is already on, or for a capacity of 0 or over 2^24.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_context_trace_start(rdt_context *ctx, uint32_t capacity,
                                                          struct rdt_error *err);
 /*
- * Copies up to `cap` of those whose sequence is `first` or later, oldest first, and returns how
- * many; `next_out` gets the sequence to go on with. Those that others have replaced are left out.
- * The caller's events have this header's size. 0 where no trace was started.
+ * Copies up to `cap` events whose sequence is `first` or later, oldest first, and returns their
+ * number; `next_out` gets the sequence to continue with. Events that newer ones have replaced are
+ * left out. The caller's events have this header's size. 0 if no trace was started.
  */
 RDT_API uint32_t rdt_context_trace_read(rdt_context *ctx, uint64_t first,
                                         struct rdt_trace_event *events, uint32_t cap,
                                         uint64_t *next_out);
 
-/* Bucket i counts what took at most 2^i us and more than the bucket before; the last, any time. */
+/* Bucket i counts transfers of at most 2^i us that exceed the bucket before; the last has no upper
+ * bound. */
 #define RDT_TRACE_BUCKETS 28
-/* All transfers of one name that ended since the trace was started, but those that as many newer
- * ones outran as there is room for. */
+/* All transfers of one name that ended since the trace was started, except those that were still in
+ * flight when newer ones took their entry. */
 struct rdt_trace_histogram {
     uint32_t struct_size;
     uint32_t reserved;
-    char name[32]; /* "other": of names beyond the first 31 */
+    char name[32]; /* "other": all names after the first 31 */
     uint64_t count;
     uint64_t sum_ns;
     uint64_t sum_bytes;
     uint64_t buckets[RDT_TRACE_BUCKETS];
 };
-/* The histogram of the index-th name, from 0 on; its numbers may be of slightly different moments.
- * RDT_ERANGE: there are not that many. Without a trace there are none. */
+/* The histogram of the index-th name, from 0 on; its numbers may be from slightly different times.
+ * RDT_ERANGE: there are not that many names. Without a trace there are none. */
 RDT_API RDT_NODISCARD rdt_status rdt_context_trace_histogram(rdt_context *ctx, uint32_t index,
                                                              struct rdt_trace_histogram *out);
 
-/* Drive the engine once without waiting, unless another thread drives it just now: for callers
- * with a loop of their own. Any thread. */
+/* Drive the engine once without waiting, unless another thread is driving it: for callers with a
+ * loop of their own. Any thread. */
 RDT_API RDT_NODISCARD rdt_status rdt_context_progress(rdt_context *ctx);
 
-/* For a caller that looks again and again for what a peer stores, between two looks: spins for a
- * moment, or offers its core (sched_yield()) where the job's processes on this host are more than
- * their cores. `look` counts the looks from 1 on, since_ns is the time of the first one on the
- * monotonic clock. 0: it has looked for long enough, or other processes want the core, and the
- * caller should wait by a call that sleeps. Any thread. */
+/* For a caller that polls memory that a peer writes, between two polls: spins briefly, or yields
+ * the core (sched_yield()) if the job has more processes than cores on this host. `look` counts the
+ * polls from 1 on, since_ns is the time of the first one on the monotonic clock. 0: the caller has
+ * polled for long enough, or other processes want the core, and it should wait by a call that
+ * sleeps. Any thread. */
 RDT_API uint32_t rdt_context_linger(rdt_context *ctx, uint64_t since_ns, uint32_t look);
 
 /*
- * Around a call that starts something the same thread waits for at once: between the two nobody is
- * woken to drive it. They nest, and cost some ns; a long time between them holds back what others
- * have started. Any thread.
+ * Around a call that starts an operation for which the same thread waits at once: between the two
+ * no thread is woken to drive it. They nest, and cost a few ns; a long time between them delays
+ * operations that other threads have started. Any thread.
  */
 RDT_API void rdt_context_attend(rdt_context *ctx);
 RDT_API void rdt_context_unattend(rdt_context *ctx);
 
 /*
- * A file descriptor for callers with a poll loop of their own: it becomes readable when something
+ * A file descriptor for callers with a poll loop of their own. It becomes readable when something
  * arrived, ended or changed; then call rdt_context_progress(), which makes it unreadable again, and
- * after that look at your transfers, slots and notifications. It belongs to the context; do not
- * read from it. -1 in a forked child.
+ * after that check your transfers, slots and notifications. The context owns it; do not read from
+ * it. -1 in a forked child.
  */
 RDT_API int rdt_context_fd(rdt_context *ctx);
 
 /*
- * A task is driven in every pass of the engine until it returns RDT_OK or an error; RDT_EAGAIN
- * means "again". It runs under the engine's lock: it may post operations of this header but must
- * not wait. Done or failed tasks are dropped.
+ * A task runs in every pass of the engine until it returns RDT_OK or an error; RDT_EAGAIN means
+ * "again". It runs under the engine's lock: it may post operations of this header but must not
+ * wait. Finished and failed tasks are removed.
  */
 typedef rdt_status (*rdt_task_fn)(void *arg);
 RDT_API RDT_NODISCARD rdt_status rdt_context_add_task(rdt_context *ctx, rdt_task_fn step, void *arg,
@@ -360,15 +361,15 @@ enum {
 
 /*
  * Allocate len_bytes (0 is legal) in the arena, aligned to 64 bytes. The caller frees it.
- *   RDT_ENOMEM the message names the limit and the line that lifts it   RDT_EINVAL unknown flags
+ *   RDT_ENOMEM the message names the limit and the line that raises it   RDT_EINVAL unknown flags
  */
 RDT_API RDT_NODISCARD rdt_status rdt_region_alloc(rdt_context *ctx, uint64_t len_bytes,
                                                   uint32_t flags, rdt_region **out,
                                                   struct rdt_error *err);
 /*
- * Make memory that the caller already has a target of peers' writes and reads. The caller keeps it
- * alive and in place until rdt_region_free() has returned RDT_OK and the drain callback ran.
- * Peers on this host reach it over tcp or, where permitted, through the kernel, never by mapping.
+ * Make memory of the caller a target of peers' writes and reads. The caller keeps it alive and in
+ * place until rdt_region_free() has returned and the drain callback has run. Peers on this host
+ * access it over tcp or, if permitted, through the kernel, never by mapping.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_region_register(rdt_context *ctx, void *addr,
                                                      uint64_t len_bytes, rdt_region **out,
@@ -376,39 +377,40 @@ RDT_API RDT_NODISCARD rdt_status rdt_region_register(rdt_context *ctx, void *add
 RDT_API void *rdt_region_addr(const rdt_region *region);
 RDT_API uint64_t rdt_region_len_bytes(const rdt_region *region);
 /*
- * Give the region up. The handle is gone at once. Bytes that were exported stay in quarantine until
- * no peer can write them any more: then an arena span is reused, and for registered memory
- * `drained(arg)` is called (may be NULL), perhaps by the thread that registers large memory with
- * RDMA devices: it must not wait for what needs such a registration. NULL region is legal.
+ * Free the region. The handle becomes invalid at once. Exported bytes stay in quarantine until no
+ * peer can write them any more: then an arena span is reused, and for registered memory
+ * `drained(arg)` is called (may be NULL). The thread that registers large memory with RDMA devices
+ * may call it, so it must not wait for an operation that needs such a registration. NULL region is
+ * legal.
  */
 RDT_API void rdt_region_free(rdt_region *region, void (*drained)(void *arg), void *arg);
 
-/* What a peer needs to reach a region: a value, copied freely, encoded for transport. */
+/* What a peer needs to access a region: a value that can be copied, and encoded to be sent. */
 struct rdt_remote_region {
     uint8_t owner[RDT_UUID_BYTES];
     uint64_t addr; /* in the owner's address space */
     uint64_t len_bytes;
     uint64_t segment_off; /* bytes from the start of the segment */
-    uint32_t segment;     /* arena piece, or RDT_SEGMENT_NONE for registered memory */
+    uint32_t segment;     /* of the arena, or RDT_SEGMENT_NONE for registered memory */
     uint32_t index;       /* entry of the owner's region table */
-    uint32_t generation;  /* of that entry: a freed region's is over */
+    uint32_t generation;  /* of that entry; it ends when the region is freed */
     uint32_t rkey;        /* verbs only, else 0 */
 };
 #define RDT_SEGMENT_NONE UINT32_C(0xffffffff)
 #define RDT_REMOTE_REGION_BYTES 64
 
-/* Export pins: from now on the region's bytes go through quarantine when freed. The same region
- * again gives the same. RDT_ENOMEM: a million regions are exported or in quarantine. */
+/* From now on the region's bytes go through quarantine when it is freed. Exporting the same region
+ * again gives the same result. RDT_ENOMEM: a million regions are exported or in quarantine. */
 RDT_API RDT_NODISCARD rdt_status rdt_region_export(rdt_region *region,
                                                    struct rdt_remote_region *out,
                                                    struct rdt_error *err);
 RDT_API void rdt_remote_region_encode(const struct rdt_remote_region *remote,
                                       uint8_t out[RDT_REMOTE_REGION_BYTES]);
-/* RDT_EPROTO (length, check sum, a field that cannot be), RDT_EVERSION. */
+/* RDT_EPROTO (length, checksum, an impossible field), RDT_EVERSION. */
 RDT_API RDT_NODISCARD rdt_status rdt_remote_region_decode(const uint8_t *buf, size_t len_bytes,
                                                           struct rdt_remote_region *out,
                                                           struct rdt_error *err);
-/* The region that holds all of [addr, addr + len_bytes), or NULL. The region stays the owner's. */
+/* The region that holds all of [addr, addr + len_bytes), or NULL. Its owner keeps it. */
 RDT_API rdt_region *rdt_region_find(rdt_context *ctx, const void *addr, uint64_t len_bytes);
 
 /* ---- Endpoints --------------------------------------------------------------------------- */
@@ -417,22 +419,23 @@ struct rdt_endpoint_opts {
     uint32_t struct_size;
     int32_t peer_rank;   /* global rank for messages, or RDT_RANK_UNKNOWN */
     uint64_t timeout_ns; /* of the whole set-up; RDT_TIMEOUT_DEFAULT or 0: the context's */
-    const char *job_id;  /* a job that rdt_context_add_job() knows */
+    const char *job_id;  /* a job added by rdt_context_add_job() */
 };
 
 /*
- * The endpoint to the process that published `blob`; returns at once, set-up goes on behind.
- * The same peer again gives the same endpoint, counted: each open has its rdt_endpoint_close().
- *   RDT_EINVAL an unknown job, or our own blob   RDT_EPROTO, RDT_EVERSION of the blob
+ * The endpoint to the process that published `blob`; returns at once, and set-up continues in the
+ * background. Opening the same peer again returns the same endpoint and counts: each open needs its
+ * rdt_endpoint_close().
+ *   RDT_EINVAL an unknown job, or this process's own blob   RDT_EPROTO, RDT_EVERSION of the blob
  *   RDT_EPEER that process is known to be dead   RDT_EMISMATCH only one of the two verifies,
- *   or the process came here before as another rank of this job
+ *   or that process connected before as another rank of this job
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_open(rdt_context *ctx, const uint8_t *blob,
                                                    size_t blob_bytes,
                                                    const struct rdt_endpoint_opts *opts,
                                                    rdt_endpoint **out, struct rdt_error *err);
 /*
- * Until both sides have proved the path.
+ * Wait until both sides have verified the path.
  *   RDT_ETIMEDOUT of this wait, or of the whole set-up   RDT_EPEER   RDT_EAUTH   RDT_EVERSION
  *   RDT_EMISMATCH another epoch or rank, no path as good as one side requires, or only one side
  *   verifies
@@ -443,9 +446,9 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_ready(rdt_endpoint *ep, uint6
 RDT_API void rdt_endpoint_close(rdt_endpoint *ep);
 /* RDT_TRANSPORT_* of the path in use, or RDT_TRANSPORT_AUTO while there is none. */
 RDT_API uint32_t rdt_endpoint_transport(const rdt_endpoint *ep);
-/* Any thread, tasks too, without waiting. RDT_OK while it is being set up or stands; else why it
- * ended: RDT_EPEER the peer left or died, RDT_ECLOSED closed here, or what broke it. What a peer
- * that left has stored in memory that is held, it stored before. */
+/* Any thread, also from tasks, without waiting. RDT_OK during set-up and while it works; else the
+ * reason for its end: RDT_EPEER the peer left or died, RDT_ECLOSED closed here, or the error that
+ * broke it. All stores of a peer that left, into memory that is held, happened before. */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_error(const rdt_endpoint *ep, struct rdt_error *err);
 
 /* User notifications carry 18 bits. */
@@ -453,10 +456,10 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_error(const rdt_endpoint *ep, stru
 #define RDT_NOTIFY_MAX UINT32_C(0x3ffff)
 
 /*
- * Write len_bytes from src to dst_off of the remote region, then, if `notify` is not
- * RDT_NOTIFY_NONE, deliver it to the peer after the bytes are in place. Writes and notifications to
- * one peer arrive in order. src must stay unchanged until the transfer is done; with `out` NULL
- * that is when a later transfer on this endpoint is done.
+ * Write len_bytes from src to dst_off of the remote region. If `notify` is not RDT_NOTIFY_NONE, it
+ * is delivered to the peer after the bytes are in place. Writes and notifications to one peer
+ * arrive in order. src must stay unchanged until the transfer is done, or, with `out` NULL, until a
+ * later transfer on this endpoint is done.
  *   RDT_ERANGE  RDT_ESTALE  RDT_ECLOSED  RDT_EPEER  RDT_EINVAL
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_write(rdt_endpoint *ep, const void *src,
@@ -469,29 +472,30 @@ struct rdt_block {
     uint64_t len_bytes;
     uint64_t dst_off;
 };
-/* All blocks go to one remote region; one notification after the last. `blocks` is copied, the
- * bytes are not. No blocks is a write of no bytes. Errors as above. */
+/* Writes all blocks to one remote region, with one notification after the last. `blocks` is copied,
+ * the bytes are not. Without blocks it is a write of no bytes. Errors as above. */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_write_many(rdt_endpoint *ep,
                                                          const struct rdt_block *blocks,
                                                          uint32_t count,
                                                          const struct rdt_remote_region *dst,
                                                          uint32_t notify, rdt_transfer **out,
                                                          struct rdt_error *err);
-/* Read len_bytes from src_off of the remote region into dst, which must stay until it is done.
- * Errors as rdt_endpoint_write(). */
+/* Read len_bytes from src_off of the remote region into dst, which must stay valid until it is
+ * done. Errors as rdt_endpoint_write(). */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_read(rdt_endpoint *ep, void *dst, uint64_t len_bytes,
                                                    const struct rdt_remote_region *src,
                                                    uint64_t src_off, rdt_transfer **out,
                                                    struct rdt_error *err);
-/* The oldest user notification from this peer, taken. RDT_EAGAIN with RDT_NO_WAIT, else
- * RDT_ETIMEDOUT; the endpoint's error once all that came before its end were taken. RDT_ESTALE: in
- * place of a notification whose bytes could not be compared, because their region was freed. */
+/* Takes the oldest user notification from this peer. RDT_EAGAIN with RDT_NO_WAIT, else
+ * RDT_ETIMEDOUT; the endpoint's error after all notifications before its end were taken.
+ * RDT_ESTALE: replaces a notification whose bytes could not be compared, because their region was
+ * freed. */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_wait_notify(rdt_endpoint *ep, uint64_t timeout_ns,
                                                           uint32_t *out, struct rdt_error *err);
 /*
- * The remote region in this process's address space, where the path is shm; it stays valid while
- * the endpoint lives, and is not the caller's to unmap. May wait for the peer to hand over a piece
- * of its arena, up to the context's deadline.
+ * The address of the remote region in this process, if the path is shm. It stays valid while the
+ * endpoint lives; the caller must not unmap it. May wait until the peer sends a segment of its
+ * arena, up to the context's timeout.
  *   RDT_ENOTSUP another path, or registered memory   RDT_ESTALE   RDT_ERANGE   RDT_ETIMEDOUT
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
@@ -499,63 +503,65 @@ RDT_API RDT_NODISCARD rdt_status rdt_endpoint_map(rdt_endpoint *ep,
                                                   void **out, struct rdt_error *err);
 
 /*
- * As rdt_endpoint_map(), but without waiting, and what it gives may be used as one's own: it stays
- * mapped, and its bytes stay where they are when the owner frees the region, leaves or ends, until
- * rdt_endpoint_unhold(). Counts as an open of the endpoint. Tasks may call both.
- *   RDT_EAGAIN the path is not ready, or the piece is on its way; else as rdt_endpoint_map()
+ * As rdt_endpoint_map(), but without waiting. The memory stays mapped, and its bytes stay in place
+ * when the owner frees the region, leaves or ends, until rdt_endpoint_unhold(). Counts as an open
+ * of the endpoint. Tasks may call both.
+ *   RDT_EAGAIN the path is not ready, or the segment has not arrived; else as rdt_endpoint_map()
  */
 RDT_API RDT_NODISCARD rdt_status rdt_endpoint_hold(rdt_endpoint *ep,
                                                    const struct rdt_remote_region *remote,
                                                    void **out, struct rdt_error *err);
 RDT_API void rdt_endpoint_unhold(rdt_endpoint *ep, const struct rdt_remote_region *remote);
-/* After a seq_cst store into held memory, or into memory that the peer holds: wakes its waiters, so
- * that its tasks look again. Costs no system call while they are awake. Only with a hold. */
+/* After a seq_cst store into held memory, or into memory that the peer holds: wakes the peer's
+ * waiters, so that its tasks check again. No system call while they are awake. Only with a hold. */
 RDT_API void rdt_endpoint_ring(rdt_endpoint *ep);
 
 /* ---- Transfers --------------------------------------------------------------------------- */
 
 /* RDT_OK done, RDT_EAGAIN in flight, else the error that ended it. Does not drive the engine. */
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_test(rdt_transfer *t, struct rdt_error *err);
-/* As above, but RDT_ETIMEDOUT where it is still in flight: it goes on. RDT_EINVAL inside a task. */
+/* As above, but RDT_ETIMEDOUT if it is still in flight; it continues. RDT_EINVAL inside a task. */
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_wait(rdt_transfer *t, uint64_t timeout_ns,
                                                    struct rdt_error *err);
 /*
- * `done(arg)` is called once, without a lock held, by whatever thread sees the end; at once if it
- * is over already. At most one per transfer. That may be the thread that registers large memory
- * with RDMA devices: done() must not wait for what needs such a registration.
+ * `done(arg)` is called once, without a lock held, by the thread that sees the completion; at
+ * once if it is already done. At most one per transfer. That thread may be the one that registers
+ * large memory with RDMA devices: done() must not wait for an operation that needs such a
+ * registration.
  */
 RDT_API void rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg);
-/* After a receive: bytes that arrived and the group rank they came from. */
+/* After a receive: bytes that arrived and the group rank of their sender. */
 RDT_API uint64_t rdt_transfer_len_bytes(const rdt_transfer *t);
 RDT_API int32_t rdt_transfer_source(const rdt_transfer *t);
 /*
- * Give the handle up. One in flight goes on; its buffers must stay until it ends. A receive that
- * has not matched is cancelled. One whose place its sender was told (rdt_group_recv) is in flight:
- * it ends once the sender has answered, or its message has come. Written into its place by then, a
- * message is lost with it; one that came another way is the next receive's.
+ * Free the handle. A transfer in flight continues; its buffers must stay valid until it ends. A
+ * receive that has not matched is cancelled. A persistent receive whose place the sender knows
+ * (rdt_group_recv) is in flight: it ends after the sender has answered, or its message has arrived.
+ * A message written into its place until then is lost; one that arrived on another path goes to the
+ * next receive.
  */
 RDT_API void rdt_transfer_free(rdt_transfer *t);
 
 /*
- * A transfer that the caller ends itself: the handle under operations that are composed of others.
- * rdt_transfer_finish() is called exactly once, by any thread or task; `err` may be NULL for
- * RDT_OK.
+ * A transfer that the caller finishes: the handle of an operation that is composed of others. Call
+ * rdt_transfer_finish() exactly once, from any thread or task; `err` may be NULL for RDT_OK.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_transfer_create(rdt_context *ctx, rdt_transfer **out,
                                                      struct rdt_error *err);
 RDT_API void rdt_transfer_finish(rdt_transfer *t, rdt_status status, const struct rdt_error *err);
-/* What the trace says of it, if there is one: before it is finished, at most once. */
+/* Its entry in the trace, if tracing is on: call it at most once, before the transfer is
+ * finished. */
 RDT_API void rdt_transfer_trace(rdt_transfer *t, const char *name, int32_t peer_rank,
                                 uint64_t len_bytes);
 /*
- * Before anybody else knows the transfer: explain() says in err->message and err->peer_rank what it
- * waits for, or leaves err alone. It is called while the transfer is in flight, where tasks run,
- * and must not wait.
+ * Call it before any other code uses the transfer. explain() reports in err->message and
+ * err->peer_rank what the transfer waits for, or does not change err. It is called while the
+ * transfer is in flight, under the engine's lock as tasks are, and must not wait.
  */
 RDT_API void rdt_transfer_explain(rdt_transfer *t,
                                   void (*explain)(void *arg, struct rdt_error *err), void *arg);
-/* What a transfer in flight waits for, e.g. "barrier #3: after 0.3 s nothing from rank 1", of a
- * collective; else err is left alone. Any thread. */
+/* Reports what a collective in flight waits for, e.g. "barrier #3: after 0.3 s nothing from rank
+ * 1"; else does not change err. Any thread. */
 RDT_API void rdt_transfer_awaits(rdt_transfer *t, struct rdt_error *err);
 
 /* ---- Slots ------------------------------------------------------------------------------- */
@@ -586,8 +592,8 @@ enum { RDT_SLOT_STATIC = 1, RDT_SLOT_BOUNDED = 2, RDT_SLOT_DYNAMIC = 3 };
 #define RDT_MAX_NDIM 8
 #define RDT_SLOT_NAME_BYTES 128
 
-/* Both sides state it; they must agree. For RDT_SLOT_BOUNDED the dims are the maximum. For
- * RDT_SLOT_DYNAMIC they are ignored but ndim. */
+/* Both sides give it, and must agree. For RDT_SLOT_BOUNDED the dims are the maximum. For
+ * RDT_SLOT_DYNAMIC only their number, ndim, counts. */
 struct rdt_tensor_desc {
     uint32_t struct_size;
     uint32_t kind; /* RDT_SLOT_* */
@@ -597,8 +603,8 @@ struct rdt_tensor_desc {
 };
 
 /*
- * Receiver: make the landing place and announce it to the peer; returns at once. The slot counts as
- * a user of the endpoint until rdt_slot_destroy().
+ * Receiver: create the slot and announce it to the peer; returns at once. The slot counts as a user
+ * of the endpoint until rdt_slot_destroy().
  *   RDT_EINVAL the name or the description   RDT_ENOMEM as rdt_region_alloc()
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_create(rdt_endpoint *ep, const char *name,
@@ -607,34 +613,35 @@ RDT_API RDT_NODISCARD rdt_status rdt_slot_create(rdt_endpoint *ep, const char *n
 struct rdt_slot_view {
     void *addr; /* owned by the slot until rdt_slot_release() */
     uint64_t len_bytes;
-    uint64_t dims[RDT_MAX_NDIM]; /* the dims that the sender gave */
+    uint64_t dims[RDT_MAX_NDIM]; /* as the sender gave them */
     uint32_t ndim;
     uint32_t epoch;
 };
 /*
- * The next tensor, in the sender's order. What arrived whole is still given out after the end.
+ * The next tensor, in the sender's order. Tensors that arrived whole are still returned after the
+ * slot has ended.
  *   RDT_ETIMEDOUT   RDT_EBUSY both buffers are held: release one
- *   RDT_EMISMATCH the sender asked for another shape
+ *   RDT_EMISMATCH the sender expects another shape
  *   RDT_ESTALE the sender of a dynamic slot took the tensor back before it was read: it is lost,
- *   and the next call waits for the one after it
+ *   and the next call waits for the following one
  *   RDT_ENOMEM no memory to read a dynamic tensor into, as rdt_region_alloc(): free some and call
  *   again, the tensor is still there
- *   RDT_EPEER the peer is gone and what it wrote whole was given out
+ *   RDT_EPEER the peer is gone, and all tensors that it wrote whole were returned
  *   RDT_EPROTO the peer wrote a header that does not fit the slot   RDT_EINVAL called from a task
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns,
                                               struct rdt_slot_view *out, struct rdt_error *err);
-/* Give the oldest tensor that was got back to the sender: its credit returns. RDT_EINVAL: none is
- * held. */
+/* Release the buffer of the oldest tensor that rdt_slot_get() returned: its credit goes back to the
+ * sender. RDT_EINVAL: none is held. */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_release(rdt_slot *slot, struct rdt_error *err);
-/* Views of its buffers end; the sender's calls fail with RDT_ECLOSED. NULL is legal. */
+/* Views of its buffers become invalid; the sender's calls fail with RDT_ECLOSED. NULL is legal. */
 RDT_API void rdt_slot_destroy(rdt_slot *slot);
 
 /*
  * Sender: the peer's slot of that name; waits for its announcement. Counts as a user of the
  * endpoint until rdt_slot_tx_destroy().
- *   RDT_ETIMEDOUT   RDT_EMISMATCH described otherwise there   RDT_EBUSY open already
- *   RDT_ECLOSED the peer destroyed it just now
+ *   RDT_ETIMEDOUT   RDT_EMISMATCH the peer describes it differently   RDT_EBUSY already open
+ *   RDT_ECLOSED the peer has just destroyed it
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_open(rdt_endpoint *ep, const char *name,
                                                   const struct rdt_tensor_desc *desc,
@@ -642,7 +649,7 @@ RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_open(rdt_endpoint *ep, const char *
                                                   struct rdt_error *err);
 /*
  * One-sided write of a tensor of the given dims (NULL: the slot's) into the slot. Waits for a
- * credit until the deadline. src stays the caller's and unchanged until *out is done; out may be
+ * credit until the timeout. The caller keeps src valid and unchanged until *out is done; out may be
  * NULL on shm only.
  *   RDT_ETIMEDOUT no credit   RDT_EMISMATCH the dims   RDT_ECLOSED the peer destroyed the slot
  *   RDT_EBUSY a buffer was not posted   RDT_EINVAL out is NULL on another path
@@ -651,114 +658,116 @@ RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_put(rdt_slot_tx *tx, const void *sr
                                                  const uint64_t *dims, uint64_t timeout_ns,
                                                  rdt_transfer **out, struct rdt_error *err);
 /*
- * The memory in which the next tensor can be born: the receiver's own on shm, arena memory of ours
- * elsewhere. Waits for a credit. Valid until rdt_slot_tx_post(). Static and bounded slots only.
+ * The buffer in which the caller can allocate the next tensor: the receiver's buffer on shm, arena
+ * memory of this process otherwise. Waits for a credit. Valid until rdt_slot_tx_post(). Static and
+ * bounded slots only.
  *   RDT_ETIMEDOUT   RDT_ENOTSUP a dynamic slot   RDT_EBUSY the last buffer was not posted
  *   RDT_ECLOSED the peer destroyed the slot   RDT_ENOMEM
  */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_buffer(rdt_slot_tx *tx, uint64_t timeout_ns,
                                                     void **out, struct rdt_error *err);
-/* Send what rdt_slot_tx_buffer() gave. RDT_EINVAL, RDT_EMISMATCH (the dims): the buffer is still
- * the caller's; after any other error it is not. */
+/* Send the buffer of rdt_slot_tx_buffer(). After RDT_EINVAL and RDT_EMISMATCH (the dims) the caller
+ * still owns the buffer; after any other error it does not. */
 RDT_API RDT_NODISCARD rdt_status rdt_slot_tx_post(rdt_slot_tx *tx, const uint64_t *dims,
                                                   rdt_transfer **out, struct rdt_error *err);
-/* A buffer that was not posted ends; what was posted goes on. NULL is legal. */
+/* A buffer that was not posted becomes invalid; posted tensors are still sent. NULL is legal. */
 RDT_API void rdt_slot_tx_destroy(rdt_slot_tx *tx);
 
 /* ---- Groups and the mailbox -------------------------------------------------------------- */
 
-/* Fetches the blob of one member; called without a lock, by a thread that needs the member first:
- * again after a failure, and by two threads that need it at once. Returns RDT_OK and fills buf, or
- * an error. */
+/* Fetches the blob of one member. Called without a lock, by the thread that needs the member first;
+ * again after a failure, and twice if two threads need it at the same time. Returns RDT_OK and
+ * fills buf, or an error. */
 typedef rdt_status (*rdt_blob_fn)(void *arg, uint32_t rank, uint64_t timeout_ns, uint8_t *buf,
                                   size_t cap, size_t *len_out, struct rdt_error *err);
 
 struct rdt_group_opts {
     uint32_t struct_size;
-    uint32_t rank; /* ours in the group */
+    uint32_t rank; /* of this process in the group */
     uint32_t size;
     uint32_t reserved;
     const char *name; /* the same on all members and unique among the job's live groups;
-                         a group made again needs another name */
+                         a group that is created again needs another name */
     const char *job_id;
     const int32_t *global_ranks; /* size entries for messages; NULL: equal to group ranks */
-    uint64_t timeout_ns;         /* default deadline of the group's operations */
+    uint64_t timeout_ns;         /* default timeout of the group's operations */
     rdt_blob_fn blob;            /* must stay callable until the group is destroyed */
     void *blob_arg;
 };
-/* Names and ranks are copied. RDT_EINVAL: a field, or a group of that name that lives already. */
+/* Names and ranks are copied. RDT_EINVAL: a field, or a live group already has that name. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_create(rdt_context *ctx,
                                                   const struct rdt_group_opts *opts,
                                                   rdt_group **out, struct rdt_error *err);
 /* Operations in flight end with RDT_ECANCELED. Members that still use the group see "left". */
 RDT_API void rdt_group_destroy(rdt_group *group);
 /*
- * For operations composed on a group: its memory stays until the last release, also when it is
- * destroyed meanwhile; what is called on it then ends with RDT_ECANCELED. Tasks may call both.
+ * For operations composed on a group: its memory stays valid until the last release, also if it is
+ * destroyed meanwhile; calls on it then end with RDT_ECANCELED. Tasks may call both.
  */
 RDT_API void rdt_group_retain(rdt_group *group);
 RDT_API void rdt_group_release(rdt_group *group);
 RDT_API uint32_t rdt_group_rank(const rdt_group *group);
 RDT_API uint32_t rdt_group_size(const rdt_group *group);
-/* The job's number of a member; RDT_RANK_UNKNOWN where no member has this rank. */
+/* The global rank of a member; RDT_RANK_UNKNOWN if no member has this rank. */
 RDT_API int32_t rdt_group_global_rank(const rdt_group *group, uint32_t rank);
 RDT_API rdt_context *rdt_group_context(rdt_group *group);
 RDT_API void rdt_group_set_timeout(rdt_group *group, uint64_t timeout_ns);
 RDT_API uint64_t rdt_group_timeout(const rdt_group *group);
 /* The endpoint of a member, opened at first use and owned by the group. May wait for its blob.
- * RDT_EINVAL: no other member has this rank. RDT_EAGAIN: a task asks, and it is not open. Else what
- * the blob function, rdt_endpoint_open() or rdt_group_error() say. */
+ * RDT_EINVAL: no other member has this rank. RDT_EAGAIN: called from a task, and it is not open.
+ * Else the error of the blob function, rdt_endpoint_open() or rdt_group_error(). */
 RDT_API RDT_NODISCARD rdt_status rdt_group_endpoint(rdt_group *group, uint32_t rank,
                                                     rdt_endpoint **out, struct rdt_error *err);
 /* A counter of the group's collectives: 1, 2, ... in the order of calls. Any thread. */
 RDT_API uint64_t rdt_group_next_sequence(rdt_group *group);
 /*
- * One pointer that whoever composes operations on the group keeps with it. `detach(state)` is
- * called once, without a lock, when the group is destroyed. RDT_EBUSY: it has one.
+ * Attach one pointer to the group, for code that composes operations on it. `detach(state)` is
+ * called once, without a lock, when the group is destroyed. RDT_EBUSY: it already has one.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_attach(rdt_group *group, void *state,
                                                   void (*detach)(void *state),
                                                   struct rdt_error *err);
-/* What was attached, or NULL. Any thread. */
+/* The attached pointer, or NULL. Any thread. */
 RDT_API void *rdt_group_attached(const rdt_group *group);
 /*
  * End every operation of the group on every member with an error that carries `reason`. The error
- * is of the member that is the cause, as far as this rank knows one: that left or died first, that
- * ended a message of this rank's, or whose address did not come in time; else of this rank.
+ * names the member that is the cause, if this rank knows one: the member that left or died first,
+ * that ended a message of this rank, or whose address did not arrive in time; else this rank.
  */
 RDT_API void rdt_group_abort(rdt_group *group, const char *reason);
 /*
- * The same after a deadline that has passed here. err, not NULL, says what happened and whom this
- * rank waited for (err->peer_rank, or RDT_RANK_UNKNOWN). If a member has left or died,
- * err->peer_rank becomes that one. Else, if exactly one other member has been silent for 2 s or
- * longer (heartbeats go each second), or has not answered for as long since its connection began,
- * that one is the cause: its rank and words are added to err. Any thread; in a forked child it does
- * nothing.
+ * The same after a deadline has passed on this rank. err, not NULL, has the problem and the rank
+ * for which this rank waited (err->peer_rank, or RDT_RANK_UNKNOWN). If a member has left or died,
+ * err->peer_rank becomes that rank. Else, if exactly one other member has been silent for 2 s or
+ * longer (heartbeats are sent each second), or has not answered for as long since its connection
+ * began, that member is the cause: its rank and a description are added to err. Any thread; in a
+ * forked child it does nothing.
  */
 RDT_API void rdt_group_give_up(rdt_group *group, struct rdt_error *err);
 /* Adds to err the member that rdt_group_give_up() would find: left, dead, silent, or the cause of
- * an abort. It ends nothing; what it reads of them may. */
+ * an abort. It does not end the group; a message that it reads from a member may. */
 RDT_API void rdt_group_blame(rdt_group *group, struct rdt_error *err);
-/* RDT_OK, or the error that broke the group: of the member that died first, of an abort. */
+/* RDT_OK, or the error that broke the group: that of the member that died first, or of an abort. */
 RDT_API RDT_NODISCARD rdt_status rdt_group_error(rdt_group *group, struct rdt_error *err);
 enum {
     RDT_BROKEN_NOT = 0,     /* it works, or was destroyed before it broke */
-    RDT_BROKEN_BY_DEADLINE, /* that passed on this rank: rdt_group_give_up() */
-    RDT_BROKEN_BY_LOSS,     /* a member died, left or is out of reach */
-    RDT_BROKEN_BY_ABORT,    /* on this rank: rdt_group_abort() */
-    RDT_BROKEN_BY_MEMBER    /* that said so: a deadline or an abort of its own */
+    RDT_BROKEN_BY_DEADLINE, /* a deadline passed on this rank: rdt_group_give_up() */
+    RDT_BROKEN_BY_LOSS,     /* a member died, left or is unreachable */
+    RDT_BROKEN_BY_ABORT,    /* this rank aborted it: rdt_group_abort() */
+    RDT_BROKEN_BY_MEMBER    /* another member reported its own deadline or abort */
 };
-/* Why the group broke, in a word; RDT_BROKEN_BY_MEMBER becomes RDT_BROKEN_BY_LOSS when the death of
- * the one that it blamed is heard of. Any thread; RDT_BROKEN_NOT in a forked child. */
+/* Why the group broke. RDT_BROKEN_BY_MEMBER becomes RDT_BROKEN_BY_LOSS when this rank learns that
+ * the member which that report blamed is dead. Any thread; RDT_BROKEN_NOT in a forked child. */
 RDT_API uint32_t rdt_group_broken_by(rdt_group *group);
 
 #define RDT_SOURCE_ANY UINT32_C(0xffffffff)
-/* Tags whose upper two bits are these, of messages with a desc: each is used for one message from a
- * source in a group's life, as those of collectives are. */
+/* The upper two bits of tags that are used once, for messages with a desc: a source uses each such
+ * tag for one message in the lifetime of a group, as collectives do. */
 #define RDT_TAG_ONCE (UINT64_C(1) << 63)
 #define RDT_TAG_ONCE_MASK (UINT64_C(3) << 62)
 
-/* What the sender is doing, so that ranks that disagree learn how. Zero for plain messages. */
+/* Describes the sender's operation, so that an error can name the difference if ranks disagree.
+ * Zero for plain messages. */
 struct rdt_message_desc {
     uint32_t op; /* RDT_COLL_* or 0 */
     uint32_t dtype;
@@ -769,24 +778,24 @@ struct rdt_message_desc {
 };
 
 /*
- * Send and receive between two members, FIFO per (group, source, tag); self-send is legal. Buffers
- * stay the caller's and unchanged until the transfer is done. A message longer than
- * the receive's buffer ends the receive with RDT_EMISMATCH, naming both sizes; a shorter one is
- * legal, see rdt_transfer_len_bytes(). `desc` NULL: a plain message. If both sides gave a desc and
- * they differ the receive ends with RDT_EMISMATCH, saying how.
+ * Send and receive between two members, FIFO per (group, source, tag); self-send is legal. The
+ * caller keeps buffers valid and unchanged until the transfer is done. A message longer than the
+ * receive's buffer ends the receive with RDT_EMISMATCH, naming both sizes; a shorter one is legal,
+ * see rdt_transfer_len_bytes(). `desc` NULL: a plain message. If both sides gave a desc and they
+ * differ, the receive ends with RDT_EMISMATCH, which names the difference.
  *
  * The first use of a member waits for its blob (RDT_SOURCE_ANY: for the blobs of all members). A
- * task must not wait: it gets RDT_EAGAIN, and calls on a user's thread to rdt_group_endpoint() go
- * before. `out` may be NULL for sends. Giving up the handle of a receive that has not matched
- * cancels it.
+ * task must not wait: it gets RDT_EAGAIN, so call rdt_group_endpoint() on a user's thread before.
+ * `out` may be NULL for sends. Freeing the handle of a receive that has not matched cancels it.
  *
- * Receives that repeat stand: where a receive of at least 4 KiB is posted again at an address where
- * one from that source and tag was before, in memory that the source can write (shm: of the arena;
- * tcp, verbs: also registered), the source is told the place once. From then on each is told as it
- * is posted, and its message written there at once, without an offer and without a copy. Whatever
- * does not fit goes as it would have, in the same order. None stands in a group in which any source
- * was asked. Under tags that are used once (RDT_TAG_ONCE) receives over tcp and verbs stand
- * from the first on, wherever they lie, if they are large enough: rdt_group_stands().
+ * Repeated receives become persistent. If a receive of at least 4 KiB is posted again at the
+ * address of an earlier one from that source and tag, in memory that the source can write (shm: in
+ * the arena; tcp, verbs: also registered), the place is sent to the source once. From then on each
+ * receive is announced when it is posted, and the source writes its message there at once, without
+ * an RTS and without a copy. A message that does not fit takes the default path, in the same order.
+ * No receive is persistent in a group in which RDT_SOURCE_ANY was used. Under tags that are used
+ * once (RDT_TAG_ONCE) receives over tcp and verbs are persistent from the first on, at any address,
+ * if they are large enough: rdt_group_stands().
  *   RDT_EINVAL  RDT_EAGAIN  RDT_ENOMEM  RDT_EPEER the group broke, or the member left
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_send(rdt_group *group, uint32_t dst, uint64_t tag,
@@ -800,30 +809,30 @@ RDT_API RDT_NODISCARD rdt_status rdt_group_recv(rdt_group *group, uint32_t src, 
 
 enum { RDT_STANDS_NOT = 0, RDT_STANDS_HERE, RDT_STANDS_ELSEWHERE };
 /*
- * How a message of len_bytes bytes from `src` would come to a receive at dst under a tag that is
- * used once (RDT_TAG_ONCE):
- *   RDT_STANDS_NOT        as any: it is small enough to go through a ring, the path is shared
- *                         memory or not there yet, or it is too long to be summed in one piece
- *   RDT_STANDS_HERE       its source is told dst, once for all receives of that length there, and
- *                         each that is posted; it writes there at once
- *   RDT_STANDS_ELSEWHERE  it is offered and asked for, as its source cannot write dst; into memory
- *                         of the arena, or that is registered, it would write
- * An answer of now, and no promise. Exports the region at dst as rdt_region_export() does; takes
- * the engine's lock, and waits for no peer. Any thread, tasks too. What cannot be asked (group
- * NULL, no such member, a forked child) is RDT_STANDS_NOT.
+ * How a receive at dst would get a message of len_bytes bytes from `src` under a tag that is used
+ * once (RDT_TAG_ONCE):
+ *   RDT_STANDS_NOT        by the default path: it is small enough for a ring, the path is shared
+ *                         memory or not ready yet, or it is too long to be checksummed in one piece
+ *   RDT_STANDS_HERE       by a persistent receive: dst is sent to the source once for all receives
+ *                         of that length there, and each posted receive is announced; the source
+ *                         writes there at once
+ *   RDT_STANDS_ELSEWHERE  by the rendezvous protocol, as its source cannot write dst; it could
+ *                         write arena memory or registered memory
+ * The answer holds now and may change. Exports the region at dst as rdt_region_export() does; takes
+ * the engine's lock, and waits for no peer. Any thread, also tasks. RDT_STANDS_NOT for invalid
+ * calls (group NULL, no such member, a forked child).
  */
 RDT_API uint32_t rdt_group_stands(rdt_group *group, uint32_t src, const void *dst,
                                   uint64_t len_bytes);
 
 /*
- * 1 if a message of len_bytes bytes to rank `dst` under a tag that is used once (RDT_TAG_ONCE)
- * would be written by the call that sends it, since its receive has been told; else 0, also where
- * it cannot be asked (group NULL, no such member or this rank, another tag, a forked child). A
- * caller that has both to send and to receive posts the receive first where this is 1: behind a
- * message that fills the link its peer would learn of it too late. Where it is 0 it posts the send
- * first: its offer would wait behind what the answer to the peer's offer sets off.
- * An answer of now, and no promise. Takes the engine's lock, and waits for no peer. Any thread,
- * tasks too.
+ * 1 if the call that sends a message of len_bytes bytes to rank `dst` under a tag that is used once
+ * (RDT_TAG_ONCE) would write it at once, because its receive has been announced. Else 0, also for
+ * invalid calls (group NULL, no such member or this rank, another tag, a forked child). If it is 1,
+ * a caller that both sends and receives posts the receive first: after a message that fills the
+ * link, the announcement would reach the peer too late. If it is 0, it posts the send first: its
+ * RTS would otherwise wait for the transfer that the answer to the peer's RTS starts. The answer
+ * holds now and may change. Takes the engine's lock, and waits for no peer. Any thread, also tasks.
  */
 RDT_API uint32_t rdt_group_is_told(rdt_group *group, uint32_t dst, uint64_t tag,
                                    uint64_t len_bytes);
@@ -842,17 +851,17 @@ enum {
     RDT_COLL_BARRIER
 };
 enum {
-    RDT_COLL_SPIN = 1 /* the caller waits at once: rdt_coll_start() may look for the end as long as
-                         a wait would spin, or offer its core, which costs less than a wait */
+    RDT_COLL_SPIN = 1 /* the caller waits at once: rdt_coll_start() may poll for the end as long as
+                         a wait would spin, or yield the core, which costs less than a wait */
 };
-/* A number from 1 to 32767 in the upper half of `flags`, of an ALLREDUCE alone: members that give
- * different labels disagree (RDT_EMISMATCH). It tells apart what has the same type and count. */
+/* A number from 1 to 32767 in the upper half of `flags`, only for ALLREDUCE: members with different
+ * labels disagree (RDT_EMISMATCH). It distinguishes operations of the same type and count. */
 #define RDT_COLL_LABEL(label) ((uint32_t)(label) << 16)
 enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, RDT_BXOR };
 
 /*
  * One collective. Members call the same collectives of a group in the same order; several may be in
- * flight. Counts are in elements of dtype. Buffers stay the caller's and unchanged until it is
+ * flight. Counts are in elements of dtype. The caller keeps buffers valid and unchanged until it is
  * done.
  *   BROADCAST       recv: count in and out (root: in)
  *   ALLREDUCE       send (may equal recv), recv: count
@@ -863,8 +872,8 @@ enum { RDT_SUM = 1, RDT_AVG, RDT_PRODUCT, RDT_MIN, RDT_MAX, RDT_BAND, RDT_BOR, R
  *   SCATTER         send on the root: size x count; recv: count
  *   ALLTOALL        send_counts and recv_counts with offsets (elements), or NULL: count to each
  *   BARRIER         nothing
- * Members' blocks may also lie apart: `blocks`, where not NULL, has one address per member in place
- * of recv (ALLGATHER, GATHER, ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
+ * Members' blocks need not be contiguous: `blocks`, if not NULL, has one address per member in
+ * place of recv (ALLGATHER, GATHER, ALLTOALL), or of send (SCATTER, REDUCE_SCATTER).
  */
 struct rdt_coll_args {
     uint32_t struct_size;
@@ -884,28 +893,29 @@ struct rdt_coll_args {
     const uint64_t *recv_offs;
     uint64_t timeout_ns; /* RDT_TIMEOUT_DEFAULT or 0: the group's */
 };
-/* Begin a collective; the arrays are copied. RDT_EINVAL, and, for the members that it talks to, the
- * errors of rdt_group_endpoint(), which may wait. The transfer ends with RDT_EMISMATCH, naming the
- * rank and the difference, where members disagree. A member that needs nothing of the others may
- * end well up to 15 collectives before it hears of one that disagrees or does not come. */
+/* Start a collective; the arrays are copied. RDT_EINVAL, and the errors of rdt_group_endpoint(),
+ * which may wait, for the members with which it communicates. If members disagree, the transfer
+ * ends with RDT_EMISMATCH, naming the rank and the difference. A member that needs nothing from the
+ * others may complete up to 15 collectives before it learns that a member disagrees or is
+ * missing. */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args,
                                                 rdt_transfer **out, struct rdt_error *err);
 
-/* One of several small tensors that go together; the fields are those of struct rdt_coll_args. */
+/* One of several small tensors in one collective; the fields are those of struct rdt_coll_args. */
 struct rdt_coll_part {
     const void *send;
     void *recv;
     uint64_t count;
 };
-/* Of `count` elements. Parts are copied twice, which up to here costs no more than messages of
- * their own (docs/performance.md); what is larger goes alone, from where it lies. */
+/* Maximum size of a part's `count` elements. Parts are copied twice, which up to this size costs no
+ * more than separate messages (docs/performance.md); send larger tensors separately, in place. */
 #define RDT_COLL_PART_MAX_BYTES 16384
 /*
- * Begin one collective that does for every part what rdt_coll_start() would, with the same bits:
- * ALLREDUCE, ALLGATHER or REDUCE_SCATTER. `args` says all but count, send, recv and blocks, which
- * are ignored. Members give the same counts in the same order; parts must not overlap. `parts` is
- * copied; what send points to is read before the call returns, what recv points to is written at
- * the end. Errors as rdt_coll_start(); RDT_EINVAL also for another operation or a larger part.
+ * Start one collective that does for every part what rdt_coll_start() would, bit for bit:
+ * ALLREDUCE, ALLGATHER or REDUCE_SCATTER. It ignores count, send, recv and blocks of `args`.
+ * Members give the same counts in the same order; parts must not overlap. `parts` is copied; the
+ * bytes at send are read before the call returns, those at recv are written at the end. Errors as
+ * rdt_coll_start(); RDT_EINVAL also for another operation or a larger part.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_coll_start_packed(rdt_group *group,
                                                        const struct rdt_coll_args *args,
@@ -913,25 +923,25 @@ RDT_API RDT_NODISCARD rdt_status rdt_coll_start_packed(rdt_group *group,
                                                        uint32_t part_count, rdt_transfer **out,
                                                        struct rdt_error *err);
 
-/* Totals of a group's collectives on this rank; none are counted in a group of one. */
+/* Totals of a group's collectives on this rank; a group of one counts none. */
 struct rdt_coll_counters {
     uint32_t struct_size;
     uint32_t reserved;
-    uint64_t calls; /* begun; those of several parts are one each */
-    uint64_t packs; /* of these: rdt_coll_start_packed() */
+    uint64_t calls; /* started; a packed one counts once */
+    uint64_t packs; /* those of rdt_coll_start_packed() */
     uint64_t packed_parts;
     uint64_t writes; /* messages sent to members, or fills of the memory that all members read */
 };
-/* The caller sets out->struct_size; a shorter struct is filled as far as it goes. Any thread. */
+/* The caller sets out->struct_size; of a shorter struct only its fields are filled. Any thread. */
 RDT_API void rdt_group_coll_counters(const rdt_group *group, struct rdt_coll_counters *out);
 /*
- * A JSON object that says how the group's collectives go: "way" (shared memory, hosts, messages, or
- * undecided before the first), "algorithm" (RDMATENSOR_ALGO), "ran" (how many were carried out by
- * which), what passes over 4 KiB and more took here ("summing_s", "copying_s"), and where there are
- * messages the table of "costs", what each operation has "chosen" by it from how many bytes of a
- * block on (of rank 0, where there is a root); for hosts "hosts", the number of each member's.
- * `needed_out` gets the bytes without the final NUL; RDT_EINVAL with it set where cap is too small.
- * Any thread.
+ * A JSON object that describes the group's collectives: "way" (shared memory, hosts, messages, or
+ * undecided before the first), "algorithm" (RDMATENSOR_ALGO), "ran" (the number carried out by each
+ * algorithm), the time of passes over 4 KiB and more on this rank ("summing_s", "copying_s"). With
+ * messages also the table of "costs", and the algorithm that each operation has "chosen" by it,
+ * with the block size in bytes from which it applies (of rank 0, if there is a root); for hosts
+ * "hosts", the host number of each member. `needed_out` gets the bytes without the final NUL;
+ * RDT_EINVAL with it set if cap is too small. Any thread.
  */
 RDT_API RDT_NODISCARD rdt_status rdt_group_coll_describe(const rdt_group *group, char *buf,
                                                          size_t cap, size_t *needed_out,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Two-level segregated fit over addresses. Spans are cut into blocks; a block knows its neighbours
- * in address order, a free one hangs in the list of its size class, a taken one in a hash table by
- * base. */
+ * Two-level segregated fit over addresses. Spans are split into blocks. A block points to its
+ * neighbours in address order; a free block is in the list of its size class, a taken block in a
+ * hash table by base. */
 #include "memory/allocator.h"
 
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 /* 32 classes for each power of two: at most 1/32 of a block is lost to rounding up to a class. */
 #define SECOND_LOG2 5
 #define SECOND_COUNT (1 << SECOND_LOG2)
-/* Sizes are counted in units of at least one byte, so 64 bits of units minus those that the first
- * (linear) row takes. */
+/* Sizes are counted in units of at least one byte: 64 bits of units, minus those of the first
+ * (linear) row. */
 #define FIRST_COUNT (64 - SECOND_LOG2 + 1)
 
 /* Descriptors are allocated this many at a time: 28 KiB, below malloc's threshold for mmap. */
@@ -63,7 +63,7 @@ struct class {
     uint32_t second;
 };
 
-/* The class that a block of this many units belongs to; units > 0. */
+/* The class of a block of this many units; units > 0. */
 static struct class
 class_of(uint64_t units)
 {
@@ -75,7 +75,7 @@ class_of(uint64_t units)
                           (uint32_t)(units >> (top - SECOND_LOG2)) & (SECOND_COUNT - 1)};
 }
 
-/* The least class of which every block has at least this many units; false if there is none. */
+/* The smallest class in which every block has at least this many units; false if there is none. */
 static bool
 class_above(uint64_t units, struct class *out)
 {
@@ -99,7 +99,7 @@ units_of(const struct rdti_alloc *alloc, uint64_t len_bytes)
 
 /* ---- Descriptors ---------------------------------------------------------------------------- */
 
-/* So that the next block_new() cannot fail. */
+/* Ensures that the next block_new() cannot fail. */
 static bool
 ensure_spare(struct rdti_alloc *alloc)
 {
@@ -194,8 +194,8 @@ find_free(const struct rdti_alloc *alloc, uint64_t len_bytes)
             return alloc->heads[first][__builtin_ctz(alloc->second_map[first])];
         }
     }
-    /* Blocks of the request's own class may or may not be large enough. Failing costs the caller a
-     * new segment, which is far dearer than this walk. */
+    /* Blocks of the request's own class may be too small, so walk its list. Failing would cost the
+     * caller a new segment, which is much more expensive. */
     c = class_of(units);
     for (struct block *block = alloc->heads[c.first][c.second]; block != NULL;
          block = block->next) {
@@ -210,13 +210,13 @@ find_free(const struct rdti_alloc *alloc, uint64_t len_bytes)
 static struct block **
 bucket_of(const struct rdti_alloc *alloc, uint64_t base)
 {
-    /* Fibonacci hashing: neighbours in address order spread over the buckets. */
+    /* Fibonacci hashing: spreads neighbours in address order over the buckets. */
     const uint64_t hash = (base >> alloc->align_log2) * UINT64_C(0x9e3779b97f4a7c15);
 
     return &alloc->buckets[(hash >> 32) & (alloc->bucket_count - 1)];
 }
 
-/* Without memory for it chains grow longer, which is slower and still right. */
+/* Without memory for it the chains grow longer, which is slower but correct. */
 static void
 grow_buckets(struct rdti_alloc *alloc)
 {
@@ -388,7 +388,7 @@ rdti_alloc_take(struct rdti_alloc *alloc, uint64_t len_bytes, uint64_t *base_out
     return RDT_OK;
 }
 
-/* Make one block of a block and its upper neighbour; neither is in a list or table. */
+/* Merges a block with its upper neighbour; neither is in a list or table. */
 static void
 merge_upper(struct rdti_alloc *alloc, struct block *block)
 {
@@ -401,7 +401,8 @@ merge_upper(struct rdti_alloc *alloc, struct block *block)
     block_drop(alloc, upper);
 }
 
-/* Take the block at base out of the table and merge it with its free neighbours; NULL: none. */
+/* Takes the block at base out of the table and merges it with its free neighbours; NULL: no such
+ * block. */
 static struct block *
 take_out_merged(struct rdti_alloc *alloc, uint64_t base)
 {
@@ -496,8 +497,8 @@ block_is_listed(const struct rdti_alloc *alloc, const struct block *block)
     return b == block;
 }
 
-/* The blocks cover the span without a gap, agree on who neighbours whom, and stand where they
- * belong. */
+/* The blocks cover the span without a gap, agree on their neighbours, and are each in the right
+ * list or table. */
 static bool
 span_is_sound(const struct rdti_alloc *alloc, const struct span *span, struct tally *tally)
 {
@@ -521,7 +522,7 @@ span_is_sound(const struct rdti_alloc *alloc, const struct span *span, struct ta
     return base == span->base + span->len_bytes;
 }
 
-/* Bitmaps say what the lists hold, and the lists hold `want` blocks, each in its class. */
+/* The bitmaps match the lists, and the lists hold `want` blocks, each in its class. */
 static bool
 lists_are_sound(const struct rdti_alloc *alloc, uint64_t want)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The arena: an allocator over segments.
  *
- * Two locks, taken in this order. `pages_lock` is held by whoever changes which address space or
- * free pages there are (grows, gives pages back), across its system calls: one thread at a time
- * does that, and one that found no free span waits for it and looks again. `lock` guards all the
- * rest and is never held across a system call. Populating needs neither: the span is taken by then.
+ * Two locks, taken in this order. A thread that changes the address space or the free pages (grows,
+ * gives pages back) holds `pages_lock` across its system calls: one thread at a time does that, and
+ * a thread that found no free span waits for it and tries again. `lock` guards all the rest and is
+ * never held across a system call. Populating needs neither, because the span is already taken.
  */
 #include "memory/arena.h"
 
@@ -23,17 +23,17 @@
 #include "memory/allocator.h"
 #include "memory/segment.h"
 
-/* Small programs stay small; the next segment has twice as much, up to chunk_bytes. */
+/* Keeps small programs small; each further segment is twice as large, up to chunk_bytes. */
 #define MIB_BYTES (UINT64_C(1) << 20)
 #define FIRST_SEGMENT_BYTES (UINT64_C(4) << 20)
 
-/* Free memory that is kept populated at first. A step's temporary buffers come back in the next
- * step, and populating 256 MiB costs 150 to 700 ms; a quarter of a GiB is what a process may be
- * seen to hold idle. */
+/* Initial amount of free memory that stays populated. A step allocates the temporary buffers of the
+ * step before again, and populating 256 MiB costs 150 to 700 ms. A process may hold that much
+ * idle. */
 #define RETAIN_BYTES (UINT64_C(256) << 20)
 
-/* Taking pages again within this time says that giving them back was a mistake: steps of training
- * and serving are shorter. */
+/* If pages are taken again within this time, giving them back was a mistake: steps of training and
+ * serving are shorter. */
 #define REGRET_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
 struct rdti_arena {
@@ -43,9 +43,9 @@ struct rdti_arena {
     pthread_mutex_t lock;
     struct rdti_alloc *alloc;
     struct rdti_segment **segments; /* by number */
-    uint32_t *by_addr;              /* numbers in the order of addresses */
+    uint32_t *by_addr;              /* numbers in address order */
     uint32_t segment_count;
-    uint64_t next_bytes; /* least size of the next segment, up to chunk_bytes */
+    uint64_t next_bytes; /* minimum size of the next segment, up to chunk_bytes */
     uint64_t retain_bytes;
     uint64_t last_punch_ns;
     struct rdti_arena_stats stats;
@@ -135,7 +135,7 @@ find_segment(const struct rdti_arena *arena, uint64_t addr, uint64_t len_bytes, 
     const struct rdti_segment *segment = arena->segments[number];
     const uint64_t off = addr - (uintptr_t)segment->addr;
 
-    /* One byte at least: an empty span at the end of a segment is not in it. */
+    /* At least one byte: an empty span at the end of a segment is not in it. */
     if (!rdti_range_ok(off, len_bytes == 0 ? 1 : len_bytes, segment->len_bytes))
         return false;
     *out = number;
@@ -144,7 +144,7 @@ find_segment(const struct rdti_arena *arena, uint64_t addr, uint64_t len_bytes, 
 
 /* ---- Growth --------------------------------------------------------------------------------- */
 
-/* want_bytes: len_bytes in whole pages, so that both terms of the sum below are below 2^63. */
+/* want_bytes: len_bytes in whole pages; both terms of the sum below are then below 2^63. */
 static rdt_status
 max_reached(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_bytes,
             uint64_t want_bytes, struct rdt_error *err)
@@ -169,7 +169,7 @@ round_up(uint64_t bytes, uint64_t unit, uint64_t *out)
     return true;
 }
 
-/* The size of the segment that a request of len_bytes makes. pages_lock is held. */
+/* The size of the segment for a request of len_bytes. pages_lock is held. */
 static rdt_status
 choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_bytes,
             uint64_t *out, struct rdt_error *err)
@@ -188,7 +188,7 @@ choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_
     if (arena->max_bytes > 0) {
         const uint64_t left = arena->max_bytes - mapped_bytes;
 
-        /* The last piece before the bound: by granules if that serves, else by pages. */
+        /* The last piece before the bound: whole granules if that suffices, else whole pages. */
         if (size > left)
             size = left & ~(RDTI_GRANULE_BYTES - 1);
         if (size < want)
@@ -200,7 +200,7 @@ choose_size(const struct rdti_arena *arena, uint64_t mapped_bytes, uint64_t len_
     return RDT_OK;
 }
 
-/* Enter a new segment; on failure it is still the caller's. pages_lock is held, `lock` is not. */
+/* Enters a new segment; on failure the caller still owns it. pages_lock is held, `lock` is not. */
 static rdt_status
 enter_segment(struct rdti_arena *arena, struct rdti_segment *segment, struct rdt_error *err)
 {
@@ -229,7 +229,7 @@ enter_segment(struct rdti_arena *arena, struct rdti_segment *segment, struct rdt
         by_addr[rank] = count;
         arena->segments = segments;
         arena->by_addr = by_addr;
-        segments = old_segments; /* to be freed */
+        segments = old_segments; /* freed below */
         by_addr = old_by_addr;
         arena->segment_count = count + 1;
         arena->stats.mapped_bytes += segment->len_bytes;
@@ -243,7 +243,7 @@ out_free:
     return status;
 }
 
-/* A segment with room for len_bytes. pages_lock is held, `lock` is not. */
+/* Adds a segment with room for len_bytes. pages_lock is held, `lock` is not. */
 static rdt_status
 grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
 {
@@ -258,12 +258,12 @@ grow(struct rdti_arena *arena, uint64_t len_bytes, struct rdt_error *err)
     status = choose_size(arena, mapped_bytes, len_bytes, &size, err);
     if (status != RDT_OK)
         return status;
-    /* Here too, so that a request that cannot be met leaves no empty segment behind. */
+    /* Checked here, too, so that a request that cannot be met leaves no empty segment. */
     status = rdti_segment_check_memory(len_bytes, len_bytes, err);
     if (status != RDT_OK)
         return status;
     status = rdti_segment_create(size, &segment, err);
-    /* Where addresses are short (RLIMIT_AS), a smaller segment than usual. */
+    /* If addresses are scarce (RLIMIT_AS), a smaller segment than usual. */
     while (status == RDT_ENOMEM && size / 2 >= RDTI_GRANULE_BYTES && size / 2 >= len_bytes) {
         (void)round_up(size / 2, RDTI_GRANULE_BYTES, &size);
         status = rdti_segment_create(size, &segment, err);
@@ -320,15 +320,16 @@ take_or_grow(struct rdti_arena *arena, uint64_t len_bytes, struct piece *out, st
     if (take_piece(arena, len_bytes, out))
         return RDT_OK;
     (void)pthread_mutex_lock(&arena->pages_lock);
-    /* More than once only if other threads take the new space first: each round somebody gets
-     * on. */
+    /* Repeats only if other threads take the new space first: in each round some thread makes
+     * progress. */
     while (status == RDT_OK && !take_piece(arena, len_bytes, out))
         status = grow(arena, len_bytes, err);
     (void)pthread_mutex_unlock(&arena->pages_lock);
     return status;
 }
 
-/* Book what populating did. Pages that were given back a moment ago should have been kept. */
+/* Updates the statistics of populating. Pages that were given back recently should have been kept,
+ * so they raise the retained amount. */
 static void
 book_populated(struct rdti_arena *arena, const struct rdti_populated *populated, uint64_t start_ns)
 {
@@ -343,7 +344,7 @@ book_populated(struct rdti_arena *arena, const struct rdti_populated *populated,
     (void)pthread_mutex_unlock(&arena->lock);
 }
 
-/* The span could not be populated: give it back, and the pages that it got. */
+/* The span could not be populated: gives it back with the pages that it got. */
 static void
 undo_take(struct rdti_arena *arena, const struct piece *piece)
 {
@@ -404,7 +405,7 @@ rdti_arena_alloc_zero(struct rdti_arena *arena, uint64_t len_bytes, void **out,
     return alloc_span(arena, len_bytes, true, out, err);
 }
 
-/* Populated bytes beyond what is in use and may be retained. Locked. */
+/* Populated bytes beyond those in use and those that may be retained. Locked. */
 static uint64_t
 excess_bytes(const struct rdti_arena *arena)
 {
@@ -420,8 +421,8 @@ log_not_taken(uint64_t addr)
              addr);
 }
 
-/* Give a span back, and first the pages of the free space that it becomes part of. The space stays
- * taken meanwhile, so that nobody is given bytes that are about to vanish. */
+/* Gives a span back, and before that the pages of the free space that it becomes part of. The space
+ * stays taken meanwhile, so that no thread can allocate bytes whose pages are about to go. */
 static void
 give_with_pages(struct rdti_arena *arena, uint64_t addr)
 {
@@ -435,7 +436,8 @@ give_with_pages(struct rdti_arena *arena, uint64_t addr)
     const bool is_ours = rdti_alloc_absorb(arena->alloc, addr, &base, &len_bytes) &&
                          find_segment(arena, base, len_bytes, &number);
     struct rdti_segment *segment = is_ours ? arena->segments[number] : NULL;
-    /* Down to half of what may be retained, so that the next frees do not each find a little. */
+    /* Down to half of the retained amount, so that the next frees do not each give back a
+     * little. */
     const uint64_t excess = excess_bytes(arena);
     const uint64_t want = excess == 0 ? 0 : excess + arena->retain_bytes / 2;
     const bool is_punching = is_ours && want > 0 && !segment->keeps_pages;
@@ -480,9 +482,9 @@ rdti_arena_free(struct rdti_arena *arena, void *addr)
 void
 rdti_arena_keep_all(struct rdti_arena *arena)
 {
-    (void)pthread_mutex_lock(&arena->pages_lock); /* whoever is giving pages back has finished */
+    (void)pthread_mutex_lock(&arena->pages_lock); /* no thread is giving pages back now */
     (void)pthread_mutex_lock(&arena->lock);
-    arena->retain_bytes = INT64_MAX; /* sums with what is allocated do not overflow */
+    arena->retain_bytes = INT64_MAX; /* its sum with the allocated bytes does not overflow */
     (void)pthread_mutex_unlock(&arena->lock);
     (void)pthread_mutex_unlock(&arena->pages_lock);
 }
@@ -496,7 +498,7 @@ rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_err
 
     if (rdti_in_forked_child())
         return forked(err);
-    /* pages_lock: whoever is giving pages of it back has finished. */
+    /* pages_lock: no thread is giving pages of it back now. */
     (void)pthread_mutex_lock(&arena->pages_lock);
     (void)pthread_mutex_lock(&arena->lock);
     if (segment < arena->segment_count) {
@@ -522,7 +524,7 @@ rdti_arena_keep_pages(struct rdti_arena *arena, uint32_t segment, struct rdt_err
     return RDT_OK;
 }
 
-/* ---- Questions ------------------------------------------------------------------------------ */
+/* ---- Queries -------------------------------------------------------------------------------- */
 
 rdt_status
 rdti_arena_locate(struct rdti_arena *arena, const void *addr, uint64_t len_bytes,

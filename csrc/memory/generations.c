@@ -32,7 +32,7 @@ rdti_generations_open(int *fd_out, _Atomic uint32_t **table_out, struct rdt_erro
         status = rdti_error_set(err, RDT_ENOMEM, sys_errno, "populating the table of generations");
         goto err_unmap;
     }
-    /* A child has no use for it, and must not be able to spoil it. */
+    /* A forked child does not use it, and must not be able to corrupt it. */
     if (madvise(table, TABLE_BYTES, MADV_DONTFORK) != 0) {
         status = rdti_error_set(err, RDT_EDEVICE, errno, "madvise(MADV_DONTFORK)");
         goto err_unmap;

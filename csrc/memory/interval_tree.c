@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* An empty span at p ends between the bytes p and p + 1: doubled ends give that a number, so that
- * it holds an empty range at p but no byte, and a span that ends at p holds neither. */
+/* An empty span at p ends between the bytes p and p + 1, and doubled ends can express that: the
+ * span holds an empty range at p but no byte, and a span that ends at p holds neither. */
 static uint64_t
 doubled_end(uint64_t start, uint64_t len_bytes)
 {
@@ -23,14 +23,14 @@ update(struct rdti_span *node)
         node->furthest = node->right->furthest;
 }
 
-/* The order of nodes: by start, and where starts are equal by the nodes' own addresses. */
+/* The order of nodes: by start, and for equal starts by the nodes' own addresses. */
 static bool
 is_before(const struct rdti_span *a, const struct rdti_span *b)
 {
     return a->start != b->start ? a->start < b->start : (uintptr_t)a < (uintptr_t)b;
 }
 
-/* All of a comes before all of b. */
+/* Joins two trees; all nodes of a come before all of b. */
 static struct rdti_span *
 join(struct rdti_span *a, struct rdti_span *b)
 {
@@ -46,7 +46,7 @@ join(struct rdti_span *a, struct rdti_span *b)
     return b;
 }
 
-/* What comes before `pivot` goes to *before, the rest to *after. */
+/* Splits a tree: nodes before `pivot` go to *before, the rest to *after. */
 static void
 split(struct rdti_span *node, const struct rdti_span *pivot, struct rdti_span **before,
       struct rdti_span **after)
@@ -115,14 +115,14 @@ rdti_span_find(const struct rdti_span_tree *tree, uint64_t start, uint64_t len_b
 {
     struct rdti_span *node = tree->root;
 
-    /* No span ends there; the sum would overflow. */
+    /* No span reaches there; the sum would overflow. */
     if (start > UINT64_MAX / 4 || len_bytes > UINT64_MAX / 4)
         return NULL;
     const uint64_t end = doubled_end(start, len_bytes);
 
     while (node != NULL && node->furthest >= end) {
-        /* To the left because node begins too late, or because everything there begins at or before
-         * node and reaches far enough: one of them holds it. */
+        /* Go left if node begins too late, or if a span there reaches far enough: spans there begin
+         * at or before node, so one of them holds the range. */
         if (node->start > start || (node->left != NULL && node->left->furthest >= end))
             node = node->left;
         else if (node->end >= end)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Regions: see region.h. What peers may see is the table of generations; what decides is private
+ * Regions: see region.h. Peers see only the table of generations; all decisions use private
  * memory. */
 #include "memory/region.h"
 
@@ -53,8 +53,8 @@ rdti_regions_create(struct rdti_arena *arena, const uint8_t uuid[RDT_UUID_BYTES]
 /* ---- The end of a region -------------------------------------------------------------------- */
 
 /*
- * Where nothing holds the region in quarantine any more, take it out of all tables: the caller owns
- * it then and calls finish() without the lock. False: it stays. Locked.
+ * If nothing holds the region in quarantine any more, takes it out of all tables. The caller then
+ * owns it and calls finish() without the lock. False: it stays. Locked.
  */
 static bool
 detach_if_drained(rdt_region *region)
@@ -69,7 +69,7 @@ detach_if_drained(rdt_region *region)
     regions->stats.quarantine_count--;
     regions->stats.quarantine_bytes -= region->len_bytes;
     entry->region = NULL;
-    if (entry->generation == UINT32_MAX) /* used up: another round would make old handles valid */
+    if (entry->generation == UINT32_MAX) /* used up: a wrap would make old handles valid */
         return true;
     entry->next_free = 0;
     if (regions->last_free != 0)
@@ -80,9 +80,7 @@ detach_if_drained(rdt_region *region)
     return true;
 }
 
-/* Returning pages to the system takes milliseconds for large spans, and the caller's code takes
- * what it likes: neither may hold up the others, heartbeats among them. */
-/* Of this thread: drained() callbacks that it is inside of. */
+/* Number of drained() callbacks that this thread is inside. */
 static _Thread_local uint32_t in_drained;
 
 bool
@@ -106,10 +104,13 @@ run_finish(struct rdti_deferred *node)
     if (drained != NULL)
         drained(arg);
     in_drained--;
-    /* release: what drained() did is seen by who finds none left. The last look at the table. */
+    /* release: a thread that finds none left sees what drained() did. The last access to the
+     * table. */
     (void)atomic_fetch_sub_explicit(&regions->ending_count, 1, memory_order_release);
 }
 
+/* Returning the pages of a large span takes milliseconds, and the caller's code any time: neither
+ * may delay other work of the driver, such as heartbeats. */
 static void
 defer_finish(void *arg)
 {
@@ -129,7 +130,8 @@ finish(rdt_region *region)
 {
     struct rdti_regions *regions = region->regions;
 
-    /* relaxed: peers' news end quarantine under the engine's lock, which who asks takes first */
+    /* relaxed: messages of peers end quarantine under the engine's lock, which callers of
+     * rdti_regions_are_ending() take first */
     (void)atomic_fetch_add_explicit(&regions->ending_count, 1, memory_order_relaxed);
     if (region->index == 0 || regions->on_gone == NULL ||
         regions->on_gone(regions->gone_arg, region->index, region->generation, defer_finish,
@@ -156,7 +158,7 @@ rdti_regions_set_gone(struct rdti_regions *regions, rdti_region_gone_fn on_gone,
     regions->gone_arg = arg;
 }
 
-/* The table of states in region.h, which a test holds to this one; "gone" is no state. */
+/* The table of states in region.h; a test compares the two. "gone" is not a state. */
 static const uint32_t may_become[] = {
     [RDTI_REGION_PRIVATE] = 1u << RDTI_REGION_EXPORTED,
     [RDTI_REGION_EXPORTED] = 1u << RDTI_REGION_QUARANTINE,
@@ -187,8 +189,8 @@ enter_quarantine(rdt_region *region, bool is_revoking)
     regions->stats.quarantine_bytes += region->len_bytes;
     rdti_list_append(&regions->quarantine, &region->link);
     /* seq_cst; partner: the shm initiator's load before it writes. Either it sees that the
-     * generation is over, or its write began before the revocation that we are about to send,
-     * and it acknowledges that only when the write is done. */
+     * generation has ended, or its write began before the revocation that this process is about to
+     * send, and it acknowledges that only after the write is done. */
     regions->entries[region->index].generation = next_generation;
     atomic_store_explicit(&regions->table[region->index], next_generation, memory_order_seq_cst);
 }
@@ -257,7 +259,7 @@ rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *err)
         return rdti_error_set(err, RDT_EBUSY, 0,
                               "%llu regions of %llu bytes are not freed; free them first",
                               (unsigned long long)live_count, (unsigned long long)live_bytes);
-    /* Nobody else is here any more: no lock. */
+    /* No lock: no other thread uses the table any more. */
     while ((link = rdti_list_take_first(&regions->quarantine)) != NULL)
         finish(RDTI_CONTAINER(link, rdt_region, link));
     rdti_generations_close(regions->fd, regions->table);
@@ -267,7 +269,7 @@ rdti_regions_destroy(struct rdti_regions *regions, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* ---- Birth ---------------------------------------------------------------------------------- */
+/* ---- Allocation and registration ------------------------------------------------------------ */
 
 static void
 enter_live(struct rdti_regions *regions, rdt_region *region)
@@ -323,7 +325,7 @@ rdti_regions_alloc(struct rdti_regions *regions, uint64_t len_bytes, uint32_t fl
     region->is_in_arena = true;
     status = rdti_arena_locate(regions->arena, region->addr, len_bytes, &region->segment,
                                &region->segment_off);
-    assert(status == RDT_OK); /* the arena gave the span out a moment ago */
+    assert(status == RDT_OK); /* the arena has just allocated the span */
     (void)status;
     enter_live(regions, region);
     *out = region;
@@ -338,7 +340,7 @@ register_memory(struct rdti_regions *regions, void *addr, uint64_t len_bytes, bo
 
     if (rdti_in_forked_child())
         return rdti_regions_forked("region_register", err);
-    /* No process has addresses beyond 2^62: so sums of them cannot overflow either. */
+    /* No process has addresses beyond 2^62, so sums of them cannot overflow. */
     if ((addr == NULL && len_bytes > 0) ||
         !rdti_range_ok((uintptr_t)addr, len_bytes, UINT64_MAX / 4))
         return rdti_error_set(err, RDT_EINVAL, 0, "region_register: %p, %llu bytes", addr,
@@ -446,7 +448,7 @@ rdti_regions_release(struct rdti_regions *regions, struct rdti_target *target)
         finish(region);
 }
 
-/* The region in quarantine that a peer means, or NULL. Locked. */
+/* The region in quarantine that a peer refers to, or NULL. Locked. */
 static rdt_region *
 find_in_quarantine(const struct rdti_regions *regions, uint32_t index, uint32_t generation)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How regions get an index and a generation under which peers may reach them. */
+ * Exports regions: assigns the index and generation by which peers access them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 #include "memory/generations.h"
 #include "memory/region_impl.h"
 
-/* Room for next_index in the private entries and in the mapped table. Locked, across one system
- * call per 16384 exports: it costs less than what unlocking there would complicate. */
+/* Room for next_index in the private entries and in the mapped table. Locked, also during one
+ * system call per 16384 exports: unlocking there would not be worth its complexity. */
 static rdt_status
 grow_entries(struct rdti_regions *regions, struct rdt_error *err)
 {
@@ -35,7 +35,7 @@ grow_entries(struct rdti_regions *regions, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* An index that no peer can mean another region by. Locked. */
+/* An index under which no peer can refer to another region. Locked. */
 static rdt_status
 take_index(struct rdti_regions *regions, uint32_t *out, struct rdt_error *err)
 {
@@ -80,7 +80,7 @@ make_exported(rdt_region *region, struct rdt_error *err)
     region->exported_as = ++regions->export_count;
     rdti_region_become(region, RDTI_REGION_EXPORTED);
     regions->stats.exported_count++;
-    /* Release: a peer learns of the export by a message that is sent later. */
+    /* Release: a peer learns of the export from a message that is sent later. */
     atomic_store_explicit(&regions->table[region->index], entry->generation, memory_order_release);
     return RDT_OK;
 }

@@ -22,17 +22,17 @@
 #define MFD_HUGE_2MB (21U << 26)
 #endif
 
-/* What populating leaves to everybody else, so that the next allocation of the program or of the
- * kernel is not the one that the OOM killer answers: some thousand page tables and stacks. */
+/* Memory that populating leaves free, so that the next allocation of the program or the kernel does
+ * not trigger the OOM killer: some thousand page tables and stacks. */
 #define RESERVE_BYTES (UINT64_C(64) << 20)
 
-/* Work of one thread at a time, and the distance at which the memory left is looked at again.
- * Populating costs 0.6 to 2.7 s per GiB (first touch, measured on a virtual machine), so a piece
- * takes 20 to 85 ms and the look (0.14 ms) is lost in it. */
+/* Work unit of a thread; before each unit it checks the free memory again. Populating costs 0.6 to
+ * 2.7 s per GiB (first touch, on a virtual machine), so a unit takes 20 to 85 ms and the check
+ * (0.14 ms) is negligible. */
 #define PIECE_GRANULES 16
 
-/* Less than two pieces for each thread is not worth a thread; more threads than this only fight for
- * the kernel's locks of one file. */
+/* A thread is worth starting for at least two pieces; more threads than this only contend for the
+ * kernel's locks of one file. */
 #define THREADS_MAX 16
 
 #define HUGE_DIR "/sys/kernel/mm/hugepages/hugepages-2048kB/"
@@ -45,15 +45,15 @@ read_huge_count(const char *path)
     char line[32] = "";
     FILE *f = fopen(path, "re");
 
-    if (f == NULL) /* no huge pages in this kernel, or no sysfs here: none to be had */
+    if (f == NULL) /* no huge pages in this kernel, or no sysfs */
         return 0;
     const bool is_read = fgets(line, sizeof(line), f) != NULL;
     (void)fclose(f);
-    /* Out of range or no number is ULLONG_MAX or 0: the kernel writes neither. */
+    /* ULLONG_MAX (out of range) or 0 (not a number) cannot occur: the kernel writes neither. */
     return is_read ? strtoull(line, NULL, 10) : 0;
 }
 
-/* Reserved huge pages that nobody has claimed. */
+/* Reserved huge pages that no process has claimed. */
 static uint64_t
 huge_bytes_left(void)
 {
@@ -101,8 +101,8 @@ err_free:
     return status;
 }
 
-/* On huge pages that an administrator set aside, in memory from the start: they serve nothing
- * else. */
+/* On huge pages that an administrator reserved, populated from the start: they have no other
+ * use. */
 static rdt_status
 create_huge(uint64_t len_bytes, struct rdti_segment **out, struct rdt_error *err)
 {
@@ -148,7 +148,7 @@ rdti_segment_create(uint64_t len_bytes, struct rdti_segment **out, struct rdt_er
 
     if (status != RDT_OK)
         return status;
-    /* A hint: whether shared memory has transparent huge pages is the administrator's choice. */
+    /* A hint: the administrator decides whether shared memory gets transparent huge pages. */
     if (madvise(segment->addr, len_bytes, MADV_HUGEPAGE) != 0)
         rdti_log(RDT_LOG_DEBUG, "arena: no transparent huge pages (errno %d)", errno);
     *out = segment;
@@ -175,7 +175,7 @@ flags_of(const struct rdti_segment *segment, uint64_t g)
     return atomic_load_explicit(&segment->flags[g], memory_order_relaxed); /* see segment.h */
 }
 
-/* Where granule g begins; the end of the segment for the one behind the last. */
+/* Offset of granule g; the segment's end for g = granule_count. */
 static uint64_t
 granule_off(const struct rdti_segment *segment, uint64_t g)
 {
@@ -186,7 +186,7 @@ granule_off(const struct rdti_segment *segment, uint64_t g)
 
 struct granules {
     uint64_t from;
-    uint64_t to; /* one behind the last */
+    uint64_t to; /* exclusive */
 };
 
 /* The granules that a span touches. */
@@ -197,7 +197,7 @@ granules_of(uint64_t off_bytes, uint64_t len_bytes)
                              (off_bytes + len_bytes + RDTI_GRANULE_BYTES - 1) / RDTI_GRANULE_BYTES};
 }
 
-/* The granules that lie wholly in a span; none where from >= to. */
+/* The granules that lie wholly in a span; none if from >= to. */
 static struct granules
 granules_inside(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
 {
@@ -265,13 +265,13 @@ rdti_segment_check_memory(uint64_t asked_bytes, uint64_t need_bytes, struct rdt_
     return no_memory(0, asked_bytes, need_bytes, err);
 }
 
-/* One span being populated by some threads: each takes the next piece until none is left. */
+/* One span that several threads populate: each takes the next piece until none is left. */
 struct job {
     struct rdti_segment *segment;
     struct granules in;
     uint64_t asked_bytes;
-    _Atomic uint64_t next; /* granule; relaxed: it only deals out the work */
-    _Atomic bool is_over;  /* somebody failed; relaxed: a hint to stop early */
+    _Atomic uint64_t next; /* granule; relaxed: it only distributes the work */
+    _Atomic bool is_over;  /* a thread failed; relaxed: a hint to stop early */
 };
 
 struct worker {
@@ -324,13 +324,13 @@ populate_pieces(void *arg)
     return NULL;
 }
 
-/* Threads besides the caller's that are worth starting. */
+/* Number of threads worth starting in addition to the caller's. */
 static uint32_t
 helper_count(uint64_t missing_bytes)
 {
     const uint64_t pairs = missing_bytes / (UINT64_C(2) * PIECE_GRANULES * RDTI_GRANULE_BYTES);
 
-    if (pairs < 2) /* before the limits of the cores are read from files */
+    if (pairs < 2) /* checked first: rdti_cpu_usable() reads files */
         return 0;
     uint64_t threads = rdti_cpu_usable();
 
@@ -341,7 +341,7 @@ helper_count(uint64_t missing_bytes)
     return threads > 1 ? (uint32_t)threads - 1 : 0;
 }
 
-/* With all signals blocked: they are for the program's own threads. */
+/* Starts them with all signals blocked, so that the program's own threads handle signals. */
 static uint32_t
 start_helpers(struct worker *workers, uint32_t count)
 {
@@ -355,7 +355,7 @@ start_helpers(struct worker *workers, uint32_t count)
     while (started < count &&
            pthread_create(&workers[started].thread, NULL, populate_pieces, &workers[started]) == 0)
         started++;
-    if (started < count) /* the threads that there are do the work */
+    if (started < count) /* the existing threads do the work */
         rdti_log(RDT_LOG_DEBUG, "arena: %u of %u threads to populate with", started, count);
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
     return started;
@@ -386,8 +386,7 @@ populate_missing(struct job *job, uint64_t missing_bytes, struct rdt_error *err)
     return status;
 }
 
-/* Give back pages at [off, off + len_bytes); false and a line in the log where the kernel
- * refuses. */
+/* Gives back the pages at [off, off + len_bytes); false, with a log line, if the kernel refuses. */
 static bool
 punch_hole(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
 {
@@ -402,7 +401,7 @@ punch_hole(const struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_
     return true;
 }
 
-/* What a failed call brought in has no flag yet. */
+/* Pages that a failed call populated have no flag yet. */
 void
 rdti_segment_unpopulate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes)
 {
@@ -437,8 +436,8 @@ rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t
     }
     rdt_status status = RDT_OK;
 
-    /* Nothing of what cannot be had whole is populated. A single piece looks for itself: the limits
-     * are read from two dozen files. */
+    /* Populates nothing if the whole does not fit. A single piece makes its own check: reading the
+     * limits takes two dozen files. */
     if (job.in.to - job.in.from > PIECE_GRANULES)
         status = rdti_segment_check_memory(len_bytes, missing_bytes, err);
     if (status != RDT_OK)
@@ -453,7 +452,7 @@ rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t
         const uint8_t old = atomic_fetch_or_explicit(&segment->flags[g], RDTI_GRANULE_POPULATED,
                                                      memory_order_relaxed);
 
-        if ((old & RDTI_GRANULE_POPULATED) != 0) /* or a neighbour was first: it counts */
+        if ((old & RDTI_GRANULE_POPULATED) != 0) /* or a thread with an adjacent span counts it */
             continue;
         (void)atomic_fetch_and_explicit(&segment->flags[g], (uint8_t)~RDTI_GRANULE_PUNCHED,
                                         memory_order_relaxed);

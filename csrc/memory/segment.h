@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One piece of the arena: a sealed memfd, mapped shared and never moved, whose pages come and go by
- * granules.
+ * One chunk of the arena: a sealed memfd, mapped shared and never moved, whose pages are populated
+ * and given back in granules.
  *
  *   granule       pages          bytes of a span that is taken from it
  *   fresh         none           read as zero once populated
@@ -8,10 +8,10 @@
  *   USED          in memory      anything
  *   PUNCHED       given back     read as zero once populated
  *
- * Who may change what: a granule that lies wholly in a taken span belongs to the span's owner; the
- * two at the ends of a span may be shared, so that flags are atomic. Relaxed everywhere: pages
- * become visible by the kernel's own locks, and who takes a span synchronised with who gave it by
- * the arena's lock.
+ * The owner of a taken span owns the granules that lie wholly in it. The two granules at its ends
+ * may be shared, so flags are atomic. Relaxed everywhere: the kernel's own locks make pages
+ * visible, and the arena's lock synchronizes the thread that takes a span with the one that gave it
+ * back.
  */
 #ifndef RDTI_MEMORY_SEGMENT_H
 #define RDTI_MEMORY_SEGMENT_H
@@ -42,37 +42,36 @@ rdt_status rdti_segment_create(uint64_t len_bytes, struct rdti_segment **out,
                                struct rdt_error *err);
 void rdti_segment_destroy(struct rdti_segment *segment); /* unmaps; NULL is legal */
 
-/* Bytes of [off, off + len_bytes)'s granules that came into memory by a call. */
+/* Bytes of the granules of [off, off + len_bytes) that a call populated. */
 struct rdti_populated {
     uint64_t bytes;
-    uint64_t again_bytes; /* of them: given back before */
+    uint64_t again_bytes; /* those that had been given back before */
 };
 
 /*
- * Put the granules of a taken span into memory, by several threads where there is much to do. Looks
- * at what memory is left before and between, and keeps a reserve free.
- *   RDT_ENOMEM  the message names the least bound; some pages may have come in, see below
+ * Populate the granules of a taken span, with several threads if there is much work. Checks the
+ * free memory before and meanwhile, and keeps a reserve free.
+ *   RDT_ENOMEM  the message names the smallest bound; some pages may be populated, see below
  */
 rdt_status rdti_segment_populate(struct rdti_segment *segment, uint64_t off_bytes,
                                  uint64_t len_bytes, struct rdti_populated *out,
                                  struct rdt_error *err);
-/* Give back what a failed call brought in for a taken span alone. */
+/* Give back the pages that a failed call populated for this taken span only. */
 void rdti_segment_unpopulate(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes);
 bool rdti_segment_is_populated(const struct rdti_segment *segment, uint64_t off_bytes,
                                uint64_t len_bytes);
-/* Whether `need_bytes` more can be populated, of a request for `asked_bytes`. RDT_ENOMEM as
+/* Checks that `need_bytes` more can be populated, for a request of `asked_bytes`. RDT_ENOMEM as
  * above. */
 rdt_status rdti_segment_check_memory(uint64_t asked_bytes, uint64_t need_bytes,
                                      struct rdt_error *err);
 
-/* Mark a taken span's granules USED; `is_zero`: after making its bytes zero where they may not
- * be. */
+/* Mark a taken span's granules USED; `is_zero`: and set its bytes to zero where they may not be. */
 void rdti_segment_use(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                       bool is_zero);
 
 /*
  * Give back pages of granules wholly inside a taken span, from its end, until at least `want_bytes`
- * or all are. Returns the bytes given back.
+ * or all of them are given back. Returns the bytes given back.
  */
 uint64_t rdti_segment_punch(struct rdti_segment *segment, uint64_t off_bytes, uint64_t len_bytes,
                             uint64_t want_bytes);

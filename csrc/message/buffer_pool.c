@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* The least parcel: a head with an RTS behind it fits. */
+/* The smallest parcel: holds a head followed by an RTS. */
 #define PARCEL_BYTES_MIN 256
 /* Idle parcels kept of each class, in bytes; at least a few of the large ones. */
 #define PARCEL_KEEP_BYTES (1 << 20)
@@ -49,7 +49,7 @@ rdti_pool_give(struct rdti_pool *pool, void *object)
         free(object);
         return;
     }
-    /* At the front: what was used last is in a cache. */
+    /* At the front: the object used last is in a cache. */
     rdti_list_init(node);
     rdti_list_append(pool->idle.next, node);
     pool->idle_count++;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory of the mailbox that is taken and given back once a message: recycled, so that the
- * steady state allocates nothing. Everything here is under the engine's lock.
+ * Memory of the mailbox that is taken and returned once a message: recycled, so that the steady
+ * state allocates nothing. Everything here is under the engine's lock.
  */
 #ifndef RDTI_MESSAGE_BUFFER_POOL_H
 #define RDTI_MESSAGE_BUFFER_POOL_H
@@ -40,8 +40,8 @@ struct rdti_parcel {
     struct rdti_list link;
     struct rdti_parcels *parcels;
     uint32_t size_class;
-    uint32_t body_bytes;      /* behind the head */
-    bool is_quiet;            /* the peer need not act on it before it looks by itself */
+    uint32_t body_bytes;      /* after the head */
+    bool is_quiet;            /* the peer need not act on it before its own next poll */
     struct rdti_message head; /* encoded when its turn comes: credits ride on it */
     uint8_t bytes[];          /* the encoded head, then the body */
 };

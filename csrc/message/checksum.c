@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sums of payload: made, told, compared. */
+ * Sums of payload: made, sent, compared. */
 #include "message/checksum.h"
 
 #include <inttypes.h>
@@ -14,7 +14,7 @@
 #include "wire/notify.h"
 #include "wire/sums.h"
 
-/* Of one message: 256 GiB of it, and 64 MiB of ours. More is a flood. */
+/* Sums of one message: 256 GiB of it, and 64 MiB of local memory. More is a flood. */
 #define OFFERED_SUMS_MAX (UINT32_C(1) << 24)
 
 uint32_t *
@@ -58,7 +58,7 @@ rdti_sums_digest(const void *data, uint64_t len_bytes, const uint32_t *sums)
 
 /* ---- Comparing --------------------------------------------------------------------------- */
 
-/* False: the bytes of *chunk_out are others than were summed. */
+/* False: the bytes of *chunk_out differ from those that were summed. */
 static bool
 is_same(rdt_context *ctx, const void *at, uint64_t len_bytes, const uint32_t *sums,
         uint64_t *chunk_out)
@@ -164,8 +164,8 @@ struct range {
     uint64_t len_bytes;
 };
 
-/* The ranges and sums of a write, in one allocation: neither blocks nor source are looked at once
- * the lane has them. */
+/* The ranges and sums of a write, in one allocation: neither blocks nor source are read once the
+ * lane has them. */
 struct written {
     uint32_t range_count;
     struct range *ranges;
@@ -213,9 +213,9 @@ rdti_sums_post(rdt_endpoint *ep, struct rdt_transfer *t, const struct rdt_block 
     if (status != RDT_OK)
         return status;
     t->op.notify = RDTI_NOTIFY_NONE;
-    t->op.is_relied_on = true; /* its sums come behind it */
+    t->op.is_relied_on = true; /* its sums follow it */
     t->op.flag_sequence = 0;
-    /* Without the lock: over shared memory this is the move itself. */
+    /* Without the lock: over shared memory the post itself moves the bytes. */
     status = rdti_endpoint_post(ep, t, err);
     if (status != RDT_OK) {
         free(written.ranges);
@@ -354,7 +354,7 @@ rdti_sums_tell_granted(struct rdti_mailbox *m, const struct rdt_remote_region *r
     tell_range(m, region, region_off, len_bytes, sums, RDTI_NOTIFY_NONE);
 }
 
-/* They come one behind the other, and their RTS is next. */
+/* They come one after the other, and their RTS is next. */
 rdt_status
 rdti_sums_on_message_sums(struct rdti_mailbox *m, const struct rdti_message *head,
                           const uint8_t *body, uint64_t body_bytes, struct rdt_error *err)
@@ -381,7 +381,7 @@ rdti_sums_on_message_sums(struct rdti_mailbox *m, const struct rdti_message *hea
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "mailbox: rank %d sent sums of a message out of order",
                                    (int)rank);
-    /* Grows by what has come, not by what the peer says will come. */
+    /* Grows by what has come, not by what the peer announces. */
     uint32_t *grown =
         realloc(m->offered_sums, sizeof(*grown) * (rdti_sum_count(m->offered_bytes) + sums.count));
     if (grown == NULL)
@@ -409,7 +409,7 @@ rdti_sums_check_receive(struct rdti_request *receive, struct rdt_error *err)
                              receive->sums + from / RDT_SUM_CHUNK_BYTES, &subject, err);
 }
 
-/* A payload that lies in its place, all of it. */
+/* Checks a payload that lies in its place, all of it. */
 static rdt_status
 check_whole(struct rdti_request *receive, uint32_t source, uint64_t len_bytes, bool is_same,
             struct rdt_error *err)

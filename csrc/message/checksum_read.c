@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sums of what was read: whoever read asks the owner, a piece at a time. */
+ * Sums of reads: the reader asks the owner of the memory, a piece at a time. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,7 +10,7 @@
 #include "wire/notify.h"
 #include "wire/sums.h"
 
-/* A read whose bytes are here, or on their way; then its sums are asked for, piece by piece. */
+/* A read whose bytes are here, or on their way; its sums are then requested piece by piece. */
 struct asked {
     struct rdti_list link; /* m->asked, once the bytes are here */
     struct rdti_mailbox *m;
@@ -75,7 +75,7 @@ on_bytes_read(struct rdti_op *op, rdt_status status, const struct rdt_error *err
         rdti_list_append(&m->asked, &asked->link);
         ask(asked);
     }
-    rdti_transfer_op_complete(op, RDT_OK, NULL); /* nobody has its handle */
+    rdti_transfer_op_complete(op, RDT_OK, NULL); /* no handle of it is left */
     rdti_engine_leave(engine);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Taking what arrives in our ring. Peers' bytes: nothing of them is believed. */
+ * Taking the messages that arrive in the local ring. Bytes from peers are not trusted. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,11 +79,11 @@ on_switch(struct rdti_mailbox *m, struct rdt_error *err)
 {
     if (m->large == NULL || m->is_large)
         return broken(m, err, "switches to a ring that it was not given");
-    m->is_large = true; /* take_message() goes there once this message is counted */
+    m->is_large = true; /* take_message() moves there once this message is counted */
     return RDT_OK;
 }
 
-/* Where a receiver may fetch a message by itself. */
+/* True where a receiver may fetch a message by itself. */
 static bool
 is_summed_before(const struct rdti_mailbox *m)
 {
@@ -144,7 +144,7 @@ on_nack(struct rdti_mailbox *m, const struct rdti_message *head, const uint8_t *
         return decoded;
     if (sent >= RDT_OK || sent < RDT_ECORRUPT || rank < RDT_RANK_UNKNOWN || rank > INT32_MAX)
         return broken(m, err, "refuses a message with a status or a rank that is none");
-    /* What was cancelled or closed there was not so here. */
+    /* Cancelled or closed there does not mean cancelled or closed here. */
     const bool is_theirs = sent == RDT_ECANCELED || sent == RDT_ECLOSED;
     const rdt_status status = is_theirs ? RDT_EPEER : (rdt_status)sent;
     if (rank == RDT_RANK_UNKNOWN || rank == peer_rank)
@@ -170,7 +170,7 @@ sums_bytes_of(const struct rdti_message *head)
     return head->count <= RDTI_SUMS_MAX ? RDTI_SUMS_FIXED_BYTES + 4 * head->count : UINT64_MAX;
 }
 
-/* Bytes behind the head, as far as the kind and the head say; RDT_EPROTO for what no ring can
+/* Bytes after the head, as far as the kind and the head say; RDT_EPROTO for more than any ring can
  * hold. */
 static rdt_status
 body_bytes_of(const struct rdti_mailbox *m, const struct rdti_message *head, uint64_t *out,

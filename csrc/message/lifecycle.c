@@ -70,7 +70,7 @@ lifecycle_drop_arrivals(struct rdti_mailbox *m, const struct rdt_error *err)
         next = node->next;
         if (arrival->group == NULL || arrival->head.kind == RDTI_MESSAGE_RTS) {
             rdti_arrival_drop(arrival, err);
-        } else { /* it is here, whole */
+        } else { /* it has arrived whole */
             rdti_list_remove(&arrival->mailbox_link);
             arrival->mailbox = NULL;
         }
@@ -97,7 +97,7 @@ lifecycle_on_ended(void *state, const struct rdt_error *err)
     while ((node = rdti_list_take_first(&m->control)) != NULL)
         rdti_parcel_free(RDTI_CONTAINER(node, struct rdti_parcel, link));
     lifecycle_finish_all(&m->sends, err);
-    lifecycle_finish_all(&m->offered, err); /* the lane is closed: their bytes rest */
+    lifecycle_finish_all(&m->offered, err); /* the lane is closed: their bytes no longer move */
     rdti_receive_on_ended(m, err);
     rdti_stand_on_ended(m, err);
     rdti_sums_on_ended(m, err);
@@ -124,7 +124,7 @@ rdti_mailbox_destroy(struct rdti_mailbox *m)
 
     if (m == NULL)
         return;
-    if (!m->has_ended) { /* set-up never got as far as an end */
+    if (!m->has_ended) { /* set-up did not reach an end */
         (void)rdti_error_set(&err, RDT_ECLOSED, 0, "the endpoint was closed");
         lifecycle_on_ended(m, &err);
     }
@@ -151,7 +151,7 @@ static rdt_status
 lifecycle_on_notify(void *state, enum rdti_notify_kind kind, uint32_t value, uint32_t epoch,
                     struct rdt_error *err)
 {
-    (void)kind, (void)value, (void)epoch; /* a message says all of itself */
+    (void)kind, (void)value, (void)epoch; /* a message describes itself */
     return rdti_mailbox_on_message(state, err);
 }
 

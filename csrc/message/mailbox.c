@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What goes out of a mailbox, and in which order. */
+ * The outbound side of a mailbox: what is sent, and in which order. */
 #include "message/mailbox.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 
-/* Credit goes alone once this part of the ring, or of the budget of unexpected bytes, was not
+/* Credit is sent alone once this part of the ring, or of the budget of unexpected bytes, was not
  * reported. The reserve holds as many CREDITs as a ring brings about. */
 #define CREDIT_PARTS 4
 
@@ -28,12 +28,12 @@ rdti_mailbox_update_async(struct rdti_mailbox *m)
         return;
     m->is_async = is_waiting;
     rdti_engine_async_add(m->ctx->engine, is_waiting ? 1 : -1);
-    /* Credit may have come before anybody listened for it; whoever attends makes a pass. */
+    /* Credit may have come before any thread listened for it; an attending thread makes a pass. */
     if (is_waiting && !rdti_engine_is_attended(m->ctx->engine))
         rdti_engine_poke(m->ctx->engine);
 }
 
-/* To what a peer may ask as often as it likes. */
+/* Answers to requests that a peer may make as often as it likes. */
 static bool
 is_answer(const struct rdti_message *head)
 {
@@ -259,7 +259,7 @@ switch_ring(struct rdti_mailbox *m)
     m->tx_pos = 0;
 }
 
-/* False: one is left that has no space. */
+/* False: a message is left that has no space. */
 static bool
 flush_control(struct rdti_mailbox *m)
 {

@@ -32,17 +32,17 @@ struct rdti_mailbox;
 
 extern const struct rdti_protocol rdti_message_protocol; /* lifecycle.c */
 
-/* The endpoint's. */
+/* The mailbox of an endpoint. */
 static inline struct rdti_mailbox *
 rdti_mailbox_of(const rdt_endpoint *ep)
 {
     return rdti_endpoint_attached(ep, RDTI_PROTOCOL_MESSAGES);
 }
 
-/* [driver] RDTI_NOTIFY_MESSAGE arrived: take every message that lies in the ring. RDT_EPROTO breaks
- * the endpoint. */
+/* [driver] RDTI_NOTIFY_MESSAGE arrived: takes all messages of the ring. RDT_EPROTO breaks the
+ * endpoint. */
 rdt_status rdti_mailbox_on_message(struct rdti_mailbox *mailbox, struct rdt_error *err);
-/* [driver] NULL is legal. What has arrived whole can still be received. */
+/* [driver] NULL is allowed. Messages that have arrived whole can still be received. */
 void rdti_mailbox_destroy(struct rdti_mailbox *mailbox);
 
 #endif

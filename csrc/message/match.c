@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A hash table of bins by (source, tag). The bin of (any, tag) has the receives from any source
- * and, a second time, every message of the tag in the order of arrival. A bin lives while
- * something is in it.
+ * and, a second time, every message of the tag in the order of arrival. A bin lives while something
+ * is in it.
  */
 #include "message/match.h"
 

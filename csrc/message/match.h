@@ -54,7 +54,7 @@ struct rdti_match_posted *rdti_match_take_posted(struct rdti_matcher *m, uint32_
 /* The message that a receive from `source` (or RDT_SOURCE_ANY) gets, taken out; or NULL. */
 struct rdti_match_arrival *rdti_match_take_arrival(struct rdti_matcher *m, uint32_t source,
                                                    uint64_t tag);
-/* Take out what waits; harmless for what does not. */
+/* Takes out an entry that waits; harmless for one that does not. */
 void rdti_match_cancel(struct rdti_matcher *m, struct rdti_match_posted *posted);
 void rdti_match_remove(struct rdti_matcher *m, struct rdti_match_arrival *arrival);
 

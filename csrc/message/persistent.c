@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Streams that stand, at the receiver: how one comes about, and how it ends. */
+ * Persistent streams at the receiver: how one begins, and how it ends. */
 #include "message/persistent.h"
 
 #include <stdlib.h>
@@ -128,8 +128,8 @@ rdti_rx_stream_leave(struct rdti_rx_stream *stream)
     say(stream, false);
 }
 
-/* What was told is void, and what was cancelled is over. So is a receive whose place was freed,
- * which may be why the sender ended the stream: its message is lost, and nothing else may be
+/* All announcements become void, and cancelled receives are over. So is a receive whose place was
+ * freed, which may be why the sender ended the stream: its message is lost, and nothing else may be
  * written there either. */
 static void
 untell_all(struct rdti_rx_stream *stream, struct rdti_list *over)
@@ -181,7 +181,7 @@ on_left(struct rdti_rx_stream *stream)
         rdti_group_hand_out(group, m, tag);
 }
 
-/* One of the group's that lives; or NULL. */
+/* A live stream of the group, or NULL. */
 static struct rdti_rx_stream *
 find_any(struct rdti_mailbox *m, uint64_t group_id, bool is_shut_too)
 {
@@ -225,7 +225,7 @@ is_of(const struct rdti_rx_stream *stream, const struct rdti_request *receive)
     return receive->tag == stream->tag;
 }
 
-/* The first receive that waits and was not told. */
+/* The first receive that waits and was not announced. */
 static struct rdti_request *
 find_untold(const struct rdti_rx_stream *stream, rdt_group *group)
 {
@@ -239,8 +239,8 @@ find_untold(const struct rdti_rx_stream *stream, rdt_group *group)
     return NULL;
 }
 
-/* From here on all messages count. What was sent before is here, and what waits was posted
- * before. */
+/* From here on all messages count. Earlier messages have arrived, and the receives that wait were
+ * posted before. */
 static void
 begin(struct rdti_rx_stream *stream, rdt_group *group)
 {
@@ -274,7 +274,7 @@ rdti_stand_on_stood(struct rdti_mailbox *m, const struct rdti_message *head, str
 
     (void)err;
     if (stream == NULL)
-        return RDT_OK; /* both have ended it at once */
+        return RDT_OK; /* both sides ended it at once */
     if (head->count == 0) {
         on_left(stream);
         return RDT_OK;

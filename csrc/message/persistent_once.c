@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sender of messages under tags that are used once: each that is not sent eagerly waits until
- * its receive was told, and is written there, or goes the ordinary way if there is no place. Peers'
- * bytes: nothing of them is believed. */
+ * The sender of messages under tags that are used once. Each that is not sent eagerly waits until
+ * its receive was announced. It is then written there, or takes the default path if the receive has
+ * no place. Bytes from peers are not trusted. */
 #include "base/error.h"
 #include "message/mailbox_impl.h"
 #include "message/persistent.h"
 #include "message/persistent_impl.h"
 
 /* Heartbeats that a message waits, three to four seconds. A receive that is for something else is
- * never told, and only the message itself tells the ranks that they disagree. Long enough that a
- * machine that stalls for a moment does not send the ordinary way; who is that late anyway loses
- * nothing. */
+ * never announced, and only the message itself shows the ranks that they disagree. Long enough that
+ * a machine that stalls for a moment does not cause the default path; a receiver that is that late
+ * loses nothing anyway. */
 #define BEATS_MAX 4
 
 struct rdti_tx_stream *
@@ -53,9 +53,9 @@ rdti_keyed_begin(struct rdti_tx_stream *stream)
     }
 }
 
-/* ---- What was told ----------------------------------------------------------------------- */
+/* ---- Announcements ----------------------------------------------------------------------- */
 
-/* NULL: its receive was not told. */
+/* NULL: its receive was not announced. */
 static struct rdti_told *
 find_told(const struct rdti_tx_stream *stream, uint64_t tag)
 {
@@ -95,8 +95,7 @@ is_same(const struct rdt_message_desc *ours, const struct rdt_message_desc *thei
 
 /* ---- Messages ---------------------------------------------------------------------------- */
 
-/* Where sender and receiver do not mean the same the message goes the ordinary way, which says so.
- * */
+/* If the two ends do not mean the same, the message takes the default path, which reports that. */
 static void
 go(struct rdti_tx_stream *stream, struct rdti_request *send, const struct rdti_told *told)
 {
@@ -148,7 +147,7 @@ rdti_keyed_on_posted(struct rdti_tx_stream *stream, const struct rdti_message *h
         go(stream, send, &told);
         return RDT_OK;
     }
-    /* Its message waited too long, and has gone already. */
+    /* Its message waited too long, and was sent already. */
     if (find_send(&m->offered, stream->group_id, told.number) != NULL ||
         find_send(&m->sends, stream->group_id, told.number) != NULL)
         return RDT_OK;

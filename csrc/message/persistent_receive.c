@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Receives that stand: where they land, what of them is told, and how they end. */
+ * Persistent receives: where they land, what of them is announced, and how they end. */
 #include "message/persistent.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "message/mailbox_impl.h"
 #include "message/persistent_impl.h"
 
-/* Of a stream that only watches: all are looked at for each receive, in half a microsecond. */
+/* For a stream that only watches: all are compared for each receive, in half a microsecond. */
 #define WATCHED_MAX 256
 
 /* ---- Places ------------------------------------------------------------------------------ */
@@ -36,7 +36,7 @@ rdti_place_freed_early(struct rdt_error *err)
                           "the memory of the receive was freed before its message came");
 }
 
-/* The peer can write there, over this path. Exports the region. */
+/* Whether the peer can write there, over this path. Exports the region. */
 static bool
 is_reachable(const struct rdti_mailbox *m, const void *addr, uint64_t len_bytes,
              struct rdt_remote_region *out)
@@ -95,8 +95,8 @@ has_seen(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
     return false;
 }
 
-/* A keyed stream that is asked for: what is sent before its sender hears of it comes the ordinary
- * way, and its place is told with the others', so that the next message has it. */
+/* For a keyed stream that is asked for: messages sent before its sender gets the request take the
+ * default path. The place is announced with the others, so that the next message has it. */
 static void
 remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
@@ -106,11 +106,11 @@ remember(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
         if (is_at(&stream->places[i], addr, len_bytes))
             return;
     if (stream->place_count < RDTI_KEYED_PLACES_MAX &&
-        is_reachable(stream->m, addr, len_bytes, &region)) /* without memory it is told later */
+        is_reachable(stream->m, addr, len_bytes, &region)) /* else it is announced later */
         (void)add_place(stream, addr, len_bytes, region.index, region.generation);
 }
 
-/* Its region is there still: one that was put over it since might not be for this peer. */
+/* Its region is there still: one placed over it since might not be for this peer. */
 static bool
 is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
 {
@@ -126,7 +126,7 @@ is_as_seen(const struct rdti_rx_stream *stream, const struct rdti_watched *seen)
            region.index == seen->index && region.generation == seen->generation;
 }
 
-/* The number of such a place in this region; RDTI_PLACE_NONE: it was not told. */
+/* The number of such a place in this region; RDTI_PLACE_NONE: it was not announced. */
 static uint64_t
 find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
            const struct rdt_remote_region *region)
@@ -143,7 +143,7 @@ find_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
     return RDTI_PLACE_NONE;
 }
 
-/* Nothing may be written there any more, nor is: it can be told anew. RDTI_PLACE_NONE: none. */
+/* A place that no write uses, or may use: it can be announced again. RDTI_PLACE_NONE: none. */
 static uint64_t
 unused_place(struct rdti_rx_stream *stream)
 {
@@ -180,8 +180,8 @@ new_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
     return at;
 }
 
-/* Where these bytes land, and *is_new for a place that has yet to be told. RDTI_PLACE_NONE: there
- * is none. */
+/* The number of the place where these bytes land, and *is_new for one that has yet to be announced.
+ * RDTI_PLACE_NONE: there is none. */
 static uint64_t
 need_place(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes,
            struct rdti_cts *cts, bool *is_new)
@@ -232,14 +232,14 @@ rdti_stand_tell_remembered(struct rdti_rx_stream *stream)
         if (!is_new)
             continue;
         tell_place(stream, place, seen[i].len_bytes, &cts);
-        stream = rdti_rx_stream_find_id(m, id); /* which may have ended the path */
+        stream = rdti_rx_stream_find_id(m, id); /* the path may have ended */
     }
     free(seen);
 }
 
 /* ---- Receives ---------------------------------------------------------------------------- */
 
-/* What a keyed sender compares, so that ranks that disagree learn how. */
+/* Adds the description that a keyed sender compares, so that ranks that disagree learn how. */
 static void
 add_desc(struct rdti_message *posted, const struct rdt_message_desc *desc)
 {
@@ -250,7 +250,7 @@ add_desc(struct rdti_message *posted, const struct rdt_message_desc *desc)
     posted->count = number;
 }
 
-/* Such a receive has a number that can be told, and a message that need not be offered first. */
+/* Such a receive has a number that can be announced, and a message that needs no offer first. */
 static bool
 can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive, int64_t number,
          uint64_t place)
@@ -259,7 +259,7 @@ can_tell(const struct rdti_rx_stream *stream, const struct rdti_request *receive
         return false;
     if (stream->is_keyed)
         return true;
-    /* What waits has met no message, so that its number is none of one that came before. */
+    /* A receive that waits has met no message, so that its number is not that of an earlier one. */
     return number >= 0 && (place != RDTI_PLACE_NONE || receive->len_bytes <= RDTI_STAND_WAIT_BYTES);
 }
 
@@ -293,16 +293,17 @@ rdti_stand_tell(struct rdti_rx_stream *stream, struct rdti_request *receive)
         tell_place(stream, place, receive->len_bytes, &cts);
     if (stream->is_keyed)
         add_desc(&posted, &receive->desc);
-    /* What is so short has not waited for this: its sender takes the place where it looks before it
-     * sends, and else the ordinary way. A longer message, which will not fit, may wait for it: then
-     * its sender looks within a heartbeat. */
+    /* A message for such a short receive has not waited for this: its sender takes the place if it
+     * checks before it sends, and else the default path. A longer message, which will not fit, may
+     * wait for it: then its sender checks within a heartbeat. */
     if (!stream->is_keyed && receive->len_bytes <= RDTI_STAND_WAIT_BYTES)
         rdti_mailbox_queue_quietly(m, &posted);
     else
         rdti_mailbox_queue(m, &posted, NULL, 0);
 }
 
-/* A receive is about to be posted there. True: it repeats, and its sender can write there. */
+/* A receive is about to be posted there. True: the address repeats, and the sender can write
+ * there. */
 static bool
 does_repeat(struct rdti_rx_stream *stream, const void *addr, uint64_t len_bytes)
 {
@@ -324,7 +325,7 @@ mailbox_of(const rdt_group *group, uint32_t source)
     return m != NULL && !m->has_ended ? m : NULL;
 }
 
-/* The group's keyed stream of a source; from the first receive on it is asked for. */
+/* The group's keyed stream of a source; the receiver asks for it from the first receive on. */
 static struct rdti_rx_stream *
 find_keyed(const rdt_group *group, uint32_t source, uint64_t len_bytes)
 {
@@ -412,7 +413,7 @@ rdti_stand_posted(struct rdti_rx_stream *stream, struct rdti_request *receive)
     if (stream == NULL || stream->state != RDTI_RX_STANDING)
         return;
     struct rdti_mailbox *m = stream->m;
-    /* Against the rules: its message is the second of its tag, and goes as it can. */
+    /* Against the rules: its message is the second of its tag, and is sent as it can be. */
     if (stream->is_keyed && rdti_rx_stream_has(stream, receive->tag))
         return;
     rdti_stand_tell(stream, receive);
@@ -460,7 +461,7 @@ rdti_stand_keep(struct rdti_request *receive)
 {
     struct rdti_rx_stream *stream = receive->told;
     const struct rdt_error err = receive->error;
-    const bool is_kept = !stream->is_keyed; /* else it is nobody's but this receive's */
+    const bool is_kept = !stream->is_keyed; /* else only this receive could take them */
 
     if (is_kept) {
         stream->m->keep_count += stream->is_keeping ? 0 : 1;
@@ -481,7 +482,7 @@ rdti_stand_keeps(struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 
 /* ---- Messages that landed ---------------------------------------------------------------- */
 
-/* Its bytes are there. What is wrong with them ends the receive; RDT_ECORRUPT the endpoint too. */
+/* The bytes are in place. An error in them ends the receive; RDT_ECORRUPT ends the endpoint too. */
 static rdt_status
 check_landed(struct rdti_request *receive, const struct rdti_message *head, bool is_there,
              struct rdt_error *err)

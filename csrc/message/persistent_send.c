@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sender of streams that stand. Peers' bytes: nothing of them is believed. */
+ * The sender of persistent streams. Bytes from peers are not trusted. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,7 +44,7 @@ rdti_tx_stream_find_id(struct rdti_mailbox *m, uint64_t id)
     return NULL;
 }
 
-/* To the receiver: from here on messages are counted, or: what was told is void. */
+/* Answers the receiver: messages are counted from here on, or all announcements are void. */
 static void
 answer(struct rdti_mailbox *m, uint64_t id, bool is_standing)
 {
@@ -55,7 +55,7 @@ answer(struct rdti_mailbox *m, uint64_t id, bool is_standing)
     rdti_mailbox_queue(m, &head, NULL, 0);
 }
 
-/* What waits goes the ordinary way. */
+/* Messages that wait take the default path. */
 static void
 release_waiting(struct rdti_tx_stream *stream)
 {
@@ -85,7 +85,7 @@ rdti_tx_stream_end(struct rdti_tx_stream *stream)
 
     release_waiting(stream);
     free_stream(stream);
-    answer(m, id, false); /* before what was released: it is no send */
+    answer(m, id, false); /* before the sends just released, as a control message */
 }
 
 /* ---- Messages out ------------------------------------------------------------------------ */
@@ -115,7 +115,8 @@ way_of(struct rdti_tx_stream *stream, uint64_t len_bytes, bool has_desc)
     return stream->places[first->place].len_bytes == len_bytes ? INTO_PLACE : ORDINARY;
 }
 
-/* Where its receive stands, and it cannot go there. What a slow path carries is counted by that. */
+/* Counts a message that cannot go to the announced place of its receive. A slow path counts all
+ * that it carries by itself. */
 static void
 count_missed(struct rdti_tx_stream *stream, uint64_t len_bytes)
 {
@@ -150,7 +151,7 @@ rdti_tx_stream_write(struct rdti_tx_stream *stream, struct rdti_request *send, u
         rdti_tx_stream_end(stream);
         return false;
     }
-    /* Behind the write: the lane delivers in this order. */
+    /* After the write: the lane delivers in this order. */
     stream->sent++;
     rdti_count(&m->ctx->counters.mailbox_placed, 1);
     rdti_mailbox_queue(m, &head, NULL, 0); /* may end the path */
@@ -236,7 +237,7 @@ rdti_stand_send(struct rdti_mailbox *m, struct rdti_request *send)
         rdti_keyed_send(stream, send);
         return;
     }
-    /* One that may end before its receive is posted must not wait for those before it. */
+    /* A message that may end before its receive is posted must not wait for those before it. */
     if (send->len_bytes <= RDTI_STAND_WAIT_BYTES)
         release_waiting(stream);
     rdti_list_append(&stream->waiting, &send->link);
@@ -256,7 +257,7 @@ rdti_stand_not_sent(struct rdti_mailbox *m, const struct rdti_request *send)
 
 /* ---- Messages in ------------------------------------------------------------------------- */
 
-/* Those that were sent and are not in the ring yet come behind our answer. */
+/* Sends that are not in the ring yet come after the answer. */
 static uint64_t
 count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
 {
@@ -269,7 +270,7 @@ count_queued(const struct rdti_mailbox *m, uint64_t group_id, uint64_t tag)
     return count;
 }
 
-/* A stream that the receiver may ask for now. */
+/* Checks that the receiver may ask for this stream now. */
 static rdt_status
 check_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_error *err)
 {
@@ -287,7 +288,7 @@ check_stand(struct rdti_mailbox *m, const struct rdti_message *head, struct rdt_
     return RDT_OK;
 }
 
-/* False: its group works not, or not yet; or there is no memory. */
+/* False: the group does not work, or not yet; or no memory is left. */
 static bool
 begin(struct rdti_mailbox *m, const struct rdti_message *head)
 {
@@ -372,7 +373,7 @@ rdti_stand_on_place(struct rdti_mailbox *m, const struct rdti_message *head, con
     if (head->count != stream->place_count || stream->place_count == RDTI_PLACES_MAX)
         return rdti_stand_broken(m, err, "tells a place out of order");
     if (!add_place(stream, &place))
-        rdti_tx_stream_end(stream); /* what comes of it is ignored */
+        rdti_tx_stream_end(stream); /* later messages of it are ignored */
     return RDT_OK;
 }
 

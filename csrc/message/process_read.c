@@ -35,7 +35,7 @@ rdti_process_fail(struct rdti_request *receive, ssize_t got, int sys_errno, bool
                                              : got >= 0 ? "nothing was read"
                                                         : strerror(sys_errno));
     receive->error.sys_errno = sys_errno;
-    /* Its memory goes before its sockets close: whoever ends for want of it must name it. */
+    /* Its memory goes before its sockets close: an endpoint that ends for want of it names it. */
     if (is_gone)
         rdti_endpoint_on_lane_error(ep, &receive->error);
 }

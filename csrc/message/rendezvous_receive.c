@@ -20,9 +20,9 @@
 #define READ_SLICE_BYTES (UINT64_C(16) << 20)
 /* The same through the kernel, which takes 135 us for it. */
 #define PROCESS_SLICE_BYTES (UINT64_C(1) << 20)
-/* Fits a level-two cache: it is written by one core and read by another, over and over. */
+/* Fits a level-two cache: one core writes it and another one reads it, over and over. */
 #define BOUNCE_BYTES (UINT64_C(1) << 20)
-/* What is smaller is more often in memory that was used before. */
+/* Smaller ones are more often in memory that was used before. */
 #define POPULATE_FROM_BYTES (UINT64_C(16) << 20)
 
 static void
@@ -43,7 +43,8 @@ refuse(struct rdti_request *receive, const struct rdt_error *err)
     rdti_request_finish(receive, (rdt_status)err->status, err);
 }
 
-/* Before a part of its buffer is written from here: of what is large, the pages come at once. */
+/* Called before a part of its buffer is written here: faults the pages of a large receive in at
+ * once. */
 static void
 populate(struct rdti_request *receive, uint64_t off_bytes, uint64_t len_bytes)
 {
@@ -179,14 +180,14 @@ end_read(struct rdti_request *receive)
     rdti_request_finish(receive, RDT_OK, NULL);
 }
 
-/* What differs from its sums ends the receive, and the endpoint once it has told so. */
+/* A mismatch with the sums ends the receive, and the endpoint once the sender is notified. */
 static void
 check_pulled(struct rdti_request *receive)
 {
     receive->op_status = rdti_sums_check_receive(receive, &receive->error);
 }
 
-/* Goes on with the reads, the first first, as far as `slices` and the lane allow. */
+/* Advances the reads, the first one first, as far as `slices` and the lane allow. */
 static void
 run_reads(struct rdti_mailbox *m, uint32_t slices)
 {
@@ -240,19 +241,19 @@ begin_read(struct rdti_mailbox *m, struct rdti_request *receive, bool is_process
     receive->is_process = is_process;
     receive->transfer->owner = receive;
     rdti_list_append(&m->pulls, &receive->link);
-    if (is_first) /* most are done here and now */
+    if (is_first) /* most are done at once */
         run_reads(m, 1);
     if (rdti_list_is_empty(&m->pulls) || m->has_task)
         return;
     if (rdti_engine_add_task(m->ctx->engine, step, m, &err) != RDT_OK) {
-        rdti_endpoint_fail(m->ep, &err, false); /* its end finishes what is on the list */
+        rdti_endpoint_fail(m->ep, &err, false); /* its end finishes those on the list */
         return;
     }
     m->has_task = true;
     rdti_engine_poke(m->ctx->engine);
 }
 
-/* Whether the kernel lets us read the process that the RTS names, and that it is the peer. */
+/* Whether the kernel permits reading the process that the RTS names, and that it is the peer. */
 static bool
 is_readable(struct rdti_mailbox *m, const struct rdti_rts *rts)
 {
@@ -333,7 +334,7 @@ on_drained(void *arg)
     rdti_engine_leave(engine);
 }
 
-/* Nothing more comes, or may come: with receive->error if it is cancelled. */
+/* Nothing more comes, or may come. A cancelled receive ends with receive->error. */
 static void
 end_grant(struct rdti_request *receive)
 {
@@ -426,8 +427,7 @@ rdti_receive_begin(struct rdti_mailbox *m, struct rdti_request *receive,
         begin_grant(m, receive);
 }
 
-/* The sender numbers one after the other and we grant in that order: it is nearly always the
- * first. */
+/* Numbers and grants follow the same order: it is nearly always the first. */
 static struct rdti_request *
 find(struct rdti_list *list, uint64_t id)
 {
@@ -439,8 +439,7 @@ find(struct rdti_list *list, uint64_t id)
     return NULL;
 }
 
-/* All was written into the place that we granted. Elsewhere than on one host its sums came behind
- * each write. */
+/* All was written into the granted place. Except on one host, its sums came after each write. */
 static bool
 check_granted(struct rdti_request *receive, struct rdt_error *err)
 {
@@ -537,7 +536,7 @@ rdti_receive_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error
     receive = find(&m->pulls, id);
     if (receive == NULL)
         drop_offer(m, id, why);
-    else /* it ends by itself, and says so, unless it must take another path */
+    else /* it ends by itself, and answers then, unless it must take another path */
         receive->is_nacked = true;
 }
 
@@ -558,7 +557,7 @@ rdti_receive_cancel(struct rdti_request *receive, const struct rdt_error *err)
         return; /* the task sees it at the next slice */
     rdti_mailbox_nack(m, receive->id, RDTI_ID_IS_YOURS, err);
     if (receive->owns_region)
-        end_grant(receive); /* the peer is refused from now on, whatever it still writes */
+        end_grant(receive); /* later writes of the peer are refused */
 }
 
 static void

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The sender of a rendezvous: RTS, then either the receiver reads and answers FIN, or it grants
- * places (CTS) that are written one by one, each followed by our FIN. */
+ * places (CTS) that are written one by one, each followed by a FIN from here. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 
 /* ---- Numbers ----------------------------------------------------------------------------- */
 
-/* A free number is there afterwards. */
+/* Makes sure that there is a free number. */
 static rdt_status
 need_id(struct rdti_mailbox *m, struct rdt_error *err)
 {
@@ -146,7 +146,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
         rdti_ring_place(m, parcel, off);
         return true;
     }
-    /* Both in one row: the flush that called goes on with them. */
+    /* Both in sequence: the flush that called sends them. */
     if (rdti_sums_tell_message(m, send))
         rdti_list_append(&m->control, &parcel->link);
     else
@@ -156,7 +156,7 @@ rdti_offer_send(struct rdti_mailbox *m, struct rdti_request *send)
 
 /* ---- Answers ----------------------------------------------------------------------------- */
 
-/* Nothing of it may move any more, or not until the lane has let go. */
+/* Ends a send, at once or when the lane has let go of it. */
 static void
 end_send(struct rdti_request *send, rdt_status status, const struct rdt_error *err)
 {
@@ -176,7 +176,7 @@ end_send(struct rdti_request *send, rdt_status status, const struct rdt_error *e
         rdti_request_finish(send, RDT_OK, NULL);
 }
 
-/* A granted place was written, as the lane says. It must not be called back from here. */
+/* The lane reports that a granted place was written. It must not be called from here. */
 static void
 on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
 {
@@ -194,7 +194,7 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     rdti_engine_enter(engine); /* a lane may complete in any thread */
     rdti_transfer_op_complete(op, status, err);
     send->ops--;
-    /* Else the receiver would take what lies there for the message. */
+    /* Else the receiver would take the bytes there for the message. */
     if (status != RDT_OK && status != RDT_ESTALE)
         rdti_endpoint_on_lane_error(send->mailbox->ep, &why);
     if (status != RDT_OK)
@@ -204,7 +204,7 @@ on_written(struct rdti_op *op, rdt_status status, const struct rdt_error *err)
     rdti_engine_leave(engine);
 }
 
-/* What of the message was not granted yet, so far as it fits. On an error nothing went. */
+/* Writes what was not granted yet, as far as it fits. On an error nothing was sent. */
 static rdt_status
 write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rdti_cts *cts,
               uint64_t len_bytes, enum rdti_traffic traffic, struct rdt_error *err)
@@ -216,7 +216,7 @@ write_granted(struct rdti_mailbox *m, struct rdti_request *send, const struct rd
     t->op.kind = RDTI_OP_WRITE;
     t->op.traffic = (uint8_t)traffic;
     t->op.notify = RDTI_NOTIFY_NONE;
-    t->op.is_relied_on = true; /* FIN and LANDED come behind it */
+    t->op.is_relied_on = true; /* FIN and LANDED follow it */
     t->op.remote = cts->region;
     t->op.block = (struct rdt_block){.src = (const char *)send->buf + send->done_bytes,
                                      .len_bytes = len_bytes,
@@ -264,7 +264,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
     if (status != RDT_OK)
         return status;
     if (send == NULL || send->is_cancelled)
-        return RDT_OK; /* the receiver has, or gets, our NACK */
+        return RDT_OK; /* the receiver has, or gets, the local NACK */
     const uint64_t granted = cts.region.len_bytes - cts.region_off;
     const uint64_t left = send->len_bytes - send->done_bytes;
     const uint64_t len_bytes = granted < left ? granted : left;
@@ -288,7 +288,7 @@ rdti_offer_on_cts(struct rdti_mailbox *m, const struct rdti_message *head, const
         rdti_mailbox_nack(m, id, RDTI_ID_IS_MINE, &why);
         return RDT_OK;
     }
-    /* Behind the write: the lane delivers in this order. */
+    /* After the write: the lane delivers in this order. */
     if (sums != NULL)
         rdti_sums_tell_granted(m, &cts.region, cts.region_off, len_bytes, sums);
     free(sums);
@@ -318,7 +318,7 @@ rdti_offer_on_nack(struct rdti_mailbox *m, uint64_t id, const struct rdt_error *
 
     if (send == NULL)
         return;
-    const bool knows = send->is_cancelled; /* this is the answer to our own NACK */
+    const bool knows = send->is_cancelled; /* this is the answer to the local NACK */
     rdti_mailbox_note_cause(m, send->group, why);
     end_send(send, (rdt_status)why->status, why);
     if (!knows)
@@ -333,6 +333,6 @@ rdti_offer_cancel(struct rdti_request *send, const struct rdt_error *err)
     send->is_cancelled = true;
     send->error = *err;
     if (send->state ==
-        RDTI_REQUEST_OFFERED) /* the receiver may be reading: it answers once it does not */
+        RDTI_REQUEST_OFFERED) /* the receiver may be reading: it answers once it is done */
         rdti_mailbox_nack(send->mailbox, send->id, RDTI_ID_IS_MINE, err);
 }

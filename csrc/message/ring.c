@@ -34,8 +34,9 @@ on_parcel_released(struct rdt_transfer *t)
     rdti_engine_leave(engine);
 }
 
-/* The ring has a gap now, where the peer would look for a message. What the lane refuses while it
- * works is our mistake or a lack of memory; after its first error the core ends the endpoint. */
+/* The ring now has a gap, where the peer would look for a message. If a working lane refuses, the
+ * cause is a bug here or a lack of memory; after a lane's first error the core ends the
+ * endpoint. */
 static void
 on_refused(struct rdti_mailbox *m, rdt_status status, const struct rdt_error *err)
 {
@@ -79,8 +80,8 @@ rdti_ring_reserve(struct rdti_mailbox *m, uint32_t units, uint32_t keep_units, u
     return true;
 }
 
-/* Whether the peer's progress thread has to act: an answer is wanted, or the ring fills and
- * nobody takes. Then it takes all, so one wake-up does for a while. */
+/* Whether the peer's progress thread has to act: an answer is needed, or the ring fills and no
+ * thread takes messages. That thread then takes all, so one wake-up does for a while. */
 static bool
 is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
 {
@@ -91,7 +92,7 @@ is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
 
     if (head->kind != RDTI_MESSAGE_EAGER && !is_credit && head->kind != RDTI_MESSAGE_SWITCH &&
         head->kind != RDTI_MESSAGE_LANDED && !parcel->is_quiet &&
-        !is_sums) /* which ask for no more than what they are sums of */
+        !is_sums) /* they need no more than what they are sums of */
         return true;
     if (!rdti_ring_is_filling(m) || m->tx_sent - m->tx_urged < m->tx_units / URGES)
         return false;
@@ -99,7 +100,7 @@ is_urgent(struct rdti_mailbox *m, const struct rdti_parcel *parcel)
     return true;
 }
 
-/* Credit rides on every head. */
+/* Every head carries credit. */
 static void
 encode_head(struct rdti_mailbox *m, struct rdti_parcel *parcel)
 {
@@ -131,8 +132,8 @@ rdti_ring_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off
     on_refused(m, status, &err);
 }
 
-/* The lane takes the bytes inside the call, or says when it has: the user's own transfer is the
- * op. */
+/* The lane takes the bytes inside the call, or reports when it has: the op is that of the user's
+ * own transfer. */
 static rdt_status
 place_in_place(struct rdti_mailbox *m, struct rdti_parcel *parcel, uint64_t off, const void *src,
                struct rdt_transfer *t, struct rdt_error *err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What all rooms ask of the process's context. */
+ * Queries about the process's context that all folders use. */
 #include "process/process.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The shared state of a process's context, which endpoints and all above them use. */
+ * The shared state of a process's context, which endpoints and all layers above them use. */
 #ifndef RDTI_PROCESS_PROCESS_H
 #define RDTI_PROCESS_PROCESS_H
 
@@ -17,20 +17,19 @@
 #include "wire/frame.h"
 #include "wire/handshake.h"
 
-/* How often deadlines of set-up are looked at, and how often a progress thread says that it
- * lives. */
+/* Period of the check of set-up deadlines, and of the progress thread's heartbeats. */
 #define RDTI_TICK_NS UINT64_C(50000000)
 #define RDTI_HEARTBEAT_NS UINT64_C(1000000000)
 
-/* A block of SHA-256: HMAC would hash a longer key down to half of that. */
+/* A block of SHA-256: HMAC hashes a longer key to half of that. */
 #define RDTI_SECRET_MAX_BYTES 64
 
 struct rdti_listener;
 struct rdti_groups;
 struct rdti_upcalls; /* endpoint/protocol.h */
 
-/* Raised by the core; relaxed, read by rdt_context_counters(). The transports' own are in
- * `moved`. */
+/* The core increments them; relaxed, read by rdt_context_counters(). `moved` has the counters of
+ * the transports. */
 struct rdti_core_counters {
     _Atomic uint64_t writes;
     _Atomic uint64_t reads;
@@ -56,15 +55,16 @@ struct rdti_job {
     int32_t rank;
 };
 
-/* A transport as the context found it. */
+/* A transport, and whether the context can use it. */
 struct rdti_found {
     const struct rdti_transport *transport;
     void *state;
     bool is_viable;
-    char reason[RDT_ERROR_MESSAGE_BYTES]; /* why not */
+    char reason[RDT_ERROR_MESSAGE_BYTES]; /* why it is not viable */
 };
 
-/* A process that is known to be dead or gone, so that everybody names the one that died first. */
+/* A process that is known to be dead or gone. Recorded so that every error names the process that
+ * died first. */
 struct rdti_obituary {
     struct rdti_list link;
     uint8_t uuid[RDT_UUID_BYTES];
@@ -72,7 +72,8 @@ struct rdti_obituary {
     char reason[RDTI_REASON_BYTES];
 };
 
-/* What keeps a peer and us apart for good, said when it came while nobody here wanted it. */
+/* A permanent error of connecting with a peer. Recorded so that a later attempt of this process to
+ * connect reports it. */
 struct rdti_rejection {
     struct rdti_list link;
     uint8_t uuid[RDT_UUID_BYTES];
@@ -90,7 +91,7 @@ struct rdt_context {
     struct rdti_regions *regions;
     struct rdti_transfer_pool *pool;
     struct rdti_listener *listener;
-    struct rdti_host host; /* what transports see */
+    struct rdti_host host; /* the transports' view of the context */
     struct rdti_counters_ref moved;
     struct rdti_core_counters counters;
     struct rdti_found found[RDTI_TRANSPORT_COUNT];
@@ -98,22 +99,22 @@ struct rdt_context {
     /* Under the engine's lock: */
     struct rdti_list jobs;       /* struct rdti_job */
     struct rdti_list endpoints;  /* every endpoint that is not freed, by its link */
-    struct rdti_list retired;    /* side channels that wait for the peer's end */
+    struct rdti_list retired;    /* side channels that wait until the peer closes */
     struct rdti_list obituaries; /* in the order of death */
     struct rdti_list rejections; /* of peers, the oldest first */
     uint32_t rejection_count;
     uint8_t (*met)[RDT_UUID_BYTES]; /* processes that a path has reached; it grows */
     uint32_t met_count;
     uint32_t met_cap;
-    uint64_t hearsay_count;     /* of them, processes that were never met */
-    bool has_warned_of_hearsay; /* of what is not remembered */
+    uint64_t hearsay_count;     /* obituaries of processes that no path has reached */
+    bool has_warned_of_hearsay; /* that no more of those are recorded */
     struct rdti_refusals refusals;
     struct rdti_groups *groups;
     _Atomic uint32_t has_fd_user; /* rdt_context_fd() was called */
-    bool has_core_work;           /* rdti_endpoints_poll() has something to look at */
+    bool has_core_work;           /* rdti_endpoints_poll() has something to check */
     uint64_t last_tick_ns;
     uint64_t last_beat_ns;
-    uint64_t resumed_ns; /* when this process ran again after it had been stopped, or starved */
+    uint64_t resumed_ns; /* time at which this process ran again after a stop or starvation */
     bool is_closing;     /* no connection is admitted any more */
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * See refusal.h. */
+ * See refusal_log.h. */
 #include "process/refusal_log.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How long a finding holds; see the header. */
+ * How long a finding remains valid; see the header. */
 #include "progress/contention.h"
 
 bool
@@ -10,7 +10,7 @@ rdti_crowd_is_there(struct rdti_crowd *crowd, uint64_t now_ns)
     /* Another thread may have stored a later time than this thread read. */
     const uint64_t since_ns = now_ns > found_ns ? now_ns - found_ns : 0;
 
-    if (for_ns != 0 && since_ns / 2 >= for_ns) /* waits since then have found nothing */
+    if (for_ns != 0 && since_ns / 2 >= for_ns) /* waits since then found no contention */
         atomic_store_explicit(&crowd->for_ns, 0, memory_order_relaxed);
     return since_ns < for_ns;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The progress engine; the header says who drives and who is woken. */
+ * The progress engine; the header defines which thread drives and which threads are woken. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,9 +19,9 @@
 #include "base/memfd.h"
 #include "progress/engine_impl.h"
 
-/* How often who enters tries before it sleeps in the kernel. */
+/* Number of attempts to take the lock before the thread sleeps in the kernel. */
 #ifdef __SANITIZE_THREAD__
-#define TRIES 0 /* what is only tried tells ThreadSanitizer nothing of the order of locks */
+#define TRIES 0 /* ThreadSanitizer learns no lock order from trylock */
 #else
 #define TRIES 200
 #endif
@@ -40,9 +40,9 @@ struct tick {
     void *arg;
 };
 
-/* Its address tells threads apart. initial-exec: found without a call, in every pass; it takes one
- * byte of what glibc keeps for libraries that are loaded late. musl keeps none, and would refuse
- * to load the library. */
+/* Its address identifies the thread. initial-exec: each pass reads it without a call. It takes one
+ * byte of the TLS that glibc reserves for libraries that are loaded late. musl reserves none, and
+ * would refuse to load the library. */
 #if defined(__GLIBC__)
 static _Thread_local char thread_mark __attribute__((tls_model("initial-exec")));
 #else
@@ -58,7 +58,7 @@ self_mark(void)
 bool
 rdti_engine_is_driver(const struct rdti_engine *engine)
 {
-    /* relaxed: only this thread ever stores its own mark, so it reads what it wrote itself. */
+    /* relaxed: only this thread stores its own mark, so it reads its own store. */
     return atomic_load_explicit(&engine->owner, memory_order_relaxed) == self_mark();
 }
 
@@ -76,7 +76,7 @@ rdti_engine_enter(struct rdti_engine *engine)
         engine->depth++;
         return;
     }
-    /* A pass is short: try before paying for a sleep in the kernel. */
+    /* A pass is short: try before a sleep in the kernel. */
     for (int i = 0; i < TRIES; i++) {
         if (pthread_mutex_trylock(&engine->lock) == 0) {
             take_ownership(engine);
@@ -105,12 +105,12 @@ write_one(int fd)
     (void)!write(fd, &one, sizeof(one)); /* EAGAIN: it is readable already */
 }
 
-/* Somebody's condition may have become true: tell a poll loop of the program's own. */
+/* A waiter's condition may have become true: wake a poll loop of the program's own. */
 static void
 signal_user(struct rdti_engine *engine)
 {
     /* seq_cst: after the publication; pairs with rdti_engine_arm_fd(), after which the program
-     * looks at its conditions. */
+     * checks its conditions. */
     if (atomic_load_explicit(&engine->is_fd_armed, memory_order_seq_cst) != 0 &&
         atomic_exchange_explicit(&engine->is_fd_armed, 0, memory_order_seq_cst) != 0)
         write_one(engine->user_fd);
@@ -134,7 +134,7 @@ give_up(struct rdti_engine *engine)
     (void)pthread_mutex_unlock(&engine->lock);
 }
 
-/* The lock is given up. */
+/* Called after the lock was released. */
 static void
 tell(struct rdti_engine *engine, bool has_news)
 {
@@ -148,7 +148,7 @@ tell(struct rdti_engine *engine, bool has_news)
         signal_user(engine);
 }
 
-/* Apart, as most passes leave nothing to run. */
+/* A separate function, as most passes leave nothing to run. */
 __attribute__((noinline)) static void
 leave_and_run(struct rdti_engine *engine)
 {
@@ -164,7 +164,7 @@ leave_and_run(struct rdti_engine *engine)
     while ((node = rdti_list_take_first(&todo)) != NULL) {
         struct rdti_deferred *deferred = RDTI_CONTAINER(node, struct rdti_deferred, link);
         deferred->run(deferred);
-        /* release: what it did is seen by who finds none left */
+        /* release: a thread that finds none left sees what it did */
         (void)atomic_fetch_sub_explicit(&engine->deferred_count, 1, memory_order_release);
     }
 }
@@ -220,7 +220,7 @@ rdti_engine_poke(struct rdti_engine *engine)
     write_one(engine->event_fd);
 }
 
-/* ---- What is driven ---------------------------------------------------------------------- */
+/* ---- Pollers, tasks, ticks and passes ---------------------------------------------------- */
 
 rdt_status
 rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
@@ -254,10 +254,10 @@ rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg, st
     rdti_list_append(&engine->tasks, &task->link);
     rdti_engine_async_add(engine, 1);
     if (engine->depth ==
-        1) { /* its first step, in the caller's thread: nobody else is awake for certain */
+        1) { /* its first step, in the caller's thread: other threads may all sleep */
         atomic_store_explicit(&engine->is_pass_wanted, 0, memory_order_relaxed);
         (void)rdti_engine_pass(engine, false);
-    } else { /* inside a pass: one more is needed; relaxed: for our own leave() */
+    } else { /* inside a pass: one more is needed; relaxed: for this thread's leave() */
         atomic_store_explicit(&engine->is_pass_wanted, 1, memory_order_relaxed);
     }
     rdti_engine_leave(engine);
@@ -317,7 +317,7 @@ run_tasks(struct rdti_engine *engine)
 
     if (rdti_list_is_empty(&engine->tasks))
         return 0;
-    /* A task may add tasks: they join the next pass. */
+    /* A task may add tasks: they run in the next pass. */
     rdti_list_init(&batch);
     rdti_list_splice(&batch, &engine->tasks);
     while ((node = rdti_list_take_first(&batch)) != NULL) {
@@ -360,7 +360,7 @@ count_up(_Atomic uint32_t *counter)
                           memory_order_relaxed);
 }
 
-/* Somebody sleeps in epoll, or is about to: whoever is makes a pass with sockets in between. */
+/* A thread sleeps in epoll, or is about to: it makes a pass with sockets before it sleeps. */
 static bool
 has_epoll_sleeper(const struct rdti_engine *engine)
 {
@@ -369,8 +369,8 @@ has_epoll_sleeper(const struct rdti_engine *engine)
            atomic_load_explicit(&engine->bell->background, memory_order_seq_cst) != 0;
 }
 
-/* While all who wait spin, an armed device would only cost: an event, a read of it and the arming
- * again for each message. */
+/* While all waiters spin, an armed device only costs: for each message an event, a read of it and
+ * another arming. */
 static void
 arm_pollers(struct rdti_engine *engine)
 {
@@ -399,7 +399,7 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
     uint32_t work = 0;
 
     count_up(&engine->passes);
-    /* Sockets and ticks first: what they leave for the pollers is done in the same pass. */
+    /* Sockets and ticks first: the pollers then handle in the same pass what they leave. */
     if (with_sockets)
         work += look_at_sockets(engine);
     uint32_t moved = 0;
@@ -407,8 +407,8 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
         moved += engine->pollers[i].poll(engine->pollers[i].state);
     atomic_store_explicit(&engine->goes_on, 0, memory_order_relaxed); /* as is_busy */
     moved += run_tasks(engine);
-    /* relaxed: read by this thread, or by one that leaves the driving to this one. Sockets do not
-     * count: one may stay readable for others. */
+    /* relaxed: read by this thread, or by one that lets this one drive. Sockets do not count: one
+     * may stay readable for others. */
     const uint32_t goes_on = atomic_load_explicit(&engine->goes_on, memory_order_relaxed);
     atomic_store_explicit(&engine->is_busy, moved > 0 || goes_on != 0, memory_order_relaxed);
     return work + moved;
@@ -417,7 +417,7 @@ rdti_engine_pass(struct rdti_engine *engine, bool with_sockets)
 static void
 on_event_fd(void *arg, uint32_t epoll_events)
 {
-    /* Drained by whoever slept on it; here it only ends the sleep. */
+    /* The thread that slept on it drains it; here it only ends the sleep. */
     (void)arg;
     (void)epoll_events;
 }
@@ -429,7 +429,7 @@ rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count)
 {
     /* relaxed: a hint */
     atomic_store_explicit(&engine->can_spin, count <= engine->usable_cpus, memory_order_relaxed);
-    /* Under a quota a yield may find nobody to run, and what it spins is taken from everybody's. */
+    /* Under a quota no other thread may be runnable, and the yielding uses up the common quota. */
     atomic_store_explicit(&engine->can_yield,
                           count > engine->usable_cpus && count != RDT_LOCAL_RANKS_SLEEP &&
                               engine->usable_cpus == engine->affinity_cpus,
@@ -474,7 +474,7 @@ open_descriptors(struct rdti_engine *engine, struct rdt_error *err)
     const rdt_status status = open_bell(engine, err);
     if (status != RDT_OK)
         return status;
-    /* A child has no use for them. */
+    /* A forked child does not use them. */
     (void)rdti_fork_close_add(engine->epoll_fd);
     (void)rdti_fork_close_add(engine->event_fd);
     (void)rdti_fork_close_add(engine->user_fd);
@@ -539,7 +539,7 @@ rdti_engine_stop(struct rdti_engine *engine)
     /* release: pairs with the acquire in progress_main() */
     atomic_store_explicit(&engine->is_stopping, 1, memory_order_release);
     rdti_engine_poke(engine);
-    /* relaxed: the system call orders it; a park whose word was read already does not begin */
+    /* relaxed: the system call orders it; a park that has already read the word does not begin */
     (void)atomic_fetch_add_explicit(&engine->park_word, 1, memory_order_relaxed);
     rdti_futex_wake(&engine->park_word, 1);
     (void)pthread_join(engine->thread, NULL);

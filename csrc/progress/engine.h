@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The progress engine: one per context, and the only place where anything sleeps.
+ * The progress engine: one per context, and the only place where threads sleep.
  *
  * A thread *drives* while it holds the engine's lock: it polls the transports, runs tasks,
- * dispatches sockets. A thread that waits drives itself (no hand-over between threads on the way of
- * a message); one that finds the lock taken looks at its own condition meanwhile. Nobody holds the
- * lock while asleep. The progress thread, there from the first day, drives what nobody waits for:
- * accept, the target side of tcp, asynchronous collectives, heartbeats.
+ * dispatches sockets. A waiting thread drives by itself (no hand-over between threads on the path
+ * of a message); a thread that finds the lock taken checks its own condition meanwhile. No thread
+ * holds the lock while asleep. The progress thread, started with the engine, drives work that no
+ * thread waits for: accept, the target side of tcp, asynchronous collectives, heartbeats.
  *
- * Who is woken by a peer on this host (base/doorbell.h):
+ * Threads that a peer on this host wakes (base/doorbell.h):
  *   a waiter asleep on the futex (only shm armed) or in epoll     by every notification
  *   the progress thread, asleep in epoll, nothing asynchronous    by urgent ones only
  *   the same with tasks or callbacks outstanding and no waiter    by every one (the "proxy" count)
  *
  * Of several waiters one sleeps in epoll and the others on the futex. While a waiter is active and
- * sockets carry data, the progress thread parks for some milliseconds at a time, or 100 where one
- * sleeps in epoll, so that the two do not race for the same events.
+ * sockets carry data, the progress thread parks for a few milliseconds at a time, or for 100 if a
+ * waiter sleeps in epoll, so that the two do not race for the same events.
  *
  * Threads: any thread may call everything here, except start/stop/destroy. Calls marked [driver]
- * want the lock held.
+ * require the lock.
  */
 #ifndef RDTI_PROGRESS_ENGINE_H
 #define RDTI_PROGRESS_ENGINE_H
@@ -39,43 +39,43 @@ rdt_status rdti_engine_start(struct rdti_engine *engine, struct rdt_error *err);
 void rdti_engine_stop(struct rdti_engine *engine); /* joins the progress thread */
 void rdti_engine_destroy(struct rdti_engine *engine);
 
-/* Processes known to share the cores; spinning is allowed only while they are no more than the
- * usable CPUs. Where they are more, waiters offer their core before they sleep, unless
- * RDT_LOCAL_RANKS_SLEEP says that they sleep at once. */
+/* Number of processes known to share the cores. Waiters spin only while it does not exceed the
+ * usable CPUs. If it does, they yield their core before they sleep; with RDT_LOCAL_RANKS_SLEEP they
+ * sleep at once. */
 void rdti_engine_set_local_ranks(struct rdti_engine *engine, uint32_t count);
 
-/* The lock. Counted per thread, so that tasks may use the public calls. The last leave() runs what
- * was deferred. */
+/* The lock. Recursive, so that tasks may use the public calls. The last leave() runs the deferred
+ * calls. */
 void rdti_engine_enter(struct rdti_engine *engine);
 void rdti_engine_leave(struct rdti_engine *engine);
 bool rdti_engine_is_driver(const struct rdti_engine *engine); /* this thread holds the lock */
 
-/* Called without the lock, soon, by the thread that drives. The node belongs to the engine until
- * then. Any thread. */
+/* The driving thread calls it soon, without the lock. The engine owns the node until then. Any
+ * thread. */
 struct rdti_deferred {
     struct rdti_list link;
     void (*run)(struct rdti_deferred *node);
 };
 void rdti_engine_defer(struct rdti_engine *engine, struct rdti_deferred *node);
-/* Whether some were not run to their end yet. Any thread. */
+/* Whether some have not finished yet. Any thread. */
 bool rdti_engine_has_deferred(const struct rdti_engine *engine);
 
 /* [driver] `poll` runs in every pass. */
 rdt_status rdti_engine_add_poller(struct rdti_engine *engine, uint32_t (*poll)(void *state),
                                   bool (*needs_epoll)(void *state), void *state,
                                   struct rdt_error *err);
-/* [driver] Of the poller with that state: runs at the beginning of every pass that looks at sockets
- * (transport.h, arm); each sleep in epoll has such a pass before it. */
+/* [driver] For the poller with that state: runs in every pass that polls sockets while a thread
+ * sleeps in epoll or is about to (transport.h, arm). Such a pass precedes each sleep in epoll. */
 void rdti_engine_set_arm(struct rdti_engine *engine, const void *state, void (*arm)(void *state));
-/* Any thread; outside of a pass the first step is made at once. */
+/* Any thread; outside a pass the first step runs at once. */
 rdt_status rdti_engine_add_task(struct rdti_engine *engine, rdt_task_fn step, void *arg,
                                 struct rdt_error *err);
-/* [driver] From a task: the next step need not wait for an arrival, so nobody sleeps before it. */
+/* [driver] From a task: the next step need not wait for an arrival, so no thread sleeps before
+ * it. */
 void rdti_engine_go_on(struct rdti_engine *engine);
-/* [driver] Whether a task has yet to see its end. */
+/* [driver] Whether a task has not finished yet. */
 bool rdti_engine_has_tasks(const struct rdti_engine *engine);
-/* [driver] `tick` runs about every period_ns, at the earliest; there is no way to remove it but
- * destroy. */
+/* [driver] `tick` runs about every period_ns, never earlier. Only destroy removes it. */
 rdt_status rdti_engine_every(struct rdti_engine *engine, uint64_t period_ns,
                              void (*tick)(void *arg), void *arg, struct rdt_error *err);
 
@@ -91,20 +91,20 @@ void rdti_engine_rewatch(struct rdti_engine *engine, struct rdti_watch *watch,
                          uint32_t epoll_events);
 void rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch);
 
-/* Something outstanding that nobody may be waiting for (a callback, a pollable descriptor): +1 /
- * -1. Any thread. */
+/* Counts outstanding work that no thread may be waiting for (a callback, a pollable descriptor): +1
+ * / -1. Any thread. */
 void rdti_engine_async_add(struct rdti_engine *engine, int32_t delta);
 
 /*
- * Between the two the caller drives, as if it waited: what it starts rings for nobody, though it is
- * outstanding. It must come back soon, by waiting or by unattend(), which makes the pass that it
- * owes. Any thread, several at once.
+ * Between the two the caller counts as a waiter that drives: outstanding work that it starts wakes
+ * no thread. It must wait or call unattend() soon; unattend() makes the pass that is due. Any
+ * thread, several at once.
  */
 void rdti_engine_attend(struct rdti_engine *engine);
 void rdti_engine_unattend(struct rdti_engine *engine);
 bool rdti_engine_is_attended(const struct rdti_engine *engine);
 
-/* Somebody's condition may have become true: wakes the waiters that sleep. Any thread. */
+/* A waiter's condition may have become true: wakes the sleeping waiters. Any thread. */
 void rdti_engine_wake(struct rdti_engine *engine);
 
 /* Wake the progress thread: there is work that no arrival announces. Any thread. */
@@ -113,46 +113,46 @@ void rdti_engine_poke(struct rdti_engine *engine);
 /* One pass; false if another thread drives. */
 bool rdti_engine_progress(struct rdti_engine *engine);
 
-/* The same for who looks again and again: at sockets only where they carry messages, or as often
- * as a wait does. */
+/* The same for a caller that polls repeatedly: it polls sockets only if they carry messages, or as
+ * often as a wait does. */
 void rdti_engine_poll(struct rdti_engine *engine);
 
-/* One whole pass begins after this call began: here, or by the driver's leaving, which rings for
- * whoever sleeps. Any thread. */
+/* Ensures that one whole pass begins after this call began: in this thread, or in a sleeper that
+ * the driver wakes when it leaves. Any thread. */
 void rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets);
 
-/* A descriptor that becomes readable with the next wake, for a program with a poll loop of its own;
- * it looks at its conditions after each call. Any thread. */
+/* A descriptor that becomes readable with the next wake, for a program with a poll loop of its own.
+ * The program checks its conditions after each call. Any thread. */
 int rdti_engine_arm_fd(struct rdti_engine *engine);
 
 /* How long a waiter spins now; 0: more processes than cores. Any thread. */
 uint64_t rdti_engine_spin_ns(struct rdti_engine *engine);
-/* How long it offers its core instead; 0: it spins, a CPU quota is what there is too little of, the
- * core would go to others than peers, or it is to sleep at once. Any thread. */
+/* How long a waiter yields its core instead; 0: it spins, a CPU quota is the limit, other processes
+ * than peers would get the core, or it has to sleep at once. Any thread. */
 uint64_t rdti_engine_yield_ns(struct rdti_engine *engine);
-/* For who waits without rdti_engine_wait(), between two looks, of which this is the look-th since
- * since_ns: spin, or offer the core. False: it should sleep. Any thread. */
+/* For a thread that waits without rdti_engine_wait(): spins or yields once between two polls.
+ * `look` counts the polls since since_ns. False: the thread should sleep. Any thread. */
 bool rdti_engine_linger(struct rdti_engine *engine, uint64_t since_ns, uint32_t look);
 
-/* Drive until done(arg), which is called over and over without the lock, must be cheap, and may
- * take the lock for a moment. RDT_OK or RDT_ETIMEDOUT; [driver]s get RDT_EINVAL: they must not
- * wait. */
+/* Drive until done(arg) is true. done() is called repeatedly without the lock, must be cheap, and
+ * may take the lock briefly. RDT_OK or RDT_ETIMEDOUT; RDT_EINVAL for a thread that drives, which
+ * must not wait. */
 typedef bool (*rdti_done_fn)(void *arg);
 rdt_status rdti_engine_wait(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                             uint64_t deadline_ns);
-/* The same for what a peer is to do: the time is added to that of rdti_engine_waited_ns(), which
- * all threads share, while it passes. */
+/* The same for an action of a peer. During the wait its time is added to rdti_engine_waited_ns(),
+ * which all threads share. */
 rdt_status rdti_engine_wait_counted(struct rdti_engine *engine, rdti_done_fn done, void *arg,
                                     uint64_t deadline_ns);
-/* The same, where done() takes what the passes bring: it is called behind each pass of the caller's
- * own, before the lock is given up, so that entering costs it nothing; else without. It may
- * wait for the lock, for a pass, and once it was true it stays so. */
+/* The same, for a done() that takes what the passes deliver. After each pass of the caller it runs
+ * before the lock is released, so that entering costs nothing; otherwise it runs without the lock.
+ * It may wait for the lock for the time of a pass. After it was true, it stays true. */
 rdt_status rdti_engine_wait_taking(struct rdti_engine *engine, rdti_done_fn take, void *arg,
                                    uint64_t deadline_ns);
-/* Somebody waits, or would have if its end were not there: see engine_thread.c. Any thread. */
+/* Counts a wait, also one whose condition is already true: see thread.c. Any thread. */
 void rdti_engine_note_wait(struct rdti_engine *engine);
-/* Either (`takes`: the latter) for some passes, without sleep nor a look at the clock: what a wait
- * begins with where its end is often there already. False: not yet. */
+/* The first passes of a wait (`takes`: of rdti_engine_wait_taking()), without sleeping or reading
+ * the clock, for conditions that are often true already. False: not yet true. */
 bool rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool takes);
 uint64_t rdti_engine_waited_ns(const struct rdti_engine *engine);
 

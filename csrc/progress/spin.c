@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * For how long a waiter spins, or offers its core, before it sleeps. */
+ * How long a waiter spins, or yields its core, before it sleeps. */
 #include <sched.h>
 
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "progress/engine_impl.h"
 
-/* A sleep and a wake-up of each rank cost more than all of a small collective's work; those it
- * waits for are runnable mostly, and whoever computes keeps the core for its slice. */
+/* A sleep and a wake-up of each rank cost more than all the work of a small collective. The ranks
+ * that a waiter waits for are mostly runnable, and a thread that computes keeps its slice. */
 #define YIELD_NS UINT64_C(1000000)
-/* Who lingers reads the clock once in so many looks: a look costs some ns, the clock thirty. */
+/* A lingering thread reads the clock once in this many polls: a poll costs a few ns, the clock
+ * thirty. */
 #define LOOKS_PER_CLOCK 32
-/* And leaves the rest to rdti_engine_wait(), which notices when others have the core meanwhile. */
+/* After this time it calls rdti_engine_wait(), which notices when others take the core. */
 #define LINGER_MOST_NS UINT64_C(250000)
 
 void
 rdti_engine_learn_spin(struct rdti_engine *engine, uint64_t waited_ns)
 {
-    /* relaxed: a hint; the last of several waiters has the say */
+    /* relaxed: a hint; the last of several waiters wins */
     const uint32_t before_ns = atomic_load_explicit(&engine->spin_ns, memory_order_relaxed);
     uint32_t spin_ns = before_ns / 2;
 
@@ -42,7 +43,7 @@ rdti_engine_learn_brief(struct rdti_engine *engine, bool has_slept)
     atomic_store_explicit(&engine->brief_ns, brief_ns, memory_order_relaxed);
 }
 
-/* Spinning was enough, but not by much: a little later, and it would have slept. */
+/* Spinning sufficed, but only just: a slightly longer wait would have slept. */
 static bool
 is_nearly_late(const struct rdti_engine *engine, uint64_t waited_ns)
 {
@@ -69,7 +70,7 @@ is_crowded(struct rdti_engine *engine)
 uint64_t
 rdti_engine_spin_ns(struct rdti_engine *engine)
 {
-    /* relaxed: hints, one that changes with the number of local peers, one that is learnt */
+    /* relaxed: hints; one depends on the number of local peers, the other is learnt */
     const bool can_spin = atomic_load_explicit(&engine->can_spin, memory_order_relaxed) != 0;
 
     if (!can_spin)

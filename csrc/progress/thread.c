@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The progress thread: drives what nobody waits for, and leaves all to those who wait. */
+ * The progress thread: drives work that no thread waits for, and leaves the rest to the waiters. */
 #include <pthread.h>
 #include <sys/epoll.h>
 
@@ -7,20 +7,22 @@
 #include "base/futex.h"
 #include "progress/engine_impl.h"
 
-/* It looks again after RDTI_PARK_LEAST_NS whether a waiter is still active; where waiters have
- * driven for long, less often: each look takes the core from one that spins. What it comes late to
- * when they leave is no more than a small share of the time that they were there. One that sleeps
- * for long wakes it when it leaves; until then looks would be all that this process does. */
+/* The progress thread checks after RDTI_PARK_LEAST_NS whether a waiter is still active, and less
+ * often if waiters have driven for long: each check takes the core from a spinning waiter. So after
+ * the waiters leave, it is late by at most a small share of the time for which they were active. A
+ * leader that sleeps in epoll wakes it when it leaves; checks until then would do nothing
+ * useful. */
 #define PARK_SHARE 8
 #define PARK_IDLE_NS RDTI_SLICE_NS
-/* Waits no further apart are those of a thread that drives all by itself, mostly; what one starts
- * that waits less often would lie for longer. They are counted in no less than COUNT_NS. Where a
- * park was in vain, since what they waited for was always there, they do not count for a while. */
+/* Waits at most this far apart mostly come from a thread that drives everything by itself; the work
+ * of a thread that waits less often would be delayed for longer. They are counted over at least
+ * COUNT_NS. After a park in vain, because the waits always found their condition true already, they
+ * do not count for IN_VAIN_NS. */
 #define OFTEN_NS UINT64_C(100000)
 #define COUNT_NS UINT64_C(20000)
 #define IN_VAIN_NS UINT64_C(10000000)
 
-/* Whether there were often waits before `since_ns`, and how many until then. */
+/* Whether waits were frequent before `since_ns`, and their number until then. */
 struct rhythm {
     bool is_often;
     uint32_t waits;
@@ -28,9 +30,9 @@ struct rhythm {
     uint64_t in_vain_until_ns;
 };
 
-/* A thread that starts something and waits, again and again, is seldom seen to wait where it shares
- * a core with this one: what this one is woken for it no longer waits for. So each message would
- * pay for a switch of threads and a lock that both want. */
+/* This thread seldom sees the waits of a thread that repeatedly starts an operation and waits, if
+ * the two share a core: when this one runs, that wait has ended. Each message would then pay for a
+ * thread switch and for contention of the lock. */
 static bool
 is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
 {
@@ -39,7 +41,7 @@ is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
     const uint64_t now_ns = rdti_now_ns();
     const uint64_t passed_ns = now_ns - rhythm->since_ns;
 
-    if (passed_ns >= COUNT_NS) { /* else there need not have been one yet */
+    if (passed_ns >= COUNT_NS) { /* a shorter time may contain no wait */
         const uint64_t waited = waits - rhythm->waits;
         rhythm->is_often = waited * OFTEN_NS >= passed_ns;
         rhythm->waits = waits;
@@ -49,16 +51,16 @@ is_waited_often(const struct rdti_engine *engine, struct rhythm *rhythm)
            rdti_engine_do_sockets_carry(engine);
 }
 
-/* Waiters that look at no socket: some sleep on the futex, none in epoll. */
+/* No waiter polls sockets: some sleep on the futex, none in epoll. */
 static bool
 do_all_sleep(const struct rdti_engine *engine)
 {
-    /* relaxed: looked at again when the park is over */
+    /* relaxed: checked again after the park */
     return atomic_load_explicit(&engine->has_leader, memory_order_relaxed) == 0 &&
            atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_relaxed) != 0;
 }
 
-/* There are waiters, who look at the sockets themselves. */
+/* There are waiters, and they poll the sockets themselves. */
 static bool
 are_sockets_watched(const struct rdti_engine *engine)
 {
@@ -73,8 +75,8 @@ may_park(const struct rdti_engine *engine)
     return rdti_engine_needs_epoll(engine) && are_sockets_watched(engine);
 }
 
-/* This thread has nothing better to do than to wait for the lock: trying alone, it would spin on a
- * socket that stays readable. */
+/* This thread blocks for the lock: with trylock alone it would spin on a socket that stays
+ * readable. */
 static void
 whole_pass(struct rdti_engine *engine)
 {
@@ -83,14 +85,14 @@ whole_pass(struct rdti_engine *engine)
     rdti_engine_leave(engine);
 }
 
-/* True: it was woken, while somebody waits, or does again and again, who would have seen what
- * came. */
+/* True: it was woken while another thread waits, or often waits, and would have handled the
+ * event. */
 static bool
 drive_in_background(struct rdti_engine *engine, struct rhythm *rhythm)
 {
     struct epoll_event event;
 
-    /* seq_cst: raised before the last look, as the doorbell asks */
+    /* seq_cst: raised before the last check, as the doorbell requires */
     atomic_store_explicit(&engine->bell->background, 1, memory_order_seq_cst);
     whole_pass(engine);
     const int count =
@@ -119,8 +121,8 @@ park_ns_after(const struct rdti_engine *engine, uint64_t parked_ns)
 void
 rdti_engine_end_park(struct rdti_engine *engine, uint64_t longer_than_ns)
 {
-    /* seq_cst: see begin_park() and those who call this. release: who reads the new word, and
-     * parks anew, is not to find its park_ns overwritten. */
+    /* seq_cst: see begin_park() and the callers. release: a progress thread that reads the new word
+     * and parks again must not have its park_ns overwritten. */
     if (atomic_load_explicit(&engine->park_ns, memory_order_seq_cst) <= longer_than_ns)
         return;
     atomic_store_explicit(&engine->park_ns, 0, memory_order_relaxed);
@@ -128,7 +130,7 @@ rdti_engine_end_park(struct rdti_engine *engine, uint64_t longer_than_ns)
     rdti_futex_wake(&engine->park_word, 1);
 }
 
-/* Say for how long this thread is parked, before anybody relies on its being told. */
+/* Publishes how long this thread parks, before it relies on another thread to end the park. */
 static uint64_t
 begin_park(struct rdti_engine *engine, uint64_t parked_ns)
 {
@@ -145,16 +147,16 @@ begin_park(struct rdti_engine *engine, uint64_t parked_ns)
 }
 
 /*
- * Leaves the sockets to the waiters, unless none of them has looked at sockets nor sleeps in epoll
- * meanwhile: they may be without a core, stuck in a callback of the user's, or wait so shortly each
- * time that they never look, and heartbeats must go on. *parked_ns: for how long they have looked
- * after everything, between two waits included: who waits again and again does so for two moments
- * of three. True: others have driven meanwhile, and nothing is left to this thread.
+ * Leaves the sockets to the waiters for a while. If meanwhile none of them has polled sockets or
+ * sleeps in epoll, it makes a pass: they may have no core, run a callback of the user, or wait so
+ * briefly that they never poll sockets, and heartbeats must continue. *parked_ns: how long the
+ * waiters have driven, including the gaps between waits (a thread that waits repeatedly waits for
+ * two thirds of the time). True: other threads have driven, and no work is left to this thread.
  */
 static bool
 park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
 {
-    /* relaxed: whatever is missed is seen when the park is over */
+    /* relaxed: a change that is missed here is seen after the park */
     const uint32_t passes = atomic_load_explicit(&engine->passes, memory_order_relaxed);
     const uint32_t looks = atomic_load_explicit(&engine->socket_passes, memory_order_relaxed);
     /* acquire: see rdti_engine_end_park() */
@@ -162,8 +164,9 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     uint64_t park_ns = begin_park(engine, *parked_ns);
     bool is_left = rdti_engine_is_proxy_wanted(engine);
     const bool is_trusting = is_left && is_waited_often(engine, rhythm);
-    if (is_trusting) { /* that they drive: nobody ends it, as the proxy is wanted already. relaxed:
-                        * update_proxy() at worst reads the longer one, and wakes us */
+    if (is_trusting) { /* relies on them to drive: no thread ends this park, as the proxy is already
+                        * wanted. relaxed: update_proxy() at worst reads the longer time and wakes
+                        * this thread */
         park_ns = RDTI_PARK_LEAST_NS;
         atomic_store_explicit(&engine->park_ns, (uint32_t)park_ns, memory_order_relaxed);
         is_left = false;
@@ -175,7 +178,7 @@ park(struct rdti_engine *engine, struct rhythm *rhythm, uint64_t *parked_ns)
     const bool is_driven = atomic_load_explicit(&engine->passes, memory_order_relaxed) != passes;
     if (is_trusting && !is_driven)
         rhythm->in_vain_until_ns = rdti_now_ns() + IN_VAIN_NS;
-    /* The proxy is no sleeper of its own. */
+    /* The proxy count does not stand for a further sleeper. */
     if (atomic_load_explicit(&engine->socket_passes, memory_order_relaxed) == looks &&
         atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_relaxed) <=
             atomic_load_explicit(&engine->has_proxy, memory_order_relaxed)) {
@@ -191,16 +194,16 @@ void *
 rdti_engine_progress_main(void *arg)
 {
     struct rdti_engine *engine = arg;
-    bool is_driven = false; /* by waiters, a moment ago */
+    bool is_driven = false; /* waiters drove just before */
     uint64_t parked_ns = 0;
     struct rhythm rhythm = {0};
 
     (void)pthread_setname_np(pthread_self(), "rdmatensor");
     /* acquire: pairs with the release in rdti_engine_stop() */
     while (atomic_load_explicit(&engine->is_stopping, memory_order_acquire) == 0) {
-        /* A thread that waits, sends and waits again is between two waits for a third of the time:
-         * this one would go to sleep in epoll then, and every message would pay for waking it; over
-         * shared memory every one that asks for an answer. */
+        /* A thread that waits, sends and waits again is between two waits for a third of the time.
+         * If this thread slept in epoll then, every message would pay for waking it; over shared
+         * memory every message that requests an answer. */
         if (is_driven || may_park(engine)) {
             is_driven = park(engine, &rhythm, &parked_ns);
             continue;

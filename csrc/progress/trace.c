@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ring of transfers, and how long those of each name took. */
+ * The ring of transfers, and a histogram of durations for each name. */
 #include "progress/trace.h"
 
 #include <stdatomic.h>
@@ -17,7 +17,7 @@ struct entry {
 
 #define NAMES_MAX 32
 
-/* Raised by whoever ends a transfer. relaxed: statistics. */
+/* Updated by the thread that ends a transfer. relaxed: statistics. */
 struct histogram {
     char name[sizeof(((struct rdt_trace_histogram *)0)->name)];
     _Atomic uint64_t count;
@@ -28,7 +28,7 @@ struct histogram {
 
 struct rdti_trace {
     _Atomic uint64_t begun;
-    atomic_flag names_lock;      /* of a new name; then release in name_count shows it */
+    atomic_flag names_lock;      /* held to add a name; release of name_count publishes it */
     _Atomic uint32_t name_count; /* at most NAMES_MAX, of which the last is "other" */
     struct histogram histograms[NAMES_MAX];
     uint32_t capacity;
@@ -49,7 +49,7 @@ entry_unlock(struct entry *entry)
     atomic_flag_clear_explicit(&entry->lock, memory_order_release);
 }
 
-/* Wall-clock time, which other tools' traces of this machine have too. */
+/* Wall-clock time, as in traces of other tools on this machine. */
 static uint64_t
 wall_ns(void)
 {
@@ -82,12 +82,12 @@ rdti_trace_destroy(struct rdti_trace *trace)
 uint64_t
 rdti_trace_begin(struct rdti_trace *trace, const char *name, int32_t peer_rank, uint64_t len_bytes)
 {
-    /* relaxed: a number of one's own; the entry's lock orders the rest */
+    /* relaxed: each caller gets its own number; the entry's lock orders the rest */
     const uint64_t sequence = atomic_fetch_add_explicit(&trace->begun, 1, memory_order_relaxed) + 1;
     struct entry *entry = &trace->entries[sequence % trace->capacity];
 
     entry_lock(entry);
-    if (entry->event.sequence < sequence) { /* else this thread was overtaken by a whole round */
+    if (entry->event.sequence < sequence) { /* else a whole round has overtaken this thread */
         entry->event = (struct rdt_trace_event){
             .struct_size = sizeof(entry->event),
             .status = RDT_EAGAIN,
@@ -113,7 +113,7 @@ find_name(struct rdti_trace *trace, const char *name)
     return count == NAMES_MAX ? &trace->histograms[NAMES_MAX - 1] : NULL;
 }
 
-/* A new name takes the next place; the last place is everybody else's. */
+/* A new name takes the next place; all names that find no place share the last one. */
 static struct histogram *
 histogram_of(struct rdti_trace *trace, const char *name)
 {
@@ -123,7 +123,7 @@ histogram_of(struct rdti_trace *trace, const char *name)
         return found;
     while (atomic_flag_test_and_set_explicit(&trace->names_lock, memory_order_acquire))
         rdti_cpu_relax();
-    found = find_name(trace, name); /* somebody else may have added it */
+    found = find_name(trace, name); /* another thread may have added it */
     if (found == NULL) {
         const uint32_t count = atomic_load_explicit(&trace->name_count, memory_order_relaxed);
         found = &trace->histograms[count];
@@ -157,7 +157,7 @@ rdti_trace_end(struct rdti_trace *trace, uint64_t sequence, rdt_status status, u
 
     entry_lock(entry);
     if (entry->event.sequence == sequence) {
-        /* The wall clock may be set back meanwhile. */
+        /* The wall clock may have been set back meanwhile. */
         const uint64_t now_ns = wall_ns();
         entry->event.end_ns = now_ns > entry->event.start_ns ? now_ns : entry->event.start_ns;
         entry->event.status = status;
@@ -202,7 +202,7 @@ rdti_trace_read(struct rdti_trace *trace, uint64_t first, struct rdt_trace_event
     for (; sequence <= begun && count < cap; sequence++) {
         struct entry *entry = &trace->entries[sequence % trace->capacity];
         entry_lock(entry);
-        /* Not yet filled, or taken by a later one: it is left out. */
+        /* Skips an entry that is not yet filled or that a later transfer has taken. */
         if (entry->event.sequence == sequence)
             events[count++] = entry->event;
         entry_unlock(entry);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A ring of the transfers that began last: what, with whom, when, and how each ended.
+ * A ring of the most recent transfers: name, peer, time and result of each.
  *
- * Off until rdt_context_trace_start(): until then a transfer pays one load. Threads: any; an entry
+ * Off until rdt_context_trace_start(): until then a transfer costs one load. Threads: any; an entry
  * is locked for the few instructions that fill or copy it.
  */
 #ifndef RDTI_PROGRESS_TRACE_H
@@ -13,15 +13,15 @@
 
 struct rdti_trace;
 
-/* Room for `capacity` transfers, at least 1; NULL without memory. The caller destroys it once
- * nothing is traced any more. */
+/* Room for `capacity` transfers, at least 1; NULL without memory. The caller destroys it after the
+ * last call that traces. */
 struct rdti_trace *rdti_trace_create(uint32_t capacity);
 void rdti_trace_destroy(struct rdti_trace *trace);
 
 /* `name` is a literal. Returns the sequence number for rdti_trace_end(), from 1 on. */
 uint64_t rdti_trace_begin(struct rdti_trace *trace, const char *name, int32_t peer_rank,
                           uint64_t len_bytes);
-/* Does nothing where later transfers have taken the entry. */
+/* Does nothing if a later transfer has taken the entry. */
 void rdti_trace_end(struct rdti_trace *trace, uint64_t sequence, rdt_status status,
                     uint64_t len_bytes);
 

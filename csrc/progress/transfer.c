@@ -11,12 +11,12 @@
 #include "base/fork.h"
 #include "progress/trace.h"
 
-/* The hook's value after the end. Never the address of a transfer. */
+/* The hook's value after completion. Never the address of a transfer. */
 #define HOOK_DONE ((uintptr_t)1)
-/* Free transfers kept for the next operation; more are given back. Enough for a step of a large
+/* Free transfers kept for the next operation; further ones are freed. Enough for a step of a large
  * model. */
 #define POOL_KEEP 4096
-/* A GiB and a half of trace: more is a mistake. */
+/* 1.5 GiB of trace: more is a mistake. */
 #define TRACE_MAX (UINT32_C(1) << 24)
 
 struct rdti_transfer_pool {
@@ -26,7 +26,7 @@ struct rdti_transfer_pool {
     struct rdti_list idle;
     uint32_t idle_count;
     _Atomic uint64_t live_count;
-    /* NULL until it is started, then the same for good; release, pairs with who traces. */
+    /* NULL until tracing is started, then constant; release, pairs with the acquire of tracers. */
     struct rdti_trace *_Atomic trace;
 };
 
@@ -63,7 +63,7 @@ rdti_transfer_pool_create(struct rdti_engine *engine, uint64_t timeout_ns,
 uint64_t
 rdti_transfer_pool_live(const struct rdti_transfer_pool *pool)
 {
-    /* acquire: what the last release wrote is seen before the pool goes */
+    /* acquire: sees what the last release wrote before the pool is destroyed */
     return atomic_load_explicit(&pool->live_count, memory_order_acquire);
 }
 
@@ -115,9 +115,9 @@ run_done_hook(struct rdti_deferred *node)
     rdt_transfer_free(t); /* the hook's own reference */
 }
 
-/* PENDING. Field by field: clearing all of it is a string instruction, which is slow to begin, and
- * some hundred steps where the machine is emulated. op.remote, op.block and pair are whoever
- * starts the op to fill, op.scratch is the lane's. */
+/* Sets it to PENDING. Field by field: clearing all of it would use a string instruction, which is
+ * slow to start, and takes some hundred steps on an emulated machine. The caller that starts the op
+ * fills op.remote, op.block and pair; the lane owns op.scratch. */
 static void
 reset(struct rdt_transfer *t, struct rdti_transfer_pool *pool)
 {
@@ -228,7 +228,7 @@ rdti_transfer_finish(struct rdt_transfer *t, rdt_status status, const struct rdt
     assert(!rdti_transfer_is_done(t)); /* PENDING -> DONE, once */
     t->status = status;
     if (status != RDT_OK && err != NULL && (t->error = malloc(sizeof(*t->error))) != NULL)
-        *t->error = *err; /* without memory the status alone has to do */
+        *t->error = *err; /* without memory only the status is reported */
     if (t->on_release != NULL)
         t->on_release(t);
     trace_end(t, status);
@@ -307,14 +307,14 @@ rdt_transfer_on_done(rdt_transfer *t, void (*done)(void *arg), void *arg)
     uintptr_t none = 0;
 
     if (rdti_in_forked_child())
-        return; /* the end is seen in the parent */
+        return; /* the parent sees the completion */
     t->done_fn = done;
     t->done_arg = arg;
     rdti_engine_async_add(t->pool->engine, 1);
     (void)atomic_fetch_add_explicit(&t->refs, 1,
                                     memory_order_relaxed); /* this thread holds a reference */
-    /* acq_rel: hands done_fn over to the thread in rdti_transfer_finish(), or sees that it came
-     * first. */
+    /* acq_rel: hands done_fn to the thread in rdti_transfer_finish(), or sees that it has already
+     * finished. */
     if (!atomic_compare_exchange_strong_explicit(&t->hook, &none, (uintptr_t)t,
                                                  memory_order_acq_rel, memory_order_acquire))
         run_done_hook(&t->deferred);
@@ -332,7 +332,7 @@ rdt_transfer_awaits(rdt_transfer *t, struct rdt_error *err)
 {
     if (t->explain == NULL || rdti_transfer_is_done(t) || rdti_in_forked_child())
         return;
-    rdti_engine_enter(t->pool->engine); /* whoever ends it does so there */
+    rdti_engine_enter(t->pool->engine); /* a thread that ends it holds this lock */
     if (!rdti_transfer_is_done(t))
         t->explain(t->explain_arg, err);
     rdti_engine_leave(t->pool->engine);

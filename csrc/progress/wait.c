@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Who drives and who sleeps: waiters, and the count that stands for the progress thread.
+ * Driving and sleeping: waiters, and the sleeper count that stands for the progress thread.
  *
- * Whoever is about to sleep raises its count in the doorbell and then needs one whole pass: what
- * was published before the raise rang for nobody. If another thread holds the lock, its pass may
- * have begun before, so it is asked for another one (rdti_engine_pass_or_ask()) and rings on
- * leaving.
+ * A thread that is about to sleep raises its count in the doorbell and then needs one whole pass: a
+ * publication before the raise woke no thread. If another thread holds the lock, that thread's pass
+ * may have begun before the raise, so it is asked for another one (rdti_engine_pass_or_ask()) and
+ * rings when it leaves.
  */
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 #include "base/futex.h"
 #include "progress/engine_impl.h"
 
-/* A wait makes so many before it looks at the clock for the first time. */
+/* A wait makes this many passes before it first reads the clock. */
 #define BRIEF_PASSES 16
 
 /* ---- Passes ------------------------------------------------------------------------------ */
@@ -46,24 +46,25 @@ rdti_engine_pass_or_ask(struct rdti_engine *engine, bool with_sockets)
         if (rdti_engine_try_pass(engine, with_sockets))
             return;
         /* acq_rel: pairs with the exchange in rdti_engine_leave(). Either that comes later, sees
-         * the wish and rings, or it came before, and then the lock was given back before we try
-         * it. */
+         * the request and rings, or it came before, and then the lock was released before this
+         * thread tries it. */
         (void)atomic_exchange_explicit(&engine->is_pass_wanted, 1, memory_order_acq_rel);
         if (!rdti_engine_try_enter(engine))
             return;
-        /* relaxed: under the lock; whoever asked is served by the pass that begins now */
+        /* relaxed: under the lock; the pass that begins now serves every request */
         atomic_store_explicit(&engine->is_pass_wanted, 0, memory_order_relaxed);
         (void)rdti_engine_pass(engine, with_sockets);
         rdti_engine_leave(engine);
         return;
     }
     atomic_store_explicit(&engine->is_pass_wanted, 1,
-                          memory_order_relaxed); /* for our own leave() */
+                          memory_order_relaxed); /* for this thread's leave() */
 }
 
 /* ---- The proxy --------------------------------------------------------------------------- */
 
-/* Raise or lower the sleeper count that stands for the progress thread. True: raised just now. */
+/* Raise or lower the sleeper count that stands for the progress thread. True: this call raised
+ * it. */
 static bool
 set_proxy(struct rdti_engine *engine, bool wanted)
 {
@@ -90,13 +91,13 @@ rdti_engine_needs_epoll(const struct rdti_engine *engine)
 bool
 rdti_engine_is_proxy_wanted(const struct rdti_engine *engine)
 {
-    /* seq_cst: whoever changes one of the two calls update_proxy() afterwards. */
+    /* seq_cst: a thread that changes one of the two calls update_proxy() afterwards. */
     return atomic_load_explicit(&engine->async_count, memory_order_seq_cst) > 0 &&
            atomic_load_explicit(&engine->active_waiters, memory_order_seq_cst) == 0;
 }
 
-/* Two threads may be here at once: each looks again after it has set, so that the last to set has
- * set what is right. */
+/* Two threads may be here at once: each checks again after its store, so that the last store is
+ * correct. */
 static void
 update_proxy(struct rdti_engine *engine)
 {
@@ -109,8 +110,8 @@ update_proxy(struct rdti_engine *engine)
     } while (wanted != rdti_engine_is_proxy_wanted(engine));
     if (!wanted || !is_raised)
         return;
-    /* seq_cst: either this sees the park, or park() sees that the proxy is wanted. The shortest one
-     * ends by itself, but where nothing but memory brings news: there it was not worth a park. */
+    /* seq_cst: either this sees the park, or park() sees that the proxy is wanted. The shortest
+     * park ends by itself. If all events arrive through memory, even that one is ended. */
     rdti_engine_end_park(engine, rdti_engine_needs_epoll(engine) ? RDTI_PARK_LEAST_NS : 0);
     rdti_engine_pass_or_ask(engine, false);
 }
@@ -125,8 +126,8 @@ rdti_engine_async_add(struct rdti_engine *engine, int32_t delta)
 void
 rdti_engine_attend(struct rdti_engine *engine)
 {
-    /* seq_cst: see rdti_engine_is_proxy_wanted(). The proxy only matters while something is
-     * outstanding: one load otherwise. */
+    /* seq_cst: see rdti_engine_is_proxy_wanted(). The proxy matters only while something is
+     * outstanding: otherwise this costs one load. */
     (void)atomic_fetch_add_explicit(&engine->active_waiters, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&engine->has_proxy, memory_order_seq_cst) != 0)
         update_proxy(engine);
@@ -149,7 +150,7 @@ rdti_engine_is_attended(const struct rdti_engine *engine)
 
 /* ---- Waiting ----------------------------------------------------------------------------- */
 
-/* What a wait is for. `takes`: done() is called with the lock too. */
+/* The condition of a wait. `takes`: done() is also called with the lock. */
 struct wish {
     rdti_done_fn done;
     void *arg;
@@ -159,7 +160,7 @@ struct wish {
 bool
 rdti_engine_is_busy(const struct rdti_engine *engine)
 {
-    /* relaxed: whoever leaves a task behind that can go on pokes the progress thread */
+    /* relaxed: a thread that leaves a task that can continue pokes the progress thread */
     return atomic_load_explicit(&engine->is_busy, memory_order_relaxed) != 0;
 }
 
@@ -170,10 +171,10 @@ rdti_engine_drain_event_fd(struct rdti_engine *engine, uint32_t own)
 
     /* seq_cst: as the raise */
     if (atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) > own ||
-        read(engine->event_fd, &count, sizeof(count)) < 0) /* EAGAIN: somebody else drained it */
+        read(engine->event_fd, &count, sizeof(count)) < 0) /* EAGAIN: another thread drained it */
         return;
-    /* One who raised its count after the first look may have been rung for by what was read just
-     * now. */
+    /* The event just read may have been meant for a thread that raised its count after the first
+     * check. */
     if (atomic_load_explicit(&engine->bell->epoll_sleepers, memory_order_seq_cst) > own)
         rdti_engine_poke(engine);
 }
@@ -186,7 +187,7 @@ rdti_engine_until_tick_ms(const struct rdti_engine *engine, uint64_t at_most_ns)
     return (int)(((left_ns < at_most_ns ? left_ns : at_most_ns) + 999999) / 1000000);
 }
 
-/* True: by an event; as from sleep_on_futex(), also where there was no need to sleep. */
+/* True: an event ended the sleep, or, as in sleep_on_futex(), no sleep was needed. */
 static bool
 sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_ns)
 {
@@ -199,7 +200,7 @@ sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sle
         const int sleep_ms = rdti_engine_until_tick_ms(engine, sleep_ns);
         atomic_store_explicit(&engine->is_idle, 1, memory_order_relaxed); /* a hint */
         count = epoll_wait(engine->epoll_fd, &event, 1, sleep_ms);
-        /* seq_cst: see end_lead(). Before what may take long: a callback of the user's. */
+        /* seq_cst: see end_lead(). Before code that may take long: a callback of the user. */
         atomic_store_explicit(&engine->is_idle, 0, memory_order_seq_cst);
     }
     (void)atomic_fetch_sub_explicit(&engine->bell->epoll_sleepers, 1, memory_order_seq_cst);
@@ -208,7 +209,7 @@ sleep_in_epoll(struct rdti_engine *engine, const struct wish *wish, uint64_t sle
     return count > 0;
 }
 
-/* True: somebody rang. */
+/* True: a thread rang. */
 static bool
 sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_t sleep_ns,
                bool with_sockets)
@@ -227,9 +228,9 @@ sleep_on_futex(struct rdti_engine *engine, rdti_done_fn done, void *arg, uint64_
 }
 
 /*
- * Of the waiters one, the leader, sleeps in epoll, all others on the futex. If several slept in
- * epoll the event descriptor would have to stay readable until the last of them is up, and those
- * who are up would find it readable again and never sleep. True: by something that came; false:
+ * One waiter, the leader, sleeps in epoll, all others on the futex. If several slept in epoll, the
+ * event descriptor would have to stay readable until the last of them is awake, and those already
+ * awake would find it readable again and never sleep. True: an event ended the sleep; false: the
  * time passed.
  */
 static bool
@@ -238,7 +239,7 @@ sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_n
     const bool with_sockets = rdti_engine_needs_epoll(engine);
     uint32_t none = 0;
 
-    /* acq_rel: the old leader's end_lead() comes before */
+    /* acq_rel: after the old leader's end_lead() */
     if (with_sockets && !*is_leader)
         *is_leader =
             atomic_compare_exchange_strong_explicit(&engine->has_leader, &none, 1,
@@ -248,15 +249,16 @@ sleep_once(struct rdti_engine *engine, const struct wish *wish, uint64_t sleep_n
     return sleep_in_epoll(engine, wish, sleep_ns);
 }
 
-/* A leader that has what it waited for leaves the sockets to one of those who sleep. */
+/* A leader whose wait has ended leaves the sockets to one of the sleeping waiters. */
 static void
 end_lead(struct rdti_engine *engine)
 {
-    /* release: pairs with the claim. A follower whose count is raised between the two is served by
-     * the progress thread, which does not park then: see may_park() */
+    /* release: pairs with the claim. The progress thread serves a follower that raises its count
+     * between the two, because it does not park then: see may_park() */
     atomic_store_explicit(&engine->has_leader, 0, memory_order_release);
-    /* Either this sees the long park, or begin_park() that the leader no longer sleeps: is_idle was
-     * lowered before. One that is preempted here is missed until that park is over. */
+    /* Either this sees the long park, or begin_park() sees that the leader no longer sleeps:
+     * is_idle was lowered before. A leader that is preempted here is missed until that park
+     * ends. */
     rdti_engine_end_park(engine, RDTI_PARK_MOST_NS);
     if (atomic_load_explicit(&engine->bell->futex_sleepers, memory_order_seq_cst) > 0)
         (void)rdti_doorbell_ring(engine->bell, engine->event_fd, false);
@@ -271,7 +273,7 @@ is_look_due(const struct rdti_engine *engine)
     return (int32_t)(passes - atomic_load_explicit(&engine->look_at, memory_order_relaxed)) >= 0;
 }
 
-/* A pass, or a look at what others do; true: done. */
+/* A pass, or a check of the condition while another thread drives; true: done. */
 static bool
 pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
 {
@@ -288,7 +290,8 @@ pass_for(struct rdti_engine *engine, const struct wish *wish, bool with_sockets)
     return is_done || (!wish->takes && wish->done(wish->arg));
 }
 
-/* Nobody came all the time that it slept: it spins no longer than costs next to nothing. */
+/* After a sleep without any event, a waiter spins for at most the minimum time, which costs
+ * little. */
 static uint64_t
 spin_for_ns(struct rdti_engine *engine, bool is_expected)
 {
@@ -297,7 +300,7 @@ spin_for_ns(struct rdti_engine *engine, bool is_expected)
     return is_expected || learnt_ns < RDTI_SPIN_LEAST_NS ? learnt_ns : RDTI_SPIN_LEAST_NS;
 }
 
-/* From *now_ns on, which is kept as the clock was read last. True: done. */
+/* From *now_ns on, which is updated when the clock is read. True: done. */
 static bool
 look_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns, uint64_t *now_ns)
 {
@@ -316,7 +319,7 @@ look_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_n
     }
 }
 
-/* The same for longer; the share of that time in which others had the core limits the next. */
+/* The same for longer; the time for which others had the core limits the next spin. */
 static bool
 look_on_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns,
               uint64_t *now_ns)
@@ -331,8 +334,8 @@ look_on_until(struct rdti_engine *engine, const struct wish *wish, uint64_t unti
     return is_done;
 }
 
-/* Those that are waited for are offered the core before each look: a peer that sees us awake need
- * not wake us, and what others do meanwhile may fill a socket. */
+/* Yields the core to the peers before each poll. A peer that sees this process awake need not wake
+ * it, and other processes may fill a socket meanwhile. */
 static bool
 yield_until(struct rdti_engine *engine, const struct wish *wish, uint64_t until_ns,
             uint64_t *now_ns)
@@ -352,8 +355,8 @@ earlier(uint64_t a_ns, uint64_t b_ns)
     return a_ns < b_ns ? a_ns : b_ns;
 }
 
-/* Where the cores do not allow it, offer this one; where that helps nobody, or nobody is expected,
- * look a few times. */
+/* If there are too few cores to spin, yields this one. If that helps no process, or no event is
+ * expected, polls a few times. */
 static bool
 spin(struct rdti_engine *engine, const struct wish *wish, bool is_expected, uint64_t deadline_ns,
      uint64_t *now_ns)
@@ -382,8 +385,8 @@ rdti_engine_poll(struct rdti_engine *engine)
     rdti_engine_leave(engine);
 }
 
-/* Somebody's pass left a task that wants the next one at once; this thread drives no more.
- * relaxed: this thread's own pass, or that of a driver who comes here too. */
+/* A pass left a task that wants the next pass at once, and this thread stops driving. relaxed: the
+ * pass was this thread's own, or that of a driver that also calls this. */
 static void
 leave_rest(struct rdti_engine *engine)
 {
@@ -394,14 +397,15 @@ leave_rest(struct rdti_engine *engine)
 void
 rdti_engine_note_wait(struct rdti_engine *engine)
 {
-    /* relaxed, and not one step: of two threads at once one may be lost */
+    /* relaxed, and not one atomic step: of two concurrent counts one may be lost */
     const uint32_t waits = atomic_load_explicit(&engine->waits, memory_order_relaxed);
 
     atomic_store_explicit(&engine->waits, waits + 1, memory_order_relaxed);
 }
 
-/* Nobody is told of the waiter, which is gone before it would matter: where the proxy is raised, or
- * sockets carry messages, it matters at once, as each arrival wakes the progress thread. */
+/* Does not count as a waiter (rdti_engine_attend()), because it ends before that would matter. If
+ * the proxy is raised or sockets carry messages, it matters at once, as each arrival wakes the
+ * progress thread: then it makes no passes. */
 bool
 rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bool takes)
 {
@@ -422,8 +426,9 @@ rdti_engine_is_soon(struct rdti_engine *engine, rdti_done_fn done, void *arg, bo
     return is_done;
 }
 
-/* With every slice, so that a wait that never ends is seen to grow. The clock is not read for it:
- * of a wait that spins, what came behind the last look at it is missing, up to 16 passes. */
+/* Called for every slice, so that the time of a wait that never ends grows visibly. It does not
+ * read the clock: for a spinning wait, the time since the last read, up to 16 passes, is
+ * missing. */
 static void
 count_wait(struct rdti_engine *engine, bool is_counted, uint64_t *from_ns, uint64_t now_ns)
 {
@@ -463,7 +468,7 @@ wait_until(struct rdti_engine *engine, const struct wish *wish, uint64_t deadlin
     const uint64_t begin_ns = rdti_now_ns();
     uint64_t now_ns = begin_ns;
     uint64_t from_ns = begin_ns;
-    /* Python waits in slices: relaxed, a hint, to which the last of several waiters has the say */
+    /* Python waits in slices. relaxed: a hint; the last of several waiters wins */
     bool is_expected = atomic_load_explicit(&engine->was_in_vain, memory_order_relaxed) == 0;
     while (!spin(engine, wish, is_expected, deadline_ns, &now_ns)) {
         count_wait(engine, is_counted, &from_ns, now_ns);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Descriptors that the engine watches, and what is called when they are ready. [driver] */
+ * Descriptors that the engine watches, and their callbacks. [driver] */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,16 +10,17 @@
 #include "base/log.h"
 #include "progress/engine_impl.h"
 
-/* A thread that spins looks at sockets once in so many passes: an epoll_wait costs as much as
- * eight. Where they carry no payload looks may be rarer, but have to come before the progress
- * thread's own, which is each ms. So passes between looks double while looks come less than 125 us
- * apart, and are the least again after a gap of more than 250. Least: slow (emulated) machines need
- * it. Most: 0.004 system calls for a message of 8 B, where 0.02 are wanted at most. */
+/* A spinning thread polls sockets once in this many passes: an epoll_wait costs as much as eight
+ * passes. If sockets carry no payload, polls may be rarer, but must come before those of the
+ * progress thread, which polls every ms. So the passes between polls double while polls are less
+ * than 125 us apart, and return to the minimum after a gap of more than 250. The minimum is for
+ * slow (emulated) machines; the maximum costs 0.004 system calls per message of 8 B (target:
+ * 0.02). */
 #define PASSES_PER_LOOK 64
 #define PASSES_PER_LATE_LOOK_LEAST 256
 #define PASSES_PER_LATE_LOOK_MOST 2048
 #define LATE_LOOK_NS UINT64_C(250000)
-/* Passes that were short have become long, as those do that copy. */
+/* Passes that were short have become long, for example because they copy. */
 #define OVERDUE_LOOK_NS UINT64_C(1000000)
 
 #define EVENTS_PER_PASS 32
@@ -69,7 +70,7 @@ rdti_engine_unwatch(struct rdti_engine *engine, struct rdti_watch *watch)
     if (watch == NULL)
         return;
     (void)epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
-    watch->is_dead = true; /* an event of this pass may still name it: buried after dispatch */
+    watch->is_dead = true; /* an event of this pass may still name it: freed after dispatch */
     rdti_list_remove(&watch->link);
     rdti_list_append(&engine->graveyard, &watch->link);
 }
@@ -90,7 +91,7 @@ rdti_engine_free_watches(struct rdti_engine *engine)
     free_list(&engine->graveyard);
 }
 
-/* A transport that is armed has its payload elsewhere, and is polled for it. */
+/* A transport with arm() receives its payload by polling, not through sockets. */
 bool
 rdti_engine_do_sockets_carry(const struct rdti_engine *engine)
 {
@@ -113,7 +114,7 @@ rdti_engine_plan_look(struct rdti_engine *engine)
         engine->late_passes = PASSES_PER_LATE_LOOK_LEAST;
     else if (since_ns < LATE_LOOK_NS / 2 && engine->late_passes < PASSES_PER_LATE_LOOK_MOST &&
              passes - engine->looked_at >=
-                 engine->late_passes) /* else nothing is known of passes */
+                 engine->late_passes) /* else the rate of passes is unknown */
         engine->late_passes *= 2;
     const uint32_t in =
         rdti_engine_do_sockets_carry(engine) ? PASSES_PER_LOOK : engine->late_passes;
@@ -125,7 +126,7 @@ rdti_engine_plan_look(struct rdti_engine *engine)
 bool
 rdti_engine_is_look_late(const struct rdti_engine *engine, uint64_t now_ns)
 {
-    /* relaxed: a hint; a look of this very moment may make it a time to come */
+    /* relaxed: a hint; a concurrent poll may have stored a later time */
     const uint64_t looked_ns = atomic_load_explicit(&engine->looked_ns, memory_order_relaxed);
 
     return now_ns > looked_ns && now_ns - looked_ns > OVERDUE_LOOK_NS;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Slots as endpoints see them. */
+ * The table by which endpoints call slots. */
 #include "endpoint/protocol.h"
 #include "slot/slot.h"
 

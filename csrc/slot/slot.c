@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The table of an endpoint's slots and their receiving half; the sending one is slot_tx.c. */
+ * The table of an endpoint's slots and their receiving half; the sending half is slot_sender.c. */
 #include "slot/slot.h"
 
 #include <stdlib.h>
@@ -41,7 +41,7 @@ rdti_slots_destroy(struct rdti_slots *slots)
     free(slots);
 }
 
-/* NULL: never given out, or destroyed since. */
+/* NULL: the id was never given out, or its slot was destroyed since. */
 static rdt_slot *
 find_slot(const struct rdti_slots *slots, uint32_t slot_id)
 {
@@ -67,8 +67,7 @@ add_to_table(struct rdti_slots *slots, rdt_slot *slot, struct rdt_error *err)
         slots->table = table;
         slots->table_cap = cap;
     }
-    /* Ids are not used twice: a notification that is late can then only mean the slot that is
-     * gone. */
+    /* Ids are not used twice: a late notification can then only mean the slot that is gone. */
     slot->id = slots->next_id++;
     slots->table[slot->id] = slot;
     return RDT_OK;
@@ -98,7 +97,7 @@ find_announced_id(struct rdti_slots *slots, uint32_t slot_id)
     return NULL;
 }
 
-/* At the buffer and the epoch that come next, however they come. */
+/* Points the flag at the next buffer and epoch, by whatever path they come. */
 static void
 aim_flag(rdt_slot *slot, uint32_t epoch)
 {
@@ -120,7 +119,7 @@ rdti_slots_on_data(struct rdti_slots *slots, uint32_t slot_id, uint32_t epoch,
     rdt_slot *slot = find_slot(slots, slot_id);
 
     if (slot == NULL && slot_id < slots->next_id)
-        return RDT_OK; /* it was on its way when the slot was destroyed */
+        return RDT_OK; /* sent before the slot was destroyed */
     if (slot == NULL)
         return rdti_error_set_rank(err, RDT_EPROTO, rank,
                                    "rank %d wrote to slot %u, which was never announced", (int)rank,
@@ -155,10 +154,10 @@ rdti_slots_on_credit(struct rdti_slots *slots, uint32_t slot_id, struct rdt_erro
     struct rdti_announced *announced = find_announced_id(slots, slot_id);
 
     if (announced == NULL)
-        return RDT_OK; /* it is gone */
+        return RDT_OK; /* the slot is gone */
     rdt_slot_tx *tx = announced->tx;
     if (tx == NULL && announced->returned != announced->sent) {
-        announced->returned++; /* our half was destroyed while the credit was on its way */
+        announced->returned++; /* the local half was destroyed while the credit was on its way */
         return RDT_OK;
     }
     if (tx == NULL)
@@ -216,7 +215,7 @@ rdti_slots_on_gone(struct rdti_slots *slots, const struct rdti_slot_gone *gone,
         while (status == RDT_OK && atomic_load_explicit(&announced->tx->returned,
                                                         memory_order_relaxed) != gone->released)
             status = rdti_slots_on_credit(slots, gone->slot_id, err);
-        if (status != RDT_OK) /* more than it was sent */
+        if (status != RDT_OK) /* more credits than sends */
             return status;
         (void)rdti_error_set_rank(&end, RDT_ECLOSED, rdti_endpoint_rank(slots->ep),
                                   "rank %d destroyed slot '%s'", (int)rdti_endpoint_rank(slots->ep),
@@ -391,7 +390,7 @@ rdt_slot_create(rdt_endpoint *ep, const char *name, const struct rdt_tensor_desc
                                 &slot->region, err);
     if (status != RDT_OK)
         goto err_free_slot;
-    /* What lay there before must not look like a flag. */
+    /* Old content must not look like a flag. */
     for (uint32_t i = 0; i < RDTI_SLOT_BUFFERS; i++)
         memset((uint8_t *)rdt_region_addr(slot->region) + i * slot->stride_bytes + slot->flag_off,
                0, RDTI_FLAG_BYTES);
@@ -420,7 +419,7 @@ has_arrived(void *arg)
            atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) != 0;
 }
 
-/* Whether something went to the peer since the last release: then something will again. */
+/* Whether something was posted to the peer since the last release: then more is expected. */
 static bool
 goes_both_ways(rdt_slot *slot)
 {
@@ -432,20 +431,20 @@ goes_both_ways(rdt_slot *slot)
 }
 
 /*
- * Whether the sender can do without this credit for a while: it has another, and what it sends for
- * that one makes a driver pass, which takes waiting credits along. That of a dynamic tensor ends
- * its sender's transfer.
+ * Whether the sender can do without this credit for a while: it has another one, and the data that
+ * it sends for that one makes a driver pass, which takes waiting credits along. The credit of a
+ * dynamic tensor must not wait: it ends the sender's transfer.
  */
 static bool
 may_credit_ride(const rdt_slot *slot, uint32_t released)
 {
-    /* seq_cst: pairs with rdti_slots_on_data(): either this sees the arrival, or the pass that
-     * stored it sees the credit that waits */
+    /* seq_cst: pairs with rdti_slots_on_data(): either this thread sees the arrival, or the pass
+     * that stored the arrival sees the waiting credit */
     return slot->desc.kind != RDT_SLOT_DYNAMIC &&
            atomic_load_explicit(&slot->arrived, memory_order_seq_cst) == released;
 }
 
-/* The credit first: if it cannot go, nothing has happened and the caller may try again. */
+/* The credit goes first: if it cannot be sent, nothing has happened and a retry is possible. */
 static rdt_status
 release_oldest(rdt_slot *slot, struct rdt_error *err)
 {
@@ -454,15 +453,15 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
         atomic_load_explicit(&slot->released, memory_order_relaxed); /* this thread's own */
     rdt_region **pulled = &slot->pulled[released % RDTI_SLOT_BUFFERS];
 
-    /* release: the reads of the buffer come before; pairs with rdti_slots_on_data(). Before the
-     * credit, which the peer may answer with data at once. */
+    /* release: the reads of the buffer come before; pairs with rdti_slots_on_data(). Stored before
+     * the credit goes, as the peer may answer it with data at once. */
     atomic_store_explicit(&slot->released, released + 1, memory_order_release);
     if (atomic_load_explicit(&slot->is_ended, memory_order_seq_cst) == 0) {
         const bool may_ride = goes_both_ways(slot) && may_credit_ride(slot, released + 1);
         const rdt_status status =
             rdti_endpoint_post_credit(slot->ep, rdti_notify_credit(slot->id), may_ride, err);
         const enum rdti_endpoint_state state = rdti_endpoint_get_state(slot->ep);
-        /* At the end nobody wants the credit any more. */
+        /* An ended endpoint needs no credit. */
         if (status != RDT_OK && state != RDTI_EP_LEFT && state != RDTI_EP_FAILED) {
             atomic_store_explicit(&slot->released, released, memory_order_release);
             return status;
@@ -476,8 +475,8 @@ release_oldest(rdt_slot *slot, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* What could not be read goes back like what was read: after whatever is held from before. If its
- * credit cannot go now, it goes with the next call. */
+/* A tensor that could not be read is returned like the others: after all that are still held. If
+ * its credit cannot be sent now, the next call sends it. */
 static void
 release_skipped(rdt_slot *slot)
 {
@@ -519,7 +518,7 @@ rdt_slot_get(rdt_slot *slot, uint64_t timeout_ns, struct rdt_slot_view *out, str
                                    (int)rdti_endpoint_rank(slot->ep), (double)timeout_ns / 1e9);
     if (status != RDT_OK)
         return rdti_error_set(err, status, 0, "slot_get: called from a task, which must not wait");
-    /* What arrived whole is still given out after the end. */
+    /* Tensors that arrived whole are given out even after the end. */
     if (atomic_load_explicit(&slot->arrived, memory_order_seq_cst) == slot->got)
         return rdti_error_copy(err, &slot->error);
     status = rdti_slot_view(slot, deadline_ns, &view, err);
@@ -581,7 +580,7 @@ rdt_slot_destroy(rdt_slot *slot)
         rdti_endpoint_send_frame(slot->ep, RDTI_FRAME_SLOT_GONE, payload,
                                  rdti_slot_gone_encode(&gone, payload));
     rdti_engine_leave(ctx->engine);
-    if (slot->pulling != NULL) { /* its region must stay until nothing is written to it any more */
+    if (slot->pulling != NULL) { /* its region must stay while it may be written */
         rdt_region **region = &slot->pulled[slot->got % RDTI_SLOT_BUFFERS];
         rdt_transfer_on_done(slot->pulling, free_pulled, *region);
         rdt_transfer_free(slot->pulling);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What has arrived in a slot, as its receiver sees it: the header's sizes, and a dynamic tensor's
- * bytes, which are read now. */
+ * How a receiver sees a tensor that has arrived in a slot: the sizes of the header, and the bytes
+ * of a dynamic tensor, which are read at this point. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -10,7 +10,7 @@
 #include "slot/slot_impl.h"
 #include "wire/slot_header.h"
 
-/* A bounded or dynamic tensor's header, checked against what the slot promises. */
+/* The header of a bounded or dynamic tensor, checked against the slot's description. */
 static rdt_status
 read_header(const rdt_slot *slot, const uint8_t *at, struct rdti_slot_header *out,
             struct rdt_error *err)
@@ -50,8 +50,7 @@ begin_pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t len_b
     return RDT_OK;
 }
 
-/* A read takes as long as it takes: one that outlasts the deadline of a get goes on, and is not
- * begun anew. */
+/* A read that outlasts the deadline of a get goes on; the next get continues the same read. */
 static rdt_status
 pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns,
      struct rdt_slot_view *view, struct rdt_error *err)
@@ -70,13 +69,13 @@ pull(rdt_slot *slot, const struct rdti_slot_header *header, uint64_t deadline_ns
                                    (int)rdti_endpoint_rank(slot->ep), slot->name);
     struct rdt_error why = {.peer_rank = RDT_RANK_UNKNOWN};
     status = rdt_transfer_wait(slot->pulling, rdti_remaining_ns(deadline_ns), &why);
-    if (status == RDT_ECORRUPT) /* the read knows no name */
+    if (status == RDT_ECORRUPT) /* the read does not know the slot's name */
         (void)rdti_error_set_rank(err, status, why.peer_rank, "slot '%s': %s", slot->name,
                                   why.message);
     else if (status != RDT_OK)
         (void)rdti_error_copy(err, &why);
     if (status != RDT_OK && rdt_transfer_test(slot->pulling, NULL) == RDT_EAGAIN)
-        return status; /* it goes on; the next get takes it up */
+        return status; /* the read goes on; the next get continues it */
     rdt_transfer_free(slot->pulling);
     slot->pulling = NULL;
     if (status != RDT_OK) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The bodies of both halves of a slot, shared by slot.c (receiver, table) and slot_tx.c (sender)
- * only. */
+ * The bodies of both halves of a slot, shared by slot.c (receiver, table), slot_sender.c (sender)
+ * and slot_fetch.c (view of an arrived tensor) only. */
 #ifndef RDTI_SLOT_SLOT_IMPL_H
 #define RDTI_SLOT_SLOT_IMPL_H
 
@@ -28,7 +28,7 @@ struct rdt_slot {
     rdt_transfer *pulling; /* dynamic: the read of the next payload, if a get began it */
     bool is_announced;
     bool has_skipped;          /* the newest that arrived could not be read; its credit is owed */
-    uint32_t got;              /* of the thread that uses the slot */
+    uint32_t got;              /* by the thread that uses the slot */
     uint64_t posts_seen;       /* the same: of the endpoint, at the last release */
     _Atomic uint32_t arrived;  /* stored by drivers */
     _Atomic uint32_t released; /* stored by the thread that uses the slot */
@@ -36,17 +36,17 @@ struct rdt_slot {
     struct rdt_error error;
 };
 
-/* A slot of the peer's, as it told us. */
+/* A slot of the peer, as it was announced. */
 struct rdti_announced {
     struct rdti_list link;
     struct rdti_slot_announce info;
-    rdt_slot_tx *tx; /* our half, if open */
+    rdt_slot_tx *tx; /* the local half, if open */
     /* Of the halves that were open before: the epochs of a slot go on. */
     uint32_t sent;
     uint32_t returned;
 };
 
-/* A dynamic tensor on its way: the receiver reads it; its credit says that it has. */
+/* A dynamic tensor on its way: the receiver reads it and returns a credit afterwards. */
 struct rdti_dynamic {
     struct rdt_transfer *transfer;
     struct rdti_lent *lent; /* NULL: a region of the user's */
@@ -62,8 +62,8 @@ struct rdt_slot_tx {
                    [RDTI_SLOT_HEADER_BYTES]; /* one is free again when its credit is back */
     struct rdti_dynamic dynamic[RDTI_SLOT_BUFFERS];
     rdt_region
-        *staging;    /* where tensors are born when the path shares no memory; made at first use */
-    void *filling;   /* what buffer() gave */
+        *staging;    /* where tensors are built when the path shares no memory; made at first use */
+    void *filling;   /* the result of buffer() */
     bool is_filling; /* between buffer() and post() */
     bool is_mapped;  /* the buffer in the user's hands is the receiver's own */
     _Atomic uint32_t sent;
@@ -83,7 +83,7 @@ struct rdti_slots {
     _Atomic uint32_t announce_count; /* only grows: a waiter sees that there is something new */
 };
 
-/* [the thread that uses the slot] The states of its buffers, as slot.h has them. */
+/* [the thread that uses the slot] Checks the states of its buffers, as in slot.h. */
 static inline void
 rdti_slot_check_buffers(const rdt_slot *slot)
 {
@@ -103,7 +103,7 @@ rdti_slot_header_off(uint64_t payload_bytes)
     return (payload_bytes + RDTI_SLOT_ALIGN - 1) / RDTI_SLOT_ALIGN * RDTI_SLOT_ALIGN;
 }
 
-/* Behind what is written last: so that one request writes both. */
+/* The flag comes directly after the block that is written last, so that one request writes both. */
 static inline uint64_t
 rdti_slot_flag_off(uint32_t kind, uint64_t payload_bytes)
 {
@@ -118,7 +118,7 @@ rdti_slot_buffer_bytes(uint32_t kind, uint64_t payload_bytes)
     return rdti_slot_flag_off(kind, payload_bytes) + RDTI_FLAG_BYTES;
 }
 
-/* What is written of a tensor: of a dynamic one a header alone. */
+/* Sets the kind of traffic: a dynamic tensor's write carries a header alone. */
 static inline void
 rdti_slot_mark(struct rdti_op *op, uint32_t kind, uint32_t epoch)
 {
@@ -130,19 +130,19 @@ rdt_status rdti_slot_check_desc(const char *call, const char *name,
                                 const struct rdt_tensor_desc *desc, uint64_t *payload_bytes_out,
                                 struct rdt_error *err);
 struct rdti_announced *rdti_slots_find_announced(struct rdti_slots *slots, const char *name);
-/* What ended a path, as the error of one of its slots: the path knows no tensor. */
+/* The error that ended a path, with the name of one of its slots, which the path does not know. */
 static inline struct rdt_error
 rdti_slot_error(const char *name, const struct rdt_error *err)
 {
     struct rdt_error named = *err;
 
-    /* A message that would not fit loses its end. */
+    /* A message that does not fit is cut at its end. */
     if (snprintf(named.message, sizeof(named.message), "slot '%s': %s", name, err->message) < 0)
         named = *err;
     return named;
 }
 
-/* At on_release: the error of a write of the slot, if it has one. */
+/* At on_release: adds the slot's name to the error of a write, if it has one. */
 static inline void
 rdti_slot_name_end(struct rdt_transfer *t, const char *name)
 {
@@ -157,9 +157,9 @@ void rdti_slot_tx_end(rdt_slot_tx *tx, const struct rdt_error *err);
 void rdti_slot_tx_end_dynamic(rdt_slot_tx *tx, uint32_t epoch, rdt_status status,
                               const struct rdt_error *err);
 
-/* slot_pull.c: the tensor at slot->got, which has arrived. A dynamic one is read until the
- * deadline, and the next call goes on with a read that takes longer. RDT_ESTALE: its sender took
- * it back. */
+/* slot_fetch.c: the tensor at slot->got, which has arrived. A dynamic one is read until the
+ * deadline; if the read takes longer, the next call continues it. RDT_ESTALE: its sender took it
+ * back. */
 rdt_status rdti_slot_view(rdt_slot *slot, uint64_t deadline_ns, struct rdt_slot_view *view,
                           struct rdt_error *err);
 

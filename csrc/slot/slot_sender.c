@@ -10,7 +10,7 @@
 #include "slot/slot_impl.h"
 #include "wire/notify.h"
 
-/* The user's own memory, lent for one send: how that ended is kept until nobody reads it. */
+/* The user's own memory, lent for one send; the result is kept until the last read is over. */
 struct rdti_lent {
     rdt_region *region;
     struct rdt_transfer *transfer;
@@ -46,7 +46,7 @@ rdti_slot_tx_end_dynamic(rdt_slot_tx *tx, uint32_t epoch, rdt_status status,
     lent->status = status;
     if (err != NULL)
         lent->error = *err;
-    if (status == RDT_OK) /* a credit: the receiver has read it, and nobody else was told */
+    if (status == RDT_OK) /* a credit: the only reader has read it */
         rdti_regions_end_lent(lent->region, on_lent_drained, lent);
     else
         rdt_region_free(lent->region, on_lent_drained, lent);
@@ -333,7 +333,7 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
     t->op.flag_off = next_off(tx) + rdti_slot_flag_off(tx->info.desc.kind, tx->payload_bytes);
     t->on_release = on_write_over;
     t->owner = tx;
-    (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed); /* this one has a use */
+    (void)atomic_fetch_add_explicit(&tx->users, 1, memory_order_relaxed); /* the caller has a use */
     /* release: before the peer can answer with a credit; pairs with rdti_slots_on_credit() */
     atomic_store_explicit(&tx->sent, epoch + 1, memory_order_release);
     const rdt_status status = rdti_endpoint_post_verified(tx->ep, t, born, err);
@@ -341,7 +341,7 @@ post_blocks(rdt_slot_tx *tx, const struct rdt_block *blocks, uint32_t count,
         atomic_store_explicit(&tx->sent, epoch, memory_order_release);
         rdti_transfer_discard(t);
         drop_user(tx);
-        if (status == RDT_ESTALE) /* its word of it is on its way */
+        if (status == RDT_ESTALE) /* its notice is on its way */
             return rdti_error_set_rank(err, RDT_ECLOSED, rdti_endpoint_rank(tx->ep),
                                        "rank %d destroyed slot '%s'",
                                        (int)rdti_endpoint_rank(tx->ep), tx->info.name);
@@ -375,7 +375,7 @@ lend(rdt_context *ctx, const void *src, uint64_t len_bytes, struct rdti_lent **o
     return RDT_OK;
 }
 
-/* Says where the tensor lies; the receiver reads it, and its credit ends the transfer. */
+/* Sends the address of the tensor; the receiver reads it, and its credit ends the transfer. */
 static rdt_status
 put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actual,
             uint64_t len_bytes, rdt_transfer **out, struct rdt_error *err)
@@ -395,10 +395,10 @@ put_dynamic(rdt_slot_tx *tx, const void *src, const struct rdt_tensor_desc *actu
         goto err_take_back;
     rdt_transfer_trace(made.transfer, "slot, pulled", rdti_endpoint_rank(tx->ep), len_bytes);
     made.transfer->len_bytes = len_bytes;
-    rdti_count(&ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1); /* an address travels */
+    rdti_count(&ctx->counters.control_messages[RDTI_TRAFFIC_DYNAMIC], 1); /* an address is sent */
     rdti_engine_enter(ctx->engine); /* the credit must find it */
     if (atomic_load_explicit(&tx->is_ended, memory_order_relaxed) != 0) {
-        status = rdti_error_copy(err, &tx->error); /* nobody would end the transfer */
+        status = rdti_error_copy(err, &tx->error); /* nothing would end the transfer */
         rdti_engine_leave(ctx->engine);
         goto err_take_back;
     }
@@ -421,7 +421,7 @@ err_take_back:
     if (made.transfer != NULL)
         rdti_transfer_discard(made.transfer);
     if (made.lent != NULL)
-        rdt_region_free(made.lent->region, NULL, NULL); /* nobody was told of it */
+        rdt_region_free(made.lent->region, NULL, NULL); /* its address was not sent */
     free(made.lent);
     return status;
 }
@@ -450,8 +450,8 @@ check_put(const rdt_slot_tx *tx, const void *src, const uint64_t *dims, bool has
     return RDT_OK;
 }
 
-/* Without a transfer the source must be free on return. It is at once, unless the first write waits
- * for the peer's memory. */
+/* Without a transfer the source must be free on return. It is free at once, unless the first write
+ * waits for the peer's memory. */
 static rdt_status
 wait_over(rdt_transfer *t, uint64_t deadline_ns, struct rdt_error *err)
 {

@@ -7,7 +7,7 @@
 
 _Static_assert(RDTI_BLOB_BYTES_MAX <= RDT_BLOB_MAX_BYTES, "what users make room for is enough");
 
-/* What makes an address impossible; NULL: nothing. The same rules on both sides. */
+/* Why an address is invalid; NULL: it is valid. The same rules apply on both sides. */
 static const char *
 addr_fault(const struct rdti_blob_addr *addr)
 {
@@ -76,7 +76,7 @@ rdti_blob_encode(const struct rdti_blob *in, uint8_t *buf, size_t cap, size_t *l
     return RDT_OK;
 }
 
-/* Magic, version and length; all that is the same in every version. */
+/* Magic, version and length, which are the same in every version. */
 static rdt_status
 check_head(const uint8_t *buf, size_t len_bytes, struct rdt_error *err)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The address blob: where a process listens. Its owner publishes it in a key-value store, so it is
- * untrusted input. */
+ * The address blob: the addresses at which a process listens. Its owner publishes it in a key-value
+ * store, so it is untrusted input. */
 #ifndef RDTI_WIRE_BLOB_H
 #define RDTI_WIRE_BLOB_H
 
@@ -33,17 +33,17 @@ struct rdti_blob_addr {
 struct rdti_blob {
     char library_version[RDTI_VERSION_BYTES];
     uint8_t uuid[RDT_UUID_BYTES];
-    /* hash of boot id: equal means "maybe the same host", never more */
+    /* hash of the boot id: equal hashes only suggest the same host */
     uint8_t host_hint[RDTI_HOST_HINT_BYTES];
     uint32_t pid_hint;
     char unix_name[RDTI_UNIX_NAME_BYTES];
     uint32_t addr_count; /* 16 bits, as the next */
-    uint32_t verify;     /* RDT_VERIFY_*: so that ranks that differ in it learn so at once */
+    uint32_t verify;     /* RDT_VERIFY_*: a rank with another setting fails at once */
     struct rdti_blob_addr addrs[RDTI_BLOB_ADDRS_MAX];
 };
 
 /* Writes at most RDTI_BLOB_BYTES_MAX; RDT_EINVAL if cap is too small or a field is out of range.
- * Begins with the head of handshake.h. */
+ * The blob begins with the head of handshake.h. */
 rdt_status rdti_blob_encode(const struct rdti_blob *in, uint8_t *buf, size_t cap, size_t *len_out,
                             struct rdt_error *err);
 /* RDT_EPROTO, RDT_EVERSION (naming both wire and library versions). *out is untouched on

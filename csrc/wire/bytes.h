@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Little-endian integers and bounded cursors: no struct is ever laid over bytes. */
+ * Little-endian integers and bounded cursors: no code casts bytes to a struct. */
 #ifndef RDTI_WIRE_BYTES_H
 #define RDTI_WIRE_BYTES_H
 
@@ -47,7 +47,7 @@ rdti_get_u64(const uint8_t *p)
     return (uint64_t)rdti_get_u32(p) | (uint64_t)rdti_get_u32(p + 4) << 32;
 }
 
-/* A cursor that stops at the first overrun: read all fields, then look at is_ok once. */
+/* A cursor that stops at the first overrun: read all fields, then check is_ok once. */
 struct rdti_reader {
     const uint8_t *p;
     size_t left;

@@ -121,7 +121,7 @@ rdti_write_text(struct rdti_writer *w, const char *text, size_t field_bytes)
     if (len == field_bytes) {
         len--;
         while (len > 0 && ((unsigned char)text[len] & 0xc0) == 0x80)
-            len--; /* text[len] is the first byte left out: it must not continue a sequence */
+            len--; /* text[len], the first byte left out, must not be a continuation byte */
     }
     memset(at, 0, field_bytes);
     for (size_t i = 0; i < len; i++)

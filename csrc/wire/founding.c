@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Addresses, votes and costs as bytes. */
+ * Encodes and decodes addresses, votes and costs. */
 #include "wire/founding.h"
 
 #include "wire/bytes.h"

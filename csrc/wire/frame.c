@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Frames of the side channel as bytes. */
+ * Encodes and decodes frames of the side channel. */
 #include "wire/frame.h"
 
 #include <assert.h>
@@ -13,8 +13,8 @@
 static const char bad_text[] = "text is not plain";
 static const char bad_region[] = "bad region descriptor";
 
-/* The bounds of each type's payload, so that a length that cannot be right is refused before it is
- * waited for. */
+/* The bounds of each type's payload, so that a receiver refuses an impossible length before it
+ * waits for the payload. */
 static const struct {
     uint16_t least_bytes;
     uint16_t most_bytes;
@@ -82,7 +82,7 @@ begin_payload(uint8_t *out)
 static size_t
 end_payload(const struct rdti_writer *w)
 {
-    assert(w->is_ok); /* the static assertion above is about the longest payload */
+    assert(w->is_ok); /* the static assertion above covers the longest payload */
     return RDTI_FRAME_PAYLOAD_MAX - w->left;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The handshake's messages as bytes, and the keyed hashes over them. */
+ * Encodes and decodes the handshake's messages, and computes the keyed hashes over them. */
 #include "wire/handshake.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ struct kind {
     const char *name;
     uint32_t magic;
     uint16_t total_bytes;
-    bool has_library_version; /* right behind the head, in every wire version */
+    bool has_library_version; /* directly after the head, in every wire version */
 };
 
 static const struct kind kind_hello = {"HELLO", RDTI_HELLO_MAGIC, RDTI_HELLO_BYTES, true};
@@ -52,7 +52,8 @@ rdti_head_refuse_version(const char *what, uint16_t version, const uint8_t *libr
                           what, version, library, RDTI_WIRE_VERSION, rdt_version());
 }
 
-/* A message of this kind and our version, its head read; f is at the first field. */
+/* Checks that this is a message of this kind and this wire version, and reads its head; f is then
+ * at the first field. */
 static rdt_status
 begin(struct rdti_fields *f, const struct kind *kind, const uint8_t *buf, size_t len_bytes,
       struct rdt_error *err)
@@ -80,7 +81,7 @@ begin(struct rdti_fields *f, const struct kind *kind, const uint8_t *buf, size_t
     return RDT_OK;
 }
 
-/* Which of two kinds begins so; NULL: neither, and the outputs are untouched. */
+/* Which of two kinds has this head; NULL: neither, and the outputs are untouched. */
 static const struct kind *
 parse_head(const uint8_t head[RDTI_OPENING_HEAD_BYTES], const struct kind *one,
            const struct kind *other, uint16_t *version_out, uint16_t *total_bytes_out)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What two processes say to each other before they trust each other; frame.h has what comes after.
+ * Messages between two processes before they trust each other; frame.h has the later ones.
  *
- * A connection begins with one of two messages of the connector, told apart by their magic:
+ * A connection begins with one of two messages of the connector, distinguished by their magic:
  *   HELLO  opens a side channel:  HELLO ->  <- CHALLENGE  AUTH ->
  *          (or <- REJECT at any point, then close)
  *   JOIN   adds a tcp stream to an endpoint that exists; no answer: the listener keeps the socket,
@@ -15,9 +15,9 @@
  *   join mac       "rdt join" || JOIN bytes without its mac
  *
  * The labels have no NUL. Each message: u32 magic, u16 wire version, u16 total length, then the
- * fields in the order of the struct, little endian. The head, and where there is one the library
- * version behind it, lie at the same place in every version for ever, so that a skew is an error
- * naming both.
+ * fields in the order of the struct, little endian. The head, and the library version after it if
+ * there is one, have the same offset in every version, so that the error of a version mismatch can
+ * name both versions.
  */
 #ifndef RDTI_WIRE_HANDSHAKE_H
 #define RDTI_WIRE_HANDSHAKE_H
@@ -40,7 +40,7 @@ struct rdti_hello {
     char library_version[RDTI_VERSION_BYTES];
     char job_id[RDTI_JOB_ID_BYTES];
     uint8_t connector[RDT_UUID_BYTES];
-    uint8_t listener[RDT_UUID_BYTES]; /* whom the connector believes it has reached */
+    uint8_t listener[RDT_UUID_BYTES]; /* the process that the connector expects to reach */
     uint8_t nonce[RDTI_NONCE_BYTES];
     uint32_t epoch;
     int32_t rank;             /* global, or RDT_RANK_UNKNOWN */
@@ -65,8 +65,8 @@ struct rdti_auth {
     uint8_t mac[RDTI_SHA256_BYTES];
 };
 
-/* status is an rdt_status (a later library's may be unknown here) as seen by the listener; text is
- * for people, NUL-terminated. */
+/* status is an rdt_status as seen by the listener (that of a later library may be unknown here);
+ * text is human-readable and NUL-terminated. */
 struct rdti_reject {
     int32_t status;
     char text[256];
@@ -79,14 +79,14 @@ struct rdti_join {
     uint8_t mac[RDTI_SHA256_BYTES];
 };
 
-/* In `transports`: this side sums payload, and expects it of the other. */
+/* In `transports`: this side computes checksums of payload and expects them from the peer. */
 #define RDTI_TRANSPORTS_VERIFY UINT32_C(0x80000000)
 
 enum rdti_opening { RDTI_OPENING_HELLO, RDTI_OPENING_JOIN, RDTI_OPENING_GARBAGE };
 enum rdti_answer { RDTI_ANSWER_CHALLENGE, RDTI_ANSWER_REJECT, RDTI_ANSWER_GARBAGE };
 
 #define RDTI_OPENING_HEAD_BYTES 8
-/* No opening or answer of another version, older or newer, is longer: bounds what is read of it. */
+/* Bounds the bytes read of an opening or answer: in no version, older or newer, is one longer. */
 #define RDTI_OPENING_MAX_BYTES 1024
 
 /* "RDTH" and so on, as bytes in this order. */
@@ -107,20 +107,20 @@ enum rdti_answer { RDTI_ANSWER_CHALLENGE, RDTI_ANSWER_REJECT, RDTI_ANSWER_GARBAG
 #define RDTI_JOIN_BYTES (8 + RDTI_SESSION_ID_BYTES + 4 + RDTI_JOIN_NONCE_BYTES + RDTI_SHA256_BYTES)
 
 /*
- * Looks at the first bytes of a connection: what begins, its wire version and how long it is in
- * all. A length that does not fit the kind and our version, or exceeds RDTI_OPENING_MAX_BYTES in
+ * Parses the first bytes of a connection: the kind of message, its wire version and total length. A
+ * length that does not fit the kind in this wire version, or exceeds RDTI_OPENING_MAX_BYTES in
  * another, is garbage: then the outputs are untouched.
  */
 enum rdti_opening rdti_opening_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES],
                                      uint16_t *version_out, uint16_t *total_bytes_out);
-/* The same of the first bytes of the answer to a HELLO. */
+/* The same for the first bytes of the answer to a HELLO. */
 enum rdti_answer rdti_answer_parse(const uint8_t head[RDTI_OPENING_HEAD_BYTES],
                                    uint16_t *total_bytes_out);
 
 /*
- * encode: buffers of exactly the size above. decode: RDT_EPROTO (wrong magic, length, text that is
- * not plain, values out of range), RDT_EVERSION (the message names both versions, whatever the
- * length); the output is untouched on failure.
+ * encode: buffers of exactly the size above. decode: RDT_EPROTO (wrong magic or length, text that
+ * is not plain, values out of range), RDT_EVERSION (the message names both versions; the length may
+ * be any); the output is untouched on failure.
  */
 void rdti_hello_encode(const struct rdti_hello *in, uint8_t out[RDTI_HELLO_BYTES]);
 rdt_status rdti_hello_decode(const uint8_t *buf, size_t len_bytes, struct rdti_hello *out,
@@ -148,8 +148,8 @@ void rdti_handshake_mac(enum rdti_mac_role role, const uint8_t *secret, size_t s
 void rdti_join_mac(const uint8_t session_key[RDTI_SHA256_BYTES],
                    const uint8_t join[RDTI_JOIN_BYTES], uint8_t out[RDTI_SHA256_BYTES]);
 
-/* For the formats that share the head: write it, refuse another version (library_version: its
- * RDTI_VERSION_BYTES bytes as they came, or NULL). */
+/* For the formats that share the head: write it, refuse another version (library_version: the
+ * RDTI_VERSION_BYTES bytes received, or NULL). */
 void rdti_head_write(struct rdti_writer *w, uint32_t magic, uint16_t total_bytes);
 rdt_status rdti_head_refuse_version(const char *what, uint16_t version,
                                     const uint8_t *library_version, struct rdt_error *err);

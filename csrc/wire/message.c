@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Messages in a mailbox ring. */
+ * Encodes and decodes messages in a mailbox ring. */
 #include "wire/message.h"
 
 #include "base/error.h"

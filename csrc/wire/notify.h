@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The 32 bits that are delivered with a write.
  *
- *   slot data     slot id (20 bits, per endpoint and direction) | epoch (12 bits); ids go to
- *                 0x7fffe, so that a credit's 19 bits hold each
+ *   slot data     slot id (20 bits, per endpoint and direction) | epoch (12 bits); the largest id
+ *                 is 0x7fffe, which fits the 19 bits of a credit
  *   reserved      0xfff | 20 bits:
  *     1 sssssssssssssssssss   credit for one buffer of slot s (19 bits)
  *     01 uuuuuuuuuuuuuuuuuu   user notification u (18 bits)
  *     0000 ................   a message lies in the mailbox ring
  *     0001 ................   probe: the nonce has been written
- *     0010 nnnnnnnnnnnnnnnn   verbs' own, never seen above it: n receives are restocked
- *     0011 nnnnnnnnnnnnnnnn   verbs' own: all that link n lost has been sent again
+ *     0010 nnnnnnnnnnnnnnnn   internal to verbs: n receives are reposted
+ *     0011 nnnnnnnnnnnnnnnn   internal to verbs: everything that link n lost has been sent again
  * Everything else is a protocol error. An immediate of verbs has the same 32 bits.
  *
- * On verbs, data of a slot may be notified by a *flag* instead: a word of 64 bits, little-endian,
- * in the slot's buffer and written with the payload. Its higher half is the epoch's sequence, its
- * lower half how many messages with an immediate went before it.
+ * On verbs, a *flag* may notify the data of a slot instead: a 64-bit little-endian word in the
+ * slot's buffer, written with the payload. Its upper half is the epoch's sequence, its lower half
+ * the number of messages with an immediate sent before it.
  */
 #ifndef RDTI_WIRE_NOTIFY_H
 #define RDTI_WIRE_NOTIFY_H
 
 #include <stdint.h>
 
-/* No notification; never on the wire (it would be a credit for slot 0x7ffff, never given out). */
+/* No notification; never on the wire (it would be a credit for slot 0x7ffff, an id never used). */
 #define RDTI_NOTIFY_NONE UINT32_C(0xffffffff)
 #define RDTI_NOTIFY_MESSAGE UINT32_C(0xfff00000)
 #define RDTI_NOTIFY_PROBE UINT32_C(0xfff10000)
@@ -59,7 +59,7 @@ rdti_notify_user(uint32_t value)
 
 #define RDTI_FLAG_BYTES 8
 
-/* Never 0 or 1, and another one for each use of the buffer: two and more epochs apart. */
+/* Never 0 or 1, and different for each use of a buffer: its uses are at least two epochs apart. */
 static inline uint32_t
 rdti_flag_sequence(uint32_t epoch)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Placements as bytes. */
+ * Encodes and decodes placements. */
 #include "wire/placement.h"
 
 #include "wire/fields.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The descriptor of a remote region as bytes. */
+ * Encodes and decodes the descriptor of a remote region. */
 #include "wire/region_desc.h"
 
 #include "base/crypto.h"
@@ -38,7 +38,7 @@ rdt_remote_region_encode(const struct rdt_remote_region *remote,
     rdti_write_u32(&w, sum_of(out));
 }
 
-/* What is wrong with the bytes; NULL if nothing is. */
+/* The first fault of the bytes; NULL if there is none. */
 static const char *
 fault_of(const uint8_t *buf)
 {

@@ -9,7 +9,7 @@
 
 _Static_assert(UNPADDED_BYTES <= RDTI_SLOT_HEADER_BYTES, "the padding is not negative");
 _Static_assert(RDTI_SLOT_HEADER_BYTES % RDTI_SLOT_ALIGN == 0,
-               "payload behind it is aligned as tensors are");
+               "payload after it is aligned as tensors are");
 
 static bool
 has_region(const struct rdt_remote_region *region)
@@ -38,7 +38,7 @@ rdti_slot_header_encode(const struct rdti_slot_header *in, uint8_t out[RDTI_SLOT
     rdti_write_zeros(&w, RDTI_SLOT_HEADER_BYTES - UNPADDED_BYTES);
 }
 
-/* A descriptor or zeros; the reader is at it. */
+/* A descriptor or zeros, at the reader's position. */
 static void
 read_optional_region(struct rdti_fields *f, struct rdt_remote_region *out)
 {
@@ -46,7 +46,7 @@ read_optional_region(struct rdti_fields *f, struct rdt_remote_region *out)
     const bool is_present = f->r.left >= sizeof(none) && memcmp(f->r.p, none, sizeof(none)) != 0;
 
     rdti_fields_region(f, is_present, out, "bad region descriptor");
-    /* The encoder writes a zero struct as zeros; its descriptor would be a second way to say so. */
+    /* The encoder writes a zero struct as zeros; its descriptor would be a second encoding. */
     rdti_fields_require(f, is_present == has_region(out), "a descriptor of no region");
 }
 

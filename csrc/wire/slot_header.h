@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What is written beside the payload of a bounded slot, and instead of it for a dynamic one. */
+ * The header that is written with the payload of a bounded slot, and instead of it for a dynamic
+ * slot. */
 #ifndef RDTI_WIRE_SLOT_HEADER_H
 #define RDTI_WIRE_SLOT_HEADER_H
 
@@ -16,9 +17,9 @@ struct rdti_slot_header {
     uint64_t region_off;             /* dynamic only, else 0 */
     struct rdt_remote_region region; /* dynamic only, else zero */
 };
-/* epoch, dtype, ndim, zero; dims; region_off; region, or zeros: 152, padded with zeros */
+/* epoch, dtype, ndim, zero; dims; region_off; region or zeros: 152 bytes, padded with zeros */
 #define RDTI_SLOT_HEADER_BYTES 192
-/* The header lies at a multiple of this behind the payload, and what follows it is aligned as
+/* The header lies at a multiple of this after the payload, and the data after it is aligned as
  * tensors are. */
 #define RDTI_SLOT_ALIGN 64
 
@@ -31,8 +32,8 @@ rdt_status rdti_slot_header_decode(const uint8_t *buf, size_t len_bytes,
 
 /*
  * Product of dims times element bytes. RDT_EINVAL: unknown dtype, ndim over RDT_MAX_NDIM, or the
- * product, with ones in place of zero dims, exceeds 63 bits: so no stride of the tensor overflows
- * either.
+ * product, with ones in place of zero dims, exceeds 63 bits, so that no stride of the tensor
+ * overflows either.
  */
 rdt_status rdti_tensor_bytes(uint32_t dtype, uint32_t ndim, const uint64_t *dims, uint64_t *out,
                              struct rdt_error *err);

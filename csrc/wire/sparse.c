@@ -12,7 +12,7 @@ rdti_sparse_count_fits(int64_t count, const int64_t *sizes, size_t dims)
     for (size_t i = 0; i < dims; i++)
         if (sizes[i] == 0)
             return count == 0;
-    /* More than can be counted are enough. */
+    /* A product that overflows exceeds any count. */
     for (size_t i = 0; i < dims && most < count; i++)
         if (__builtin_mul_overflow(most, sizes[i], &most))
             return true;

@@ -11,7 +11,7 @@
 
 #define STRIPE_ALIGN 4096
 
-/* Which fields an op uses; what it does not use must be zero. */
+/* Which fields an op uses; the others must be zero. */
 struct shape {
     uint8_t flags;
     bool has_aux;
@@ -172,14 +172,14 @@ check_values(const struct rdti_stream_head *h, const struct shape *shape, uint32
     }
 }
 
-/* Streams other than 0 carry stripes and nothing else. */
+/* Streams other than 0 carry only stripes. */
 static rdt_status
 check_stripe(const struct rdti_stream_head *h, const struct shape *shape, struct rdt_error *err)
 {
     if (h->flags != RDTI_STREAM_STRIPED)
-        return refuse(err, shape, "flags beside stream 0:", h->flags);
+        return refuse(err, shape, "flags outside stream 0:", h->flags);
     if (h->ack != 0)
-        return refuse(err, shape, "ack beside stream 0:", h->ack);
+        return refuse(err, shape, "ack outside stream 0:", h->ack);
     return RDT_OK;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What two processes say on the data sockets ("streams") of a tcp lane, after the JOIN of each.
+ * The protocol on the data sockets ("streams") of a tcp lane, after the JOIN of each.
  *
- * A lane has N streams (both sides offer a number, the smaller counts); both directions are alike
- * and independent. A stream carries *parts*: a head of 32 bytes and what it announces. All integers
- * are little endian:
+ * A lane has N streams (both sides offer a number, the smaller one applies). Both directions use
+ * the same format and are independent. A stream carries *parts*: a head of 32 bytes and the bytes
+ * that it announces. All integers are little endian:
  *
  *   0 op u8 | 1 flags u8 | 2 aux u16 | 4 ack u32 | 8 value u32 | 12 index u32 |
  *   16 generation u32 | 20 length u32 | 24 offset u64
@@ -24,34 +24,36 @@
  *   READ_DATA     flags, value (id), length                          the bytes
  *   READ_REFUSED  aux (status, negated), value (id)                  nothing
  *
- * A field that an op does not use MUST be zero; ack is every op's on stream 0 and zero elsewhere.
+ * A field that an op does not use MUST be zero. Every op uses ack on stream 0; it is zero
+ * elsewhere.
  *
  * Messages. One write operation is a *message*: parts on stream 0 of which all but the last have
  * MORE. Messages count from 1 in each direction, modulo 2^32. value is the notification where
  * NOTIFY is set (on the last part only), which MUST NOT be delivered before the bytes of this and
  * of all earlier messages are in place.
  *
- * Stripes. A WRITE or READ_DATA with STRIPED stands on every stream, in the same order on each;
+ * Stripes. A WRITE or READ_DATA with STRIPED is sent on every stream, in the same order on each;
  * stream i carries the bytes [i * c, (i + 1) * c) of the part, where c is length / N rounded up to
  * a multiple of 4096. Its heads MUST agree in index, generation, length and offset. On streams
- * other than 0 the head of a WRITE has the flag STRIPED alone and no value, and nothing but striped
- * parts stands there. A part without STRIPED is at most RDTI_STREAM_PART_MAX_BYTES long, one with
- * it N times that.
+ * other than 0 the head of a WRITE has only the flag STRIPED and no value. These streams carry only
+ * striped parts. A part without STRIPED is at most RDTI_STREAM_PART_MAX_BYTES long, one with it N
+ * times that.
  *
  * Acknowledgements. ack is the number of the last message of the other direction that is in place,
- * with all before it. It MUST NOT go back nor pass what was sent. REFUSED says the same and that
- * message `ack` itself was refused, with that status (ESTALE, ERANGE, EPROTO ...): bytes of it that
- * had not landed were thrown away and its notification was not delivered. ACK_NOW asks to be
- * acknowledged without delay; else a receiver MAY wait for data of its own to carry the number, for
- * less than a millisecond.
+ * with all before it. It MUST NOT decrease, nor exceed the number of messages sent. REFUSED has the
+ * same ack, and reports that message `ack` itself was refused with that status (ESTALE, ERANGE,
+ * EPROTO ...): its bytes that had not yet been stored were discarded, and its notification was not
+ * delivered. ACK_NOW requests an acknowledgement without delay; otherwise a receiver MAY wait, for
+ * less than a millisecond, until data of its own carries the number.
  *
  * Reads. At most RDTI_STREAM_READS_MAX requests of one direction are unanswered; ids count from 0
- * modulo 2^32. The answer has the length asked for. Answers may come in any order.
+ * modulo 2^32. The answer has the requested length. Answers may come in any order.
  *
  * Set-up. The side that accepted the streams sends READY, as the first head on stream 0, when it
- * has all N; the side that connected MUST NOT send anything but JOINs before. READY comes once.
+ * has all N. The side that connected MUST NOT send anything but JOINs before that. READY is sent
+ * once.
  *
- * Anything that breaks a MUST ends the lane with RDT_EPROTO.
+ * A violation of a MUST ends the lane with RDT_EPROTO.
  */
 #ifndef RDTI_WIRE_STREAM_H
 #define RDTI_WIRE_STREAM_H
@@ -64,14 +66,14 @@
 #define RDTI_STREAM_VERSION 1
 #define RDTI_STREAM_HEAD_BYTES 32
 #define RDTI_STREAM_ENTRY_BYTES 12
-/* A few hundred amortise head and system call; lists live in buffers of a fixed size on both
- * sides. */
+/* A few hundred entries amortize the head and the system call. Both sides keep lists in buffers of
+ * a fixed size. */
 #define RDTI_STREAM_LIST_MAX 240
-/* Bounds how long an acknowledgement or a request waits behind payload on the same stream: 3 ms
+/* Bounds the time for which payload on the same stream delays an acknowledgement or a request: 3 ms
  * at 10 Gbit/s. */
 #define RDTI_STREAM_PART_MAX_BYTES (UINT32_C(4) << 20)
 #define RDTI_STREAM_STREAMS_MAX 16
-/* What the head has room for. It saves the second call of the receiver, a sixth of the latency. */
+/* The room in the head. It saves the receiver's second system call, a sixth of the latency. */
 #define RDTI_STREAM_INLINE_BYTES 8
 #define RDTI_STREAM_READS_MAX 64
 
@@ -103,9 +105,8 @@ struct rdti_stream_head {
     uint32_t index;
     uint32_t generation;
     uint32_t len_bytes;
-    uint64_t off_bytes; /* WRITE_INLINE: below 2^32 */
-    uint8_t
-        inlined[RDTI_STREAM_INLINE_BYTES]; /* WRITE_INLINE: len_bytes of them; else not looked at */
+    uint64_t off_bytes;                        /* WRITE_INLINE: below 2^32 */
+    uint8_t inlined[RDTI_STREAM_INLINE_BYTES]; /* WRITE_INLINE: len_bytes of them; else ignored */
 };
 
 struct rdti_stream_entry {
@@ -115,7 +116,7 @@ struct rdti_stream_entry {
 
 void rdti_stream_head_encode(const struct rdti_stream_head *in,
                              uint8_t out[RDTI_STREAM_HEAD_BYTES]);
-/* Decode and check what one head can be checked for, on stream `stream` of `streams`; *out is
+/* Decode a head on stream `stream` of `streams`, with all checks that need only the head. *out is
  * untouched on failure. RDT_EPROTO with the field and its value. */
 rdt_status rdti_stream_head_decode(const uint8_t *buf, size_t len_bytes, uint32_t stream,
                                    uint32_t streams, struct rdti_stream_head *out,
@@ -123,8 +124,8 @@ rdt_status rdti_stream_head_decode(const uint8_t *buf, size_t len_bytes, uint32_
 
 void rdti_stream_entry_encode(const struct rdti_stream_entry *in,
                               uint8_t out[RDTI_STREAM_ENTRY_BYTES]);
-/* Decode `count` entries (at most RDTI_STREAM_LIST_MAX) whose lengths must sum up to total_bytes
- * and none of which may wrap around; *lo_out and *hi_out bound them. RDT_EPROTO. */
+/* Decode `count` entries (at most RDTI_STREAM_LIST_MAX). Their lengths must sum to total_bytes, and
+ * none may wrap around. *lo_out and *hi_out bound them. RDT_EPROTO. */
 rdt_status rdti_stream_list_decode(const uint8_t *buf, size_t len_bytes, uint32_t count,
                                    uint32_t total_bytes, struct rdti_stream_entry *out,
                                    uint64_t *lo_out, uint64_t *hi_out, struct rdt_error *err);
@@ -133,7 +134,7 @@ rdt_status rdti_stream_list_decode(const uint8_t *buf, size_t len_bytes, uint32_
 void rdti_stream_stripe(uint32_t len_bytes, uint32_t stream, uint32_t streams, uint32_t *off_out,
                         uint32_t *len_out);
 
-/* What a side offers for its half of a lane: u16 version, u16 streams. */
+/* One side's offer for its half of a lane: u16 version, u16 streams. */
 #define RDTI_STREAM_OFFER_BYTES 4
 void rdti_stream_offer_encode(uint16_t streams, uint8_t out[RDTI_STREAM_OFFER_BYTES]);
 /* RDT_EPROTO (length, number of streams), RDT_EVERSION (naming both). */

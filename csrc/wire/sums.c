@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sums of payload as bytes. */
+ * Encodes and decodes checksums of payload. */
 #include "wire/sums.h"
 
 #include "base/crc32c.h"

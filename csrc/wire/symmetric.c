@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Cards as bytes. */
+ * Encodes and decodes cards. */
 #include "wire/symmetric.h"
 
 #include "wire/fields.h"

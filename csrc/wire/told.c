@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The job as bytes. */
+ * Encodes and decodes the job. */
 #include "wire/told.h"
 
 #include "base/error.h"

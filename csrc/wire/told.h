@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What rank 0 of a group tells the others through a store that they share: who they are, and what
- * all have to go by alike. Whoever reaches the store can write there. */
+ * The record that rank 0 of a group publishes to the other ranks through a shared store: the
+ * identity of the job, and the settings that must be equal on all ranks. Any process that reaches
+ * the store can write it. */
 #ifndef RDTI_WIRE_TOLD_H
 #define RDTI_WIRE_TOLD_H
 
@@ -12,13 +13,13 @@
 #define RDTI_TOLD_MAGIC UINT32_C(0x47544452)
 #define RDTI_TOLD_NAME_BYTES 12
 #define RDTI_TOLD_SECRET_BYTES 32
-#define RDTI_TOLD_SETTING_BYTES 64 /* with the final NUL: no word that is one has more than 16 */
+#define RDTI_TOLD_SETTING_BYTES 64 /* with the final NUL: no valid value is longer than 16 */
 
 struct rdti_told {
     uint8_t id[RDTI_TOLD_NAME_BYTES];
     uint8_t group_id[RDTI_TOLD_NAME_BYTES];
     uint32_t epoch;
-    uint32_t has_secret; /* a byte, as the next; 0: it is given to each rank from outside */
+    uint32_t has_secret; /* a byte, as the next; 0: each rank gets the secret from elsewhere */
     uint32_t is_store_at_rank_0;
     uint8_t secret[RDTI_TOLD_SECRET_BYTES]; /* zeros without one */
     char algo[RDTI_TOLD_SETTING_BYTES];     /* RDMATENSOR_ALGO */

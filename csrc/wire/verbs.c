@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Offers and words of verbs lanes. */
+ * Encodes and decodes offers and words of verbs lanes. */
 #include "wire/verbs.h"
 
 #include "base/error.h"
@@ -7,7 +7,7 @@
 #include "wire/fields.h"
 
 #define QPN_MAX UINT32_C(0xffffff)
-#define WINDOW_MAX UINT32_C(0xffff) /* what one restocking message can give back */
+#define WINDOW_MAX UINT32_C(0xffff) /* receives that one RESTOCKED message can return */
 
 _Static_assert(RDTI_VERBS_WORDS_FIXED_BYTES + 4 * RDTI_VERBS_PORTS_MAX <= RDTI_LANE_WORDS_MAX_BYTES,
                "a key fits");
@@ -187,7 +187,7 @@ check_link_words(struct rdti_fields *f, const struct rdti_verbs_words *w)
                         "a region in a verdict");
     rdti_fields_require(f, w->len_bytes == 0, "a length in a verdict");
     rdti_fields_require(f, w->kind != RDTI_VERBS_LINK_DOWN || w->round == 0,
-                        "a round behind the last");
+                        "a round in LINK_DOWN");
 }
 
 static void

@@ -13,24 +13,21 @@
 #include "collectives/team/team.h"
 
 enum {
-    /* What arrives is stored past the caches from a half of the last one on, and from 16 MiB on
-     * where that is larger, as nobody has measured there. Two ranks, in ms,
-     * ordinary and streaming stores, 32 MiB of last cache, the call alone, 10th of 100: all_to_all
-     * of 8 MiB 0.62 and 0.52, of 16 MiB 1.87 and 1.22; with writing its input and reading its
-     * result, which is in the cache or is not: 1.05 and 1.27, 4.9 and 3.9. 8 MiB, the latter less
-     * the loop alone, medians of two runs each: all_to_all of 4 MiB 1.06 and 0.76; gather of 4 MiB
-     * 0.57 and 0.54, of 8 MiB 1.41 and 0.86. */
+    /* Received data is written by non-temporal stores from half of the last-level cache on, or from
+     * 16 MiB on where that is less, as larger limits were not measured. all_to_all of 16 MiB, two
+     * ranks, 32 MiB of last-level cache: 1.22 ms; 1.87 ms with ordinary stores. */
     PAST_CACHES_SHARE = 2,
     PAST_CACHES_LEAST_BYTES = 1024 * 1024,
     PAST_CACHES_MOST_BYTES = 16 * 1024 * 1024,
-    /* A broadcast moves less than others for what arrives: 4 MiB 0.39 and 0.49, 8 MiB 1.30 and 1.18
-     * there, where of 32 MiB of cache half was enough. */
+    /* A broadcast moves fewer bytes than others for what it receives. With 8 MiB of last-level
+     * cache: 8 MiB in 1.18 ms, 1.30 ms with ordinary stores; 4 MiB was faster with ordinary
+     * ones. */
     PAST_CACHES_BROADCAST_FROM_BYTES = 8 * 1024 * 1024,
-    /* What is asked for at once, and then stored. 64 MiB so took less processor time than asked for
-     * as a whole; smaller pieces were not tried. */
+    /* Pages that one call populates, before they are written. 64 MiB took less processor time this
+     * way than with one call for all; smaller pieces were not tried. */
     POPULATE_BYTES = 1024 * 1024,
-    /* A member runs ahead of the others by what is no larger. More was not tried: a board has
-     * room for slots of almost twice as much. */
+    /* A member may run ahead of the others with payloads up to this size. More was not tried: a
+     * board has room for slots of almost twice as much. */
     SMALL_MAX_BYTES = 64 * 1024,
 };
 _Static_assert((int)SMALL_MAX_BYTES <= (int)RDTI_SLOT_BYTES, "what is small fits a slot");
@@ -47,7 +44,7 @@ rdti_direct_stage_bytes(const struct rdti_coll *coll)
     return coll->direct.room == RDTI_ROOM_STAGE ? RDTI_STAGE_BYTES : RDTI_SLOT_BYTES;
 }
 
-/* Slots of ticks that follow each other lie in different stages, as what needs a whole one does. */
+/* Slots of consecutive ticks lie in different stages, as do payloads that need a whole one. */
 uint8_t *
 rdti_direct_stage(const struct rdti_coll *coll, uint32_t member, uint64_t step)
 {
@@ -70,8 +67,8 @@ rdti_direct_line(const struct rdti_coll *coll, uint32_t member)
     return line_of(coll->team, member, coll->direct.base + 1);
 }
 
-/* Sums find their operands in a stage at once, so that a piece counts. What is only moved evicts,
- * on its way through the caches, what lies there: all of it counts. */
+/* A sum finds its operands in a stage at once, so that only a piece counts. Data that is only moved
+ * evicts, on its way through the caches, what lies there: all of it counts. */
 static uint64_t
 rewritten_bytes(const struct rdti_coll *coll, uint64_t len_bytes)
 {
@@ -88,7 +85,7 @@ rdti_direct_put(struct rdti_coll *coll, void *stage, const void *src, uint64_t l
     coll->direct.done.copied_bytes += len_bytes;
 }
 
-/* In pieces whose pages, where they are new, come by one call each. */
+/* Copies in pieces; one call populates the pages of a piece, where they are new. */
 static void
 stream_in(void *dst, const void *src, uint64_t len_bytes)
 {
@@ -152,14 +149,15 @@ rdti_direct_keep(struct rdti_coll *coll, void *dst, const void *src, uint64_t le
     coll->direct.done.copied_bytes += len_bytes;
 }
 
-/* The member has stored `tick`, which we have stored, or are about to: it cannot have stored a
- * later one into the same line, for which it waits for us. One that says so has not come, or it
- * could send us through ticks without end. */
+/* The member has stored `tick`, which this member has stored, or is about to: it cannot have stored
+ * a later one into the same line, for which it waits for this member. A line with a later tick does
+ * not count, or the member could send this one through ticks without end. */
 static bool
 has_come(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
-    /* seq_cst: pairs with the store in publish(); what was stored before is seen. In the total
-     * order, either the last of all to store sees that all have come, and rings, or they see it. */
+    /* seq_cst: pairs with the store in publish(); everything stored before is seen. In the total
+     * order, either the last member to store sees that all have come, and rings, or they see its
+     * store. */
     return atomic_load_explicit(&line_of(team, member, tick)->tick, memory_order_seq_cst) == tick;
 }
 
@@ -172,8 +170,8 @@ have_all_come(const struct rdti_team *team, uint64_t tick)
     return true;
 }
 
-/* The member has stored `tick`, which we have left behind, or a later one: of those only
- * tick + RDTI_AHEAD_TICKS can be in its line, as it waits for us. */
+/* The member has stored `tick`, which this member has left behind, or a later one: of those only
+ * tick + RDTI_AHEAD_TICKS can be in its line, as it waits for this member. */
 static bool
 has_passed(const struct rdti_team *team, uint32_t member, uint64_t tick)
 {
@@ -193,7 +191,7 @@ have_all_passed(const struct rdti_team *team, uint64_t tick)
     return true;
 }
 
-/* The tick that all have to have stored before we fill the room of `tick`. */
+/* The tick that all have to have stored before this member fills the room of `tick`. */
 static uint64_t
 tick_to_pass(const struct rdti_coll *coll, uint64_t tick)
 {
@@ -225,8 +223,8 @@ have_needed_come(const struct rdti_coll *coll, uint64_t tick)
 }
 
 /*
- * Whoever waits, waits for all members or for the root: the last member that comes wakes them, and
- * a root does. Others are woken for nothing, which n members would do n times.
+ * A waiter waits for all members or for the root: the last member that comes wakes them, and a root
+ * does. Other wake-ups would be in vain, and n members would make n of them.
  */
 static void
 publish(const struct rdti_coll *coll, uint64_t tick)
@@ -234,7 +232,7 @@ publish(const struct rdti_coll *coll, uint64_t tick)
     const struct rdti_team *team = coll->team;
 
     rdti_team_count_write(coll->team);
-    /* seq_cst: partner in has_come(), and of the doorbell */
+    /* seq_cst: pairs with has_come() and with the doorbell */
     atomic_store_explicit(&line_of(team, team->rank, tick)->tick, tick, memory_order_seq_cst);
     if (!coll->direct.is_source && !have_all_come(team, tick))
         return;
@@ -286,7 +284,7 @@ fill(struct rdti_coll *coll, uint64_t tick, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Our turn has come: everything before it is over. */
+/* The collective's turn has come: everything before it is over. */
 static bool
 begin(struct rdti_coll *coll)
 {
@@ -357,7 +355,7 @@ needs_of(const struct rdti_coll *coll)
     }
 }
 
-/* Bytes that come to lie here; 0 of sums, which are written where a tick has just read. */
+/* Bytes that are stored here; 0 for sums, which are written where a tick has just read. */
 static uint64_t
 received_bytes(const struct rdti_coll *coll)
 {
@@ -396,7 +394,7 @@ is_past_caches(const struct rdti_coll *coll, uint64_t bytes)
     return bytes >= from;
 }
 
-/* Somebody needs nobody, and what each member stores fits a slot; all members say the same. */
+/* A member needs no other, and what each member stores fits a slot; all members agree on it. */
 static bool
 is_small(const struct rdti_coll *coll)
 {
@@ -464,13 +462,13 @@ check_members(const struct rdti_coll *coll, struct rdt_error *err)
     struct rdt_error why;
 
     if (!coll->direct.is_begun)
-        return RDT_OK; /* the collective whose turn it is tells */
+        return RDT_OK; /* the collective whose turn it is reports */
     for (uint32_t i = 0; i < coll->size; i++) {
         if (!is_awaited(coll, i))
             continue;
         memset(&why, 0, sizeof(why));
         const rdt_status status = rdt_endpoint_error(coll->team->members[i].endpoint, &why);
-        /* Again: what it stored last, it stored before it left. */
+        /* Checked again: the member's last store came before it left. */
         if (status == RDT_OK || !is_awaited(coll, i))
             continue;
         (void)rdti_error_set(err, status, 0, "%s #%llu, round %llu of %llu: %s",

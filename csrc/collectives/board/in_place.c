@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * All_reduce of large tensors. In the first tick each member says where its tensor lies; if all lie
- * in arenas, each sums a share in all of them at once, else the shares travel over the stages.
+ * All_reduce of large tensors. In the first tick each member announces where its tensor lies. If
+ * all lie in arenas, each member sums a share in all of them directly; else the shares go over the
+ * stages.
  *
- * Where a tensor lies is said once, with a number; from then on the number says it, as long as it
- * is the same region. Every member hears every such announcement, in order, so that all know the
- * same.
+ * The place of a tensor is announced once, with a number. Later the number is enough, as long as
+ * the region is the same. Every member reads every such announcement, in order, so that all know
+ * the same.
  *
- * A member at work in others' tensors holds them, so that nothing else comes to be there; and one
- * that fails waits until nobody is at work in its own (struct rdti_place), but not for ever: a
- * member can say so that is not.
+ * A member that works in others' tensors holds them, so that their memory is not used for anything
+ * else. A member that fails waits until no other one works in its own tensor (struct rdti_place),
+ * but not for ever: a member can claim to be working when it is not.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,24 +24,24 @@
 
 enum {
     BLOCK_BYTES = 16 *
-        1024, /* of a sum: stays in a core's first two caches until it is handed on */
+        1024, /* of a sum: stays in a core's first two caches until it is written out */
     SHARE_ALIGNMENT_BYTES = 4096, /* no two members write a page, nor a line, at once */
 };
 
-/* How long a member that fails waits for one at work in its tensor: as long as for the others,
- * within these. A share takes milliseconds, on a busy machine more; and who is stopped is given up
- * by its silence, after as long as the most by default. */
+/* How long a member that fails waits for one that works in its tensor: as long as for the others,
+ * within these limits. A share takes milliseconds, on a busy machine more. A stopped process is
+ * given up by its silence, by default after as long as the upper limit. */
 #define BUSY_LEAST_NS UINT64_C(1000000000)
 #define BUSY_MOST_NS UINT64_C(10000000000)
 
-/* Places of a member that are kept; the oldest makes room. A step has far fewer large tensors. */
+/* Places of a member that are kept; the oldest is replaced. A step has far fewer large tensors. */
 enum { PLACES = 256 };
 
 _Static_assert(PLACES <= UINT8_MAX + 1, "a number fits its byte");
 
 /* Tensors of one member whose places the others know. */
 struct rdti_places {
-    uint32_t count; /* that were announced, also those that are forgotten */
+    uint32_t count; /* announced so far, including those that are forgotten */
     struct rdt_remote_region remotes[PLACES];
     uint64_t offs[PLACES];
 };
@@ -51,7 +52,7 @@ struct rdti_placed {
     uint8_t *tensors[RDTI_TEAM_MAX]; /* NULL: not held */
 };
 
-/* The member's table, made at its first use. */
+/* The member's table, allocated at its first use. */
 static rdt_status
 places_of(struct rdti_coll *coll, uint32_t member, struct rdti_places **out, struct rdt_error *err)
 {
@@ -93,7 +94,7 @@ find_place(struct rdti_places *places, const struct rdt_remote_region *remote, u
     return false;
 }
 
-/* What we say of our tensor; none where it is not in an arena. */
+/* The announcement of the local tensor; none where it is not in an arena. */
 static rdt_status
 find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *err)
 {
@@ -110,7 +111,7 @@ find_own(struct rdti_coll *coll, struct rdti_placement *out, struct rdt_error *e
     if (status != RDT_OK)
         return status;
     out->off_bytes = (uint64_t)((uint8_t *)coll->args.recv - (uint8_t *)rdt_region_addr(region));
-    coll->direct.done.credits_alone++; /* the peers may write: said apart from any data */
+    coll->direct.done.credits_alone++; /* the peers may write: announced apart from any data */
     out->saying = RDTI_PLACEMENT_KNOWN;
     if (find_place(places, &out->region, out->off_bytes, &out->number))
         return RDT_OK;
@@ -236,7 +237,7 @@ hold_tensors(struct rdti_coll *coll, struct rdt_error *err)
     return status;
 }
 
-/* Our share: the sum of all, block by block, written to all. */
+/* Sums the local share, block by block, and writes it to all. */
 static void
 sum_share(struct rdti_coll *coll)
 {
@@ -253,14 +254,16 @@ sum_share(struct rdti_coll *coll)
     for (uint64_t at = begin; at < stop; at += BLOCK_BYTES) {
         const uint64_t len = stop - at < BLOCK_BYTES ? stop - at : BLOCK_BYTES;
         const uint8_t *in[RDTI_TEAM_MAX];
-        /* Our own lines are in the cache, having been read: streaming past it would evict them. Of
-         * more than two, a sum in place would overwrite our part before its turn. */
+        /* The local lines are in the cache, as they were just read: non-temporal stores would evict
+         * them. With more than two members, a sum in place would overwrite the local part before
+         * its turn. */
         uint8_t *own = placed->tensors[coll->rank] + at;
         uint8_t *sum = coll->size == 2 ? own : apart;
         for (uint32_t i = 0; i < coll->size; i++)
             in[i] = placed->tensors[i] + at;
         rdti_coll_fold(coll, sum, in, coll->size, len / coll->elem_bytes, true);
-        /* By the piece: on a Xeon 64 MiB took 21 ms with ordinary stores, 25 past the caches. */
+        /* Decided by the piece: on a Xeon 64 MiB took 21 ms with ordinary stores, 25 ms with
+         * non-temporal ones. */
         for (uint32_t i = 0; i < coll->size; i++)
             if (i != coll->rank)
                 rdti_stream_write(placed->tensors[i] + at, sum, len);
@@ -291,7 +294,7 @@ work_in_place(struct rdti_coll *coll, struct rdt_error *err)
     if (may_work)
         sum_share(coll);
     atomic_store_explicit(&own->is_busy, 0, memory_order_seq_cst);
-    /* Whoever stopped breaks the group, of which we hear soon. */
+    /* The member that stopped breaks the group, which is seen here soon. */
     return may_work ? RDT_OK : RDT_EAGAIN;
 }
 

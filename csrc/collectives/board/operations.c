@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What each operation does in a tick. Reductions go in rank order, so that they have the same bits
- * on all ranks and in every run. */
+ * What each operation does in a tick. Reductions use rank order, so that they have the same bits on
+ * all ranks and in every run. */
 #include "base/error.h"
 #include "collectives/board/board.h"
 #include "collectives/collective.h"
@@ -8,11 +8,11 @@
 #include "wire/bytes.h"
 
 enum {
-    /* Up to here a tick of all_reduce carries everything to everybody; above it each rank sums a
-     * share and hands the sum round, which is a tick more and fewer bytes. Two ranks: 64 KiB 10 us
-     * in one shot, 11 to 13 in two; 256 KiB 31 and 25. */
+    /* Up to here a tick of all_reduce carries everything to all; above it each rank sums a share
+     * and sends the sum round, which is a tick more and fewer bytes. Two ranks: 64 KiB 10 us in one
+     * shot, 11 to 13 in two; 256 KiB 31 and 25. */
     ONE_SHOT_MAX_BYTES = 64 * 1024,
-    /* From here on it is worth a tick more to learn whether the tensors can be summed in place. */
+    /* From here on a tick more is worth it, to learn whether the tensors can be summed in place. */
     PLACED_FROM_BYTES = 256 * 1024,
     PIECE_ALIGNMENT_BYTES = 64,
 };
@@ -23,7 +23,7 @@ least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* ceil(total / piece), and 1 for nothing: a tick is what tells ranks of each other. */
+/* ceil(total / piece), and 1 for nothing: ranks learn of each other by a tick. */
 uint64_t
 rdti_direct_steps(uint64_t total_bytes, uint64_t piece_bytes)
 {
@@ -47,8 +47,9 @@ rdti_direct_share_bytes(uint64_t stage_bytes, uint32_t shares)
 }
 
 /*
- * The members' parts at `stage_off` of their stages. Our own part is the user's buffer where two
- * are summed, else its copy in our stage: the sum may be written where the buffer is.
+ * Folds the members' parts at `stage_off` of their stages. The local part is the user's buffer
+ * where two are summed, else its copy in the local stage: the sum may be written where the buffer
+ * is.
  */
 void
 rdti_direct_fold_stages(struct rdti_coll *coll, uint64_t step, uint64_t stage_off, void *dst,
@@ -127,7 +128,7 @@ use_fold(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 /* ---- all_reduce in two shots ----
  *
  * A chunk is a share for each rank, one after the other. In each step the stage has the inputs of
- * one, and behind them our sum of the chunk before.
+ * one, followed by the local sum of the chunk before.
  */
 
 void
@@ -138,7 +139,7 @@ rdti_shares_plan(struct rdti_coll *coll)
     const uint64_t chunks = rdti_direct_steps(coll->block_bytes, share * coll->size);
     const uint64_t even = coll->block_bytes / chunks / coll->size + 1;
 
-    /* Equal chunks: the last one is no shorter than the others, which the ranks would wait for. */
+    /* Equal chunks: the ranks would wait for the longer ones if the last were shorter. */
     d->piece_bytes =
         (even + PIECE_ALIGNMENT_BYTES - 1) / PIECE_ALIGNMENT_BYTES * PIECE_ALIGNMENT_BYTES;
     if (d->piece_bytes > share)
@@ -294,7 +295,7 @@ fill_own_block(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Of all_gather: our own block goes to all, and has a place here as well. */
+/* For all_gather: the local block goes to all, and has a place here as well. */
 static rdt_status
 fill_and_keep(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 {
@@ -327,9 +328,9 @@ use_blocks(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
 
 /* ---- all_to_all ----
  *
- * The stage begins with what the owner sends to each member altogether, in bytes; pieces follow.
- * Nobody but the owner knows for how many ticks it has something to send, so that the first line
- * says it, and all go on as long as one of them needs.
+ * The stage begins with the number of bytes that the owner sends to each member altogether; pieces
+ * follow. Only the owner knows for how many ticks it has something to send, so the first line says
+ * so, and all go on as long as one of them needs.
  */
 
 enum { COUNTS_BYTES = RDTI_TEAM_MAX * sizeof(uint64_t) };
@@ -402,8 +403,8 @@ fill_exchange(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* What a peer says is taken for no more than it is: a size that does not fit is an error, and more
- * ticks than anybody can need end at our deadline. */
+/* A peer's values are not trusted: a size that does not fit is an error, and more ticks than any
+ * member can need end at the local deadline. */
 static rdt_status
 agree_on_exchange(struct rdti_coll *coll, struct rdt_error *err)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * half.h - conversions of f16 and bf16 in integer arithmetic, bit-identical with the F16C
- * instructions, NaNs included. Rounding is to nearest even.
+ * Conversions of f16 and bf16 in integer arithmetic, bit-identical with the F16C instructions, NaNs
+ * included. Rounding is to nearest even.
  */
 #ifndef RDTI_COLLECTIVES_REDUCE_HALF_H
 #define RDTI_COLLECTIVES_REDUCE_HALF_H

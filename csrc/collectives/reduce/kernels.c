@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which table of reductions this processor gets: asked once. */
+ * Selects the table of reductions for this processor, once. */
 #include "collectives/reduce/kernels.h"
 
 #include <stdatomic.h>
@@ -30,9 +30,8 @@ const struct rdti_reduce_table *
 rdti_reduce_best(void)
 {
 #if defined(__x86_64__)
-    /* Asked once, because cpuid traps in a virtual machine. Whoever stores it stores the same value
-     * and publishes nothing else with it: relaxed, its partner is this function in other
-     * threads. */
+    /* Computed once, because cpuid traps in a virtual machine. All threads store the same value and
+     * publish nothing else with it. relaxed: pairs with this function in other threads. */
     static atomic_int answer; /* 0 unknown, 1 no, 2 yes */
     int known = atomic_load_explicit(&answer, memory_order_relaxed);
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * reduce_kernels.h - element-wise reductions: immutable tables by dtype and operation.
+ * Element-wise reductions: immutable tables by dtype and operation.
  *
  * What the operations mean, the same in every table, bit for bit:
  *   integers  wrap; AVG divides the sum, which may have wrapped, and truncates toward zero
@@ -27,7 +26,8 @@ enum {
 
 /*
  * dst[i] = lhs[i] op rhs[i]. dst may equal lhs or rhs but must not overlap them otherwise; any
- * alignment that the element type has. The order of operands is kept: the bits of NaNs hang on it.
+ * alignment that the element type has. The order of operands is kept: the bits of NaNs depend on
+ * it.
  */
 typedef void (*rdti_reduce_fn)(void *dst, const void *lhs, const void *rhs, uint64_t count);
 /* dst[i] = dst[i] / divisor. */
@@ -40,7 +40,7 @@ typedef void (*rdti_fold_fn)(void *dst, const uint8_t *const *in, uint32_t opera
 struct rdti_reduce_table {
     rdti_reduce_fn reduce[RDTI_DTYPE_LIMIT][RDTI_REDUCE_OP_LIMIT];
     rdti_divide_fn divide[RDTI_DTYPE_LIMIT];
-    /* NULL also where operations on two operands at a time lose nothing against it. */
+    /* NULL also where reducing two operands at a time loses nothing. */
     rdti_fold_fn fold[RDTI_DTYPE_LIMIT][RDTI_REDUCE_OP_LIMIT];
 };
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * reduce_loops.h - the loops behind one struct rdti_reduce_table. It is included once by each file
- * that compiles them for one kind of processor; that file defines, before the inclusion,
+ * The loops of one struct rdti_reduce_table. Each file that compiles them for one kind of processor
+ * includes this once; that file defines, before the inclusion,
  *   TABLE           the name of the table
  *   f16_widen()     count halves at `in` to floats
  *   f16_narrow()    and back
@@ -164,7 +163,7 @@ enum {
         }                                                                     \
     }
 
-/* Between operands the result stays in floats: a sum of halves may be none, nor so exact. */
+/* Between operands the result stays in floats: a sum of halves may not be a half, nor so exact. */
 #define HALF_FOLD(name, t, float_loop)                                                   \
     static void name(void *dst, const uint8_t *const *in, uint32_t operands, uint64_t n, \
                      uint32_t divisor)                                                   \

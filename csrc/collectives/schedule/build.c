@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Building a schedule: steps and temporary memory, and the way back if there is none. */
+ * Building a schedule: steps and temporary memory, and the cleanup where memory is lacking. */
 #include "base/error.h"
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"
@@ -12,21 +12,21 @@ enum {
     TEMP_ALIGNMENT = 64,  /* a cache line, and the widest vector */
     FIRST_STEPS = 16,     /* a small collective of a few ranks allocates once */
     ORDINAL_MAX = 0xffff, /* 16 bits of the tag */
-    /* A piece takes a word that its place is free and one that it is there, and a round waits for
-     * both ends. All_reduce of 64 MiB, two ranks, tcp: 27 ms in one, 23 to 24 in 4 at once of 1 MiB
-     * or 512 KiB, 25 of 2 MiB, 24 to 28 in 8 of 256 KiB. */
+    /* A piece takes one message that its place is free and one that it is there, and a round waits
+     * for both ends. All_reduce of 64 MiB, two ranks, tcp: 27 ms in one piece, 23 to 24 ms in 4 at
+     * once of 1 MiB. */
     PIECE_BYTES = 1 << 20, /* at most */
     PIECE_ALIGNMENT = 64,  /* as chunks of rings */
     PIECES_AT_ONCE = 4,
-    PIECES_MAX = ORDINAL_MAX / 4, /* to a member; of more bytes pieces are longer */
+    PIECES_MAX = ORDINAL_MAX / 4, /* to a member; with more bytes, pieces are longer */
 };
 
-/* NULL: there is none that is kept. */
+/* NULL: no kept memory is to be had. */
 static void *
 kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
     struct rdti_schedule *s = &coll->schedule;
-    /* A name, never read: each buffer of a collective is known by an address of its own. */
+    /* An identifier, never read: each buffer of a collective is known by an address of its own. */
     const uint8_t *tensor = coll->args.recv != NULL ? coll->args.recv : coll->args.send;
 
     if (coll->team == NULL || s->temp_count == RDTI_TEMP_LIMIT)
@@ -149,11 +149,11 @@ rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *landing, 
     (void)add_recv_reduce(coll, peer, landing, dst, lhs, rhs, count);
 }
 
-/* Of a piece, in elements; the same at all members. */
+/* Most elements of a piece; the same at all members. */
 static uint64_t
 most_of_piece(const struct rdti_coll *coll)
 {
-    /* A ring gives its neighbour a block for each other member. */
+    /* A ring sends its neighbour a block for each other member. */
     const uint64_t blocks = coll->args.op == RDT_COLL_REDUCE_SCATTER ? coll->size : 1;
     const uint64_t times = coll->block_bytes / ((uint64_t)PIECES_MAX * PIECE_BYTES / blocks) + 1;
 
@@ -168,13 +168,13 @@ rdti_schedule_landing_bytes(const struct rdti_coll *coll, uint64_t count)
     return (count < most ? count : most) * coll->elem_bytes;
 }
 
-/* An operand cut into pieces of one length, but for the last, which has what is left. */
+/* An operand cut into pieces of one length, except for the last, which has the rest. */
 struct cut {
     uint64_t pieces;
     uint64_t count; /* of a piece, in elements */
 };
 
-/* Alike, as what is left behind full ones would be so short that it is sent eagerly: a copy. An
+/* Pieces of equal length: a short rest after full ones would be sent eagerly, which is a copy. An
  * operand of no elements is a message as well. */
 static struct cut
 cut_of(const struct rdti_coll *coll, uint64_t count)

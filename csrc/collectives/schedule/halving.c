@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * Recursive halving, then doubling: the bytes of a ring in rounds that count as the logarithm of
- * the ranks.
+ * Recursive halving, then doubling: the bytes of a ring, in a number of rounds that grows as the
+ * logarithm of the ranks.
  */
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"
@@ -102,7 +101,7 @@ build_allreduce_halving(struct rdti_coll *coll)
         players *= 2;
     const uint32_t extra = coll->size - players;
     const bool is_paired = rank < 2 * extra;
-    /* Whoever joins sends all of it, a partner half; the lower half is the larger one. */
+    /* A rank that joins sends all of it, a partner half; the lower half is the larger one. */
     const uint64_t landing_bytes =
         rdti_schedule_landing_bytes(coll, is_paired ? count
                                                     : part_of(coll, players, 0, players / 2).count);

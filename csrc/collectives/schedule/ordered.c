@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * Sums in rank order, whatever the size: each rank gets its share of everybody's numbers, adds them
- * up from rank 0 on, and the shares are handed round. RDMATENSOR_DETERMINISTIC=1 asks for it; a
- * ring moves no fewer bytes, but a rank has room for one buffer more here and everybody sends to
- * everybody.
+ * Sums in rank order, whatever the size: each rank gets its share of all ranks' numbers, adds them
+ * up from rank 0 on, and the shares are sent round. RDMATENSOR_DETERMINISTIC=1 asks for it. A ring
+ * moves no fewer bytes, but here a rank has room for one buffer more and every rank sends to every
+ * other.
  */
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"
@@ -24,7 +23,7 @@ share_of(const struct rdti_coll *coll, uint32_t member)
     return (struct share){begin * coll->elem_bytes, end - begin};
 }
 
-/* What of our input is for a member's sum, and how much. */
+/* The part of the local input for a member's sum, and its size. */
 static const void *
 given(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
 {
@@ -37,7 +36,7 @@ given(const struct rdti_coll *coll, uint32_t member, uint64_t *count_out)
     return rdti_coll_at_const(coll->args.send, share.off_bytes);
 }
 
-/* Returns our sum, in memory of the schedule: the input may be where the output goes. */
+/* Returns the local sum, in memory of the schedule: the input may be where the output goes. */
 static void *
 build_sum(struct rdti_coll *coll)
 {

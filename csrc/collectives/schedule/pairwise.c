@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * Everybody with everybody, or with the root, without detours.
+ * Every rank exchanges directly with every other, or with the root.
  */
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"

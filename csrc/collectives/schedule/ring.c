@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
  * Rings: a rank receives from the one before and sends to the one after, size - 1 times. Each byte
- * crosses each link once per phase, the least that is possible, and no link carries two messages.
+ * crosses each link once per phase, the least possible, and no link carries two messages.
  */
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"
@@ -33,8 +32,7 @@ chunk_count(const struct rdti_coll *coll, uint32_t chunk)
 
 /*
  * Reduce-scatter, then all-gather, both in recv. The sum of chunk c begins at rank c + 1 and ends
- * at rank c, "partial op own" at each: one rank has the last word on each chunk, and all get its
- * bits.
+ * at rank c, "partial op own" at each: one rank completes each chunk, and all get its bits.
  */
 static void
 build_allreduce_ring(struct rdti_coll *coll)
@@ -92,9 +90,9 @@ own_block(struct rdti_coll *coll, uint32_t member, void *part)
 }
 
 /*
- * As the first phase above, but the input is not ours to change: partial sums live in two
- * temporaries in turn, one being sent while the other is filled. recv may be the rank's own block
- * of send. Of halves that are averaged, each rank divides its own before it adds them.
+ * As the first phase above, but the input must not be changed: partial sums live in two temporaries
+ * in turn, one being sent while the other is filled. recv may be the rank's own block of send. When
+ * halves are averaged, each rank divides its own before it adds them.
  */
 static void
 build_reduce_scatter_ring(struct rdti_coll *coll)

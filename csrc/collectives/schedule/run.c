@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Running a schedule: messages posted round by round, and what to tell where it stands still. */
+ * Running a schedule: messages posted round by round, and the report of what it waits for. */
 #include "base/error.h"
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* 40 bits of sequence do not come round in a job's life. */
+/* 40 bits of sequence do not wrap in a job's life. */
 #define TAG_COLLECTIVE RDT_TAG_ONCE
 #define TAG_SEQUENCE_MASK ((UINT64_C(1) << 40) - 1)
 #define TAG_SEQUENCE_SHIFT 16
@@ -18,10 +18,10 @@ enum {
     LATE_RANKS_MAX = 16 /* more than a message names; the others are counted */
 };
 
-/* In which order a round's steps begin: begin_round(). */
+/* The order in which a round's steps begin: begin_round(). */
 enum pass { PASS_OFFERS, PASS_RECEIVES, PASS_WRITES };
 
-/* "all_reduce #12, round 2 of 6, receive from rank 3: " before what the mailbox said. */
+/* Puts "all_reduce #12, round 2 of 6, receive from rank 3: " before the mailbox's message. */
 static rdt_status
 with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_status status,
              struct rdt_error *err)
@@ -45,8 +45,8 @@ with_context(const struct rdti_coll *coll, const struct rdti_step *step, rdt_sta
     return status;
 }
 
-/* Where a receive lands: memory that its source knows, and can write, beats the user's if that is
- * neither. */
+/* Where a receive lands: memory that its source knows, and can write, is better than the user's if
+ * that is neither. */
 static void *
 room_of(struct rdti_coll *coll, struct rdti_step *step, uint32_t peer, uint64_t len_bytes)
 {
@@ -134,7 +134,7 @@ is_receive(const struct rdti_step *step)
     return step->kind == RDTI_STEP_RECV || step->kind == RDTI_STEP_RECV_REDUCE;
 }
 
-/* Its receive was told: all of it would be on the link before what is posted later. */
+/* Its receive was announced: all of it would be on the link before any message posted later. */
 static bool
 is_sent_at_once(const struct rdti_coll *coll, const struct rdti_step *step)
 {
@@ -169,13 +169,14 @@ begin_pass(struct rdti_coll *coll, uint32_t from, enum pass pass, struct rdt_err
 }
 
 /*
- * Neither direction of a link may wait for the other, so what is short goes before what is long.
- * Offers first: a receive that finds its message offered already is answered at once, and the peer,
- * which writes when it has the answer, would find our own offer behind that: its answer to us would
- * queue behind all it writes. Then receives: the peer is told of each. Last what is written at
- * once, behind which the peer would learn of our receive only when all of it is there.
+ * Neither direction of a link may wait for the other, so short messages go before long ones. First
+ * offers: a receive that finds its message offered already is answered at once, and the peer writes
+ * when it has that answer. An offer posted later would be found after it, and the peer's answer to
+ * the offer would queue after all it writes. Then receives: each is announced to the peer. Last the
+ * messages that are written at once: after them the peer would learn of a receive only when all of
+ * their bytes are there.
  *
- * The handles of the round before are given up only here, so that a running collective always holds
+ * The handles of the round before are freed only here, so that a running collective always holds
  * one of its group.
  */
 static rdt_status
@@ -234,7 +235,7 @@ end_message(struct rdti_coll *coll, struct rdti_step *step, struct rdt_error *er
     return RDT_OK;
 }
 
-/* Look at everything in flight. RDT_OK: the round is over. */
+/* Tests everything in flight. RDT_OK: the round is over. */
 static rdt_status
 test_round(struct rdti_coll *coll, struct rdt_error *err)
 {
@@ -296,7 +297,7 @@ struct late {
     bool is_receiving;
 };
 
-/* One whose pieces are missing is late once. */
+/* A peer with several missing pieces is late once. */
 static bool
 is_named(const struct late *late, uint32_t rank)
 {
@@ -334,7 +335,7 @@ rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap)
 
     rdti_coll_name_ranks(coll, late.ranks, late.count, ranks, sizeof(ranks));
     (void)snprintf(text, cap, "%s %s (round %u of %u)",
-                   late.is_receiving ? "nothing from" : "what was sent is not taken by", ranks,
+                   late.is_receiving ? "nothing from" : "a message is not taken by", ranks,
                    s->first < s->step_count ? s->steps[s->first].round + 1 : s->round_count,
                    s->round_count);
     return late.count <= LATE_RANKS_MAX ? rdti_coll_only_one(coll, late.ranks, late.count)

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
+ * A collective as rounds of steps over the mailbox.
  *
- * schedule.h - a collective as rounds of steps over the mailbox.
- *
- * A round's local steps happen in the order in which they were added, its receives behind them, and
- * its sends behind those local steps that were added before; no step of a round may write what the
- * round sends. Arrivals come in any order; the next round begins when all of them are in. So a
- * buffer that is sent in one round may be written in the next, and what a round receives may be
+ * A round's local steps run in the order in which they were added, its receives after them, and its
+ * sends after those local steps that were added before; no step of a round may write what the round
+ * sends. Arrivals come in any order; the next round begins when all of them are in. So a buffer
+ * that is sent in one round may be written in the next, and a buffer received in one round may be
  * read in the next.
  *
  * Messages are matched by (collective, source, how many came from there before), never by round:
- * ranks that disagree on the operation then still meet in their first message and learn how they
+ * ranks that disagree on the operation then still match in their first message and learn how they
  * differ. Every step that the algorithm has is a message even when it is empty, for the same
  * reason.
  *
@@ -37,11 +36,11 @@ struct rdti_schedule {
     uint32_t step_cap;
     uint32_t round_count;
     uint16_t *ordinals;           /* messages so far: to each member, then from each member */
-    void *temps[RDTI_TEMP_LIMIT]; /* our own, or NULL where kept[] has it */
-    struct rdti_temp *kept[RDTI_TEMP_LIMIT]; /* temps.h */
+    void *temps[RDTI_TEMP_LIMIT]; /* its own, or NULL where kept[] has it */
+    struct rdti_temp *kept[RDTI_TEMP_LIMIT]; /* scratch.h */
     uint32_t temp_count;
     rdt_status status;          /* of building */
-    uint64_t temp_bytes_wanted; /* for the message if there is no memory */
+    uint64_t temp_bytes_wanted; /* for the message if memory is lacking */
     /* Running: steps [first, next) are the current round's, [previous, first) the one's before. */
     uint32_t previous;
     uint32_t first;
@@ -61,9 +60,9 @@ void rdti_schedule_recv_reduce(struct rdti_coll *coll, uint32_t peer, void *land
                                const void *lhs, const void *rhs, uint64_t count);
 /*
  * Rounds in which a long operand comes from one member (`in`) while one goes to a member (`out`):
- * in pieces, a few of them at once. So what comes is summed while it lies in a cache, and `landing`
- * is short: rdti_schedule_landing_bytes(). Both ends of an operand call it alike. Either may be
- * NULL.
+ * in pieces, a few of them at once. So an arriving piece is summed while it lies in a cache, and
+ * `landing` is short: rdti_schedule_landing_bytes(). Both ends of an operand call it alike. Either
+ * may be NULL.
  */
 struct rdti_operand_in {
     uint32_t peer;
@@ -85,10 +84,10 @@ uint64_t rdti_schedule_landing_bytes(const struct rdti_coll *coll, uint64_t coun
 /* is_last: with it all ranks' values are in dst. */
 void rdti_schedule_reduce(struct rdti_coll *coll, void *dst, const void *lhs, const void *rhs,
                           uint64_t count, bool is_last);
-/* Of one operand of each rank, in rank order; `in` lives as long as the schedule. */
+/* Folds one operand of each rank, in rank order; `in` lives as long as the schedule. */
 void rdti_schedule_fold(struct rdti_coll *coll, void *dst, const uint8_t *const *in,
                         uint64_t count);
-/* Of averages of halves: dst = src / the divisor. */
+/* For averages of halves: dst = src / the divisor. */
 void rdti_schedule_divide(struct rdti_coll *coll, void *dst, const void *src, uint64_t count);
 void rdti_schedule_copy(struct rdti_coll *coll, void *dst, const void *src, uint64_t count);
 

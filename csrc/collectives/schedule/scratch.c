@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Landing memory that is kept. */
+ * Landing memory that is kept between collectives. */
 #include "collectives/schedule/scratch.h"
 
 #include <stddef.h>
@@ -9,7 +9,7 @@ enum { EMPTY = 0, FREE, TAKEN };
 static bool
 take_slot(struct rdti_temp *temp, unsigned from)
 {
-    /* acquire: what its last holder did; partner: the releases below */
+    /* acquire: sees what its last holder did; pairs with the releases below */
     return atomic_compare_exchange_strong_explicit(&temp->state, &from, TAKEN, memory_order_acquire,
                                                    memory_order_relaxed);
 }
@@ -22,7 +22,7 @@ leave_slot(struct rdti_temp *temp)
     atomic_store_explicit(&temp->state, state, memory_order_release);
 }
 
-/* With the slot taken. */
+/* Call with the slot taken. */
 static void
 drop_memory(struct rdti_temp *temp)
 {
@@ -44,7 +44,7 @@ rdti_temps_init(struct rdti_temps *temps, uint64_t most_bytes, bool is_repeating
         temps->slots[i].temps = temps;
 }
 
-/* What is wanted. */
+/* A request. */
 struct wish {
     const void *tensor;
     uint64_t len_bytes;
@@ -56,7 +56,7 @@ is_own(const struct rdti_temp *temp, const struct wish *wish)
     return temp->wanted_bytes == wish->len_bytes && temp->tensor == wish->tensor;
 }
 
-/* As many bytes as last time, so that its place is known. */
+/* As many bytes as last time, so that the source knows its place. */
 static bool
 is_same(const struct rdti_temp *temp, const struct wish *wish)
 {
@@ -91,7 +91,7 @@ kept_bytes(struct rdti_temps *temps)
     return atomic_load_explicit(&temps->kept_bytes, memory_order_relaxed);
 }
 
-/* With the slot taken: its memory may make room. */
+/* Call with the slot taken: whether its memory may make room. */
 static bool
 is_over(const struct rdti_temp *temp)
 {
@@ -100,7 +100,7 @@ is_over(const struct rdti_temp *temp)
     return !temp->temps->is_repeating || now - temp->taken_at > RDTI_TEMPS_STALE;
 }
 
-/* Until so many bytes more may be kept. False: they may not. */
+/* Frees memory until this many bytes more may be kept. False: they may not. */
 static bool
 make_room(struct rdti_temps *temps, uint64_t len_bytes)
 {
@@ -126,7 +126,7 @@ find_empty(struct rdti_temps *temps)
     return NULL;
 }
 
-/* An empty slot, else one whose memory is of no use here. */
+/* An empty slot, else one whose memory is not needed. */
 static struct rdti_temp *
 find_any(struct rdti_temps *temps)
 {
@@ -143,7 +143,7 @@ find_any(struct rdti_temps *temps)
     return temp;
 }
 
-/* Remembers a tensor, or, without one, a length. True: it was wanted before. */
+/* Remembers a tensor, or, without one, a length. True: it was requested before. */
 static bool
 has_come_again(struct rdti_temps *temps, const void *tensor, uint64_t len_bytes)
 {
@@ -159,7 +159,7 @@ has_come_again(struct rdti_temps *temps, const void *tensor, uint64_t len_bytes)
     return false;
 }
 
-/* In a slot that is the caller's, or NULL. NULL: no memory, and it is not any more. */
+/* Allocates memory in a slot that the caller holds, or NULL. NULL: no memory; the slot is left. */
 static struct rdti_temp *
 make_memory(struct rdti_temp *temp, rdt_context *ctx, uint64_t len_bytes)
 {
@@ -177,7 +177,7 @@ make_memory(struct rdti_temp *temp, rdt_context *ctx, uint64_t len_bytes)
     return temp;
 }
 
-/* For a tensor that came again; NULL: there is no more for single ones. */
+/* For a tensor that came again; NULL: single tensors may have no further memory. */
 static struct rdti_temp *
 make_own(struct rdti_temps *temps, rdt_context *ctx, uint64_t len_bytes)
 {
@@ -189,7 +189,7 @@ make_own(struct rdti_temps *temps, rdt_context *ctx, uint64_t len_bytes)
     return make_memory(find_empty(temps), ctx, len_bytes);
 }
 
-/* Some tensor's memory, or new. */
+/* The memory of some tensor, or new memory. */
 static struct rdti_temp *
 find_or_make(struct rdti_temps *temps, rdt_context *ctx, const struct wish *wish)
 {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * step.h - one step of a schedule; for the files that build and run schedules.
+ * One step of a schedule; for the files that build and run schedules.
  */
 #ifndef RDTI_COLLECTIVES_SCHEDULE_STEP_H
 #define RDTI_COLLECTIVES_SCHEDULE_STEP_H

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * Binomial trees. Members are counted from the root: member v hangs below v without its lowest set
- * bit, so that a subtree is a contiguous range of members.
+ * Binomial trees. Members are counted from the root: the parent of member v is v without its lowest
+ * set bit, so that a subtree is a contiguous range of members.
  */
 #include "collectives/collective.h"
 #include "collectives/schedule/schedule.h"
@@ -70,8 +69,8 @@ add_chunks(struct rdti_coll *coll, bool is_sent, uint32_t member, uint32_t first
 
 /*
  * Down the tree a member gets the chunks of its subtree only; the others come round the ring, from
- * the member before. So a buffer leaves each member twice at most, however many there are. First
- * messages take the edges of the tree above, so that members who disagree on the length learn it.
+ * the member before. So each member sends a buffer twice at most, however many there are. First
+ * messages take the edges of the tree above, so that members that disagree on the length learn it.
  */
 static void
 build_broadcast_ring(struct rdti_coll *coll)

@@ -7,15 +7,15 @@
 #include "collectives/collective.h"
 
 enum {
-    STREAMS_MAX = 16, /* at a time: more are taken for as many */
+    STREAMS_MAX = 16, /* at a time: more are counted as this many */
     PS_PER_NS = 1000,
-    /* Of a message where a rank has one for each other under way: what is larger is offered first,
-     * and would come from all at once; and a sum has room for all that comes. */
+    /* Limit for a message where a rank sends one to each other at the same time: larger ones are
+     * offered first, and would come from all at once; and a sum has room for all that come. */
     AT_ONCE_MAX_BYTES = 64 * 1024,
-    /* Packed tensors are summed as each would be alone, so all that are small have one algorithm:
-     * the one for this size. It is none in which the order of a sum hangs on the place of an
-     * element, and one in which partners send to each other at once, so that ranks that disagree
-     * learn it from the first message. */
+    /* Packed tensors are summed as each would be alone, so all small ones have one algorithm: the
+     * one for this size. In it the order of a sum does not depend on the place of an element, and
+     * partners send to each other at once, so that ranks that disagree learn it from the first
+     * message. */
     SMALL_BYTES = 4096,
 };
 #define LEN_MAX_BYTES (UINT64_C(1) << 32) /* larger ones are chosen for as this one */
@@ -71,8 +71,8 @@ rounds_of(uint32_t size)
     return rounds;
 }
 
-/* What `streams` messages at a time that begin or end at one host cost, each of them: they share
- * what two directions were seen to share, cores or a link. */
+/* The cost of each of `streams` messages at a time that begin or end at one host: they share what
+ * two directions were seen to share, cores or a link. */
 static uint64_t
 shared_ps(const struct ground *on, uint64_t cost_ps, uint64_t streams)
 {
@@ -96,7 +96,7 @@ sum_ps(const struct ground *on, uint64_t len_bytes)
     return shared_ps(on, len_bytes * on->gamma_ps, on->ranks_per_host);
 }
 
-/* Ranks beyond a power of two join before, and are told after. */
+/* Ranks beyond a power of two join before, and get the result after. */
 static uint64_t
 joining_ps(const struct ground *on)
 {
@@ -181,7 +181,7 @@ scatter_ring_ps(const struct ground *on)
     return gather_ring_ps(on) + sum_ps(on, to_others(on, on->len_bytes));
 }
 
-/* Its own block is copied beside the others', and the sum to where it belongs: as summing it. */
+/* The local block is copied too, and the sum to its place: counted as summing. */
 static uint64_t
 scatter_direct_ps(const struct ground *on)
 {
@@ -231,7 +231,7 @@ static const struct {
     bool is_for_small;
     uint64_t most_bytes; /* of a block */
 } ways[] = {
-    /* Of equal ones the first. */
+    /* Of equal costs the first one counts. */
     {RDT_COLL_ALLREDUCE, &rdti_allreduce_doubling, doubling_ps, true, UINT64_MAX},
     {RDT_COLL_ALLREDUCE, &rdti_allreduce_tree, tree_ps, false, UINT64_MAX},
     {RDT_COLL_ALLREDUCE, &rdti_allreduce_halving, halving_ps, true, UINT64_MAX},
@@ -310,7 +310,7 @@ rdti_cost_by_hosts(const struct rdti_costs *costs, const struct rdti_hosts *host
     const uint32_t most_rails = is_small(len_bytes) ? 1 : hosts->least;
     struct rdti_cost_plan best = {.cost_ps = UINT64_MAX};
 
-    /* One, or all that there can be: what lies between is between them in cost. */
+    /* One rail, or as many as possible: the cost of numbers in between lies in between. */
     for (uint32_t rails = 1; rails <= most_rails; rails = rails < most_rails ? most_rails : 65) {
         const uint64_t len = len_for(len_bytes);
         const struct ground on = {.path = costs->paths[costs->far],

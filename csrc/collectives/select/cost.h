@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * cost.h - what messages, copies and sums cost, and what algorithms made of them would.
+ * What messages, copies and sums cost, and what algorithms would cost by that.
  *
  * A table is measured by rank 0, or read from RDMATENSOR_COST_TABLE, in the set-up of a group whose
  * members share no memory with some others, and sent to all: ranks must never choose differently.
- * All is in whole numbers, so that the same table gives the same choice on every machine. Other
- * groups have the table that is built in.
+ * All values are whole numbers, so that the same table gives the same choice on every machine.
+ * Other groups have the table that is built in.
  */
 #ifndef RDTI_COLLECTIVES_SELECT_COST_H
 #define RDTI_COLLECTIVES_SELECT_COST_H
@@ -19,7 +18,7 @@
 extern const struct rdti_costs rdti_costs_built_in;
 
 /* `name value` lines, as rdti_costs_print() makes them; unknown names are refused, as are missing
- * ones. RDT_EINVAL; *is_there_out false, and *out untouched, where there is no file. */
+ * ones. RDT_EINVAL; *is_there_out false, and *out untouched, where the file does not exist. */
 rdt_status rdti_costs_load(const char *path, struct rdti_costs *out, bool *is_there_out,
                            struct rdt_error *err);
 /* RDT_EDEVICE. Readers of the file see all of it or nothing. */
@@ -28,10 +27,10 @@ rdt_status rdti_costs_save(const char *path, const struct rdti_costs *costs, str
 int rdti_costs_print(const struct rdti_costs *costs, char *text, size_t cap);
 const char *rdti_costs_source(const struct rdti_costs *costs); /* "measured" */
 const char *rdti_path_name(uint64_t path);                     /* "tcp" */
-/* Values that have no meaning, and those that would overflow, become the nearest that do. */
+/* Values without a meaning, and those that would overflow, become the nearest valid ones. */
 void rdti_costs_clamp(struct rdti_costs *costs);
 
-/* How an operation goes. */
+/* How an operation is carried out. */
 struct rdti_cost_plan {
     const struct rdti_coll_algorithm *algorithm; /* of all members; between hosts if rails > 0 */
     uint32_t rails;                              /* 0: not by way of hosts */
@@ -39,7 +38,7 @@ struct rdti_cost_plan {
 };
 
 /* Over messages among all `size` members; hosts NULL: each is alone on its host. len_bytes: of a
- * member's block. The algorithm is NULL for operations that have but one. */
+ * member's block. The algorithm is NULL for operations that have only one. */
 struct rdti_cost_plan rdti_cost_flat(const struct rdti_costs *costs, uint32_t op, uint32_t size,
                                      const struct rdti_hosts *hosts, uint64_t len_bytes);
 /* An all_reduce. */

@@ -7,10 +7,10 @@
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
 
-/* Beside those of the founding. */
+/* In addition to the tags of the set-up. */
 #define TAG_TABLE (UINT64_C(3) << 62 | 2)
 
-/* Whom rank 0 measures with, one after the other. */
+/* The partners that rank 0 measures with, one after the other. */
 enum { FAR, NEAR, PARTNERS };
 
 static const char *
@@ -64,7 +64,7 @@ rdti_agreement_begin(struct rdti_agreement *a, struct rdti_coll *coll, bool must
     return RDT_OK;
 }
 
-/* What the messages with one partner say. */
+/* Takes over the results of the messages with one partner. */
 static void
 take_result(struct rdti_agreement *a, struct rdti_costs *costs)
 {
@@ -76,7 +76,7 @@ take_result(struct rdti_agreement *a, struct rdti_costs *costs)
         costs->gamma_ps = rdti_measure_sum_ps(&a->measure);
     } else {
         costs->paths[RDTI_PATH_SHM] = cost;
-        /* A tick wakes who sleeps, as a message does; a byte is stored, and read. */
+        /* A tick wakes a sleeping member, as a message does; a byte is stored, and read. */
         costs->paths[RDTI_PATH_BOARD] =
             (struct rdti_path_cost){.alpha_ns = cost.alpha_ns,
                                     .beta_ps = 2 * rdti_measure_copy_ps(&a->measure),
@@ -85,7 +85,7 @@ take_result(struct rdti_agreement *a, struct rdti_costs *costs)
     rdti_costs_clamp(costs);
 }
 
-/* Rank 0 with each partner in turn; a partner with rank 0; others have nothing to do. */
+/* Rank 0 measures with each partner in turn; a partner with rank 0; others have nothing to do. */
 static rdt_status
 measure(struct rdti_agreement *a, struct rdti_coll *coll, uint32_t *peer_out, struct rdt_error *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Messages sent to learn what they cost. */
+ * Messages that are sent to measure their cost. */
 #include "base/error.h"
 #include "collectives/select/measure.h"
 
@@ -11,12 +11,12 @@
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
 
-/* Beside the tags of the founding, whose lowest bits say what they are. */
+/* In addition to the tags of the set-up, whose lowest bits give their kind. */
 #define TAG_MEASURE (UINT64_C(3) << 62 | UINT64_C(1) << 8)
 
 enum {
     SMALL_BYTES = 8,
-    LARGE_BYTES = 128 * 1024, /* far beyond what is sent eagerly, and little to wait for */
+    LARGE_BYTES = 128 * 1024, /* far above the eager limit, and a short wait */
     REPEATS = 8,
     SUM_BYTES = 32 * 1024, /* as sums are made: in the cache */
 };
@@ -70,7 +70,7 @@ post(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
     return status == RDT_OK && (m->leads || is_duplex(m)) ? send_one(m, coll, err) : status;
 }
 
-/* Both are looked at: nothing comes from a peer that waits for what could not be sent. */
+/* Both are tested: a peer that waits for a message that could not be sent sends nothing. */
 static rdt_status
 exchange(struct rdti_measure *m, struct rdti_coll *coll, struct rdt_error *err)
 {
@@ -117,8 +117,8 @@ rdti_measure_fini(struct rdti_measure *m)
     *m = (struct rdti_measure){0};
 }
 
-/* What others do with the cores and the wire only adds to a sample: the least is nearest to the
- * path's own cost, also where most of them were disturbed. */
+/* Other load on the cores and the wire only adds to a sample: the least is nearest to the path's
+ * own cost, also where most of them were disturbed. */
 static uint64_t
 least_of(const uint64_t *values, unsigned count)
 {
@@ -137,8 +137,8 @@ rdti_measure_result(const struct rdti_measure *m)
     uint64_t small = least_of(m->taken_ns, RDTI_MEASURE_SMALL) / 2;
     const uint64_t both =
         least_of(m->taken_ns + RDTI_MEASURE_SMALL + RDTI_MEASURE_LARGE, RDTI_MEASURE_DUPLEX);
-    /* So disturbed that bytes seem to cost nothing, which would speak for moving any number of
-     * them: which part of a large message they are is unknown, so half of it. */
+    /* So disturbed that bytes seem to cost nothing, which would favour moving any number of them.
+     * Which part of a large message's cost is due to bytes is unknown, so half of it. */
     if (small >= large)
         small = large / 2;
     const uint64_t bytes_ns = large > small ? large - small : 1;

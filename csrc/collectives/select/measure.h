@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * measure.h - what messages between two members cost, found out by sending some.
+ * What messages between two members cost, measured by sending some.
  *
  * Rank 0 leads; its partner answers. Both run the same steps: small messages there and back, large
  * ones there and back, large ones both ways at once.
@@ -39,15 +38,16 @@ struct rdti_measure {
 /* RDT_ENOMEM. */
 rdt_status rdti_measure_init(struct rdti_measure *m, uint32_t peer, bool leads,
                              struct rdt_error *err);
-/* RDT_OK: over. RDT_EAGAIN: in flight. Errors name nobody: the caller knows the peer. */
+/* RDT_OK: over. RDT_EAGAIN: in flight. Errors name no peer: the caller knows it. */
 rdt_status rdti_measure_advance(struct rdti_measure *m, struct rdti_coll *coll,
                                 struct rdt_error *err);
 bool rdti_measure_is_quiet(struct rdti_measure *m);
-/* Quiet or over; zeroed is legal. */
+/* Quiet or over; a zeroed one is allowed. */
 void rdti_measure_fini(struct rdti_measure *m);
-/* Of one that is over and was led. */
+/* The result of a measurement that is over and was led here. */
 struct rdti_path_cost rdti_measure_result(const struct rdti_measure *m);
-/* What needs nobody else: a pass over memory, past the caches, as a path without alpha; a sum. */
+/* Measured without a peer: a pass over memory by non-temporal stores, as a path without alpha; a
+ * sum. */
 uint64_t rdti_measure_copy_ps(const struct rdti_measure *m);
 uint64_t rdti_measure_sum_ps(const struct rdti_measure *m);
 

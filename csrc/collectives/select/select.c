@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which algorithm carries a collective out: by its kind, its bytes, and what RDMATENSOR_ALGO says.
+ * Which algorithm carries out a collective: by its kind, its bytes, and RDMATENSOR_ALGO.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum {
     /* Below, messages are sent eagerly, and a root was ahead of one that fills a board, when that
-     * waited for the others still: not measured since. Above, a board's two passes over memory cost
+     * still waited for the others: not measured since. Above, a board's two passes over memory cost
      * more than a tree's one. */
     BROADCAST_BY_HOSTS_MIN_BYTES = 32 * 1024,
     BROADCAST_BY_HOSTS_MAX_BYTES = 1024 * 1024,
@@ -55,7 +55,7 @@ rdti_choice_from_environment(unsigned *out, struct rdt_error *err)
                           text);
 }
 
-/* Sums that others than boards and ordered.c make go in an order of their own. */
+/* Sums made by others than boards and ordered.c have an order of their own. */
 static bool
 keeps_rank_order(unsigned choice)
 {
@@ -96,14 +96,14 @@ rdti_choice_wants_boards(unsigned choice, uint32_t size)
            size <= RDTI_TEAM_MAX;
 }
 
-/* What is packed is small, so that only a ring that is forced sums it by chunks: cost.c. */
+/* Packed tensors are small, so that only a ring that is forced sums them by chunks: cost.c. */
 bool
 rdti_choice_sums_by_chunk(const struct rdti_coll *coll)
 {
     return coll->team != NULL && coll->team->choice == CHOICE_RING;
 }
 
-/* NULL: the members are on as many hosts as they are. */
+/* NULL: each member is alone on its host. */
 static const struct rdti_hosts *
 hosts_of(const struct rdti_coll *coll)
 {
@@ -132,8 +132,8 @@ may_divide_first(const struct rdti_coll *coll)
     return coll->args.dtype != RDT_F16 || !rdti_coll_averages_halves(coll);
 }
 
-/* Messages have inputs alone, so that no partial sum is rounded. Between hosts of several members a
- * ring, which divides first, has so many times fewer bytes. */
+/* Messages carry inputs alone, so that no partial sum is rounded. Between hosts of several members
+ * a ring, which divides first, has so many times fewer bytes. */
 static bool
 sums_inputs(const struct rdti_coll *coll)
 {
@@ -230,7 +230,7 @@ goes_by_hosts(const struct rdti_coll *coll)
            rdti_cost_flat(team->costs, RDT_COLL_ALLREDUCE, coll->size, &team->hosts, bytes).cost_ps;
 }
 
-/* Of a group that sends messages. */
+/* For a group that sends messages. */
 static const struct rdti_coll_algorithm *
 choose_by_costs(const struct rdti_coll *coll)
 {

@@ -18,7 +18,7 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
         if (status != RDT_OK)
             return status;
     }
-    /* relaxed: only the founder's turn follows from it; partner: release() */
+    /* relaxed: only the founder's role follows from it; pairs with release() */
     (void)atomic_compare_exchange_strong_explicit(&coll->team->founder, &none, coll,
                                                   memory_order_relaxed, memory_order_relaxed);
     return RDT_OK;
@@ -27,7 +27,7 @@ prepare(struct rdti_coll *coll, struct rdt_error *err)
 static bool
 is_founder(const struct rdti_coll *coll)
 {
-    /* relaxed: partners in prepare() and release(); only the founder itself acts on it */
+    /* relaxed: pairs with prepare() and release(); only the founder itself acts on it */
     return atomic_load_explicit(&coll->team->founder, memory_order_relaxed) == coll;
 }
 
@@ -42,7 +42,7 @@ advance(struct rdti_coll *coll, struct rdt_error *err)
     if (rdti_team_verdict(coll->team) == RDTI_VERDICT_UNDECIDED)
         return RDT_EAGAIN;
     const struct rdti_coll_algorithm *algorithm = rdti_coll_choose(coll);
-    /* It goes without boards after all, among others that need their turn. */
+    /* It does not use boards after all, and others that do need their turn. */
     if (rdti_team_verdict(coll->team) == RDTI_VERDICT_HOSTS && algorithm != &rdti_hierarchical &&
         !rdti_team_pass_turn(coll->team->local, &coll->direct))
         return RDT_EAGAIN;
@@ -65,13 +65,13 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
     return rdti_founding_describe(coll, text, cap);
 }
 
-/* A founder that never began leaves the place to the next. */
+/* A founder that never began leaves the role to the next. */
 static void
 release(struct rdti_coll *coll)
 {
     struct rdti_coll *self = coll;
 
-    /* Only the founder may look at `founding`. relaxed: partner in prepare() */
+    /* Only the founder may read `founding`. relaxed: pairs with prepare() */
     if (is_founder(coll) && coll->team->founding == NULL)
         (void)atomic_compare_exchange_strong_explicit(&coll->team->founder, &self, NULL,
                                                       memory_order_relaxed, memory_order_relaxed);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
  * Collectives of a group on several hosts, some of which hold several members: up, over the boards
  * of each host; between, by messages among members of different hosts; down, over the boards again.
- * So what is the same for a whole host crosses to another once, and most steps are in memory.
+ * So data that is the same for a whole host crosses to another once, and most steps are in memory.
  *
- * A sum is cut into shares, a rail each: member r of each host sums share r of its host, and talks
- * to member r of the others about it. A small one has one rail.
+ * A sum is cut into shares, a rail each: member r of each host sums share r of its host, and
+ * exchanges it with member r of the others. A small one has one rail.
  *
  * Averages of halves are divided before a host's part is rounded to a half: between hosts they are
  * parts of the average, which are in range where the sums are not.
@@ -27,7 +26,7 @@ struct rdti_hierarchy {
     bool is_begun;
     unsigned at; /* the part that is in flight */
     uint32_t rails;
-    uint32_t speakers[RDTI_TEAM_MAX]; /* by host: with whom we talk, and ourselves */
+    uint32_t speakers[RDTI_TEAM_MAX]; /* by host: the member of this rail, also for this host */
 };
 
 /* ---- Shares ---- */
@@ -48,7 +47,7 @@ share_of(const struct rdti_coll *coll, uint32_t rail)
     return (struct share){begin * coll->elem_bytes, end - begin};
 }
 
-/* The bytes of a share that travel in a step, and where in the tensor they are. */
+/* The bytes of a share that are sent in a step, and where in the tensor they are. */
 static uint64_t
 piece_of(const struct rdti_coll *part, uint32_t rail, uint64_t step, uint64_t *off_out)
 {
@@ -71,7 +70,7 @@ plan_steps(struct rdti_coll *part, uint64_t piece_bytes)
         rdti_direct_steps(share_of(whole, 0).count * part->elem_bytes, piece_bytes);
 }
 
-/* ---- Up: the shares of each member, and our sum of one of them ---- */
+/* ---- Up: the shares of each member, and the local sum of one of them ---- */
 
 static void
 plan_up(struct rdti_coll *part)
@@ -88,7 +87,7 @@ fill_up(struct rdti_coll *part, uint64_t step, struct rdt_error *err)
     (void)err;
     for (uint32_t rail = 0; rail < part->whole->hierarchy->rails; rail++) {
         const uint64_t len = piece_of(part, rail, step, &off);
-        /* The sum of two takes our own part from the user's buffer. */
+        /* The sum of two takes the local part from the user's buffer. */
         if (rail != part->rank || part->size > 2)
             rdti_direct_put(part, stage + rail * part->direct.piece_bytes,
                             rdti_coll_at_const(part->args.send, off), len);
@@ -181,7 +180,7 @@ add_part(struct rdti_coll *coll, unsigned number)
     return part;
 }
 
-/* Up: one member of our host needs what all have. */
+/* Up: one member of this host needs what all have. */
 static void
 add_gathering(struct rdti_coll *coll, const struct rdti_direct_op *op, uint32_t rails)
 {
@@ -360,7 +359,7 @@ begin(struct rdti_coll *coll)
         h->parts[i].direct.ticket = coll->direct.ticket;
         h->parts[i].direct.ticket_after = coll->direct.ticket_after;
     }
-    if (h->has[PART_DOWN]) /* the turn stays ours until then */
+    if (h->has[PART_DOWN]) /* the turn is kept until then */
         h->parts[PART_UP].direct.ticket_after = coll->direct.ticket;
     divide_own(coll);
     h->is_begun = true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which members of a group are on one host, out of what all of them said. */
+ * Which members of a group are on one host, from the votes of all of them. */
 #include "collectives/team/team.h"
 
 static bool

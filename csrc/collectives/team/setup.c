@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How a team is founded: every member tells every other where its board lies, tries to hold theirs,
- * and says whether it could. */
+ * How a team is set up: every member sends every other the address of its board, tries to hold the
+ * others' boards, and votes on whether it could. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "collectives/team/team.h"
 #include "wire/founding.h"
 
-/* Beside the tags of schedules, which have bit 63 set and bit 62 clear. */
+/* In addition to the tags of schedules, which have bit 63 set and bit 62 clear. */
 #define TAG_FOUNDING (UINT64_C(3) << 62)
 
 _Static_assert(RDTI_TEAM_MAX == 64, "a vote has a bit for each member");
@@ -31,14 +31,14 @@ struct rdti_founding {
     struct rdti_team *local; /* for the verdict HOSTS */
     struct rdti_agreement costs;
     bool has_board;
-    bool must_measure; /* what rank 0 said */
+    bool must_measure; /* as rank 0 stated */
     uint64_t can_hold; /* whose boards can be used from here: bits of ranks */
     uint8_t address[RDTI_FOUNDING_ADDRESS_BYTES];
     uint8_t vote[RDTI_FOUNDING_VOTE_BYTES];
     struct exchange peers[];
 };
 
-/* A board that nobody has, for lack of memory, is a vote for messages and no error. */
+/* A member without a board, for lack of memory, votes for messages; this is not an error. */
 static void
 make_board(struct rdti_team *team, rdt_group *group, struct rdti_founding *founding)
 {
@@ -73,7 +73,8 @@ post(struct rdti_coll *coll, uint32_t peer, bool is_vote, struct rdt_error *err)
     return status;
 }
 
-/* "all_reduce #1, round 1 of 2 of the set-up, send to rank 3: " before what the mailbox said. */
+/* Puts "all_reduce #1, round 1 of 2 of the set-up, send to rank 3: " before the mailbox's
+ * message. */
 static rdt_status
 with_context(const struct rdti_coll *coll, uint32_t peer, const char *what, rdt_status status,
              struct rdt_error *err)
@@ -128,7 +129,7 @@ test_all(struct rdti_coll *coll, uint64_t want_bytes, struct rdt_error *err)
     return is_done ? RDT_OK : RDT_EAGAIN;
 }
 
-/* RDT_OK with `can_hold_out`: whether its board can be used from here. */
+/* RDT_OK with `can_hold_out`: whether the peer's board can be used from here. */
 static rdt_status
 hold_one(struct rdti_coll *coll, uint32_t peer, bool *can_hold_out, struct rdt_error *err)
 {
@@ -184,7 +185,7 @@ hold_all(struct rdti_coll *coll, struct rdt_error *err)
     return is_done ? RDT_OK : RDT_EAGAIN;
 }
 
-/* What all can hold, now that every address was tried. */
+/* Votes with the boards that this member can hold, now that every address was tried. */
 static rdt_status
 begin_votes(struct rdti_coll *coll, struct rdt_error *err)
 {
@@ -254,7 +255,7 @@ decide(struct rdti_coll *coll)
         founding->local = NULL;
     }
     founding->phase = PHASE_OVER;
-    /* release: partner in rdti_team_verdict() */
+    /* release: pairs with rdti_team_verdict() */
     atomic_store_explicit(&team->verdict, verdict, memory_order_release);
 }
 
@@ -276,7 +277,7 @@ begin(struct rdti_coll *coll, struct rdt_error *err)
     return post_all(coll, false, err);
 }
 
-/* Who shares memory with whom. */
+/* Finds which members share memory. */
 static rdt_status
 meet(struct rdti_coll *coll, struct rdt_error *err)
 {
@@ -300,7 +301,7 @@ meet(struct rdti_coll *coll, struct rdt_error *err)
     return status == RDT_OK ? sort_hosts(coll, err) : status;
 }
 
-/* What things cost between hosts: rank 0 measures, or has a table, and tells it. */
+/* The costs between hosts: rank 0 measures them, or has a table, and sends it. */
 static rdt_status
 agree_on_costs(struct rdti_coll *coll, struct rdt_error *err)
 {

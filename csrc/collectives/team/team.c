@@ -30,7 +30,7 @@ destroy(struct rdti_team *team)
 void
 rdti_team_release(struct rdti_team *team)
 {
-    /* acq_rel: whoever destroys it sees all that others did; partner: their releases */
+    /* acq_rel: the thread that destroys it sees all that others did; pairs with their releases */
     if (team != NULL && atomic_fetch_sub_explicit(&team->refs, 1, memory_order_acq_rel) == 1)
         destroy(team);
 }
@@ -87,7 +87,7 @@ rdti_team_writes(const struct rdti_team *team)
 {
     uint64_t writes = atomic_load_explicit(&team->writes, memory_order_relaxed);
 
-    /* A verdict says that the other team is there. */
+    /* A verdict implies that the other team exists. */
     if (rdti_team_verdict(team) == RDTI_VERDICT_HOSTS)
         writes += atomic_load_explicit(&team->local->writes, memory_order_relaxed);
     return writes;
@@ -121,7 +121,7 @@ void
 rdti_team_count_ran(struct rdti_team *team, const char *name)
 {
     for (unsigned i = 0; i < RDTI_RAN_MAX; i++) {
-        /* relaxed: the text is static, so nothing follows from who stored it; partner: below */
+        /* relaxed: the text is static, whichever thread stored it; pairs with the store below */
         const char *there = atomic_load_explicit(&team->ran[i].name, memory_order_relaxed);
         if (there == NULL &&
             atomic_compare_exchange_strong_explicit(&team->ran[i].name, &there, name,
@@ -138,7 +138,7 @@ rdti_team_count_ran(struct rdti_team *team, const char *name)
 bool
 rdti_team_pass_turn(struct rdti_team *team, const struct rdti_direct *ticket)
 {
-    /* acquire, release: partners in direct.c, begin() and end() */
+    /* acquire, release: pair with begin() and end() in board.c */
     if (atomic_load_explicit(&team->serving, memory_order_acquire) != ticket->ticket)
         return false;
     atomic_store_explicit(&team->serving, ticket->ticket_after, memory_order_release);
@@ -163,7 +163,7 @@ make_team(rdt_group *group, struct rdti_team **out, struct rdt_error *err)
     team->rank = rdt_group_rank(group);
     team->choice = choice;
     team->is_ordered = is_ordered;
-    /* What goes over boards has no sums. */
+    /* Data that goes over boards has no sums. */
     const bool may_share = rdt_context_verifies(rdt_group_context(group)) == RDT_VERIFY_OFF;
     atomic_init(&team->verdict, may_share && rdti_choice_wants_boards(team->choice, size)
                                     ? RDTI_VERDICT_UNDECIDED

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- *
- * team.h - what the members of a group share where all of them are on one host: each has a board in
- * its arena, which the others hold (rdt_endpoint_hold()); and, where they are on several, which of
- * them share one. The members of a host then have a team of their own, whose verdict is DIRECT.
+ * What the members of a group share where all of them are on one host: each has a board in its
+ * arena, which the others hold (rdt_endpoint_hold()); and, where they are on several, which of them
+ * share one. The members of a host then have a team of their own, whose verdict is DIRECT.
  *
  *   verdict    is                                          leaves by
  *   UNDECIDED  addresses of boards and votes are on their  every vote is here -> DIRECT if all say
@@ -17,23 +16,23 @@
  * The group's first collective, the founder, carries the exchange, so that ranks that disagree on
  * it learn how, and deadlines and deaths are its own. A verdict is the same on all members.
  *
- * A board has two stages. Work goes by ticks, 1, 2, ..., counted over all collectives of the group:
- * at tick t a member fills its stage t % 2, stores t into the tick's line, then uses the peers'
- * stages t % 2. It fills all of a stage only when every peer has stored t - 1: then nobody uses
- * what the stage held at t - 2 any more. So a tick costs one exchange of cache lines, and nobody
- * ever writes into another's board. What a member stored stays for the others also after it has
- * left.
+ * A board has two stages. Work proceeds by ticks, 1, 2, ..., counted over all collectives of the
+ * group: at tick t a member fills its stage t % 2, stores t into the tick's line, then uses the
+ * peers' stages t % 2. It fills all of a stage only when every peer has stored t - 1: then no
+ * member uses the stage's content of tick t - 2 any more. So a tick costs one exchange of cache
+ * lines, and no member ever writes into another's board. Data that a member stored stays for the
+ * others also after it has left.
  *
- * Who needs nothing of others, as the root of a broadcast, runs ahead of them where its part is
- * small: by the lines, of which there are RDTI_AHEAD_TICKS, and with what does not fit one in a
- * slot, an eighth of the stage. It fills the line of tick t when every peer has stored
- * t - RDTI_AHEAD_TICKS + 1, and a slot when they have stored the tick, too, that came after the
- * last one which had all of that stage. Else each member would have to have a core once for every
- * tick, where they are more than cores.
+ * A member that needs nothing of others, as the root of a broadcast, runs ahead of them where its
+ * part is small: by the lines, of which there are RDTI_AHEAD_TICKS, and by a slot, an eighth of the
+ * stage, for data that does not fit a line. It fills the line of tick t when every peer has stored
+ * t - RDTI_AHEAD_TICKS + 1. It fills a slot when every peer has also stored the tick that came
+ * after the last one which had all of that stage. Else each member would have to have a core once
+ * for every tick, where members outnumber cores.
  *
  * Threads: collectives take turns, in the order of their tickets; the one whose turn it is owns all
- * that is not atomic. Peers' bytes are copied before they are looked at, and never trusted for a
- * size or an address.
+ * that is not atomic. Peers' bytes are copied before they are checked, and never trusted for a size
+ * or an address.
  */
 #ifndef RDTI_COLLECTIVES_TEAM_TEAM_H
 #define RDTI_COLLECTIVES_TEAM_TEAM_H
@@ -51,16 +50,16 @@ struct rdti_founding;
 struct rdti_places;
 
 enum {
-    /* More members send messages: each tick looks at a line of every peer. */
+    /* Larger groups send messages: each tick reads a line of every peer. */
     RDTI_TEAM_MAX = 64,
     RDTI_LINE_BYTES = 64,
-    /* A board takes 2 MiB, the granule in which the arena takes pages. All_reduce of a MiB: stages
-     * of 1 MiB 75 us, of 256 KiB 92; of 4 MiB: 290 and 355. */
+    /* A board takes 2 MiB, the granule in which the arena takes pages. All_reduce of 1 MiB: 75 us
+     * with stages of 1 MiB, 92 us with 256 KiB. */
     RDTI_STAGE_BYTES = 1024 * 1024 - 4096,
     RDTI_INLINE_BYTES = 24,                                      /* payload that fits the line */
     RDTI_AHEAD_TICKS = 16,                                       /* lines; more was not tried */
     RDTI_SLOT_BYTES = RDTI_STAGE_BYTES / (RDTI_AHEAD_TICKS / 2), /* of a stage: a small part */
-    /* Passes over less are not timed: they take no longer than two looks at the clock. */
+    /* Passes over less are not timed: they take no longer than reading the clock twice. */
     RDTI_TIMED_FROM_BYTES = 4096,
 };
 
@@ -69,7 +68,7 @@ enum rdti_pass { RDTI_PASS_SUM, RDTI_PASS_COPY, RDTI_PASSES };
 
 /* Written by the owner only. */
 struct rdti_line {
-    _Atomic uint64_t tick;        /* of what it announces; stored last */
+    _Atomic uint64_t tick;        /* of the content of the line; stored last */
     struct rdt_message_desc desc; /* of the collective whose first tick it is */
     union {
         uint64_t steps; /* all_to_all: ticks that the owner needs */
@@ -83,12 +82,12 @@ struct rdti_tick {
     uint8_t pad[RDTI_LINE_BYTES]; /* the pair of lines that is prefetched together */
 };
 
-/* For sums in place: who is at work in others' memory, and who has given up. seq_cst: a member
- * stores `is_busy` and then looks for one that has stopped; one that stops stores that and then
- * looks for busy ones; so one of the two sees the other. */
+/* For sums in place: which members work in others' memory, and which have given up. seq_cst: a
+ * member stores `is_busy` and then checks for one that has stopped; one that stops stores that and
+ * then checks for busy ones; so one of the two sees the other. */
 struct rdti_place {
     _Atomic uint32_t is_busy;
-    _Atomic uint32_t has_stopped; /* for good: the group is broken */
+    _Atomic uint32_t has_stopped; /* permanently: the group is broken */
     uint8_t pad[2 * RDTI_LINE_BYTES - 8];
 };
 
@@ -110,8 +109,8 @@ struct rdti_hosts {
     uint32_t count;
     uint32_t least;                    /* members of the smallest */
     uint32_t most;                     /* members of the largest */
-    uint32_t own;                      /* our host */
-    uint32_t index;                    /* our position among its members */
+    uint32_t own;                      /* this host */
+    uint32_t index;                    /* position of this member on its host */
     uint32_t of[RDTI_TEAM_MAX];        /* the host of each member */
     uint32_t first[RDTI_TEAM_MAX + 1]; /* where a host's members begin in `ranks` */
     uint32_t ranks[RDTI_TEAM_MAX];     /* by host, then by rank */
@@ -128,17 +127,17 @@ rdti_hosts_members(const struct rdti_hosts *hosts, uint32_t host)
 }
 
 struct rdti_member {
-    rdt_endpoint *endpoint;          /* held; NULL: ourselves, or not yet */
+    rdt_endpoint *endpoint;          /* held; NULL: this member, or not yet */
     struct rdt_remote_region remote; /* of its board */
     struct rdti_board *board;
-    struct rdti_places *places; /* placed.c: of its tensors that we know; NULL: none yet */
+    struct rdti_places *places; /* in_place.c: its known tensors; NULL: none yet */
 };
 
 enum { RDTI_RAN_MAX = 16 /* names of algorithms; there are ten */ };
 
 /* How many collectives an algorithm has carried to their end. */
 struct rdti_ran {
-    _Atomic(const char *) name; /* static text; NULL: there is none, nor any behind */
+    _Atomic(const char *) name; /* static text; NULL: none, nor in later entries */
     atomic_ullong count;
 };
 
@@ -146,15 +145,15 @@ struct rdti_team {
     atomic_uint refs; /* the group, collectives */
     uint32_t rank;
     uint32_t size;
-    bool is_ordered; /* choose.c: sums go in rank order, whatever carries them */
-    unsigned choice; /* choose.c: what RDMATENSOR_ALGO said when the team was made */
+    bool is_ordered; /* select.c: sums use rank order, whatever carries them */
+    unsigned choice; /* select.c: RDMATENSOR_ALGO when the team was made */
     rdt_region *region;
     struct rdti_founding *founding; /* until the verdict */
     struct rdti_costs *costs;       /* the same on all members from the verdict on */
     struct rdti_hosts hosts;        /* from the verdict HOSTS on */
-    struct rdti_team *local;        /* of our host, likewise; else NULL */
+    struct rdti_team *local;        /* of this host, likewise; else NULL */
     struct rdti_temps temps;        /* for sums */
-    struct rdti_temps landings;     /* for what the user gets: see there */
+    struct rdti_temps landings;     /* for the user's data: see scratch.h */
     _Atomic(struct rdti_coll *) founder;
     atomic_uint verdict;
     atomic_ullong next_ticket;
@@ -174,15 +173,15 @@ struct rdti_team {
 /* team.c: the group's team, made at its first collective, with a reference. */
 rdt_status rdti_team_get(rdt_group *group, struct rdti_team **out, struct rdt_error *err);
 void rdti_team_release(struct rdti_team *team); /* NULL is legal */
-/* The verdict HOSTS: `local`, of at least as many members as the group, takes the boards of our
- * host's members over. */
+/* The verdict HOSTS: `local`, of at least as many members as the group, takes over the boards of
+ * this host's members. */
 void rdti_team_split(struct rdti_team *team, struct rdti_team *local);
 /* Zeroed, with one reference. RDT_ENOMEM. */
 rdt_status rdti_team_make(uint32_t size, struct rdti_team **out, struct rdt_error *err);
 uint64_t rdti_team_writes(const struct rdti_team *team);
 /* Any thread. `name` outlives the team. */
 void rdti_team_count_ran(struct rdti_team *team, const char *name);
-/* Gives the turn of a ticket to the next. False: it has not come. */
+/* Passes the turn of a ticket to the next. False: it has not come. */
 bool rdti_team_pass_turn(struct rdti_team *team, const struct rdti_direct *ticket);
 
 static inline unsigned
@@ -192,21 +191,21 @@ rdti_team_verdict(const struct rdti_team *team)
     return atomic_load_explicit(&team->verdict, memory_order_acquire);
 }
 
-/* A message was sent to a member, or our board filled for all of them. */
+/* A message was sent to a member, or the local board filled for all of them. */
 static inline void
 rdti_team_count_write(struct rdti_team *team)
 {
     (void)atomic_fetch_add_explicit(&team->writes, 1, memory_order_relaxed);
 }
 
-/* A pass over so many bytes begins; 0: they are too few to be timed. */
+/* A pass over this many bytes begins; 0: they are too few to be timed. */
 uint64_t rdti_pass_begin(uint64_t len_bytes);
-/* The pass that began then has ended. Any thread; NULL: nobody counts it. */
+/* The pass that began then has ended. Any thread; NULL: it is not counted. */
 void rdti_team_count_pass(struct rdti_team *team, enum rdti_pass pass, uint64_t began_ns);
-/* With those among the members of our host. */
+/* Including those among the members of this host. */
 uint64_t rdti_team_passes_ns(const struct rdti_team *team, enum rdti_pass pass);
 
-/* found.c: the exchange, driven by the founder. RDT_OK: there is a verdict. */
+/* setup.c: the exchange, driven by the founder. RDT_OK: there is a verdict. */
 rdt_status rdti_team_found(struct rdti_coll *coll, struct rdt_error *err);
 bool rdti_founding_is_quiet(struct rdti_coll *coll);
 uint32_t rdti_founding_describe(const struct rdti_coll *coll, char *text, size_t cap);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One attempt to do an operation now: how far it came, and what is left to do once the locks are
+ * One attempt to do an operation now: its progress, and the work to do after the locks are
  * released. */
 #ifndef RDTI_SHM_ATTEMPT_H
 #define RDTI_SHM_ATTEMPT_H
@@ -14,7 +14,7 @@ enum shm_progress {
     SHM_REFUSED,       /* stale or out of range: ends this op only */
     SHM_FAILED,        /* a copy that failed in the middle: ends the lane */
     SHM_NEEDS_SEGMENT, /* wait for segment_arrived() */
-    SHM_NEEDS_ROOM     /* wait for the peer to take from its ring */
+    SHM_NEEDS_ROOM     /* wait until the peer takes from its ring */
 };
 
 struct shm_attempt {
@@ -27,9 +27,9 @@ struct shm_attempt {
 };
 
 /*
- * The first byte of a region of the peer in our memory, if its generation lives and its segment is
- * mapped; the ranges of the blocks, which lie in the region, are brought into our page table. Under
- * tx_lock.
+ * The address of a peer's region in this process, if its generation is live and its segment is
+ * mapped. Enters the ranges of the blocks, which lie in the region, into this process's page table.
+ * Under tx_lock.
  */
 enum shm_progress rdti_shm_reach(struct shm_lane *l, const struct rdt_remote_region *remote,
                                  const struct rdt_block *blocks, uint32_t count,
@@ -40,7 +40,7 @@ enum shm_progress rdti_shm_check_generation(const struct shm_lane *l,
                                             const struct rdt_remote_region *remote,
                                             struct shm_attempt *attempt);
 
-/* Of a copy through the kernel: what is permitted no more ends this op only. */
+/* Of a copy through the kernel: if the permission has been withdrawn, only this op ends. */
 static inline enum shm_progress
 rdti_shm_moved(const struct shm_attempt *attempt)
 {
@@ -49,13 +49,13 @@ rdti_shm_moved(const struct shm_attempt *attempt)
     return attempt->status == RDT_ENOTSUP ? SHM_REFUSED : SHM_FAILED;
 }
 
-/* Do a write or a read whose turn it is. Under tx_lock. */
+/* Do the write or read that is next. Under tx_lock. */
 enum shm_progress rdti_shm_execute_write(struct shm_lane *l, const struct rdti_op *op,
                                          struct shm_attempt *attempt);
 enum shm_progress rdti_shm_execute_read(struct shm_lane *l, const struct rdti_op *op,
                                         struct shm_attempt *attempt);
 
-/* Ring and ask, without a lock. */
+/* Rings the bell and requests the segment, without a lock. */
 void rdti_shm_follow_up(struct shm_lane *l, const struct shm_attempt *attempt);
 
 /* Count and complete an op that is done, without a lock. */
@@ -65,8 +65,7 @@ void rdti_shm_finish(struct shm_lane *l, struct rdti_op *op);
 void rdti_shm_enqueue(struct shm_lane *l, struct rdti_op *op);
 void rdti_shm_fail_locked(struct shm_lane *l, const struct rdt_error *err);
 
-/* Whether a write names a region at all: a notification alone has index 0, which is never given
- * out. */
+/* Whether a write names a region at all: a notification alone has index 0, which no region has. */
 static inline bool
 shm_names_region(const struct rdti_op *op)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Doing an operation whose turn it is: the copy, then the notification. */
+ * Executes the next operation: the copy, then the notification. */
 #include "base/copy.h"
 #include "base/error.h"
 #include "transport/shm/attempt.h"
 #include "wire/notify.h"
 
-/* Entries that the peer has not taken yet, as far as tx_head tells. */
+/* Entries that the peer has not taken yet, according to tx_head. */
 static uint32_t
 outstanding(const struct shm_lane *l)
 {
@@ -18,14 +18,15 @@ has_room(struct shm_lane *l)
 {
     if (outstanding(l) < SHM_RING_ENTRIES)
         return true;
-    /* acquire: the peer has read the entry that we are going to store over. */
+    /* acquire: the peer has read the entry that this thread is about to overwrite. */
     l->tx_head = atomic_load_explicit(&l->peer_ring->head, memory_order_acquire);
     return outstanding(l) < SHM_RING_ENTRIES;
 }
 
 /*
- * Ask the peer to wake us for room, then look again: see ring.h, "room". If this is news to the
- * peer its bell is rung: it may be computing, and then its progress thread has to take.
+ * Requests a wake-up when there is room, then checks again: see ring.h, "room". If the request is
+ * new, it rings the peer's bell: the peer may be computing, and then its progress thread has to
+ * take the entries.
  */
 static bool
 has_room_at_last(struct shm_lane *l, struct shm_attempt *attempt)
@@ -37,7 +38,7 @@ has_room_at_last(struct shm_lane *l, struct shm_attempt *attempt)
         atomic_exchange_explicit(&ring->producer_waits, 1, memory_order_seq_cst);
     l->tx_head = atomic_load_explicit(&ring->head, memory_order_seq_cst);
     if (outstanding(l) < SHM_RING_ENTRIES) {
-        /* relaxed: a ring of our bell for nothing is all that a late store costs. */
+        /* relaxed: a late store costs only an unnecessary ring of this side's bell. */
         atomic_store_explicit(&ring->producer_waits, 0, memory_order_relaxed);
         return true;
     }
@@ -63,7 +64,7 @@ find_room(struct shm_lane *l, struct shm_attempt *attempt)
     return SHM_FAILED;
 }
 
-/* One store kind for all blocks: what counts is how much of the caches the whole op sweeps. */
+/* One kind of store for all blocks: the choice depends on the total size of the op. */
 static void
 place(const struct rdti_op *op, uint8_t *base)
 {

@@ -114,7 +114,7 @@ err_free:
     return status;
 }
 
-/* What connect() has mapped so far; NULL where it has not. */
+/* What connect() has mapped so far; NULL if not mapped. */
 struct peer_half {
     void *ring;
     void *bell;
@@ -133,7 +133,7 @@ unmap_half(const struct peer_half *half)
         (void)munmap(half->generations, half->generation_bytes);
 }
 
-/* Whether fd is an eventfd that does not block. RDT_EPROTO, or RDT_ENOTVIABLE without /proc. */
+/* Checks that fd is a nonblocking eventfd. RDT_EPROTO, or RDT_ENOTVIABLE without /proc. */
 static rdt_status
 check_eventfd(int fd, int32_t peer_rank, struct rdt_error *err)
 {
@@ -156,8 +156,8 @@ check_eventfd(int fd, int32_t peer_rank, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Check a memfd of the peer's and map it: all of it, but no more than most_bytes. *len_out (may be
- * NULL) is what was mapped. */
+/* Checks a memfd of the peer and maps all of it, up to most_bytes. *len_out (may be NULL) is the
+ * mapped length. */
 static rdt_status
 map_memfd(int fd, const struct rdti_memfd_want *want, uint64_t most_bytes, int prot, void **out,
           uint64_t *len_out, struct rdt_error *err)
@@ -174,7 +174,7 @@ map_memfd(int fd, const struct rdti_memfd_want *want, uint64_t most_bytes, int p
     return status;
 }
 
-/* On failure *half says what to unmap. */
+/* On failure *half has what the caller must unmap. */
 static rdt_status
 map_half(const struct rdti_offer *offer, int32_t peer_rank, struct peer_half *half,
          struct rdt_error *err)
@@ -278,7 +278,7 @@ rdti_shm_fail_lane(struct rdti_lane *lane, const struct rdt_error *err)
 {
     struct shm_lane *l = shm_lane_of(lane);
 
-    l->is_error_reported = true; /* poll() takes no arrivals any more and reports nothing */
+    l->is_error_reported = true; /* poll() then takes no arrivals and reports nothing */
     rdti_shm_fail(l, err);
     rdti_shm_drain(l, err);
 }
@@ -296,7 +296,7 @@ rdti_shm_close_lane(struct rdti_lane *lane, const struct rdt_error *err)
         rdti_shm_lane_free(l);
         return;
     }
-    /* A callback of poll() closes: poll() still stands on this lane or on one beside it. */
+    /* Called from a callback of poll(), which still uses this lane or one next to it. */
     rdti_list_remove(&l->node);
     rdti_list_append(&s->closed, &l->node);
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A lane of the shm transport and the promises that its parts keep together.
+ * A lane of the shm transport, and the rules that its parts follow.
  *
- * Transmit. write() copies into the peer's mapped memory and publishes the notification, all in the
- * caller's thread under tx_lock: when it returns without having queued, everything is over and the
- * op is complete. Three things make it queue instead: an op that is queued already (order), a
- * segment that is not mapped yet, a ring that is full. Queued ops are pushed, in order, by poll()
- * and by the arrival of a segment.
+ * Transmit. write() copies into the peer's mapped memory and publishes the notification, in the
+ * caller's thread under tx_lock: if it returns without queueing, the op is complete. It queues in
+ * three cases: an op is already queued (order), the segment is not mapped yet, or the ring is full.
+ * poll() and the arrival of a segment push queued ops, in order.
  *
  *   state of an op   may its source be read?   leaves by
  *   in write()       yes                       done -> complete(RDT_OK); else QUEUED, or refused
@@ -14,20 +13,20 @@
  *                                              close_lane() -> complete(that)
  *
  * Revocation. The owner of a region ends its generation in the table (shared memory) and only then
- * asks for the acknowledgement, through a socket. Each access compares the generation just before
- * its copy, a queued one again when it is pushed. So an access that saw the old generation is over
- * once its write() or read() has returned (the core counts the threads inside and answers when it
- * has seen none), and no later access sees it. Where nobody counts, is_idle() is the barrier: it
- * takes both locks, so that when it has returned, true or false, every earlier access is over. This
- * is co-operation, not isolation: a peer's library that does not look can write anywhere in a
- * segment that it mapped.
+ * requests the acknowledgement, through a socket. Each access compares the generation just before
+ * its copy, a queued one again when it is pushed. So an access that saw the old generation has
+ * ended when its write() or read() returns (the core counts the threads inside and acknowledges
+ * when it has seen none), and no later access sees the old generation. Without that count,
+ * is_idle() is the barrier: it takes both locks, so that every earlier access has ended when it
+ * returns, whatever its result. This is cooperation, not isolation: a peer that does not check can
+ * write anywhere in a segment that it mapped.
  *
- * Receive. poll() alone takes from the inbound ring, under the engine's lock; it needs no lock of
+ * Receive. Only poll() takes from the inbound ring, under the engine's lock; it needs no lock of
  * the lane.
  *
- * Locks: engine, then read_lock, then tx_lock. No callback and no completion happens under them,
- * and no system call but those that are the copy (process_vm_writev) or prepare its first one
- * (MADV_POPULATE_WRITE).
+ * Locks: engine, then read_lock, then tx_lock. No callback and no completion runs under the lane's
+ * locks, and no system call except the copy itself (process_vm_writev) and the preparation of its
+ * first one (MADV_POPULATE_WRITE).
  */
 #ifndef RDTI_SHM_LANE_H
 #define RDTI_SHM_LANE_H
@@ -52,7 +51,7 @@ struct shm_state {
     bool is_polling;         /* [driver] */
 };
 
-/* Bits of `attention`: poll() has something to do besides the ring. */
+/* Bits of `attention`: poll() has work in addition to the ring. */
 enum { SHM_ATTENTION_QUEUE = 1, SHM_ATTENTION_ERROR = 2 };
 
 struct shm_lane {
@@ -63,12 +62,12 @@ struct shm_lane {
     bool is_connected;      /* [driver]; set once, before on_ready() */
     bool is_closed;         /* [driver] */
     bool is_error_reported; /* [driver] */
-    int ring_fd;            /* ours, for the offer */
-    struct shm_ring *ring;  /* inbound, ours */
+    int ring_fd;            /* of `ring`, for the offer */
+    struct shm_ring *ring;  /* inbound, owned */
 
     /* Receive side [driver]. */
     _Alignas(SHM_LINE_BYTES) struct shm_cursor rx;
-    uint32_t rx_unpublished; /* taken since head was stored */
+    uint32_t rx_unpublished; /* entries taken since head was stored */
 
     /* Immutable after connect(). */
     struct shm_ring *peer_ring;          /* outbound, the peer's */
@@ -81,17 +80,18 @@ struct shm_lane {
     /* Transmit side, under tx_lock. */
     _Alignas(SHM_LINE_BYTES) pthread_mutex_t tx_lock;
     struct shm_cursor tx;
-    uint32_t tx_head; /* the peer's head as read last */
+    uint32_t tx_head; /* the peer's head as last read */
     struct rdti_list queue;
     struct shm_segments segments;
     bool is_failed;
     struct rdt_error error;    /* the first, if is_failed */
     pthread_mutex_t read_lock; /* one read at a time, so that is_idle() can wait for it */
 
-    /* Set under tx_lock, read by poll() without: acquire pairs with the release of the setter. */
+    /* Set under tx_lock, read by poll() without it: acquire pairs with the release of the
+     * setter. */
     _Alignas(SHM_LINE_BYTES) _Atomic uint32_t attention;
 
-    /* What the peer reads to know us for the process of the offer. */
+    /* The peer reads it to check that this is the process of the offer. */
     uint8_t nonce[SHM_NONCE_BYTES];
 };
 
@@ -101,11 +101,11 @@ shm_lane_of(struct rdti_lane *lane)
     return RDTI_CONTAINER(lane, struct shm_lane, base);
 }
 
-/* Spins a little before it sleeps: most holders are done in less time than a sleep takes. */
+/* Spins briefly before it sleeps: most holders release the lock sooner than a sleep takes. */
 void rdti_shm_lock(pthread_mutex_t *lock);
 void rdti_shm_unlock(pthread_mutex_t *lock);
 
-/* lane.c: whether sealed memfds can be made and mapped here. RDT_ENOTVIABLE. */
+/* lane.c: checks that sealed memfds can be created and mapped here. RDT_ENOTVIABLE. */
 rdt_status rdti_shm_viable(struct rdt_error *err);
 /* lane.c: set-up and end; entries of struct rdti_transport. */
 rdt_status rdti_shm_make_offer(void *state, const struct rdti_lane_args *args,
@@ -126,7 +126,7 @@ bool rdti_shm_is_idle(struct rdti_lane *lane);
 
 /* queue.c. [driver] fd -1: the peer has no such segment. */
 void rdti_shm_segment_arrived(struct rdti_lane *lane, uint32_t segment, int fd, uint64_t len_bytes);
-/* [driver] Push queued ops; once the lane failed, complete them with its error. Returns their
+/* [driver] Push queued ops; after the lane failed, complete them with its error. Returns their
  * number. */
 uint32_t rdti_shm_push(struct shm_lane *l);
 /* Make *err the lane's first error, unless it has one. */

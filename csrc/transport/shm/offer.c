@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Encoding and decoding of the offer's bytes. */
+ * Encodes and decodes the offer's bytes. */
 #include "transport/shm/offer.h"
 
 #include <assert.h>

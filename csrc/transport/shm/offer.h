@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What one side of an shm lane tells the other: the bytes beside the four descriptors. */
+ * The offer of one side of an shm lane: the bytes that are sent with the four descriptors. */
 #ifndef RDTI_SHM_OFFER_H
 #define RDTI_SHM_OFFER_H
 
@@ -21,7 +21,7 @@ enum shm_offer_fd {
 struct shm_offer {
     uint32_t pid;                   /* of the sender, in its own pid namespace */
     uint64_t nonce_addr;            /* in its private memory */
-    uint8_t nonce[SHM_NONCE_BYTES]; /* what lies there */
+    uint8_t nonce[SHM_NONCE_BYTES]; /* the bytes there */
 };
 
 /* u16 version, u16 entries, u32 ring bytes, u32 pid, u64 nonce_addr, nonce; little endian. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * process_vm_readv() and process_vm_writev(), whole or not at all. */
+ * Moves all bytes by process_vm_readv() and process_vm_writev(), or fails. */
 #include "transport/shm/process.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/permit.h"
 
-/* 0, an errno, or -1: other bytes lie there. */
+/* 0, an errno, or -1: the bytes there differ. */
 static int
 read_nonce(const struct shm_process *process)
 {
@@ -115,9 +115,9 @@ advance(const struct rdt_block *blocks, uint32_t count, struct block_cursor *at,
     }
 }
 
-/* One system call, and looks whose memory it is about: before it, and after a read, whose bytes may
- * be of a process that has the number since. Between a look and a write the kernel would have to
- * start as many processes as there are numbers. */
+/* One system call. Checks that the pid is still the peer's: before it, and after a read, whose
+ * bytes may be those of a later process with the same pid. Between a check and a write the kernel
+ * would have to use up all pids. */
 static rdt_status
 move_once(struct shm_process *process, const struct iovec *local, const struct iovec *remote,
           unsigned long used, bool is_write, uint64_t *moved_out, struct rdt_error *err)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ops that could not go at once, and the first error of a lane, which ends them. */
+ * Queued ops, and the first error of a lane, which ends them. */
 #include <unistd.h>
 
 #include "base/error.h"
@@ -18,7 +18,7 @@ note_empty(struct shm_lane *l)
 {
     if (!rdti_list_is_empty(&l->queue))
         return;
-    /* relaxed: at worst poll() looks once in vain. */
+    /* relaxed: at worst poll() checks once in vain. */
     (void)atomic_fetch_and_explicit(&l->attention, ~(uint32_t)SHM_ATTENTION_QUEUE,
                                     memory_order_relaxed);
 }
@@ -65,7 +65,7 @@ rdti_shm_drain(struct shm_lane *l, const struct rdt_error *err)
     }
 }
 
-/* What one push took from the queue. */
+/* The ops that one push took from the queue. */
 struct batch {
     struct rdti_list done;
     uint32_t done_count;
@@ -88,7 +88,7 @@ push_one(struct shm_lane *l, struct batch *batch)
         progress == SHM_REFUSED && op->is_relied_on && batch->attempt.status != RDT_ESTALE;
     if (must_end) {
         rdti_shm_fail_locked(l, &batch->why);
-        return false; /* it ends with the others */
+        return false; /* it ends with the other ops */
     }
     if (progress == SHM_DONE || progress == SHM_REFUSED)
         rdti_list_remove(&op->link);
@@ -131,7 +131,7 @@ rdti_shm_push(struct shm_lane *l)
     return batch.done_count + (batch.refused != NULL ? 1 : 0);
 }
 
-/* Set the state of a segment that was asked for. */
+/* Set the state of a requested segment. */
 static void
 settle(struct shm_lane *l, uint32_t number, const struct shm_segment *settled)
 {
@@ -154,7 +154,7 @@ rdti_shm_segment_arrived(struct rdti_lane *lane, uint32_t segment, int fd, uint6
     rdti_shm_unlock(&l->tx_lock);
     if (!is_asked)
         status = rdti_error_set_rank(&err, RDT_EPROTO, l->peer_rank,
-                                     "segment %u came, but nobody asked for it", segment);
+                                     "segment %u arrived without a request", segment);
     else if (fd >= 0)
         status = rdti_shm_segment_map(fd, l->peer_rank, len_bytes, &settled, &err);
     if (fd >= 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where a peer's region lies in our memory, and whether it may still be touched. */
+ * The address of a peer's region in this process, and whether it may still be accessed. */
 #include "base/error.h"
 #include "base/range.h"
 #include "transport/shm/attempt.h"
@@ -15,9 +15,9 @@ rdti_shm_check_generation(const struct shm_lane *l, const struct rdt_remote_regi
                                 l->generation_count, (int)l->peer_rank);
         return SHM_REFUSED;
     }
-    /* seq_cst: pairs with the owner's store when it exports the region or ends its generation, and
-     * stands behind the core's count of this thread: who saw no count has a later look see the end.
-     * */
+    /* seq_cst: pairs with the owner's store when it exports the region or ends its generation. It
+     * comes after the core's count of this thread: if the core saw no count, this load sees the end
+     * of the generation. */
     const uint32_t generation =
         atomic_load_explicit(&l->generations[remote->index], memory_order_seq_cst);
     if (generation == remote->generation)
@@ -29,7 +29,7 @@ rdti_shm_check_generation(const struct shm_lane *l, const struct rdt_remote_regi
     return SHM_REFUSED;
 }
 
-/* A segment that is not mapped. Its first use asks the peer for it. */
+/* For a segment that is not mapped. Its first use requests it from the peer. */
 static enum shm_progress
 ask_segment(struct shm_lane *l, const struct rdt_remote_region *remote, struct shm_attempt *attempt)
 {

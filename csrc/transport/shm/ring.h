@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The notification ring: one per direction, one page, owned by the receiver, mapped by its one
+ * The notification ring: one per direction, one page, owned by the receiver, mapped by its single
  * sender.
  *
- * An entry is a single 64-bit word, its sequence above its notification, stored at once. The
- * sequence counts from 1 and wraps; an entry's old value is always 62 behind (or 0 in the first
- * lap), so that each word says whether it is new. What the other side stores is believed only as
- * far as it cannot hurt: the receiver's position is its own private count, and a word or a head
- * that cannot be right is a protocol error.
+ * An entry is a single 64-bit word, with the sequence in its upper half and the notification in its
+ * lower, stored at once. The sequence counts from 1 and wraps; an entry's old value is always 62
+ * less (or 0 in the first lap), so that each word shows whether it is new. Neither side trusts the
+ * other's stores: the receiver's position is its own private count, and an impossible word or head
+ * is a protocol error.
  *
- * Who wakes whom, in the terms of base/doorbell.h (all seq_cst):
+ * Wake-ups, in the terms of base/doorbell.h (all seq_cst):
  *   arrival  the sender publishes the entry, then rings the receiver's bell.
- *   room     the sender sets producer_waits, then looks at head again; the receiver publishes head,
- *            then looks at producer_waits and rings the sender's bell. One of the two sees the
- *            other's store. head lags by less than SHM_HEAD_EVERY, so a ring that looks full has
- *            entries left that will move it.
+ *   room     the sender sets producer_waits, then checks head again; the receiver publishes head,
+ *            then checks producer_waits and rings the sender's bell. One of the two sees the
+ *            other's store. head lags by less than SHM_HEAD_EVERY, so a ring that appears full
+ *            still has entries that will move it.
  */
 #ifndef RDTI_SHM_RING_H
 #define RDTI_SHM_RING_H
@@ -58,8 +58,8 @@ shm_cursor_advance(struct shm_cursor *cursor)
     }
 }
 
-/* Sender; there is room. Every store of this thread before is visible to whoever takes the entry.
- * */
+/* Sender; there is room. All earlier stores of this thread are visible to the thread that takes the
+ * entry. */
 static inline void
 shm_ring_publish(struct shm_ring *ring, struct shm_cursor *cursor, uint32_t notification)
 {
@@ -73,11 +73,12 @@ shm_ring_publish(struct shm_ring *ring, struct shm_cursor *cursor, uint32_t noti
 
 enum shm_taken { SHM_TAKEN, SHM_NOTHING, SHM_BROKEN };
 
-/* Receiver: the next entry, if it has come. */
+/* Receiver: the next entry, if it has arrived. */
 static inline enum shm_taken
 shm_ring_take(struct shm_ring *ring, struct shm_cursor *cursor, uint32_t *out)
 {
-    /* seq_cst: step (b) of the doorbell's sleeper; acquires what came before shm_ring_publish(). */
+    /* seq_cst: step (b) of the doorbell's sleeper; acquires the stores before
+     * shm_ring_publish(). */
     const uint64_t word =
         atomic_load_explicit(&ring->entries[cursor->slot].word, memory_order_seq_cst);
     const uint32_t sequence = (uint32_t)(word >> 32);

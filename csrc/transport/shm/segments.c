@@ -37,8 +37,8 @@ rdti_shm_segments_get(struct shm_segments *segments, uint32_t number, struct shm
 }
 
 /*
- * Check and map a segment of a peer's arena for reading and writing, left out of core dumps and at
- * a multiple of the huge page where it is that long. Undone by munmap(addr, len_bytes).
+ * Check and map a segment of a peer's arena for reading and writing, excluded from core dumps, and
+ * at a multiple of the huge page if it is that long. Undone by munmap(addr, len_bytes).
  *   RDT_EPROTO, as rdti_memfd_check()   RDT_ENOMEM
  */
 static rdt_status
@@ -55,7 +55,7 @@ map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out, struct rd
     rdt_status status = rdti_memfd_check(fd, &want, &found, err);
     if (status != RDT_OK)
         return status;
-    /* Of huge pages, mappings have whole ones only. */
+    /* A mapping of huge pages must consist of whole ones. */
     if (len_bytes == 0 || found.page_bytes > SHM_HUGE_PAGE_BYTES ||
         (found.page_bytes > (uint64_t)sysconf(_SC_PAGESIZE) && len_bytes % found.page_bytes != 0))
         return rdti_error_set_rank(err, RDT_EPROTO, peer_rank,
@@ -68,7 +68,7 @@ map_segment(int fd, int32_t peer_rank, uint64_t len_bytes, void **out, struct rd
         status = rdti_memfd_map_aligned(fd, want.what, len_bytes, SHM_HUGE_PAGE_BYTES, &addr, err);
     if (status != RDT_OK)
         return status;
-    (void)madvise(addr, len_bytes, MADV_DONTDUMP); /* a smaller core file is all that it is for */
+    (void)madvise(addr, len_bytes, MADV_DONTDUMP); /* it only makes core files smaller */
     *out = addr;
     return RDT_OK;
 }
@@ -113,7 +113,7 @@ rdti_shm_segment_populate(struct shm_segment *segment, uint64_t off_bytes, uint6
             const uint64_t at = from * part;
             const uint64_t stop = to * part < segment->len_bytes ? to * part : segment->len_bytes;
             const int sys_errno = rdti_memfd_populate_mapped(segment->addr + at, stop - at);
-            if (sys_errno != 0 && sys_errno != EINVAL) /* EINVAL: they come by ordinary faults */
+            if (sys_errno != 0 && sys_errno != EINVAL) /* EINVAL: the pages fault in later */
                 return rdti_error_set(err, RDT_ENOMEM, sys_errno,
                                       "madvise(MADV_POPULATE_WRITE) of %llu shared bytes",
                                       (unsigned long long)(stop - at));

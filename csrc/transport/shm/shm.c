@@ -33,7 +33,7 @@ shm_close(void *state)
     free(s);
 }
 
-/* Tell the sender how far we are, and wake it if it waits for room. */
+/* Publishes the receiver's position, and wakes the sender if it waits for room. */
 static void
 publish_head(struct shm_lane *l)
 {
@@ -44,7 +44,7 @@ publish_head(struct shm_lane *l)
     atomic_store_explicit(&ring->head, l->rx.sequence, memory_order_seq_cst);
     if (atomic_load_explicit(&ring->producer_waits, memory_order_seq_cst) == 0)
         return;
-    /* seq_cst: a sender that sets it again looks at head, or is woken by the ring below. */
+    /* seq_cst: a sender that sets it again checks head, or is woken by the ring below. */
     atomic_store_explicit(&ring->producer_waits, 0, memory_order_seq_cst);
     const uint32_t calls = rdti_doorbell_ring(l->bell, l->event_fd, true);
     if (calls > 0)
@@ -97,7 +97,7 @@ poll_lane(struct shm_lane *l)
 
     if (!l->is_error_reported)
         work += take_arrivals(l);
-    /* acquire: pairs with the release of whoever set a bit; the error is complete then. */
+    /* acquire: pairs with the release of the thread that set a bit; the error is complete then. */
     const uint32_t attention = atomic_load_explicit(&l->attention, memory_order_acquire);
     if (attention == 0 || l->is_closed)
         return work;
@@ -110,7 +110,7 @@ poll_lane(struct shm_lane *l)
     return work;
 }
 
-/* Apart: a pass over nothing is to cost next to nothing. */
+/* A separate function, so that a pass without lanes costs next to nothing. */
 __attribute__((noinline)) static uint32_t
 poll_lanes(struct shm_state *s)
 {
@@ -123,7 +123,7 @@ poll_lanes(struct shm_state *s)
 
         if (l->is_connected)
             work += poll_lane(l);
-        /* A lane that was closed meanwhile stands in the other list: begin again next time. */
+        /* A lane that was closed meanwhile is in the other list: start again in the next pass. */
         node = l->is_closed ? &s->lanes : node->next;
     }
     s->is_polling = false;

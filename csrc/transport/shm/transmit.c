@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * write(), read() and map(): what callers' threads do. */
+ * write(), read() and map(), which run in the callers' threads. */
 #include "base/copy.h"
 #include "base/error.h"
 #include "base/range.h"
@@ -22,7 +22,7 @@ check_range(const struct rdti_op *op, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Checks that need no lock: the op's own fields and what is immutable. */
+/* Checks that need no lock: the op's own fields and immutable state. */
 static rdt_status
 check_op(const struct shm_lane *l, const struct rdti_op *op, struct rdt_error *err)
 {
@@ -36,20 +36,20 @@ check_op(const struct shm_lane *l, const struct rdti_op *op, struct rdt_error *e
     return RDT_OK;
 }
 
-/* Behind others: only what can be refused at once is looked at. Under tx_lock. */
+/* Queued after other ops: makes only the checks that can refuse it now. Under tx_lock. */
 static enum shm_progress
 queue_behind(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt)
 {
     if (shm_names_region(op) && rdti_shm_check_generation(l, &op->remote, attempt) != SHM_DONE)
         return SHM_REFUSED;
-    return SHM_NEEDS_ROOM; /* or whatever the one before it needs */
+    return SHM_NEEDS_ROOM; /* or whatever the op before it needs */
 }
 
 rdt_status
 rdti_shm_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err)
 {
     struct shm_lane *l = shm_lane_of(lane);
-    struct rdt_error why; /* where the caller wants none */
+    struct rdt_error why; /* used if the caller passes no err */
     struct shm_attempt attempt = {.err = err != NULL ? err : &why};
     enum shm_progress progress = SHM_REFUSED;
 
@@ -74,7 +74,7 @@ rdti_shm_write(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err
     return attempt.status;
 }
 
-/* Under read_lock; tx_lock is held only to find the region, and to queue. */
+/* Under read_lock; takes tx_lock only to find the region, and to queue. */
 static enum shm_progress
 begin_read(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt, uint8_t **base_out)
 {
@@ -94,8 +94,8 @@ begin_read(struct shm_lane *l, struct rdti_op *op, struct shm_attempt *attempt, 
 }
 
 /*
- * Reads are ordered behind nothing, so one whose segment is mapped passes the queue; the copy is
- * made without tx_lock, which writers need, and under read_lock, which is_idle() waits for.
+ * Reads are not ordered, so a read whose segment is mapped bypasses the queue. The copy runs
+ * without tx_lock, which writers need, and under read_lock, for which is_idle() waits.
  */
 rdt_status
 rdti_shm_read(struct rdti_lane *lane, struct rdti_op *op, struct rdt_error *err)
@@ -140,8 +140,8 @@ rdti_shm_map_region(struct rdti_lane *lane, const struct rdt_remote_region *remo
 
     if (remote->segment == RDT_SEGMENT_NONE)
         return rdti_error_set(err, RDT_ENOTSUP, 0,
-                              "region %u is registered private memory of its owner, which nobody "
-                              "else can map; allocate it in the arena (rdt_region_alloc)",
+                              "region %u is registered private memory of its owner, which no other "
+                              "process can map; allocate it in the arena (rdt_region_alloc)",
                               remote->index);
     if (!l->is_connected)
         return rdti_error_set(err, RDT_EAGAIN, 0, "shm: the peer's offer has not come");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * From ops to bytes: what waits to be sent on a stream becomes parts, gathered into a batch that
- * goes out in as few sendmsg as the socket allows. All of it runs under lane->lock. */
+ * From ops to bytes: turns the pending work of a stream into parts, gathered into a batch that is
+ * sent with as few sendmsg calls as the socket allows. All of it runs under lane->lock. */
 #include <errno.h>
 #include <string.h>
 
@@ -21,7 +21,7 @@ rdti_tcp_read_chunk_bytes(const struct rdti_tcp_lane *lane)
 
 /* ---- Batches ------------------------------------------------------------------------------- */
 
-/* Of the least part: gather() puts an entry behind the head even where none will be sent. */
+/* Room for the smallest part: gather() writes an entry after the head even if none will be sent. */
 static bool
 batch_has_room(const struct rdti_tcp_batch *b)
 {
@@ -37,7 +37,7 @@ add_iov(struct rdti_tcp_batch *b, const void *src, uint64_t len_bytes)
     if (len_bytes == 0)
         return;
     b->bytes += len_bytes;
-    /* Not across a mark: what it stands for is sent when its own last byte is. */
+    /* Not across a mark: the mark's op counts as sent after its own last byte. */
     if (b->iov_count > 0 &&
         (b->mark_count == 0 || b->marks[b->mark_count - 1].iov_end < b->iov_count)) {
         struct iovec *last = &b->iov[b->iov_count - 1];
@@ -60,7 +60,7 @@ add_mark(struct rdti_tcp_batch *b, bool is_response, uint32_t number)
                                                        .number = number};
 }
 
-/* Write the head at `at`, which lies in the batch; on stream 0 it carries the ack. */
+/* Writes the head at `at`, which lies in the batch; on stream 0 it carries the ack. */
 static void
 encode_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head, uint8_t *at)
 {
@@ -123,7 +123,7 @@ add_requests(struct rdti_tcp_stream *s)
             return;
         struct rdti_tcp_request *r = &lane->requests[lane->request_next % RDTI_STREAM_READS_MAX];
         if (r->op != NULL)
-            return; /* as many as may be unanswered, or an old one still is */
+            return; /* the maximum is unanswered, or an old request still is */
         *r = (struct rdti_tcp_request){.op = op,
                                        .dst = (uint8_t *)(uintptr_t)op->blocks[0].src + off,
                                        .id = lane->request_next,
@@ -144,7 +144,7 @@ add_requests(struct rdti_tcp_stream *s)
     }
 }
 
-/* Refusals go before anything that acknowledges a later message: see wire/stream.h. All of them
+/* Refusals precede all heads that acknowledge a later message: see wire/stream.h. All of them
  * fit. */
 static void
 add_controls(struct rdti_tcp_stream *s)
@@ -182,7 +182,7 @@ has_response(struct rdti_tcp_stream *s)
 {
     struct rdti_tcp_lane *lane = s->lane;
 
-    /* What was released without this stream was not striped, and its place may be in use again. */
+    /* Answers released without this stream were not striped, and their places may be reused. */
     if (s->response_next - lane->response_out > RDTI_STREAM_READS_MAX)
         s->response_next = lane->response_out;
     while (s->response_next != lane->response_in) {
@@ -214,7 +214,7 @@ add_response(struct rdti_tcp_stream *s)
 
 /* ---- Writes -------------------------------------------------------------------------------- */
 
-/* Put the cursor on the next bytes that this stream carries; false at the end of the op. */
+/* Moves the cursor to the next bytes that this stream carries; false at the end of the op. */
 static bool
 seek_in_op(struct rdti_tcp_stream *s)
 {
@@ -242,7 +242,7 @@ rdti_tcp_set_cursor(struct rdti_tcp_stream *s, struct rdti_op *op)
         (void)seek_in_op(s);
 }
 
-/* After a part: over to the next op if this was the last. */
+/* After a part: moves to the next op if this part was the op's last. */
 static void
 step_cursor(struct rdti_tcp_stream *s)
 {
@@ -256,7 +256,7 @@ step_cursor(struct rdti_tcp_stream *s)
                                : RDTI_CONTAINER(op->link.next, struct rdti_op, link));
 }
 
-/* Flags and notification of a part on stream 0, once the cursor stands behind it. */
+/* Sets the flags and notification of a part on stream 0; the cursor is already past the part. */
 static void
 finish_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
 {
@@ -278,7 +278,7 @@ finish_head(struct rdti_tcp_stream *s, struct rdti_stream_head *head)
         head->flags |= RDTI_STREAM_ACK_NOW;
 }
 
-/* One block, or a piece of it, as a part of its own. */
+/* Adds one block, or a piece of it, as a separate part. */
 static void
 add_large(struct rdti_tcp_stream *s)
 {
@@ -304,7 +304,7 @@ add_large(struct rdti_tcp_stream *s)
     step_cursor(s);
 }
 
-/* Gather small blocks from the cursor on: their entries at `list`, their vectors into the batch. */
+/* Gathers small blocks from the cursor on: their entries at `list`, their vectors in the batch. */
 static uint32_t
 gather(struct rdti_tcp_stream *s, uint8_t *list, struct rdti_stream_entry *first, uint32_t *len_out)
 {
@@ -361,7 +361,7 @@ add_small(struct rdti_tcp_stream *s)
     } else if (count == 1) {
         head.off_bytes = first.off_bytes;
     } else if (op->block_count > 0) {
-        head.off_bytes = op->blocks[0].dst_off; /* no bytes at all: the place is checked anyway */
+        head.off_bytes = op->blocks[0].dst_off; /* no bytes: the target checks the offset anyway */
     }
     head_iov->iov_len = head_bytes;
     b->head_bytes += head_bytes;
@@ -394,7 +394,7 @@ add_inline(struct rdti_tcp_stream *s)
     step_cursor(s);
 }
 
-/* False where the batch has no room for it. */
+/* False if the batch has no room for it. */
 static bool
 add_write(struct rdti_tcp_stream *s)
 {
@@ -411,7 +411,7 @@ add_write(struct rdti_tcp_stream *s)
         add_large(s);
         return true;
     }
-    /* A list that is cut short for want of room costs a head and a system call more. */
+    /* A list that is split for lack of room costs a further head and system call. */
     const bool is_list = op->block_count - s->cursor_block > 1;
     if (is_list && b->iov_count > 0)
         return false;

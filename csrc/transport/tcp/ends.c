@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How ops and lanes end: completion, the first error, what people are told about it. */
+ * Ends of ops and lanes: completion, the first error and its message. */
 #include <errno.h>
 #include <stdio.h>
 
@@ -32,7 +32,7 @@ rdti_tcp_complete_all(struct rdti_tcp_lane *lane, struct rdti_list *ops,
         const rdt_status status = (rdt_status)(int64_t)op->scratch[RDTI_TCP_OP_STATUS];
         struct rdt_error refusal;
 
-        /* acq_rel: is_idle() sees what was done before */
+        /* acq_rel: is_idle() sees all earlier stores */
         (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
         if (err != NULL) {
             op->complete(op, (rdt_status)err->status, err);
@@ -84,7 +84,7 @@ rdti_tcp_teardown(struct rdti_tcp_lane *lane, const struct rdt_error *err)
     for (uint32_t i = 0; i < RDTI_STREAM_STREAMS_MAX; i++)
         if (lane->streams[i] != NULL)
             lane->streams[i]->cursor = NULL;
-    /* release: pairs with rdti_tcp_phase_of(); from here on nobody sends */
+    /* release: pairs with rdti_tcp_phase_of(); from here on no thread sends */
     atomic_store_explicit(&lane->phase, RDTI_TCP_FAILED, memory_order_release);
     (void)pthread_mutex_unlock(&lane->lock);
 
@@ -122,7 +122,7 @@ rdti_tcp_fail_socket(struct rdti_tcp_stream *stream, const char *what, int sys_e
     char progress[96] = "none yet";
     const bool is_memory = sys_errno == ENOMEM;
 
-    (void)pthread_mutex_lock(&lane->lock); /* writers number their messages meanwhile */
+    (void)pthread_mutex_lock(&lane->lock); /* writers may change tx_number meanwhile */
     const uint32_t sent = lane->tx_number;
     (void)pthread_mutex_unlock(&lane->lock);
     if (lane->is_progress_new)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What arrived, put in order: messages made of parts and stripes, notifications,
- * acknowledgements of both directions, reads. All of it is the driver's; see tcp.h. */
+ * Puts arrivals in order: messages made of parts and stripes, notifications, acknowledgements of
+ * both directions, reads. All of it runs in the driver; see tcp.h. */
 #include <assert.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "transport/tcp/tcp.h"
 
-/* ---- Acknowledgements of our writes -------------------------------------------------------- */
+/* ---- Acknowledgements received ------------------------------------------------------------- */
 
 rdt_status
 rdti_tcp_take_ack(struct rdti_tcp_lane *lane, uint32_t ack, rdt_status refused,
@@ -77,7 +77,7 @@ take_backlog(struct rdti_tcp_lane *lane, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Once no stripe is on its way, on no stream. */
+/* Frees the backlog when no stripe is in flight on any stream. */
 static void
 drop_backlog(struct rdti_tcp_lane *lane)
 {
@@ -118,7 +118,7 @@ rdti_tcp_stripe_begins(struct rdti_tcp_stream *stream, struct rdt_error *err)
         stripe->head.len_bytes == head->len_bytes && stripe->head.off_bytes == head->off_bytes)
         return RDT_OK;
     return rdti_error_set(err, RDT_EPROTO, 0,
-                          "tcp stream: a stripe of another write than those beside it");
+                          "tcp stream: a stripe of another write than on the other streams");
 }
 
 void
@@ -143,7 +143,7 @@ rdti_tcp_part_done(struct rdti_tcp_stream *stream)
     rdti_tcp_drain_parts(lane);
 }
 
-/* Answer that `number` was refused; false where there is no room for the answer now. */
+/* Queues the refusal of `number`; false if the queue is full. */
 static bool
 push_refusal(struct rdti_tcp_lane *lane, bool is_read, uint32_t number, rdt_status status)
 {
@@ -165,12 +165,12 @@ push_refusal(struct rdti_tcp_lane *lane, bool is_read, uint32_t number, rdt_stat
     return has_room;
 }
 
-/* The last part of a message is in place. False: try again later. */
+/* The last part of a message is in place. False: retry later. */
 static bool
 finish_message(struct rdti_tcp_lane *lane, const struct rdti_tcp_part *part, rdt_status refused)
 {
-    const uint32_t number =
-        atomic_load_explicit(&lane->rx_done, memory_order_relaxed) + 1; /* only we change it */
+    const uint32_t number = atomic_load_explicit(&lane->rx_done, memory_order_relaxed) +
+                            1; /* only the driver changes it */
 
     if (refused != RDT_OK) {
         if (!push_refusal(lane, false, number, refused))
@@ -226,20 +226,20 @@ rdti_tcp_drain_parts(struct rdti_tcp_lane *lane)
     drop_backlog(lane);
 }
 
-/* ---- Acknowledgements that we owe ---------------------------------------------------------- */
+/* ---- Acknowledgements to send -------------------------------------------------------------- */
 
 static void
 send_ack_alone(struct rdti_tcp_lane *lane)
 {
     if (atomic_load_explicit(&lane->streams[0]->wants_out, memory_order_relaxed))
-        return; /* the next head that goes out carries it, and the socket is full */
+        return; /* the socket is full, and the next head that is sent carries it */
     (void)pthread_mutex_lock(&lane->lock);
     lane->owes_ack = true;
     (void)pthread_mutex_unlock(&lane->lock);
     (void)rdti_tcp_push(lane->streams[0], RDTI_TCP_PASS_BYTES);
 }
 
-/* A hold was in vain: acks go at once, until they are held again for a trial. */
+/* A hold was in vain: acks are sent at once, until the next trial holds them. */
 static void
 lose_patience(struct rdti_tcp_lane *lane)
 {
@@ -257,7 +257,7 @@ lose_patience(struct rdti_tcp_lane *lane)
     lane->is_patient = false;
 }
 
-/* An ack goes alone without having been held. */
+/* Counts an ack that is sent alone without a hold. */
 static void
 approach_trial(struct rdti_tcp_lane *lane)
 {
@@ -274,7 +274,7 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
     const uint32_t owed = atomic_load_explicit(&lane->rx_done, memory_order_relaxed) - built;
 
     if (owed == 0 || built != lane->ack_seen) {
-        lane->ack_seen = built; /* some of it rode: what is left has its own time to wait */
+        lane->ack_seen = built; /* a head carried some; the rest gets its own hold time */
         lane->ack_bytes = 0;
         lane->ack_since_ns = 0;
     }
@@ -288,14 +288,14 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
         return 0;
     }
     if (atomic_load_explicit(&lane->streams[0]->wants_out, memory_order_relaxed))
-        return 0; /* the socket is full: the next head carries it, and this is no trial */
+        return 0; /* the socket is full: the next head carries it; does not count as a trial */
     if (!lane->is_patient) {
         approach_trial(lane);
         send_ack_alone(lane);
         return 0;
     }
     if (!is_idle)
-        return RDTI_TCP_ACK_HOLD_NS; /* a reply may be on its way up the stack */
+        return RDTI_TCP_ACK_HOLD_NS; /* the caller may be about to reply */
     const uint64_t now_ns = rdti_now_ns();
     if (lane->ack_since_ns == 0)
         lane->ack_since_ns = now_ns;
@@ -308,7 +308,7 @@ rdti_tcp_settle_acks(struct rdti_tcp_lane *lane, bool is_idle)
 
 /* ---- Reads of the peer --------------------------------------------------------------------- */
 
-/* Those that every stream has sent. */
+/* Releases the answers that every stream has sent. */
 void
 rdti_tcp_release_responses(struct rdti_tcp_lane *lane)
 {
@@ -375,7 +375,7 @@ rdti_tcp_take_request(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
     return RDT_OK;
 }
 
-/* ---- Our reads ----------------------------------------------------------------------------- */
+/* ---- Reads of this side -------------------------------------------------------------------- */
 
 static struct rdti_tcp_request *
 find_request(struct rdti_tcp_lane *lane, uint32_t id)
@@ -423,7 +423,7 @@ rdti_tcp_claim_read(struct rdti_tcp_stream *stream, uint8_t **dst_out, uint32_t 
         head->len_bytes, head->value);
 }
 
-/* A request is over; its op too, if it was the last one of it. */
+/* Ends a request, and its op if this was the op's last request. */
 static void
 end_request(struct rdti_tcp_lane *lane, struct rdti_tcp_request *r, rdt_status status)
 {
@@ -443,7 +443,7 @@ end_request(struct rdti_tcp_lane *lane, struct rdti_tcp_request *r, rdt_status s
         rdti_list_append(&done, &op->link);
     }
     if (lane->read_cursor != NULL)
-        lane->kicks |= 1; /* there is room to ask for more */
+        lane->kicks |= 1; /* there is room for another request */
     (void)pthread_mutex_unlock(&lane->lock);
     rdti_tcp_complete_all(lane, &done, NULL);
 }
@@ -456,7 +456,7 @@ rdti_tcp_read_part_done(struct rdti_tcp_lane *lane, uint32_t id)
 
     assert(r != NULL && r->parts_left > 0); /* claimed, and claims are counted */
     if (--r->parts_left == 0)
-        end_request(lane, r, RDT_OK); /* gives the lock back */
+        end_request(lane, r, RDT_OK); /* releases the lock */
     else
         (void)pthread_mutex_unlock(&lane->lock);
 }
@@ -474,6 +474,6 @@ rdti_tcp_read_refused(struct rdti_tcp_lane *lane, const struct rdti_stream_head 
                               "tcp stream: a refusal of read %u, which does not wait for one",
                               head->value);
     }
-    end_request(lane, r, -(rdt_status)head->aux); /* gives the lock back */
+    end_request(lane, r, -(rdt_status)head->aux); /* releases the lock */
     return RDT_OK;
 }

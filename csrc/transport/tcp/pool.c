@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory that a lane needs only while something is on its way: taken from the transport, given
- * back as soon as it is over, so that a connection at rest holds none. */
+ * Memory that a lane needs only while data is in flight: taken from the transport and given back
+ * right after, so that an idle connection holds none. */
 #include <stdlib.h>
 
 #include "transport/tcp/tcp.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The receiving machine of one stream: a head, for some a list, then payload straight into its
- * place. The vector of the payload's recvmsg ends with room for the next head, so that a run of
+ * The receive state machine of one stream: a head, for some ops a list, then payload directly into
+ * its place. The vector of the payload's recvmsg ends with room for the next head, so that a run of
  * messages costs one call each. */
 #include <errno.h>
 #include <string.h>
@@ -10,9 +10,9 @@
 #include "transport/tcp/tcp.h"
 
 enum outcome {
-    OUTCOME_GO,    /* the machine has moved on */
-    OUTCOME_WAIT,  /* no room for what was announced: again in a later pass */
-    OUTCOME_EMPTY, /* over without payload: nothing says that more is here */
+    OUTCOME_GO,    /* the state has advanced */
+    OUTCOME_WAIT,  /* no room for the announced part: retry in a later pass */
+    OUTCOME_EMPTY, /* ended without payload: no sign that more has arrived */
     OUTCOME_BROKEN /* the lane has failed */
 };
 
@@ -29,7 +29,8 @@ rdti_tcp_release_part(struct rdti_tcp_stream *stream)
     host->target_release(host->core, &stream->rx.target);
 }
 
-/* The peer broke the protocol, or memory is short: what was found is said with who it was. */
+/* Fails the lane, because the peer broke the protocol or memory is short. The error adds the peer
+ * to the cause. */
 static enum outcome
 fail_part(struct rdti_tcp_stream *s, const struct rdt_error *why)
 {
@@ -41,7 +42,7 @@ fail_part(struct rdti_tcp_stream *s, const struct rdt_error *why)
     }
     (void)rdti_error_set_rank(&err, (rdt_status)why->status, s->lane->args.peer_rank,
                               "rank %d at %s, stream %u: %s; both sides need the same version, and "
-                              "nobody else may write into the connection",
+                              "no other process may write into the connection",
                               s->lane->args.peer_rank, s->lane->peer_text, s->index, why->message);
     rdti_tcp_fail(s->lane, &err);
     return OUTCOME_BROKEN;
@@ -71,8 +72,8 @@ begin_payload(struct rdti_tcp_stream *s, enum rdti_tcp_rx_state state, uint64_t 
     return len_bytes == 0 ? end_part(s) : OUTCOME_GO;
 }
 
-/* Pin the range that a part goes to, the whole of it even where only a stripe comes here: a part
- * that is refused is refused as a whole. NULL: refused, rx.refused says why. */
+/* Pins the whole range of a part, even if only a stripe arrives here: a part is refused as a whole.
+ * NULL: refused, rx.refused has the reason. */
 static uint8_t *
 acquire(struct rdti_tcp_stream *s, uint64_t off_bytes, uint64_t len_bytes)
 {
@@ -108,7 +109,7 @@ expect_list(struct rdti_tcp_stream *s)
     return OUTCOME_GO;
 }
 
-/* All payload goes to one place. */
+/* All payload goes to one address. */
 static void
 aim_at(struct rdti_tcp_rx *rx, uint8_t *at, uint32_t len_bytes)
 {
@@ -142,7 +143,7 @@ begin_write(struct rdti_tcp_stream *s)
                                                        : begin_payload(s, RDTI_TCP_RX_DRAIN, len);
     if (rx->head.op == RDTI_STREAM_WRITE_INLINE) {
         memcpy(at, rx->head.inlined, len);
-        /* A message's head and body never are as short as this. */
+        /* A message's head and body are never as short as this. */
         rdti_count(&s->lane->tcp->host->counters->copied_bytes[RDTI_TRAFFIC_PLANNED], len);
         return end_part(s);
     }
@@ -150,7 +151,7 @@ begin_write(struct rdti_tcp_stream *s)
     return begin_payload(s, RDTI_TCP_RX_PAYLOAD, len);
 }
 
-/* The list is here: one pin over all its entries. */
+/* The list has arrived: takes one pin over all its entries. */
 static enum outcome
 begin_list(struct rdti_tcp_stream *s)
 {
@@ -206,7 +207,7 @@ take_control(struct rdti_tcp_stream *s)
     case RDTI_STREAM_READ_REFUSED:
         status = rdti_tcp_read_refused(lane, head, &err);
         break;
-    default: /* ACK and REFUSED: the ack was all */
+    default: /* ACK and REFUSED: only the ack, which is already taken */
         break;
     }
     if (status != RDT_OK)
@@ -217,8 +218,8 @@ take_control(struct rdti_tcp_stream *s)
     return OUTCOME_EMPTY;
 }
 
-/* Before the lane is ready there may be READY, on the connector's stream 0, and stripes beside
- * it. */
+/* Before the lane is ready the connector accepts only READY on stream 0, and the listener nothing.
+ * Stripes on the connector's other streams do not pass here. */
 static enum outcome
 take_early(struct rdti_tcp_stream *s)
 {
@@ -249,7 +250,7 @@ dispatch(struct rdti_tcp_stream *s)
     }
 }
 
-/* A whole head is here. */
+/* A whole head has arrived. */
 static enum outcome
 begin_part(struct rdti_tcp_stream *s)
 {
@@ -276,14 +277,14 @@ begin_part(struct rdti_tcp_stream *s)
         if (status != RDT_OK)
             return fail_part(s, &err);
         if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
-            return OUTCOME_BROKEN; /* closed by one of those whose op is complete */
+            return OUTCOME_BROKEN; /* the completion of an op has closed the lane */
     }
     return dispatch(s);
 }
 
 /* ---- Bytes --------------------------------------------------------------------------------- */
 
-/* Take n payload bytes; what goes beyond is of the next head. */
+/* Takes n received bytes: payload first, the rest belongs to the next head. */
 static void
 advance_payload(struct rdti_tcp_rx *rx, size_t n)
 {
@@ -314,8 +315,8 @@ recv_payload(struct rdti_tcp_stream *s, size_t *asked_out)
     return recvmsg(s->fd, &msg, MSG_DONTWAIT);
 }
 
-/* A small payload that comes alone, as in a ping-pong: the plain call is cheaper, by a tenth of
- * the whole latency, than one that asks for the next head as well. */
+/* A small payload that arrives alone, as in a ping-pong: the plain call saves a tenth of the whole
+ * latency compared with one that also asks for the next head. */
 static ssize_t
 recv_lone_payload(struct rdti_tcp_stream *s, size_t *asked_out)
 {
@@ -325,7 +326,7 @@ recv_lone_payload(struct rdti_tcp_stream *s, size_t *asked_out)
     return recv(s->fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT);
 }
 
-/* One system call; *asked_out is what it could have brought. */
+/* One system call; *asked_out is the number of bytes requested. */
 static ssize_t
 recv_some(struct rdti_tcp_stream *s, size_t *asked_out)
 {
@@ -363,7 +364,7 @@ take_bytes(struct rdti_tcp_stream *s, size_t n)
     case RDTI_TCP_RX_HEAD:
         rx->is_run = rx->was_busy && rx->head_have == 0;
         rx->head_have += (uint32_t)n;
-        return OUTCOME_GO; /* the loop looks whether it is whole */
+        return OUTCOME_GO; /* the loop checks that it is whole */
     case RDTI_TCP_RX_LIST:
         rx->list_have += (uint32_t)n;
         if (rx->list_have < (uint32_t)rx->head.aux * RDTI_STREAM_ENTRY_BYTES)
@@ -379,7 +380,7 @@ take_bytes(struct rdti_tcp_stream *s, size_t n)
     return rx->left == 0 ? end_part(s) : OUTCOME_GO;
 }
 
-/* Received n <= 0: whether to go on, and if the lane broke. */
+/* Received n <= 0: whether to continue, and whether the lane broke. */
 static enum outcome
 take_end(struct rdti_tcp_stream *s, ssize_t n, int sys_errno)
 {
@@ -395,7 +396,7 @@ take_end(struct rdti_tcp_stream *s, ssize_t n, int sys_errno)
     return OUTCOME_BROKEN;
 }
 
-/* Whether the head that waits can begin now. */
+/* Begins the part of a received head, unless it must wait. */
 static enum outcome
 step_head(struct rdti_tcp_stream *s)
 {
@@ -432,7 +433,7 @@ rdti_tcp_receive(struct rdti_tcp_stream *stream, uint64_t *budget_bytes)
         *budget_bytes -= (uint64_t)n < *budget_bytes ? (uint64_t)n : *budget_bytes;
         outcome = take_bytes(stream, (size_t)n);
         if (outcome == OUTCOME_GO && (size_t)n < asked && rx->head_have < sizeof(rx->head_buf))
-            outcome = OUTCOME_EMPTY; /* the socket is dry */
+            outcome = OUTCOME_EMPTY; /* the socket is empty */
     }
     rx->was_busy = work > 0;
     return work;

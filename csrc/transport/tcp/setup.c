@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sockets of a lane: made, connected, joined, watched, closed. */
+ * Creates, connects, joins, watches and closes the sockets of a lane. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -16,10 +16,9 @@
 #include "base/sockaddr.h"
 #include "transport/tcp/tcp.h"
 
-/* Seconds. A machine that vanished while nothing is sent; the core's heartbeat notices much
- * earlier, this is for lanes without one. TCP_USER_TIMEOUT stays unset: it would also end a
- * connection whose peer is alive and merely does not read, and how long that may last is the
- * core's to say. */
+/* Seconds. Detects a machine that vanished while nothing is sent, for lanes without the core's
+ * heartbeat, which is much faster. TCP_USER_TIMEOUT stays unset: it would also end a connection
+ * whose peer is alive but does not read, and the core decides how long that may last. */
 #define KEEPALIVE_IDLE_S 30
 #define KEEPALIVE_INTERVAL_S 10
 #define KEEPALIVE_PROBES 3
@@ -42,10 +41,10 @@ set_option(int fd, int level, int name, int value, const char *text, struct rdt_
     return RDT_OK;
 }
 
-/* Over loopback nothing is ever congested, but an algorithm that paces (bbr, some systems'
- * default) still does: 64 MiB at 4.9 GB/s, with reno 7.2 GB/s. reno is part of every kernel and
- * open to everybody; where it is refused nevertheless the system's choice works as well, slower.
- * A real network is the administrator's. */
+/* Loopback is never congested, but an algorithm that paces (bbr, the default of some systems) still
+ * slows it down: 64 MiB at 4.9 GB/s, with reno 7.2 GB/s. reno is part of every kernel and available
+ * to all users; if it is refused, the system's choice works, but slower. On a real network the
+ * administrator chooses. */
 static rdt_status
 set_congestion(int fd, const struct sockaddr_storage *peer, struct rdt_error *err)
 {
@@ -59,16 +58,16 @@ set_congestion(int fd, const struct sockaddr_storage *peer, struct rdt_error *er
     return rdti_error_set(err, RDT_EDEVICE, errno, "setsockopt(TCP_CONGESTION, %s)", name);
 }
 
-/* Buffer sizes are left to the kernel: it grows them as the path needs, and a size of ours would
- * be cut to net.core.rmem_max, which is less. (Loopback, 64 MiB: 5.6 GB/s so, 5.1 to 5.3 with
- * 0.25 to 4 MiB set.) */
+/* The kernel chooses the buffer sizes: it grows them as the path needs, and would limit an explicit
+ * size to net.core.rmem_max, which is less. (Loopback, 64 MiB: 5.6 GB/s, at most 5.3 with explicit
+ * sizes.) */
 static rdt_status
 set_options(int fd, const struct sockaddr_storage *peer, struct rdt_error *err)
 {
     rdt_status status;
 
     if (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)
-        return RDT_OK; /* a Unix socket has none of these, and needs none */
+        return RDT_OK; /* a Unix socket has none of these options */
     status = set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY", err);
     if (status == RDT_OK)
         status = set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE", err);
@@ -84,7 +83,7 @@ set_options(int fd, const struct sockaddr_storage *peer, struct rdt_error *err)
     return status;
 }
 
-/* [driver] The engine saw something on the socket: look at it in the next pass. */
+/* [driver] The socket is ready: poll it in the next pass. */
 static void
 on_event(void *arg, uint32_t epoll_events)
 {
@@ -102,7 +101,7 @@ rdti_tcp_update_watch(struct rdti_tcp_stream *stream)
 
     (void)pthread_mutex_lock(&stream->lane->watch_lock);
     if (stream->watch != NULL) {
-        /* relaxed: set before this lock was taken, by us or by one who takes it after us */
+        /* relaxed: set before this lock was taken, by this thread or by one that takes it later */
         const bool in = atomic_load_explicit(&stream->wants_in, memory_order_relaxed);
         const bool out = atomic_load_explicit(&stream->wants_out, memory_order_relaxed);
         const uint32_t events = (in ? (uint32_t)EPOLLIN : 0) | (out ? (uint32_t)EPOLLOUT : 0);
@@ -115,7 +114,7 @@ rdti_tcp_update_watch(struct rdti_tcp_stream *stream)
     (void)pthread_mutex_unlock(&stream->lane->watch_lock);
 }
 
-/* A stream over fd, which is taken over in every case. */
+/* Creates a stream over fd, of which it takes ownership in every case. */
 static rdt_status
 add_socket(struct rdti_tcp_lane *lane, int fd, uint32_t index, bool is_connecting,
            struct rdt_error *err)
@@ -198,7 +197,7 @@ connect_one(struct rdti_tcp_lane *lane, uint32_t index, struct rdt_error *err)
         status = rdti_error_set(err, RDT_ENOTVIABLE, errno, "tcp: connect to %s", lane->peer_text);
         goto err_close;
     }
-    return add_socket(lane, fd, index, true, err); /* takes fd over */
+    return add_socket(lane, fd, index, true, err); /* takes ownership of fd */
 
 err_close:
     (void)close(fd);
@@ -244,7 +243,7 @@ rdti_tcp_adopt_stream(struct rdti_tcp_lane *lane, int fd, uint32_t index, struct
         goto err_close;
     rdti_sockaddr_text((const struct sockaddr *)(const void *)&addr, lane->peer_text,
                        sizeof(lane->peer_text));
-    return add_socket(lane, fd, index, false, err); /* takes fd over */
+    return add_socket(lane, fd, index, false, err); /* takes ownership of fd */
 
 err_close:
     (void)close(fd);
@@ -264,7 +263,7 @@ rdti_tcp_become_ready(struct rdti_tcp_lane *lane)
     atomic_store_explicit(&lane->phase, RDTI_TCP_READY, memory_order_release);
     (void)pthread_mutex_unlock(&lane->lock);
     lane->last_progress_ns = rdti_now_ns();
-    for (uint32_t i = 0; i < lane->stream_count; i++) /* READY, and what was queued */
+    for (uint32_t i = 0; i < lane->stream_count; i++) /* READY, and queued ops */
         (void)rdti_tcp_push(lane->streams[i], RDTI_TCP_PASS_BYTES);
     host->on_ready(host->core, &lane->base);
 }
@@ -277,7 +276,7 @@ rdti_tcp_check_ready(struct rdti_tcp_lane *lane)
         rdti_tcp_become_ready(lane);
 }
 
-/* The first bytes of a stream; they fit into the buffer of a socket that has sent nothing. */
+/* Sends the first bytes of a stream; they fit into the empty buffer of a new socket. */
 static rdt_status
 send_join(struct rdti_tcp_stream *s, struct rdt_error *err)
 {
@@ -324,8 +323,7 @@ finish_connect(struct rdti_tcp_stream *s)
         rdti_tcp_fail(lane, &err);
 }
 
-/* Asked of the kernel in each pass instead of trusting events alone: there are few passes before
- * ready. */
+/* Polls the sockets in each pass in addition to events: there are few passes before ready. */
 static uint32_t
 check_connecting(struct rdti_tcp_lane *lane)
 {
@@ -338,7 +336,7 @@ check_connecting(struct rdti_tcp_lane *lane)
             continue;
         struct pollfd pfd = {.fd = s->fd, .events = POLLOUT};
         if (poll(&pfd, 1, 0) <= 0)
-            continue; /* not yet, or interrupted: again in the next pass */
+            continue; /* not yet, or interrupted: retried in the next pass */
         finish_connect(s);
         work++;
     }

@@ -46,7 +46,7 @@ take_attention(struct rdti_tcp *tcp)
     (void)pthread_mutex_lock(&tcp->attention_lock);
     while ((node = rdti_list_take_first(&tcp->attention)) != NULL)
         rdti_tcp_make_hot(RDTI_CONTAINER(node, struct rdti_tcp_lane, attention_link));
-    /* relaxed: under the lock of those who set it */
+    /* relaxed: under the lock of the threads that set it */
     atomic_store_explicit(&tcp->has_attention, false, memory_order_relaxed);
     (void)pthread_mutex_unlock(&tcp->attention_lock);
 }
@@ -60,7 +60,7 @@ receive_all(struct rdti_tcp_lane *lane)
     uint32_t work = 0;
 
     for (uint32_t i = 0; i < lane->stream_count; i++) {
-        /* Another stream begins each time, so that none uses up the budget for ever. */
+        /* Starts with another stream each time, so that no stream always uses up the budget. */
         const uint32_t index = (i + lane->tcp->pass) % lane->stream_count;
         struct rdti_tcp_stream *s = lane->streams[index];
 
@@ -78,7 +78,7 @@ receive_all(struct rdti_tcp_lane *lane)
     return work;
 }
 
-/* A stalled stream must not wake a sleeper over and over. */
+/* A stalled stream must not wake a sleeper repeatedly. */
 static void
 watch_stalled(struct rdti_tcp_lane *lane)
 {
@@ -105,7 +105,7 @@ send_all(struct rdti_tcp_lane *lane)
         const uint32_t index = (i + lane->tcp->pass) % lane->stream_count;
         struct rdti_tcp_stream *s = lane->streams[index];
 
-        /* relaxed: only a hint, push() looks under the lock; seq_cst: see rdti_tcp_write() */
+        /* relaxed: only a hint, push() checks under the lock; seq_cst: see rdti_tcp_write() */
         if ((kicks >> index & 1) == 0 &&
             !atomic_load_explicit(&s->wants_out, memory_order_relaxed) &&
             (index > 0 || !atomic_load_explicit(&lane->has_riders, memory_order_seq_cst)))
@@ -120,7 +120,7 @@ send_all(struct rdti_tcp_lane *lane)
 static void
 fail_sending(struct rdti_tcp_lane *lane)
 {
-    /* relaxed: a hint, the lock orders what it hints at */
+    /* relaxed: a hint, the lock orders the values */
     if (!atomic_load_explicit(&lane->is_tx_broken, memory_order_relaxed))
         return;
     (void)pthread_mutex_lock(&lane->lock);
@@ -139,7 +139,7 @@ is_busy(const struct rdti_tcp_lane *lane)
     for (uint32_t i = 0; i < lane->stream_count; i++) {
         const struct rdti_tcp_stream *s = lane->streams[i];
 
-        /* relaxed: a writer that sets it calls for attention as well */
+        /* relaxed: a writer that sets it also calls for attention */
         if (s->hot_left > 0 || s->is_stalled ||
             atomic_load_explicit(&s->wants_out, memory_order_relaxed))
             return true;
@@ -147,7 +147,7 @@ is_busy(const struct rdti_tcp_lane *lane)
     return false;
 }
 
-/* The clock costs as much as the rest of a pass: it waits for one that has nothing to do. */
+/* The clock costs as much as the rest of a pass, so it is read in a pass without work. */
 static void
 note_progress(struct rdti_tcp_lane *lane, uint32_t work)
 {
@@ -156,8 +156,8 @@ note_progress(struct rdti_tcp_lane *lane, uint32_t work)
     lane->is_progress_new = work > 0;
 }
 
-/* One lane; cooled down it leaves the list. *hold_ns: the shortest time that an ack may still be
- * held. */
+/* Serves one lane; a lane without work leaves the list. *hold_ns: the shortest time for which an
+ * ack may still be held. */
 static uint32_t
 serve(struct rdti_tcp_lane *lane, uint64_t *hold_ns)
 {
@@ -186,7 +186,7 @@ serve(struct rdti_tcp_lane *lane, uint64_t *hold_ns)
     return work;
 }
 
-/* One stream of one cold lane, in turn. */
+/* Polls one stream of one cold lane, round robin. */
 static void
 try_cold(struct rdti_tcp *tcp)
 {
@@ -204,7 +204,7 @@ try_cold(struct rdti_tcp *tcp)
     rdti_tcp_make_hot(lane);
 }
 
-/* [driver] Only to end a sleep: the pass that follows looks at the held acknowledgements. */
+/* [driver] It only ends a sleep: the next pass checks the held acknowledgements. */
 static void
 on_timer(void *arg, uint32_t epoll_events)
 {
@@ -216,7 +216,7 @@ on_timer(void *arg, uint32_t epoll_events)
         tcp->timer = RDTI_TCP_TIMER_OFF;
 }
 
-/* One that runs already ends earlier, unless it is the backstop: all are held equally long. */
+/* A running timer ends earlier, unless it is the backstop: all acks are held equally long. */
 static void
 arm_timer(struct rdti_tcp *tcp, enum rdti_tcp_timer timer, uint64_t delay_ns)
 {
@@ -238,7 +238,7 @@ free_lane(struct rdti_tcp_lane *lane)
     free(lane);
 }
 
-/* Apart: a pass over nothing is to cost next to nothing. */
+/* A separate function, so that a pass without lanes costs next to nothing. */
 __attribute__((noinline)) static uint32_t
 poll_lanes(struct rdti_tcp *tcp)
 {
@@ -254,7 +254,7 @@ poll_lanes(struct rdti_tcp *tcp)
     for (node = tcp->hot.next; node != &tcp->hot;) {
         struct rdti_tcp_lane *lane = RDTI_CONTAINER(node, struct rdti_tcp_lane, hot_link);
 
-        node = node->next; /* serve() removes no lane but its own; close_lane() only buries */
+        node = node->next; /* serve() removes only its own lane; close_lane() defers the free */
         work += serve(lane, &hold_ns);
     }
     tcp->is_polling = false;
@@ -375,7 +375,7 @@ tcp_make_offer(void *state, const struct rdti_lane_args *args, struct rdti_lane 
     rdti_list_init(&lane->hot_link);
     rdti_list_init(&lane->attention_link);
     rdti_list_append(&tcp->lanes, &lane->all_link);
-    rdti_tcp_make_hot(lane); /* the deadline of its set-up runs */
+    rdti_tcp_make_hot(lane); /* passes check the deadline of its set-up */
     (void)atomic_fetch_add_explicit(&tcp->lane_count, 1, memory_order_relaxed);
 
     memset(offer, 0, sizeof(*offer));
@@ -394,7 +394,7 @@ tcp_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_error *e
     rdt_status status;
 
     for (uint32_t i = 0; i < peer->fd_count && i < RDTI_OFFER_MAX_FDS; i++)
-        (void)close(peer->fds[i]); /* ours by contract; tcp has no use for any */
+        (void)close(peer->fds[i]); /* connect() owns them; tcp uses none */
     if (peer->fd_count > 0)
         status =
             rdti_error_set(&why, RDT_EPROTO, 0, "tcp offer with %u descriptors", peer->fd_count);
@@ -433,12 +433,12 @@ tcp_add_stream(struct rdti_lane *base, int fd, uint32_t index, struct rdt_error 
     rdt_status status;
 
     if (rdti_tcp_phase_of(lane) == RDTI_TCP_FAILED)
-        status = rdti_error_copy(err, &lane->error); /* written by the driver, which we are */
+        status = rdti_error_copy(err, &lane->error); /* the driver, this thread, wrote it */
     else if (lane->args.is_connector || index >= bound || lane->streams[index] != NULL)
         status = rdti_error_set(err, RDT_EPROTO, 0, "tcp: stream %u of %u joined%s", index, bound,
                                 index < bound ? " again" : "");
     else {
-        status = rdti_tcp_adopt_stream(lane, fd, index, err); /* takes fd over */
+        status = rdti_tcp_adopt_stream(lane, fd, index, err); /* takes ownership of fd */
         if (status == RDT_OK) {
             rdti_tcp_make_hot(lane);
             rdti_tcp_check_ready(lane);
@@ -483,8 +483,7 @@ tcp_close_lane(struct rdti_lane *base, const struct rdt_error *err)
     struct rdti_tcp *tcp = lane->tcp;
 
     if (rdti_tcp_phase_of(lane) == RDTI_TCP_READY) {
-        /* What is in place is acknowledged while that is possible: the peer's last writes
-         * succeeded. */
+        /* Acknowledges the peer's last writes while that is possible: they succeeded. */
         (void)pthread_mutex_lock(&lane->lock);
         lane->owes_ack = atomic_load_explicit(&lane->rx_done, memory_order_relaxed) !=
                          atomic_load_explicit(&lane->ack_built, memory_order_relaxed);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sending: sendmsg until the socket is full, and the entries write() and read(), which try it in
- * the caller's thread. See tcp.h for who may touch what. */
+ * Sending: sendmsg until the socket is full, and the entries write() and read(), which send in the
+ * caller's thread. tcp.h has the access rules. */
 #include <errno.h>
 #include <sys/socket.h>
 
@@ -51,7 +51,7 @@ consume(struct rdti_tcp_stream *s, size_t sent)
     pass_marks(s);
 }
 
-/* Bytes sent, 0 if the socket is full, -1 after an error, which lane->tx_errno has. */
+/* Bytes sent; 0 if the socket is full; -1 after an error, which is in lane->tx_errno. */
 static ssize_t
 send_some(struct rdti_tcp_stream *s)
 {
@@ -60,7 +60,7 @@ send_some(struct rdti_tcp_stream *s)
     ssize_t n;
 
     do {
-        if (msg.msg_iovlen == 1) /* copying in a msghdr shows in the latency of a small write */
+        if (msg.msg_iovlen == 1) /* copying in a msghdr adds to the latency of a small write */
             n = send(s->fd, msg.msg_iov->iov_base, msg.msg_iov->iov_len,
                      MSG_NOSIGNAL | MSG_DONTWAIT);
         else
@@ -85,11 +85,11 @@ take_batch(struct rdti_tcp_stream *s)
         rdti_tcp_break_sending(s, ENOMEM);
         return false;
     }
-    s->batch->iov_at = s->batch->iov_count = 0; /* as if sent */
+    s->batch->iov_at = s->batch->iov_count = 0; /* as if it were sent */
     return true;
 }
 
-/* One that is sent whole, so that a stream at rest has none. */
+/* Gives back a batch that was sent whole, so that an idle stream has none. */
 static void
 give_batch(struct rdti_tcp_stream *s)
 {
@@ -97,7 +97,7 @@ give_batch(struct rdti_tcp_stream *s)
     s->batch = NULL;
 }
 
-/* What waits on stream 0 goes with an op that was just added. lock */
+/* Waiting ops on stream 0 are sent with an op that was just added. lock */
 static void
 take_riders(struct rdti_tcp_lane *lane)
 {
@@ -113,14 +113,14 @@ take_riders(struct rdti_tcp_lane *lane)
     }
 }
 
-/* Send until nothing is left, the socket is full or the budget used up. lock */
+/* Send until nothing is left, the socket is full or the budget is used up. lock */
 static uint64_t
 pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
 {
     uint64_t sent = 0;
     bool is_more = false;
 
-    if (s->index == 0) /* relaxed: whoever sets it holds the lock */
+    if (s->index == 0) /* relaxed: threads that set it hold the lock */
         atomic_store_explicit(&s->lane->has_riders, false, memory_order_relaxed);
     while (s->lane->tx_errno == 0 && (s->batch != NULL || take_batch(s))) {
         if (batch_is_sent(s->batch) && !rdti_tcp_fill(s)) {
@@ -144,7 +144,7 @@ pump(struct rdti_tcp_stream *s, uint64_t budget_bytes)
     return sent;
 }
 
-/* pump() a set of streams; lock is held and given up. True if the driver has to go on. */
+/* pump() a set of streams; lock is held, and released. True if the driver has to continue. */
 static bool
 pump_and_unlock(struct rdti_tcp_lane *lane, uint32_t streams, uint64_t budget_bytes, uint64_t *sent)
 {
@@ -201,12 +201,12 @@ rdti_tcp_start_stream(struct rdti_tcp_stream *stream)
 uint32_t
 rdti_tcp_sent_number(const struct rdti_tcp_lane *lane)
 {
-    uint32_t behind = 0; /* of tx_number: the numbers wrap, their distances do not */
+    uint32_t behind = 0; /* relative to tx_number: numbers wrap, their distances do not */
 
     for (uint32_t i = 0; i < lane->stream_count; i++) {
         const struct rdti_tcp_stream *s = lane->streams[i];
         const struct rdti_tcp_batch *b = s->batch;
-        uint32_t next = lane->tx_number + 1; /* the first that is not sent here */
+        uint32_t next = lane->tx_number + 1; /* the first that this stream has not sent */
 
         if (s->cursor != NULL)
             next = (uint32_t)s->cursor->scratch[RDTI_TCP_OP_NUMBER];
@@ -247,7 +247,7 @@ check_blocks(const struct rdti_tcp_lane *lane, const struct rdti_op *op, bool *i
     return RDT_OK;
 }
 
-/* lock is taken; on failure it is given back. */
+/* Takes lock; on failure releases it. */
 static rdt_status
 lock_open_lane(struct rdti_tcp_lane *lane, struct rdt_error *err)
 {
@@ -282,18 +282,18 @@ rdti_tcp_write(struct rdti_lane *base, struct rdti_op *op, struct rdt_error *err
         struct rdti_tcp_stream *s = lane->streams[i];
 
         if (s == NULL)
-            continue; /* not joined yet: adopting it sets its cursor */
+            continue; /* not joined yet: rdti_tcp_start_stream() sets its cursor */
         if (s->cursor == NULL)
             rdti_tcp_set_cursor(s, op);
         if (!atomic_load_explicit(&s->wants_out, memory_order_relaxed))
             idle_streams |= UINT32_C(1) << i;
     }
     if (rdti_tcp_phase_of(lane) != RDTI_TCP_READY) {
-        (void)pthread_mutex_unlock(&lane->lock); /* goes when the lane is ready */
+        (void)pthread_mutex_unlock(&lane->lock); /* sent when the lane is ready */
         return RDT_OK;
     }
     if (op->may_ride && op->len_bytes == 0) {
-        /* seq_cst: pairs with the look of a pass, behind what that pass has received */
+        /* seq_cst: pairs with the load of a pass, after the receives of that pass */
         atomic_store_explicit(&lane->has_riders, true, memory_order_seq_cst);
         (void)pthread_mutex_unlock(&lane->lock);
         rdti_tcp_call_attention(lane);

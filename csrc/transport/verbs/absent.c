@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * In place of all other files here where infiniband/verbs.h was not found at build time. */
+ * Replaces all other files here if infiniband/verbs.h was not found at build time. */
 #include "base/error.h"
 #include "transport/transport.h"
 

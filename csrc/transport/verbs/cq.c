@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Completions: ours end ops and free places, the peer's immediates are counted and delivered, and
- * receives are restocked. All [driver]. */
+ * Completions: send completions end ops and free send queue entries; the peer's immediates are
+ * counted and delivered, and receives reposted. All [driver]. */
 #include <errno.h>
 #include <string.h>
 
@@ -25,8 +25,8 @@ fail_protocol(struct rdti_verbs_link *link, const char *what, uint64_t value)
     rdti_verbs_fail(lane, &err);
 }
 
-/* The link stops, and is drained by the polls behind this one; where they fail too nobody can say
- * what it has carried. */
+/* The link stops, and the following polls drain it; if they also fail, it is unknown what it has
+ * carried, and the lane fails. */
 static void
 fail_poll(struct rdti_verbs_link *link, int result, int sys_errno)
 {
@@ -43,7 +43,7 @@ fail_poll(struct rdti_verbs_link *link, int result, int sys_errno)
         rdti_verbs_fail(lane, &err);
 }
 
-/* ---- What we sent --------------------------------------------------------------------------- */
+/* ---- Send completions ----------------------------------------------------------------------- */
 
 static bool
 is_finished(const struct rdti_op *op)
@@ -53,9 +53,9 @@ is_finished(const struct rdti_op *op)
 }
 
 /*
- * QPs finish in an order of their own, but no write is complete before those that were called
- * before it: its caller may write there again, or reuse all their sources, while one of them still
- * waits for another QP, and goes a second time where that breaks. Reads are ordered behind nothing.
+ * QPs finish in any order, but no write completes before the writes that were called before it: its
+ * caller may then write there again, or reuse all their sources, while one of them still waits for
+ * another QP, and is sent a second time if that QP breaks. Reads are not ordered.
  */
 static void
 take_complete(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_list *done)
@@ -109,7 +109,7 @@ take_sent(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     rdti_list_init(&done);
     (void)pthread_mutex_lock(&lane->lock);
     const bool is_known = sequence < qp->tx_posted;
-    /* One that was reported before finds nothing left to do. */
+    /* A completion that was reported before finds nothing to do. */
     while (is_known && qp->tx_done <= sequence) {
         rdti_verbs_retire(lane, &qp->records[qp->tx_done % RDTI_VERBS_SQ_DEPTH], &done);
         qp->tx_done++;
@@ -120,7 +120,7 @@ take_sent(struct rdti_verbs_link *link, const struct ibv_wc *wc)
         fail_protocol(link, "the device completed what was not posted", wc->wr_id);
 }
 
-/* ---- What came ------------------------------------------------------------------------------ */
+/* ---- Receive completions -------------------------------------------------------------------- */
 
 static void
 take_window(struct rdti_verbs_link *link, uint32_t count)
@@ -135,7 +135,7 @@ take_window(struct rdti_verbs_link *link, uint32_t count)
         fail_protocol(link, "the peer restocked more receives than it has", count);
 }
 
-/* Post receives again, once that is worth a call; a link that is broken needs none. */
+/* Repost receives when that is worth a call; a broken link needs none. */
 static void
 restock(struct rdti_verbs_qp *qp, uint32_t from)
 {
@@ -170,7 +170,7 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
         return;
     if (sequence != qp->rx_taken || wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM ||
         (wc->wc_flags & IBV_WC_WITH_IMM) == 0) {
-        fail_protocol(link, "a completion that is no notification", wc->wr_id);
+        fail_protocol(link, "a completion that is not a notification", wc->wr_id);
         return;
     }
     qp->rx_taken++;
@@ -181,7 +181,7 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
         else
             take_mark(link, imm & UINT32_C(0xffff));
         if (rdti_verbs_phase_of(lane) != RDTI_VERBS_FAILED)
-            restock(qp, 1); /* these have a small reserve of their own */
+            restock(qp, 1); /* they use a small separate reserve */
         return;
     }
     if (qp->imm_end - qp->imm_first == RDTI_VERBS_IMMS) {
@@ -194,7 +194,7 @@ take_received(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 
 /* ---- Delivery ------------------------------------------------------------------------------- */
 
-/* A message that has come on every QP but those of links that are settled. */
+/* A message that has arrived on every QP except those of settled links. */
 static bool
 next_of_all(struct rdti_verbs_lane *lane, uint32_t *value_out)
 {
@@ -254,8 +254,8 @@ rdti_verbs_deliver(struct rdti_verbs_lane *lane)
     uint32_t count = 0;
     uint32_t value;
 
-    /* A callback may end the lane. Flags first: those that went before an immediate are in place
-     * when it is here, and those that went behind it wait for it. */
+    /* A callback may end the lane. Flags first: flags sent before an immediate are in place when it
+     * arrives, and flags sent after it wait for it. */
     while (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY && !lane->is_fenced) {
         if (rdti_list_is_empty(&lane->flags) || !rdti_verbs_take_flag(lane, &value)) {
             if (!next_message(lane, &value))
@@ -284,7 +284,7 @@ take(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     else if (wc->status != IBV_WC_SUCCESS && link->state == RDTI_VERBS_LINK_DRAINING)
         rdti_verbs_note_flush(link, wc);
     else if (wc->status != IBV_WC_SUCCESS)
-        return; /* what a round of set-up that failed left behind is no error of the lane */
+        return; /* left by a failed round of set-up: not an error of the lane */
     else if (rdti_verbs_qp_of(link, wc->wr_id) == NULL)
         fail_protocol(link, "the device completed for a QP that is none", wc->wr_id);
     else if (kind == RDTI_VERBS_WR_TX)
@@ -307,7 +307,7 @@ poll_cq(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS])
     return link->lane->verbs->ops->poll_cq(link->cq, RDTI_VERBS_WCS, wcs);
 }
 
-/* Completions of one poll; the first that breaks the link goes to *first, and is acted on later. */
+/* Completions of one poll; the first that breaks the link goes to *first, for a later action. */
 static void
 take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, struct ibv_wc *first,
            bool *is_broken)
@@ -330,9 +330,9 @@ take_batch(struct rdti_verbs_link *link, const struct ibv_wc *wcs, int count, st
     }
 }
 
-/* What has come whole is delivered before an error of the same batch ends the lane: so all that the
- * CQ holds is looked at first, which is no more than its depth. `count`: of the first poll. Apart:
- * most polls bring nothing. A lane that fails takes the link with it. */
+/* Complete messages are delivered before an error of the same batch ends the lane, so this first
+ * takes all that the CQ holds, at most its depth. `count`: of the first poll. A separate function:
+ * most polls return nothing. If the lane fails, the link is gone, too. */
 __attribute__((noinline)) static uint32_t
 take_polled(struct rdti_verbs_link *link, struct ibv_wc wcs[RDTI_VERBS_WCS], int count)
 {
@@ -367,7 +367,7 @@ rdti_verbs_poll_link(struct rdti_verbs_link *link)
     struct ibv_wc wcs[RDTI_VERBS_WCS];
 
     if (link->state > RDTI_VERBS_LINK_DRAINING)
-        return 0; /* what was received is told: nothing may be added to it */
+        return 0; /* DOWN has reported the counts of received messages: they must not grow */
     const int count = poll_cq(link, wcs);
     return count == 0 ? 0 : take_polled(link, wcs, count);
 }
@@ -393,7 +393,7 @@ rdti_verbs_arm_lane(struct rdti_verbs_lane *lane)
     for (uint32_t i = 0; i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
 
-        /* Where it fails the device has, and its event or the next post says so. */
+        /* It fails only if the device has failed; its event or the next post reports that. */
         if (!link->is_armed && link->state <= RDTI_VERBS_LINK_DRAINING)
             link->is_armed = lane->verbs->ops->req_notify_cq(link->cq, 0) == 0;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A link that breaks while others go on: stopped, drained, told of, settled (the table in verbs.h).
- * All [driver]. */
+ * A link that breaks while others continue: stopped, drained, reported by DOWN, settled (the table
+ * in verbs.h). All [driver]. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +23,8 @@ count_good(const struct rdti_verbs_lane *lane)
 
 /* ---- Breaking ------------------------------------------------------------------------------- */
 
-/* From here on no packet of the peer's touches our memory over it, and our device reads none; but
- * for QPs with a stop_errno, which rdti_verbs_stop_rest() sees to. */
+/* From here on no packet of the peer accesses this side's memory over the link, and this device
+ * does not read. Exception: QPs with a stop_errno, which rdti_verbs_stop_rest() handles. */
 void
 rdti_verbs_stop_link(struct rdti_verbs_link *link)
 {
@@ -48,8 +48,8 @@ is_stopped(const struct rdti_verbs_link *link)
     return true;
 }
 
-/* A device that fails may refuse to change a QP before its event is here, and destroy it. The
- * completions of the QP go with it. */
+/* A failing device may refuse to modify a QP before its event arrives, but still destroy it. The
+ * QP's completions are then lost. */
 static rdt_status
 destroy_unstopped(struct rdti_verbs_qp *qp, struct rdt_error *err)
 {
@@ -58,7 +58,7 @@ destroy_unstopped(struct rdti_verbs_qp *qp, struct rdt_error *err)
     const int failed = nic->verbs->ops->destroy_qp(qp->qp);
     const int sys_errno = failed > 0 ? failed : errno;
 
-    if (failed != 0 && nic->is_gone) { /* its event came meanwhile: it moves nothing any more */
+    if (failed != 0 && nic->is_gone) { /* its event came meanwhile: it moves no more data */
         qp->stop_errno = 0;
         return RDT_OK;
     }
@@ -76,12 +76,12 @@ destroy_unstopped(struct rdti_verbs_qp *qp, struct rdt_error *err)
     qp->qp = NULL;
     qp->stop_errno = 0;
     qp->is_rx_flushed = true;
-    qp->tx_flushed = qp->tx_given; /* which stands: the link is_tx_out */
+    qp->tx_flushed = qp->tx_given; /* constant, as the link is_tx_out */
     return RDT_OK;
 }
 
-/* Takes all that the CQ of a link that is stopped holds: which ends, as nothing is posted to it any
- * more. False: the lane ended of it, and the link with it. */
+/* Takes all completions from the CQ of a stopped link; finite, as nothing is posted there any more.
+ * False: the lane ended, and the link with it. */
 static bool
 empty_cq(struct rdti_verbs_link *link)
 {
@@ -93,9 +93,9 @@ empty_cq(struct rdti_verbs_link *link)
     return true;
 }
 
-/* All that the CQ holds is looked at first: the peer may have been answered. Where it stopped
- * before it told us, that is all; else what comes just then is lost, and its sender, who was
- * answered, finds our count too low and ends the lane. */
+/* Takes all completions from the CQ first: the device may have acknowledged them to the peer. If
+ * the peer stopped before its DOWN, that is all. Else a message that arrives meanwhile is lost, and
+ * its sender, to which it was acknowledged, finds the count too low and ends the lane. */
 static void
 stop_rest_of(struct rdti_verbs_link *link)
 {
@@ -216,8 +216,8 @@ is_drained(struct rdti_verbs_link *link)
     return is_over;
 }
 
-/* Time alone says nothing: a process that stood still has not looked yet. What the CQ holds past
- * the deadline is all that there will be. False too where looking at it ended the lane. */
+/* Time alone does not decide: a process that was stopped has not polled yet. The completions that
+ * the CQ holds after the deadline are the last. False also if taking them ended the lane. */
 bool
 rdti_verbs_is_over(struct rdti_verbs_link *link)
 {
@@ -282,8 +282,8 @@ settle_qp(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, uint64_t recei
     for (; status == RDT_OK && qp->tx_done < qp->tx_posted; qp->tx_done++) {
         const struct rdti_verbs_record *record = &qp->records[qp->tx_done % RDTI_VERBS_SQ_DEPTH];
 
-        /* An immediate behind it, or its own, has come: so have its bytes. Those of a read come
-         * the other way. */
+        /* Its own immediate or a later one has arrived, so its bytes have, too. The bytes of a read
+         * travel in the other direction. */
         if (!record->is_read && record->imms < received)
             rdti_verbs_retire(lane, record, done);
         else
@@ -331,8 +331,8 @@ settle(struct rdti_verbs_link *link)
     (void)rdti_verbs_push(lane);
 }
 
-/* Past the deadline the peer's word may have come while this process stood still: there is time to
- * read it once more. */
+/* If this process was stopped until the deadline, the peer's word may have arrived meanwhile: this
+ * leaves time to read it. */
 static bool
 is_late(struct rdti_verbs_link *link)
 {
@@ -376,7 +376,7 @@ rdti_verbs_watch_links(struct rdti_verbs_lane *lane)
     }
 }
 
-/* ---- What the peer says --------------------------------------------------------------------- */
+/* ---- Words and marks of the peer ------------------------------------------------------------ */
 
 rdt_status
 rdti_verbs_take_down_word(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *words,
@@ -397,7 +397,7 @@ rdti_verbs_take_down_word(struct rdti_verbs_lane *lane, const struct rdti_verbs_
                               "verbs lane to rank %d: it gave up %s port %u, %s; its log says why",
                               lane->args.peer_rank, link->nic->name, link->nic->port,
                               link->pair_text);
-    rdti_verbs_break_link(link, &why); /* nothing new where we found out ourselves */
+    rdti_verbs_break_link(link, &why); /* no effect if this side has already broken it */
     if (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY)
         rdti_verbs_watch_links(lane);
     return RDT_OK;
@@ -408,7 +408,7 @@ rdti_verbs_take_mark(struct rdti_verbs_lane *lane, uint32_t number, struct rdt_e
 {
     struct rdti_verbs_link *link = &lane->links[number < lane->link_count ? number : 0];
 
-    /* It comes behind our count, which the peer needs to know what is missing. */
+    /* It follows this side's DOWN, whose counts the peer needs to know what is missing. */
     if (number >= lane->link_count || link->state < RDTI_VERBS_LINK_TOLD || link->is_rx_out)
         return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
                                    "rank %d has settled link %u, which is not down",

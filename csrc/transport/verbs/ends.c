@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How ops and lanes end: the first error and what people are told about it, teardown. [driver] */
+ * Ends of ops and lanes: the first error and its message, teardown. [driver] */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ rdti_verbs_complete_all(struct rdti_verbs_lane *lane, struct rdti_list *ops, rdt
     while ((node = rdti_list_take_first(ops)) != NULL) {
         struct rdti_op *op = RDTI_CONTAINER(node, struct rdti_op, link);
 
-        /* acq_rel: is_idle() sees what was done before */
+        /* acq_rel: is_idle() sees all earlier stores */
         (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
         if (status == RDT_OK)
             rdti_count_moved(lane->verbs->host->counters, &lane->base, op);
@@ -41,12 +41,12 @@ stop_qps(struct rdti_verbs_lane *lane)
         for (uint32_t q = 0; q < link->qp_count; q++) {
             struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR, RDTI_VERBS_NO_MTU};
 
-            /* In RESET, which it is in until the peer's offer came, it moves nothing. */
+            /* A QP in RESET, its state until the peer's offer arrives, moves no data. */
             if (link->qps[q]->qp == NULL || link->qps[q]->qp->state == IBV_QPS_RESET)
                 continue;
             const int failed = lane->verbs->ops->modify_qp(link->qps[q]->qp, &attr, IBV_QP_STATE);
 
-            /* Destroying it stops it as well. */
+            /* Destroying it stops it, too. */
             if (failed != 0)
                 rdti_log(link->nic->is_gone ? RDT_LOG_DEBUG : RDT_LOG_WARN,
                          "verbs: ibv_modify_qp to ERR on device %s port %u: %s", link->nic->name,
@@ -66,8 +66,8 @@ outstanding(const struct rdti_verbs_lane *lane)
     return count;
 }
 
-/* What was on the way comes back flushed; only the number counts any more. Nobody else touches the
- * QPs: the phase is FAILED. */
+/* Requests in flight come back flushed; only their number matters. No other thread uses the QPs, as
+ * the phase is FAILED. */
 static void
 drain(struct rdti_verbs_lane *lane)
 {
@@ -100,7 +100,7 @@ rdti_verbs_count_flush(struct rdti_verbs_lane *lane, const struct ibv_wc *wc)
     lane->flushed += wc->status == IBV_WC_WR_FLUSH_ERR && wc->wr_id >> 56 == RDTI_VERBS_WR_TX;
 }
 
-/* How much came back undone, behind the words of what ended the lane. */
+/* Appends the number of flushed requests to the error that ended the lane. */
 static void
 tell_flushed(struct rdti_verbs_lane *lane)
 {
@@ -111,7 +111,7 @@ tell_flushed(struct rdti_verbs_lane *lane)
     (void)snprintf(lane->error.message + used, sizeof(lane->error.message) - used,
                    "; %u requests behind it were flushed", lane->flushed);
     (void)pthread_mutex_unlock(&lane->lock);
-    /* Of a lane that moves to tcp nobody reads the error. */
+    /* Logged, too: the error of a lane that moves to tcp is not reported. */
     rdti_log(RDT_LOG_DEBUG, "verbs lane to rank %d: %u requests were flushed", lane->args.peer_rank,
              lane->flushed);
 }
@@ -131,13 +131,13 @@ rdti_verbs_stop_lane(struct rdti_verbs_lane *lane, const struct rdt_error *err,
     lane->cursor = NULL;
     lane->again_count = 0;
     lane->again_next = 0;
-    /* release: pairs with rdti_verbs_phase_of(); from here on nobody posts */
+    /* release: pairs with rdti_verbs_phase_of(); from here on no thread posts */
     atomic_store_explicit(&lane->phase, RDTI_VERBS_FAILED, memory_order_release);
     (void)pthread_mutex_unlock(&lane->lock);
 
-    /* ERR first, never straight to RESET: what was on the way is flushed and counted. */
+    /* ERR first, not directly RESET, so that requests in flight are flushed and counted. */
     stop_qps(lane);
-    if (!lane->is_fenced) /* it has come back */
+    if (!lane->is_fenced) /* else they have come back already */
         drain(lane);
     tell_flushed(lane);
     lane->qp_count = 0;
@@ -145,7 +145,7 @@ rdti_verbs_stop_lane(struct rdti_verbs_lane *lane, const struct rdt_error *err,
     rdti_verbs_forget_flags(lane);
     while (lane->link_count > 0)
         rdti_verbs_destroy_link(&lane->links[--lane->link_count]);
-    return true; /* no device touches their memory any more */
+    return true; /* no device accesses the ops' memory any more */
 }
 
 void
@@ -155,7 +155,7 @@ rdti_verbs_teardown(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 
     (void)rdti_verbs_stop_lane(lane, err, &ops);
     (void)pthread_mutex_lock(&lane->lock);
-    rdti_list_splice(&ops, &lane->ops); /* those of a lane that failed before */
+    rdti_list_splice(&ops, &lane->ops); /* the ops of a lane that failed before */
     (void)pthread_mutex_unlock(&lane->lock);
     rdti_verbs_complete_all(lane, &ops, (rdt_status)err->status, err);
 }
@@ -164,13 +164,13 @@ void
 rdti_verbs_fail(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 {
     const struct rdti_host *host = lane->verbs->host;
-    const struct rdt_error copy = *err; /* it may lie in the lane */
+    const struct rdt_error copy = *err; /* err may point into the lane */
     struct rdti_list ops;
 
     if (!rdti_verbs_stop_lane(lane, &copy, &ops))
         return;
     (void)pthread_mutex_lock(&lane->lock);
-    rdti_list_splice(&lane->ops, &ops); /* for close_lane(): the host may know better why */
+    rdti_list_splice(&lane->ops, &ops); /* for close_lane(): the host may know a better reason */
     const struct rdt_error told = lane->error;
     (void)pthread_mutex_unlock(&lane->lock);
     host->on_error(host->core, &lane->base, &told);
@@ -203,8 +203,8 @@ advice_for(enum ibv_wc_status status)
         return "the peer's host or the path to it is down, or drops large packets: look at its "
                "last log lines, at ping -M do -s, and at RDMATENSOR_VERBS_TIMEOUT";
     case IBV_WC_RNR_RETRY_EXC_ERR:
-        return "the peer's device found no receive posted: its process is stopped, or a promise of "
-               "ours is broken";
+        return "the peer's device found no receive posted: its process is stopped, or rdmatensor "
+               "has a bug";
     case IBV_WC_REM_ACCESS_ERR:
         return "the peer's device refused the key or the range: the memory was freed or never "
                "registered there";
@@ -222,7 +222,7 @@ advice_for(enum ibv_wc_status status)
     }
 }
 
-/* Whether another link may do better: not where the request or its memory was refused. */
+/* Whether another link may succeed: not if the request or its memory was refused. */
 static bool
 is_of_link(enum ibv_wc_status status)
 {
@@ -232,8 +232,8 @@ is_of_link(enum ibv_wc_status status)
            status != IBV_WC_REM_ACCESS_ERR;
 }
 
-/* A device that stops a QP by itself may flush it from its first request on, without a status that
- * says why; an event that nobody has looked at yet may. False: the link broke by that. */
+/* A device that stops a QP by itself may flush all its requests without a status that has the
+ * reason; an event that was not polled yet may have it. False: that event broke the link. */
 static bool
 is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 {
@@ -242,7 +242,7 @@ is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     if (wc->status != IBV_WC_WR_FLUSH_ERR)
         return true;
     rdti_verbs_on_async(link->nic, 0);
-    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED) /* it has no links any more */
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED) /* its links are destroyed */
         return false;
     if (link->state <= RDTI_VERBS_LINK_GOOD)
         return true;
@@ -250,7 +250,7 @@ is_unexplained(struct rdti_verbs_link *link, const struct ibv_wc *wc)
     return false;
 }
 
-/* Of a failed request a device fills in little; what it was stands with us. `qp` may be NULL. */
+/* A failed request's completion has few valid fields, so this uses its record. `qp` may be NULL. */
 static const char *
 kind_of(struct rdti_verbs_lane *lane, const struct rdti_verbs_qp *qp, const struct ibv_wc *wc)
 {

@@ -1,6 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0
- * What happens to ports: events of their device, one that stays down, an address that changes, a
- * device that is removed. All [driver]. */
+/* SPDX-License-Identifier: Apache-2.0 Port events: events of their device, ports that stay down,
+ * addresses that change, devices that are removed. All [driver]. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +13,7 @@
 #include "transport/verbs/gid.h"
 #include "transport/verbs/verbs.h"
 
-/* ---- Breaking what uses a port -------------------------------------------------------------- */
+/* ---- Breaking the links of a port ----------------------------------------------------------- */
 
 static void
 break_link(struct rdti_verbs_link *link, const char *what, const char *advice)
@@ -28,18 +27,18 @@ break_link(struct rdti_verbs_link *link, const char *what, const char *advice)
     rdti_verbs_break_link(link, &err);
 }
 
-/* The lane's link on the port, if it may be broken still. */
+/* The lane's link on the port, if it is not yet broken. */
 static struct rdti_verbs_link *
 link_on(struct rdti_verbs_lane *lane, const struct rdti_verbs_nic *nic)
 {
-    for (uint32_t i = 0; i < lane->link_count; i++) /* one at most is on the port */
+    for (uint32_t i = 0; i < lane->link_count; i++) /* at most one is on the port */
         if (lane->links[i].nic == nic && lane->links[i].state <= RDTI_VERBS_LINK_GOOD)
             return &lane->links[i];
     return NULL;
 }
 
-/* Links on the port for which is_meant(link, arg) holds. Breaking one may end its lane, and a
- * callback close it; it stays in the list until the sweep. */
+/* Breaks the links on the port for which is_meant(link, arg) holds. That may end a lane, and a
+ * callback may close it; it stays in the list until the sweep. */
 static void
 break_links(struct rdti_verbs_nic *nic, bool (*is_meant)(struct rdti_verbs_link *, const void *),
             const void *arg, const char *what, const char *advice)
@@ -70,7 +69,7 @@ is_any(struct rdti_verbs_link *link, const void *arg)
 
 /* ---- The device is gone --------------------------------------------------------------------- */
 
-/* From here on nothing is registered there, and no lane is offered over it. */
+/* From here on no memory is registered there, and no offer has the port. */
 static void
 mark_gone(struct rdti_verbs_nic *nic)
 {
@@ -79,7 +78,7 @@ mark_gone(struct rdti_verbs_nic *nic)
     (void)pthread_mutex_unlock(&nic->verbs->mr_lock);
 }
 
-/* Its descriptors are ready for ever: who watches on never sleeps again. */
+/* Its descriptors stay ready: a thread that watched them would never sleep again. */
 static void
 lose(struct rdti_verbs_nic *nic)
 {
@@ -115,7 +114,7 @@ rdti_verbs_on_channel(void *arg, uint32_t epoll_events)
 
     errno = 0;
     while (ops->get_cq_event(nic->channel, &cq, &cq_context) == 0) {
-        ops->ack_cq_events(cq, 1); /* at once: destroying a CQ waits for it */
+        ops->ack_cq_events(cq, 1); /* at once: destroying the CQ waits for it */
         rdti_verbs_disarm(nic->verbs, cq);
         errno = 0;
     }
@@ -161,7 +160,7 @@ has_other_pkey(struct rdti_verbs_link *link, const void *arg)
             ((be16toh(entry) ^ link->pkey) & 0x7fff) != 0);
 }
 
-/* A link keeps the addresses that it was proved by; later lanes are offered the new ones. */
+/* A link keeps the addresses with which it was verified; later lanes offer the new ones. */
 static void
 follow_path(struct rdti_verbs_nic *nic, const char *what)
 {
@@ -212,7 +211,7 @@ is_of_port(const struct rdti_verbs_nic *nic, const struct ibv_async_event *event
     }
 }
 
-/* By itself; what it does to a path is looked at where it may do something. */
+/* Harmless in itself; its effect on a path is checked separately. */
 static bool
 is_harmless(enum ibv_event_type type)
 {
@@ -222,7 +221,7 @@ is_harmless(enum ibv_event_type type)
            type == IBV_EVENT_SRQ_LIMIT_REACHED || type == IBV_EVENT_PATH_MIG;
 }
 
-/* What is over, and what is no trouble, stands in no error. */
+/* Errors do not mention events that are over or harmless. */
 static void
 note_event(struct rdti_verbs_nic *nic, enum ibv_event_type type, const char *text)
 {
@@ -265,7 +264,7 @@ act_on(struct rdti_verbs_nic *nic, const struct ibv_async_event *event, const ch
         break_links(nic, has_other_pkey, NULL, what,
                     "its PKEY stands elsewhere in the table now, or nowhere; connect again");
         break;
-    default: /* a port that goes down is no error yet: rdti_verbs_watch_ports() */
+    default: /* a port that goes down is not yet an error: rdti_verbs_watch_ports() */
         break;
     }
 }
@@ -282,7 +281,7 @@ rdti_verbs_on_async(void *arg, uint32_t epoll_events)
         const struct ibv_async_event copy = event;
         const char *text = ops->event_type_str(copy.event_type);
 
-        ops->ack_async_event(&event); /* before a QP is destroyed, which waits for this */
+        ops->ack_async_event(&event); /* before a QP is destroyed, as that waits for it */
         if (is_of_port(nic, &copy)) {
             note_event(nic, copy.event_type, text);
             act_on(nic, &copy, text);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Flags: the notification as a word in memory, written by the request that writes the bytes, and
- * found by looking. It saves the receive queue, the immediate and the completion of each tensor.
+ * found by polling. It saves the receive, the immediate and the completion of each tensor.
  *
- * When. A device promises an order within one request only, and only on the side that receives
- * (ibv_query_qp_data_in_order), so it is the receiver who tells its peer, in a FLAGS word, that it
- * looks for them. The sender uses them for what it writes in one request, and has not written other
- * bytes before it that nothing announced: everything else goes with an immediate. Several QPs have
- * no order among each other: lanes that have them use immediates.
+ * Use. A device guarantees an order only within one request, and only the receiving side knows it
+ * (ibv_query_qp_data_in_order). So the receiver sends a FLAGS word to its peer when it polls for
+ * flags. The sender uses a flag for bytes that it writes in one request, if all bytes before them
+ * were announced; everything else uses an immediate. Several QPs are not ordered with each other,
+ * so lanes that have them use immediates.
  *
- * Order. A flag says how many immediates went before it, and waits for them. Those behind it do not
- * overtake it: when an immediate has come, all before it is in place, and is looked for first. Two
- * flags of two slots may be seen in either order.
+ * Order. A flag has the number of immediates sent before it, and waits for them. Later immediates
+ * do not overtake it: when an immediate has arrived, all earlier writes are in place, and flags are
+ * polled first. Two flags of two slots may be seen in either order.
  *
- * Sleep. A flag wakes nobody. While there is one to look for, arm() sets a timer, so that no sleep
- * is longer than RDTI_VERBS_FLAG_NAP_NS. Nothing can hang, whatever the peer believes. */
+ * Sleep. A flag wakes no thread. While a flag is expected, arm() sets a timer, so that no sleep is
+ * longer than RDTI_VERBS_FLAG_NAP_NS. Nothing can hang, whatever the peer assumes. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,7 +32,7 @@
 
 #define BLOCK_BYTES 128 /* of RDTI_VERBS_FLAGS_128 */
 
-/* What newer libraries answer to; an older one answers for the whole, or not at all. */
+/* Newer libraries accept this; an older one answers only for the whole message, or not at all. */
 #define ASK_FOR_CAPS 1u
 #define CAP_WHOLE 1
 #define CAP_128 2
@@ -93,7 +93,7 @@ rdti_verbs_arm_flags(struct rdti_verbs *verbs)
         return;
     for (struct rdti_list *at = verbs->lanes.next; at != &verbs->lanes; at = at->next)
         is_wanted |= !rdti_list_is_empty(&RDTI_CONTAINER(at, struct rdti_verbs_lane, node)->flags);
-    /* It cannot fail; if it did, the engine's own slices would end the sleep. */
+    /* It cannot fail; if it did, the engine's own slices would still end the sleep. */
     if (is_wanted)
         verbs->is_flag_timer_set = timerfd_settime(verbs->flag_timer_fd, 0, &nap, NULL) == 0;
 }
@@ -127,7 +127,7 @@ use_peer_flags(struct rdti_verbs_lane *lane)
         rdti_verbs_phase_of(lane) != RDTI_VERBS_READY || lane->qp_count != 1 ||
         lane->qps[0]->link->nic->segments < 2)
         return;
-    /* Shared, as the stage: a forked child gets no copy of its pages. */
+    /* Shared like the stage: a forked child gets no copy of its pages. */
     void *tails = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     rdt_status status = RDT_OK;
     if (tails == MAP_FAILED)
@@ -232,13 +232,13 @@ rdti_verbs_take_flag(struct rdti_verbs_lane *lane, uint32_t *value_out)
 {
     for (struct rdti_list *at = lane->flags.next; at != &lane->flags; at = at->next) {
         struct rdti_flag *flag = RDTI_CONTAINER(at, struct rdti_flag, link);
-        /* acquire: pairs with the device's write of the word, behind that of the bytes */
+        /* acquire: pairs with the device's write of the word, which follows that of the bytes */
         const uint64_t word = le64toh(atomic_load_explicit(flag->word, memory_order_acquire));
 
         if (word >> 32 != flag->sequence ||
             (int32_t)((uint32_t)lane->rx_messages - (uint32_t)word) < 0)
             continue;
-        rdti_list_remove(&flag->link); /* to the end: the others have their turn as well */
+        rdti_list_remove(&flag->link); /* to the end of the list, for fairness */
         rdti_list_append(&lane->flags, &flag->link);
         lane->rx_flagged++;
         *value_out = flag->notification;
@@ -256,8 +256,8 @@ rdti_verbs_forget_flags(struct rdti_verbs_lane *lane)
 
 /* ---- Sending -------------------------------------------------------------------------------- */
 
-/* Whether one request can write the bytes and, behind them, the flag, within what the peer's device
- * places in order. The range of the bytes is checked. */
+/* Whether one request can write the bytes and the flag after them, within a range that the peer's
+ * device places in order. The range of the bytes is already checked. */
 static bool
 has_place(const struct rdti_op *op, uint8_t flags)
 {

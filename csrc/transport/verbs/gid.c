@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which GID of a port, and which port of the peer's: candidates are ranked by facts that both sides
- * know, so that both come to the same pairs in the same order. */
+ * Selects the GID of a port, and the port of the peer. Candidates are ranked by facts that both
+ * sides know, so that both get the same pairs in the same order. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -12,8 +12,8 @@
 
 /* Bits of a score. */
 enum {
-    SCORE_V2 = 64,       /* RoCE v2 can be routed, and is what switches are set up for */
-    SCORE_IPV4 = 32,     /* IPv4-mapped: the address that somebody configured */
+    SCORE_V2 = 64,       /* RoCE v2 can be routed, and switches are set up for it */
+    SCORE_IPV4 = 32,     /* IPv4-mapped: an administrator configured it */
     SCORE_GLOBAL = 16,   /* a global IPv6 address */
     SCORE_UNIQUE = 8,    /* a unique local one */
     SCORE_BOUND = 4,     /* it belongs to a network device */
@@ -83,7 +83,7 @@ insert(struct rdti_verbs_nic *nic, const struct rdti_verbs_gid *gid, uint32_t sc
     nic->gid_scores[at] = score;
 }
 
-/* A hole in the table, or an entry that just went, is no error: it is passed over. */
+/* Skips holes in the table and entries that have just been removed. */
 static void
 consider(struct rdti_verbs_nic *nic, uint32_t index)
 {
@@ -117,7 +117,7 @@ rdti_verbs_find_gids(struct rdti_verbs_nic *nic, struct rdt_error *err)
     for (uint32_t i = 0; i < table_count; i++)
         if (wanted < 0 || (uint32_t)wanted == i)
             consider(nic, i);
-    /* by LID the subnet manager routes: as good as the best address */
+    /* with LIDs the subnet manager routes: as good as the best address */
     nic->score = nic->is_infiniband ? SCORE_V2 + SCORE_IPV4 + SCORE_BOUND : nic->gid_scores[0];
     if (nic->gid_count > 0 || (nic->is_infiniband && wanted < 0))
         return RDT_OK;
@@ -137,8 +137,8 @@ same_net(const uint8_t a[16], const uint8_t b[16])
     return memcmp(a, b, is_mapped(a) ? 15 : 8) == 0;
 }
 
-/* Bits from the first on in which both agree: a better prefix where no usual one is shared. Those
- * of link-local addresses say nothing: behind the first 64 they are made of device addresses. */
+/* Length of the common prefix in bits; decides if the usual prefix differs. Link-local addresses
+ * count 0: after the first 64 bits they consist of device addresses. */
 static uint32_t
 common_bits(const uint8_t a[16], const uint8_t b[16])
 {
@@ -151,7 +151,7 @@ common_bits(const uint8_t a[16], const uint8_t b[16])
     return bits;
 }
 
-/* 0: they cannot talk to each other. Symmetric. */
+/* 0: they cannot communicate. Symmetric. */
 static uint32_t
 score_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
 {
@@ -162,8 +162,8 @@ score_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
     return 1 + net + score_of(a) + score_of(b);
 }
 
-/* The same with what decides among equals: no prefix is known, and a subnet may be wider than the
- * usual one. */
+/* The same with a tie-break by common prefix: the real prefix length is unknown, and a subnet may
+ * be wider than usual. */
 static uint32_t
 order_pair(const struct rdti_verbs_gid *a, const struct rdti_verbs_gid *b)
 {
@@ -209,7 +209,7 @@ list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port
 
     if (own->is_infiniband != peer->is_infiniband)
         return 0;
-    if (own->is_infiniband == 1) { /* by LID: the subnet manager routes */
+    if (own->is_infiniband == 1) { /* with LIDs the subnet manager routes */
         pairs[0] = (struct rdti_verbs_pair){.score = 1};
         return 1;
     }
@@ -227,8 +227,8 @@ list_pairs(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port
     return count;
 }
 
-/* How good the best of these pairs are for two ports to meet. A subnet may be narrower than the
- * usual one, too: of equals those meet whose addresses agree the longest. */
+/* The score of two ports by the best of these pairs. A subnet may also be narrower than usual, so
+ * the longest common prefix breaks ties. */
 static uint32_t
 score_ports(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_port_offer *peer,
             const struct rdti_verbs_pair *pairs, uint32_t count)
@@ -244,7 +244,7 @@ score_ports(const struct rdti_verbs_port_offer *own, const struct rdti_verbs_por
     return pairs[0].score << 8 | most;
 }
 
-/* The best pairing of ports among those left. False: none. */
+/* The best pair of the remaining ports. False: none. */
 static bool
 pick(const struct rdti_verbs_lane *lane, uint32_t own_left, uint32_t peer_left, uint32_t *own_out,
      uint32_t *peer_out)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The peer's memory: keys are asked for when a piece is first used, over the authenticated side
- * channel, and kept as long as the lane. What the peer freed is refused here. */
+ * The peer's memory: requests keys when memory is first used, over the authenticated side channel,
+ * and keeps them as long as the lane. Refuses ops on regions that the peer freed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +35,7 @@ find(struct rdti_verbs_lane *lane, uint8_t access, uint32_t segment, uint32_t in
     return NULL;
 }
 
-/* A generation of an index is over when a later one is used: its keys would pile up. */
+/* A generation of an index has ended when a later one is used; its keys would accumulate. */
 static void
 forget_older(struct rdti_verbs_lane *lane, const struct rdt_remote_region *region)
 {
@@ -53,13 +53,13 @@ forget_older(struct rdti_verbs_lane *lane, const struct rdt_remote_region *regio
     }
 }
 
-/* `remote`: an entry that is asked for anew, or NULL. */
+/* `remote`: an entry whose key is requested again, or NULL. */
 static rdt_status
 ask_for(struct rdti_verbs_lane *lane, uint8_t access, const struct rdt_remote_region *region,
         struct rdti_verbs_remote *remote, struct rdt_error *err)
 {
     if (lane->asked_count == sizeof(lane->asked) / sizeof(lane->asked[0]))
-        return RDT_OK; /* with the next push */
+        return RDT_OK; /* retried with the next push */
     if (region->segment == RDT_SEGMENT_NONE)
         forget_older(lane, region);
     if (remote == NULL) {
@@ -128,7 +128,7 @@ find_remote(struct rdti_verbs_lane *lane, const struct rdti_op *op, uint8_t acce
         return ask_for(lane, access, region, NULL, err);
     if (remote->state == RDTI_VERBS_KEY_ASKED)
         return RDT_OK;
-    /* What was over when it was asked for says nothing of the next region in its piece. */
+    /* A refusal because one region had ended does not apply to another region of its segment. */
     if (remote->state == RDTI_VERBS_KEY_NONE && remote->refusal == RDTI_VERBS_REGION_OVER &&
         (remote->index != region->index || remote->generation != region->generation))
         return ask_for(lane, access, region, remote, err);
@@ -170,12 +170,12 @@ rdti_verbs_find_key(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool
         const rdt_status status = find_remote(lane, op, RDTI_VERBS_MAY_WRITE_STRICT, out, err);
         if (status != RDT_ENOMEM && status != RDT_EDEVICE)
             return status;
-        *has_flag = false; /* it cannot be registered once more: an immediate does without */
+        *has_flag = false; /* the second registration failed: an immediate does not need it */
     }
     return find_remote(lane, op, access, out, err);
 }
 
-/* ---- Regions that are over ------------------------------------------------------------------ */
+/* ---- Regions that have ended ---------------------------------------------------------------- */
 
 rdt_status
 rdti_verbs_check_stale(const struct rdti_verbs_lane *lane, const struct rdti_op *op,
@@ -228,8 +228,7 @@ rdti_verbs_take_key(struct rdti_verbs_lane *lane, const struct rdti_verbs_words 
     if (remote == NULL || remote->state != RDTI_VERBS_KEY_ASKED || remote->index != words->index ||
         remote->generation != words->generation)
         return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
-                                   "rank %d sent a key that nobody asked for",
-                                   lane->args.peer_rank);
+                                   "rank %d sent a key without a request", lane->args.peer_rank);
     if (words->kind == RDTI_VERBS_KEY_REFUSED) {
         remote->state = RDTI_VERBS_KEY_NONE;
         remote->refusal = words->refusal;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Lanes: made with an offer, connected by the peer's, closed; and the words between the halves. */
+ * Lanes: created with an offer, connected by the peer's, closed; the words between the halves. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +73,7 @@ describe_lane(struct rdti_verbs_lane *lane)
     own->window = least - RDTI_VERBS_RQ_RESERVE;
 }
 
-/* On every port whose device is there; all or nothing. */
+/* One link on every port whose device is present; all or nothing. */
 static rdt_status
 create_links(struct rdti_verbs_lane *lane, struct rdt_error *err)
 {
@@ -142,13 +142,13 @@ rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_e
     rdt_status status;
 
     for (uint32_t i = 0; i < peer->fd_count && i < RDTI_OFFER_MAX_FDS; i++)
-        (void)close(peer->fds[i]); /* ours by contract; verbs has no use for any */
+        (void)close(peer->fds[i]); /* connect() owns them; verbs uses none */
     if (peer->fd_count > 0)
         status =
             rdti_error_set(&why, RDT_EPROTO, 0, "verbs offer with %u descriptors", peer->fd_count);
     else
         status = rdti_verbs_offer_decode(peer->bytes, peer->len_bytes, &lane->peer, &why);
-    if (status == RDT_EVERSION) { /* of this transport only: another path may do */
+    if (status == RDT_EVERSION) { /* of this transport only: another path may work */
         status = RDT_ENOTVIABLE;
         why.status = RDT_ENOTVIABLE;
     }
@@ -161,7 +161,7 @@ rdti_verbs_connect(struct rdti_lane *base, struct rdti_offer *peer, struct rdt_e
         status = rdti_verbs_pair_links(lane, &why);
     if (status == RDT_OK) {
         (void)pthread_mutex_lock(&lane->lock);
-        if (lane->peer.window > RDTI_VERBS_IMMS) /* of so many what they were is kept */
+        if (lane->peer.window > RDTI_VERBS_IMMS) /* tx_notes keeps this many */
             lane->peer.window = RDTI_VERBS_IMMS;
         lane->tx_window = lane->peer.window;
         lane->is_connected = true;
@@ -186,7 +186,7 @@ rdti_verbs_send_words(struct rdti_verbs_lane *lane, const struct rdti_verbs_word
     host->send_words(host->core, &lane->base, bytes, (uint32_t)len);
 }
 
-/* From the order of our ports to that of the offer, which a device may be missing in. */
+/* From the order of nics to the order of the offer's ports; a device may be missing there. */
 static void
 order_keys(const struct rdti_verbs_lane *lane, struct rdti_verbs_words *key)
 {
@@ -251,7 +251,7 @@ rdti_verbs_words_arrived(struct rdti_lane *base, const uint8_t *bytes, uint32_t 
     if (status != RDT_OK)
         return status;
     if (rdti_verbs_phase_of(lane) == RDTI_VERBS_FAILED || lane->is_lost)
-        return RDT_OK; /* it was on its way when we failed */
+        return RDT_OK; /* it was in flight when the lane failed */
     if (!lane->is_connected)
         return rdti_error_set_rank(err, RDT_EPROTO, lane->args.peer_rank,
                                    "rank %d speaks before its offer", lane->args.peer_rank);
@@ -367,7 +367,7 @@ rdti_verbs_revoke(struct rdti_lane *base, uint32_t index, uint32_t generation)
         const struct rdti_op *op = RDTI_CONTAINER(at, struct rdti_op, link);
 
         if (op->scratch[RDTI_VERBS_OP_STEP] == 0)
-            break; /* from here on none is posted; the mark stops them */
+            break; /* this and later ops are not posted; the mark stops them */
         is_over = op->remote.index != index || op->remote.generation > generation;
     }
     (void)pthread_mutex_unlock(&lane->lock);
@@ -383,7 +383,7 @@ rdti_verbs_close_lane(struct rdti_lane *base, const struct rdt_error *err)
     lane->is_closed = true;
     rdti_verbs_teardown(lane, err);
     (void)atomic_fetch_sub_explicit(&verbs->lane_count, 1, memory_order_relaxed);
-    verbs->has_closed = true; /* a pass that runs may stand on it: it is freed behind that */
+    verbs->has_closed = true; /* a running pass may use it: freed after that pass */
     if (!verbs->is_polling)
         rdti_verbs_sweep(verbs);
 }

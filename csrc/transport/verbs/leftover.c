@@ -1,7 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0
- * Objects that a device does not destroy when it is told to. Nothing above can do anything about
- * one: it is logged, our own memory about it goes, and the object itself is tried once more before
- * the device is closed, which ends it in the kernel in any case. */
+/* SPDX-License-Identifier: Apache-2.0 Objects that a device refuses to destroy. Callers cannot do
+ * anything about that: it is logged, the library's own memory for the object is freed, and
+ * destroying it is retried before the device is closed, which ends it in the kernel in any case. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,7 @@
 #include "base/log.h"
 #include "transport/verbs/verbs.h"
 
-/* In the order in which they depend on each other. */
+/* In the order in which they must be destroyed. */
 enum kind { LEFT_QP = 0, LEFT_CQ = 1, LEFT_MR = 2, LEFT_KINDS = 3 };
 
 static const char *const calls[LEFT_KINDS] = {"ibv_destroy_qp", "ibv_destroy_cq", "ibv_dereg_mr"};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * libibverbs, loaded when a context is opened: a machine without it runs as well. */
+ * libibverbs, loaded when a context is opened, so that a machine without it works, too. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct rdti_verbs_ops ops;
 static char failure[RDT_ERROR_MESSAGE_BYTES]; /* empty: ops is complete */
 
-/* ---- What verbs.h has as inline calls ------------------------------------------------------- */
+/* ---- Inline calls of verbs.h ---------------------------------------------------------------- */
 
 static int
 call_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *wc)
@@ -132,7 +132,7 @@ load(void)
             (void)dlclose(library);
             return;
         }
-        memcpy((char *)&ops + symbols[i].offset, &at, sizeof(at)); /* no cast: C has none for it */
+        memcpy((char *)&ops + symbols[i].offset, &at, sizeof(at)); /* C has no cast for it */
     }
     ops.poll_cq = call_poll_cq;
     ops.req_notify_cq = call_req_notify_cq;
@@ -141,8 +141,8 @@ load(void)
     ops.read_counter = read_sysfs_counter;
 }
 
-/* Loading the library and what it needs takes milliseconds. The kernel has these folders from the
- * moment on that it supports RDMA at all, the first one before there is any device. */
+/* Loading the library and its dependencies takes milliseconds. A kernel with RDMA support has these
+ * folders, the first one even without a device. */
 static bool
 has_kernel_support(void)
 {

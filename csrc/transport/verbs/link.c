@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Proving links. Both sides go through the same pairs of GIDs in the same order, in rounds:
+ * Verifies links. Both sides try the same pairs of GIDs in the same order, in rounds:
  *
- *   raise the QPs by the round's pair -> say READY
- *   once the peer said READY, write on every QP (no bytes, but a real packet, acknowledged by the
+ *   raise the QPs with the round's pair -> send READY
+ *   after the peer's READY, write on every QP (no bytes, but a real packet, acknowledged by the
  *   peer's NIC)
- *   all acknowledged -> say PROVED; an error, or nothing in time -> say FAILED
- *   both said PROVED: the link is good; both have spoken and one said FAILED: the next round, or,
- *   behind the last pair, the link is dropped
+ *   all acknowledged -> send PROVED; an error, or a timeout -> send FAILED
+ *   both sent PROVED: the link is good; one sent FAILED and the other its verdict: the next round,
+ *   or, after the final pair, the link is dropped
  *
- * So both sides come to the same links. The lane is ready when each link is good or dropped and one
- * is good. All [driver].
+ * So both sides get the same links. The lane is ready when each link is good or dropped and at
+ * least one is good. All [driver].
  */
 #include <stdio.h>
 #include <string.h>
@@ -140,7 +140,7 @@ become_ready(struct rdti_verbs_lane *lane)
     rdti_verbs_agree_flags(lane);
     (void)rdti_verbs_push(lane);
     host->on_ready(host->core, &lane->base);
-    (void)rdti_verbs_deliver(lane); /* a peer that was ready earlier may have written */
+    (void)rdti_verbs_deliver(lane); /* the peer may have been ready earlier and written */
 }
 
 /* Each link with its own reason. */
@@ -216,7 +216,7 @@ judge(struct rdti_verbs_link *link, enum rdti_verbs_word verdict, const char *wh
     settle(link);
 }
 
-/* On every QP: packets of one may take another way than those of the next, by their UDP port. */
+/* On every QP: the packets of two QPs may take different routes because of their UDP ports. */
 static void
 post_probes(struct rdti_verbs_link *link)
 {
@@ -246,7 +246,7 @@ rdti_verbs_probe_done(struct rdti_verbs_link *link, const struct ibv_wc *wc)
 
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_SETUP || link->state != RDTI_VERBS_LINK_PROVING ||
         link->own_verdict != 0 || (wc->wr_id & 0xff) != link->round)
-        return; /* of a round that is over */
+        return; /* of an earlier round */
     if (wc->status == IBV_WC_SUCCESS) {
         link->probes_left &= ~(1u << (wc->wr_id >> 48 & 0xff) % 32);
         if (link->probes_left == 0)
@@ -268,7 +268,8 @@ rdti_verbs_watch_proof(struct rdti_verbs_lane *lane)
 
         if (rdti_verbs_phase_of(lane) != RDTI_VERBS_SETUP)
             return;
-        /* A peer that is not ready has the core's deadline; only a probe on its way has ours. */
+        /* This deadline is only for a probe in flight; the core's bounds a peer that is not
+         * ready. */
         if (link->state == RDTI_VERBS_LINK_PROVING && link->own_verdict == 0 &&
             link->is_probe_posted && now_ns >= link->proof_deadline_ns)
             judge(link, RDTI_VERBS_LINK_FAILED, "the probe was not answered in time");

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The way to the peer is lost: the last link broke, or the peer says that its last did. Where the
- * core has another lane to put in this one's place, all links are drained, and what is not complete
- * is given back. All [driver].
+ * The path to the peer is lost: the last link broke, or the peer reports that its last did. If the
+ * core has another lane as a replacement, all links are drained, and incomplete ops are given back.
+ * All [driver].
  *
- * What the peer has is known by one number: how many notifications it delivered. They come in order
- * and each behind all bytes written before it, so up to the last of them everything is in place; it
- * may be the peer's already, and must not be written again. Behind it nothing was delivered, and
- * ops may be repeated whole. Completions say less: a link that broke earlier may have taken a
- * notification with it whose bytes have come.
+ * One number shows what the peer has: the notifications that it delivered. They arrive in order,
+ * and each after all bytes written before it. So up to the last one everything is in place; the
+ * peer may already use it, and it must not be written again. After it nothing was delivered, and
+ * ops may be repeated whole. Completions show less: a link that broke earlier may have lost a
+ * notification whose bytes have arrived.
  */
 #include "base/clock.h"
 #include "base/error.h"
@@ -15,8 +15,8 @@
 #include "transport/verbs/verbs.h"
 #include "wire/notify.h"
 
-/* Flags are not counted, and either of two may come first. A peer that posts no receives is not
- * behind a broken path. */
+/* Not with flags: they are not counted, and two may arrive in either order. Not if the peer posts
+ * no receives: then the path is not broken. */
 static bool
 may_move(const struct rdti_verbs_lane *lane, const struct rdt_error *why)
 {
@@ -37,14 +37,14 @@ rdti_verbs_number(struct rdti_verbs_lane *lane, struct rdti_op *op)
 bool
 rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err)
 {
-    const struct rdt_error why = *err; /* it may lie in a link */
+    const struct rdt_error why = *err; /* err may point into a link */
 
     if (lane->is_lost)
         return true;
     if (!may_move(lane, &why))
         return false;
     (void)pthread_mutex_lock(&lane->lock);
-    if (lane->is_stopped) { /* what stands behind the op that was refused must not go */
+    if (lane->is_stopped) { /* ops after the refused one must not be sent */
         (void)pthread_mutex_unlock(&lane->lock);
         return false;
     }
@@ -57,7 +57,7 @@ rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err)
     for (uint32_t i = 0; i < lane->link_count; i++) {
         struct rdti_verbs_link *link = &lane->links[i];
 
-        if (link->state != RDTI_VERBS_LINK_GOOD) { /* one that never was in use took none along */
+        if (link->state != RDTI_VERBS_LINK_GOOD) { /* a link that was never used lost none */
             lane->had_broken |= link->state > RDTI_VERBS_LINK_DROPPED;
             continue;
         }
@@ -69,7 +69,7 @@ rdti_verbs_lose(struct rdti_verbs_lane *lane, const struct rdt_error *err)
     return true;
 }
 
-/* From here on the receive side has ended: what the peer does not hear of now comes again. */
+/* From here on the receive side has ended: the peer repeats what is not counted here. */
 void
 rdti_verbs_watch_loss(struct rdti_verbs_lane *lane)
 {
@@ -118,7 +118,7 @@ last_delivered(const struct rdti_list *ops, uint64_t delivered)
     return last;
 }
 
-/* Writes up to the last that was delivered are in place; reads come the other way. */
+/* Writes up to the last delivered one are in place; reads travel in the other direction. */
 static void
 sort_out(struct rdti_list *ops, uint64_t delivered, struct rdti_list *done, struct rdti_list *left)
 {
@@ -136,7 +136,8 @@ sort_out(struct rdti_list *ops, uint64_t delivered, struct rdti_list *done, stru
     }
 }
 
-/* The notifications in [*next, end) whose ops are complete, and which the peer wants still. */
+/* The notifications in [*next, end) whose ops are complete, but which the peer has not
+ * delivered. */
 static void
 give_notes(const struct rdti_verbs_lane *lane, uint64_t *next, uint64_t end,
            void (*take)(void *arg, struct rdti_op *op, uint32_t notify), void *arg)
@@ -145,7 +146,7 @@ give_notes(const struct rdti_verbs_lane *lane, uint64_t *next, uint64_t end,
         take(arg, NULL, lane->tx_notes[*next % RDTI_VERBS_IMMS]);
 }
 
-/* Begun, not delivered, and complete: those that no op stands for any more. */
+/* Number of messages that were begun and not delivered, and whose ops are complete. */
 static uint64_t
 count_bare(struct rdti_verbs_lane *lane, uint64_t begun, uint64_t delivered)
 {
@@ -177,8 +178,8 @@ rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
                                    "rank %d counts %llu notifications of %llu that were sent",
                                    lane->args.peer_rank, (unsigned long long)delivered,
                                    (unsigned long long)begun);
-    /* A link that broke earlier takes notifications with it whose bytes have come. Else the peer's
-     * device acknowledged what it did not report: nobody knows whether the bytes are in place. */
+    /* A link that broke earlier may have lost notifications whose bytes have arrived. Else the
+     * peer's device acknowledged messages that it did not report: their bytes may be missing. */
     if (!lane->had_broken && count_bare(lane, begun, delivered) > 0)
         return rdti_error_set_rank(err, RDT_EDEVICE, lane->args.peer_rank,
                                    "rank %d: its device acknowledged messages that it did not "
@@ -195,7 +196,7 @@ rdti_verbs_hand_over(struct rdti_lane *base, uint64_t delivered,
         if (number != 0) {
             give_notes(lane, &next, number - 1, take, arg);
             next = number;
-        } else if (op->scratch[RDTI_VERBS_OP_STEP] == 0) { /* behind all that was begun */
+        } else if (op->scratch[RDTI_VERBS_OP_STEP] == 0) { /* after all begun messages */
             give_notes(lane, &next, begun, take, arg);
         }
         (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Our memory as devices know it. A piece of the arena is registered when it is first named: as a
- * source by our own ops, as a target by a peer's request for its key. A key to write cannot read,
- * one to read cannot write. */
+ * Registered memory of this process. A segment of the arena is registered at its first use: as a
+ * source by an op, as a target by a peer's request for its key. A key for writes does not permit
+ * reads, nor the reverse. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,9 +111,9 @@ rdti_verbs_free_memory(struct rdti_verbs *verbs, struct rdti_verbs_memory *memor
     free(memory);
 }
 
-/* Payloads may overtake each other on the bus: they are announced by completions, which may not.
- * The bit is of the optional range: a device without it ignores it. What a flag announces may not
- * be overtaken by it, so that both go by a registration of their own, which is strict. */
+/* Payloads may overtake each other on the bus: completions, which may not, announce them. The bit
+ * is in the optional range: a device without it ignores it. A flag must not overtake the bytes that
+ * it announces, so both use a separate, strict registration. */
 static unsigned int
 access_of(uint32_t kind)
 {
@@ -142,7 +142,7 @@ rdti_verbs_nics_left(const struct rdti_verbs *verbs)
     return left;
 }
 
-/* On each device of the set, in mrs that are NULL; all or nothing. */
+/* Registers on each device of the set, in mrs that are NULL; all or nothing. */
 static rdt_status
 register_on(struct rdti_verbs *verbs, uint32_t nics, void *addr, uint64_t len_bytes,
             unsigned int access, struct ibv_mr *mrs[RDTI_VERBS_PORTS_MAX], struct rdt_error *err)
@@ -156,7 +156,7 @@ register_on(struct rdti_verbs *verbs, uint32_t nics, void *addr, uint64_t len_by
         rdti_verbs_deregister(&verbs->nics[i], mrs[i]);
         mrs[i] = NULL;
     }
-    if (status == RDT_OK) /* what was undone is not counted */
+    if (status == RDT_OK) /* registrations that were undone do not count */
         rdti_count(&verbs->host->counters->registered_bytes,
                    len_bytes * (uint64_t)__builtin_popcount(nics));
     return status;
@@ -190,8 +190,8 @@ find_memory(struct rdti_verbs *verbs, uint32_t segment, uint32_t index, uint32_t
     return NULL;
 }
 
-/* The entry, registered for the kind; RDT_EAGAIN: it takes a while. An entry that nothing came of
- * is not kept. mr_lock is held. */
+/* The entry, registered for the kind; RDT_EAGAIN: the registrar does it. An entry without any
+ * registration is not kept. mr_lock is held. */
 static rdt_status
 want_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t kind,
             struct rdti_verbs_memory **out, struct rdt_error *err)
@@ -209,7 +209,7 @@ want_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint
         rdti_list_init(&memory->job);
         rdti_list_append(&verbs->memories, &memory->link);
     }
-    if (((memory->wanted | memory->failed) >> kind & 1) != 0) { /* and nobody was told yet */
+    if (((memory->wanted | memory->failed) >> kind & 1) != 0) { /* the result is not reported yet */
         status = RDT_EAGAIN;
     } else if ((memory->made >> kind & 1) == 0 &&
                memory->len_bytes > RDTI_VERBS_REGISTER_NOW_BYTES) {
@@ -226,8 +226,8 @@ want_memory(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint
     return status;
 }
 
-/* mr_lock is held. Only the arena's pieces: they never go while the transport is open, regions over
- * other memory may. */
+/* mr_lock is held. Only segments of the arena: they stay while the transport is open, regions of
+ * other memory may end. */
 static struct rdti_verbs_memory *
 find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
 {
@@ -242,7 +242,7 @@ find_holder(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes)
     return NULL;
 }
 
-/* All kinds can be sent from. NULL: the device was gone before any was made. */
+/* Every kind can be a source. NULL: the device was removed before any was registered. */
 static const struct ibv_mr *
 any_mr(const struct rdti_verbs_memory *memory, uint32_t nic)
 {
@@ -264,8 +264,8 @@ rdti_verbs_note_unregistered(struct rdti_verbs *verbs, const struct rdt_error *w
     verbs->own_failure = *why;
 }
 
-/* The arena's piece that holds the bytes, which no entry is made for. RDT_EINVAL: none does, or it
- * cannot be registered. mr_lock is held. */
+/* Adds the segment of the arena that holds the bytes and has no entry. RDT_EINVAL: there is none,
+ * or it cannot be registered. mr_lock is held. */
 static rdt_status
 add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
         struct rdti_verbs_memory **out)
@@ -276,10 +276,10 @@ add_own(struct rdti_verbs *verbs, const void *addr, uint64_t len_bytes,
 
     if (host->memory_find(host->core, addr, len_bytes, &piece, NULL) != RDT_OK)
         return RDT_EINVAL;
-    /* First: what peers ask for in the meantime may be asked for again and again, and fail. */
+    /* Checked first: a peer's requests meanwhile may be repeated, and fail each time. */
     if (rdti_now_ns() >= verbs->own_retry_ns) {
         struct rdti_verbs_memory *for_peer = find_memory(verbs, piece.segment, 0, 0);
-        if (for_peer != NULL) { /* every kind will do; its failure is ours too */
+        if (for_peer != NULL) { /* every kind serves; its failure also applies to this op */
             for_peer->is_source = true;
             return RDT_EAGAIN;
         }
@@ -309,7 +309,7 @@ rdti_verbs_own_key(struct rdti_verbs *verbs, const void *addr, uint64_t len_byte
         status = add_own(verbs, addr, len_bytes, &memory);
     if (status == RDT_OK) {
         const struct ibv_mr *mr = any_mr(memory, nic);
-        *lkey_out = mr != NULL ? mr->lkey : 0; /* a device that is gone has none, and needs none */
+        *lkey_out = mr != NULL ? mr->lkey : 0; /* a removed device has none, and needs none */
     }
     (void)pthread_mutex_unlock(&verbs->mr_lock);
     return status;
@@ -332,8 +332,8 @@ rdti_verbs_explain_stage(struct rdti_verbs *verbs, char *buf, size_t cap)
 
 /* ---- Keys for peers ------------------------------------------------------------------------- */
 
-/* What a request means: a region that is exported, and the memory that it lies in. Nothing of what
- * the peer says about the memory is believed. */
+/* Resolves a request to an exported region, and the memory that holds it. It trusts nothing that
+ * the peer states about the memory. */
 static rdt_status
 resolve(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
         struct rdti_verbs_memory *like, struct rdt_error *err)
@@ -365,7 +365,7 @@ resolve(struct rdti_verbs *verbs, const struct rdti_verbs_words *get,
                                                .len_bytes = piece.len_bytes,
                                                .segment = get->segment};
     }
-    /* Not pinned: forget_region() comes before the memory may go. */
+    /* Not pinned: forget_region() is called before the memory may be reused. */
     host->target_release(host->core, &target);
     return status;
 }
@@ -383,7 +383,7 @@ grant(struct rdti_verbs *verbs, const struct rdti_verbs_memory *like, uint32_t k
         out->base = (uintptr_t)memory->addr;
         out->len_bytes = memory->len_bytes;
         out->rkey_count = (uint8_t)verbs->nic_count;
-        for (uint32_t i = 0; i < verbs->nic_count; i++) /* a device that is gone has none */
+        for (uint32_t i = 0; i < verbs->nic_count; i++) /* a removed device has no key */
             out->rkeys[i] = memory->mrs[kind][i] != NULL ? memory->mrs[kind][i]->rkey : 0;
     }
     (void)pthread_mutex_unlock(&verbs->mr_lock);
@@ -408,7 +408,7 @@ rdti_verbs_is_requested(const struct rdti_verbs_memory *memory, const struct rdt
             (memory->index == get->index && memory->generation == get->generation));
 }
 
-/* So that the peer can say it in its own error. */
+/* Fills in the reason, which the peer reports in its own error. */
 static void
 explain_refusal(uint64_t len_bytes, const struct rdt_error *err, struct rdti_verbs_words *out)
 {
@@ -479,7 +479,7 @@ rdti_verbs_make_stage(struct rdti_verbs_lane *lane, struct rdt_error *err)
     const size_t len = RDTI_VERBS_STAGE_PIECES * RDTI_VERBS_STAGE_BYTES;
     struct rdti_verbs *verbs = lane->verbs;
 
-    /* Shared: a forked child gets no copy of its pages, and the device keeps ours. */
+    /* Shared: a forked child gets no copy of its pages, and the device keeps this process's. */
     void *addr = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (addr == MAP_FAILED)
         return rdti_error_set(err, RDT_ENOMEM, errno, "verbs: a stage of %zu bytes", len);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ports of devices: which can be used, and what they can do. */
+ * Ports of devices: selection and capabilities. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,10 +13,10 @@
 #include "transport/verbs/gid.h"
 #include "transport/verbs/verbs.h"
 
-/* What a device has to lock memory for at once, before the arena: QPs, CQs, the stage. */
+/* Memory that a device locks at once, before the arena: QPs, CQs, the stage. */
 #define LEAST_MEMLOCK_BYTES (UINT64_C(4) << 20)
 
-/* For people and for one column each: what the words of a report mean on the devices we know. */
+/* Labels of the report, each with the names of its counter on known devices. */
 static const struct {
     const char *label;
     const char *names[3]; /* the first that the device has */
@@ -71,8 +71,7 @@ rdti_verbs_find_pkey(struct rdti_verbs_nic *nic, uint16_t pkey, uint16_t *index_
     bool is_exact = false;
     int sys_errno = 0;
 
-    /* The top bit says full member: either kind is the partition, the one that is meant is taken
-     * first. */
+    /* The top bit means full member: both values are the same partition, exact ones preferred. */
     for (uint32_t i = 0; !is_exact && i < nic->pkey_table_count; i++) {
         __be16 entry = 0;
 
@@ -91,8 +90,8 @@ rdti_verbs_find_pkey(struct rdti_verbs_nic *nic, uint16_t pkey, uint16_t *index_
     return RDT_OK;
 }
 
-/* Whether the port is in the partition that is set. An index is one of the first port's table; what
- * stands there is what all ports and peers are to use. */
+/* Checks that the port is in the configured partition. An index refers to the first port's table;
+ * its entry there applies to all ports and peers. */
 static rdt_status
 check_pkey(struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
@@ -141,7 +140,7 @@ take_port(struct rdti_verbs_nic *nic, const struct ibv_device_attr *device, stru
     if (nic->sq_depth < 2 * RDTI_VERBS_CHAIN || nic->rq_depth < 4 * RDTI_VERBS_RQ_RESERVE)
         return rdti_error_set(err, RDT_ENOTVIABLE, 0, "its queues hold %d work requests only",
                               device->max_qp_wr);
-    /* The bytes, and where it may be a flag behind them. */
+    /* One for the bytes, and one for a flag if there may be one. */
     nic->segments =
         (uint8_t)least(verbs->settings.notify == RDTI_VERBS_IMM ? 1 : 2, device->max_sge);
     if (nic->max_msg_bytes < RDTI_VERBS_STAGE_BYTES)
@@ -171,8 +170,8 @@ log_failed(const struct rdti_verbs_nic *nic, const char *call, int failed, int s
                  strerror(failed > 0 ? failed : sys_errno));
 }
 
-/* Whatever fails here is logged and passed over: closing the device's descriptor, the last step,
- * ends all that is left in the kernel. */
+/* Failures here are logged and ignored: closing the device's descriptor, the last step, frees all
+ * remaining objects in the kernel. */
 static void
 close_context(struct rdti_verbs_nic *nic)
 {
@@ -207,8 +206,8 @@ close_nic(struct rdti_verbs_nic *nic)
     close_context(nic);
 }
 
-/* PD, completion channel, and both kinds of events on the engine, which know the entry by where it
- * is: from here on it stays there, and close_nic() ends it, also where this fails. */
+/* PD, completion channel, and watches of both kinds of events, which hold the entry's address: from
+ * here on it must not move, and close_nic() closes it, also if this fails. */
 static rdt_status
 equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
 {
@@ -239,7 +238,7 @@ equip(struct rdti_verbs_nic *nic, struct rdt_error *err)
     return status;
 }
 
-/* What can be known of a port, and its context. On failure the entry is empty again. */
+/* Queries a port and opens its context. On failure the entry is empty again. */
 static rdt_status
 open_port(struct rdti_verbs *verbs, struct ibv_device *device, uint8_t port,
           const struct ibv_device_attr *attr, struct rdti_verbs_nic *nic, struct rdt_error *err)
@@ -269,8 +268,8 @@ note_skipped(struct rdti_verbs *verbs, const char *device, uint32_t port, const 
                    used > 0 ? "; " : "", device, port, why);
 }
 
-/* Where addresses are equally good, the lower one is: it begins with the network, which both sides
- * know, whatever their devices are called and in which order they are found. */
+/* Of equal scores the lower address is better: it begins with the network, which both sides know,
+ * while names and order of devices may differ. */
 static bool
 is_worse(const struct rdti_verbs_nic *a, const struct rdti_verbs_nic *b)
 {
@@ -280,8 +279,8 @@ is_worse(const struct rdti_verbs_nic *a, const struct rdti_verbs_nic *b)
            memcmp(a->gids[0].raw, b->gids[0].raw, sizeof(a->gids[0].raw)) > 0;
 }
 
-/* Where there is no room for one more, the one with the worst addresses has to go, of equals the
- * one that came last. Entries may move: nothing but their context is open yet. */
+/* If the table is full, drops the port with the worst addresses, of equals the last one found.
+ * Entries may move: only their context is open yet. */
 static void
 keep_port(struct rdti_verbs *verbs, struct rdti_verbs_nic *fresh)
 {
@@ -323,7 +322,7 @@ query(struct rdti_verbs *verbs, struct ibv_device *device, struct ibv_device_att
     return RDT_OK;
 }
 
-/* A port that cannot be used is noted; one that is asked for and not there is an error. */
+/* An unusable port is noted; a port that is configured but missing is an error. */
 static rdt_status
 open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error *err)
 {
@@ -354,7 +353,7 @@ open_ports(struct rdti_verbs *verbs, struct ibv_device *device, struct rdt_error
     return RDT_OK;
 }
 
-/* Those that cannot be equipped are noted, and the others close the gap. */
+/* Ports that cannot be equipped are noted, and the others move up. */
 static void
 equip_ports(struct rdti_verbs *verbs)
 {
@@ -381,8 +380,8 @@ equip_ports(struct rdti_verbs *verbs)
 static rdt_status
 init_fork(const struct rdti_verbs *verbs, struct rdt_error *err)
 {
-    /* Kernels since 5.12 copy pinned pages for the child; older ones need every registered page
-     * kept from it. Too late once something is registered: then the one who did so has decided. */
+    /* Kernels since 5.12 copy pinned pages for the child; for older ones, registered pages must be
+     * kept from it. Too late if another library has already registered memory. */
     if (verbs->ops->is_fork_initialized() != IBV_FORK_DISABLED)
         return RDT_OK;
     const int failed = verbs->ops->fork_init();

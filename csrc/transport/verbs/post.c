@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Work requests: chained on their QP with a record of what each is for, and given to the device. */
+ * Work requests: chained on their QP with a record of their purpose, and posted to the device. */
 #include <assert.h>
 #include <errno.h>
 
 #include "transport/verbs/post.h"
 
-/* A device that refused gets nothing more: what it took and what it did not must stay apart. */
+/* After a refusal the device gets no more requests: accepted and refused ones must stay
+ * separate. */
 void
 rdti_verbs_flush_chain(struct rdti_verbs_qp *qp)
 {
@@ -21,7 +22,7 @@ rdti_verbs_flush_chain(struct rdti_verbs_qp *qp)
         qp->chain[i].next = &qp->chain[i + 1];
     struct ibv_send_wr *last = &qp->chain[count - 1];
     last->next = NULL;
-    /* RC completes in order: what stands before it is done as well. */
+    /* RC completes in order: all requests before it are done, too. */
     last->send_flags |= IBV_SEND_SIGNALED;
     const int failed = lane->verbs->ops->post_send(qp->qp, qp->chain, &bad);
     if (failed == 0) {
@@ -43,7 +44,7 @@ rdti_verbs_flush_chains(struct rdti_verbs_lane *lane)
         rdti_verbs_flush_chain(lane->qps[i]);
 }
 
-/* A place in the QP's chain, numbered and recorded; there is room. */
+/* Adds a request to the QP's chain, numbered and recorded; there is room. */
 static struct ibv_send_wr *
 add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
 {
@@ -55,7 +56,7 @@ add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
     *place = *record;
     place->imms = qp->tx_imms;
     qp->tx_imms += record->has_imm;
-    /* Field by field: what is not set here or for bytes is zero from the beginning. */
+    /* Field by field: fields that are not set here or for bytes are initialized to zero. */
     wr->wr_id = rdti_verbs_wr_id(RDTI_VERBS_WR_TX, qp->index, qp->tx_posted);
     wr->sg_list = sge;
     wr->num_sge = 0;
@@ -72,7 +73,7 @@ add_request(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
     return wr;
 }
 
-/* Where the device finds the bytes: in the request, in registered memory, or on the stage. */
+/* Sets where the device finds the bytes: in the request, in registered memory, or on the stage. */
 static void
 attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record,
              struct ibv_send_wr *wr)
@@ -87,7 +88,7 @@ attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *rec
     if (record->piece >= 0) {
         wr->sg_list->addr =
             (uintptr_t)(lane->stage + (uint64_t)record->piece * RDTI_VERBS_STAGE_BYTES);
-        wr->sg_list->lkey = /* a device that is gone has none, and needs none */
+        wr->sg_list->lkey = /* a removed device has none, and needs none */
             lane->stage_mrs[nic_index] != NULL ? lane->stage_mrs[nic_index]->lkey : 0;
         return;
     }
@@ -98,11 +99,11 @@ attach_bytes(const struct rdti_verbs_qp *qp, const struct rdti_verbs_record *rec
     }
     const rdt_status status = rdti_verbs_own_key(lane->verbs, record->local, record->len_bytes,
                                                  nic_index, &wr->sg_list->lkey);
-    assert(status == RDT_OK); /* cut() found it, and the arena's pieces stay */
+    assert(status == RDT_OK); /* cut() found it, and the arena's segments stay */
     (void)status;
 }
 
-/* A request with what its record says. */
+/* Posts a request as its record describes. */
 void
 rdti_verbs_post_record(struct rdti_verbs_qp *qp, const struct rdti_verbs_record *record)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * QPs and CQs of one link: made, raised to RTS, stocked with receives, destroyed. */
+ * QPs and CQs of one link: created, raised to RTS, supplied with receives, destroyed. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +10,9 @@
 
 #define PSN_MASK UINT32_C(0xffffff)
 
-/* ---- Making --------------------------------------------------------------------------------- */
+/* ---- Creation ------------------------------------------------------------------------------- */
 
-/* A device tells nowhere how much it takes inline: one refuses what another lowers to what it has.
+/* No query returns a device's inline limit: some devices refuse a larger value, others lower it.
  * Not every driver sets errno. */
 static struct ibv_qp *
 make_qp(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
@@ -34,9 +34,9 @@ make_qp(struct rdti_verbs_link *link, uint32_t *inline_bytes_out)
         };
         errno = 0;
         qp = nic->verbs->ops->create_qp(nic->pd, &attr);
-        *inline_bytes_out = attr.cap.max_inline_data; /* what it gives, which may be none */
+        *inline_bytes_out = attr.cap.max_inline_data; /* as granted, possibly 0 */
         if (qp == NULL && errno != 0 && errno != EINVAL && errno != EOPNOTSUPP)
-            break; /* another reason, and the error to tell */
+            break; /* another reason, which is the error to report */
     }
     return qp;
 }
@@ -75,7 +75,7 @@ rdti_verbs_create_link(struct rdti_verbs_lane *lane, struct rdti_verbs_nic *nic,
 {
     const struct rdti_verbs *verbs = nic->verbs;
     const uint32_t qp_count = verbs->settings.qp_count;
-    /* Every work request of every QP may end in it at once: an overrun is fatal. */
+    /* The work requests of all QPs may complete at the same time: an overrun is fatal. */
     const uint32_t depth = qp_count * (nic->sq_depth + nic->rq_depth + 1);
     rdt_status status = RDT_OK;
 
@@ -155,7 +155,7 @@ agreed(uint8_t connector, uint8_t listener, uint8_t otherwise)
     return listener != RDTI_VERBS_UNSET ? listener : otherwise;
 }
 
-/* One of the settings that both directions share, by its place in the offer. */
+/* One of the settings that both directions share, by its field in the offer. */
 #define AGREED(lane, field, otherwise)                                         \
     agreed((lane)->args.is_connector ? (lane)->own.field : (lane)->peer.field, \
            (lane)->args.is_connector ? (lane)->peer.field : (lane)->own.field, otherwise)
@@ -195,7 +195,7 @@ to_init(struct rdti_verbs_qp *qp, struct rdt_error *err)
                   "INIT", err);
 }
 
-/* Both sides start anew in each round, at numbers that late packets of the last do not have. */
+/* Both sides restart in each round, with PSNs that late packets of the previous one do not have. */
 static uint32_t
 psn_in(uint32_t psn, uint32_t round)
 {
@@ -205,7 +205,7 @@ psn_in(uint32_t psn, uint32_t round)
 static uint8_t
 path_mtu(const struct rdti_verbs_link *link, const struct rdti_verbs_port_offer *peer)
 {
-    const uint8_t own = link->lane->own.ports[link->port_index].mtu; /* with the setting */
+    const uint8_t own = link->lane->own.ports[link->port_index].mtu; /* includes the setting */
 
     return own < peer->mtu ? own : peer->mtu;
 }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Registering gigabytes takes seconds, in which nothing else may stand still: it is done by a
- * thread of the transport's, which holds no lock meanwhile, and so is the end of such memory.
+ * Registering gigabytes takes seconds, during which nothing else may stall. A thread of the
+ * transport registers and deregisters such memory, without holding a lock meanwhile.
  *
- * An entry that it is to work on stands in one of two lists:
+ * An entry that it has to work on is in one of two lists:
  *   ends: is_over (a region) -> deregistered and freed, then() is called
- *   jobs: wanted kinds       -> made, or failed with an error that the driver tells to all who wait
- * Ends come first: a transfer may be over but for them, and a registration is seconds of work. From
- * is_busy until it is in neither state the thread alone may free it. A region that ends while it is
- * being registered is out of the table at once, and its bytes are given back behind both.
+ *   jobs: wanted kinds       -> made, or failed with an error that the driver reports to waiters
+ * Ends come first: a transfer may wait only for them, and a registration takes seconds. From
+ * is_busy until the entry is in neither state only this thread may free it. A region that ends
+ * while it is being registered leaves the table at once, and its bytes are given back after both.
  *
- * Who waits: ops of ours are not cut (tx.c) and are pushed when there is news; where that is a
- * failure, whoever it was made for, they are copied for a while. Requests of peers are wishes,
- * answered by the driver then. A lane that ends takes its own along. Receives and sends that memory
- * was lent for end with then(), behind what the thread is at. No thread waits but close()'s. */
+ * Waiters: ops of this side are not cut (tx.c), and are pushed when a result is announced; after a
+ * failure for any purpose they are copied for a while. Requests of peers are wishes, which the
+ * driver then answers. A lane that ends removes its wishes. Receives and sends that lent memory end
+ * with then(), after the thread's current work. Only close() blocks a thread. */
 #include <assert.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ line_up(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
     rdti_list_append(memory->is_over ? &verbs->ends : &verbs->jobs, &memory->job);
 }
 
-/* The same; given up meanwhile. */
+/* The same; released meanwhile. */
 static void
 make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
@@ -55,7 +55,7 @@ make(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
     uint32_t nics;
 
     memory->is_busy = true;
-    do { /* once more where a device was removed meanwhile: the others do without it */
+    do { /* repeated if a device was removed meanwhile: the others do not need it */
         nics = rdti_verbs_nics_left(verbs);
         (void)pthread_mutex_unlock(&verbs->mr_lock);
         status = rdti_verbs_register_kind(verbs, memory, kind, nics, mrs, &why);
@@ -93,7 +93,7 @@ take_work(struct rdti_verbs *verbs)
 {
     for (;;) {
         struct rdti_list *node = rdti_list_take_first(&verbs->ends);
-        if (node == NULL && !verbs->is_registrar_leaving) /* else nobody waits for a job any more */
+        if (node == NULL && !verbs->is_registrar_leaving) /* else no job has a waiter any more */
             node = rdti_list_take_first(&verbs->jobs);
         if (node != NULL)
             return RDTI_CONTAINER(node, struct rdti_verbs_memory, job);
@@ -163,7 +163,7 @@ rdti_verbs_close_registrar(struct rdti_verbs *verbs)
 static void
 add_job(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
-    if (memory->is_busy) /* it stands there again when that is over */
+    if (memory->is_busy) /* the thread queues it again after its current work */
         return;
     line_up(verbs, memory);
     (void)pthread_cond_signal(&verbs->job_cond);
@@ -186,7 +186,7 @@ void
 rdti_verbs_end_later(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory,
                      void (*then)(void *arg), void *arg)
 {
-    assert(verbs->has_registrar); /* it was made, or is, by the thread */
+    assert(verbs->has_registrar); /* the thread registered it, or is registering it */
     rdti_list_remove(&memory->link);
     memory->is_over = true;
     memory->then = then;
@@ -217,7 +217,7 @@ rdti_verbs_await_grant(struct rdti_verbs_lane *lane, const struct rdti_verbs_wor
 {
     struct rdti_list *wishes = &lane->verbs->wishes;
 
-    /* Who asks again before the answer makes us remember ever more. */
+    /* A peer that repeats a request before the answer would make this list grow without bound. */
     for (struct rdti_list *at = wishes->next; at != wishes; at = at->next) {
         const struct rdti_verbs_wish *wish = RDTI_CONTAINER(at, struct rdti_verbs_wish, link);
 
@@ -252,7 +252,7 @@ rdti_verbs_drop_wishes(struct rdti_verbs_lane *lane)
 
 /* ---- News ----------------------------------------------------------------------------------- */
 
-/* mr_lock is held. Afterwards nobody knows of the failure, and the next request tries again. */
+/* mr_lock is held. It clears the failure, so that the next request tries again. */
 static void
 settle_failure(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
 {
@@ -264,7 +264,7 @@ settle_failure(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory)
         wish->failed_bytes = memory->len_bytes;
         wish->error = memory->error;
     }
-    /* Whatever it was wanted for: else ops of ours would wait for the next try, and pay for it. */
+    /* For any purpose: else ops of this side would wait for the next attempt, and pay for it. */
     if (memory->is_source && memory->made == 0) {
         rdti_verbs_note_unregistered(verbs, &memory->error);
         memory->is_source = false;

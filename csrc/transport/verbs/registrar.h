@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Registering what takes long, in a thread and without a lock: see registrar.c. */
+ * Registers large memory in a thread and without a lock: see registrar.c. */
 #ifndef RDTI_VERBS_REGISTRAR_H
 #define RDTI_VERBS_REGISTRAR_H
 
@@ -10,25 +10,26 @@ struct rdti_verbs_wish {
     struct rdti_list link;
     struct rdti_verbs_lane *lane;
     struct rdti_verbs_words get;
-    uint64_t failed_bytes; /* registering so many failed with `error`; 0: it did not */
+    uint64_t failed_bytes; /* registering this many failed with `error`; 0: no failure */
     struct rdt_error error;
 };
 
-/* What it is at is finished, registrations that wait are dropped, regions that end are ended. */
+/* Finishes the current work, drops waiting registrations, and ends the regions that are to end. */
 void rdti_verbs_close_registrar(struct rdti_verbs *verbs);
-/* mr_lock is held. RDT_EAGAIN: it will be made, or fail; RDT_EDEVICE: there is no thread. */
+/* mr_lock is held. RDT_EAGAIN: it will be made, or fail; RDT_EDEVICE: the thread did not start. */
 rdt_status rdti_verbs_register_later(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory,
                                      uint32_t kind, struct rdt_error *err);
-/* mr_lock is held. The entry, whose registrations may be under way, is out of the table. */
+/* mr_lock is held. Removes the entry, whose registrations may be in progress, from the table. */
 void rdti_verbs_end_later(struct rdti_verbs *verbs, struct rdti_verbs_memory *memory,
                           void (*then)(void *arg), void *arg);
-/* [driver] A request that rdti_verbs_grant() had no answer to. RDT_EPROTO: the same is waiting. */
+/* [driver] A request that rdti_verbs_grant() did not answer yet. RDT_EPROTO: the same is
+ * waiting. */
 rdt_status rdti_verbs_await_grant(struct rdti_verbs_lane *lane, const struct rdti_verbs_words *get,
                                   struct rdt_error *err);
 /* [driver] The lane ends. */
 void rdti_verbs_drop_wishes(struct rdti_verbs_lane *lane);
-/* [driver] Whether the registrar has finished something since the last call: then peers have their
- * answers, and the lanes are to be pushed. */
+/* [driver] Whether the registrar has finished something since the last call: then this has answered
+ * peers, and the caller must push the lanes. */
 bool rdti_verbs_take_news(struct rdti_verbs *verbs);
 
 #endif

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "wire/verbs.h"
 
-#define QPS_DEFAULT 1 /* one QP fills a link that one core can drive; rxe and bonds gain by more */
+#define QPS_DEFAULT 1 /* one QP fills a link that one core can drive; rxe and bonds need more */
 
 static rdt_status
 read_number(const char *name, long least, long most, long unset, long *out, struct rdt_error *err)
@@ -55,7 +55,7 @@ next_entry(const char **at, char *out, size_t cap)
     return true;
 }
 
-/* Digits alone, and no more than `most`; -1: it is none such. */
+/* A decimal number of at most `most`; -1: invalid. */
 static int32_t
 parse_small(const char *text, int32_t most)
 {
@@ -67,7 +67,7 @@ parse_small(const char *text, int32_t most)
     return value <= most ? (int32_t)value : -1;
 }
 
-/* "mlx5_0", "rxe1:1": the name stays, and the port is cut off. Port 0: any; -1: it is none. */
+/* "mlx5_0", "rxe1:1": keeps the name, and cuts off the port. Port 0: any; -1: invalid. */
 static int32_t
 split_device(char *entry)
 {
@@ -80,7 +80,7 @@ split_device(char *entry)
     return port > 0 ? port : -1;
 }
 
-/* "3", "rxe0=1": the name stays, or nothing does. The index, -1: it is none. */
+/* "3", "rxe0=1": keeps the name, or "" without one. Returns the index; -1: invalid. */
 static int32_t
 split_gid_index(char *entry)
 {
@@ -154,7 +154,7 @@ read_lists(struct rdti_verbs_settings *out, struct rdt_error *err)
     return status == RDT_OK ? check_gid_indices(out->gid_indices, err) : status;
 }
 
-/* ---- All of them ---------------------------------------------------------------------------- */
+/* ---- Reading -------------------------------------------------------------------------------- */
 
 static rdt_status
 read_notify(struct rdti_verbs_settings *out, struct rdt_error *err)
@@ -238,7 +238,7 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
         status = read_byte("RDMATENSOR_VERBS_RETRY", 0, 6, &s.retry, err);
     if (status == RDT_OK)
         status = read_byte("RDMATENSOR_VERBS_SL", 0, 15, &s.service_level, err);
-    if (status == RDT_OK) /* 0xff means unset; a class's last two bits are not its own anyhow */
+    if (status == RDT_OK) /* 0xff means unset; the last two bits are not part of the class */
         status = read_byte("RDMATENSOR_VERBS_TC", 0, 254, &s.traffic_class, err);
     if (status == RDT_OK)
         status = read_notify(&s, err);
@@ -250,9 +250,9 @@ rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* ---- Whom they mean ------------------------------------------------------------------------- */
+/* ---- Devices -------------------------------------------------------------------------------- */
 
-/* A list as it was set, and the name of a device in it that is looked for among those there. */
+/* A list as it was set, and the name of a device in it that must exist. */
 struct named {
     const char *variable;
     const char *text;
@@ -287,7 +287,7 @@ rdti_verbs_check_names(const struct rdti_verbs_settings *settings, const struct 
     const char *at = settings->devices;
     rdt_status status = RDT_OK;
 
-    if (count == 0) /* which is the better reason */
+    if (count == 0) /* the caller reports that, as the better reason */
         return RDT_OK;
     while (status == RDT_OK && next_entry(&at, entry, sizeof(entry))) {
         (void)split_device(entry);
@@ -297,7 +297,7 @@ rdti_verbs_check_names(const struct rdti_verbs_settings *settings, const struct 
     at = settings->gid_indices;
     while (status == RDT_OK && next_entry(&at, entry, sizeof(entry))) {
         (void)split_gid_index(entry);
-        if (entry[0] != '\0') /* else it is of every device */
+        if (entry[0] != '\0') /* else it applies to every device */
             status = find_device(&named, ops, list, count, err);
     }
     return status;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the environment says about verbs, read when a context is opened. */
+ * Settings of verbs from the environment, read when a context is opened. */
 #ifndef RDTI_VERBS_SETTINGS_H
 #define RDTI_VERBS_SETTINGS_H
 
@@ -16,9 +16,9 @@ enum rdti_verbs_notify { RDTI_VERBS_IMM = 0, RDTI_VERBS_FLAG = 1, RDTI_VERBS_AUT
 struct rdti_verbs_settings {
     char devices[RDTI_VERBS_LIST_BYTES]; /* RDMATENSOR_VERBS_DEVICES: "mlx5_0,rxe1:1"; "": all */
     char gid_indices[RDTI_VERBS_LIST_BYTES]; /* RDMATENSOR_VERBS_GID_INDEX: "3", "rxe0=1,rxe1=3" */
-    uint32_t qp_count;                       /* RDMATENSOR_VERBS_QPS: for each port and peer */
+    uint32_t qp_count;                       /* RDMATENSOR_VERBS_QPS: per port and peer */
     uint32_t max_links;                      /* RDMATENSOR_VERBS_LINKS: ports used for one peer */
-    uint32_t mtu_bytes;                      /* RDMATENSOR_VERBS_MTU; 0: the least active one */
+    uint32_t mtu_bytes;                      /* RDMATENSOR_VERBS_MTU; 0: the smaller active one */
     int32_t pkey_index; /* RDMATENSOR_VERBS_PKEY_INDEX: in the first port's table; -1: unset */
     /* These five go into the offer, so that both directions use them: RDTI_VERBS_UNSET if unset. */
     uint16_t pkey;                 /* RDMATENSOR_VERBS_PKEY; 0: unset */
@@ -27,13 +27,13 @@ struct rdti_verbs_settings {
     uint8_t service_level;         /* RDMATENSOR_VERBS_SL */
     uint8_t traffic_class;         /* RDMATENSOR_VERBS_TC */
     enum rdti_verbs_notify notify; /* RDMATENSOR_VERBS_NOTIFY: imm, flag or auto */
-    bool is_flag_unsafe; /* RDMATENSOR_VERBS_FLAG_UNSAFE: flags without the device's promise */
+    bool is_flag_unsafe; /* RDMATENSOR_VERBS_FLAG_UNSAFE: flags without the device's guarantee */
 };
 
-/* RDT_ENOTVIABLE naming variable, value and what is allowed. */
+/* RDT_ENOTVIABLE, naming variable, value and allowed values. */
 rdt_status rdti_verbs_read_settings(struct rdti_verbs_settings *out, struct rdt_error *err);
-/* Every device that a list names has to be there, and every port. RDT_ENOTVIABLE naming variable,
- * value, and what is there. */
+/* Every device and port that a list names must exist. RDT_ENOTVIABLE, naming variable, value and
+ * existing devices. */
 rdt_status rdti_verbs_check_names(const struct rdti_verbs_settings *settings,
                                   const struct rdti_verbs_ops *ops, struct ibv_device **list,
                                   int count, struct rdt_error *err);
@@ -42,7 +42,7 @@ rdt_status rdti_verbs_check_ports(const struct rdti_verbs_settings *settings, co
 /* Whether a port may be used; a device named twice with two ports is two ports. */
 bool rdti_verbs_is_wanted(const struct rdti_verbs_settings *settings, const char *device,
                           uint32_t port);
-/* The GID index asked for on a device, or -1. */
+/* The configured GID index of a device, or -1. */
 int32_t rdti_verbs_wanted_gid(const struct rdti_verbs_settings *settings, const char *device);
 
 #endif

@@ -13,7 +13,7 @@
 
 /* ---- The pass ------------------------------------------------------------------------------- */
 
-/* Whether there is a link that wants more than polls. */
+/* Whether a link needs more than polls. */
 static bool
 has_trouble(const struct rdti_verbs_lane *lane)
 {
@@ -25,7 +25,7 @@ has_trouble(const struct rdti_verbs_lane *lane)
     return found;
 }
 
-/* Whether a pass that moved so much is to do more for the lane than to poll it. */
+/* Whether a pass that did `work` must do more for the lane than poll it. */
 static bool
 wants_more(const struct rdti_verbs_lane *lane, uint32_t work)
 {
@@ -61,9 +61,9 @@ serve_more(struct rdti_verbs_lane *lane, bool has_keys, uint32_t work)
     if (!has_trouble(lane))
         return work;
     rdti_verbs_watch_ports(lane);
-    rdti_verbs_stop_rest(lane); /* of links that broke above, or before the pass */
+    rdti_verbs_stop_rest(lane); /* for links that broke above, or before the pass */
     rdti_verbs_watch_links(lane);
-    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY) /* what a link that is over still held */
+    if (rdti_verbs_phase_of(lane) == RDTI_VERBS_READY) /* what a drained link still held */
         work += rdti_verbs_deliver(lane);
     return work;
 }
@@ -91,7 +91,7 @@ serve_all(struct rdti_verbs *verbs)
     return work;
 }
 
-/* A CQ that is armed gives one event, for what comes after; the next poll() sees the rest. */
+/* An armed CQ gives one event, for later completions; the next poll() sees the earlier ones. */
 static void
 verbs_arm(void *state)
 {
@@ -126,7 +126,7 @@ verbs_poll(void *state)
 
     if (rdti_list_is_empty(&verbs->lanes))
         return 0;
-    const bool was_polling = verbs->is_polling; /* a callback may have the core poll again */
+    const bool was_polling = verbs->is_polling; /* a callback may make the core poll again */
     verbs->is_polling = true;
     const uint32_t work = serve_all(verbs);
     verbs->is_polling = was_polling;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sending: an op is cut into steps, steps become work requests, chains of them go to the QPs. */
+ * Sending: an op is cut into steps, steps become work requests, which are posted in chains. */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
@@ -30,8 +30,8 @@ is_flagged(const struct rdti_op *op)
     return (op->scratch[RDTI_VERBS_OP_CHUNK] & RDTI_VERBS_OP_FLAGGED) != 0;
 }
 
-/* RDT_OK: every byte lies in memory that the devices know, or is so few that they take a copy.
- * RDT_EAGAIN: some are about to be registered. */
+/* RDT_OK: every block is in registered memory, or is small enough to be sent inline. RDT_EAGAIN:
+ * some memory is about to be registered. */
 static rdt_status
 find_bytes(struct rdti_verbs_lane *lane, const struct rdti_op *op, bool has_flag)
 {
@@ -62,7 +62,7 @@ count_steps(const struct rdti_op *op, uint64_t most)
     return steps;
 }
 
-/* How an op is cut is decided when its turn comes, and then stands. */
+/* Decides, when the op is next, how it is cut. The decision is final. */
 static void
 cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, bool is_reachable)
 {
@@ -87,7 +87,7 @@ cut(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, bool is_rea
     op->scratch[RDTI_VERBS_OP_CHUNK] = most | marks;
 }
 
-/* The bytes of the next step; none where only an immediate is left. Advances. */
+/* The bytes of the next step; none if only an immediate is left. Advances. */
 static struct rdt_block
 next_bytes(struct rdti_op *op)
 {
@@ -115,7 +115,7 @@ next_bytes(struct rdti_op *op)
 
 /* ---- Posting -------------------------------------------------------------------------------- */
 
-/* The bytes of a step onto the stage, or, of a read, a place for them. */
+/* Takes a piece of the stage for a step, and copies a write's bytes there. */
 static void
 take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
 {
@@ -127,8 +127,8 @@ take_piece(struct rdti_verbs_lane *lane, struct rdti_verbs_record *record)
     rdti_count(&lane->verbs->host->counters->copied_bytes[record->op->traffic], record->len_bytes);
 }
 
-/* How the peer hears of a write's step, if by this one: a flag, or, on the last steps, an
- * immediate. */
+/* Sets how this step of a write notifies the peer, if at all: by a flag, or, on the last steps, by
+ * an immediate. */
 static void
 announce(struct rdti_verbs_lane *lane, const struct rdti_op *op, const struct rdt_block *bytes,
          bool is_last, struct rdti_verbs_record *record)
@@ -144,7 +144,7 @@ announce(struct rdti_verbs_lane *lane, const struct rdti_op *op, const struct rd
     lane->is_tx_plain = !record->has_imm;
 }
 
-/* The next step, on its QP, or on that which stands in for it. */
+/* Posts the next step, on its QP or on the QP that replaces it. */
 static void
 post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_in,
           struct rdti_op *op, const struct rdti_verbs_remote *remote)
@@ -174,9 +174,10 @@ post_step(struct rdti_verbs_lane *lane, struct rdti_verbs_qp *qp, bool is_stand_
     rdti_verbs_post_record(qp, &record);
 }
 
-/* ---- Behind a break ------------------------------------------------------------------------- */
+/* ---- After a break -------------------------------------------------------------------------- */
 
-/* What a link lost that broke, over what is left. False: there is more, and no room. */
+/* Sends what a broken link lost again over the remaining links. False: more is left, without
+ * room. */
 static bool
 post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
 {
@@ -187,7 +188,7 @@ post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
         if (lane->is_held || !rdti_verbs_has_room(qp, RDTI_VERBS_SQ_RESERVE))
             return false;
         struct rdti_verbs_record *record = &lane->again[lane->again_next++];
-        /* SETTLED stands for the immediates of messages; only our own travel once more. */
+        /* SETTLED replaces the immediates of messages; only the lane's own are sent again. */
         record->has_imm = record->has_imm && record->op == NULL;
         rdti_verbs_post_record(qp, record);
         (*posted)++;
@@ -195,8 +196,8 @@ post_again(struct rdti_verbs_lane *lane, uint32_t *posted)
     return true;
 }
 
-/* Between two ops: the broken links' SETTLED, and the next op goes over what is left. False: there
- * is no room, or a device refused what was posted here. */
+/* Between two ops: posts SETTLED for broken links; the next op uses the remaining links. False: the
+ * queue is full, or a device refused a request that was posted here. */
 static bool
 post_marks(struct rdti_verbs_lane *lane, uint32_t *posted)
 {
@@ -220,14 +221,14 @@ post_marks(struct rdti_verbs_lane *lane, uint32_t *posted)
             if (!lane->qps[q]->link->is_tx_out)
                 lane->tx_qps[lane->tx_count++] = lane->qps[q];
         if (lane->cursor != NULL)
-            lane->cursor->scratch[RDTI_VERBS_OP_STEPS] = 0; /* it is cut anew */
+            lane->cursor->scratch[RDTI_VERBS_OP_STEPS] = 0; /* it is cut again */
     }
     return !lane->is_held;
 }
 
 enum progress { WENT, WAITS, REFUSED };
 
-/* Cut the op, unless it is, and have what it then needs. */
+/* Cut the op, unless it is cut, and create the stage if it needs one. */
 static enum progress
 prepare(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, struct rdt_error *err)
 {
@@ -242,7 +243,7 @@ prepare(struct rdti_verbs_lane *lane, struct rdti_op *op, bool may_flag, struct 
     return rdti_verbs_make_stage(lane, err) == RDT_OK ? WENT : REFUSED;
 }
 
-/* Decide how the cursor's op goes, when its turn comes. REFUSED: *err says why. */
+/* Prepare the cursor's op, when it is next. REFUSED: *err has the reason. */
 static enum progress
 begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_remote **remote,
          struct rdt_error *err)
@@ -251,8 +252,8 @@ begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_rem
     bool may_flag = false;
 
     *remote = NULL;
-    /* Until its first step is posted: it may be cut and wait when the region's end is acknowledged,
-     * and whether it is posted then is what the owner's next user would see. */
+    /* Until its first step is posted: it may be cut and waiting when the region's end is
+     * acknowledged. Posted after that, it would write into memory that its owner has reused. */
     if (op->scratch[RDTI_VERBS_OP_STEP] == 0 && op->remote.index != 0)
         status = rdti_verbs_check_stale(lane, op, err);
     if (status == RDT_OK && op->len_bytes > 0) {
@@ -263,7 +264,7 @@ begin_op(struct rdti_verbs_lane *lane, struct rdti_op *op, struct rdti_verbs_rem
     return status == RDT_OK ? prepare(lane, op, may_flag, err) : REFUSED;
 }
 
-/* Whether the peer needs a receive for it. */
+/* Whether the op needs a receive at the peer. */
 static bool
 is_message(const struct rdti_op *op)
 {
@@ -277,8 +278,8 @@ number(struct rdti_verbs_lane *lane, struct rdti_op *op)
         rdti_verbs_number(lane, op);
 }
 
-/* As many steps of one op as there is room for. A message has its window before its first step, so
- * that none is left half. */
+/* Posts as many steps of one op as there is room for. A message takes its place in the window
+ * before its first step, so that no message stays half sent. */
 static enum progress
 post_op(struct rdti_verbs_lane *lane, struct rdti_op *op, uint32_t *posted, struct rdt_error *err)
 {
@@ -312,7 +313,7 @@ op_after(struct rdti_verbs_lane *lane, struct rdti_op *op)
     return op->link.next == &lane->ops ? NULL : RDTI_CONTAINER(op->link.next, struct rdti_op, link);
 }
 
-/* Lock is held. Refused ops are moved to *refused, with the last one's reason in *why. */
+/* Lock is held. Stops at a refused op, which goes to *refused with its reason in *why. */
 static uint32_t
 pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *why)
 {
@@ -340,7 +341,7 @@ pump(struct rdti_verbs_lane *lane, struct rdti_op **refused, struct rdt_error *w
     return posted;
 }
 
-/* What a pump leaves to be done without the lock. */
+/* Work that a pump leaves to be done without the lock. */
 struct leftover {
     struct rdti_op *refused;
     struct rdt_error why;
@@ -356,7 +357,7 @@ pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
     left->asked_count = 0;
     if (rdti_verbs_phase_of(lane) != RDTI_VERBS_READY)
         return 0;
-    /* relaxed: under lock, as whoever sets it */
+    /* relaxed: under lock, as all stores */
     atomic_store_explicit(&lane->has_riders, false, memory_order_relaxed);
     const uint32_t posted = pump(lane, &left->refused, &left->why);
     atomic_store_explicit(&lane->has_queued,
@@ -370,14 +371,14 @@ pump_ready(struct rdti_verbs_lane *lane, struct leftover *left)
     return posted;
 }
 
-/* True: an op was refused, and those behind it have not had their turn. */
+/* True: an op was refused, and the ops after it are not yet handled. */
 static bool
 end_leftover(struct rdti_verbs_lane *lane, const struct leftover *left)
 {
     rdti_verbs_ask(lane, left->asked, left->asked_count);
     if (left->refused == NULL)
         return false;
-    /* acq_rel: is_idle() sees what was done before */
+    /* acq_rel: is_idle() sees all earlier stores */
     (void)atomic_fetch_sub_explicit(&lane->ops_open, 1, memory_order_acq_rel);
     left->refused->complete(left->refused, (rdt_status)left->why.status, &left->why);
     return true;
@@ -418,7 +419,7 @@ rdti_verbs_send_restocked(struct rdti_verbs_lane *lane)
     atomic_store_explicit(&lane->owes_restock, is_owed, memory_order_relaxed);
 }
 
-/* A write whose bytes travel in one request. */
+/* A write whose bytes fit inline in one request. */
 static bool
 is_small(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
 {
@@ -426,7 +427,7 @@ is_small(const struct rdti_verbs_lane *lane, const struct rdti_op *op)
            rdti_verbs_is_inline(lane, op->len_bytes, false);
 }
 
-/* A lane with one QP, no flags and nothing that waits; there is a place in the peer's window. */
+/* A lane with one QP, no flags, no waiting ops, and room in the peer's window. */
 static bool
 is_clear(const struct rdti_verbs_lane *lane)
 {
@@ -435,8 +436,8 @@ is_clear(const struct rdti_verbs_lane *lane)
            lane->tx_messages < lane->tx_window;
 }
 
-/* Most small messages go as pump() would send them, without what pump() looks at besides. False: it
- * is pump()'s. */
+/* Sends most small messages as pump() would, without its other checks. False: pump() must send
+ * it. */
 static bool
 post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
@@ -474,8 +475,8 @@ post_at_once(struct rdti_verbs_lane *lane, struct rdti_op *op)
 
 /* ---- The entry ------------------------------------------------------------------------------ */
 
-/* Whether the op, which was just added, waits for another, or a pass. Else what waited goes with
- * it, in one chain: a post costs a system call on some devices, and a doorbell on all. */
+/* Whether the op, which was just added, waits for another op or a pass. Else the waiting ops are
+ * sent with it, in one chain: a post costs a system call on some devices, and a doorbell on all. */
 static bool
 rides(struct rdti_verbs_lane *lane, struct rdti_op *op)
 {
@@ -484,7 +485,7 @@ rides(struct rdti_verbs_lane *lane, struct rdti_op *op)
     if (op->may_ride && op->len_bytes == 0) {
         if (lane->cursor == NULL)
             lane->cursor = op;
-        /* seq_cst: pairs with the look of a pass, behind what that pass has received */
+        /* seq_cst: pairs with the load of a pass, after the receives of that pass */
         atomic_store_explicit(&lane->has_riders, true, memory_order_seq_cst);
         return true;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Every call of libibverbs that this transport makes, as one table: filled from the library that is
- * found at run time, or by tests/sim, which keeps devices in memory. Each entry has the contract of
- * the call it is named after; those of the data path stand for the inline calls of verbs.h. */
+ * The table of all libibverbs calls that this transport makes: filled from the library found at run
+ * time, or by tests/sim, which simulates devices in memory. Each entry has the contract of the call
+ * of the same name; those of the data path replace the inline calls of verbs.h. */
 #ifndef RDTI_VERBS_OPS_H
 #define RDTI_VERBS_OPS_H
 
@@ -42,7 +42,7 @@ struct rdti_verbs_ops {
     struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
     int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
     int (*destroy_qp)(struct ibv_qp *qp);
-    /* NULL: the library is too old to know, so the answer is no. */
+    /* NULL: the library is too old to have it, so the answer is no. */
     int (*query_qp_data_in_order)(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags);
 
     int (*poll_cq)(struct ibv_cq *cq, int count, struct ibv_wc *wc);
@@ -50,17 +50,17 @@ struct rdti_verbs_ops {
     int (*post_send)(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
     int (*post_recv)(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 
-    /* Not of libibverbs: a port's counter by its name in hw_counters; negative errno. */
+    /* Not in libibverbs: a port's counter by its name in hw_counters; negative errno. */
     int64_t (*read_counter)(const char *device, uint32_t port, const char *name);
 };
 
 /*
  * Load the library, once per process; *out lives as long as the process.
- *   RDT_ENOTVIABLE it is not there, or lacks a call: which, and what to install
+ *   RDT_ENOTVIABLE it is missing, or lacks a call: which one, and what to install
  */
 rdt_status rdti_verbs_load(const struct rdti_verbs_ops **out, struct rdt_error *err);
 
-/* For tests: contexts opened from now on use these instead; NULL: the library again. */
+/* For tests: contexts opened from now on use this table; NULL: the library again. */
 void rdti_verbs_use_ops(const struct rdti_verbs_ops *ops);
 
 #endif

@@ -473,7 +473,7 @@ TEST(words_that_make_no_sense_are_refused)
                                          .segment = 5,
                                          .index = 1,
                                          .rkey_count = 1},
-              "nobody asked");
+              "without a request");
     check_lie(&(struct rdti_verbs_words){.kind = RDTI_VERBS_KEY_GET,
                                          .access = RDTI_VERBS_MAY_READ,
                                          .segment = RDT_SEGMENT_NONE,
