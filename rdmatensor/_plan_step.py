@@ -61,7 +61,8 @@ class Step:
         self._has_raised = False
         self._next_bucket = 0
         self._unreached: set[int] | None = None  # by the next pass; None: unknown
-        self._filled: set[int] = set()  # gradients that the pass set to zero as it began
+        self._left_out: set[int] = set()  # by the pass that runs
+        self._filled: set[int] = set()  # of those, the ones that it set to zero
         self._flying: list[tuple[Bucket, torch.Tensor, dist.Work]] = []
         number = backend_of(group).number
         self._plan_number = _applied[number]
@@ -90,6 +91,9 @@ class Step:
             self._wait()
             self._buffers.forget()
         self._flying.clear()
+        for number in self._filled:  # they had none, and the pass brought none
+            self._memory.numbered[number].parameter.grad = None
+        self._filled.clear()
         self._memory.forget()
 
     def refuse(self, error: PlanMismatch) -> NoReturn:
@@ -122,14 +126,14 @@ class Step:
             self._check.check(is_sending=self._sends)
         except PlanMismatch as error:
             self.refuse(error)
-        self._memory.begin()
         for bucket in self._memory.buckets:
             bucket.waiting = set(bucket.gradients)
         unreached, self._unreached = self._unreached or set(), None
+        self._left_out = unreached if self._sends else set()
         self._filled.clear()
-        if self._sends:
-            for number in unreached:
-                self._leave_out(self._memory.numbered[number])
+        for number in self._left_out:
+            self._leave_out(self._memory.numbered[number])
+        self._memory.begin()  # after those: what they allocate is not backward's
         current = _Pass(self)
         torch.autograd.Variable._execution_engine.queue_callback(current.end)
         self._running = weakref.ref(current, self._dropped)
@@ -148,13 +152,7 @@ class Step:
         gradient = self._memory.numbered[number]
         bucket = self._memory.buckets[gradient.bucket]
         if bucket.number < self._next_bucket:  # autograd has added to what the ranks are summing
-            self.refuse(
-                PlanMismatch(
-                    f"parameter {gradient.name} had a gradient again, in the same backward pass, "
-                    "after its first one had left, as where reentrant checkpoints share it: "
-                    "use_reentrant=False adds them up before"
-                )
-            )
+            self.refuse(self._too_late(gradient))
         try:
             self._memory.settle(gradient)
         except PlanMismatch as error:
@@ -163,6 +161,19 @@ class Step:
         self._filled.discard(number)
         if self._sends:
             self._send_ready()
+
+    def _too_late(self, gradient: Gradient) -> PlanMismatch:
+        if gradient.number in self._left_out:
+            return PlanMismatch(
+                f"parameter {gradient.name} had a gradient after its bucket had left: no output of "
+                "the model leads to it, which find_unused_parameters=True takes for unused; let "
+                "the model return what the loss uses"
+            )
+        return PlanMismatch(
+            f"parameter {gradient.name} had a gradient again, in the same backward pass, "
+            "after its first one had left, as where reentrant checkpoints share it: "
+            "use_reentrant=False adds them up before"
+        )
 
     def _send_ready(self) -> None:
         """Send the complete buckets, in the plan's order, which is the same on all ranks."""

@@ -158,3 +158,57 @@ def unreached(rank: int, _world: int) -> list[float]:
     planned.close()
     dist.destroy_process_group()
     return seen
+
+
+def empty_dropped(_rank: int, _world: int) -> list[bool]:
+    """A hook drops the gradient of a parameter without elements, whose bucket has yet to leave."""
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.nothing = nn.Linear(8, 8), nn.Parameter(torch.empty(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.first(x) + self.nothing.sum()
+            return out
+
+    model = Empty()
+
+    def hook(_parameter: torch.Tensor) -> None:
+        model.nothing.grad = None
+
+    model.first.weight.register_post_accumulate_grad_hook(hook)
+    x = torch.ones(2, 8)
+    planned, optimizer = applied(model, x)
+    seen = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        planned(x).sum().backward()
+        seen.append(model.first.weight.grad is not None)
+    planned.close()
+    dist.destroy_process_group()
+    return seen
+
+
+def unseen(_rank: int, _world: int, *, is_late: bool) -> str:
+    """The loss uses a parameter that no output leads to, which is taken for unused.
+
+    Autograd goes first through what was made last: is_late is after the bucket has left.
+    """
+    dist.init_process_group("rdmatensor", timeout=TIMEOUT)
+    model = Optional(8)
+    x = torch.ones(2, 8)
+    plan = analyze(model, (x,), strategy=DataParallel(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    planned = rdmatensor.plan.apply(model, plan, optimizer, find_unused_parameters=True)
+    said = ""
+    early = model.extra.weight.sum()
+    output = planned(x, False).sum()
+    late = model.extra.weight.sum()
+    try:
+        (output + (early if is_late else late)).backward()
+    except rdmatensor.plan.PlanMismatch as error:
+        said = str(error)
+    dist.destroy_process_group()
+    return said

@@ -131,3 +131,15 @@ def test_a_rank_that_leaves_a_layer_out_beside_other_collectives(
 def test_a_loss_that_reaches_no_parameter_counts_as_zeros(tmp_path: Path) -> None:
     for seen in run("roles_plan_order:unreached", tmp_path):
         assert seen == [2.0, 1.0, 2.0]
+
+
+def test_an_empty_gradient_may_be_dropped_as_its_bucket_leaves(tmp_path: Path) -> None:
+    for seen in run("roles_plan_order:empty_dropped", tmp_path):
+        assert all(seen)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_loss_that_uses_what_no_output_leads_to(is_late: bool, tmp_path: Path) -> None:
+    for said in run("roles_plan_order:unseen", tmp_path, is_late=is_late):
+        assert ("no output of the model leads to it" in said) is is_late
+        assert is_late or said == ""

@@ -112,6 +112,15 @@ has_planned_layout(const at::Tensor &grad, const PlanGradients::Gradient &gradie
     return true;
 }
 
+/* Whether grad lies where, and as, all ranks send the gradient. */
+static bool
+is_in_place(const at::Tensor &grad, const PlanGradients::Gradient &gradient)
+{
+    return grad.layout() == at::kStrided && grad.is_cpu() && has_planned_layout(grad, gradient) &&
+           (gradient.address == 0 ||
+            reinterpret_cast<uintptr_t>(grad.const_data_ptr()) == gradient.address);
+}
+
 uint32_t
 PlanGradients::look(uint32_t number) const
 {
@@ -122,12 +131,10 @@ PlanGradients::look(uint32_t number) const
         return 0;
     if (grad.layout() != at::kStrided || !grad.is_cpu())
         return EXISTS;
-    const bool is_there = gradient.address == 0 ||
-                          reinterpret_cast<uintptr_t>(grad.const_data_ptr()) == gradient.address;
     uint32_t found = EXISTS | STRIDED;
     if (is_held_alone(number, grad))
         found |= ALONE;
-    if (is_there && has_planned_layout(grad, gradient))
+    if (is_in_place(grad, gradient))
         found |= IN_PLACE;
     return found;
 }
@@ -150,18 +157,23 @@ PlanGradients::hold(uint32_t bucket)
 
     held.clear();
     for (const uint32_t number : buckets_[bucket]) {
-        const at::Tensor &grad = gradients_[number].parameter.grad();
-        held.push_back({grad, grad.detach()});
+        const Gradient &gradient = gradients_[number];
+        const at::Tensor &grad = gradient.parameter.grad();
+        held.push_back({grad, gradient.address != 0 ? grad.storage() : c10::Storage()});
     }
 }
 
-/* Whether two tensors have the same bytes in the same order. */
-static bool
-is_same_memory(const at::Tensor &one, const at::Tensor &other)
+/* The sum, as a tensor that the program has not had. */
+at::Tensor
+PlanGradients::summed(uint32_t number, const Held &held) const
 {
-    return one.layout() == at::kStrided && one.has_storage() &&
-           one.const_data_ptr() == other.const_data_ptr() && one.sizes() == other.sizes() &&
-           one.strides() == other.strides() && one.scalar_type() == other.scalar_type();
+    const Gradient &gradient = gradients_[number];
+    const auto first = reinterpret_cast<uintptr_t>(held.memory.data());
+    const auto off_bytes = static_cast<int64_t>(gradient.address - first);
+    const at::Tensor &like = gradient.parameter;
+
+    return at::empty({0}, like.options())
+        .set_(held.memory, off_bytes / like.element_size(), like.sizes(), gradient.strides);
 }
 
 void
@@ -171,11 +183,17 @@ PlanGradients::let_go(uint32_t bucket)
     const std::vector<Held> held = std::exchange(held_.at(bucket), {});
 
     for (size_t i = 0; i < held.size(); i++) {
-        at::Tensor &grad = gradients_[buckets_[bucket][i]].parameter.mutable_grad();
-        if (!grad.defined())
-            grad = is_same_memory(held[i].grad, held[i].memory) ? held[i].grad : held[i].memory;
-        else if (!is_same_memory(grad, held[i].memory))
-            grad.copy_(held[i].memory);
+        const uint32_t number = buckets_[bucket][i];
+        const Gradient &gradient = gradients_[number];
+        at::Tensor &grad = gradient.parameter.mutable_grad();
+        if (gradient.address == 0) { /* no bytes */
+            if (!grad.defined())
+                grad = held[i].grad;
+        } else if (!grad.defined()) {
+            grad = is_in_place(held[i].grad, gradient) ? held[i].grad : summed(number, held[i]);
+        } else if (!is_in_place(grad, gradient)) {
+            grad.copy_(summed(number, held[i]));
+        }
     }
 }
 

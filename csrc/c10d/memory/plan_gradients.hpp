@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/custom_class.h>
@@ -72,11 +73,12 @@ class PlanGradients final : public torch::CustomClassHolder
   private:
     struct LastHook;
     struct Held {
-        at::Tensor grad;   /* the program's own, which it may give other memory */
-        at::Tensor memory; /* the memory that is summed */
+        at::Tensor grad;     /* the program's own, which it may give other memory */
+        c10::Storage memory; /* that is summed */
     };
 
     void arrive(uint32_t number, const at::Tensor &incoming);
+    [[nodiscard]] at::Tensor summed(uint32_t number, const Held &held) const;
     [[nodiscard]] bool is_held_alone(uint32_t number, const at::Tensor &grad) const;
 
     std::vector<Gradient> gradients_;
