@@ -93,12 +93,27 @@ def _difference(wanted: Value, found: Value, *, part: float) -> str:
     )
 
 
+def _is_same(one: Value | None, other: Value | None) -> bool:
+    if one == other or one is None or other is None:
+        return one == other
+    if (one.dtype, one.shape, one.is_sparse) != (other.dtype, other.shape, other.is_sparse):
+        return False
+    mine, peer = one.tensor(), other.tensor()
+    is_nan = torch.isnan(mine)
+    return torch.equal(is_nan, torch.isnan(peer)) and (
+        value_of(mine.masked_fill(is_nan, 0)).data == value_of(peer.masked_fill(is_nan, 0)).data
+    )
+
+
 def ranks_part(ranks: Sequence[Mapping[str, Value]], oracle: Sequence[Mapping[str, Value]]) -> str:
-    """Return which value differs between ranks, to the bit, that the oracle's ranks share."""
+    """Return which value differs between ranks, to the bit, that the oracle's ranks share.
+
+    A NaN is a NaN: which one comes out of a training that has diverged says nothing.
+    """
     for name, value in ranks[0].items():
         shared = [other.get(name) for other in oracle]
-        if shared[0] is None or any(other != shared[0] for other in shared):
+        if shared[0] is None or any(not _is_same(other, shared[0]) for other in shared):
             continue
-        if any(other.get(name) != value for other in ranks):
+        if any(not _is_same(other.get(name), value) for other in ranks):
             return f"{name} differs between the ranks"
     return ""
