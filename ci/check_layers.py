@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from csrc_rooms import Rooms, read_rooms
+from csrc_rooms import Rooms, read_rooms, report
 
 PUBLIC_HEADER = "rdmatensor.h"
 BASE = frozenset({"base", "wire"})
@@ -34,7 +34,7 @@ COLLECTIVES = frozenset(
 C10D = frozenset(
     {"c10d", "c10d/ddp", "c10d/memory", "c10d/record", "c10d/rendezvous", "c10d/works"}
 )
-# room: the rooms that it may know, besides its own and the public header.
+# room: the rooms that it may know, in addition to its own and the public header.
 ALLOWED: dict[str, frozenset[str]] = {
     "include": frozenset(),
     "base": frozenset(),
@@ -59,7 +59,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     **{room: frozenset({*BASE, *COLLECTIVES}) for room in COLLECTIVES},
     **{room: frozenset({"wire", *COLLECTIVES, *C10D}) for room in C10D},
 }
-# The rooms above the public header: its functions are theirs to call, wherever they stand.
+# The rooms above the public header call its functions, whichever room defines them.
 ON_PUBLIC_HEADER = frozenset({*COLLECTIVES, *C10D})
 # (from, to): includes that are against the arrow, and pairs of a file and what it uses there.
 BREACHES: dict[tuple[str, str], tuple[int, int]] = {
@@ -161,13 +161,5 @@ def problems(csrc: Path) -> list[str]:
     ]
 
 
-def main() -> int:
-    """Command line: exit status 1 and the problems, if any."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
-    found = problems(root / "csrc")
-    print("\n".join(found), end="\n" if found else "")
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(problems))

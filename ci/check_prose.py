@@ -2,7 +2,8 @@
 
 Prose is a page's text, a comment, a docstring, a message in a string. prose_baseline.json has how
 many findings a file may have: that number may only fall, and a file without one has none.
---write lowers the numbers to what there is. Exit status 1 where a file has more than its number.
+--write lowers the numbers to what there is, and never raises one. Exit status 1 where a file has
+more than its number.
 """
 
 from __future__ import annotations
@@ -111,10 +112,14 @@ def main() -> int:
     found = {name: findings(Path(name)) for name in names}
     known: dict[str, int] = json.loads(BASELINE.read_text(encoding="utf-8"))
     if "--write" in sys.argv:
-        counts = {name: len(lines) for name, lines in sorted(found.items()) if lines}
+        lowered = {name: min(len(lines), known.get(name, 0)) for name, lines in found.items()}
+        counts = {name: count for name, count in sorted(lowered.items()) if count}
         BASELINE.write_text(json.dumps(counts, indent=0) + "\n", encoding="utf-8")
         return 0
-    bad = False
+    gone = [name for name in known if not (BASELINE.parents[1] / name).exists()]
+    for name in gone:
+        print(f"{BASELINE.name}: there is no {name}")
+    bad = bool(gone)
     for name, lines in found.items():
         if len(lines) > known.get(name, 0):
             print(*lines, sep="\n")

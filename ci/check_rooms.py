@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from csrc_rooms import File, Rooms, read_rooms
+from csrc_rooms import File, Rooms, read_rooms, report
 
 # Of one room: files, their lines, external functions and variables, the sources in one circle of
 # uses, and the sources outside the noun's own room that see the body of one of its structs.
@@ -115,13 +115,5 @@ def problems(csrc: Path, known: Mapping[tuple[str, str], int] = KNOWN) -> list[s
     return lines
 
 
-def main() -> int:
-    """Command line: exit status 1 and the problems, if any."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
-    found = problems(root / "csrc")
-    print("\n".join(found), end="\n" if found else "")
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(problems))

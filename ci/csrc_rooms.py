@@ -6,6 +6,8 @@ The style puts a function's name at the start of a line, below its type, so that
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +60,14 @@ def read_rooms(csrc: Path) -> Rooms:
             if name in owners and not (file.path.suffix == ".h" and _is_declared(file, name))
         }
     return Rooms(files, owners)
+
+
+def report(problems: Callable[[Path], list[str]]) -> int:
+    """Print the problems of the tree that the command line names; return the exit status."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    found = problems(root / "csrc")
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
 
 
 def _read(path: Path, csrc: Path) -> File:
