@@ -134,7 +134,7 @@ waits_to_find(struct rdti_engine *engine)
 /* A slice is 3 to 4 ms: a spin of 1.2 ms after some computing loses the core now and then. */
 TEST(waits_notice_who_else_uses_the_core)
 {
-    enum { FEW = 300 };
+    enum { FEW = 100 };
     bool with_sockets = false;
     pthread_t burner;
 
