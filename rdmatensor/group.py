@@ -230,7 +230,7 @@ class Group:
             pins.append(data)
         frame = take()
         out, err = frame.transfer, frame.err
-        check(lib.rdt_coll_start(self._handle.get(call), args, out, err), call, err)
+        check(lib.rdt_coll_post(self._handle.get(call), args, out, err), call, err)
         return Transfer(self._core, frame, pins, partial(self._what, call, count))
 
     # ---- the end -------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ begin_call(rdt_group *group, const Call &call, uint32_t flags, rdt_transfer **ou
 
     args.flags |= flags;
     if (call.parts.empty())
-        return rdt_coll_start(group, &args, out, error);
-    return rdt_coll_start_packed(group, &args, call.parts.data(),
+        return rdt_coll_post(group, &args, out, error);
+    return rdt_coll_post_packed(group, &args, call.parts.data(),
                                  static_cast<uint32_t>(call.parts.size()), out, error);
 }
 

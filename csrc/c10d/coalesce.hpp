@@ -2,7 +2,7 @@
  *
  * coalesce.hpp - merges collectives that torch starts together into the library's collectives.
  *
- * Small tensors of one dtype and reduction are packed together (rdt_coll_start_packed()). Large
+ * Small tensors of one dtype and reduction are packed together (rdt_coll_post_packed()). Large
  * tensors are moved individually, directly from their source to their destination. The packing
  * depends on the tensors and their order alone, so that all members pack alike.
  *

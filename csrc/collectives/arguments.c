@@ -235,8 +235,8 @@ clear_unused(struct rdt_coll_args *args, unsigned traits)
     }
 }
 
-static rdt_status
-accept_flags(const struct rdt_coll_args *args, struct rdt_error *err)
+rdt_status
+rdti_coll_accept_flags(const struct rdt_coll_args *args, struct rdt_error *err)
 {
     const uint32_t label = args->flags >> RDTI_COLL_LABEL_SHIFT;
 
@@ -267,7 +267,7 @@ rdti_coll_accept(struct rdti_coll *coll, rdt_group *group, const struct rdt_coll
     coll->rank = rdt_group_rank(group);
     coll->size = rdt_group_size(group);
     coll->args = *args;
-    status = accept_flags(args, err);
+    status = rdti_coll_accept_flags(args, err);
     if (status != RDT_OK)
         return status;
     const unsigned traits = operations[args->op].traits;

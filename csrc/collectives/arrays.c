@@ -119,7 +119,8 @@ rdti_coll_desc(const struct rdti_coll *coll)
     return (struct rdt_message_desc){
         .op = args->op,
         .dtype = args->dtype,
-        .reduce_op = args->reduce_op,
+        .reduce_op =
+            args->reduce_op | (rdti_direct_is_landed(coll) ? (uint32_t)RDTI_LANDED_FLAG : 0),
         .root = coll->pack != NULL               ? rdti_pack_digest(coll)
                 : args->op == RDT_COLL_ALLREDUCE ? args->flags >> RDTI_COLL_LABEL_SHIFT
                                                  : args->root,
@@ -132,6 +133,8 @@ rdti_coll_desc(const struct rdti_coll *coll)
 static void
 in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
 {
+    const char *kind = (desc->reduce_op & RDTI_LANDED_FLAG) != 0 ? "persistent " : "";
+    const uint32_t reduce_op = desc->reduce_op & ~(uint32_t)RDTI_LANDED_FLAG;
     const bool is_reduction = desc->op == RDT_COLL_ALLREDUCE || desc->op == RDT_COLL_REDUCE ||
                               desc->op == RDT_COLL_REDUCE_SCATTER;
     const bool has_root = desc->op == RDT_COLL_BROADCAST || desc->op == RDT_COLL_SCATTER ||
@@ -144,14 +147,14 @@ in_words(const struct rdt_message_desc *desc, char *words, size_t cap)
         return;
     }
     if (is_reduction)
-        (void)snprintf(reduction, sizeof(reduction), " (%s)", rdti_reduction_name(desc->reduce_op));
+        (void)snprintf(reduction, sizeof(reduction), " (%s)", rdti_reduction_name(reduce_op));
     if (has_root)
         (void)snprintf(root, sizeof(root), " with root %u", desc->root);
     else if ((desc->root & RDTI_PACK_DIGEST_FLAG) != 0)
         (void)snprintf(root, sizeof(root), " in parts (digest 0x%04x)", desc->root);
     else if (desc->root != 0)
         (void)snprintf(root, sizeof(root), " with label %u", desc->root);
-    (void)snprintf(words, cap, "%s%s of %llu %s%s", rdti_coll_name(desc->op), reduction,
+    (void)snprintf(words, cap, "%s%s%s of %llu %s%s", kind, rdti_coll_name(desc->op), reduction,
                    (unsigned long long)desc->count, rdt_dtype_name(desc->dtype), root);
 }
 

@@ -4,6 +4,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "collectives/collective.h"
+#include "collectives/persistent.h"
 #include "collectives/team/team.h"
 
 #include <assert.h>
@@ -77,10 +78,18 @@ drop(struct rdti_coll *coll)
         free(coll);
 }
 
-/* Undoes make() except for the transfer and the group's reference. */
+/* Undoes make() except for the transfer and the group's reference; of a start, what it has of its
+ * own. */
 static void
 fini(struct rdti_coll *coll)
 {
+    if (coll->is_start) {
+        if (coll->algorithm->rest != NULL)
+            coll->algorithm->rest(coll);
+        else
+            coll->algorithm->release(coll);
+        return;
+    }
     coll->algorithm->release(coll);
     rdti_pack_free(coll);
     free(coll->arrays);
@@ -100,14 +109,16 @@ finish(struct rdti_coll *coll, rdt_status status)
     fini(coll);
     rdt_group_release(coll->group);
     coll->group = NULL;
+    if (coll->persistent != NULL)
+        rdti_persistent_end(coll->persistent, coll, status);
     become(coll, RDTI_COLL_FINISHED);
     rdt_transfer_finish(transfer, status, status == RDT_OK ? NULL : &coll->error);
 }
 
 /* The error that broke the group or a path does not name the operation that it ends here, unless
  * that is the same one. */
-static rdt_status
-name_operation(const char *name, rdt_status status, struct rdt_error *err)
+rdt_status
+rdti_coll_name_operation(const char *name, rdt_status status, struct rdt_error *err)
 {
     char said[RDT_ERROR_MESSAGE_BYTES];
 
@@ -182,7 +193,7 @@ check_patience(struct rdti_coll *coll, struct rdt_error *err)
     if (status != RDT_OK) {
         (void)snprintf(name, sizeof(name), "%s #%llu", rdti_coll_name(coll->args.op),
                        (unsigned long long)coll->sequence);
-        return name_operation(name, status, err);
+        return rdti_coll_name_operation(name, status, err);
     }
     if (coll->algorithm->check_members != NULL)
         status = coll->algorithm->check_members(coll, err);
@@ -230,8 +241,8 @@ drive(void *arg)
     return RDT_OK;
 }
 
-static uint64_t
-timeout_of(const struct rdti_coll *coll)
+uint64_t
+rdti_coll_timeout(const struct rdti_coll *coll)
 {
     const uint64_t asked_ns = coll->args.timeout_ns;
 
@@ -244,6 +255,21 @@ struct parts {
     const struct rdt_coll_part *list;
     uint32_t count;
 };
+
+rdt_status
+rdti_coll_make_transfer(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const rdt_status status =
+        rdt_transfer_create(rdt_group_context(coll->group), &coll->transfer, err);
+
+    if (status != RDT_OK)
+        return status;
+    rdt_transfer_trace(coll->transfer, rdti_coll_name(coll->args.op), RDT_RANK_UNKNOWN,
+                       coll->block_bytes);
+    rdt_transfer_explain(coll->transfer, explain, coll);
+    rdt_group_retain(coll->group); /* it may be destroyed between two rounds of this one */
+    return RDT_OK;
+}
 
 /* Everything that can be refused; other members see nothing of it. */
 static rdt_status
@@ -260,7 +286,7 @@ make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *par
     if (status != RDT_OK)
         goto err_free;
     coll->start_ns = rdti_now_ns();
-    coll->timeout_ns = timeout_of(coll);
+    coll->timeout_ns = rdti_coll_timeout(coll);
     if (coll->size > 1)
         status = rdti_team_get(group, &coll->team, err);
     if (status != RDT_OK)
@@ -273,13 +299,9 @@ make(rdt_group *group, const struct rdt_coll_args *args, const struct parts *par
     status = coll->algorithm->prepare(coll, err);
     if (status != RDT_OK)
         goto err_release_team;
-    status = rdt_transfer_create(rdt_group_context(group), &coll->transfer, err);
+    status = rdti_coll_make_transfer(coll, err);
     if (status != RDT_OK)
         goto err_fini;
-    rdt_transfer_trace(coll->transfer, rdti_coll_name(args->op), RDT_RANK_UNKNOWN,
-                       coll->block_bytes);
-    rdt_transfer_explain(coll->transfer, explain, coll);
-    rdt_group_retain(group); /* it may be destroyed between two rounds of this one */
     *out = coll;
     return RDT_OK;
 
@@ -293,14 +315,6 @@ err_release_team:
 err_free:
     free(coll);
     return status;
-}
-
-/* Whether it works on boards, or may do so later. */
-static bool
-takes_turns(const struct rdti_coll *coll)
-{
-    return coll->algorithm == &rdti_direct || coll->algorithm == &rdti_hierarchical ||
-           coll->algorithm == &rdti_undecided;
 }
 
 static void
@@ -322,7 +336,7 @@ take_place(struct rdti_coll *coll)
     coll->sequence = rdt_group_next_sequence(coll->group);
     if (team == NULL)
         return;
-    if (takes_turns(coll))
+    if (coll->algorithm->takes_turns)
         take_ticket(coll);
     (void)atomic_fetch_add_explicit(&team->calls, 1, memory_order_relaxed);
     if (coll->pack == NULL)
@@ -335,7 +349,7 @@ take_place(struct rdti_coll *coll)
 static bool
 can_spin(const struct rdti_coll *coll)
 {
-    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->algorithm == &rdti_direct;
+    return (coll->args.flags & RDT_COLL_SPIN) != 0 && coll->algorithm->is_on_boards;
 }
 
 /* The caller waits at once, so that no thread is woken to drive it. Over boards nothing rings. */
@@ -415,8 +429,8 @@ add_task(struct rdti_coll *coll, struct rdt_error *err)
 
     atomic_init(&coll->turn, TURN_TAKEN);
     atomic_init(&coll->refs, needs_task ? 2 : 1);
-    /* Schedules have what they need of the arrays. */
-    if (takes_turns(coll))
+    /* Schedules have what they need of the arrays, and a persistent collective its own. */
+    if (coll->algorithm->takes_turns && !coll->is_start)
         status = rdti_coll_keep_arrays(coll, err);
     if (status == RDT_OK && needs_task)
         status = rdt_context_add_task(rdt_group_context(coll->group), drive, coll, err);
@@ -455,9 +469,26 @@ begin(struct rdti_coll *coll, struct rdt_error *err)
     return RDT_OK;
 }
 
+rdt_status
+rdti_coll_begin(struct rdti_coll *coll, rdt_transfer **out, struct rdt_error *err)
+{
+    rdt_transfer *transfer = coll->transfer;
+    rdt_context *ctx = is_attended(coll) ? rdt_group_context(coll->group) : NULL;
+
+    if (ctx != NULL)
+        rdt_context_attend(ctx);
+    const rdt_status status = begin(coll, err);
+    if (ctx != NULL)
+        rdt_context_unattend(ctx);
+    if (status == RDT_OK)
+        *out = transfer;
+    return status;
+}
+
+/* persistent: whose exchange it is, or NULL. */
 static rdt_status
 start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *parts,
-      rdt_transfer **out, struct rdt_error *err)
+      struct rdt_persistent *persistent, rdt_transfer **out, struct rdt_error *err)
 {
     struct rdti_coll *coll = NULL;
     rdt_status status = RDT_OK;
@@ -467,48 +498,50 @@ start(rdt_group *group, const struct rdt_coll_args *args, const struct parts *pa
     if (rdt_group_broken_by(group) != RDT_BROKEN_NOT)
         status = rdt_group_error(group, err);
     if (status != RDT_OK)
-        return name_operation(rdti_coll_name(args->op), status, err);
+        return rdti_coll_name_operation(rdti_coll_name(args->op), status, err);
     status = make(group, args, parts, &coll, err);
     if (status == RDT_EINVAL) /* of an argument: the caller knows what it called */
         return status;
     if (status != RDT_OK)
-        return name_operation(rdti_coll_name(args->op), status, err);
-    rdt_transfer *transfer = coll->transfer;
-    rdt_context *ctx = is_attended(coll) ? rdt_group_context(group) : NULL;
-    if (ctx != NULL)
-        rdt_context_attend(ctx);
-    status = begin(coll, err);
-    if (ctx != NULL)
-        rdt_context_unattend(ctx);
-    if (status == RDT_OK)
-        *out = transfer;
-    return status;
+        return rdti_coll_name_operation(rdti_coll_name(args->op), status, err);
+    coll->persistent = persistent;
+    if (persistent != NULL)
+        rdti_persistent_ref(persistent);
+    return rdti_coll_begin(coll, out, err);
 }
 
 rdt_status
-rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer **out,
-               struct rdt_error *err)
+rdti_coll_post_exchange(rdt_group *group, const struct rdt_coll_args *args,
+                        struct rdt_persistent *persistent, rdt_transfer **out,
+                        struct rdt_error *err)
+{
+    return start(group, args, NULL, persistent, out, err);
+}
+
+rdt_status
+rdt_coll_post(rdt_group *group, const struct rdt_coll_args *args, rdt_transfer **out,
+              struct rdt_error *err)
 {
     if (group == NULL || args == NULL || out == NULL)
-        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_start: %s is NULL",
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_post: %s is NULL",
                               group == NULL ? "group" : (args == NULL ? "args" : "out"));
-    return start(group, args, NULL, out, err);
+    return start(group, args, NULL, NULL, out, err);
 }
 
 rdt_status
-rdt_coll_start_packed(rdt_group *group, const struct rdt_coll_args *args,
-                      const struct rdt_coll_part *parts, uint32_t part_count, rdt_transfer **out,
-                      struct rdt_error *err)
+rdt_coll_post_packed(rdt_group *group, const struct rdt_coll_args *args,
+                     const struct rdt_coll_part *parts, uint32_t part_count, rdt_transfer **out,
+                     struct rdt_error *err)
 {
     if (group == NULL || args == NULL || out == NULL || (parts == NULL && part_count > 0))
         return rdti_error_set(err, RDT_EINVAL, 0,
-                              "rdt_coll_start_packed: group, args, parts or out is NULL");
+                              "rdt_coll_post_packed: group, args, parts or out is NULL");
     struct rdt_coll_args plain = *args;
     plain.count = 0;
     plain.send = NULL;
     plain.recv = NULL;
     plain.blocks = NULL;
-    return start(group, &plain, &(struct parts){parts, part_count}, out, err);
+    return start(group, &plain, &(struct parts){parts, part_count}, NULL, out, err);
 }
 
 void

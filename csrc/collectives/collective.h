@@ -26,6 +26,7 @@ struct rdti_coll;
 struct rdti_hierarchy;
 struct rdti_pack;
 struct rdti_team;
+struct rdt_persistent;
 
 /*
  * A way to carry out one operation. All members must choose the same one: the choice depends only
@@ -35,6 +36,8 @@ struct rdti_team;
  */
 struct rdti_coll_algorithm {
     const char *name;
+    bool takes_turns;  /* it works on boards, or may do so later */
+    bool is_on_boards; /* it waits for nothing but boards, so that its caller may spin */
     /* All-or-nothing. */
     rdt_status (*prepare)(struct rdti_coll *coll, struct rdt_error *err);
     /* RDT_OK done, RDT_EAGAIN in flight, or the error that ended it. */
@@ -47,6 +50,8 @@ struct rdti_coll_algorithm {
     /* What it waits for right now, e.g. "nothing from rank 3"; for messages. Returns the group's
      * rank of the only member that it waits for, or RDT_SOURCE_ANY. */
     uint32_t (*describe)(const struct rdti_coll *coll, char *text, size_t cap);
+    /* Makes what prepare() built ready for another run; done. NULL: each run is prepared anew. */
+    void (*rest)(struct rdti_coll *coll);
     /* Undoes prepare(); quiet or done. */
     void (*release)(struct rdti_coll *coll);
 };
@@ -60,6 +65,10 @@ struct rdti_coll {
     void *arrays;              /* the copies, or NULL */
     struct rdti_team *team;    /* NULL in a group of one */
     struct rdti_pack *pack;    /* coalesce.h: args describe its memory; NULL: the caller's */
+    /* persistent.h: it is a start of that, which has what is prepared, the arrays and the team; or,
+     * if not is_start, the exchange that initialises it. NULL: neither. */
+    struct rdt_persistent *persistent;
+    bool is_start;
     /* For a part of a hierarchical one, which some members do among themselves: the collective that
      * it belongs to, and those members; its rank, size and root are positions among them. */
     const struct rdti_coll *whole;
@@ -85,6 +94,8 @@ struct rdti_coll {
     atomic_uint refs;
 };
 
+/* arguments.c: flags that a call may have. */
+rdt_status rdti_coll_accept_flags(const struct rdt_coll_args *args, struct rdt_error *err);
 /* arguments.c: checks args and fills coll->args and all that follows from it but the schedule. */
 rdt_status rdti_coll_accept(struct rdti_coll *coll, rdt_group *group,
                             const struct rdt_coll_args *args, struct rdt_error *err);
@@ -104,6 +115,8 @@ void rdti_coll_name_ranks(const struct rdti_coll *coll, const uint32_t *ranks, u
 uint32_t rdti_coll_only_one(const struct rdti_coll *coll, const uint32_t *ranks, uint32_t count);
 /* Where an operation has no root, its descriptor has a label, or the digest of a pack's sizes. */
 enum { RDTI_COLL_LABEL_SHIFT = 16, RDTI_PACK_DIGEST_FLAG = 0x8000 };
+/* In reduce_op of a descriptor: members use each other's tensors, see board/landing.c. */
+enum { RDTI_LANDED_FLAG = 0x80 };
 /* What the members must agree on; the bytes of two can be compared. */
 struct rdt_message_desc rdti_coll_desc(const struct rdti_coll *coll);
 /* RDT_EMISMATCH: a peer reported a different operation. */

@@ -113,6 +113,7 @@ typedef struct rdt_transfer rdt_transfer;
 typedef struct rdt_slot rdt_slot;
 typedef struct rdt_slot_tx rdt_slot_tx;
 typedef struct rdt_group rdt_group;
+typedef struct rdt_persistent rdt_persistent;
 
 #define RDT_UUID_BYTES 16
 
@@ -851,7 +852,7 @@ enum {
     RDT_COLL_BARRIER
 };
 enum {
-    RDT_COLL_SPIN = 1 /* the caller waits at once: rdt_coll_start() may poll for the end as long as
+    RDT_COLL_SPIN = 1 /* the caller waits at once: rdt_coll_post() may poll for the end as long as
                          a wait would spin, or yield the core, which costs less than a wait */
 };
 /* A number from 1 to 32767 in the upper half of `flags`, only for ALLREDUCE: members with different
@@ -898,8 +899,39 @@ struct rdt_coll_args {
  * ends with RDT_EMISMATCH, naming the rank and the difference. A member that needs nothing from the
  * others may complete up to 15 collectives before it learns that a member disagrees or is
  * missing. */
-RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_group *group, const struct rdt_coll_args *args,
+RDT_API RDT_NODISCARD rdt_status rdt_coll_post(rdt_group *group, const struct rdt_coll_args *args,
+                                               rdt_transfer **out, struct rdt_error *err);
+
+/*
+ * Persistent collectives, as MPI-4 has them: what repeats is initialised once and started often.
+ *
+ * rdt_coll_init() is called by all members in the order of their collectives, with arguments that
+ * agree. It copies the arguments and begins an exchange; wait for the transfer before the first
+ * start. The first start compares what the members initialised, chooses the algorithm, builds its
+ * schedule and takes its temporary memory. From then on a start writes and reads. Where all members
+ * are on one host and their tensors in arenas, members use each other's tensors in place (ALLREDUCE
+ * with send == recv, ALLGATHER, REDUCE_SCATTER, BROADCAST).
+ *
+ * Members start the same ones in the same order. A start reads what is in the tensors then. Buffers
+ * and, for a landing in place, their regions stay valid until rdt_coll_free(). args->flags is 0.
+ *   RDT_EINVAL  RDT_ENOMEM, and the errors of rdt_coll_post()
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args,
+                                               rdt_persistent **out, rdt_transfer **exchange_out,
+                                               struct rdt_error *err);
+/*
+ * Start it. flags: RDT_COLL_SPIN, and for ALLREDUCE RDT_COLL_LABEL().
+ *   RDT_EBUSY      the exchange or the last start has not ended
+ *   RDT_EINVAL     the exchange failed
+ *   RDT_EMISMATCH  members initialised different ones; the group stays usable. If members start
+ *                  different ones, their transfers end with it, and the group.
+ *   RDT_EPEER      a member left or died, or the group broke; RDT_ECLOSED the group was destroyed
+ */
+RDT_API RDT_NODISCARD rdt_status rdt_coll_start(rdt_persistent *persistent, uint32_t flags,
                                                 rdt_transfer **out, struct rdt_error *err);
+/* Not collective. What is in flight goes on, with its memory. NULL is legal. Call it before
+ * rdt_context_close(). */
+RDT_API void rdt_coll_free(rdt_persistent *persistent);
 
 /* One of several small tensors in one collective; the fields are those of struct rdt_coll_args. */
 struct rdt_coll_part {
@@ -911,24 +943,24 @@ struct rdt_coll_part {
  * more than separate messages (docs/performance.md); send larger tensors separately, in place. */
 #define RDT_COLL_PART_MAX_BYTES 16384
 /*
- * Start one collective that does for every part what rdt_coll_start() would, bit for bit:
+ * Start one collective that does for every part what rdt_coll_post() would, bit for bit:
  * ALLREDUCE, ALLGATHER or REDUCE_SCATTER. It ignores count, send, recv and blocks of `args`.
  * Members give the same counts in the same order; parts must not overlap. `parts` is copied; the
  * bytes at send are read before the call returns, those at recv are written at the end. Errors as
- * rdt_coll_start(); RDT_EINVAL also for another operation or a larger part.
+ * rdt_coll_post(); RDT_EINVAL also for another operation or a larger part.
  */
-RDT_API RDT_NODISCARD rdt_status rdt_coll_start_packed(rdt_group *group,
-                                                       const struct rdt_coll_args *args,
-                                                       const struct rdt_coll_part *parts,
-                                                       uint32_t part_count, rdt_transfer **out,
-                                                       struct rdt_error *err);
+RDT_API RDT_NODISCARD rdt_status rdt_coll_post_packed(rdt_group *group,
+                                                      const struct rdt_coll_args *args,
+                                                      const struct rdt_coll_part *parts,
+                                                      uint32_t part_count, rdt_transfer **out,
+                                                      struct rdt_error *err);
 
 /* Totals of a group's collectives on this rank; a group of one counts none. */
 struct rdt_coll_counters {
     uint32_t struct_size;
     uint32_t reserved;
     uint64_t calls; /* started; a packed one counts once */
-    uint64_t packs; /* those of rdt_coll_start_packed() */
+    uint64_t packs; /* those of rdt_coll_post_packed() */
     uint64_t packed_parts;
     uint64_t writes; /* messages sent to members, or fills of the memory that all members read */
 };

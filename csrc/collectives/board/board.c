@@ -9,6 +9,7 @@
 
 #include "base/cache.h"
 #include "base/stream_copy.h"
+#include "collectives/board/in_place.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
 
@@ -507,12 +508,22 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
     return rdti_coll_only_one(coll, late, count);
 }
 
+/* What prepare() planned is numbers, of which each run has a copy. */
+static void
+rest(struct rdti_coll *coll)
+{
+    (void)coll;
+}
+
 const struct rdti_coll_algorithm rdti_direct = {
     .name = "direct",
+    .takes_turns = true,
+    .is_on_boards = true,
     .prepare = prepare,
     .advance = advance,
     .is_quiet = rdti_placed_is_quiet,
     .check_members = check_members,
     .describe = describe,
+    .rest = rest,
     .release = rdti_placed_release,
 };

@@ -37,7 +37,7 @@ struct rdti_direct_op {
     rdt_status (*use)(struct rdti_coll *coll, uint64_t step, struct rdt_error *err);
 };
 
-struct rdti_placed;
+struct rdti_placed; /* in_place.h */
 
 struct rdti_direct {
     const struct rdti_direct_op *op;
@@ -48,7 +48,7 @@ struct rdti_direct {
     uint64_t steps;       /* ticks; for an uneven all_to_all known after the first */
     uint64_t step;
     uint64_t first;             /* the step in which the first chunk is sent */
-    struct rdti_placed *placed; /* in_place.c: peers' buffers in use, or NULL */
+    struct rdti_placed *placed; /* peers' buffers in use, or NULL */
     uint64_t ticket_after;      /* the ticket served after this one */
     uint64_t received_bytes;    /* bytes that are stored here; 0 for sums */
     bool is_source;             /* other members wait for this one only */
@@ -57,6 +57,7 @@ struct rdti_direct {
     bool is_filled;             /* of this step */
     uint64_t base;              /* step 0 is the tick base + 1 */
     uint64_t stopped_ns;        /* in_place.c: when it failed; 0: it has not */
+    uint64_t number;            /* landing.c: of the persistent collective in its group */
     struct rdt_counters done;   /* its counters; added to the context's at its end */
 };
 
@@ -67,12 +68,11 @@ void rdti_direct_plan(struct rdti_coll *coll, const struct rdti_direct_op *op,
 /* operations.c */
 const struct rdti_direct_op *rdti_direct_op_of(const struct rdti_coll *coll);
 
+/* landing.c: it is a start of a persistent collective that uses the members' tensors. */
+bool rdti_direct_is_landed(const struct rdti_coll *coll);
+
 /* in_place.c: all_reduce of large tensors, in place where all of them lie in the arena. */
 extern const struct rdti_direct_op rdti_direct_placed;
-/* No member writes the local buffer any more, or one claims to for too long; called after a failure
- * only. */
-bool rdti_placed_is_quiet(struct rdti_coll *coll);
-void rdti_placed_release(struct rdti_coll *coll);
 
 /* operations.c: all_reduce in two shots, from step `first` on. */
 void rdti_shares_plan(struct rdti_coll *coll);

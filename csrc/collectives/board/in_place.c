@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/stream_copy.h"
 #include "collectives/board/board.h"
+#include "collectives/board/in_place.h"
 #include "collectives/collective.h"
 #include "collectives/team/team.h"
 #include "wire/placement.h"
@@ -44,12 +45,6 @@ struct rdti_places {
     uint32_t count; /* announced so far, including those that are forgotten */
     struct rdt_remote_region remotes[PLACES];
     uint64_t offs[PLACES];
-};
-
-struct rdti_placed {
-    struct rdt_remote_region remotes[RDTI_TEAM_MAX];
-    uint64_t offs[RDTI_TEAM_MAX];
-    uint8_t *tensors[RDTI_TEAM_MAX]; /* NULL: not held */
 };
 
 /* The member's table, allocated at its first use. */
@@ -219,8 +214,8 @@ choose_way(struct rdti_coll *coll, struct rdt_error *err)
     return RDT_OK;
 }
 
-static rdt_status
-hold_tensors(struct rdti_coll *coll, struct rdt_error *err)
+rdt_status
+rdti_placed_hold(struct rdti_coll *coll, struct rdt_error *err)
 {
     struct rdti_placed *placed = coll->direct.placed;
     rdt_status status = RDT_OK;
@@ -237,9 +232,8 @@ hold_tensors(struct rdti_coll *coll, struct rdt_error *err)
     return status;
 }
 
-/* Sums the local share, block by block, and writes it to all. */
-static void
-sum_share(struct rdti_coll *coll)
+void
+rdti_placed_sum_share(struct rdti_coll *coll)
 {
     struct rdt_counters *done = &coll->direct.done;
     const struct rdti_placed *placed = coll->direct.placed;
@@ -276,26 +270,31 @@ sum_share(struct rdti_coll *coll)
     done->writes += coll->size - 1;
 }
 
-static rdt_status
-work_in_place(struct rdti_coll *coll, struct rdt_error *err)
+rdt_status
+rdti_placed_work(struct rdti_coll *coll, void (*work)(struct rdti_coll *coll))
 {
     const struct rdti_team *team = coll->team;
     struct rdti_place *own = &team->members[coll->rank].board->place;
     bool may_work = true;
 
-    const rdt_status status = hold_tensors(coll, err);
-    if (status != RDT_OK)
-        return status;
     atomic_store_explicit(&own->is_busy, 1, memory_order_seq_cst); /* see struct rdti_place */
     for (uint32_t i = 0; i < coll->size; i++)
         if (atomic_load_explicit(&team->members[i].board->place.has_stopped,
                                  memory_order_seq_cst) != 0)
             may_work = false;
     if (may_work)
-        sum_share(coll);
+        work(coll);
     atomic_store_explicit(&own->is_busy, 0, memory_order_seq_cst);
     /* The member that stopped breaks the group, which is seen here soon. */
     return may_work ? RDT_OK : RDT_EAGAIN;
+}
+
+static rdt_status
+work_in_place(struct rdti_coll *coll, struct rdt_error *err)
+{
+    const rdt_status status = rdti_placed_hold(coll, err);
+
+    return status == RDT_OK ? rdti_placed_work(coll, rdti_placed_sum_share) : status;
 }
 
 static void
@@ -351,7 +350,7 @@ rdti_placed_is_quiet(struct rdti_coll *coll)
 {
     struct rdti_direct *d = &coll->direct;
 
-    if (d->op != &rdti_direct_placed || !d->is_begun)
+    if ((d->op != &rdti_direct_placed && d->op != &rdti_direct_landed) || !d->is_begun)
         return true;
     if (d->stopped_ns == 0) {
         d->stopped_ns = rdti_now_ns();

@@ -37,6 +37,23 @@ kept_temp(struct rdti_coll *coll, uint64_t len_bytes)
     return s->kept[s->temp_count] == NULL ? NULL : rdti_temp_addr(s->kept[s->temp_count++]);
 }
 
+/* Memory of a persistent collective's own, so that its place never changes. NULL as above; messages
+ * of such a size are sent eagerly, and need no place. */
+static void *
+owned_temp(struct rdti_coll *coll, uint64_t len_bytes)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    if (len_bytes <= RDTI_TEMPS_MIN_BYTES || s->temp_count == RDTI_TEMP_LIMIT)
+        return NULL;
+    if (rdt_region_alloc(rdt_group_context(coll->group), len_bytes, 0, &s->owned[s->temp_count],
+                         NULL) != RDT_OK) {
+        s->owned[s->temp_count] = NULL;
+        return NULL;
+    }
+    return rdt_region_addr(s->owned[s->temp_count++]);
+}
+
 void *
 rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
 {
@@ -45,7 +62,8 @@ rdti_schedule_temp(struct rdti_coll *coll, uint64_t len_bytes)
 
     if (s->status != RDT_OK)
         return NULL;
-    temp = kept_temp(coll, len_bytes);
+    temp = coll->persistent != NULL && coll->is_start ? owned_temp(coll, len_bytes)
+                                                      : kept_temp(coll, len_bytes);
     if (temp != NULL)
         return temp;
     /* The size is bounded by a buffer that the caller has, so rounding up cannot overflow. */
@@ -346,18 +364,29 @@ rdti_schedule_prepare(struct rdti_coll *coll, void (*build)(struct rdti_coll *co
 }
 
 void
-rdti_schedule_release(struct rdti_coll *coll)
+rdti_schedule_rest(struct rdti_coll *coll)
 {
     struct rdti_schedule *s = &coll->schedule;
 
     for (uint32_t i = s->previous; i < s->next; i++) {
         rdt_transfer_free(s->steps[i].transfer);
+        s->steps[i].transfer = NULL;
         if (s->steps[i].kept != NULL)
             rdti_temps_give(s->steps[i].kept);
+        s->steps[i].kept = NULL;
     }
+}
+
+void
+rdti_schedule_release(struct rdti_coll *coll)
+{
+    struct rdti_schedule *s = &coll->schedule;
+
+    rdti_schedule_rest(coll);
     for (uint32_t i = 0; i < s->temp_count; i++) {
         if (s->kept[i] != NULL)
             rdti_temps_give(s->kept[i]);
+        rdt_region_free(s->owned[i], NULL, NULL);
         free(s->temps[i]);
     }
     free(s->ordinals);

@@ -38,6 +38,7 @@ struct rdti_schedule {
     uint16_t *ordinals;           /* messages so far: to each member, then from each member */
     void *temps[RDTI_TEMP_LIMIT]; /* its own, or NULL where kept[] has it */
     struct rdti_temp *kept[RDTI_TEMP_LIMIT]; /* scratch.h */
+    rdt_region *owned[RDTI_TEMP_LIMIT];      /* the same, of a persistent collective */
     uint32_t temp_count;
     rdt_status status;          /* of building */
     uint64_t temp_bytes_wanted; /* for the message if memory is lacking */
@@ -99,6 +100,7 @@ rdt_status rdti_schedule_prepare(struct rdti_coll *coll, void (*build)(struct rd
 rdt_status rdti_schedule_advance(struct rdti_coll *coll, struct rdt_error *err);
 bool rdti_schedule_is_quiet(struct rdti_coll *coll);
 uint32_t rdti_schedule_describe(const struct rdti_coll *coll, char *text, size_t cap);
+void rdti_schedule_rest(struct rdti_coll *coll);
 void rdti_schedule_release(struct rdti_coll *coll);
 
 /* Defines the algorithm `rdti_<id>` out of the builder `build_<id>()` of the same file. */
@@ -113,6 +115,7 @@ void rdti_schedule_release(struct rdti_coll *coll);
         .advance = rdti_schedule_advance,                                         \
         .is_quiet = rdti_schedule_is_quiet,                                       \
         .describe = rdti_schedule_describe,                                       \
+        .rest = rdti_schedule_rest,                                               \
         .release = rdti_schedule_release,                                         \
     }
 

@@ -79,6 +79,7 @@ release(struct rdti_coll *coll)
 
 const struct rdti_coll_algorithm rdti_undecided = {
     .name = "undecided",
+    .takes_turns = true,
     .prepare = prepare,
     .advance = advance,
     .is_quiet = is_quiet,

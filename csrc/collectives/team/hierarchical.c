@@ -429,6 +429,7 @@ describe(const struct rdti_coll *coll, char *text, size_t cap)
 
 const struct rdti_coll_algorithm rdti_hierarchical = {
     .name = "hierarchical",
+    .takes_turns = true,
     .prepare = prepare,
     .advance = advance,
     .is_quiet = is_quiet,

@@ -85,7 +85,7 @@ run_ahead(void *arg)
     if (group->rank == who_needs_nobody()) {
         for (uint32_t i = 0; i < ticks_ahead(); i++)
             run(group, args);
-        CHECK_OK(rdt_coll_start(group, &args, &t, &err), &err);
+        CHECK_OK(rdt_coll_post(group, &args, &t, &err), &err);
         for (uint32_t i = 0; i < 200; i++) {
             fake_drive(&group->context);
             test_sleep_ns(20000);

@@ -120,7 +120,7 @@ TEST(an_algorithm_that_does_not_exist_is_refused_by_name)
     fake_world_init(&world, 2, 1);
     struct rdt_coll_args args = args_of(RDT_COLL_ALLREDUCE);
     args.send = args.recv = &value;
-    CHECK_STATUS(rdt_coll_start(&world.groups[0], &args, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(&world.groups[0], &args, &t, &err), RDT_EINVAL);
     CHECK_STR_CONTAINS(err.message, "RDMATENSOR_ALGO is 'rings'; want auto, ");
     CHECK_UINT_EQ(world.groups[0].sequence, 0);
     fake_world_fini(&world);

@@ -411,7 +411,7 @@ TEST(a_refused_start_does_not_count)
         struct rdt_error err = {0};
         rdt_transfer *t = NULL;
         world.fail_at[call] = world.calls[call] + 1;
-        CHECK(rdt_coll_start(&world.groups[0], &args, &t, &err) != RDT_OK);
+        CHECK(rdt_coll_post(&world.groups[0], &args, &t, &err) != RDT_OK);
         CHECK_STR_CONTAINS(err.message, "injected");
         CHECK_NULL(t);
     }
@@ -530,7 +530,7 @@ TEST(a_broken_group_ends_what_waits)
     rdt_transfer *t = NULL;
 
     fake_world_init(&world, 3, 6);
-    CHECK_OK(rdt_coll_start(&world.groups[0], &args, &t, &err), &err);
+    CHECK_OK(rdt_coll_post(&world.groups[0], &args, &t, &err), &err);
     rdt_group_abort(&world.groups[2], "somebody pulled the plug");
     CHECK_STATUS(fake_wait(&world.groups[0], t, &err), RDT_EPEER);
     CHECK_STR_CONTAINS(err.message, "somebody pulled the plug");
@@ -554,7 +554,7 @@ TEST(a_handle_that_was_given_up_does_not_stop_it)
                                            .count = 4,
                                            .send = values[rank],
                                            .recv = values[rank]};
-        CHECK_OK(rdt_coll_start(&world.groups[rank], &args, &t, &err), &err);
+        CHECK_OK(rdt_coll_post(&world.groups[rank], &args, &t, &err), &err);
         rdt_transfer_free(t);
     }
     for (int pass = 0; pass < 100; pass++)

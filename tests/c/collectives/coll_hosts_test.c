@@ -340,7 +340,7 @@ start_many(void *arg)
         struct rdt_coll_args args = args_of(is_gather ? RDT_COLL_REDUCE : RDT_COLL_ALLREDUCE);
         values[i] = fake_values(test_count, group->rank);
         args.send = args.recv = values[i];
-        CHECK_OK(rdt_coll_start(group, &args, &t[i], &err), &err);
+        CHECK_OK(rdt_coll_post(group, &args, &t[i], &err), &err);
     }
     for (unsigned i = IN_FLIGHT; i-- > 0;)
         CHECK_OK(fake_wait(group, t[i], &err), &err);

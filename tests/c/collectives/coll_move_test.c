@@ -346,7 +346,7 @@ overlap(void *arg)
                                            .count = 3,
                                            .send = values[i],
                                            .recv = values[i]};
-        CHECK_OK(rdt_coll_start(group, &args, &transfers[i], &err), &err);
+        CHECK_OK(rdt_coll_post(group, &args, &transfers[i], &err), &err);
     }
     for (int i = IN_FLIGHT; i-- > 0;) /* the last first */
         CHECK_OK(fake_wait(group, transfers[i], &err), &err);
@@ -374,11 +374,11 @@ check_refused(rdt_group *group, struct rdt_coll_args args, const char *part)
     rdt_transfer *t = untouched;
     struct rdt_error err = {0};
 
-    CHECK_STATUS(rdt_coll_start(group, &args, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(group, &args, &t, &err), RDT_EINVAL);
     CHECK_INT_EQ(err.status, RDT_EINVAL);
     CHECK_STR_CONTAINS(err.message, part);
     CHECK_PTR_EQ(t, untouched);
-    CHECK_STATUS(rdt_coll_start(group, &args, &t, NULL), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(group, &args, &t, NULL), RDT_EINVAL);
 }
 
 #define REFUSED(part, ...)                \
@@ -428,9 +428,9 @@ TEST(arguments_that_make_no_sense_are_refused_by_name)
     REFUSED("in place", args.op = RDT_COLL_ALLTOALL; args.recv = send);
     struct rdt_error err = {0};
     rdt_transfer *t;
-    CHECK_STATUS(rdt_coll_start(NULL, &good, &t, &err), RDT_EINVAL);
-    CHECK_STATUS(rdt_coll_start(group, NULL, &t, &err), RDT_EINVAL);
-    CHECK_STATUS(rdt_coll_start(group, &good, NULL, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(NULL, &good, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(group, NULL, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(group, &good, NULL, &err), RDT_EINVAL);
     CHECK_UINT_EQ(group->sequence, 0); /* a refused call does not count as one */
     fake_world_fini(&world);
 }

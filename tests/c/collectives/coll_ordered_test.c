@@ -130,7 +130,7 @@ TEST(what_cannot_be_deterministic_is_refused)
         fake_force(cases[i].way);
         fake_world_init(&world, 2, 1);
         args.send = args.recv = &value;
-        CHECK_STATUS(rdt_coll_start(&world.groups[0], &args, &t, &err), RDT_EINVAL);
+        CHECK_STATUS(rdt_coll_post(&world.groups[0], &args, &t, &err), RDT_EINVAL);
         CHECK_STR_CONTAINS(err.message, cases[i].words);
         fake_world_fini(&world);
     }

@@ -90,7 +90,7 @@ run_packed(rdt_group *group, const struct rdt_coll_args *args, const struct rdt_
            uint32_t part_count, struct rdt_error *err)
 {
     rdt_transfer *t = NULL;
-    const rdt_status status = rdt_coll_start_packed(group, args, parts, part_count, &t, err);
+    const rdt_status status = rdt_coll_post_packed(group, args, parts, part_count, &t, err);
 
     return status == RDT_OK ? fake_wait(group, t, err) : status;
 }
@@ -341,11 +341,11 @@ TEST(only_sums_for_all_have_labels)
 
     fake_force("auto");
     fake_world_init(&world, 2, 1);
-    CHECK_STATUS(rdt_coll_start(&world.groups[0], &args, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(&world.groups[0], &args, &t, &err), RDT_EINVAL);
     CHECK_STR_CONTAINS(err.message, "broadcast has a label");
     args.op = RDT_COLL_ALLREDUCE;
     args.flags = RDT_COLL_LABEL(0x8000);
-    CHECK_STATUS(rdt_coll_start(&world.groups[0], &args, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post(&world.groups[0], &args, &t, &err), RDT_EINVAL);
     CHECK_STR_CONTAINS(err.message, "label 32768");
     fake_world_fini(&world);
 }
@@ -364,17 +364,17 @@ TEST(what_cannot_be_packed_is_refused)
     fake_force("auto");
     fake_world_init(&world, 2, 1);
     rdt_group *group = &world.groups[0];
-    CHECK_STATUS(rdt_coll_start_packed(group, &args, &part, 1, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post_packed(group, &args, &part, 1, &t, &err), RDT_EINVAL);
     CHECK_STR_CONTAINS(err.message, "broadcast does not go in parts");
     args.op = RDT_COLL_ALLREDUCE;
     part.count = RDT_COLL_PART_MAX_BYTES / sizeof(float) + 1;
-    CHECK_STATUS(rdt_coll_start_packed(group, &args, &part, 1, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post_packed(group, &args, &part, 1, &t, &err), RDT_EINVAL);
     CHECK_STR_CONTAINS(err.message, "part 0 has 4097 elements of float32, more than 16384 bytes");
     part.count = 4;
     part.recv = NULL;
-    CHECK_STATUS(rdt_coll_start_packed(group, &args, &part, 1, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post_packed(group, &args, &part, 1, &t, &err), RDT_EINVAL);
     CHECK_STR_CONTAINS(err.message, "recv of part 0 is NULL");
-    CHECK_STATUS(rdt_coll_start_packed(group, &args, NULL, 1, &t, &err), RDT_EINVAL);
+    CHECK_STATUS(rdt_coll_post_packed(group, &args, NULL, 1, &t, &err), RDT_EINVAL);
     CHECK_UINT_EQ(group->sequence, 0);
     CHECK_UINT_EQ(counters_of(group).calls, 0);
     fake_world_fini(&world);

@@ -226,7 +226,7 @@ static inline rdt_status
 fake_run_coll(rdt_group *group, const struct rdt_coll_args *args, struct rdt_error *err)
 {
     rdt_transfer *t = NULL;
-    const rdt_status status = rdt_coll_start(group, args, &t, err);
+    const rdt_status status = rdt_coll_post(group, args, &t, err);
 
     return status == RDT_OK ? fake_wait(group, t, err) : status;
 }

@@ -51,7 +51,7 @@ run(rdt_group *group, const struct rdt_coll_args *args)
     struct rdt_error err = {0};
     rdt_transfer *t = NULL;
 
-    CHECK_OK(rdt_coll_start(group, args, &t, &err), &err);
+    CHECK_OK(rdt_coll_post(group, args, &t, &err), &err);
     CHECK_OK(rig_end(t, &err), &err);
 }
 
@@ -170,7 +170,7 @@ sum_at_once(const struct member *m, uint32_t round)
         for (uint64_t i = 0; i < script[n]; i++)
             tensor[i] = value(m->rank, i, round + n);
         args.send = args.recv = tensor;
-        CHECK_OK(rdt_coll_start(m->rig->group[m->rank], &args, &transfers[n], &err), &err);
+        CHECK_OK(rdt_coll_post(m->rig->group[m->rank], &args, &transfers[n], &err), &err);
     }
     for (uint32_t n = 0; n < script_length; n++) {
         const int32_t *tensor = tensor_of(m, n, most_elements());
@@ -405,7 +405,7 @@ run_member_that_errs(void *arg)
     for (uint32_t round = 0; round < WARM; round++)
         spread(m, 0, script[0], round);
     args.recv = m->memory;
-    const rdt_status status = rdt_coll_start(group, &args, &t, &err);
+    const rdt_status status = rdt_coll_post(group, &args, &t, &err);
     CHECK((status == RDT_OK ? rig_end(t, &err) : status) < RDT_OK);
     CHECK_STR_CONTAINS(err.message, "broadcast of 70000 int32 from root 0");
     CHECK_STR_CONTAINS(err.message, "broadcast of 25 int32 from root 0");

@@ -71,7 +71,7 @@ run(struct rank *r, uint32_t op, uint64_t timeout_ns, struct rdt_error *err)
                                        .send = send,
                                        .recv = recv};
     rdt_transfer *t = NULL;
-    rdt_status status = rdt_coll_start(r->group, &args, &t, err);
+    rdt_status status = rdt_coll_post(r->group, &args, &t, err);
 
     if (status == RDT_OK) {
         status = rdt_transfer_wait(t, 30 * RANKS_S, err);

@@ -9,7 +9,7 @@ static rdt_status
 run_coll(struct rank *r, const struct rdt_coll_args *args, struct rdt_error *err)
 {
     rdt_transfer *t = NULL;
-    rdt_status status = rdt_coll_start(r->group, args, &t, err);
+    rdt_status status = rdt_coll_post(r->group, args, &t, err);
 
     if (status == RDT_OK) {
         status = rdt_transfer_wait(t, 30 * RANKS_S, err);

@@ -298,7 +298,7 @@ start_collective(struct life *l, uint32_t op, rdt_transfer *t[2])
                                            .count = BYTES,
                                            .send = l->src,
                                            .recv = l->dst + (uint64_t)i * BYTES};
-        status = rdt_coll_start(l->group[i], &args, &t[i], &l->err);
+        status = rdt_coll_post(l->group[i], &args, &t[i], &l->err);
     }
     if (status != RDT_OK && t[0] != NULL) /* or its member would wait for the other */
         rdt_group_abort(l->group[0], "the other member could not begin");

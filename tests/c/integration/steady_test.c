@@ -90,7 +90,7 @@ sum(struct steady *s)
     rdt_transfer *t = NULL;
     int64_t first;
 
-    end_started(s, rdt_coll_start(s->rank->group, &args, &t, &s->err), &t, "all_reduce");
+    end_started(s, rdt_coll_post(s->rank->group, &args, &t, &s->err), &t, "all_reduce");
     memcpy(&first, s->received, sizeof(first));
     CHECK_INT_EQ(first, RANKS);
 }
@@ -101,7 +101,7 @@ barrier(struct steady *s)
     const struct rdt_coll_args args = {.struct_size = sizeof(args), .op = RDT_COLL_BARRIER};
     rdt_transfer *t = NULL;
 
-    end_started(s, rdt_coll_start(s->rank->group, &args, &t, &s->err), &t, "barrier");
+    end_started(s, rdt_coll_post(s->rank->group, &args, &t, &s->err), &t, "barrier");
 }
 
 static void
@@ -224,7 +224,7 @@ exchange(struct steady *s)
 
     ranks_ok(s->rank, rdt_region_export(s->regions[0], &remote, &s->err), &s->err, "export");
     rdt_remote_region_encode(&remote, own);
-    end_started(s, rdt_coll_start(s->rank->group, &args, &t, &s->err), &t, "all_gather");
+    end_started(s, rdt_coll_post(s->rank->group, &args, &t, &s->err), &t, "all_gather");
     ranks_ok(s->rank,
              rdt_remote_region_decode(all + sizeof(own) * (1 - s->rank->rank), sizeof(own),
                                       &s->remote, &s->err),

@@ -172,7 +172,7 @@ sweep_coll(struct sweep *s, uint32_t op)
 {
     const struct rdt_coll_args args = sweep_coll_args(s, op);
     rdt_transfer *t = NULL;
-    const rdt_status status = rdt_coll_start(s->group, &args, &t, &s->err);
+    const rdt_status status = rdt_coll_post(s->group, &args, &t, &s->err);
 
     return status == RDT_OK ? sweep_wait(s, "collective", t) : sweep_note(s, "coll_start", status);
 }
@@ -327,7 +327,7 @@ sweep_exchange(struct sweep *s)
     args.count = sizeof(own);
     args.send = own;
     args.recv = all;
-    status = sweep_note(s, "coll_start", rdt_coll_start(s->group, &args, &t, &s->err));
+    status = sweep_note(s, "coll_start", rdt_coll_post(s->group, &args, &t, &s->err));
     if (status == RDT_OK)
         status = sweep_wait(s, "collective", t);
     if (status == RDT_OK)
@@ -434,7 +434,7 @@ sweep_leave(struct sweep *s, enum sweep_phase phase)
 
     if (s->rounds % 2 == 1 && sweep_op(phase) != 0) {
         const struct rdt_coll_args args = sweep_coll_args(s, sweep_op(phase));
-        if (rdt_coll_start(s->group, &args, &t, NULL) != RDT_OK)
+        if (rdt_coll_post(s->group, &args, &t, NULL) != RDT_OK)
             t = NULL;
     }
     sweep_drop_group(s);

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Collectives that work in the members' tensors, where these lie in arenas: in_place.c for one
+ * all_reduce, landing.c for persistent collectives.
+ */
+#ifndef RDTI_COLLECTIVES_BOARD_IN_PLACE_H
+#define RDTI_COLLECTIVES_BOARD_IN_PLACE_H
+
+#include "collectives/board/board.h"
+#include "collectives/team/team.h"
+#include "wire/placement.h"
+
+struct rdti_placed {
+    struct rdt_remote_region remotes[RDTI_TEAM_MAX];
+    uint64_t offs[RDTI_TEAM_MAX];
+    uint8_t *tensors[RDTI_TEAM_MAX]; /* NULL: not held */
+};
+
+/* in_place.c: holds the peers' tensors, of coll->direct.placed. Tasks may call it: RDT_EAGAIN where
+ * a path is not ready. */
+rdt_status rdti_placed_hold(struct rdti_coll *coll, struct rdt_error *err);
+/* Runs `work` on held tensors. RDT_EAGAIN: a member has stopped, which ends the group. */
+rdt_status rdti_placed_work(struct rdti_coll *coll, void (*work)(struct rdti_coll *coll));
+/* all_reduce: sums the local share, block by block, and writes it to all. */
+void rdti_placed_sum_share(struct rdti_coll *coll);
+/* No member uses the local tensor any more, or one claims to for too long; called after a failure
+ * only. */
+bool rdti_placed_is_quiet(struct rdti_coll *coll);
+void rdti_placed_release(struct rdti_coll *coll);
+
+/* landing.c: the operations of persistent collectives over held tensors. */
+extern const struct rdti_direct_op rdti_direct_landed;
+/* The descriptor of the local tensor that peers use; NONE where they cannot, or gain nothing. */
+void rdti_landing_export(const struct rdti_coll *coll, struct rdti_placement *out);
+/* Takes the landings of all members, in rank order, and holds them, if all have one. Else the
+ * collective stays as it is. RDT_EPROTO, RDT_ENOMEM, errors of rdt_endpoint_hold(). */
+rdt_status rdti_landing_bind(struct rdti_coll *coll, const struct rdti_placement *places,
+                             struct rdt_error *err);
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Landings: the tensors of a persistent collective, which the members hold from its initialisation
+ * on. A start takes two ticks. The first says that the member's tensor may be used, the second that
+ * the member uses no other one any more. Between them each member reads, and for all_reduce writes,
+ * the tensors themselves, with no copy through a stage.
+ */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "collectives/board/board.h"
+#include "collectives/board/in_place.h"
+#include "collectives/collective.h"
+#include "collectives/team/team.h"
+#include "wire/bytes.h"
+#include "wire/placement.h"
+
+enum {
+    /* From here on two ticks and one pass over the payload take less than a stage's one tick and
+     * two passes. */
+    LANDED_FROM_BYTES = 128 * 1024,
+    BLOCK_BYTES = 16 * 1024, /* of a sum: stays in a core's first two caches until it is stored */
+};
+
+/* ---- What peers use ---- */
+
+/* NULL: nothing. */
+static const void *
+landing_of(const struct rdti_coll *coll, uint64_t *len_bytes)
+{
+    const struct rdt_coll_args *args = &coll->args;
+
+    *len_bytes = coll->block_bytes;
+    if (args->blocks != NULL || coll->block_bytes < LANDED_FROM_BYTES)
+        return NULL;
+    switch (args->op) {
+    case RDT_COLL_ALLREDUCE:
+        return args->send == args->recv ? args->recv : NULL;
+    case RDT_COLL_REDUCE_SCATTER:
+        *len_bytes = coll->size * coll->block_bytes;
+        return args->send;
+    case RDT_COLL_ALLGATHER:
+        return args->send;
+    case RDT_COLL_BROADCAST:
+        return args->recv;
+    default:
+        return NULL;
+    }
+}
+
+void
+rdti_landing_export(const struct rdti_coll *coll, struct rdti_placement *out)
+{
+    uint64_t len_bytes;
+    const uint8_t *tensor = landing_of(coll, &len_bytes);
+
+    *out = (struct rdti_placement){.saying = RDTI_PLACEMENT_NONE};
+    if (tensor == NULL)
+        return;
+    rdt_region *region = rdt_region_find(rdt_group_context(coll->group), tensor, len_bytes);
+    if (region == NULL || rdt_region_export(region, &out->region, NULL) != RDT_OK ||
+        out->region.segment == RDT_SEGMENT_NONE)
+        return;
+    out->saying = RDTI_PLACEMENT_NEW;
+    out->off_bytes = (uint64_t)(tensor - (const uint8_t *)rdt_region_addr(region));
+}
+
+/* ---- Work ---- */
+
+static void
+gather(struct rdti_coll *coll)
+{
+    for (uint32_t i = 0; i < coll->size; i++) {
+        void *dst = rdti_coll_recv_block(coll, i);
+        if (i == coll->rank)
+            rdti_direct_keep(coll, dst, coll->args.send, coll->block_bytes);
+        else
+            rdti_direct_take(coll, dst, coll->direct.placed->tensors[i], coll->block_bytes);
+    }
+}
+
+static void
+fetch(struct rdti_coll *coll)
+{
+    if (coll->rank != coll->args.root)
+        rdti_direct_take(coll, coll->args.recv, coll->direct.placed->tensors[coll->args.root],
+                         coll->block_bytes);
+}
+
+/* The output may be the member's own block of the input, which only this member reads. */
+static void
+sum_block(struct rdti_coll *coll)
+{
+    const uint64_t off = coll->rank * coll->block_bytes;
+    const uint64_t began_ns = rdti_pass_begin(coll->block_bytes);
+    const bool is_apart = coll->args.recv == rdti_coll_send_block(coll, coll->rank);
+    _Alignas(64) uint8_t apart[BLOCK_BYTES];
+
+    for (uint64_t at = 0; at < coll->block_bytes; at += BLOCK_BYTES) {
+        const uint64_t left = coll->block_bytes - at;
+        const uint64_t len = left < BLOCK_BYTES ? left : BLOCK_BYTES;
+        const uint8_t *in[RDTI_TEAM_MAX];
+        uint8_t *dst = (uint8_t *)coll->args.recv + at;
+        for (uint32_t i = 0; i < coll->size; i++)
+            in[i] = coll->direct.placed->tensors[i] + off + at;
+        rdti_coll_fold(coll, is_apart ? apart : dst, in, coll->size, len / coll->elem_bytes, true);
+        if (is_apart)
+            memcpy(dst, apart, len);
+    }
+    rdti_team_count_pass(coll->team, RDTI_PASS_SUM, began_ns);
+    coll->direct.done.moved_bytes += coll->block_bytes * (coll->size - 1);
+    coll->direct.done.planned_bytes += coll->block_bytes * (coll->size - 1);
+}
+
+static void
+work(struct rdti_coll *coll)
+{
+    switch (coll->args.op) {
+    case RDT_COLL_ALLREDUCE:
+        rdti_placed_sum_share(coll);
+        break;
+    case RDT_COLL_REDUCE_SCATTER:
+        sum_block(coll);
+        break;
+    case RDT_COLL_ALLGATHER:
+        gather(coll);
+        break;
+    default: /* RDT_COLL_BROADCAST */
+        fetch(coll);
+        break;
+    }
+}
+
+static rdt_status
+fill(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+{
+    (void)err;
+    if (step > 0)
+        return rdti_placed_work(coll, work);
+    rdti_put_u64(rdti_direct_line(coll, coll->rank)->u.payload, coll->direct.number);
+    return RDT_OK;
+}
+
+/* Two persistent collectives of one description have different memory. */
+static rdt_status
+use(struct rdti_coll *coll, uint64_t step, struct rdt_error *err)
+{
+    for (uint32_t i = 0; i < coll->size && step == 0; i++) {
+        const uint64_t theirs = rdti_get_u64(rdti_direct_line(coll, i)->u.payload);
+        if (i == coll->rank || theirs == coll->direct.number)
+            continue;
+        return rdti_error_set(err, RDT_EMISMATCH, 0,
+                              "%s started the persistent collective that the group's collective "
+                              "#%llu initialised, %s (this one) that of #%llu",
+                              rdti_coll_rank_name(coll, i).text, (unsigned long long)theirs,
+                              rdti_coll_rank_name(coll, coll->rank).text,
+                              (unsigned long long)coll->direct.number);
+    }
+    return RDT_OK;
+}
+
+static void
+plan(struct rdti_coll *coll)
+{
+    coll->direct.room = RDTI_ROOM_LINE;
+    coll->direct.steps = 2;
+}
+
+const struct rdti_direct_op rdti_direct_landed = {plan, fill, use};
+
+bool
+rdti_direct_is_landed(const struct rdti_coll *coll)
+{
+    return coll->direct.op == &rdti_direct_landed;
+}
+
+/* ---- Binding ---- */
+
+static rdt_status
+take_landing(struct rdti_coll *coll, struct rdti_placed *placed, uint32_t member,
+             const struct rdti_placement *place, struct rdt_error *err)
+{
+    uint64_t len_bytes;
+
+    (void)landing_of(coll, &len_bytes);
+    if (place->region.len_bytes < len_bytes ||
+        place->off_bytes > place->region.len_bytes - len_bytes)
+        return rdti_error_set(err, RDT_EPROTO, 0,
+                              "%s sent the place of a tensor that does not fit there",
+                              rdti_coll_rank_name(coll, member).text);
+    placed->remotes[member] = place->region;
+    placed->offs[member] = place->off_bytes;
+    return RDT_OK;
+}
+
+/* A segment that a peer has just added is on its way. */
+static rdt_status
+hold(struct rdti_coll *coll, struct rdt_error *err)
+{
+    rdt_context *ctx = rdt_group_context(coll->group);
+    const uint64_t since_ns = rdti_now_ns();
+    rdt_status status = rdti_placed_hold(coll, err);
+
+    while (status == RDT_EAGAIN && rdti_now_ns() - since_ns < coll->timeout_ns) {
+        status = rdt_context_progress(ctx);
+        (void)sched_yield();
+        if (status == RDT_OK || status == RDT_EAGAIN)
+            status = rdti_placed_hold(coll, err);
+    }
+    return status;
+}
+
+rdt_status
+rdti_landing_bind(struct rdti_coll *coll, const struct rdti_placement *places,
+                  struct rdt_error *err)
+{
+    uint64_t len_bytes;
+    const uint8_t *own = landing_of(coll, &len_bytes);
+    rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; i < coll->size; i++)
+        if (places[i].saying == RDTI_PLACEMENT_NONE)
+            return RDT_OK;
+    struct rdti_placed *placed = calloc(1, sizeof(*placed));
+    if (placed == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "%s: no memory for %zu bytes",
+                              rdti_coll_name(coll->args.op), sizeof(*placed));
+    coll->direct.placed = placed;
+    placed->tensors[coll->rank] = (uint8_t *)(uintptr_t)own;
+    for (uint32_t i = 0; i < coll->size && status == RDT_OK; i++)
+        if (i != coll->rank)
+            status = take_landing(coll, placed, i, &places[i], err);
+    if (status == RDT_OK)
+        status = hold(coll, err);
+    if (status != RDT_OK) {
+        rdti_placed_release(coll);
+        return status;
+    }
+    rdti_direct_plan(coll, &rdti_direct_landed, RDTI_NEEDS_ALL);
+    coll->direct.is_source = false; /* its waiters need all members now */
+    return RDT_OK;
+}

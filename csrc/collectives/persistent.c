@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Initialises, starts and frees persistent collectives. */
+#include "collectives/persistent.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "collectives/board/in_place.h"
+#include "collectives/team/team.h"
+#include "wire/bytes.h"
+#include "wire/placement.h"
+
+enum state { EXCHANGING, IDLE, RUNNING, FAILED };
+
+/* What a member says of itself: its descriptor and its landing. */
+enum { DESC_BYTES = 24, RECORD_BYTES = DESC_BYTES + RDTI_PLACEMENT_BYTES };
+
+struct rdt_persistent {
+    struct rdti_coll coll; /* what each start begins as; never run */
+    bool is_bound;         /* the starter's */
+    bool is_reused;        /* what is prepared serves each start; likewise */
+    atomic_uint state;
+    atomic_uint refs;
+    uint8_t own[RECORD_BYTES];
+    uint8_t records[]; /* of all members, in rank order */
+};
+
+static void
+persistent_unref(struct rdt_persistent *p)
+{
+    struct rdti_coll *coll = &p->coll;
+
+    /* acq_rel: the thread that frees it sees all that the others did; pairs with itself */
+    if (atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    if (p->is_reused)
+        coll->algorithm->release(coll);
+    free(coll->arrays);
+    rdti_team_release(coll->team);
+    rdt_group_release(coll->group);
+    free(p);
+}
+
+void
+rdti_persistent_ref(struct rdt_persistent *p)
+{
+    (void)atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed); /* the caller has one */
+}
+
+void
+rdti_persistent_end(struct rdt_persistent *p, const struct rdti_coll *run, rdt_status status)
+{
+    const unsigned next = run->is_start || status == RDT_OK ? IDLE : FAILED;
+
+    if (!run->is_start) { /* all members have the same number for it */
+        p->coll.sequence = run->sequence;
+        p->coll.direct.number = run->sequence;
+    }
+    /* release: pairs with the acquire in persistent_take(); the records and the schedule are as
+     * this thread left them */
+    atomic_store_explicit(&p->state, next, memory_order_release);
+    persistent_unref(p);
+}
+
+/* ---- Initialisation ---- */
+
+static void
+persistent_describe(struct rdt_persistent *p)
+{
+    const struct rdt_message_desc desc = rdti_coll_desc(&p->coll);
+    struct rdti_placement landing;
+
+    rdti_put_u32(p->own, desc.op);
+    rdti_put_u32(p->own + 4, desc.dtype);
+    rdti_put_u32(p->own + 8, desc.reduce_op);
+    rdti_put_u32(p->own + 12, desc.root);
+    rdti_put_u64(p->own + 16, desc.count);
+    rdti_landing_export(&p->coll, &landing);
+    (void)rdti_placement_encode(&landing, p->own + DESC_BYTES);
+}
+
+static rdt_status
+persistent_make(rdt_group *group, const struct rdt_coll_args *args, struct rdt_persistent **out,
+                struct rdt_error *err)
+{
+    struct rdt_persistent *p = calloc(1, sizeof(*p) + rdt_group_size(group) * (size_t)RECORD_BYTES);
+    if (p == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for a persistent collective");
+    struct rdti_coll *coll = &p->coll;
+
+    rdt_status status = rdti_coll_accept(coll, group, args, err);
+    if (status == RDT_OK && coll->size > 1)
+        status = rdti_team_get(group, &coll->team, err);
+    if (status == RDT_OK)
+        status = rdti_coll_keep_arrays(coll, err);
+    if (status != RDT_OK) {
+        rdti_team_release(coll->team);
+        free(p);
+        return status;
+    }
+    rdt_group_retain(group);
+    coll->args.flags = 0;
+    coll->persistent = p;
+    coll->is_start = true;
+    atomic_init(&p->state, EXCHANGING);
+    atomic_init(&p->refs, 1); /* the user's */
+    persistent_describe(p);
+    *out = p;
+    return RDT_OK;
+}
+
+rdt_status
+rdt_coll_init(rdt_group *group, const struct rdt_coll_args *args, rdt_persistent **out,
+              rdt_transfer **exchange_out, struct rdt_error *err)
+{
+    struct rdt_persistent *p = NULL;
+
+    if (group == NULL || args == NULL || out == NULL || exchange_out == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0,
+                              "rdt_coll_init: group, args, out or exchange_out is NULL");
+    rdt_status status = persistent_make(group, args, &p, err);
+    if (status != RDT_OK)
+        return status;
+    const struct rdt_coll_args exchange = {.struct_size = sizeof(exchange),
+                                           .op = RDT_COLL_ALLGATHER,
+                                           .dtype = RDT_U8,
+                                           .count = RECORD_BYTES,
+                                           .send = p->own,
+                                           .recv = p->records,
+                                           .timeout_ns = args->timeout_ns};
+    status = rdti_coll_post_exchange(group, &exchange, p, exchange_out, err);
+    if (status != RDT_OK) {
+        persistent_unref(p);
+        return status;
+    }
+    *out = p;
+    return RDT_OK;
+}
+
+void
+rdt_coll_free(rdt_persistent *p)
+{
+    if (p != NULL)
+        persistent_unref(p);
+}
+
+/* ---- Starts ---- */
+
+static rdt_status
+persistent_read(const struct rdt_persistent *p, uint32_t member, struct rdti_placement *landing,
+                struct rdt_error *err)
+{
+    const uint8_t *record = p->records + member * (size_t)RECORD_BYTES;
+    const struct rdt_message_desc own = rdti_coll_desc(&p->coll);
+    const struct rdt_message_desc desc = {.op = rdti_get_u32(record),
+                                          .dtype = rdti_get_u32(record + 4),
+                                          .reduce_op = rdti_get_u32(record + 8),
+                                          .root = rdti_get_u32(record + 12),
+                                          .count = rdti_get_u64(record + 16),
+                                          .sequence = own.sequence};
+
+    if (memcmp(&own, &desc, sizeof(own)) != 0)
+        return rdti_coll_mismatch(&p->coll, member, &desc, err);
+    return rdti_placement_decode(record + DESC_BYTES, RDTI_PLACEMENT_BYTES, landing, err);
+}
+
+static rdt_status
+persistent_land(struct rdt_persistent *p, struct rdt_error *err)
+{
+    struct rdti_placement *landings = calloc(p->coll.size, sizeof(*landings));
+    rdt_status status = RDT_OK;
+
+    if (landings == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for the places of %u tensors",
+                              p->coll.size);
+    for (uint32_t i = 0; i < p->coll.size && status == RDT_OK; i++)
+        status = persistent_read(p, i, &landings[i], err);
+    if (status == RDT_OK && p->is_reused && p->coll.algorithm->is_on_boards)
+        status = rdti_landing_bind(&p->coll, landings, err);
+    free(landings);
+    return status;
+}
+
+/* The members have exchanged their records, so that the group has chosen its way. */
+static rdt_status
+persistent_bind(struct rdt_persistent *p, struct rdt_error *err)
+{
+    struct rdti_coll *coll = &p->coll;
+    rdt_status status = RDT_OK;
+
+    coll->timeout_ns = rdti_coll_timeout(coll);
+    coll->algorithm = rdti_coll_choose(coll);
+    if (coll->algorithm->rest != NULL) {
+        status = coll->algorithm->prepare(coll, err);
+        p->is_reused = status == RDT_OK;
+    }
+    if (status == RDT_OK)
+        status = persistent_land(p, err);
+    if (status != RDT_OK && p->is_reused) {
+        coll->algorithm->release(coll);
+        p->is_reused = false;
+    }
+    p->is_bound = status == RDT_OK;
+    return status;
+}
+
+/* RDT_OK: it is the caller's to start. */
+static rdt_status
+persistent_take(struct rdt_persistent *p, struct rdt_error *err)
+{
+    unsigned seen = IDLE;
+
+    /* acquire: pairs with rdti_persistent_end() */
+    if (atomic_compare_exchange_strong_explicit(&p->state, &seen, RUNNING, memory_order_acquire,
+                                                memory_order_relaxed))
+        return RDT_OK;
+    if (seen == RUNNING)
+        return rdti_error_set(err, RDT_EBUSY, 0, "it was started, and that start has not ended");
+    if (seen == EXCHANGING)
+        return rdti_error_set(err, RDT_EBUSY, 0, "its initialisation has not ended");
+    return rdti_error_set(err, RDT_EINVAL, 0, "its initialisation failed");
+}
+
+/* A run of it. On failure nothing of the run is left. */
+static rdt_status
+persistent_run(struct rdt_persistent *p, uint32_t flags, struct rdti_coll **out,
+               struct rdt_error *err)
+{
+    struct rdti_coll *coll = malloc(sizeof(*coll));
+    rdt_status status = RDT_OK;
+
+    if (coll == NULL)
+        return rdti_error_set(err, RDT_ENOMEM, 0, "no memory for %zu bytes", sizeof(*coll));
+    *coll = p->coll;
+    coll->args.flags = flags;
+    coll->start_ns = rdti_now_ns();
+    coll->timeout_ns = rdti_coll_timeout(coll);
+    if (!p->is_reused) {
+        coll->algorithm = rdti_coll_choose(coll);
+        status = coll->algorithm->prepare(coll, err);
+    }
+    if (status == RDT_OK) {
+        status = rdti_coll_make_transfer(coll, err);
+        if (status != RDT_OK && !p->is_reused)
+            coll->algorithm->release(coll);
+    }
+    if (status != RDT_OK)
+        free(coll);
+    else
+        *out = coll;
+    return status;
+}
+
+static rdt_status
+persistent_start(struct rdt_persistent *p, uint32_t flags, rdt_transfer **out,
+                 struct rdt_error *err)
+{
+    struct rdt_coll_args wanted = p->coll.args;
+    struct rdti_coll *coll = NULL;
+    rdt_status status = RDT_OK;
+
+    wanted.flags = flags;
+    status = rdti_coll_accept_flags(&wanted, err);
+    if (status == RDT_OK)
+        status = rdt_group_error(p->coll.group, err);
+    if (status == RDT_OK)
+        status = persistent_take(p, err);
+    if (status != RDT_OK)
+        return status;
+    if (!p->is_bound)
+        status = persistent_bind(p, err);
+    if (status == RDT_OK)
+        status = persistent_run(p, flags, &coll, err);
+    if (status != RDT_OK) {
+        atomic_store_explicit(&p->state, IDLE, memory_order_release); /* as in _end() */
+        return status;
+    }
+    rdti_persistent_ref(p);
+    return rdti_coll_begin(coll, out, err);
+}
+
+rdt_status
+rdt_coll_start(rdt_persistent *p, uint32_t flags, rdt_transfer **out, struct rdt_error *err)
+{
+    if (p == NULL || out == NULL)
+        return rdti_error_set(err, RDT_EINVAL, 0, "rdt_coll_start: %s is NULL",
+                              p == NULL ? "persistent" : "out");
+    const rdt_status status = persistent_start(p, flags, out, err);
+    return status == RDT_OK
+               ? status
+               : rdti_coll_name_operation(rdti_coll_name(p->coll.args.op), status, err);
+}

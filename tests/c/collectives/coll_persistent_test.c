@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Persistent collectives over the fake group: each start gives what one collective would, with new
+ * values each time, by every algorithm, from private memory and from regions; and what is refused.
+ */
+#include "collectives/fake_group.h"
+
+enum { STARTS = 4, PERSISTENTS = 3 };
+
+/* Below what members use in place, and above, with a last block that is not full. */
+static const uint64_t counts[] = {1, 5000, 40 * 1024 + 3};
+enum { COUNT_CASES = sizeof(counts) / sizeof(counts[0]) };
+
+static const uint32_t operations[] = {RDT_COLL_ALLREDUCE, RDT_COLL_BROADCAST,
+                                      RDT_COLL_ALLGATHER, RDT_COLL_REDUCE_SCATTER,
+                                      RDT_COLL_REDUCE,    RDT_COLL_ALLTOALL,
+                                      RDT_COLL_GATHER,    RDT_COLL_SCATTER,
+                                      RDT_COLL_BARRIER};
+enum { OPERATIONS = sizeof(operations) / sizeof(operations[0]) };
+
+static struct fake_world world;
+static bool is_in_arena;
+static bool is_on_hosts;
+
+/* What a rank has for a member in a start. Sums of a few of them are exact. */
+static float
+value_of(uint32_t from, uint32_t to, unsigned serial, uint64_t i)
+{
+    return (float)((from * 3 + to * 5 + serial * 7 + i) % 1000);
+}
+
+static float
+sum_of(uint32_t to, unsigned serial, uint64_t i)
+{
+    float sum = 0;
+
+    for (uint32_t from = 0; from < world.size; from++)
+        sum += value_of(from, to, serial, i);
+    return sum;
+}
+
+/* One rank's side of a persistent collective. */
+struct side {
+    rdt_group *group;
+    rdt_region *regions[2];
+    float *send;
+    float *recv;
+    rdt_persistent *persistent;
+    struct rdt_coll_args args;
+};
+
+static float *
+memory(struct side *side, unsigned which, uint64_t count)
+{
+    const uint64_t len_bytes = (count + 1) * sizeof(float);
+    struct rdt_error err = {0};
+
+    if (!is_in_arena) {
+        float *values = malloc(len_bytes);
+        CHECK_NOT_NULL(values);
+        return values;
+    }
+    CHECK_OK(rdt_region_alloc(&side->group->context, len_bytes, 0, &side->regions[which], &err),
+             &err);
+    return rdt_region_addr(side->regions[which]);
+}
+
+static void
+side_open(struct side *side, rdt_group *group, uint32_t op, uint64_t count)
+{
+    const uint64_t all = count * world.size;
+    rdt_transfer *exchange = NULL;
+    struct rdt_error err = {0};
+
+    *side = (struct side){.group = group};
+    side->send = memory(side, 0, all);
+    side->recv = memory(side, 1, all);
+    side->args = (struct rdt_coll_args){.struct_size = sizeof(side->args),
+                                        .op = op,
+                                        .dtype = RDT_F32,
+                                        .reduce_op = RDT_SUM,
+                                        .root = world.size - 1,
+                                        .count = count,
+                                        .send = op == RDT_COLL_ALLREDUCE ? side->recv : side->send,
+                                        .recv = side->recv};
+    CHECK_OK(rdt_coll_init(group, &side->args, &side->persistent, &exchange, &err), &err);
+    CHECK_OK(fake_wait(group, exchange, &err), &err);
+}
+
+static void
+side_close(struct side *side)
+{
+    rdt_coll_free(side->persistent);
+    if (is_in_arena) {
+        rdt_region_free(side->regions[0], NULL, NULL);
+        rdt_region_free(side->regions[1], NULL, NULL);
+        return;
+    }
+    free(side->send);
+    free(side->recv);
+}
+
+static void
+put(const struct side *side, unsigned serial)
+{
+    const uint32_t op = side->args.op;
+    const uint64_t count = side->args.count;
+    const uint32_t rank = side->group->rank;
+    const bool is_split =
+        op == RDT_COLL_REDUCE_SCATTER || op == RDT_COLL_ALLTOALL || op == RDT_COLL_SCATTER;
+    float *to = op == RDT_COLL_ALLREDUCE || op == RDT_COLL_BROADCAST ? side->recv : side->send;
+
+    for (uint64_t i = 0; i < count * world.size; i++)
+        side->recv[i] = -1;
+    for (uint32_t member = 0; member < (is_split ? world.size : 1); member++)
+        for (uint64_t i = 0; i < count; i++)
+            to[member * count + i] = value_of(rank, member, serial, i);
+    side->recv[count * world.size] = 77;
+}
+
+static float
+wanted(const struct side *side, unsigned serial, uint64_t at)
+{
+    const uint64_t count = side->args.count;
+    const uint32_t rank = side->group->rank;
+    const uint32_t root = side->args.root;
+    const uint32_t member = (uint32_t)(at / count);
+
+    switch (side->args.op) {
+    case RDT_COLL_ALLREDUCE:
+        return member == 0 ? sum_of(0, serial, at) : -1;
+    case RDT_COLL_REDUCE:
+        return member == 0 && rank == root ? sum_of(0, serial, at) : -1;
+    case RDT_COLL_BROADCAST:
+        return member == 0 ? value_of(root, 0, serial, at) : -1;
+    case RDT_COLL_ALLGATHER:
+        return value_of(member, 0, serial, at % count);
+    case RDT_COLL_GATHER:
+        return rank == root ? value_of(member, 0, serial, at % count) : -1;
+    case RDT_COLL_REDUCE_SCATTER:
+        return member == 0 ? sum_of(rank, serial, at) : -1;
+    case RDT_COLL_SCATTER:
+        return member == 0 ? value_of(root, rank, serial, at) : -1;
+    case RDT_COLL_ALLTOALL:
+        return value_of(member, rank, serial, at % count);
+    default:
+        return -1;
+    }
+}
+
+static void
+check(const struct side *side, unsigned serial)
+{
+    for (uint64_t i = 0; i < side->args.count * world.size; i++)
+        CHECK_MSG(side->recv[i] == wanted(side, serial, i),
+                  "operation %u, rank %u of %u, start %u, element %llu: %f, not %f", side->args.op,
+                  side->group->rank, world.size, serial, (unsigned long long)i,
+                  (double)side->recv[i], (double)wanted(side, serial, i));
+    CHECK(side->recv[side->args.count * world.size] == 77);
+}
+
+static rdt_transfer *
+start(struct side *side, uint32_t flags)
+{
+    rdt_transfer *t = NULL;
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdt_coll_start(side->persistent, flags, &t, &err), &err);
+    return t;
+}
+
+static void
+finish(const struct side *side, rdt_transfer *t)
+{
+    struct rdt_error err = {0};
+
+    CHECK_OK(fake_wait(side->group, t, &err), &err);
+}
+
+/* Each by itself, and three at once. */
+static void
+repeat(rdt_group *group)
+{
+    for (unsigned c = 0; c < COUNT_CASES; c++)
+        for (unsigned o = 0; o < OPERATIONS; o++) {
+            struct side side;
+            side_open(&side, group, operations[o], counts[c]);
+            for (unsigned serial = 0; serial < STARTS; serial++) {
+                put(&side, serial);
+                finish(&side, start(&side, serial % 2 == 0 ? RDT_COLL_SPIN : 0));
+                if (operations[o] != RDT_COLL_BARRIER)
+                    check(&side, serial);
+            }
+            side_close(&side);
+        }
+}
+
+static void
+overlap(rdt_group *group)
+{
+    struct side sides[PERSISTENTS];
+    rdt_transfer *transfers[PERSISTENTS];
+
+    for (unsigned i = 0; i < PERSISTENTS; i++)
+        side_open(&sides[i], group, operations[i], counts[2 - i % 2]);
+    for (unsigned serial = 0; serial < STARTS; serial++) {
+        for (unsigned i = 0; i < PERSISTENTS; i++) {
+            put(&sides[i], serial);
+            transfers[i] = start(&sides[i], 0);
+        }
+        for (unsigned i = 0; i < PERSISTENTS; i++) {
+            finish(&sides[i], transfers[i]);
+            check(&sides[i], serial);
+        }
+    }
+    for (unsigned i = 0; i < PERSISTENTS; i++)
+        side_close(&sides[i]);
+}
+
+static void
+expect(rdt_status status, rdt_status wanted_status, const struct rdt_error *err, const char *words)
+{
+    CHECK_INT_EQ(status, wanted_status);
+    CHECK_MSG(strstr(err->message, words) != NULL, "'%s' does not say '%s'", err->message, words);
+}
+
+/* Before the exchange has ended, and before the last start has. */
+static void
+check_order(rdt_group *group)
+{
+    float value = 1;
+    struct rdt_coll_args args = {.struct_size = sizeof(args),
+                                 .op = RDT_COLL_ALLREDUCE,
+                                 .dtype = RDT_F32,
+                                 .reduce_op = RDT_SUM,
+                                 .count = 1,
+                                 .send = &value,
+                                 .recv = &value};
+    rdt_persistent *p = NULL;
+    rdt_transfer *exchange = NULL;
+    rdt_transfer *first = NULL;
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdt_coll_init(group, &args, &p, &exchange, &err), &err);
+    const rdt_status early = rdt_coll_start(p, 0, &first, &err);
+    if (early != RDT_OK)
+        expect(early, RDT_EBUSY, &err, "its initialisation has not ended");
+    else
+        finish(&(struct side){.group = group}, first);
+    CHECK_OK(fake_wait(group, exchange, &err), &err);
+    fake_world_meet(&world);
+    expect(rdt_coll_start(p, 2, &first, &err), RDT_EINVAL, &err, "unknown bits");
+    rdt_coll_free(p);
+}
+
+/* One rank has another count: all learn of it, and the group goes on. */
+static void
+check_mismatch(rdt_group *group)
+{
+    float values[8] = {0};
+    struct rdt_coll_args args = {.struct_size = sizeof(args),
+                                 .op = RDT_COLL_BROADCAST,
+                                 .dtype = RDT_F32,
+                                 .count = group->rank == 0 ? 8 : 7,
+                                 .recv = values};
+    rdt_persistent *p = NULL;
+    rdt_transfer *t = NULL;
+    struct rdt_error err = {0};
+
+    CHECK_OK(rdt_coll_init(group, &args, &p, &t, &err), &err);
+    CHECK_OK(fake_wait(group, t, &err), &err);
+    expect(rdt_coll_start(p, 0, &t, &err), RDT_EMISMATCH, &err, "broadcast of 8 float32");
+    rdt_coll_free(p);
+    args.count = 7;
+    CHECK_OK(fake_run_coll(group, &args, &err), &err);
+}
+
+static void *
+run_refused(void *arg)
+{
+    check_order(arg);
+    check_mismatch(arg);
+    return NULL;
+}
+
+/* Ranks start two of one description in different orders. */
+static void *
+run_swapped(void *arg)
+{
+    rdt_group *group = arg;
+    struct side sides[2];
+    rdt_transfer *t = NULL;
+    struct rdt_error err = {0};
+
+    for (unsigned i = 0; i < 2; i++)
+        side_open(&sides[i], group, RDT_COLL_ALLREDUCE, counts[2]);
+    rdt_status status = rdt_coll_start(sides[group->rank].persistent, 0, &t, &err);
+    if (status == RDT_OK)
+        status = fake_wait(group, t, &err);
+    CHECK(status == RDT_EMISMATCH || status == RDT_EPEER);
+    CHECK_MSG(strstr(err.message, "started the persistent collective") != NULL, "%s", err.message);
+    for (unsigned i = 0; i < 2; i++)
+        side_close(&sides[i]);
+    return NULL;
+}
+
+static void
+run_once(uint32_t size, void *(*rank_main)(void *group))
+{
+    fake_force("auto");
+    fake_world_init(&world, size, size);
+    fake_world_run(&world, rank_main);
+    fake_world_fini(&world);
+}
+
+static void *
+run_rank(void *arg)
+{
+    repeat(arg);
+    overlap(arg);
+    return NULL;
+}
+
+static void
+run_all(uint32_t size, const char *algorithm)
+{
+    fake_force(algorithm);
+    fake_world_init(&world, size, 77 + size);
+    for (uint32_t rank = 0; rank < size; rank++)
+        world.hosts[rank] = is_on_hosts ? rank / 2 : 0;
+    fake_world_run(&world, run_rank);
+    fake_world_fini(&world);
+}
+
+int
+main(void)
+{
+    static const char *const algorithms[] = {"auto", "messages", "ring", "tree",
+                                             "halving-doubling"};
+
+    for (unsigned a = 0; a < sizeof(algorithms) / sizeof(algorithms[0]); a++)
+        for (uint32_t size = 1; size <= 5; size += size < 3 ? 1 : 2)
+            for (unsigned arena = 0; arena < 2; arena++) {
+                is_in_arena = arena == 1;
+                run_all(size, algorithms[a]);
+            }
+    is_on_hosts = true;
+    run_all(4, "auto");
+    is_on_hosts = false;
+    run_once(3, run_refused);
+    run_once(2, run_swapped);
+    return 0;
+}
